@@ -1,0 +1,23 @@
+# The whole project is driven from here; `.ci/run` calls the same targets.
+PYTHON ?= python3
+V := .venv/bin
+
+.PHONY: venv demo test check
+venv: .venv/installed
+
+.venv/installed: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(V)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(V)/python -m pip install --quiet --disable-pip-version-check --editable ".[train,score,cpu,test]"
+	touch $@
+
+demo: venv
+	$(V)/python pipeline/build.py manifests/ablations/demo.yaml
+
+check: venv
+	$(V)/ruff check .
+	$(V)/ruff format --check --diff . >/dev/null || ($(V)/ruff format --diff . | head -n 40; exit 1)
+	$(V)/mypy
+
+test: check
+	$(V)/python -m pytest
