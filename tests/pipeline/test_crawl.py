@@ -1,0 +1,289 @@
+"""Sources to pairs: every kind, the first of two equal pairs, the books, and resuming."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from manifests import disk
+from manifests.schema import PAIRS, Source
+from pipeline import crawl as module
+from pipeline.crawl import crawl, parts
+from tests.pipeline.wats import INFO, image, page, zipped
+
+
+def wat(path: Path, *captions: str, first: int = 0) -> str:
+    """A WAT with one page per caption; the picture of caption i is http://p.test/i.jpg."""
+    some = [
+        r
+        for i, text in enumerate(captions, first)
+        for r in page(f"http://p.test/{i}/", [image(f"/{i}.jpg", text), image("/spacer.gif", "")])
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(zipped([INFO, *some]))
+    return str(path)
+
+
+def pairs(pool: str, part: int = 0) -> list[dict]:
+    table = disk.read_parquet(disk.join(pool, "pairs", f"part-{part:05d}.parquet"))
+    assert table.schema.equals(PAIRS)
+    return table.to_pylist()
+
+
+def captions(pool: str, part: int = 0) -> list[str]:
+    return [row["caption"] for row in pairs(pool, part)]
+
+
+def balanced(totals: dict) -> bool:
+    return totals["links"] == totals["pairs"] + sum(totals["reasons"].values())
+
+
+# --- WATs ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", ["", "memory://"])
+def test_every_wat_is_a_part_and_the_first_of_equal_pairs_stays(tmp_path: Path, scheme: str) -> None:
+    one = wat(tmp_path / "a.warc.wat.gz", "zero", "one", "two")
+    two = wat(tmp_path / "b.warc.wat.gz", "one", "two", "three", first=1)
+    pool = f"{scheme}{tmp_path}/pool"
+    totals = crawl(Source(kind="wat", paths=(two, one)), pool, "inline")
+    assert captions(pool, 0) == ["one", "two", "three"]
+    assert captions(pool, 1) == ["zero"]
+    assert totals == {
+        "links": 12,
+        "pairs": 4,
+        "damaged_records": 0,
+        "reasons": {"duplicate_pair": 2, "empty_alt": 6},
+        "parts": 2,
+        "failed": {},
+    }
+    assert balanced(totals)
+    notes = disk.notes(disk.join(pool, "pairs", "part-00001.parquet"))
+    assert (notes["wat"], notes["links"], notes["pairs"]) == ("a.warc.wat.gz", 6, 1)
+    assert notes["reasons"] == {"duplicate_pair": 2, "empty_alt": 3}
+    assert pairs(pool, 1)[0]["page_lang"] == "en"
+
+
+def test_the_same_pair_twice_on_one_page_stays_once_in_its_first_place(tmp_path: Path) -> None:
+    links = [image("/b.jpg", "b"), image("/a.jpg", "a"), image("/b.jpg", "b"), image("/b.jpg", "another text")]
+    (tmp_path / "x.wat.gz").write_bytes(zipped(page("http://p.test/", links)))
+    crawl(Source(kind="wat", paths=(str(tmp_path / "x.wat.gz"),)), str(tmp_path / "pool"), "inline")
+    assert [(r["caption"], r["link"]) for r in pairs(str(tmp_path / "pool"))] == [
+        ("b", 0),
+        ("a", 1),
+        ("another text", 3),
+    ]
+
+
+@pytest.mark.ray
+def test_ray_and_inline_leave_the_same_bytes(tmp_path: Path) -> None:
+    from pipeline import stage
+
+    source = Source(kind="wat", paths=tuple(wat(tmp_path / f"{k}.wat.gz", *"abcd", first=k) for k in range(3)))
+    try:
+        totals = [crawl(source, str(tmp_path / engine), engine) for engine in ("inline", "ray")]
+    finally:
+        stage.disconnect()
+    assert totals[0] == totals[1]
+    for k in range(3):
+        name = f"pairs/part-{k:05d}.parquet"
+        assert (tmp_path / "inline" / name).read_bytes() == (tmp_path / "ray" / name).read_bytes()
+
+
+def test_a_crawl_is_sampled_without_replacement_from_its_index(tmp_path: Path) -> None:
+    names = [f"crawl-data/CC-TEST/segments/1/wat/{i}.warc.wat.gz" for i in range(12)]
+    for i, name in enumerate(names):
+        wat(tmp_path / name, f"caption {i}", first=i)
+    (tmp_path / "crawl-data/CC-TEST/wat.paths.gz").write_bytes(gzip.compress("\n".join(names).encode()))
+
+    def sample(count: int, seed: int = 0) -> list[str]:
+        return parts(Source(kind="wat_index", crawl="CC-TEST", sample=count, seed=seed, base=str(tmp_path)))
+
+    assert sample(5) == sample(5)
+    assert len(set(sample(5))) == 5
+    assert sample(5) == sorted(sample(5), key=lambda path: names.index(path.removeprefix(f"{tmp_path}/")))
+    assert set(sample(3)) < set(sample(5)) < set(sample(12))
+    assert sample(5, seed=1) != sample(5)
+    pool = str(tmp_path / "pool")
+    totals = crawl(Source(kind="wat_index", crawl="CC-TEST", sample=4, base=f"file://{tmp_path}/"), pool, "inline")
+    assert (totals["parts"], totals["pairs"]) == (4, 4)
+    with pytest.raises(ValueError, match=r"sample is 13, but CC-TEST has 12 WATs"):
+        sample(13)
+    with pytest.raises(ValueError, match=r"there is no .*CC-NONE/wat\.paths\.gz"):
+        parts(Source(kind="wat_index", crawl="CC-NONE", sample=1, base=str(tmp_path)))
+
+
+# --- resuming ------------------------------------------------------------------------------------------------------
+
+
+def test_a_part_that_cannot_be_read_is_named_and_the_others_are_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, bad = wat(tmp_path / "a.wat.gz", "a"), wat(tmp_path / "b.wat.gz", "b", first=1)
+    source, pool = Source(kind="wat", paths=(good, bad)), str(tmp_path / "pool")
+    read: list[str] = []
+    rows = module.rows_of_wat
+
+    def flaky(path: str, counts):
+        read.append(Path(path).name)
+        if path == bad and len(read) < 4:
+            raise ConnectionError("the line is down")
+        yield from rows(path, counts)
+
+    monkeypatch.setattr(module, "rows_of_wat", flaky)
+    totals = crawl(source, pool, "inline")
+    assert totals["failed"] == {bad: "ConnectionError: the line is down"}
+    assert disk.names(disk.join(pool, "pairs"), ".parquet") == []
+    assert read == ["a.wat.gz", "b.wat.gz", "b.wat.gz"]
+    totals = crawl(source, pool, "inline")
+    assert (totals["pairs"], totals["failed"]) == (2, {})
+    assert read[3:] == ["b.wat.gz"]
+    assert crawl(source, pool, "inline") == totals
+    assert len(read) == 4
+    assert not list((tmp_path / "pool/pairs/.extracted").iterdir())
+
+
+def test_a_stop_between_two_final_parts_is_made_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Source(kind="wat", paths=tuple(wat(tmp_path / f"{k}.wat.gz", *"abc", first=k) for k in range(3)))
+    crawl(source, str(tmp_path / "whole"), "inline")
+    write = module._write_part
+
+    def stopping(pool: str, part: int, *rest) -> None:
+        if part == 1:
+            raise KeyboardInterrupt
+        write(pool, part, *rest)
+
+    monkeypatch.setattr(module, "_write_part", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        crawl(source, str(tmp_path / "stopped"), "inline")
+    monkeypatch.undo()
+    crawl(source, str(tmp_path / "stopped"), "inline")
+    for k in range(3):
+        name = f"pairs/part-{k:05d}.parquet"
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "stopped" / name).read_bytes()
+
+
+def test_a_pool_of_another_source_is_refused(tmp_path: Path) -> None:
+    one, two = wat(tmp_path / "a.wat.gz", "a"), wat(tmp_path / "b.wat.gz", "b")
+    pool = str(tmp_path / "pool")
+    crawl(Source(kind="wat", paths=(one,)), pool, "inline")
+    with pytest.raises(ValueError, match=r"made of another source \(a\.wat\.gz is now b\.wat\.gz\)"):
+        crawl(Source(kind="wat", paths=(two,)), pool, "inline")
+    with pytest.raises(ValueError, match="made of 1 parts, and the source now has 2"):
+        crawl(Source(kind="wat", paths=(one, two)), pool, "inline")
+    wat(tmp_path / "a.wat.gz", "a", "more")
+    with pytest.raises(ValueError, match="its files or its columns have changed"):
+        crawl(Source(kind="wat", paths=(one,)), pool, "inline")
+
+
+# --- tables and folders --------------------------------------------------------------------------------------------
+
+ROWS = [
+    ("http://p.test/a.jpg", "plain"),
+    ("http://p.test/b.jpg", 'with "quotes", commas\nand a second line'),
+    ("ftp://p.test/c.jpg", "not for us"),
+    ("no address", "text"),
+    ("http://p.test/d.jpg", ""),
+    ("http://p.test/a.jpg", "plain"),
+    ("  http://p.test/é.jpg#x", "東京 \u00a0"),
+]
+LEFT = [
+    ("http://p.test/a.jpg", "plain", 0),
+    ("http://p.test/b.jpg", 'with "quotes", commas\nand a second line', 1),
+    ("http://p.test/é.jpg", "東京 \u00a0", 6),
+]
+
+
+def table(path: Path, columns: tuple[str, str, str] = ("n", "url", "caption")) -> str:
+    """ROWS with a number before them, in the format of the name."""
+    rows = [dict(zip(columns, (i, *row), strict=True)) for i, row in enumerate(ROWS)]
+    kind = path.name.removesuffix(".gz").rpartition(".")[2]
+    if kind == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+        return str(path)
+    opened = gzip.open if path.name.endswith(".gz") else open
+    with opened(path, "wt", encoding="utf-8-sig" if kind == "csv" else "utf-8", newline="") as f:
+        if kind == "jsonl":
+            f.writelines(json.dumps(row) + "\n" for row in rows)
+        else:
+            writer = csv.DictWriter(f, columns, delimiter="\t" if kind == "tsv" else ",")
+            writer.writeheader()
+            writer.writerows(rows)
+    return str(path)
+
+
+@pytest.mark.parametrize("name", ["t.parquet", "t.csv", "t.tsv", "t.jsonl", "t.csv.gz", "t.tsv.gz", "t.jsonl.gz"])
+def test_tables_in_every_format_give_the_same_pairs(tmp_path: Path, name: str) -> None:
+    pool = str(tmp_path / "pool")
+    totals = crawl(Source(kind="table", paths=(table(tmp_path / name),)), pool, "inline")
+    assert [(r["url"], r["caption"], r["link"]) for r in pairs(pool)] == LEFT
+    assert {r["wat"] for r in pairs(pool)} == {name}
+    assert pairs(pool)[0]["uid"] == disk.uid_of("http://p.test/a.jpg", "plain")
+    assert totals["reasons"] == {"bad_url": 1, "duplicate_pair": 1, "empty_alt": 1, "scheme": 1}
+    assert balanced(totals)
+
+
+def test_columns_by_other_names_and_folders_of_tables(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    table(tmp_path / "in/a.parquet", ("n", "URL", "TEXT"))
+    source = Source(kind="table", paths=(str(tmp_path / "in"),), url_column="URL", caption_column="TEXT")
+    assert crawl(source, str(tmp_path / "pool"), "inline")["pairs"] == 3
+
+
+@pytest.mark.parametrize("name", ["t.parquet", "t.csv", "t.jsonl"])
+def test_a_missing_column_is_named_with_those_there_are(tmp_path: Path, name: str) -> None:
+    path = table(tmp_path / name, ("n", "URL", "TEXT"))
+    source = Source(kind="table", paths=(path,), url_column="URL", caption_column="TEXTS")
+    if name == "t.jsonl":
+        source = Source(kind="table", paths=(path,), url_column="URLS", caption_column="TEXTS")
+    with pytest.raises(ValueError, match=r"has no column '(URLS|TEXTS)'; did you mean '(URL|TEXT)'"):
+        crawl(source, str(tmp_path / "pool"), "inline")
+    other = Source(**{**disk.to_plain(source), "paths": (table(tmp_path / "good.csv", ("n", "URL", "TEXTS")), path)})
+    if name != "t.jsonl":
+        assert "has no column 'TEXTS'" in crawl(other, str(tmp_path / "pool"), "inline")["failed"][path]
+
+
+def test_rows_that_cannot_be_read_cost_themselves(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes(b"url,caption\nhttp://p.test/1,a\nhttp://p.test/2,b,c\n\nhttp://p.test/3,\xff\n")
+    (tmp_path / "t.jsonl").write_text(
+        '{"url": "http://p.test/4", "caption": "d"}\n{"url": \n[1]\n{"url": "http://p.test/5"}\n'
+    )
+    source = Source(kind="table", paths=(str(tmp_path / "t.csv"), str(tmp_path / "t.jsonl")))
+    pool = str(tmp_path / "pool")
+    totals = crawl(source, pool, "inline")
+    assert captions(pool, 0) == ["a", "�"]
+    assert captions(pool, 1) == ["d"]
+    assert totals["reasons"] == {"damaged": 3, "no_alt": 1}
+    assert balanced(totals)
+
+
+def test_files_become_absolute_paths_and_nothing_is_downloaded(tmp_path: Path) -> None:
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    (folder / "captions.csv").write_text("file,caption,label\na.jpg,an a,1\nsub/b.jpg,a b,2\n,no file,3\nc.jpg,,4\n")
+    pool = str(tmp_path / "pool")
+    totals = crawl(Source(kind="files", paths=(str(folder / "captions.csv"),)), pool, "inline")
+    assert [(r["url"], r["caption"]) for r in pairs(pool)] == [
+        (f"{folder}/a.jpg", "an a"),
+        (f"{folder}/sub/b.jpg", "a b"),
+    ]
+    assert totals["reasons"] == {"bad_url": 1, "empty_alt": 1}
+
+
+def test_sources_that_cannot_be_read_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"paths names .*/none\.wat\.gz, which does not exist"):
+        parts(Source(kind="wat", paths=(str(tmp_path / "none.wat.gz"),)))
+    (tmp_path / "list.txt").write_text("http://p.test/a.jpg\n")
+    with pytest.raises(ValueError, match=r"list\.txt is no table: its name must end in \.parquet"):
+        parts(Source(kind="table", paths=(str(tmp_path / "list.txt"),)))
+    with pytest.raises(ValueError, match="adopted, not crawled"):
+        crawl(Source(kind="shards", paths=("0.tar",)), str(tmp_path / "pool"), "inline")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="has no files"):
+        parts(Source(kind="table", paths=(str(tmp_path / "empty"),)))
