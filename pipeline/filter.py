@@ -1,0 +1,69 @@
+#!/usr/bin/env python3
+"""Choose the views of a recipe from a pool's columns: a mask per row, no copy of a picture. Prints each funnel."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+if not __package__:
+    sys.path[0] = str(ROOT)  # the checkout, not pipeline/, whose file names could shadow other modules
+
+from manifests import disk
+from manifests.schema import Recipe
+from pipeline import views
+
+EXAMPLE = """example:
+  python pipeline/filter.py out/pool --recipe manifests/recipes/laion_like.yaml
+  python pipeline/filter.py out/pool --recipe manifests/recipes/laion_like.yaml --views basic clip30
+  python pipeline/filter.py out/pool --random-like clip30 --seed 1
+"""
+
+
+def options(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="pipeline/filter.py",
+        description=__doc__,
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("pool", help="the folder or URL that build.py filled and score.py scored")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--recipe", help="its views")
+    what.add_argument("--random-like", metavar="VIEW", help="make random_like_VIEW, a random subset as large as VIEW")
+    parser.add_argument("--views", nargs="+", metavar="NAME", help="only these views of the recipe")
+    parser.add_argument("--seed", type=int, help="of --random-like (default: 0)")
+    parser.add_argument("--scale", help="a block of the recipe's `scales` to merge over it, such as debug")
+    parser.add_argument("--json", action="store_true", help="end with one JSON line on stdout")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = options(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S")
+    try:
+        if args.recipe:
+            if args.seed is not None:
+                raise ValueError("--seed is for --random-like; in a recipe a seed stands beside random_like")
+            recipe = disk.read_manifest(args.recipe, Recipe, scale=args.scale)
+            documents = views.choose_views(args.pool, recipe, args.views)
+        else:
+            if args.views or args.scale:
+                raise ValueError("--views and --scale are for --recipe")
+            documents = views.random_like(args.pool, args.random_like, args.seed or 0)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if args.json:
+        print(json.dumps(documents, sort_keys=True))
+    else:
+        print("\n".join(views.funnel_lines(documents)))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

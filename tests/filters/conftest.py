@@ -1,0 +1,30 @@
+"""A CLIP of two layers in a folder, as open_clip and a run of ours write it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import open_clip
+import pytest
+import torch
+from safetensors.torch import save_file
+
+CONFIG = {
+    "model_cfg": {
+        "embed_dim": 16,
+        "vision_cfg": {"image_size": 32, "layers": 2, "width": 64, "patch_size": 8, "head_width": 32},
+        "text_cfg": {"context_length": 16, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 2},
+    },
+    "preprocess_cfg": {"mean": [0.5, 0.5, 0.5], "std": [0.25, 0.25, 0.25]},
+}
+
+
+@pytest.fixture(scope="session")
+def clip_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("clip")
+    (folder / "open_clip_config.json").write_text(json.dumps(CONFIG))
+    torch.manual_seed(0)
+    model = open_clip.create_model(f"local-dir:{folder}", load_weights=False)
+    save_file(model.state_dict(), folder / "open_clip_model.safetensors")
+    return folder

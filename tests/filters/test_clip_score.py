@@ -1,0 +1,135 @@
+"""The cosine that open_clip gives, however the rows are cut into batches; wrong weights are refused early."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import open_clip
+import pyarrow as pa
+import pytest
+import torch
+from PIL import Image
+
+from filters.base import Batch, set_id
+from filters.clip_score import ClipScore
+
+CAPTIONS = [f"picture {'of something ' * i}number {i}" for i in range(11)]
+
+
+def pictures() -> list[Image.Image]:
+    random = np.random.default_rng(0)
+    return [Image.fromarray(random.integers(0, 255, (20 + 5 * i, 40, 3), np.uint8)) for i in range(11)]
+
+
+def scored(folder: Path, **options: Any) -> np.ndarray[Any, Any]:
+    judge = ClipScore(model=f"local-dir:{folder}", device="cpu", **options)
+    judge.setup()
+    return np.asarray(judge.score(Batch(captions=CAPTIONS, images=pictures(), rows=pa.table({})))["clip_score"])
+
+
+def test_the_same_cosine_as_by_hand(clip_folder: Path) -> None:
+    model, _, transform = open_clip.create_model_and_transforms(f"local-dir:{clip_folder}")
+    text_BT = open_clip.tokenize(CAPTIONS, context_length=16)
+    with torch.no_grad():
+        image_BE = model.eval().encode_image(torch.stack([transform(p) for p in pictures()]), normalize=True)
+        text_BE = model.encode_text(text_BT, normalize=True)
+    found = scored(clip_folder)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, (image_BE * text_BE).sum(-1).numpy(), atol=1e-6)
+    assert found.std() > 0.01  # rows differ
+
+
+def test_the_batch_split_and_a_second_run_change_nothing(clip_folder: Path) -> None:
+    whole = scored(clip_folder)
+    assert np.array_equal(whole, scored(clip_folder))
+    for size in (1, 4, 10):
+        np.testing.assert_allclose(scored(clip_folder, batch_size=size), whole, atol=1e-6)
+
+
+def test_precision_is_heard(clip_folder: Path) -> None:
+    exact, half = scored(clip_folder, precision="fp32"), scored(clip_folder, precision="bf16")
+    assert not np.array_equal(exact, half)
+    np.testing.assert_allclose(exact, half, atol=0.05)
+
+
+def test_an_empty_batch(clip_folder: Path) -> None:
+    judge = ClipScore(model=f"local-dir:{clip_folder}")
+    judge.setup()
+    assert len(judge.score(Batch(captions=[], images=[], rows=pa.table({})))["clip_score"]) == 0
+
+
+def test_the_id_is_of_the_weights_and_not_of_their_place(clip_folder: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "moved"
+    shutil.copytree(clip_folder, moved)
+    first = set_id(ClipScore(model=f"local-dir:{clip_folder}"))
+    assert set_id(ClipScore(model=f"local-dir:{moved}")) == first
+    with open(moved / "open_clip_model.safetensors", "r+b") as f:
+        f.seek(-1, 2)
+        f.write(b"\x01")
+    assert set_id(ClipScore(model=f"local-dir:{moved}")) != first
+
+
+def test_a_folder_may_be_relative(clip_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(clip_folder.parent)
+    assert ClipScore(model=f"local-dir:{clip_folder.name}").model == f"local-dir:{clip_folder}"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": "ViT-B-32"}, "name them with pretrained"),
+        ({"model": "local-dir:/x", "pretrained": "openai"}, "brings its own weights"),
+        ({"model": "ViT-B-32", "pretrained": "openai", "batch_size": 0}, "batch_size is 0"),
+    ],
+)
+def test_options_that_contradict(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ClipScore(**options)
+
+
+@pytest.mark.parametrize(
+    ("model", "pretrained", "message"),
+    [
+        ("ViT-B-33", "openai", "no model 'ViT-B-33'; did you mean 'ViT-B-32'"),
+        ("local-dir:/nowhere", None, "no open_clip_config.json in /nowhere"),
+    ],
+)
+def test_models_that_are_not_there(model: str, pretrained: str | None, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ClipScore(model=model, pretrained=pretrained).identity()
+
+
+@pytest.mark.parametrize(
+    ("model", "pretrained", "message"),
+    [
+        ("ViT-B-32", "laion2b_s34b_b79", "did you mean 'laion2b_s34b_b79k'"),
+        ("ViT-L-14", "openai", "another activation than ViT-L-14 has; write model: ViT-L-14-quickgelu"),
+        ("ViT-B-32-quickgelu", "laion2b_s34b_b79k", "has no weights"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused_before_a_pass(model: str, pretrained: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ClipScore(model=model, pretrained=pretrained).check()
+
+
+def test_weights_that_fit_pass() -> None:
+    ClipScore(model="ViT-L-14-quickgelu", pretrained="openai").check()
+    ClipScore(model="hf-hub:org/name").check()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there(clip_folder: Path) -> None:
+    with pytest.raises(ValueError, match="there is no GPU here"):
+        ClipScore(model=f"local-dir:{clip_folder}", device="cuda").setup()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_the_gpu_agrees(clip_folder: Path) -> None:
+    judge = ClipScore(model=f"local-dir:{clip_folder}", precision="fp32")
+    judge.setup()
+    found = judge.score(Batch(captions=CAPTIONS, images=pictures(), rows=pa.table({})))["clip_score"]
+    np.testing.assert_allclose(np.asarray(found), scored(clip_folder), atol=1e-3)

