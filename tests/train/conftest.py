@@ -1,0 +1,184 @@
+"""A small pool on disk, written with tarfile and manifests.disk alone: the trainer's tests need no pipeline."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from PIL import Image
+
+from manifests import disk
+from manifests.schema import SIDECAR, VIEW
+
+START, END = 49_406, 49_407  # of a text, in CLIP's vocabulary
+COLOURS = {"red": (200, 40, 40), "green": (40, 170, 60), "blue": (40, 70, 200), "yellow": (220, 200, 40)}
+Keep = float | Callable[[int, int], bool]
+
+
+def picture(colour: int, size: int, seed: int) -> bytes:
+    """A JPEG of one colour with some noise, `size` pixels wide and three quarters as high."""
+    noise = np.random.default_rng(seed).integers(-30, 30, (size * 3 // 4, size, 3))
+    pixels = np.clip(np.array(list(COLOURS.values())[colour]) + noise, 0, 255).astype(np.uint8)
+    sink = io.BytesIO()
+    Image.fromarray(pixels).save(sink, "JPEG", quality=95)
+    return sink.getvalue()
+
+
+def write_shard(pool: str, shard: int, rows: Sequence[Mapping[str, Any]]) -> None:
+    """A tar, its sidecar and, last, its commit record. A row with no `image` ended with `http_4xx`."""
+    name = f"{shard:05d}"
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for r, row in enumerate(rows):
+            members = {"jpg": row["image"], "txt": row["caption"].encode(), "json": b"{}"} if row["image"] else {}
+            for extension, data in members.items():
+                member = tarfile.TarInfo(f"{name}{r:04d}.{extension}")
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+    data = sink.getvalue()
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        place = {member.name: (member.offset_data, member.size) for member in tar}
+    table = []
+    for r, row in enumerate(rows):
+        key = f"{name}{r:04d}"
+        stored = row["image"] is not None
+        offset, length = place.get(f"{key}.jpg", (None, None))
+        table.append(
+            {
+                "url": f"http://127.0.0.1/{key}.jpg",
+                "caption": row["caption"],
+                "key": key,
+                "status": "success" if stored else "failed_to_download",
+                "sha256": hashlib.sha256(row["image"]).hexdigest() if stored else None,
+                "uid": hashlib.sha256(f"{pool}{key}".encode()).hexdigest()[:32],
+                "reason": None if stored else "http_4xx",
+                "image_name": f"{key}.jpg" if stored else None,
+                "image_offset": offset,
+                "image_length": length,
+            }
+        )
+    folder = disk.join(pool, "shards")
+    disk.write_bytes(disk.join(folder, f"{name}.tar"), data)
+    disk.write_parquet(disk.join(folder, f"{name}.parquet"), pa.Table.from_pylist(table, schema=SIDECAR), {})
+    disk.write_json(
+        disk.join(folder, f"{name}_stats.json"),
+        {
+            "shard": name,
+            "tar": f"{name}.tar",
+            "tar_bytes": len(data),
+            "tar_sha256": hashlib.sha256(data).hexdigest(),
+            "sidecar_sha256": disk.content_hash(table, 64),
+            "count": len(rows),
+            "successes": sum(row["image"] is not None for row in rows),
+        },
+    )
+
+
+def sidecars(pool: str) -> dict[str, pa.Table]:
+    """The sidecar of every committed shard."""
+    folder = disk.join(pool, "shards")
+    shards = [name.removesuffix("_stats.json") for name in disk.names(folder, "_stats.json")]
+    return {shard: disk.read_parquet(disk.join(folder, f"{shard}.parquet")) for shard in shards}
+
+
+def write_tokens(pool: str, tokenizer: str = "clip", name: str = "tokens@0123456789ab") -> None:
+    """Tokens of every stored row: start, one or more that the caption's words decide, end."""
+    folder = disk.join(pool, "scores", name)
+    checksums = {}
+    for shard, table in sidecars(pool).items():
+        words = [c.split() if o is not None else None for c, o in zip(
+            table["caption"].to_pylist(), table["image_offset"].to_pylist(), strict=True)]  # fmt: skip
+        tokens = [
+            None if w is None else [START, *(int(hashlib.sha256(x.encode()).hexdigest()[:3], 16) for x in w), END]
+            for w in words
+        ]
+        checksums[shard] = hashlib.sha256("\n".join(table["uid"].to_pylist()).encode()).hexdigest()
+        column = pa.table({"tokens": pa.array(tokens, pa.list_(pa.uint16()))})
+        disk.write_parquet(
+            disk.join(folder, f"{shard}.parquet"), column, {"uids": checksums[shard], "rows": len(table)}
+        )
+    disk.write_json(
+        disk.join(folder, "scores.json"),
+        {"name": "tokens", "options": {"tokenizer": tokenizer}, "columns": ["tokens"], "shards": checksums},
+    )
+
+
+def write_view(pool: str, view: str = "all", keep: Keep = 1.0) -> None:
+    """A view that keeps an even share of each shard's rows, or those that `keep(shard, row)` names."""
+    kept_rows = {}
+    for number, (shard, table) in enumerate(sidecars(pool).items()):
+        stored = [offset is not None for offset in table["image_offset"].to_pylist()]
+        wanted = [
+            keep(number, r) if callable(keep) else int((r + 1) * keep) > int(r * keep) for r in range(len(stored))
+        ]
+        kept = [s and w for s, w in zip(stored, wanted, strict=True)]
+        rule = [None if k else "chosen" if s else "not_stored" for k, s in zip(kept, stored, strict=True)]
+        path = disk.join(pool, "views", view, f"{shard}.parquet")
+        disk.write_parquet(path, pa.table({"kept": kept, "rule": pa.array(rule, pa.string())}, schema=VIEW))
+        kept_rows[shard] = sum(kept)
+    folder = disk.join(pool, "shards")
+    hashes = {shard: disk.read_json(disk.join(folder, f"{shard}_stats.json"))["sidecar_sha256"] for shard in kept_rows}
+    disk.write_json(
+        disk.join(pool, "views", f"{view}.json"),
+        {"name": view, "kept": sum(kept_rows.values()), "fingerprint": disk.content_hash(hashes), "shards": kept_rows},
+    )
+
+
+def build_pool(
+    folder: str | Path,
+    rows_per_shard: int | Sequence[int] = 16,
+    shards: int = 3,
+    keep: Keep = 1.0,
+    *,
+    view: str = "all",
+    failed: int = 0,
+    size: int = 48,
+    seed: int = 0,
+    tokenizer: str = "clip",
+) -> str:
+    """Write a pool with one view and return its path.
+
+    Each row shows one of four colours and its caption names it. `rows_per_shard` may be one number for each shard;
+    the last `failed` rows of each are not stored. `folder` may be a URL (memory://…).
+    """
+    pool = str(folder)
+    counts = [rows_per_shard] * shards if isinstance(rows_per_shard, int) else list(rows_per_shard)
+    n = 0
+    for shard, count in enumerate(counts):
+        rows = []
+        for r in range(count):
+            colour = n % len(COLOURS)
+            caption = f"a photo of something {list(COLOURS)[colour]}" + " indeed" * (n % 3)
+            rows.append({"image": picture(colour, size, seed + n) if r < count - failed else None, "caption": caption})
+            n += 1
+        write_shard(pool, shard, rows)
+    write_tokens(pool, tokenizer)
+    write_view(pool, view, keep)
+    return pool
+
+
+@pytest.fixture(scope="session")
+def make_pool() -> Callable[..., str]:
+    """`make_pool(folder, rows_per_shard=16, shards=3, keep=1.0, …)`: see build_pool."""
+    return build_pool
+
+
+@pytest.fixture(scope="session")
+def add_view() -> Callable[..., None]:
+    """`add_view(pool, name, keep)`: another view of a pool."""
+    return write_view
+
+
+@pytest.fixture(scope="session")
+def tiny_pool(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A pool of 3 shards of 16 rows with the views `all` and `half`; for reading only."""
+    pool = build_pool(tmp_path_factory.mktemp("tiny") / "pool")
+    write_view(pool, "half", 0.5)
+    return pool

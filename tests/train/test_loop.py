@@ -1,0 +1,322 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import signal
+
+import pytest
+import torch
+
+from manifests import disk
+from manifests.schema import Blend
+from train import checkpoint, loop
+from train.config import configure
+from train.model import CLIP
+from train.weights import load_export, to_open_clip
+
+SETTINGS = {
+    "model": "test",
+    "samples_seen": 48,
+    "batch_size": 8,
+    "lanes": 4,
+    "warmup": 2,
+    "lr": 1e-3,
+    "precision": "fp32",
+    "threads": 0,
+    "log_every": 2,
+    "device": "cpu",
+}
+CONFIG = configure(SETTINGS)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def blend(tiny_pool):
+    return Blend(name="tiny", pools={"p": tiny_pool}, views={"p/all": 2.0, "p/half": 1.0})
+
+
+def weights_of(out):
+    return to_open_clip(load_export(str(out / "export")))
+
+
+def assert_same(one, other):
+    assert set(one) == set(other)
+    for name in one:
+        assert torch.equal(one[name], other[name]), name
+
+
+def log_of(out):
+    return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+
+
+def without_times(lines):
+    return [{k: v for k, v in line.items() if k not in ("samples_per_s", "wait_s")} for line in lines]
+
+
+def test_a_run_leaves_its_books(blend, tmp_path):
+    done = loop.train(blend, CONFIG, str(tmp_path))
+    assert done == disk.read_json(tmp_path / "run.json")
+    assert (done["steps"], done["samples"], done["seed"], done["resumed_at"]) == (6, 48, 0, 0)
+    assert done["sources"] == {
+        "p/all": {"rows": 48, "drawn": 32, "repeats": 32 / 48},
+        "p/half": {"rows": 24, "drawn": 16, "repeats": 16 / 24},
+    }
+    assert done["blend_hash"] == disk.content_hash(blend)
+    assert done["config_hash"] == disk.content_hash(CONFIG)
+    assert done["bad"] == {"count": 0, "samples": []}
+    assert done["samples_per_s"] > 0
+    lines = log_of(tmp_path)
+    assert [line["step"] for line in lines] == [1, 2, 4, 6]
+    assert set(lines[0]) == {
+        "step", "samples", "loss", "accuracy", "lr", "logit_scale", "grad_norm", "samples_per_s", "wait_s"
+    }  # fmt: skip
+    assert os.listdir(tmp_path / "checkpoints") == ["step-6"]
+    found = checkpoint.latest(str(tmp_path))
+    assert_same(found.model, weights_of(tmp_path))
+    assert found.state["identity"] == done["identity"]
+
+
+def test_the_loss_falls_on_a_handful_of_samples(make_pool, tmp_path):
+    pool = make_pool(tmp_path / "pool", rows_per_shard=4, shards=1)  # one of each colour
+    config = configure({**SETTINGS, "batch_size": 4, "samples_seen": 240, "lr": 3e-3})
+    loop.train(Blend(name="few", pools={"p": pool}, views={"p/all": 1.0}), config, str(tmp_path / "run"))
+    lines = log_of(tmp_path / "run")
+    assert lines[0]["loss"] > 1.2  # ln 4 = 1.39
+    assert lines[-1]["loss"] < 0.1
+    assert lines[-1]["accuracy"] == 1
+
+
+class Killed(Exception):
+    pass
+
+
+def kill_at(monkeypatch, step, how):
+    """Make the run end in its step number `step`."""
+    real = loop._step
+
+    def step_or_end(job, batch, lr):
+        if batch.step == step:
+            how()
+        return real(job, batch, lr)
+
+    monkeypatch.setattr(loop, "_step", step_or_end)
+
+
+@pytest.mark.parametrize("step", range(6))
+def test_killed_at_any_step_and_resumed_it_ends_the_same_to_the_bit(blend, tmp_path, monkeypatch, step):
+    config = dataclasses.replace(CONFIG, checkpoint_every=2)
+    loop.train(blend, CONFIG, str(tmp_path / "whole"))
+
+    def end():
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        kill_at(patch, step, end)
+        with pytest.raises(Killed):
+            loop.train(blend, config, str(tmp_path / "killed"))
+    assert not (tmp_path / "killed" / "run.json").exists()
+    done = loop.train(blend, config, str(tmp_path / "killed"))
+    assert done["resumed_at"] == step // 2 * 2
+    assert_same(weights_of(tmp_path / "killed"), weights_of(tmp_path / "whole"))
+    one, other = (checkpoint.latest(str(tmp_path / run)) for run in ("killed", "whole"))
+    for name, moments in one.optimizer.items():
+        assert_same(moments, other.optimizer[name])
+    assert without_times(log_of(tmp_path / "killed")) == without_times(log_of(tmp_path / "whole"))
+
+
+def test_a_damaged_checkpoint_costs_only_the_steps_since_the_one_before(blend, tmp_path, monkeypatch, caplog):
+    config = dataclasses.replace(CONFIG, checkpoint_every=2)
+    loop.train(blend, CONFIG, str(tmp_path / "whole"))
+
+    def end():
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        kill_at(patch, 5, end)
+        with pytest.raises(Killed):
+            loop.train(blend, config, str(tmp_path / "run"))
+    path = tmp_path / "run" / "checkpoints" / "step-4" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert loop.train(blend, config, str(tmp_path / "run"))["resumed_at"] == 2
+    assert "step-4 is damaged" in caplog.text
+    assert_same(weights_of(tmp_path / "run"), weights_of(tmp_path / "whole"))
+
+
+def test_sigterm_saves_the_next_step_and_exits_75(blend, tmp_path, monkeypatch):
+    loop.train(blend, CONFIG, str(tmp_path / "whole"))
+    before = signal.getsignal(signal.SIGTERM)
+    with monkeypatch.context() as patch:
+        kill_at(patch, 2, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        with pytest.raises(SystemExit) as stopped:
+            loop.train(blend, CONFIG, str(tmp_path / "run"))
+    assert stopped.value.code == 75
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert loop.train(blend, CONFIG, str(tmp_path / "run"))["resumed_at"] == 3
+    assert_same(weights_of(tmp_path / "run"), weights_of(tmp_path / "whole"))
+
+
+def test_a_run_that_is_whole_is_not_trained_again_unless_asked(blend, tmp_path, monkeypatch):
+    first = loop.train(blend, CONFIG, str(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "_steps", lambda *_: pytest.fail("trained again"))
+        moved = dataclasses.replace(CONFIG, log_every=50, threads=3)  # how it ran does not matter
+        assert loop.train(blend, moved, str(tmp_path)) == first
+        for change, said in (({"lr": 2e-3}, "config.lr: 0.001 -> 0.002"), ({"seed": 7}, "config.seed: 0 -> 7")):
+            with pytest.raises(ValueError, match=said):
+                loop.train(blend, dataclasses.replace(CONFIG, **change), str(tmp_path))
+        other = dataclasses.replace(blend, views={"p/all": 1.0})
+        with pytest.raises(ValueError, match=r"holds another run .*choose another --out"):
+            loop.train(other, CONFIG, str(tmp_path))
+    other = dataclasses.replace(CONFIG, seed=7)
+    assert loop.train(blend, other, str(tmp_path), resume=False)["seed"] == 7
+
+
+def test_a_checkpoint_of_another_run_is_refused(blend, tmp_path):
+    loop.train(blend, CONFIG, str(tmp_path))
+    (tmp_path / "run.json").unlink()
+    with pytest.raises(ValueError, match=r"config.weight_decay: 0.2 -> 0.1"):
+        loop.train(blend, dataclasses.replace(CONFIG, weight_decay=0.1), str(tmp_path))
+
+
+def test_many_runs_in_one_process_leave_nothing_behind(blend, tmp_path):
+    torch.manual_seed(11)
+    state, threads = torch.get_rng_state(), torch.get_num_threads()
+    for run in ("a", "b"):
+        loop.train(blend, CONFIG, str(tmp_path / run))
+    loop.train(blend, dataclasses.replace(CONFIG, seed=1), str(tmp_path / "c"))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.get_num_threads() == threads
+    assert not torch.distributed.is_initialized()
+    assert_same(weights_of(tmp_path / "a"), weights_of(tmp_path / "b"))
+    assert not torch.equal(weights_of(tmp_path / "a")["visual.proj"], weights_of(tmp_path / "c")["visual.proj"])
+
+
+def test_a_number_that_is_none_stops_before_the_step_and_is_traced_to_its_sample(blend, tmp_path, monkeypatch):
+    jobs, batches = [], []
+    real_prepare, real_step, real_normalise = loop._prepare, loop._step, loop.normalise
+
+    def prepare(*args):
+        jobs.append(real_prepare(*args))
+        return jobs[0]
+
+    def step(job, batch, lr):
+        batches.append(batch)
+        return real_step(job, batch, lr)
+
+    def normalise(image):
+        image = real_normalise(image).contiguous()
+        if len(batches) == 3:
+            image[5, 0, 0, 0] = math.nan
+        return image
+
+    for name, replacement in (("_prepare", prepare), ("_step", step), ("normalise", normalise)):
+        monkeypatch.setattr(loop, name, replacement)
+    config = dataclasses.replace(CONFIG, checkpoint_every=1)
+    with pytest.raises(loop.NonFinite, match=r"step 3: the loss is nan .*first in image features; 1 samples") as error:
+        loop.train(blend, config, str(tmp_path))
+    key = batches[2].keys[5]
+    assert key in str(error.value)
+    report = disk.read_json(tmp_path / "nonfinite-0.json")
+    assert (report["step"], report["keys"], report["tensors"][0]) == (3, [key], "image features")
+    assert "gradient of visual.proj" in report["tensors"]
+    saved = checkpoint.latest(str(tmp_path))
+    assert saved.step == 2
+    job = jobs[0]
+    job.tokens.restore(job.model.text, loop._decayed(config, 2))
+    assert_same(to_open_clip(job.model), saved.model)
+    assert all(torch.isfinite(value).all() for value in saved.model.values())
+
+
+def test_the_reduced_token_table_trains_the_same_weights(blend, tmp_path, monkeypatch):
+    config = dataclasses.replace(CONFIG, checkpoint_every=3)
+    loop.train(blend, config, str(tmp_path / "reduced"))
+    monkeypatch.setattr(loop, "TABLE_ROWS", 0)
+    loop.train(blend, config, str(tmp_path / "whole"))
+    sizes = [
+        os.path.getsize(tmp_path / run / "checkpoints" / "step-6" / "optimizer.pt") for run in ("reduced", "whole")
+    ]
+    assert sizes[0] * 5 < sizes[1]
+    one, other = weights_of(tmp_path / "reduced"), weights_of(tmp_path / "whole")
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], rtol=1e-5, atol=1e-6, msg=name)
+    start = to_open_clip(CLIP(load_export(str(tmp_path / "whole" / "export")).config, 0))["token_embedding.weight"]
+    assert (one["token_embedding.weight"][40_000] / start[40_000]).mean().item() == pytest.approx(
+        loop._decayed(config, 6), rel=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"loss": "siglip"},
+        {"precision": "bf16"},
+        {"grad_clip": 0.1, "schedule": "constant", "context_length": 6},
+        {"threads": 2, "local_loss": False, "gather_with_grad": False},
+    ],
+)
+def test_each_setting_trains(blend, tmp_path, changes):
+    config = configure({**SETTINGS, **changes})
+    loop.train(blend, config, str(tmp_path))
+    lines = log_of(tmp_path)
+    assert all(math.isfinite(line["loss"]) and line["grad_norm"] > 0 for line in lines)
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    model = load_export(str(tmp_path / "export"))
+    assert model.config.context_length == (config.context_length or 16)
+    assert (model.logit_bias is not None) == (config.loss == "siglip")
+
+
+def test_the_learning_rate_rises_and_falls():
+    config = configure({**SETTINGS, "samples_seen": 80, "warmup": 4, "lr": 1.0})
+    rates = [loop.learning_rate(config, step) for step in range(10)]
+    assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert rates[4] == 1.0
+    assert rates[7] == pytest.approx(0.5)
+    assert rates[9] == pytest.approx(0.5 * (1 + math.cos(math.pi * 5 / 6)))
+    assert loop.learning_rate(dataclasses.replace(config, schedule="constant"), 9) == 1.0
+
+
+def test_only_matrices_decay():
+    model = CLIP(load_config())
+    decayed, free = (
+        {name for name, p in model.named_parameters() if any(p is q for q in group["params"])}
+        for group in loop.optimizer_of(model, CONFIG).param_groups
+    )
+    assert {"visual.proj", "text.token_embedding.weight", "text.blocks.0.qkv.weight", "visual.patch.weight"} <= decayed
+    assert {
+        "logit_scale", "visual.class_embedding", "visual.positional_embedding", "text.positional_embedding",
+        "visual.ln_pre.weight", "text.blocks.1.fc2.bias",
+    } <= free  # fmt: skip
+    assert decayed | free == {name for name, _ in model.named_parameters()}
+
+
+def load_config():
+    return loop.model_config(CONFIG)
+
+
+@pytest.mark.parametrize(("start", "end"), [(9.0, math.log(100)), (-3.0, 0.0)])
+def test_the_logit_scale_stays_in_its_range(blend, tmp_path, monkeypatch, start, end):
+    def model(config, seed):
+        made = CLIP(config, seed)
+        made.logit_scale.data.fill_(start)
+        return made
+
+    monkeypatch.setattr(loop, "CLIP", model)
+    loop.train(blend, dataclasses.replace(CONFIG, samples_seen=8), str(tmp_path))
+    assert log_of(tmp_path)[-1]["logit_scale"] == pytest.approx(end)
+
+
+def test_a_blend_that_cannot_be_trained_on_is_refused(blend, tmp_path):
+    with pytest.raises(ValueError, match="no view 'al'"):
+        loop.train(dataclasses.replace(blend, views={"p/al": 1.0}), CONFIG, str(tmp_path))
+    with pytest.raises(ValueError, match="rows"):
+        loop.train(blend, dataclasses.replace(CONFIG, batch_size=128, samples_seen=128), str(tmp_path))
+    assert not (tmp_path / "run.json").exists()

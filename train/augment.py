@@ -1,0 +1,84 @@
+"""Pixels -> a square of the model's size: a random crop for training, the centre for evaluation; then normalised.
+
+The crop has open_clip's distribution (torchvision's RandomResizedCrop with a share of the area in [crop_min, 1] and an
+aspect between 3/4 and 4/3, bicubic), but its random numbers are a function of where the sample stands in the run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from train.config import IMAGE_MEAN, IMAGE_STD
+from train.order import mix, uniforms
+
+Pixels = NDArray[np.uint8]
+TRIES = 10  # shapes that are tried before the crop falls back to the centre, as in torchvision
+NUMBERS = 2 * TRIES + 2  # of one crop: width and height of each shape, then where it lies
+CROP = 4  # what these random numbers are for (order.py has 1 to 3)
+LOG_ASPECT = math.log(4 / 3)
+
+
+def crop_numbers(seed: int, step: int, rows: NDArray[np.int64], crop_min: float) -> NDArray[np.float64]:
+    """(len(rows), NUMBERS) for the crops of the samples at `rows` of the global batch of `step`.
+
+    First TRIES pairs of width and height, as parts of the root of the picture's area; then two numbers in [0, 1).
+    """
+    numbers = uniforms(mix(seed, CROP, step), rows, NUMBERS)
+    share, aspect = numbers[:, 0:-2:2], numbers[:, 1:-2:2]
+    side = np.sqrt(crop_min + share * (1 - crop_min))
+    root = np.exp((aspect - 0.5) * LOG_ASPECT)  # of the aspect
+    numbers[:, 0:-2:2], numbers[:, 1:-2:2] = side * root, side / root
+    return numbers
+
+
+def crop_box(height: int, width: int, numbers: Sequence[float]) -> tuple[int, int, int, int]:
+    """(left, top, right, bottom) in pixels of a random crop, from a row of `crop_numbers`."""
+    root = math.sqrt(height * width)
+    for k in range(0, 2 * TRIES, 2):
+        w, h = round(root * numbers[k]), round(root * numbers[k + 1])
+        if 0 < w <= width and 0 < h <= height:
+            left, top = int(numbers[-2] * (width - w + 1)), int(numbers[-1] * (height - h + 1))
+            return left, top, left + w, top + h
+    w, h = min(width, round(height * 4 / 3)), min(height, round(width * 4 / 3))
+    left, top = (width - w) // 2, (height - h) // 2
+    return left, top, left + w, top + h
+
+
+def smallest_side(size: int, crop_min: float) -> int:
+    """How small a picture of any shape may be decoded so that its random crops have `size` pixels to show."""
+    return math.ceil(size / math.sqrt(crop_min * 3 / 4))
+
+
+def random_crop(pixels_HWC: Pixels, size: int, numbers: Sequence[float]) -> Pixels:
+    """(size, size, 3): the crop that a row of `crop_numbers` chooses, resized (bicubic)."""
+    height, width, _ = pixels_HWC.shape
+    box = crop_box(height, width, numbers)
+    if box == (0, 0, size, size) and (height, width) == (size, size):
+        return pixels_HWC
+    # `box` spares the copy of a crop. Sizes are whole, so only the kernel's tails see pixels outside of it.
+    return np.asarray(Image.fromarray(pixels_HWC).resize((size, size), Image.Resampling.BICUBIC, box=box))
+
+
+def centre_crop(pixels_HWC: Pixels, size: int) -> Pixels:
+    """(size, size, 3): the shorter side resized to `size` (bicubic), and its centre; open_clip's evaluation picture."""
+    height, width, _ = pixels_HWC.shape
+    short = min(height, width)
+    w, h = int(size * width / short), int(size * height / short)
+    if (w, h) != (width, height):
+        pixels_HWC = np.asarray(Image.fromarray(pixels_HWC).resize((w, h), Image.Resampling.BICUBIC))
+    top, left = round((h - size) / 2), round((w - size) / 2)
+    return pixels_HWC[top : top + size, left : left + size]
+
+
+def normalise(image_BHWC: Tensor) -> Tensor:
+    """uint8 pixels -> (B, 3, H, W) float32 with the mean and deviation CLIP expects, on the pixels' own device."""
+    mean = torch.tensor(IMAGE_MEAN, device=image_BHWC.device) * 255
+    std = torch.tensor(IMAGE_STD, device=image_BHWC.device) * 255
+    return ((image_BHWC.float() - mean) / std).permute(0, 3, 1, 2)

@@ -1,0 +1,400 @@
+"""Train a CLIP on a blend: `train(blend, config, out)` writes RUN/, resumes by itself, and repeats to the bit.
+
+A run is a function of its settings and the views' content. Killed at any step and started again, it ends with the same
+weights bit for bit (on a processor, in 32 bits, with as many threads); run.json comes last and says that it is whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import platform
+import resource
+import signal
+import threading
+import time
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from tqdm import tqdm
+
+from manifests import disk
+from manifests.schema import Blend
+from train import checkpoint, parallel, weights
+from train.augment import normalise
+from train.config import LOGIT_SCALE_MAX, TrainConfig, model_config
+from train.loader import Batch, Loader
+from train.loss import contrastive
+from train.model import CLIP, UsedTokens
+from train.order import changed
+from train.parallel import Ranks
+
+STOPPED = 75  # exit status after SIGTERM: saved, start again to go on
+TABLE_ROWS = 1_000_000  # a blend of at most so many rows is read through for the tokens that it uses
+# Settings that change no number in the weights: where and how fast a run goes, and what it writes on the way.
+INCIDENTAL = ("device", "threads", "checkpoint_every", "log_every")
+logger = logging.getLogger(__name__)
+
+
+class NonFinite(RuntimeError):
+    """A loss or gradient that is no number. No weight was touched; RUN/nonfinite-RANK.json says where it was met."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """What a run holds while it trains."""
+
+    config: TrainConfig
+    out: str
+    ranks: Ranks
+    loader: Loader
+    model: CLIP
+    wrapped: nn.Module
+    tokens: UsedTokens | None
+    optimizer: torch.optim.Optimizer
+    identity: dict[str, Any]
+    log: list[str]  # lines of log.jsonl
+    stop: threading.Event  # set by SIGTERM
+
+
+def train(blend: Blend, config: TrainConfig, out: str, *, resume: bool = True) -> dict[str, Any]:
+    """Train and write RUN/ (log.jsonl, checkpoints/, export/, then run.json, which is returned).
+
+    A run that is whole already is returned as it is; with `resume=False` it is trained anew. ValueError for settings
+    and views that cannot be trained on, and for a folder that holds another run. NonFinite stops before the step that
+    would have spoilt the weights. After SIGTERM the next step is saved and SystemExit(75) raised.
+    """
+    ranks = parallel.set_up(config.device)
+    try:
+        loader = Loader(blend, config, model_config(config), ranks.rank, ranks.world)
+        identity = _identity(blend, config, loader)
+        if not resume and ranks.rank == 0:
+            disk.remove(disk.join(out, "run.json"))
+            disk.remove(disk.join(out, "log.jsonl"))
+            checkpoint.clear(out)
+        parallel.barrier(ranks)
+        if disk.exists(disk.join(out, "run.json")):
+            done: dict[str, Any] = disk.read_json(disk.join(out, "run.json"))
+            _same_run(done["identity"], identity, out)
+            return done
+        with _on_sigterm() as stop:
+            return _train(blend, config, out, ranks, loader, identity, stop)
+    finally:
+        parallel.close(ranks)
+
+
+def _train(
+    blend: Blend,
+    config: TrainConfig,
+    out: str,
+    ranks: Ranks,
+    loader: Loader,
+    identity: dict[str, Any],
+    stop: threading.Event,
+) -> dict[str, Any]:
+    began = time.perf_counter()
+    job = _prepare(config, out, ranks, loader, identity, stop)
+    first = _resume(job)
+    ready = time.perf_counter()
+    _steps(job, first)
+    trained = time.perf_counter()
+    if job.tokens is not None:
+        job.tokens.restore(job.model.text, _decayed(config, config.steps))
+    parallel.barrier(ranks)
+    samples = (config.steps - first) * config.batch_size
+    done = {
+        "blend": disk.to_plain(blend),
+        "blend_hash": disk.content_hash(blend),
+        "config": disk.to_plain(config),
+        "config_hash": disk.content_hash(config),
+        "identity": identity,
+        "seed": config.seed,
+        "world": ranks.world,
+        "device": _device_name(ranks.device),
+        "versions": _versions(),
+        "parameters": sum(p.numel() for p in job.model.parameters()),
+        "steps": config.steps,
+        "samples": config.steps * config.batch_size,
+        "resumed_at": first,
+        "sources": loader.sources(),
+        "bad": {"count": loader.bad_count, "samples": disk.to_plain(loader.bad)},
+        "samples_per_s": samples / (trained - ready),
+        "peak_memory_bytes": _peak_memory(ranks.device),
+    }
+    if ranks.rank == 0:
+        weights.save_export(job.model, disk.join(out, "export"))
+        whole = time.perf_counter() - began
+        done["seconds"] = {"start": ready - began, "train": trained - ready, "whole": whole}
+        disk.write_json(disk.join(out, "run.json"), done)
+    parallel.barrier(ranks)
+    finished: dict[str, Any] = disk.read_json(disk.join(out, "run.json"))
+    return finished
+
+
+# --- the steps -----------------------------------------------------------------------------------------------------
+
+
+def _steps(job: Job, first: int) -> None:
+    config = job.config
+    meter = _Meter(since=time.perf_counter(), samples=first * config.batch_size)
+    steps = range(first, config.steps)
+    bar = tqdm(steps, initial=first, total=config.steps, unit="step", disable=None if job.ranks.rank == 0 else True)
+    with contextlib.closing(cast("Generator[Batch]", job.loader.batches(first))) as batches:
+        for step in bar:
+            asked = time.perf_counter()
+            batch = next(batches)
+            meter.waited += time.perf_counter() - asked
+            lr = learning_rate(config, step)
+            loss, accuracy, norm, stop = _step(job, batch, lr)
+            done = step + 1
+            if done % config.log_every == 0 or done in (1, config.steps):
+                line = _log(job, meter, done, {"loss": loss, "accuracy": accuracy, "lr": lr, "grad_norm": norm})
+                said = f"loss {loss:.4f}, accuracy {accuracy:.3f}, {line['samples_per_s']:.0f} samples/s"
+                bar.set_postfix_str(said)
+                if bar.disable and job.ranks.rank == 0:
+                    logger.info("step %d of %d: %s", done, config.steps, said)
+            due = config.checkpoint_every > 0 and done % config.checkpoint_every == 0
+            if due or stop or done == config.steps:
+                _save(job, done)
+            if stop and done < config.steps:
+                logger.warning("stopped by SIGTERM after step %d of %d; it is saved", done, config.steps)
+                raise SystemExit(STOPPED)
+
+
+def _step(job: Job, batch: Batch, lr: float) -> tuple[float, float, float, bool]:
+    """One optimizer step: the loss, the batch's accuracy, the norm of the gradients and whether to stop."""
+    config, device = job.config, job.ranks.device
+    tokens_BT = batch.tokens_BT[:, : int(batch.length_B.max())].to(device, non_blocking=True)
+    image_BCHW = normalise(batch.image_BHWC.to(device, non_blocking=True))
+    with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16"):
+        image_bE, text_bE, scale, bias = job.wrapped(image_BCHW, tokens_BT)
+    loss, accuracy = contrastive(
+        config.loss,
+        image_bE,
+        text_bE,
+        scale,
+        bias,
+        shards=job.ranks.shards,
+        local_loss=config.local_loss,
+        gather_with_grad=config.gather_with_grad,
+    )
+    loss.backward()
+    grads = [p.grad for p in job.model.parameters() if p.grad is not None]
+    norm = get_total_norm(grads)
+    stop = torch.tensor(float(job.stop.is_set()), device=device)
+    values = parallel.mean(torch.stack([loss.detach().float(), accuracy, norm.float(), stop]), job.ranks)
+    if not math.isfinite(values[0]) or not math.isfinite(values[2]):
+        _refuse(job, batch, values, {"image": image_bE, "text": text_bE})
+    if config.grad_clip is not None:
+        clip_grads_with_norm_(job.model.parameters(), config.grad_clip, norm)
+    for group in job.optimizer.param_groups:
+        group["lr"] = lr
+    job.optimizer.step()
+    job.optimizer.zero_grad(set_to_none=True)
+    with torch.no_grad():
+        job.model.logit_scale.clamp_(0, LOGIT_SCALE_MAX)
+    return values[0], values[1], values[2], values[3] > 0
+
+
+def learning_rate(config: TrainConfig, step: int) -> float:
+    """Of step 0, 1, …: a linear rise over the warm-up, then a half cosine to 0, or constant."""
+    if step < config.warmup:
+        return config.lr * (step + 1) / config.warmup
+    if config.schedule == "constant":
+        return config.lr
+    done = (step - config.warmup) / (config.steps - config.warmup)
+    return config.lr * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def optimizer_of(model: CLIP, config: TrainConfig) -> torch.optim.Optimizer:
+    """AdamW. Matrices decay; biases, norms, the logit scale and positional and class embeddings do not."""
+    decayed: list[nn.Parameter] = []
+    free: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        keep = parameter.ndim < 2 or "positional_embedding" in name
+        (free if keep else decayed).append(parameter)
+    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": free, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
+
+
+def _decayed(config: TrainConfig, steps: int) -> float:
+    """What weight decay alone makes of a number 1 in the first `steps` steps."""
+    return math.prod(1 - learning_rate(config, step) * config.weight_decay for step in range(steps))
+
+
+def _refuse(job: Job, batch: Batch, values: list[float], features: dict[str, Tensor]) -> None:
+    """Write down where a number ended that is none, and raise NonFinite. Nothing has been stepped."""
+    named = [(n, p.grad) for n, p in job.model.named_parameters() if p.grad is not None]
+    tensors = [f"gradient of {name}" for name, grad in named if not torch.isfinite(grad).all()]
+    rows: set[int] = set()
+    for tower, feature_bE in features.items():
+        found = (~torch.isfinite(feature_bE).all(dim=1)).nonzero().flatten().tolist()
+        tensors = ([f"{tower} features"] if found else []) + tensors
+        rows |= set(found)
+    keys = [batch.keys[r] for r in sorted(rows)] or list(batch.keys)
+    step, where = batch.step + 1, f"nonfinite-{job.ranks.rank}.json"
+    disk.write_json(
+        disk.join(job.out, where),
+        {"step": step, "loss": str(values[0]), "grad_norm": str(values[2]), "tensors": tensors, "keys": keys},
+    )
+    raise NonFinite(
+        f"step {step}: the loss is {values[0]} and the gradients' norm {values[2]}; first in {(tensors or ['?'])[0]};"
+        f" {len(keys)} samples, the first is {keys[0]}. Nothing was stepped; see {disk.join(job.out, where)}"
+    )
+
+
+# --- start and resume ----------------------------------------------------------------------------------------------
+
+
+def _identity(blend: Blend, config: TrainConfig, loader: Loader) -> dict[str, Any]:
+    """All that decides the weights, as plain values: settings, order, and what the views are made of."""
+    views = {}
+    for name in blend.views:
+        pool, _, view = name.partition("/")
+        views[name] = disk.content_hash(disk.read_json(disk.join(blend.pools[pool], "views", f"{view}.json")))
+    tokens = {name: view.token_set for name, view in zip(loader.names, loader.views, strict=True)}
+    settings = {k: v for k, v in disk.to_plain(config).items() if k not in INCIDENTAL}
+    return {"config": settings, "order": loader.order.identity(), "views": views, "tokens": tokens}
+
+
+def _same_run(saved: dict[str, Any], now: dict[str, Any], out: str) -> None:
+    """ValueError where a folder holds a run that is not this one, with what differs."""
+    if different := changed(saved, now):
+        raise ValueError(
+            f"{out} holds another run ({'; '.join(different[:3])}); choose another --out, or remove that folder"
+        )
+
+
+def _prepare(
+    config: TrainConfig, out: str, ranks: Ranks, loader: Loader, identity: dict[str, Any], stop: threading.Event
+) -> Job:
+    model = CLIP(model_config(config), config.seed).to(ranks.device)
+    used = used_tokens(loader)
+    narrow = used is not None and len(used) <= model.config.vocab_size // 2
+    tokens = UsedTokens(model.text, torch.from_numpy(used)) if used is not None and narrow else None
+    return Job(
+        config=config,
+        out=out,
+        ranks=ranks,
+        loader=loader,
+        model=model,
+        wrapped=parallel.wrap(model, ranks),
+        tokens=tokens,
+        optimizer=optimizer_of(model, config),
+        identity=identity,
+        log=[],
+        stop=stop,
+    )
+
+
+def used_tokens(loader: Loader) -> np.ndarray | None:
+    """Every token of a small blend's kept rows and 0, the padding; None where it is too large to be read through."""
+    if sum(sum(view.shard_rows) for view in loader.views) > TABLE_ROWS:
+        return None
+    found = [np.unique(view.shard(number).tokens) for view in loader.views for number in range(len(view.shards))]
+    return np.unique(np.concatenate([np.zeros(1, np.uint16), *found])).astype(np.int64)
+
+
+def _resume(job: Job) -> int:
+    """Put the newest whole checkpoint back; the number of steps it had done (0 where there is none)."""
+    if job.ranks.rank == 0:
+        checkpoint.clean(job.out)
+    found = checkpoint.latest(job.out)
+    if found is None:
+        return 0
+    _same_run(found.state["identity"], job.identity, job.out)
+    state = weights.from_open_clip(found.model, job.model.config)
+    if job.tokens is not None:
+        table = "text.token_embedding.weight"
+        state[table] = state[table][job.tokens.used.cpu()]
+    job.model.load_state_dict(state)
+    checkpoint.restore_moments(job.model, job.optimizer, found.optimizer)
+    lines = disk.read_bytes(disk.join(job.out, "log.jsonl")).decode().splitlines()
+    job.log = [line for line in lines if json.loads(line)["step"] <= found.step]
+    logger.info("resumed after step %d of %d", found.step, job.config.steps)
+    return found.step
+
+
+def _save(job: Job, step: int) -> None:
+    """Write the checkpoint of `step` from rank 0 while the others wait."""
+    if job.ranks.rank == 0:
+        state = weights.to_open_clip(job.model)
+        if job.tokens is not None:
+            table = job.tokens.whole(job.model.text, _decayed(job.config, step))
+            state["token_embedding.weight"] = table.cpu()
+        about = {
+            "identity": job.identity,
+            "order": job.loader.order.fingerprint(),
+            "config_hash": disk.content_hash(job.config),
+        }
+        checkpoint.save(job.out, step, state, checkpoint.moments_of(job.model, job.optimizer), about)
+    parallel.barrier(job.ranks)
+
+
+@contextlib.contextmanager
+def _on_sigterm() -> Iterator[threading.Event]:
+    """An event that SIGTERM sets while the block runs. Only a main thread may ask for that; others never stop."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+# --- what is written -----------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, kw_only=True)
+class _Meter:
+    """Time and samples since the last line of the log."""
+
+    since: float
+    samples: int
+    waited: float = 0.0
+
+
+def _log(job: Job, meter: _Meter, step: int, numbers: dict[str, float]) -> dict[str, float]:
+    """Write log.jsonl with one more line."""
+    now = time.perf_counter()
+    samples = step * job.config.batch_size
+    line = {
+        "step": step,
+        "samples": samples,
+        **numbers,
+        "logit_scale": float(job.model.logit_scale.detach()),
+        "samples_per_s": (samples - meter.samples) / (now - meter.since),
+        "wait_s": meter.waited,
+    }
+    meter.since, meter.waited, meter.samples = now, 0.0, samples
+    if job.ranks.rank == 0:
+        job.log.append(json.dumps(line))
+        disk.write_bytes(disk.join(job.out, "log.jsonl"), ("\n".join(job.log) + "\n").encode())
+    return line
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()} processor, {torch.get_num_threads()} threads"
+
+
+def _versions() -> dict[str, str]:
+    return {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
+
+
+def _peak_memory(device: torch.device) -> int:
+    """The most that was held: on the GPU, or by this process (Linux counts in KiB)."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
