@@ -13,6 +13,7 @@ import io
 import json
 import os
 import re
+import shutil
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -48,6 +49,18 @@ def local(path: str | Path) -> Path:
     return Path(str(path).removeprefix("file://"))
 
 
+def destination(out: str) -> str:
+    """The absolute folder to write to. ValueError where it would lie in Ray's temporary copy of the checkout."""
+    if is_url(out):
+        return out
+    if not Path(out).is_absolute() and "runtime_resources" in Path.cwd().parts:
+        raise ValueError(
+            f"--out is {out!r}: under a submitted working directory a relative folder lies in Ray's temporary copy and "
+            "is lost with the job; give an absolute path or set CLIPMILL_OUT"
+        )
+    return str(Path(out).absolute())
+
+
 def read_bytes(path: str | Path, start: int = 0, length: int | None = None) -> bytes:
     """Bytes of a file, or `length` of them from `start`. FileNotFoundError where there is none."""
     if not is_url(path):
@@ -75,6 +88,23 @@ def write_bytes(path: str | Path, data: bytes) -> None:
     with open(partial, "wb") as f:
         f.write(data)
         f.flush()
+        os.fsync(f.fileno())
+    os.replace(partial, target)
+
+
+def publish(staged: str | Path, path: str | Path) -> None:
+    """Move a finished local file to its place: fsync and rename on one filesystem, one put elsewhere."""
+    if is_url(path):
+        import fsspec
+
+        fs, name = fsspec.core.url_to_fs(str(path))
+        fs.put_file(str(staged), name)
+        return
+    target = local(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.partial.{os.getpid()}")
+    shutil.move(staged, partial)  # a copy where the two lie on different filesystems
+    with open(partial, "rb") as f:
         os.fsync(f.fileno())
     os.replace(partial, target)
 
@@ -129,25 +159,41 @@ def read_json(path: str | Path) -> Any:
 def write_parquet(path: str | Path, table: pa.Table, notes: Mapping[str, Any] | None = None) -> None:
     """A table, written whole; `notes` go into the footer as JSON under the key `clipmill`."""
     if notes is not None:
-        kept = {k: v for k, v in (table.schema.metadata or {}).items() if k != b"clipmill"}
-        note = json.dumps(to_plain(dict(notes)), sort_keys=True).encode()
-        table = table.replace_schema_metadata({**kept, b"clipmill": note})
+        table = table.replace_schema_metadata(with_notes(table.schema, notes).metadata)
     sink = io.BytesIO()
-    pq.write_table(table, sink, compression="zstd", row_group_size=10_000)
+    pq.write_table(table, sink, compression="zstd", row_group_size=10_000, write_page_checksum=True)
     write_bytes(path, sink.getvalue())
 
 
-def read_parquet(path: str | Path, columns: list[str] | None = None) -> pa.Table:
-    """A table, or some columns of it."""
+def with_notes(schema: pa.Schema, notes: Mapping[str, Any]) -> pa.Schema:
+    """The schema with `notes` as JSON under the key `clipmill` of its metadata."""
+    kept = {k: v for k, v in (schema.metadata or {}).items() if k != b"clipmill"}
+    return schema.with_metadata({**kept, b"clipmill": json.dumps(to_plain(dict(notes)), sort_keys=True).encode()})
+
+
+def read_parquet(
+    path: str | Path, columns: list[str] | None = None, where: list[tuple[str, str, Any]] | None = None
+) -> pa.Table:
+    """A table, or some columns of it, or the rows that `where` (pyarrow's filters) lets through: only their row groups
+    are read."""
     if not is_url(path):
-        return pq.read_table(local(path), columns=columns, partitioning=None)
-    return pq.read_table(io.BytesIO(read_bytes(path)), columns=columns)
+        return pq.read_table(local(path), columns=columns, filters=where, partitioning=None)
+    import fsspec
+
+    with fsspec.open(str(path), "rb") as f:
+        return pq.read_table(f, columns=columns, filters=where)
 
 
 def notes(path: str | Path) -> dict[str, Any]:
     """What `write_parquet` put into the footer; {} where it put nothing."""
-    source = local(path) if not is_url(path) else io.BytesIO(read_bytes(path))
-    found: dict[str, Any] = json.loads((pq.read_schema(source).metadata or {}).get(b"clipmill", b"{}"))
+    if not is_url(path):
+        footer = pq.read_metadata(local(path))
+    else:
+        import fsspec
+
+        with fsspec.open(str(path), "rb") as f:
+            footer = pq.read_metadata(f)
+    found: dict[str, Any] = json.loads((footer.metadata or {}).get(b"clipmill", b"{}"))
     return found
 
 
@@ -229,6 +275,17 @@ def read_manifest(path: str | Path, kind: type[T], *, scale: str | None = None) 
     return _validate(_shape(raw, kind, Path(str(path)).resolve().parent), kind, str(path))
 
 
+def read_block(path: str | Path, key: str, kind: type[T], *, scale: str | None = None) -> T | None:
+    """One block of a manifest alone, before the variables of the rest are set; None where there is no such key."""
+    if str(path).endswith(".json"):
+        raw = read_json(path)
+    else:
+        raw = _yaml(path)
+        raw = merge(raw, raw.get("scales", {}).get(scale, {})) if scale else raw
+    block = raw.get(key)
+    return None if block is None else _validate(_expand(block, str(path)), kind, f"{path}: {key}")
+
+
 def merge(base: Any, change: Any) -> Any:
     """`change` over `base`: mappings key by key, a null removes its key, everything else is replaced."""
     if not (isinstance(base, dict) and isinstance(change, dict)):
@@ -238,13 +295,18 @@ def merge(base: Any, change: Any) -> Any:
 
 
 def kind_of(path: str | Path) -> type[Recipe] | type[Ablation]:
-    """Whether a YAML file is a recipe or an ablation, by its keys. ValueError where it is neither."""
-    raw = _yaml(path)
+    """Whether a YAML or JSON file is a recipe or an ablation, by its keys. ValueError where it is neither."""
+    raw = read_json(path) if str(path).endswith(".json") and exists(path) else _yaml(path)
     if "arms" in raw:
         return Ablation
     if "source" in raw:
         return Recipe
     raise ValueError(f"{path} is neither a recipe (it has no source) nor an ablation (it has no arms)")
+
+
+def scales_of(path: str | Path) -> list[str]:
+    """Names of the scales that a manifest knows, for `read_manifest(scale=…)`."""
+    return sorted(_yaml(path).get("scales", {}))
 
 
 def _yaml(path: str | Path) -> dict[str, Any]:
@@ -313,8 +375,8 @@ def _shape(raw: dict[str, Any], kind: type, folder: Path) -> dict[str, Any]:
             raw["evaluate"] = [
                 {**t, "data": place(t.get("data"))} if isinstance(t, dict) else t for t in raw["evaluate"]
             ]
-        if isinstance(raw.get("controls"), dict) and raw["controls"].get("null"):
-            raw["controls"] = {**raw["controls"], "null": place(raw["controls"]["null"])}
+        if isinstance(raw.get("controls"), dict) and raw["controls"].get("null_web"):
+            raw["controls"] = {**raw["controls"], "null_web": place(raw["controls"]["null_web"])}
     return raw
 
 

@@ -353,7 +353,7 @@ class Controls:
     random_like: tuple[str, ...] = ()  # arms; each gets a random subset of the baseline's pool, of its size
     random_seed: int = 0
     a_a: str | None = None  # an arm run again under other seeds
-    null: str | None = None  # another ablation, on data where no effect is planted
+    null_web: str | None = None  # another ablation, on data where no effect is planted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

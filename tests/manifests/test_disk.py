@@ -201,3 +201,17 @@ def test_recipe_hash_ignores_what_does_not_change_the_bytes(tmp_path: Path) -> N
     smaller = disk.read_manifest(write(tmp_path, RECIPE.replace("1MiB", "2MiB")), Recipe)
     assert disk.recipe_hash(recipe) == disk.recipe_hash(other)
     assert disk.recipe_hash(recipe) != disk.recipe_hash(smaller)
+
+
+def test_a_relative_folder_under_a_submitted_directory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "runtime_resources" / "working_dir_files"
+    place.mkdir(parents=True)
+    monkeypatch.chdir(place)
+    with pytest.raises(ValueError, match="lost with the job; give an absolute path"):
+        disk.destination("out")
+    assert disk.destination("/abs/out") == "/abs/out"
+    assert disk.destination("s3://bucket/out") == "s3://bucket/out"
+    monkeypatch.chdir(tmp_path)
+    assert disk.destination("out") == str(tmp_path / "out")
