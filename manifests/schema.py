@@ -41,6 +41,7 @@ REASONS: dict[str, Literal["refused", "permanent", "transient"]] = {
     "decoder_died": "permanent",
     "decoder_deadline": "permanent",
     "missing_file": "permanent",
+    "no_caption": "permanent",
     "dns": "transient",
     "connect": "transient",
     "reset": "transient",

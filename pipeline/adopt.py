@@ -197,7 +197,7 @@ class Reader:
         if kind is None:
             return _failed(record, "missing_file", f"no picture, only {', '.join(sorted(sample.members))}")
         if not (record["caption"] or "").strip():
-            return _failed(record, "missing_file", f"no caption beside {name}")
+            return _failed(record, "no_caption", f"no caption beside {name}")
         image = read(kind) or b""
         try:
             width, height = size_of(image, self.settings)

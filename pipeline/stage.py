@@ -7,6 +7,7 @@ more; after that it is in `Report.failed` and the rest goes on. Nothing but plai
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import json
@@ -16,6 +17,7 @@ import shutil
 import sys
 import tempfile
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +31,7 @@ TRIES = 2
 STILLBORN = 3  # workers in a row that die before they are ready, after which the stage gives up
 MOST_WORKERS = 1024  # host groups, see plan.py
 CLOSE_S = 10.0  # for a worker to put away what it holds
+MESSAGE = 400  # characters of what Ray says about a death that are kept
 PATIENCE_S = 60.0  # without a worker before a line says so
 LOG_EVERY_S = 10.0
 Engine = Literal["inline", "ray"]
@@ -72,8 +75,8 @@ class Report:
 def execute(stage: Stage, tickets: Iterable[Ticket], *, engine: Engine, workers: int | None = None) -> Report:
     """Every ticket once, to its end. ValueError where the factory refuses its config.
 
-    inline: in this process, one after the other. ray: on `workers` actors (default: as many as the cluster has room
-    for), at most one ticket each, the longest group first.
+    inline: in this process, one after the other. ray: on at most `workers` actors (default: as many as there is room
+    for), one ticket each at a time, the longest group first.
     """
     todo = list(tickets)
     assert len({ticket.id for ticket in todo}) == len(todo), f"two tickets of stage {stage.name} have the same id"
@@ -124,8 +127,11 @@ class Worker:
             self.work.close()
 
 
-def _told(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+def _told(error: Exception) -> str:
+    """The error in one line, with the place in our files where it came up: a worker's traceback stays in Ray's logs."""
+    text = f"{type(error).__name__}: {error}"
+    ours = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_relative_to(ROOT)]
+    return text if isinstance(error, ValueError) else f"{text} ({Path(ours[-1].filename).name}:{ours[-1].lineno})"
 
 
 def _plain(thing: Stage | Ticket) -> str:
@@ -199,6 +205,7 @@ def connect() -> None:
         ray.init(**shared)
         return
     _embedded = tempfile.mkdtemp(prefix="mill-", dir="/tmp")  # short: a socket's path has at most 107 characters
+    atexit.register(disconnect)
     ray.init(
         address="local",
         num_cpus=os.cpu_count(),
@@ -255,7 +262,7 @@ class Pool:
         actor = self.started.pop(reference)
         try:
             answer = ray.get(reference)
-        except ray.exceptions.RayActorError as error:
+        except ray.exceptions.RayError as error:
             ray.kill(actor)
             self.stillborn += 1
             if self.stillborn >= STILLBORN:
@@ -275,10 +282,10 @@ class Pool:
         actor, group = self.running.pop(reference)
         try:
             kind, text = ray.get(reference)
-        except ray.exceptions.RayActorError as error:
+        except ray.exceptions.RayError as error:
             ray.kill(actor)  # it may only be out of reach: the ticket must not run twice at a time
             self.start()
-            return group, "died", f"the worker died: {' '.join(str(error).split())}"
+            return group, "died", f"the worker died: {' '.join(str(error).split())[:MESSAGE]}"
         self.idle.append(actor)
         return group, kind, text
 
@@ -286,8 +293,8 @@ class Pool:
         """End the workers that have nothing to do, so that a cluster may shrink."""
         import ray
 
-        closing = [actor.close.remote() for actor in self.idle]
-        ray.wait(closing, num_returns=len(closing), timeout=CLOSE_S) if closing else None
+        if closing := [actor.close.remote() for actor in self.idle]:
+            ray.wait(closing, num_returns=len(closing), timeout=CLOSE_S)
         for actor in [*self.idle, *self.started.values()]:
             ray.kill(actor)
         self.idle, self.started = [], {}

@@ -71,8 +71,13 @@ def records(path: str) -> Iterator[tuple[int, bytes | None]]:
                 held = (offset, body)
         except OSError:
             pass  # damage: the scan says what it costs. A broken connection breaks the scan too, and that raises
-    start, known = (0, 0) if given is None else (given, 1)
-    yield from islice(scan(disk.read_bytes(path, start), start), known, None)
+        start, known = (0, 0) if given is None else (given, 1)
+        try:
+            stream.seek(start)
+            rest = stream.read()
+        except ValueError:  # a server that serves no ranges
+            rest = disk.read_bytes(path)[start:]
+    yield from islice(scan(rest, start), known, None)
 
 
 def scan(data: bytes, base: int = 0) -> Iterator[tuple[int, bytes | None]]:

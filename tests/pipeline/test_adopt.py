@@ -179,9 +179,9 @@ def test_odd_samples_end_with_a_reason(tmp_path: Path) -> None:
     assert found["a/same.jpg"]["url"] == f"{path}#a/same.jpg"
     reasons = {name: row["reason"] for name, row in found.items() if row["reason"]}
     assert reasons == {
-        "nopicture": "missing_file", "nocaption.jpg": "missing_file", "blank.jpg": "missing_file",
+        "nopicture": "missing_file", "nocaption.jpg": "no_caption", "blank.jpg": "no_caption",
         "latin.jpg": "encoding", "html.jpg": "not_an_image", "gif.jpg": "format", "zero.jpg": "empty",
-        "cut.jpg": "decode_error", "badjson.jpg": "missing_file",
+        "cut.jpg": "decode_error", "badjson.jpg": "no_caption",
     }  # fmt: skip
     assert (record["count"], record["successes"]) == (15, 6)
 

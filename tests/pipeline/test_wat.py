@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections import Counter
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -29,7 +34,7 @@ def read(folder: Path, data: bytes, name: str = "x.warc.wat.gz") -> tuple[list[P
     return pairs, counts
 
 
-def one(folder: Path, *links: dict, **more) -> Pair:
+def one(folder: Path, *links: dict[str, Any], **more: Any) -> Pair:
     pairs, _ = read(folder, zipped([INFO, *page(PAGE, list(links), **more)]))
     return pairs[0]
 
@@ -100,12 +105,10 @@ def test_the_short_ways_give_what_the_long_way_gives(start: str, rest: str) -> N
             return f"refused: {error}"
 
     short = outcome(PAGE), outcome("http://page.test")
-    before = wat.PLAIN, wat._origin
-    wat.PLAIN, wat._origin = wat.re.compile("(?!)"), lambda base: ""
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wat, "PLAIN", re.compile("(?!)"))
+        patch.setattr(wat, "_origin", lambda base: "")
         assert (outcome(PAGE), outcome("http://page.test")) == short
-    finally:
-        wat.PLAIN, wat._origin = before
 
 
 def test_only_images_with_text_are_pairs(tmp_path: Path) -> None:
@@ -178,7 +181,9 @@ def test_a_link_that_is_called_the_licence_comes_before_other_licences(tmp_path:
     ("said", "html", "expected"),
     [(("de", True), "en-GB", "de"), (("de", False), "en-GB", "en"), (("de", False), "", "de"), (None, "pt_BR", "pt")],
 )
-def test_the_language_is_the_detectors_where_it_is_sure(tmp_path: Path, said, html: str, expected: str) -> None:
+def test_the_language_is_the_detectors_where_it_is_sure(
+    tmp_path: Path, said: tuple[str, bool] | None, html: str, expected: str
+) -> None:
     body = response(PAGE, [image("/a.jpg", "x")], Metas=[{"name": "HTML@/lang", "content": html}])
     bodies = [body, *([language(PAGE, *said)] if said else [])]
     pairs, _ = read(tmp_path, zipped([record(b) for b in bodies]))
@@ -201,7 +206,9 @@ def test_a_language_is_not_taken_from_another_page(tmp_path: Path) -> None:
         ({"url": "/full.jpg"}, None),
     ],
 )
-def test_the_text_around_an_image_only_where_it_is_surely_that(tmp_path: Path, link: dict, anchor: str | None) -> None:
+def test_the_text_around_an_image_only_where_it_is_surely_that(
+    tmp_path: Path, link: dict[str, Any], anchor: str | None
+) -> None:
     assert one(tmp_path, image("thumb.jpg", "x"), {"path": "A@/href", **link}).anchor == anchor
 
 
@@ -232,7 +239,7 @@ def test_offsets_lead_back_to_the_record(tmp_path: Path, name: str) -> None:
 def test_one_gzip_member_other_line_ends_wrong_lengths_and_blank_first_lines(
     tmp_path: Path, newline: str, lead: bytes, length: int | None
 ) -> None:
-    wrong = {} if length is None else {"length": length}
+    wrong: dict[str, Any] = {} if length is None else {"length": length}
     bodies = [r.split(b"\r\n\r\n")[1] for r in pages(4)]
     odd = b"".join(
         record(body, newline=newline, lead=lead if i == 0 else b"", **wrong) for i, body in enumerate(bodies)
@@ -284,6 +291,54 @@ def test_bytes_that_json_may_not_hold_are_replaced(tmp_path: Path) -> None:
     pairs, counts = read(tmp_path, zipped([record(body.replace(b"IMG@/src", b"IMG@\\/src"))]))
     assert [p.caption for p in pairs] == ["� and �"]
     assert counts["damaged_records"] == 0
+
+
+class Ranges(SimpleHTTPRequestHandler):
+    """Serves one range of bytes where it is asked for one, as object stores do."""
+
+    def log_message(self, *words: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        data = Path(self.translate_path(self.path)).read_bytes()
+        part = data[int(wanted[1]) : int(wanted[2]) + 1 if wanted[2] else None] if wanted else data
+        self.send_response(206 if wanted else 200)
+        self.send_header("Accept-Ranges", "bytes")
+        self.send_header("Content-Length", str(len(part)))
+        if wanted:
+            self.send_header("Content-Range", f"bytes {wanted[1]}-{int(wanted[1]) + len(part) - 1}/{len(data)}")
+        self.end_headers()
+        self.wfile.write(part)
+
+
+class NoRanges(SimpleHTTPRequestHandler):
+    def log_message(self, *words: Any) -> None:
+        pass
+
+    def end_headers(self) -> None:
+        self._headers_buffer = [h for h in self._headers_buffer if not h.startswith(b"Content-Length")]  # type: ignore[has-type]
+        super().end_headers()
+
+
+@pytest.mark.parametrize("handler", [Ranges, NoRanges])
+def test_a_wat_is_read_over_http_with_and_without_ranges(
+    tmp_path: Path, handler: type[SimpleHTTPRequestHandler]
+) -> None:
+    (tmp_path / "x.wat.gz").write_bytes(zipped([INFO, *pages(5)]))
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(tmp_path))) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            url = f"http://127.0.0.1:{server.server_port}/x.wat.gz"
+            counts = Counter[str]()
+            pairs = list(pairs_of_wat(url, counts))
+        finally:
+            server.shutdown()
+            thread.join()
+    assert [p.caption for p in pairs] == list("01234")
+    assert {p.wat for p in pairs} == {url}
+    assert counts == {"links": 5, "pairs": 5}
 
 
 def test_what_is_no_wat_has_no_pairs(tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ def record(
         "",
         "",
     ]
-    return wrong.get("lead", b"") + newline.join(head).encode() + body + 2 * newline.encode()
+    lead: bytes = wrong.get("lead", b"")
+    return lead + newline.join(head).encode() + body + 2 * newline.encode()
 
 
 def wrapped(url: str, **payload: Any) -> bytes:

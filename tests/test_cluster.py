@@ -1,0 +1,103 @@
+"""ray_cluster.yaml under the checks that `ray up` makes before it calls a cloud."""
+
+from __future__ import annotations
+
+import copy
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipeline.stage import Stage
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def written() -> dict[str, Any]:
+    config: dict[str, Any] = yaml.safe_load((ROOT / "ray_cluster.yaml").read_text())
+    return config
+
+
+def checked(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration as `ray up` would go on with it."""
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    ready = prepare_config(copy.deepcopy(config))
+    validate_config(ready)
+    return ready
+
+
+def test_ray_up_accepts_the_file_as_it_is(written: dict[str, Any]) -> None:
+    ready = checked(written)
+    assert ready["head_node_type"] == "head"
+    assert {name: kind["max_workers"] for name, kind in ready["available_node_types"].items()} == {
+        "head": 0,
+        "fetcher": 32,
+        "scorer": 8,
+        "trainer": 2,
+    }
+
+
+@pytest.mark.parametrize(
+    ("where", "right", "wrong"),
+    [
+        ([], "idle_timeout_minutes", "idle_timeout_minute"),
+        (["available_node_types", "fetcher"], "max_workers", "max_worker"),
+        (["auth"], "ssh_user", "ssh_usr"),
+    ],
+)
+def test_a_misspelt_key_is_refused(written: dict[str, Any], where: list[str], right: str, wrong: str) -> None:
+    from jsonschema import ValidationError  # type: ignore[import-untyped]
+
+    changed = copy.deepcopy(written)
+    inner = changed
+    for key in where:
+        inner = inner[key]
+    inner[wrong] = inner.pop(right)
+    with pytest.raises(ValidationError, match=f"'{wrong}' was unexpected|{right}"):
+        checked(changed)
+
+
+def test_there_are_nodes_for_what_the_stages_ask(written: dict[str, Any]) -> None:
+    kinds = checked(written)["available_node_types"]
+    for stage in (Stage(name="fetch", work="x:y"), Stage(name="score", work="x:y", gpus=1)):
+        fits = [
+            name
+            for name, kind in kinds.items()
+            if kind["max_workers"] > 0
+            and kind["resources"].get("CPU", 0) >= stage.cpus
+            and kind["resources"].get("GPU", 0) >= stage.gpus
+        ]
+        assert fits, f"no node has room for a worker of {stage}"
+    assert sum(kind["max_workers"] for kind in kinds.values()) <= written["max_workers"]
+    assert written["available_node_types"]["head"]["resources"]["CPU"] == 0
+    assert "--num-cpus=0" in written["head_start_ray_commands"][-1]
+
+
+def test_nobody_without_the_token_gets_in(written: dict[str, Any]) -> None:
+    for name in ("head_start_ray_commands", "worker_start_ray_commands"):
+        start = written[name][-1]
+        assert start.index("RAY_AUTH_MODE=token") < start.index("ray start")
+    assert "~/.ray/auth_token" in written["file_mounts"]
+    assert "--dashboard-host=127.0.0.1" in written["head_start_ray_commands"][-1]
+    assert "0.0.0.0" not in (ROOT / "ray_cluster.yaml").read_text()
+
+
+def test_nodes_install_this_checkout_with_extras_that_exist(written: dict[str, Any]) -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    kinds = written["available_node_types"].values()
+    for commands in (
+        written["setup_commands"],
+        *(k["worker_setup_commands"] for k in kinds if "GPU" in k["resources"]),
+    ):
+        asked = re.search(r"\$HOME/clipmill\[([\w,]+)\]", " ".join(commands))
+        assert asked
+        assert set(asked[1].split(",")) <= set(extras)
+        torch = any("torch" in package for extra in asked[1].split(",") for package in extras[extra])
+        assert torch == (commands is not written["setup_commands"])
+    assert written["file_mounts"]["~/clipmill"] == "."
+    assert {".git", ".venv", "out"} <= set(written["rsync_exclude"])

@@ -1,0 +1,158 @@
+"""The layout that the README promises: who imports whom, names that shadow nothing, entry files that only call."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import subprocess
+import sys
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+MAY_IMPORT = {
+    "manifests": {"manifests"},
+    "filters": {"manifests", "filters"},
+    "pipeline": {"manifests", "filters", "pipeline"},
+    "train": {"manifests", "train"},
+}
+# Inside a package a file imports only files listed above it; the README's tree lists them in this order.
+ORDER = {
+    "manifests": ["schema", "disk", "__init__"],
+    "filters": ["base", "caption", "language", "picture", "tokens", "clip_score", "__init__"],
+    "pipeline": [
+        "stage", "plan", "wat", "crawl", "guard", "optout", "fetch", "pixels", "picture", "shard", "download", "adopt",
+        "scoring", "choose", "views", "integrity", "audit", "miniweb_draw", "miniweb_plan", "miniweb_wat",
+        "miniweb_server", "miniweb", "route", "build", "score", "filter",
+    ],
+    "train": [
+        "config", "order", "shards", "decode", "augment", "loader", "model", "weights", "loss", "parallel",
+        "checkpoint", "evaluate", "loop", "stats", "arms", "conclude", "gallery", "results", "charts", "page",
+        "run", "ablate", "report",
+    ],
+}  # fmt: skip
+ENTRIES = [
+    "pipeline/build.py", "pipeline/score.py", "pipeline/filter.py", "train/run.py", "train/ablate.py",
+    "train/report.py",
+]  # fmt: skip
+
+
+def sources(package: str) -> list[Path]:
+    return sorted((ROOT / package).glob("*.py"))
+
+
+def imports(path: Path) -> set[str]:
+    """Dotted names of the project's own modules that a file imports, at its top or inside functions."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+            found |= {f"{node.module}.{name.name}" for name in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+    return {name for name in found if name.split(".")[0] in MAY_IMPORT}
+
+
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_a_package_imports_only_what_lies_before_it(package: str) -> None:
+    for path in sources(package):
+        wrong = {name for name in imports(path) if name.split(".")[0] not in MAY_IMPORT[package]}
+        assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
+
+
+@pytest.mark.parametrize("package", ORDER)
+def test_a_file_imports_only_files_listed_above_it(package: str) -> None:
+    order = ORDER[package]
+    here = {path.stem for path in sources(package)}
+    assert here - {"__init__"} <= set(order), f"list {sorted(here - set(order))} where they belong"
+    for path in sources(package):
+        if path.stem == "__init__":
+            continue
+        above = set(order[: order.index(path.stem)])
+        used = {name.split(".")[1] for name in imports(path) if name.startswith(package + ".")} & here
+        assert used <= above, f"{path.relative_to(ROOT)} imports {sorted(used - above)}, which is listed below it"
+
+
+def test_no_file_name_shadows_the_standard_library_or_a_dependency() -> None:
+    taken = set(sys.stdlib_module_names) | set(packages_distributions())
+    names = {path.stem for package in MAY_IMPORT for path in sources(package)} - {"__init__"}
+    ours = {name for name in names if name in taken and importlib.util.find_spec(name) is not None}
+    assert not ours, f"these file names shadow installed modules: {sorted(ours)}"
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_entry_files_hold_no_classes_and_can_be_executed(entry: str) -> None:
+    path = ROOT / entry
+    tree = ast.parse(path.read_text())
+    assert not [n for n in ast.walk(tree) if isinstance(n, ast.ClassDef)]
+    assert not [n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and n.attr == "remote"]
+    assert path.read_text().startswith("#!/usr/bin/env python3\n")
+    assert path.stat().st_mode & 0o111
+    assert ast.get_docstring(tree)
+
+
+@pytest.mark.parametrize("entry", [*ENTRIES, "pipeline/audit.py", "pipeline/miniweb.py", "train/evaluate.py"])
+def test_every_entry_has_help_with_an_example_from_any_folder(entry: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / entry), "--help"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert "example" in done.stdout.lower()
+    assert entry in done.stdout
+
+
+def python_files() -> list[Path]:
+    return [p for folder in (*MAY_IMPORT, "benchmarks") for p in (ROOT / folder).rglob("*.py")]
+
+
+def test_files_and_functions_stay_short() -> None:
+    long = []
+    for path in python_files():
+        text = path.read_text()
+        if text.count("\n") > 450:
+            long.append(f"{path.relative_to(ROOT)}: {text.count(chr(10))} lines")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                if lines > 60:
+                    long.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}: {lines} lines")
+    assert not long, "\n".join(long)
+
+
+def test_the_tree_of_the_readme_has_a_line_for_every_file() -> None:
+    text = (ROOT / "README.md").read_text()
+    tree = re.search(r"^## The tree\n.*?```\n(.*?)```", text, re.S | re.M)
+    assert tree, "the README has no section «The tree»"
+    listed: set[str] = set()
+    folder = ""
+    for line in tree[1].splitlines():
+        name, _, comment = line.strip().partition("  ")
+        if not name:
+            continue
+        assert comment.strip(), f"no comment for {name}"
+        if name.endswith("/"):
+            folder = name
+        else:
+            listed.add((folder if line.startswith(" ") else "") + name)
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    shown = {f for f in tracked if f.endswith((".py", ".yaml")) and not f.startswith("tests/")}
+    shown |= {"README.md", "Makefile", "pyproject.toml"}
+    assert shown - listed == set(), "missing in the README's tree"
+    assert {f for f in listed if not (ROOT / f).exists()} == set(), "in the README's tree, but not there"
+
+
+BLOCKED = ["pydantic", "ray", "duckdb", "open_clip", "webdataset", "simplejpeg", "xxhash", "scipy", "yaml"]
+
+
+def test_the_trainer_starts_with_torch_numpy_pyarrow_and_little_else() -> None:
+    code = (
+        "import sys\n"
+        f"for name in {BLOCKED!r}: sys.modules[name] = None\n"
+        "import train.run, train.loop, train.loader, train.checkpoint\n"
+        "print('started')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "started", done.stderr

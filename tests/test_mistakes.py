@@ -1,0 +1,165 @@
+"""What a person gets wrong is told in one line, with exit code 2, before or instead of any work."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from pipeline import audit, build, filter, score
+from train import ablate, evaluate, report, run
+
+ABLATION = """
+name: tiny
+question: Do longer captions help?
+pools: {web: {recipe: tiny.yaml, out: pool}}
+arms: {raw: web/raw, long: web/long}
+baseline: raw
+seeds: [0, 1]
+train: {model: test, samples_seen: 64, batch_size: 16, lanes: 8, warmup: 2, precision: fp32}
+evaluate: [{name: shades, kind: classification, data: eval}]
+primary: shades
+"""
+
+
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str]) -> Callable[[Callable[[list[str]], int], Sequence[str]], str]:
+    """Runs an entry that must fail as a person's mistake; gives its one line."""
+
+    def call(main: Callable[[list[str]], int], words: Sequence[str]) -> str:
+        capsys.readouterr()
+        assert main([str(w) for w in words]) == 2
+        lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+        assert len(lines) == 1
+        return lines[0]
+
+    return call
+
+
+def built(folder: Path) -> Path:
+    pool = folder / "pool"
+    assert build.main([str(folder / "tiny.yaml"), "--out", str(pool), "--engine", "inline"]) == 0
+    return pool
+
+
+def ablation(folder: Path, old: str = "", new: str = "") -> Path:
+    (folder / "eval" / "dark").mkdir(parents=True, exist_ok=True)
+    if not list((folder / "eval" / "dark").iterdir()):
+        from PIL import Image
+
+        Image.new("RGB", (32, 32), (1, 2, 3)).save(folder / "eval" / "dark" / "0.png")
+        (folder / "eval" / "light").mkdir()
+        Image.new("RGB", (32, 32), (250, 240, 230)).save(folder / "eval" / "light" / "0.png")
+    path = folder / "ablation.yaml"
+    path.write_text(ABLATION.replace(old, new))
+    return path
+
+
+def recipe(folder: Path, old: str, new: str) -> Path:
+    path = folder / "tiny.yaml"
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("main", "words"),
+    [
+        (build.main, ["nowhere.yaml"]),
+        (score.main, ["pool", "--recipe", "nowhere.yaml"]),
+        (filter.main, ["pool", "--recipe", "nowhere.yaml"]),
+        (run.main, ["nowhere.yaml", "--out", "run"]),
+        (ablate.main, ["nowhere.yaml", "--out", "out"]),
+    ],
+)
+def test_a_missing_file(told, main, words, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "nowhere.yaml does not exist" in told(main, words)
+
+
+def test_a_missing_folder(told, tmp_path) -> None:
+    assert "nowhere" in told(audit.main, [tmp_path / "nowhere"])
+    assert "nowhere" in told(report.main, [tmp_path / "nowhere"])
+    assert "nowhere" in told(score.main, [tmp_path / "nowhere", "--filters", "caption"])
+    (tmp_path / "task.yaml").write_text("{name: t, kind: classification, data: x}")
+    assert "nowhere" in told(evaluate.main, [tmp_path / "nowhere", "--task", tmp_path / "task.yaml"])
+
+
+def test_an_unknown_filter(told, tiny) -> None:
+    line = told(build.main, [recipe(tiny, "caption]", "captoin]"), "--out", tiny / "pool", "--engine", "inline"])
+    assert "captoin" in line
+    assert "did you mean 'caption'" in line
+
+
+def test_a_rule_that_is_no_sql(told, tiny) -> None:
+    line = told(
+        build.main,
+        [recipe(tiny, "caption_words > 3", "caption_words >> or"), "--out", tiny / "pool", "--engine", "inline"],
+    )
+    assert "words" in line
+    assert "caption_words >> or" in line
+
+
+def test_a_rule_over_an_unknown_column(told, tiny) -> None:
+    line = told(
+        build.main,
+        [recipe(tiny, "caption_words > 3", "caption_word > 3"), "--out", tiny / "pool", "--engine", "inline"],
+    )
+    assert "caption_word" in line
+    assert "caption_words" in line
+
+
+def test_a_view_that_keeps_nothing(told, tiny) -> None:
+    line = told(
+        build.main,
+        [recipe(tiny, "caption_words > 3", "caption_words > 99"), "--out", tiny / "pool", "--engine", "inline"],
+    )
+    assert "long" in line
+    assert "words" in line
+
+
+def test_no_user_agent_for_the_web(told, tiny) -> None:
+    path = recipe(tiny, "{kind: files, paths: [captions.csv]}", "{kind: wat, paths: [x.warc.wat.gz]}")
+    assert "user_agent" in told(build.main, [path, "--out", tiny / "pool", "--engine", "inline"])
+
+
+def test_a_changed_recipe_on_a_pool_that_is_there(told, tiny) -> None:
+    pool = built(tiny)
+    line = told(build.main, [recipe(tiny, "image_size: 32", "image_size: 16"), "--out", pool, "--engine", "inline"])
+    assert "image_size" in line
+
+
+def test_fewer_rows_than_a_batch(told, tiny) -> None:
+    built(tiny)
+    line = told(
+        ablate.main, [ablation(tiny, "batch_size: 16, lanes: 8", "batch_size: 64, lanes: 8"), "--out", tiny / "out"]
+    )
+    assert "batch" in line
+
+
+def test_an_evaluation_picture_in_the_training_pool(told, tiny) -> None:
+    built(tiny)
+    path = ablation(tiny)
+    shutil.copy(tiny / "7.jpg", tiny / "eval" / "dark" / "seen.jpg")
+    line = told(ablate.main, [path, "--out", tiny / "out"])
+    assert "seen.jpg" in line
+
+
+def test_an_unknown_training_key(told, tiny) -> None:
+    line = told(ablate.main, [ablation(tiny, "samples_seen: 64", "sample_seen: 64"), "--out", tiny / "out", "--check"])
+    assert "did you mean 'samples_seen'" in line
+
+
+def test_a_relative_out_under_a_submitted_folder(told, tiny, monkeypatch) -> None:
+    place = tiny / "runtime_resources" / "working_dir_files" / "_ray_pkg_1"
+    place.mkdir(parents=True)
+    monkeypatch.chdir(place)
+    assert "Ray's temporary copy" in told(build.main, [tiny / "tiny.yaml", "--out", "here"])
+    monkeypatch.delenv("CLIPMILL_OUT", raising=False)
+    assert "CLIPMILL_OUT" in told(build.main, [tiny / "tiny.yaml"])
+
+
+def test_an_ablation_has_no_stages_to_stop_at(told, tiny) -> None:
+    assert "--until" in told(build.main, [ablation(tiny), "--out", tiny / "out", "--until", "fetch"])
