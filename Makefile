@@ -2,7 +2,7 @@
 PYTHON ?= python3
 V := .venv/bin
 
-.PHONY: venv demo test check
+.PHONY: venv demo test check bench
 venv: .venv/installed
 
 .venv/installed: pyproject.toml
@@ -21,3 +21,6 @@ check: venv
 
 test: check
 	$(V)/python -m pytest
+
+bench: venv
+	$(V)/python benchmarks/engine.py

@@ -13,8 +13,9 @@ import io
 import logging
 import os
 import tempfile
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ __all__ = ["crawl", "extract", "pairs_of_wat"]
 CRAWL_VERSION = 1  # of what is read out of a source; a part of another version is read again
 TABLES = (".parquet", ".csv", ".tsv", ".jsonl", ".ndjson")
 ROWS = 10_000  # of a row group
+PROBE = 1000  # rows that are looked at before anything runs
 csv.field_size_limit(1 << 26)
 logger = logging.getLogger(__name__)
 
@@ -55,10 +57,12 @@ def crawl(source: Source, pool: str, engine: Engine, *, workers: int | None = No
             "old source back"
         )
     failed: dict[str, str] = {}
+    _sweep(pool)
     if not done:
         todo = [k for k, (path, name) in enumerate(zip(paths, ids, strict=True)) if not _is_extracted(pool, k, name)]
         if todo and source.kind in ("table", "files"):
-            next(_table(paths[todo[0]], *_columns(source)), None)  # says that a column is missing before workers start
+            rows = _table(paths[todo[0]], *_columns(source))
+            deque(islice(rows, PROBE + 1), maxlen=0)  # says that a column is missing before workers start
         logger.info("%d of %d parts are read already", len(paths) - len(todo), len(paths))
         config = {"pool": pool, "source": disk.to_plain(source)}
         tickets = [
@@ -186,8 +190,7 @@ def _table(path: str, *columns: str) -> Iterator[tuple[str | None, str | None] |
         return
     with fsspec.open(path, "rb", compression="infer") as stream:
         if kind in (".jsonl", ".ndjson"):
-            for line in stream:
-                yield _json_row(path, line, columns)
+            yield from _json_rows(path, stream, columns)
             return
         text = io.TextIOWrapper(stream, "utf-8-sig", errors="replace", newline="")
         rows = csv.reader(text, delimiter="\t" if kind == ".tsv" else ",")
@@ -199,17 +202,23 @@ def _table(path: str, *columns: str) -> Iterator[tuple[str | None, str | None] |
                 yield (row[first_at], row[second_at]) if len(row) == len(header) else None
 
 
-def _json_row(path: str, line: bytes, columns: Sequence[str]) -> tuple[str | None, str | None] | None:
-    try:
-        row = msgspec.json.decode(line)
-    except msgspec.DecodeError:
-        return None
-    if not isinstance(row, dict):
-        return None
-    if not any(name in row for name in columns):
-        _present(path, columns, list(row))
-    first, second = (None if row.get(name) is None else str(row[name]) for name in columns)
-    return first, second
+def _json_rows(path: str, lines: Iterable[bytes], columns: Sequence[str]) -> Iterator[tuple[Any, Any] | None]:
+    """A column is missing where none of the first PROBE rows has it: one row may do without."""
+    seen: set[str] = set()
+    for number, line in enumerate(lines, 1):
+        row = None
+        with suppress(msgspec.DecodeError):
+            row = msgspec.json.decode(line)
+        if isinstance(row, dict):
+            seen.update(row)
+            first, second = (None if row.get(name) is None else str(row[name]) for name in columns)
+            yield first, second
+        elif line.strip():
+            yield None
+        if number == PROBE:
+            _present(path, columns, sorted(seen))
+    if seen:
+        _present(path, columns, sorted(seen))
 
 
 def _present(path: str, columns: Sequence[str], there: Sequence[str]) -> None:
@@ -274,6 +283,14 @@ def _final(pool: str, count: int) -> list[dict[str, Any]]:
             "folder, or give the old source back"
         )
     return found if len(found) == count else []
+
+
+def _sweep(pool: str) -> None:
+    """Remove what an interrupted write has left; elsewhere than on a local disk nothing is written in pieces."""
+    if not disk.is_url(pool):
+        for folder in ("", "pairs", "pairs/.extracted"):
+            for rubbish in (disk.local(pool) / folder).glob(".*.partial.*"):
+                rubbish.unlink()
 
 
 def _is_extracted(pool: str, part: int, source_id: str) -> bool:

@@ -62,9 +62,10 @@ def build(
 
 
 def _crawl(recipe: Recipe, pool: str, engine: Engine) -> Mapping[str, str]:
-    if recipe.source.kind != "shards":
-        crawl.crawl(recipe.source, pool, engine)
-    return {}
+    if recipe.source.kind == "shards":
+        return {}
+    failed: Mapping[str, str] = crawl.crawl(recipe.source, pool, engine)["failed"]
+    return failed
 
 
 def _fetch(recipe: Recipe, pool: str, engine: Engine, retry: str | None) -> Mapping[str, str]:

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from manifests import disk
@@ -171,6 +172,21 @@ def test_files_behave_the_same_locally_and_by_url(tmp_path: Path, root: str) -> 
     disk.remove(path)
     disk.remove(path)
     assert not disk.exists(path)
+
+
+@pytest.mark.parametrize("scheme", ["", "memory://"])
+def test_a_staged_file_is_published_whole_and_read_in_part(tmp_path: Path, scheme: str) -> None:
+    staged, path = tmp_path / "staged.parquet", f"{scheme}{tmp_path}/pool/x.parquet"
+    schema = disk.with_notes(pa.schema([("shard", pa.int32())]), {"rows": 4})
+    with pq.ParquetWriter(staged, schema) as writer:
+        for shard in (0, 1):
+            writer.write_table(pa.table({"shard": pa.array([shard] * 2, pa.int32())}).cast(schema))
+    disk.publish(staged, path)
+    assert disk.notes(path) == {"rows": 4}
+    assert disk.read_parquet(path, ["shard"], where=[("shard", "=", 1)])["shard"].to_pylist() == [1, 1]
+    assert disk.names(f"{scheme}{tmp_path}/pool") == ["x.parquet"]
+    with pytest.raises(FileNotFoundError):
+        disk.publish(tmp_path / "none", path)
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,7 +169,9 @@ def test_a_stop_between_two_final_parts_is_made_good(tmp_path: Path, monkeypatch
     with pytest.raises(KeyboardInterrupt):
         crawl(source, str(tmp_path / "stopped"), "inline")
     monkeypatch.undo()
+    (tmp_path / "stopped/pairs/.part-00001.parquet.partial.1").write_bytes(b"half")
     crawl(source, str(tmp_path / "stopped"), "inline")
+    assert len(list((tmp_path / "stopped/pairs").glob("*part-*"))) == 3
     for k in range(3):
         name = f"pairs/part-{k:05d}.parquet"
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "stopped" / name).read_bytes()
@@ -246,13 +248,10 @@ def test_columns_by_other_names_and_folders_of_tables(tmp_path: Path) -> None:
 def test_a_missing_column_is_named_with_those_there_are(tmp_path: Path, name: str) -> None:
     path = table(tmp_path / name, ("n", "URL", "TEXT"))
     source = Source(kind="table", paths=(path,), url_column="URL", caption_column="TEXTS")
-    if name == "t.jsonl":
-        source = Source(kind="table", paths=(path,), url_column="URLS", caption_column="TEXTS")
-    with pytest.raises(ValueError, match=r"has no column '(URLS|TEXTS)'; did you mean '(URL|TEXT)'"):
+    with pytest.raises(ValueError, match=r"has no column 'TEXTS'; did you mean 'TEXT'"):
         crawl(source, str(tmp_path / "pool"), "inline")
     other = Source(**{**disk.to_plain(source), "paths": (table(tmp_path / "good.csv", ("n", "URL", "TEXTS")), path)})
-    if name != "t.jsonl":
-        assert "has no column 'TEXTS'" in crawl(other, str(tmp_path / "pool"), "inline")["failed"][path]
+    assert "has no column 'TEXTS'" in crawl(other, str(tmp_path / "pool"), "inline")["failed"][path]
 
 
 def test_rows_that_cannot_be_read_cost_themselves(tmp_path: Path) -> None:

@@ -1,0 +1,68 @@
+"""A whole ablation on a web where no caption is wrong: a filter that still looked better would be a lie."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("null") / "out"
+    words = ["manifests/ablations/demo_null.yaml", "--scale", "debug", "--engine", "inline", "--out", str(folder)]
+    environment = {k: v for k, v in os.environ.items() if k not in ("SCORER", "RAY_ADDRESS")}
+    done = subprocess.run(
+        [sys.executable, "pipeline/build.py", *words],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "$ python train/run.py" in done.stdout, "every command is shown before it runs"
+    return folder
+
+
+def test_no_false_victory_is_declared(out: Path) -> None:
+    report = json.loads((out / "report.json").read_text())
+    compared = {arm["arm"]: arm["difference"] for arm in report["arms"] if arm["difference"]}
+    assert set(compared) == {"clip30"}
+    assert compared["clip30"]["verdict"] != "better"
+    assert "clip30 is better" not in report["verdict"]
+
+
+def test_the_report_says_what_the_runs_said(out: Path) -> None:
+    report = json.loads((out / "report.json").read_text())
+    results = json.loads((out / "results.json").read_text())
+    for arm in report["arms"]:
+        for seed, run in results["arms"][arm["arm"]]["runs"].items():
+            shown = arm["metrics"]["objects"]["values"][seed]
+            assert shown == pytest.approx(run["objects"]["accuracy"], abs=1e-12)
+            shown = arm["metrics"]["retrieval"]["values"][seed]
+            assert shown == pytest.approx(run["retrieval"]["recall@1"], abs=1e-12)
+    assert report["verdict"] == results["verdict"]
+    kept = {arm["arm"]: arm["rows"] for arm in report["arms"]}
+    assert 0.25 < kept["clip30"] / kept["raw"] < 0.35
+    steps = dict(report["funnels"][0]["steps"])
+    assert steps["attempted"] == steps["stored"] + sum(
+        n for reason, n in report["funnels"][0]["reasons"].items() if reason in attempted_reasons(out)
+    )
+
+
+def attempted_reasons(out: Path) -> set[str]:
+    return set(json.loads((out / "pools" / "web" / "pool.json").read_text())["fetch"]["reasons"])
+
+
+def test_the_page_is_whole(out: Path) -> None:
+    html = (out / "report.html").read_text()
+    assert html.count("<svg") >= 5
+    assert html.count('src="data:image/jpeg;base64,') >= 24
+    assert "http://" not in html.replace("http://www.w3.org", "")
