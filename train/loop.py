@@ -231,13 +231,14 @@ def _decayed(config: TrainConfig, steps: int) -> float:
 
 def _refuse(job: Job, batch: Batch, values: list[float], features: dict[str, Tensor]) -> None:
     """Write down where a number ended that is none, and raise NonFinite. Nothing has been stepped."""
-    named = [(n, p.grad) for n, p in job.model.named_parameters() if p.grad is not None]
-    tensors = [f"gradient of {name}" for name, grad in named if not torch.isfinite(grad).all()]
+    tensors: list[str] = []
     rows: set[int] = set()
     for tower, feature_bE in features.items():
         found = (~torch.isfinite(feature_bE).all(dim=1)).nonzero().flatten().tolist()
-        tensors = ([f"{tower} features"] if found else []) + tensors
+        tensors += [f"{tower} features"] if found else []
         rows |= set(found)
+    grads = [(name, p.grad) for name, p in job.model.named_parameters() if p.grad is not None]
+    tensors += [f"gradient of {name}" for name, grad in grads if not torch.isfinite(grad).all()]
     keys = [batch.keys[r] for r in sorted(rows)] or list(batch.keys)
     step, where = batch.step + 1, f"nonfinite-{job.ranks.rank}.json"
     disk.write_json(

@@ -54,7 +54,7 @@ class Block(nn.Module):
         """All tokens."""
         B, T, C = x_BTC.shape
         qkv_BTH3D = self.qkv(self.ln_1(x_BTC)).view(B, T, self.heads, 3, C // self.heads)
-        q_BHTD, k_BHTD, v_BHTD = qkv_BTH3D.permute(3, 0, 2, 1, 4).unbind(0)
+        q_BHTD, k_BHTD, v_BHTD = (x.transpose(1, 2) for x in qkv_BTH3D.unbind(3))
         mixed_BHTD = F.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, is_causal=self.causal)
         return self._rest(x_BTC, mixed_BHTD.transpose(1, 2).reshape(B, T, C))
 
@@ -68,7 +68,7 @@ class Block(nn.Module):
         token_BC, one_BC = x_BTC[at], h_BTC[at]
         q_BHD = F.linear(one_BC, weight_H3DC[:, 0].reshape(C, C), bias_H3D[:, 0].reshape(C)).view(B, H, D)
         kv_BTC2 = F.linear(h_BTC, weight_H3DC[:, 1:].reshape(2 * C, C), bias_H3D[:, 1:].reshape(2 * C))
-        k_BHTD, v_BHTD = kv_BTC2.view(B, T, H, 2, D).permute(3, 0, 2, 1, 4).unbind(0)
+        k_BHTD, v_BHTD = (x.transpose(1, 2) for x in kv_BTC2.view(B, T, H, 2, D).unbind(3))
         seen_B11T = None
         if index_B is not None and self.causal:
             seen_B11T = (torch.arange(T, device=x_BTC.device) <= index_B[:, None])[:, None, None]

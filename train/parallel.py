@@ -76,7 +76,7 @@ def wrap(model: nn.Module, ranks: Ranks) -> nn.Module:
     if ranks.world == 1:
         return model
     devices = [ranks.device] if ranks.device.type == "cuda" else None
-    return DistributedDataParallel(model, device_ids=devices, broadcast_buffers=False, gradient_as_bucket_view=True)
+    return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
 
 
 def mean(values: Tensor, ranks: Ranks) -> list[float]:
@@ -105,7 +105,12 @@ def start(command: Sequence[str], world: int) -> int:
     with tempfile.TemporaryDirectory() as folder:
         shared = {"WORLD_SIZE": str(world), STORE: os.path.join(folder, "store")}
         shared |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-        before = signal.signal(signal.SIGTERM, lambda *_: [rank.terminate() for rank in ranks])
+
+        def stop(*_: object) -> None:
+            for process in ranks:
+                process.terminate()
+
+        before = signal.signal(signal.SIGTERM, stop)
         try:
             for rank in range(world):
                 own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
@@ -121,8 +126,8 @@ def start(command: Sequence[str], world: int) -> int:
 def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> int:
     """0 when all have ended well; else the status of the first that did not, after the others had time to end."""
     failed, until = 0, float("inf")
-    while time.monotonic() < until and any(rank.poll() is None for rank in ranks):
-        if not failed and (found := [rank.returncode for rank in ranks if rank.returncode]):
-            failed, until = found[0], time.monotonic() + GRACE_S
+    while time.monotonic() < until and None in (statuses := [rank.poll() for rank in ranks]):
+        if not failed and any(statuses):
+            failed, until = next(status for status in statuses if status), time.monotonic() + GRACE_S
         time.sleep(0.05)
     return failed or next((rank.returncode for rank in ranks if rank.returncode), 0)

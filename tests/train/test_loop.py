@@ -320,3 +320,14 @@ def test_a_blend_that_cannot_be_trained_on_is_refused(blend, tmp_path):
     with pytest.raises(ValueError, match="rows"):
         loop.train(blend, dataclasses.replace(CONFIG, batch_size=128, samples_seen=128), str(tmp_path))
     assert not (tmp_path / "run.json").exists()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+@pytest.mark.parametrize(("precision", "near"), [("fp32", 1e-3), ("bf16", 0.05)])
+def test_on_a_gpu_the_losses_are_those_of_the_processor(blend, tmp_path, precision, near):
+    loop.train(blend, CONFIG, str(tmp_path / "cpu"))
+    config = dataclasses.replace(CONFIG, device="cuda", precision=precision)
+    loop.train(blend, config, str(tmp_path / "gpu"))
+    for one, other in zip(log_of(tmp_path / "cpu"), log_of(tmp_path / "gpu"), strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], abs=near)
