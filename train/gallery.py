@@ -158,7 +158,7 @@ def shots(views: list[ArmView], baseline: str) -> list[Json]:
             distance = np.where(v.stored & np.isfinite(scores), np.abs(scores - thresholds[0]), np.inf)
             near = [int(i) for i in np.argsort(distance, kind="stable")[:SHOWN]]
         kept = [i for i in rows if v.kept[i]][:SHOWN]
-        rejected = [i for i in rows if v.stored[i] and not v.kept[i]][:SHOWN]
+        rejected = [i for i in rows if not v.kept[i]][:SHOWN]
         pictures = _pictures(v, {*near, *kept, *rejected}, scores)
         shown.append(
             {
@@ -175,8 +175,8 @@ def shots(views: list[ArmView], baseline: str) -> list[Json]:
 
 def _drawn(view: ArmView) -> list[int]:
     """Stored rows in a random order with a fixed seed."""
-    order = np.random.default_rng(20240229).permutation(len(view.kept))
-    return [int(i) for i in order if view.stored[i]]
+    rows = np.flatnonzero(view.stored)
+    return [int(i) for i in np.random.default_rng(20240229).permutation(rows)]
 
 
 def _pictures(view: ArmView, rows: set[int], scores: np.ndarray | None) -> dict[int, Json]:

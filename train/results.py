@@ -80,7 +80,7 @@ def note(path: str, out: str, seen: dict[str, str]) -> str:
 
 def _runs(out: str, ablation: Ablation, seen: dict[str, str]) -> dict[str, dict[int, Json]]:
     """run.json of every run and where it lies: {arm: {seed of the ablation: …}}."""
-    runs: dict[str, dict[int, Json]] = {}
+    runs: dict[str, dict[int, Json]] = {ablation.baseline: {}}  # first, whatever the order of the arms
     for run in arms.expand(ablation, out, built=False):
         path = disk.join(run.out, "run.json")
         if not disk.exists(path):

@@ -131,6 +131,13 @@ def equivalence(measured: Difference, band: float) -> float:
     return float(t.sf((band - abs(measured.mean)) / error, measured.n - 1))
 
 
+@functools.cache
+def _nodes() -> tuple[np.ndarray, np.ndarray]:
+    """Gauss-Legendre nodes and weights: 1.7 s to find, the same for every test."""
+    nodes, weights = np.polynomial.legendre.leggauss(2000)
+    return nodes, weights
+
+
 @functools.lru_cache(maxsize=256)
 def _noncentrality(n: int, alpha: float, power: float) -> float:
     """Mean of t (in standard errors) that a two-sided t test over n values finds with `power`.
