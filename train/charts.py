@@ -102,7 +102,7 @@ def lines(
     for tick in ticks(x0, x1, 7):
         body.append(_text(at((tick, y0))[0], height - bottom + 18, number(tick), "middle"))
     body.append(_line(left, height - bottom, width - right, height - bottom, "axis"))
-    body += [_text((left + width) / 2, height - 4, x_name, "middle"), _text(left, top - 1, y_name)]
+    body += [_text((left + width) / 2, height - 4, x_name, "middle"), _text(width - right, top + 2, y_name, "end")]
     for name, shade, curve in series:
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(p) for p in curve if all(map(isfinite, p))))
         body.append(

@@ -21,7 +21,7 @@ h1 { font-size:30px; line-height:1.2; margin:0 0 8px }
 h2 { font-size:20px; margin:44px 0 10px; border-top:1px solid var(--rule); padding-top:18px }
 h3 { font-size:15px; margin:22px 0 6px }
 p.lead { font-size:18px; color:var(--soft); margin:0 0 18px }
-.verdict { font-size:19px; line-height:1.45; background:var(--card); border:1px solid var(--rule); 
+.verdict { font-size:16px; line-height:1.5; background:var(--card); border:1px solid var(--rule); 
   border-left:5px solid var(--ink); padding:16px 20px; border-radius:6px }
 .note { color:var(--soft); font-size:13.5px }
 .scroll { overflow-x:auto }
