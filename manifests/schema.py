@@ -387,3 +387,7 @@ class Ablation:
         for arm in (*self.controls.random_like, *([self.controls.a_a] if self.controls.a_a else [])):
             if arm not in self.arms:
                 raise ValueError(f"control of unknown arm {arm!r}; the arms are {sorted(self.arms)}")
+
+    def place(self, out: str, pool: str) -> str:
+        """Where a pool lies: its own `out`, or pools/NAME inside the ablation's folder `out`."""
+        return self.pools[pool].out or f"{out.rstrip('/')}/pools/{pool}"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from manifests import disk
-from manifests.schema import Ablation, Blend, Controls, Miniweb, PoolRef, Recipe, Scorer
+from manifests.schema import Ablation, Blend, Controls, Miniweb, Recipe, Scorer
 from pipeline import adopt, audit, crawl, miniweb, plan, scoring, shard, stage, views
 from pipeline.stage import Engine, Stage, Ticket
 
@@ -169,7 +169,7 @@ def _commands(
             recipes[name] = disk.join(out, "recipes", f"{name}.json")
             known = scale if scale in disk.scales_of(pool.recipe) else None
             disk.write_json(recipes[name], disk.read_manifest(pool.recipe, Recipe, scale=known))
-    places = {name: place(out, name, pool) for name, pool in ablation.pools.items()}
+    places = {name: ablation.place(out, name) for name in ablation.pools}
     for name, path in recipes.items():
         yield (
             f"build {name}",
@@ -202,11 +202,6 @@ def _train_scorer(
     settings = {**ablation.train, **scorer.train, "seed": scorer.seed}
     changes = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     yield "train scorer", command("train/run.py", blend, "--out", disk.join(out, "scorer"), *changes)
-
-
-def place(out: str, name: str, pool: PoolRef) -> str:
-    """Where a pool of an ablation lies: its own `out`, or pools/NAME inside the ablation's folder."""
-    return pool.out or disk.join(out, "pools", name)
 
 
 def random_views(arms: Mapping[str, str], controls: Controls) -> list[tuple[str, str]]:

@@ -63,7 +63,7 @@ def check_pools(ablation: Ablation, out: str) -> dict[str, int]:
         Loader(run.blend, run.config, model_config(run.config))
     pools = {pool for run in runs for pool in run.blend.pools.values()}
     if ablation.scorer:
-        pools.add(arms.place(ablation, out, ablation.scorer.view.partition("/")[0]))
+        pools.add(ablation.place(out, ablation.scorer.view.partition("/")[0]))
     return evaluate.refuse_overlap(sorted(pools), ablation.evaluate)
 
 

@@ -67,11 +67,6 @@ class Outcome:
 # --- which runs there are ------------------------------------------------------------------------------------------
 
 
-def place(ablation: Ablation, out: str, pool: str) -> str:
-    """Where a pool of an ablation lies: its own `out`, or pools/NAME inside the ablation's folder."""
-    return ablation.pools[pool].out or disk.join(out, "pools", pool)
-
-
 def expand(ablation: Ablation, out: str, *, built: bool = True) -> tuple[Run, ...]:
     """Every run: arms, then a random subset for each arm that asks for one, then A/A; each with every seed.
 
@@ -114,7 +109,7 @@ def _blend(ablation: Ablation, out: str, arm: str) -> Blend:
     pool, _, view = what.partition("/")
     if not view or pool not in ablation.pools:
         raise ValueError(f"arm {arm!r} is {what!r}; it must be POOL/VIEW with a pool of {sorted(ablation.pools)}")
-    return Blend(name=arm, pools={pool: place(ablation, out, pool)}, views={what: 1.0})
+    return Blend(name=arm, pools={pool: ablation.place(out, pool)}, views={what: 1.0})
 
 
 def _random(ablation: Ablation, out: str, arm: str) -> Blend:
@@ -127,7 +122,7 @@ def _random(ablation: Ablation, out: str, arm: str) -> Blend:
         )
     return Blend(
         name=f"random_like_{arm}",
-        pools={pool: place(ablation, out, pool)},
+        pools={pool: ablation.place(out, pool)},
         views={f"{pool}/random_like_{view}": 1.0},
     )
 
@@ -256,7 +251,8 @@ def threads_of(jobs: int) -> int:
 
 def environment(number: int, jobs: int, gpus: int) -> dict[str, str]:
     """Variables of child `number`: its threads, where this project lies and, of several GPUs, the one that it takes."""
-    variables = {**os.environ, "OMP_NUM_THREADS": str(threads_of(jobs)), "PYTHONPATH": str(ROOT)}
+    variables = {"OMP_WAIT_POLICY": "passive", **os.environ}  # see run.py: threads must not spin beside other work
+    variables |= {"OMP_NUM_THREADS": str(threads_of(jobs)), "PYTHONPATH": str(ROOT)}
     if gpus > 1:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus)))).split(",")
         variables["CUDA_VISIBLE_DEVICES"] = visible[number % gpus]

@@ -15,7 +15,7 @@ if not __package__:
 
 import os
 
-# Before torch: threads that spin while they wait for each other train ten times slower where anything else runs.
+# Before torch: threads that spin while they wait are a quarter faster alone, and ten times slower beside other work.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import argparse
