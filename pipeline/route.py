@@ -132,16 +132,25 @@ def run(words: Sequence[str]) -> None:
     subprocess.run([sys.executable, str(ROOT / words[1]), *words[2:]], check=True, env=environment)
 
 
+def _export(**variables: str) -> None:
+    """Set variables for the commands that follow, and show it."""
+    os.environ.update(variables)
+    print(f"\n$ export {' '.join(f'{k}={shlex.quote(v)}' for k, v in variables.items())}", flush=True)
+
+
 def ablate(manifest: str, out: str, *, engine: Engine, scale: str | None = None) -> None:
     """Build what is missing, train the scorer if one is asked for, run the arms and write the report.
 
     ValueError for a person's mistake; subprocess.CalledProcessError where a command ended with an error of its own.
     """
     costs: dict[str, float] = {}
-    os.environ.setdefault("SCORER", disk.join(out, "scorer", "export"))
+    if disk.read_block(manifest, "scorer", Scorer, scale=scale):
+        _export(SCORER=disk.join(out, "scorer", "export"))
     with surroundings(out, peek_miniweb(manifest, scale)):
         ablation = disk.read_manifest(manifest, Ablation, scale=scale)
         disk.write_json(disk.join(out, "ablation.json"), ablation)
+        again = command("pipeline/build.py", manifest, "--out", out, *(["--scale", scale] if scale else []))
+        disk.write_json(disk.join(out, "command.json"), shlex.join(again))
         resolved = disk.join(out, "ablation.json")
         run(command("train/ablate.py", resolved, "--out", out, "--check"))
         with one_ray(engine):
@@ -253,7 +262,7 @@ def surroundings(out: str, settings: Miniweb | None) -> Iterator[None]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     before = {name: os.environ.get(name) for name in ("MINIWEB", "MINIWEB_PORT")}
-    os.environ.update(MINIWEB=web, MINIWEB_PORT=str(port))
+    _export(MINIWEB=web, MINIWEB_PORT=str(port))
     options = [f"--{key.replace('_', '-')}={value}" for key, value in disk.to_plain(settings).items()]
     run(command("pipeline/miniweb.py", "write", "--out", web, *options))
     print(f"\n$ python pipeline/miniweb.py serve --out {web} --port {port} &", flush=True)

@@ -49,6 +49,8 @@ def test_the_report_says_what_the_runs_said(out: Path) -> None:
             shown = arm["metrics"]["retrieval"]["values"][seed]
             assert shown == pytest.approx(run["retrieval"]["recall@1"], abs=1e-12)
     assert report["verdict"] == results["verdict"]
+    again = report["provenance"]["facts"]["run again with"]
+    assert again == f"python pipeline/build.py manifests/ablations/demo_null.yaml --out {out} --scale debug"
     kept = {arm["arm"]: arm["rows"] for arm in report["arms"]}
     assert 0.25 < kept["clip30"] / kept["raw"] < 0.35
     steps = dict(report["funnels"][0]["steps"])

@@ -213,6 +213,13 @@ def _costs(out: str) -> list[tuple[str, float]]:
     return [(name, float(s)) for name, s in disk.read_json(path).items()] if disk.exists(path) else []
 
 
+def _command(out: str) -> str:
+    """The command that made the whole folder, or the one that made its runs."""
+    path = disk.join(out, "command.json")
+    found = disk.read_json(path) if disk.exists(path) else f"python train/ablate.py {out}/ablation.json --out {out}"
+    return str(found)
+
+
 def _provenance(out: str, runs: Mapping[str, Mapping[int, Json]], seen: Mapping[str, str]) -> Json:
     first = next(iter(next(iter(runs.values())).values()))
     facts: Json = {
@@ -222,6 +229,6 @@ def _provenance(out: str, runs: Mapping[str, Mapping[int, Json]], seen: Mapping[
         ),
         "device": first["device"],
         **{f"version of {name}": version for name, version in first["versions"].items()},
-        "run again with": f"python pipeline/build.py {out}/ablation.json --out {out}",
+        "run again with": _command(out),
     }
     return {"facts": facts, "files": sorted(seen.items())}
