@@ -8,13 +8,14 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from manifests import disk
+from train.shards import tar_path
 
 SHOWN = 12  # pictures of each kind
 BINS = 40
@@ -43,23 +44,27 @@ class ArmView:
 
 def open_views(runs: Mapping[str, Mapping[int, Json]]) -> list[ArmView]:
     """The views of every arm, from the blends of its runs; an A/A arm's are those of the arm that it repeats."""
+    opened: dict[tuple[str, str], ArmView] = {}
     found = []
     for arm, by_seed in runs.items():
         blend = next(iter(by_seed.values()))["blend"]
         for name in blend["views"]:
             pool, _, view = name.partition("/")
-            path = blend["pools"][pool]
-            meta = disk.read_json(disk.join(path, "views", f"{view}.json"))
-            shards = tuple(sorted(meta["shards"]))
-            table = pa.concat_tables(
-                [disk.read_parquet(disk.join(path, "views", view, f"{shard}.parquet")) for shard in shards]
-            )
-            kept = np.asarray(table["kept"].to_numpy(zero_copy_only=False), dtype=bool)
-            rule = np.asarray([r or "" for r in table["rule"].to_pylist()])
-            found.append(
-                ArmView(arm=arm, pool=pool, path=path, view=view, meta=meta, shards=shards, kept=kept, rule=rule)
-            )
+            place = blend["pools"][pool], view
+            if place not in opened:
+                opened[place] = _open(arm, pool, *place)
+            found.append(replace(opened[place], arm=arm, pool=pool))
     return found
+
+
+def _open(arm: str, pool: str, path: str, view: str) -> ArmView:
+    meta = disk.read_json(disk.join(path, "views", f"{view}.json"))
+    shards = tuple(sorted(meta["shards"]))
+    folder = disk.join(path, "views", view)
+    table = pa.concat_tables([disk.read_parquet(disk.join(folder, f"{shard}.parquet")) for shard in shards])
+    kept = np.asarray(table["kept"].to_numpy(zero_copy_only=False), dtype=bool)
+    rule = np.asarray([r or "" for r in table["rule"].to_pylist()])
+    return ArmView(arm=arm, pool=pool, path=path, view=view, meta=meta, shards=shards, kept=kept, rule=rule)
 
 
 def column(view: ArmView, name: str) -> np.ndarray | None:
@@ -156,7 +161,8 @@ def shots(views: list[ArmView], baseline: str) -> list[Json]:
         near: list[int] = []
         if scores is not None and thresholds:
             distance = np.where(v.stored & np.isfinite(scores), np.abs(scores - thresholds[0]), np.inf)
-            near = [int(i) for i in np.argsort(distance, kind="stable")[:SHOWN]]
+            nearest = np.argsort(distance, kind="stable")[:SHOWN]
+            near = [int(i) for i in nearest if np.isfinite(distance[i])]
         kept = [i for i in rows if v.kept[i]][:SHOWN]
         rejected = [i for i in rows if not v.kept[i]][:SHOWN]
         pictures = _pictures(v, {*near, *kept, *rejected}, scores)
@@ -188,8 +194,7 @@ def _pictures(view: ArmView, rows: set[int], scores: np.ndarray | None) -> dict[
         mine = sorted(i for i in rows if first <= i < first + size)
         if mine:
             record = disk.read_json(disk.join(view.path, "shards", f"{shard}_stats.json"))
-            tar = record["tar"] if record["tar"].startswith("/") or "://" in record["tar"] else None
-            tar = tar or disk.join(view.path, "shards", record["tar"])
+            tar = tar_path(view.path, record)
             names = ["caption", "image_offset", "image_length"]
             table = disk.read_parquet(disk.join(view.path, "shards", f"{shard}.parquet"), names)
             for i in mine:

@@ -165,6 +165,13 @@ def fingerprint(pool: str) -> tuple[str, dict[str, dict[str, Any]]]:
     return disk.content_hash({shard: record["sidecar_sha256"] for shard, record in records.items()}), records
 
 
+def tar_path(pool: str, record: Mapping[str, Any]) -> str:
+    """Where the tar of a commit record lies: inside the pool, or anywhere if it was adopted."""
+    tar = str(record["tar"])
+    inside = not disk.is_url(tar) and not os.path.isabs(disk.local(tar))
+    return disk.join(pool, "shards", tar) if inside else tar
+
+
 def open_view(pool: str, view: str, tokenizer: str = "clip", held: int = HELD_SHARDS) -> ViewRows:
     """Open POOL/views/VIEW; the columns of `held` shards stay in memory.
 
@@ -177,13 +184,7 @@ def open_view(pool: str, view: str, tokenizer: str = "clip", held: int = HELD_SH
     now, records = fingerprint(pool)
     if manifest["fingerprint"] != now or set(manifest["shards"]) != set(records):
         raise ValueError(f"view {view!r} of {pool} is stale: the pool's shards have changed; {_remedy(pool)}")
-    folder = disk.join(pool, "shards")
-    tars = {
-        shard: record["tar"]
-        if disk.is_url(record["tar"]) or os.path.isabs(disk.local(record["tar"]))
-        else disk.join(folder, record["tar"])
-        for shard, record in records.items()
-    }
+    tars = {shard: tar_path(pool, record) for shard, record in records.items()}
     return ViewRows(pool, view, manifest["shards"], tars, _token_set(pool, tokenizer, set(records)), held)
 
 
