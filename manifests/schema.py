@@ -1,7 +1,8 @@
-"""The nouns: recipes, views, blends and ablations as frozen dataclasses, and the columns of the files on disk.
+"""The nouns: recipes, views, blends and ablations as frozen dataclasses.
 
-Standard library and pyarrow only, so that a trainer can import it anywhere. `disk.py` reads these from YAML and checks
-types; what a type cannot say (a share between 0 and 1, a view that names itself) is checked here in `__post_init__`.
+Nothing but the standard library and columns.py, so that a trainer can import it anywhere. `disk.py` reads these from
+YAML and checks types; what a type cannot say (a share between 0 and 1, a view that names itself) is checked here in
+`__post_init__`.
 """
 
 from __future__ import annotations
@@ -9,122 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-import pyarrow as pa
+from manifests.columns import EXTRA_TYPES, PAIRS, SIDECAR
 
 STRICT: dict[str, str] = {"extra": "forbid"}  # read by pydantic inside disk.py
 
 ROWS_PER_SHARD_LIMIT = 10_000  # keys are {shard:05d}{row:04d}
-
-# Every attempt that is not stored ends with exactly one of these. refused: we chose not to; permanent: asking again
-# gives the same answer; transient: `--retry transient` may find it.
-REASONS: dict[str, Literal["refused", "permanent", "transient"]] = {
-    "bad_url": "refused",
-    "scheme": "refused",
-    "port": "refused",
-    "private_address": "refused",
-    "robots_txt": "refused",
-    "optout_header": "refused",
-    "optout_page": "refused",
-    "too_many_bytes": "refused",
-    "too_many_pixels": "refused",
-    "too_small": "refused",
-    "aspect": "refused",
-    "format": "refused",
-    "http_4xx": "permanent",
-    "http_other": "permanent",
-    "redirects": "permanent",
-    "tls": "permanent",
-    "encoding": "permanent",
-    "empty": "permanent",
-    "not_an_image": "permanent",
-    "decode_error": "permanent",
-    "decoder_died": "permanent",
-    "decoder_deadline": "permanent",
-    "missing_file": "permanent",
-    "no_caption": "permanent",
-    "dns": "transient",
-    "connect": "transient",
-    "reset": "transient",
-    "deadline": "transient",
-    "truncated": "transient",
-    "http_429": "transient",
-    "http_5xx": "transient",
-}
-
-# Reasons of the decoding half: img2dataset calls them failed_to_resize, all others failed_to_download.
-DECODE_REASONS = frozenset(
-    {
-        "too_many_pixels",
-        "too_small",
-        "aspect",
-        "format",
-        "not_an_image",
-        "decode_error",
-        "decoder_died",
-        "decoder_deadline",
-    }
-)
-
-# One row per image link with alternative text, in document order.
-PAIRS = pa.schema(
-    [
-        ("uid", pa.string()),  # 128-bit xxh3 of url, NUL and caption, 32 hex digits
-        ("url", pa.string()),
-        ("caption", pa.string()),
-        ("title", pa.string()),  # title attribute of the image
-        ("anchor", pa.string()),  # text of the link around the image
-        ("page_url", pa.string()),
-        ("page_lang", pa.string()),
-        ("robots", pa.string()),  # the page's robots meta and X-Robots-Tag, raw, as JSON
-        ("license", pa.string()),
-        ("wat", pa.string()),
-        ("warc_offset", pa.int64()),  # of the page's record in `wat`, bytes
-        ("link", pa.int32()),  # number of the link on its page
-    ]
-)
-
-# One row per attempt, in the order of the tar. The first twelve columns are img2dataset's.
-SIDECAR = pa.schema(
-    [
-        ("url", pa.string()),
-        ("caption", pa.string()),
-        ("key", pa.string()),
-        ("status", pa.string()),  # success, failed_to_download, failed_to_resize
-        ("error_message", pa.string()),
-        ("width", pa.int32()),
-        ("height", pa.int32()),
-        ("original_width", pa.int32()),
-        ("original_height", pa.int32()),
-        ("exif", pa.string()),
-        ("sha256", pa.string()),  # of the bytes as they were received
-        ("uid", pa.string()),
-        ("reason", pa.string()),  # NULL where the row is stored, else a key of REASONS
-        ("class", pa.string()),
-        ("http_status", pa.int16()),
-        ("final_url", pa.string()),
-        ("content_type", pa.string()),
-        ("optout", pa.string()),  # every opt-out signal seen, raw, as JSON
-        ("retry_of", pa.string()),  # key of the row that this one retries
-        ("image_name", pa.string()),  # member name in the tar
-        ("image_offset", pa.int64()),  # of the member's bytes in the tar
-        ("image_length", pa.int64()),
-        ("text_offset", pa.int64()),
-        ("text_length", pa.int64()),
-        ("json_offset", pa.int64()),
-        ("json_length", pa.int64()),
-        ("page_url", pa.string()),
-        ("page_lang", pa.string()),
-        ("wat", pa.string()),
-        ("warc_offset", pa.int64()),
-        ("link", pa.int32()),
-        ("fetched_at", pa.timestamp("ms", tz="UTC")),
-        ("elapsed_ms", pa.int32()),
-        ("attempts", pa.int16()),
-    ]
-)
-VOLATILE_COLUMNS = ("fetched_at", "elapsed_ms", "attempts")  # what may differ between two builds of the same bytes
-
-VIEW = pa.schema([("kept", pa.bool_()), ("rule", pa.string())])  # rule: NULL if kept, else the first that failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,34 +33,67 @@ class Pair:
     wat: str | None = None
     warc_offset: int | None = None
     link: int | None = None
+    extra: dict[str, Any] | None = None  # the source's extra_columns
+
+
+def check_extra(columns: dict[str, str], kind: str) -> None:
+    """ValueError for a type that is not one of EXTRA_TYPES, a name that is taken, or a source that has no columns."""
+    for name, type_name in columns.items():
+        if type_name not in EXTRA_TYPES:
+            raise ValueError(f"extra_columns {name}: {type_name!r} is not one of {', '.join(EXTRA_TYPES)}")
+        if name.lower() in {column.lower() for column in [*SIDECAR.names, *PAIRS.names]}:
+            raise ValueError(f"extra_columns names {name!r}, which every pool has a column of its own for")
+    if columns and kind not in ("table", "shards"):
+        raise ValueError(f"extra_columns come from tables and shards; a source of kind {kind} has none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """Where url-text pairs come from.
 
-    wat: WAT files; wat_index: a crawl by name, a seeded sample of its WATs; table: url lists in parquet, csv or jsonl;
-    files: a local folder with a captions file; shards: tars that exist already (img2dataset's or any other).
+    wat, warc: files of a crawl, the page's links as Common Crawl extracted them or the page itself; wat_index,
+    warc_index: a crawl by name, a seeded sample of its files; table: url lists in parquet, csv, tsv, json, jsonl or
+    txt; files: a local folder with a captions file; shards: tars that exist already (img2dataset's or any other).
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = STRICT
-    kind: Literal["wat", "wat_index", "table", "files", "shards"]
-    paths: tuple[str, ...] = ()  # WATs, tables, captions files (columns file, caption) or tars
-    crawl: str | None = None  # wat_index: CC-MAIN-YYYY-WW
-    sample: int | None = None  # wat_index: how many WATs, drawn without replacement
+    kind: Literal["wat", "wat_index", "warc", "warc_index", "table", "files", "shards"]
+    paths: tuple[str, ...] = ()  # WATs, WARCs, tables, captions files (columns file, caption) or tars
+    crawl: str | None = None  # *_index: CC-MAIN-YYYY-WW
+    sample: int | None = None  # *_index: how many files, drawn without replacement
     seed: int = 0
-    base: str = "https://data.commoncrawl.org/"  # wat_index: where crawl-data/ lies
+    base: str = "https://data.commoncrawl.org/"  # *_index: where crawl-data/ lies
     url_column: str = "url"
-    caption_column: str = "caption"
+    caption_column: str | None = "caption"  # table: null where there are no captions
+    extra_columns: dict[str, str] = field(default_factory=dict)  # table, shards: column -> a type of EXTRA_TYPES
 
     def __post_init__(self) -> None:
-        if self.kind == "wat_index":
+        check_extra(self.extra_columns, self.kind)
+        if self.kind in ("wat_index", "warc_index"):
             if not self.crawl or not self.sample or self.sample < 1:
                 raise ValueError(
-                    "source of kind wat_index needs crawl (CC-MAIN-YYYY-WW) and sample (a number of WATs >= 1)"
+                    f"source of kind {self.kind} needs crawl (CC-MAIN-YYYY-WW) and sample (a number of files >= 1)"
                 )
         elif not self.paths:
             raise ValueError(f"source of kind {self.kind} needs paths")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostLimit:
+    """What a host that is named in a recipe allows."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = STRICT
+    per_host: int | None = None
+    delay_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.per_host is not None and self.per_host < 1:
+            raise ValueError(f"per_host is {self.per_host}; it must be at least 1")
+        if self.delay_s is not None and self.delay_s < 0:
+            raise ValueError(f"delay_s is {self.delay_s}; it must not be negative")
+
+
+Interpolation = Literal["nearest", "linear", "bilinear", "cubic", "bicubic", "area", "lanczos", "lanczos4"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,26 +101,45 @@ class Fetch:
     """How pictures are asked for and stored. Names as in img2dataset where it has one."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = STRICT
-    engine: Literal["clipmill"] = "clipmill"
+    engine: Literal["clipmill", "img2dataset"] = "clipmill"
+    img2dataset_python: str | None = None  # engine img2dataset: the interpreter that has it; default: this one
     user_agent: str | None = None  # needed as soon as something is fetched: name and an address to write to
+    # the picture
     image_size: int = 256
     resize_mode: Literal["no", "border", "keep_ratio", "keep_ratio_largest", "center_crop"] = "keep_ratio"
     resize_only_if_bigger: bool = True
-    encode_quality: int = 95
-    min_image_size: int = 0
+    upscale_interpolation: Interpolation = "lanczos"
+    downscale_interpolation: Interpolation = "area"
+    encode_format: Literal["jpg", "png", "webp"] = "jpg"
+    encode_quality: int = 95  # of jpg and webp 1..100; of png its compression 0..9
+    skip_reencode: bool = True  # keep the bytes of a picture that nothing has to be done to
+    disable_all_reencoding: bool = False  # keep the bytes of every picture; its header is checked, nothing is decoded
+    min_image_size: int = 0  # of the shorter side
+    max_image_area: int = 0  # pixels; 0 = no limit but max_pixels
     max_aspect_ratio: float = 0.0  # 0 = no limit
-    max_pixels: int = 33_554_432
+    max_pixels: int = 33_554_432  # what is decoded at all
+    bbox_column: str | None = None  # extra column: JSON list of [left, top, right, bottom] as shares, blurred
+    extract_exif: bool = False
+    compute_hash: Literal["sha256", "md5", "sha512"] = "sha256"  # sha256 always; another one besides
+    verify_hash: tuple[str, str] | None = None  # extra column and md5, sha256 or sha512
+    # the network
     max_bytes: int = 20 * 2**20
     deadline_s: float = 20.0  # one row's DNS, TLS, redirects, body and all retries
+    min_rate: int = 1024  # bytes per second that a body must average once it has had 5 s
     retries: int = 2
-    per_host: int = 2  # requests under way at once per host
     concurrency: int = 256
     max_redirects: int = 5
     rows_per_shard: int = ROWS_PER_SHARD_LIMIT
     allow_private: bool = False
     allow_ports: tuple[int, ...] = (80, 443)
+    # manners
+    per_host: int = 2  # requests under way at once per host
+    delay_s: float = 0.0  # between the starts of two requests to a host
+    hosts: dict[str, HostLimit] = field(default_factory=dict)  # "host or *.suffix" -> what it allows
+    patience_s: float = 600.0  # a row whose host has not had time for it by then ends as host_busy
     robots_txt: bool = True
-    respect_optout: bool = True
+    site_files: tuple[Literal["tdmrep", "ai.txt"], ...] = ("tdmrep", "ai.txt")  # asked for once per host
+    optout: Literal["respect", "strict", "ignore"] = "respect"  # what is done about the signals; all are written down
     # "host or *.suffix" -> "address:port": where to connect for these names (curl --connect-to); not in a pool's hash
     connect_to: dict[str, str] = field(default_factory=dict)
 
@@ -207,8 +149,19 @@ class Fetch:
         for name in ("image_size", "max_pixels", "max_bytes", "per_host", "concurrency"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.deadline_s <= 0:
-            raise ValueError(f"deadline_s is {self.deadline_s}; it must be above 0 seconds")
+        for name in ("deadline_s", "patience_s"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0 seconds")
+        for name in ("min_image_size", "max_image_area", "max_aspect_ratio", "min_rate", "retries", "delay_s"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must not be negative")
+        lowest, highest = (0, 9) if self.encode_format == "png" else (1, 100)
+        if not lowest <= self.encode_quality <= highest:
+            raise ValueError(
+                f"encode_quality is {self.encode_quality}; of {self.encode_format} it must lie in {lowest}..{highest}"
+            )
+        if self.verify_hash is not None and self.verify_hash[1] not in ("md5", "sha256", "sha512"):
+            raise ValueError(f"verify_hash names {self.verify_hash[1]!r}; it must be md5, sha256 or sha512")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,6 +232,20 @@ class Recipe:
         doubled = sorted({f.name for f in self.filters if sum(g.name == f.name for g in self.filters) > 1})
         if doubled:
             raise ValueError(f"filters named twice: {', '.join(doubled)}")
+        for what, column in (
+            ("bbox_column", self.fetch.bbox_column),
+            ("verify_hash", (self.fetch.verify_hash or [None])[0]),
+        ):
+            if column is not None and column not in self.source.extra_columns:
+                raise ValueError(f"fetch.{what} names {column!r}, which is not one of source.extra_columns")
+
+    @property
+    def sidecar_extra(self) -> dict[str, str]:
+        """Columns of this recipe's sidecars beside SIDECAR, with their types by EXTRA_TYPES."""
+        columns = dict(self.source.extra_columns)
+        if self.fetch.compute_hash != "sha256":
+            columns[self.fetch.compute_hash] = "string"
+        return columns
 
     def view(self, name: str) -> View:
         """The view of that name. ValueError with the names there are."""

@@ -23,10 +23,10 @@ from PIL import Image
 
 from manifests import disk
 from manifests.schema import Fetch, Source
-from pipeline import shard
+from pipeline import shard, tars
 from pipeline.pixels import BadPicture, sniff
-from pipeline.shard import Member
 from pipeline.stage import Ticket
+from pipeline.tars import Member
 
 PICTURES = ("jpg", "jpeg", "png", "webp")
 FORMATS = ("JPEG", "PNG", "WEBP")  # whatever the name says: what the bytes are
@@ -94,7 +94,7 @@ def adopt(config: Mapping[str, Any]) -> Callable[[Ticket], dict[str, Any]]:
         if disk.exists(done):
             return _unchanged(disk.read_json(done), tar, pool)
         reader = Reader(tar, ticket.payload["url_column"], ticket.payload["caption_column"], settings)
-        with shard.local_copy(tar) as place:
+        with tars.local_copy(tar) as place:
             rows = list(reader.rows(place))
             books = {"tar": tar, "tar_bytes": place.stat().st_size, "tar_sha256": shard.file_hash(place)}
         width = max(4, len(str(len(rows) - 1)))  # other programs' tars may hold more than 10,000 samples
@@ -168,7 +168,7 @@ class Reader:
         """Sidecar rows without their keys: samples in the order of the tar, then what is only in the parquet."""
         seen = set()
         with open(place, "rb") as f:
-            for sample in samples(shard.index_tar(self.tar, place)):
+            for sample in samples(tars.index_tar(self.tar, place)):
                 key = sample.name.rpartition("/")[2]
                 seen.add(key)
                 yield self._stored(sample, self.listed.get(key, {}), f)

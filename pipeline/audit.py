@@ -21,8 +21,9 @@ if not __package__:
 
 import pyarrow.compute as pc
 
-from manifests import disk
-from manifests.schema import REASONS, SIDECAR, Recipe, Rule, View
+from manifests import disk, reader
+from manifests.columns import REASONS, SIDECAR
+from manifests.schema import Recipe, Rule, View
 from pipeline import adopt, choose, integrity, plan, shard
 
 EXAMPLE = """example:
@@ -143,7 +144,7 @@ def _planned(pool: str, records: Mapping[str, Mapping[str, Any]], problems: list
 def _tars(pool: str, records: Mapping[str, Mapping[str, Any]], problems: list[str]) -> int:
     """The number of tars of the recipe that this pool was built by, if it is there and adopts tars."""
     path = disk.join(pool, "recipe.json")
-    recipe = disk.read_manifest(path, Recipe) if disk.exists(path) else None
+    recipe = reader.read_manifest(path, Recipe) if disk.exists(path) else None
     if recipe is None or recipe.source.kind != "shards":
         return len(records)
     try:

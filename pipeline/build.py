@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if not __package__:
     sys.path[0] = str(ROOT)  # the checkout, not pipeline/, whose file names could shadow other modules
 
-from manifests import disk
+from manifests import disk, reader
 from manifests.schema import Ablation, Recipe
 from pipeline import route
 
@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
         demo = str(ROOT / "manifests/ablations/demo.yaml")
         manifest = args.manifest or os.environ.get("CLIPMILL_RECIPE", demo)
         out = disk.destination(args.out or disk.join(os.environ.get("CLIPMILL_OUT", "out"), Path(manifest).stem))
-        if disk.kind_of(manifest) is Ablation:
+        if reader.kind_of(manifest) is Ablation:
             if args.until != route.STAGES[-1] or args.retry:
                 raise ValueError("--until and --retry are for a recipe; an ablation runs all of its stages")
             route.ablate(manifest, out, engine=args.engine, scale=args.scale)
@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
             failed: dict[str, str] = {}
         else:
             with route.surroundings(out, route.peek_miniweb(manifest, args.scale)):
-                recipe = disk.read_manifest(manifest, Recipe, scale=args.scale)
+                recipe = reader.read_manifest(manifest, Recipe, scale=args.scale)
                 totals = route.build(recipe, out, engine=args.engine, until=args.until, retry=args.retry)
             failed = totals["failed"]
     except ValueError as error:

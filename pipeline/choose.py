@@ -24,7 +24,8 @@ import pyarrow.compute as pc
 import xxhash
 
 from manifests import disk
-from manifests.schema import VIEW, Rule, View
+from manifests.columns import VIEW
+from manifests.schema import Rule, View
 
 NOT_STORED = "not_stored"
 RESERVED = (NOT_STORED, "attempted", "stored")

@@ -28,7 +28,8 @@ import pyarrow.parquet as pq
 import xxhash
 
 from manifests import disk
-from manifests.schema import PAIRS, Source
+from manifests.columns import PAIRS
+from manifests.schema import Source
 from pipeline.plan import Integers, database, quoted
 from pipeline.stage import Engine, Stage, Ticket, Work, execute
 from pipeline.wat import SPACE, Row, pairs_of_wat, resolve, rows_of_wat
@@ -320,7 +321,7 @@ def _source_id(source: Source, path: str) -> str:
 
 
 def _columns(source: Source) -> tuple[str, str]:
-    return ("file", "caption") if source.kind == "files" else (source.url_column, source.caption_column)
+    return ("file", "caption") if source.kind == "files" else (source.url_column, source.caption_column or "")
 
 
 def _part(number: int) -> str:

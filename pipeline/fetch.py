@@ -23,7 +23,8 @@ import aiohttp
 import xxhash
 from yarl import URL
 
-from manifests.schema import REASONS, Fetch, Pair
+from manifests.columns import REASONS
+from manifests.schema import Fetch, Pair
 from pipeline import guard, optout
 from pipeline.guard import Refused, Target
 
@@ -41,7 +42,7 @@ MOVED = frozenset({301, 302, 303, 307, 308})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched:
-    """The end of one row: `body`, or a `reason` of manifests.schema.REASONS with words that repeat from run to run."""
+    """The end of one row: `body`, or a `reason` of manifests.columns.REASONS with words that repeat from run to run."""
 
     body: bytes | None
     reason: str | None
@@ -200,7 +201,7 @@ class _Run:
             except Refused as refused:
                 self.end(row, _Answer(reason=refused.reason, detail=refused.detail))
                 continue
-            if self.settings.respect_optout and (no := optout.refusal(row.signals, self.agent)):
+            if self.settings.optout != "ignore" and (no := optout.refusal(row.signals, self.agent)):
                 self.end(row, _Answer(reason=no[0], detail=no[1]))
             else:
                 self.enqueue(row)
@@ -332,7 +333,7 @@ class _Run:
             after = _retry_after_s(response.headers.get("Retry-After"))
             return replace(answer, reason=_status_reason(status), detail=f"status {status}", retry_after_s=after)
         row.signals.update(optout.signals(response.headers.items(), None))
-        if self.settings.respect_optout and (no := optout.refusal(row.signals, self.agent)):
+        if self.settings.optout != "ignore" and (no := optout.refusal(row.signals, self.agent)):
             return replace(answer, reason=no[0], detail=no[1])
         encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
         if encoding not in ("identity", ""):

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if not __package__:
     sys.path[0] = str(ROOT)  # the checkout, not pipeline/, whose file names could shadow other modules
 
-from manifests import disk
+from manifests import reader
 from manifests.schema import Recipe
 from pipeline import views
 
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.recipe:
             if args.seed is not None:
                 raise ValueError("--seed is for --random-like; in a recipe a seed stands beside random_like")
-            recipe = disk.read_manifest(args.recipe, Recipe, scale=args.scale)
+            recipe = reader.read_manifest(args.recipe, Recipe, scale=args.scale)
             documents = views.choose_views(args.pool, recipe, args.views)
         else:
             if args.views or args.scale:

@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 from tqdm import tqdm
 
 from manifests import disk
-from manifests.schema import PAIRS, REASONS, SIDECAR, VIEW
-from pipeline import shard
+from manifests.columns import PAIRS, REASONS, SIDECAR, VIEW
+from pipeline import shard, tars
 from pipeline.choose import NOT_STORED
 from pipeline.scoring import uids_checksum
 
@@ -107,7 +107,7 @@ def _sidecar(pool: str, record: Mapping[str, Any]) -> tuple[pa.Table | None, lis
     if hashlib.sha256(data).hexdigest() != record["sidecar_file_sha256"]:
         return None, [f"{name}: damaged: its sha256 is not that of the commit record"]
     table = pq.read_table(io.BytesIO(data))
-    if not table.schema.equals(SIDECAR):
+    if list(table.schema)[: len(SIDECAR)] != list(SIDECAR):
         return None, [f"{name}: its columns are not those of shard version {shard.SHARD_VERSION}"]
     return table, [f"{name}: {wrong}" for wrong in _wrong_rows(table, record)]
 
@@ -134,12 +134,12 @@ def _tar(pool: str, record: Mapping[str, Any], table: pa.Table | None) -> list[s
     """Size and hash of the tar, and whether each member lies where the sidecar says."""
     name = record["tar"] if shard.adopted(record) else f"shards/{record['tar']}"
     try:
-        with shard.local_copy(shard.tar_path(pool, record)) as place:
+        with tars.local_copy(shard.tar_path(pool, record)) as place:
             size, sha256 = place.stat().st_size, shard.file_hash(place)
             if (size, sha256) != (record["tar_bytes"], record["tar_sha256"]):
                 what = f"{size} bytes, not {record['tar_bytes']}" if size != record["tar_bytes"] else "another sha256"
                 return [f"{name}: damaged: {what}"]
-            there = {(m.name, m.offset, m.length) for m in shard.index_tar(name, place)}
+            there = {(m.name, m.offset, m.length) for m in tars.index_tar(name, place)}
             if table is None:
                 return []
             with open(place, "rb") as f:

@@ -49,7 +49,7 @@ ORIENTATION = 0x0112  # tag of EXIF
 
 
 class BadPicture(Exception):
-    """This picture is not stored; `reason` is one of manifests.schema.DECODE_REASONS."""
+    """This picture is not stored; `reason` is one of manifests.columns.DECODE_REASONS."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")

@@ -14,7 +14,7 @@ import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -28,9 +28,10 @@ import pyarrow.parquet as pq
 import xxhash
 
 from manifests import disk
-from manifests.schema import PAIRS, Fetch, Pair, Recipe
+from manifests.columns import PAIRS
+from manifests.schema import Fetch, Pair, Recipe
 
-PLAN_VERSION = 1  # a change of order or of task ids bumps this and the golden test
+PLAN_VERSION = 2  # a change of order or of task ids bumps this and the golden test
 MAX_GROUPS = 1024  # tasks that can run at a time; a host lives in one of them
 ORDER_SEED = 20240229
 PLAN = pa.schema(
@@ -44,6 +45,7 @@ PLAN = pa.schema(
     ]
 )
 PLAIN_HOST = re.compile(r"https?://([a-z0-9-]+(?:\.[a-z0-9-]+)*)(?::[0-9]*)?(?:[/?#]|\Z)")  # 4 times faster
+QUOTE = '"'
 Integers = npt.NDArray[np.int64]
 logger = logging.getLogger(__name__)
 
@@ -125,8 +127,8 @@ def _dealt(pairs: pa.Table, groups: int) -> tuple[npt.NDArray[np.int16], npt.NDA
 
 
 def settings_of(fetch: Fetch) -> str:
-    """Hash of the fetch settings that decide what is stored: not the user agent, not where to connect."""
-    return disk.content_hash(replace(fetch, connect_to={}, user_agent=None))
+    """Hash of the fetch settings that decide what is stored."""
+    return disk.content_hash(disk.deciding(fetch))
 
 
 # --- on disk -------------------------------------------------------------------------------------------------------
@@ -148,7 +150,7 @@ def write_plan(pool: str, recipe: Recipe) -> list[Task]:
         "version": PLAN_VERSION,
         "pairs": _pairs_hash(tables),
         "recipe_hash": disk.recipe_hash(recipe),
-        "recipe": {"source": recipe.source, "fetch": replace(recipe.fetch, connect_to={}, user_agent=None)},
+        "recipe": {"source": recipe.source, "fetch": disk.deciding(recipe.fetch)},
         "groups": host_groups(sum(t.num_rows for t in tables), recipe.fetch.rows_per_shard),
         "round": 0,
     }
@@ -211,7 +213,18 @@ def read_plan(pool: str) -> list[Task]:
 
 def rows_of_shard(pool: str, shard: int) -> list[Pair]:
     """The pairs of one shard in fetch order: position i has the key f"{shard:05d}{i:04d}"."""
-    return [Pair(**row) for row in _shard_table(pool, shard, PAIRS.names).to_pylist()]
+    extra = extra_columns(pool)
+    rows = _shard_table(pool, shard, [*PAIRS.names, *extra]).to_pylist()
+    return [
+        Pair(**{name: row[name] for name in PAIRS.names}, extra={name: row[name] for name in extra} or None)
+        for row in rows
+    ]
+
+
+def extra_columns(pool: str) -> list[str]:
+    """The columns of a pool's pairs that its source brought along."""
+    names: list[str] = disk.schema_of(_parts(pool)[0]).names
+    return names[len(PAIRS) :]
 
 
 def retries_of_shard(pool: str, shard: int) -> list[str | None]:
@@ -295,7 +308,8 @@ def _write(path: str, parts: list[str], where: pa.Table, tasks: list[Task], note
     The sort is DuckDB's, which spills to disk: what is held in memory is `where`, 30 bytes a row.
     """
     notes = {**notes, "shards": [[task.group, task.size, task.id] for task in tasks]}
-    schema = disk.with_notes(PLAN, notes)
+    extra = list(disk.schema_of(parts[0]))[len(PAIRS) :]
+    schema = disk.with_notes(pa.schema([*PLAN, *extra]), notes)
     with tempfile.TemporaryDirectory(prefix="clipmill-plan-") as folder:
         ordered, staged = Path(folder) / "ordered.parquet", Path(folder) / "plan.parquet"
         with database(folder, parts) as connection:
@@ -306,8 +320,9 @@ def _write(path: str, parts: list[str], where: pa.Table, tasks: list[Task], note
                 for part, name in enumerate(parts)
             )
             columns = ", ".join(f"p.{name}" for name in PAIRS.names)
+            behind = "".join(f', p."{field.name.replace(QUOTE, QUOTE * 2)}"' for field in extra)
             connection.execute(
-                f"COPY (SELECT {columns}, w.part, w.row, w.shard, w.position, w.retry_of FROM ({pairs}) p "
+                f"COPY (SELECT {columns}, w.part, w.row, w.shard, w.position, w.retry_of{behind} FROM ({pairs}) p "
                 "JOIN planned w ON p.part = w.part AND p.row = w.row ORDER BY w.shard, w.position) "
                 f"TO '{quoted(str(ordered))}' (FORMAT parquet)"
             )

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from manifests import disk
+from manifests import disk, reader
 from manifests.schema import Ablation, Blend, Controls, Miniweb, Recipe, Scorer
 from pipeline import adopt, audit, crawl, miniweb, plan, scoring, shard, stage, views
 from pipeline.stage import Engine, Stage, Ticket
@@ -144,10 +144,10 @@ def ablate(manifest: str, out: str, *, engine: Engine, scale: str | None = None)
     ValueError for a person's mistake; subprocess.CalledProcessError where a command ended with an error of its own.
     """
     costs: dict[str, float] = {}
-    if disk.read_block(manifest, "scorer", Scorer, scale=scale):
+    if reader.read_block(manifest, "scorer", Scorer, scale=scale):
         _export(SCORER=disk.join(out, "scorer", "export"))
     with surroundings(out, peek_miniweb(manifest, scale)):
-        ablation = disk.read_manifest(manifest, Ablation, scale=scale)
+        ablation = reader.read_manifest(manifest, Ablation, scale=scale)
         disk.write_json(disk.join(out, "ablation.json"), ablation)
         again = command("pipeline/build.py", manifest, "--out", out, *(["--scale", scale] if scale else []))
         disk.write_json(disk.join(out, "command.json"), shlex.join(again))
@@ -176,8 +176,8 @@ def _commands(
     for name, pool in ablation.pools.items():
         if pool.recipe is not None:
             recipes[name] = disk.join(out, "recipes", f"{name}.json")
-            known = scale if scale in disk.scales_of(pool.recipe) else None
-            disk.write_json(recipes[name], disk.read_manifest(pool.recipe, Recipe, scale=known))
+            known = scale if scale in reader.scales_of(pool.recipe) else None
+            disk.write_json(recipes[name], reader.read_manifest(pool.recipe, Recipe, scale=known))
     places = {name: ablation.place(out, name) for name in ablation.pools}
     for name, path in recipes.items():
         yield (
@@ -231,7 +231,7 @@ def random_views(arms: Mapping[str, str], controls: Controls) -> list[tuple[str,
 
 def peek_miniweb(manifest: str, scale: str | None) -> Miniweb | None:
     """The miniweb block of a manifest, read before the variables of the rest can be set."""
-    return disk.read_block(manifest, "miniweb", Miniweb, scale=scale)
+    return reader.read_block(manifest, "miniweb", Miniweb, scale=scale)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ if not __package__:
 
 import yaml
 
-from manifests import disk
+from manifests import disk, reader
 from manifests.schema import Recipe
 from pipeline import scoring
 
@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
         pool = args.pool if disk.is_url(args.pool) else str(Path(args.pool).absolute())
         if args.scale and not args.recipe:
             raise ValueError("--scale picks a block of a recipe; name the recipe with --recipe")
-        recipe = disk.read_manifest(args.recipe, Recipe, scale=args.scale) if args.recipe else None
+        recipe = reader.read_manifest(args.recipe, Recipe, scale=args.scale) if args.recipe else None
         changes = dict(change.partition("=")[::2] for change in args.set)
         specs = scoring.specs_of(recipe, args.filters, {key: yaml.safe_load(text) for key, text in changes.items()})
         report = scoring.score(pool, specs, engine=args.engine)

@@ -12,13 +12,11 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import tarfile
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -26,23 +24,16 @@ from typing import IO, Any
 import pyarrow as pa
 
 from manifests import disk
-from manifests.schema import DECODE_REASONS, REASONS, ROWS_PER_SHARD_LIMIT, SIDECAR, VOLATILE_COLUMNS
+from manifests.columns import DECODE_REASONS, REASONS, SIDECAR, VOLATILE_COLUMNS, with_extra
+from manifests.schema import ROWS_PER_SHARD_LIMIT
+from pipeline.tars import BLOCK
 
 SHARD_VERSION = 1  # a change of the bytes of a tar or of the columns of a sidecar bumps this and the golden test
-BLOCK = 512  # of a tar
 TAR_RECORD = 20 * BLOCK  # a tar's length is a multiple of it
-CHUNK = 2**20
 WHERE = ("image_offset", "image_length", "text_offset", "text_length", "json_offset", "json_length")
 ALWAYS_IN_JSON = SIDECAR.names[:11]  # img2dataset's columns are in every {key}.json, the others where they are not NULL
 OURS = re.compile(r"^(\d{5,})\.(tar|parquet)$")
 COMMIT = "_stats.json"
-COMPRESSED = {
-    b"\x1f\x8b": "gzip",
-    b"BZh": "bzip2",
-    b"\xfd7zXZ": "xz",
-    b"\x28\xb5\x2f\xfd": "zstd",
-    b"\x04\x22\x4d\x18": "lz4",
-}
 
 
 # --- writing -------------------------------------------------------------------------------------------------------
@@ -54,8 +45,12 @@ class ShardWriter:
     Use it as a context manager; what was not committed when it ends leaves nothing behind.
     """
 
-    def __init__(self, pool: str, shard: int, task: str, group: str) -> None:
+    def __init__(
+        self, pool: str, shard: int, task: str, group: str, extra_columns: Mapping[str, str] | None = None
+    ) -> None:
+        """`extra_columns`: those of the recipe, as Recipe.sidecar_extra has them."""
         self.pool, self.shard, self.task, self.group = pool, shard, task, group
+        self.schema = with_extra(SIDECAR, extra_columns or {})
         self._rows: dict[int, dict[str, Any]] = {}
         self._extra: dict[int, dict[str, Any]] = {}
         self._spool: IO[bytes] = tempfile.TemporaryFile(prefix="clipmill-spool-")  # noqa: SIM115
@@ -73,14 +68,14 @@ class ShardWriter:
     def add(
         self, row: int, record: Mapping[str, Any], image: bytes | None, extra: Mapping[str, Any] | None = None
     ) -> None:
-        """The outcome of a row: `record` has columns of SIDECAR; `image` is the stored JPEG, or None with a reason set.
+        """The outcome of a row: `record` has columns of the sidecar; `image` is what is stored, or None with a reason.
 
         key, status, class, image_name and the places in the tar are filled in here. `extra` goes into {key}.json only.
         """
         assert 0 <= row < ROWS_PER_SHARD_LIMIT, row
         assert row not in self._rows, f"row {row} of shard {self.shard} has two outcomes"
         key = key_of(self.shard, row)
-        values = outcome(record, stored=image is not None) | {"key": key}
+        values = outcome(record, self.schema, stored=image is not None) | {"key": key}
         if image is not None:
             values["image_name"] = f"{key}.jpg"
             self._spooled[row] = (self._spool.tell(), len(image))
@@ -108,6 +103,7 @@ class ShardWriter:
             task=self.task,
             group=self.group,
             duration_s=time.monotonic() - self._started,
+            schema=self.schema,
         )
 
     def _write_tar(self, staged: Path) -> tuple[str, int]:
@@ -156,14 +152,14 @@ def key_of(shard: int, row: int) -> str:
     return f"{shard:05d}{row:04d}"
 
 
-def outcome(record: Mapping[str, Any], *, stored: bool) -> dict[str, Any]:
+def outcome(record: Mapping[str, Any], schema: pa.Schema = SIDECAR, *, stored: bool) -> dict[str, Any]:
     """All columns of a sidecar row, with status and class that follow from its reason."""
     reason = record.get("reason")
     assert (reason is None) == stored, f"stored is {stored} and reason is {reason!r}"
-    assert record.keys() <= set(SIDECAR.names), sorted(record.keys() - set(SIDECAR.names))
+    assert record.keys() <= set(schema.names), sorted(record.keys() - set(schema.names))
     status = "success" if stored else "failed_to_resize" if reason in DECODE_REASONS else "failed_to_download"
     return {
-        **dict.fromkeys(SIDECAR.names),
+        **dict.fromkeys(schema.names),
         **record,
         "status": status,
         "class": None if reason is None else REASONS[reason],
@@ -193,10 +189,11 @@ def publish_sidecar(
     task: str,
     group: str,
     duration_s: float,
+    schema: pa.Schema = SIDECAR,
 ) -> dict[str, Any]:
     """Write the sidecar of rows in key order, then the commit record, which is returned. `tar` has tar, tar_bytes,
     tar_sha256 of a tar that is in its place."""
-    table = pa.Table.from_pylist(list(rows), schema=SIDECAR)
+    table = pa.Table.from_pylist(list(rows), schema=schema)
     statuses = Counter(row["status"] for row in rows)
     reasons = Counter(row["reason"] for row in rows if row["reason"] is not None)
     books = {"count": len(rows), "successes": statuses["success"], "reasons": dict(sorted(reasons.items()))}
@@ -227,7 +224,7 @@ def publish_sidecar(
 def sidecar_hash(table: pa.Table) -> str:
     """sha256 of a sidecar's values without VOLATILE_COLUMNS, whatever wrote the Parquet around them."""
     content = hashlib.sha256()
-    for field in SIDECAR:
+    for field in table.schema:
         if field.name not in VOLATILE_COLUMNS:
             values = table[field.name].to_pylist()
             content.update(json.dumps([field.name, str(field.type), values], separators=(",", ":")).encode() + b"\n")
@@ -318,132 +315,3 @@ def _written_here(header: bytes, name: str) -> bool:
     return not header.strip(b"\0") or (
         header.startswith(name.removesuffix(".tar").encode()) and header[136:147] == b"0" * 11
     )
-
-
-# --- tars ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
-    """A regular file in a tar: `length` bytes from `offset`."""
-
-    name: str
-    offset: int
-    length: int
-
-
-@contextlib.contextmanager
-def local_copy(path: str) -> Iterator[Path]:
-    """A file on this machine: itself, or a temporary copy of what lies at a URL. ValueError where there is none."""
-    if not disk.is_url(path):
-        if not disk.local(path).is_file():
-            raise ValueError(f"{path} does not exist or is not a file")
-        yield disk.local(path)
-        return
-    import fsspec
-
-    with tempfile.NamedTemporaryFile(prefix="clipmill-copy-") as copy:
-        try:
-            with fsspec.open(path, "rb") as source:
-                shutil.copyfileobj(source, copy, CHUNK)
-        except FileNotFoundError:
-            raise ValueError(f"{path} does not exist") from None
-        copy.flush()
-        yield Path(copy.name)
-
-
-def index_tar(path: str, place: Path | None = None) -> list[Member]:
-    """The regular files of a plain tar (ustar, GNU or pax) in order; links and folders are left out. `place`: a local
-    copy of it that is there already.
-
-    Unlike a streaming reader it does not take damage for the end: ValueError that names the place for a header that is
-    wrong, a member or an end mark that is missing, anything behind the end, and for a compressed tar.
-    """
-    if place is None:
-        with local_copy(path) as copy:
-            return index_tar(path, copy)
-    with open(place, "rb") as f:
-        return list(_members(f, path, place.stat().st_size))
-
-
-def _members(f: IO[bytes], path: str, size: int) -> Iterator[Member]:
-    changed: dict[str, str] = {}  # what an extended header says about the next member
-    at = 0
-    while True:
-        f.seek(at)
-        header = f.read(BLOCK)
-        if at == 0:
-            _refuse_compressed(header, path)
-        if len(header) < BLOCK:
-            raise ValueError(f"{path} is cut off: it ends at byte {size} without an end mark")
-        if not header.strip(b"\0"):
-            break
-        _check_header(header, path, at)
-        kind, length = header[156:157], int(changed.get("size", _number(header[124:136])))
-        data, ends = at + BLOCK, at + BLOCK
-        if kind not in b"123456":  # links, devices, folders and pipes have no bytes
-            ends += length + -length % BLOCK
-        if ends > size:
-            raise ValueError(f"{path} is cut off: a member at byte {data} needs {length} bytes, the file has {size}")
-        if kind in (b"x", b"L"):
-            changed |= _extended(f.read(length), kind, path, at)
-        elif kind == b"S" or any(key.startswith("GNU.sparse") for key in changed):
-            raise ValueError(f"{path} has a sparse member at byte {at}; pack it again without --sparse")
-        elif kind not in (b"g", b"K"):
-            name = changed.get("path") or _name(header)
-            changed = {}
-            if kind in (b"0", b"\0", b"7") and not name.endswith("/"):
-                yield Member(name=name, offset=data, length=length)
-        at = ends
-    for block in iter(lambda: f.read(CHUNK), b""):
-        if block.strip(b"\0"):
-            raise ValueError(f"{path} goes on behind its end mark at byte {at}: two tars in one file? Pack them as one")
-
-
-def _refuse_compressed(header: bytes, path: str) -> None:
-    for magic, name in COMPRESSED.items():
-        if header.startswith(magic):
-            raise ValueError(f"{path} is compressed ({name}), so its members cannot be read by their place; unpack it")
-
-
-def _check_header(header: bytes, path: str, at: int) -> None:
-    """ValueError where the sum over the header's bytes (its own field as blanks) is not what the header says."""
-    with contextlib.suppress(ValueError):
-        blanked = header[:148] + b" " * 8 + header[156:]
-        signed = sum(b - 256 if b > 127 else b for b in blanked)  # what some old writers did
-        _number(header[124:136])
-        if _number(header[148:156]) in (sum(blanked), signed):
-            return
-    raise ValueError(f"{path} is damaged, or no tar: the header at byte {at} is wrong")
-
-
-def _number(field: bytes) -> int:
-    if field[0] & 0x80:  # too large for octal digits
-        return int.from_bytes(bytes([field[0] & 0x7F]) + field[1:], "big")
-    return int(field.split(b"\0")[0].strip() or b"0", 8)
-
-
-def _text(data: bytes) -> str:
-    return data.split(b"\0")[0].decode("utf-8", "backslashreplace")
-
-
-def _name(header: bytes) -> str:
-    prefix = _text(header[345:500]) if header[257:263] == b"ustar\0" else ""
-    return f"{prefix}/{_text(header[:100])}" if prefix else _text(header[:100])
-
-
-def _extended(data: bytes, kind: bytes, path: str, at: int) -> dict[str, str]:
-    """path and size from a pax header, or the long name of a GNU one."""
-    if kind == b"L":
-        return {"path": _text(data)}
-    found: dict[str, str] = {}
-    try:
-        while data.strip(b"\0"):
-            length = int(data.split(b" ", 1)[0])
-            key, value = data[:length].split(b" ", 1)[1].removesuffix(b"\n").split(b"=", 1)
-            found[key.decode()] = value.decode("utf-8", "backslashreplace")
-            data = data[length:]
-        int(found.get("size", "0"))
-    except (ValueError, IndexError):
-        raise ValueError(f"{path} is damaged: the extended header at byte {at} is wrong") from None
-    return found

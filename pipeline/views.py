@@ -16,7 +16,8 @@ import pyarrow as pa
 
 from filters import FILTERS, make
 from manifests import disk
-from manifests.schema import SIDECAR, FilterSpec, Recipe, Rule, View
+from manifests.columns import SIDECAR, with_extra
+from manifests.schema import FilterSpec, Recipe, Rule, View
 from pipeline import scoring, shard
 from pipeline.choose import Selection, check, choose, columns_of, like, rules_of
 
@@ -31,7 +32,9 @@ def check_recipe(recipe: Recipe) -> None:
     for spec in recipe.filters:
         make(spec)
     added = [pa.field(column, kind.adds[column]) for kind in FILTERS.values() for column in kind.adds]
-    check(recipe.views, pa.schema([*SIDECAR, *added]))
+    if taken := sorted(recipe.sidecar_extra.keys() & {field.name for field in added}):
+        raise ValueError(f"extra_columns names {taken[0]!r}, which is a filter's column")
+    check(recipe.views, pa.schema([*with_extra(SIDECAR, recipe.sidecar_extra), *added]))
     for view in recipe.views:
         _filters_used(recipe, view.name)
 
@@ -110,7 +113,7 @@ def _fingerprint(pool: str) -> str:
 def _filters_used(recipe: Recipe, view: str) -> tuple[set[str], list[FilterSpec]]:
     """(columns that a view reads, the recipe's filters that give some of them)."""
     listed = {spec.name: spec for spec in recipe.filters}
-    used = columns_of(recipe.views, view, [*SIDECAR.names, *SOURCE])
+    used = columns_of(recipe.views, view, [*SIDECAR.names, *recipe.sidecar_extra, *SOURCE])
     for column in sorted(used & SOURCE.keys()):
         if SOURCE[column] not in listed:
             raise ValueError(

@@ -24,7 +24,8 @@ import msgspec
 from fastwarc.warc import ArchiveIterator, WarcRecordType
 
 from manifests import disk
-from manifests.schema import PAIRS, Pair
+from manifests.columns import PAIRS
+from manifests.schema import Pair
 
 Row = tuple[Any, ...]  # one row of PAIRS
 GZIP = b"\x1f\x8b\x08"

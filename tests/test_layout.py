@@ -21,10 +21,18 @@ MAY_IMPORT = {
 }
 # Inside a package a file imports only files listed above it; the README's tree lists them in this order.
 ORDER = {
-    "manifests": ["schema", "disk", "__init__"],
+    "manifests": ["columns", "schema", "disk", "reader", "__init__"],
     "filters": ["base", "caption", "language", "picture", "tokens", "clip_score", "__init__"],
     "pipeline": [
-        "stage", "plan", "wat", "crawl", "guard", "optout", "fetch", "pixels", "picture", "shard", "download", "adopt",
+        "stage", "plan",
+        "wat",
+        "crawl",
+        "guard", "optout",
+        "fetch",
+        "pixels", "picture",
+        "tars", "shard",
+        "download",
+        "adopt",
         "scoring", "choose", "views", "integrity", "audit", "miniweb_draw", "miniweb_plan", "miniweb_wat",
         "miniweb_server", "miniweb", "route", "build", "score", "filter",
     ],

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from filters import make
-from manifests import disk
+from manifests import reader
 from manifests.schema import Ablation, Recipe
 from train.config import configure
 
 ROOT = Path(__file__).resolve().parents[1]
 VARIABLES = ("MINIWEB", "MINIWEB_PORT", "SCORER", "CIFAR", "IMAGENET", "DATACOMP", "CLIPMILL_USER_AGENT")
 SHIPPED = [
-    (path, scale) for path in sorted((ROOT / "manifests").glob("*/*.yaml")) for scale in [None, *disk.scales_of(path)]
+    (path, scale) for path in sorted((ROOT / "manifests").glob("*/*.yaml")) for scale in [None, *reader.scales_of(path)]
 ]
 
 
@@ -22,8 +22,8 @@ SHIPPED = [
 def test_it_can_be_read(path: Path, scale: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in VARIABLES:
         monkeypatch.setenv(name, f"/given/{name.lower()}")
-    kind = disk.kind_of(path)
-    manifest = disk.read_manifest(path, kind, scale=scale)
+    kind = reader.kind_of(path)
+    manifest = reader.read_manifest(path, kind, scale=scale)
     if isinstance(manifest, Recipe):
         assert manifest.source.kind == "files" or manifest.fetch.user_agent
         for spec in manifest.filters:
@@ -34,8 +34,8 @@ def test_it_can_be_read(path: Path, scale: str | None, monkeypatch: pytest.Monke
         for name, view in ((n, v) for n, _, v in (a.partition("/") for a in manifest.arms.values())):
             recipe_path = manifest.pools[name].recipe
             assert recipe_path is not None
-            known = scale if scale in disk.scales_of(recipe_path) else None
-            assert disk.read_manifest(recipe_path, Recipe, scale=known).view(view).name == view
+            known = scale if scale in reader.scales_of(recipe_path) else None
+            assert reader.read_manifest(recipe_path, Recipe, scale=known).view(view).name == view
 
 
 def test_there_are_both_kinds_for_datacomp_and_for_the_open_question() -> None:

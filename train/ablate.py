@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if not __package__:
     sys.path[0] = str(ROOT)
 
-from manifests import disk
+from manifests import disk, reader
 from manifests.schema import Ablation, TaskSpec
 from train import arms, evaluate
 from train.arms import Outcome
@@ -127,7 +127,7 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S")
     try:
         out = disk.destination(args.out)
-        ablation = disk.read_manifest(args.ablation, Ablation, scale=args.scale)
+        ablation = reader.read_manifest(args.ablation, Ablation, scale=args.scale)
         check(ablation, out)
         if args.check:
             number = len(arms.expand(ablation, out, built=False))

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from manifests import disk
+from manifests import disk, reader
 from manifests.schema import Ablation, Blend, TaskSpec
 from train import evaluate, loop, parallel, weights
 from train.config import TrainConfig, configure
@@ -105,7 +105,7 @@ def _blend(ablation: Ablation, out: str, arm: str) -> Blend:
     if arm == A_A or arm.startswith("random_like_") or not re.fullmatch(r"[\w.-]+", arm):
         raise ValueError(f"arm {arm!r}: choose a name of letters, digits, '.', '_' and '-' that no control has")
     if what.endswith((".yaml", ".yml", ".json")):
-        return disk.read_manifest(what, Blend)
+        return reader.read_manifest(what, Blend)
     pool, _, view = what.partition("/")
     if not view or pool not in ablation.pools:
         raise ValueError(f"arm {arm!r} is {what!r}; it must be POOL/VIEW with a pool of {sorted(ablation.pools)}")

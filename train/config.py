@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from manifests.disk import QUANTITY, UNITS, nearest
+from manifests.disk import nearest
+from manifests.reader import QUANTITY, UNITS
 
 # Per-channel mean and deviation of the pictures that OpenAI trained on: what every CLIP checkpoint expects.
 IMAGE_MEAN = (0.48145466, 0.4578275, 0.40821073)

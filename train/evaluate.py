@@ -32,7 +32,7 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from manifests import disk
+from manifests import disk, reader
 from manifests.schema import TaskSpec
 from train import augment, parallel, weights
 from train.decode import decode
@@ -368,7 +368,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S")
     try:
-        tasks = [disk.read_manifest(path, TaskSpec) for path in options.task]
+        tasks = [reader.read_manifest(path, TaskSpec) for path in options.task]
         export = disk.join(options.model, "export")
         model = weights.load_export(export if disk.exists(export) else options.model)
         device = parallel.set_up(options.device).device

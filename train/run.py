@@ -23,7 +23,7 @@ import json
 import logging
 from collections.abc import Sequence
 
-from manifests import disk
+from manifests import disk, reader
 from manifests.schema import Blend
 from train import parallel
 from train.config import PRESETS, TrainConfig, check_world, configure, model_config
@@ -84,7 +84,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.ranks < 1:
             raise ValueError(f"--ranks is {args.ranks}; it must be at least 1")
         config = settings(args.preset, args.set)
-        blend = disk.read_manifest(args.blend, Blend)
+        blend = reader.read_manifest(args.blend, Blend)
         if rank == 0 and args.blend != disk.join(args.out, "blend.json"):
             disk.write_json(disk.join(args.out, "blend.json"), blend)
         if args.ranks > 1:

@@ -8,7 +8,8 @@ import pytest
 
 from filters import FILTERS, make
 from filters.base import check_options, options_of, package_folder, set_id
-from manifests.schema import SIDECAR, FilterSpec
+from manifests.columns import SIDECAR
+from manifests.schema import FilterSpec
 
 WEIGHTS = {"model": "ViT-B-32", "pretrained": "laion2b_s34b_b79k"}
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from manifests import disk
+from manifests import disk, reader
 from manifests.schema import Ablation, Blend, Recipe, TaskSpec
 
 RECIPE = """
@@ -47,7 +47,7 @@ def write(folder: Path, text: str, name: str = "small.yaml") -> Path:
 
 
 def test_recipe_with_all_short_forms(tmp_path: Path) -> None:
-    recipe = disk.read_manifest(write(tmp_path, RECIPE), Recipe)
+    recipe = reader.read_manifest(write(tmp_path, RECIPE), Recipe)
     assert recipe.source.paths == (str(tmp_path / "crawl.warc.wat.gz"),)
     assert recipe.fetch.max_bytes == 2**20
     assert [f.name for f in recipe.filters] == ["caption", "clip_score"]
@@ -59,7 +59,7 @@ def test_recipe_with_all_short_forms(tmp_path: Path) -> None:
 
 
 def test_a_scale_is_merged_key_by_key(tmp_path: Path) -> None:
-    debug = disk.read_manifest(write(tmp_path, RECIPE), Recipe, scale="debug")
+    debug = reader.read_manifest(write(tmp_path, RECIPE), Recipe, scale="debug")
     assert debug.fetch.max_bytes == 2048
     assert debug.fetch.user_agent == "clipmill (me@example.org)"
     assert [f.name for f in debug.filters] == ["caption"]
@@ -82,33 +82,33 @@ def test_a_scale_is_merged_key_by_key(tmp_path: Path) -> None:
 def test_a_mistake_names_file_key_and_value(tmp_path: Path, change: tuple[str, str], message: str) -> None:
     path = write(tmp_path, RECIPE.replace(*change))
     with pytest.raises(ValueError, match=r"small\.yaml") as error:
-        disk.read_manifest(path, Recipe)
+        reader.read_manifest(path, Recipe)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
 def test_missing_file_and_missing_scale(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"nothing\.yaml does not exist"):
-        disk.read_manifest(tmp_path / "nothing.yaml", Recipe)
+        reader.read_manifest(tmp_path / "nothing.yaml", Recipe)
     with pytest.raises(ValueError, match="no scale 'huge'; it has debug"):
-        disk.read_manifest(write(tmp_path, RECIPE), Recipe, scale="huge")
+        reader.read_manifest(write(tmp_path, RECIPE), Recipe, scale="huge")
 
 
 def test_variables_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEB", "/data/web")
-    recipe = disk.read_manifest(
+    recipe = reader.read_manifest(
         write(tmp_path, RECIPE.replace("crawl.warc.wat.gz", "'${WEB}/crawl.warc.wat.gz'")), Recipe
     )
     assert recipe.source.paths == ("/data/web/crawl.warc.wat.gz",)
 
 
 def test_ablation(tmp_path: Path) -> None:
-    ablation = disk.read_manifest(write(tmp_path, ABLATION), Ablation)
+    ablation = reader.read_manifest(write(tmp_path, ABLATION), Ablation)
     assert ablation.pools["web"].recipe == str(tmp_path / "small.yaml")
     assert ablation.arms["mixed"] == str(tmp_path / "mixed.yaml")
     assert ablation.train["samples_seen"] == 12_800
     assert disk.from_plain(Ablation, disk.to_plain(ablation)) == ablation
-    assert disk.kind_of(tmp_path / "small.yaml") is Ablation
+    assert reader.kind_of(tmp_path / "small.yaml") is Ablation
 
 
 @pytest.mark.parametrize(
@@ -123,12 +123,12 @@ def test_ablation(tmp_path: Path) -> None:
 )
 def test_an_ablation_that_cannot_be(tmp_path: Path, change: tuple[str, str], message: str) -> None:
     with pytest.raises(ValueError, match=r"small\.yaml") as error:
-        disk.read_manifest(write(tmp_path, ABLATION.replace(*change)), Ablation)
+        reader.read_manifest(write(tmp_path, ABLATION.replace(*change)), Ablation)
     assert message in str(error.value)
 
 
 def test_blend_and_task(tmp_path: Path) -> None:
-    blend = disk.read_manifest(
+    blend = reader.read_manifest(
         write(tmp_path, "name: b\npools: {web: ./pool}\nviews: {web/clip30: 0.7, web/basic: 0.3}\n"), Blend
     )
     assert blend.pools == {"web": str(tmp_path / "pool")}
@@ -136,14 +136,14 @@ def test_blend_and_task(tmp_path: Path) -> None:
         Blend(name="b", pools={"web": "x"}, views={"lake/raw": 1.0})
     with pytest.raises(ValueError, match="must be above 0"):
         Blend(name="b", pools={"web": "x"}, views={"web/raw": 0.0})
-    task = disk.read_manifest(write(tmp_path, "name: t\nkind: retrieval\ndata: pictures\n"), TaskSpec)
+    task = reader.read_manifest(write(tmp_path, "name: t\nkind: retrieval\ndata: pictures\n"), TaskSpec)
     assert task.data == str(tmp_path / "pictures")
 
 
 def test_json_is_read_without_checks_but_with_the_nearest_name(tmp_path: Path) -> None:
     blend = Blend(name="b", pools={"web": "x"}, views={"web/raw": 1.0}, seed=4)
     disk.write_json(tmp_path / "b.json", blend)
-    assert disk.read_manifest(tmp_path / "b.json", Blend) == blend
+    assert reader.read_manifest(tmp_path / "b.json", Blend) == blend
     with pytest.raises(ValueError, match="did you mean 'seed'"):
         disk.from_plain(Blend, {"name": "b", "pools": {"w": "x"}, "views": {"w/raw": 1.0}, "sed": 1})
     (tmp_path / "c.json").write_text("{")
@@ -153,7 +153,7 @@ def test_json_is_read_without_checks_but_with_the_nearest_name(tmp_path: Path) -
 
 def test_kind_of_neither(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="neither a recipe"):
-        disk.kind_of(write(tmp_path, "name: x"))
+        reader.kind_of(write(tmp_path, "name: x"))
 
 
 @pytest.mark.parametrize("root", ["local", "memory://pool"])
@@ -212,9 +212,9 @@ def test_hashes_are_pinned() -> None:
 
 
 def test_recipe_hash_ignores_what_does_not_change_the_bytes(tmp_path: Path) -> None:
-    recipe = disk.read_manifest(write(tmp_path, RECIPE), Recipe)
-    other = disk.read_manifest(write(tmp_path, RECIPE.replace("me@example.org", "you@example.org")), Recipe)
-    smaller = disk.read_manifest(write(tmp_path, RECIPE.replace("1MiB", "2MiB")), Recipe)
+    recipe = reader.read_manifest(write(tmp_path, RECIPE), Recipe)
+    other = reader.read_manifest(write(tmp_path, RECIPE.replace("me@example.org", "you@example.org")), Recipe)
+    smaller = reader.read_manifest(write(tmp_path, RECIPE.replace("1MiB", "2MiB")), Recipe)
     assert disk.recipe_hash(recipe) == disk.recipe_hash(other)
     assert disk.recipe_hash(recipe) != disk.recipe_hash(smaller)
 

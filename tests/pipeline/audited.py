@@ -10,7 +10,8 @@ import pyarrow as pa
 from PIL import Image
 
 from manifests import disk
-from manifests.schema import PAIRS, Fetch, FilterSpec, Recipe, Rule, Source, View
+from manifests.columns import PAIRS
+from manifests.schema import Fetch, FilterSpec, Recipe, Rule, Source, View
 from pipeline import plan, scoring, shard, views
 
 VIEWS = (

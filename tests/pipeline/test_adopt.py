@@ -14,11 +14,12 @@ import pytest
 from PIL import Image
 
 from manifests import disk
-from manifests.schema import REASONS, SIDECAR, Source
+from manifests.columns import REASONS, SIDECAR
+from manifests.schema import Source
 from pipeline import shard
 from pipeline.adopt import MESSAGES, adopt, samples, size_of, tickets
-from pipeline.shard import Member
 from pipeline.stage import Stage, Ticket, execute
+from pipeline.tars import Member
 
 Members = list[tuple[str, bytes]]
 

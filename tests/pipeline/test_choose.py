@@ -13,7 +13,8 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manifests.schema import VIEW, Rule, View
+from manifests.columns import VIEW
+from manifests.schema import Rule, View
 from pipeline.choose import check, choose, columns_of, rules_of, steps_of
 
 SCHEMA = pa.schema([("status", pa.string()), ("uid", pa.string()), ("words", pa.int32()), ("score", pa.float32()),

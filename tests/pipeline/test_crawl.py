@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from manifests import disk
-from manifests.schema import PAIRS, Source
+from manifests.columns import PAIRS
+from manifests.schema import Source
 from pipeline import crawl as module
 from pipeline import wat as wat_module
 from pipeline.crawl import crawl, parts

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from manifests.schema import REASONS, Fetch, Pair
+from manifests.columns import REASONS
+from manifests.schema import Fetch, Pair
 from pipeline import fetch, guard, optout
 from pipeline.fetch import Fetched, fetch_all
 
@@ -266,7 +267,7 @@ def test_signals_are_kept_raw_and_decide_only_if_respected(web: Any) -> None:
     end = run(pairs, web.fetch())[0]
     assert end.reason == "optout_header"
     assert json.loads(end.optout or "") == kept
-    end = run(pairs, web.fetch(respect_optout=False))[0]
+    end = run(pairs, web.fetch(optout="ignore"))[0]
     assert end.body == web.picture
     assert json.loads(end.optout or "") == kept
 
@@ -276,7 +277,7 @@ def test_a_page_that_says_no_is_not_asked(web: Any) -> None:
     end = run([pair], web.fetch())[0]
     assert (end.reason, end.attempts) == ("optout_page", 0)
     assert web.connections == 0
-    assert run([pair], web.fetch(respect_optout=False))[0].reason is None
+    assert run([pair], web.fetch(optout="ignore"))[0].reason is None
 
 
 def test_robots_txt_is_fetched_once_per_host_and_obeyed(web: Any) -> None:

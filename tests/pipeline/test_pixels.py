@@ -12,7 +12,8 @@ import pytest
 import simplejpeg
 from PIL import Image, features
 
-from manifests.schema import DECODE_REASONS, Fetch
+from manifests.columns import DECODE_REASONS
+from manifests.schema import Fetch
 from pipeline import pixels
 from pipeline.pixels import BadPicture, Picture, check_and_resize
 

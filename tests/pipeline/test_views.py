@@ -10,8 +10,9 @@ import pyarrow as pa
 import pytest
 
 from filters import FILTERS as KINDS
-from manifests import disk
-from manifests.schema import VIEW, FilterSpec, Recipe, Rule, Source, View
+from manifests import disk, reader
+from manifests.columns import VIEW
+from manifests.schema import FilterSpec, Recipe, Rule, Source, View
 from pipeline import scoring, shard, views
 from tests.pipeline.small_pool import make_pool, rows, write_shard
 
@@ -217,7 +218,7 @@ def test_datacomps_baselines_are_at_most_six_lines(name: str, tmp_path: Path, mo
     assert len(text.splitlines()) <= 6
     path = tmp_path / "recipe.yaml"
     path.write_text(f"name: r\nsource: {{kind: files, paths: [x.csv]}}\nfilters: {filters}\nviews:\n{text}\n")
-    wish = disk.read_manifest(path, Recipe)
+    wish = reader.read_manifest(path, Recipe)
     views.check_recipe(wish)
     for spec in wish.filters:
         scoring.set_name(spec)

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from manifests import disk
-from manifests.schema import SIDECAR, VIEW
+from manifests.columns import SIDECAR, VIEW
 
 START, END = 49_406, 49_407  # of a text, in CLIP's vocabulary
 COLOURS = {"red": (200, 40, 40), "green": (40, 170, 60), "blue": (40, 70, 200), "yellow": (220, 200, 40)}

@@ -1,0 +1,142 @@
+"""The columns of the files on disk, and the closed list of reasons.
+
+Standard library and pyarrow only, so that a trainer can import it anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import pyarrow as pa
+
+# Every attempt that is not stored ends with exactly one of these. refused: we chose not to; permanent: asking again
+# gives the same answer; transient: `--retry transient` may find it.
+REASONS: dict[str, Literal["refused", "permanent", "transient"]] = {
+    "bad_url": "refused",
+    "scheme": "refused",
+    "port": "refused",
+    "private_address": "refused",
+    "robots_txt": "refused",
+    "optout_header": "refused",
+    "optout_page": "refused",
+    "optout_site": "refused",
+    "too_many_bytes": "refused",
+    "too_many_pixels": "refused",
+    "too_small": "refused",
+    "aspect": "refused",
+    "format": "refused",
+    "bad_bbox": "refused",
+    "http_4xx": "permanent",
+    "http_other": "permanent",
+    "redirects": "permanent",
+    "tls": "permanent",
+    "encoding": "permanent",
+    "empty": "permanent",
+    "not_an_image": "permanent",
+    "decode_error": "permanent",
+    "decoder_died": "permanent",
+    "decoder_deadline": "permanent",
+    "missing_file": "permanent",
+    "no_caption": "permanent",
+    "hash_mismatch": "permanent",
+    "dns": "transient",
+    "connect": "transient",
+    "reset": "transient",
+    "deadline": "transient",
+    "too_slow": "transient",
+    "host_busy": "transient",
+    "truncated": "transient",
+    "http_429": "transient",
+    "http_5xx": "transient",
+}
+
+# Reasons of the decoding half: img2dataset calls them failed_to_resize, all others failed_to_download.
+DECODE_REASONS = frozenset(
+    {
+        "too_many_pixels",
+        "too_small",
+        "aspect",
+        "format",
+        "bad_bbox",
+        "not_an_image",
+        "decode_error",
+        "decoder_died",
+        "decoder_deadline",
+    }
+)
+
+# One row per image link with alternative text, in document order.
+PAIRS = pa.schema(
+    [
+        ("uid", pa.string()),  # 128-bit xxh3 of url, NUL and caption, 32 hex digits
+        ("url", pa.string()),
+        ("caption", pa.string()),
+        ("title", pa.string()),  # title attribute of the image
+        ("anchor", pa.string()),  # text of the link around the image
+        ("page_url", pa.string()),
+        ("page_lang", pa.string()),
+        ("robots", pa.string()),  # the page's robots meta and X-Robots-Tag, raw, as JSON
+        ("license", pa.string()),
+        ("wat", pa.string()),
+        ("warc_offset", pa.int64()),  # of the page's record in `wat`, bytes
+        ("link", pa.int32()),  # number of the link on its page
+    ]
+)
+
+# One row per attempt, in the order of the tar. The first twelve columns are img2dataset's.
+SIDECAR = pa.schema(
+    [
+        ("url", pa.string()),
+        ("caption", pa.string()),
+        ("key", pa.string()),
+        ("status", pa.string()),  # success, failed_to_download, failed_to_resize
+        ("error_message", pa.string()),
+        ("width", pa.int32()),
+        ("height", pa.int32()),
+        ("original_width", pa.int32()),
+        ("original_height", pa.int32()),
+        ("exif", pa.string()),
+        ("sha256", pa.string()),  # of the bytes as they were received
+        ("uid", pa.string()),
+        ("reason", pa.string()),  # NULL where the row is stored, else a key of REASONS
+        ("class", pa.string()),
+        ("http_status", pa.int16()),
+        ("final_url", pa.string()),
+        ("content_type", pa.string()),
+        ("optout", pa.string()),  # every opt-out signal seen, raw, as JSON
+        ("retry_of", pa.string()),  # key of the row that this one retries
+        ("image_name", pa.string()),  # member name in the tar
+        ("image_offset", pa.int64()),  # of the member's bytes in the tar
+        ("image_length", pa.int64()),
+        ("text_offset", pa.int64()),
+        ("text_length", pa.int64()),
+        ("json_offset", pa.int64()),
+        ("json_length", pa.int64()),
+        ("page_url", pa.string()),
+        ("page_lang", pa.string()),
+        ("wat", pa.string()),
+        ("warc_offset", pa.int64()),
+        ("link", pa.int32()),
+        ("fetched_at", pa.timestamp("ms", tz="UTC")),
+        ("elapsed_ms", pa.int32()),
+        ("attempts", pa.int16()),
+    ]
+)
+# Types of the columns that a recipe carries along from its tables, by the names that it gives them.
+EXTRA_TYPES = {
+    "string": pa.string(),
+    "int": pa.int64(),
+    "float": pa.float64(),
+    "bool": pa.bool_(),
+    "json": pa.string(),  # anything nested, as JSON text
+}
+VOLATILE_COLUMNS = ("fetched_at", "elapsed_ms", "attempts")  # what may differ between two builds of the same bytes
+
+
+def with_extra(schema: pa.Schema, columns: Mapping[str, str]) -> pa.Schema:
+    """PAIRS or SIDECAR with a recipe's own columns behind it."""
+    return pa.schema([*schema, *((name, EXTRA_TYPES[kind]) for name, kind in columns.items())])
+
+
+VIEW = pa.schema([("kept", pa.bool_()), ("rule", pa.string())])  # rule: NULL if kept, else the first that failed
