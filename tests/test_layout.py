@@ -37,7 +37,8 @@ ORDER = {
         "miniweb_server", "miniweb", "route", "build", "score", "filter",
     ],
     "train": [
-        "config", "order", "shards", "decode", "augment", "loader", "model", "weights", "loss", "parallel",
+        "architecture", "config", "order", "shards", "decode", "augment", "loader", "noise", "attention", "model",
+        "weights", "hf", "nemo", "loss", "accumulate", "optimize", "parallel",
         "checkpoint", "evaluate", "loop", "stats", "arms", "conclude", "gallery", "results", "charts", "page",
         "run", "ablate", "report",
     ],

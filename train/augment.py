@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from train.config import IMAGE_MEAN, IMAGE_STD
+from train.architecture import IMAGE_MEAN, IMAGE_STD
 from train.order import mix, uniforms
 
 Pixels = NDArray[np.uint8]
@@ -23,6 +23,7 @@ TRIES = 10  # shapes that are tried before the crop falls back to the centre, as
 NUMBERS = 2 * TRIES + 2  # of one crop: width and height of each shape, then where it lies
 CROP = 4  # what these random numbers are for (order.py has 1 to 3)
 LOG_ASPECT = math.log(4 / 3)
+LUMINANCE = (0.299, 0.587, 0.114)  # of red, green and blue
 
 
 def crop_numbers(seed: int, step: int, rows: NDArray[np.int64], crop_min: float) -> NDArray[np.float64]:
@@ -56,29 +57,42 @@ def smallest_side(size: int, crop_min: float) -> int:
     return math.ceil(size / math.sqrt(crop_min * 3 / 4))
 
 
-def random_crop(pixels_HWC: Pixels, size: int, numbers: Sequence[float]) -> Pixels:
-    """(size, size, 3): the crop that a row of `crop_numbers` chooses, resized (bicubic)."""
+def random_crop(pixels_HWC: Pixels, size: int | tuple[int, int], numbers: Sequence[float]) -> Pixels:
+    """(*size, 3): the crop that a row of `crop_numbers` chooses, resized (bicubic). `size` is a side, or (H, W)."""
     height, width, _ = pixels_HWC.shape
+    h, w = (size, size) if isinstance(size, int) else size
     box = crop_box(height, width, numbers)
-    if box == (0, 0, size, size) and (height, width) == (size, size):
+    if box == (0, 0, w, h) and (height, width) == (h, w):
         return pixels_HWC
     # `box` spares the copy of a crop. Sizes are whole, so only the kernel's tails see pixels outside of it.
-    return np.asarray(Image.fromarray(pixels_HWC).resize((size, size), Image.Resampling.BICUBIC, box=box))
+    return np.asarray(Image.fromarray(pixels_HWC).resize((w, h), Image.Resampling.BICUBIC, box=box))
 
 
-def centre_crop(pixels_HWC: Pixels, size: int) -> Pixels:
-    """(size, size, 3): the shorter side resized to `size` (bicubic), and its centre; open_clip's evaluation picture."""
+def centre_crop(pixels_HWC: Pixels, size: int | tuple[int, int]) -> Pixels:
+    """(*size, 3): resized (bicubic) so that it just covers `size`, and its centre; open_clip's evaluation picture."""
     height, width, _ = pixels_HWC.shape
-    short = min(height, width)
-    w, h = int(size * width / short), int(size * height / short)
+    if isinstance(size, int) or size[0] == size[1]:
+        tall = wide = size if isinstance(size, int) else size[0]
+        short = min(height, width)
+        w, h = int(tall * width / short), int(tall * height / short)
+    else:
+        tall, wide = size
+        ratio = min(height / tall, width / wide)
+        w, h = round(width / ratio), round(height / ratio)
     if (w, h) != (width, height):
         pixels_HWC = np.asarray(Image.fromarray(pixels_HWC).resize((w, h), Image.Resampling.BICUBIC))
-    top, left = round((h - size) / 2), round((w - size) / 2)
-    return pixels_HWC[top : top + size, left : left + size]
+    top, left = round((h - tall) / 2), round((w - wide) / 2)
+    return pixels_HWC[top : top + tall, left : left + wide]
 
 
-def normalise(image_BHWC: Tensor) -> Tensor:
-    """uint8 pixels -> (B, 3, H, W) float32 with the mean and deviation CLIP expects, on the pixels' own device."""
-    mean = torch.tensor(IMAGE_MEAN, device=image_BHWC.device) * 255
-    std = torch.tensor(IMAGE_STD, device=image_BHWC.device) * 255
-    return ((image_BHWC.float() - mean) / std).permute(0, 3, 1, 2)
+def normalise(image_BHWC: Tensor, mean: Sequence[float] = IMAGE_MEAN, std: Sequence[float] = IMAGE_STD) -> Tensor:
+    """uint8 RGB -> (B, C, H, W) float32 with a model's mean and deviation, on the pixels' own device.
+
+    The model takes as many channels as there are means: 3, or 1, which is the luminance (ITU-R 601).
+    """
+    pixels = image_BHWC.float()
+    if len(mean) == 1:
+        pixels = (pixels * torch.tensor(LUMINANCE, device=pixels.device)).sum(dim=-1, keepdim=True)
+    mean_C = torch.tensor(mean, device=image_BHWC.device) * 255
+    std_C = torch.tensor(std, device=image_BHWC.device) * 255
+    return ((pixels - mean_C) / std_C).permute(0, 3, 1, 2)

@@ -40,17 +40,6 @@ class Checkpoint:
     state: dict[str, Any]
 
 
-def moments_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
-    """The optimizer's state by parameter name."""
-    return {name: dict(optimizer.state[parameter]) for name, parameter in model.named_parameters()}
-
-
-def restore_moments(model: torch.nn.Module, optimizer: torch.optim.Optimizer, moments: Moments) -> None:
-    """Put the state of `moments_of` back, on the parameters' devices."""
-    for name, parameter in model.named_parameters():
-        optimizer.state[parameter] = {k: v.to(parameter.device) for k, v in moments[name].items()}
-
-
 def save(run: str, step: int, model: Mapping[str, Tensor], optimizer: Moments, state: Mapping[str, Any]) -> str:
     """Write and check the checkpoint of `step`, then remove all but the last two. Returns its folder."""
     folder = disk.join(run, "checkpoints", f"step-{step}")

@@ -1,4 +1,4 @@
-"""How to train: model sizes, training settings and the named presets, and `configure`, which reads changes to them."""
+"""How to train: training settings and the named presets, and `configure`, which reads changes to them."""
 
 from __future__ import annotations
 
@@ -7,97 +7,15 @@ import math
 import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from manifests.disk import nearest
 from manifests.reader import QUANTITY, UNITS
+from train.architecture import MODELS, ModelConfig
 
-# Per-channel mean and deviation of the pictures that OpenAI trained on: what every CLIP checkpoint expects.
-IMAGE_MEAN = (0.48145466, 0.4578275, 0.40821073)
-IMAGE_STD = (0.26862954, 0.26130258, 0.27577711)
-LOGIT_SCALE_MAX = math.log(100)  # the logit scale is clamped to [0, this] after every step
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
-    """Both towers of a CLIP: widths in channels, images square in pixels, context in tokens."""
-
-    embed_dim: int
-    image_size: int
-    patch_size: int
-    vision_width: int
-    vision_layers: int
-    vision_heads: int
-    vision_mlp: int
-    text_width: int
-    text_layers: int
-    text_heads: int
-    text_mlp: int
-    context_length: int
-    vocab_size: int = 49408
-    quick_gelu: bool = False
-    logit_bias: bool = False  # a learned offset of the logits, for the SigLIP loss
-
-    def __post_init__(self) -> None:
-        if self.image_size % self.patch_size:
-            raise ValueError(f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}")
-        for tower in ("vision", "text"):
-            width, heads = getattr(self, f"{tower}_width"), getattr(self, f"{tower}_heads")
-            if width % heads:
-                raise ValueError(f"{tower}_width {width} is not a multiple of {tower}_heads {heads}")
-        if self.context_length < 3:
-            raise ValueError(f"context_length is {self.context_length}; it must be at least 3 (start, a word, end)")
-
-
-def _clip(
-    embed_dim: int,
-    patch_size: int,
-    vision: tuple[int, int, int, int],
-    text: tuple[int, int, int],
-    *,
-    image_size: int = 224,
-    context_length: int = 77,
-    quick_gelu: bool = False,
-) -> ModelConfig:
-    """vision = (width, layers, heads, mlp), text = (width, layers, heads); the text MLP is four times its width."""
-    return ModelConfig(
-        embed_dim=embed_dim,
-        image_size=image_size,
-        patch_size=patch_size,
-        vision_width=vision[0],
-        vision_layers=vision[1],
-        vision_heads=vision[2],
-        vision_mlp=vision[3],
-        text_width=text[0],
-        text_layers=text[1],
-        text_heads=text[2],
-        text_mlp=4 * text[0],
-        context_length=context_length,
-        quick_gelu=quick_gelu,
-    )
-
-
-_B, _L = (768, 12, 12, 3072), (1024, 24, 16, 4096)
-# Names and numbers as in open_clip; H, g, bigG and e have 16 vision heads (head widths 80, 88, 104, 112).
-MODELS: dict[str, ModelConfig] = {
-    "ViT-B-32": _clip(512, 32, _B, (512, 12, 8)),
-    "ViT-B-16": _clip(512, 16, _B, (512, 12, 8)),
-    "ViT-L-14": _clip(768, 14, _L, (768, 12, 12)),
-    "ViT-L-14-336": _clip(768, 14, _L, (768, 12, 12), image_size=336),
-    "ViT-H-14": _clip(1024, 14, (1280, 32, 16, 5120), (1024, 24, 16)),
-    "ViT-g-14": _clip(1024, 14, (1408, 40, 16, 6144), (1024, 24, 16)),
-    "ViT-bigG-14": _clip(1280, 14, (1664, 48, 16, 8192), (1280, 32, 20)),
-    "ViT-e-14": _clip(1280, 14, (1792, 56, 16, 15360), (1280, 36, 20)),
-    "ViT-S-32": _clip(384, 32, (384, 12, 6, 1536), (384, 12, 6)),
-    "ViT-S-16": _clip(384, 16, (384, 12, 6, 1536), (384, 12, 6)),
-    "ViT-B-32-quickgelu": _clip(512, 32, _B, (512, 12, 8), quick_gelu=True),
-    "ViT-B-16-quickgelu": _clip(512, 16, _B, (512, 12, 8), quick_gelu=True),
-    "ViT-L-14-quickgelu": _clip(768, 14, _L, (768, 12, 12), quick_gelu=True),
-    # For a processor: the demo's, and a smaller one for tests.
-    "micro": _clip(128, 8, (128, 4, 2, 512), (128, 2, 2), image_size=32, context_length=16),
-    "test": _clip(32, 16, (32, 2, 2, 128), (32, 2, 2), image_size=32, context_length=16),
-}
+RUN_SETS = {"logit_bias"}  # of a model: the loss decides
+LOGIT_SCALE_MAX = math.log(100)  # the factor on the products of unit vectors stays below 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +23,7 @@ class TrainConfig:
     """One training run. Defaults are open_clip's for a ViT; lengths are steps unless a name says otherwise."""
 
     model: str = "ViT-B-32"
+    model_changes: Mapping[str, Any] = field(default_factory=dict)  # over the model's own settings
     samples_seen: int = 12_800_000
     batch_size: int = 4096  # of all ranks together
     lr: float = 5e-4
@@ -113,9 +32,17 @@ class TrainConfig:
     beta2: float = 0.98
     eps: float = 1e-6
     weight_decay: float = 0.2
-    schedule: Literal["cosine", "constant"] = "cosine"  # cosine ends at 0
+    optimizer: Literal["adamw", "muon"] = "adamw"  # muon: for the matrices of the blocks, AdamW for the rest
+    decay_groups: Literal["open_clip_main", "open_clip"] = "open_clip_main"  # open_clip: positions decay too
+    schedule: Literal["cosine", "constant", "constant_cooldown"] = "cosine"  # cosine ends at 0
+    cooldown: int = 0  # steps at the end of constant_cooldown
+    cooldown_power: float = 1.0  # 1: a straight line
+    cooldown_end_lr: float = 0.0
     grad_clip: float | None = None  # norm of all gradients together
-    precision: Literal["fp32", "bf16"] = "bf16"
+    logit_scale_max: float = LOGIT_SCALE_MAX  # it is clamped to [0, this] after every step
+    ema: float | None = None  # of the weights before, kept per step by the average that is exported; 0.9999 for example
+    precision: Literal["fp32", "tf32", "bf16", "bf16_o2", "fp16"] = "bf16"  # bf16_o2: weights of 16 bits, fp32 masters
+    micro_batch: int | None = None  # samples of a rank that are computed at once; gradients stay those of the batch
     seed: int = 0
     lanes: int = 64  # fixed blocks of the batch; a rank serves whole lanes
     window: int = 4  # shards that a lane permutes together
@@ -125,6 +52,7 @@ class TrainConfig:
     loss: Literal["clip", "siglip"] = "clip"
     local_loss: bool = True  # a rank computes only its own rows of the logits
     gather_with_grad: bool = True  # features are gathered with their gradient
+    loss_tile: int | None = None  # side of a tile of logits; where it is not given, 1,024 above 4,096 x 4,096 logits
     threads: int = 4  # that decode, per rank; 0 = the training thread does it
     checkpoint_every: int = 0  # steps; 0 = only at the end
     log_every: int = 100  # steps
@@ -145,7 +73,7 @@ class TrainConfig:
             )
         if self.samples_seen < self.batch_size:
             raise ValueError(f"samples_seen {self.samples_seen} is less than one batch of {self.batch_size}")
-        for name in ("lr", "eps", "grad_clip"):
+        for name in ("lr", "eps", "grad_clip", "cooldown_power", "logit_scale_max"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"{name} is {value}; it must be above 0")
@@ -154,6 +82,14 @@ class TrainConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must lie in [0, 1)")
         if not 0 < self.crop_min <= 1:
             raise ValueError(f"crop_min is {self.crop_min}; it must lie in (0, 1]")
+        for name in ("loss_tile", "micro_batch"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name} is {value}; it must be at least 1")
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise ValueError(f"ema is {self.ema}; it must lie in (0, 1)")
+        self._check_cooldown()
+        if self.micro_batch is not None and self.precision == "bf16_o2":
+            raise ValueError("micro_batch adds up gradients, which bf16_o2 keeps in 8 bits; set precision to bf16")
         if self.local_loss and not self.gather_with_grad:
             raise ValueError(
                 "local_loss without gather_with_grad trains on a wrong gradient (cosine 0.978 to the true one, while"
@@ -161,9 +97,21 @@ class TrainConfig:
             )
         if self.device not in ("auto", "cpu") and not self.device.startswith("cuda"):
             raise ValueError(f"device is {self.device!r}; it must be auto, cpu or cuda")
-        longest = MODELS[self.model].context_length
+        longest = _changed(self).context_length
         if self.context_length is not None and not 3 <= self.context_length <= longest:
             raise ValueError(f"context_length is {self.context_length}; {self.model} takes 3 to {longest} tokens")
+
+    def _check_cooldown(self) -> None:
+        cools = self.schedule == "constant_cooldown"
+        if cools and not 0 < self.cooldown <= self.steps:
+            raise ValueError(
+                f"cooldown is {self.cooldown}; constant_cooldown takes 1 to {self.steps} steps, all of them"
+            )
+        if not 0 <= self.cooldown_end_lr <= self.lr:
+            raise ValueError(f"cooldown_end_lr is {self.cooldown_end_lr}; it must lie in [0, lr], lr is {self.lr}")
+        for name, unset in (("cooldown", 0), ("cooldown_power", 1.0), ("cooldown_end_lr", 0.0)):
+            if not cools and getattr(self, name) != unset:
+                raise ValueError(f"{name} is {getattr(self, name)}, but schedule is {self.schedule}, which has none")
 
     @property
     def steps(self) -> int:
@@ -173,10 +121,20 @@ class TrainConfig:
 
 def model_config(config: TrainConfig) -> ModelConfig:
     """The model that a run trains, with the run's own context length and what its loss needs."""
-    model = MODELS[config.model]
+    model = _changed(config)
     return dataclasses.replace(
         model, context_length=config.context_length or model.context_length, logit_bias=config.loss == "siglip"
     )
+
+
+def _changed(config: TrainConfig) -> ModelConfig:
+    """The named model with the run's changes. ValueError for what it cannot be, or what no shard can feed."""
+    changes: dict[str, Any] = dict(config.model_changes)
+    changes |= {name: tuple(value) for name, value in changes.items() if isinstance(value, list)}
+    model = dataclasses.replace(MODELS[config.model], **changes)
+    if model.num_channels not in (1, 3):
+        raise ValueError(f"num_channels is {model.num_channels}; pictures in shards have 3, or 1 as their luminance")
+    return model
 
 
 def check_world(config: TrainConfig, world: int) -> None:
@@ -279,26 +237,43 @@ PRESETS: dict[str, Callable[[], TrainConfig]] = {
 def configure(changes: Mapping[str, Any]) -> TrainConfig:
     """A preset (key `preset`) or the defaults, with `changes` over it.
 
-    Text is read as the setting's own type, so `5e-4` (text to YAML 1.1) and `12.8M` are numbers. ValueError for an
-    unknown key, a wrong type and an impossible value.
+    `model.NAME` changes a setting of the model itself. Text is read as the setting's own type, so `5e-4` (text to YAML
+    1.1) and `12.8M` are numbers. ValueError for an unknown key, a wrong type and an impossible value.
     """
     rest = {key: value for key, value in changes.items() if key != "preset"}
     preset = changes.get("preset")
     if preset is not None and preset not in PRESETS:
         raise ValueError(f"there is no preset {preset!r}{nearest(str(preset), PRESETS)} (of {', '.join(PRESETS)})")
     base = TrainConfig() if preset is None else PRESETS[preset]()
-    hints = typing.get_type_hints(TrainConfig)
-    for key in rest:
-        if key not in hints:
-            raise ValueError(f"unknown training setting {key!r}{nearest(key, [*hints, 'preset'])}")
-    return dataclasses.replace(base, **{key: _read(key, value, hints[key]) for key, value in rest.items()})
+    hints, own = typing.get_type_hints(TrainConfig), typing.get_type_hints(ModelConfig)
+    del hints["model_changes"]
+    found: dict[str, Any] = {}
+    of_model = dict(base.model_changes) if rest.get("model", base.model) == base.model else {}
+    for key, value in rest.items():
+        prefix, dot, name = key.partition(".")
+        if dot and prefix == "model":
+            if name not in own or name in RUN_SETS:
+                there = nearest(name, set(own) - RUN_SETS)
+                raise ValueError(f"unknown setting {name!r} of a model{there}")
+            of_model[name] = _read(key, value, own[name])
+        elif key in hints:
+            found[key] = _read(key, value, hints[key])
+        else:
+            known = [*hints, "preset", *(f"model.{name}" for name in own)]
+            raise ValueError(f"unknown training setting {key!r}{nearest(key, known)}")
+    return dataclasses.replace(base, **found, model_changes=of_model)
 
 
 def _read(key: str, value: Any, kind: Any) -> Any:
-    """`value` as `kind`: one of int, float, bool, str, Literal[…] and X | None."""
+    """`value` as `kind`: one of int, float, bool, str, tuple[…, ...], Literal[…] and X | None."""
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
         inner = next(part for part in typing.get_args(kind) if part is not type(None))
         return None if value is None or value in ("none", "null") else _read(key, value, inner)
+    if typing.get_origin(kind) is tuple:
+        parts = [part for part in value.strip("[]() ").split(",") if part.strip()] if isinstance(value, str) else value
+        if not isinstance(parts, (list, tuple)):
+            raise ValueError(f"{key} is {value!r}; it must be numbers with commas between them")
+        return [_read(key, part, typing.get_args(kind)[0]) for part in parts]
     if typing.get_origin(kind) is Literal:
         allowed = typing.get_args(kind)
         if value not in allowed:

@@ -20,6 +20,7 @@ import hashlib
 import io
 import json
 import logging
+import math
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -187,13 +188,13 @@ def refuse_overlap(pools: Sequence[str], tasks: Sequence[TaskSpec]) -> dict[str,
 
 # --- vectors -------------------------------------------------------------------------------------------------------
 
-_decoded: dict[tuple[str, tuple[str, ...], int], np.ndarray] = {}
+_decoded: dict[tuple[str, tuple[str, ...], tuple[int, int]], np.ndarray] = {}
 
 
-def pictures(folder: str, files: tuple[str, ...], size: int) -> Iterator[np.ndarray]:
-    """Batches BHWC uint8 of the pictures as a model of `size` pixels sees them; what fits in 2 GiB is decoded once."""
+def pictures(folder: str, files: tuple[str, ...], size: tuple[int, int]) -> Iterator[np.ndarray]:
+    """Batches BHWC uint8 of the pictures as a model of `size` (H, W) sees them; what fits in 2 GiB is decoded once."""
     key = (folder, files, size)
-    keep = sum(x.nbytes for x in _decoded.values()) + len(files) * size * size * 3 <= CACHE_BYTES
+    keep = sum(x.nbytes for x in _decoded.values()) + len(files) * math.prod(size) * 3 <= CACHE_BYTES
     if key not in _decoded and keep:
         _decoded[key] = np.concatenate(list(_decode(folder, files, size)))
     if key not in _decoded:
@@ -204,7 +205,7 @@ def pictures(folder: str, files: tuple[str, ...], size: int) -> Iterator[np.ndar
         yield held[start : start + BATCH]
 
 
-def _decode(folder: str, files: tuple[str, ...], size: int) -> Iterator[np.ndarray]:
+def _decode(folder: str, files: tuple[str, ...], size: tuple[int, int]) -> Iterator[np.ndarray]:
     def one(file: str) -> np.ndarray:
         path = disk.join(folder, file)
         try:
@@ -221,7 +222,8 @@ def image_vectors(model: CLIP, batches: Iterator[np.ndarray], device: torch.devi
     """Unit vectors NE of BHWC uint8 pictures, in main memory."""
     found = []
     for batch_BHWC in batches:
-        image_BCHW = augment.normalise(torch.from_numpy(np.ascontiguousarray(batch_BHWC)).to(device))
+        pixels_BHWC = torch.from_numpy(np.ascontiguousarray(batch_BHWC)).to(device)
+        image_BCHW = augment.normalise(pixels_BHWC, model.config.image_mean, model.config.image_std)
         found.append(model.encode_image(image_BCHW).float().cpu())
     return torch.cat(found)
 
@@ -331,7 +333,7 @@ def evaluate(
 
 def _evaluate(model: CLIP, task: TaskSpec, out: str, tokenizer: str, device: torch.device) -> Metrics:
     held = samples(task)
-    image_NE = image_vectors(model, pictures(task.data, held.files, model.config.image_size), device)
+    image_NE = image_vectors(model, pictures(task.data, held.files, model.config.height_width), device)
     if task.kind == "classification":
         class_CE = class_vectors(model, held.classes, task.templates, device, tokenizer)
         columns, metrics = classify(image_NE, class_CE, held.labels, model.logit_scale.exp().item())

@@ -7,6 +7,7 @@ happens in the caller. A damaged picture is replaced by another row of its sourc
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,8 +21,9 @@ from torch import Tensor
 
 from manifests import disk
 from manifests.schema import Blend
+from train.architecture import ModelConfig
 from train.augment import crop_numbers, random_crop, smallest_side
-from train.config import ModelConfig, TrainConfig, check_world
+from train.config import TrainConfig, check_world
 from train.decode import decode
 from train.order import Order, SourceRows
 from train.shards import open_view
@@ -102,9 +104,9 @@ class Loader:
         self.bad: list[BadSample] = []  # the first BAD_LISTED
         self.bad_count = 0
         self.drawn = 0
-        self._config, self._size, self._context = config, model.image_size, model.context_length
+        self._config, self._size, self._context = config, model.height_width, model.context_length
         self._lanes = range(rank * config.lanes // world, (rank + 1) * config.lanes // world)
-        self._min_size = smallest_side(model.image_size, config.crop_min)
+        self._min_size = smallest_side(max(model.height_width), config.crop_min)
         self._pin = config.device != "cpu" and torch.cuda.is_available()
 
     def __len__(self) -> int:
@@ -139,7 +141,7 @@ class Loader:
 
     def _ahead(self) -> int:
         """How many batches are under way beside the one that is handed out."""
-        size = self._config.batch_size // self._config.lanes * len(self._lanes) * self._size**2 * 3
+        size = self._config.batch_size // self._config.lanes * len(self._lanes) * math.prod(self._size) * 3
         return max(1, min(PREFETCH, PREFETCH_BYTES // size))
 
     def _plan(self, step: int) -> _Work:
@@ -153,7 +155,7 @@ class Loader:
             shard=shard.tolist(),
             row=row.tolist(),
             numbers=crop_numbers(self.order.seed, step, first + np.arange(rows), self._config.crop_min).tolist(),
-            image=torch.empty((rows, self._size, self._size, 3), dtype=torch.uint8, pin_memory=self._pin),
+            image=torch.empty((rows, *self._size, 3), dtype=torch.uint8, pin_memory=self._pin),
             tokens=torch.zeros((rows, self._context), dtype=torch.int64, pin_memory=self._pin),
             length=torch.zeros(rows, dtype=torch.int64, pin_memory=self._pin),
             keys=[""] * rows,

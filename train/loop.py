@@ -7,6 +7,7 @@ weights bit for bit (on a processor, in 32 bits, with as many threads); run.json
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import math
@@ -22,17 +23,17 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from tqdm import tqdm
 
 from manifests import disk
 from manifests.schema import Blend
-from train import checkpoint, parallel, weights
+from train import accumulate, checkpoint, parallel, weights
 from train.augment import normalise
-from train.config import LOGIT_SCALE_MAX, TrainConfig, model_config
+from train.config import TrainConfig, model_config
 from train.loader import Batch, Loader
 from train.loss import contrastive
 from train.model import CLIP, UsedTokens
+from train.optimize import Update, groups_of, learning_rate, matmul_precision, precision_context
 from train.order import changed
 from train.parallel import Ranks
 
@@ -58,7 +59,7 @@ class Job:
     model: CLIP
     wrapped: nn.Module
     tokens: UsedTokens | None
-    optimizer: torch.optim.Optimizer
+    update: Update
     identity: dict[str, Any]
     log: list[str]  # lines of log.jsonl
     stop: threading.Event  # set by SIGTERM
@@ -84,7 +85,7 @@ def train(blend: Blend, config: TrainConfig, out: str, *, resume: bool = True) -
             done: dict[str, Any] = disk.read_json(disk.join(out, "run.json"))
             _same_run(done["identity"], identity, out)
             return done
-        with _on_sigterm() as stop:
+        with _on_sigterm() as stop, matmul_precision(config):
             return _train(blend, config, out, ranks, loader, identity, stop)
     finally:
         parallel.close(ranks)
@@ -129,7 +130,8 @@ def _train(
         "peak_memory_bytes": _peak_memory(ranks.device),
     }
     if ranks.rank == 0:
-        weights.save_export(job.model, disk.join(out, "export"))
+        with job.update.averaged():
+            weights.save_export(job.model, disk.join(out, "export"))
         whole = time.perf_counter() - began
         done["seconds"] = {"start": ready - began, "train": trained - ready, "whole": whole}
         disk.write_json(disk.join(out, "run.json"), done)
@@ -155,7 +157,9 @@ def _steps(job: Job, first: int) -> None:
             loss, accuracy, norm, stop = _step(job, batch, lr)
             done = step + 1
             if done % config.log_every == 0 or done in (1, config.steps):
-                line = _log(job, meter, done, {"loss": loss, "accuracy": accuracy, "lr": lr, "grad_norm": norm})
+                numbers: dict[str, float | None] = {"loss": loss, "accuracy": accuracy, "lr": lr}
+                numbers["grad_norm"] = norm if math.isfinite(norm) else None  # of a step that fp16 skipped
+                line = _log(job, meter, done, {**numbers, **job.update.numbers()})
                 said = f"loss {loss:.4f}, accuracy {accuracy:.3f}, {line['samples_per_s']:.0f} samples/s"
                 bar.set_postfix_str(said)
                 if bar.disable and job.ranks.rank == 0:
@@ -171,57 +175,44 @@ def _steps(job: Job, first: int) -> None:
 def _step(job: Job, batch: Batch, lr: float) -> tuple[float, float, float, bool]:
     """One optimizer step: the loss, the batch's accuracy, the norm of the gradients and whether to stop."""
     config, device = job.config, job.ranks.device
-    tokens_BT = batch.tokens_BT[:, : int(batch.length_B.max())].to(device, non_blocking=True)
-    image_BCHW = normalise(batch.image_BHWC.to(device, non_blocking=True))
-    with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16"):
-        image_bE, text_bE, scale, bias = job.wrapped(image_BCHW, tokens_BT)
-    loss, accuracy = contrastive(
+    tokens_BT = batch.tokens_BT[:, : int(batch.length_B.max())]
+
+    first = job.ranks.shards.rank * len(tokens_BT)  # of this rank's rows in the global batch
+
+    def take(rows: slice) -> tuple[Tensor, Tensor]:
+        job.model.reseed(config.seed, batch.step, torch.arange(first + rows.start, first + rows.stop))
+        image_BHWC = batch.image_BHWC[rows].to(device, non_blocking=True)
+        image_BCHW = normalise(image_BHWC, job.model.config.image_mean, job.model.config.image_std)
+        return image_BCHW, tokens_BT[rows].to(device, non_blocking=True)
+
+    loss_of = functools.partial(
+        contrastive,
         config.loss,
-        image_bE,
-        text_bE,
-        scale,
-        bias,
         shards=job.ranks.shards,
         local_loss=config.local_loss,
         gather_with_grad=config.gather_with_grad,
+        tile=config.loss_tile,
     )
-    loss.backward()
-    grads = [p.grad for p in job.model.parameters() if p.grad is not None]
-    norm = get_total_norm(grads)
+    found = accumulate.backward(
+        job.wrapped,
+        take,
+        len(tokens_BT),
+        loss_of,
+        micro_batch=config.micro_batch,
+        precision=lambda: precision_context(config, device),
+        loss_scale=job.update.scale(),
+    )
+    norm = job.update.norm()
     stop = torch.tensor(float(job.stop.is_set()), device=device)
-    values = parallel.mean(torch.stack([loss.detach().float(), accuracy, norm.float(), stop]), job.ranks)
-    if not math.isfinite(values[0]) or not math.isfinite(values[2]):
-        _refuse(job, batch, values, {"image": image_bE, "text": text_bE})
-    if config.grad_clip is not None:
-        clip_grads_with_norm_(job.model.parameters(), config.grad_clip, norm)
-    for group in job.optimizer.param_groups:
-        group["lr"] = lr
-    job.optimizer.step()
-    job.optimizer.zero_grad(set_to_none=True)
-    with torch.no_grad():
-        job.model.logit_scale.clamp_(0, LOGIT_SCALE_MAX)
+    values = parallel.mean(torch.stack([found.loss.float(), found.accuracy, norm.float(), stop]), job.ranks)
+    overflow = math.isfinite(values[0]) and not math.isfinite(values[2]) and job.update.may_skip()
+    if not overflow and not (math.isfinite(values[0]) and math.isfinite(values[2])):
+        _refuse(job, batch, values, {"image": found.image_bE, "text": found.text_bE})
+    if overflow:
+        job.update.skip()
+    else:
+        job.update.step(batch.step, lr, norm)
     return values[0], values[1], values[2], values[3] > 0
-
-
-def learning_rate(config: TrainConfig, step: int) -> float:
-    """Of step 0, 1, …: a linear rise over the warm-up, then a half cosine to 0, or constant."""
-    if step < config.warmup:
-        return config.lr * (step + 1) / config.warmup
-    if config.schedule == "constant":
-        return config.lr
-    done = (step - config.warmup) / (config.steps - config.warmup)
-    return config.lr * 0.5 * (1 + math.cos(math.pi * done))
-
-
-def optimizer_of(model: CLIP, config: TrainConfig) -> torch.optim.Optimizer:
-    """AdamW. Matrices decay; biases, norms, the logit scale and positional and class embeddings do not."""
-    decayed: list[nn.Parameter] = []
-    free: list[nn.Parameter] = []
-    for name, parameter in model.named_parameters():
-        keep = parameter.ndim < 2 or "positional_embedding" in name
-        (free if keep else decayed).append(parameter)
-    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": free, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
 
 
 def _decayed(config: TrainConfig, steps: int) -> float:
@@ -278,8 +269,13 @@ def _prepare(
 ) -> Job:
     model = CLIP(model_config(config), config.seed).to(ranks.device)
     used = used_tokens(loader)
-    narrow = used is not None and len(used) <= model.config.vocab_size // 2
+    # An average, 16-bit weights and steps that are skipped make something else of unused rows than plain decay.
+    plain = config.ema is None and config.precision in ("fp32", "tf32", "bf16")
+    narrow = used is not None and plain and len(used) <= model.config.vocab_size // 2
     tokens = UsedTokens(model.text, torch.from_numpy(used)) if used is not None and narrow else None
+    update = Update(model, config)
+    for group in groups_of(model, config) if ranks.rank == 0 else ():
+        logger.info("%s", group)
     return Job(
         config=config,
         out=out,
@@ -288,7 +284,7 @@ def _prepare(
         model=model,
         wrapped=parallel.wrap(model, ranks),
         tokens=tokens,
-        optimizer=optimizer_of(model, config),
+        update=update,
         identity=identity,
         log=[],
         stop=stop,
@@ -316,7 +312,7 @@ def _resume(job: Job) -> int:
         table = "text.token_embedding.weight"
         state[table] = state[table][job.tokens.used.cpu()]
     job.model.load_state_dict(state)
-    checkpoint.restore_moments(job.model, job.optimizer, found.optimizer)
+    job.update.restore(found.optimizer)
     lines = disk.read_bytes(disk.join(job.out, "log.jsonl")).decode().splitlines()
     job.log = [line for line in lines if json.loads(line)["step"] <= found.step]
     logger.info("resumed after step %d of %d", found.step, job.config.steps)
@@ -335,7 +331,7 @@ def _save(job: Job, step: int) -> None:
             "order": job.loader.order.fingerprint(),
             "config_hash": disk.content_hash(job.config),
         }
-        checkpoint.save(job.out, step, state, checkpoint.moments_of(job.model, job.optimizer), about)
+        checkpoint.save(job.out, step, state, job.update.state(), about)
     parallel.barrier(job.ranks)
 
 
@@ -365,7 +361,7 @@ class _Meter:
     waited: float = 0.0
 
 
-def _log(job: Job, meter: _Meter, step: int, numbers: dict[str, float]) -> dict[str, float]:
+def _log(job: Job, meter: _Meter, step: int, numbers: dict[str, float | None]) -> dict[str, Any]:
     """Write log.jsonl with one more line."""
     now = time.perf_counter()
     samples = step * job.config.batch_size

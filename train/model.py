@@ -1,12 +1,13 @@
 """CLIP: a vision transformer and a causal text transformer, trained into one space of unit vectors.
 
 The mathematics is open_clip's (`weights.py` carries checkpoints both ways); three things are computed differently and
-give the same numbers up to rounding: the last block computes only the token that is pooled, captions are cut to the
-longest of the batch (text attention is causal and the pooled token is the last, so padding never counts), and patches
-are embedded by one matrix product. Queries, keys and values come from one product whose rows are ordered head by head
-([heads, 3, head width]), so that a share of its rows is a share of the heads.
+give the same numbers up to rounding: the last block computes only the token that is pooled, captions are computed
+without what follows their end (text attention is causal and the pooled token is the last, so padding never counts), and
+patches are embedded by one matrix product. Queries, keys and values come from one product whose rows are ordered head
+by head ([heads, 3, head width]), so that a share of its rows is a share of the heads.
 
-Shapes: B samples, T tokens, C channels of a tower, H heads, D channels of a head, E channels of an embedding.
+Shapes: B samples, T tokens, C channels of a tower, H heads, D channels of a head, E channels of an embedding, N tokens
+of packed captions. Activations are BTC, or NC where captions are packed.
 """
 
 from __future__ import annotations
@@ -17,10 +18,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from train.config import ModelConfig
+from train import noise as draws
+from train.architecture import ModelConfig
+from train.attention import Attention, Groups, Packed, Rule, attend, attend_packed, check, trim
+from train.noise import Noise
+from train.order import mix
 
 LOGIT_SCALE = math.log(1 / 0.07)
 SIGLIP_SCALE, SIGLIP_BIAS = math.log(10), -10.0  # where the sigmoid loss starts (Zhai et al. 2023)
+NOISE = 5  # what the random numbers of a model are for (order.py has 1 to 3, augment.py 4)
 
 
 class Linear(nn.Linear):
@@ -37,61 +43,105 @@ class Embedding(nn.Embedding):
         """Leave it empty."""
 
 
+class QKV(Linear):
+    """Queries, keys and values by one product; rows [H, 3, D], so H comes from the weight that is there."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__(width, 3 * width)
+        self.head_width = width // heads
+
+    def forward(  # type: ignore[override]
+        self, h: Tensor, at: tuple[Tensor | slice | int, ...] | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """…HD of all tokens; with `at` the queries only of the tokens there."""
+        D = self.head_width
+        if at is None:
+            q, k, v = F.linear(h, self.weight, self.bias).view(*h.shape[:-1], -1, 3, D).unbind(-2)
+            return q, k, v
+        C = h.shape[-1]
+        weight_H3DC, bias_H3D = self.weight.view(-1, 3, D, C), self.bias.view(-1, 3, D)
+        H = len(bias_H3D)
+        one = h[at]
+        q = F.linear(one, weight_H3DC[:, 0].reshape(H * D, C), bias_H3D[:, 0].reshape(H * D)).view(-1, H, D)
+        kv = F.linear(h, weight_H3DC[:, 1:].reshape(2 * H * D, C), bias_H3D[:, 1:].reshape(2 * H * D))
+        k, v = kv.view(*h.shape[:-1], H, 2, D).unbind(-2)
+        return q, k, v
+
+
 class Block(nn.Module):
-    """A pre-norm transformer block: attention, then a two-layer perceptron, each added to the residual stream."""
+    """A pre-norm transformer block: attention, then a two-layer perceptron, each added to the residual stream.
+
+    Under tensor parallelism it holds a share of the heads; `rule.first_head` then is the number of the first of them.
+    """
+
+    rule = Rule()
+    dropped = path_dropped = 0.0  # of what a branch adds, shares left out in training
 
     def __init__(self, width: int, heads: int, mlp: int, *, causal: bool, quick_gelu: bool) -> None:
         super().__init__()
-        self.heads, self.causal, self.quick_gelu = heads, causal, quick_gelu
+        self.causal, self.quick_gelu = causal, quick_gelu
         self.ln_1 = nn.LayerNorm(width)
-        self.qkv = Linear(width, 3 * width)  # rows [H, 3, D]
+        self.qkv = QKV(width, heads)
         self.out = Linear(width, width)
         self.ln_2 = nn.LayerNorm(width)
         self.fc1 = Linear(width, mlp)
         self.fc2 = Linear(mlp, width)
 
-    def forward(self, x_BTC: Tensor) -> Tensor:
-        """All tokens."""
-        B, T, C = x_BTC.shape
-        qkv_BTH3D = self.qkv(self.ln_1(x_BTC)).view(B, T, self.heads, 3, C // self.heads)
-        q_BHTD, k_BHTD, v_BHTD = (x.transpose(1, 2) for x in qkv_BTH3D.unbind(3))
-        mixed_BHTD = F.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, is_causal=self.causal)
-        return self._rest(x_BTC, mixed_BHTD.transpose(1, 2).reshape(B, T, C))
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        packed: Packed | None = None,
+        noise: Noise | None = None,
+        last: bool = False,
+        end_B: Tensor | None = None,
+    ) -> Tensor:
+        """All tokens; with `last` only the pooled one of each sample, BC.
 
-    def pooled(self, x_BTC: Tensor, index_B: Tensor | None = None) -> Tensor:
-        """Only the token at `index_B` (default: the first) of each sample, BC. A causal block sees up to that token."""
-        B, T, C = x_BTC.shape
-        H, D = self.heads, C // self.heads
-        h_BTC = self.ln_1(x_BTC)
-        weight_H3DC, bias_H3D = self.qkv.weight.view(H, 3, D, C), self.qkv.bias.view(H, 3, D)
-        at = (slice(None), 0) if index_B is None else (torch.arange(B, device=x_BTC.device), index_B)
-        token_BC, one_BC = x_BTC[at], h_BTC[at]
-        q_BHD = F.linear(one_BC, weight_H3DC[:, 0].reshape(C, C), bias_H3D[:, 0].reshape(C)).view(B, H, D)
-        kv_BTC2 = F.linear(h_BTC, weight_H3DC[:, 1:].reshape(2 * C, C), bias_H3D[:, 1:].reshape(2 * C))
-        k_BHTD, v_BHTD = (x.transpose(1, 2) for x in kv_BTC2.view(B, T, H, 2, D).unbind(3))
-        seen_B11T = None
-        if index_B is not None and self.causal:
-            seen_B11T = (torch.arange(T, device=x_BTC.device) <= index_B[:, None])[:, None, None]
-        mixed_BH1D = F.scaled_dot_product_attention(q_BHD[:, :, None], k_BHTD, v_BHTD, attn_mask=seen_B11T)
-        return self._rest(token_BC, mixed_BH1D.reshape(B, C))
+        That is the token at `end_B` (default: the first, or each caption's last where they are packed); a causal block
+        sees up to it.
+        """
+        at: tuple[Tensor | slice | int, ...] | None = None
+        if last and packed is not None:
+            at = (packed.start_B1[1:].long() - 1,)
+        elif last:
+            at = (slice(None), 0) if end_B is None else (torch.arange(len(x), device=x.device), end_B)
+        q, k, v = self.qkv(self.ln_1(x), at=at)
+        here = noise if at is None or noise is None else noise.at(*at)
+        if packed is not None:
+            mixed = attend_packed(q, k, v, self.rule, packed, pooled=last, noise=here)
+        elif at is not None:
+            seen_B = end_B if self.causal else None
+            mixed = attend(q[:, None], k, v, self.rule, causal=False, end_B=seen_B, noise=here)[:, 0]
+        else:
+            mixed = attend(q, k, v, self.rule, causal=self.causal, noise=here)
+        return self._rest(x if at is None else x[at], mixed.flatten(-2), here)
 
-    def _rest(self, x: Tensor, mixed: Tensor) -> Tensor:
-        x = x + self.out(mixed)
+    def _rest(self, x: Tensor, mixed: Tensor, noise: Noise | None) -> Tensor:
+        x = x + self._thinned(self.out(mixed), noise, draws.MIXED, draws.MIXED_PATH)
         hidden = self.fc1(self.ln_2(x))
         added: Tensor = self.fc2(hidden * torch.sigmoid(1.702 * hidden) if self.quick_gelu else F.gelu(hidden))
-        return x + added
+        return x + self._thinned(added, noise, draws.ADDED, draws.ADDED_PATH)
+
+    def _thinned(self, added: Tensor, noise: Noise | None, kind: int, path: int) -> Tensor:
+        """What a branch adds, with dropout and stochastic depth."""
+        if noise is not None and self.dropped:
+            added = draws.dropout(added, self.dropped, noise, kind)
+        if noise is not None and self.path_dropped:
+            added = draws.drop_path(added, self.path_dropped, noise, path)
+        return added
 
 
 class Vision(nn.Module):
-    """The picture tower: patches and a class token, whose last state is projected."""
+    """The picture tower: class tokens and patches. The first token's last state, or the patches' mean, is projected."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        width, self.patch_size = config.vision_width, config.patch_size
-        patches = (config.image_size // config.patch_size) ** 2
-        self.patch = Linear(3 * config.patch_size**2, width, bias=False)
-        self.class_embedding = nn.Parameter(torch.empty(width))
-        self.positional_embedding = nn.Parameter(torch.empty(patches + 1, width))
+        width, first = config.vision_width, config.class_token_length
+        self.config = config
+        self.patch = Linear(config.num_channels * config.patch_size**2, width, bias=False)
+        self.class_embedding = nn.Parameter(torch.empty(width) if first == 1 else torch.empty(first, width))
+        self.positional_embedding = nn.Parameter(torch.empty(config.patches + first, width))
         self.ln_pre = nn.LayerNorm(width)
         self.blocks = nn.ModuleList(
             Block(width, config.vision_heads, config.vision_mlp, causal=False, quick_gelu=config.quick_gelu)
@@ -100,20 +150,42 @@ class Vision(nn.Module):
         self.ln_post = nn.LayerNorm(width)
         self.proj = nn.Parameter(torch.empty(width, config.embed_dim))
 
-    def forward(self, image_BCHW: Tensor) -> Tensor:
-        """Normalised pictures to embeddings BE, not yet unit vectors."""
-        B, _, height, width = image_BCHW.shape
-        p = self.patch_size
-        grid = image_BCHW.view(B, 3, height // p, p, width // p, p).permute(0, 2, 4, 1, 3, 5)
-        x_BTC = self.patch(grid.reshape(B, -1, 3 * p * p))
-        first_B1C = self.class_embedding.to(x_BTC.dtype).expand(B, 1, -1)
-        x_BTC = torch.cat([first_B1C, x_BTC], dim=1) + self.positional_embedding.to(x_BTC.dtype)
+    def forward(self, image_BCHW: Tensor, key: Tensor | None = None, row_B: Tensor | None = None) -> Tensor:
+        """Normalised pictures to embeddings BE, not yet unit vectors. `key` and `row_B`: see `CLIP.reseed`."""
+        config, first = self.config, self.config.class_token_length
+        B, channels, height, width = image_BCHW.shape
+        if (channels, height, width) != (config.num_channels, *config.height_width):
+            wanted = [config.num_channels, *config.height_width]
+            raise ValueError(f"pictures of shape {[channels, height, width]}; the model takes {wanted}")
+        p = config.patch_size
+        grid = image_BCHW.view(B, channels, height // p, p, width // p, p).permute(0, 2, 4, 1, 3, 5)
+        x_BTC = self.patch(grid.reshape(B, -1, channels * p * p))
+        first_BFC = self.class_embedding.to(x_BTC.dtype).expand(B, first, -1)
+        x_BTC = torch.cat([first_BFC, x_BTC], dim=1) + self.positional_embedding.to(x_BTC.dtype)
+        noise = None
+        if key is not None and row_B is not None:
+            x_BTC, noise = self._thinned(x_BTC, draws.noise_of(key, row_B, x_BTC.shape[1]))
         x_BTC = self.ln_pre(x_BTC)
-        for block in self.blocks[:-1]:
-            x_BTC = block(x_BTC)
-        pooled_BC: Tensor = self.blocks[-1].pooled(x_BTC)  # type: ignore[operator]
-        last_BC: Tensor = self.ln_post(pooled_BC)
+        pooled = len(self.blocks) if config.global_average_pool else len(self.blocks) - 1  # the block that pools
+        for depth, block in enumerate(self.blocks):
+            x_BTC = block(x_BTC, noise=noise and noise.of_block(depth), last=depth == pooled)
+        last_BC: Tensor = self.ln_post(x_BTC)
+        if config.global_average_pool:
+            last_BC = last_BC[:, first:].mean(dim=1)
         return last_BC @ self.proj
+
+    def _thinned(self, x_BTC: Tensor, noise: Noise) -> tuple[Tensor, Noise]:
+        """Some of the patches, and dropout on what is embedded."""
+        config, first = self.config, self.config.class_token_length
+        if config.vision_hidden_dropout:
+            x_BTC = draws.dropout(x_BTC, config.vision_hidden_dropout, noise, draws.EMBEDDED)
+        if config.drop_patch_rate:
+            row_B = noise.row[:, 0]
+            kept_BT = draws.kept_patches(row_B, noise.key, config.patches, config.drop_patch_rate) + first
+            always_BF = torch.arange(first, device=x_BTC.device).expand(len(x_BTC), first)
+            at = (torch.arange(len(x_BTC), device=x_BTC.device)[:, None], torch.cat([always_BF, kept_BT], dim=1))
+            x_BTC, noise = x_BTC[at], noise.at(*at)
+        return x_BTC, noise
 
 
 class Text(nn.Module):
@@ -122,6 +194,7 @@ class Text(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         width = config.text_width
+        self.config = config
         self.token_embedding = Embedding(config.vocab_size, width)
         self.row_of: Tensor | None = None  # of each token in a table reduced by `UsedTokens`
         self.positional_embedding = nn.Parameter(torch.empty(config.context_length, width))
@@ -132,15 +205,29 @@ class Text(nn.Module):
         self.ln_final = nn.LayerNorm(width)
         self.proj = nn.Parameter(torch.empty(width, config.embed_dim))
 
-    def forward(self, tokens_BT: Tensor) -> Tensor:
-        """Token numbers to embeddings BE, not yet unit vectors."""
-        end_B = tokens_BT.argmax(dim=-1)
-        rows_BT = tokens_BT if self.row_of is None else self.row_of[tokens_BT]
-        x_BTC = self.token_embedding(rows_BT) + self.positional_embedding[: tokens_BT.shape[1]]
-        for block in self.blocks[:-1]:
-            x_BTC = block(x_BTC)
-        pooled_BC: Tensor = self.blocks[-1].pooled(x_BTC, end_B)  # type: ignore[operator]
-        last_BC: Tensor = self.ln_final(pooled_BC)
+    def forward(self, tokens: Tensor | Packed, key: Tensor | None = None, row_B: Tensor | None = None) -> Tensor:
+        """Token numbers BT, or packed, to embeddings BE, not yet unit vectors. `key`, `row_B`: see `CLIP.reseed`."""
+        packed = tokens if isinstance(tokens, Packed) else None
+        number = tokens.token_N if isinstance(tokens, Packed) else tokens
+        rows = number if self.row_of is None else self.row_of[number]
+        positional_TC = self.positional_embedding
+        noise = end_B = None
+        if packed is None:
+            end_B = number.argmax(dim=-1)
+            x = self.token_embedding(rows) + positional_TC[: number.shape[1]]
+            if key is not None and row_B is not None:
+                noise = draws.noise_of(key, row_B, number.shape[1])
+        else:
+            x = self.token_embedding(rows) + positional_TC[packed.position_N]
+            if key is not None and row_B is not None:
+                row_N = row_B[packed.sample_N]
+                noise = Noise(key, row_N, row_N * draws.TOKENS + packed.position_N)
+        if noise is not None and self.config.text_hidden_dropout:
+            x = draws.dropout(x, self.config.text_hidden_dropout, noise, draws.EMBEDDED)
+        for depth, block in enumerate(self.blocks):
+            last = depth == len(self.blocks) - 1
+            x = block(x, packed=packed, noise=noise and noise.of_block(depth), last=last, end_B=end_B if last else None)
+        last_BC: Tensor = self.ln_final(x)
         return last_BC @ self.proj
 
 
@@ -148,48 +235,88 @@ class CLIP(nn.Module):
     """Both towers, the logit scale (the logarithm of the factor) and, for the sigmoid loss, the logit bias.
 
     Initialised from `seed` as open_clip does; the same seed gives the same weights whatever else has been drawn. Under
-    `torch.device("meta")` nothing is allocated.
+    `torch.device("meta")` nothing is allocated. A model with a rate or a dropout is told before each forward of its
+    training where it is, by `reseed`.
     """
 
-    def __init__(self, config: ModelConfig, seed: int = 0) -> None:
+    def __init__(self, config: ModelConfig, seed: int = 0, *, attention: Attention = "auto") -> None:
         super().__init__()
         place = torch.get_default_device()
         self.config = config
+        check(attention, dropped=bool(config.vision_attention_dropout or config.text_attention_dropout))
         with torch.device("meta" if place.type == "meta" else "cpu"):
             self.visual = Vision(config)
             self.text = Text(config)
             self.logit_scale = nn.Parameter(torch.empty(()))
             self.logit_bias = nn.Parameter(torch.empty(())) if config.logit_bias else None
+        self._keys: dict[str, int] = {}
+        self._row_B: Tensor | None = None
+        _set_blocks(self, attention)
         if place.type != "meta":
             initialise(self, seed)  # in main memory: the same numbers on every device
             self.to(place)
 
+    def reseed(self, seed: int, step: int, row_B: Tensor) -> None:
+        """Say which random numbers the next forward takes: those of the samples at `row_B` of step `step`'s batch.
+
+        Call it before every forward, also the second of one micro-batch: the same arguments give the same numbers,
+        however a batch is cut into micro-batches and over data-parallel ranks. Tensor-parallel ranks pass the same.
+        """
+        self._keys = {tower: mix(seed, NOISE, step, number) for number, tower in enumerate(("visual", "text"))}
+        self._row_B = row_B
+
     def encode_image(self, image_BCHW: Tensor) -> Tensor:
         """Pictures, normalised per channel, to unit vectors BE."""
-        return unit(self.visual(image_BCHW))
+        return unit(self.visual(image_BCHW, *self._draws("visual", image_BCHW.device, len(image_BCHW))))
 
-    def encode_text(self, tokens_BT: Tensor) -> Tensor:
-        """Token numbers, zeros after the end-of-text token, to unit vectors BE."""
-        return unit(self.text(trim(tokens_BT)))
+    def encode_text(self, tokens: Tensor | Packed | Groups) -> Tensor:
+        """Captions to unit vectors BE: token numbers BT with zeros after the end-of-text token, or `pack`'s, or
+        `length_groups`'."""
+        if isinstance(tokens, Tensor):
+            return unit(self.text(trim(tokens), *self._draws("text", tokens.device, len(tokens))))
+        if isinstance(tokens, Packed):
+            drawn = self._draws("text", tokens.token_N.device, len(tokens.start_B1) - 1)
+            return unit(self.text(tokens, *drawn))
+        key, row_B = self._draws("text", tokens.place_B.device, len(tokens.place_B))
+        sizes = [len(part) for part in tokens.tokens_BT]
+        rows = [None] * len(sizes) if row_B is None else row_B[tokens.row_B].split(sizes)
+        found = [self.text(part, key, row) for part, row in zip(tokens.tokens_BT, rows, strict=True)]
+        return unit(torch.cat(found)[tokens.place_B])
 
-    def forward(self, image_BCHW: Tensor, tokens_BT: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def _draws(self, tower: str, device: torch.device, samples: int) -> tuple[Tensor | None, Tensor | None]:
+        """The tower's key and the samples' rows; nothing where the model draws no numbers."""
+        if not self.training or not self.config.draws:
+            return None, None
+        if self._row_B is None or len(self._row_B) != samples:
+            told = "none were named" if self._row_B is None else f"{len(self._row_B)} were named"
+            raise ValueError(f"a model with dropout got {samples} samples, but {told}; call reseed before each forward")
+        key = self._keys[tower]
+        return torch.full((), key - (1 << 64) * (key >> 63), device=device), self._row_B.to(device, non_blocking=True)
+
+    def forward(
+        self, image_BCHW: Tensor, tokens: Tensor | Packed | Groups
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Both embeddings BE, the factor on their products, and the bias of the logits where there is one."""
-        return self.encode_image(image_BCHW), self.encode_text(tokens_BT), self.logit_scale.exp(), self.logit_bias
+        return self.encode_image(image_BCHW), self.encode_text(tokens), self.logit_scale.exp(), self.logit_bias
+
+
+def _set_blocks(model: CLIP, attention: Attention) -> None:
+    """Tell every block its kernel and what it leaves out in training."""
+    config = model.config
+    for depth, block in enumerate(model.visual.blocks):
+        assert isinstance(block, Block)
+        block.rule = Rule(attention, config.vision_attention_dropout)
+        block.dropped = config.vision_hidden_dropout
+        block.path_dropped = config.drop_path_rate * depth / max(1, config.vision_layers - 1)
+    for block in model.text.blocks:
+        assert isinstance(block, Block)
+        block.rule = Rule(attention, config.text_attention_dropout)
+        block.dropped = config.text_hidden_dropout
 
 
 def unit(x_BE: Tensor) -> Tensor:
     """Rows scaled to length 1, in at least 32 bits."""
     return F.normalize(x_BE if x_BE.dtype == torch.float64 else x_BE.float(), dim=-1)
-
-
-def trim(tokens_BT: Tensor) -> Tensor:
-    """The columns up to the last end-of-text token of a batch that lies in main memory.
-
-    On an accelerator the length would have to be waited for: trim before the batch is copied there.
-    """
-    if tokens_BT.device.type != "cpu":
-        return tokens_BT
-    return tokens_BT[:, : int(tokens_BT.argmax(dim=-1).max()) + 1]
 
 
 class UsedTokens:

@@ -6,7 +6,8 @@ import math
 import pytest
 
 from manifests import disk
-from train.config import MODELS, PRESETS, ModelConfig, TrainConfig, check_world, configure, model_config
+from train.architecture import MODELS, ModelConfig
+from train.config import PRESETS, TrainConfig, check_world, configure, model_config
 
 
 def test_widths_are_those_that_were_published():
@@ -51,8 +52,19 @@ def test_changes_go_over_the_preset_and_text_is_read_as_the_setting_s_type():
         ({"batch_size": True}, "it must be a whole number"),
         ({"local_loss": "maybe"}, "it must be true or false"),
         ({"model": 3}, "it must be text"),
-        ({"schedule": "linear"}, "(of cosine, constant)"),
-        ({"precision": "fp16"}, "(of fp32, bf16)"),
+        ({"schedule": "linear"}, "(of cosine, constant, constant_cooldown)"),
+        ({"precision": "fp8"}, "did you mean 'fp32'? (of fp32, tf32, bf16, bf16_o2, fp16)"),
+        ({"schedule": "constant_cooldown"}, "constant_cooldown takes 1 to 3125 steps"),
+        ({"schedule": "constant_cooldown", "cooldown": 3126}, "constant_cooldown takes 1 to 3125 steps"),
+        ({"cooldown": 100}, "cooldown is 100, but schedule is cosine, which has none"),
+        ({"cooldown_end_lr": 1.0}, "it must lie in [0, lr], lr is 0.0005"),
+        ({"ema": 1.0}, "ema is 1.0; it must lie in (0, 1)"),
+        ({"micro_batch": 0}, "micro_batch is 0; it must be at least 1"),
+        ({"loss_tile": 0}, "loss_tile is 0; it must be at least 1"),
+        ({"micro_batch": 8, "precision": "bf16_o2"}, "set precision to bf16"),
+        ({"optimizer": "lion"}, "(of adamw, muon)"),
+        ({"decay_groups": "all"}, "(of open_clip_main, open_clip)"),
+        ({"logit_scale_max": 0}, "it must be above 0"),
         ({"batch_size": 100, "lanes": 64}, "no multiple of lanes 64"),
         ({"samples_seen": 1000}, "less than one batch of 4096"),
         ({"local_loss": True, "gather_with_grad": False}, "wrong gradient"),

@@ -16,7 +16,7 @@ from PIL import Image
 from manifests import disk
 from manifests.schema import TaskSpec
 from train import evaluate, weights
-from train.config import MODELS
+from train.architecture import MODELS
 from train.model import CLIP
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -250,10 +250,10 @@ def test_a_picture_that_is_none_is_named(colours: TaskSpec, model: CLIP, tmp_pat
 
 def test_pictures_are_decoded_once(colours: TaskSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     files = evaluate.samples(colours).files
-    first = np.concatenate(list(evaluate.pictures(colours.data, files, 32)))
+    first = np.concatenate(list(evaluate.pictures(colours.data, files, (32, 32))))
     assert first.shape == (18, 32, 32, 3)
     monkeypatch.setattr(evaluate, "decode", lambda data: pytest.fail("decoded again"))
-    again = np.concatenate(list(evaluate.pictures(colours.data, files, 32)))
+    again = np.concatenate(list(evaluate.pictures(colours.data, files, (32, 32))))
     np.testing.assert_array_equal(first, again)
 
 
@@ -262,7 +262,7 @@ def test_what_does_not_fit_is_decoded_again(colours: TaskSpec, monkeypatch: pyte
     monkeypatch.setattr(evaluate, "BATCH", 7)
     files = evaluate.samples(colours).files
     for _ in range(2):
-        assert [len(b) for b in evaluate.pictures(colours.data, files, 16)] == [7, 7, 4]
+        assert [len(b) for b in evaluate.pictures(colours.data, files, (16, 16))] == [7, 7, 4]
     assert (colours.data, files, 16) not in evaluate._decoded
 
 

@@ -16,7 +16,8 @@ import torch
 from manifests import disk
 from manifests.schema import Blend
 from train import loader as loader_module
-from train.config import ModelConfig, TrainConfig, model_config
+from train.architecture import ModelConfig
+from train.config import TrainConfig, model_config
 from train.loader import Batch, Loader, cut
 from train.shards import open_view
 

@@ -6,11 +6,12 @@ import math
 import pytest
 import torch
 
-from train.config import MODELS
-from train.model import CLIP, Block, UsedTokens, trim
+from train.architecture import MODELS
+from train.attention import trim
+from train.model import CLIP, Block, UsedTokens
 
 TINY = dataclasses.replace(MODELS["test"], vocab_size=50)
-# Parameters of the towers, as published (open_clip's docs/model_profile.csv, to its last digit).
+# Parameters of the towers, as published (open_clip's docs/model_profile.csv, to its last digit), and their heads.
 PARAMETERS = {
     "ViT-B-32": (87_849_216, 63_428_096),
     "ViT-B-16": (86_192_640, 63_428_096),
@@ -21,7 +22,12 @@ PARAMETERS = {
     "ViT-e-14": (3_807_716_864, 773_369_600),
     "ViT-S-32": (22_641_792, 40_444_032),
     "ViT-S-16": (21_813_504, 40_444_032),
+    "ViT-L-14-336": (303_966_208 + (24**2 - 16**2) * 1024, 123_650_304),  # more positions, and nothing else
 }
+HEADS = {
+    "ViT-B-32": (12, 8), "ViT-B-16": (12, 8), "ViT-L-14": (16, 12), "ViT-L-14-336": (16, 12), "ViT-H-14": (16, 16),
+    "ViT-g-14": (16, 16), "ViT-bigG-14": (16, 20), "ViT-e-14": (16, 20), "ViT-S-32": (6, 6), "ViT-S-16": (6, 6),
+}  # fmt: skip
 
 
 def captions(lengths, context=16, end=49):
@@ -33,14 +39,18 @@ def captions(lengths, context=16, end=49):
     return tokens
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_the_towers_have_the_published_number_of_parameters(name):
+@pytest.mark.parametrize("name", [name for name in MODELS if name.startswith("ViT")])
+def test_the_towers_have_the_published_number_of_parameters_and_heads(name):
+    config, base = MODELS[name], name.removesuffix("-quickgelu")
     with torch.device("meta"):
-        model = CLIP(MODELS[name])
+        model = CLIP(config)
     vision = sum(p.numel() for p in model.visual.parameters())
     text = sum(p.numel() for p in model.text.parameters())
-    assert (vision, text) == PARAMETERS[name]
+    assert (vision, text) == PARAMETERS[base]
     assert sum(p.numel() for p in model.parameters()) == vision + text + 1
+    assert (config.vision_heads, config.text_heads) == HEADS[base]
+    assert model.visual.blocks[0].qkv.head_width == config.vision_width // config.vision_heads
+    assert config == dataclasses.replace(MODELS[base], quick_gelu=base != name)
 
 
 def test_features_are_unit_vectors_of_the_right_shape():
@@ -69,7 +79,7 @@ def test_the_last_block_computes_one_token_exactly(causal):
     index = torch.tensor([8, 0, 3, 5, 1]) if causal else None
     whole = block(x)
     picked = whole[torch.arange(5), index] if causal else whole[:, 0]
-    torch.testing.assert_close(block.pooled(x, index), picked, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(block(x, last=True, end_B=index), picked, rtol=1e-12, atol=1e-12)
 
 
 def test_padding_never_counts_and_gets_no_gradient():
