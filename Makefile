@@ -2,7 +2,7 @@
 PYTHON ?= python3
 V := .venv/bin
 
-.PHONY: venv demo test check bench
+.PHONY: venv demo test check bench bench-gpu
 venv: .venv/installed
 
 .venv/installed: pyproject.toml
@@ -24,3 +24,7 @@ test: check
 
 bench: venv
 	$(V)/python benchmarks/engine.py
+
+# Needs a GPU, torch and little else, so no environment is made; WHEELS names folders with open_clip's wheels.
+bench-gpu:
+	$(or $(wildcard $(V)/python),$(PYTHON)) benchmarks/gpu.py $(if $(WHEELS),--wheels $(WHEELS))

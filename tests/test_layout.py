@@ -38,9 +38,9 @@ ORDER = {
     ],
     "train": [
         "architecture", "config", "order", "shards", "decode", "augment", "loader", "noise", "attention", "model",
-        "weights", "hf", "nemo", "loss", "accumulate", "optimize", "parallel",
-        "checkpoint", "evaluate", "loop", "stats", "arms", "conclude", "gallery", "results", "charts", "page",
-        "run", "ablate", "report",
+        "weights", "hf", "nemo", "loss", "accumulate", "optimize", "flops", "logbook", "parallel", "spread",
+        "checkpoint", "reshard", "evaluate", "loop", "stats", "arms", "conclude", "gallery", "results", "charts",
+        "page", "on_ray", "run", "ablate", "report",
     ],
 }  # fmt: skip
 ENTRIES = [

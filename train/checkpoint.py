@@ -1,6 +1,7 @@
 """Checkpoints of a run: RUN/checkpoints/step-N/{model.safetensors, optimizer.pt, state.json}.
 
-state.json comes last and holds the sha256 of the other two. Locally the folder is made under another name and renamed
+Where a model is sharded, its ranks write shard-K-….safetensors instead (see `reshard`); any run reads both. state.json
+comes last and holds the sha256 of the others. Locally the folder is made under another name and renamed
 when it is whole; elsewhere state.json is the commit. Loading checks the hashes and falls back to the checkpoint before.
 Nothing is unpickled but tensors (`weights_only`). No random state is kept because there is none: pictures, crops and
 their order are functions of the step, and training draws from no generator.
@@ -32,18 +33,24 @@ Moments = Mapping[str, Mapping[str, Tensor]]  # parameter -> name of the moment 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint that was read whole: after `step` steps."""
+    """A checkpoint that is whole: after `step` steps. Of one in shards no tensor has been read."""
 
     step: int
+    folder: str
     model: dict[str, Tensor]
     optimizer: dict[str, dict[str, Tensor]]
     state: dict[str, Any]
+
+    @property
+    def sharded(self) -> bool:
+        """Whether it was written in shards."""
+        return "layout" in self.state
 
 
 def save(run: str, step: int, model: Mapping[str, Tensor], optimizer: Moments, state: Mapping[str, Any]) -> str:
     """Write and check the checkpoint of `step`, then remove all but the last two. Returns its folder."""
     folder = disk.join(run, "checkpoints", f"step-{step}")
-    place = folder if disk.is_url(folder) else disk.join(run, "checkpoints", f".step-{step}.partial.{os.getpid()}")
+    place = folder if disk.is_url(folder) else unfinished(run, step)
     buffer = io.BytesIO()
     torch.save({name: dict(parts) for name, parts in optimizer.items()}, buffer)
     hashes = {}
@@ -53,7 +60,18 @@ def save(run: str, step: int, model: Mapping[str, Tensor], optimizer: Moments, s
     ):
         disk.write_bytes(disk.join(place, name), data)
         hashes[name] = hashlib.sha256(data).hexdigest()
-    disk.write_json(disk.join(place, "state.json"), {**state, "step": step, "sha256": hashes})
+    return publish(run, step, place, {**state, "sha256": hashes})
+
+
+def unfinished(run: str, step: int) -> str:
+    """A folder of this process for a checkpoint that is being written."""
+    return disk.join(run, "checkpoints", f".step-{step}.partial.{os.getpid()}")
+
+
+def publish(run: str, step: int, place: str, state: Mapping[str, Any]) -> str:
+    """Write state.json beside the files at `place`, make that the checkpoint of `step`, check it, remove older ones."""
+    folder = disk.join(run, "checkpoints", f"step-{step}")
+    disk.write_json(disk.join(place, "state.json"), {**state, "step": step})
     if place != folder:
         target = disk.local(folder)
         if target.exists():  # left by an earlier try, damaged or from before a fall-back
@@ -74,14 +92,28 @@ def latest(run: str) -> Checkpoint | None:
     for step in reversed(_steps(run)):
         folder = disk.join(run, "checkpoints", f"step-{step}")
         try:
-            state, data = _check(folder)
-            optimizer = torch.load(io.BytesIO(data["optimizer.pt"]), map_location="cpu", weights_only=True)
-            model = safetensors.torch.load(data["model.safetensors"])
+            return _read(folder, step)
         except (ValueError, KeyError, OSError, pickle.UnpicklingError) as error:
             logger.warning("%s is damaged and is not used: %s", folder, " ".join(str(error).split())[:200])
-            continue
-        return Checkpoint(step=step, model=model, optimizer=optimizer, state=state)
     return None
+
+
+def at(run: str, step: int) -> Checkpoint:
+    """The checkpoint of `step`, which another rank found whole; shards are not hashed again."""
+    folder = disk.join(run, "checkpoints", f"step-{step}")
+    state = disk.read_json(disk.join(folder, "state.json"))
+    if "layout" not in state:
+        return _read(folder, step)
+    return Checkpoint(step=step, folder=folder, model={}, optimizer={}, state=state)
+
+
+def _read(folder: str, step: int) -> Checkpoint:
+    state, data = _check(folder)
+    if "layout" in state:
+        return Checkpoint(step=step, folder=folder, model={}, optimizer={}, state=state)
+    optimizer = torch.load(io.BytesIO(data["optimizer.pt"]), map_location="cpu", weights_only=True)
+    model = safetensors.torch.load(data["model.safetensors"])
+    return Checkpoint(step=step, folder=folder, model=model, optimizer=optimizer, state=state)
 
 
 def clear(run: str) -> None:
@@ -100,13 +132,24 @@ def clean(run: str) -> None:
 
 
 def _check(folder: str) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """state.json and the bytes of the files that it names. ValueError where a hash differs."""
+    """state.json and the bytes of the files that it names; of shards none are kept. ValueError where a hash differs."""
     state = disk.read_json(disk.join(folder, "state.json"))
-    data = {name: disk.read_bytes(disk.join(folder, name)) for name in state["sha256"]}
+    data = {}
     for name, expected in state["sha256"].items():
-        if hashlib.sha256(data[name]).hexdigest() != expected:
+        if "layout" in state:
+            found = hash_of(disk.join(folder, name))
+        else:
+            data[name] = disk.read_bytes(disk.join(folder, name))
+            found = hashlib.sha256(data[name]).hexdigest()
+        if found != expected:
             raise ValueError(f"{name} does not have the sha256 that state.json names")
     return state, data
+
+
+def hash_of(path: str) -> str:
+    """sha256 of a local file, of which little is held at a time."""
+    with open(disk.local(path), "rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
 
 
 def _steps(run: str) -> list[int]:

@@ -53,6 +53,14 @@ class TrainConfig:
     local_loss: bool = True  # a rank computes only its own rows of the logits
     gather_with_grad: bool = True  # features are gathered with their gradient
     loss_tile: int | None = None  # side of a tile of logits; where it is not given, 1,024 above 4,096 x 4,096 logits
+    dp_shard: int = 1  # ranks that share one copy of weights and optimizer out (FSDP2)
+    tp: int = 1  # ranks that share every layer out (tensor parallelism); all others see samples of their own
+    reshard_after_forward: bool = True  # false: weights stay gathered from forward to backward, for memory
+    cpu_offload: bool = False  # shards and optimizer lie in main memory; needs dp_shard and GPUs
+    recompute: str = "none"  # in backward: selective (all but products and attention), full, or every_N-th block
+    compile: Literal["none", "inductor", "aot_eager"] = "none"  # block by block
+    attention: Literal["auto", "sdpa", "varlen", "flash"] = "auto"
+    captions: Literal["padded", "groups", "packed"] = "padded"  # to the longest of a batch, of a group, not at all
     threads: int = 4  # that decode, per rank; 0 = the training thread does it
     checkpoint_every: int = 0  # steps; 0 = only at the end
     log_every: int = 100  # steps
@@ -95,6 +103,7 @@ class TrainConfig:
                 "local_loss without gather_with_grad trains on a wrong gradient (cosine 0.978 to the true one, while"
                 " the loss looks right); set gather_with_grad to true, or local_loss to false"
             )
+        self._check_parallel()
         if self.device not in ("auto", "cpu") and not self.device.startswith("cuda"):
             raise ValueError(f"device is {self.device!r}; it must be auto, cpu or cuda")
         longest = _changed(self).context_length
@@ -112,6 +121,21 @@ class TrainConfig:
         for name, unset in (("cooldown", 0), ("cooldown_power", 1.0), ("cooldown_end_lr", 0.0)):
             if not cools and getattr(self, name) != unset:
                 raise ValueError(f"{name} is {getattr(self, name)}, but schedule is {self.schedule}, which has none")
+
+    def _check_parallel(self) -> None:
+        for name in ("dp_shard", "tp"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        recomputed_every(self.recompute)
+        model = _changed(self)
+        for tower in ("vision", "text"):
+            for of in ("heads", "mlp"):
+                if (number := getattr(model, f"{tower}_{of}")) % self.tp:
+                    raise ValueError(f"tp {self.tp} does not divide {tower}_{of} {number}; set tp to a divisor of it")
+        if self.optimizer == "muon" and self.dp_shard * self.tp > 1:
+            raise ValueError("optimizer is muon, which needs whole matrices; set it to adamw, or dp_shard and tp to 1")
+        if self.cpu_offload and (self.dp_shard == 1 or self.device == "cpu"):
+            raise ValueError("cpu_offload moves shards from GPUs to main memory; set dp_shard above 1, device to cuda")
 
     @property
     def steps(self) -> int:
@@ -144,6 +168,26 @@ def check_world(config: TrainConfig, world: int) -> None:
             f"{world} ranks cannot share {config.lanes} lanes evenly; set lanes to a multiple of {world}"
             f" that divides batch_size {config.batch_size}"
         )
+
+
+def check_layout(config: TrainConfig, world: int) -> int:
+    """Into how many parts `world` ranks cut a batch. ValueError where they do not fill the mesh."""
+    together = config.dp_shard * config.tp
+    if world % together:
+        raise ValueError(
+            f"dp_shard {config.dp_shard} x tp {config.tp} = {together} does not divide {world} ranks; start a multiple"
+            f" of {together}, or change them"
+        )
+    return world // config.tp
+
+
+def recomputed_every(recompute: str) -> int:
+    """Of how many blocks one is recomputed in backward; 0: none. ValueError for what is no such setting."""
+    fixed = {"none": 0, "selective": 1, "full": 1}
+    number = recompute.removeprefix("every_")
+    if recompute not in fixed and not (recompute != number and number.isdigit() and int(number)):
+        raise ValueError(f"recompute is {recompute!r}; it must be none, selective, full or every_N, like every_2")
+    return fixed[recompute] if recompute in fixed else int(number)
 
 
 # --- presets -------------------------------------------------------------------------------------------------------

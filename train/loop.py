@@ -27,7 +27,8 @@ from tqdm import tqdm
 
 from manifests import disk
 from manifests.schema import Blend
-from train import accumulate, checkpoint, parallel, weights
+from train import accumulate, checkpoint, parallel, reshard, weights
+from train.attention import Groups, Packed, length_groups, pack
 from train.augment import normalise
 from train.config import TrainConfig, model_config
 from train.loader import Batch, Loader
@@ -36,11 +37,16 @@ from train.model import CLIP, UsedTokens
 from train.optimize import Update, groups_of, learning_rate, matmul_precision, precision_context
 from train.order import changed
 from train.parallel import Ranks
+from train.spread import spread
 
 STOPPED = 75  # exit status after SIGTERM: saved, start again to go on
 TABLE_ROWS = 1_000_000  # a blend of at most so many rows is read through for the tokens that it uses
-# Settings that change no number in the weights: where and how fast a run goes, and what it writes on the way.
-INCIDENTAL = ("device", "threads", "checkpoint_every", "log_every")
+GROUPS = 4  # of captions by length, where these are not packed
+# Settings that change no number in the weights but by rounding: where and how fast a run goes, and what it writes.
+INCIDENTAL = (
+    "device", "threads", "checkpoint_every", "log_every", "dp_shard", "tp", "reshard_after_forward", "cpu_offload",
+    "recompute", "compile", "attention", "captions",
+)  # fmt: skip
 logger = logging.getLogger(__name__)
 
 
@@ -58,8 +64,10 @@ class Job:
     loader: Loader
     model: CLIP
     wrapped: nn.Module
+    used: Tensor | None  # the tokens that the run reads, where they have been looked for
     tokens: UsedTokens | None
     update: Update
+    saver: reshard.Saver | None  # of a sharded run
     identity: dict[str, Any]
     log: list[str]  # lines of log.jsonl
     stop: threading.Event  # set by SIGTERM
@@ -74,7 +82,8 @@ def train(blend: Blend, config: TrainConfig, out: str, *, resume: bool = True) -
     """
     ranks = parallel.set_up(config.device)
     try:
-        loader = Loader(blend, config, model_config(config), ranks.rank, ranks.world)
+        ranks = parallel.arrange(ranks, config)
+        loader = Loader(blend, config, model_config(config), ranks.shards.rank, ranks.dp)
         identity = _identity(blend, config, loader)
         if not resume and ranks.rank == 0:
             disk.remove(disk.join(out, "run.json"))
@@ -120,6 +129,7 @@ def _train(
         "world": ranks.world,
         "device": _device_name(ranks.device),
         "versions": _versions(),
+        "layout": {name: getattr(ranks, name) for name in ("dp_replicate", "dp_shard", "tp")},
         "parameters": sum(p.numel() for p in job.model.parameters()),
         "steps": config.steps,
         "samples": config.steps * config.batch_size,
@@ -129,9 +139,10 @@ def _train(
         "samples_per_s": samples / (trained - ready),
         "peak_memory_bytes": _peak_memory(ranks.device),
     }
+    with job.update.averaged():
+        state = reshard.gathered(job.model.state_dict(), ranks)
     if ranks.rank == 0:
-        with job.update.averaged():
-            weights.save_export(job.model, disk.join(out, "export"))
+        weights.save_export(job.model, disk.join(out, "export"), state)
         whole = time.perf_counter() - began
         done["seconds"] = {"start": ready - began, "train": trained - ready, "whole": whole}
         disk.write_json(disk.join(out, "run.json"), done)
@@ -167,6 +178,8 @@ def _steps(job: Job, first: int) -> None:
             due = config.checkpoint_every > 0 and done % config.checkpoint_every == 0
             if due or stop or done == config.steps:
                 _save(job, done)
+            if job.saver is not None and (stop or done == config.steps):
+                job.saver.finish()
             if stop and done < config.steps:
                 logger.warning("stopped by SIGTERM after step %d of %d; it is saved", done, config.steps)
                 raise SystemExit(STOPPED)
@@ -176,14 +189,14 @@ def _step(job: Job, batch: Batch, lr: float) -> tuple[float, float, float, bool]
     """One optimizer step: the loss, the batch's accuracy, the norm of the gradients and whether to stop."""
     config, device = job.config, job.ranks.device
     tokens_BT = batch.tokens_BT[:, : int(batch.length_B.max())]
-
     first = job.ranks.shards.rank * len(tokens_BT)  # of this rank's rows in the global batch
 
-    def take(rows: slice) -> tuple[Tensor, Tensor]:
+    def take(rows: slice) -> tuple[Tensor, Tensor | Packed | Groups]:
         job.model.reseed(config.seed, batch.step, torch.arange(first + rows.start, first + rows.stop))
         image_BHWC = batch.image_BHWC[rows].to(device, non_blocking=True)
         image_BCHW = normalise(image_BHWC, job.model.config.image_mean, job.model.config.image_std)
-        return image_BCHW, tokens_BT[rows].to(device, non_blocking=True)
+        tokens = _captions(config, tokens_BT[rows], batch.length_B[rows])
+        return image_BCHW, tokens.to(device, non_blocking=True)
 
     loss_of = functools.partial(
         contrastive,
@@ -215,30 +228,42 @@ def _step(job: Job, batch: Batch, lr: float) -> tuple[float, float, float, bool]
     return values[0], values[1], values[2], values[3] > 0
 
 
+def _captions(config: TrainConfig, tokens_BT: Tensor, length_B: Tensor) -> Tensor | Packed | Groups:
+    if config.captions == "packed":
+        return pack(tokens_BT, length_B)
+    return length_groups(tokens_BT, GROUPS, length_B) if config.captions == "groups" else tokens_BT
+
+
 def _decayed(config: TrainConfig, steps: int) -> float:
     """What weight decay alone makes of a number 1 in the first `steps` steps."""
     return math.prod(1 - learning_rate(config, step) * config.weight_decay for step in range(steps))
 
 
 def _refuse(job: Job, batch: Batch, values: list[float], features: dict[str, Tensor]) -> None:
-    """Write down where a number ended that is none, and raise NonFinite. Nothing has been stepped."""
+    """Write down where a number ended that is none, and raise NonFinite, on every rank. Nothing has been stepped."""
     tensors: list[str] = []
     rows: set[int] = set()
     for tower, feature_bE in features.items():
         found = (~torch.isfinite(feature_bE).all(dim=1)).nonzero().flatten().tolist()
         tensors += [f"{tower} features"] if found else []
         rows |= set(found)
-    grads = [(name, p.grad) for name, p in job.model.named_parameters() if p.grad is not None]
+    grads = [(name, reshard.local(p.grad)) for name, p in job.model.named_parameters() if p.grad is not None]
     tensors += [f"gradient of {name}" for name, grad in grads if not torch.isfinite(grad).all()]
     keys = [batch.keys[r] for r in sorted(rows)] or list(batch.keys)
-    step, where = batch.step + 1, f"nonfinite-{job.ranks.rank}.json"
-    disk.write_json(
-        disk.join(job.out, where),
-        {"step": step, "loss": str(values[0]), "grad_norm": str(values[2]), "tensors": tensors, "keys": keys},
-    )
+    shards = sorted({key[:-4] for key in keys})  # POOL/VIEW:SHARD
+    step, rank = batch.step + 1, job.ranks.rank
+    about = {"step": step, "rank": rank, "loss": str(values[0]), "grad_norm": str(values[2]), "tensors": tensors}
+    disk.write_json(disk.join(job.out, f"nonfinite-{rank}.json"), {**about, "shards": shards, "keys": keys})
+    # Features are a rank's own; the loss and the gradients have passed what one of them holds on to all.
+    first = next((k for k, bad in enumerate(parallel.everyones(len(rows), job.ranks)) if bad), rank)
+    where = f"first in {(tensors or ['?'])[0]} on rank {rank}"
+    where += f"; {len(keys)} samples, the first is {keys[0]} of shard {shards[0]}"
+    if job.saver is not None:
+        job.saver.finish()
     raise NonFinite(
-        f"step {step}: the loss is {values[0]} and the gradients' norm {values[2]}; first in {(tensors or ['?'])[0]};"
-        f" {len(keys)} samples, the first is {keys[0]}. Nothing was stepped; see {disk.join(job.out, where)}"
+        f"step {step}: the loss is {values[0]} and the gradients' norm {values[2]};"
+        f" {where if first == rank else f'first on rank {first}'}. Nothing was stepped;"
+        f" see {disk.join(job.out, f'nonfinite-{first}.json')}"
     )
 
 
@@ -258,6 +283,8 @@ def _identity(blend: Blend, config: TrainConfig, loader: Loader) -> dict[str, An
 
 def _same_run(saved: dict[str, Any], now: dict[str, Any], out: str) -> None:
     """ValueError where a folder holds a run that is not this one, with what differs."""
+    defaults = {k: v for k, v in disk.to_plain(TrainConfig()).items() if k not in INCIDENTAL}
+    saved = {**saved, "config": {**defaults, **saved["config"]}}  # older runs had fewer settings
     if different := changed(saved, now):
         raise ValueError(
             f"{out} holds another run ({'; '.join(different[:3])}); choose another --out, or remove that folder"
@@ -267,13 +294,16 @@ def _same_run(saved: dict[str, Any], now: dict[str, Any], out: str) -> None:
 def _prepare(
     config: TrainConfig, out: str, ranks: Ranks, loader: Loader, identity: dict[str, Any], stop: threading.Event
 ) -> Job:
-    model = CLIP(model_config(config), config.seed).to(ranks.device)
-    used = used_tokens(loader)
+    saver = None if ranks.mesh is None else reshard.Saver(out, ranks)
+    model = CLIP(model_config(config), config.seed, attention=config.attention)
+    found = used_tokens(loader)
+    used = None if found is None else torch.from_numpy(found)
     # An average, 16-bit weights and steps that are skipped make something else of unused rows than plain decay.
-    plain = config.ema is None and config.precision in ("fp32", "tf32", "bf16")
+    plain = config.ema is None and config.precision in ("fp32", "tf32", "bf16") and ranks.mesh is None
     narrow = used is not None and plain and len(used) <= model.config.vocab_size // 2
-    tokens = UsedTokens(model.text, torch.from_numpy(used)) if used is not None and narrow else None
-    update = Update(model, config)
+    spread(model, ranks, config)
+    tokens = UsedTokens(model.text, used) if used is not None and narrow else None
+    update = Update(model, config, masters=not ranks.fsdp)
     for group in groups_of(model, config) if ranks.rank == 0 else ():
         logger.info("%s", group)
     return Job(
@@ -283,8 +313,10 @@ def _prepare(
         loader=loader,
         model=model,
         wrapped=parallel.wrap(model, ranks),
+        used=used,
         tokens=tokens,
         update=update,
+        saver=saver,
         identity=identity,
         log=[],
         stop=stop,
@@ -303,16 +335,11 @@ def _resume(job: Job) -> int:
     """Put the newest whole checkpoint back; the number of steps it had done (0 where there is none)."""
     if job.ranks.rank == 0:
         checkpoint.clean(job.out)
-    found = checkpoint.latest(job.out)
+    found = reshard.newest(job.out, job.ranks)
     if found is None:
         return 0
     _same_run(found.state["identity"], job.identity, job.out)
-    state = weights.from_open_clip(found.model, job.model.config)
-    if job.tokens is not None:
-        table = "text.token_embedding.weight"
-        state[table] = state[table][job.tokens.used.cpu()]
-    job.model.load_state_dict(state)
-    job.update.restore(found.optimizer)
+    reshard.restore(found, job.model, job.update, job.used, job.ranks)
     lines = disk.read_bytes(disk.join(job.out, "log.jsonl")).decode().splitlines()
     job.log = [line for line in lines if json.loads(line)["step"] <= found.step]
     logger.info("resumed after step %d of %d", found.step, job.config.steps)
@@ -320,17 +347,20 @@ def _resume(job: Job) -> int:
 
 
 def _save(job: Job, step: int) -> None:
-    """Write the checkpoint of `step` from rank 0 while the others wait."""
+    """Write the checkpoint of `step`: from rank 0 while the others wait, or in shards beside the training."""
+    about = {
+        "identity": job.identity,
+        "order": job.loader.order.fingerprint(),
+        "config_hash": disk.content_hash(job.config),
+    }
+    if job.saver is not None:
+        job.saver.save(step, job.model.state_dict(), job.update.state(), about)
+        return
     if job.ranks.rank == 0:
         state = weights.to_open_clip(job.model)
         if job.tokens is not None:
             table = job.tokens.whole(job.model.text, _decayed(job.config, step))
             state["token_embedding.weight"] = table.cpu()
-        about = {
-            "identity": job.identity,
-            "order": job.loader.order.fingerprint(),
-            "config_hash": disk.content_hash(job.config),
-        }
         checkpoint.save(job.out, step, state, job.update.state(), about)
     parallel.barrier(job.ranks)
 

@@ -46,7 +46,13 @@ _TEXT = {
     "max_position_embeddings": None,
     "output_dim": None,
 }
-_RUN = {"local_loss": "local_loss", "gather_with_grad": "gather_with_grad", "global_batch_size": "batch_size"}
+_RUN = {
+    "local_loss": "local_loss",
+    "gather_with_grad": "gather_with_grad",
+    "global_batch_size": "batch_size",
+    "tensor_model_parallel_size": "tp",
+}
+_OTHER = ("megatron_amp_O2", "activations_checkpoint_granularity")  # of a run, with values of their own
 _PRECISION = {"32": "fp32", "32-true": "fp32", "bf16": "bf16", "bf16-mixed": "bf16", "16": "fp16", "16-mixed": "fp16"}
 _REFERENCE = re.compile(r"^\$\{([\w.]+)\}$")
 _NAMED = re.compile(r"(?<![A-Za-z])(B|L|H|g|G|e)[-_/ ]?(14|16|32)(?!\d)")
@@ -83,7 +89,7 @@ def _read(written: dict[str, Any], stem: str) -> tuple[ModelConfig, dict[str, An
             raise ValueError(f"{tower} is written twice, inside model and beside it")
         towers[tower] = dict(inside or root.get(tower) or {})
         _known(towers[tower], keys, f"{tower}.")
-    _known(model, ("output_dim", *_RUN), "model.")
+    _known(model, ("output_dim", *_RUN, *_OTHER), "model.")
     trainer = root.get("trainer") or {}
     _known(trainer, ("precision",), "trainer.")
     changes: dict[str, Any] = {ours: model[theirs] for theirs, ours in _RUN.items() if theirs in model}
@@ -92,6 +98,12 @@ def _read(written: dict[str, Any], stem: str) -> tuple[ModelConfig, dict[str, An
         if precision not in _PRECISION:
             raise ValueError(f"trainer.precision is {precision!r}{nearest(precision, _PRECISION)}")
         changes["precision"] = _PRECISION[precision]
+    if model.get("megatron_amp_O2"):
+        if changes.get("precision", "bf16") != "bf16":
+            raise ValueError(f"model.megatron_amp_O2 goes with bf16, and trainer.precision is {precision!r}")
+        changes["precision"] = "bf16_o2"
+    if (granularity := model.get("activations_checkpoint_granularity")) is not None:
+        changes["recompute"] = granularity
     sizes, notes = _sizes(model, towers)
     base = "ViT-B-32"
     changes["model"] = base

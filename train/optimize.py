@@ -54,7 +54,9 @@ def learning_rate(config: TrainConfig, step: int) -> float:
 def precision_context(config: TrainConfig, device: torch.device) -> torch.autocast:
     """What surrounds a forward pass."""
     half = torch.float16 if config.precision == "fp16" else torch.bfloat16
-    return torch.autocast(device.type, half, enabled=config.precision not in ("fp32", "tf32"))
+    enabled = config.precision not in ("fp32", "tf32")
+    # Selective recomputation counts operations: a weight's cast that a second group of captions finds done misleads it.
+    return torch.autocast(device.type, half, enabled=enabled, cache_enabled=config.recompute != "selective")
 
 
 @contextlib.contextmanager
@@ -296,7 +298,10 @@ class Update:
             factor = (1.0 if factor is None else factor) / self.scaler.scale
             self.scaler.saw(finite=True)
         if factor is not None:
-            torch._foreach_mul_([_local(grad) for grad in self._grads()], factor)
+            grads = [_local(grad) for grad in self._grads()]
+            for device in {grad.device for grad in grads}:  # two where FSDP2 offloads its shards
+                there = factor.to(device) if isinstance(factor, Tensor) else factor
+                torch._foreach_mul_([grad for grad in grads if grad.device == device], there)
         for stand in self.stands.values():
             if not stand.itself and stand.parameter.grad is not None:
                 for tensor, grad in zip(stand.tensors, stand.split(stand.parameter.grad), strict=True):

@@ -22,11 +22,12 @@ import argparse
 import json
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 from manifests import disk, reader
 from manifests.schema import Blend
-from train import parallel
-from train.config import PRESETS, TrainConfig, check_world, configure, model_config
+from train import nemo, on_ray, parallel
+from train.config import PRESETS, TrainConfig, check_layout, configure, model_config
 from train.loader import Loader
 from train.loop import STOPPED, NonFinite, train
 
@@ -43,18 +44,26 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("blend", help="BLEND.yaml, or the blend.json of another run")
     parser.add_argument("--out", required=True, help="folder of the run; one that was stopped is gone on with")
     parser.add_argument("--preset", choices=sorted(PRESETS), help="named settings to start from")
+    parser.add_argument("--nemo", metavar="YAML", help="NVIDIA's file of a model; --set goes over it")
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="change settings")
     parser.add_argument(
-        "--ranks", type=int, default=1, help="processes on this machine; under torchrun and Ray it is one of theirs"
+        "--ranks", type=int, default=1, help="processes on this machine; under torchrun each is one of its own"
+    )
+    parser.add_argument(
+        "--ray", action="store_true", help="the ranks are workers of Ray Train, anywhere on the cluster"
     )
     parser.add_argument("--restart", action="store_true", help="begin again instead of going on")
     parser.add_argument("--json", action="store_true", help="end with the run's run.json as one line on stdout")
     return parser
 
 
-def settings(preset: str | None, changes: Sequence[str]) -> TrainConfig:
-    """The preset with `KEY=VALUE` over it. ValueError for what is no such pair."""
-    read = {}
+def settings(preset: str | None, changes: Sequence[str], nemo_file: str | None = None) -> TrainConfig:
+    """The preset, over it NVIDIA's file, over it `KEY=VALUE`. ValueError for what is no such pair."""
+    read: dict[str, Any] = {}
+    if nemo_file is not None:
+        _, read, notes = nemo.read(nemo_file)
+        for note in notes:
+            logger.info("%s: %s", nemo_file, note)
     for change in changes:
         key, equals, value = change.partition("=")
         if not equals:
@@ -64,14 +73,17 @@ def settings(preset: str | None, changes: Sequence[str]) -> TrainConfig:
 
 
 def start_ranks(args: argparse.Namespace, blend: Blend, config: TrainConfig) -> int:
-    """The same run as `args.ranks` processes on this machine. Returns their exit status."""
-    check_world(config, args.ranks)
-    Loader(blend, config, model_config(config), 0, args.ranks)  # mistakes are met here, once, and not in every rank
-    command = [sys.executable, str(Path(__file__).resolve()), disk.join(args.out, "blend.json"), "--out", args.out]
-    command += ["--preset", args.preset] if args.preset else []
-    command += ["--set", *args.set] if args.set else []
-    command += ["--restart"] if args.restart else []
-    status = parallel.start(command, args.ranks)
+    """The same run as `args.ranks` processes on this machine, or on Ray's. Returns their exit status."""
+    Loader(blend, config, model_config(config), 0, check_layout(config, args.ranks))  # mistakes are met once, here
+    arguments = [disk.join(args.out, "blend.json"), "--out", args.out]
+    arguments += ["--preset", args.preset] if args.preset else []
+    arguments += ["--nemo", str(Path(args.nemo).absolute())] if args.nemo else []
+    arguments += ["--set", *args.set] if args.set else []
+    arguments += ["--restart"] if args.restart else []
+    if args.ray:
+        status = on_ray.start(main, arguments, args.out, args.ranks)
+    else:
+        status = parallel.start([sys.executable, str(Path(__file__).resolve()), *arguments], args.ranks)
     return status if status in (0, 2, 3, STOPPED) else 3
 
 
@@ -83,11 +95,11 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if args.ranks < 1:
             raise ValueError(f"--ranks is {args.ranks}; it must be at least 1")
-        config = settings(args.preset, args.set)
+        config = settings(args.preset, args.set, args.nemo)
         blend = reader.read_manifest(args.blend, Blend)
         if rank == 0 and args.blend != disk.join(args.out, "blend.json"):
             disk.write_json(disk.join(args.out, "blend.json"), blend)
-        if args.ranks > 1:
+        if args.ranks > 1 or args.ray:
             status = start_ranks(args, blend, config)
             if status:
                 return status

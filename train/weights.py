@@ -294,9 +294,13 @@ def model_config_of(settings: Mapping[str, Any], preprocess: Mapping[str, Any] |
     return config
 
 
-def save_export(model: CLIP, folder: str) -> None:
-    """Write the folder that `open_clip.create_model_and_transforms("local-dir:FOLDER")` loads; its JSON comes last."""
-    disk.write_bytes(disk.join(folder, WEIGHTS_FILE), safetensors.torch.save(to_open_clip(model), {"format": "pt"}))
+def save_export(model: CLIP, folder: str, state: Mapping[str, Tensor] | None = None) -> None:
+    """Write the folder that `open_clip.create_model_and_transforms("local-dir:FOLDER")` loads; its JSON comes last.
+
+    `state` holds the parameters by our names where the model's own are not whole.
+    """
+    theirs = to_open_clip(model) if state is None else renamed(state, model.config)
+    disk.write_bytes(disk.join(folder, WEIGHTS_FILE), safetensors.torch.save(theirs, {"format": "pt"}))
     disk.write_json(disk.join(folder, CONFIG_FILE), open_clip_config(model.config))
 
 

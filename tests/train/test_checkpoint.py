@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from manifests import disk
-from train import checkpoint
+from train import checkpoint, reshard
+from train.parallel import Ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -141,3 +142,57 @@ def test_clear_removes_all_and_clean_only_what_was_left_unfinished(tmp_path):
     assert steps(tmp_path) == ["step-1"]
     checkpoint.clear(str(tmp_path))
     assert steps(tmp_path) == []
+
+
+# Said by torch where there is no group.
+in_one_process = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+ALONE = Ranks(rank=0, world=1, device=torch.device("cpu"), began=False)
+
+
+def save_shards(run, step):
+    saver = reshard.Saver(str(run), ALONE)
+    weights = {"w": torch.full((3,), float(step)), "s": torch.tensor(float(step))}
+    saver.save(step, weights, {"w": {"step": torch.tensor(float(step)), "exp_avg": torch.full((3,), 0.5)}}, {"a": "b"})
+    weights["w"].fill_(-1)  # training goes on
+    saver.finish()
+
+
+@in_one_process
+def test_shards_are_read_without_a_group_and_hold_what_was_there_when_saving_began(tmp_path):
+    for step in (1, 2, 3):
+        save_shards(tmp_path, step)
+    assert steps(tmp_path) == ["step-2", "step-3"]
+    found = checkpoint.latest(str(tmp_path))
+    assert (found.step, found.sharded, found.state["a"]) == (3, True, "b")
+    weights, moments = reshard.read(found.folder, {}, ALONE)
+    assert torch.equal(weights["w"], torch.full((3,), 3.0))
+    assert (weights["s"].item(), moments["w"]["step"].item()) == (3, 3)
+    assert torch.equal(moments["w"]["exp_avg"], torch.full((3,), 0.5))
+
+
+@in_one_process
+def test_a_damaged_shard_is_noticed(tmp_path, caplog):
+    save_shards(tmp_path, 1)
+    save_shards(tmp_path, 2)
+    [path] = (tmp_path / "checkpoints" / "step-2").glob("*.safetensors")
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert checkpoint.latest(str(tmp_path)).step == 1
+    assert "step-2 is damaged and is not used" in caplog.text
+
+
+@in_one_process
+def test_a_save_that_fails_in_the_background_is_raised(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(checkpoint, "publish", fail)
+    with pytest.raises(OSError, match="the disk is full"):
+        save_shards(tmp_path, 1)
+    assert checkpoint.latest(str(tmp_path)) is None
+
+
+def test_shards_need_a_folder_that_all_ranks_see():
+    with pytest.raises(ValueError, match="s3://b/run is none"):
+        reshard.Saver("s3://b/run", ALONE)

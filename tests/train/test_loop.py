@@ -243,6 +243,16 @@ def test_a_run_that_is_whole_is_not_trained_again_unless_asked(blend, tmp_path, 
     assert loop.train(blend, other, str(tmp_path), resume=False)["seed"] == 7
 
 
+def test_how_it_is_computed_may_change_between_starts_and_a_setting_that_was_not_there_has_its_default(blend, tmp_path):
+    done = loop.train(blend, CONFIG, str(tmp_path))
+    del done["identity"]["config"]["decay_groups"]
+    disk.write_json(tmp_path / "run.json", done)
+    other = dataclasses.replace(CONFIG, recompute="full", captions="packed", compile="inductor")
+    assert loop.train(blend, other, str(tmp_path)) == done
+    with pytest.raises(ValueError, match=r"config.decay_groups: open_clip_main -> open_clip"):
+        loop.train(blend, dataclasses.replace(CONFIG, decay_groups="open_clip"), str(tmp_path))
+
+
 def test_a_checkpoint_of_another_run_is_refused(blend, tmp_path):
     loop.train(blend, CONFIG, str(tmp_path))
     (tmp_path / "run.json").unlink()
@@ -284,12 +294,15 @@ def test_a_number_that_is_none_stops_before_the_step_and_is_traced_to_its_sample
     for name, replacement in (("_prepare", prepare), ("_step", step), ("normalise", normalise)):
         monkeypatch.setattr(loop, name, replacement)
     config = dataclasses.replace(CONFIG, checkpoint_every=1)
-    with pytest.raises(loop.NonFinite, match=r"step 3: the loss is nan .*first in image features; 1 samples") as error:
+    with pytest.raises(
+        loop.NonFinite, match=r"step 3: the loss is nan .*first in image features on rank 0; 1 samples"
+    ) as error:
         loop.train(blend, config, str(tmp_path))
     key = batches[2].keys[5]
     assert key in str(error.value)
     report = disk.read_json(tmp_path / "nonfinite-0.json")
     assert (report["step"], report["keys"], report["tensors"][0]) == (3, [key], "image features")
+    assert (report["rank"], report["shards"]) == (0, [key[:-4]])
     assert "gradient of visual.proj" in report["tensors"]
     saved = checkpoint.latest(str(tmp_path))
     assert saved.step == 2
@@ -328,6 +341,8 @@ def test_the_reduced_token_table_trains_the_same_weights(blend, tmp_path, monkey
         {"precision": "tf32", "ema": 0.5, "decay_groups": "open_clip"},
         {"precision": "bf16_o2", "schedule": "constant_cooldown", "cooldown": 2},
         {"optimizer": "muon", "micro_batch": 3},
+        {"recompute": "selective", "captions": "groups", "precision": "bf16"},
+        {"recompute": "every_2", "captions": "packed", "attention": "sdpa"},
     ],
 )
 def test_each_setting_trains(blend, tmp_path, changes):
@@ -345,8 +360,8 @@ def test_each_setting_trains(blend, tmp_path, changes):
 
 @pytest.mark.parametrize(("start", "end"), [(9.0, math.log(100)), (-3.0, 0.0)])
 def test_the_logit_scale_stays_in_its_range(blend, tmp_path, monkeypatch, start, end):
-    def model(config, seed):
-        made = CLIP(config, seed)
+    def model(config, seed, **rest):
+        made = CLIP(config, seed, **rest)
         made.logit_scale.data.fill_(start)
         return made
 

@@ -163,3 +163,16 @@ def test_a_mistake_is_refused_with_the_file_and_the_nearest_name(told, text, sai
     with pytest.raises(ValueError, match=r"clip\.yaml") as error:
         told(text)
     assert said in str(error.value)
+
+
+def test_parallelism_o2_and_recomputation_are_read(told):
+    _, changes, _ = told(
+        GENERAL
+        + "  tensor_model_parallel_size: 2\n  megatron_amp_O2: True\n  activations_checkpoint_granularity: selective\n"
+    )
+    config = configure(changes)
+    assert (config.tp, config.precision, config.recompute) == (2, "bf16_o2", "selective")
+    _, changes, _ = told(GENERAL + "  megatron_amp_O2: False\n  activations_checkpoint_granularity: null\n")
+    assert not {"precision", "recompute"} & set(changes)
+    with pytest.raises(ValueError, match=r"megatron_amp_O2 goes with bf16, and trainer.precision is '16'"):
+        told(GENERAL + "  megatron_amp_O2: True\ntrainer:\n  precision: 16\n")

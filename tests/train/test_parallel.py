@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from train import parallel
+from train.config import check_layout, configure
 from train.loss import Shards
 from train.parallel import Ranks
 
@@ -21,6 +22,47 @@ def test_alone_there_is_nothing_to_average():
     parallel.barrier(ranks)
     parallel.close(ranks)
     assert not torch.distributed.is_initialized()
+
+
+def test_the_mesh_says_who_sees_which_samples_and_who_averages():
+    def ranks(**layout):
+        return Ranks(rank=5, world=8, device=torch.device("cpu"), began=False, **layout)
+
+    for layout, found in (
+        ({}, (8, 8, 5, False)),
+        ({"tp": 2}, (4, 4, 2, True)),  # DDP cannot: FSDP2 over one rank at a time
+        ({"tp": 8}, (1, 1, 0, False)),
+        ({"dp_shard": 2, "tp": 2}, (4, 2, 2, True)),
+        ({"dp_shard": 8}, (8, 1, 5, True)),
+    ):
+        here = ranks(**layout)
+        assert (here.dp, here.dp_replicate, here.shards.rank, here.fsdp) == found
+    assert parallel.arrange(ranks(), configure({})) == ranks()
+    assert parallel.everyones(7, Ranks(rank=0, world=1, device=torch.device("cpu"), began=False)) == [7]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"tp": 0}, "tp is 0; it must be at least 1"),
+        ({"model": "ViT-L-14", "tp": 8}, "tp 8 does not divide text_heads 12; set tp to a divisor of it"),
+        ({"tp": 16}, "tp 16 does not divide vision_heads 12"),
+        ({"dp_shard": 2, "optimizer": "muon"}, "optimizer is muon, which needs whole matrices"),
+        ({"cpu_offload": True}, "set dp_shard above 1"),
+        ({"recompute": "every_0"}, "recompute is 'every_0'; it must be none, selective, full or every_N"),
+        ({"recompute": "some"}, "recompute is 'some'"),
+        ({"compile": "yes"}, "compile is 'yes'"),
+    ],
+)
+def test_what_cannot_be_is_refused(changes, said):
+    with pytest.raises(ValueError, match=said):
+        configure(changes)
+
+
+def test_ranks_that_do_not_fill_the_mesh_are_refused():
+    assert check_layout(configure({"dp_shard": 2, "tp": 2}), 8) == 4
+    with pytest.raises(ValueError, match=r"dp_shard 2 x tp 2 = 4 does not divide 6 ranks; start a multiple of 4"):
+        check_layout(configure({"dp_shard": 2, "tp": 2}), 6)
 
 
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch):

@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -111,9 +114,88 @@ def test_two_ranks_train_as_one_process_does(blend, tmp_path, capfd):
         torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=1e-5, msg=name)
 
 
-def test_sigterm_ends_with_status_75_and_the_next_start_goes_on(blend, tmp_path):
+def weights_of(out):
+    return load_export(disk.join(str(out), "export")).state_dict()
+
+
+def assert_near(ours, theirs):
+    """But for the biases of keys: their gradient is 0, and of its rounding errors AdamW makes whole steps."""
+    for name, value in ours.items():
+        pair = [x.view(2, 3, -1)[:, ::2] if name.endswith("qkv.bias") else x for x in (value, theirs[name])]
+        torch.testing.assert_close(*pair, rtol=0, atol=1e-4, msg=name)
+
+
+def interrupted(out, step):
+    """Make a whole run one that ended after `step`."""
+    disk.remove(out / "run.json")
+    for path in (out / "checkpoints").iterdir():
+        if path.name != f"step-{step}":
+            shutil.rmtree(path)
+
+
+def under_torchrun(world, command):
+    """The command as torchrun starts it, with torchrun's variables; the exit statuses."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = str(found.getsockname()[1])
+    shared = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
+    processes = [
+        subprocess.Popen(command, env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(world)
+    ]
+    return [process.wait(timeout=300) for process in processes]
+
+
+def test_a_sharded_run_under_torchrun_is_gone_on_with_by_one_process_and_back(blend, tmp_path):
+    one, out = tmp_path / "one", tmp_path / "run"
+    assert run.main([blend, "--out", str(one), *changes(checkpoint_every=2)]) == 0
+    script = str(ROOT / "train" / "run.py")
+    shards = changes(checkpoint_every=2, dp_shard=2, recompute="full", captions="packed")
+    assert under_torchrun(2, [sys.executable, script, blend, "--out", str(out), *shards]) == [0, 0]
+    assert disk.read_json(out / "run.json")["layout"] == {"dp_replicate": 1, "dp_shard": 2, "tp": 1}
+    wanted = weights_of(one)
+    assert_near(weights_of(out), wanted)
+    for ranks in (1, 2):
+        interrupted(out, step=4)
+        layout = changes(checkpoint_every=2, tp=ranks)
+        assert run.main([blend, "--out", str(out), *layout, "--ranks", str(ranks)]) == 0
+        assert disk.read_json(out / "run.json")["resumed_at"] == 4
+        assert_near(weights_of(out), wanted)
+    assert disk.read_json(out / "run.json")["layout"]["tp"] == 2
+
+
+NAN = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import os, torch
+from train import loop, run
+real = loop.normalise
+def normalise(*args):
+    image = real(*args).contiguous()
+    if os.environ["RANK"] == "1":
+        image[2, 0, 0, 0] = float("nan")
+    return image
+loop.normalise = normalise
+raise SystemExit(run.main(sys.argv[2:]))
+"""
+
+
+def test_a_number_that_is_none_is_traced_to_its_rank_and_shard_also_where_gradients_are_shared_out(blend, tmp_path):
+    out = tmp_path / "run"
+    command = [sys.executable, "-c", NAN, str(ROOT), blend, "--out", str(out), *changes(dp_shard=2)]
+    assert under_torchrun(2, command) == [3, 3]
+    first, other = (disk.read_json(out / f"nonfinite-{rank}.json") for rank in (1, 0))
+    assert (first["rank"], first["step"], first["tensors"][0], len(first["keys"])) == (1, 1, "image features", 1)
+    assert first["shards"] == [first["keys"][0][:-4]]
+    assert other["tensors"][0].startswith("gradient of")
+    assert not (out / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("layout", [[], ["--ranks", "2", "--set", "dp_shard=2"]])
+def test_sigterm_ends_with_status_75_and_the_next_start_goes_on(blend, tmp_path, layout):
     out = tmp_path / "run"
     command = [sys.executable, str(ROOT / "train" / "run.py"), blend, "--out", str(out), *changes(samples_seen="80k")]
+    command += layout
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
         until = time.monotonic() + 60
         while not (out / "log.jsonl").exists() and time.monotonic() < until:
@@ -125,6 +207,53 @@ def test_sigterm_ends_with_status_75_and_the_next_start_goes_on(blend, tmp_path)
     step = int(saved.removeprefix("step-"))
     assert f"stopped by SIGTERM after step {step} of 10000; it is saved" in said
     assert not (out / "run.json").exists()
+    assert ("layout" in disk.read_json(out / "checkpoints" / saved / "state.json")) == bool(layout)
+
+
+def test_nvidia_s_file_says_what_is_trained(blend, tmp_path, caplog):
+    text = "model:\n  output_dim: 32\nvision:\n  patch_dim: 16\n  img_h: 32\n  num_layers: 1\n  hidden_size: 32\n"
+    text += "  num_attention_heads: 2\n  encoder_seq_length: 196\n"
+    text += "text:\n  num_layers: 1\n  hidden_size: 32\n  num_attention_heads: 2\n"
+    (tmp_path / "clip.yaml").write_text(text)
+    settings = [change for change in changes(samples_seen=8)[1:] if not change.startswith("model=")]
+    arguments = [blend, "--out", str(tmp_path / "run"), "--nemo", str(tmp_path / "clip.yaml"), "--set", *settings]
+    with caplog.at_level("INFO"):
+        assert run.main(arguments) == 0
+    assert "encoder_seq_length 196 is not used" in caplog.text
+    assert load_export(str(tmp_path / "run" / "export")).config.embed_dim == 32
+
+
+def test_without_a_cluster_ray_is_refused(blend, tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert run.main([blend, "--out", str(tmp_path / "run"), *changes(), "--ranks", "2", "--ray"]) == 2
+    assert "--ray joins the cluster of a `ray job submit`" in capsys.readouterr().err
+
+
+ON_RAY = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import os
+os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+import ray
+ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=128 * 2**20, log_to_driver=False,
+         _node_ip_address="127.0.0.1", _temp_dir=sys.argv[2],
+         runtime_env={"env_vars": {"PYTHONPATH": sys.argv[1], "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}})
+from train import run
+raise SystemExit(run.main(sys.argv[3:]))
+"""
+
+
+@pytest.mark.ray
+def test_workers_of_ray_train_are_ranks(blend, tmp_path):
+    out = tmp_path / "run"
+    with tempfile.TemporaryDirectory(prefix="run-", dir="/tmp") as folder:  # short: a socket's path is cut at 107
+        command = [sys.executable, "-c", ON_RAY, str(ROOT), folder, blend, "--out", str(out), *changes(samples_seen=16)]
+        command += ["--ranks", "2", "--ray"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr
+    assert disk.read_json(out / "run.json")["world"] == 2
+    assert run.main([blend, "--out", str(tmp_path / "one"), *changes(samples_seen=16)]) == 0
+    assert_near(weights_of(out), weights_of(tmp_path / "one"))
 
 
 BLOCKED = ("pydantic", "ray", "duckdb", "open_clip", "webdataset", "simplejpeg", "xxhash", "scipy", "yaml")

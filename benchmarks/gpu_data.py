@@ -1,0 +1,111 @@
+"""What the speed of training is measured on: captions of realistic lengths, and a pool of JPEGs as large as photos.
+
+Lengths are lognormal (median 16.5 tokens, deviation 0.6 of the logarithm, 4 to the context's end): a mean of 20 tokens,
+with start and end, and 1 in 200 that fill the context of 77. The first caption of a batch always does, as in any large
+batch, so padded captions are never cut short.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+import tarfile
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from PIL import Image
+from torch import Tensor
+
+from manifests import disk
+from manifests.columns import SIDECAR, VIEW
+
+MEDIAN, SPREAD, SHORTEST = 16.5, 0.6, 4
+SIDE, QUALITY = 256, 90  # of the pool's pictures
+SHARDS, ROWS = 8, 96
+
+
+def lengths(count: int, context: int, seed: int) -> np.ndarray:
+    """Tokens of captions; the first fills the context."""
+    drawn = np.random.default_rng(seed).lognormal(math.log(MEDIAN), SPREAD, count)
+    found = np.clip(np.rint(drawn), min(SHORTEST, context), context).astype(np.int64)
+    found[:1] = context
+    return found
+
+
+def captions(count: int, context: int, vocabulary: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Token numbers BT, 0 after the end-of-text token, and their lengths B."""
+    length_B = torch.from_numpy(lengths(count, context, seed))
+    generator = torch.Generator().manual_seed(seed)
+    tokens_BT = torch.randint(1, vocabulary - 2, (count, context), generator=generator)
+    tokens_BT[:, 0] = vocabulary - 2
+    tokens_BT[torch.arange(count), length_B - 1] = vocabulary - 1
+    tokens_BT[torch.arange(context) >= length_B[:, None]] = 0
+    return tokens_BT, length_B
+
+
+def picture(seed: int) -> bytes:
+    """A JPEG of noise whose strength falls with its frequency, as in photographs: about 26 kB."""
+    random = np.random.default_rng(seed)
+    pixels = np.zeros((SIDE, SIDE, 3), np.float32)
+    for side in (4, 8, 16, 32, 64, 128, 256):
+        noise = random.integers(0, 256, (side, side, 3), dtype=np.uint8)
+        large = Image.fromarray(noise).resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+        pixels += (np.asarray(large, np.float32) - 127.5) / side**0.4
+    sink = io.BytesIO()
+    Image.fromarray(np.clip(127.5 + pixels, 0, 255).astype(np.uint8)).save(sink, "JPEG", quality=QUALITY)
+    return sink.getvalue()
+
+
+def write_pool(pool: str) -> None:
+    """SHARDS shards of ROWS pictures with their tokens, and one view of them all."""
+    checksums, records = {}, {}
+    for number in range(SHARDS):
+        shard = f"{number:05d}"
+        rows, tar = _tar(shard, number * ROWS)
+        uids = hashlib.sha256("\n".join(row["uid"] for row in rows).encode()).hexdigest()
+        folder = disk.join(pool, "shards")
+        disk.write_bytes(disk.join(folder, f"{shard}.tar"), tar)
+        disk.write_parquet(disk.join(folder, f"{shard}.parquet"), pa.Table.from_pylist(rows, schema=SIDECAR), {})
+        records[shard] = disk.content_hash(rows, 64)
+        record = {"shard": shard, "tar": f"{shard}.tar", "sidecar_sha256": records[shard], "count": ROWS}
+        disk.write_json(disk.join(folder, f"{shard}_stats.json"), record)
+        kept = pa.table({"kept": [True] * ROWS, "rule": pa.array([None] * ROWS, pa.string())}, schema=VIEW)
+        disk.write_parquet(disk.join(pool, "views", "all", f"{shard}.parquet"), kept)
+        tokens_BT, length_B = captions(ROWS, 77, 49_408, seed=number)
+        tokens = [row[:length].tolist() for row, length in zip(tokens_BT, length_B.tolist(), strict=True)]
+        column = pa.table({"tokens": pa.array(tokens, pa.list_(pa.uint16()))})
+        path = disk.join(pool, "scores", "tokens@bench", f"{shard}.parquet")
+        disk.write_parquet(path, column, {"uids": uids, "rows": ROWS})
+        checksums[shard] = uids
+    about = {"name": "tokens", "options": {"tokenizer": "clip"}, "columns": ["tokens"], "shards": checksums}
+    disk.write_json(disk.join(pool, "scores", "tokens@bench", "scores.json"), about)
+    view = {"name": "all", "kept": SHARDS * ROWS, "fingerprint": disk.content_hash(records)}
+    disk.write_json(disk.join(pool, "views", "all.json"), {**view, "shards": dict.fromkeys(records, ROWS)})
+
+
+def _tar(shard: str, first: int) -> tuple[list[dict[str, Any]], bytes]:
+    """The rows of a shard's sidecar, and its tar."""
+    sink, rows = io.BytesIO(), []
+    with tarfile.open(fileobj=sink, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for r in range(ROWS):
+            data, key = picture(first + r), f"{shard}{r:04d}"
+            member = tarfile.TarInfo(f"{key}.jpg")
+            member.size = len(data)
+            offset = sink.tell() + tarfile.BLOCKSIZE
+            tar.addfile(member, io.BytesIO(data))
+            rows.append(
+                {
+                    "url": f"http://127.0.0.1/{key}.jpg",
+                    "caption": "noise",
+                    "key": key,
+                    "status": "success",
+                    "uid": hashlib.sha256(key.encode()).hexdigest()[:32],
+                    "image_name": f"{key}.jpg",
+                    "image_offset": offset,
+                    "image_length": len(data),
+                }
+            )
+    return rows, sink.getvalue()

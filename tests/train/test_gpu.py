@@ -1,0 +1,174 @@
+"""On a GPU: 16 bits against 32, the attention kernels against each other, compiled blocks, and what memory is held.
+
+`python -m pytest -m gpu tests/train/test_gpu.py` runs these alone; without a GPU they are skipped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from manifests.schema import Blend
+from train import accumulate
+from train.architecture import MODELS
+from train.attention import pack
+from train.config import configure
+from train.loop import train
+from train.loss import contrastive
+from train.model import CLIP
+from train.parallel import Ranks
+from train.spread import spread
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU here"),
+    pytest.mark.filterwarnings("default"),  # compilers warn of what they could do better
+]
+DEVICE = "cuda"
+SMALL = dataclasses.replace(MODELS["ViT-S-32"], vision_layers=4, text_layers=4)
+KERNELS = ["sdpa", "varlen", *(["flash"] if importlib.util.find_spec("flash_attn") else [])]
+# What bf16 (8 bits of mantissa) may change: a few thousandths of features and a few hundredths of gradients are usual.
+FEATURES, GRADIENTS = 0.02, 0.06
+
+
+def batch(count: int = 32, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Normalised pictures, and captions of 4 to 77 tokens in main memory."""
+    generator = torch.Generator().manual_seed(seed)
+    image_BCHW = torch.randn((count, 3, 224, 224), generator=generator)
+    tokens_BT = torch.randint(1, 49_406, (count, 77), generator=generator)
+    length_B = torch.randint(4, 78, (count,), generator=generator)
+    tokens_BT[torch.arange(count), length_B - 1] = 49_407
+    tokens_BT[torch.arange(77) >= length_B[:, None]] = 0
+    return image_BCHW.to(DEVICE), tokens_BT
+
+
+def computed(model: CLIP, tokens: Any, image_BCHW: Tensor, *, bf16: bool = True) -> tuple[Tensor, Tensor]:
+    """Both features one under the other, and all gradients of the loss in one row, in 32 bits."""
+    model.zero_grad(set_to_none=True)
+    with torch.autocast(DEVICE, torch.bfloat16, enabled=bf16):
+        image_BE, text_BE, scale, _ = model(image_BCHW, tokens.to(DEVICE))
+    contrastive("clip", image_BE, text_BE, scale)[0].backward()
+    grads = torch.cat([p.grad.flatten().float() for p in model.parameters() if p.grad is not None])
+    return torch.cat([image_BE, text_BE]).detach().float(), grads
+
+
+def difference(found: Tensor, wanted: Tensor) -> float:
+    return float((found - wanted).norm() / wanted.norm())
+
+
+def made(config: Any = SMALL, **settings: Any) -> CLIP:
+    return CLIP(config, 0, **settings).to(DEVICE)
+
+
+def test_bf16_against_fp32() -> None:
+    image_BCHW, tokens_BT = batch()
+    wanted = computed(made(), tokens_BT, image_BCHW, bf16=False)
+    found = computed(made(), tokens_BT, image_BCHW)
+    assert 0 < difference(found[0], wanted[0]) < FEATURES
+    assert difference(found[1], wanted[1]) < GRADIENTS
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("name", ["ViT-S-32", "ViT-H-14", "ViT-g-14"])  # heads of 64, 80 and 88 channels
+def test_every_kernel_gives_the_same_for_padded_and_packed_captions(kernel: str, name: str) -> None:
+    config = dataclasses.replace(MODELS[name], vision_layers=2, text_layers=2)
+    image_BCHW, tokens_BT = batch(8)
+    wanted = computed(made(config, attention="sdpa"), tokens_BT, image_BCHW, bf16=False)
+    for tokens in (tokens_BT, pack(tokens_BT)):
+        found = computed(made(config, attention=kernel), tokens, image_BCHW)
+        assert difference(found[0], wanted[0]) < FEATURES
+        assert difference(found[1], wanted[1]) < GRADIENTS
+
+
+@pytest.mark.parametrize("captions", ["padded", "packed"])
+def test_compiled_blocks_give_the_same(captions: str) -> None:
+    alone = Ranks(rank=0, world=1, device=torch.device(DEVICE), began=False)
+    compiled = made()
+    spread(compiled, alone, configure({"model": "ViT-S-32", "compile": "inductor"}))
+    plain = made()
+    for seed in range(3):  # packed captions have another number of tokens every time
+        image_BCHW, tokens_BT = batch(seed=seed)
+        tokens = pack(tokens_BT) if captions == "packed" else tokens_BT
+        found, wanted = computed(compiled, tokens, image_BCHW), computed(plain, tokens, image_BCHW)
+        assert difference(found[0], wanted[0]) < FEATURES
+        assert difference(found[1], wanted[1]) < GRADIENTS
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+def held(work: Any) -> int:
+    """Bytes that `work` held at most, beside what was there before."""
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    work()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def test_a_loss_of_32768_pairs_needs_little_beside_features_and_gradients() -> None:
+    count, width = 32_768, 512
+    drawn = [torch.randn(count, width, device=DEVICE) for _ in range(2)]
+    units = [torch.nn.functional.normalize(x, dim=-1).requires_grad_() for x in drawn]
+    scale = torch.tensor(14.3, device=DEVICE, requires_grad=True)
+    gradients = 2 * count * width * 4
+
+    def work() -> None:
+        contrastive("clip", *units, scale)[0].backward()
+
+    assert held(work) - gradients < 50 * 2**20
+
+
+def test_memory_is_that_of_a_micro_batch() -> None:
+    model = made()
+
+    def step(count: int, micro_batch: int | None) -> int:
+        image_BCHW, tokens_BT = batch(count)
+
+        def take(rows: slice) -> tuple[Tensor, Tensor]:
+            return image_BCHW[rows], tokens_BT[rows].to(DEVICE)
+
+        def work() -> None:
+            context = functools.partial(torch.autocast, DEVICE, torch.bfloat16)
+            loss_of = functools.partial(contrastive, "clip")
+            accumulate.backward(model, take, count, loss_of, micro_batch=micro_batch, precision=context)
+
+        found = held(work)
+        model.zero_grad(set_to_none=True)
+        return found
+
+    step(64, 64)  # workspaces of the libraries
+    one, many, whole = step(64, 64), step(512, 64), step(512, None)
+    assert many < 1.2 * one
+    assert whole > 3 * many
+
+
+@pytest.mark.parametrize("recompute", ["full", "selective"])
+def test_recomputed_blocks_hold_less_and_give_the_same(recompute: str) -> None:
+    alone = Ranks(rank=0, world=1, device=torch.device(DEVICE), began=False)
+    image_BCHW, tokens_BT = batch(128)
+    plain, thrifty = made(), made()
+    spread(thrifty, alone, configure({"model": "ViT-S-32", "recompute": recompute}))
+    wanted, found = computed(plain, tokens_BT, image_BCHW), computed(thrifty, tokens_BT, image_BCHW)
+    assert difference(found[1], wanted[1]) < 1e-3
+    much, little = (held(lambda m=m: computed(m, tokens_BT, image_BCHW)) for m in (plain, thrifty))
+    assert little < 0.9 * much
+
+
+def test_a_run_on_the_gpu_learns_and_says_what_it_used(tiny_pool: str, tmp_path: Path) -> None:
+    changes = {"preset": "micro", "model": "test", "precision": "bf16", "device": "cuda", "samples_seen": "6400"}
+    config = configure({**changes, "batch_size": 64, "lanes": 4, "compile": "inductor", "captions": "packed"})
+    blend = Blend(name="tiny", pools={"pool": tiny_pool}, views={"pool/all": 1.0})
+    done = train(blend, config, str(tmp_path / "run"))
+    lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert lines[-1]["loss"] < lines[0]["loss"] - 0.5
+    assert done["peak_memory_bytes"] > 0
