@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 INSTALLED = {"train", "score", "cpu", "test"}  # `make venv` installs them: this interpreter is the proof
-RESOLVED = {"img2dataset", "s3", "gpu"}
+RESOLVED = {"img2dataset", "s3", "gpu", "tensorboard", "wandb"}
 NOT_HERE = {"flash": "flash-attn has no wheels: resolving it runs its setup.py, which needs torch and a CUDA compiler"}
 
 
@@ -48,3 +48,8 @@ def test_img2dataset_and_s3_resolve_beside_the_core_and_not_to_a_release_of_year
 @pytest.mark.skipif(sys.platform != "linux", reason="faiss-gpu is for Linux")
 def test_faiss_gpu_is_a_wheel() -> None:
     assert "faiss-gpu" in resolve("--no-deps", "--only-binary", ":all:", *EXTRAS["gpu"])
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+def test_what_a_run_may_log_to_is_there(name: str) -> None:
+    assert name in resolve("--no-deps", *EXTRAS[name])

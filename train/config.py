@@ -64,6 +64,7 @@ class TrainConfig:
     threads: int = 4  # that decode, per rank; 0 = the training thread does it
     checkpoint_every: int = 0  # steps; 0 = only at the end
     log_every: int = 100  # steps
+    log_to: tuple[Literal["tensorboard", "wandb"], ...] = ()  # beside log.jsonl
     device: str = "auto"  # cpu, cuda, or the best there is
 
     def __post_init__(self) -> None:
@@ -301,7 +302,8 @@ def configure(changes: Mapping[str, Any]) -> TrainConfig:
                 raise ValueError(f"unknown setting {name!r} of a model{there}")
             of_model[name] = _read(key, value, own[name])
         elif key in hints:
-            found[key] = _read(key, value, hints[key])
+            read = _read(key, value, hints[key])
+            found[key] = tuple(read) if isinstance(read, list) else read
         else:
             known = [*hints, "preset", *(f"model.{name}" for name in own)]
             raise ValueError(f"unknown training setting {key!r}{nearest(key, known)}")
@@ -316,8 +318,8 @@ def _read(key: str, value: Any, kind: Any) -> Any:
     if typing.get_origin(kind) is tuple:
         parts = [part for part in value.strip("[]() ").split(",") if part.strip()] if isinstance(value, str) else value
         if not isinstance(parts, (list, tuple)):
-            raise ValueError(f"{key} is {value!r}; it must be numbers with commas between them")
-        return [_read(key, part, typing.get_args(kind)[0]) for part in parts]
+            raise ValueError(f"{key} is {value!r}; it must be values with commas between them")
+        return [_read(key, part.strip() if isinstance(part, str) else part, typing.get_args(kind)[0]) for part in parts]
     if typing.get_origin(kind) is Literal:
         allowed = typing.get_args(kind)
         if value not in allowed:

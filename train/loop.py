@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import logging
 import math
 import platform
-import resource
 import signal
 import threading
 import time
@@ -32,6 +30,7 @@ from train.attention import Groups, Packed, length_groups, pack
 from train.augment import normalise
 from train.config import TrainConfig, model_config
 from train.loader import Batch, Loader
+from train.logbook import Logbook, kept_lines, peak_memory, said
 from train.loss import contrastive
 from train.model import CLIP, UsedTokens
 from train.optimize import Update, groups_of, learning_rate, matmul_precision, precision_context
@@ -45,7 +44,7 @@ GROUPS = 4  # of captions by length, where these are not packed
 # Settings that change no number in the weights but by rounding: where and how fast a run goes, and what it writes.
 INCIDENTAL = (
     "device", "threads", "checkpoint_every", "log_every", "dp_shard", "tp", "reshard_after_forward", "cpu_offload",
-    "recompute", "compile", "attention", "captions",
+    "recompute", "compile", "attention", "captions", "log_to",
 )  # fmt: skip
 logger = logging.getLogger(__name__)
 
@@ -69,7 +68,7 @@ class Job:
     update: Update
     saver: reshard.Saver | None  # of a sharded run
     identity: dict[str, Any]
-    log: list[str]  # lines of log.jsonl
+    log: list[str]  # lines of log.jsonl that a run that goes on keeps
     stop: threading.Event  # set by SIGTERM
 
 
@@ -137,7 +136,7 @@ def _train(
         "sources": loader.sources(),
         "bad": {"count": loader.bad_count, "samples": disk.to_plain(loader.bad)},
         "samples_per_s": samples / (trained - ready),
-        "peak_memory_bytes": _peak_memory(ranks.device),
+        "peak_memory_bytes": peak_memory(ranks.device),
     }
     with job.update.averaged():
         state = reshard.gathered(job.model.state_dict(), ranks)
@@ -156,25 +155,39 @@ def _train(
 
 def _steps(job: Job, first: int) -> None:
     config = job.config
-    meter = _Meter(since=time.perf_counter(), samples=first * config.batch_size)
     steps = range(first, config.steps)
+    book = Logbook(
+        job.out,
+        config,
+        job.model,
+        job.ranks.device,
+        job.loader.order.repeats,
+        rank=job.ranks.rank,
+        world=job.ranks.world,
+        groups=GROUPS,
+        first=first,
+        kept=job.log,
+        log_to=config.log_to,
+    )
     bar = tqdm(steps, initial=first, total=config.steps, unit="step", disable=None if job.ranks.rank == 0 else True)
-    with contextlib.closing(cast("Generator[Batch]", job.loader.batches(first))) as batches:
+    with (
+        contextlib.closing(book),
+        contextlib.closing(cast("Generator[Batch]", job.loader.batches(first))) as batches,
+    ):
         for step in bar:
             asked = time.perf_counter()
             batch = next(batches)
-            meter.waited += time.perf_counter() - asked
+            book.batch(batch.length_B, time.perf_counter() - asked)
             lr = learning_rate(config, step)
             loss, accuracy, norm, stop = _step(job, batch, lr)
             done = step + 1
             if done % config.log_every == 0 or done in (1, config.steps):
                 numbers: dict[str, float | None] = {"loss": loss, "accuracy": accuracy, "lr": lr}
                 numbers["grad_norm"] = norm if math.isfinite(norm) else None  # of a step that fp16 skipped
-                line = _log(job, meter, done, {**numbers, **job.update.numbers()})
-                said = f"loss {loss:.4f}, accuracy {accuracy:.3f}, {line['samples_per_s']:.0f} samples/s"
-                bar.set_postfix_str(said)
+                words = said(book.line(done, {**numbers, **job.update.numbers()}))
+                bar.set_postfix_str(words)
                 if bar.disable and job.ranks.rank == 0:
-                    logger.info("step %d of %d: %s", done, config.steps, said)
+                    logger.info("step %d of %d: %s", done, config.steps, words)
             due = config.checkpoint_every > 0 and done % config.checkpoint_every == 0
             if due or stop or done == config.steps:
                 _save(job, done)
@@ -340,8 +353,7 @@ def _resume(job: Job) -> int:
         return 0
     _same_run(found.state["identity"], job.identity, job.out)
     reshard.restore(found, job.model, job.update, job.used, job.ranks)
-    lines = disk.read_bytes(disk.join(job.out, "log.jsonl")).decode().splitlines()
-    job.log = [line for line in lines if json.loads(line)["step"] <= found.step]
+    job.log = kept_lines(job.out, found.step)
     logger.info("resumed after step %d of %d", found.step, job.config.steps)
     return found.step
 
@@ -382,34 +394,6 @@ def _on_sigterm() -> Iterator[threading.Event]:
 # --- what is written -----------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True, kw_only=True)
-class _Meter:
-    """Time and samples since the last line of the log."""
-
-    since: float
-    samples: int
-    waited: float = 0.0
-
-
-def _log(job: Job, meter: _Meter, step: int, numbers: dict[str, float | None]) -> dict[str, Any]:
-    """Write log.jsonl with one more line."""
-    now = time.perf_counter()
-    samples = step * job.config.batch_size
-    line = {
-        "step": step,
-        "samples": samples,
-        **numbers,
-        "logit_scale": float(job.model.logit_scale.detach()),
-        "samples_per_s": (samples - meter.samples) / (now - meter.since),
-        "wait_s": meter.waited,
-    }
-    meter.since, meter.waited, meter.samples = now, 0.0, samples
-    if job.ranks.rank == 0:
-        job.log.append(json.dumps(line))
-        disk.write_bytes(disk.join(job.out, "log.jsonl"), ("\n".join(job.log) + "\n").encode())
-    return line
-
-
 def _device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
@@ -418,10 +402,3 @@ def _device_name(device: torch.device) -> str:
 
 def _versions() -> dict[str, str]:
     return {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
-
-
-def _peak_memory(device: torch.device) -> int:
-    """The most that was held: on the GPU, or by this process (Linux counts in KiB)."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -189,7 +189,7 @@ class _Softmax(torch.autograd.Function):
             dx_bE[rows].addmm_(z, y_BE[columns])
             dy_BE[columns].addmm_(z.T, scaled)
         factor = grads[0] / (len(x_bE) * (2 if ctx.both else 1))
-        dscale = (factor * (x_bE * dx_bE).sum()).reshape(scale.shape)
+        dscale = (factor * torch.dot(x_bE.flatten(), dx_bE.flatten())).reshape(scale.shape)
         return dx_bE.mul_(factor * scale), dy_BE.mul_(factor), dscale, None, None, None
 
 
@@ -228,7 +228,7 @@ class _Sigmoid(torch.autograd.Function):
             dx_bE[rows].addmm_(z, y_BE[columns])
             dy_BE[columns].addmm_(z.T, scaled)
         factor = grads[0] / len(x_bE)
-        dscale = (factor * (x_bE * dx_bE).sum()).reshape(scale.shape)
+        dscale = (factor * torch.dot(x_bE.flatten(), dx_bE.flatten())).reshape(scale.shape)
         dbias = (factor * of_bias_b.sum()).reshape(bias.shape)
         return dx_bE.mul_(factor * scale), dy_BE.mul_(factor), dscale, dbias, None, None
 

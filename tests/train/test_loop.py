@@ -13,6 +13,7 @@ from manifests import disk
 from manifests.schema import Blend
 from train import checkpoint, loop
 from train.config import configure
+from train.logbook import MEASURED
 from train.model import CLIP
 from train.weights import load_export, to_open_clip
 
@@ -59,7 +60,7 @@ def log_of(out):
 
 
 def without_times(lines):
-    return [{k: v for k, v in line.items() if k not in ("samples_per_s", "wait_s")} for line in lines]
+    return [{k: v for k, v in line.items() if k not in MEASURED} for line in lines]
 
 
 def test_a_run_leaves_its_books(blend, tmp_path):
@@ -77,8 +78,9 @@ def test_a_run_leaves_its_books(blend, tmp_path):
     lines = log_of(tmp_path)
     assert [line["step"] for line in lines] == [1, 2, 4, 6]
     assert set(lines[0]) == {
-        "step", "samples", "loss", "accuracy", "lr", "logit_scale", "grad_norm", "samples_per_s", "wait_s"
+        "step", "samples", "loss", "accuracy", "lr", "logit_scale", "grad_norm", "sources", *MEASURED
     }  # fmt: skip
+    assert lines[-1]["sources"]["p/half"] == {"samples": 16, "repeats": 16 / 24}
     assert os.listdir(tmp_path / "checkpoints") == ["step-6"]
     found = checkpoint.latest(str(tmp_path))
     assert_same(found.model, weights_of(tmp_path))
