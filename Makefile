@@ -2,7 +2,7 @@
 PYTHON ?= python3
 V := .venv/bin
 
-.PHONY: venv demo test check bench
+.PHONY: venv demo test check bench bench-fetch
 venv: .venv/installed
 
 .venv/installed: pyproject.toml
@@ -24,3 +24,7 @@ test: check
 
 bench: venv
 	$(V)/python benchmarks/engine.py
+	$(V)/python benchmarks/crawl.py
+
+bench-fetch: venv       # make bench-fetch PICTURES=a/folder/of/photographs; needs nginx
+	$(V)/python benchmarks/fetch.py --pictures $(PICTURES)

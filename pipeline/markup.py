@@ -16,7 +16,7 @@ from urllib.parse import urljoin
 from charset_normalizer import from_bytes
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
-from pipeline.wat import LICENSES, SIGNALS, SPACE, resolve
+from pipeline.wat import LICENSES, SIGNALS, SPACE, is_crawler, resolve
 
 Attributes = Mapping[str, str | None]
 # Where an image's address may be, the first that is no placeholder: OBELICS' order, with the lazy srcsets behind srcset
@@ -274,7 +274,7 @@ def robots(metas: list[tuple[str, str]], headers: list[tuple[str, str]]) -> dict
     for name, content in metas:
         if name == "robots":
             found["meta"].append(content)
-        elif name.endswith("bot"):
+        elif is_crawler(name):
             found["meta"].append(f"{name}: {content}")
         elif name in SIGNALS:
             found.setdefault(name, []).append(content)

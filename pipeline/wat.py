@@ -2,8 +2,9 @@
 
 Format: what Common Crawl's writer (ia-web-commons) leaves: for each page three `metadata` records (of the WARC's
 request, response and metadata records), each one JSON object on one line, usually one gzip member each.
-Of a page's 20 KB of JSON a pair needs one tenth: the rest is passed over undecoded (`msgspec.Raw`) until it is asked
-for, and columns are built a batch at a time.
+Of a page's 20 KB of JSON a pair needs one tenth: the rest is passed over undecoded until it is asked for, and columns
+are built a batch at a time. Figures in comments are of a page of benchmarks/crawl.py, of which FastWARC's bare reading
+takes 52 us.
 """
 
 from __future__ import annotations
@@ -14,24 +15,38 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
-from typing import Any, NamedTuple
+from itertools import chain, islice
+from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import msgspec
 import numpy as np
 import pyarrow as pa
-from xxhash import xxh3_128_hexdigest  # as disk.uid_of has it, which imports at every call
+from xxhash import xxh3_128_digest  # as disk.uid_of has it, which imports at every call
 
 from manifests import disk
 from manifests.columns import PAIRS
 from manifests.schema import Pair
-from pipeline.records import records, scan
+from pipeline.records import (
+    EMPTY,
+    UNREAD,
+    Anchor,
+    Image,
+    Link,
+    Reader,
+    decode,
+    mended,
+    records,
+    scan,
+    text_of,
+)
 
 __all__ = ["Row", "batches_of_wat", "decode", "pairs_of_wat", "records", "resolve", "rows_of_wat", "scan"]
 Row = tuple[Any, ...]  # one row of PAIRS
 ROWS = 10_000  # of a batch, at least
+AT_ONCE = 15  # records that are inflated before their JSON is looked at: one by one is 20 us slower, by the caches
 LONGEST_URL = 4096
 IMAGE, IMAGE_ESCAPED = b"IMG@/src", b"IMG@\\/src"  # some writers escape every slash
 LANGUAGES = b"languages-cld2"
@@ -44,14 +59,17 @@ SHORT = re.compile(  # links that need no thought: whole, of the page's scheme, 
     rf"(https?:{HOST}(?:/[^\x00-\x20#?\\]*+{QUERY}|\Z))|({HOST}(?:/[^\x00-\x20#?\\]*+{QUERY}|\Z))"
     rf"|(/(?!/)[^\x00-\x20#?\\]*+{QUERY})|([A-Za-z0-9_%-][^\x00-\x20#?\\:;]*+{QUERY})"
 )
+SAFE = r"!\"$->@-\[\]-~"  # ASCII but for #, ?, \ and what is not printed
+WHOLE = re.compile(rf"https?:{HOST}/[{SAFE}]*+(?:\?[{SAFE}?]++)?").fullmatch  # SHORT's commonest, 0.2 us for 0.4
+ROOTED = re.compile(rf"/(?!/)[{SAFE}]*+(?:\?[{SAFE}?]++)?").fullmatch
+DOTTED = re.compile(r";|/\.\.?(?:[/?#]|\Z)")  # else the dot of a "/." only begins a name
 ODD = re.compile(r"[\x00-\x20\\;]|//|/\.")
 PICTURE = re.compile(r"(?i)\.(?:jpe?g|png|webp|gif|avif|bmp|tiff?)[\x00-\x20]*(?:[?#]|\Z)")
+SUFFIX = 5  # characters: where the dot of a picture's name is, with nothing behind the name
 COMMONS = "creativecommons.org/"
 LICENSES = (COMMONS + "licenses/", COMMONS + "publicdomain/")
+SPEAKING = (b"bot", b"tdm-", b"content-usage", b"-extended", b"img2dataset", b"anthropic-ai", b"\\u")
 SIGNALS = ("x-robots-tag", "tdm-reservation", "tdm-policy", "content-usage")
-SPEAKING = (b"bot", b"tdm-", b"content-usage", b"\\u")  # one of them is in whatever _robots looks for
-UNREAD = (msgspec.DecodeError, UnicodeDecodeError)
-NONE, NOTHING, EMPTY = msgspec.Raw(b"[]"), msgspec.Raw(b"{}"), msgspec.Raw(b"null")
 
 _memmem: Any = None
 try:
@@ -63,102 +81,30 @@ except (AttributeError, OSError, TypeError):  # a C library without it
 
 
 def _holds(data: bytes, part: bytes) -> bool:
-    """`part in data`, by the C library: 2 us instead of 8 for a page."""
+    """`part in data`, by the C library: 4 us instead of 9 for a page."""
     return part in data if _memmem is None else _memmem(data, len(data), part, len(part)) is not None
 
 
-# --- what a record says --------------------------------------------------------------------------------------------
-
-
-class Link(msgspec.Struct, gc=False):  # a hundred a page, and none in a cycle
-    path: str = ""
-    url: Any = None
-    alt: Any = None
-    title: Any = None
-    text: msgspec.Raw = EMPTY
-    rel: Any = None
-
-
-class Head(msgspec.Struct):
-    base: Any = msgspec.field(name="Base", default=None)
-    metas: msgspec.Raw = msgspec.field(name="Metas", default=NONE)
-    links: msgspec.Raw = msgspec.field(name="Link", default=NONE)
-
-
-class Html(msgspec.Struct):
-    head: Head = msgspec.field(name="Head", default_factory=Head)
-    links: list[Link] = msgspec.field(name="Links", default_factory=list)
-
-
-class Http(msgspec.Struct):
-    headers: msgspec.Raw = msgspec.field(name="Headers", default=NOTHING)  # of str, or list[str] since 2024-51
-    html: Html = msgspec.field(name="HTML-Metadata", default_factory=Html)
-
-
-class Note(msgspec.Struct):
-    name: Any = msgspec.field(name="Name", default=None)
-    value: Any = msgspec.field(name="Value", default=None)
-
-
-class Notes(msgspec.Struct):
-    records: list[Note] = msgspec.field(name="Metadata-Records", default_factory=list)
-
-
-class Payload(msgspec.Struct):
-    http: Http = msgspec.field(name="HTTP-Response-Metadata", default_factory=Http)
-    notes: Notes = msgspec.field(name="WARC-Metadata-Metadata", default_factory=Notes)
-
-
-class Warc(msgspec.Struct):
-    target: Any = msgspec.field(name="WARC-Target-URI", default=None)
-
-
-class Envelope(msgspec.Struct):
-    payload: Payload = msgspec.field(name="Payload-Metadata", default_factory=Payload)
-    warc: Warc = msgspec.field(name="WARC-Header-Metadata", default_factory=Warc)
-
-    @property
-    def page(self) -> str:
-        """The address of the page."""
-        return _text(self.warc.target)
-
-
-class Record(msgspec.Struct):
-    envelope: Envelope = msgspec.field(name="Envelope", default_factory=Envelope)
-
-
-class Language(msgspec.Struct):
+class Language(msgspec.Struct, gc=False):
     code: Any
 
 
-class Detected(msgspec.Struct):
+class Detected(msgspec.Struct, gc=False):
     languages: list[Language]
     reliable: Any = False
 
 
-_decoder, _detected = msgspec.json.Decoder(Record), msgspec.json.Decoder(Detected)
-_metas, _headers = msgspec.json.Decoder(list[dict[str, Any]]), msgspec.json.Decoder(dict[str, Any])
-_links, _value = msgspec.json.Decoder(list[Link]), msgspec.json.Decoder()
+class Meta(msgspec.Struct, gc=False):
+    name: Any = None
+    content: Any = None
 
 
-def decode(body: bytes) -> Record:
-    """A record's JSON. ValueError (msgspec's errors are such) where it is none."""
-    try:
-        return _decoder.decode(body)
-    except UNREAD:
-        return _decoder.decode(_mended(body))
+_detected, _metas = msgspec.json.Decoder(Detected), msgspec.json.Decoder(list[Meta])
+_headers, _links = msgspec.json.Decoder(dict[str, Any]), msgspec.json.Decoder(list[Link])
+_value, _json = msgspec.json.Decoder(), json.JSONEncoder(ensure_ascii=False)  # json.dumps makes one a call
 
 
-def _mended(body: bytes) -> bytes:
-    """A record without what strict JSON may not hold: bytes that are not UTF-8, and halves of surrogate pairs."""
-    text = json.dumps(json.loads(body.decode("utf-8", "replace")), ensure_ascii=False)
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
-
-
-def _text(value: Any) -> str:
-    """A header or attribute as one text; of a repeated one the first."""
-    first = value[0] if isinstance(value, list) and value else value
-    return first if isinstance(first, str) else ""
+# --- links ---------------------------------------------------------------------------------------------------------
 
 
 def _texts(value: Any) -> list[str]:
@@ -176,7 +122,7 @@ def resolve(base: str, link: str) -> str:
         scheme, origin, folder = _places(base)
         if short.lastindex == 2 and scheme:
             return scheme + link
-        if "/." not in link:
+        if "/." not in link or not DOTTED.search(link):
             if short.lastindex == 3 and scheme:
                 return origin + link
             if short.lastindex == 4 and folder and "//" not in link:
@@ -233,32 +179,34 @@ def _joined(base: str, link: str) -> str:
 # --- pages ---------------------------------------------------------------------------------------------------------
 
 
-class Page(NamedTuple):
-    """The pairs of a page, (uid, url, caption, title, anchor, number of the link), and what holds for all of them."""
+@dataclass(slots=True)
+class Page:
+    """What a page says, and its pairs: (digest, url, caption, title, anchor, number of the image)."""
 
     url: str
+    offset: int
     metas: msgspec.Raw
     robots: str | None
     license: str | None
-    offset: int
-    pairs: list[tuple[str, str, str, str | None, str | None, int]]
+    pairs: list[tuple[bytes, str, str, str | None, str | None, int]]
 
 
 def _pages(path: str, counts: Counter[str]) -> Iterator[tuple[Page, str | None]]:
     """Every page that has pairs, and its language, which is in the record after it, so that the page waits."""
     page: Page | None = None
-    for offset, body in records(path):
+    reader, source = Reader(), records(path)
+    for offset, body in chain.from_iterable(iter(lambda: list(islice(source, AT_ONCE)), [])):
         try:
             if body is None:
                 raise ValueError("no JSON")
             if page:
                 yield page, _language(body, page)
                 page = None
-            if IMAGE in body or IMAGE_ESCAPED in body:
+            if _has_images(body):
                 try:
-                    found = _page(_decoder.decode(body), body, offset, counts)
+                    found = _page(reader, body, offset, counts)
                 except UNREAD:
-                    found = _page(_decoder.decode(_mended(body)), body, offset, counts)
+                    found = _page(reader, mended(body), offset, counts)
                 page = found if found.pairs else None
         except (ValueError, RecursionError):
             counts["damaged_records"] += 1
@@ -266,87 +214,120 @@ def _pages(path: str, counts: Counter[str]) -> Iterator[tuple[Page, str | None]]
         yield page, _html_language(page)
 
 
-def _page(record: Record, body: bytes, offset: int, counts: Counter[str]) -> Page:
+def _has_images(body: bytes) -> bool:
+    at = body.find(b"IMG@")  # one search where there are none: 2 us instead of 4
+    return at >= 0 and (body.startswith(IMAGE, at) or IMAGE in body or IMAGE_ESCAPED in body)
+
+
+def _page(reader: Reader, body: bytes, offset: int, counts: Counter[str]) -> Page:
     """What `body` says; `counts` is left alone until all of it is read."""
-    http, page = record.envelope.payload.http, record.envelope.page
+    envelope = reader(body).envelope
+    http, url = envelope.payload.http, envelope.page
     head, links = http.html.head, http.html.links
-    base = _base(page, head.base) if head.base else page
-    pairs: list[tuple[str, str, str, str | None, str | None, int]] = []
-    images = [place for place, link in enumerate(links) if link.path == "IMG@/src"]
-    reasons: list[str] = []
-    for number, place in enumerate(images):
-        image = links[place]
-        caption = image.alt
-        if not isinstance(caption, str):
-            reasons.append("no_alt")
-            continue
-        if not caption.strip():
-            reasons.append("empty_alt")
-            continue
-        try:
-            url = resolve(base, image.url if isinstance(image.url, str) else "")
-        except ValueError as error:
-            reasons.append(str(error))
-            continue
-        title = _text(image.title).strip() if image.title else ""
-        anchor = _anchor(image.url, links[place + 1]) if place + 1 < len(links) else None
-        pairs.append((xxh3_128_hexdigest(f"{url}\0{caption}".encode()), url, caption, title or None, anchor, number))
-    robots = _robots(head.metas, http.headers)
-    license = _license(head, links, body, base)
+    base = _base(url, head.base) if head.base else url
+    links.append(None)  # behind the last
+    images = [place for place, link in enumerate(links) if type(link) is Image]
+    pairs, reasons = _pairs(base, links, images)
+    robots, license = _robots(head.metas, http.headers), None
+    if reader.named or _holds(body, b"creativecommons.org") or b"license" in bytes(head.links).lower():
+        license = _license(body, base)  # of one page in fifteen
     counts["links"] += len(images)
     counts["pairs"] += len(pairs)
     for reason in reasons:
         counts[reason] += 1
-    return Page(page, head.metas, robots, license, offset, pairs)
+    return Page(url, offset, head.metas, robots, license, pairs)
+
+
+def _pairs(base: str, links: Sequence[Any], images: Sequence[int]) -> tuple[list[Any], list[str]]:
+    """The pairs among `images`, which are places in `links`, and the reasons why the others are none."""
+    pairs, reasons = [], []
+    scheme, origin, _ = _places(base)
+    room = LONGEST_URL - len(base)
+    for number, place in enumerate(images):
+        image = links[place]
+        caption = image.alt
+        if type(caption) is not str:
+            reasons.append("no_alt")
+            continue
+        if not caption or caption.isspace():
+            reasons.append("empty_alt")
+            continue
+        said = image.url if type(image.url) is str else ""
+        url = scheme + said if said[:2] == "//" else said
+        if len(said) > room or not WHOLE(url):  # else: as `resolve` has it, without its 1.8 us
+            try:
+                short = len(said) <= room and origin and ROOTED(said) and ("/." not in said or not DOTTED.search(said))
+                url = origin + said if short else resolve(base, said)
+            except ValueError as error:
+                reasons.append(str(error))
+                continue
+        behind = links[place + 1]
+        anchor = _anchor(said, behind) if type(behind) is Anchor and behind.text is not EMPTY else None
+        title = text_of(image.title).strip() or None if image.title else None
+        pairs.append((xxh3_128_digest(f"{url}\0{caption}".encode()), url, caption, title, anchor, number))
+    return pairs, reasons
 
 
 def _base(page: str, said: Any) -> str:
     try:
-        return urljoin(page, _text(said).strip(SPACE))
+        return urljoin(page, text_of(said).strip(SPACE))
     except ValueError:
         return page
 
 
-def _anchor(url: str, following: Link) -> str | None:
+def _anchor(url: str, behind: Anchor) -> str | None:
     """The text of the link around an image. An A is written when it closes, so `<a><img>text</a>` and
     `<img><a>text</a>` look the same: only a link to the picture itself, or to another, is taken to be around it."""
-    if following.text is EMPTY or following.path != "A@/href" or not isinstance(following.url, str):
+    other = behind.url
+    if type(other) is not str:
         return None
-    if following.url != url and not PICTURE.search(following.url):
-        return None
-    return _text(_value.decode(following.text)).strip() or None
+    if other != url:
+        if "." not in other[-SUFFIX:] and "?" not in other and "#" not in other and other[-1:] > " ":
+            return None  # before a search of 0.5 us
+        if not PICTURE.search(other):
+            return None
+    return text_of(_value.decode(behind.text)).strip() or None
+
+
+def _speaks(said: msgspec.Raw) -> bool:
+    text = bytes(said).lower()
+    return any(part in text for part in SPEAKING)
+
+
+def is_crawler(name: str) -> bool:
+    """Whether a meta tag of this name speaks to one crawler: gptbot, google-extended, img2dataset."""
+    return name.endswith(("bot", "-extended")) or name in ("img2dataset", "anthropic-ai")
 
 
 def _robots(metas: msgspec.Raw, headers: msgspec.Raw) -> str | None:
     """What page and headers say to robots, raw, as JSON; None where they say nothing."""
-    said = (bytes(metas) + bytes(headers)).lower()
-    if not any(part in said for part in SPEAKING):
+    of_page, of_headers = _speaks(metas), _speaks(headers)
+    if not (of_page or of_headers):
         return None
     found: dict[str, list[str]] = {"meta": [], "x-robots-tag": []}
-    for meta in _metas.decode(metas):
-        name, content = _text(meta.get("name")).strip().lower(), _text(meta.get("content"))
+    for meta in _metas.decode(metas) if of_page else ():
+        name, content = text_of(meta.name).strip().lower(), text_of(meta.content)
         if name == "robots":
             found["meta"].append(content)
-        elif name.endswith("bot"):
+        elif is_crawler(name):
             found["meta"].append(f"{name}: {content}")
         elif name in SIGNALS:
             found.setdefault(name, []).append(content)
-    for name, value in _headers.decode(headers).items():
+    for name, value in _headers.decode(headers).items() if of_headers else ():
         if name.lower() in SIGNALS:
             found.setdefault(name.lower(), []).extend(_texts(value))
-    return json.dumps(found, ensure_ascii=False) if any(found.values()) else None
+    return _json.encode(found) if any(found.values()) else None
 
 
-def _license(head: Head, links: Sequence[Link], body: bytes, base: str) -> str | None:
+def _license(body: bytes, base: str) -> str | None:
     """The first link that says it is the licence, else the first to Creative Commons."""
-    if not _holds(body, b"icense") and not _holds(body, b"publicdomain"):
-        return None
-    every = [*_links.decode(head.links), *links]
-    named = [link for link in every if link.rel and "license" in _text(link.rel).lower().split()]
-    commons = (link for link in every if COMMONS in _text(link.url) and any(part in link.url for part in LICENSES))
+    html = decode(body).envelope.payload.http.html
+    every = [*_links.decode(html.head.links), *html.links]
+    named = [link for link in every if link.rel and "license" in text_of(link.rel).lower().split()]
+    commons = (link for link in every if COMMONS in text_of(link.url) and any(part in link.url for part in LICENSES))
     for link in chain(named, commons):
         with suppress(ValueError):
-            return resolve(base, _text(link.url))
+            return resolve(base, text_of(link.url))
     return None
 
 
@@ -355,10 +336,10 @@ def _html_language(page: Page) -> str | None:
     try:
         metas = _metas.decode(page.metas)
     except UNREAD:
-        metas = _metas.decode(_mended(bytes(page.metas)))
+        metas = _metas.decode(mended(bytes(page.metas)))
     for meta in metas:
-        if meta.get("name") == "HTML@/lang":
-            return _text(meta.get("content")).strip().lower().replace("_", "-").partition("-")[0] or None
+        if meta.name == "HTML@/lang":
+            return text_of(meta.content).strip().lower().replace("_", "-").partition("-")[0] or None
     return None
 
 
@@ -369,7 +350,7 @@ def _language(body: bytes, page: Page) -> str | None:
         for note in envelope.payload.notes.records:
             if note.name == "languages-cld2":
                 with suppress(ValueError, IndexError):
-                    found = _detected.decode(_text(note.value))
+                    found = _detected.decode(text_of(note.value))
                     code = str(found.languages[0].code)
                     return code if found.reliable else _html_language(page) or code
     return _html_language(page)
@@ -390,10 +371,8 @@ def pairs_of_wat(path: str, counts: Counter[str] | None = None) -> Iterator[Pair
 
 def rows_of_wat(path: str, counts: Counter[str]) -> Iterator[Row]:
     """`pairs_of_wat` as rows of PAIRS."""
-    name = path if disk.is_url(path) else disk.local(path).name
-    for page, language in _pages(path, counts):
-        for *pair, number in page.pairs:
-            yield (*pair, page.url, language, page.robots, page.license, name, page.offset, number)
+    for batch in batches_of_wat(path, counts):
+        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
 def batches_of_wat(path: str, counts: Counter[str]) -> Iterator[pa.RecordBatch]:
@@ -424,10 +403,14 @@ def _batch(held: Sequence[tuple[Page, str | None]], name: str) -> pa.RecordBatch
         "warc_offset": [page.offset for page in pages],
     }
     which = pa.array(np.repeat(np.arange(len(pages)), [len(page.pairs) for page in pages]))
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.array(of_pair[f.name], f.type) if f.name in of_pair else pa.array(of_page[f.name], f.type).take(which)
-            for f in PAIRS
-        ],
-        schema=PAIRS,
-    )
+    made = {"uid": _uids(of_pair.pop("uid"))}
+    made |= {name: pa.array(values, PAIRS.field(name).type) for name, values in of_pair.items()}
+    made |= {name: pa.array(values, PAIRS.field(name).type).take(which) for name, values in of_page.items()}
+    return pa.RecordBatch.from_arrays([made[name] for name in PAIRS.names], schema=PAIRS)
+
+
+def _uids(digests: Sequence[bytes]) -> pa.Array:
+    """Digests of 16 bytes in hexadecimal, all at once."""
+    starts = np.arange(0, 32 * len(digests) + 1, 32, dtype=np.int32)
+    text = b"".join(digests).hex().encode()
+    return pa.StringArray.from_buffers(len(digests), pa.py_buffer(starts), pa.py_buffer(text))

@@ -22,6 +22,7 @@ from manifests import disk
 from manifests.columns import PAIRS
 from manifests.schema import Pair
 from pipeline import wat
+from pipeline.records import KINDS, Image, Reader
 from pipeline.wat import batches_of_wat, decode, pairs_of_wat, records, resolve, rows_of_wat, scan
 from tests.pipeline.wats import INFO, image, language, page, record, response, zipped
 
@@ -54,6 +55,8 @@ def one(folder: Path, *links: dict[str, Any], **more: Any) -> Pair:
         (PAGE, "../../../../a.jpg", "http://page.test/a.jpg"),
         (PAGE, "/a.jpg", "http://page.test/a.jpg"),
         (PAGE, "/a/../b.jpg", "http://page.test/b.jpg"),
+        (PAGE, "/a/.jpg", "http://page.test/a/.jpg"),
+        (PAGE, "/.;", "http://page.test/"),
         (PAGE, "//cdn.test/a.jpg", "http://cdn.test/a.jpg"),
         ("https://page.test/", "//cdn.test/a.jpg", "https://cdn.test/a.jpg"),
         (PAGE, "?id=1", "http://page.test/deep/er/page.html?id=1"),
@@ -113,6 +116,8 @@ def test_the_short_ways_give_what_the_long_way_gives(base: str, start: str, rest
             return f"refused: {error}"
 
     short = outcome()
+    pairs, reasons = wat._pairs(base, [Image(url=start + rest, alt="x"), None], [0])
+    assert [row[1] for row in pairs] + [f"refused: {reason}" for reason in reasons] == [short]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(wat, "SHORT", re.compile("(?!)"))
         assert outcome() == short
@@ -146,6 +151,7 @@ def test_what_the_page_says_goes_along(tmp_path: Path) -> None:
     metas = [
         {"name": "ROBOTS", "content": "noai, noimageai"},
         {"name": "googlebot", "content": "noindex"},
+        {"name": "Google-Extended", "content": "none"},
         {"property": "og:image", "content": "/og.jpg"},
         {"name": "tdm-reservation", "content": "1"},
     ]
@@ -160,7 +166,7 @@ def test_what_the_page_says_goes_along(tmp_path: Path) -> None:
     )
     assert (found.url, found.page_url, found.page_lang) == ("http://cdn.test/base/a.jpg", PAGE, "sr")
     assert json.loads(found.robots or "") == {
-        "meta": ["noai, noimageai", "googlebot: noindex"],
+        "meta": ["noai, noimageai", "googlebot: noindex", "google-extended: none"],
         "x-robots-tag": ["noarchive", "ccbot: noai"],
         "tdm-reservation": ["1"],
         "content-usage": ["train-ai=n"],
@@ -181,6 +187,11 @@ def test_a_link_that_is_called_the_licence_comes_before_other_licences(tmp_path:
         {"path": "A@/href", "url": "https://creativecommons.org/licenses/by/4.0/"},
         Link=[{"path": "LINK@/href", "url": "/terms", "rel": "License"}],
     )
+    assert found.license == "http://page.test/terms"
+
+
+def test_a_link_may_say_that_it_is_the_licence_in_capitals(tmp_path: Path) -> None:
+    found = one(tmp_path, image("/a.jpg", "x"), {"path": "AREA@/href", "url": "/terms", "rel": ["LICENSE"]})
     assert found.license == "http://page.test/terms"
 
 
@@ -325,6 +336,20 @@ def test_every_spelling_of_a_record_gives_what_the_plainest_reading_gives(
     assert [row["uid"] for row in rows] == [disk.uid_of(row["url"], row["caption"]) for row in rows]
     assert [row for batch in batches_of_wat(str(path), again) for row in batch.to_pylist()] == rows
     assert again == counts
+
+
+def test_kinds_of_links_that_nobody_knows_are_learned_up_to_a_number() -> None:
+    reader = Reader()
+    known = len(reader._kinds)
+    links = [{"path": f"X@/{n}", "url": "/x", "rel": "license"} for n in range(KINDS)]
+    body = response(PAGE, [image("/a.jpg", "x"), *links[:2], {"url": "/y"}])
+    for _ in range(2):
+        found = reader(body).envelope.payload.http.html.links
+        assert (len(found), found[0], reader.named) == (4, Image(url="/a.jpg", alt="x"), True)
+        assert len(reader._kinds) == known + 2
+    assert not Reader()(response(PAGE, [image("/a.jpg", "x")])).envelope.payload.http.html.links[1:]
+    assert len(reader(response(PAGE, links)).envelope.payload.http.html.links) == KINDS
+    assert len(reader._kinds) == KINDS
 
 
 @pytest.mark.parametrize("hurt", [b"\xff", b"\\ud83d"])
