@@ -2,7 +2,7 @@
 PYTHON ?= python3
 V := .venv/bin
 
-.PHONY: venv demo test check bench bench-gpu
+.PHONY: venv demo test check bench bench-fetch bench-gpu
 venv: .venv/installed
 
 .venv/installed: pyproject.toml
@@ -24,6 +24,10 @@ test: check
 
 bench: venv
 	$(V)/python benchmarks/engine.py
+	$(V)/python benchmarks/crawl.py
+
+bench-fetch: venv       # make bench-fetch PICTURES=a/folder/of/photographs; needs nginx
+	$(V)/python benchmarks/fetch.py --pictures $(PICTURES)
 
 # Needs a GPU, torch and little else, so no environment is made; WHEELS names folders with open_clip's wheels.
 bench-gpu:

@@ -6,6 +6,7 @@ from filters.base import Filter, check_options
 from filters.caption import Caption
 from filters.clip_score import ClipScore
 from filters.language import Language
+from filters.optout import Optout
 from filters.picture import Picture
 from filters.tokens import Tokens
 from manifests import disk
@@ -14,6 +15,7 @@ from manifests.schema import FilterSpec
 FILTERS: dict[str, type[Filter]] = {
     "caption": Caption,
     "language": Language,
+    "optout": Optout,
     "picture": Picture,
     "tokens": Tokens,
     "clip_score": ClipScore,

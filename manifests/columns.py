@@ -136,7 +136,13 @@ VOLATILE_COLUMNS = ("fetched_at", "elapsed_ms", "attempts")  # what may differ b
 
 def with_extra(schema: pa.Schema, columns: Mapping[str, str]) -> pa.Schema:
     """PAIRS or SIDECAR with a recipe's own columns behind it."""
-    return pa.schema([*schema, *((name, EXTRA_TYPES[kind]) for name, kind in columns.items())])
+    return pa.schema([*schema, *((name, EXTRA_TYPES[extra_column(name, kind)[1]]) for name, kind in columns.items())])
+
+
+def extra_column(name: str, kind: str) -> tuple[str, str]:
+    """(column in the source, key of EXTRA_TYPES) of an extra column: `TYPE`, or `COLUMN:TYPE` for one renamed."""
+    column, _, type_name = kind.rpartition(":")
+    return column or name, type_name
 
 
 VIEW = pa.schema([("kept", pa.bool_()), ("rule", pa.string())])  # rule: NULL if kept, else the first that failed

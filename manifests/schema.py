@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from manifests.columns import EXTRA_TYPES, PAIRS, SIDECAR
+from manifests.columns import EXTRA_TYPES, PAIRS, SIDECAR, extra_column
 
 STRICT: dict[str, str] = {"extra": "forbid"}  # read by pydantic inside disk.py
 
@@ -38,11 +38,15 @@ class Pair:
 
 def check_extra(columns: dict[str, str], kind: str) -> None:
     """ValueError for a type that is not one of EXTRA_TYPES, a name that is taken, or a source that has no columns."""
-    for name, type_name in columns.items():
+    for name, kind_of_values in columns.items():
+        column, type_name = extra_column(name, kind_of_values)
         if type_name not in EXTRA_TYPES:
             raise ValueError(f"extra_columns {name}: {type_name!r} is not one of {', '.join(EXTRA_TYPES)}")
-        if name.lower() in {column.lower() for column in [*SIDECAR.names, *PAIRS.names]}:
-            raise ValueError(f"extra_columns names {name!r}, which every pool has a column of its own for")
+        if name.lower() in {taken.lower() for taken in [*SIDECAR.names, *PAIRS.names]}:
+            raise ValueError(
+                f"extra_columns names {name!r}, which every pool has a column of its own for; "
+                f"rename it, as in source_{name}: {column}:{type_name}"
+            )
     if columns and kind not in ("table", "shards"):
         raise ValueError(f"extra_columns come from tables and shards; a source of kind {kind} has none")
 
@@ -65,7 +69,7 @@ class Source:
     base: str = "https://data.commoncrawl.org/"  # *_index: where crawl-data/ lies
     url_column: str = "url"
     caption_column: str | None = "caption"  # table: null where there are no captions
-    extra_columns: dict[str, str] = field(default_factory=dict)  # table, shards: column -> a type of EXTRA_TYPES
+    extra_columns: dict[str, str] = field(default_factory=dict)  # table, shards: name -> TYPE, or COLUMN:TYPE
 
     def __post_init__(self) -> None:
         check_extra(self.extra_columns, self.kind)

@@ -2,41 +2,45 @@
 
 Any tar of the WebDataset kind: img2dataset's, DataComp's, clip-retrieval's. A sample is what shares a name up to the
 first dot; it needs a picture (jpg, jpeg, png, webp) and a caption (txt, a json member, or img2dataset's parquet beside
-the tar). Rows that img2dataset's parquet lists as failed are failed rows here too, so the books stay whole.
+the tar). Rows that img2dataset's parquet lists as failed are failed rows here too, so the books stay whole. Columns
+that the recipe names as extra_columns come from the parquet, else from the json member: DataComp's scores, for one.
+
+A pair that lies in two tars is stored twice, under one uid: nothing is dropped here, a filter may tell such rows apart.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import hashlib
-import io
 import json
 import re
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from PIL import Image
-
 from manifests import disk
+from manifests.columns import SIDECAR, extra_column, with_extra
 from manifests.schema import Fetch, Source
 from pipeline import shard, tars
-from pipeline.pixels import BadPicture, sniff
+from pipeline.header import check
+from pipeline.pixels import BadPicture, limits_of
 from pipeline.stage import Ticket
+from pipeline.tables import cast
 from pipeline.tars import Member
 
 PICTURES = ("jpg", "jpeg", "png", "webp")
 FORMATS = ("JPEG", "PNG", "WEBP")  # whatever the name says: what the bytes are
 SAMPLE = re.compile(r"^((?:.*/)?[^./][^./]*)\.([^/]+)$")
 UID = re.compile(r"[0-9a-f]{32}")
+TRUTH = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 # What img2dataset and urllib write into error_message, and what it is here; the first that is found counts.
 MESSAGES = (
     (r"HTTP Error 429", "http_429"),
     (r"HTTP Error 5\d\d", "http_5xx"),
     (r"HTTP Error 4\d\d", "http_4xx"),
+    (r"HTTP Error 3\d\d", "redirects"),
     (r"X-Robots-Tag", "optout_header"),
     (r"Name or service not known|getaddrinfo|name resolution|nodename|No address associated", "dns"),
     (r"timed out", "deadline"),
@@ -44,11 +48,14 @@ MESSAGES = (
     (r"refused|unreachable|No route to host", "connect"),
     (r"reset by peer|closed connection|Remote end closed|RemoteDisconnected", "reset"),
     (r"IncompleteRead", "truncated"),
-    (r"unknown url type", "scheme"),
-    (r"no host given|nonnumeric port|control characters|Invalid (IPv6 )?URL|label (empty|too long)", "bad_url"),
+    (r"hash mismatch", "hash_mismatch"),
+    (r"unknown url type|redirection to url .* is not allowed", "scheme"),
+    (r"no host given|nonnumeric port|control characters|'ascii' codec", "bad_url"),
+    (r"Invalid (IPv6 )?URL|label (empty|too long)", "bad_url"),
     (r"image too small", "too_small"),
     (r"aspect ratio too large", "aspect"),
     (r"image area too large", "too_many_pixels"),
+    (r"buf\.empty\(\)", "empty"),  # what OpenCV says to 0 bytes
 )
 
 
@@ -61,7 +68,8 @@ def tickets(source: Source) -> list[Ticket]:
     doubled = sorted({tar for tar in tars if tars.count(tar) > 1})
     if doubled:
         raise ValueError(f"source.paths names {doubled[0]} twice")
-    columns = {"url_column": source.url_column, "caption_column": source.caption_column}
+    columns: dict[str, Any] = {"url_column": source.url_column, "caption_column": source.caption_column}
+    columns["extra_columns"] = source.extra_columns
     return [
         Ticket(id=disk.content_hash([number, tar]), group=str(number), payload={"shard": number, "tar": tar, **columns})
         for number, tar in enumerate(tars)
@@ -90,10 +98,12 @@ def adopt(config: Mapping[str, Any]) -> Callable[[Ticket], dict[str, Any]]:
         """The commit record of the ticket's tar. ValueError where it is no whole, plain tar."""
         started, number, tar = time.monotonic(), int(ticket.payload["shard"]), str(ticket.payload["tar"])
         _refuse_own_folder(pool, tar)
+        extra: dict[str, str] = ticket.payload.get("extra_columns") or {}
+        schema = with_extra(SIDECAR, extra)
         done = shard.commit_path(pool, number)
         if disk.exists(done):
-            return _unchanged(disk.read_json(done), tar, pool)
-        reader = Reader(tar, ticket.payload["url_column"], ticket.payload["caption_column"], settings)
+            return _unchanged(disk.read_json(done), tar, pool, schema.names)
+        reader = Reader(tar, ticket.payload["url_column"], ticket.payload["caption_column"], settings, extra)
         with tars.local_copy(tar) as place:
             rows = list(reader.rows(place))
             books = {"tar": tar, "tar_bytes": place.stat().st_size, "tar_sha256": shard.file_hash(place)}
@@ -101,7 +111,14 @@ def adopt(config: Mapping[str, Any]) -> Callable[[Ticket], dict[str, Any]]:
         for row, values in enumerate(rows):
             values["key"] = f"{number:05d}{row:0{width}d}"
         return shard.publish_sidecar(
-            pool, number, rows, books, task=ticket.id, group=ticket.group, duration_s=time.monotonic() - started
+            pool,
+            number,
+            rows,
+            books,
+            task=ticket.id,
+            group=ticket.group,
+            duration_s=time.monotonic() - started,
+            schema=schema,
         )
 
     return work
@@ -114,8 +131,8 @@ def _refuse_own_folder(pool: str, tar: str) -> None:
         raise ValueError(f"{tar} lies where this pool keeps its own shards; build into another folder")
 
 
-def _unchanged(record: dict[str, Any], tar: str, pool: str) -> dict[str, Any]:
-    """The record, if it is of this tar and the tar is as long as it was."""
+def _unchanged(record: dict[str, Any], tar: str, pool: str, columns: Sequence[str]) -> dict[str, Any]:
+    """The record, if it is of this tar, the tar is as long as it was and its sidecar has these columns."""
     if record["tar"] != tar:
         raise ValueError(
             f"shard {record['shard']} of {pool} was made of {record['tar']}, the source now has {tar} there; "
@@ -123,6 +140,12 @@ def _unchanged(record: dict[str, Any], tar: str, pool: str) -> dict[str, Any]:
         )
     if not disk.is_url(tar) and disk.local(tar).stat().st_size != record["tar_bytes"]:
         raise ValueError(f"{tar} has changed since it was adopted; build into another folder than {pool}")
+    there = disk.schema_of(shard.sidecar_path(pool, record["shard"])).names
+    if list(there) != list(columns):
+        raise ValueError(
+            f"{pool} was adopted with the extra_columns {there[len(SIDECAR) :]}, the source now names "
+            f"{list(columns)[len(SIDECAR) :]}; give the old list back, or build into another folder"
+        )
     return record
 
 
@@ -159,8 +182,12 @@ def samples(members: Sequence[Member]) -> list[Sample]:
 class Reader:
     """What a tar and the parquet beside it say about its rows."""
 
-    def __init__(self, tar: str, url_column: str, caption_column: str, settings: Fetch) -> None:
+    def __init__(
+        self, tar: str, url_column: str, caption_column: str | None, settings: Fetch, extra: Mapping[str, str]
+    ) -> None:
         self.tar, self.settings = tar, settings
+        self.schema = with_extra(SIDECAR, extra)
+        self.columns = {name: extra_column(name, kind) for name, kind in extra.items()}
         self.url_column, self.caption_column = url_column, caption_column
         self.listed = _listed(tar)
 
@@ -192,17 +219,19 @@ class Reader:
             text = read("txt")
             record["caption"] = text.decode() if text is not None else record["caption"]
         except UnicodeDecodeError:
-            return _failed(record, "encoding", "the caption is not UTF-8", self._uid(record, told))
+            return self._failed(record, "encoding", "the caption is not UTF-8", self._uid(record, told))
         record["uid"] = self._uid(record, told)
         if kind is None:
-            return _failed(record, "missing_file", f"no picture, only {', '.join(sorted(sample.members))}")
-        if not (record["caption"] or "").strip():
-            return _failed(record, "no_caption", f"no caption beside {name}")
+            return self._failed(record, "missing_file", f"no picture, only {', '.join(sorted(sample.members))}")
+        if self.caption_column is None:
+            record["caption"] = record["caption"] or ""
+        elif not (record["caption"] or "").strip():
+            return self._failed(record, "no_caption", f"no caption beside {name}")
         image = read(kind) or b""
         try:
             width, height = size_of(image, self.settings)
         except BadPicture as bad:
-            return _failed(record, bad.reason, bad.detail)
+            return self._failed(record, bad.reason, bad.detail)
         record |= {"width": width, "height": height, "image_name": name}
         record["sha256"] = record["sha256"] or hashlib.sha256(image).hexdigest()
         record["original_width"] = record["original_width"] or width
@@ -210,7 +239,7 @@ class Reader:
         for part, extension in {"image": kind, "text": "txt", "json": "json"}.items():
             if (member := sample.members.get(extension)) is not None:
                 record |= {f"{part}_offset": member.offset, f"{part}_length": member.length}
-        return shard.outcome(record, stored=True)
+        return shard.outcome(record, self.schema, stored=True)
 
     def _lost(self, key: str, told: Mapping[str, Any]) -> dict[str, Any]:
         """A row of the parquet without a sample in the tar."""
@@ -218,19 +247,19 @@ class Reader:
         record["uid"] = self._uid(record, told)
         message = str(told.get("error_message") or "")
         if told.get("status") == "success":
-            return _failed(record, "missing_file", f"listed beside the tar as {key}, but not in it")
-        unknown = "decode_error" if told.get("status") == "failed_to_resize" else "http_other"
-        reason = next((reason for words, reason in MESSAGES if re.search(words, message)), unknown)
-        return _failed(record, reason, message or "no reason was given")
+            return self._failed(record, "missing_file", f"listed beside the tar as {key}, but not in it")
+        reason = reason_of(str(told.get("status")), message)
+        return self._failed(record, reason, message or "no reason was given")
 
     def _told(self, told: Mapping[str, Any], name: str) -> dict[str, Any]:
         return {
             "url": _typed(told, self.url_column, str) or f"{self.tar}#{name}",
-            "caption": _typed(told, self.caption_column, str),
+            "caption": _typed(told, self.caption_column, str) if self.caption_column else None,
             "original_width": _typed(told, "original_width", int),
             "original_height": _typed(told, "original_height", int),
             "exif": _typed(told, "exif", str),
             "sha256": _typed(told, "sha256", str),
+            **{name: cast(told.get(column), kind) for name, (column, kind) in self.columns.items()},
         }
 
     def _uid(self, record: Mapping[str, Any], told: Mapping[str, Any]) -> str:
@@ -238,10 +267,15 @@ class Reader:
         given = _typed(told, "uid", str) or ""
         return given if UID.fullmatch(given) else disk.uid_of(record["url"], record["caption"] or "")
 
+    def _failed(self, record: Mapping[str, Any], reason: str, detail: str, uid: str | None = None) -> dict[str, Any]:
+        more = {"reason": reason, "error_message": detail} | ({"uid": uid} if uid else {})
+        return shard.outcome({**record, **more}, self.schema, stored=False)
 
-def _failed(record: Mapping[str, Any], reason: str, detail: str, uid: str | None = None) -> dict[str, Any]:
-    more = {"reason": reason, "error_message": detail} | ({"uid": uid} if uid else {})
-    return shard.outcome({**record, **more}, stored=False)
+
+def reason_of(status: str, message: str) -> str:
+    """The reason of a row that img2dataset lists as failed_to_download or failed_to_resize with this error_message."""
+    unknown = "decode_error" if status == "failed_to_resize" else "http_other"
+    return next((reason for words, reason in MESSAGES if re.search(words, message)), unknown)
 
 
 def _listed(tar: str) -> dict[str, dict[str, Any]]:
@@ -271,21 +305,7 @@ def size_of(image: bytes, settings: Fetch) -> tuple[int, int]:
     """Width and height in pixels from a picture's header. BadPicture where it is none, or outside the limits."""
     if not image:
         raise BadPicture("empty", "the picture has no bytes")
-    kind = sniff(image)
-    if kind not in FORMATS:
-        raise BadPicture("format", f"{kind}, not one of {', '.join(FORMATS)}")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with Image.open(io.BytesIO(image), formats=[kind]) as opened:  # reads the header, decodes nothing
-                width, height = opened.size
-    except Exception as error:  # whatever Pillow makes of a hostile header
-        raise BadPicture("decode_error", f"{type(error).__name__}, as {kind}") from error
-    short, long = sorted((width, height))
-    if short * long > settings.max_pixels:
-        raise BadPicture("too_many_pixels", f"{width}x{height} is more than {settings.max_pixels}")
-    if short < max(1, settings.min_image_size):
-        raise BadPicture("too_small", f"{width}x{height}; the shorter side must be {settings.min_image_size}")
-    if settings.max_aspect_ratio and long > short * settings.max_aspect_ratio:
-        raise BadPicture("aspect", f"{width}x{height} is longer than {settings.max_aspect_ratio:g} to 1")
-    return width, height
+    found = check(image, limits_of(settings))
+    if found.kind not in FORMATS:
+        raise BadPicture("format", f"{found.kind}, not one of {', '.join(FORMATS)}")
+    return found.width, found.height

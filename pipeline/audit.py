@@ -22,7 +22,7 @@ if not __package__:
 import pyarrow.compute as pc
 
 from manifests import disk, reader
-from manifests.columns import REASONS, SIDECAR
+from manifests.columns import REASONS
 from manifests.schema import Recipe, Rule, View
 from pipeline import adopt, choose, integrity, plan, shard
 
@@ -319,7 +319,7 @@ def explain_lines(history: Mapping[str, Any]) -> Iterator[str]:
         sidecar = attempt["sidecar"]
         ended = f"{sidecar['reason']} ({sidecar['class']})" if sidecar["reason"] else "stored"
         yield f"fetch   shard {attempt['shard']} row {attempt['row']}: {ended}"
-        known = {"uid", "status", "reason", "class"} | (pair.keys() & set(SIDECAR.names) if pair else set())
+        known = {"uid", "status", "reason", "class"} | (pair.keys() & sidecar.keys() if pair else set())
         yield from _column_lines("", sidecar, left_out=known)
         for name, columns in attempt["scores"].items():
             yield from _column_lines("score", columns, title=name)

@@ -1,47 +1,71 @@
 """One task of the plan to one committed shard: pictures are fetched or read, decoded meanwhile, and written down.
 
-The work of the stage fetch. A worker keeps its event loop, its decoders and the robots.txt it has read from one task
-to the next.
+The work of the stage fetch. A worker keeps its event loop, its connections, its decoders and what sites have said from
+one task to the next, and works on several tasks at once: the stragglers of one shard overlap the next.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
+import os
+import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 from manifests import disk
 from manifests.schema import Fetch, Pair
-from pipeline import optout, plan, shard
-from pipeline.fetch import Fetched, fetch_all, user_agent
+from pipeline import pixels, plan, shard
+from pipeline.body import Budget
+from pipeline.fetch import Fetched, Fetcher, user_agent
 from pipeline.picture import BadPicture, Decoders, Picture
-from pipeline.pixels import limits_of
 from pipeline.stage import Ticket
 
 READ_AT_ONCE = 32  # local or remote files
-BODIES_WAITING = 16  # fetched and not yet decoded; the next ones wait in the network
+BODIES_WAITING = 6  # fetched and not yet decoded, per child that decodes; the next ones wait in the network
+WAITING_BYTES = 64 * 2**20  # of these bodies
 
 
 def download(config: dict[str, Any]) -> Downloader:
     """Factory of the stage: {"pool", "fetch": plain Fetch, "source_kind", "decoders": children per worker (default: one
-    per core)}. ValueError where the settings do not do."""
+    per core), "extra_columns": Recipe.sidecar_extra}. ValueError where the settings do not do."""
     settings: Fetch = disk.from_plain(Fetch, config["fetch"])
-    files = config["source_kind"] == "files"
-    return Downloader(config["pool"], settings, files=files, decoders=config.get("decoders"))
+    return Downloader(
+        config["pool"],
+        settings,
+        files=config["source_kind"] == "files",
+        decoders=config.get("decoders"),
+        extra_columns=config.get("extra_columns") or {},
+    )
 
 
 class Downloader:
-    """Holds what outlives a task: event loop, decoders, robots.txt."""
+    """Holds what outlives a task. Tasks come in threads of their own and share an event loop in another one."""
 
-    def __init__(self, pool: str, settings: Fetch, *, files: bool, decoders: int | None = None) -> None:
-        limits_of(settings)  # refuses now what every picture would end with
-        self.pool, self.settings, self.children = pool, settings, decoders
-        self.robots = None if files else optout.Robots(user_agent(settings))
-        self._runner = asyncio.Runner()
+    def __init__(
+        self,
+        pool: str,
+        settings: Fetch,
+        *,
+        files: bool,
+        decoders: int | None = None,
+        extra_columns: Mapping[str, str] | None = None,
+    ) -> None:
+        pixels.limits_of(settings)  # refuses now what every picture would end with
+        if not files:
+            user_agent(settings)
+        self.pool, self.settings, self.files = pool, settings, files
+        self.children = decoders or os.cpu_count() or 1
+        self.extra_columns = extra_columns or {}
+        self._fetcher: Fetcher | None = None
         self._decoders: Decoders | None = None
+        self._places = asyncio.Semaphore(BODIES_WAITING * self.children)
+        self._room = Budget(max(WAITING_BYTES, settings.max_bytes))
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="fetch", daemon=True)
+        self._thread.start()
 
     def __call__(self, ticket: Ticket) -> dict[str, Any]:
         """The commit record of the ticket's shard, written now or by an earlier run."""
@@ -57,56 +81,110 @@ class Downloader:
             return record
         pairs = plan.rows_of_shard(self.pool, number)
         retried = plan.retries_of_shard(self.pool, number)
-        with shard.ShardWriter(self.pool, number, ticket.id, ticket.group) as writer:
+        with shard.ShardWriter(self.pool, number, ticket.id, ticket.group, self.extra_columns) as writer:
+            work = asyncio.run_coroutine_threadsafe(self._collect(pairs, retried, writer), self._loop)
             try:
-                self._runner.run(self._collect(pairs, retried, writer))
+                work.result()
             except BaseExceptionGroup as group:
-                self._end_decoders()  # the next try begins with new ones
                 raise group.exceptions[0] from group
+            finally:
+                work.cancel()  # where this thread was interrupted
             return writer.commit(len(pairs))
 
     def close(self) -> None:
-        """End the decoders and the event loop."""
-        self._end_decoders()
-        self._runner.close()
+        """End the connections, the decoders and the event loop."""
+        asyncio.run_coroutine_threadsafe(self._put_away(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
-    def _end_decoders(self) -> None:
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    async def _put_away(self) -> None:
+        if self._fetcher is not None:
+            await self._fetcher.close()
         if self._decoders is not None:
-            self._runner.run(self._decoders.__aexit__(None, None, None))
-        self._decoders = None
+            await self._decoders.__aexit__(None, None, None)
+        self._fetcher, self._decoders = None, None
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await self._loop.shutdown_asyncgens()
+        await self._loop.shutdown_default_executor()
+
+    # --- in the event loop ----------------------------------------------------------------------------------------
+
+    def _arriving(self, pairs: Sequence[Pair], number: int) -> AsyncGenerator[tuple[int, Fetched], None]:
+        if self.files:
+            return read_all(pairs, self.settings)
+        if self._fetcher is None:
+            self._fetcher = Fetcher(self.settings)
+        return self._fetcher.fetch(pairs, number)
 
     async def _collect(self, pairs: Sequence[Pair], retried: Sequence[str | None], writer: shard.ShardWriter) -> None:
         """Every pair's outcome into the writer, in whatever order they come."""
-        if self._decoders is None:
-            self._decoders = await Decoders(self.children).__aenter__()
-        decoders, waiting = self._decoders, asyncio.Semaphore(BODIES_WAITING)
 
         async def decode(row: int, fetched: Fetched, body: bytes) -> None:
-            try:
-                add(row, fetched, await decoders.decode(body, self.settings))
-            finally:
-                waiting.release()
+            add(row, fetched, await self._picture(pairs[row], body))
+
+        def decoded(size: int, _: object) -> None:
+            self._places.release()
+            self._room.give(size)
 
         def add(row: int, fetched: Fetched, picture: Picture | BadPicture | None) -> None:
             pair = pairs[row]
             record = row_of(pair, fetched, picture) | {"retry_of": retried[row]}
             extra = {"title": pair.title, "anchor": pair.anchor, "license": pair.license, "robots": pair.robots}
-            writer.add(row, record, picture.data if isinstance(picture, Picture) else None, extra)
+            if fetched.body is not None:
+                record |= pixels.hashes(fetched.body, self.settings)
+            if isinstance(picture, Picture):
+                writer.add(row, record, picture.data, extra, picture.extension)
+            else:
+                writer.add(row, record, None, extra)
 
-        arriving = fetch_all(pairs, self.settings, self.robots) if self.robots else read_all(pairs, self.settings)
-        stream = cast(AsyncGenerator[tuple[int, Fetched], None], arriving)
-        async with asyncio.TaskGroup() as group, aclosing(stream) as outcomes:
+        async with asyncio.TaskGroup() as group, aclosing(self._arriving(pairs, writer.shard)) as outcomes:
             async for row, fetched in outcomes:
                 if fetched.body is None:
                     add(row, fetched, None)
-                else:
-                    await waiting.acquire()
-                    group.create_task(decode(row, fetched, fetched.body))
+                    continue
+                await self._places.acquire()
+                try:
+                    await self._room.take(len(fetched.body))
+                except BaseException:
+                    self._places.release()
+                    raise
+                task = group.create_task(decode(row, fetched, fetched.body))
+                task.add_done_callback(partial(decoded, len(fetched.body)))
+
+    async def _picture(self, pair: Pair, body: bytes) -> Picture | BadPicture:
+        """What a body is, as it will be stored."""
+        try:
+            pixels.verified(body, pair.extra, self.settings)
+            boxes = pixels.boxes_of(pair.extra, self.settings)
+            if self.settings.disable_all_reencoding:
+                return pixels.as_it_is(body, self.settings)
+        except BadPicture as bad:
+            return bad
+        if self._decoders is None:
+            self._decoders = Decoders(self.children)
+            await self._decoders.__aenter__()
+        decoders = self._decoders
+        try:
+            return await decoders.decode(body, self.settings, boxes)
+        except Exception:  # no picture's fault: the next try begins with new ones
+            if self._decoders is decoders:
+                self._decoders = None
+                await decoders.__aexit__(None, None, None)
+            raise
 
 
 def row_of(pair: Pair, fetched: Fetched, picture: Picture | BadPicture | None) -> dict[str, Any]:
     """Columns of the sidecar: where the pair is from, how fetching ended, what the picture is."""
     record: dict[str, Any] = {
+        **(pair.extra or {}),
         "url": pair.url,
         "caption": pair.caption,
         "uid": pair.uid,
@@ -115,7 +193,6 @@ def row_of(pair: Pair, fetched: Fetched, picture: Picture | BadPicture | None) -
         "wat": pair.wat,
         "warc_offset": pair.warc_offset,
         "link": pair.link,
-        "sha256": None if fetched.body is None else hashlib.sha256(fetched.body).hexdigest(),
         "reason": fetched.reason,
         "error_message": fetched.detail or None,
         "http_status": fetched.http_status,
@@ -142,8 +219,8 @@ def row_of(pair: Pair, fetched: Fetched, picture: Picture | BadPicture | None) -
 # --- files ---------------------------------------------------------------------------------------------------------
 
 
-async def read_all(pairs: Sequence[Pair], settings: Fetch) -> AsyncIterator[tuple[int, Fetched]]:
-    """As `fetch_all` for pairs whose url is the place of a file, local or remote."""
+async def read_all(pairs: Sequence[Pair], settings: Fetch) -> AsyncGenerator[tuple[int, Fetched], None]:
+    """As Fetcher.fetch for pairs whose url is the place of a file, local or remote."""
     for start in range(0, len(pairs), READ_AT_ONCE):
         batch = pairs[start : start + READ_AT_ONCE]
         found = await asyncio.gather(*(asyncio.to_thread(read_file, pair.url, settings.max_bytes) for pair in batch))

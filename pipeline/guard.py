@@ -2,17 +2,20 @@
 
 A URL is looked at three times: as text (`target`), when its name is resolved (`Resolver` refuses a name if any of its
 answers is forbidden) and when the socket is made (`socket_factory` sees the very address that will be connected to, so
-a name that changes its mind, or a literal address that no resolver sees, gains nothing). The deny table is written out
-because `ipaddress.is_global` lets 18 of 48 forbidden addresses pass on Python 3.11, among them 64:ff9b::/96 and
-168.63.129.16. `allow_private` opens loopback and private networks, never metadata, link-local or multicast addresses.
+a name that changes its mind, or a literal address that no resolver sees, gains nothing). A look at the peer of the
+connected socket would be one too many: it is the address of the third, and by then connected to. The deny table is
+written out because `ipaddress.is_global` lets 18 of 48 forbidden addresses pass on Python 3.11, among them 64:ff9b::/96
+and 168.63.129.16. `allow_private` opens loopback and private networks, never metadata, link-local or multicast ones.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
+import math
 import re
 import socket
+import time
 import unicodedata
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,9 +29,9 @@ from yarl import URL
 from manifests.schema import Fetch
 
 LONGEST_URL = 8000  # common servers refuse a request line above 8 KiB
-LOOKUPS = (
-    32  # names resolved at once; getaddrinfo holds a thread, and small resolvers fail above a few hundred a second
-)
+LOOKUPS = 32  # names resolved at once; each holds a thread, and small resolvers fail above a few hundred a second
+FAILED_S = 60.0  # how long a name that DNS could not answer for is left alone
+UNKNOWN = frozenset({socket.EAI_NONAME, socket.EAI_NODATA})  # there is no such name, or it has no address
 DEFAULT_PORTS = {"http": 80, "https": 443}
 HOST_NAME = re.compile(r"(?=.{1,253}$)[a-z0-9_]([a-z0-9_-]{0,62})(\.[a-z0-9_]([a-z0-9_-]{0,62}))*", re.ASCII)
 NUMBER = re.compile(r"0x[0-9a-f]*|[0-9]+", re.ASCII)
@@ -68,6 +71,7 @@ DENIED = tuple(
         ("2001::/23", "protocol assignments, Teredo among them", False),
         ("2001:db8::/32", "documentation", False),
         ("2002::/16", "6to4", False),
+        ("2620:4f:8000::/48", "AS112", False),
         ("3fff::/20", "documentation", False),
     )
 )
@@ -96,12 +100,6 @@ class Target:
     def origin(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.scheme}://{host}" + ("" if self.port == DEFAULT_PORTS[self.scheme] else f":{self.port}")
-
-
-def check_url(url: str, settings: Fetch) -> tuple[str, int]:
-    """Host and port of a URL that may be asked for; Refused with bad_url, scheme, port or private_address."""
-    found = target(url, settings)
-    return found.host, found.port
 
 
 def target(url: str, settings: Fetch) -> Target:
@@ -242,13 +240,17 @@ def socket_factory(settings: Fetch) -> Callable[[Any], socket.socket]:
 
 
 class Resolver(AbstractResolver):
-    """Names to checked addresses. Each name is looked up once, failures too; `connect_to` comes before DNS."""
+    """Names to checked addresses. Each name is looked up once; `connect_to` comes before DNS.
+
+    A failure is kept too: that there is no such name for good, any other for FAILED_S.
+    """
 
     def __init__(self, settings: Fetch) -> None:
         self._settings = settings
         self._places = mapping(settings)
         self._threads = ThreadPoolExecutor(LOOKUPS, thread_name_prefix="dns")
         self._asked: dict[str, asyncio.Future[list[str]]] = {}
+        self._failed_at: dict[str, float] = {}
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
@@ -258,10 +260,7 @@ class Resolver(AbstractResolver):
         if (place := mapped(host, self._places)) is not None:
             addresses, port = [place[0]], place[1]
         else:
-            if host not in self._asked:
-                loop = asyncio.get_running_loop()
-                self._asked[host] = loop.run_in_executor(self._threads, _look_up, host)
-            addresses = await asyncio.shield(self._asked[host])
+            addresses = await self._addresses(host)
         for address in addresses:
             check_address(address, self._settings)
         return [
@@ -275,6 +274,20 @@ class Resolver(AbstractResolver):
             )
             for address in addresses
         ]
+
+    async def _addresses(self, host: str) -> list[str]:
+        """What DNS says about a name, asked for by the first who wants to know and shared by all others."""
+        if time.monotonic() - self._failed_at.get(host, math.inf) > FAILED_S:
+            del self._asked[host], self._failed_at[host]
+        if host not in self._asked:
+            loop = asyncio.get_running_loop()
+            self._asked[host] = loop.run_in_executor(self._threads, _look_up, host)
+        try:
+            return await asyncio.shield(self._asked[host])
+        except OSError as error:
+            if error.errno not in UNKNOWN:
+                self._failed_at.setdefault(host, time.monotonic())
+            raise
 
     async def close(self) -> None:
         """Lets go of the threads; a lookup under way ends on its own."""

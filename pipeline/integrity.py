@@ -80,12 +80,15 @@ def _records(pool: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
     return found, lines
 
 
-def _parquet(pool: str, name: str, columns: Sequence[str]) -> tuple[pa.Table, dict[str, Any], str]:
-    """(table, notes, "") of a file of the pool, or (None, {}, a line that says what is wrong with it)."""
+def _parquet(
+    pool: str, name: str, columns: Sequence[str], *, more: bool = False
+) -> tuple[pa.Table, dict[str, Any], str]:
+    """(table, notes, "") of a file of the pool, or (None, {}, a line that says what is wrong with it). `more`: there
+    may be further columns behind these."""
     try:
         data = io.BytesIO(disk.read_bytes(disk.join(pool, name)))
         table = pq.read_table(data, page_checksum_verification=True)
-        if table.column_names != list(columns):
+        if table.column_names[: len(columns) if more else None] != list(columns):
             return None, {}, f"{name}: damaged: its columns are {table.column_names}, not {list(columns)}"
         return table, json.loads((table.schema.metadata or {}).get(b"clipmill", b"{}")), ""
     except FileNotFoundError:
@@ -173,7 +176,7 @@ def _pairs(pool: str, attempted: list[Uids]) -> list[str]:
     lines: list[str] = []
     listed = []
     for file in disk.names(disk.join(pool, "pairs"), ".parquet"):
-        table, notes, wrong = _parquet(pool, f"pairs/{file}", PAIRS.names)
+        table, notes, wrong = _parquet(pool, f"pairs/{file}", PAIRS.names, more=True)
         if wrong:
             return [*lines, wrong]
         if table.num_rows != notes["pairs"]:

@@ -1,41 +1,36 @@
-"""Who has said no: robots.txt, X-Robots-Tag, TDMRep and AIPREF headers, and the page's own robots tags.
+"""Who has said no, while there is still time to listen: headers, the page, and the files of a site.
 
-What was seen is kept raw beside the row, so that another policy can be applied later without asking again. A signal
-that can be read in two ways is read as a no.
+What was seen is kept raw beside the row, so that another policy can be applied later without asking again
+(filters/optout.py, which also holds the grammars). The files of a site are asked for once per origin and run.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
-from protego import Protego
+from filters.optout import LIKE_US, product, refusal, refuses
+from manifests.schema import Fetch
+from pipeline import statements
+from pipeline.hosts import limit_of
+from pipeline.statements import AiRule, Robots, Tdm, Unreadable
 
-# img2dataset's four, and `none` (noindex, nofollow) and `noml`, which it does not know. Not `noarchive` and `nocache`:
-# they are about copies shown to readers.
-NO = frozenset({"noai", "noimageai", "noindex", "noimageindex", "none", "noml"})
-VALUED = frozenset({"max-snippet", "max-image-preview", "max-video-preview", "unavailable_after", "unavailable-after"})
-# A name before a colon is another crawler's only if it looks like one; `foo: bar, noai` is addressed to everybody.
-CRAWLER = re.compile(
-    r"[a-z0-9_.*-]*(bot|crawl|spider|slurp|archiver|externalhit|externalagent|-extended|yandex|baidu)[a-z0-9_.*-]*"
-    r"|anthropic-ai|cohere-ai|claude-web|chatgpt-user|perplexity-user|duckassist|img2dataset"
-)
-TOKEN = re.compile(r"[a-z0-9_.*-]+")
-LIKE_US = ("img2dataset",)  # who names this crawler speaks to every builder of image-text sets
+__all__ = ["Answer", "Sites", "Verdict", "product", "refusal", "refuses", "signals"]
+
 HEADERS = ("x-robots-tag", "tdm-reservation", "tdm-policy", "content-usage")
-ROBOTS_BYTES = 500 * 1024  # what RFC 9309 asks to be read
-ROBOTS_AGE_S = 24 * 3600.0  # and for how long it may be kept
-AGENT_LINE = re.compile(r"(?im)^([ \t]*user[ \t-]?agent[ \t]*:?[ \t]*)([^#\r\n]*)")
+ROBOTS_BYTES = statements.FILE_BYTES  # how much of a file is worth fetching
+KEPT_S = 24 * 3600.0  # how long RFC 9309 lets a robots.txt be kept
+FAILED_S = 600.0  # and we a file that could not be had
+MOST_SITES = 20_000  # origins whose files are kept, some kilobytes each; those used longest ago are forgotten
+NOT_ASKED = "disallowed by robots.txt"
+OTHERS_SHARE = 0.25  # of a row's deadline: how long tdmrep.json and ai.txt may take together
 
-
-def product(user_agent: str) -> str:
-    """The name by which headers and robots.txt address us: `clipmill/0.1 (+https://…)` is `clipmill`."""
-    return re.split(r"[/\s(]", user_agent.strip(), maxsplit=1)[0].lower()
+Get = Callable[[str], Awaitable["Answer"]]
 
 
 def signals(headers: Iterable[tuple[str, str]], page_robots: str | None) -> dict[str, Any]:
@@ -52,123 +47,67 @@ def signals(headers: Iterable[tuple[str, str]], page_robots: str | None) -> dict
     return found
 
 
-def refuses(found: Mapping[str, Any], user_agent: str) -> bool:
-    """True where one of the signals is a no to us."""
-    return refusal(found, user_agent) is not None
-
-
-def refusal(found: Mapping[str, Any], user_agent: str) -> tuple[str, str] | None:
-    """(reason, the words that say no), or None. The page speaks first: it is known before anything is fetched."""
-    us: tuple[str, ...] = (product(user_agent), *LIKE_US)
-    page = found.get("page")
-    if isinstance(page, Mapping):
-        for where in ("meta", "x-robots-tag"):
-            for text in _texts(page.get(where)):
-                if word := _says_no(text, us):
-                    return "optout_page", f"{where}: {word}"
-        if any(text.strip() == "1" for text in _texts(page.get("tdm-reservation"))):
-            return "optout_page", "tdm-reservation: 1"
-    for text in _texts(found.get("x-robots-tag")):
-        if word := _says_no(text, us):
-            return "optout_header", f"x-robots-tag: {word}"
-    if any(text.strip() == "1" for text in _texts(found.get("tdm-reservation"))):
-        return "optout_header", "tdm-reservation: 1"
-    for text in _texts(found.get("content-usage")):
-        if match := re.search(r"\b(train-ai|bots)\s*=\s*n\b", text.lower()):
-            return "optout_header", f"content-usage: {match[0]}"
-    return None
-
-
-def _texts(value: Any) -> list[str]:
-    """One or several header texts; a meta tag may be kept as {"name": …, "content": …}."""
-    if isinstance(value, Mapping):
-        value = value.get("content")
-    if isinstance(value, str):
-        return [value]
-    return [text for item in value for text in _texts(item)] if isinstance(value, list) else []
-
-
-def _says_no(text: str, us: tuple[str, ...]) -> str | None:
-    """The directive of one X-Robots-Tag or robots meta text that refuses us.
-
-    Directives are separated by commas. `name:` before one begins a group for that crawler, up to the next name; a
-    directive that takes a value has a colon too and begins none.
-    """
-    for_us = True
-    for piece in text.lower().split(","):
-        head, colon, rest = (part.strip() for part in piece.partition(":"))
-        if colon and head in VALUED:
-            words = rest.split()[1:]  # the value; words after it lack a comma
-        elif colon and TOKEN.fullmatch(head) and (head in us or head == "*" or CRAWLER.fullmatch(head)):
-            for_us = head in us or head == "*"
-            words = _after_value(rest)
-        elif colon and TOKEN.fullmatch(head):
-            for_us, words = True, [head, *rest.split()]
-        else:
-            words = piece.split()
-        if for_us:
-            for word in words:
-                if word.strip(";") in NO:
-                    return word.strip(";")
-    return None
-
-
-def _after_value(rest: str) -> list[str]:
-    """Words of a group's first directive, without the value that it may carry."""
-    head, colon, value = (part.strip() for part in rest.partition(":"))
-    return value.split()[1:] if colon and head in VALUED else rest.split()
-
-
-# --- robots.txt ----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a host said when asked for its robots.txt; `reason` where it could not be asked."""
+    """What a host said when asked for a file; `reason` where it could not be asked.
+
+    `body` as it came over the wire (up to ROBOTS_BYTES + 1), `encoding` its Content-Encoding.
+    """
 
     status: int | None
     body: bytes = b""
+    encoding: str = ""
     reason: str | None = None
     detail: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What robots.txt says about one URL: `reason` is None where it may be fetched."""
+    """What a site says about one URL: `reason` is None where it may be fetched."""
 
     reason: str | None
     detail: str = ""
-    signal: dict[str, Any] | None = None  # for the row's raw signals; None where the host has no rules
+    signal: dict[str, Any] | None = None  # for the row's raw signals; None where the site says nothing
+    crawl_delay_s: float | None = None  # what robots.txt asks for between two requests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Rules:
-    answer: Answer
-    parsed: Protego | None
-    agents: tuple[str, ...]
-    read_at: float
+class _Site:
+    """The files of one origin, read. A text in place of rules says why they cannot be read."""
+
+    answer: Answer | None  # to the question for robots.txt; None where it was not asked for
+    robots: Robots | str | None
+    tdm: tuple[Tdm, ...] | str
+    ai: tuple[AiRule, ...] | str
+    good_until: float
 
 
-class Robots:
-    """robots.txt of the origins of a run: each is asked for once, by whoever needs it first, and kept for a day.
+class Sites:
+    """The files of the origins of a run: each is asked for once, by whoever needs it first, and kept for a day.
 
-    RFC 9309: a 4xx means no rules; a 5xx means keep out, and so does 429, as Google reads it. A host that cannot be
-    reached gives its rows the reason for that. Only finished answers are shared between event loops.
+    robots.txt by RFC 9309: a 4xx means no rules; a 5xx means keep out, and so does 429, as Google reads it. A host that
+    cannot be reached gives its rows the reason for that. tdmrep.json and ai.txt that cannot be had say nothing; why is
+    written down. Only finished answers are shared between event loops.
     """
 
-    def __init__(self, user_agent: str) -> None:
+    def __init__(self, user_agent: str, settings: Fetch) -> None:
+        self._agent = user_agent
+        self._settings = settings
         self._us = (product(user_agent), *LIKE_US)
-        self._rules: dict[str, _Rules] = {}
-        self._asked: dict[str, asyncio.Task[_Rules]] = {}
+        self._sites: dict[str, _Site] = {}
+        self._asked: dict[str, asyncio.Task[_Site]] = {}
 
-    async def verdict(self, origin: str, url: str, get: Callable[[str], Awaitable[Answer]]) -> Verdict:
-        """Whether `url` of `origin` (scheme://host:port) may be fetched; `get` fetches the file, guarded."""
-        rules = self._rules.get(origin)
-        if rules is None or time.monotonic() - rules.read_at > ROBOTS_AGE_S:
+    async def verdict(self, origin: str, url: str, get: Get) -> Verdict:
+        """Whether `url` of `origin` (scheme://host:port) may be fetched; `get` fetches a file, guarded."""
+        if not self._settings.robots_txt and not self._settings.site_files:
+            return Verdict(reason=None)
+        site = self._sites.get(origin)
+        if site is None or time.monotonic() > site.good_until:
             if origin not in self._asked:
                 self._asked[origin] = asyncio.create_task(self._read(origin, get))
-            rules = await asyncio.shield(self._asked[origin])
-        return _judge(rules, url)
+            site = await asyncio.shield(self._asked[origin])
+        self._sites[origin] = self._sites.pop(origin, site)  # now the last to be forgotten
+        return self._judge(site, origin, url)
 
     async def close(self) -> None:
         """Stops the fetches under way, for the end of an event loop; what was read is kept."""
@@ -177,46 +116,105 @@ class Robots:
         await asyncio.gather(*self._asked.values(), return_exceptions=True)
         self._asked.clear()
 
-    async def _read(self, origin: str, get: Callable[[str], Awaitable[Answer]]) -> _Rules:
-        answer = await get(f"{origin}/robots.txt")
-        parsed: Protego | None = None
-        agents: tuple[str, ...] = self._us
-        if answer.reason is None and answer.status is not None and 200 <= answer.status < 300:
-            parsed, agents = _parse(answer.body, self._us)
-        self._rules[origin] = _Rules(answer=answer, parsed=parsed, agents=agents, read_at=time.monotonic())
-        del self._asked[origin]
-        return self._rules[origin]
+    # --- asking ---------------------------------------------------------------------------------------------------
+
+    async def _read(self, origin: str, get: Get) -> _Site:
+        """One file after the other, so that a host is asked one question at a time."""
+        try:
+            answer, robots, failed = None, None, False
+            if self._settings.robots_txt:
+                answer = await get(f"{origin}/robots.txt")
+                robots = self._rules(answer)
+                failed = answer.reason is not None or _shut(answer.status)
+            said = {} if failed or isinstance(robots, str) else await self._others(origin, robots, get)
+            failed = failed or any(isinstance(rules, str) and rules != NOT_ASKED for rules in said.values())
+            site = _Site(
+                answer=answer,
+                robots=robots,
+                tdm=said.get("tdmrep", ()),
+                ai=said.get("ai.txt", ()),
+                good_until=time.monotonic() + (FAILED_S if failed else KEPT_S),
+            )
+            self._sites[origin] = site
+            while len(self._sites) > MOST_SITES:
+                del self._sites[next(iter(self._sites))]
+            return site
+        finally:
+            self._asked.pop(origin, None)
+
+    def _rules(self, answer: Answer) -> Robots | str | None:
+        """The rules of a robots.txt; None where there are none, a text where they cannot be read."""
+        if answer.reason is not None or answer.status is None or not 200 <= answer.status < 300:
+            return None
+        try:
+            return statements.read_robots(statements.inflated(answer.body, answer.encoding), self._us)
+        except Unreadable as error:
+            return str(error)
+
+    async def _others(self, origin: str, robots: Robots | None, get: Get) -> dict[str, Any]:
+        """tdmrep.json and ai.txt: rules, or why they cannot be read. Where one gets no answer the next is not asked."""
+        said: dict[str, Any] = {}
+        why: str | None = None
+        _, delay_s = limit_of(urlsplit(origin).hostname or "", self._settings)  # `get` waits for its turns there
+        ends = time.monotonic() + OTHERS_SHARE * self._settings.deadline_s + 2 * delay_s
+        for name, path in (("tdmrep", "/.well-known/tdmrep.json"), ("ai.txt", "/ai.txt")):
+            if name not in self._settings.site_files:
+                continue
+            if why is not None:
+                said[name] = why
+                continue
+            if robots is not None and not robots.allows(origin + path):
+                said[name] = NOT_ASKED
+                continue
+            try:
+                async with asyncio.timeout(ends - time.monotonic()):
+                    answer = await get(origin + path)
+            except TimeoutError:
+                answer = Answer(status=None, reason="deadline")
+            why = answer.reason
+            said[name] = why or self._read_other(name, answer)
+        return said
+
+    def _read_other(self, name: str, answer: Answer) -> Any:
+        status = answer.status or 0
+        if status != 200:
+            return () if 400 <= status < 500 and status != 429 else f"status {status}"
+        try:
+            body = statements.inflated(answer.body, answer.encoding)
+            return statements.read_tdmrep(body) if name == "tdmrep" else statements.read_ai_txt(body, self._us)
+        except Unreadable as error:
+            return str(error)
+
+    # --- judging --------------------------------------------------------------------------------------------------
+
+    def _judge(self, site: _Site, origin: str, url: str) -> Verdict:
+        """What the files of a site say about a URL, and whether that is a no under the policy of the recipe."""
+        said: dict[str, Any] = {}
+        delay_s = None
+        if (answer := site.answer) is not None:
+            if answer.reason is not None:
+                return Verdict(reason=answer.reason, detail=f"robots.txt: {answer.detail}")
+            if isinstance(site.robots, Robots):
+                said["robots.txt"] = {"status": answer.status} | site.robots.said(url)
+                delay_s = site.robots.delay_s
+            elif site.robots is not None or _shut(answer.status):
+                why = site.robots or f"status {answer.status}"
+                said["robots.txt"] = {"status": answer.status, "allowed": False, "unread": why}
+                return Verdict(reason="robots_txt", detail=why, signal=said)
+        tdm = _missing(site.tdm) if isinstance(site.tdm, str) else statements.tdm_said(site.tdm, url)
+        ai = _missing(site.ai) if isinstance(site.ai, str) else statements.ai_said(site.ai, url)
+        said |= ({"tdmrep.json": tdm} if tdm else {}) | ({"ai.txt": ai} if ai else {})
+        if said.get("robots.txt", {}).get("allowed") is False:  # whatever the policy: it has a switch of its own
+            return Verdict(reason="robots_txt", detail="disallowed", signal=said, crawl_delay_s=delay_s)
+        reason, detail = refusal({"site": {origin: said}}, self._agent, self._settings.optout) or (None, "")
+        return Verdict(reason=reason, detail=detail, signal=said or None, crawl_delay_s=delay_s)
 
 
-def _parse(body: bytes, us: tuple[str, ...]) -> tuple[Protego, tuple[str, ...]]:
-    """The rules, and by which of our names to ask: always our own, another only where the file has a group for it.
-
-    Names of other crawlers are replaced by one: 16,000 names before 20,000 rules (half a megabyte) would otherwise
-    cost 320 million entries.
-    """
-    text = "\n".join(body[:ROBOTS_BYTES].decode("utf-8", "replace").removeprefix("\ufeff").splitlines())
-    named: set[str] = set()
-
-    def keep(match: re.Match[str]) -> str:
-        name = re.split(r"[/\s]", match[2].strip().lower(), maxsplit=1)[0]
-        bare = name.replace("*", "")
-        ours = [us_name for us_name in us if bare and bare in us_name]
-        named.update(ours)
-        return match[1] + (name if ours or not bare else "other")
-
-    parsed = Protego.parse(AGENT_LINE.sub(keep, text))
-    return parsed, (us[0], *(name for name in us[1:] if name in named))
+def _missing(why: str) -> dict[str, Any]:
+    """What is kept of a file that could not be read. One that robots.txt shuts was never said to be there."""
+    return {"not_asked" if why == NOT_ASKED else "unread": why}
 
 
-def _judge(rules: _Rules, url: str) -> Verdict:
-    answer = rules.answer
-    if answer.reason is not None:
-        return Verdict(reason=answer.reason, detail=f"robots.txt: {answer.detail}")
-    status = answer.status or 0
-    if rules.parsed is not None:
-        allowed = all(rules.parsed.can_fetch(url, agent) for agent in rules.agents)
-        signal = {"status": status, "allowed": allowed}
-        return Verdict(reason=None if allowed else "robots_txt", detail="" if allowed else "disallowed", signal=signal)
-    if 400 <= status < 500 and status != 429:
-        return Verdict(reason=None)
-    return Verdict(reason="robots_txt", detail=f"status {status}", signal={"status": status, "allowed": False})
+def _shut(status: int | None) -> bool:
+    """Whether a status other than 2xx keeps us out: all but the 4xx without 429."""
+    return not (status is not None and (200 <= status < 300 or (400 <= status < 500 and status != 429)))

@@ -1,4 +1,4 @@
-"""Bytes of pictures to checked, upright, resized JPEGs, in child processes that may die of it.
+"""Bytes of pictures to checked, upright, resized ones, in child processes that may die of it.
 
 `Decoders` runs `check_and_resize` in children started as `python -m pipeline.picture`, which speak length-prefixed
 frames: a crash, a hang or a hunger for memory in a C decoder costs that one picture.
@@ -15,13 +15,14 @@ import signal
 import struct
 import sys
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from PIL import Image, features
 
-from pipeline.pixels import BadPicture, Limits, Picture, check_and_resize, contained, limits_of
+from pipeline.pixels import BadPicture, Box, Limits, Picture, check_and_resize, contained, limits_of
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -33,7 +34,7 @@ __all__ = ["BadPicture", "Decoders", "Picture", "check_and_resize"]
 ROOT = Path(__file__).resolve().parents[1]
 MEMORY_BYTES = 1536 * 2**20  # of address space per child: 33 MP cost 400 MB, numpy and Pillow 300 MB
 OPEN_FILES = 32
-RECYCLE = 5000  # pictures per child: what leaks, leaks no further
+RECYCLE = 10_000  # pictures per child: what leaks, leaks no further; a new one costs 0.2 s of CPU
 DEADLINE_S = 2.5  # of CPU per picture, so that a busy machine changes no outcome: 33 MP cost up to 1.5 s
 PATIENCE = 4  # times that by the clock, for a child that sleeps
 HELLO_S = 60.0  # for a child to import its libraries, on a busy machine
@@ -45,12 +46,16 @@ INHERITED = ("PATH", "LD_LIBRARY_PATH", "LANG", "TMPDIR")  # of the environment:
 # Both ways: two big-endian 32-bit lengths, that much JSON, that many bytes. A child greets with an empty frame.
 
 LENGTHS = struct.Struct(">II")
-SIZES = ("width", "height", "original_width", "original_height")
+FACTS = ("extension", "width", "height", "original_width", "original_height", "exif")
 
 
-def _frame(head: dict[str, Any], data: bytes) -> bytes:
-    text = json.dumps(head).encode()
-    return LENGTHS.pack(len(text), len(data)) + text + data
+def _frame(text: bytes, data: bytes) -> bytes:
+    return b"".join((LENGTHS.pack(len(text), len(data)), text, data))
+
+
+def _order(limits: Limits, boxes: Sequence[Box]) -> bytes:
+    """What a child is asked to do with a picture."""
+    return json.dumps([{name: getattr(limits, name) for name in Limits.__slots__}, list(boxes)]).encode()
 
 
 def serve(memory_bytes: int, deadline_s: float) -> None:
@@ -65,20 +70,23 @@ def serve(memory_bytes: int, deadline_s: float) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, OPEN_FILES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    answers.write(_frame({}, b""))
+    answers.write(_frame(b"{}", b""))
     answers.flush()
+    known, limits, boxes = b"", None, ()
     while len(lengths := source.read(LENGTHS.size)) == LENGTHS.size:
         head, size = LENGTHS.unpack(lengths)
-        limits = Limits(**json.loads(source.read(head)))
+        if (order := source.read(head)) != known or limits is None:  # most pictures of a run have the same
+            settings, boxes = json.loads(order)
+            known, limits = order, Limits(**settings)
         body = source.read(size)
         signal.setitimer(signal.ITIMER_PROF, deadline_s)  # SIGPROF ends the process, in C code and as an orphan too
         try:
-            picture = contained(body, limits)
-            found, data = {n: getattr(picture, n) for n in SIZES}, picture.data
+            picture = contained(body, limits, boxes)
+            found, data = {n: getattr(picture, n) for n in FACTS}, picture.data
         except BadPicture as bad:
             found, data = {"reason": bad.reason, "detail": bad.detail}, b""
         signal.setitimer(signal.ITIMER_PROF, 0)
-        answers.write(_frame(found, data))
+        answers.write(_frame(json.dumps(found).encode(), data))
         answers.flush()
 
 
@@ -126,6 +134,8 @@ class Decoders:
         self._places: list[asyncio.Task[None]] = []
         self._closing = False
         self._broken: BaseException | None = None
+        self._settings: Fetch | None = None  # of the last picture, and what a child is told of them
+        self._plain = b""
 
     async def __aenter__(self) -> Decoders:
         for _ in range(self._count):
@@ -156,12 +166,14 @@ class Decoders:
         """Process ids of the children that are at work."""
         return [child.process.pid for child in self._children]
 
-    async def decode(self, body: bytes, settings: Fetch) -> Picture | BadPicture:
+    async def decode(self, body: bytes, settings: Fetch, boxes: Sequence[Box] = ()) -> Picture | BadPicture:
         """What `check_and_resize` gives or raises, from a child. RuntimeError where no child can be started."""
         if self._broken is not None:
             raise self._broken
-        frame = _frame({n: getattr(limits_of(settings), n) for n in Limits.__slots__}, body)
-        job = _Job(frame, asyncio.get_running_loop().create_future())
+        if self._settings is not settings:
+            self._settings, self._plain = settings, _order(limits_of(settings), ())
+        order = _order(limits_of(settings), boxes) if boxes else self._plain
+        job = _Job(_frame(order, body), asyncio.get_running_loop().create_future())
         self._waiting.append(job)
         self._feed()
         return await job.answer

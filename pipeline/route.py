@@ -19,11 +19,12 @@ from typing import Any
 
 from manifests import disk, reader
 from manifests.schema import Ablation, Blend, Controls, Miniweb, Recipe, Scorer
-from pipeline import adopt, audit, crawl, miniweb, plan, scoring, shard, stage, views
+from pipeline import adopt, audit, crawl, img2dataset_run, miniweb, plan, scoring, shard, stage, views
 from pipeline.stage import Engine, Stage, Ticket
 
 ROOT = Path(__file__).resolve().parents[1]
 STAGES = ("crawl", "fetch", "score", "choose")
+SHARDS_AT_ONCE = 6  # that a worker fetches: some wait for their last rows, the others use the network; 25 MB each
 logger = logging.getLogger(__name__)
 
 
@@ -89,7 +90,11 @@ def _fetch(recipe: Recipe, pool: str, engine: Engine, retry: str | None) -> Mapp
         if shard.name_of(task.shard) not in done
     ]
     logger.info("%d of %d shards are committed already", len(tasks) - len(tickets), len(tasks))
-    work = Stage(name="fetch", work="pipeline.download:download", config=config)
+    if recipe.fetch.engine == "img2dataset":
+        work = img2dataset_run.stage_of(pool, recipe)
+    else:
+        config["extra_columns"] = recipe.sidecar_extra
+        work = Stage(name="fetch", work="pipeline.download:download", config=config, ahead=SHARDS_AT_ONCE)
     return stage.execute(work, tickets, engine=engine).failed
 
 

@@ -66,25 +66,32 @@ class ShardWriter:
         self._spool.close()
 
     def add(
-        self, row: int, record: Mapping[str, Any], image: bytes | None, extra: Mapping[str, Any] | None = None
+        self,
+        row: int,
+        record: Mapping[str, Any],
+        image: bytes | None,
+        extra: Mapping[str, Any] | None = None,
+        extension: str = "jpg",
     ) -> None:
         """The outcome of a row: `record` has columns of the sidecar; `image` is what is stored, or None with a reason.
 
-        key, status, class, image_name and the places in the tar are filled in here. `extra` goes into {key}.json only.
+        key, status, class, image_name and the places in the tar are filled in here. `extra` goes into {key}.json only,
+        `extension` is the end of the picture's member name.
         """
         assert 0 <= row < ROWS_PER_SHARD_LIMIT, row
         assert row not in self._rows, f"row {row} of shard {self.shard} has two outcomes"
         key = key_of(self.shard, row)
         values = outcome(record, self.schema, stored=image is not None) | {"key": key}
         if image is not None:
-            values["image_name"] = f"{key}.jpg"
+            values["image_name"] = f"{key}.{extension}"
             self._spooled[row] = (self._spool.tell(), len(image))
             self._spool.write(image)
             self._extra[row] = {k: v for k, v in (extra or {}).items() if v is not None}
         self._rows[row] = values
 
-    def commit(self, count: int) -> dict[str, Any]:
-        """Publish tar, sidecar and commit record, and return the record. `count` is how many rows were asked for.
+    def commit(self, count: int, notes: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Publish tar, sidecar and commit record, and return the record. `count` is how many rows were asked for,
+        `notes` what else the record says.
 
         A shard that is committed already is not written again.
         """
@@ -99,7 +106,7 @@ class ShardWriter:
             self.pool,
             self.shard,
             [self._rows[row] for row in range(count)],
-            {"tar": f"{self.shard:05d}.tar", "tar_bytes": size, "tar_sha256": sha256},
+            {"tar": f"{self.shard:05d}.tar", "tar_bytes": size, "tar_sha256": sha256, **(notes or {})},
             task=self.task,
             group=self.group,
             duration_s=time.monotonic() - self._started,
@@ -115,7 +122,7 @@ class ShardWriter:
                 self._spool.seek(start)
                 values = self._rows[row]
                 members = {
-                    "image": ("jpg", self._spool.read(length)),
+                    "image": (values["image_name"].rpartition(".")[2], self._spool.read(length)),
                     "text": ("txt", (values["caption"] or "").encode()),
                     "json": ("json", member_json(values, self._extra[row])),
                 }

@@ -1,8 +1,9 @@
 """Tickets to commits: runs a stage's work over small records, in this process or on Ray, and counts what ended how.
 
 A ticket carries names and numbers, never pixels; what the work leaves behind are committed files. Tickets of one group
-run in order and one at a time, wherever the workers are. A ticket that raises, or whose worker dies, is tried once
-more; after that it is in `Report.failed` and the rest goes on. Nothing but plain JSON values crosses.
+are begun in order and are on one worker at a time, wherever the workers are; a stage that allows it has several of them
+under way there. A ticket that raises, or whose worker dies, is tried once more; after that it is in `Report.failed` and
+the rest goes on. Nothing but plain JSON values crosses.
 """
 
 from __future__ import annotations
@@ -18,13 +19,17 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from tqdm import tqdm
+
+from pipeline.deal import Deal, Ticket
+
+__all__ = ["Engine", "Report", "Stage", "Ticket", "Work", "connect", "disconnect", "execute"]
 
 ROOT = Path(__file__).resolve().parents[1]  # named: `import ray` puts a folder of its own at sys.path[0]
 TRIES = 2
@@ -35,17 +40,8 @@ MESSAGE = 400  # characters of what Ray says about a death that are kept
 PATIENCE_S = 60.0  # without a worker before a line says so
 LOG_EVERY_S = 10.0
 Engine = Literal["inline", "ray"]
-Work = Callable[["Ticket"], dict[str, Any]]
+Work = Callable[[Ticket], dict[str, Any]]
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ticket:
-    """One task: `id` is unique in its stage, `payload` holds plain JSON values."""
-
-    id: str
-    group: str
-    payload: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +50,8 @@ class Stage:
 
     `work` names a factory, "package.module:factory": factory(config) is called once per worker (models are loaded
     there) and returns the function that turns a ticket into a dict; if that has a `close()`, it is called when the
-    stage ends. `cpus` and `gpus` are what a worker asks of Ray.
+    stage ends. `cpus` and `gpus` are what a worker asks of Ray. `ahead` is how many tickets a worker may have under
+    way, each in a thread of its own: above 1, the function must bear that.
     """
 
     name: str
@@ -62,6 +59,11 @@ class Stage:
     config: dict[str, Any] = field(default_factory=dict)
     gpus: float = 0
     cpus: float = 1
+    ahead: int = 1
+
+    def __post_init__(self) -> None:
+        if self.ahead < 1:
+            raise ValueError(f"ahead is {self.ahead}; a worker must be able to hold a ticket")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +77,8 @@ class Report:
 def execute(stage: Stage, tickets: Iterable[Ticket], *, engine: Engine, workers: int | None = None) -> Report:
     """Every ticket once, to its end. ValueError where the factory refuses its config.
 
-    inline: in this process, one after the other. ray: on at most `workers` actors (default: as many as there is room
-    for), one ticket each at a time, the longest group first.
+    inline: in this process, in order, `stage.ahead` at a time. ray: on at most `workers` actors (default: as many as
+    there is room for), `stage.ahead` each at a time, the longest group first.
     """
     todo = list(tickets)
     assert len({ticket.id for ticket in todo}) == len(todo), f"two tickets of stage {stage.name} have the same id"
@@ -151,16 +153,41 @@ def _inline(stage: Stage, tickets: Sequence[Ticket], progress: Callable[[bool], 
     report = Report()
     worker = Worker(_plain(stage))
     _started(stage, worker.ready())
+    tried = dict.fromkeys((ticket.id for ticket in tickets), 0)
+
+    def book(ticket: Ticket, kind: str, text: str) -> bool:
+        tried[ticket.id] += 1
+        ended = _book(report, stage, ticket, kind, text, tried[ticket.id])
+        if ended:
+            progress(ticket.id in report.done)
+        return ended
+
     try:
-        for ticket in tickets:
-            for tried in range(1, TRIES + 1):
-                kind, text = worker.run(_plain(ticket))
-                if _book(report, stage, ticket, kind, text, tried):
-                    progress(ticket.id in report.done)
-                    break
+        if stage.ahead == 1:
+            for ticket in tickets:
+                while not book(ticket, *worker.run(_plain(ticket))):
+                    pass
+        else:
+            _in_threads(worker, Deal(tickets, stage.ahead), book)
     finally:
         worker.close()
     return report
+
+
+def _in_threads(worker: Worker, deal: Deal, book: Callable[[Ticket, str, str], bool]) -> None:
+    """Every ticket, as many under way as the deal allows."""
+    running: dict[Future[list[str]], Ticket] = {}
+    threads = ThreadPoolExecutor(deal.ahead, thread_name_prefix="ticket")
+    try:
+        while deal.left() or running:
+            while (ticket := deal.next("here")) is not None:
+                running[threads.submit(worker.run, _plain(ticket))] = ticket
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                ticket = running.pop(future)
+                kind, text = future.result()
+                deal.ended("here", ticket, again=not book(ticket, kind, text))
+    finally:
+        threads.shutdown(wait=not running, cancel_futures=True)  # interrupted: what it waits for is put away next
 
 
 def _book(report: Report, stage: Stage, ticket: Ticket, kind: str, text: str, tried: int) -> bool:
@@ -231,29 +258,37 @@ def disconnect() -> None:
 class Pool:
     """Actors of one stage and what each of them is doing; `started` and `running` are keyed by Ray's references."""
 
-    def __init__(self, stage: Stage, size: int) -> None:
+    def __init__(self, stage: Stage, deal: Deal, size: int) -> None:
         import ray
 
-        self.stage = stage
+        self.stage, self.deal = stage, deal
         self.kind: Any = ray.remote(Worker).options(
-            num_cpus=stage.cpus, num_gpus=stage.gpus, max_restarts=0, scheduling_strategy="SPREAD"
+            num_cpus=stage.cpus,
+            num_gpus=stage.gpus,
+            max_restarts=0,
+            max_concurrency=stage.ahead,
+            scheduling_strategy="SPREAD",
         )
         self.started: dict[Any, Any] = {}
-        self.running: dict[Any, tuple[Any, deque[Ticket]]] = {}
-        self.idle: list[Any] = []
+        self.running: dict[Any, tuple[Any, Ticket]] = {}
+        self.actors: list[Any] = []  # ready, the one that became free last at the end
         self.stillborn = 0
         for _ in range(size):
             self.start()
 
     def start(self) -> None:
-        """One more worker; it is idle once its factory has returned."""
+        """One more worker; it gets tickets once its factory has returned."""
         actor = self.kind.remote(_plain(self.stage))
         self.started[actor.ready.remote()] = actor
 
-    def give(self, group: deque[Ticket]) -> None:
-        """The next ticket of a group to the worker that became idle last."""
-        actor = self.idle.pop()
-        self.running[actor.run.remote(_plain(group[0]))] = (actor, group)
+    def give(self) -> None:
+        """Tickets to whoever may have one: a first one to everybody, the one that became free last before others."""
+        for _ in range(self.stage.ahead):
+            line = self.actors[::-1]
+            line.sort(key=lambda actor: len(self.deal.of(actor)))
+            for actor in line:
+                if (ticket := self.deal.next(actor, coming=len(self.started))) is not None:
+                    self.running[actor.run.remote(_plain(ticket))] = (actor, ticket)
 
     def arrived(self, reference: Any) -> None:
         """A worker's factory has returned. Raises what it raised; a worker that died is replaced."""
@@ -271,40 +306,63 @@ class Pool:
                 ) from error
             self.start()
             return
-        self.idle.append(actor)
+        self.actors.append(actor)
         _started(self.stage, answer)
         self.stillborn = 0
 
-    def answered(self, reference: Any) -> tuple[deque[Ticket], str, str]:
-        """The group of the ticket that has ended, and how. A worker that died is replaced."""
+    def answered(self, reference: Any, book: Callable[[Ticket, str, str], bool]) -> None:
+        """A ticket has ended; book(ticket, kind, text) is False where it is to be tried again. A worker that died is
+        replaced, and what else it had under way has ended with it."""
         import ray
 
-        actor, group = self.running.pop(reference)
+        if reference not in self.running:
+            return  # its worker has died already
+        actor, ticket = self.running.pop(reference)
         try:
             kind, text = ray.get(reference)
         except ray.exceptions.RayError as error:
-            ray.kill(actor)  # it may only be out of reach: the ticket must not run twice at a time
+            ray.kill(actor)  # it may only be out of reach: a ticket must not run twice at a time
+            self.actors.remove(actor)
+            self._lost(actor, f"the worker died: {' '.join(str(error).split())[:MESSAGE]}", book)
             self.start()
-            return group, "died", f"the worker died: {' '.join(str(error).split())[:MESSAGE]}"
-        self.idle.append(actor)
-        return group, kind, text
+            return
+        self.deal.ended(actor, ticket, again=not book(ticket, kind, text))
+        self.actors.remove(actor)
+        self.actors.append(actor)
+
+    def _lost(self, actor: Any, text: str, book: Callable[[Ticket, str, str], bool]) -> None:
+        import ray
+
+        again = []
+        others = {ticket.id: reference for reference, (holder, ticket) in self.running.items() if holder is actor}
+        for ticket in self.deal.of(actor):
+            answer = ["died", text]
+            if (reference := others.get(ticket.id)) is not None:
+                del self.running[reference]
+                with contextlib.suppress(ray.exceptions.RayError):  # it may have ended before its worker did
+                    answer = ray.get(reference, timeout=CLOSE_S)
+            if not book(ticket, *answer):
+                again.append(ticket)
+        self.deal.lost(actor, again)
 
     def release(self) -> None:
         """End the workers that have nothing to do, so that a cluster may shrink."""
         import ray
 
-        if closing := [actor.close.remote() for actor in self.idle]:
+        idle = [actor for actor in self.actors if not self.deal.of(actor)]
+        if closing := [actor.close.remote() for actor in idle]:
             ray.wait(closing, num_returns=len(closing), timeout=CLOSE_S)
-        for actor in [*self.idle, *self.started.values()]:
+        for actor in [*idle, *self.started.values()]:
             ray.kill(actor)
-        self.idle, self.started = [], {}
+        self.actors = [actor for actor in self.actors if self.deal.of(actor)]
+        self.started = {}
 
     def close(self) -> None:
         """End all workers."""
         import ray
 
         self.release()
-        for actor, _ in self.running.values():
+        for actor in self.actors:
             ray.kill(actor)
 
 
@@ -329,17 +387,21 @@ def _on_ray(stage: Stage, tickets: Sequence[Ticket], workers: int | None, progre
     import ray
 
     report = Report()
-    groups: dict[str, deque[Ticket]] = {}
-    for ticket in tickets:
-        groups.setdefault(ticket.group, deque()).append(ticket)
-    waiting = deque(sorted(groups.values(), key=len, reverse=True))  # the longest first: the shortest tail
+    deal = Deal(tickets, stage.ahead)
     tried = dict.fromkeys((ticket.id for ticket in tickets), 0)
-    pool = Pool(stage, _size(stage, len(waiting), workers))
+
+    def book(ticket: Ticket, kind: str, text: str) -> bool:
+        tried[ticket.id] += 1
+        ended = _book(report, stage, ticket, kind, text, tried[ticket.id])
+        if ended:
+            progress(ticket.id in report.done)
+        return ended
+
+    pool = Pool(stage, deal, _size(stage, deal.groups, workers))
     try:
-        while waiting or pool.running:
-            while waiting and pool.idle:
-                pool.give(waiting.popleft())
-            if not waiting:
+        while deal.left() or pool.running:
+            pool.give()
+            if not deal.left():
                 pool.release()
             ready, _ = ray.wait([*pool.running, *pool.started], num_returns=1, timeout=PATIENCE_S)
             if not ready and not pool.running:
@@ -347,15 +409,8 @@ def _on_ray(stage: Stage, tickets: Sequence[Ticket], workers: int | None, progre
             for reference in ready:
                 if reference in pool.started:
                     pool.arrived(reference)
-                    continue
-                group, kind, text = pool.answered(reference)
-                ticket = group[0]
-                tried[ticket.id] += 1
-                if _book(report, stage, ticket, kind, text, tried[ticket.id]):
-                    group.popleft()
-                    progress(ticket.id in report.done)
-                if group:
-                    waiting.appendleft(group)  # the next ticket goes to the same worker: give() takes the last idle one
+                else:
+                    pool.answered(reference, book)
     finally:
         pool.close()
     return report

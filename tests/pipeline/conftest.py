@@ -54,6 +54,7 @@ class PictureServer:
             "allow_private": True,
             "connect_to": {"*.web.test": f"127.0.0.1:{self.port}"},
             "deadline_s": 10.0,
+            "site_files": (),
         }
         return Fetch(**{**usual, **changes})
 

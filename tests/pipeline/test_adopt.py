@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from manifests import disk
-from manifests.columns import REASONS, SIDECAR
+from manifests.columns import REASONS, SIDECAR, with_extra
 from manifests.schema import Source
 from pipeline import shard
 from pipeline.adopt import MESSAGES, adopt, samples, size_of, tickets
@@ -216,6 +216,11 @@ def test_a_sample_that_the_parquet_lists_and_the_tar_lacks(tmp_path: Path) -> No
         ("[Errno 104] Connection reset by peer", "reset"),
         ("Use of image disallowed by X-Robots-Tag directive", "optout_header"),
         ("image too small", "too_small"),
+        ("hash mismatch", "hash_mismatch"),
+        ("HTTP Error 302: The HTTP server returned a redirect error that would lead to an infinite loop", "redirects"),
+        ("HTTP Error 302: Found - Redirection to url 'file:///x' is not allowed", "redirects"),
+        ("OpenCV(4.14.0) error: (-215:Assertion failed) !buf.empty() in function 'imdecode_'", "empty"),
+        ("a wording that is new", "http_other"),
     ],
 )
 def test_messages_of_img2dataset_have_a_reason(tmp_path: Path, message: str, reason: str) -> None:
@@ -313,3 +318,51 @@ def test_more_samples_than_a_key_of_four_digits_numbers(tmp_path: Path) -> None:
     keys = shard.read_sidecar(str(tmp_path / "pool"), 0, ["key"])["key"].to_pylist()
     assert keys == sorted(keys)
     assert len(set(keys)) == 10_001
+
+
+def test_extra_columns_come_from_the_parquet_or_the_json_member(tmp_path: Path) -> None:
+    """DataComp's: its scores are in both, one of a tar that somebody packed by hand only in the json."""
+    path, members = img2dataset_like(tmp_path / "data")
+    listed = disk.read_parquet(tmp_path / "data/00002.parquet")
+    scores = {f"00002{i:04d}": 0.25 * i for i in range(4)}
+    keys = listed["key"].to_pylist()
+    listed = listed.append_column("clip_l14_similarity_score", pa.array([scores[k] for k in keys], pa.float32()))
+    disk.write_parquet(tmp_path / "data/00002.parquet", listed)
+    told = [
+        (n, json.dumps({**json.loads(d), "punsafe": n[-6]}).encode() if n.endswith("json") else d) for n, d in members
+    ]
+    pack(path, told)
+    columns = {"clip_l14_similarity_score": "float", "unsafe": "punsafe:int", "faces": "json"}
+    take(tmp_path / "pool", path, extra_columns=columns)
+    table = shard.read_sidecar(str(tmp_path / "pool"), 0)
+    assert table.schema.equals(with_extra(SIDECAR, columns))
+    found = {row["url"]: row for row in table.to_pylist()}
+    assert [found[f"http://h.test/{i}.jpg"]["clip_l14_similarity_score"] for i in range(4)] == [0, 0.25, 0.5, 0.75]
+    assert [found[f"http://h.test/{i}.jpg"]["unsafe"] for i in range(4)] == [
+        0,
+        None,
+        2,
+        None,
+    ]  # failed: no json member
+    assert {row["faces"] for row in found.values()} == {None}
+    take(tmp_path / "pool", path, extra_columns=columns)
+    with pytest.raises(ValueError, match=r"adopted with the extra_columns \['clip_l14.*the source now names \[\]"):
+        take(tmp_path / "pool", path)
+
+
+def test_without_a_caption_column_a_picture_alone_is_a_pair(tmp_path: Path) -> None:
+    path = pack(tmp_path / "x.tar", [("a.jpg", picture()), ("b.jpg", picture()), ("b.txt", b"words")])
+    take(tmp_path / "pool", path, caption_column=None)
+    assert [(row["caption"], row["status"]) for row in rows(tmp_path / "pool")] == [
+        ("", "success"),
+        ("words", "success"),
+    ]
+
+
+def test_a_pair_that_lies_in_two_tars_is_stored_twice_under_one_uid(tmp_path: Path) -> None:
+    told = b'{"url": "http://a.test/x.jpg"}'
+    members: Members = [("a.jpg", picture()), ("a.txt", b"same"), ("a.json", told)]
+    take(tmp_path / "pool", pack(tmp_path / "1.tar", members), pack(tmp_path / "2.tar", members))
+    first, second = rows(tmp_path / "pool", 0)[0], rows(tmp_path / "pool", 1)[0]
+    assert first["uid"] == second["uid"] == disk.uid_of("http://a.test/x.jpg", "same")
+    assert (first["status"], second["status"]) == ("success", "success")

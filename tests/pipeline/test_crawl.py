@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
-import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from manifests import disk
@@ -134,15 +131,15 @@ def test_a_part_that_cannot_be_read_is_named_and_the_others_are_not_read_again(
     good, bad = wat(tmp_path / "a.wat.gz", "a"), wat(tmp_path / "b.wat.gz", "b", first=1)
     source, pool = Source(kind="wat", paths=(good, bad)), str(tmp_path / "pool")
     read: list[str] = []
-    rows = wat_module.rows_of_wat
+    batches = wat_module.batches_of_wat
 
-    def flaky(path: str, counts: Counter[str]) -> Iterator[wat_module.Row]:
+    def flaky(path: str, counts: Counter[str]) -> Iterator[pa.RecordBatch]:
         read.append(Path(path).name)
         if path == bad and len(read) < 4:
             raise ConnectionError("the line is down")
-        yield from rows(path, counts)
+        yield from batches(path, counts)
 
-    monkeypatch.setattr(module, "rows_of_wat", flaky)
+    monkeypatch.setattr(module, "batches_of_wat", flaky)
     totals = crawl(source, pool, "inline")
     assert list(totals["failed"]) == [bad]
     assert totals["failed"][bad].startswith("ConnectionError: the line is down (")
@@ -159,14 +156,14 @@ def test_a_part_that_cannot_be_read_is_named_and_the_others_are_not_read_again(
 def test_a_stop_between_two_final_parts_is_made_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = Source(kind="wat", paths=tuple(wat(tmp_path / f"{k}.wat.gz", *"abc", first=k) for k in range(3)))
     crawl(source, str(tmp_path / "whole"), "inline")
-    write = module._write_part
+    publish = disk.publish
 
-    def stopping(pool: str, part: int, *rest: Any) -> None:
-        if part == 1:
+    def stopping(staged: Any, path: str) -> None:
+        if path.endswith("pairs/part-00001.parquet"):
             raise KeyboardInterrupt
-        write(pool, part, *rest)
+        publish(staged, path)
 
-    monkeypatch.setattr(module, "_write_part", stopping)
+    monkeypatch.setattr(disk, "publish", stopping)
     with pytest.raises(KeyboardInterrupt):
         crawl(source, str(tmp_path / "stopped"), "inline")
     monkeypatch.undo()
@@ -191,103 +188,16 @@ def test_a_pool_of_another_source_is_refused(tmp_path: Path) -> None:
         crawl(Source(kind="wat", paths=(one,)), pool, "inline")
 
 
-# --- tables and folders --------------------------------------------------------------------------------------------
-
-ROWS = [
-    ("http://p.test/a.jpg", "plain"),
-    ("http://p.test/b.jpg", 'with "quotes", commas\nand a second line'),
-    ("ftp://p.test/c.jpg", "not for us"),
-    ("no address", "text"),
-    ("http://p.test/d.jpg", ""),
-    ("http://p.test/a.jpg", "plain"),
-    ("  http://p.test/é.jpg#x", "東京 \u00a0"),
-]
-LEFT = [
-    ("http://p.test/a.jpg", "plain", 0),
-    ("http://p.test/b.jpg", 'with "quotes", commas\nand a second line', 1),
-    ("http://p.test/é.jpg", "東京 \u00a0", 6),
-]
-
-
-def table(path: Path, columns: tuple[str, str, str] = ("n", "url", "caption")) -> str:
-    """ROWS with a number before them, in the format of the name."""
-    rows = [dict(zip(columns, (i, *row), strict=True)) for i, row in enumerate(ROWS)]
-    kind = path.name.removesuffix(".gz").rpartition(".")[2]
-    if kind == "parquet":
-        pq.write_table(pa.Table.from_pylist(rows), path)
-        return str(path)
-    opened = gzip.open if path.name.endswith(".gz") else open
-    with opened(path, "wt", encoding="utf-8-sig" if kind == "csv" else "utf-8", newline="") as f:
-        if kind == "jsonl":
-            f.writelines(json.dumps(row) + "\n" for row in rows)
-        else:
-            writer = csv.DictWriter(f, columns, delimiter="\t" if kind == "tsv" else ",")
-            writer.writeheader()
-            writer.writerows(rows)
-    return str(path)
-
-
-@pytest.mark.parametrize("name", ["t.parquet", "t.csv", "t.tsv", "t.jsonl", "t.csv.gz", "t.tsv.gz", "t.jsonl.gz"])
-def test_tables_in_every_format_give_the_same_pairs(tmp_path: Path, name: str) -> None:
-    pool = str(tmp_path / "pool")
-    totals = crawl(Source(kind="table", paths=(table(tmp_path / name),)), pool, "inline")
-    assert [(r["url"], r["caption"], r["link"]) for r in pairs(pool)] == LEFT
-    assert {r["wat"] for r in pairs(pool)} == {name}
-    assert pairs(pool)[0]["uid"] == disk.uid_of("http://p.test/a.jpg", "plain")
-    assert totals["reasons"] == {"bad_url": 1, "duplicate_pair": 1, "empty_alt": 1, "scheme": 1}
-    assert balanced(totals)
-
-
-def test_columns_by_other_names_and_folders_of_tables(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    table(tmp_path / "in/a.parquet", ("n", "URL", "TEXT"))
-    source = Source(kind="table", paths=(str(tmp_path / "in"),), url_column="URL", caption_column="TEXT")
-    assert crawl(source, str(tmp_path / "pool"), "inline")["pairs"] == 3
-
-
-@pytest.mark.parametrize("name", ["t.parquet", "t.csv", "t.jsonl"])
-def test_a_missing_column_is_named_with_those_there_are(tmp_path: Path, name: str) -> None:
-    path = table(tmp_path / name, ("n", "URL", "TEXT"))
-    source = Source(kind="table", paths=(path,), url_column="URL", caption_column="TEXTS")
-    with pytest.raises(ValueError, match=r"has no column 'TEXTS'; did you mean 'TEXT'"):
-        crawl(source, str(tmp_path / "pool"), "inline")
-    other = Source(**{**disk.to_plain(source), "paths": (table(tmp_path / "good.csv", ("n", "URL", "TEXTS")), path)})
-    assert "has no column 'TEXTS'" in crawl(other, str(tmp_path / "pool"), "inline")["failed"][path]
-
-
-def test_rows_that_cannot_be_read_cost_themselves(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_bytes(b"url,caption\nhttp://p.test/1,a\nhttp://p.test/2,b,c\n\nhttp://p.test/3,\xff\n")
-    (tmp_path / "t.jsonl").write_text(
-        '{"url": "http://p.test/4", "caption": "d"}\n{"url": \n[1]\n{"url": "http://p.test/5"}\n'
-    )
-    source = Source(kind="table", paths=(str(tmp_path / "t.csv"), str(tmp_path / "t.jsonl")))
-    pool = str(tmp_path / "pool")
-    totals = crawl(source, pool, "inline")
-    assert captions(pool, 0) == ["a", "�"]
-    assert captions(pool, 1) == ["d"]
-    assert totals["reasons"] == {"damaged": 3, "no_alt": 1}
-    assert balanced(totals)
-
-
-def test_files_become_absolute_paths_and_nothing_is_downloaded(tmp_path: Path) -> None:
-    folder = tmp_path / "pictures"
-    folder.mkdir()
-    (folder / "captions.csv").write_text("file,caption,label\na.jpg,an a,1\nsub/b.jpg,a b,2\n,no file,3\nc.jpg,,4\n")
-    pool = str(tmp_path / "pool")
-    totals = crawl(Source(kind="files", paths=(str(folder / "captions.csv"),)), pool, "inline")
-    assert [(r["url"], r["caption"]) for r in pairs(pool)] == [
-        (f"{folder}/a.jpg", "an a"),
-        (f"{folder}/sub/b.jpg", "a b"),
-    ]
-    assert totals["reasons"] == {"bad_url": 1, "empty_alt": 1}
+# --- what cannot be read --------------------------------------------------------------------------------------------
 
 
 def test_sources_that_cannot_be_read_are_refused_before_anything_runs(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"paths names .*/none\.wat\.gz, which does not exist"):
         parts(Source(kind="wat", paths=(str(tmp_path / "none.wat.gz"),)))
-    (tmp_path / "list.txt").write_text("http://p.test/a.jpg\n")
-    with pytest.raises(ValueError, match=r"list\.txt is no table: its name must end in \.parquet"):
-        parts(Source(kind="table", paths=(str(tmp_path / "list.txt"),)))
+    for name in ("list.xls", "list.parquet.gz"):
+        (tmp_path / name).write_text("http://p.test/a.jpg\n")
+        with pytest.raises(ValueError, match=r"is no table: its name must end in \.parquet"):
+            parts(Source(kind="table", paths=(str(tmp_path / name),)))
     with pytest.raises(ValueError, match="adopted, not crawled"):
         crawl(Source(kind="shards", paths=("0.tar",)), str(tmp_path / "pool"), "inline")
     (tmp_path / "empty").mkdir()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,12 @@ import pyarrow as pa
 import pytest
 
 from manifests import disk
-from manifests.columns import PAIRS, REASONS
+from manifests.columns import PAIRS, REASONS, SIDECAR, VOLATILE_COLUMNS
 from manifests.schema import Fetch, Recipe, Source
-from pipeline import download as module
 from pipeline import plan, shard
 from pipeline.download import Downloader, download, read_file
-from pipeline.fetch import Fetched
-from pipeline.stage import Stage, Ticket, execute
+from pipeline.fetch import Fetched, Fetcher
+from pipeline.stage import Stage, Ticket, disconnect, execute
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_the_outcome_does_not_depend_on_the_order_of_arrival(
     hashes = set()
     for step in (1, -1):
 
-        async def arriving(pairs: Any, settings: Fetch, robots: Any, step: int = step) -> AsyncIterator[Any]:
+        async def arriving(self: Any, pairs: Any, number: int, step: int = step) -> AsyncIterator[Any]:
             for row in list(range(len(pairs)))[::step]:
                 await asyncio.sleep(0)
                 if row % 3 == 0:
@@ -131,13 +131,79 @@ def test_the_outcome_does_not_depend_on_the_order_of_arrival(
                 else:
                     yield row, Fetched(body=web.picture, reason=None, http_status=200, attempts=1)
 
-        monkeypatch.setattr(module, "fetch_all", arriving)
+        monkeypatch.setattr(Fetcher, "fetch", arriving)
         pool = tmp_path / str(step)
         [ticket] = planned(pool, [f"http://h{i}.test/" for i in range(40)], fetch)
         record = workers(pool, fetch)(ticket)
         assert (record["successes"], record["reasons"]) == (26, {"dns": 14})
         hashes.add((record["tar_sha256"], record["sidecar_sha256"]))
     assert len(hashes) == 1
+
+
+def mixed(hosts: int, rows: int) -> list[str]:
+    """URLs of pictures, faults, redirects to other hosts and slow answers."""
+    paths = [
+        "picture/{i}",
+        "status/404?{i}",
+        "slow/0.05?{i}",
+        "truncated/{i}",
+        "flaky/1/503?{i}",
+        "redirect?to=http://h0.web.test/picture/{i}",
+        "bytes/100?{i}",
+        "picture/{i}?X-Robots-Tag=noai",
+    ]
+    return [f"http://h{i % hosts}.web.test/" + paths[i % len(paths)].format(i=i) for i in range(rows)]
+
+
+@pytest.mark.ray
+def test_the_same_bytes_whatever_runs_at_once(tmp_path: Path, web: Any) -> None:
+    found: dict[tuple[str, int], list[tuple[Any, ...]]] = {}
+    fetch = web.fetch(image_size=32, rows_per_shard=15)
+    for engine, ahead in (("inline", 1), ("inline", 3), ("ray", 1), ("ray", 2)):
+        web.hits.clear()
+        pool = tmp_path / f"{engine}{ahead}"
+        tickets = planned(pool, mixed(7, 120), fetch)
+        config = {"pool": str(pool), "fetch": disk.to_plain(fetch), "source_kind": "wat", "decoders": 1}
+        work = Stage(name="fetch", work="pipeline.download:download", config=config, ahead=ahead)
+        report = execute(work, tickets, engine=engine)  # type: ignore[arg-type]
+        assert report.failed == {}
+        found[engine, ahead] = [
+            (record["tar_sha256"], steady(pool, name)) for name, record in shard.committed(str(pool)).items()
+        ]
+    disconnect()
+    first, *others = found.values()
+    assert len(first) >= 8
+    assert all(other == first for other in others)
+
+
+def steady(pool: Path, name: str) -> list[dict[str, Any]]:
+    """The rows of a sidecar without what may differ."""
+    columns = [column for column in SIDECAR.names if column not in VOLATILE_COLUMNS]
+    return list(shard.read_sidecar(str(pool), name, columns).to_pylist())
+
+
+def test_stragglers_of_a_shard_overlap_the_next(tmp_path: Path, web: Any) -> None:
+    """Three shards, each with rows that take a second: 3 s one after the other, little more than 1 s at once."""
+    urls = [f"http://h{i}.web.test/" + (f"slow/1?{i}" if i % 10 == 0 else f"picture/{i}") for i in range(60)]
+    fetch = web.fetch(image_size=32, rows_per_shard=20)
+    order: list[tuple[float, str]] = []
+    real = shard.ShardWriter.add
+
+    def noted(self: Any, row: int, record: Any, *rest: Any) -> None:
+        order.append((time.monotonic(), record["url"]))
+        real(self, row, record, *rest)
+
+    tickets = planned(tmp_path, urls, fetch)
+    assert len(tickets) >= 3
+    config = {"pool": str(tmp_path), "fetch": disk.to_plain(fetch), "source_kind": "wat", "decoders": 1}
+    work = Stage(name="fetch", work="pipeline.download:download", config=config, ahead=len(tickets))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shard.ShardWriter, "add", noted)
+        report = execute(work, tickets, engine="inline")
+    assert report.failed == {}
+    quick = [at for at, url in order if "picture" in url]
+    slow = [at for at, url in order if "slow" in url]
+    assert max(quick) < min(slow), "every quick row of every shard ends before the first slow one"
 
 
 def test_what_breaks_under_way_commits_nothing(

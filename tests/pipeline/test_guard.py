@@ -3,42 +3,51 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import random
 import socket
+import ssl
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import pytest
+from aiohttp.abc import ResolveResult
 
-from manifests.schema import Fetch
-from pipeline import guard
-from pipeline.guard import Refused, check_address, check_url, target
+from manifests.schema import Fetch, Pair
+from pipeline import guard, request
+from pipeline.fetch import Fetched, fetch_all
+from pipeline.guard import Refused, check_address, target
+from tests.pipeline.tables import table
 
 PLAIN = Fetch()
 PRIVATE = Fetch(allow_private=True)
+ADDRESSES = table("addresses")
+FORBIDDEN = [case["address"] for case in ADDRESSES if case["forbidden"]]
+PUBLIC = [case["address"] for case in ADDRESSES if not case["forbidden"]]
 OPENED = [
     "127.0.0.1", "127.255.255.254", "10.0.0.1", "10.255.255.255", "172.16.0.1", "172.31.255.255", "192.168.0.1",
-    "::1", "fc00::1", "fd12:3456::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1", "::ffff:c0a8:1",
+    "::1", "fc00::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1",
 ]  # fmt: skip
-NEVER = [
-    "0.0.0.0", "0.1.2.3", "100.64.0.1", "100.100.100.200", "100.127.255.255", "168.63.129.16", "169.254.0.1",
-    "169.254.169.254", "192.0.0.1", "192.0.0.192", "192.0.2.1", "192.31.196.1", "192.52.193.1", "192.88.99.1",
-    "192.175.48.1", "198.18.0.1", "198.19.255.255", "198.51.100.1", "203.0.113.1", "224.0.0.1", "239.255.255.255",
-    "240.0.0.1", "255.255.255.255", "::", "::2", "::7f00:1", "::ffff:169.254.169.254", "::ffff:0:127.0.0.1",
-    "64:ff9b::7f00:1", "64:ff9b::808:808", "64:ff9b:1::1", "100::1", "2001::1", "2001:0:4136:e378:8000:63bf:3fff:fdd2",
-    "2001:2::1", "2001:10::1", "2001:db8::1", "2002:7f00:1::", "2002:808:808::1", "3fff::1", "5f00::1",
-    "fd00:ec2::254", "fe80::1", "fe80::1%eth0", "fec0::1", "ff02::1", "4000::1",
-]  # fmt: skip
-PUBLIC = [
-    "8.8.8.8", "1.1.1.1", "100.63.255.255", "100.128.0.1", "172.15.0.1", "172.32.0.1", "192.0.1.1", "192.169.0.1",
-    "198.20.0.1", "223.255.255.255", "168.63.129.17", "2606:4700:4700::1111", "2a00:1450:4001::1", "::ffff:8.8.8.8",
-]  # fmt: skip
+
+connected: list[tuple[object, ...]] = []  # every address that this process asked a socket to connect to
+sys.addaudithook(lambda event, args: connected.append(args[1]) if event == "socket.connect" else None)
 
 
 def reason(url: str, settings: Fetch = PLAIN) -> str:
     with pytest.raises(Refused) as refused:
-        check_url(url, settings)
+        target(url, settings)
     return refused.value.reason
 
 
-@pytest.mark.parametrize("address", [*OPENED, *NEVER])
+def test_the_tables_hold_what_they_say() -> None:
+    assert (len(FORBIDDEN), len(PUBLIC), len(table("spellings")), len(table("redirects"))) == (48, 12, 25, 12)
+    assert len(set(FORBIDDEN + PUBLIC)) == 60
+
+
+@pytest.mark.parametrize("address", FORBIDDEN)
 def test_forbidden_addresses(address: str) -> None:
     with pytest.raises(Refused, match="private_address"):
         check_address(address, PLAIN)
@@ -51,26 +60,19 @@ def test_public_addresses(address: str) -> None:
 
 
 def test_allow_private_opens_loopback_and_private_and_nothing_else() -> None:
-    for address in OPENED:
-        check_address(address, PRIVATE)
-    for address in NEVER:
-        with pytest.raises(Refused, match="private_address"):
+    assert set(OPENED) < set(FORBIDDEN)
+    for address in FORBIDDEN:
+        if address in OPENED:
             check_address(address, PRIVATE)
+        else:
+            with pytest.raises(Refused, match="private_address"):
+                check_address(address, PRIVATE)
 
 
-@pytest.mark.parametrize(
-    "host",
-    [
-        "127.0.0.1", "127.0.0.1.", "2130706433", "0x7f000001", "0X7F000001", "017700000001", "127.1", "127.0.1",
-        "0177.0.0.1", "0x7f.0.0.1", "0x7f.1", "127.0.0.01", "0", "0.0.0.0", "00", "0x", "1\uff127.0.0.1", "①27.0.0.1",
-        "127。0。0。1", "127\uff0e0\uff0e0\uff0e1", "[::1]", "[0:0:0:0:0:0:0:1]", "[::ffff:127.0.0.1]",
-        "[::ffff:7f00:1]",
-        "[64:ff9b::7f00:1]", "[2002:7f00:1::]", "169.254.169.254", "2852039166", "0xA9.0xFE.0xA9.0xFE", "169.254.43518",
-        "3232235521", "10.0.0.1",
-    ],
-)  # fmt: skip
-def test_every_spelling_of_a_forbidden_address(host: str) -> None:
-    assert reason(f"http://{host}/picture.jpg") == "private_address"
+@pytest.mark.parametrize("case", table("spellings"), ids=lambda case: case["what"])
+def test_every_spelling_of_a_forbidden_address(case: dict[str, str]) -> None:
+    assert reason(f"http://{case['host']}/picture.jpg") == case["reason"]
+    assert reason(f"https://{case['host']}:443/?a") == case["reason"]
 
 
 @pytest.mark.parametrize(
@@ -131,7 +133,7 @@ def test_ports_and_origin() -> None:
     found = target("http://example.org:8080/a", Fetch(allow_ports=(8080,)))
     assert (found.host, found.port, found.origin) == ("example.org", 8080, "http://example.org:8080")
     assert target("https://[2606:4700::1]/", PLAIN).origin == "https://[2606:4700::1]"
-    assert check_url("https://example.org/", PLAIN) == ("example.org", 443)
+    assert target("https://example.org/", PLAIN).port == 443
 
 
 # --- names and sockets ---------------------------------------------------------------------------------------------
@@ -154,7 +156,7 @@ def test_a_name_with_one_forbidden_answer_is_refused(answers: list[str], monkeyp
         resolve(guard.Resolver(PLAIN), "example.org")
 
 
-def test_a_name_is_looked_up_once_and_so_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_is_looked_up_once_and_an_unknown_name_too(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def look_up(host: str) -> list[str]:
@@ -164,6 +166,7 @@ def test_a_name_is_looked_up_once_and_so_is_a_failure(monkeypatch: pytest.Monkey
         return ["8.8.8.8"] if len(asked) == 1 else ["127.0.0.1"]  # a name that changes its mind
 
     monkeypatch.setattr(guard, "_look_up", look_up)
+    monkeypatch.setattr(guard, "FAILED_S", 0.0)
 
     async def ask() -> None:
         resolver = guard.Resolver(PLAIN)
@@ -176,6 +179,37 @@ def test_a_name_is_looked_up_once_and_so_is_a_failure(monkeypatch: pytest.Monkey
 
     asyncio.run(ask())
     assert asked == ["rebinding.example", "nowhere.example"]
+
+
+@pytest.mark.parametrize(("failed_s", "lookups"), [(60.0, 1), (0.0, 2)])
+def test_a_lookup_that_failed_for_now_is_repeated_after_a_while(
+    failed_s: float, lookups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def look_up(host: str) -> list[str]:
+        asked.append(host)
+        if len(asked) == 1:
+            raise socket.gaierror(socket.EAI_AGAIN, "later")
+        return ["8.8.8.8"]
+
+    monkeypatch.setattr(guard, "_look_up", look_up)
+    monkeypatch.setattr(guard, "FAILED_S", failed_s)
+
+    async def ask() -> list[str]:
+        resolver = guard.Resolver(PLAIN)
+        try:
+            with pytest.raises(socket.gaierror):
+                await resolver.resolve("slow.example", 80)
+            await asyncio.sleep(0.01)
+            return [answer["host"] for answer in await resolver.resolve("slow.example", 80)]
+        except socket.gaierror:
+            return []
+        finally:
+            await resolver.close()
+
+    assert asyncio.run(ask()) == (["8.8.8.8"] if lookups == 2 else [])
+    assert len(asked) == lookups
 
 
 def test_connect_to_maps_names_by_the_longest_suffix() -> None:
@@ -202,3 +236,191 @@ def test_the_socket_is_made_for_permitted_numbers_only() -> None:
     for address, why in (("127.0.0.1", 443), "private_address"), (("8.8.8.8", 22), "port"):
         with pytest.raises(Refused, match=why):
             make((socket.AF_INET, socket.SOCK_STREAM, 0, "", address))
+
+
+# --- on the way: redirects, and names that change their mind -------------------------------------------------------
+
+PICTURE = b"\xff\xd8 a picture as far as a fetch can tell"
+NEVER = [a for a in FORBIDDEN if a not in OPENED and "%" not in a and a != "0.1.2.3"]
+
+
+class Moved:
+    """A server on loopback that answers with a picture, or with what `moves` or `flaky` have for host and path."""
+
+    def __init__(self, moves: dict[str, str], flaky: set[str] | None = None) -> None:
+        self.moves, self.flaky = moves, set(flaky or ())
+        self.asked: list[str] = []
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("ascii").split("\r\n")
+        host = next(line[6:] for line in head if line.startswith("Host: ")).partition(":")[0]
+        asked = host + head[0].split(" ")[1]
+        self.asked.append(asked)
+        if asked in self.flaky:
+            self.flaky.discard(asked)
+            writer.write(b"HTTP/1.1 503 X\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        elif asked in self.moves:
+            place = self.moves[asked].encode()
+            writer.write(
+                b"HTTP/1.1 302 X\r\nContent-Length: 0\r\nConnection: close\r\nLocation: " + place + b"\r\n\r\n"
+            )
+        else:
+            writer.write(f"HTTP/1.1 200 X\r\nContent-Length: {len(PICTURE)}\r\nConnection: close\r\n\r\n".encode())
+            writer.write(PICTURE)
+        await writer.drain()
+        writer.close()
+
+
+async def ends_of(urls: list[str], settings: Fetch) -> list[Fetched]:
+    pairs = [Pair(uid=f"{i:032x}", url=url, caption="") for i, url in enumerate(urls)]
+    found = [item async for item in fetch_all(pairs, settings)]
+    return [end for _, end in sorted(found, key=lambda item: item[0])]
+
+
+def forbidden(addresses: list[tuple[object, ...]]) -> list[tuple[object, ...]]:
+    """Of the addresses that were connected to, those that are never open."""
+    wrong = []
+    for address in addresses:
+        try:
+            check_address(str(address[0]), PRIVATE)
+        except Refused:
+            wrong.append(address)
+    return wrong
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Key and self-signed certificate of tls.web.test in one file."""
+    path = tmp_path_factory.mktemp("tls") / "both.pem"
+    new = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout", "-", "-out", "-"]
+    name = ["-subj", "/CN=tls.web.test", "-addext", "subjectAltName=DNS:tls.web.test"]
+    path.write_bytes(subprocess.run([*new, *name], capture_output=True, check=True).stdout)
+    return path
+
+
+@pytest.mark.parametrize("case", table("redirects"), ids=lambda case: case["what"])
+def test_redirects(case: dict[str, Any], certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    monkeypatch.setattr(guard, "_look_up", lambda host: ["169.254.169.254"])
+    identity = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    identity.load_cert_chain(certificate)
+
+    async def run() -> Fetched:
+        serve = Moved(case["moves"])
+        plain = await asyncio.start_server(serve, "127.0.0.1", 0)
+        secret = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=identity)
+        ports = [server.sockets[0].getsockname()[1] for server in (plain, secret)]
+        settings = Fetch(
+            user_agent="guardtest/1.0 (+https://crawler.test)",
+            allow_private=True,
+            connect_to={"*.web.test": f"127.0.0.1:{ports[0]}", "tls.web.test": f"127.0.0.1:{ports[1]}"},
+            robots_txt=False,
+            site_files=(),
+            retries=0,
+            deadline_s=5.0,
+        )
+        async with plain, secret:
+            return (await ends_of([case["start"]], settings))[0]
+
+    connected.clear()
+    request.tls.cache_clear()
+    try:
+        end = asyncio.run(run())
+    finally:
+        request.tls.cache_clear()
+    assert end.reason == case["reason"], end.detail
+    assert (end.body == PICTURE) is (case["reason"] is None)
+    if "final_url" in case:
+        assert end.final_url == case["final_url"]
+    assert connected
+    assert {address[0] for address in connected} == {"127.0.0.1"}
+
+
+class Rebinding:
+    """A fake DNS: each lookup of a name answers with loopback, a forbidden address, both in any order, or fails."""
+
+    def __init__(self) -> None:
+        self.turns: Counter[str] = Counter()
+
+    def __call__(self, host: str) -> list[str]:
+        draw = random.Random(f"{host} {self.turns[host]}")
+        good = (self.turns[host] + len(host)) % 2 == 0
+        self.turns[host] += 1
+        kind = draw.random()
+        if kind < 0.1:
+            raise socket.gaierror(draw.choice([socket.EAI_AGAIN, socket.EAI_NONAME]), "none")
+        if kind < 0.3:
+            return draw.sample(["127.0.0.1", draw.choice(NEVER)], 2)
+        return ["127.0.0.1" if good else draw.choice(NEVER)]
+
+
+async def sequence(seed: int) -> list[Fetched]:
+    """Two runs over six rows on four names, with redirects between them and answers that ask to be repeated."""
+    draw = random.Random(seed)
+    names = [f"{'h' * (i + 1)}.s{seed}.test" for i in range(4)]
+    paths = [f"{draw.choice(names)}/{i}" for i in range(6)]
+    serve = Moved({}, set(draw.sample(paths, 2)))
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    serve.moves = {path: f"http://{draw.choice(names)}:{port}/end" for path in draw.sample(paths, 3)}
+    settings = Fetch(
+        user_agent="guardtest/1.0 (+https://crawler.test)",
+        allow_private=True,
+        allow_ports=(port,),
+        robots_txt=bool(seed % 2),
+        site_files=(),
+        deadline_s=20.0,
+    )
+    urls = ["http://" + path.replace("/", f":{port}/", 1) for path in paths]
+    async with server:
+        return [end for _ in range(2) for end in await ends_of(urls, settings)]
+
+
+async def sequences(seeds: range) -> list[Fetched]:
+    found = []
+    for start in range(seeds.start, seeds.stop, 20):
+        for ends in await asyncio.gather(*map(sequence, seeds[start : start + 20])):
+            found += ends
+    return found
+
+
+def test_200_sequences_of_rebinding_names_connect_to_no_forbidden_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each answer of DNS may differ from the one before; `connected` is what the process asked its sockets for."""
+    names = Rebinding()
+    monkeypatch.setattr(guard, "_look_up", names)
+    monkeypatch.setattr(request, "BACKOFF_S", 0.001)
+    monkeypatch.setattr(guard, "FAILED_S", 0.0)
+    connected.clear()
+    ends = asyncio.run(sequences(range(200)))
+    counts = Counter(end.reason for end in ends)
+    assert len(ends) == 200 * 12
+    assert set(counts) == {None, "private_address", "dns"}
+    assert min(counts.values()) > 100
+    assert len(connected) > 500
+    assert sum(turns > 1 for turns in names.turns.values()) > 400  # asked again, and answered otherwise
+    assert forbidden(connected) == []
+
+
+@pytest.mark.parametrize("address", NEVER)
+def test_an_address_that_changed_after_its_check_gets_no_socket(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The resolver lets a forbidden address slip: the maker of sockets does not."""
+
+    async def resolve(self: guard.Resolver, host: str, port: int = 0, family: int = 0) -> list[ResolveResult]:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        return [ResolveResult(hostname=host, host=address, port=port, family=family, proto=0, flags=0)]
+
+    monkeypatch.setattr(guard.Resolver, "resolve", resolve)
+    settings = Fetch(user_agent="guardtest/1.0", allow_private=True, robots_txt=False, site_files=(), deadline_s=5.0)
+    connected.clear()
+    [end] = asyncio.run(ends_of(["http://slips.test/a.jpg"], settings))
+    assert (end.reason, connected) == ("private_address", [])
+
+
+def test_the_audit_hook_sees_what_the_tests_count() -> None:
+    connected.clear()
+    with socket.socket() as one:
+        one.settimeout(0.01)
+        with contextlib.suppress(OSError):
+            one.connect(("127.0.0.1", 9))
+    assert connected == [("127.0.0.1", 9)]
+    assert forbidden([("127.0.0.1", 80), ("::ffff:169.254.169.254", 80)]) == [("::ffff:169.254.169.254", 80)]

@@ -71,6 +71,24 @@ def test_children_give_what_the_function_gives() -> None:
     asyncio.run(go())
 
 
+def test_settings_and_boxes_go_with_every_picture() -> None:
+    settings = [Fetch(), Fetch(encode_format="webp"), Fetch(image_size=16, extract_exif=True)]
+    tags = Image.Exif()
+    tags[0x010F] = "A maker"
+    sink = io.BytesIO()
+    drawn().save(sink, "JPEG", exif=tags)
+    asked = [(s, boxes) for s in (*settings, *settings) for boxes in ((), ((0.1, 0.1, 0.9, 0.9),))]
+
+    async def go() -> list[Picture | BadPicture]:
+        async with Decoders(1) as decoders:
+            return await asyncio.gather(*(decoders.decode(sink.getvalue(), s, boxes) for s, boxes in asked))
+
+    found = asyncio.run(go())
+    assert found == [check_and_resize(sink.getvalue(), s, boxes) for s, boxes in asked]
+    assert len({end.data for end in found if isinstance(end, Picture)}) == 6
+    assert [end.exif for end in found if isinstance(end, Picture)][-1] == '{"Make": "A maker"}'
+
+
 def test_a_crash_costs_one_picture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stall(monkeypatch, tmp_path, "if b'CRASH' in body: os.kill(os.getpid(), signal.SIGSEGV)")
     bodies = [saved(drawn(20 + i, 20), comment=b"CRASH" if i in (3, 4, 17) else b"") for i in range(24)]

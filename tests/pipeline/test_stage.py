@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,75 @@ def test_what_holds_something_is_closed(on: Run, engine: str) -> None:
     report, log = on(engine, "Tidy", [("a", {})])
     assert report.done == {"0": {}}
     assert log == [["closed"]]
+
+
+# --- several at a time ---------------------------------------------------------------------------------------------
+
+
+def overlaps(log: list[list[str]]) -> int:
+    """The most tickets that were under way at once in one process."""
+    most, now = 0, dict[str, int]()
+    for what, _, _, pid in (line for line in log if line[0] != "factory"):
+        now[pid] = now.get(pid, 0) + (1 if what == "begin" else -1)
+        most = max(most, now[pid])
+    return most
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_worker_holds_as_many_tickets_as_the_stage_says(on: Run, engine: str) -> None:
+    report, log = on(engine, "obedient", [("a", {"sleep": 0.3})] * 6, ahead=3)
+    assert set(report.done) == {str(i) for i in range(6)}
+    assert overlaps(log) == 3
+    assert len({line[3] for line in log if line[0] == "begin"}) == 1, "a group is on one worker at a time"
+    for what in ("begin", "end"):
+        assert {int(line[2]) for line in [line for line in log if line[0] == what][:3]} == {0, 1, 2}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_ticket_that_raises_does_not_disturb_its_neighbour(on: Run, engine: str) -> None:
+    tickets = [("a", {"sleep": 0.5}), ("a", {"do": "raise"}), ("a", {"sleep": 0.1}), ("b", {"do": "raise", "once": 1})]
+    report, log = on(engine, "obedient", tickets, ahead=2)
+    assert list(report.failed) == ["1"]
+    assert set(report.done) == {"0", "2", "3"}
+    assert Counter(line[2] for line in log if line[0] == "begin") == {"0": 1, "1": 2, "2": 1, "3": 2}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_several_at_a_time_refuse_and_close_like_one(on: Run, engine: str) -> None:
+    with pytest.raises(ValueError, match="user_agent is missing"):
+        on(engine, "refusing", [("a", {})], ahead=2)
+    report, log = on(engine, "Tidy", [("a", {})] * 3, ahead=2)
+    assert (len(report.done), log) == (3, [["closed"]])
+    with pytest.raises(ValueError, match="ahead is 0"):
+        Stage(name="s", work="x:y", ahead=0)
+
+
+@pytest.mark.ray
+def test_a_worker_that_is_killed_with_two_tickets_under_way(on: Run) -> None:
+    """Both are tried again, each alone: the one that is to blame fails, its neighbour does not."""
+    tickets = [("a", {"sleep": 1.0}), ("a", {"sleep": 0.4, "do": "die"}), ("a", {}), ("b", {}), ("b", {})]
+    report, log = on("ray", "obedient", tickets, ahead=2)
+    assert list(report.failed) == ["1"]
+    assert "the worker died" in report.failed["1"]
+    assert set(report.done) == {"0", "2", "3", "4"}
+    times = Counter(line[2] for line in log if line[0] == "begin")
+    assert (times["0"], times["1"], times["2"]) == (2, 2, 1)
+    alone = [line for line in log if line[0] != "factory" and line[1] == "a"]
+    second = next(i for i, line in enumerate(alone) if line[2] == "0" and i > 1)
+    assert [(line[0], line[2]) for line in alone[second:]] == [
+        ("begin", "0"), ("end", "0"), ("begin", "1"), ("begin", "2"), ("end", "2"),
+    ]  # fmt: skip
+
+
+@pytest.mark.ray
+def test_a_worker_that_is_killed_once_costs_nothing_but_time(on: Run) -> None:
+    tickets = [("a", {"sleep": 0.6}), ("a", {"sleep": 0.3, "do": "die", "once": 1}), ("a", {})]
+    report, _ = on("ray", "obedient", tickets, ahead=2)
+    assert report.failed == {}
+    assert set(report.done) == {"0", "1", "2"}
+
+
+# --- mistakes ------------------------------------------------------------------------------------------------------
 
 
 def test_nothing_to_do_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

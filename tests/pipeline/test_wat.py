@@ -6,19 +6,24 @@ import gzip
 import json
 import re
 from collections import Counter
+from contextlib import suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from urllib.parse import urljoin
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manifests import disk
+from manifests.columns import PAIRS
 from manifests.schema import Pair
-from pipeline.wat import decode, pairs_of_wat, records, resolve, scan
+from pipeline import wat
+from pipeline.records import KINDS, Image, Reader
+from pipeline.wat import batches_of_wat, decode, pairs_of_wat, records, resolve, rows_of_wat, scan
 from tests.pipeline.wats import INFO, image, language, page, record, response, zipped
 
 PAGE = "http://page.test/deep/er/page.html"
@@ -50,6 +55,8 @@ def one(folder: Path, *links: dict[str, Any], **more: Any) -> Pair:
         (PAGE, "../../../../a.jpg", "http://page.test/a.jpg"),
         (PAGE, "/a.jpg", "http://page.test/a.jpg"),
         (PAGE, "/a/../b.jpg", "http://page.test/b.jpg"),
+        (PAGE, "/a/.jpg", "http://page.test/a/.jpg"),
+        (PAGE, "/.;", "http://page.test/"),
         (PAGE, "//cdn.test/a.jpg", "http://cdn.test/a.jpg"),
         ("https://page.test/", "//cdn.test/a.jpg", "https://cdn.test/a.jpg"),
         (PAGE, "?id=1", "http://page.test/deep/er/page.html?id=1"),
@@ -93,22 +100,27 @@ def test_links_that_nobody_can_ask_for_have_a_reason(tmp_path: Path, link: str, 
     assert counts == {"links": 2, "pairs": 1, reason: 1}
 
 
-@given(st.sampled_from(["", "/", "http://a.b", "https://a.b:8/", "//a"]), st.text("ab/.?#:\\@[]% \t", max_size=12))
-@settings(deadline=None, max_examples=300)
-def test_the_short_ways_give_what_the_long_way_gives(start: str, rest: str) -> None:
-    from pipeline import wat
-
-    def outcome(base: str) -> str:
+@given(
+    st.sampled_from(
+        [PAGE, "http://page.test", "https://page.test:8/a;b/c?d=/e", "http://page.test//x/./y", "ftp://p/"]
+    ),
+    st.sampled_from(["", "/", "http://a.b", "https://a.b:8/", "//a", "a", "%41-", "data:"]),
+    st.text("ab/.?#:;\\@[]% \t\xa0é", max_size=12),
+)
+@settings(deadline=None, max_examples=500)
+def test_the_short_ways_give_what_the_long_way_gives(base: str, start: str, rest: str) -> None:
+    def outcome() -> str:
         try:
             return resolve(base, start + rest)
         except ValueError as error:
             return f"refused: {error}"
 
-    short = outcome(PAGE), outcome("http://page.test")
+    short = outcome()
+    pairs, reasons = wat._pairs(base, [Image(url=start + rest, alt="x"), None], [0])
+    assert [row[1] for row in pairs] + [f"refused: {reason}" for reason in reasons] == [short]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wat, "PLAIN", re.compile("(?!)"))
-        patch.setattr(wat, "_origin", lambda base: "")
-        assert (outcome(PAGE), outcome("http://page.test")) == short
+        patch.setattr(wat, "SHORT", re.compile("(?!)"))
+        assert outcome() == short
 
 
 def test_only_images_with_text_are_pairs(tmp_path: Path) -> None:
@@ -139,6 +151,7 @@ def test_what_the_page_says_goes_along(tmp_path: Path) -> None:
     metas = [
         {"name": "ROBOTS", "content": "noai, noimageai"},
         {"name": "googlebot", "content": "noindex"},
+        {"name": "Google-Extended", "content": "none"},
         {"property": "og:image", "content": "/og.jpg"},
         {"name": "tdm-reservation", "content": "1"},
     ]
@@ -153,7 +166,7 @@ def test_what_the_page_says_goes_along(tmp_path: Path) -> None:
     )
     assert (found.url, found.page_url, found.page_lang) == ("http://cdn.test/base/a.jpg", PAGE, "sr")
     assert json.loads(found.robots or "") == {
-        "meta": ["noai, noimageai", "googlebot: noindex"],
+        "meta": ["noai, noimageai", "googlebot: noindex", "google-extended: none"],
         "x-robots-tag": ["noarchive", "ccbot: noai"],
         "tdm-reservation": ["1"],
         "content-usage": ["train-ai=n"],
@@ -174,6 +187,11 @@ def test_a_link_that_is_called_the_licence_comes_before_other_licences(tmp_path:
         {"path": "A@/href", "url": "https://creativecommons.org/licenses/by/4.0/"},
         Link=[{"path": "LINK@/href", "url": "/terms", "rel": "License"}],
     )
+    assert found.license == "http://page.test/terms"
+
+
+def test_a_link_may_say_that_it_is_the_licence_in_capitals(tmp_path: Path) -> None:
+    found = one(tmp_path, image("/a.jpg", "x"), {"path": "AREA@/href", "url": "/terms", "rel": ["LICENSE"]})
     assert found.license == "http://page.test/terms"
 
 
@@ -210,6 +228,171 @@ def test_the_text_around_an_image_only_where_it_is_surely_that(
     tmp_path: Path, link: dict[str, Any], anchor: str | None
 ) -> None:
     assert one(tmp_path, image("thumb.jpg", "x"), {"path": "A@/href", **link}).anchor == anchor
+
+
+# --- the short way through a record --------------------------------------------------------------------------------
+
+
+def absolute(base: str, url: str) -> str | None:
+    with suppress(ValueError):
+        return resolve(base, url)
+    return None
+
+
+def expected(bodies: list[bytes]) -> tuple[list[tuple[Any, ...]], Counter[str]]:
+    """Rows (url, caption, title, anchor, page, robots, license, link) and counts by the plainest reading there is."""
+    rows: list[tuple[Any, ...]] = []
+    counts = Counter[str]()
+    for body in bodies:
+        envelope = json.loads(body)["Envelope"]
+        said, http = envelope["WARC-Header-Metadata"], envelope["Payload-Metadata"].get("HTTP-Response-Metadata", {})
+        page_url, html = said["WARC-Target-URI"], http.get("HTML-Metadata", {})
+        head, links = html.get("Head", {}), html.get("Links", [])
+        base = urljoin(page_url, head.get("Base", ""))
+        licenses = [x["url"] for x in links if "license" in str(x.get("rel")).lower().split()]
+        licenses += [x["url"] for x in links if "creativecommons.org/licenses/" in str(x.get("url"))]
+        metas = [m["content"] for m in head.get("Metas", []) if m.get("name") == "robots"]
+        header = http.get("Headers", {}).get("X-Robots-Tag", [])
+        robots = {"meta": metas, "x-robots-tag": header if isinstance(header, list) else [header]}
+        number = -1
+        for link, behind in zip(links, [*links, {}][1:], strict=True):
+            if link.get("path") != "IMG@/src":
+                continue
+            number += 1
+            counts["links"] += 1
+            alt, url = link.get("alt"), link.get("url")
+            if not isinstance(alt, str) or not alt.strip():
+                counts["empty_alt" if isinstance(alt, str) else "no_alt"] += 1
+                continue
+            try:
+                address = resolve(base, url or "")
+            except ValueError as reason:
+                counts[str(reason)] += 1
+                continue
+            counts["pairs"] += 1
+            around = behind.get("path") == "A@/href" and (behind["url"] == url or behind["url"].endswith(".jpg"))
+            anchor = (behind.get("text") or "").strip() or None if around else None
+            spoken = json.dumps(robots, ensure_ascii=False) if any(robots.values()) else None
+            title = (link.get("title") or "").strip() or None
+            license = next((x for x in map(partial(absolute, base), licenses) if x), None)
+            rows.append((address, alt, title, anchor, page_url, spoken, license, number))
+    return rows, counts
+
+
+def written(value: Any, style: str) -> bytes:
+    """JSON as various programs write it."""
+    if style == "turned":  # every object the other way round
+        value = json.loads(json.dumps(value), object_pairs_hook=lambda items: dict(reversed(items)))
+    separators = (", ", ": ") if style == "spaced" else (",", ":")
+    text = json.dumps(value, ensure_ascii=style == "ascii", separators=separators)
+    return (text.replace("/", "\\/") if style == "slashes" else text).encode()
+
+
+TEXTS = st.sampled_from([
+    "", " ", "a cat", 'say "hi"', "back\\slash\\", "{}", '"}', '"},{"path":"A@/href"', "}]}", '"Links":[{', "\n\t",
+    "\u2003", '{"path":"IMG@/src","alt":"x"}', "déjà 東京 \U0001f41f", "</p>", "license", "null", "a\x00b", "\\u0041",
+])  # fmt: skip
+URLS = st.sampled_from([
+    "/a.jpg", "b/c.jpg", "//cdn.test/d.jpg", 'https://x.test/e.jpg?q="1"', "http://x.test/f g.jpg", "/page.html", "",
+    "http://[bad/", "/é.jpg", "a\\b.jpg", "data:image/gif;base64,AA", "https://creativecommons.org/licenses/by/4.0/",
+])  # fmt: skip
+MAYBE = TEXTS | st.none()
+IMAGES = st.fixed_dictionaries(
+    {"path": st.just("IMG@/src")}, optional={"url": URLS | st.none(), "alt": MAYBE, "title": MAYBE}
+)
+OTHERS = st.fixed_dictionaries(
+    {"path": st.sampled_from(["A@/href", "IMG@/longdesc", "FORM@/action"]), "url": URLS},
+    optional={"text": TEXTS | st.none(), "rel": st.sampled_from(["nofollow", "License me", "x"]), "alt": TEXTS},
+)
+HEADS = st.fixed_dictionaries(
+    {},
+    optional={
+        "Base": st.sampled_from(["/base/", "https://b.test/c", ""]),
+        "Metas": st.lists(st.fixed_dictionaries({"name": st.sampled_from(["robots", "x"]), "content": TEXTS})),
+        "Title": TEXTS,
+    },
+)
+HEADERS = st.fixed_dictionaries({}, optional={"X-Robots-Tag": TEXTS | st.lists(TEXTS, min_size=2), "Link": TEXTS})
+
+
+@given(
+    st.lists(st.tuples(st.lists(IMAGES | OTHERS, max_size=6), HEADS, HEADERS), min_size=1, max_size=3),
+    st.sampled_from(["plain", "ascii", "spaced", "turned", "slashes"]),
+)
+@settings(deadline=None, max_examples=300)
+def test_every_spelling_of_a_record_gives_what_the_plainest_reading_gives(
+    tmp_path_factory: pytest.TempPathFactory, some: list[Any], style: str
+) -> None:
+    bodies = [
+        written(json.loads(response(f"http://page{n}.test/deep/x.html", links, headers=headers, **head)), style)
+        for n, (links, head, headers) in enumerate(some)
+    ]
+    path = tmp_path_factory.mktemp("w") / "x.wat.gz"
+    path.write_bytes(zipped([record(body) for body in bodies]))
+    counts, again = Counter[str](), Counter[str]()
+    rows = [dict(zip(PAIRS.names, row, strict=True)) for row in rows_of_wat(str(path), counts)]
+    names = ("url", "caption", "title", "anchor", "page_url", "robots", "license", "link")
+    assert ([tuple(row[name] for name in names) for row in rows], counts) == expected(bodies)
+    assert [row["uid"] for row in rows] == [disk.uid_of(row["url"], row["caption"]) for row in rows]
+    assert [row for batch in batches_of_wat(str(path), again) for row in batch.to_pylist()] == rows
+    assert again == counts
+
+
+def test_kinds_of_links_that_nobody_knows_are_learned_up_to_a_number() -> None:
+    reader = Reader()
+    known = len(reader._kinds)
+    links = [{"path": f"X@/{n}", "url": "/x", "rel": "license"} for n in range(KINDS)]
+    body = response(PAGE, [image("/a.jpg", "x"), *links[:2], {"url": "/y"}])
+    for _ in range(2):
+        found = reader(body).envelope.payload.http.html.links
+        assert (len(found), found[0], reader.named) == (4, Image(url="/a.jpg", alt="x"), True)
+        assert len(reader._kinds) == known + 2
+    assert not Reader()(response(PAGE, [image("/a.jpg", "x")])).envelope.payload.http.html.links[1:]
+    assert len(reader(response(PAGE, links)).envelope.payload.http.html.links) == KINDS
+    assert len(reader._kinds) == KINDS
+
+
+@pytest.mark.parametrize("hurt", [b"\xff", b"\\ud83d"])
+@pytest.mark.parametrize("where", ["title", "text", "meta", "robots"])
+def test_what_json_may_not_hold_costs_nothing_wherever_it_is(tmp_path: Path, hurt: bytes, where: str) -> None:
+    links = [image("/a.jpg", "a", title="HURT" if where == "title" else "t")]
+    links += [{"path": "A@/href", "url": "/b.jpg", "text": "HURT" if where == "text" else "b"}]
+    metas = [{"name": "robots" if where == "robots" else "x", "content": "HURT" if where in ("meta", "robots") else ""}]
+    body = response(PAGE, links, Metas=[*metas, {"name": "HTML@/lang", "content": "de"}]).replace(b"HURT", hurt)
+    pairs, counts = read(tmp_path, zipped([record(body)]))
+    assert (pairs[0].caption, pairs[0].page_lang, counts["damaged_records"]) == ("a", "de", 0)
+    said = {"title": pairs[0].title, "text": pairs[0].anchor, "robots": pairs[0].robots or "", "meta": "\ufffd"}[where]
+    assert "\ufffd" in str(said)
+
+
+def test_a_page_waits_for_its_language_behind_a_damaged_record(tmp_path: Path) -> None:
+    bodies = [response(PAGE, [image("/a.jpg", "x")]), b'{"languages-cld2":', language(PAGE, "de")]
+    pairs, counts = read(tmp_path, zipped([record(body) for body in bodies]))
+    assert ([p.page_lang for p in pairs], counts["pairs"]) == (["de"], 1)
+
+
+def test_an_old_crawls_long_data_urls_are_counted_and_passed_over(tmp_path: Path) -> None:
+    links = [image("data:image/png;base64," + "A" * 3_000_000, "inline"), image("/ok.jpg", "fine")]
+    pairs, counts = read(tmp_path, zipped(page(PAGE, links)))
+    assert [p.caption for p in pairs] == ["fine"]
+    assert counts == {"links": 2, "pairs": 1, "data_url": 1}
+
+
+@pytest.mark.parametrize(
+    ("base", "url"),
+    [
+        ("/static/", "http://page.test/static/a.jpg"),
+        ("../up/", "http://page.test/deep/up/a.jpg"),
+        ("//cdn.test/x/y", "http://cdn.test/x/a.jpg"),
+        (" https://b.test/ ", "https://b.test/a.jpg"),
+        (["https://b.test/", "https://c.test/"], "https://b.test/a.jpg"),
+        ("http://[bad", "http://page.test/deep/er/a.jpg"),
+        ("", "http://page.test/deep/er/a.jpg"),
+        (None, "http://page.test/deep/er/a.jpg"),
+    ],
+)
+def test_a_base_is_resolved_against_the_page_first(tmp_path: Path, base: Any, url: str) -> None:
+    assert one(tmp_path, image("a.jpg", "x"), Base=base).url == url
 
 
 # --- records -------------------------------------------------------------------------------------------------------

@@ -1,0 +1,120 @@
+"""The policy run again over stored signals: which rows it drops, and by which words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from filters import make
+from filters.base import Batch, set_id
+from filters.optout import POLICIES, Optout
+from manifests import disk
+from manifests.schema import FilterSpec
+from pipeline import filter as filter_entry
+from pipeline import score as score_entry
+from pipeline import shard
+from tests.pipeline.small_pool import jpeg
+
+SITE = "http://site.example"
+# what a row's signals are, the words of respect, the words of strict
+ROWS: list[tuple[dict[str, Any] | None, str, str]] = [
+    (None, "", ""),
+    ({"x-robots-tag": ["noarchive"]}, "", "x-robots-tag: noarchive"),
+    ({"x-robots-tag": ["noai"]}, "x-robots-tag: noai", "x-robots-tag: noai"),
+    ({"x-robots-tag": ["gptbot: noindex"]}, "", "x-robots-tag: noindex"),
+    ({"page": {"meta": ["index"], "tdm-policy": ["https://x/p"]}}, "", "tdm-policy"),
+    ({"tdm-reservation": ["maybe"]}, "", "tdm-reservation: maybe"),
+    ({"content-usage": ["train ai"]}, "", "content-usage: cannot be read"),
+    ({"content-usage": ["train-ai=y"]}, "", ""),
+    ({"site": {SITE: {"robots.txt": {"status": 200, "allowed": True}}}}, "", ""),
+    (
+        {"site": {SITE: {"robots.txt": {"status": 200, "allowed": True, "disallowed": ["CCBot"]}}}},
+        "",
+        "robots.txt: CCBot is disallowed",
+    ),
+    (
+        {"site": {SITE: {"robots.txt": {"allowed": True, "usage": ["/img/ train-ai=n"]}}}},
+        "robots.txt: train-ai=n",
+        "robots.txt: train-ai=n",
+    ),
+    ({"site": {SITE: {"robots.txt": {"allowed": True, "disallowed": ["*"]}}}}, "", ""),  # and we are allowed by name
+    (
+        {"site": {SITE: {"tdmrep.json": {"location": "/", "tdm-reservation": 1}}}},
+        "tdmrep.json: tdm-reservation 1 for /",
+        "tdmrep.json: tdm-reservation 1 for /",
+    ),
+    ({"site": {SITE: {"tdmrep.json": {"unread": "status 503"}}}}, "", "tdmrep.json cannot be read: status 503"),
+    ({"site": {SITE: {"ai.txt": {"not_asked": "disallowed by robots.txt"}}}}, "", ""),
+    (
+        {"site": {SITE: {"ai.txt": {"allowed": False, "rule": "Disallow: *"}}}},
+        "ai.txt: Disallow: *",
+        "ai.txt: Disallow: *",
+    ),
+]
+
+
+def stored(signals: list[dict[str, Any] | None]) -> Batch:
+    texts = [None if found is None else json.dumps(found) for found in signals]
+    return Batch(captions=[""] * len(texts), images=None, rows=pa.table({"optout": pa.array(texts, pa.string())}))
+
+
+def test_the_words_of_each_policy() -> None:
+    found = Optout().score(stored([row[0] for row in ROWS]))
+    assert list(zip(found["optout_respect"], found["optout_strict"], strict=True)) == [row[1:] for row in ROWS]
+    assert all(strict for _, respect, strict in ROWS if respect)  # strict refuses whatever respect refuses
+    assert POLICIES == ("respect", "strict", "ignore")
+
+
+def test_the_name_that_headers_address_is_an_option() -> None:
+    batch = stored([{"x-robots-tag": ["mybot: noai"]}])
+    mine = make(FilterSpec(name="optout", options={"user_agent": "MyBot/1.0 (+https://x.example)"}))
+    assert Optout().score(batch)["optout_respect"] == [""]
+    assert mine.score(batch)["optout_respect"] == ["x-robots-tag: noai"]
+    assert set_id(mine) != set_id(Optout())
+    with pytest.raises(ValueError, match="user_agent is empty"):
+        Optout(user_agent=" ").check()
+
+
+def test_rows_without_the_column_were_never_judged() -> None:
+    batch = Batch(captions=["", ""], images=None, rows=pa.table({"url": ["a", "b"]}))
+    assert Optout().score(batch) == {"optout_respect": [None, None], "optout_strict": [None, None]}
+
+
+RECIPE = """
+name: r
+source: {kind: files, paths: [x.csv]}
+filters: [optout]
+views:
+  raw: []
+  respected: [{no: "optout_respect = ''"}]
+  strict: [{no: "optout_strict = ''"}]
+"""
+
+
+def test_a_stricter_policy_drops_exactly_the_rows_that_it_names(tmp_path: Path) -> None:
+    pool = str(tmp_path / "pool")
+    with shard.ShardWriter(pool, 0, "task", "0") as writer:
+        for place, (signals, _, _) in enumerate(ROWS):
+            text = None if signals is None else json.dumps(signals)
+            url = f"http://site.example/{place}.jpg"
+            record = {"url": url, "caption": "", "uid": disk.uid_of(url, ""), "reason": None, "optout": text}
+            writer.add(place, record, jpeg(place))
+        writer.commit(len(ROWS))
+    (tmp_path / "r.yaml").write_text(RECIPE)
+    words = [pool, "--recipe", str(tmp_path / "r.yaml")]
+    assert score_entry.main([*words, "--engine", "inline"]) == 0
+    assert filter_entry.main(words) == 0
+    keys = disk.read_parquet(disk.join(pool, "shards", "00000.parquet"))["key"].to_pylist()
+
+    def kept(view: str) -> list[str]:
+        table = disk.read_parquet(disk.join(pool, "views", view, "00000.parquet"))
+        return [key for key, keep in zip(keys, table["kept"].to_pylist(), strict=True) if keep]
+
+    assert kept("raw") == keys
+    assert kept("respected") == [key for key, row in zip(keys, ROWS, strict=True) if not row[1]]
+    assert kept("strict") == [key for key, row in zip(keys, ROWS, strict=True) if not row[2]]
+    assert (len(kept("respected")), len(kept("strict"))) == (12, 5)
