@@ -255,7 +255,7 @@ def test_a_run_changes_its_model_by_name():
         ({"model.logit_bias": True}, "unknown setting 'logit_bias'"),
         ({"model.drop_path_rate": 1}, r"drop_path_rate is 1.0; it must lie in \[0, 1\)"),
         ({"model.image_mean": "0.5"}, "image_mean has 1 values; num_channels is 3"),
-        ({"model.image_mean": 5}, "numbers with commas"),
+        ({"model.image_mean": 5}, "values with commas"),
         ({"model.num_channels": 4, "model.image_mean": [0] * 4, "model.image_std": [1] * 4}, "num_channels is 4"),
         ({"model.patch_size": 15}, "image_size 224 is not a multiple of patch_size 15"),
         ({"model.class_token_length": 0}, "class_token_length is 0; it must be at least 1"),
