@@ -16,7 +16,7 @@ from urllib.parse import urljoin
 from charset_normalizer import from_bytes
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
-from pipeline.wat import LICENSES, SIGNALS, SPACE, is_crawler, resolve
+from pipeline.wat import LICENSES, SPACE, resolve
 
 Attributes = Mapping[str, str | None]
 # Where an image's address may be, the first that is no placeholder: OBELICS' order, with the lazy srcsets behind srcset
@@ -266,22 +266,6 @@ def page_of(text: str, url: str) -> Page:
         metas,
         _license(tree, base) if licensed else None,
     )
-
-
-def robots(metas: list[tuple[str, str]], headers: list[tuple[str, str]]) -> dict[str, list[str]]:
-    """What page and headers say to robots, raw; {} where they say nothing. The form is that of a WAT's rows."""
-    found: dict[str, list[str]] = {"meta": [], "x-robots-tag": []}
-    for name, content in metas:
-        if name == "robots":
-            found["meta"].append(content)
-        elif is_crawler(name):
-            found["meta"].append(f"{name}: {content}")
-        elif name in SIGNALS:
-            found.setdefault(name, []).append(content)
-    for name, value in headers:
-        if name in SIGNALS:
-            found.setdefault(name, []).append(value)
-    return found if any(found.values()) else {}
 
 
 def _images(tree: LexborHTMLParser, base: str) -> Iterator[Image]:

@@ -153,15 +153,7 @@ def _inline(stage: Stage, tickets: Sequence[Ticket], progress: Callable[[bool], 
     report = Report()
     worker = Worker(_plain(stage))
     _started(stage, worker.ready())
-    tried = dict.fromkeys((ticket.id for ticket in tickets), 0)
-
-    def book(ticket: Ticket, kind: str, text: str) -> bool:
-        tried[ticket.id] += 1
-        ended = _book(report, stage, ticket, kind, text, tried[ticket.id])
-        if ended:
-            progress(ticket.id in report.done)
-        return ended
-
+    book = _books(report, stage, tickets, progress)
     try:
         if stage.ahead == 1:
             for ticket in tickets:
@@ -188,6 +180,22 @@ def _in_threads(worker: Worker, deal: Deal, book: Callable[[Ticket, str, str], b
                 deal.ended("here", ticket, again=not book(ticket, kind, text))
     finally:
         threads.shutdown(wait=not running, cancel_futures=True)  # interrupted: what it waits for is put away next
+
+
+def _books(
+    report: Report, stage: Stage, tickets: Sequence[Ticket], progress: Callable[[bool], None]
+) -> Callable[[Ticket, str, str], bool]:
+    """book(ticket, kind, text), to be called with the end of each try; False where the ticket is to be tried again."""
+    tried = dict.fromkeys((ticket.id for ticket in tickets), 0)
+
+    def book(ticket: Ticket, kind: str, text: str) -> bool:
+        tried[ticket.id] += 1
+        ended = _book(report, stage, ticket, kind, text, tried[ticket.id])
+        if ended:
+            progress(ticket.id in report.done)
+        return ended
+
+    return book
 
 
 def _book(report: Report, stage: Stage, ticket: Ticket, kind: str, text: str, tried: int) -> bool:
@@ -388,15 +396,7 @@ def _on_ray(stage: Stage, tickets: Sequence[Ticket], workers: int | None, progre
 
     report = Report()
     deal = Deal(tickets, stage.ahead)
-    tried = dict.fromkeys((ticket.id for ticket in tickets), 0)
-
-    def book(ticket: Ticket, kind: str, text: str) -> bool:
-        tried[ticket.id] += 1
-        ended = _book(report, stage, ticket, kind, text, tried[ticket.id])
-        if ended:
-            progress(ticket.id in report.done)
-        return ended
-
+    book = _books(report, stage, tickets, progress)
     pool = Pool(stage, deal, _size(stage, deal.groups, workers))
     try:
         while deal.left() or pool.running:

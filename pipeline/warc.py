@@ -24,8 +24,8 @@ from fastwarc.stream_io import BrotliReader, ChunkedReader, GzipReader, ZstdRead
 from fastwarc.warc import ArchiveIterator, WarcRecordType
 
 from manifests import disk
-from pipeline.markup import Page, charset_in, page_of, robots, text_of
-from pipeline.wat import Row
+from pipeline.markup import Page, charset_in, page_of, text_of
+from pipeline.wat import Row, signals_of
 
 KINDS = WarcRecordType.response | WarcRecordType.metadata
 GZIP = b"\x1f\x8b\x08"
@@ -346,7 +346,7 @@ def _rows(stored: Stored, notes: bytes, warc: str, counts: Counter[str]) -> Iter
     if html is None or page is None:
         return
     language = _language(notes, page, html[0])
-    said = robots(page.metas, html[0])
+    said = signals_of(page.metas, html[0])
     robots_json = json.dumps(said, ensure_ascii=False) if said else None
     for number, image in enumerate(page.images):
         counts["links"] += 1

@@ -13,7 +13,7 @@ import ctypes
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -294,29 +294,34 @@ def _speaks(said: msgspec.Raw) -> bool:
     return any(part in text for part in SPEAKING)
 
 
-def is_crawler(name: str) -> bool:
-    """Whether a meta tag of this name speaks to one crawler: gptbot, google-extended, img2dataset."""
-    return name.endswith(("bot", "-extended")) or name in ("img2dataset", "anthropic-ai")
-
-
 def _robots(metas: msgspec.Raw, headers: msgspec.Raw) -> str | None:
     """What page and headers say to robots, raw, as JSON; None where they say nothing."""
     of_page, of_headers = _speaks(metas), _speaks(headers)
     if not (of_page or of_headers):
         return None
+    tags = _metas.decode(metas) if of_page else ()
+    lines = _headers.decode(headers).items() if of_headers else ()
+    found = signals_of(
+        ((text_of(meta.name).strip().lower(), text_of(meta.content)) for meta in tags),
+        ((name.lower(), text) for name, value in lines for text in _texts(value)),
+    )
+    return _json.encode(found) if found else None
+
+
+def signals_of(metas: Iterable[tuple[str, str]], headers: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """What a page's tags and headers (names in lower case) say to robots, raw; {} where they say nothing."""
     found: dict[str, list[str]] = {"meta": [], "x-robots-tag": []}
-    for meta in _metas.decode(metas) if of_page else ():
-        name, content = text_of(meta.name).strip().lower(), text_of(meta.content)
+    for name, content in metas:
         if name == "robots":
             found["meta"].append(content)
-        elif is_crawler(name):
+        elif name.endswith(("bot", "-extended")) or name in ("img2dataset", "anthropic-ai"):  # one crawler's own
             found["meta"].append(f"{name}: {content}")
         elif name in SIGNALS:
             found.setdefault(name, []).append(content)
-    for name, value in _headers.decode(headers).items() if of_headers else ():
-        if name.lower() in SIGNALS:
-            found.setdefault(name.lower(), []).extend(_texts(value))
-    return _json.encode(found) if any(found.values()) else None
+    for name, value in headers:
+        if name in SIGNALS:
+            found.setdefault(name, []).append(value)
+    return found if any(found.values()) else {}
 
 
 def _license(body: bytes, base: str) -> str | None:
