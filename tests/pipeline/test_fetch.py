@@ -15,6 +15,7 @@ from email.utils import formatdate
 from typing import Any
 
 import pytest
+import uvloop
 
 from manifests.columns import REASONS
 from manifests.schema import Fetch, HostLimit, Pair
@@ -36,7 +37,7 @@ def run(pairs: list[Pair], settings: Fetch, sites: optout.Sites | None = None) -
     async def collect() -> list[tuple[int, Fetched]]:
         return [item async for item in fetch_all(pairs, settings, sites)]
 
-    found = asyncio.run(collect())
+    found = uvloop.run(collect())
     assert sorted(index for index, _ in found) == list(range(len(pairs)))
     assert all((end.body is None) == (end.reason in REASONS) for _, end in found)
     return [end for _, end in sorted(found, key=lambda item: item[0])]
@@ -359,7 +360,7 @@ def test_a_hanging_host_holds_nothing_up_and_its_queue_is_not_charged(web: Any) 
     async def collect() -> list[int]:
         return [index async for index, _ in fetch_all(web.pairs(*urls), settings)]
 
-    order = asyncio.run(collect())
+    order = uvloop.run(collect())
     healthy = [i for i in range(60) if i % 10]
     last_healthy = max(order.index(i) for i in healthy)
     assert last_healthy < 56  # nearly all of the hanging rows end after the last healthy one
@@ -395,7 +396,7 @@ def test_ten_in_a_hundred_rows_on_hanging_hosts_hold_up_nobody(web: Any) -> None
     async def collect() -> list[str | None]:
         return [end.reason async for _, end in fetch_all(web.pairs(*urls), web.fetch(deadline_s=3, concurrency=64))]
 
-    reasons = asyncio.run(collect())
+    reasons = uvloop.run(collect())
     assert reasons[:360] == [None] * 360
     assert set(reasons[360:]) <= {"deadline", "host_busy"}
 
@@ -480,7 +481,7 @@ def test_a_fetcher_takes_several_jobs_the_older_first(web: Any) -> None:
         await fetcher.close()
         return ends, fetcher.requests.budget.free - fetcher.requests.budget.size
 
-    ends, spare = asyncio.run(together())
+    ends, spare = uvloop.run(together())
     assert [number for number, _ in ends][2:6] == [3] * 4
     assert spare == 0
     assert web.hits["a.web.test/robots.txt"] == 1
@@ -501,7 +502,7 @@ def test_unread_results_stop_the_fetching(web: Any) -> None:
         assert sum(count for path, count in web.hits.items() if "/picture/" in path) <= 6
         await ends.aclose()
 
-    asyncio.run(look())
+    uvloop.run(look())
 
 
 def test_leaving_early_leaves_nothing_behind(web: Any) -> None:
@@ -512,7 +513,7 @@ def test_leaving_early_leaves_nothing_behind(web: Any) -> None:
                 break
         assert len(asyncio.all_tasks()) == 1
 
-    asyncio.run(leave())
+    uvloop.run(leave())
     gc.collect()  # an unclosed socket would warn here, and a warning fails
 
 

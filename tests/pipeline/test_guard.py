@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 from aiohttp.abc import ResolveResult
 
 from manifests.schema import Fetch, Pair
@@ -146,7 +147,7 @@ def resolve(resolver: guard.Resolver, host: str) -> list[tuple[str, int]]:
         finally:
             await resolver.close()
 
-    return asyncio.run(ask())
+    return uvloop.run(ask())
 
 
 @pytest.mark.parametrize("answers", [["10.0.0.1"], ["8.8.8.8", "127.0.0.1"], ["2606:4700::1", "fe80::1%2"]])
@@ -177,7 +178,7 @@ def test_a_name_is_looked_up_once_and_an_unknown_name_too(monkeypatch: pytest.Mo
                 await resolver.resolve("nowhere.example", 80)
         await resolver.close()
 
-    asyncio.run(ask())
+    uvloop.run(ask())
     assert asked == ["rebinding.example", "nowhere.example"]
 
 
@@ -208,7 +209,7 @@ def test_a_lookup_that_failed_for_now_is_repeated_after_a_while(
         finally:
             await resolver.close()
 
-    assert asyncio.run(ask()) == (["8.8.8.8"] if lookups == 2 else [])
+    assert uvloop.run(ask()) == (["8.8.8.8"] if lookups == 2 else [])
     assert len(asked) == lookups
 
 
@@ -325,7 +326,7 @@ def test_redirects(case: dict[str, Any], certificate: Path, monkeypatch: pytest.
     connected.clear()
     request.tls.cache_clear()
     try:
-        end = asyncio.run(run())
+        end = uvloop.run(run())
     finally:
         request.tls.cache_clear()
     assert end.reason == case["reason"], end.detail
@@ -391,7 +392,7 @@ def test_200_sequences_of_rebinding_names_connect_to_no_forbidden_address(monkey
     monkeypatch.setattr(request, "BACKOFF_S", 0.001)
     monkeypatch.setattr(guard, "FAILED_S", 0.0)
     connected.clear()
-    ends = asyncio.run(sequences(range(200)))
+    ends = uvloop.run(sequences(range(200)))
     counts = Counter(end.reason for end in ends)
     assert len(ends) == 200 * 12
     assert set(counts) == {None, "private_address", "dns"}
@@ -412,7 +413,7 @@ def test_an_address_that_changed_after_its_check_gets_no_socket(address: str, mo
     monkeypatch.setattr(guard.Resolver, "resolve", resolve)
     settings = Fetch(user_agent="guardtest/1.0", allow_private=True, robots_txt=False, site_files=(), deadline_s=5.0)
     connected.clear()
-    [end] = asyncio.run(ends_of(["http://slips.test/a.jpg"], settings))
+    [end] = uvloop.run(ends_of(["http://slips.test/a.jpg"], settings))
     assert (end.reason, connected) == ("private_address", [])
 
 

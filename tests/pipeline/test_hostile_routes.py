@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 
 from manifests.schema import Fetch, Pair
 from pipeline import guard, optout, request
@@ -91,7 +92,7 @@ def test_every_route_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             site_files=(),
         )
         pairs = [Pair(uid=entry["name"], url=server.url(entry["name"]), caption="") for entry in ENTRIES]
-        ends, grown = asyncio.run(fetched(pairs, settings))
+        ends, grown = uvloop.run(fetched(pairs, settings))
     wrong = {
         entry["name"]: (final_reason(end), end.detail)
         for entry in ENTRIES

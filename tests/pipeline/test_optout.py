@@ -11,6 +11,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+import uvloop
 
 from manifests.schema import Fetch, HostLimit, Pair
 from pipeline import optout, statements
@@ -126,7 +127,7 @@ def ask(
         finally:
             await sites.close()
 
-    return asyncio.run(run()), asked
+    return uvloop.run(run()), asked
 
 
 def text(body: str) -> Answer:
@@ -233,7 +234,7 @@ def test_a_site_that_is_slow_with_its_other_files_costs_a_quarter_of_the_deadlin
             await sites.close()
 
     begun = time.monotonic()
-    verdict = asyncio.run(run())
+    verdict = uvloop.run(run())
     assert time.monotonic() - begun < 0.35
     assert verdict.reason is None
     assert (verdict.signal or {})["ai.txt"] == (verdict.signal or {})["tdmrep.json"] == {"unread": "deadline"}
@@ -251,8 +252,8 @@ def test_the_pace_of_a_host_is_not_held_against_it() -> None:
         finally:
             await sites.close()
 
-    assert asyncio.run(run()).signal is not None
-    assert asyncio.run(run(hosts={"site.example": HostLimit(delay_s=0.5)})).signal is None
+    assert uvloop.run(run()).signal is not None
+    assert uvloop.run(run(hosts={"site.example": HostLimit(delay_s=0.5)})).signal is None
 
 
 def test_files_that_robots_txt_disallows_are_not_asked_for() -> None:
@@ -281,8 +282,8 @@ def test_a_hundred_rows_ask_once_and_a_second_loop_asks_no_more() -> None:
         await sites.close()
         return [verdict.reason for verdict in found]
 
-    assert asyncio.run(run()) == [None, "robots_txt"] * 50
-    assert asyncio.run(run()) == [None, "robots_txt"] * 50
+    assert uvloop.run(run()) == [None, "robots_txt"] * 50
+    assert uvloop.run(run()) == [None, "robots_txt"] * 50
     assert asked == [ROBOTS, TDMREP, AI_TXT]
 
 
@@ -301,7 +302,7 @@ def test_what_could_not_be_had_is_asked_for_again_before_the_day_is_over(
         for _ in range(2):
             await sites.verdict(ORIGIN, f"{ORIGIN}/a.jpg", get)
 
-    asyncio.run(run())
+    uvloop.run(run())
     assert len(asked) == (2 if asked_again else 1)
 
 
@@ -339,7 +340,7 @@ def test_a_fetch_asks_a_site_for_its_files_and_keeps_what_they_say() -> None:
         ("ignore", [None, "robots_txt", *[None] * 18]),
     ):
         asked.clear()
-        ends = asyncio.run(run(policy))
+        ends = uvloop.run(run(policy))
         assert [end.reason for end in ends] == reasons
         assert {asked[path] for path in files} == {1}
         kept = [json.loads(end.optout or "")["site"][ORIGIN] for end in ends]
@@ -360,7 +361,7 @@ def test_the_site_that_was_used_longest_ago_is_forgotten(monkeypatch: pytest.Mon
         for host in "abacaba":
             await sites.verdict(f"http://{host}", f"http://{host}/a.jpg", get)
 
-    asyncio.run(run())
+    uvloop.run(run())
     assert asked == ["a", "b", "c", "b"]
 
 

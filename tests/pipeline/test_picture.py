@@ -9,6 +9,7 @@ import signal
 from pathlib import Path
 
 import pytest
+import uvloop
 from PIL import Image
 
 from manifests.schema import Fetch
@@ -68,7 +69,7 @@ def test_children_give_what_the_function_gives() -> None:
             assert isinstance(end, BadPicture)
             assert (end.reason, end.detail) == (expected.value.reason, expected.value.detail)
 
-    asyncio.run(go())
+    uvloop.run(go())
 
 
 def test_settings_and_boxes_go_with_every_picture() -> None:
@@ -83,7 +84,7 @@ def test_settings_and_boxes_go_with_every_picture() -> None:
         async with Decoders(1) as decoders:
             return await asyncio.gather(*(decoders.decode(sink.getvalue(), s, boxes) for s, boxes in asked))
 
-    found = asyncio.run(go())
+    found = uvloop.run(go())
     assert found == [check_and_resize(sink.getvalue(), s, boxes) for s, boxes in asked]
     assert len({end.data for end in found if isinstance(end, Picture)}) == 6
     assert [end.exif for end in found if isinstance(end, Picture)][-1] == '{"Make": "A maker"}'
@@ -97,7 +98,7 @@ def test_a_crash_costs_one_picture(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         async with Decoders(2, in_flight=4) as decoders:
             return await decode_all(decoders, bodies)
 
-    found = asyncio.run(go())
+    found = uvloop.run(go())
     died = {i: end for i, end in enumerate(found) if isinstance(end, BadPicture)}
     assert sorted(died) == [3, 4, 17]
     assert {(end.reason, end.detail) for end in died.values()} == {("decoder_died", "signal SIGSEGV")}
@@ -116,7 +117,7 @@ def test_a_hang_ends_at_the_deadline_and_costs_one_picture(
         async with Decoders(1, deadline_s=0.6) as decoders:
             return await decode_all(decoders, bodies)
 
-    found = asyncio.run(go())
+    found = uvloop.run(go())
     assert [getattr(end, "reason", None) for end in found] == [None, None, "decoder_deadline", *[None] * 5]
 
 
@@ -127,7 +128,7 @@ def test_memory_is_limited(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
         async with Decoders(1) as decoders:
             return await decode_all(decoders, [saved(drawn(), comment=b"HUGE"), sized(30)])
 
-    refused, fine = asyncio.run(go())
+    refused, fine = uvloop.run(go())
     assert isinstance(refused, BadPicture)
     assert (refused.reason, refused.detail) == ("decode_error", "needs more memory than a decoder has")
     assert isinstance(fine, Picture)
@@ -143,7 +144,7 @@ def test_a_child_killed_between_pictures_costs_none() -> None:
                 await asyncio.sleep(0.01)
             assert isinstance(await decoders.decode(sized(31), Fetch()), Picture)
 
-    asyncio.run(go())
+    uvloop.run(go())
 
 
 def test_children_are_replaced_after_so_many_pictures() -> None:
@@ -160,7 +161,7 @@ def test_children_are_replaced_after_so_many_pictures() -> None:
         assert len(pids) >= 3
         assert decoders.pids == []
 
-    asyncio.run(go())
+    uvloop.run(go())
 
 
 def test_children_that_cannot_start_are_no_pictures_fault(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +174,7 @@ def test_children_that_cannot_start_are_no_pictures_fault(monkeypatch: pytest.Mo
             with pytest.raises(RuntimeError, match="exit 7"):
                 await decoders.decode(sized(20), Fetch())
 
-    asyncio.run(go())
+    uvloop.run(go())
 
 
 def test_leaving_ends_the_children_even_in_the_middle_of_a_picture(
@@ -190,7 +191,7 @@ def test_leaving_ends_the_children_even_in_the_middle_of_a_picture(
         assert all(isinstance(end, (BadPicture, asyncio.CancelledError)) for end in await work)
         return pids
 
-    for pid in asyncio.run(go()):
+    for pid in uvloop.run(go()):
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
 
@@ -207,7 +208,7 @@ def test_a_child_knows_no_secrets_and_imports_little(tmp_path: Path, monkeypatch
             with pytest.raises(RuntimeError, match="exit 0"):
                 await decoders.decode(sized(20), Fetch())
 
-    asyncio.run(go())
+    uvloop.run(go())
     seen = out.read_text()
     assert "AWS" not in seen
     assert not any(f"'{name}'" in seen for name in ("aiohttp", "pyarrow", "ray", "torch", "manifests"))

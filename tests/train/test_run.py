@@ -223,8 +223,11 @@ def test_nvidia_s_file_says_what_is_trained(blend, tmp_path, caplog):
     assert load_export(str(tmp_path / "run" / "export")).config.embed_dim == 32
 
 
+@pytest.mark.ray
 def test_without_a_cluster_ray_is_refused(blend, tmp_path, capsys, monkeypatch):
+    ray = pytest.importorskip("ray")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)  # other tests of this process may have left one
     assert run.main([blend, "--out", str(tmp_path / "run"), *changes(), "--ranks", "2", "--ray"]) == 2
     assert "--ray joins the cluster of a `ray job submit`" in capsys.readouterr().err
 
