@@ -181,7 +181,7 @@ class Decoders:
     def _feed(self) -> None:
         """Sends what waits to the children that have the least to do."""
         while self._waiting:
-            free = [c for c in self._children if len(c.jobs) < self._in_flight and c.sent < self._recycle]
+            free = [c for c in self._children if self._takes(c)]
             if not free:
                 return
             job = self._waiting.popleft()
@@ -194,6 +194,11 @@ class Decoders:
             child.jobs.append(job)
             if len(child.jobs) == 1:
                 self._watch(child)
+
+    def _takes(self, child: _Child) -> bool:
+        """Whether one more picture can be sent to it; one that has died is not out of the list at once."""
+        assert child.process.stdin is not None
+        return len(child.jobs) < self._in_flight and child.sent < self._recycle and not child.process.stdin.is_closing()
 
     def _watch(self, child: _Child) -> None:
         """Gives a child's first picture its time."""
