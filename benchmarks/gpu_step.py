@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from benchmarks import gpu_data
 from manifests.schema import Blend
 from train import accumulate
-from train.attention import Packed, pack
+from train.attention import Packed, pack, sent
 from train.augment import normalise
 from train.config import TrainConfig, configure, model_config
 from train.decode import _fast_jpeg
@@ -108,7 +108,8 @@ class Ours:
         tokens = pack(batch.tokens_BT, batch.length_B) if packed else batch.tokens_BT[:, : int(batch.length_B.max())]
         self.flops = self.work.batch(batch.length_B, self.job["captions"]) / self.batch
         self.mean_tokens = float(batch.length_B.double().mean())
-        return batch.image_BHWC.to(self.device, non_blocking=True), tokens.to(self.device, non_blocking=True)
+        moved = sent(tokens, self.device) if isinstance(tokens, Tensor) else tokens.to(self.device)
+        return batch.image_BHWC.to(self.device, non_blocking=True), moved
 
     def step(self) -> None:
         """Forward, loss, backward, norm, the check that both are numbers, and AdamW."""
@@ -159,6 +160,9 @@ class Theirs:
         import open_clip
 
         self.job, self.device = job, torch.device(job["device"])
+        if self.device.type == "cuda":  # as its main.py has them
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.benchmark = True
+        self.version = open_clip.__version__
         self.model_config = model_config(configure({"model": job["model"]}))
         with self.device:
             made = open_clip.CLIP(**open_clip_config(self.model_config)["model_cfg"], output_dict=True)
@@ -286,6 +290,7 @@ def search(program: Any, until: float) -> dict[str, Any]:
     began = time.perf_counter()
     while (held := _tried(program, batch, 1)) is None:
         sizes.append([batch, None])
+        _forget()  # sizes stay constants: a second one would make kernels for any size
         batch = int(batch * 0.85) // UNIT * UNIT
         if batch < UNIT:
             raise MemoryError("not even the smallest batch fits once compiled")
@@ -293,7 +298,7 @@ def search(program: Any, until: float) -> dict[str, Any]:
     sizes.append([batch, held])
     larger = int(batch * (ROOM * room - fixed) / max(1.0, held - fixed)) // UNIT * UNIT
     if larger >= 1.1 * batch and time.perf_counter() + 2 * took < until:
-        _forget()  # sizes stay constants: a second one would make kernels for any size
+        _forget()
         held = _tried(program, larger, 1)
         sizes.append([larger, held])
         if held is None:
@@ -324,6 +329,8 @@ def prepare(program: Any) -> dict[str, Any]:
     if program.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     parameters = sum(p.numel() for p in program.model.parameters())
+    if version := getattr(program, "version", None):
+        found["open_clip"] = version
     return {**found, "parameters": parameters, "prepare_s": time.perf_counter() - began, "steps": program.count}
 
 

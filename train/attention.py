@@ -7,7 +7,6 @@ No mask of numbers is ever made: causality is a flag. Shapes as in `model.py`, a
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.util
 import inspect
@@ -24,6 +23,13 @@ Attention = Literal["auto", "sdpa", "varlen", "flash"]
 HALVES = (torch.bfloat16, torch.float16)
 
 
+def sent(x: Tensor, device: torch.device | str) -> Tensor:
+    """On another device; from main memory to a GPU by pinned pages, so that nothing waits for the copy."""
+    if x.device.type == "cpu" and torch.device(device).type == "cuda":
+        return x.contiguous().pin_memory().to(device, non_blocking=True)
+    return x.to(device)
+
+
 class Packed(NamedTuple):
     """Captions one after another, without what follows their end-of-text tokens."""
 
@@ -34,10 +40,9 @@ class Packed(NamedTuple):
     start_B1: Tensor  # int32, B + 1: where each caption begins, and the end of the last
     longest: int
 
-    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Packed:
+    def to(self, device: torch.device | str) -> Packed:
         """On another device."""
-        moved = (x.to(device, non_blocking=non_blocking) if isinstance(x, Tensor) else x for x in self)
-        return Packed(*moved)  # type: ignore[arg-type]
+        return Packed(*(sent(x, device) if isinstance(x, Tensor) else x for x in self))  # type: ignore[arg-type]
 
 
 class Groups(NamedTuple):
@@ -47,10 +52,10 @@ class Groups(NamedTuple):
     place_B: Tensor  # of each caption of the batch among those of the groups
     row_B: Tensor  # of each caption of the groups in the batch
 
-    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Groups:
+    def to(self, device: torch.device | str) -> Groups:
         """On another device."""
-        tokens = tuple(x.to(device, non_blocking=non_blocking) for x in self.tokens_BT)
-        return Groups(tokens, *(x.to(device, non_blocking=non_blocking) for x in (self.place_B, self.row_B)))
+        tokens = tuple(sent(x, device) for x in self.tokens_BT)
+        return Groups(tokens, sent(self.place_B, device), sent(self.row_B, device))
 
 
 class Rule(NamedTuple):
@@ -104,16 +109,7 @@ def length_groups(tokens_BT: Tensor, groups: int, length_B: Tensor | None = None
 # --- kernels -------------------------------------------------------------------------------------------------------
 
 
-@functools.cache
-def _flash() -> Any:
-    """flash-attn's module, or None."""
-    if importlib.util.find_spec("flash_attn") is None:
-        return None
-    return importlib.import_module("flash_attn")
-
-
-@functools.cache
-def _varlen() -> Callable[..., Tensor] | None:
+def _find_varlen() -> Callable[..., Tensor] | None:
     """torch's varlen_attn with `causal=` for a switch (2.13 on takes a window, before it `is_causal`), or None."""
     if importlib.util.find_spec("torch.nn.attention.varlen") is None:
         return None
@@ -127,6 +123,21 @@ def _varlen() -> Callable[..., Tensor] | None:
         return mixed
 
     return attend
+
+
+# Looked for here and not where they are called: a compiler that meets a search for a module cuts a block in two there.
+_FLASH: Any = None if importlib.util.find_spec("flash_attn") is None else importlib.import_module("flash_attn")
+_VARLEN = _find_varlen()
+
+
+def _flash() -> Any:
+    """flash-attn's module, or None."""
+    return _FLASH
+
+
+def _varlen() -> Callable[..., Tensor] | None:
+    """As `_find_varlen` has found it."""
+    return _VARLEN
 
 
 def check(attention: Attention, *, dropped: bool) -> None:
@@ -167,7 +178,9 @@ def attend(
 ) -> Tensor:
     """Mixed values BTHD. With `end_B` there is one query for a sample, which sees the keys up to that one."""
     q_BHTD, k_BHTD, v_BHTD = (x.transpose(1, 2) for x in (q_BTHD, k_BTHD, v_BTHD))
-    if noise is not None and rule.dropped:
+    noise = noise if rule.dropped else None
+    # One query costs little whatever computes it, and cuDNN's backward of it has given NaN and errors on GPUs.
+    if noise is not None or (q_BTHD.is_cuda and q_BTHD.shape[1] == 1):
         return _open(q_BHTD, k_BHTD, v_BHTD, rule, noise, causal, end_B).transpose(1, 2)
     seen_B11T = None
     if end_B is not None:
@@ -237,9 +250,9 @@ def _padded(x_N: Tensor, packed: Packed) -> Tensor:
 
 
 def _open(
-    q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, rule: Rule, noise: Noise, causal: bool, end_B: Tensor | None
+    q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, rule: Rule, noise: Noise | None, causal: bool, end_B: Tensor | None
 ) -> Tensor:
-    """Attention with its weights written out, so that a share of them can be left out."""
+    """Attention with its weights written out; with `noise` a share of them is left out."""
     H, T, S = q_BHTD.shape[1], q_BHTD.shape[2], k_BHTD.shape[2]
     weight_BHTS = q_BHTD @ k_BHTD.mT * q_BHTD.shape[-1] ** -0.5
     key_S = torch.arange(S, device=q_BHTD.device)
@@ -248,6 +261,9 @@ def _open(
     elif causal:
         weight_BHTS = weight_BHTS.masked_fill(key_S > key_S[:T, None], -torch.inf)
     weight_BHTS = weight_BHTS.softmax(dim=-1)
+    if noise is None:
+        mixed_BHTD: Tensor = weight_BHTS.to(v_BHTD.dtype) @ v_BHTD
+        return mixed_BHTD
     head_H11 = torch.arange(rule.first_head, rule.first_head + H, device=q_BHTD.device)[:, None, None]
     token_B1T1 = noise.token.view(len(q_BHTD), 1, T, 1)
     keep = uniform(noise.key, ATTENTION, ((token_B1T1 << 16) + key_S) * 256 + head_H11) >= rule.dropped

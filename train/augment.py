@@ -6,6 +6,7 @@ aspect between 3/4 and 4/3, bicubic), but its random numbers are a function of w
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -85,6 +86,12 @@ def centre_crop(pixels_HWC: Pixels, size: int | tuple[int, int]) -> Pixels:
     return pixels_HWC[top : top + tall, left : left + wide]
 
 
+@functools.cache
+def _levels(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """Sent once: a GPU would wait for the copy in every step."""
+    return torch.tensor(values, device=device)
+
+
 def normalise(image_BHWC: Tensor, mean: Sequence[float] = IMAGE_MEAN, std: Sequence[float] = IMAGE_STD) -> Tensor:
     """uint8 RGB -> (B, C, H, W) float32 with a model's mean and deviation, on the pixels' own device.
 
@@ -92,7 +99,7 @@ def normalise(image_BHWC: Tensor, mean: Sequence[float] = IMAGE_MEAN, std: Seque
     """
     pixels = image_BHWC.float()
     if len(mean) == 1:
-        pixels = (pixels * torch.tensor(LUMINANCE, device=pixels.device)).sum(dim=-1, keepdim=True)
-    mean_C = torch.tensor(mean, device=image_BHWC.device) * 255
-    std_C = torch.tensor(std, device=image_BHWC.device) * 255
+        pixels = (pixels * _levels(LUMINANCE, pixels.device)).sum(dim=-1, keepdim=True)
+    mean_C = _levels(tuple(mean), pixels.device) * 255
+    std_C = _levels(tuple(std), pixels.device) * 255
     return ((pixels - mean_C) / std_C).permute(0, 3, 1, 2)

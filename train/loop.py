@@ -26,7 +26,7 @@ from tqdm import tqdm
 from manifests import disk
 from manifests.schema import Blend
 from train import accumulate, checkpoint, parallel, reshard, weights
-from train.attention import Groups, Packed, length_groups, pack
+from train.attention import Groups, Packed, length_groups, pack, sent
 from train.augment import normalise
 from train.config import TrainConfig, model_config
 from train.loader import Batch, Loader
@@ -209,7 +209,7 @@ def _step(job: Job, batch: Batch, lr: float) -> tuple[float, float, float, bool]
         image_BHWC = batch.image_BHWC[rows].to(device, non_blocking=True)
         image_BCHW = normalise(image_BHWC, job.model.config.image_mean, job.model.config.image_std)
         tokens = _captions(config, tokens_BT[rows], batch.length_B[rows])
-        return image_BCHW, tokens.to(device, non_blocking=True)
+        return image_BCHW, sent(tokens, device) if isinstance(tokens, Tensor) else tokens.to(device)
 
     loss_of = functools.partial(
         contrastive,
@@ -229,7 +229,7 @@ def _step(job: Job, batch: Batch, lr: float) -> tuple[float, float, float, bool]
         loss_scale=job.update.scale(),
     )
     norm = job.update.norm()
-    stop = torch.tensor(float(job.stop.is_set()), device=device)
+    stop = torch.full((), float(job.stop.is_set()), device=device)  # a fill: nothing is copied
     values = parallel.mean(torch.stack([found.loss.float(), found.accuracy, norm.float(), stop]), job.ranks)
     overflow = math.isfinite(values[0]) and not math.isfinite(values[2]) and job.update.may_skip()
     if not overflow and not (math.isfinite(values[0]) and math.isfinite(values[2])):

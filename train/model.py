@@ -43,6 +43,14 @@ class Embedding(nn.Embedding):
         """Leave it empty."""
 
 
+class LayerNorm(nn.LayerNorm):
+    """In the type of what it is given: autocast on a GPU computes it in 32 bits, and would leave the stream so."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As it is given."""
+        return super().forward(x).to(x.dtype)
+
+
 class QKV(Linear):
     """Queries, keys and values by one product; rows [H, 3, D], so H comes from the weight that is there."""
 
@@ -80,10 +88,10 @@ class Block(nn.Module):
     def __init__(self, width: int, heads: int, mlp: int, *, causal: bool, quick_gelu: bool) -> None:
         super().__init__()
         self.causal, self.quick_gelu = causal, quick_gelu
-        self.ln_1 = nn.LayerNorm(width)
+        self.ln_1 = LayerNorm(width)
         self.qkv = QKV(width, heads)
         self.out = Linear(width, width)
-        self.ln_2 = nn.LayerNorm(width)
+        self.ln_2 = LayerNorm(width)
         self.fc1 = Linear(width, mlp)
         self.fc2 = Linear(mlp, width)
 
@@ -142,12 +150,12 @@ class Vision(nn.Module):
         self.patch = Linear(config.num_channels * config.patch_size**2, width, bias=False)
         self.class_embedding = nn.Parameter(torch.empty(width) if first == 1 else torch.empty(first, width))
         self.positional_embedding = nn.Parameter(torch.empty(config.patches + first, width))
-        self.ln_pre = nn.LayerNorm(width)
+        self.ln_pre = LayerNorm(width)
         self.blocks = nn.ModuleList(
             Block(width, config.vision_heads, config.vision_mlp, causal=False, quick_gelu=config.quick_gelu)
             for _ in range(config.vision_layers)
         )
-        self.ln_post = nn.LayerNorm(width)
+        self.ln_post = LayerNorm(width)
         self.proj = nn.Parameter(torch.empty(width, config.embed_dim))
 
     def forward(self, image_BCHW: Tensor, key: Tensor | None = None, row_B: Tensor | None = None) -> Tensor:
@@ -202,7 +210,7 @@ class Text(nn.Module):
             Block(width, config.text_heads, config.text_mlp, causal=True, quick_gelu=config.quick_gelu)
             for _ in range(config.text_layers)
         )
-        self.ln_final = nn.LayerNorm(width)
+        self.ln_final = LayerNorm(width)
         self.proj = nn.Parameter(torch.empty(width, config.embed_dim))
 
     def forward(self, tokens: Tensor | Packed, key: Tensor | None = None, row_B: Tensor | None = None) -> Tensor:
@@ -218,7 +226,8 @@ class Text(nn.Module):
             if key is not None and row_B is not None:
                 noise = draws.noise_of(key, row_B, number.shape[1])
         else:
-            x = self.token_embedding(rows) + positional_TC[packed.position_N]
+            # A look-up's gradient is fast where rows repeat, an index's is not.
+            x = self.token_embedding(rows) + F.embedding(packed.position_N, positional_TC)
             if key is not None and row_B is not None:
                 row_N = row_B[packed.sample_N]
                 noise = Noise(key, row_N, row_N * draws.TOKENS + packed.position_N)

@@ -121,7 +121,10 @@ def _kept() -> list[Any]:
     names = ["mm", "addmm", "bmm"]
     kinds = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
     names += [f"_scaled_dot_product_{kind}" for kind in kinds]
-    kept = [getattr(torch.ops.aten, name).default for name in names if hasattr(torch.ops.aten, name)]
+    found = [(torch.ops.aten, name) for name in names]
+    found += [(torch.ops.torch_attn, "_varlen_attn")]
+    found += [(torch.ops.flash_attn, f"_flash_attn{kind}_forward") for kind in ("", "_varlen")]
+    kept = [getattr(space, name).default for space, name in found if hasattr(space, name)]
     return [*kept, torch.ops._c10d_functional.all_reduce.default]
 
 
@@ -149,6 +152,8 @@ def _shard(model: CLIP, ranks: Ranks, config: TrainConfig) -> None:
         scalar.register_post_accumulate_grad_hook(functools.partial(_average, ranks.shards))
     for block in _blocks(model):
         fully_shard(block, **options)
+    if config.precision == "bf16":  # embeddings as without sharding: autocast leaves them 32 bits
+        options["mp_policy"] = MixedPrecisionPolicy(None, torch.float32, cast_forward_inputs=False)
     fully_shard(model, ignored_params=set(scalars), **options)
 
 

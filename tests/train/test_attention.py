@@ -104,16 +104,22 @@ def test_the_kernels_for_packed_sequences_are_called_as_they_ask(monkeypatch, ke
 def test_torch_s_varlen_has_a_switch_for_causality(monkeypatch):
     seen = []
     module = pytest.importorskip("torch.nn.attention.varlen")
-    attention._varlen.cache_clear()
     monkeypatch.setattr(module, "varlen_attn", lambda *a, window_size=(-1, -1): seen.append(window_size) or a[0])
-    attend_varlen = attention._varlen()
+    attend_varlen = attention._find_varlen()
     for causal in (True, False):
         attend_varlen(torch.zeros(1), causal=causal)
-    attention._varlen.cache_clear()
     monkeypatch.setattr(module, "varlen_attn", lambda *a, is_causal=False: seen.append(is_causal) or a[0])
-    attention._varlen()(torch.zeros(1), causal=True)
-    attention._varlen.cache_clear()
+    attention._find_varlen()(torch.zeros(1), causal=True)
     assert seen == [(-1, 0), (-1, -1), True]
+
+
+@pytest.mark.parametrize("limited", [False, True])
+def test_one_query_written_out_is_attention(limited):
+    q, k, v = torch.randn(3, 1, 2, 8), torch.randn(3, 5, 2, 8), torch.randn(3, 5, 2, 8)
+    end_B = torch.tensor([0, 4, 2]) if limited else None
+    shares = [x.transpose(1, 2) for x in (q, k, v)]
+    found = attention._open(*shares, Rule(), None, False, end_B).transpose(1, 2)
+    torch.testing.assert_close(found, attend(q, k, v, Rule(), causal=False, end_B=end_B))
 
 
 def test_a_kernel_that_cannot_run_is_refused_with_the_reason(monkeypatch):
