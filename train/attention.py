@@ -109,6 +109,14 @@ def length_groups(tokens_BT: Tensor, groups: int, length_B: Tensor | None = None
 # --- kernels -------------------------------------------------------------------------------------------------------
 
 
+def _find_flash() -> Any:
+    """flash-attn's module, or None; one that was built for another torch cannot be imported."""
+    try:
+        return importlib.import_module("flash_attn")
+    except (ImportError, OSError):
+        return None
+
+
 def _find_varlen() -> Callable[..., Tensor] | None:
     """torch's varlen_attn with `causal=` for a switch (2.13 on takes a window, before it `is_causal`), or None."""
     if importlib.util.find_spec("torch.nn.attention.varlen") is None:
@@ -126,12 +134,11 @@ def _find_varlen() -> Callable[..., Tensor] | None:
 
 
 # Looked for here and not where they are called: a compiler that meets a search for a module cuts a block in two there.
-_FLASH: Any = None if importlib.util.find_spec("flash_attn") is None else importlib.import_module("flash_attn")
-_VARLEN = _find_varlen()
+_FLASH, _VARLEN = _find_flash(), _find_varlen()
 
 
 def _flash() -> Any:
-    """flash-attn's module, or None."""
+    """As `_find_flash` has found it."""
     return _FLASH
 
 
@@ -143,7 +150,10 @@ def _varlen() -> Callable[..., Tensor] | None:
 def check(attention: Attention, *, dropped: bool) -> None:
     """ValueError for a kernel that is not there, or that cannot do what the model asks for."""
     if attention == "flash" and _flash() is None:
-        raise ValueError("attention is 'flash', but flash-attn is not installed; install it, or set attention to auto")
+        raise ValueError(
+            "attention is 'flash', but flash-attn is not installed, or not for this torch; install it, or set attention to"
+            " auto"
+        )
     if attention == "varlen" and _varlen() is None:
         raise ValueError(f"attention is 'varlen', which torch {torch.__version__} lacks; set attention to auto")
     if attention in ("flash", "varlen") and dropped:
