@@ -151,8 +151,8 @@ def check(attention: Attention, *, dropped: bool) -> None:
     """ValueError for a kernel that is not there, or that cannot do what the model asks for."""
     if attention == "flash" and _flash() is None:
         raise ValueError(
-            "attention is 'flash', but flash-attn is not installed, or not for this torch; install it, or set attention to"
-            " auto"
+            "attention is 'flash', but flash-attn is not installed, or not for this torch; install it, or set"
+            " attention to auto"
         )
     if attention == "varlen" and _varlen() is None:
         raise ValueError(f"attention is 'varlen', which torch {torch.__version__} lacks; set attention to auto")
