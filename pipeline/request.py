@@ -307,7 +307,9 @@ def _failure(error: Exception, line: _Line) -> Answer:
         return Answer(reason="tls", detail=str(said or words))
     if isinstance(error, aiohttp.ClientConnectorDNSError):
         return Answer(reason="dns", detail=words)
-    if isinstance(error, aiohttp.ClientConnectorError):
+    # Whether a connection that is taken and broken at once is noticed while it is made is chance: it is one reason.
+    broken = isinstance(inner, (ConnectionResetError, ConnectionAbortedError, BrokenPipeError))
+    if isinstance(error, aiohttp.ClientConnectorError) and not broken:
         return Answer(reason="connect", detail=words)
     if isinstance(error, (aiohttp.ClientConnectionError, OSError)):
         return Answer(reason="reset", detail="the connection broke", stale=line.used_before)

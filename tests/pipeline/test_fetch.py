@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import json
 import socket
@@ -14,8 +15,10 @@ from collections import Counter
 from email.utils import formatdate
 from typing import Any
 
+import aiohttp
 import pytest
 import uvloop
+from aiohttp.client_reqrep import ConnectionKey
 
 from manifests.columns import REASONS
 from manifests.schema import Fetch, HostLimit, Pair
@@ -106,7 +109,7 @@ def test_routes(web: Any, path: str, reason: str | None, attempts: int) -> None:
 def test_a_deadline_is_kept_and_a_timeout_is_not_repeated(web: Any, path: str) -> None:
     end = one(web, path, deadline_s=0.4)
     assert (end.reason, end.attempts) == ("deadline", 1)
-    assert 0.4 <= end.elapsed_s < 5
+    assert 0.39 <= end.elapsed_s < 5  # the loop counts in milliseconds
     assert web.hits[f"a.web.test{path}"] == 1
 
 
@@ -121,7 +124,7 @@ def test_retry_after(web: Any, after: str) -> None:
     end = one(web, f"/flaky/1/429?Retry-After={after.replace(' ', '+')}", deadline_s=5.0)
     if after.startswith(("1", "soon", "-")):
         assert end.reason is None
-        assert (end.elapsed_s >= 1) is (after == "1")
+        assert (end.elapsed_s >= 0.99) is (after == "1")
     else:  # a year does not fit in the deadline
         assert (end.reason, end.attempts) == ("http_429", 1)
 
@@ -416,7 +419,7 @@ def test_a_host_that_asks_to_wait_is_asked_nothing_meanwhile(web: Any) -> None:
     begun = time.monotonic()
     ends = run(web.pairs(*urls), web.fetch(per_host=1, robots_txt=False))
     assert all(end.body for end in ends)
-    assert time.monotonic() - begun >= 1
+    assert time.monotonic() - begun >= 0.99
     assert min(end.fetched_at for end in ends[1:]) - ends[0].fetched_at >= 0.9
     ends = run(web.pairs("http://b.web.test/status/429?Retry-After=9999", *urls[1:2]), web.fetch(deadline_s=2))
     assert [end.reason for end in ends] == ["http_429", None]
@@ -435,7 +438,7 @@ def test_a_delay_holds_for_files_pictures_and_redirects(web: Any, ours: bool) ->
     begun = time.monotonic()
     ends = run(web.pairs(*urls), web.fetch(hosts=limits, deadline_s=1.0, per_host=4))
     assert all(end.body for end in ends)
-    assert time.monotonic() - begun >= 4 * 0.3
+    assert time.monotonic() - begun >= 4 * 0.299
     assert web.peak["a.web.test"] == 1
 
 
@@ -443,7 +446,7 @@ def test_a_body_below_the_minimum_rate(web: Any, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(body, "RATE_AFTER_S", 0.3)
     end = one(web, "/drip", deadline_s=5.0, min_rate=1000)
     assert (end.reason, end.detail, end.attempts) == ("too_slow", "less than 1000 bytes/s", 1)
-    assert 0.3 <= end.elapsed_s < 2
+    assert 0.29 <= end.elapsed_s < 2
     assert one(web, "/announced/5000", deadline_s=5.0).reason == "too_slow"
     assert one(web, "/drip", deadline_s=1.0, min_rate=10).reason == "deadline"
     assert one(web, "/drip", deadline_s=1.0, min_rate=0).reason == "deadline"
@@ -525,3 +528,13 @@ def test_a_user_agent_is_needed(agent: str | None) -> None:
 
 def test_nothing_to_do(web: Any) -> None:
     assert run([], web.fetch()) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [(errno.ECONNRESET, "reset"), (errno.ECONNREFUSED, "connect"), (errno.EHOSTUNREACH, "connect")],
+)
+def test_a_connection_that_is_broken_while_it_is_made_is_a_reset(number: int, reason: str) -> None:
+    key = ConnectionKey("host.example", 443, True, True, None, None, None)
+    error = aiohttp.ClientConnectorError(key, OSError(number, "Connect call failed"))
+    assert request._failure(error, request._Line(100)).reason == reason
