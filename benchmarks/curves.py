@@ -45,10 +45,9 @@ from train.model import CLIP
 from train.run import settings
 
 PROGRAMS = {"ours": "clipmill", "theirs": "open_clip"}
-VIEW = "raw"
 COMMON = ["decay_groups=open_clip", "log_every=1", "device=cpu"]  # what the preset is changed by, here as there
 BATCH = settings("micro", COMMON).batch_size
-PICTURES = (".jpg", ".jpeg", ".png", ".webp")
+VIEW, PICTURES = "raw", (".jpg", ".jpeg", ".png", ".webp")
 TEMPLATES = ["a photo of a {}", "a photo of an {}"]
 MODEL = "clipmill-micro-ViT"  # the name under which open_clip finds our architecture
 # What the peer's python executes: open_clip learns of a folder of architectures, then its own entry runs as it is.

@@ -108,8 +108,7 @@ class Ours:
         tokens = pack(batch.tokens_BT, batch.length_B) if packed else batch.tokens_BT[:, : int(batch.length_B.max())]
         self.flops = self.work.batch(batch.length_B, self.job["captions"]) / self.batch
         self.mean_tokens = float(batch.length_B.double().mean())
-        moved = sent(tokens, self.device) if isinstance(tokens, Tensor) else tokens.to(self.device)
-        return batch.image_BHWC.to(self.device, non_blocking=True), moved
+        return batch.image_BHWC.to(self.device, non_blocking=True), sent(tokens, self.device)
 
     def step(self) -> None:
         """Forward, loss, backward, norm, the check that both are numbers, and AdamW."""

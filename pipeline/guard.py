@@ -144,7 +144,7 @@ def _host(host: str, settings: Fetch, *, literal: bool) -> str:
     usual, address = _spelled(host, literal)
     if address is not None:
         check_address(address, settings)
-        if usual != address and not literal:
+        if usual != address:
             raise Refused("bad_url", f"{usual} is an unusual spelling of {address}")
     return usual
 
@@ -157,7 +157,7 @@ def _spelled(host: str, literal: bool) -> tuple[str, str | None]:
             address = ipaddress.IPv6Address(host)
         except ValueError as error:
             raise Refused("bad_url", f"[{host}] is no address") from error
-        return address.compressed, str(address)
+        return address.compressed, address.compressed
     host = unicodedata.normalize("NFKC", host).replace("\u3002", ".").lower()  # U+3002: the ideographic full stop
     host = host[:-1] if host.endswith(".") else host
     if host and not host.isascii():

@@ -302,7 +302,7 @@ def _robots(metas: Sequence[Meta], headers: msgspec.Raw) -> str | None:
         if meta.name and not (type(meta.name) is str and meta.name in QUIET)
     ]
     lines = (_headers.decode(headers) or {}).items()
-    said = [(name.lower(), value) for name, value in lines if name.lower() in SIGNALS]
+    said = [(low, value) for name, value in lines if (low := name.lower()) in SIGNALS]
     if not (tags or said):
         return None
     found = signals_of(tags, ((name, text) for name, value in said for text in _texts(value)))

@@ -23,13 +23,6 @@ Attention = Literal["auto", "sdpa", "varlen", "flash"]
 HALVES = (torch.bfloat16, torch.float16)
 
 
-def sent(x: Tensor, device: torch.device | str) -> Tensor:
-    """On another device; from main memory to a GPU by pinned pages, so that nothing waits for the copy."""
-    if x.device.type == "cpu" and torch.device(device).type == "cuda":
-        return x.contiguous().pin_memory().to(device, non_blocking=True)
-    return x.to(device)
-
-
 class Packed(NamedTuple):
     """Captions one after another, without what follows their end-of-text tokens."""
 
@@ -56,6 +49,13 @@ class Groups(NamedTuple):
         """On another device."""
         tokens = tuple(sent(x, device) for x in self.tokens_BT)
         return Groups(tokens, sent(self.place_B, device), sent(self.row_B, device))
+
+
+def sent(x: Tensor | Packed | Groups, device: torch.device | str) -> Any:
+    """On another device; from main memory to a GPU by pinned pages, so that nothing waits for the copy."""
+    if isinstance(x, Tensor) and x.device.type == "cpu" and torch.device(device).type == "cuda":
+        return x.contiguous().pin_memory().to(device, non_blocking=True)
+    return x.to(device)
 
 
 class Rule(NamedTuple):

@@ -209,7 +209,7 @@ def _step(job: Job, batch: Batch, lr: float) -> tuple[float, float, float, bool]
         image_BHWC = batch.image_BHWC[rows].to(device, non_blocking=True)
         image_BCHW = normalise(image_BHWC, job.model.config.image_mean, job.model.config.image_std)
         tokens = _captions(config, tokens_BT[rows], batch.length_B[rows])
-        return image_BCHW, sent(tokens, device) if isinstance(tokens, Tensor) else tokens.to(device)
+        return image_BCHW, sent(tokens, device)
 
     loss_of = functools.partial(
         contrastive,

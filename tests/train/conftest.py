@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import io
 import tarfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from PIL import Image
 
 from manifests import disk
@@ -182,3 +183,12 @@ def tiny_pool(tmp_path_factory: pytest.TempPathFactory) -> str:
     pool = build_pool(tmp_path_factory.mktemp("tiny") / "pool")
     write_view(pool, "half", 0.5)
     return pool
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Sums on one thread, whose order is always the same."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -14,12 +14,7 @@ from train.loss import contrastive
 COUNT, WIDE = 24, 12
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Pair(nn.Module):

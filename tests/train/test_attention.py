@@ -7,22 +7,13 @@ from itertools import pairwise
 import pytest
 import torch
 
+from tests.train.captions import LENGTHS, captions
 from train import attention
 from train.architecture import MODELS
 from train.attention import Rule, attend, length_groups, lengths_of, pack
 from train.model import CLIP
 
 CONFIG = dataclasses.replace(MODELS["test"], vocab_size=50, text_layers=3)
-LENGTHS = [4, 16, 3, 9, 9, 5, 12]
-
-
-def captions(lengths=LENGTHS, context=16, end=49):
-    tokens = torch.zeros((len(lengths), context), dtype=torch.int64)
-    generator = torch.Generator().manual_seed(1)
-    for row, length in enumerate(lengths):
-        tokens[row, :length] = torch.randint(1, end, (length,), generator=generator)
-        tokens[row, length - 1] = end
-    return tokens
 
 
 def features_and_gradients(tokens, dtype, **changes):

@@ -13,12 +13,7 @@ from train.loss import WHOLE, Shards, contrastive
 B, E = 8, 6
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def features(count=B):

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+from tests.train.captions import captions
 from train.architecture import MODELS
 from train.attention import trim
 from train.model import CLIP, Block, UsedTokens
@@ -28,15 +29,6 @@ HEADS = {
     "ViT-B-32": (12, 8), "ViT-B-16": (12, 8), "ViT-L-14": (16, 12), "ViT-L-14-336": (16, 12), "ViT-H-14": (16, 16),
     "ViT-g-14": (16, 16), "ViT-bigG-14": (16, 20), "ViT-e-14": (16, 20), "ViT-S-32": (6, 6), "ViT-S-16": (6, 6),
 }  # fmt: skip
-
-
-def captions(lengths, context=16, end=49):
-    tokens = torch.zeros((len(lengths), context), dtype=torch.int64)
-    generator = torch.Generator().manual_seed(1)
-    for row, length in enumerate(lengths):
-        tokens[row, :length] = torch.randint(1, end, (length,), generator=generator)
-        tokens[row, length - 1] = end
-    return tokens
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name.startswith("ViT")])

@@ -18,12 +18,7 @@ SETTINGS = {"model": "test", "samples_seen": 80, "batch_size": 8, "lanes": 4, "w
 SMALL = dataclasses.replace(MODELS["test"], vocab_size=60)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def config_of(**changes):

@@ -34,12 +34,7 @@ SCALE = 1 / 0.07
 BOUND = 1e-9  # of a tensor's gradient: the norm of the difference over the norm
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def pair(config, dtype):
