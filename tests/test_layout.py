@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import importlib.util
 import re
 import subprocess
@@ -51,7 +52,20 @@ ENTRIES = [
 
 
 def sources(package: str) -> list[Path]:
-    return sorted((ROOT / package).glob("*.py"))
+    """Every Python file of a package, in its sub-packages too."""
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+def unit_of(dotted: str) -> str:
+    """The entry of ORDER that a module belongs to: its sub-package, or the module itself where it lies at the top."""
+    parts = dotted.split(".")
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+def module_of(path: Path) -> str:
+    """The dotted name of a file, without `__init__`."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 2 else parts)
 
 
 def imports(path: Path) -> set[str]:
@@ -74,16 +88,27 @@ def test_a_package_imports_only_what_lies_before_it(package: str) -> None:
 
 
 @pytest.mark.parametrize("package", ORDER)
-def test_a_file_imports_only_files_listed_above_it(package: str) -> None:
+def test_a_unit_imports_only_units_listed_above_it(package: str) -> None:
     order = ORDER[package]
-    here = {path.stem for path in sources(package)}
-    assert here - {"__init__"} <= set(order), f"list {sorted(here - set(order))} where they belong"
+    units = {unit_of(module_of(path)) for path in sources(package)}
+    assert units - {"__init__"} <= set(order), f"list {sorted(units - set(order))} where they belong"
     for path in sources(package):
-        if path.stem == "__init__":
+        unit = unit_of(module_of(path))
+        if unit == "__init__":
             continue
-        above = set(order[: order.index(path.stem)])
-        used = {name.split(".")[1] for name in imports(path) if name.startswith(package + ".")} & here
-        assert used <= above, f"{path.relative_to(ROOT)} imports {sorted(used - above)}, which is listed below it"
+        allowed = set(order[: order.index(unit) + 1])
+        used = {unit_of(name) for name in imports(path) if name.startswith(package + ".")} & units
+        assert used <= allowed, f"{path.relative_to(ROOT)} imports {sorted(used - allowed)}, which is listed below it"
+
+
+@pytest.mark.parametrize("package", ORDER)
+def test_no_two_modules_of_a_unit_import_each_other(package: str) -> None:
+    modules = {module_of(path): path for path in sources(package) if path.stem != "__init__"}
+    graph = {name: {used for used in imports(path) if used in modules} for name, path in modules.items()}
+    try:
+        tuple(graphlib.TopologicalSorter(graph).static_order())
+    except graphlib.CycleError as error:
+        pytest.fail(f"modules import each other: {' -> '.join(error.args[1])}")
 
 
 def test_no_file_name_shadows_the_standard_library_or_a_dependency() -> None:
