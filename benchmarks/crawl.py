@@ -36,7 +36,11 @@ ROOT = Path(__file__).resolve().parents[1]
 if not __package__:
     sys.path[0] = str(ROOT)
 
-WAYS = {"bare": "FastWARC, bare reading", "cc2dataset": "cc2dataset's logic", "ours": "ours, to the staged part"}
+WAYS = {
+    "bare": "FastWARC, bare reading",
+    "cc2dataset": "cc2dataset's logic",
+    "ours": "ours, to the staged part",
+}
 PAGES_OF_A_WAT = 39_000
 SYLLABLES = (
     "ka", "lo", "mi", "ter", "san", "ver", "ou", "pre", "shi", "ne", "ra", "ton", "gal", "bi", "co", "du", "el", "fra",
@@ -53,7 +57,9 @@ class Writer:
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
-        words = ["".join(self.rng.choices(SYLLABLES, k=self.rng.randint(1, 4))) for _ in range(8000)]
+        words = [
+            "".join(self.rng.choices(SYLLABLES, k=self.rng.randint(1, 4))) for _ in range(8000)
+        ]
         self.words = self.rng.choices(words, [1 / (n + 20) for n in range(len(words))], k=300_000)
         self.place = 0
 
@@ -65,15 +71,22 @@ class Writer:
         return " ".join(self.words[self.place : self.place + self.rng.randint(least, most)])
 
     def link(self, host: str, ending: str = "") -> str:
-        folder = self.rng.choice(["static", "img", "wp-content/uploads", "media", "catalog/product/cache"])
+        folder = self.rng.choice(
+            ["static", "img", "wp-content/uploads", "media", "catalog/product/cache"]
+        )
         path = f"{folder}/{self.rng.randint(1, 99)}/{self.hexadecimal(self.rng.randint(20, 48))}"
         slug = "-".join(self.words[self.place : self.place + self.rng.randint(0, 5)])
         path = f"{path}/{slug.encode('ascii', 'ignore').decode()}{ending}"
-        start = self.rng.choices([f"{host}/", "/", f"//cdn{self.rng.randint(1, 9)}.example/", ""], [60, 25, 10, 5])[0]
+        start = self.rng.choices(
+            [f"{host}/", "/", f"//cdn{self.rng.randint(1, 9)}.example/", ""], [60, 25, 10, 5]
+        )[0]
         return start + path
 
     def image(self, host: str) -> dict[str, str]:
-        link = {"path": "IMG@/src", "url": self.link(host, self.rng.choice([".jpg", ".jpg", ".png", ".jpg?w=300"]))}
+        link = {
+            "path": "IMG@/src",
+            "url": self.link(host, self.rng.choice([".jpg", ".jpg", ".png", ".jpg?w=300"])),
+        }
         drawn = self.rng.random()
         if drawn < 10.5 / 19:
             link["alt"] = self.text(2, 9)
@@ -86,7 +99,10 @@ class Writer:
         return link
 
     def anchor(self, host: str) -> dict[str, str]:
-        link = {"path": "A@/href", "url": self.link(host, ".jpg" if self.rng.random() < 0.03 else "")}
+        link = {
+            "path": "A@/href",
+            "url": self.link(host, ".jpg" if self.rng.random() < 0.03 else ""),
+        }
         if self.rng.random() < 0.8:
             link["text"] = f'"{self.text(1, 4)}"' if self.rng.random() < 0.05 else self.text(1, 8)
         if self.rng.random() < 0.1:
@@ -109,13 +125,23 @@ class Writer:
 
     def html(self, host: str) -> dict[str, Any]:
         metas = [{"name": "viewport", "content": "width=device-width, initial-scale=1"}]
-        metas += [{"name": "description", "content": self.text(8, 25)}, {"property": "og:title", "content": "x"}]
+        metas += [
+            {"name": "description", "content": self.text(8, 25)},
+            {"property": "og:title", "content": "x"},
+        ]
         if self.rng.random() < 0.4:
-            metas.append({"name": "robots", "content": self.rng.choice(["index, follow", "noai", "noarchive"])})
+            metas.append(
+                {
+                    "name": "robots",
+                    "content": self.rng.choice(["index, follow", "noai", "noarchive"]),
+                }
+            )
         if self.rng.random() < 0.7:
             metas.append({"name": "HTML@/lang", "content": self.rng.choice(["en-US", "de", "fr"])})
         head: dict[str, Any] = {"Title": self.text(3, 9), "Metas": metas}
-        head["Link"] = [{"path": "LINK@/href", "url": self.link(host), "rel": "stylesheet"} for _ in range(6)]
+        head["Link"] = [
+            {"path": "LINK@/href", "url": self.link(host), "rel": "stylesheet"} for _ in range(6)
+        ]
         head["Scripts"] = [{"path": "SCRIPT@/src", "url": self.link(host, ".js")} for _ in range(8)]
         if self.rng.random() < 0.04:
             head["Base"] = host + "/"
@@ -125,15 +151,35 @@ class Writer:
         """The request, response and metadata of a page as compressed records."""
         host = f"https://www.{self.hexadecimal(9)}.example"
         url = f"{host}/{self.rng.choice(['news', 'shop', 'blog'])}/{self.hexadecimal(8)}-{number}.html"
-        headers = {"Content-Type": "text/html; charset=utf-8", "Server": "nginx", "Vary": "Accept-Encoding"}
-        headers |= {"Set-Cookie": f"sid={self.hexadecimal(40)}", "ETag": f'"{self.hexadecimal(20)}"'}
+        headers = {
+            "Content-Type": "text/html; charset=utf-8",
+            "Server": "nginx",
+            "Vary": "Accept-Encoding",
+        }
+        headers |= {
+            "Set-Cookie": f"sid={self.hexadecimal(40)}",
+            "ETag": f'"{self.hexadecimal(20)}"',
+        }
         if self.rng.random() < 0.03:
             headers["X-Robots-Tag"] = "noarchive"
-        detected = [{"code": "en", "text-covered": 0.98, "score": self.rng.randint(300, 2000), "name": "ENGLISH"}]
+        detected = [
+            {
+                "code": "en",
+                "text-covered": 0.98,
+                "score": self.rng.randint(300, 2000),
+                "name": "ENGLISH",
+            }
+        ]
         value = json.dumps({"reliable": self.rng.random() < 0.9, "languages": detected})
         payloads = {
-            "request": {"HTTP-Request-Metadata": {"Headers": {"Host": host[8:], "Accept": "text/html,*/*;q=0.8"}}},
-            "response": {"HTTP-Response-Metadata": {"Headers": headers, "HTML-Metadata": self.html(host)}},
+            "request": {
+                "HTTP-Request-Metadata": {
+                    "Headers": {"Host": host[8:], "Accept": "text/html,*/*;q=0.8"}
+                }
+            },
+            "response": {
+                "HTTP-Response-Metadata": {"Headers": headers, "HTML-Metadata": self.html(host)}
+            },
             "metadata": {
                 "WARC-Metadata-Metadata": {
                     "Metadata-Records": [
@@ -147,8 +193,16 @@ class Writer:
             yield self.record(kind, url, payload)
 
     def record(self, kind: str, url: str, payload: dict[str, Any]) -> bytes:
-        container = {"Filename": "CC-MAIN-00000.warc.gz", "Compressed": True, "Offset": str(self.rng.getrandbits(30))}
-        said = {"WARC-Type": kind, "WARC-Record-ID": f"<urn:uuid:{self.hexadecimal(32)}>", "WARC-Target-URI": url}
+        container = {
+            "Filename": "CC-MAIN-00000.warc.gz",
+            "Compressed": True,
+            "Offset": str(self.rng.getrandbits(30)),
+        }
+        said = {
+            "WARC-Type": kind,
+            "WARC-Record-ID": f"<urn:uuid:{self.hexadecimal(32)}>",
+            "WARC-Target-URI": url,
+        }
         payload |= {"Block-Digest": f"sha1:{self.hexadecimal(32)}", "Trailing-Slop-Length": "0"}
         envelope = {"Payload-Metadata": payload, "Format": "WARC/1.0", "WARC-Header-Metadata": said}
         shell = {"Container": container, "Envelope": envelope}
@@ -197,14 +251,18 @@ def cc2dataset(wat: str, out: str) -> dict[str, Any]:
     rows: list[tuple[str, str, str, str]] = []
     for record in bodies(wat):
         envelope = loads(record.reader.read())["Envelope"]
-        html = envelope["Payload-Metadata"].get("HTTP-Response-Metadata", {}).get("HTML-Metadata", {})
+        html = (
+            envelope["Payload-Metadata"].get("HTTP-Response-Metadata", {}).get("HTML-Metadata", {})
+        )
         page = envelope["WARC-Header-Metadata"].get("WARC-Target-URI", "")
         base = html.get("Head", {}).get("Base", "")
         for link in html.get("Links", []):
             if link.get("path") != "IMG@/src" or len(link.get("alt", "")) == 0:
                 continue
             try:
-                url = urljoin(page, urljoin(base, link.get("url", "")) if base else link.get("url", ""))
+                url = urljoin(
+                    page, urljoin(base, link.get("url", "")) if base else link.get("url", "")
+                )
             except ValueError:
                 continue
             if url.startswith("http"):
@@ -227,11 +285,15 @@ def ours(wat: str, out: str) -> dict[str, Any]:
     """The stage's own work, as a pool's crawl calls it."""
     from manifests import disk
     from manifests.schema import Source
-    from pipeline.crawl import extract
-    from pipeline.stage import Ticket
+    from pipeline.crawl.crawler import extract
+    from pipeline.executor.stage import Ticket
 
     work = extract({"pool": out, "source": disk.to_plain(Source(kind="wat", paths=(wat,)))})
-    ticket = Ticket(id="part-00000", group="part-00000", payload={"part": 0, "path": wat, "source_id": "benchmark"})
+    ticket = Ticket(
+        id="part-00000",
+        group="part-00000",
+        payload={"part": 0, "path": wat, "source_id": "benchmark"},
+    )
     return {"pairs": work(ticket)["pairs"]}
 
 
@@ -243,11 +305,24 @@ def child(way: str, wat: str, folder: str) -> dict[str, Any]:
     started = time.process_time()
     found = run(wat, str(out))
     cpu = time.process_time() - started
-    return {"cpu_s": cpu, **found, "peak_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)}
+    return {
+        "cpu_s": cpu,
+        **found,
+        "peak_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+    }
 
 
 def measure(way: str, wat: str, folder: str, peer: str) -> dict[str, Any]:
-    command = [sys.executable, str(Path(__file__).resolve()), "--child", way, "--wat", wat, "--folder", folder]
+    command = [
+        sys.executable,
+        str(Path(__file__).resolve()),
+        "--child",
+        way,
+        "--wat",
+        wat,
+        "--folder",
+        folder,
+    ]
     environment = {**os.environ, "PYTHONPATH": peer} if way == "cc2dataset" else dict(os.environ)
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
@@ -292,12 +367,16 @@ def table(result: dict[str, Any]) -> str:
             row["pages_per_s"],
             f"{row['ratio']} ({low} to {high})",
         ]
-        lines.append("| " + " | ".join(map(str, [*cells, row["pairs"] or "", row["peak_mib"]])) + " |")
+        lines.append(
+            "| " + " | ".join(map(str, [*cells, row["pairs"] or "", row["peak_mib"]])) + " |"
+        )
     return "\n".join(lines)
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pages", type=int, default=4000)
     parser.add_argument("--wat", help="a WAT to read instead of one that is made")
     parser.add_argument("--rounds", type=int, default=7)
@@ -311,10 +390,24 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     with tempfile.TemporaryDirectory(prefix="crawl-") as folder:
         wat, peer = args.wat or str(Path(folder) / "made.warc.wat.gz"), str(Path(folder) / "peer")
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target", peer]
-        installed = subprocess.run([*pip, "pysimdjson"], capture_output=True, text=True).returncode == 0
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--target",
+            peer,
+        ]
+        installed = (
+            subprocess.run([*pip, "pysimdjson"], capture_output=True, text=True).returncode == 0
+        )
         if not installed:
-            print("pysimdjson cannot be installed: cc2dataset's logic runs on json, which is slower", flush=True)
+            print(
+                "pysimdjson cannot be installed: cc2dataset's logic runs on json, which is slower",
+                flush=True,
+            )
         if not args.wat:
             make(Path(wat), args.pages, args.seed)
         make(Path(folder) / "small.warc.wat.gz", 20, args.seed)
@@ -327,7 +420,10 @@ def main(argv: list[str] | None = None) -> int:
     names = ("fastwarc", "msgspec", "pyarrow")
     result = {
         "command": f"python benchmarks/crawl.py {source} --rounds {args.rounds}",
-        "versions": {"python": platform.python_version(), **{n: importlib.metadata.version(n) for n in names}},
+        "versions": {
+            "python": platform.python_version(),
+            **{n: importlib.metadata.version(n) for n in names},
+        },
         "cc2dataset_parser": runs[0]["cc2dataset"]["parser"],
         "cores": os.cpu_count(),
         **summary(runs, size),

@@ -39,13 +39,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manifests import disk
-from train import weights
 from train.config import TrainConfig, model_config
-from train.model import CLIP
+from train.formats import open_clip_files
+from train.model.clip import CLIP
 from train.run import settings
 
 PROGRAMS = {"ours": "clipmill", "theirs": "open_clip"}
-COMMON = ["decay_groups=open_clip", "log_every=1", "device=cpu"]  # what the preset is changed by, here as there
+COMMON = [
+    "decay_groups=open_clip",
+    "log_every=1",
+    "device=cpu",
+]  # what the preset is changed by, here as there
 BATCH = settings("micro", COMMON).batch_size
 VIEW, PICTURES = "raw", (".jpg", ".jpeg", ".png", ".webp")
 TEMPLATES = ["a photo of a {}", "a photo of an {}"]
@@ -107,7 +111,9 @@ def parse_log(text: str, batch_size: int) -> dict[str, list[float]]:
         if match := LINE.search(line):
             step, wanted = int(match["samples"]) / batch_size, len(found["loss"]) + 1
             if step != wanted:
-                raise ValueError(f"open_clip's log goes on with step {step:g}; {wanted} was to come")
+                raise ValueError(
+                    f"open_clip's log goes on with step {step:g}; {wanted} was to come"
+                )
             for name, values in found.items():
                 values.append(float(match[name]))
     return found
@@ -116,8 +122,12 @@ def parse_log(text: str, batch_size: int) -> dict[str, list[float]]:
 def window_means(losses: Sequence[float], window: int) -> list[float]:
     """Means of consecutive windows. ValueError where they do not fill the run."""
     if not losses or len(losses) % window:
-        raise ValueError(f"{len(losses)} steps are no whole number of windows of {window}; change --steps or --window")
-    means: list[float] = np.asarray(losses, dtype=np.float64).reshape(-1, window).mean(axis=1).tolist()
+        raise ValueError(
+            f"{len(losses)} steps are no whole number of windows of {window}; change --steps or --window"
+        )
+    means: list[float] = (
+        np.asarray(losses, dtype=np.float64).reshape(-1, window).mean(axis=1).tolist()
+    )
     return means
 
 
@@ -187,7 +197,9 @@ def count_rows(pool: Path) -> int:
     view: dict[str, Any] = disk.read_json(str(path))
     tars = {tar.stem: pictures_with_captions(tar) for tar in tars_of(pool)}
     if tars != view["shards"]:
-        raise ValueError(f"the tars hold {tars} samples, the view {VIEW} keeps {view['shards']}; it must keep all")
+        raise ValueError(
+            f"the tars hold {tars} samples, the view {VIEW} keeps {view['shards']}; it must keep all"
+        )
     return sum(tars.values())
 
 
@@ -203,12 +215,16 @@ def execute(command: Sequence[str], folder: Path, threads: int) -> dict[str, flo
     began = time.perf_counter()
     with output.open("wb") as file:
         # In the run's folder, so that a module of ours is not found where the peer means one of its own.
-        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, cwd=folder, env=environment)
+        process = subprocess.Popen(
+            command, stdout=file, stderr=subprocess.STDOUT, cwd=folder, env=environment
+        )
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         tail = "\n".join(output.read_text(errors="replace").splitlines()[-20:])
-        raise RuntimeError(f"{Path(command[0]).name} ended with {process.returncode} in {folder}:\n{tail}")
+        raise RuntimeError(
+            f"{Path(command[0]).name} ended with {process.returncode} in {folder}:\n{tail}"
+        )
     wall = time.perf_counter() - began
     return {"wall_s": round(wall, 1), "cpu_s": round(usage.ru_utime + usage.ru_stime, 1)}
 
@@ -216,13 +232,26 @@ def execute(command: Sequence[str], folder: Path, threads: int) -> dict[str, flo
 def train_ours(changes: Sequence[str], pool: Path, folder: Path, threads: int) -> dict[str, Any]:
     """One run of train/run.py: its curve and seconds. The model lies in folder/model."""
     blend = folder / "blend.json"
-    disk.write_json(str(blend), {"name": "curves", "pools": {"pool": str(pool)}, "views": {f"pool/{VIEW}": 1.0}})
-    command = [sys.executable, str(ROOT / "train" / "run.py"), str(blend), "--out", str(folder / "run")]
+    disk.write_json(
+        str(blend), {"name": "curves", "pools": {"pool": str(pool)}, "views": {f"pool/{VIEW}": 1.0}}
+    )
+    command = [
+        sys.executable,
+        str(ROOT / "train" / "run.py"),
+        str(blend),
+        "--out",
+        str(folder / "run"),
+    ]
     took = execute([*command, "--preset", "micro", "--set", *changes], folder, threads)
     lines = [json.loads(line) for line in (folder / "run" / "log.jsonl").read_text().splitlines()]
     factor = [math.exp(line["logit_scale"]) for line in lines]
     shutil.copytree(folder / "run" / "export", folder / "model")
-    return {**took, "loss": [line["loss"] for line in lines], "lr": [line["lr"] for line in lines], "factor": factor}
+    return {
+        **took,
+        "loss": [line["loss"] for line in lines],
+        "lr": [line["lr"] for line in lines],
+        "factor": factor,
+    }
 
 
 def peer_arguments(config: TrainConfig, tars: Sequence[Path], logs: Path) -> list[str]:
@@ -253,24 +282,40 @@ def peer_arguments(config: TrainConfig, tars: Sequence[Path], logs: Path) -> lis
     if config.grad_clip is not None:
         said["grad-clip-norm"] = config.grad_clip
     arguments = [text for key, value in said.items() for text in (f"--{key}", str(value))]
-    arguments += ["--image-mean", *map(str, model.image_mean), "--image-std", *map(str, model.image_std)]
-    return [*arguments, "--image-interpolation", "bicubic", "--aug-cfg", f"scale=({config.crop_min},1.0)"]
+    arguments += [
+        "--image-mean",
+        *map(str, model.image_mean),
+        "--image-std",
+        *map(str, model.image_std),
+    ]
+    return [
+        *arguments,
+        "--image-interpolation",
+        "bicubic",
+        "--aug-cfg",
+        f"scale=({config.crop_min},1.0)",
+    ]
 
 
-def train_theirs(config: TrainConfig, peer: Sequence[str], pool: Path, folder: Path, threads: int) -> dict[str, Any]:
+def train_theirs(
+    config: TrainConfig, peer: Sequence[str], pool: Path, folder: Path, threads: int
+) -> dict[str, Any]:
     """One run of open_clip_train.main: its curve and seconds. The model lies in folder/model, as ours does.
 
     `peer` is the command that its arguments follow.
     """
     model = model_config(config)
-    disk.write_json(str(folder / "architectures" / f"{MODEL}.json"), weights.open_clip_config(model)["model_cfg"])
+    disk.write_json(
+        str(folder / "architectures" / f"{MODEL}.json"),
+        open_clip_files.open_clip_config(model)["model_cfg"],
+    )
     arguments = peer_arguments(config, tars_of(pool), folder / "logs")
     took = execute([*peer, str(folder / "architectures"), *arguments], folder, threads)
     found = parse_log((folder / "logs" / "run" / "out.log").read_text(), config.batch_size)
     clip = CLIP(model)
-    state = weights.read_state(str(folder / "logs" / "run" / "checkpoints" / "epoch_1.pt"))
-    clip.load_state_dict(weights.from_open_clip(state, model))
-    weights.save_export(clip, str(folder / "model"))
+    state = open_clip_files.read_state(str(folder / "logs" / "run" / "checkpoints" / "epoch_1.pt"))
+    clip.load_state_dict(open_clip_files.from_open_clip(state, model))
+    open_clip_files.save_export(clip, str(folder / "model"))
     return {**took, **found}
 
 
@@ -278,7 +323,14 @@ def accuracy(folder: Path, test: Path, threads: int) -> float:
     """Zero-shot accuracy of folder/model on a folder of classes, by train/evaluate.py."""
     task = {"name": "test", "kind": "classification", "data": str(test), "templates": TEMPLATES}
     disk.write_json(str(folder / "task.json"), task)
-    command = [sys.executable, str(ROOT / "train" / "evaluate.py"), str(folder / "model"), "--device", "cpu", "--json"]
+    command = [
+        sys.executable,
+        str(ROOT / "train" / "evaluate.py"),
+        str(folder / "model"),
+        "--device",
+        "cpu",
+        "--json",
+    ]
     execute([*command, "--task", str(folder / "task.json")], folder, threads)
     found: dict[str, Any] = json.loads((folder / "output.txt").read_text().splitlines()[-1])
     return float(found["test"]["accuracy"])
@@ -288,7 +340,13 @@ def measure(program: str, seed: int, args: argparse.Namespace, work: Path) -> di
     """One run, or what `--work` already holds of it."""
     changes = [*COMMON, f"samples_seen={args.steps * BATCH}", f"seed={seed}"]
     folder, pool = work / f"{program}-{seed}", Path(args.pool).resolve()
-    about = {"program": program, "seed": seed, "changes": changes, "threads": args.threads, "test": bool(args.test)}
+    about = {
+        "program": program,
+        "seed": seed,
+        "changes": changes,
+        "threads": args.threads,
+        "test": bool(args.test),
+    }
     about["peer_fused"] = args.peer_fused
     if (folder / "curve.json").exists():
         held: dict[str, Any] = disk.read_json(str(folder / "curve.json"))
@@ -305,7 +363,9 @@ def measure(program: str, seed: int, args: argparse.Namespace, work: Path) -> di
         raise ValueError(f"{PROGRAMS[program]} logged {len(found['loss'])} steps of {args.steps}")
     found |= {
         "about": about,
-        "accuracy": accuracy(folder, Path(args.test).resolve(), args.threads) if args.test else None,
+        "accuracy": accuracy(folder, Path(args.test).resolve(), args.threads)
+        if args.test
+        else None,
     }
     disk.write_json(str(folder / "curve.json"), found)
     return found
@@ -314,16 +374,25 @@ def measure(program: str, seed: int, args: argparse.Namespace, work: Path) -> di
 # --- the result ------------------------------------------------------------------------------------------------------
 
 
-def conclude(runs: Mapping[str, Sequence[dict[str, Any]]], args: argparse.Namespace) -> dict[str, Any]:
+def conclude(
+    runs: Mapping[str, Sequence[dict[str, Any]]], args: argparse.Namespace
+) -> dict[str, Any]:
     """Curves in windows, the summary and what was seen in passing."""
-    windows = {name: [window_means(run["loss"], args.window) for run in found] for name, found in runs.items()}
+    windows = {
+        name: [window_means(run["loss"], args.window) for run in found]
+        for name, found in runs.items()
+    }
     summary = compare(windows["ours"], windows["theirs"])
     difference, half = summary.pop("difference"), summary.pop("welch_half")
     pairs = [
-        pair for o, t in zip(runs["ours"], runs["theirs"], strict=True) for pair in zip(o["lr"], t["lr"], strict=True)
+        pair
+        for o, t in zip(runs["ours"], runs["theirs"], strict=True)
+        for pair in zip(o["lr"], t["lr"], strict=True)
     ]
     summary["lr_largest_difference"] = max(abs(a - b) for a, b in pairs)
-    passing: dict[str, Any] = {"note": "shared cores, no timing claim; a run's seconds hold its start and its end"}
+    passing: dict[str, Any] = {
+        "note": "shared cores, no timing claim; a run's seconds hold its start and its end"
+    }
     for name, found in runs.items():
         if args.test:
             shares = [run["accuracy"] for run in found]
@@ -339,10 +408,15 @@ def conclude(runs: Mapping[str, Sequence[dict[str, Any]]], args: argparse.Namesp
             "samples_per_s": [round(rate, 1) for rate in rates],
             "logit_factor_at_end": [round(run["factor"][-1], 3) for run in found],
         }
-    curves: dict[str, Any] = {"last_step_of_window": [(w + 1) * args.window for w in range(len(difference))]}
+    curves: dict[str, Any] = {
+        "last_step_of_window": [(w + 1) * args.window for w in range(len(difference))]
+    }
     for name, by_seed in windows.items():
         curves[name] = [[round(x, 5) for x in curve] for curve in by_seed]
-    curves |= {"difference": [round(x, 5) for x in difference], "welch_half": [round(x, 5) for x in half]}
+    curves |= {
+        "difference": [round(x, 5) for x in difference],
+        "welch_half": [round(x, 5) for x in half],
+    }
     return {"summary": summary, "in_passing": passing, "curves": curves}
 
 
@@ -350,7 +424,9 @@ def table(result: Mapping[str, Any]) -> str:
     """Eight windows and the summary."""
     curves, summary = result["curves"], result["summary"]
     ours, theirs = (np.asarray(curves[name]) for name in PROGRAMS)
-    lines = [f"{'steps to':>8}  {'ours, mean ± SD':>17}  {'open_clip':>17}  {'difference':>10}  95 % interval ±"]
+    lines = [
+        f"{'steps to':>8}  {'ours, mean ± SD':>17}  {'open_clip':>17}  {'difference':>10}  95 % interval ±"
+    ]
     for w in sorted({round(x) for x in np.linspace(0, len(ours[0]) - 1, 8)}):
         cells = [f"{x[:, w].mean():.4f} ± {x[:, w].std(ddof=1):.4f}" for x in (ours, theirs)]
         cells += [f"{curves['difference'][w]:+.4f}", f"{curves['welch_half'][w]:.4f}"]
@@ -366,14 +442,27 @@ def table(result: Mapping[str, Any]) -> str:
     ]
     for name, said in PROGRAMS.items():
         if found := summary.get(f"accuracy_{name}"):
-            lines.append(f"zero-shot accuracy, {said}: {100 * found['mean']:.1f} ± {100 * found['sd']:.1f} %")
+            lines.append(
+                f"zero-shot accuracy, {said}: {100 * found['mean']:.1f} ± {100 * found['sd']:.1f} %"
+            )
     return "\n".join(lines)
 
 
 def settings_said(args: argparse.Namespace, rows: int) -> dict[str, Any]:
     """What both programs were told."""
     config = settings("micro", [*COMMON, f"samples_seen={args.steps * BATCH}"])
-    names = ("model", "batch_size", "lr", "warmup", "beta1", "beta2", "eps", "weight_decay", "schedule", "grad_clip")
+    names = (
+        "model",
+        "batch_size",
+        "lr",
+        "warmup",
+        "beta1",
+        "beta2",
+        "eps",
+        "weight_decay",
+        "schedule",
+        "grad_clip",
+    )
     return {
         **{name: getattr(config, name) for name in (*names, "precision", "crop_min")},
         "context_length": model_config(config).context_length,
@@ -395,14 +484,21 @@ def versions(peer: str) -> dict[str, Any]:
 
     done = subprocess.run([peer, "-c", PEER_VERSIONS], capture_output=True, text=True, check=True)
     mine = {name: version(name) for name in ("torch", "pillow", "simplejpeg", "numpy")}
-    return {"ours": {"python": platform.python_version(), **mine}, "theirs": json.loads(done.stdout)}
+    return {
+        "ours": {"python": platform.python_version(), **mine},
+        "theirs": json.loads(done.stdout),
+    }
 
 
 def main(argv: list[str] | None = None) -> int:
     """Returns 0, or 2 for a mistake said in one line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pool", required=True, help="the pool, with its view raw and its tokens")
-    parser.add_argument("--peer-python", required=True, help="python of the environment that has open_clip_train")
+    parser.add_argument(
+        "--peer-python", required=True, help="python of the environment that has open_clip_train"
+    )
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--window", type=int, default=50, help="steps whose losses are averaged")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -412,8 +508,14 @@ def main(argv: list[str] | None = None) -> int:
         action="store_true",
         help="give open_clip torch's fused AdamW: the same update but for rounding, in less time",
     )
-    parser.add_argument("--test", help="a folder of pictures for each class, for the zero-shot accuracy of the models")
-    parser.add_argument("--work", help="where runs are kept; started again with it, those that are whole are not rerun")
+    parser.add_argument(
+        "--test",
+        help="a folder of pictures for each class, for the zero-shot accuracy of the models",
+    )
+    parser.add_argument(
+        "--work",
+        help="where runs are kept; started again with it, those that are whole are not rerun",
+    )
     parser.add_argument("--out", default=str(ROOT / "benchmarks" / "results" / "curves.json"))
     args = parser.parse_args(argv)
     try:
@@ -425,7 +527,10 @@ def main(argv: list[str] | None = None) -> int:
             for seed in args.seeds:
                 for name, said in PROGRAMS.items():
                     runs[name].append(run := measure(name, seed, args, work))
-                    print(f"{said}, seed {seed}: last loss {run['loss'][-1]:.4f}, {run['wall_s']} s", flush=True)
+                    print(
+                        f"{said}, seed {seed}: last loss {run['loss'][-1]:.4f}, {run['wall_s']} s",
+                        flush=True,
+                    )
             result = conclude(runs, args)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -435,10 +540,11 @@ def main(argv: list[str] | None = None) -> int:
         "settings": settings_said(args, rows),
         "differences": DIFFERENCES,
     }
-    command = (
-        f"python benchmarks/curves.py --pool POOL --peer-python PYTHON --steps {args.steps} --window {args.window}"
+    command = f"python benchmarks/curves.py --pool POOL --peer-python PYTHON --steps {args.steps} --window {args.window}"
+    command += (
+        f" --seeds {' '.join(map(str, args.seeds))} --threads {args.threads}"
+        + " --peer-fused" * args.peer_fused
     )
-    command += f" --seeds {' '.join(map(str, args.seeds))} --threads {args.threads}" + " --peer-fused" * args.peer_fused
     command += " --test TEST" * bool(args.test)
     disk.write_json(args.out, {"command": command, **heading, **result})
     print(table(result))

@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if not __package__:
     sys.path[0] = str(ROOT)
 
-from pipeline.stage import Stage, Ticket, connect, disconnect, execute
+from pipeline.executor.stage import Stage, Ticket, connect, disconnect, execute
 
 WAYS = {
     "actors": "our actors",
@@ -51,15 +51,22 @@ def work(config: dict[str, Any]) -> Any:
     log = os.open(config["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def run(ticket: Ticket) -> dict[str, Any]:
-        os.write(log, f"{ticket.id} {ticket.group} begin {os.getpid()} {time.monotonic_ns()}\n".encode())
+        os.write(
+            log, f"{ticket.id} {ticket.group} begin {os.getpid()} {time.monotonic_ns()}\n".encode()
+        )
         if ticket.payload.get("trouble") == "ticket_raises":
             raise OSError("this ticket always raises")
         if ticket.payload.get("trouble") == "ticket_kills":
             os.kill(os.getpid(), signal.SIGKILL)
-        if ticket.payload.get("trouble") == "ticket_kills_once" and not Path(config["log"] + ".died").exists():
+        if (
+            ticket.payload.get("trouble") == "ticket_kills_once"
+            and not Path(config["log"] + ".died").exists()
+        ):
             Path(config["log"] + ".died").touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        os.write(log, f"{ticket.id} {ticket.group} end {os.getpid()} {time.monotonic_ns()}\n".encode())
+        os.write(
+            log, f"{ticket.id} {ticket.group} end {os.getpid()} {time.monotonic_ns()}\n".encode()
+        )
         return {"id": ticket.id}
 
     return run
@@ -71,7 +78,9 @@ def run_group(run: Any, group: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for fields in group:
         for last in (False, True):
             try:
-                outcomes.append({"id": fields["id"], "error": None, "result": json.dumps(run(Ticket(**fields)))})
+                outcomes.append(
+                    {"id": fields["id"], "error": None, "result": json.dumps(run(Ticket(**fields)))}
+                )
                 break
             except OSError as error:
                 if last:
@@ -90,8 +99,12 @@ class DataWorker:
 
 
 def with_actors(tickets: list[Ticket], log: str) -> dict[str, int]:
-    """pipeline.stage.execute."""
-    report = execute(Stage(name="bench", work="benchmarks.engine:work", config={"log": log}), tickets, engine="ray")
+    """pipeline.executor.stage.execute."""
+    report = execute(
+        Stage(name="bench", work="benchmarks.engine:work", config={"log": log}),
+        tickets,
+        engine="ray",
+    )
     return {"done": len(report.done), "failed": len(report.failed)}
 
 
@@ -158,19 +171,27 @@ def from_log(log: Path) -> dict[str, int]:
     for line in log.read_text().splitlines():
         ticket, group, what, pid, _ = line.split()
         if what == "begin":
-            beside += group in begun and begun[group] != pid and Path(f"/proc/{begun[group]}").exists()
+            beside += (
+                group in begun and begun[group] != pid and Path(f"/proc/{begun[group]}").exists()
+            )
             begun[group] = pid
         else:
             ended[ticket] += 1
             begun.pop(group, None)
-    return {"ended_once": len(ended), "ended_twice": sum(n > 1 for n in ended.values()), "beside": beside}
+    return {
+        "ended_once": len(ended),
+        "ended_twice": sum(n > 1 for n in ended.values()),
+        "beside": beside,
+    }
 
 
 def child(way: str, trouble: str, count: int, groups: int, log: str) -> dict[str, Any]:
     """One way under one circumstance, in this process."""
     tickets = [Ticket(id=f"t{i}", group=f"g{i % groups}", payload={}) for i in range(count)]
     if trouble.startswith("ticket_"):
-        tickets[count // 2] = Ticket(id="bad", group=f"g{count // 2 % groups}", payload={"trouble": trouble})
+        tickets[count // 2] = Ticket(
+            id="bad", group=f"g{count // 2 % groups}", payload={"trouble": trouble}
+        )
     started = time.monotonic()
     connect()
     up = time.monotonic()
@@ -195,13 +216,29 @@ def child(way: str, trouble: str, count: int, groups: int, log: str) -> dict[str
 def measure(way: str, trouble: str, count: int, groups: int, folder: Path) -> dict[str, Any]:
     """`child` in a process of its own; what it had done when the limit came, where it did not end."""
     log = folder / f"{way}-{trouble}-{count}.log"
-    command = [sys.executable, __file__, "--child", way, trouble, "--tickets", str(count), "--groups", str(groups)]
-    process = subprocess.Popen([*command, "--log", str(log)], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    command = [
+        sys.executable,
+        __file__,
+        "--child",
+        way,
+        trouble,
+        "--tickets",
+        str(count),
+        "--groups",
+        str(groups),
+    ]
+    process = subprocess.Popen(
+        [*command, "--log", str(log)], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
     try:
         out, _ = process.communicate(timeout=LIMIT_S)
         result: dict[str, Any] = json.loads(out.splitlines()[-1])
     except subprocess.TimeoutExpired:
-        result = {"did_not_end_in_s": LIMIT_S, "begun": log.read_text().count(" begin "), **from_log(log)}
+        result = {
+            "did_not_end_in_s": LIMIT_S,
+            "begun": log.read_text().count(" begin "),
+            **from_log(log),
+        }
         process.terminate()  # Ray ends its children when the driver goes
         process.communicate(timeout=60)
     return {"way": way, "trouble": trouble, "tickets": count, **result}
@@ -217,10 +254,20 @@ def table(result: dict[str, Any]) -> str:
         cells = [TROUBLES[run["trouble"]], WAYS[run["way"]], run["tickets"]]
         if "did_not_end_in_s" in run:
             again = run["begun"] - run["ended_once"] - run["ended_twice"]
-            cells += [run["ended_once"], f"never: killed its worker {again} times", run["ended_twice"]]
+            cells += [
+                run["ended_once"],
+                f"never: killed its worker {again} times",
+                run["ended_twice"],
+            ]
             cells += [f"stopped after {run['did_not_end_in_s']:g}", ""]
         else:
-            cells += [run["done"], run["failed"], run["ended_twice"], run["wall_s"], run["driver_growth_mib"]]
+            cells += [
+                run["done"],
+                run["failed"],
+                run["ended_twice"],
+                run["wall_s"],
+                run["driver_growth_mib"],
+            ]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     versions = result["versions"]
     return "\n".join(
@@ -233,11 +280,15 @@ def table(result: dict[str, Any]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tickets", type=int, default=10_000)
     parser.add_argument("--groups", type=int, default=500)
     parser.add_argument("--out", default=str(ROOT / "benchmarks" / "results" / "engine.json"))
-    parser.add_argument("--docs", default=str(ROOT / "docs" / "engine.md"), help="the page whose table is replaced")
+    parser.add_argument(
+        "--docs", default=str(ROOT / "docs" / "engine.md"), help="the page whose table is replaced"
+    )
     parser.add_argument("--child", nargs=2, metavar=("WAY", "TROUBLE"), help=argparse.SUPPRESS)
     parser.add_argument("--log", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
@@ -263,7 +314,9 @@ def main(argv: list[str] | None = None) -> int:
     Path(args.out).write_text(json.dumps(result, indent=1) + "\n")
     page = Path(args.docs).read_text()
     before, rest = page.split(BEGIN)
-    Path(args.docs).write_text(before + BEGIN + "\n" + table(result) + "\n" + END + rest.split(END)[1])
+    Path(args.docs).write_text(
+        before + BEGIN + "\n" + table(result) + "\n" + END + rest.split(END)[1]
+    )
     return 0
 
 

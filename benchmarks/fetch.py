@@ -39,12 +39,23 @@ import pyarrow.parquet as pq
 
 from benchmarks import fidelity, static_web
 from manifests.schema import Fetch
-from pipeline.img2dataset_run import DRIVER, QUIET, version_of
-from pipeline.pixels import check_and_resize
+from pipeline.external.img2dataset_run import DRIVER, QUIET, version_of
+from pipeline.images.transform import check_and_resize
 
 DEFAULTS = "img2dataset, its defaults"  # it reads EXIF then, which ours does only when asked: for comparison, no bar
-PICTURE = {"image_size": 256, "resize_mode": "keep_ratio", "resize_only_if_bigger": True, "encode_quality": 95}
-SAME = {**PICTURE, "skip_reencode": True, "extract_exif": False, "compute_hash": "sha256", "retries": 0}
+PICTURE = {
+    "image_size": 256,
+    "resize_mode": "keep_ratio",
+    "resize_only_if_bigger": True,
+    "encode_quality": 95,
+}
+SAME = {
+    **PICTURE,
+    "skip_reencode": True,
+    "extract_exif": False,
+    "compute_hash": "sha256",
+    "retries": 0,
+}
 PEERS = {"img2dataset": 1, "img2dataset, 2 processes": 2, DEFAULTS: 1}  # processes of each
 OURS = "clipmill"
 LIMIT_S = 1800.0
@@ -68,9 +79,16 @@ class Case:
 
 
 CASES = {
-    "photographs": Case(title="photographs as they are, http, to 256", kind="small", goal=0.62, goal_of="cpu"),
+    "photographs": Case(
+        title="photographs as they are, http, to 256", kind="small", goal=0.62, goal_of="cpu"
+    ),
     "large": Case(
-        title="3 megapixels, http, to 256", kind="large", share=0.25, peer_share=0.25, goal=0.40, goal_of="cpu"
+        title="3 megapixels, http, to 256",
+        kind="large",
+        share=0.25,
+        peer_share=0.25,
+        goal=0.40,
+        goal_of="cpu",
     ),
     "raw": Case(
         title="https, bytes as they come, one process",
@@ -93,7 +111,9 @@ class Run:
     stored: int
     wall_s: float
     cpu_s: float
-    busy_s: float | None = None  # img2dataset's own account: from the start of its first shard to the end of its last
+    busy_s: float | None = (
+        None  # img2dataset's own account: from the start of its first shard to the end of its last
+    )
 
 
 # --- running -------------------------------------------------------------------------------------------------------
@@ -104,7 +124,11 @@ def measured(command: list[str], environment: dict[str, str], log: Path) -> tupl
     with open(log, "wb") as out:
         started = time.perf_counter()
         child = subprocess.Popen(
-            command, env={**os.environ, **environment}, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            env={**os.environ, **environment},
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
         alarm = threading.Timer(LIMIT_S, os.killpg, (child.pid, signal.SIGKILL))
         alarm.start()
@@ -118,36 +142,74 @@ def measured(command: list[str], environment: dict[str, str], log: Path) -> tupl
         finally:
             alarm.cancel()
     if child.returncode != 0:
-        raise RuntimeError(f"{' '.join(command[:3])} ended with {child.returncode}: {log.read_text()[-1500:]}")
+        raise RuntimeError(
+            f"{' '.join(command[:3])} ended with {child.returncode}: {log.read_text()[-1500:]}"
+        )
     return wall_s, used.ru_utime + used.ru_stime
 
 
 def ours(web: static_web.Web, case: Case, count: int, threads: int, folder: Path) -> Run:
     """Our route over `count` URLs; the pool is left in folder/pool."""
     urls = web.urls(case.kind, count, tls=case.tls)
-    pq.write_table(pa.table({"url": urls, "caption": [f"picture {i}" for i in range(count)]}), folder / "list.parquet")
-    fetch = {**SAME, "disable_all_reencoding": case.raw, "rows_per_shard": shard_rows(count), "concurrency": threads}
-    fetch |= {"user_agent": "clipmill-benchmark/1.0 (+https://example.org/bot)", "allow_private": True}
-    fetch |= {"allow_ports": [web.http, web.https], "robots_txt": False, "site_files": [], "per_host": threads}
-    recipe = {"name": "bench", "source": {"kind": "table", "paths": [str(folder / "list.parquet")]}, "fetch": fetch}
+    pq.write_table(
+        pa.table({"url": urls, "caption": [f"picture {i}" for i in range(count)]}),
+        folder / "list.parquet",
+    )
+    fetch = {
+        **SAME,
+        "disable_all_reencoding": case.raw,
+        "rows_per_shard": shard_rows(count),
+        "concurrency": threads,
+    }
+    fetch |= {
+        "user_agent": "clipmill-benchmark/1.0 (+https://example.org/bot)",
+        "allow_private": True,
+    }
+    fetch |= {
+        "allow_ports": [web.http, web.https],
+        "robots_txt": False,
+        "site_files": [],
+        "per_host": threads,
+    }
+    recipe = {
+        "name": "bench",
+        "source": {"kind": "table", "paths": [str(folder / "list.parquet")]},
+        "fetch": fetch,
+    }
     (folder / "recipe.json").write_text(json.dumps(recipe))
     command = [sys.executable, str(ROOT / "pipeline/build.py"), str(folder / "recipe.json")]
     command += ["--out", str(folder / "pool"), "--engine", "inline"]
     environment = {"SSL_CERT_FILE": str(web.bundle)}
     measured([*command, "--until", "crawl"], environment, folder / "log.txt")
     wall_s, cpu_s = measured([*command, "--until", "fetch"], environment, folder / "log.txt")
-    records = [json.loads(path.read_text()) for path in (folder / "pool/shards").glob("*_stats.json")]
-    return Run(pictures=count, stored=sum(r["successes"] for r in records), wall_s=wall_s, cpu_s=cpu_s)
+    records = [
+        json.loads(path.read_text()) for path in (folder / "pool/shards").glob("*_stats.json")
+    ]
+    return Run(
+        pictures=count, stored=sum(r["successes"] for r in records), wall_s=wall_s, cpu_s=cpu_s
+    )
 
 
 def peer(web: static_web.Web, case: Case, count: int, args: Any, folder: Path, name: str) -> Run:
     """img2dataset over `count` URLs; its shards are left in folder/out."""
     processes, threads, python = PEERS[name], args.threads, args.peer_python
     urls = web.urls(case.kind, count, tls=case.tls)
-    pq.write_table(pa.table({"url": urls, "caption": [f"picture {i}" for i in range(count)]}), folder / "list.parquet")
+    pq.write_table(
+        pa.table({"url": urls, "caption": [f"picture {i}" for i in range(count)]}),
+        folder / "list.parquet",
+    )
     options = {**SAME, "disable_all_reencoding": case.raw, "url_list": str(folder / "list.parquet")}
-    options |= {"input_format": "parquet", "caption_col": "caption", "output_folder": str(folder / "out")}
-    options |= {"output_format": "webdataset", "processes_count": processes, "thread_count": threads, "timeout": 20}
+    options |= {
+        "input_format": "parquet",
+        "caption_col": "caption",
+        "output_folder": str(folder / "out"),
+    }
+    options |= {
+        "output_format": "webdataset",
+        "processes_count": processes,
+        "thread_count": threads,
+        "timeout": 20,
+    }
     options |= {"number_sample_per_shard": 1 if count <= processes else shard_rows(count)}
     options |= {"extract_exif": name == DEFAULTS}
     options |= {"disallowed_header_directives": ["noai", "noimageai", "noindex", "noimageindex"]}
@@ -173,7 +235,9 @@ def program(name: str, web: static_web.Web, case: Case, count: int, args: Any, f
     else:
         run = peer(web, case, count, args, folder, name)
     if run.stored != run.pictures:
-        raise RuntimeError(f"{name} stored {run.stored} of {run.pictures}: {(folder / 'log.txt').read_text()[-1500:]}")
+        raise RuntimeError(
+            f"{name} stored {run.stored} of {run.pictures}: {(folder / 'log.txt').read_text()[-1500:]}"
+        )
     return run
 
 
@@ -185,7 +249,9 @@ def figures(whole: Run, start: Run) -> dict[str, float]:
     pictures = whole.pictures - start.pictures
     cpu_s, wall_s = whole.cpu_s - start.cpu_s, whole.busy_s or whole.wall_s - start.wall_s
     if min(cpu_s, wall_s) <= 0:
-        raise RuntimeError(f"{whole} is not longer than its start-up {start}: take a larger --count")
+        raise RuntimeError(
+            f"{whole} is not longer than its start-up {start}: take a larger --count"
+        )
     return {
         "cpu_ms": 1000 * cpu_s / pictures,
         "rate": (whole.pictures if whole.busy_s else pictures) / wall_s,
@@ -210,9 +276,14 @@ def one_round(number: int, web: static_web.Web, args: Any, folder: Path) -> dict
             share = case.share if who == OURS else case.peer_share
             place = folder / f"round{number}-{name}-{who.replace(', ', '-').replace(' ', '-')}"
             start = program(who, web, case, PEERS.get(who, 1), args, place / "start")
-            whole = program(who, web, case, max(20, round(args.count * share)), args, place / "whole")
+            whole = program(
+                who, web, case, max(20, round(args.count * share)), args, place / "whole"
+            )
             found[name][who] = {**figures(whole, start), "runs": [asdict(start), asdict(whole)]}
-            print(f"round {number + 1}: {case.title}: {who}: {found[name][who]['cpu_ms']:.2f} ms CPU", flush=True)
+            print(
+                f"round {number + 1}: {case.title}: {who}: {found[name][who]['cpu_ms']:.2f} ms CPU",
+                flush=True,
+            )
     return found
 
 
@@ -235,13 +306,21 @@ def summary(rounds: list[dict[str, Any]], floors: dict[str, list[float]]) -> dic
         case = CASES[name]
         programs = (OURS, *case.peers)
         keys = ("cpu_ms", "rate", "rate_per_core", "start_cpu_s")
-        told = {who: {key: spread([r[name][who][key] for r in rounds]) for key in keys} for who in programs}
-        best = min((who for who in case.peers if who != DEFAULTS), key=lambda who: told[who]["cpu_ms"]["median"])
+        told = {
+            who: {key: spread([r[name][who][key] for r in rounds]) for key in keys}
+            for who in programs
+        }
+        best = min(
+            (who for who in case.peers if who != DEFAULTS),
+            key=lambda who: told[who]["cpu_ms"]["median"],
+        )
         ratio = spread([r[name][OURS]["cpu_ms"] / r[name][best]["cpu_ms"] for r in rounds])
         measured_value = ratio["median"] if case.goal_of == "cpu" else told[OURS]["rate"]["median"]
         found[name] = {"title": case.title, "programs": told, "against": best, "cpu_ratio": ratio}
         found[name]["bar"] = {
-            "of": "CPU per picture, ours / img2dataset's, at most" if case.goal_of == "cpu" else "pictures/s, at least",
+            "of": "CPU per picture, ours / img2dataset's, at most"
+            if case.goal_of == "cpu"
+            else "pictures/s, at least",
             "goal": case.goal,
             "measured": measured_value,
             "measured_over_goal": measured_value / case.goal,
@@ -259,7 +338,9 @@ def stored_by_us(folder: Path) -> Iterator[tuple[str, bytes]]:
     """(url, stored JPEG) of a pool."""
     for sidecar in sorted((folder / "pool/shards").glob("*.parquet")):
         with open(sidecar.with_suffix(".tar"), "rb") as f:
-            for row in pq.read_table(sidecar, columns=["url", "image_offset", "image_length"]).to_pylist():
+            for row in pq.read_table(
+                sidecar, columns=["url", "image_offset", "image_length"]
+            ).to_pylist():
                 f.seek(row["image_offset"])
                 yield row["url"], f.read(row["image_length"])
 
@@ -269,7 +350,10 @@ def stored_by_peer(folder: Path) -> Iterator[tuple[str, bytes]]:
     import tarfile
 
     for sidecar in sorted((folder / "out").glob("*.parquet")):
-        urls = {row["key"]: row["url"] for row in pq.read_table(sidecar, columns=["key", "url"]).to_pylist()}
+        urls = {
+            row["key"]: row["url"]
+            for row in pq.read_table(sidecar, columns=["key", "url"]).to_pylist()
+        }
         with tarfile.open(sidecar.with_suffix(".tar")) as tar:
             for member in tar:
                 if member.name.endswith(".jpg"):
@@ -286,10 +370,18 @@ def fidelities(web: static_web.Web, folder: Path, cases: list[str]) -> dict[str,
         if case.raw:
             continue
         whole = {who: folder / f"round0-{name}-{who}" / "whole" for who in (OURS, "img2dataset")}
-        stored = {OURS: dict(stored_by_us(whole[OURS])), "img2dataset": dict(stored_by_peer(whole["img2dataset"]))}
-        urls = [url for url in web.urls(case.kind, len(stored[OURS])) if url in stored["img2dataset"]]
+        stored = {
+            OURS: dict(stored_by_us(whole[OURS])),
+            "img2dataset": dict(stored_by_peer(whole["img2dataset"])),
+        }
+        urls = [
+            url for url in web.urls(case.kind, len(stored[OURS])) if url in stored["img2dataset"]
+        ]
         found[name] = fidelity.compare(
-            ((static_web.picture_of(web, url), {who: stored[who][url] for who in stored}) for url in urls),
+            (
+                (static_web.picture_of(web, url), {who: stored[who][url] for who in stored})
+                for url in urls
+            ),
             FIDELITY_PICTURES[case.kind],
             PICTURE["image_size"],
         )
@@ -323,7 +415,9 @@ def table(results: dict[str, Any]) -> str:
                 f"  decode + resize + encode alone: {case['floor']['ms']:.2f} ms, {case['floor']['share']:.0%} of ours"
             )
         for who, psnr in results["fidelity"].get(name, {}).get("psnr_db", {}).items():
-            rows.append(f"  PSNR, {who:28} mean {psnr['mean']:.2f} dB, 5th percentile {psnr['p5']:.2f} dB")
+            rows.append(
+                f"  PSNR, {who:28} mean {psnr['mean']:.2f} dB, 5th percentile {psnr['p5']:.2f} dB"
+            )
     return "\n".join(rows)
 
 
@@ -331,7 +425,15 @@ def peer_environment(folder: Path) -> str:
     """The interpreter of a new virtual environment with img2dataset."""
     subprocess.run([sys.executable, "-m", "venv", str(folder / "peer")], check=True)
     python = str(folder / "peer/bin/python")
-    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "img2dataset>=1.47"]
+    install = [
+        python,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "img2dataset>=1.47",
+    ]
     subprocess.run(install, check=True)
     return python
 
@@ -341,7 +443,9 @@ def versions(python: str) -> dict[str, str]:
     import simplejpeg
 
     theirs = "import platform, cv2; print(platform.python_version(), cv2.__version__)"
-    interpreter, opencv = subprocess.run([python, "-c", theirs], capture_output=True, text=True).stdout.split()
+    interpreter, opencv = subprocess.run(
+        [python, "-c", theirs], capture_output=True, text=True
+    ).stdout.split()
     return {
         "python": platform.python_version(),
         "numpy": np.__version__,
@@ -355,13 +459,21 @@ def versions(python: str) -> dict[str, str]:
 
 
 def options(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pictures", required=True, type=Path, help="a folder of JPEGs of about 500x400")
-    parser.add_argument("--peer-python", help="an interpreter that has img2dataset (default: a new environment)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--pictures", required=True, type=Path, help="a folder of JPEGs of about 500x400"
+    )
+    parser.add_argument(
+        "--peer-python", help="an interpreter that has img2dataset (default: a new environment)"
+    )
     parser.add_argument("--count", type=int, default=4000, help="URLs of the first case")
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--concurrency", type=int, default=64, help="our requests under way at once")
+    parser.add_argument(
+        "--concurrency", type=int, default=64, help="our requests under way at once"
+    )
     parser.add_argument("--threads", type=int, default=64, help="img2dataset's thread_count")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/fetch.json")
     return parser.parse_args(argv)

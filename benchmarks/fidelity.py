@@ -20,7 +20,9 @@ CEILING = "reference, encoded"
 ORIENTATION = 0x0112
 
 
-def compare(pictures: Iterable[tuple[Path, Mapping[str, bytes]]], count: int, image_size: int) -> dict[str, Any]:
+def compare(
+    pictures: Iterable[tuple[Path, Mapping[str, bytes]]], count: int, image_size: int
+) -> dict[str, Any]:
     """Mean and 5th percentile of the PSNR in dB by program, over the first `count` pictures that were made smaller.
 
     Left out: pictures that were small already, rotated ones (one program turns them upright), and other modes than RGB.
@@ -32,7 +34,11 @@ def compare(pictures: Iterable[tuple[Path, Mapping[str, bytes]]], count: int, im
             continue
         seen.add(path)
         with Image.open(path) as opened:
-            if min(opened.size) <= image_size or opened.mode != "RGB" or opened.getexif().get(ORIENTATION, 1) != 1:
+            if (
+                min(opened.size) <= image_size
+                or opened.mode != "RGB"
+                or opened.getexif().get(ORIENTATION, 1) != 1
+            ):
                 left_out += 1
                 continue
             whole = np.asarray(opened)
@@ -65,7 +71,9 @@ def decoded(data: bytes) -> npt.NDArray[np.uint8]:
 def area(image_HWC: npt.NDArray[np.uint8], height: int, width: int) -> npt.NDArray[np.uint8]:
     """The mean over each target pixel's exact area."""
     before = image_HWC.astype(np.float32)
-    rows = (_weights(before.shape[0], height) @ before.reshape(before.shape[0], -1)).reshape(height, -1, 3)
+    rows = (_weights(before.shape[0], height) @ before.reshape(before.shape[0], -1)).reshape(
+        height, -1, 3
+    )
     return np.matmul(_weights(before.shape[1], width), rows).round().astype(np.uint8)
 
 

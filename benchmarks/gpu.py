@@ -39,14 +39,22 @@ if not __package__:
     sys.path[0] = str(ROOT)
 
 from benchmarks import gpu_data
-from train.architecture import MODELS
-from train.flops import peak_of
+from train.model.architecture import MODELS
+from train.model.flops import peak_of
 
 MODELS_MEASURED = ["ViT-B-32", "ViT-L-14", "ViT-H-14", "ViT-g-14"]
-SPEED = {"ViT-B-32": 9000, "ViT-L-14": 900, "ViT-H-14": 420, "ViT-g-14": 280}  # samples/s on one H200, length 77
+SPEED = {
+    "ViT-B-32": 9000,
+    "ViT-L-14": 900,
+    "ViT-H-14": 420,
+    "ViT-g-14": 280,
+}  # samples/s on one H200, length 77
 RATIO = {"ViT-B-32": 1.5, "ViT-L-14": 1.25, "ViT-H-14": 1.25}  # times open_clip's
 ENOUGH_S = 40.0  # a cell is begun with so much time left, on a GPU
-LONGEST_S = {"ours": 150.0, "open_clip": 300.0}  # and ended after so long; all of open_clip is compiled as one
+LONGEST_S = {
+    "ours": 150.0,
+    "open_clip": 300.0,
+}  # and ended after so long; all of open_clip is compiled as one
 END_S = 8.0  # kept for the results
 MEMORY = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}  # packed batches differ in size
 Cell = dict[str, Any]
@@ -107,10 +115,14 @@ class Child:
         try:
             line = self.answers.get(timeout=max(0.0, limit_s))
         except queue.Empty:
-            raise TimeoutError(f"no answer to {command.split()[0]} within {limit_s:.0f} s") from None
+            raise TimeoutError(
+                f"no answer to {command.split()[0]} within {limit_s:.0f} s"
+            ) from None
         if not line:
             words = self.errors.read_text(errors="replace").strip().splitlines()
-            raise RuntimeError(words[-1][:300] if words else f"ended with status {self.process.wait()}")
+            raise RuntimeError(
+                words[-1][:300] if words else f"ended with status {self.process.wait()}"
+            )
         found: dict[str, Any] = json.loads(line)
         return found
 
@@ -128,7 +140,9 @@ class Child:
 # --- measuring -------------------------------------------------------------------------------------------------------
 
 
-def measure(children: list[Child], args: argparse.Namespace, until: float, batches: dict[str, int]) -> list[Cell]:
+def measure(
+    children: list[Child], args: argparse.Namespace, until: float, batches: dict[str, int]
+) -> list[Cell]:
     """The cells of these children, a repeat of each in turn."""
     answers: dict[int, list[dict[str, Any]]] = {}
     results: list[Cell] = [{**child.cell, "state": "failed"} for child in children]
@@ -144,8 +158,13 @@ def measure(children: list[Child], args: argparse.Namespace, until: float, batch
 
     for k, child in enumerate(children):
         began = time.monotonic()
-        limit = min(LONGEST_S[child.cell["program"]] if args.device != "cpu" else until - began, until - began)
-        known = args.batch or (0 if child.cell["program"] == "open_clip" else batches.get(child.cell["model"], 0))
+        limit = min(
+            LONGEST_S[child.cell["program"]] if args.device != "cpu" else until - began,
+            until - began,
+        )
+        known = args.batch or (
+            0 if child.cell["program"] == "open_clip" else batches.get(child.cell["model"], 0)
+        )
         found = ask(k, f"prepare {limit:.0f} {known}", began + limit)
         if found is not None:
             results[k] |= {"batch": found["batch"], "prepared": found}
@@ -181,7 +200,9 @@ def _summary(answers: list[dict[str, Any]], args: argparse.Namespace) -> dict[st
         "gflop_per_sample": flops / 1e9,
         "model_tflops": mean * flops / 1e12,
         "mfu": None if peak is None else mean * flops / peak,
-        "peak_memory_gib": None if last["peak_memory_bytes"] is None else last["peak_memory_bytes"] / 2**30,
+        "peak_memory_gib": None
+        if last["peak_memory_bytes"] is None
+        else last["peak_memory_bytes"] / 2**30,
         "tokens_per_caption": last["tokens_per_caption"],
         "wait_share": statistics.mean(answer["wait_share"] for answer in answers),
     }
@@ -194,10 +215,15 @@ def _spread(rates: list[float]) -> dict[str, Any]:
 
 def run(args: argparse.Namespace, until: float) -> Iterator[Cell]:
     """All cells: on a GPU one by one, the next one's imports beside; on a processor those of a model together."""
-    cells = [cell for cell in plan(args.models, args.programs) if args.shards or cell["data"] == "memory"]
+    cells = [
+        cell for cell in plan(args.models, args.programs) if args.shards or cell["data"] == "memory"
+    ]
     groups = [[cell] for cell in cells]
     if args.device == "cpu":
-        groups = [[c for c in cells if c["model"] == model and c["data"] == "memory"] for model in args.models]
+        groups = [
+            [c for c in cells if c["model"] == model and c["data"] == "memory"]
+            for model in args.models
+        ]
         groups += [[c] for c in cells if c["data"] == "shards"]
     batches: dict[str, int] = {}
     with tempfile.TemporaryDirectory(prefix="gpu-") as name:
@@ -208,10 +234,15 @@ def run(args: argparse.Namespace, until: float) -> Iterator[Cell]:
             if until - time.monotonic() < (ENOUGH_S if args.device != "cpu" else 1):
                 yield from ({**cell, "state": "not run", "why": "no time left"} for cell in group)
                 continue
-            children = waiting or [Child(c, job, folder, 100 * number + k) for k, c in enumerate(group)]
+            children = waiting or [
+                Child(c, job, folder, 100 * number + k) for k, c in enumerate(group)
+            ]
             waiting = []
             if args.device != "cpu" and number + 1 < len(groups):
-                waiting = [Child(c, job, folder, 100 * (number + 1) + k) for k, c in enumerate(groups[number + 1])]
+                waiting = [
+                    Child(c, job, folder, 100 * (number + 1) + k)
+                    for k, c in enumerate(groups[number + 1])
+                ]
             yield from measure(children, args, until, batches)
         for child in waiting:
             child.end()
@@ -247,7 +278,9 @@ def _job(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def _find(results: list[Cell], rate: str, *key: str) -> float | None:
     for cell in results:
-        if (cell["model"], cell["program"], cell["captions"], cell["data"]) == key and cell["state"] == "measured":
+        if (cell["model"], cell["program"], cell["captions"], cell["data"]) == key and cell[
+            "state"
+        ] == "measured":
             return float(cell[rate]["mean"])
     return None
 
@@ -262,14 +295,20 @@ def bars(results: list[Cell], models: list[str], cpu: bool) -> list[dict[str, An
 
     def add(name: str, measured: float | None, goal: float | None) -> None:
         reached = None if measured is None or goal is None else measured / goal
-        found.append({"bar": name, "measured": measured, "goal": goal, "measured_over_goal": reached})
+        found.append(
+            {"bar": name, "measured": measured, "goal": goal, "measured_over_goal": reached}
+        )
 
     for model in models:
         padded = _find(results, rate, model, "ours", "padded", "memory")
         theirs = _find(results, rate, model, "open_clip", "padded", "memory")
         if model in SPEED and not cpu:
             add(f"{model}: samples/s", padded, SPEED[model])
-        add(f"{model}: ours ÷ open_clip{per}", padded and theirs and padded / theirs, RATIO.get(model))
+        add(
+            f"{model}: ours ÷ open_clip{per}",
+            padded and theirs and padded / theirs,
+            RATIO.get(model),
+        )
         for data in ("memory", "shards"):
             packed = _find(results, rate, model, "ours", "packed", data)
             what = "packed" if data == "memory" else "packed, from shards,"
@@ -292,7 +331,9 @@ def _line(cell: Cell) -> str:
     if "shares" in profile:
         words.append(", ".join(f"{kind} {share:.0%}" for kind, share in profile["shares"].items()))
     if "loader_samples_per_s" in profile:
-        words.append(f"the loader alone {profile['loader_samples_per_s']:,.0f} samples/s with {profile['decoder']}")
+        words.append(
+            f"the loader alone {profile['loader_samples_per_s']:,.0f} samples/s with {profile['decoder']}"
+        )
     return f"{name} " + ", ".join(words) + (f"; {cell['why']}" if "why" in cell else "")
 
 
@@ -310,22 +351,46 @@ def _versions() -> dict[str, str | None]:
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--minutes", type=float, default=9.5, help="all of it ends within these; a cell that has ended is in --out"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--models", nargs="+", default=MODELS_MEASURED, choices=sorted(MODELS), metavar="MODEL")
-    parser.add_argument("--programs", nargs="+", default=["ours", "open_clip"], choices=["ours", "open_clip"])
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=9.5,
+        help="all of it ends within these; a cell that has ended is in --out",
+    )
+    parser.add_argument(
+        "--models", nargs="+", default=MODELS_MEASURED, choices=sorted(MODELS), metavar="MODEL"
+    )
+    parser.add_argument(
+        "--programs", nargs="+", default=["ours", "open_clip"], choices=["ours", "open_clip"]
+    )
     parser.add_argument("--device", default="cuda", help="cuda or cpu")
-    parser.add_argument("--precision", default=None, choices=["bf16", "fp32", "tf32"], help="bf16, on a processor fp32")
-    parser.add_argument("--attention", default="auto", choices=["auto", "sdpa", "varlen", "flash"], help="of ours")
-    parser.add_argument("--compile", default=None, choices=["yes", "no"], help="yes, on a processor no")
-    parser.add_argument("--batch", type=int, default=0, help="samples a step, for all cells; by default what fits")
+    parser.add_argument(
+        "--precision",
+        default=None,
+        choices=["bf16", "fp32", "tf32"],
+        help="bf16, on a processor fp32",
+    )
+    parser.add_argument(
+        "--attention", default="auto", choices=["auto", "sdpa", "varlen", "flash"], help="of ours"
+    )
+    parser.add_argument(
+        "--compile", default=None, choices=["yes", "no"], help="yes, on a processor no"
+    )
+    parser.add_argument(
+        "--batch", type=int, default=0, help="samples a step, for all cells; by default what fits"
+    )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=3.0, help="of a repeat")
     parser.add_argument("--threads", type=int, default=0, help="of torch on a processor")
-    parser.add_argument("--wheels", nargs="*", default=[], metavar="DIR", help="folders of wheels, or for sys.path")
-    parser.add_argument("--no-shards", dest="shards", action="store_false", help="synthetic pictures only")
+    parser.add_argument(
+        "--wheels", nargs="*", default=[], metavar="DIR", help="folders of wheels, or for sys.path"
+    )
+    parser.add_argument(
+        "--no-shards", dest="shards", action="store_false", help="synthetic pictures only"
+    )
     parser.add_argument("--no-profile", action="store_true")
     parser.add_argument("--out", default=str(ROOT / "benchmarks" / "results" / "gpu.json"))
     args = parser.parse_args(argv)
@@ -340,8 +405,19 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
 def _write(args: argparse.Namespace, command: str, results: list[Cell]) -> list[dict[str, Any]]:
     """What there is so far into --out. The bars."""
     found = bars(results, args.models, args.device == "cpu")
-    settings = ("minutes", "device", "precision", "attention", "compile", "repeats", "seconds", "threads")
-    peers = {cell["prepared"]["open_clip"] for cell in results if "open_clip" in cell.get("prepared", {})}
+    settings = (
+        "minutes",
+        "device",
+        "precision",
+        "attention",
+        "compile",
+        "repeats",
+        "seconds",
+        "threads",
+    )
+    peers = {
+        cell["prepared"]["open_clip"] for cell in results if "open_clip" in cell.get("prepared", {})
+    }
     written = {
         "command": command,
         "device": args.device_name,
@@ -362,9 +438,14 @@ def main(argv: list[str] | None = None) -> int:
     import torch
 
     if args.device != "cpu" and not torch.cuda.is_available():
-        print("torch finds no GPU here; a processor is measured with --device cpu --batch N", file=sys.stderr)
+        print(
+            "torch finds no GPU here; a processor is measured with --device cpu --batch N",
+            file=sys.stderr,
+        )
         return 2
-    args.device_name = f"{platform.machine()} processor, {args.threads or torch.get_num_threads()} threads"
+    args.device_name = (
+        f"{platform.machine()} processor, {args.threads or torch.get_num_threads()} threads"
+    )
     if args.device != "cpu":
         args.device_name = torch.cuda.get_device_name()
     command = shlex.join(["python", "benchmarks/gpu.py", *(sys.argv[1:] if argv is None else argv)])

@@ -55,7 +55,9 @@ def picture(seed: int) -> bytes:
         large = Image.fromarray(noise).resize((SIDE, SIDE), Image.Resampling.BILINEAR)
         pixels += (np.asarray(large, np.float32) - 127.5) / side**0.4
     sink = io.BytesIO()
-    Image.fromarray(np.clip(127.5 + pixels, 0, 255).astype(np.uint8)).save(sink, "JPEG", quality=QUALITY)
+    Image.fromarray(np.clip(127.5 + pixels, 0, 255).astype(np.uint8)).save(
+        sink, "JPEG", quality=QUALITY
+    )
     return sink.getvalue()
 
 
@@ -68,22 +70,40 @@ def write_pool(pool: str) -> None:
         uids = hashlib.sha256("\n".join(row["uid"] for row in rows).encode()).hexdigest()
         folder = disk.join(pool, "shards")
         disk.write_bytes(disk.join(folder, f"{shard}.tar"), tar)
-        disk.write_parquet(disk.join(folder, f"{shard}.parquet"), pa.Table.from_pylist(rows, schema=SIDECAR), {})
+        disk.write_parquet(
+            disk.join(folder, f"{shard}.parquet"), pa.Table.from_pylist(rows, schema=SIDECAR), {}
+        )
         records[shard] = disk.content_hash(rows, 64)
-        record = {"shard": shard, "tar": f"{shard}.tar", "sidecar_sha256": records[shard], "count": ROWS}
+        record = {
+            "shard": shard,
+            "tar": f"{shard}.tar",
+            "sidecar_sha256": records[shard],
+            "count": ROWS,
+        }
         disk.write_json(disk.join(folder, f"{shard}_stats.json"), record)
-        kept = pa.table({"kept": [True] * ROWS, "rule": pa.array([None] * ROWS, pa.string())}, schema=VIEW)
+        kept = pa.table(
+            {"kept": [True] * ROWS, "rule": pa.array([None] * ROWS, pa.string())}, schema=VIEW
+        )
         disk.write_parquet(disk.join(pool, "views", "all", f"{shard}.parquet"), kept)
         tokens_BT, length_B = captions(ROWS, 77, 49_408, seed=number)
-        tokens = [row[:length].tolist() for row, length in zip(tokens_BT, length_B.tolist(), strict=True)]
+        tokens = [
+            row[:length].tolist() for row, length in zip(tokens_BT, length_B.tolist(), strict=True)
+        ]
         column = pa.table({"tokens": pa.array(tokens, pa.list_(pa.uint16()))})
         path = disk.join(pool, "scores", "tokens@bench", f"{shard}.parquet")
         disk.write_parquet(path, column, {"uids": uids, "rows": ROWS})
         checksums[shard] = uids
-    about = {"name": "tokens", "options": {"tokenizer": "clip"}, "columns": ["tokens"], "shards": checksums}
+    about = {
+        "name": "tokens",
+        "options": {"tokenizer": "clip"},
+        "columns": ["tokens"],
+        "shards": checksums,
+    }
     disk.write_json(disk.join(pool, "scores", "tokens@bench", "scores.json"), about)
     view = {"name": "all", "kept": SHARDS * ROWS, "fingerprint": disk.content_hash(records)}
-    disk.write_json(disk.join(pool, "views", "all.json"), {**view, "shards": dict.fromkeys(records, ROWS)})
+    disk.write_json(
+        disk.join(pool, "views", "all.json"), {**view, "shards": dict.fromkeys(records, ROWS)}
+    )
 
 
 def _tar(shard: str, first: int) -> tuple[list[dict[str, Any]], bytes]:

@@ -28,19 +28,19 @@ from torch import Tensor, nn
 
 from benchmarks import gpu_data
 from manifests.schema import Blend
-from train import accumulate
-from train.attention import Packed, pack, sent
-from train.augment import normalise
 from train.config import TrainConfig, configure, model_config
-from train.decode import _fast_jpeg
-from train.flops import work_of
-from train.loader import Batch, Loader
-from train.loss import contrastive
-from train.model import CLIP, LOGIT_SCALE
-from train.optimize import Update, precision_context
-from train.parallel import Ranks
-from train.spread import spread
-from train.weights import open_clip_config
+from train.data.augment import normalise
+from train.data.decode import _fast_jpeg
+from train.data.loader import Batch, Loader
+from train.dist.parallelism import spread
+from train.dist.process_group import Ranks
+from train.formats.open_clip_files import open_clip_config
+from train.model.attention import Packed, pack, sent
+from train.model.clip import CLIP, LOGIT_SCALE
+from train.model.flops import work_of
+from train.step import accumulate
+from train.step.loss import contrastive
+from train.step.update import Update, precision_context
 
 UNIT = 64  # a batch that was searched for is a multiple of it
 FIRST, ROOM = 0.88, 0.94  # shares of the memory that the first and the second batch are made for
@@ -70,8 +70,17 @@ class Ours:
 
     def _configured(self, batch: int) -> TrainConfig:
         lanes = next(n for n in (64, 32, 16, 8, 4, 2, 1) if batch % n == 0)
-        settings = {"model": self.job["model"], "precision": self.job["precision"], "batch_size": batch, "lanes": lanes}
-        rest = {"samples_seen": batch * 1_000_000, "threads": os.cpu_count() or 1, "device": self.job["device"]}
+        settings = {
+            "model": self.job["model"],
+            "precision": self.job["precision"],
+            "batch_size": batch,
+            "lanes": lanes,
+        }
+        rest = {
+            "samples_seen": batch * 1_000_000,
+            "threads": os.cpu_count() or 1,
+            "device": self.job["device"],
+        }
         return configure({**settings, **rest})
 
     def compile(self) -> None:
@@ -93,7 +102,9 @@ class Ours:
         drawn = [gpu_data.captions(batch, context, vocabulary, seed) for seed in range(VARIETY)]
         packed = self.job["captions"] == "packed"
         self.tokens = [(pack(t, n) if packed else t).to(self.device) for t, n in drawn]
-        self.flops = sum(self.work.batch(n, self.job["captions"]) for _, n in drawn) / VARIETY / batch
+        self.flops = (
+            sum(self.work.batch(n, self.job["captions"]) for _, n in drawn) / VARIETY / batch
+        )
         self.mean_tokens = float(torch.cat([n for _, n in drawn]).double().mean())
         shape = (batch, *self.model_config.height_width, 3)
         self.image = torch.randint(0, 256, shape, dtype=torch.uint8, device=self.device)
@@ -105,7 +116,11 @@ class Ours:
         batch = next(self.batches)
         self.waited += time.perf_counter() - began
         packed = self.job["captions"] == "packed"
-        tokens = pack(batch.tokens_BT, batch.length_B) if packed else batch.tokens_BT[:, : int(batch.length_B.max())]
+        tokens = (
+            pack(batch.tokens_BT, batch.length_B)
+            if packed
+            else batch.tokens_BT[:, : int(batch.length_B.max())]
+        )
         self.flops = self.work.batch(batch.length_B, self.job["captions"]) / self.batch
         self.mean_tokens = float(batch.length_B.double().mean())
         return batch.image_BHWC.to(self.device, non_blocking=True), sent(tokens, self.device)
@@ -116,7 +131,9 @@ class Ours:
         image_BHWC, tokens = self._samples()
 
         def take(rows: slice) -> tuple[Tensor, Tensor | Packed]:
-            image_BCHW = normalise(image_BHWC[rows], self.model_config.image_mean, self.model_config.image_std)
+            image_BCHW = normalise(
+                image_BHWC[rows], self.model_config.image_mean, self.model_config.image_std
+            )
             return image_BCHW, tokens
 
         found = accumulate.backward(
@@ -164,12 +181,16 @@ class Theirs:
         self.version = open_clip.__version__
         self.model_config = model_config(configure({"model": job["model"]}))
         with self.device:
-            made = open_clip.CLIP(**open_clip_config(self.model_config)["model_cfg"], output_dict=True)
+            made = open_clip.CLIP(
+                **open_clip_config(self.model_config)["model_cfg"], output_dict=True
+            )
         self.model: nn.Module = made.train()
         self.bare = made
         self.loss_of = open_clip.ClipLoss(local_loss=True, gather_with_grad=True, cache_labels=True)
         spared = ("bn", "ln", "bias", "logit_scale")
-        named = [(p.ndim < 2 or any(word in n for word in spared), p) for n, p in made.named_parameters()]
+        named = [
+            (p.ndim < 2 or any(word in n for word in spared), p) for n, p in made.named_parameters()
+        ]
         groups = [
             {"params": [p for plain, p in named if plain], "weight_decay": 0.0},
             {"params": [p for plain, p in named if not plain], "weight_decay": 0.2},
@@ -194,7 +215,9 @@ class Theirs:
     def step(self) -> None:
         """Forward, loss, backward, AdamW, clamp."""
         self.optimizer.zero_grad()
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.job["precision"] == "bf16"):
+        with torch.autocast(
+            self.device.type, torch.bfloat16, enabled=self.job["precision"] == "bf16"
+        ):
             found = self.model(self.image, self.tokens[self.number % VARIETY])
             loss = sum(self.loss_of(**found, output_dict=True).values())
         loss.backward()
@@ -322,7 +345,9 @@ def prepare(program: Any) -> dict[str, Any]:
         program.load(job["batch"])
         if job["compile"]:
             program.compile()
-    _steps(program, 3 if job["data"] == "memory" else 10)  # from shards, until what was read ahead is used up
+    _steps(
+        program, 3 if job["data"] == "memory" else 10
+    )  # from shards, until what was read ahead is used up
     seconds = _steps(program, 2) / 2
     program.count = max(2, round(job["seconds"] / seconds))
     if program.device.type == "cuda":
@@ -330,7 +355,12 @@ def prepare(program: Any) -> dict[str, Any]:
     parameters = sum(p.numel() for p in program.model.parameters())
     if version := getattr(program, "version", None):
         found["open_clip"] = version
-    return {**found, "parameters": parameters, "prepare_s": time.perf_counter() - began, "steps": program.count}
+    return {
+        **found,
+        "parameters": parameters,
+        "prepare_s": time.perf_counter() - began,
+        "steps": program.count,
+    }
 
 
 def repeat(program: Any) -> dict[str, Any]:
@@ -383,7 +413,9 @@ def profile(program: Any) -> dict[str, Any]:
 
 def kind_of(name: str) -> str:
     """What a kernel or operator does, by its name."""
-    found = next((kind for kind, words in KINDS.items() if re.search(words, name, re.IGNORECASE)), "other")
+    found = next(
+        (kind for kind, words in KINDS.items() if re.search(words, name, re.IGNORECASE)), "other"
+    )
     return "norm_elementwise" if found == "elementwise" else found
 
 

@@ -73,7 +73,9 @@ def picture_of(web: Web, url: str) -> Path:
 
 def lay_out(pictures: Path, web: Path) -> None:
     """web/small: the JPEGs of a folder; web/large: some of them at 3 megapixels. ValueError where there is none."""
-    found = [path for path in sorted(pictures.iterdir()) if path.suffix.lower() in (".jpg", ".jpeg")][:MOST_SMALL]
+    found = [
+        path for path in sorted(pictures.iterdir()) if path.suffix.lower() in (".jpg", ".jpeg")
+    ][:MOST_SMALL]
     if not found:
         raise ValueError(f"--pictures: there is no .jpg in {pictures}")
     for kind in ("small", "large"):
@@ -84,7 +86,9 @@ def lay_out(pictures: Path, web: Path) -> None:
         with Image.open(path) as opened:
             image = opened.convert("RGB")
         scale = math.sqrt(LARGE_PIXELS / (image.width * image.height))
-        large = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.LANCZOS)
+        large = image.resize(
+            (round(image.width * scale), round(image.height * scale)), Image.Resampling.LANCZOS
+        )
         sink = io.BytesIO()
         large.save(sink, "JPEG", quality=90)
         (web / f"large/{i:05d}.jpg").write_bytes(sink.getvalue())
@@ -98,13 +102,17 @@ def serving(pictures: Path, folder: Path) -> Iterator[Web]:
         shutil.which("openssl"),
     )
     if not nginx or not openssl:
-        raise ValueError("this benchmark needs nginx and openssl on the PATH (apt-get install nginx openssl)")
+        raise ValueError(
+            "this benchmark needs nginx and openssl on the PATH (apt-get install nginx openssl)"
+        )
     lay_out(pictures, folder / "web")
     bundle, certificates = _certificates(openssl, folder)
     http, https = _free_ports()
     listen = " ".join(f"listen {host}:{http}; listen {host}:{https} ssl;" for host in HOSTS)
     (folder / "nginx.conf").write_text(CONFIG.format(folder=folder, listen=listen))
-    server = subprocess.Popen([nginx, "-p", str(folder), "-c", str(folder / "nginx.conf"), "-g", "daemon off;"])
+    server = subprocess.Popen(
+        [nginx, "-p", str(folder), "-c", str(folder / "nginx.conf"), "-g", "daemon off;"]
+    )
     try:
         _wait(http, server)
         yield Web(folder=folder, http=http, https=https, bundle=bundle, certificates=certificates)
@@ -115,8 +123,14 @@ def serving(pictures: Path, folder: Path) -> Iterator[Web]:
 
 def version() -> str:
     """Of nginx."""
-    nginx = shutil.which("nginx", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin") or "nginx"
-    return subprocess.run([nginx, "-v"], capture_output=True, text=True).stderr.strip().rpartition("/")[2]
+    nginx = (
+        shutil.which("nginx", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin") or "nginx"
+    )
+    return (
+        subprocess.run([nginx, "-v"], capture_output=True, text=True)
+        .stderr.strip()
+        .rpartition("/")[2]
+    )
 
 
 def _certificates(openssl: str, folder: Path) -> tuple[Path, int]:
@@ -125,11 +139,36 @@ def _certificates(openssl: str, folder: Path) -> tuple[Path, int]:
 
     new = ["req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout"]
     authority = ["-addext", "keyUsage=critical,keyCertSign,cRLSign"]
-    run(*new, "ca.key", "-x509", "-days", "2", "-subj", "/CN=benchmark authority", *authority, "-out", "ca.pem")
+    run(
+        *new,
+        "ca.key",
+        "-x509",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=benchmark authority",
+        *authority,
+        "-out",
+        "ca.pem",
+    )
     run(*new, "server.key", "-subj", "/CN=benchmark", "-out", "server.csr")
     names = ",".join(f"IP:{host}" for host in HOSTS)
-    (folder / "names").write_text(f"subjectAltName={names}\nauthorityKeyIdentifier=keyid\nbasicConstraints=CA:FALSE\n")
-    sign = ["x509", "-req", "-in", "server.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2"]
+    (folder / "names").write_text(
+        f"subjectAltName={names}\nauthorityKeyIdentifier=keyid\nbasicConstraints=CA:FALSE\n"
+    )
+    sign = [
+        "x509",
+        "-req",
+        "-in",
+        "server.csr",
+        "-CA",
+        "ca.pem",
+        "-CAkey",
+        "ca.key",
+        "-CAcreateserial",
+        "-days",
+        "2",
+    ]
     run(*sign, "-extfile", "names", "-out", "server.pem")
     paths = ssl.get_default_verify_paths()
     system = next((p for p in (paths.cafile, paths.openssl_cafile) if p and Path(p).exists()), None)

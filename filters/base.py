@@ -20,7 +20,9 @@ from PIL import Image
 
 from manifests import disk
 
-FREE: dict[str, Any] = {"free": True}  # metadata of an option that changes the speed, or that identity() covers
+FREE: dict[str, Any] = {
+    "free": True
+}  # metadata of an option that changes the speed, or that identity() covers
 
 Columns = dict[str, "Sequence[Any] | np.ndarray[Any, Any]"]
 
@@ -98,7 +100,9 @@ def check_options(kind: type, options: Mapping[str, Any], name: str) -> None:
     for option in options:
         if option not in known:
             has = f"its options are {', '.join(known)}" if known else "it has no options"
-            raise ValueError(f"filter {name} has no option {option!r}{disk.nearest(option, known)}; {has}")
+            raise ValueError(
+                f"filter {name} has no option {option!r}{disk.nearest(option, known)}; {has}"
+            )
 
 
 def _free(judge: Filter) -> set[str]:

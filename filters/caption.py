@@ -21,7 +21,10 @@ class Caption:
     name: ClassVar[str] = "caption"
     version: ClassVar[int] = 1
     needs: ClassVar[frozenset[str]] = frozenset({"caption"})
-    adds: ClassVar[dict[str, pa.DataType]] = {"caption_words": pa.int32(), "caption_chars": pa.int32()}
+    adds: ClassVar[dict[str, pa.DataType]] = {
+        "caption_words": pa.int32(),
+        "caption_chars": pa.int32(),
+    }
     device: ClassVar[str] = "cpu"
 
     def identity(self) -> str:

@@ -46,12 +46,16 @@ class ClipScore:
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
-            raise ValueError(f"filter clip_score: batch_size is {self.batch_size}; it must be at least 1")
+            raise ValueError(
+                f"filter clip_score: batch_size is {self.batch_size}; it must be at least 1"
+            )
         if self.model.startswith(LOCAL):  # a worker may start in another folder
             self.model = LOCAL + os.path.abspath(self.model.removeprefix(LOCAL))
         brings_weights = self.model.startswith((LOCAL, HUB))
         if brings_weights and self.pretrained is not None:
-            raise ValueError(f"filter clip_score: {self.model} brings its own weights; leave pretrained out")
+            raise ValueError(
+                f"filter clip_score: {self.model} brings its own weights; leave pretrained out"
+            )
         if not brings_weights and self.pretrained is None:
             raise ValueError(
                 f"filter clip_score: model {self.model} has no weights of its own; name them with pretrained: TAG"
@@ -61,12 +65,17 @@ class ClipScore:
         if self.model.startswith(LOCAL):
             folder = Path(self.model.removeprefix(LOCAL))
             if not (folder / "open_clip_config.json").is_file():
-                raise ValueError(f"filter clip_score: there is no open_clip_config.json in {folder}")
+                raise ValueError(
+                    f"filter clip_score: there is no open_clip_config.json in {folder}"
+                )
             files = sorted(f for f in folder.iterdir() if f.suffix in WEIGHTS)
             return disk.content_hash({f.name: file_hash(f) for f in files}, 64)
         if self.model.startswith(HUB):
             return self.model
-        known = [f.stem for f in (package_folder("open_clip", self.name) / "model_configs").glob("*.json")]
+        known = [
+            f.stem
+            for f in (package_folder("open_clip", self.name) / "model_configs").glob("*.json")
+        ]
         if self.model not in known:
             raise ValueError(
                 f"filter clip_score: open_clip has no model {self.model!r}{disk.nearest(self.model, known)}"
@@ -87,7 +96,9 @@ class ClipScore:
                 f"{disk.nearest(str(self.pretrained), tags)}; it has {', '.join(tags)}"
             )
         # Weights trained with one activation and run with the other lose points without a word.
-        trained = bool(open_clip.get_pretrained_cfg(self.model, self.pretrained).get("quick_gelu", False))
+        trained = bool(
+            open_clip.get_pretrained_cfg(self.model, self.pretrained).get("quick_gelu", False)
+        )
         if trained != bool(open_clip.get_model_config(self.model).get("quick_gelu", False)):
             plain = self.model.removesuffix("-quickgelu")
             other = f"{plain}-quickgelu" if trained else plain
@@ -101,8 +112,12 @@ class ClipScore:
         import torch
 
         if self.device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("filter clip_score: device is cuda, but there is no GPU here; leave device out")
-        self.place = torch.device("cuda" if self.device != "cpu" and torch.cuda.is_available() else "cpu")
+            raise ValueError(
+                "filter clip_score: device is cuda, but there is no GPU here; leave device out"
+            )
+        self.place = torch.device(
+            "cuda" if self.device != "cpu" and torch.cuda.is_available() else "cpu"
+        )
         before = logging.root.manager.disable
         logging.disable(logging.INFO)  # open_clip tells its every step to the root logger
         try:
@@ -117,12 +132,16 @@ class ClipScore:
     def score(self, batch: Batch) -> Columns:
         assert batch.images is not None
         parts = [
-            self.cosine(batch.images[at : at + self.batch_size], batch.captions[at : at + self.batch_size])
+            self.cosine(
+                batch.images[at : at + self.batch_size], batch.captions[at : at + self.batch_size]
+            )
             for at in range(0, len(batch.captions), self.batch_size)
         ]
         return {"clip_score": np.concatenate(parts) if parts else np.zeros(0, np.float32)}
 
-    def cosine(self, images: list[Image.Image], captions: list[str]) -> np.ndarray[Any, np.dtype[np.float32]]:
+    def cosine(
+        self, images: list[Image.Image], captions: list[str]
+    ) -> np.ndarray[Any, np.dtype[np.float32]]:
         """Shape (B,), fp32: embeddings are brought to length one and multiplied in fp32 whatever the precision."""
         import torch
         import torch.nn.functional as F
@@ -134,6 +153,8 @@ class ClipScore:
         with torch.inference_mode(), torch.autocast(self.place.type, torch.bfloat16, enabled=half):
             image_BE = self.loaded.encode_image(image_BCHW)
             text_BE = self.loaded.encode_text(text_BT)
-        cosine_B = (F.normalize(image_BE.float(), dim=-1) * F.normalize(text_BE.float(), dim=-1)).sum(-1)
+        cosine_B = (
+            F.normalize(image_BE.float(), dim=-1) * F.normalize(text_BE.float(), dim=-1)
+        ).sum(-1)
         found: np.ndarray[Any, np.dtype[np.float32]] = cosine_B.cpu().numpy()
         return found

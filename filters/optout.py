@@ -38,12 +38,24 @@ CRAWLER = re.compile(
     r"|anthropic-ai|cohere-ai|claude-web|chatgpt-user|perplexity-user|duckassist|img2dataset"
 )
 TOKEN = re.compile(r"[a-z0-9_.*-]+")
-TRAINING = ("train-ai", "train-genai", "genai", "ai-train")  # AIPREF's drafts, and Cloudflare's Content-Signal
-ANY_USE = ("bots", "tdm", "ai", "all")  # wider categories of earlier drafts; an explicit train-ai=y outweighs them
+TRAINING = (
+    "train-ai",
+    "train-genai",
+    "genai",
+    "ai-train",
+)  # AIPREF's drafts, and Cloudflare's Content-Signal
+ANY_USE = (
+    "bots",
+    "tdm",
+    "ai",
+    "all",
+)  # wider categories of earlier drafts; an explicit train-ai=y outweighs them
 _KEY = r"[a-z*][a-z0-9_.*-]*"
 _TOKEN = r"[A-Za-z*][A-Za-z0-9:/!#$%&'*+.^_`|~-]*"
 _VALUE = rf'"(?:[^"\\]|\\.)*"|\?[01]|{_TOKEN}|-?[0-9]+(?:\.[0-9]+)?|:[A-Za-z0-9+/=]*:|\([^()]*\)'
-MEMBER = re.compile(rf"[ \t]*({_KEY})(?:=({_VALUE}))?(?:[ \t]*;[ \t]*{_KEY}(?:=(?:{_VALUE}))?)*[ \t]*(,|$)")
+MEMBER = re.compile(
+    rf"[ \t]*({_KEY})(?:=({_VALUE}))?(?:[ \t]*;[ \t]*{_KEY}(?:=(?:{_VALUE}))?)*[ \t]*(,|$)"
+)
 LENIENT = re.compile(rf"(?<![a-z0-9_-])({'|'.join(TRAINING)}|bots)\s*[=:]\s*\"?(no?)\b", re.I)
 
 
@@ -113,7 +125,10 @@ def _site(said: Mapping[str, Any], reading: _Reading) -> tuple[str, str] | None:
         if word := usage(re.sub(r"^/\S*\s+", "", line), strict=reading.strict):
             return "optout_site", f"robots.txt: {word}"
     if _reserved(str(tdm.get("tdm-reservation", "0")), reading.strict):
-        return "optout_site", f"tdmrep.json: tdm-reservation {tdm['tdm-reservation']} for {tdm.get('location')}"
+        return (
+            "optout_site",
+            f"tdmrep.json: tdm-reservation {tdm['tdm-reservation']} for {tdm.get('location')}",
+        )
     if ai.get("allowed") is False:
         return "optout_site", f"ai.txt: {ai.get('rule')}"
     if not reading.strict:
@@ -133,7 +148,9 @@ def _texts(value: Any) -> list[str]:
     """One or several header texts; a meta tag may be kept as {"name": …, "content": …}."""
     if isinstance(value, Mapping):
         name = str(value.get("name") or "robots").strip().lower()
-        return [text if name == "robots" else f"{name}: {text}" for text in _texts(value.get("content"))]
+        return [
+            text if name == "robots" else f"{name}: {text}" for text in _texts(value.get("content"))
+        ]
     if isinstance(value, str):
         return [value]
     return [text for item in value for text in _texts(item)] if isinstance(value, list) else []
@@ -164,7 +181,11 @@ def _pieces(text: str, us: tuple[str, ...]) -> Iterator[tuple[bool, str, list[st
     for_us = True
     for piece in text.split(","):
         head, colon, rest = (part.strip() for part in piece.partition(":"))
-        if colon and TOKEN.fullmatch(head) and (head in us or head == "*" or CRAWLER.fullmatch(head)):
+        if (
+            colon
+            and TOKEN.fullmatch(head)
+            and (head in us or head == "*" or CRAWLER.fullmatch(head))
+        ):
             for_us = head in us or head == "*"
             piece = rest
             head, colon, rest = (part.strip() for part in rest.partition(":"))
@@ -194,7 +215,13 @@ def usage(text: str, *, strict: bool) -> str | None:
     said = _dictionary(text)
     if said is None:
         match = LENIENT.search(text)
-        return re.sub(r"\s", "", match[0].lower()) if match else "cannot be read" if strict and text.strip() else None
+        return (
+            re.sub(r"\s", "", match[0].lower())
+            if match
+            else "cannot be read"
+            if strict and text.strip()
+            else None
+        )
     for key in TRAINING:
         if said.get(key) in ("n", "no"):
             return f"{key}={said[key]}"
@@ -232,7 +259,10 @@ class Optout:
     name: ClassVar[str] = "optout"
     version: ClassVar[int] = 1
     needs: ClassVar[frozenset[str]] = frozenset({"row"})
-    adds: ClassVar[dict[str, pa.DataType]] = {"optout_respect": pa.string(), "optout_strict": pa.string()}
+    adds: ClassVar[dict[str, pa.DataType]] = {
+        "optout_respect": pa.string(),
+        "optout_strict": pa.string(),
+    }
     device: ClassVar[str] = "cpu"
     user_agent: str = "clipmill"
 
@@ -241,7 +271,9 @@ class Optout:
 
     def check(self) -> None:
         if not product(self.user_agent):
-            raise ValueError("filter optout: user_agent is empty; give the name that the pool was fetched under")
+            raise ValueError(
+                "filter optout: user_agent is empty; give the name that the pool was fetched under"
+            )
 
     def setup(self) -> None:
         return None
@@ -249,8 +281,12 @@ class Optout:
     def score(self, batch: Batch) -> Columns:
         if "optout" not in batch.rows.column_names:
             return {column: [None] * len(batch.captions) for column in self.adds}
-        stored = [json.loads(text) if text else {} for text in batch.rows.column("optout").to_pylist()]
+        stored = [
+            json.loads(text) if text else {} for text in batch.rows.column("optout").to_pylist()
+        ]
         return {
-            f"optout_{policy}": [(refusal(found, self.user_agent, policy) or ("", ""))[1] for found in stored]
+            f"optout_{policy}": [
+                (refusal(found, self.user_agent, policy) or ("", ""))[1] for found in stored
+            ]
             for policy in ("respect", "strict")
         }

@@ -19,7 +19,9 @@ _LEVELS = np.arange(256) / 255
 FloatArray = np.ndarray[Any, np.dtype[np.floating[Any]]]
 
 # Rows are the eight lowest cosines over 32 samples (DCT-II without scaling).
-_COSINES = np.cos(np.pi * (2 * np.arange(HASH_SIDE) + 1) * np.arange(HASH_LOW)[:, None] / (2 * HASH_SIDE))
+_COSINES = np.cos(
+    np.pi * (2 * np.arange(HASH_SIDE) + 1) * np.arange(HASH_LOW)[:, None] / (2 * HASH_SIDE)
+)
 
 
 @dataclass(kw_only=True)
@@ -91,7 +93,9 @@ def phash(image: Image.Image) -> int:
     Row by row, the first bit highest. Returned as a signed number: int64 is the 64-bit column that Parquet and SQL
     agree on.
     """
-    luma = np.asarray(image.convert("L").resize((HASH_SIDE, HASH_SIDE), Image.Resampling.LANCZOS), np.float64)
+    luma = np.asarray(
+        image.convert("L").resize((HASH_SIDE, HASH_SIDE), Image.Resampling.LANCZOS), np.float64
+    )
     low: FloatArray = _COSINES @ luma @ _COSINES.T
     bits = (low > np.median(low)).ravel()
     return int(np.packbits(bits).view(">i8")[0])

@@ -11,7 +11,9 @@ import pyarrow as pa
 from filters.base import Batch, Columns, file_hash, package_folder
 
 CONTEXT = 77  # the longest caption that is kept, start and end included; a model with a shorter context cuts further
-CACHED_WORDS = 2**18  # the tokenizer remembers every word it met; a crawl never stops bringing new ones
+CACHED_WORDS = (
+    2**18
+)  # the tokenizer remembers every word it met; a crawl never stops bringing new ones
 
 
 @dataclass(kw_only=True)

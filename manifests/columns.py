@@ -131,12 +131,21 @@ EXTRA_TYPES = {
     "bool": pa.bool_(),
     "json": pa.string(),  # anything nested, as JSON text
 }
-VOLATILE_COLUMNS = ("fetched_at", "elapsed_ms", "attempts")  # what may differ between two builds of the same bytes
+VOLATILE_COLUMNS = (
+    "fetched_at",
+    "elapsed_ms",
+    "attempts",
+)  # what may differ between two builds of the same bytes
 
 
 def with_extra(schema: pa.Schema, columns: Mapping[str, str]) -> pa.Schema:
     """PAIRS or SIDECAR with a recipe's own columns behind it."""
-    return pa.schema([*schema, *((name, EXTRA_TYPES[extra_column(name, kind)[1]]) for name, kind in columns.items())])
+    return pa.schema(
+        [
+            *schema,
+            *((name, EXTRA_TYPES[extra_column(name, kind)[1]]) for name, kind in columns.items()),
+        ]
+    )
 
 
 def extra_column(name: str, kind: str) -> tuple[str, str]:
@@ -145,4 +154,6 @@ def extra_column(name: str, kind: str) -> tuple[str, str]:
     return column or name, type_name
 
 
-VIEW = pa.schema([("kept", pa.bool_()), ("rule", pa.string())])  # rule: NULL if kept, else the first that failed
+VIEW = pa.schema(
+    [("kept", pa.bool_()), ("rule", pa.string())]
+)  # rule: NULL if kept, else the first that failed

@@ -120,7 +120,11 @@ def names(folder: str | Path, suffix: str = "") -> list[str]:
         import fsspec
 
         fs, name = fsspec.core.url_to_fs(str(folder))
-        found = [x.rstrip("/").rsplit("/", 1)[-1] for x in fs.ls(name, detail=False)] if fs.exists(name) else []
+        found = (
+            [x.rstrip("/").rsplit("/", 1)[-1] for x in fs.ls(name, detail=False)]
+            if fs.exists(name)
+            else []
+        )
     return sorted(x for x in found if x.endswith(suffix) and not x.startswith("."))
 
 
@@ -138,7 +142,10 @@ def remove(path: str | Path) -> None:
 
 def write_json(path: str | Path, value: Any) -> None:
     """A dataclass or plain value as JSON with sorted keys, written whole."""
-    write_bytes(path, (json.dumps(to_plain(value), indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode())
+    write_bytes(
+        path,
+        (json.dumps(to_plain(value), indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode(),
+    )
 
 
 def read_json(path: str | Path) -> Any:
@@ -149,7 +156,9 @@ def read_json(path: str | Path) -> Any:
         raise ValueError(f"{path} is not JSON: {error}") from error
 
 
-def write_parquet(path: str | Path, table: pa.Table, notes: Mapping[str, Any] | None = None) -> None:
+def write_parquet(
+    path: str | Path, table: pa.Table, notes: Mapping[str, Any] | None = None
+) -> None:
     """A table, written whole; `notes` go into the footer as JSON under the key `clipmill`."""
     if notes is not None:
         table = table.replace_schema_metadata(with_notes(table.schema, notes).metadata)
@@ -161,11 +170,15 @@ def write_parquet(path: str | Path, table: pa.Table, notes: Mapping[str, Any] | 
 def with_notes(schema: pa.Schema, notes: Mapping[str, Any]) -> pa.Schema:
     """The schema with `notes` as JSON under the key `clipmill` of its metadata."""
     kept = {k: v for k, v in (schema.metadata or {}).items() if k != b"clipmill"}
-    return schema.with_metadata({**kept, b"clipmill": json.dumps(to_plain(dict(notes)), sort_keys=True).encode()})
+    return schema.with_metadata(
+        {**kept, b"clipmill": json.dumps(to_plain(dict(notes)), sort_keys=True).encode()}
+    )
 
 
 def read_parquet(
-    path: str | Path, columns: list[str] | None = None, where: list[tuple[str, str, Any]] | None = None
+    path: str | Path,
+    columns: list[str] | None = None,
+    where: list[tuple[str, str, Any]] | None = None,
 ) -> pa.Table:
     """A table, or some columns of it, or the rows that `where` (pyarrow's filters) lets through: only their row groups
     are read."""
@@ -176,7 +189,9 @@ def read_parquet(
 def notes(path: str | Path) -> dict[str, Any]:
     """What `write_parquet` put into the footer; {} where it put nothing."""
     with _opened(path) as f:
-        found: dict[str, Any] = json.loads((pq.read_metadata(f).metadata or {}).get(b"clipmill", b"{}"))
+        found: dict[str, Any] = json.loads(
+            (pq.read_metadata(f).metadata or {}).get(b"clipmill", b"{}")
+        )
     return found
 
 
@@ -233,7 +248,9 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(k): to_plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [to_plain(v) for v in (sorted(value) if isinstance(value, (set, frozenset)) else value)]
+        return [
+            to_plain(v) for v in (sorted(value) if isinstance(value, (set, frozenset)) else value)
+        ]
     return str(value) if isinstance(value, Path) else value
 
 

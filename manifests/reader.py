@@ -35,7 +35,9 @@ def read_manifest(path: str | Path, kind: type[T], *, scale: str | None = None) 
     scales = raw.pop("scales", {})
     if scale is not None:
         if scale not in scales:
-            raise ValueError(f"{path} has no scale {scale!r}; it has {', '.join(sorted(scales)) or 'none'}")
+            raise ValueError(
+                f"{path} has no scale {scale!r}; it has {', '.join(sorted(scales)) or 'none'}"
+            )
         raw = merge(raw, scales[scale])
     raw = _expand(raw, str(path))
     return _validate(_shape(raw, kind, Path(str(path)).resolve().parent), kind, str(path))
@@ -67,7 +69,9 @@ def kind_of(path: str | Path) -> type[Recipe] | type[Ablation]:
         return Ablation
     if "source" in raw:
         return Recipe
-    raise ValueError(f"{path} is neither a recipe (it has no source) nor an ablation (it has no arms)")
+    raise ValueError(
+        f"{path} is neither a recipe (it has no source) nor an ablation (it has no arms)"
+    )
 
 
 def scales_of(path: str | Path) -> list[str]:
@@ -110,7 +114,9 @@ def _shape(raw: dict[str, Any], kind: type, folder: Path) -> dict[str, Any]:
     """The short forms of a manifest as the fields of its dataclass, its paths as absolute ones."""
 
     def place(path: Any) -> Any:
-        return path if not isinstance(path, str) or "://" in path else str((folder / path).absolute())
+        return (
+            path if not isinstance(path, str) or "://" in path else str((folder / path).absolute())
+        )
 
     raw = dict(raw)
     if kind is Recipe:
@@ -123,7 +129,9 @@ def _shape(raw: dict[str, Any], kind: type, folder: Path) -> dict[str, Any]:
         if isinstance(raw.get("filters"), list):
             raw["filters"] = [_filter(f) for f in raw["filters"]]
         if isinstance(raw.get("views"), dict):
-            raw["views"] = [{"name": k, "rules": [_rule(r) for r in v or []]} for k, v in raw["views"].items()]
+            raw["views"] = [
+                {"name": k, "rules": [_rule(r) for r in v or []]} for k, v in raw["views"].items()
+            ]
     elif kind is Blend and isinstance(raw.get("pools"), dict):
         raw["pools"] = {k: place(v) for k, v in raw["pools"].items()}
     elif kind is TaskSpec:
@@ -139,7 +147,8 @@ def _shape(raw: dict[str, Any], kind: type, folder: Path) -> dict[str, Any]:
             }
         if isinstance(raw.get("evaluate"), list):
             raw["evaluate"] = [
-                {**t, "data": place(t.get("data"))} if isinstance(t, dict) else t for t in raw["evaluate"]
+                {**t, "data": place(t.get("data"))} if isinstance(t, dict) else t
+                for t in raw["evaluate"]
             ]
         if isinstance(raw.get("controls"), dict) and raw["controls"].get("null_web"):
             raw["controls"] = {**raw["controls"], "null_web": place(raw["controls"]["null_web"])}
@@ -196,7 +205,9 @@ def _fields_at(kind: Any, path: Iterable[Any]) -> list[str]:
             kind = typing.get_type_hints(kind).get(step, Any)
         else:
             kind = (
-                next(iter(typing.get_args(kind)[::-1]), Any) if not isinstance(step, int) else typing.get_args(kind)[0]
+                next(iter(typing.get_args(kind)[::-1]), Any)
+                if not isinstance(step, int)
+                else typing.get_args(kind)[0]
             )
         if typing.get_origin(kind) in (typing.Union, types.UnionType):
             kind = next(a for a in typing.get_args(kind) if a is not type(None))

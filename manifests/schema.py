@@ -41,14 +41,18 @@ def check_extra(columns: dict[str, str], kind: str) -> None:
     for name, kind_of_values in columns.items():
         column, type_name = extra_column(name, kind_of_values)
         if type_name not in EXTRA_TYPES:
-            raise ValueError(f"extra_columns {name}: {type_name!r} is not one of {', '.join(EXTRA_TYPES)}")
+            raise ValueError(
+                f"extra_columns {name}: {type_name!r} is not one of {', '.join(EXTRA_TYPES)}"
+            )
         if name.lower() in {taken.lower() for taken in [*SIDECAR.names, *PAIRS.names]}:
             raise ValueError(
                 f"extra_columns names {name!r}, which every pool has a column of its own for; "
                 f"rename it, as in source_{name}: {column}:{type_name}"
             )
     if columns and kind not in ("table", "shards"):
-        raise ValueError(f"extra_columns come from tables and shards; a source of kind {kind} has none")
+        raise ValueError(
+            f"extra_columns come from tables and shards; a source of kind {kind} has none"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,14 +66,18 @@ class Source:
 
     __pydantic_config__: ClassVar[dict[str, str]] = STRICT
     kind: Literal["wat", "wat_index", "warc", "warc_index", "table", "files", "shards"]
-    paths: tuple[str, ...] = ()  # WATs, WARCs, tables, captions files (columns file, caption) or tars
+    paths: tuple[
+        str, ...
+    ] = ()  # WATs, WARCs, tables, captions files (columns file, caption) or tars
     crawl: str | None = None  # *_index: CC-MAIN-YYYY-WW
     sample: int | None = None  # *_index: how many files, drawn without replacement
     seed: int = 0
     base: str = "https://data.commoncrawl.org/"  # *_index: where crawl-data/ lies
     url_column: str = "url"
     caption_column: str | None = "caption"  # table: null where there are no captions
-    extra_columns: dict[str, str] = field(default_factory=dict)  # table, shards: name -> TYPE, or COLUMN:TYPE
+    extra_columns: dict[str, str] = field(
+        default_factory=dict
+    )  # table, shards: name -> TYPE, or COLUMN:TYPE
 
     def __post_init__(self) -> None:
         check_extra(self.extra_columns, self.kind)
@@ -97,7 +105,9 @@ class HostLimit:
             raise ValueError(f"delay_s is {self.delay_s}; it must not be negative")
 
 
-Interpolation = Literal["nearest", "linear", "bilinear", "cubic", "bicubic", "area", "lanczos", "lanczos4"]
+Interpolation = Literal[
+    "nearest", "linear", "bilinear", "cubic", "bicubic", "area", "lanczos", "lanczos4"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,25 +116,37 @@ class Fetch:
 
     __pydantic_config__: ClassVar[dict[str, str]] = STRICT
     engine: Literal["clipmill", "img2dataset"] = "clipmill"
-    img2dataset_python: str | None = None  # engine img2dataset: the interpreter that has it; default: this one
-    user_agent: str | None = None  # needed as soon as something is fetched: name and an address to write to
+    img2dataset_python: str | None = (
+        None  # engine img2dataset: the interpreter that has it; default: this one
+    )
+    user_agent: str | None = (
+        None  # needed as soon as something is fetched: name and an address to write to
+    )
     # the picture
     image_size: int = 256
-    resize_mode: Literal["no", "border", "keep_ratio", "keep_ratio_largest", "center_crop"] = "keep_ratio"
+    resize_mode: Literal["no", "border", "keep_ratio", "keep_ratio_largest", "center_crop"] = (
+        "keep_ratio"
+    )
     resize_only_if_bigger: bool = True
     upscale_interpolation: Interpolation = "lanczos"
     downscale_interpolation: Interpolation = "area"
     encode_format: Literal["jpg", "png", "webp"] = "jpg"
     encode_quality: int = 95  # of jpg and webp 1..100; of png its compression 0..9
     skip_reencode: bool = True  # keep the bytes of a picture that nothing has to be done to
-    disable_all_reencoding: bool = False  # keep the bytes of every picture; its header is checked, nothing is decoded
+    disable_all_reencoding: bool = (
+        False  # keep the bytes of every picture; its header is checked, nothing is decoded
+    )
     min_image_size: int = 0  # of the shorter side
     max_image_area: int = 0  # pixels; 0 = no limit but max_pixels
     max_aspect_ratio: float = 0.0  # 0 = no limit
     max_pixels: int = 33_554_432  # what is decoded at all
-    bbox_column: str | None = None  # extra column: JSON list of [left, top, right, bottom] as shares, blurred
+    bbox_column: str | None = (
+        None  # extra column: JSON list of [left, top, right, bottom] as shares, blurred
+    )
     extract_exif: bool = False
-    compute_hash: Literal["sha256", "md5", "sha512"] = "sha256"  # sha256 always; another one besides
+    compute_hash: Literal["sha256", "md5", "sha512"] = (
+        "sha256"  # sha256 always; another one besides
+    )
     verify_hash: tuple[str, str] | None = None  # extra column and md5, sha256 or sha512
     # the network
     max_bytes: int = 20 * 2**20
@@ -139,24 +161,40 @@ class Fetch:
     # manners
     per_host: int = 2  # requests under way at once per host
     delay_s: float = 0.0  # between the starts of two requests to a host
-    hosts: dict[str, HostLimit] = field(default_factory=dict)  # "host or *.suffix" -> what it allows
+    hosts: dict[str, HostLimit] = field(
+        default_factory=dict
+    )  # "host or *.suffix" -> what it allows
     patience_s: float = 600.0  # a row whose host has not had time for it by then ends as host_busy
     robots_txt: bool = True
-    site_files: tuple[Literal["tdmrep", "ai.txt"], ...] = ("tdmrep", "ai.txt")  # asked for once per host
-    optout: Literal["respect", "strict", "ignore"] = "respect"  # what is done about the signals; all are written down
+    site_files: tuple[Literal["tdmrep", "ai.txt"], ...] = (
+        "tdmrep",
+        "ai.txt",
+    )  # asked for once per host
+    optout: Literal["respect", "strict", "ignore"] = (
+        "respect"  # what is done about the signals; all are written down
+    )
     # "host or *.suffix" -> "address:port": where to connect for these names (curl --connect-to); not in a pool's hash
     connect_to: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not 1 <= self.rows_per_shard <= ROWS_PER_SHARD_LIMIT:
-            raise ValueError(f"rows_per_shard is {self.rows_per_shard}; it must lie in 1..{ROWS_PER_SHARD_LIMIT}")
+            raise ValueError(
+                f"rows_per_shard is {self.rows_per_shard}; it must lie in 1..{ROWS_PER_SHARD_LIMIT}"
+            )
         for name in ("image_size", "max_pixels", "max_bytes", "per_host", "concurrency"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         for name in ("deadline_s", "patience_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0 seconds")
-        for name in ("min_image_size", "max_image_area", "max_aspect_ratio", "min_rate", "retries", "delay_s"):
+        for name in (
+            "min_image_size",
+            "max_image_area",
+            "max_aspect_ratio",
+            "min_rate",
+            "retries",
+            "delay_s",
+        ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must not be negative")
         lowest, highest = (0, 9) if self.encode_format == "png" else (1, 100)
@@ -165,7 +203,9 @@ class Fetch:
                 f"encode_quality is {self.encode_quality}; of {self.encode_format} it must lie in {lowest}..{highest}"
             )
         if self.verify_hash is not None and self.verify_hash[1] not in ("md5", "sha256", "sha512"):
-            raise ValueError(f"verify_hash names {self.verify_hash[1]!r}; it must be md5, sha256 or sha512")
+            raise ValueError(
+                f"verify_hash names {self.verify_hash[1]!r}; it must be md5, sha256 or sha512"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +230,9 @@ class Rule:
 
     def __post_init__(self) -> None:
         if sum(x is not None for x in (self.where, self.view, self.random_like)) != 1:
-            raise ValueError(f"rule {self.name!r} must be one of an SQL expression, a view, or random_like")
+            raise ValueError(
+                f"rule {self.name!r} must be one of an SQL expression, a view, or random_like"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +246,7 @@ class View:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Miniweb:
-    """The small web on loopback that a demo or a debug run starts first (see pipeline/miniweb.py)."""
+    """The small web on loopback that a demo or a debug run starts first (see pipeline/miniweb/small_web.py)."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = STRICT
     pairs: int = 6000
@@ -233,7 +275,9 @@ class Recipe:
     miniweb: Miniweb | None = None
 
     def __post_init__(self) -> None:
-        doubled = sorted({f.name for f in self.filters if sum(g.name == f.name for g in self.filters) > 1})
+        doubled = sorted(
+            {f.name for f in self.filters if sum(g.name == f.name for g in self.filters) > 1}
+        )
         if doubled:
             raise ValueError(f"filters named twice: {', '.join(doubled)}")
         for what, column in (
@@ -241,7 +285,9 @@ class Recipe:
             ("verify_hash", (self.fetch.verify_hash or [None])[0]),
         ):
             if column is not None and column not in self.source.extra_columns:
-                raise ValueError(f"fetch.{what} names {column!r}, which is not one of source.extra_columns")
+                raise ValueError(
+                    f"fetch.{what} names {column!r}, which is not one of source.extra_columns"
+                )
 
     @property
     def sidecar_extra(self) -> dict[str, str]:
@@ -256,7 +302,9 @@ class Recipe:
         for view in self.views:
             if view.name == name:
                 return view
-        raise ValueError(f"recipe {self.name!r} has no view {name!r}; it has {', '.join(v.name for v in self.views)}")
+        raise ValueError(
+            f"recipe {self.name!r} has no view {name!r}; it has {', '.join(v.name for v in self.views)}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,9 +324,13 @@ class Blend:
         for name, weight in self.views.items():
             pool, _, view = name.partition("/")
             if not view or pool not in self.pools:
-                raise ValueError(f"blend {self.name!r}: {name!r} is not POOL/VIEW with a pool of {sorted(self.pools)}")
+                raise ValueError(
+                    f"blend {self.name!r}: {name!r} is not POOL/VIEW with a pool of {sorted(self.pools)}"
+                )
             if not weight > 0:
-                raise ValueError(f"blend {self.name!r}: the weight of {name!r} is {weight}; it must be above 0")
+                raise ValueError(
+                    f"blend {self.name!r}: the weight of {name!r} is {weight}; it must be above 0"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,9 +341,13 @@ class TaskSpec:
     name: str
     kind: Literal["classification", "retrieval"]
     data: str  # folder: CLASS/picture…, or captions.csv (columns file, caption) beside its pictures
-    classes: tuple[str, ...] = ()  # display names, in the order of the sorted folders; default: the folders' names
+    classes: tuple[
+        str, ...
+    ] = ()  # display names, in the order of the sorted folders; default: the folders' names
     templates: tuple[str, ...] = ("a photo of a {}",)
-    allow_overlap: bool = False  # a picture that is in a training pool too is refused unless this says so
+    allow_overlap: bool = (
+        False  # a picture that is in a training pool too is refused unless this says so
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,7 +378,9 @@ class Controls:
     """Arms that tell an effect from its imitations."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = STRICT
-    random_like: tuple[str, ...] = ()  # arms; each gets a random subset of the baseline's pool, of its size
+    random_like: tuple[
+        str, ...
+    ] = ()  # arms; each gets a random subset of the baseline's pool, of its size
     random_seed: int = 0
     a_a: str | None = None  # an arm run again under other seeds
     null_web: str | None = None  # another ablation, on data where no effect is planted
@@ -345,19 +403,32 @@ class Ablation:
     controls: Controls = field(default_factory=Controls)
     scorer: Scorer | None = None
     miniweb: Miniweb | None = None
-    equivalence: float = 0.005  # differences inside ± this are practically equal (a share: 0.005 = 0.5 points)
+    equivalence: float = (
+        0.005  # differences inside ± this are practically equal (a share: 0.005 = 0.5 points)
+    )
     jobs: int = 1  # runs at a time on one machine
 
     def __post_init__(self) -> None:
         if self.baseline not in self.arms:
-            raise ValueError(f"baseline {self.baseline!r} is not one of the arms {sorted(self.arms)}")
+            raise ValueError(
+                f"baseline {self.baseline!r} is not one of the arms {sorted(self.arms)}"
+            )
         if len(self.seeds) < 2 or len(set(self.seeds)) != len(self.seeds):
-            raise ValueError(f"seeds are {list(self.seeds)}; at least two different ones are needed for an interval")
+            raise ValueError(
+                f"seeds are {list(self.seeds)}; at least two different ones are needed for an interval"
+            )
         if self.primary not in {t.name for t in self.evaluate}:
-            raise ValueError(f"primary {self.primary!r} is not one of the tasks {[t.name for t in self.evaluate]}")
-        for arm in (*self.controls.random_like, *([self.controls.a_a] if self.controls.a_a else [])):
+            raise ValueError(
+                f"primary {self.primary!r} is not one of the tasks {[t.name for t in self.evaluate]}"
+            )
+        for arm in (
+            *self.controls.random_like,
+            *([self.controls.a_a] if self.controls.a_a else []),
+        ):
             if arm not in self.arms:
-                raise ValueError(f"control of unknown arm {arm!r}; the arms are {sorted(self.arms)}")
+                raise ValueError(
+                    f"control of unknown arm {arm!r}; the arms are {sorted(self.arms)}"
+                )
 
     def place(self, out: str, pool: str) -> str:
         """Where a pool lies: its own `out`, or pools/NAME inside the ablation's folder `out`."""

@@ -16,11 +16,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 if not __package__:
-    sys.path[0] = str(ROOT)  # the checkout, not pipeline/, whose file names could shadow other modules
+    sys.path[0] = str(
+        ROOT
+    )  # the checkout, not pipeline/, whose file names could shadow other modules
 
 from manifests import disk, reader
 from manifests.schema import Ablation, Recipe
-from pipeline import route
+from pipeline import recipe_run
 
 EXAMPLE = """example:
   python pipeline/build.py manifests/ablations/demo.yaml
@@ -37,34 +39,58 @@ def options(argv: list[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "manifest", nargs="?", help="a recipe or an ablation (default: $CLIPMILL_RECIPE, else the demo)"
+        "manifest",
+        nargs="?",
+        help="a recipe or an ablation (default: $CLIPMILL_RECIPE, else the demo)",
     )
     parser.add_argument("--out", help="where to build (default: $CLIPMILL_OUT/NAME, else out/NAME)")
-    parser.add_argument("--engine", choices=["ray", "inline"], default="ray", help="inline runs the same without Ray")
-    parser.add_argument("--until", choices=route.STAGES, default=route.STAGES[-1], help="the last stage of a recipe")
-    parser.add_argument("--retry", choices=["transient"], help="ask again for rows that ended with such a reason")
-    parser.add_argument("--scale", help="a block of the manifest's `scales` to merge over it, such as debug")
+    parser.add_argument(
+        "--engine",
+        choices=["ray", "inline"],
+        default="ray",
+        help="inline runs the same without Ray",
+    )
+    parser.add_argument(
+        "--until",
+        choices=recipe_run.STAGES,
+        default=recipe_run.STAGES[-1],
+        help="the last stage of a recipe",
+    )
+    parser.add_argument(
+        "--retry", choices=["transient"], help="ask again for rows that ended with such a reason"
+    )
+    parser.add_argument(
+        "--scale", help="a block of the manifest's `scales` to merge over it, such as debug"
+    )
     parser.add_argument("--json", action="store_true", help="end with one JSON line on stdout")
     return parser.parse_args(argv)
 
 
 def main(argv: list[str] | None = None) -> int:
     args = options(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S")
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S"
+    )
     try:
         demo = str(ROOT / "manifests/ablations/demo.yaml")
         manifest = args.manifest or os.environ.get("CLIPMILL_RECIPE", demo)
-        out = disk.destination(args.out or disk.join(os.environ.get("CLIPMILL_OUT", "out"), Path(manifest).stem))
+        out = disk.destination(
+            args.out or disk.join(os.environ.get("CLIPMILL_OUT", "out"), Path(manifest).stem)
+        )
         if reader.kind_of(manifest) is Ablation:
-            if args.until != route.STAGES[-1] or args.retry:
-                raise ValueError("--until and --retry are for a recipe; an ablation runs all of its stages")
-            route.ablate(manifest, out, engine=args.engine, scale=args.scale)
+            if args.until != recipe_run.STAGES[-1] or args.retry:
+                raise ValueError(
+                    "--until and --retry are for a recipe; an ablation runs all of its stages"
+                )
+            recipe_run.ablate(manifest, out, engine=args.engine, scale=args.scale)
             totals = disk.read_json(disk.join(out, "results.json"))
             failed: dict[str, str] = {}
         else:
-            with route.surroundings(out, route.peek_miniweb(manifest, args.scale)):
+            with recipe_run.surroundings(out, recipe_run.peek_miniweb(manifest, args.scale)):
                 recipe = reader.read_manifest(manifest, Recipe, scale=args.scale)
-                totals = route.build(recipe, out, engine=args.engine, until=args.until, retry=args.retry)
+                totals = recipe_run.build(
+                    recipe, out, engine=args.engine, until=args.until, retry=args.retry
+                )
             failed = totals["failed"]
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -11,11 +11,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 if not __package__:
-    sys.path[0] = str(ROOT)  # the checkout, not pipeline/, whose file names could shadow other modules
+    sys.path[0] = str(
+        ROOT
+    )  # the checkout, not pipeline/, whose file names could shadow other modules
 
 from manifests import reader
 from manifests.schema import Recipe
-from pipeline import views
+from pipeline.views import view_files
 
 EXAMPLE = """example:
   python pipeline/filter.py out/pool --recipe manifests/recipes/laion_like.yaml
@@ -34,34 +36,44 @@ def options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("pool", help="the folder or URL that build.py filled and score.py scored")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--recipe", help="its views")
-    what.add_argument("--random-like", metavar="VIEW", help="make random_like_VIEW, a random subset as large as VIEW")
+    what.add_argument(
+        "--random-like",
+        metavar="VIEW",
+        help="make random_like_VIEW, a random subset as large as VIEW",
+    )
     parser.add_argument("--views", nargs="+", metavar="NAME", help="only these views of the recipe")
     parser.add_argument("--seed", type=int, help="of --random-like (default: 0)")
-    parser.add_argument("--scale", help="a block of the recipe's `scales` to merge over it, such as debug")
+    parser.add_argument(
+        "--scale", help="a block of the recipe's `scales` to merge over it, such as debug"
+    )
     parser.add_argument("--json", action="store_true", help="end with one JSON line on stdout")
     return parser.parse_args(argv)
 
 
 def main(argv: list[str] | None = None) -> int:
     args = options(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S")
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S"
+    )
     try:
         if args.recipe:
             if args.seed is not None:
-                raise ValueError("--seed is for --random-like; in a recipe a seed stands beside random_like")
+                raise ValueError(
+                    "--seed is for --random-like; in a recipe a seed stands beside random_like"
+                )
             recipe = reader.read_manifest(args.recipe, Recipe, scale=args.scale)
-            documents = views.choose_views(args.pool, recipe, args.views)
+            documents = view_files.choose_views(args.pool, recipe, args.views)
         else:
             if args.views or args.scale:
                 raise ValueError("--views and --scale are for --recipe")
-            documents = views.random_like(args.pool, args.random_like, args.seed or 0)
+            documents = view_files.random_like(args.pool, args.random_like, args.seed or 0)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if args.json:
         print(json.dumps(documents, sort_keys=True))
     else:
-        print("\n".join(views.funnel_lines(documents)))
+        print("\n".join(view_files.funnel_lines(documents)))
     return 0
 
 

@@ -11,13 +11,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 if not __package__:
-    sys.path[0] = str(ROOT)  # the checkout, not pipeline/, whose file names could shadow other modules
+    sys.path[0] = str(
+        ROOT
+    )  # the checkout, not pipeline/, whose file names could shadow other modules
 
 import yaml
 
 from manifests import disk, reader
 from manifests.schema import Recipe
-from pipeline import scoring
+from pipeline.scoring import scorer
 
 EXAMPLE = """example:
   python pipeline/score.py out/pool --recipe manifests/recipes/laion_like.yaml
@@ -37,32 +39,53 @@ def options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("pool", help="the folder or URL that build.py filled")
     parser.add_argument("--recipe", help="its filters, with their options")
     parser.add_argument(
-        "--filters", nargs="+", default=[], metavar="NAME", help="only these (default: all of the recipe)"
+        "--filters",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="only these (default: all of the recipe)",
     )
-    parser.add_argument("--set", action="append", default=[], metavar="FILTER.OPTION=VALUE", help="change an option")
-    parser.add_argument("--engine", choices=["ray", "inline"], default="ray", help="inline runs the same without Ray")
-    parser.add_argument("--scale", help="a block of the recipe's `scales` to merge over it, such as debug")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="FILTER.OPTION=VALUE", help="change an option"
+    )
+    parser.add_argument(
+        "--engine",
+        choices=["ray", "inline"],
+        default="ray",
+        help="inline runs the same without Ray",
+    )
+    parser.add_argument(
+        "--scale", help="a block of the recipe's `scales` to merge over it, such as debug"
+    )
     parser.add_argument("--json", action="store_true", help="end with one JSON line on stdout")
     return parser.parse_args(argv)
 
 
 def main(argv: list[str] | None = None) -> int:
     args = options(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S")
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S"
+    )
     try:
         pool = args.pool if disk.is_url(args.pool) else str(Path(args.pool).absolute())
         if args.scale and not args.recipe:
             raise ValueError("--scale picks a block of a recipe; name the recipe with --recipe")
-        recipe = reader.read_manifest(args.recipe, Recipe, scale=args.scale) if args.recipe else None
+        recipe = (
+            reader.read_manifest(args.recipe, Recipe, scale=args.scale) if args.recipe else None
+        )
         changes = dict(change.partition("=")[::2] for change in args.set)
-        specs = scoring.specs_of(recipe, args.filters, {key: yaml.safe_load(text) for key, text in changes.items()})
-        report = scoring.score(pool, specs, engine=args.engine)
+        specs = scorer.specs_of(
+            recipe, args.filters, {key: yaml.safe_load(text) for key, text in changes.items()}
+        )
+        report = scorer.score(pool, specs, engine=args.engine)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     for name, state in report["sets"].items():
         if state and not args.json:
-            print(f"{name}: {state['scored']} of {state['stored']} stored rows scored in {state['seconds']:.1f} s")
+            print(
+                f"{name}: {state['scored']} of {state['stored']} stored rows scored in {state['seconds']:.1f} s"
+            )
     for number, reason in report["failed"].items():
         print(f"error: shard {number} was not scored: {reason}", file=sys.stderr)
     if args.json:

@@ -29,7 +29,9 @@ def draw(folder: Path, count: int, shift: int = 0) -> None:
             picture = Image.new("RGB", (32, 32), (5 * i % 256, (250 - 3 * i) % 256, shift))
             ImageDraw.Draw(picture).ellipse((4, 4, 8 + i % 20, 20), fill=(i % 256, 40, 200))
             picture.save(folder / f"{i}.jpg", quality=90)
-            table.writerow([f"{i}.jpg", f"a shade of the number {i}" if i % 2 else f"shade number {i}"])
+            table.writerow(
+                [f"{i}.jpg", f"a shade of the number {i}" if i % 2 else f"shade number {i}"]
+            )
 
 
 @pytest.fixture

@@ -26,9 +26,15 @@ def line(step: int, loss: float, *, of: int = 3, batch: int = 128) -> str:
 
 
 def test_the_log_gives_the_losses_of_steps_and_not_their_means() -> None:
-    text = "\n".join(["2026-01-02,03:04:05 | INFO | Start epoch 0", line(1, 4.9286), line(2, 4.5), line(3, 12.0)])
+    text = "\n".join(
+        ["2026-01-02,03:04:05 | INFO | Start epoch 0", line(1, 4.9286), line(2, 4.5), line(3, 12.0)]
+    )
     found = curves.parse_log(text, 128)
-    assert found == {"loss": [4.9286, 4.5, 12.0], "lr": [5e-5, 1e-4, 1.5e-4], "factor": [14.286] * 3}
+    assert found == {
+        "loss": [4.9286, 4.5, 12.0],
+        "lr": [5e-5, 1e-4, 1.5e-4],
+        "factor": [14.286] * 3,
+    }
 
 
 @pytest.mark.parametrize("steps", [[1, 3], [2, 3], [1, 1]])
@@ -84,7 +90,10 @@ def tar_of(path: Path, names: list[str]) -> None:
 def test_rows_are_counted_in_tars_and_must_be_those_of_the_view(tmp_path: Path) -> None:
     for folder in ("shards", "views"):
         (tmp_path / folder).mkdir()
-    tar_of(tmp_path / "shards" / "00000.tar", ["a.jpg", "a.txt", "a.json", "b.png", "b.txt", "c.jpg", "d.txt"])
+    tar_of(
+        tmp_path / "shards" / "00000.tar",
+        ["a.jpg", "a.txt", "a.json", "b.png", "b.txt", "c.jpg", "d.txt"],
+    )
     (tmp_path / "views" / "raw.json").write_text(json.dumps({"shards": {"00000": 2}}))
     assert curves.count_rows(tmp_path) == 2
     (tmp_path / "views" / "raw.json").write_text(json.dumps({"shards": {"00000": 3}}))
@@ -103,7 +112,12 @@ def test_the_peer_is_told_our_settings(tmp_path: Path) -> None:
     told = dict(zip(said[::2], said[1::2], strict=False))
     assert told["--train-data"] == "a.tar::b.tar"
     assert int(told["--train-num-samples"]) // int(told["--batch-size"]) == 2000 == config.steps
-    assert (told["--lr"], told["--eps"], told["--wd"], told["--seed"]) == ("0.001", "1e-06", "0.2", "2")
+    assert (told["--lr"], told["--eps"], told["--wd"], told["--seed"]) == (
+        "0.001",
+        "1e-06",
+        "0.2",
+        "2",
+    )
     assert "--grad-clip-norm" not in told
     clipped = curves.peer_arguments(settings("micro", ["grad_clip=1.5"]), [], tmp_path)
     assert clipped[clipped.index("--grad-clip-norm") + 1] == "1.5"

@@ -11,7 +11,7 @@ import torch
 from benchmarks import gpu, gpu_data, gpu_step
 from manifests.schema import Blend
 from train.config import configure, model_config
-from train.loader import Loader
+from train.data.loader import Loader
 
 
 def test_captions_are_twenty_tokens_in_the_mean_and_one_fills_the_context() -> None:
@@ -23,7 +23,9 @@ def test_captions_are_twenty_tokens_in_the_mean_and_one_fills_the_context() -> N
     assert tokens_BT[torch.arange(77) >= length_B[:, None]].sum() == 0
 
 
-def test_the_pool_is_one_that_the_trainer_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pool_is_one_that_the_trainer_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(gpu_data, "ROWS", 8)
     gpu_data.write_pool(str(tmp_path / "pool"))
     blend = Blend(name="bench", pools={"pool": str(tmp_path / "pool")}, views={"pool/all": 1.0})
@@ -84,8 +86,14 @@ def test_the_batch_is_the_largest_that_fits(
         ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma", "attention"),
         ("triton_poi_fused__scaled_dot_product_flash_attention_clone_3", "norm_elementwise"),
         ("triton_red_fused_native_layer_norm_native_layer_norm_backward_7", "norm_elementwise"),
-        ("void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl>", "norm_elementwise"),
-        ("void at::native::multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata<4>, FusedAdam>", "optimizer"),
+        (
+            "void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl>",
+            "norm_elementwise",
+        ),
+        (
+            "void at::native::multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata<4>, FusedAdam>",
+            "optimizer",
+        ),
         ("Memcpy HtoD (Pinned -> Device)", "other"),
     ],
 )
@@ -103,7 +111,13 @@ def test_what_matters_most_is_measured_first() -> None:
 
 def test_bars_are_measured_over_goal_and_nothing_is_made_up() -> None:
     def cell(program: str, captions: str, rate: float, state: str = "measured") -> gpu.Cell:
-        about = {"model": "ViT-B-32", "program": program, "captions": captions, "data": "memory", "state": state}
+        about = {
+            "model": "ViT-B-32",
+            "program": program,
+            "captions": captions,
+            "data": "memory",
+            "state": state,
+        }
         return {**about, "samples_per_s": {"mean": rate}}
 
     results = [
@@ -130,7 +144,14 @@ def test_help_and_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_cell_that_breaks_costs_that_cell(tmp_path: Path) -> None:
-    job = {"path": [], "threads": 1, "precision": "fp32", "compile": False, "device": "cpu", "attention": "flash"}
+    job = {
+        "path": [],
+        "threads": 1,
+        "precision": "fp32",
+        "compile": False,
+        "device": "cpu",
+        "attention": "flash",
+    }
     cell = {"model": "test", "program": "ours", "captions": "padded", "data": "memory"}
     child = gpu.Child(cell, {**job, "seconds": 0.1}, tmp_path, 0)
     with pytest.raises(RuntimeError, match="flash"):

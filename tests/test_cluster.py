@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.stage import Stage
+from pipeline.executor.stage import Stage
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -50,7 +50,9 @@ def test_ray_up_accepts_the_file_as_it_is(written: dict[str, Any]) -> None:
         (["auth"], "ssh_user", "ssh_usr"),
     ],
 )
-def test_a_misspelt_key_is_refused(written: dict[str, Any], where: list[str], right: str, wrong: str) -> None:
+def test_a_misspelt_key_is_refused(
+    written: dict[str, Any], where: list[str], right: str, wrong: str
+) -> None:
     from jsonschema import ValidationError  # type: ignore[import-untyped]
 
     changed = copy.deepcopy(written)
@@ -88,7 +90,9 @@ def test_nobody_without_the_token_gets_in(written: dict[str, Any]) -> None:
 
 
 def test_nodes_install_this_checkout_with_extras_that_exist(written: dict[str, Any]) -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     kinds = written["available_node_types"].values()
     for commands in (
         written["setup_commands"],
@@ -97,7 +101,9 @@ def test_nodes_install_this_checkout_with_extras_that_exist(written: dict[str, A
         asked = re.search(r"\$HOME/clipmill\[([\w,]+)\]", " ".join(commands))
         assert asked
         assert set(asked[1].split(",")) <= set(extras)
-        torch = any("torch" in package for extra in asked[1].split(",") for package in extras[extra])
+        torch = any(
+            "torch" in package for extra in asked[1].split(",") for package in extras[extra]
+        )
         assert torch == (commands is not written["setup_commands"])
     assert written["file_mounts"]["~/clipmill"] == "."
     assert {".git", ".venv", "out"} <= set(written["rsync_exclude"])

@@ -12,9 +12,16 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-INSTALLED = {"train", "score", "cpu", "test"}  # `make venv` installs them: this interpreter is the proof
+INSTALLED = {
+    "train",
+    "score",
+    "cpu",
+    "test",
+}  # `make venv` installs them: this interpreter is the proof
 RESOLVED = {"img2dataset", "s3", "gpu", "tensorboard", "wandb"}
-NOT_HERE = {"flash": "flash-attn has no wheels: resolving it runs its setup.py, which needs torch and a CUDA compiler"}
+NOT_HERE = {
+    "flash": "flash-attn has no wheels: resolving it runs its setup.py, which needs torch and a CUDA compiler"
+}
 
 
 def test_every_extra_is_accounted_for() -> None:
@@ -28,16 +35,30 @@ def test_flash_attention_is_part_of_no_other_extra() -> None:
 
 def resolve(*words: str) -> dict[str, str]:
     """Name -> version of what pip would install; skips where the package index cannot be reached."""
-    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet", "--report", "-"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--dry-run",
+        "--ignore-installed",
+        "--quiet",
+        "--report",
+        "-",
+    ]
     done = subprocess.run([*command, *words], cwd=ROOT, capture_output=True, text=True, timeout=600)
     if "Max retries exceeded" in done.stderr or "NewConnectionError" in done.stderr:
         pytest.skip("no package index can be reached")
     assert done.returncode == 0, done.stderr[-2000:]
     report = json.loads(done.stdout)
-    return {item["metadata"]["name"].lower(): item["metadata"]["version"] for item in report["install"]}
+    return {
+        item["metadata"]["name"].lower(): item["metadata"]["version"] for item in report["install"]
+    }
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 13), reason="img2dataset does not import on Python 3.13")
+@pytest.mark.skipif(
+    sys.version_info >= (3, 13), reason="img2dataset does not import on Python 3.13"
+)
 def test_img2dataset_and_s3_resolve_beside_the_core_and_not_to_a_release_of_years_ago() -> None:
     found = resolve(".[img2dataset,s3]")
     assert tuple(int(x) for x in found["img2dataset"].split(".")[:2]) >= (1, 47)

@@ -59,7 +59,9 @@ class Head:
         if not token:
             environment["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
         command = [str(BIN / "ray"), "job", "submit", "--address", self.address, *words]
-        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
+        return subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240
+        )
 
 
 def free_port() -> int:
@@ -70,7 +72,9 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def head() -> Iterator[Head]:
-    folder = tempfile.mkdtemp(prefix="mill-", dir="/tmp")  # a socket's path has at most 107 characters
+    folder = tempfile.mkdtemp(
+        prefix="mill-", dir="/tmp"
+    )  # a socket's path has at most 107 characters
     port = free_port()
     environment = {
         **{k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "CLIPMILL_"))},
@@ -79,7 +83,9 @@ def head() -> Iterator[Head]:
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
     }
-    start = "start --head --block --port=0 --num-cpus=2 --include-dashboard=true --disable-usage-stats "
+    start = (
+        "start --head --block --port=0 --num-cpus=2 --include-dashboard=true --disable-usage-stats "
+    )
     start += f"--node-ip-address=127.0.0.1 --dashboard-host=127.0.0.1 --dashboard-port={port} --temp-dir={folder} "
     start += f"--object-store-memory={128 * 2**20} --dashboard-agent-listen-port={free_port()}"
     with open(Path(folder) / "head.log", "wb") as log:
@@ -101,13 +107,17 @@ def head() -> Iterator[Head]:
             assert time.monotonic() < deadline, "the head did not start within 90 s"
             time.sleep(0.5)
         found = Head(f"http://127.0.0.1:{port}", environment)
-        while (done := found.submit("--no-wait", "--", "true")).returncode:  # the agent that takes jobs comes up last
+        while (
+            done := found.submit("--no-wait", "--", "true")
+        ).returncode:  # the agent that takes jobs comes up last
             assert "No available agent" in done.stderr, done.stderr
             assert time.monotonic() < deadline, "no agent took a job within 90 s"
             time.sleep(1)
         yield found
     finally:
-        os.killpg(process.pid, signal.SIGTERM)  # its own process group: nobody else's Ray is touched
+        os.killpg(
+            process.pid, signal.SIGTERM
+        )  # its own process group: nobody else's Ray is touched
         try:
             process.wait(20)
         except subprocess.TimeoutExpired:
@@ -129,13 +139,17 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "eval" / name).mkdir(parents=True)
         Image.new("RGB", (32, 32), (0, 200 * i, 7)).save(folder / "eval" / name / "0.png")
     (folder / "tiny.yaml").write_text(RECIPE.format(captions=folder / "captions.csv"))
-    (folder / "ablation.yaml").write_text(ABLATION.format(pool=folder / "pool", eval=folder / "eval"))
+    (folder / "ablation.yaml").write_text(
+        ABLATION.format(pool=folder / "pool", eval=folder / "eval")
+    )
     return folder
 
 
 def test_a_script_by_its_path_alone(head: Head, work: Path) -> None:
     variables = {"CLIPMILL_RECIPE": str(work / "tiny.yaml"), "CLIPMILL_OUT": str(work / "bare")}
-    done = head.submit("--runtime-env-json", json.dumps({"env_vars": variables}), "pipeline/build.py")
+    done = head.submit(
+        "--runtime-env-json", json.dumps({"env_vars": variables}), "pipeline/build.py"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads((work / "bare" / "tiny" / "pool.json").read_text())["fetch"]["stored"] == 48
 
@@ -146,7 +160,15 @@ def test_every_stage_as_a_job_of_a_submitted_folder(head: Head, work: Path) -> N
         ["python", "pipeline/build.py", recipe, "--out", pool, "--until", "fetch"],
         ["python", "pipeline/score.py", pool, "--recipe", recipe],
         ["python", "pipeline/filter.py", pool, "--recipe", recipe],
-        ["python", "train/ablate.py", str(work / "ablation.yaml"), "--out", str(work / "ablation"), "--engine", "ray"],
+        [
+            "python",
+            "train/ablate.py",
+            str(work / "ablation.yaml"),
+            "--out",
+            str(work / "ablation"),
+            "--engine",
+            "ray",
+        ],
     ):
         done = head.submit("--working-dir", ".", "--", *words)
         assert done.returncode == 0, f"{words}\n{done.stdout}{done.stderr}"
@@ -157,7 +179,14 @@ def test_every_stage_as_a_job_of_a_submitted_folder(head: Head, work: Path) -> N
 
 def test_a_relative_folder_of_a_job_is_refused(head: Head, work: Path) -> None:
     done = head.submit(
-        "--working-dir", ".", "--", "python", "pipeline/build.py", str(work / "tiny.yaml"), "--out", "here"
+        "--working-dir",
+        ".",
+        "--",
+        "python",
+        "pipeline/build.py",
+        str(work / "tiny.yaml"),
+        "--out",
+        "here",
     )
     assert done.returncode != 0
     assert "lies in Ray's temporary copy" in done.stdout + done.stderr

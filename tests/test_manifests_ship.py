@@ -12,9 +12,19 @@ from manifests.schema import Ablation, Recipe
 from train.config import configure
 
 ROOT = Path(__file__).resolve().parents[1]
-VARIABLES = ("MINIWEB", "MINIWEB_PORT", "SCORER", "CIFAR", "IMAGENET", "DATACOMP", "CLIPMILL_USER_AGENT")
+VARIABLES = (
+    "MINIWEB",
+    "MINIWEB_PORT",
+    "SCORER",
+    "CIFAR",
+    "IMAGENET",
+    "DATACOMP",
+    "CLIPMILL_USER_AGENT",
+)
 SHIPPED = [
-    (path, scale) for path in sorted((ROOT / "manifests").glob("*/*.yaml")) for scale in [None, *reader.scales_of(path)]
+    (path, scale)
+    for path in sorted((ROOT / "manifests").glob("*/*.yaml"))
+    for scale in [None, *reader.scales_of(path)]
 ]
 
 
@@ -31,7 +41,9 @@ def test_it_can_be_read(path: Path, scale: str | None, monkeypatch: pytest.Monke
     else:
         assert isinstance(manifest, Ablation)
         configure({**manifest.train, "seed": manifest.seeds[0]})
-        for name, view in ((n, v) for n, _, v in (a.partition("/") for a in manifest.arms.values())):
+        for name, view in (
+            (n, v) for n, _, v in (a.partition("/") for a in manifest.arms.values())
+        ):
             recipe_path = manifest.pools[name].recipe
             assert recipe_path is not None
             known = scale if scale in reader.scales_of(recipe_path) else None
@@ -40,4 +52,11 @@ def test_it_can_be_read(path: Path, scale: str | None, monkeypatch: pytest.Monke
 
 def test_there_are_both_kinds_for_datacomp_and_for_the_open_question() -> None:
     names = {path.stem for path, _ in SHIPPED}
-    assert {"datacomp_small", "commoncrawl_b32", "nvidia_question", "demo", "demo_null", "cifar10"} <= names
+    assert {
+        "datacomp_small",
+        "commoncrawl_b32",
+        "nvidia_question",
+        "demo",
+        "demo_null",
+        "cifar10",
+    } <= names

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import audit, build, filter, score
-from train import ablate, evaluate, report, run
+from pipeline import build, filter, score
+from pipeline.accounting import counts
+from train import ablate, report, run
+from train.evaluation import zero_shot
 
 ABLATION = """
 name: tiny
@@ -25,13 +27,17 @@ primary: shades
 
 
 @pytest.fixture
-def told(capsys: pytest.CaptureFixture[str]) -> Callable[[Callable[[list[str]], int], Sequence[str]], str]:
+def told(
+    capsys: pytest.CaptureFixture[str],
+) -> Callable[[Callable[[list[str]], int], Sequence[str]], str]:
     """Runs an entry that must fail as a person's mistake; gives its one line."""
 
     def call(main: Callable[[list[str]], int], words: Sequence[str]) -> str:
         capsys.readouterr()
         assert main([str(w) for w in words]) == 2
-        lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+        lines = [
+            line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")
+        ]
         assert len(lines) == 1
         return lines[0]
 
@@ -80,15 +86,20 @@ def test_a_missing_file(told, main, words, tmp_path, monkeypatch) -> None:
 
 
 def test_a_missing_folder(told, tmp_path) -> None:
-    assert "nowhere" in told(audit.main, [tmp_path / "nowhere"])
+    assert "nowhere" in told(counts.main, [tmp_path / "nowhere"])
     assert "nowhere" in told(report.main, [tmp_path / "nowhere"])
     assert "nowhere" in told(score.main, [tmp_path / "nowhere", "--filters", "caption"])
     (tmp_path / "task.yaml").write_text("{name: t, kind: classification, data: x}")
-    assert "nowhere" in told(evaluate.main, [tmp_path / "nowhere", "--task", tmp_path / "task.yaml"])
+    assert "nowhere" in told(
+        zero_shot.main, [tmp_path / "nowhere", "--task", tmp_path / "task.yaml"]
+    )
 
 
 def test_an_unknown_filter(told, tiny) -> None:
-    line = told(build.main, [recipe(tiny, "caption]", "captoin]"), "--out", tiny / "pool", "--engine", "inline"])
+    line = told(
+        build.main,
+        [recipe(tiny, "caption]", "captoin]"), "--out", tiny / "pool", "--engine", "inline"],
+    )
     assert "captoin" in line
     assert "did you mean 'caption'" in line
 
@@ -96,7 +107,13 @@ def test_an_unknown_filter(told, tiny) -> None:
 def test_a_rule_that_is_no_sql(told, tiny) -> None:
     line = told(
         build.main,
-        [recipe(tiny, "caption_words > 3", "caption_words >> or"), "--out", tiny / "pool", "--engine", "inline"],
+        [
+            recipe(tiny, "caption_words > 3", "caption_words >> or"),
+            "--out",
+            tiny / "pool",
+            "--engine",
+            "inline",
+        ],
     )
     assert "words" in line
     assert "caption_words >> or" in line
@@ -105,7 +122,13 @@ def test_a_rule_that_is_no_sql(told, tiny) -> None:
 def test_a_rule_over_an_unknown_column(told, tiny) -> None:
     line = told(
         build.main,
-        [recipe(tiny, "caption_words > 3", "caption_word > 3"), "--out", tiny / "pool", "--engine", "inline"],
+        [
+            recipe(tiny, "caption_words > 3", "caption_word > 3"),
+            "--out",
+            tiny / "pool",
+            "--engine",
+            "inline",
+        ],
     )
     assert "caption_word" in line
     assert "caption_words" in line
@@ -114,27 +137,43 @@ def test_a_rule_over_an_unknown_column(told, tiny) -> None:
 def test_a_view_that_keeps_nothing(told, tiny) -> None:
     line = told(
         build.main,
-        [recipe(tiny, "caption_words > 3", "caption_words > 99"), "--out", tiny / "pool", "--engine", "inline"],
+        [
+            recipe(tiny, "caption_words > 3", "caption_words > 99"),
+            "--out",
+            tiny / "pool",
+            "--engine",
+            "inline",
+        ],
     )
     assert "long" in line
     assert "words" in line
 
 
 def test_no_user_agent_for_the_web(told, tiny) -> None:
-    path = recipe(tiny, "{kind: files, paths: [captions.csv]}", "{kind: wat, paths: [x.warc.wat.gz]}")
+    path = recipe(
+        tiny, "{kind: files, paths: [captions.csv]}", "{kind: wat, paths: [x.warc.wat.gz]}"
+    )
     assert "user_agent" in told(build.main, [path, "--out", tiny / "pool", "--engine", "inline"])
 
 
 def test_a_changed_recipe_on_a_pool_that_is_there(told, tiny) -> None:
     pool = built(tiny)
-    line = told(build.main, [recipe(tiny, "image_size: 32", "image_size: 16"), "--out", pool, "--engine", "inline"])
+    line = told(
+        build.main,
+        [recipe(tiny, "image_size: 32", "image_size: 16"), "--out", pool, "--engine", "inline"],
+    )
     assert "image_size" in line
 
 
 def test_fewer_rows_than_a_batch(told, tiny) -> None:
     built(tiny)
     line = told(
-        ablate.main, [ablation(tiny, "batch_size: 16, lanes: 8", "batch_size: 64, lanes: 8"), "--out", tiny / "out"]
+        ablate.main,
+        [
+            ablation(tiny, "batch_size: 16, lanes: 8", "batch_size: 64, lanes: 8"),
+            "--out",
+            tiny / "out",
+        ],
     )
     assert "batch" in line
 
@@ -148,7 +187,10 @@ def test_an_evaluation_picture_in_the_training_pool(told, tiny) -> None:
 
 
 def test_an_unknown_training_key(told, tiny) -> None:
-    line = told(ablate.main, [ablation(tiny, "samples_seen: 64", "sample_seen: 64"), "--out", tiny / "out", "--check"])
+    line = told(
+        ablate.main,
+        [ablation(tiny, "samples_seen: 64", "sample_seen: 64"), "--out", tiny / "out", "--check"],
+    )
     assert "did you mean 'samples_seen'" in line
 
 
@@ -162,4 +204,6 @@ def test_a_relative_out_under_a_submitted_folder(told, tiny, monkeypatch) -> Non
 
 
 def test_an_ablation_has_no_stages_to_stop_at(told, tiny) -> None:
-    assert "--until" in told(build.main, [ablation(tiny), "--out", tiny / "out", "--until", "fetch"])
+    assert "--until" in told(
+        build.main, [ablation(tiny), "--out", tiny / "out", "--until", "fetch"]
+    )

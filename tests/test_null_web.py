@@ -16,7 +16,15 @@ ROOT = Path(__file__).resolve().parents[1]
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("null") / "out"
-    words = ["manifests/ablations/demo_null.yaml", "--scale", "debug", "--engine", "inline", "--out", str(folder)]
+    words = [
+        "manifests/ablations/demo_null.yaml",
+        "--scale",
+        "debug",
+        "--engine",
+        "inline",
+        "--out",
+        str(folder),
+    ]
     environment = {k: v for k, v in os.environ.items() if k not in ("SCORER", "RAY_ADDRESS")}
     done = subprocess.run(
         [sys.executable, "pipeline/build.py", *words],
@@ -50,12 +58,17 @@ def test_the_report_says_what_the_runs_said(out: Path) -> None:
             assert shown == pytest.approx(run["retrieval"]["recall@1"], abs=1e-12)
     assert report["verdict"] == results["verdict"]
     again = report["provenance"]["facts"]["run again with"]
-    assert again == f"python pipeline/build.py manifests/ablations/demo_null.yaml --out {out} --scale debug"
+    assert (
+        again
+        == f"python pipeline/build.py manifests/ablations/demo_null.yaml --out {out} --scale debug"
+    )
     kept = {arm["arm"]: arm["rows"] for arm in report["arms"]}
     assert 0.25 < kept["clip30"] / kept["raw"] < 0.35
     steps = dict(report["funnels"][0]["steps"])
     assert steps["attempted"] == steps["stored"] + sum(
-        n for reason, n in report["funnels"][0]["reasons"].items() if reason in attempted_reasons(out)
+        n
+        for reason, n in report["funnels"][0]["reasons"].items()
+        if reason in attempted_reasons(out)
     )
 
 

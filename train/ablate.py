@@ -17,11 +17,12 @@ if not __package__:
 
 from manifests import disk, reader
 from manifests.schema import Ablation, TaskSpec
-from train import arms, evaluate
-from train.arms import Outcome
-from train.conclude import conclude
+from train.ablation import runner
+from train.ablation.conclude import conclude
+from train.ablation.runner import Outcome
 from train.config import configure, model_config
-from train.loader import Loader
+from train.data.loader import Loader
+from train.evaluation import zero_shot
 
 EXAMPLE = """example:
   python train/ablate.py manifests/ablations/demo.yaml --out out/demo
@@ -40,17 +41,21 @@ Values = dict[str, dict[int, float]]  # {arm: {seed of the ablation: headline me
 def check(ablation: Ablation, out: str) -> None:
     """ValueError for what can be known before the pools are built: settings, arms, the tasks' data."""
     if not ablation.equivalence > 0:
-        raise ValueError(f"equivalence is {ablation.equivalence}; it must be above 0 (a share: 0.005 = 0.5 points)")
+        raise ValueError(
+            f"equivalence is {ablation.equivalence}; it must be above 0 (a share: 0.005 = 0.5 points)"
+        )
     if ablation.scorer:
         configure({**ablation.train, **ablation.scorer.train})
         if ablation.scorer.view.partition("/")[0] not in ablation.pools:
-            raise ValueError(f"scorer.view is {ablation.scorer.view!r}; its pool must be of {sorted(ablation.pools)}")
+            raise ValueError(
+                f"scorer.view is {ablation.scorer.view!r}; its pool must be of {sorted(ablation.pools)}"
+            )
     names = [task.name for task in ablation.evaluate]
     if len(set(names)) < len(names):
         raise ValueError(f"evaluate has two tasks of one name: {', '.join(names)}")
-    arms.expand(ablation, out, built=False)
+    runner.expand(ablation, out, built=False)
     for task in ablation.evaluate:
-        evaluate.samples(task)
+        zero_shot.samples(task)
 
 
 def check_pools(ablation: Ablation, out: str) -> dict[str, int]:
@@ -58,13 +63,13 @@ def check_pools(ablation: Ablation, out: str) -> dict[str, int]:
 
     Returns the number of evaluation pictures of each task that a pool stores too (allowed ones).
     """
-    runs = arms.expand(ablation, out)
+    runs = runner.expand(ablation, out)
     for run in {run.arm: run for run in runs}.values():
         Loader(run.blend, run.config, model_config(run.config))
     pools = {pool for run in runs for pool in run.blend.pools.values()}
     if ablation.scorer:
         pools.add(ablation.place(out, ablation.scorer.view.partition("/")[0]))
-    return evaluate.refuse_overlap(sorted(pools), ablation.evaluate)
+    return zero_shot.refuse_overlap(sorted(pools), ablation.evaluate)
 
 
 # --- what came out -------------------------------------------------------------------------------------------------
@@ -75,14 +80,18 @@ def headlines(outcomes: Sequence[Outcome], task: TaskSpec) -> Values:
     values: Values = {}
     for outcome in outcomes:
         if outcome.metrics is not None:
-            metric = outcome.metrics[task.name][evaluate.HEADLINE[task.kind]]
+            metric = outcome.metrics[task.name][zero_shot.HEADLINE[task.kind]]
             values.setdefault(outcome.run.arm, {})[outcome.run.pair] = metric
     return values
 
 
 def concluded(ablation: Ablation, outcomes: Sequence[Outcome]) -> Json:
     """What the runs that ended say, and which did not."""
-    failed = [{"arm": o.run.arm, "seed": o.run.seed, "error": o.error} for o in outcomes if o.metrics is None]
+    failed = [
+        {"arm": o.run.arm, "seed": o.run.seed, "error": o.error}
+        for o in outcomes
+        if o.metrics is None
+    ]
     values = {task.name: headlines(outcomes, task) for task in ablation.evaluate}
     return conclude(ablation, values, failed, len(outcomes))
 
@@ -112,31 +121,50 @@ def options(argv: list[str] | None) -> argparse.Namespace:
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("ablation", help="a manifest, or ablation.json as pipeline/build.py resolves it")
+    parser.add_argument(
+        "ablation", help="a manifest, or ablation.json as pipeline/build.py resolves it"
+    )
     parser.add_argument("--out", required=True, help="folder of the runs and of results.json")
-    parser.add_argument("--engine", choices=["inline", "ray"], default="inline", help="where runs go (default: inline)")
-    parser.add_argument("--scale", help="a block of the manifest's `scales` to merge over it, such as debug")
-    parser.add_argument("--check", action="store_true", help="check what can be known without the pools, and end")
-    parser.add_argument("--json", action="store_true", help="end with results.json as one line on stdout")
+    parser.add_argument(
+        "--engine",
+        choices=["inline", "ray"],
+        default="inline",
+        help="where runs go (default: inline)",
+    )
+    parser.add_argument(
+        "--scale", help="a block of the manifest's `scales` to merge over it, such as debug"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="check what can be known without the pools, and end"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="end with results.json as one line on stdout"
+    )
     return parser.parse_args(argv)
 
 
 def main(argv: list[str] | None = None) -> int:
     """The command line; its exit status: 0, 2 for a mistake, 3 where a run ended without a result."""
     args = options(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S")
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S"
+    )
     try:
         out = disk.destination(args.out)
         ablation = reader.read_manifest(args.ablation, Ablation, scale=args.scale)
         check(ablation, out)
         if args.check:
-            number = len(arms.expand(ablation, out, built=False))
+            number = len(runner.expand(ablation, out, built=False))
             told = f"{ablation.name}: {number} runs; nothing is wrong that can be known before its pools are built"
-            print(json.dumps({"ablation_hash": disk.content_hash(ablation), "runs": number}) if args.json else told)
+            print(
+                json.dumps({"ablation_hash": disk.content_hash(ablation), "runs": number})
+                if args.json
+                else told
+            )
             return 0
         shared = check_pools(ablation, out)
         disk.write_json(disk.join(out, "ablation.json"), ablation)
-        found = results(ablation, arms.run_all(ablation, out, args.engine), shared)
+        found = results(ablation, runner.run_all(ablation, out, args.engine), shared)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

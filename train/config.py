@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from manifests.disk import nearest
 from manifests.reader import QUANTITY, UNITS
-from train.architecture import MODELS, ModelConfig
+from train.model.architecture import MODELS, ModelConfig
 
 RUN_SETS = {"logit_bias"}  # of a model: the loss decides
 LOGIT_SCALE_MAX = math.log(100)  # the factor on the products of unit vectors stays below 100
@@ -32,17 +32,27 @@ class TrainConfig:
     beta2: float = 0.98
     eps: float = 1e-6
     weight_decay: float = 0.2
-    optimizer: Literal["adamw", "muon"] = "adamw"  # muon: for the matrices of the blocks, AdamW for the rest
-    decay_groups: Literal["open_clip_main", "open_clip"] = "open_clip_main"  # open_clip: positions decay too
+    optimizer: Literal["adamw", "muon"] = (
+        "adamw"  # muon: for the matrices of the blocks, AdamW for the rest
+    )
+    decay_groups: Literal["open_clip_main", "open_clip"] = (
+        "open_clip_main"  # open_clip: positions decay too
+    )
     schedule: Literal["cosine", "constant", "constant_cooldown"] = "cosine"  # cosine ends at 0
     cooldown: int = 0  # steps at the end of constant_cooldown
     cooldown_power: float = 1.0  # 1: a straight line
     cooldown_end_lr: float = 0.0
     grad_clip: float | None = None  # norm of all gradients together
     logit_scale_max: float = LOGIT_SCALE_MAX  # it is clamped to [0, this] after every step
-    ema: float | None = None  # of the weights before, kept per step by the average that is exported; 0.9999 for example
-    precision: Literal["fp32", "tf32", "bf16", "bf16_o2", "fp16"] = "bf16"  # bf16_o2: weights of 16 bits, fp32 masters
-    micro_batch: int | None = None  # samples of a rank that are computed at once; gradients stay those of the batch
+    ema: float | None = (
+        None  # of the weights before, kept per step by the average that is exported; 0.9999 for example
+    )
+    precision: Literal["fp32", "tf32", "bf16", "bf16_o2", "fp16"] = (
+        "bf16"  # bf16_o2: weights of 16 bits, fp32 masters
+    )
+    micro_batch: int | None = (
+        None  # samples of a rank that are computed at once; gradients stay those of the batch
+    )
     seed: int = 0
     lanes: int = 64  # fixed blocks of the batch; a rank serves whole lanes
     window: int = 4  # shards that a lane permutes together
@@ -52,15 +62,23 @@ class TrainConfig:
     loss: Literal["clip", "siglip"] = "clip"
     local_loss: bool = True  # a rank computes only its own rows of the logits
     gather_with_grad: bool = True  # features are gathered with their gradient
-    loss_tile: int | None = None  # side of a tile of logits; where it is not given, 1,024 above 4,096 x 4,096 logits
+    loss_tile: int | None = (
+        None  # side of a tile of logits; where it is not given, 1,024 above 4,096 x 4,096 logits
+    )
     dp_shard: int = 1  # ranks that share one copy of weights and optimizer out (FSDP2)
     tp: int = 1  # ranks that share every layer out (tensor parallelism); all others see samples of their own
-    reshard_after_forward: bool = True  # false: weights stay gathered from forward to backward, for memory
+    reshard_after_forward: bool = (
+        True  # false: weights stay gathered from forward to backward, for memory
+    )
     cpu_offload: bool = False  # shards and optimizer lie in main memory; needs dp_shard and GPUs
-    recompute: str = "none"  # in backward: selective (all but products and attention), full, or every_N-th block
+    recompute: str = (
+        "none"  # in backward: selective (all but products and attention), full, or every_N-th block
+    )
     compile: Literal["none", "inductor", "aot_eager"] = "none"  # block by block
     attention: Literal["auto", "sdpa", "varlen", "flash"] = "auto"
-    captions: Literal["padded", "groups", "packed"] = "padded"  # to the longest of a batch, of a group, not at all
+    captions: Literal["padded", "groups", "packed"] = (
+        "padded"  # to the longest of a batch, of a group, not at all
+    )
     threads: int = 4  # that decode, per rank; 0 = the training thread does it
     checkpoint_every: int = 0  # steps; 0 = only at the end
     log_every: int = 100  # steps
@@ -69,7 +87,9 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         if self.model not in MODELS:
-            raise ValueError(f"there is no model {self.model!r}{nearest(self.model, MODELS)} (of {', '.join(MODELS)})")
+            raise ValueError(
+                f"there is no model {self.model!r}{nearest(self.model, MODELS)} (of {', '.join(MODELS)})"
+            )
         for name in ("batch_size", "lanes", "window", "log_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
@@ -81,7 +101,9 @@ class TrainConfig:
                 f"batch_size {self.batch_size} is no multiple of lanes {self.lanes}; set lanes to one of its divisors"
             )
         if self.samples_seen < self.batch_size:
-            raise ValueError(f"samples_seen {self.samples_seen} is less than one batch of {self.batch_size}")
+            raise ValueError(
+                f"samples_seen {self.samples_seen} is less than one batch of {self.batch_size}"
+            )
         for name in ("lr", "eps", "grad_clip", "cooldown_power", "logit_scale_max"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
@@ -98,7 +120,9 @@ class TrainConfig:
             raise ValueError(f"ema is {self.ema}; it must lie in (0, 1)")
         self._check_cooldown()
         if self.micro_batch is not None and self.precision == "bf16_o2":
-            raise ValueError("micro_batch adds up gradients, which bf16_o2 keeps in 8 bits; set precision to bf16")
+            raise ValueError(
+                "micro_batch adds up gradients, which bf16_o2 keeps in 8 bits; set precision to bf16"
+            )
         if self.local_loss and not self.gather_with_grad:
             raise ValueError(
                 "local_loss without gather_with_grad trains on a wrong gradient (cosine 0.978 to the true one, while"
@@ -109,7 +133,9 @@ class TrainConfig:
             raise ValueError(f"device is {self.device!r}; it must be auto, cpu or cuda")
         longest = _changed(self).context_length
         if self.context_length is not None and not 3 <= self.context_length <= longest:
-            raise ValueError(f"context_length is {self.context_length}; {self.model} takes 3 to {longest} tokens")
+            raise ValueError(
+                f"context_length is {self.context_length}; {self.model} takes 3 to {longest} tokens"
+            )
 
     def _check_cooldown(self) -> None:
         cools = self.schedule == "constant_cooldown"
@@ -118,10 +144,14 @@ class TrainConfig:
                 f"cooldown is {self.cooldown}; constant_cooldown takes 1 to {self.steps} steps, all of them"
             )
         if not 0 <= self.cooldown_end_lr <= self.lr:
-            raise ValueError(f"cooldown_end_lr is {self.cooldown_end_lr}; it must lie in [0, lr], lr is {self.lr}")
+            raise ValueError(
+                f"cooldown_end_lr is {self.cooldown_end_lr}; it must lie in [0, lr], lr is {self.lr}"
+            )
         for name, unset in (("cooldown", 0), ("cooldown_power", 1.0), ("cooldown_end_lr", 0.0)):
             if not cools and getattr(self, name) != unset:
-                raise ValueError(f"{name} is {getattr(self, name)}, but schedule is {self.schedule}, which has none")
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}, but schedule is {self.schedule}, which has none"
+                )
 
     def _check_parallel(self) -> None:
         for name in ("dp_shard", "tp"):
@@ -132,11 +162,17 @@ class TrainConfig:
         for tower in ("vision", "text"):
             for of in ("heads", "mlp"):
                 if (number := getattr(model, f"{tower}_{of}")) % self.tp:
-                    raise ValueError(f"tp {self.tp} does not divide {tower}_{of} {number}; set tp to a divisor of it")
+                    raise ValueError(
+                        f"tp {self.tp} does not divide {tower}_{of} {number}; set tp to a divisor of it"
+                    )
         if self.optimizer == "muon" and self.dp_shard * self.tp > 1:
-            raise ValueError("optimizer is muon, which needs whole matrices; set it to adamw, or dp_shard and tp to 1")
+            raise ValueError(
+                "optimizer is muon, which needs whole matrices; set it to adamw, or dp_shard and tp to 1"
+            )
         if self.cpu_offload and (self.dp_shard == 1 or self.device == "cpu"):
-            raise ValueError("cpu_offload moves shards from GPUs to main memory; set dp_shard above 1, device to cuda")
+            raise ValueError(
+                "cpu_offload moves shards from GPUs to main memory; set dp_shard above 1, device to cuda"
+            )
 
     @property
     def steps(self) -> int:
@@ -148,7 +184,9 @@ def model_config(config: TrainConfig) -> ModelConfig:
     """The model that a run trains, with the run's own context length and what its loss needs."""
     model = _changed(config)
     return dataclasses.replace(
-        model, context_length=config.context_length or model.context_length, logit_bias=config.loss == "siglip"
+        model,
+        context_length=config.context_length or model.context_length,
+        logit_bias=config.loss == "siglip",
     )
 
 
@@ -158,7 +196,9 @@ def _changed(config: TrainConfig) -> ModelConfig:
     changes |= {name: tuple(value) for name, value in changes.items() if isinstance(value, list)}
     model = dataclasses.replace(MODELS[config.model], **changes)
     if model.num_channels not in (1, 3):
-        raise ValueError(f"num_channels is {model.num_channels}; pictures in shards have 3, or 1 as their luminance")
+        raise ValueError(
+            f"num_channels is {model.num_channels}; pictures in shards have 3, or 1 as their luminance"
+        )
     return model
 
 
@@ -187,7 +227,9 @@ def recomputed_every(recompute: str) -> int:
     fixed = {"none": 0, "selective": 1, "full": 1}
     number = recompute.removeprefix("every_")
     if recompute not in fixed and not (recompute != number and number.isdigit() and int(number)):
-        raise ValueError(f"recompute is {recompute!r}; it must be none, selective, full or every_N, like every_2")
+        raise ValueError(
+            f"recompute is {recompute!r}; it must be none, selective, full or every_N, like every_2"
+        )
     return fixed[recompute] if recompute in fixed else int(number)
 
 
@@ -229,7 +271,9 @@ def datacomp_medium() -> TrainConfig:
 
 def datacomp_large() -> TrainConfig:
     """DataComp large: ViT-B/16, 1.28B samples, batch 8,192."""
-    return TrainConfig(model="ViT-B-16", samples_seen=1_280_000_000, batch_size=8192, checkpoint_every=1000)
+    return TrainConfig(
+        model="ViT-B-16", samples_seen=1_280_000_000, batch_size=8192, checkpoint_every=1000
+    )
 
 
 def datacomp_xlarge() -> TrainConfig:
@@ -247,7 +291,9 @@ def datacomp_xlarge() -> TrainConfig:
 
 def laion400m_b32() -> TrainConfig:
     """LAION-400M's ViT-B/32 (62.96 % on ImageNet, zero-shot): batch 32,768, 13B samples."""
-    return TrainConfig(samples_seen=13_000_000_000, batch_size=32_768, warmup=2000, checkpoint_every=1000)
+    return TrainConfig(
+        samples_seen=13_000_000_000, batch_size=32_768, warmup=2000, checkpoint_every=1000
+    )
 
 
 def cc12m() -> TrainConfig:
@@ -288,7 +334,9 @@ def configure(changes: Mapping[str, Any]) -> TrainConfig:
     rest = {key: value for key, value in changes.items() if key != "preset"}
     preset = changes.get("preset")
     if preset is not None and preset not in PRESETS:
-        raise ValueError(f"there is no preset {preset!r}{nearest(str(preset), PRESETS)} (of {', '.join(PRESETS)})")
+        raise ValueError(
+            f"there is no preset {preset!r}{nearest(str(preset), PRESETS)} (of {', '.join(PRESETS)})"
+        )
     base = TrainConfig() if preset is None else PRESETS[preset]()
     hints, own = typing.get_type_hints(TrainConfig), typing.get_type_hints(ModelConfig)
     del hints["model_changes"]
@@ -316,14 +364,23 @@ def _read(key: str, value: Any, kind: Any) -> Any:
         inner = next(part for part in typing.get_args(kind) if part is not type(None))
         return None if value is None or value in ("none", "null") else _read(key, value, inner)
     if typing.get_origin(kind) is tuple:
-        parts = [part for part in value.strip("[]() ").split(",") if part.strip()] if isinstance(value, str) else value
+        parts = (
+            [part for part in value.strip("[]() ").split(",") if part.strip()]
+            if isinstance(value, str)
+            else value
+        )
         if not isinstance(parts, (list, tuple)):
             raise ValueError(f"{key} is {value!r}; it must be values with commas between them")
-        return [_read(key, part.strip() if isinstance(part, str) else part, typing.get_args(kind)[0]) for part in parts]
+        return [
+            _read(key, part.strip() if isinstance(part, str) else part, typing.get_args(kind)[0])
+            for part in parts
+        ]
     if typing.get_origin(kind) is Literal:
         allowed = typing.get_args(kind)
         if value not in allowed:
-            raise ValueError(f"{key} is {value!r}{nearest(str(value), allowed)} (of {', '.join(allowed)})")
+            raise ValueError(
+                f"{key} is {value!r}{nearest(str(value), allowed)} (of {', '.join(allowed)})"
+            )
         return value
     if kind is bool and str(value).lower() in ("true", "false"):
         return str(value).lower() == "true"

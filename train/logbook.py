@@ -18,9 +18,9 @@ from torch import Tensor
 
 from manifests import disk
 from train.config import TrainConfig
-from train.flops import peak_of, work_of
-from train.model import CLIP
-from train.order import Repeats
+from train.data.order import Repeats
+from train.model.clip import CLIP
+from train.model.flops import peak_of, work_of
 
 LOG = "log.jsonl"
 # Of a line: what the clock and the machine decide, or an interruption. Everything else repeats with the run.
@@ -103,7 +103,8 @@ class Logbook:
             "logit_scale": float(self.model.logit_scale.detach()),
             "tokens_per_caption": self._tokens / max(1, self._rows),
             "sources": {
-                name: {"samples": drawn.drawn, "repeats": drawn.repeats} for name, drawn in self._sources(step).items()
+                name: {"samples": drawn.drawn, "repeats": drawn.repeats}
+                for name, drawn in self._sources(step).items()
             },
             "samples_per_s": rate,
             "samples_per_s_per_gpu": rate / self._world,
@@ -161,7 +162,11 @@ def kept_lines(out: str, step: int) -> list[str]:
 
 def said(line: Mapping[str, Any]) -> str:
     """A line in a few words, for the progress bar."""
-    words = [f"loss {line['loss']:.4f}", f"accuracy {line['accuracy']:.3f}", f"{line['samples_per_s']:,.0f} samples/s"]
+    words = [
+        f"loss {line['loss']:.4f}",
+        f"accuracy {line['accuracy']:.3f}",
+        f"{line['samples_per_s']:,.0f} samples/s",
+    ]
     if line["mfu"] is not None:
         words.append(f"MFU {line['mfu']:.1%}")
     if line["wait_share"] >= 0.01:
@@ -195,7 +200,9 @@ class _TensorBoard:
 
     def __init__(self, book: Logbook, first: int) -> None:
         if disk.is_url(book.out):
-            raise ValueError(f"log_to has tensorboard, which writes to a local folder, but the run's is {book.out}")
+            raise ValueError(
+                f"log_to has tensorboard, which writes to a local folder, but the run's is {book.out}"
+            )
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
@@ -248,4 +255,6 @@ def _sink(kind: str, book: Logbook, first: int) -> Sink:
 
 
 def _absent(name: str) -> str:
-    return f"log_to has {name}, which is not installed; pip install {name}, or take it out of log_to"
+    return (
+        f"log_to has {name}, which is not installed; pip install {name}, or take it out of log_to"
+    )

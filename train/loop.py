@@ -25,21 +25,25 @@ from tqdm import tqdm
 
 from manifests import disk
 from manifests.schema import Blend
-from train import accumulate, checkpoint, parallel, reshard, weights
-from train.attention import Groups, Packed, length_groups, pack, sent
-from train.augment import normalise
 from train.config import TrainConfig, model_config
-from train.loader import Batch, Loader
+from train.data.augment import normalise
+from train.data.loader import Batch, Loader
+from train.dist import checkpoint, process_group, sharded_checkpoint
+from train.dist.parallelism import spread
+from train.dist.process_group import Ranks
+from train.formats import open_clip_files
+from train.identity import differences
 from train.logbook import Logbook, kept_lines, peak_memory, said
-from train.loss import contrastive
-from train.model import CLIP, UsedTokens
-from train.optimize import Update, groups_of, learning_rate, matmul_precision, precision_context
-from train.order import changed
-from train.parallel import Ranks
-from train.spread import spread
+from train.model.attention import Groups, Packed, length_groups, pack, sent
+from train.model.clip import CLIP, UsedTokens
+from train.step import accumulate
+from train.step.loss import contrastive
+from train.step.update import Update, groups_of, learning_rate, matmul_precision, precision_context
 
 STOPPED = 75  # exit status after SIGTERM: saved, start again to go on
-TABLE_ROWS = 1_000_000  # a blend of at most so many rows is read through for the tokens that it uses
+TABLE_ROWS = (
+    1_000_000  # a blend of at most so many rows is read through for the tokens that it uses
+)
 GROUPS = 4  # of captions by length, where these are not packed
 # Settings that change no number in the weights but by rounding: where and how fast a run goes, and what it writes.
 INCIDENTAL = (
@@ -66,7 +70,7 @@ class Job:
     used: Tensor | None  # the tokens that the run reads, where they have been looked for
     tokens: UsedTokens | None
     update: Update
-    saver: reshard.Saver | None  # of a sharded run
+    saver: sharded_checkpoint.Saver | None  # of a sharded run
     identity: dict[str, Any]
     log: list[str]  # lines of log.jsonl that a run that goes on keeps
     stop: threading.Event  # set by SIGTERM
@@ -79,16 +83,16 @@ def train(blend: Blend, config: TrainConfig, out: str, *, resume: bool = True) -
     and views that cannot be trained on, and for a folder that holds another run. NonFinite stops before the step that
     would have spoilt the weights. After SIGTERM the next step is saved and SystemExit(75) raised.
     """
-    ranks = parallel.set_up(config.device)
+    ranks = process_group.set_up(config.device)
     try:
-        ranks = parallel.arrange(ranks, config)
+        ranks = process_group.arrange(ranks, config)
         loader = Loader(blend, config, model_config(config), ranks.shards.rank, ranks.dp)
         identity = _identity(blend, config, loader)
         if not resume and ranks.rank == 0:
             disk.remove(disk.join(out, "run.json"))
             disk.remove(disk.join(out, "log.jsonl"))
             checkpoint.clear(out)
-        parallel.barrier(ranks)
+        process_group.barrier(ranks)
         if disk.exists(disk.join(out, "run.json")):
             done: dict[str, Any] = disk.read_json(disk.join(out, "run.json"))
             _same_run(done["identity"], identity, out)
@@ -96,7 +100,7 @@ def train(blend: Blend, config: TrainConfig, out: str, *, resume: bool = True) -
         with _on_sigterm() as stop, matmul_precision(config):
             return _train(blend, config, out, ranks, loader, identity, stop)
     finally:
-        parallel.close(ranks)
+        process_group.close(ranks)
 
 
 def _train(
@@ -116,7 +120,7 @@ def _train(
     trained = time.perf_counter()
     if job.tokens is not None:
         job.tokens.restore(job.model.text, _decayed(config, config.steps))
-    parallel.barrier(ranks)
+    process_group.barrier(ranks)
     samples = (config.steps - first) * config.batch_size
     done = {
         "blend": disk.to_plain(blend),
@@ -139,13 +143,13 @@ def _train(
         "peak_memory_bytes": peak_memory(ranks.device),
     }
     with job.update.averaged():
-        state = reshard.gathered(job.model.state_dict(), ranks)
+        state = sharded_checkpoint.gathered(job.model.state_dict(), ranks)
     if ranks.rank == 0:
-        weights.save_export(job.model, disk.join(out, "export"), state)
+        open_clip_files.save_export(job.model, disk.join(out, "export"), state)
         whole = time.perf_counter() - began
         done["seconds"] = {"start": ready - began, "train": trained - ready, "whole": whole}
         disk.write_json(disk.join(out, "run.json"), done)
-    parallel.barrier(ranks)
+    process_group.barrier(ranks)
     finished: dict[str, Any] = disk.read_json(disk.join(out, "run.json"))
     return finished
 
@@ -169,7 +173,13 @@ def _steps(job: Job, first: int) -> None:
         kept=job.log,
         log_to=config.log_to,
     )
-    bar = tqdm(steps, initial=first, total=config.steps, unit="step", disable=None if job.ranks.rank == 0 else True)
+    bar = tqdm(
+        steps,
+        initial=first,
+        total=config.steps,
+        unit="step",
+        disable=None if job.ranks.rank == 0 else True,
+    )
     with (
         contextlib.closing(book),
         contextlib.closing(cast("Generator[Batch]", job.loader.batches(first))) as batches,
@@ -183,7 +193,9 @@ def _steps(job: Job, first: int) -> None:
             done = step + 1
             if done % config.log_every == 0 or done in (1, config.steps):
                 numbers: dict[str, float | None] = {"loss": loss, "accuracy": accuracy, "lr": lr}
-                numbers["grad_norm"] = norm if math.isfinite(norm) else None  # of a step that fp16 skipped
+                numbers["grad_norm"] = (
+                    norm if math.isfinite(norm) else None
+                )  # of a step that fp16 skipped
                 words = said(book.line(done, {**numbers, **job.update.numbers()}))
                 bar.set_postfix_str(words)
                 if bar.disable and job.ranks.rank == 0:
@@ -194,7 +206,9 @@ def _steps(job: Job, first: int) -> None:
             if job.saver is not None and (stop or done == config.steps):
                 job.saver.finish()
             if stop and done < config.steps:
-                logger.warning("stopped by SIGTERM after step %d of %d; it is saved", done, config.steps)
+                logger.warning(
+                    "stopped by SIGTERM after step %d of %d; it is saved", done, config.steps
+                )
                 raise SystemExit(STOPPED)
 
 
@@ -205,7 +219,9 @@ def _step(job: Job, batch: Batch, lr: float) -> tuple[float, float, float, bool]
     first = job.ranks.shards.rank * len(tokens_BT)  # of this rank's rows in the global batch
 
     def take(rows: slice) -> tuple[Tensor, Tensor | Packed | Groups]:
-        job.model.reseed(config.seed, batch.step, torch.arange(first + rows.start, first + rows.stop))
+        job.model.reseed(
+            config.seed, batch.step, torch.arange(first + rows.start, first + rows.stop)
+        )
         image_BHWC = batch.image_BHWC[rows].to(device, non_blocking=True)
         image_BCHW = normalise(image_BHWC, job.model.config.image_mean, job.model.config.image_std)
         tokens = _captions(config, tokens_BT[rows], batch.length_B[rows])
@@ -230,7 +246,9 @@ def _step(job: Job, batch: Batch, lr: float) -> tuple[float, float, float, bool]
     )
     norm = job.update.norm()
     stop = torch.full((), float(job.stop.is_set()), device=device)  # a fill: nothing is copied
-    values = parallel.mean(torch.stack([found.loss.float(), found.accuracy, norm.float(), stop]), job.ranks)
+    values = process_group.mean(
+        torch.stack([found.loss.float(), found.accuracy, norm.float(), stop]), job.ranks
+    )
     overflow = math.isfinite(values[0]) and not math.isfinite(values[2]) and job.update.may_skip()
     if not overflow and not (math.isfinite(values[0]) and math.isfinite(values[2])):
         _refuse(job, batch, values, {"image": found.image_bE, "text": found.text_bE})
@@ -260,15 +278,29 @@ def _refuse(job: Job, batch: Batch, values: list[float], features: dict[str, Ten
         found = (~torch.isfinite(feature_bE).all(dim=1)).nonzero().flatten().tolist()
         tensors += [f"{tower} features"] if found else []
         rows |= set(found)
-    grads = [(name, reshard.local(p.grad)) for name, p in job.model.named_parameters() if p.grad is not None]
+    grads = [
+        (name, sharded_checkpoint.local(p.grad))
+        for name, p in job.model.named_parameters()
+        if p.grad is not None
+    ]
     tensors += [f"gradient of {name}" for name, grad in grads if not torch.isfinite(grad).all()]
     keys = [batch.keys[r] for r in sorted(rows)] or list(batch.keys)
     shards = sorted({key[:-4] for key in keys})  # POOL/VIEW:SHARD
     step, rank = batch.step + 1, job.ranks.rank
-    about = {"step": step, "rank": rank, "loss": str(values[0]), "grad_norm": str(values[2]), "tensors": tensors}
-    disk.write_json(disk.join(job.out, f"nonfinite-{rank}.json"), {**about, "shards": shards, "keys": keys})
+    about = {
+        "step": step,
+        "rank": rank,
+        "loss": str(values[0]),
+        "grad_norm": str(values[2]),
+        "tensors": tensors,
+    }
+    disk.write_json(
+        disk.join(job.out, f"nonfinite-{rank}.json"), {**about, "shards": shards, "keys": keys}
+    )
     # Features are a rank's own; the loss and the gradients have passed what one of them holds on to all.
-    first = next((k for k, bad in enumerate(parallel.everyones(len(rows), job.ranks)) if bad), rank)
+    first = next(
+        (k for k, bad in enumerate(process_group.everyones(len(rows), job.ranks)) if bad), rank
+    )
     where = f"first in {(tensors or ['?'])[0]} on rank {rank}"
     where += f"; {len(keys)} samples, the first is {keys[0]} of shard {shards[0]}"
     if job.saver is not None:
@@ -288,7 +320,9 @@ def _identity(blend: Blend, config: TrainConfig, loader: Loader) -> dict[str, An
     views = {}
     for name in blend.views:
         pool, _, view = name.partition("/")
-        views[name] = disk.content_hash(disk.read_json(disk.join(blend.pools[pool], "views", f"{view}.json")))
+        views[name] = disk.content_hash(
+            disk.read_json(disk.join(blend.pools[pool], "views", f"{view}.json"))
+        )
     tokens = {name: view.token_set for name, view in zip(loader.names, loader.views, strict=True)}
     settings = {k: v for k, v in disk.to_plain(config).items() if k not in INCIDENTAL}
     return {"config": settings, "order": loader.order.identity(), "views": views, "tokens": tokens}
@@ -298,21 +332,28 @@ def _same_run(saved: dict[str, Any], now: dict[str, Any], out: str) -> None:
     """ValueError where a folder holds a run that is not this one, with what differs."""
     defaults = {k: v for k, v in disk.to_plain(TrainConfig()).items() if k not in INCIDENTAL}
     saved = {**saved, "config": {**defaults, **saved["config"]}}  # older runs had fewer settings
-    if different := changed(saved, now):
+    if different := differences(saved, now):
         raise ValueError(
             f"{out} holds another run ({'; '.join(different[:3])}); choose another --out, or remove that folder"
         )
 
 
 def _prepare(
-    config: TrainConfig, out: str, ranks: Ranks, loader: Loader, identity: dict[str, Any], stop: threading.Event
+    config: TrainConfig,
+    out: str,
+    ranks: Ranks,
+    loader: Loader,
+    identity: dict[str, Any],
+    stop: threading.Event,
 ) -> Job:
-    saver = None if ranks.mesh is None else reshard.Saver(out, ranks)
+    saver = None if ranks.mesh is None else sharded_checkpoint.Saver(out, ranks)
     model = CLIP(model_config(config), config.seed, attention=config.attention)
     found = used_tokens(loader)
     used = None if found is None else torch.from_numpy(found)
     # An average, 16-bit weights and steps that are skipped make something else of unused rows than plain decay.
-    plain = config.ema is None and config.precision in ("fp32", "tf32", "bf16") and ranks.mesh is None
+    plain = (
+        config.ema is None and config.precision in ("fp32", "tf32", "bf16") and ranks.mesh is None
+    )
     narrow = used is not None and plain and len(used) <= model.config.vocab_size // 2
     spread(model, ranks, config)
     tokens = UsedTokens(model.text, used) if used is not None and narrow else None
@@ -325,7 +366,7 @@ def _prepare(
         ranks=ranks,
         loader=loader,
         model=model,
-        wrapped=parallel.wrap(model, ranks),
+        wrapped=process_group.wrap(model, ranks),
         used=used,
         tokens=tokens,
         update=update,
@@ -340,7 +381,11 @@ def used_tokens(loader: Loader) -> np.ndarray | None:
     """Every token of a small blend's kept rows and 0, the padding; None where it is too large to be read through."""
     if sum(sum(view.shard_rows) for view in loader.views) > TABLE_ROWS:
         return None
-    found = [np.unique(view.shard(number).tokens) for view in loader.views for number in range(len(view.shards))]
+    found = [
+        np.unique(view.shard(number).tokens)
+        for view in loader.views
+        for number in range(len(view.shards))
+    ]
     return np.unique(np.concatenate([np.zeros(1, np.uint16), *found])).astype(np.int64)
 
 
@@ -348,11 +393,11 @@ def _resume(job: Job) -> int:
     """Put the newest whole checkpoint back; the number of steps it had done (0 where there is none)."""
     if job.ranks.rank == 0:
         checkpoint.clean(job.out)
-    found = reshard.newest(job.out, job.ranks)
+    found = sharded_checkpoint.newest(job.out, job.ranks)
     if found is None:
         return 0
     _same_run(found.state["identity"], job.identity, job.out)
-    reshard.restore(found, job.model, job.update, job.used, job.ranks)
+    sharded_checkpoint.restore(found, job.model, job.update, job.used, job.ranks)
     job.log = kept_lines(job.out, found.step)
     logger.info("resumed after step %d of %d", found.step, job.config.steps)
     return found.step
@@ -369,12 +414,12 @@ def _save(job: Job, step: int) -> None:
         job.saver.save(step, job.model.state_dict(), job.update.state(), about)
         return
     if job.ranks.rank == 0:
-        state = weights.to_open_clip(job.model)
+        state = open_clip_files.to_open_clip(job.model)
         if job.tokens is not None:
             table = job.tokens.whole(job.model.text, _decayed(job.config, step))
             state["token_embedding.weight"] = table.cpu()
         checkpoint.save(job.out, step, state, job.update.state(), about)
-    parallel.barrier(job.ranks)
+    process_group.barrier(job.ranks)
 
 
 @contextlib.contextmanager
@@ -401,4 +446,8 @@ def _device_name(device: torch.device) -> str:
 
 
 def _versions() -> dict[str, str]:
-    return {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }

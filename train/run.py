@@ -26,9 +26,10 @@ from typing import Any
 
 from manifests import disk, reader
 from manifests.schema import Blend
-from train import nemo, on_ray, parallel
 from train.config import PRESETS, TrainConfig, check_layout, configure, model_config
-from train.loader import Loader
+from train.data.loader import Loader
+from train.dist import process_group, ray_train
+from train.formats import nemo
 from train.loop import STOPPED, NonFinite, train
 
 logger = logging.getLogger(__name__)
@@ -42,22 +43,37 @@ def parser() -> argparse.ArgumentParser:
         epilog="example: python train/run.py blends/mostly_clip.yaml --out out/run --preset micro --set lr=5e-4",
     )
     parser.add_argument("blend", help="BLEND.yaml, or the blend.json of another run")
-    parser.add_argument("--out", required=True, help="folder of the run; one that was stopped is gone on with")
-    parser.add_argument("--preset", choices=sorted(PRESETS), help="named settings to start from")
-    parser.add_argument("--nemo", metavar="YAML", help="NVIDIA's file of a model; --set goes over it")
-    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="change settings")
     parser.add_argument(
-        "--ranks", type=int, default=1, help="processes on this machine; under torchrun each is one of its own"
+        "--out", required=True, help="folder of the run; one that was stopped is gone on with"
+    )
+    parser.add_argument("--preset", choices=sorted(PRESETS), help="named settings to start from")
+    parser.add_argument(
+        "--nemo", metavar="YAML", help="NVIDIA's file of a model; --set goes over it"
     )
     parser.add_argument(
-        "--ray", action="store_true", help="the ranks are workers of Ray Train, anywhere on the cluster"
+        "--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="change settings"
+    )
+    parser.add_argument(
+        "--ranks",
+        type=int,
+        default=1,
+        help="processes on this machine; under torchrun each is one of its own",
+    )
+    parser.add_argument(
+        "--ray",
+        action="store_true",
+        help="the ranks are workers of Ray Train, anywhere on the cluster",
     )
     parser.add_argument("--restart", action="store_true", help="begin again instead of going on")
-    parser.add_argument("--json", action="store_true", help="end with the run's run.json as one line on stdout")
+    parser.add_argument(
+        "--json", action="store_true", help="end with the run's run.json as one line on stdout"
+    )
     return parser
 
 
-def settings(preset: str | None, changes: Sequence[str], nemo_file: str | None = None) -> TrainConfig:
+def settings(
+    preset: str | None, changes: Sequence[str], nemo_file: str | None = None
+) -> TrainConfig:
     """The preset, over it NVIDIA's file, over it `KEY=VALUE`. ValueError for what is no such pair."""
     read: dict[str, Any] = {}
     if nemo_file is not None:
@@ -74,16 +90,20 @@ def settings(preset: str | None, changes: Sequence[str], nemo_file: str | None =
 
 def start_ranks(args: argparse.Namespace, blend: Blend, config: TrainConfig) -> int:
     """The same run as `args.ranks` processes on this machine, or on Ray's. Returns their exit status."""
-    Loader(blend, config, model_config(config), 0, check_layout(config, args.ranks))  # mistakes are met once, here
+    Loader(
+        blend, config, model_config(config), 0, check_layout(config, args.ranks)
+    )  # mistakes are met once, here
     arguments = [disk.join(args.out, "blend.json"), "--out", args.out]
     arguments += ["--preset", args.preset] if args.preset else []
     arguments += ["--nemo", str(Path(args.nemo).absolute())] if args.nemo else []
     arguments += ["--set", *args.set] if args.set else []
     arguments += ["--restart"] if args.restart else []
     if args.ray:
-        status = on_ray.start(main, arguments, args.out, args.ranks)
+        status = ray_train.start(main, arguments, args.out, args.ranks)
     else:
-        status = parallel.start([sys.executable, str(Path(__file__).resolve()), *arguments], args.ranks)
+        status = process_group.start(
+            [sys.executable, str(Path(__file__).resolve()), *arguments], args.ranks
+        )
     return status if status in (0, 2, 3, STOPPED) else 3
 
 
@@ -91,7 +111,10 @@ def main(argv: list[str] | None = None) -> int:
     """Returns 0 (trained), 2 (a mistake, said in one line), 3 (the run failed) or 75 (stopped by SIGTERM, saved)."""
     args = parser().parse_args(argv)
     rank = int(os.environ.get("RANK", "0"))
-    logging.basicConfig(level=logging.INFO if rank == 0 else logging.ERROR, format="%(levelname)s %(name)s %(message)s")
+    logging.basicConfig(
+        level=logging.INFO if rank == 0 else logging.ERROR,
+        format="%(levelname)s %(name)s %(message)s",
+    )
     try:
         if args.ranks < 1:
             raise ValueError(f"--ranks is {args.ranks}; it must be at least 1")

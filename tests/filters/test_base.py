@@ -26,15 +26,23 @@ def test_every_filter_adds_columns_of_its_own() -> None:
 
 
 def test_an_unknown_filter_names_the_nearest_and_all() -> None:
-    with pytest.raises(ValueError, match=r"'captoin'; did you mean 'caption'\?; there are caption, language"):
+    with pytest.raises(
+        ValueError, match=r"'captoin'; did you mean 'caption'\?; there are caption, language"
+    ):
         make(spec("captoin"))
 
 
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        (spec("caption", min_words=3), "filter caption has no option 'min_words'; it has no options"),
-        (spec("clip_score", **WEIGHTS, batchsize=8), "no option 'batchsize'; did you mean 'batch_size'"),
+        (
+            spec("caption", min_words=3),
+            "filter caption has no option 'min_words'; it has no options",
+        ),
+        (
+            spec("clip_score", **WEIGHTS, batchsize=8),
+            "no option 'batchsize'; did you mean 'batch_size'",
+        ),
         (spec("clip_score", **WEIGHTS, batch_size="many"), "batch_size is 'many'"),
         (spec("clip_score", **WEIGHTS, device="tpu"), "device is 'tpu'"),
         (spec("clip_score"), "filter clip_score needs the option model"),

@@ -21,20 +21,26 @@ CAPTIONS = [f"picture {'of something ' * i}number {i}" for i in range(11)]
 
 def pictures() -> list[Image.Image]:
     random = np.random.default_rng(0)
-    return [Image.fromarray(random.integers(0, 255, (20 + 5 * i, 40, 3), np.uint8)) for i in range(11)]
+    return [
+        Image.fromarray(random.integers(0, 255, (20 + 5 * i, 40, 3), np.uint8)) for i in range(11)
+    ]
 
 
 def scored(folder: Path, **options: Any) -> np.ndarray[Any, Any]:
     judge = ClipScore(model=f"local-dir:{folder}", device="cpu", **options)
     judge.setup()
-    return np.asarray(judge.score(Batch(captions=CAPTIONS, images=pictures(), rows=pa.table({})))["clip_score"])
+    return np.asarray(
+        judge.score(Batch(captions=CAPTIONS, images=pictures(), rows=pa.table({})))["clip_score"]
+    )
 
 
 def test_the_same_cosine_as_by_hand(clip_folder: Path) -> None:
     model, _, transform = open_clip.create_model_and_transforms(f"local-dir:{clip_folder}")
     text_BT = open_clip.tokenize(CAPTIONS, context_length=16)
     with torch.no_grad():
-        image_BE = model.eval().encode_image(torch.stack([transform(p) for p in pictures()]), normalize=True)
+        image_BE = model.eval().encode_image(
+            torch.stack([transform(p) for p in pictures()]), normalize=True
+        )
         text_BE = model.encode_text(text_BT, normalize=True)
     found = scored(clip_folder)
     assert found.dtype == np.float32
@@ -106,11 +112,17 @@ def test_models_that_are_not_there(model: str, pretrained: str | None, message: 
     ("model", "pretrained", "message"),
     [
         ("ViT-B-32", "laion2b_s34b_b79", "did you mean 'laion2b_s34b_b79k'"),
-        ("ViT-L-14", "openai", "another activation than ViT-L-14 has; write model: ViT-L-14-quickgelu"),
+        (
+            "ViT-L-14",
+            "openai",
+            "another activation than ViT-L-14 has; write model: ViT-L-14-quickgelu",
+        ),
         ("ViT-B-32-quickgelu", "laion2b_s34b_b79k", "has no weights"),
     ],
 )
-def test_weights_that_do_not_fit_are_refused_before_a_pass(model: str, pretrained: str, message: str) -> None:
+def test_weights_that_do_not_fit_are_refused_before_a_pass(
+    model: str, pretrained: str, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         ClipScore(model=model, pretrained=pretrained).check()
 
@@ -131,5 +143,7 @@ def test_a_gpu_that_is_not_there(clip_folder: Path) -> None:
 def test_the_gpu_agrees(clip_folder: Path) -> None:
     judge = ClipScore(model=f"local-dir:{clip_folder}", precision="fp32")
     judge.setup()
-    found = judge.score(Batch(captions=CAPTIONS, images=pictures(), rows=pa.table({})))["clip_score"]
+    found = judge.score(Batch(captions=CAPTIONS, images=pictures(), rows=pa.table({})))[
+        "clip_score"
+    ]
     np.testing.assert_allclose(np.asarray(found), scored(clip_folder), atol=1e-3)

@@ -24,7 +24,11 @@ def detect(judge: Language, *captions: str) -> Columns:
 
 
 def test_languages(judge: Language) -> None:
-    captions = ["a photo of a dog on the beach", "ein Hund am Strand mit einem Ball", "犬の写真です"]
+    captions = [
+        "a photo of a dog on the beach",
+        "ein Hund am Strand mit einem Ball",
+        "犬の写真です",
+    ]
     found = detect(judge, *captions)
     assert list(found["language"]) == ["en", "de", "ja"]
     assert all(0.5 < score <= 1 for score in found["language_score"])
@@ -33,8 +37,13 @@ def test_languages(judge: Language) -> None:
 def test_line_ends_are_spaces_and_nothing_is_cut(judge: Language) -> None:
     flat, broken = detect(judge, "ein Hund am Strand"), detect(judge, "ein Hund\nam Strand")
     assert flat["language_score"][0] == broken["language_score"][0]
-    long = "the dog runs on the beach " * 10 + "der Hund läuft am Strand entlang und bellt die Möwen an " * 40
-    assert detect(judge, long)["language"] == ["de"]  # the first 80 characters alone would be English
+    long = (
+        "the dog runs on the beach " * 10
+        + "der Hund läuft am Strand entlang und bellt die Möwen an " * 40
+    )
+    assert detect(judge, long)["language"] == [
+        "de"
+    ]  # the first 80 characters alone would be English
 
 
 def test_a_text_that_the_model_knows_nothing_of_gets_its_prior(judge: Language) -> None:

@@ -16,8 +16,8 @@ from manifests import disk
 from manifests.schema import FilterSpec
 from pipeline import filter as filter_entry
 from pipeline import score as score_entry
-from pipeline import shard
-from tests.pipeline.small_pool import jpeg
+from pipeline.pool import shard_writer
+from tests.support.small_pool import jpeg
 
 SITE = "http://site.example"
 # what a row's signals are, the words of respect, the words of strict
@@ -41,13 +41,21 @@ ROWS: list[tuple[dict[str, Any] | None, str, str]] = [
         "robots.txt: train-ai=n",
         "robots.txt: train-ai=n",
     ),
-    ({"site": {SITE: {"robots.txt": {"allowed": True, "disallowed": ["*"]}}}}, "", ""),  # and we are allowed by name
+    (
+        {"site": {SITE: {"robots.txt": {"allowed": True, "disallowed": ["*"]}}}},
+        "",
+        "",
+    ),  # and we are allowed by name
     (
         {"site": {SITE: {"tdmrep.json": {"location": "/", "tdm-reservation": 1}}}},
         "tdmrep.json: tdm-reservation 1 for /",
         "tdmrep.json: tdm-reservation 1 for /",
     ),
-    ({"site": {SITE: {"tdmrep.json": {"unread": "status 503"}}}}, "", "tdmrep.json cannot be read: status 503"),
+    (
+        {"site": {SITE: {"tdmrep.json": {"unread": "status 503"}}}},
+        "",
+        "tdmrep.json cannot be read: status 503",
+    ),
     ({"site": {SITE: {"ai.txt": {"not_asked": "disallowed by robots.txt"}}}}, "", ""),
     (
         {"site": {SITE: {"ai.txt": {"allowed": False, "rule": "Disallow: *"}}}},
@@ -59,13 +67,21 @@ ROWS: list[tuple[dict[str, Any] | None, str, str]] = [
 
 def stored(signals: list[dict[str, Any] | None]) -> Batch:
     texts = [None if found is None else json.dumps(found) for found in signals]
-    return Batch(captions=[""] * len(texts), images=None, rows=pa.table({"optout": pa.array(texts, pa.string())}))
+    return Batch(
+        captions=[""] * len(texts),
+        images=None,
+        rows=pa.table({"optout": pa.array(texts, pa.string())}),
+    )
 
 
 def test_the_words_of_each_policy() -> None:
     found = Optout().score(stored([row[0] for row in ROWS]))
-    assert list(zip(found["optout_respect"], found["optout_strict"], strict=True)) == [row[1:] for row in ROWS]
-    assert all(strict for _, respect, strict in ROWS if respect)  # strict refuses whatever respect refuses
+    assert list(zip(found["optout_respect"], found["optout_strict"], strict=True)) == [
+        row[1:] for row in ROWS
+    ]
+    assert all(
+        strict for _, respect, strict in ROWS if respect
+    )  # strict refuses whatever respect refuses
     assert POLICIES == ("respect", "strict", "ignore")
 
 
@@ -97,11 +113,17 @@ views:
 
 def test_a_stricter_policy_drops_exactly_the_rows_that_it_names(tmp_path: Path) -> None:
     pool = str(tmp_path / "pool")
-    with shard.ShardWriter(pool, 0, "task", "0") as writer:
+    with shard_writer.ShardWriter(pool, 0, "task", "0") as writer:
         for place, (signals, _, _) in enumerate(ROWS):
             text = None if signals is None else json.dumps(signals)
             url = f"http://site.example/{place}.jpg"
-            record = {"url": url, "caption": "", "uid": disk.uid_of(url, ""), "reason": None, "optout": text}
+            record = {
+                "url": url,
+                "caption": "",
+                "uid": disk.uid_of(url, ""),
+                "reason": None,
+                "optout": text,
+            }
             writer.add(place, record, jpeg(place))
         writer.commit(len(ROWS))
     (tmp_path / "r.yaml").write_text(RECIPE)

@@ -23,7 +23,9 @@ def drawing(seed: int, size: int = 200) -> Image.Image:
     image = Image.fromarray(np.broadcast_to(ramp[:, None, None], (size, size, 3)).copy())
     for _ in range(8):
         x, y, w, h = (int(v) for v in random.integers(10, size // 2, 4))
-        ImageDraw.Draw(image).ellipse((x, y, x + w, y + h), fill=tuple(int(v) for v in random.integers(0, 255, 3)))
+        ImageDraw.Draw(image).ellipse(
+            (x, y, x + w, y + h), fill=tuple(int(v) for v in random.integers(0, 255, 3))
+        )
     return image
 
 
@@ -77,7 +79,9 @@ def test_other_pictures_have_other_hashes() -> None:
 
 def test_a_batch_has_a_value_per_picture_that_fits_its_column() -> None:
     judge = Picture()
-    found = judge.score(Batch(captions=["", ""], images=[drawing(3), drawing(4)], rows=pa.table({})))
+    found = judge.score(
+        Batch(captions=["", ""], images=[drawing(3), drawing(4)], rows=pa.table({}))
+    )
     for column, kind in judge.adds.items():
         assert len(pa.array(found[column], kind)) == 2
 

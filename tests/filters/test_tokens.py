@@ -19,7 +19,15 @@ def judge() -> Tokens:
 
 
 @pytest.mark.parametrize(
-    "caption", ["", "a photo of a dog", "Ünïcode &amp; 🐱", "word " * 200, "犬の写真です", "<end_of_text> a dog"]
+    "caption",
+    [
+        "",
+        "a photo of a dog",
+        "Ünïcode &amp; 🐱",
+        "word " * 200,
+        "犬の写真です",
+        "<end_of_text> a dog",
+    ],
 )
 def test_the_same_as_open_clip(judge: Tokens, caption: str) -> None:
     (row,) = judge.score(Batch(captions=[caption], images=None, rows=pa.table({})))["tokens"]
@@ -33,7 +41,9 @@ def test_the_same_as_open_clip(judge: Tokens, caption: str) -> None:
 
 def test_the_memory_of_words_has_an_end(judge: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokens, "CACHED_WORDS", 10)
-    batch = Batch(captions=[f"word{i} other{i} third{i}" for i in range(9)], images=None, rows=pa.table({}))
+    batch = Batch(
+        captions=[f"word{i} other{i} third{i}" for i in range(9)], images=None, rows=pa.table({})
+    )
     judge.score(batch)
     before = len(judge.coder.cache)
     judge.score(Batch(captions=["one"], images=None, rows=pa.table({})))

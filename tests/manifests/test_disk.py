@@ -68,9 +68,15 @@ def test_a_scale_is_merged_key_by_key(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("max_bytes: 1MiB", "max_bytez: 1"), "unknown key 'fetch.max_bytez'; did you mean 'max_bytes'?"),
+        (
+            ("max_bytes: 1MiB", "max_bytez: 1"),
+            "unknown key 'fetch.max_bytez'; did you mean 'max_bytes'?",
+        ),
         (("max_bytes: 1MiB", "image_size: big"), "fetch.image_size"),
-        (("max_bytes: 1MiB", "rows_per_shard: 20000"), "rows_per_shard is 20000; it must lie in 1..10000"),
+        (
+            ("max_bytes: 1MiB", "rows_per_shard: 20000"),
+            "rows_per_shard is 20000; it must lie in 1..10000",
+        ),
         (("max_bytes: 1MiB", "deadline_s: 0"), "deadline_s is 0"),
         (("name: small", "nom: small"), "unknown key 'nom'"),
         (("kind: wat", "kind: wet"), "source.kind"),
@@ -79,7 +85,9 @@ def test_a_scale_is_merged_key_by_key(tmp_path: Path) -> None:
         (("crawl.warc.wat.gz", "'${NOWHERE_SET}/crawl.gz'"), "${NOWHERE_SET} is not set"),
     ],
 )
-def test_a_mistake_names_file_key_and_value(tmp_path: Path, change: tuple[str, str], message: str) -> None:
+def test_a_mistake_names_file_key_and_value(
+    tmp_path: Path, change: tuple[str, str], message: str
+) -> None:
     path = write(tmp_path, RECIPE.replace(*change))
     with pytest.raises(ValueError, match=r"small\.yaml") as error:
         reader.read_manifest(path, Recipe)
@@ -94,7 +102,9 @@ def test_missing_file_and_missing_scale(tmp_path: Path) -> None:
         reader.read_manifest(write(tmp_path, RECIPE), Recipe, scale="huge")
 
 
-def test_variables_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_come_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("WEB", "/data/web")
     recipe = reader.read_manifest(
         write(tmp_path, RECIPE.replace("crawl.warc.wat.gz", "'${WEB}/crawl.warc.wat.gz'")), Recipe
@@ -129,14 +139,19 @@ def test_an_ablation_that_cannot_be(tmp_path: Path, change: tuple[str, str], mes
 
 def test_blend_and_task(tmp_path: Path) -> None:
     blend = reader.read_manifest(
-        write(tmp_path, "name: b\npools: {web: ./pool}\nviews: {web/clip30: 0.7, web/basic: 0.3}\n"), Blend
+        write(
+            tmp_path, "name: b\npools: {web: ./pool}\nviews: {web/clip30: 0.7, web/basic: 0.3}\n"
+        ),
+        Blend,
     )
     assert blend.pools == {"web": str(tmp_path / "pool")}
     with pytest.raises(ValueError, match="not POOL/VIEW"):
         Blend(name="b", pools={"web": "x"}, views={"lake/raw": 1.0})
     with pytest.raises(ValueError, match="must be above 0"):
         Blend(name="b", pools={"web": "x"}, views={"web/raw": 0.0})
-    task = reader.read_manifest(write(tmp_path, "name: t\nkind: retrieval\ndata: pictures\n"), TaskSpec)
+    task = reader.read_manifest(
+        write(tmp_path, "name: t\nkind: retrieval\ndata: pictures\n"), TaskSpec
+    )
     assert task.data == str(tmp_path / "pictures")
 
 
@@ -145,7 +160,9 @@ def test_json_is_read_without_checks_but_with_the_nearest_name(tmp_path: Path) -
     disk.write_json(tmp_path / "b.json", blend)
     assert reader.read_manifest(tmp_path / "b.json", Blend) == blend
     with pytest.raises(ValueError, match="did you mean 'seed'"):
-        disk.from_plain(Blend, {"name": "b", "pools": {"w": "x"}, "views": {"w/raw": 1.0}, "sed": 1})
+        disk.from_plain(
+            Blend, {"name": "b", "pools": {"w": "x"}, "views": {"w/raw": 1.0}, "sed": 1}
+        )
     (tmp_path / "c.json").write_text("{")
     with pytest.raises(ValueError, match=r"c\.json is not JSON"):
         disk.read_json(tmp_path / "c.json")
@@ -183,13 +200,18 @@ def test_a_staged_file_is_published_whole_and_read_in_part(tmp_path: Path, schem
             writer.write_table(pa.table({"shard": pa.array([shard] * 2, pa.int32())}).cast(schema))
     disk.publish(staged, path)
     assert disk.notes(path) == {"rows": 4}
-    assert disk.read_parquet(path, ["shard"], where=[("shard", "=", 1)])["shard"].to_pylist() == [1, 1]
+    assert disk.read_parquet(path, ["shard"], where=[("shard", "=", 1)])["shard"].to_pylist() == [
+        1,
+        1,
+    ]
     assert disk.names(f"{scheme}{tmp_path}/pool") == ["x.parquet"]
     with pytest.raises(FileNotFoundError):
         disk.publish(tmp_path / "none", path)
 
 
-def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_fails_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "record.json"
     disk.write_json(path, {"n": 1})
 
@@ -213,7 +235,9 @@ def test_hashes_are_pinned() -> None:
 
 def test_recipe_hash_ignores_what_does_not_change_the_bytes(tmp_path: Path) -> None:
     recipe = reader.read_manifest(write(tmp_path, RECIPE), Recipe)
-    other = reader.read_manifest(write(tmp_path, RECIPE.replace("me@example.org", "you@example.org")), Recipe)
+    other = reader.read_manifest(
+        write(tmp_path, RECIPE.replace("me@example.org", "you@example.org")), Recipe
+    )
     smaller = reader.read_manifest(write(tmp_path, RECIPE.replace("1MiB", "2MiB")), Recipe)
     assert disk.recipe_hash(recipe) == disk.recipe_hash(other)
     assert disk.recipe_hash(recipe) != disk.recipe_hash(smaller)

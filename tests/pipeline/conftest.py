@@ -24,7 +24,9 @@ AGENT = "clipmilltest/1.0 (+http://clipmill.example/bot)"
 
 def jpeg(width: int = 64, height: int = 48, seed: int = 0) -> bytes:
     """A picture of soft noise."""
-    pixels = np.random.default_rng(seed).integers(0, 255, (-(-height // 8), -(-width // 8), 3), dtype=np.uint8)
+    pixels = np.random.default_rng(seed).integers(
+        0, 255, (-(-height // 8), -(-width // 8), 3), dtype=np.uint8
+    )
     pixels = np.ascontiguousarray(pixels.repeat(8, axis=0).repeat(8, axis=1)[:height, :width])
     data: bytes = simplejpeg.encode_jpeg(pixels, quality=90)
     return data
@@ -35,7 +37,9 @@ class PictureServer:
 
     def __init__(self) -> None:
         self.picture = jpeg()
-        self.robots: dict[str, tuple[int, bytes] | str] = {}  # host -> answer, or a path that is served instead
+        self.robots: dict[
+            str, tuple[int, bytes] | str
+        ] = {}  # host -> answer, or a path that is served instead
         self.hits: Counter[str] = Counter()  # "host/path"
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.connections = 0
@@ -60,7 +64,9 @@ class PictureServer:
 
     @staticmethod
     def pairs(*urls: str) -> list[Pair]:
-        return [Pair(uid=f"{i:032x}", url=url, caption=f"caption {i}") for i, url in enumerate(urls)]
+        return [
+            Pair(uid=f"{i:032x}", url=url, caption=f"caption {i}") for i, url in enumerate(urls)
+        ]
 
     def start(self) -> None:
         self._thread.start()
@@ -95,7 +101,9 @@ class PictureServer:
         assert task is not None
         self._tasks.add(task)
         try:
-            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            with contextlib.suppress(
+                ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError
+            ):
                 while await self._request(reader, writer):
                     pass
         finally:
@@ -121,7 +129,9 @@ class PictureServer:
             self.now[host] -= 1
         return headers.get("connection", "").lower() != "close" and not writer.is_closing()
 
-    def send(self, writer: Writer, status: int, body: bytes = b"", headers: dict[str, str] | None = None) -> None:
+    def send(
+        self, writer: Writer, status: int, body: bytes = b"", headers: dict[str, str] | None = None
+    ) -> None:
         lines = {"Content-Length": str(len(body)), "Content-Type": "image/jpeg", **(headers or {})}
         text = f"HTTP/1.1 {status} X\r\n" + "".join(f"{k}: {v}\r\n" for k, v in lines.items() if v)
         writer.write(text.encode("latin-1") + b"\r\n" + body)
@@ -139,67 +149,95 @@ class PictureServer:
         await getattr(self, f"on_{route}")(writer, host, path, rest, query)
         await writer.drain()
 
-    async def on_picture(self, writer: Writer, host: str, path: str, rest: list[str], query: dict[str, str]) -> None:
+    async def on_picture(
+        self, writer: Writer, host: str, path: str, rest: list[str], query: dict[str, str]
+    ) -> None:
         self.send(writer, 200, self.picture, query)
 
-    async def on_status(self, writer: Writer, host: str, path: str, rest: list[str], query: dict[str, str]) -> None:
+    async def on_status(
+        self, writer: Writer, host: str, path: str, rest: list[str], query: dict[str, str]
+    ) -> None:
         self.send(writer, int(rest[0]), b"sorry", query)
 
-    async def on_flaky(self, writer: Writer, host: str, path: str, rest: list[str], query: dict[str, str]) -> None:
+    async def on_flaky(
+        self, writer: Writer, host: str, path: str, rest: list[str], query: dict[str, str]
+    ) -> None:
         """/flaky/TIMES/STATUS: that status so many times, then the picture."""
         if self.hits[host + path] <= int(rest[0]):
             self.send(writer, int(rest[1]), b"later", query)
         else:
             self.send(writer, 200, self.picture)
 
-    async def on_redirect(self, writer: Writer, host: str, path: str, rest: list[str], query: dict[str, str]) -> None:
+    async def on_redirect(
+        self, writer: Writer, host: str, path: str, rest: list[str], query: dict[str, str]
+    ) -> None:
         self.send(writer, 302, b"", {"Location": query["to"]})
 
-    async def on_hops(self, writer: Writer, host: str, path: str, rest: list[str], query: dict[str, str]) -> None:
+    async def on_hops(
+        self, writer: Writer, host: str, path: str, rest: list[str], query: dict[str, str]
+    ) -> None:
         left = int(rest[0])
         if left:
             self.send(writer, 301, b"moved", {"Location": f"/hops/{left - 1}"})
         else:
             self.send(writer, 200, self.picture)
 
-    async def on_bytes(self, writer: Writer, host: str, path: str, rest: list[str], query: dict[str, str]) -> None:
+    async def on_bytes(
+        self, writer: Writer, host: str, path: str, rest: list[str], query: dict[str, str]
+    ) -> None:
         self.send(writer, 200, bytes(int(rest[0])), query)
 
-    async def on_announced(self, writer: Writer, host: str, path: str, rest: list[str], query: dict[str, str]) -> None:
+    async def on_announced(
+        self, writer: Writer, host: str, path: str, rest: list[str], query: dict[str, str]
+    ) -> None:
         self.send(writer, 200, b"", {"Content-Length": rest[0]})
         await asyncio.sleep(3600)
 
-    async def on_endless(self, writer: Writer, host: str, path: str, rest: list[str], query: dict[str, str]) -> None:
+    async def on_endless(
+        self, writer: Writer, host: str, path: str, rest: list[str], query: dict[str, str]
+    ) -> None:
         self.send(writer, 200, b"", {"Content-Length": "", "Connection": "close"})
         while True:
             writer.write(bytes(65536))
             await writer.drain()
 
-    async def on_drip(self, writer: Writer, host: str, path: str, rest: list[str], query: dict[str, str]) -> None:
+    async def on_drip(
+        self, writer: Writer, host: str, path: str, rest: list[str], query: dict[str, str]
+    ) -> None:
         self.send(writer, 200, b"", {"Content-Length": "100000"})
         while True:
             writer.write(b"x")
             await writer.drain()
             await asyncio.sleep(0.05)
 
-    async def on_hang(self, writer: Writer, host: str, path: str, rest: list[str], query: dict[str, str]) -> None:
+    async def on_hang(
+        self, writer: Writer, host: str, path: str, rest: list[str], query: dict[str, str]
+    ) -> None:
         await asyncio.sleep(3600)
 
-    async def on_slow(self, writer: Writer, host: str, path: str, rest: list[str], query: dict[str, str]) -> None:
+    async def on_slow(
+        self, writer: Writer, host: str, path: str, rest: list[str], query: dict[str, str]
+    ) -> None:
         await asyncio.sleep(float(rest[0]))
         self.send(writer, 200, self.picture)
 
-    async def on_truncated(self, writer: Writer, host: str, path: str, rest: list[str], query: dict[str, str]) -> None:
+    async def on_truncated(
+        self, writer: Writer, host: str, path: str, rest: list[str], query: dict[str, str]
+    ) -> None:
         self.send(writer, 200, self.picture[:-100], {"Content-Length": str(len(self.picture))})
         await writer.drain()
         writer.close()
 
-    async def on_reset(self, writer: Writer, host: str, path: str, rest: list[str], query: dict[str, str]) -> None:
+    async def on_reset(
+        self, writer: Writer, host: str, path: str, rest: list[str], query: dict[str, str]
+    ) -> None:
         raw = writer.get_extra_info("socket")
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         writer.transport.abort()
 
-    async def on_garbage(self, writer: Writer, host: str, path: str, rest: list[str], query: dict[str, str]) -> None:
+    async def on_garbage(
+        self, writer: Writer, host: str, path: str, rest: list[str], query: dict[str, str]
+    ) -> None:
         writer.write(b"\x00\x01 this is no HTTP\r\n\r\n")
         await writer.drain()
         writer.close()

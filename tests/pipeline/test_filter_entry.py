@@ -10,8 +10,8 @@ import pytest
 from manifests import disk
 from manifests.schema import FilterSpec
 from pipeline import filter as entry
-from pipeline import scoring
-from tests.pipeline.small_pool import make_pool, rows
+from pipeline.scoring import scorer
+from tests.support.small_pool import make_pool, rows
 
 RECIPE = """
 name: r
@@ -29,11 +29,13 @@ scales:
 def pool(tmp_path: Path) -> str:
     (tmp_path / "r.yaml").write_text(RECIPE)
     made = make_pool(tmp_path / "pool", rows(10))
-    scoring.score(made, [FilterSpec(name="caption")], engine="inline")
+    scorer.score(made, [FilterSpec(name="caption")], engine="inline")
     return made
 
 
-def test_all_views_and_their_funnels(pool: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_views_and_their_funnels(
+    pool: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert entry.main([pool, "--recipe", str(tmp_path / "r.yaml")]) == 0
     told = capsys.readouterr().out
     assert "view raw: 8 of 10 rows kept" in told
@@ -41,8 +43,19 @@ def test_all_views_and_their_funnels(pool: str, tmp_path: Path, capsys: pytest.C
     assert [line.split()[:2] for line in told.splitlines() if "words" in line] == [["words", "4"]]
 
 
-def test_one_view_at_a_scale_as_json(pool: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [pool, "--recipe", str(tmp_path / "r.yaml"), "--views", "long", "--scale", "strict", "--json"]
+def test_one_view_at_a_scale_as_json(
+    pool: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        pool,
+        "--recipe",
+        str(tmp_path / "r.yaml"),
+        "--views",
+        "long",
+        "--scale",
+        "strict",
+        "--json",
+    ]
     assert entry.main(words) == 0
     documents = json.loads(capsys.readouterr().out)
     assert {name: document["kept"] for name, document in documents.items()} == {"long": 2}
@@ -52,7 +65,9 @@ def test_a_random_view(pool: str, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert entry.main([pool, "--recipe", str(tmp_path / "r.yaml")]) == 0
     assert entry.main([pool, "--random-like", "long", "--seed", "3"]) == 0
     assert "view random_like_long: 4 of 10 rows kept" in capsys.readouterr().out
-    assert disk.read_json(disk.join(pool, "views", "random_like_long.json"))["rules"][0]["seed"] == 3
+    assert (
+        disk.read_json(disk.join(pool, "views", "random_like_long.json"))["rules"][0]["seed"] == 3
+    )
 
 
 @pytest.mark.parametrize(
@@ -68,7 +83,9 @@ def test_a_random_view(pool: str, tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_mistakes_are_one_line_and_2(
     pool: str, tmp_path: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert entry.main([pool, *(word.replace("{}", str(tmp_path / "r.yaml")) for word in words)]) == 2
+    assert (
+        entry.main([pool, *(word.replace("{}", str(tmp_path / "r.yaml")) for word in words)]) == 2
+    )
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
     assert message in line

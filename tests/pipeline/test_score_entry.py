@@ -9,7 +9,7 @@ import pytest
 
 from manifests import disk
 from pipeline import score
-from tests.pipeline.small_pool import Row, make_pool, rows
+from tests.support.small_pool import Row, make_pool, rows
 
 RECIPE = """
 name: r
@@ -24,14 +24,18 @@ def pool(tmp_path: Path) -> str:
     return make_pool(tmp_path / "pool", rows(10))
 
 
-def test_the_filters_of_a_recipe(pool: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_filters_of_a_recipe(
+    pool: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert score.main([pool, "--recipe", str(tmp_path / "r.yaml"), "--engine", "inline"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition("@")[0] for line in lines] == ["caption", "picture"]
     assert all("8 of 8 stored rows scored" in line for line in lines)
 
 
-def test_filters_without_a_recipe_and_one_json_line(pool: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_filters_without_a_recipe_and_one_json_line(
+    pool: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = [pool, "--filters", "caption", "--engine", "inline", "--json"]
     assert score.main(words) == 0
     report = json.loads(capsys.readouterr().out)
@@ -40,8 +44,19 @@ def test_filters_without_a_recipe_and_one_json_line(pool: str, capsys: pytest.Ca
 
 
 def test_an_option_from_the_command_line(pool: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [pool, "--filters", "clip_score", "--engine", "inline", "--set", "clip_score.model=ViT-B-32"]
-    assert score.main([*words, "--set", "clip_score.batch_size=0", "--set", "clip_score.pretrained=x"]) == 2
+    words = [
+        pool,
+        "--filters",
+        "clip_score",
+        "--engine",
+        "inline",
+        "--set",
+        "clip_score.model=ViT-B-32",
+    ]
+    assert (
+        score.main([*words, "--set", "clip_score.batch_size=0", "--set", "clip_score.pretrained=x"])
+        == 2
+    )
     assert "batch_size is 0" in capsys.readouterr().err
     assert score.main([*words, "--set", "clip_score.pretraind=x"]) == 2
     assert "did you mean 'pretrained'" in capsys.readouterr().err

@@ -19,7 +19,12 @@ from manifests import disk
 from manifests.columns import SIDECAR, VIEW
 
 START, END = 49_406, 49_407  # of a text, in CLIP's vocabulary
-COLOURS = {"red": (200, 40, 40), "green": (40, 170, 60), "blue": (40, 70, 200), "yellow": (220, 200, 40)}
+COLOURS = {
+    "red": (200, 40, 40),
+    "green": (40, 170, 60),
+    "blue": (40, 70, 200),
+    "yellow": (220, 200, 40),
+}
 Keep = float | Callable[[int, int], bool]
 
 
@@ -38,7 +43,11 @@ def write_shard(pool: str, shard: int, rows: Sequence[Mapping[str, Any]]) -> Non
     sink = io.BytesIO()
     with tarfile.open(fileobj=sink, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for r, row in enumerate(rows):
-            members = {"jpg": row["image"], "txt": row["caption"].encode(), "json": b"{}"} if row["image"] else {}
+            members = (
+                {"jpg": row["image"], "txt": row["caption"].encode(), "json": b"{}"}
+                if row["image"]
+                else {}
+            )
             for extension, data in members.items():
                 member = tarfile.TarInfo(f"{name}{r:04d}.{extension}")
                 member.size = len(data)
@@ -67,7 +76,9 @@ def write_shard(pool: str, shard: int, rows: Sequence[Mapping[str, Any]]) -> Non
         )
     folder = disk.join(pool, "shards")
     disk.write_bytes(disk.join(folder, f"{name}.tar"), data)
-    disk.write_parquet(disk.join(folder, f"{name}.parquet"), pa.Table.from_pylist(table, schema=SIDECAR), {})
+    disk.write_parquet(
+        disk.join(folder, f"{name}.parquet"), pa.Table.from_pylist(table, schema=SIDECAR), {}
+    )
     disk.write_json(
         disk.join(folder, f"{name}_stats.json"),
         {
@@ -97,17 +108,26 @@ def write_tokens(pool: str, tokenizer: str = "clip", name: str = "tokens@0123456
         words = [c.split() if o is not None else None for c, o in zip(
             table["caption"].to_pylist(), table["image_offset"].to_pylist(), strict=True)]  # fmt: skip
         tokens = [
-            None if w is None else [START, *(int(hashlib.sha256(x.encode()).hexdigest()[:3], 16) for x in w), END]
+            None
+            if w is None
+            else [START, *(int(hashlib.sha256(x.encode()).hexdigest()[:3], 16) for x in w), END]
             for w in words
         ]
         checksums[shard] = hashlib.sha256("\n".join(table["uid"].to_pylist()).encode()).hexdigest()
         column = pa.table({"tokens": pa.array(tokens, pa.list_(pa.uint16()))})
         disk.write_parquet(
-            disk.join(folder, f"{shard}.parquet"), column, {"uids": checksums[shard], "rows": len(table)}
+            disk.join(folder, f"{shard}.parquet"),
+            column,
+            {"uids": checksums[shard], "rows": len(table)},
         )
     disk.write_json(
         disk.join(folder, "scores.json"),
-        {"name": "tokens", "options": {"tokenizer": tokenizer}, "columns": ["tokens"], "shards": checksums},
+        {
+            "name": "tokens",
+            "options": {"tokenizer": tokenizer},
+            "columns": ["tokens"],
+            "shards": checksums,
+        },
     )
 
 
@@ -117,18 +137,32 @@ def write_view(pool: str, view: str = "all", keep: Keep = 1.0) -> None:
     for number, (shard, table) in enumerate(sidecars(pool).items()):
         stored = [offset is not None for offset in table["image_offset"].to_pylist()]
         wanted = [
-            keep(number, r) if callable(keep) else int((r + 1) * keep) > int(r * keep) for r in range(len(stored))
+            keep(number, r) if callable(keep) else int((r + 1) * keep) > int(r * keep)
+            for r in range(len(stored))
         ]
         kept = [s and w for s, w in zip(stored, wanted, strict=True)]
-        rule = [None if k else "chosen" if s else "not_stored" for k, s in zip(kept, stored, strict=True)]
+        rule = [
+            None if k else "chosen" if s else "not_stored"
+            for k, s in zip(kept, stored, strict=True)
+        ]
         path = disk.join(pool, "views", view, f"{shard}.parquet")
-        disk.write_parquet(path, pa.table({"kept": kept, "rule": pa.array(rule, pa.string())}, schema=VIEW))
+        disk.write_parquet(
+            path, pa.table({"kept": kept, "rule": pa.array(rule, pa.string())}, schema=VIEW)
+        )
         kept_rows[shard] = sum(kept)
     folder = disk.join(pool, "shards")
-    hashes = {shard: disk.read_json(disk.join(folder, f"{shard}_stats.json"))["sidecar_sha256"] for shard in kept_rows}
+    hashes = {
+        shard: disk.read_json(disk.join(folder, f"{shard}_stats.json"))["sidecar_sha256"]
+        for shard in kept_rows
+    }
     disk.write_json(
         disk.join(pool, "views", f"{view}.json"),
-        {"name": view, "kept": sum(kept_rows.values()), "fingerprint": disk.content_hash(hashes), "shards": kept_rows},
+        {
+            "name": view,
+            "kept": sum(kept_rows.values()),
+            "fingerprint": disk.content_hash(hashes),
+            "shards": kept_rows,
+        },
     )
 
 
@@ -157,7 +191,12 @@ def build_pool(
         for r in range(count):
             colour = n % len(COLOURS)
             caption = f"a photo of something {list(COLOURS)[colour]}" + " indeed" * (n % 3)
-            rows.append({"image": picture(colour, size, seed + n) if r < count - failed else None, "caption": caption})
+            rows.append(
+                {
+                    "image": picture(colour, size, seed + n) if r < count - failed else None,
+                    "caption": caption,
+                }
+            )
             n += 1
         write_shard(pool, shard, rows)
     write_tokens(pool, tokenizer)

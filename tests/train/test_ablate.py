@@ -11,8 +11,9 @@ from PIL import Image
 
 from manifests import disk
 from manifests.schema import Ablation, Blend
-from train import ablate, arms, stats
-from train.arms import Outcome, Run
+from train import ablate
+from train.ablation import runner, stats
+from train.ablation.runner import Outcome, Run
 from train.config import configure
 
 TRAIN = """{model: test, samples_seen: 64, batch_size: 16, lanes: 4, threads: 0, precision: fp32, device: cpu,
@@ -97,7 +98,10 @@ def outcome(arm: str, seed: int, objects: float | None, recall: float = 0.2) -> 
     )
     if objects is None:
         return Outcome(run=run, error="its process ended with -9")
-    return Outcome(run=run, metrics={"objects": {"accuracy": objects}, "other": {"recall@1": recall, "recall@5": 0.5}})
+    return Outcome(
+        run=run,
+        metrics={"objects": {"accuracy": objects}, "other": {"recall@1": recall, "recall@5": 0.5}},
+    )
 
 
 def outcomes(values: Mapping[str, Sequence[float | None]]) -> list[Outcome]:
@@ -127,11 +131,19 @@ def test_the_baseline_meets_every_arm_in_every_task_the_primary_first() -> None:
         for arm in ("clip30", "basic", "random_like_clip30")
     ]
     clip30 = found["comparisons"][0]
-    values = {arm: dict(enumerate(VALUES[arm])) for arm in ("raw", "clip30", "basic", "random_like_clip30")}
-    assert clip30 == {"task": "objects", "metric": "accuracy", "told": clip30["told"]} | disk.to_plain(
-        stats.compare(values, "raw", 0.005)[0]
-    )
-    assert [row["verdict"] for row in found["comparisons"][:3]] == ["better", *["not distinguishable"] * 2]
+    values = {
+        arm: dict(enumerate(VALUES[arm]))
+        for arm in ("raw", "clip30", "basic", "random_like_clip30")
+    }
+    assert clip30 == {
+        "task": "objects",
+        "metric": "accuracy",
+        "told": clip30["told"],
+    } | disk.to_plain(stats.compare(values, "raw", 0.005)[0])
+    assert [row["verdict"] for row in found["comparisons"][:3]] == [
+        "better",
+        *["not distinguishable"] * 2,
+    ]
     assert [row["verdict"] for row in found["comparisons"][3:]] == ["practically equal"] * 3
     assert json.loads(json.dumps(found, allow_nan=False)) == found
 
@@ -145,7 +157,10 @@ def test_controls_and_a_a_are_told_apart_from_the_arms() -> None:
     assert (aa["arm"], aa["baseline"], aa["p_holm"]) == ("a_a", "raw", aa["p"])
     assert aa["difference"] == pytest.approx(np.mean([0.004, -0.004, 0.002]), abs=1e-12)
     assert found["verdict"].startswith("clip30 is better than raw on objects: +10.0 points [")
-    assert "Against a random subset of its size: clip30 is better than random_like_clip30" in found["verdict"]
+    assert (
+        "Against a random subset of its size: clip30 is better than random_like_clip30"
+        in found["verdict"]
+    )
     assert "A/A, equal data under other seeds: a_a is " in found["verdict"]
     assert "believed" not in found["verdict"]
 
@@ -154,7 +169,10 @@ def test_an_a_a_difference_is_a_warning() -> None:
     values = {**VALUES, "a_a": [0.350, 0.361, 0.355]}
     found = ablate.concluded(plain(controls=CONTROLS), outcomes(values))
     assert found["aa"]["verdict"] == "better"
-    assert "As equal data differ, no verdict above should be believed without more seeds." in found["verdict"]
+    assert (
+        "As equal data differ, no verdict above should be believed without more seeds."
+        in found["verdict"]
+    )
 
 
 def test_runs_that_ended_without_a_result_are_counted_and_told() -> None:
@@ -164,17 +182,28 @@ def test_runs_that_ended_without_a_result_are_counted_and_told() -> None:
         "basic": [0.309, None, None],
     }
     found = ablate.concluded(plain(), outcomes(values))
-    assert [(row["arm"], row["n"]) for row in found["comparisons"]] == [("clip30", 2), ("clip30", 2)]
-    assert [(row["arm"], row["seed"]) for row in found["failed"]] == [("clip30", 1), ("basic", 1), ("basic", 2)]
+    assert [(row["arm"], row["n"]) for row in found["comparisons"]] == [
+        ("clip30", 2),
+        ("clip30", 2),
+    ]
+    assert [(row["arm"], row["seed"]) for row in found["failed"]] == [
+        ("clip30", 1),
+        ("basic", 1),
+        ("basic", 2),
+    ]
     assert found["verdict"].endswith(
         "3 of 9 runs ended without a result; the first is clip30 seed 1: its process ended with -9"
     )
 
 
 def test_without_a_baseline_nothing_is_compared() -> None:
-    found = ablate.concluded(plain(), outcomes({"raw": [0.3, None, None], "clip30": [0.4, 0.4, 0.4]}))
+    found = ablate.concluded(
+        plain(), outcomes({"raw": [0.3, None, None], "clip30": [0.4, 0.4, 0.4]})
+    )
     assert found["comparisons"] == []
-    assert found["verdict"].startswith("Nothing can be compared: no arm shares two finished seeds with the baseline.")
+    assert found["verdict"].startswith(
+        "Nothing can be compared: no arm shares two finished seeds with the baseline."
+    )
 
 
 def test_results_hold_every_metric_under_the_runs_own_seed() -> None:
@@ -211,7 +240,7 @@ def test_an_ablation_from_its_manifest_to_a_verdict(
     assert math.isfinite(found["comparisons"][0]["difference"])
 
     # Once more, from the resolved file: nothing is trained again, and the answer is the same.
-    monkeypatch.setattr(arms, "_in_children", lambda *_: pytest.fail("a run was repeated"))
+    monkeypatch.setattr(runner, "_in_children", lambda *_: pytest.fail("a run was repeated"))
     assert ablate.main([str(out / "ablation.json"), "--out", str(out)]) == 0
     assert disk.read_json(out / "results.json") == found
 
@@ -219,20 +248,27 @@ def test_an_ablation_from_its_manifest_to_a_verdict(
 def test_a_run_without_a_result_is_exit_status_3(
     tiny_pool: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def none_ends(todo: list[Run], tasks: object, jobs: int, out: str, report: Callable[[Outcome], None]) -> None:
+    def none_ends(
+        todo: list[Run], tasks: object, jobs: int, out: str, report: Callable[[Outcome], None]
+    ) -> None:
         for run in todo:
             report(Outcome(run=run, error="its process ended with -9"))
 
-    monkeypatch.setattr(arms, "_in_children", none_ends)
+    monkeypatch.setattr(runner, "_in_children", none_ends)
     assert ablate.main([manifest(tmp_path, tiny_pool, data), "--out", str(tmp_path / "out")]) == 3
     assert len(disk.read_json(tmp_path / "out" / "results.json")["failed"]) == 6
 
 
-def test_check_needs_no_pool_and_writes_nothing(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_needs_no_pool_and_writes_nothing(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = manifest(tmp_path, "/nowhere/pool", data)
     assert ablate.main([path, "--out", str(tmp_path / "out"), "--check"]) == 0
     assert capsys.readouterr().out.startswith("tiny: 6 runs; nothing is wrong")
-    assert ablate.main([path, "--out", str(tmp_path / "out"), "--check", "--json", "--scale", "debug"]) == 0
+    assert (
+        ablate.main([path, "--out", str(tmp_path / "out"), "--check", "--json", "--scale", "debug"])
+        == 0
+    )
     assert json.loads(capsys.readouterr().out)["runs"] == 9
     assert not (tmp_path / "out").exists()
 
@@ -245,13 +281,26 @@ def test_check_needs_no_pool_and_writes_nothing(data: Path, tmp_path: Path, caps
         ({"web/half": "wob/half"}, "arm 'half' is 'wob/half'"),
         ({"primary: colours": "primary: shapes"}, "primary 'shapes' is not one of the tasks"),
         ({"equivalence: 0.01": "equivalence: 0"}, "equivalence is 0.0; it must be above 0"),
-        ({"name: captions": "name: colours"}, "evaluate has two tasks of one name: colours, colours"),
-        ({"jobs: 2": "scorer: {view: wob/all}"}, "scorer.view is 'wob/all'; its pool must be of ['web']"),
-        ({"jobs: 2": "scorer: {view: web/all, train: {lr: fast}}"}, "lr is 'fast'; it must be a number"),
+        (
+            {"name: captions": "name: colours"},
+            "evaluate has two tasks of one name: colours, colours",
+        ),
+        (
+            {"jobs: 2": "scorer: {view: wob/all}"},
+            "scorer.view is 'wob/all'; its pool must be of ['web']",
+        ),
+        (
+            {"jobs: 2": "scorer: {view: web/all, train: {lr: fast}}"},
+            "lr is 'fast'; it must be a number",
+        ),
     ],
 )
 def test_what_check_finds(
-    replaced: dict[str, str], message: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    replaced: dict[str, str],
+    message: str,
+    data: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = manifest(tmp_path, "/nowhere/pool", data, **replaced)
     assert ablate.main([path, "--out", str(tmp_path / "out"), "--check"]) == 2
@@ -277,7 +326,7 @@ def test_what_the_pools_tell_is_told_before_anything_is_trained(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(arms, "run_all", lambda *_: pytest.fail("trained"))
+    monkeypatch.setattr(runner, "run_all", lambda *_: pytest.fail("trained"))
     path = manifest(tmp_path, tiny_pool, data, **replaced)
     assert ablate.main([path, "--out", str(tmp_path / "out")]) == 2
     assert message in capsys.readouterr().err
@@ -290,9 +339,15 @@ def test_a_training_picture_in_the_evaluation_is_refused(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(arms, "run_all", lambda *_: pytest.fail("trained"))
-    row = disk.read_parquet(disk.join(tiny_pool, "shards", "00001.parquet")).slice(2, 1).to_pylist()[0]
-    picture = disk.read_bytes(disk.join(tiny_pool, "shards", "00001.tar"), row["image_offset"], row["image_length"])
+    monkeypatch.setattr(runner, "run_all", lambda *_: pytest.fail("trained"))
+    row = (
+        disk.read_parquet(disk.join(tiny_pool, "shards", "00001.parquet"))
+        .slice(2, 1)
+        .to_pylist()[0]
+    )
+    picture = disk.read_bytes(
+        disk.join(tiny_pool, "shards", "00001.tar"), row["image_offset"], row["image_length"]
+    )
     (data / "classes" / "red" / "9.jpg").write_bytes(picture)
     assert ablate.main([manifest(tmp_path, tiny_pool, data), "--out", str(tmp_path / "out")]) == 2
     told = capsys.readouterr().err

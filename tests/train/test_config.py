@@ -6,14 +6,23 @@ import math
 import pytest
 
 from manifests import disk
-from train.architecture import MODELS, ModelConfig
 from train.config import PRESETS, TrainConfig, check_world, configure, model_config
+from train.model.architecture import MODELS, ModelConfig
 
 
 def test_widths_are_those_that_were_published():
-    heads = {name: model.vision_heads for name, model in MODELS.items() if name[-2:] in ("14", "32", "16")}
+    heads = {
+        name: model.vision_heads
+        for name, model in MODELS.items()
+        if name[-2:] in ("14", "32", "16")
+    }
     assert heads["ViT-H-14"] == heads["ViT-g-14"] == heads["ViT-bigG-14"] == heads["ViT-e-14"] == 16
-    assert [MODELS[f"ViT-{size}-14"].vision_mlp for size in ("H", "g", "bigG", "e")] == [5120, 6144, 8192, 15360]
+    assert [MODELS[f"ViT-{size}-14"].vision_mlp for size in ("H", "g", "bigG", "e")] == [
+        5120,
+        6144,
+        8192,
+        15360,
+    ]
     assert MODELS["ViT-B-32"].patch_size == 32  # NVIDIA's table has these two swapped
     assert MODELS["ViT-B-16"].patch_size == 16
     assert dataclasses.replace(MODELS["ViT-L-14-quickgelu"], quick_gelu=False) == MODELS["ViT-L-14"]
@@ -21,21 +30,54 @@ def test_widths_are_those_that_were_published():
 
 def test_presets_are_the_published_recipes():
     small, xlarge = PRESETS["datacomp_small"](), PRESETS["datacomp_xlarge"]()
-    assert (small.model, small.batch_size, small.samples_seen, small.lr) == ("ViT-B-32", 4096, 12_800_000, 5e-4)
-    assert (small.warmup, small.beta1, small.beta2, small.eps, small.weight_decay) == (500, 0.9, 0.98, 1e-6, 0.2)
-    assert (xlarge.model, xlarge.batch_size, xlarge.lr, xlarge.beta2) == ("ViT-L-14", 90_112, 1e-3, 0.95)
-    assert (PRESETS["laion400m_b32"]().batch_size, PRESETS["laion400m_b32"]().warmup) == (32_768, 2000)
+    assert (small.model, small.batch_size, small.samples_seen, small.lr) == (
+        "ViT-B-32",
+        4096,
+        12_800_000,
+        5e-4,
+    )
+    assert (small.warmup, small.beta1, small.beta2, small.eps, small.weight_decay) == (
+        500,
+        0.9,
+        0.98,
+        1e-6,
+        0.2,
+    )
+    assert (xlarge.model, xlarge.batch_size, xlarge.lr, xlarge.beta2) == (
+        "ViT-L-14",
+        90_112,
+        1e-3,
+        0.95,
+    )
+    assert (PRESETS["laion400m_b32"]().batch_size, PRESETS["laion400m_b32"]().warmup) == (
+        32_768,
+        2000,
+    )
     assert PRESETS["datacomp_debug"]().steps == 125
     assert PRESETS["micro"]().steps == 100
 
 
 def test_changes_go_over_the_preset_and_text_is_read_as_the_setting_s_type():
     config = configure(
-        {"preset": "micro", "lr": "5e-4", "samples_seen": "12.8M", "grad_clip": "1", "local_loss": "false"}
+        {
+            "preset": "micro",
+            "lr": "5e-4",
+            "samples_seen": "12.8M",
+            "grad_clip": "1",
+            "local_loss": "false",
+        }
     )
-    assert (config.lr, config.samples_seen, config.grad_clip, config.local_loss) == (5e-4, 12_800_000, 1.0, False)
+    assert (config.lr, config.samples_seen, config.grad_clip, config.local_loss) == (
+        5e-4,
+        12_800_000,
+        1.0,
+        False,
+    )
     assert (config.model, config.batch_size) == ("micro", 128)
-    assert configure({"grad_clip": None, "context_length": "none", "samples_seen": 1e7}).samples_seen == 10_000_000
+    assert (
+        configure({"grad_clip": None, "context_length": "none", "samples_seen": 1e7}).samples_seen
+        == 10_000_000
+    )
     assert disk.from_plain(TrainConfig, disk.to_plain(config)) == config
 
 
@@ -55,7 +97,10 @@ def test_changes_go_over_the_preset_and_text_is_read_as_the_setting_s_type():
         ({"schedule": "linear"}, "(of cosine, constant, constant_cooldown)"),
         ({"precision": "fp8"}, "did you mean 'fp32'? (of fp32, tf32, bf16, bf16_o2, fp16)"),
         ({"schedule": "constant_cooldown"}, "constant_cooldown takes 1 to 3125 steps"),
-        ({"schedule": "constant_cooldown", "cooldown": 3126}, "constant_cooldown takes 1 to 3125 steps"),
+        (
+            {"schedule": "constant_cooldown", "cooldown": 3126},
+            "constant_cooldown takes 1 to 3125 steps",
+        ),
         ({"cooldown": 100}, "cooldown is 100, but schedule is cosine, which has none"),
         ({"cooldown_end_lr": 1.0}, "it must lie in [0, lr], lr is 0.0005"),
         ({"ema": 1.0}, "ema is 1.0; it must lie in (0, 1)"),
@@ -99,7 +144,10 @@ def test_the_model_follows_the_run():
 
 def test_impossible_models_are_refused():
     good = disk.to_plain(MODELS["test"])
-    for change, said in (({"image_size": 33}, "multiple of patch_size"), ({"text_heads": 3}, "multiple of text_heads")):
+    for change, said in (
+        ({"image_size": 33}, "multiple of patch_size"),
+        ({"text_heads": 3}, "multiple of text_heads"),
+    ):
         with pytest.raises(ValueError, match=said):
             ModelConfig(**{**good, **change})
     assert math.isclose(MODELS["test"].vision_mlp / MODELS["test"].vision_width, 4)

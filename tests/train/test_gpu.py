@@ -17,15 +17,15 @@ import torch
 from torch import Tensor
 
 from manifests.schema import Blend
-from train import accumulate
-from train.architecture import MODELS
-from train.attention import pack
 from train.config import configure
+from train.dist.parallelism import spread
+from train.dist.process_group import Ranks
 from train.loop import train
-from train.loss import contrastive
-from train.model import CLIP
-from train.parallel import Ranks
-from train.spread import spread
+from train.model.architecture import MODELS
+from train.model.attention import pack
+from train.model.clip import CLIP
+from train.step import accumulate
+from train.step.loss import contrastive
 
 pytestmark = [
     pytest.mark.gpu,
@@ -50,7 +50,9 @@ def batch(count: int = 32, seed: int = 0) -> tuple[Tensor, Tensor]:
     return image_BCHW.to(DEVICE), tokens_BT
 
 
-def computed(model: CLIP, tokens: Any, image_BCHW: Tensor, *, bf16: bool = True) -> tuple[Tensor, Tensor]:
+def computed(
+    model: CLIP, tokens: Any, image_BCHW: Tensor, *, bf16: bool = True
+) -> tuple[Tensor, Tensor]:
     """Both features one under the other, and all gradients of the loss in one row, in 32 bits."""
     model.zero_grad(set_to_none=True)
     with torch.autocast(DEVICE, torch.bfloat16, enabled=bf16):
@@ -77,7 +79,9 @@ def test_bf16_against_fp32() -> None:
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("name", ["ViT-S-32", "ViT-H-14", "ViT-g-14"])  # heads of 64, 80 and 88 channels
+@pytest.mark.parametrize(
+    "name", ["ViT-S-32", "ViT-H-14", "ViT-g-14"]
+)  # heads of 64, 80 and 88 channels
 def test_every_kernel_gives_the_same_for_padded_and_packed_captions(kernel: str, name: str) -> None:
     config = dataclasses.replace(MODELS[name], vision_layers=2, text_layers=2)
     image_BCHW, tokens_BT = batch(8)
@@ -143,7 +147,9 @@ def test_memory_is_that_of_a_micro_batch() -> None:
         def work() -> None:
             context = functools.partial(torch.autocast, DEVICE, torch.bfloat16)
             loss_of = functools.partial(contrastive, "clip")
-            accumulate.backward(model, take, count, loss_of, micro_batch=micro_batch, precision=context)
+            accumulate.backward(
+                model, take, count, loss_of, micro_batch=micro_batch, precision=context
+            )
 
         found = held(work)
         model.zero_grad(set_to_none=True)
@@ -168,8 +174,16 @@ def test_recomputed_blocks_hold_less_and_give_the_same(recompute: str) -> None:
 
 
 def test_a_run_on_the_gpu_learns_and_says_what_it_used(tiny_pool: str, tmp_path: Path) -> None:
-    changes = {"preset": "micro", "model": "test", "precision": "bf16", "device": "cuda", "samples_seen": "6400"}
-    config = configure({**changes, "batch_size": 64, "lanes": 4, "compile": "inductor", "captions": "packed"})
+    changes = {
+        "preset": "micro",
+        "model": "test",
+        "precision": "bf16",
+        "device": "cuda",
+        "samples_seen": "6400",
+    }
+    config = configure(
+        {**changes, "batch_size": 64, "lanes": 4, "compile": "inductor", "captions": "packed"}
+    )
     blend = Blend(name="tiny", pools={"pool": tiny_pool}, views={"pool/all": 1.0})
     done = train(blend, config, str(tmp_path / "run"))
     lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]

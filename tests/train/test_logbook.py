@@ -14,10 +14,10 @@ import torch
 from manifests import disk
 from train import logbook
 from train.config import TrainConfig, configure, model_config
-from train.flops import work_of
+from train.data.order import Order, SourceRows
 from train.logbook import MEASURED, Logbook, flat, kept_lines, said
-from train.model import CLIP
-from train.order import Order, SourceRows
+from train.model.clip import CLIP
+from train.model.flops import work_of
 
 NUMBERS = {"loss": 4.5, "accuracy": 0.25, "lr": 1e-3, "grad_norm": None}
 
@@ -68,7 +68,10 @@ def test_a_line_has_speed_waiting_operations_memory_and_every_sources_samples(
     assert line["mfu"] == pytest.approx(operations / 1e9)
     assert line["logit_scale"] == pytest.approx(2.6593, abs=1e-4)
     assert line["peak_memory_bytes"] > 1e6
-    assert line["sources"] == {"a/all": {"samples": 8, "repeats": 8 / 48}, "b/all": {"samples": 8, "repeats": 0.5}}
+    assert line["sources"] == {
+        "a/all": {"samples": 8, "repeats": 8 / 48},
+        "b/all": {"samples": 8, "repeats": 0.5},
+    }
     assert set(MEASURED) < set(line)
 
 
@@ -120,10 +123,19 @@ def test_a_store_is_given_whole_files(clock: list[float]) -> None:
 
 
 def test_the_words_for_the_bar() -> None:
-    line = {"loss": 4.51234, "accuracy": 0.25, "samples_per_s": 9123.4, "mfu": None, "wait_share": 0.002}
+    line = {
+        "loss": 4.51234,
+        "accuracy": 0.25,
+        "samples_per_s": 9123.4,
+        "mfu": None,
+        "wait_share": 0.002,
+    }
     assert said(line) == "loss 4.5123, accuracy 0.250, 9,123 samples/s"
     line |= {"mfu": 0.4123, "wait_share": 0.1}
-    assert said(line) == "loss 4.5123, accuracy 0.250, 9,123 samples/s, MFU 41.2%, 10% waiting for data"
+    assert (
+        said(line)
+        == "loss 4.5123, accuracy 0.250, 9,123 samples/s, MFU 41.2%, 10% waiting for data"
+    )
 
 
 def test_numbers_of_a_line_by_name() -> None:
@@ -168,7 +180,11 @@ def test_tensorboard_and_wandb_are_given_every_number(
     one.line(30, NUMBERS)
     one.close()
     assert told[0] == ("tensorboard", 21)
-    assert (told[1]["project"], told[1]["name"], told[1]["config"]["batch_size"]) == ("clipmill", "run", 8)
+    assert (told[1]["project"], told[1]["name"], told[1]["config"]["batch_size"]) == (
+        "clipmill",
+        "run",
+        8,
+    )
     assert ("loss", 4.5, 30) in told
     assert ("sources/b/all/repeats", 7.5, 30) in told
     numbers, step = told[-3]

@@ -11,11 +11,12 @@ import torch
 
 from manifests import disk
 from manifests.schema import Blend
-from train import checkpoint, loop
+from train import loop
 from train.config import configure
+from train.dist import checkpoint
+from train.formats.open_clip_files import load_export, to_open_clip
 from train.logbook import MEASURED
-from train.model import CLIP
-from train.weights import load_export, to_open_clip
+from train.model.clip import CLIP
 
 SETTINGS = {
     "model": "test",
@@ -85,7 +86,9 @@ def test_a_run_leaves_its_books(blend, tmp_path):
 def test_the_loss_falls_on_a_handful_of_samples(make_pool, tmp_path):
     pool = make_pool(tmp_path / "pool", rows_per_shard=4, shards=1)  # one of each colour
     config = configure({**SETTINGS, "batch_size": 4, "samples_seen": 240, "lr": 3e-3})
-    loop.train(Blend(name="few", pools={"p": pool}, views={"p/all": 1.0}), config, str(tmp_path / "run"))
+    loop.train(
+        Blend(name="few", pools={"p": pool}, views={"p/all": 1.0}), config, str(tmp_path / "run")
+    )
     lines = log_of(tmp_path / "run")
     assert lines[0]["loss"] > 1.2  # ln 4 = 1.39
     assert lines[-1]["loss"] < 0.1
@@ -109,7 +112,9 @@ def kill_at(monkeypatch, step, how):
 
 
 @pytest.mark.parametrize("step", range(6))
-def test_killed_at_any_step_and_resumed_it_ends_the_same_to_the_bit(blend, tmp_path, monkeypatch, step):
+def test_killed_at_any_step_and_resumed_it_ends_the_same_to_the_bit(
+    blend, tmp_path, monkeypatch, step
+):
     config = dataclasses.replace(CONFIG, checkpoint_every=2)
     loop.train(blend, CONFIG, str(tmp_path / "whole"))
 
@@ -132,7 +137,11 @@ def test_killed_at_any_step_and_resumed_it_ends_the_same_to_the_bit(blend, tmp_p
 
 @pytest.mark.parametrize(
     "changes",
-    [{"precision": "bf16_o2", "ema": 0.5}, {"precision": "fp16"}, {"optimizer": "muon", "micro_batch": 3}],
+    [
+        {"precision": "bf16_o2", "ema": 0.5},
+        {"precision": "fp16"},
+        {"optimizer": "muon", "micro_batch": 3},
+    ],
 )
 def test_whatever_the_optimizer_keeps_is_resumed_to_the_bit(blend, tmp_path, monkeypatch, changes):
     config = configure({**SETTINGS, **changes, "checkpoint_every": 2})
@@ -155,17 +164,32 @@ def test_whatever_the_optimizer_keeps_is_resumed_to_the_bit(blend, tmp_path, mon
 
 
 def test_micro_batches_train_the_same_weights_also_where_numbers_are_drawn(blend, tmp_path):
-    settings = {**SETTINGS, "model.drop_patch_rate": 0.25, "model.text_hidden_dropout": 0.1, "samples_seen": 24}
+    settings = {
+        **SETTINGS,
+        "model.drop_patch_rate": 0.25,
+        "model.text_hidden_dropout": 0.1,
+        "samples_seen": 24,
+    }
     for micro_batch in (None, 3):
-        loop.train(blend, configure({**settings, "micro_batch": micro_batch}), str(tmp_path / str(micro_batch)))
+        loop.train(
+            blend,
+            configure({**settings, "micro_batch": micro_batch}),
+            str(tmp_path / str(micro_batch)),
+        )
     whole, pieces = (log_of(tmp_path / run) for run in ("None", "3"))
-    assert [line["loss"] for line in pieces] == pytest.approx([line["loss"] for line in whole], abs=1e-4)
-    assert [line["grad_norm"] for line in pieces] == pytest.approx([line["grad_norm"] for line in whole], rel=1e-3)
+    assert [line["loss"] for line in pieces] == pytest.approx(
+        [line["loss"] for line in whole], abs=1e-4
+    )
+    assert [line["grad_norm"] for line in pieces] == pytest.approx(
+        [line["grad_norm"] for line in whole], rel=1e-3
+    )
     loop.train(blend, configure({**SETTINGS, "samples_seen": 24}), str(tmp_path / "none"))
     assert abs(log_of(tmp_path / "none")[0]["loss"] - whole[0]["loss"]) > 1e-3
 
 
-def test_an_overflow_of_fp16_costs_a_step_and_a_loss_that_is_none_the_run(blend, tmp_path, monkeypatch):
+def test_an_overflow_of_fp16_costs_a_step_and_a_loss_that_is_none_the_run(
+    blend, tmp_path, monkeypatch
+):
     real, infinite = loop.Update.norm, [True, True, False, True]
 
     def norm(update):
@@ -188,12 +212,20 @@ def test_an_average_is_exported_and_the_run_goes_on_from_its_weights(blend, tmp_
     loop.train(blend, CONFIG, str(tmp_path / "plain"))
     loop.train(blend, dataclasses.replace(CONFIG, ema=0.5), str(tmp_path / "average"))
     plain, average = (checkpoint.latest(str(tmp_path / run)) for run in ("plain", "average"))
-    torch.testing.assert_close(average.model["visual.proj"], plain.model["visual.proj"], rtol=1e-5, atol=1e-6)
-    assert torch.equal(weights_of(tmp_path / "average")["visual.proj"], average.optimizer["visual.proj"]["ema"])
-    assert not torch.equal(weights_of(tmp_path / "average")["visual.proj"], average.model["visual.proj"])
+    torch.testing.assert_close(
+        average.model["visual.proj"], plain.model["visual.proj"], rtol=1e-5, atol=1e-6
+    )
+    assert torch.equal(
+        weights_of(tmp_path / "average")["visual.proj"], average.optimizer["visual.proj"]["ema"]
+    )
+    assert not torch.equal(
+        weights_of(tmp_path / "average")["visual.proj"], average.model["visual.proj"]
+    )
 
 
-def test_a_damaged_checkpoint_costs_only_the_steps_since_the_one_before(blend, tmp_path, monkeypatch, caplog):
+def test_a_damaged_checkpoint_costs_only_the_steps_since_the_one_before(
+    blend, tmp_path, monkeypatch, caplog
+):
     config = dataclasses.replace(CONFIG, checkpoint_every=2)
     loop.train(blend, CONFIG, str(tmp_path / "whole"))
 
@@ -230,7 +262,10 @@ def test_a_run_that_is_whole_is_not_trained_again_unless_asked(blend, tmp_path, 
         patch.setattr(loop, "_steps", lambda *_: pytest.fail("trained again"))
         moved = dataclasses.replace(CONFIG, log_every=50, threads=3)  # how it ran does not matter
         assert loop.train(blend, moved, str(tmp_path)) == first
-        for change, said in (({"lr": 2e-3}, "config.lr: 0.001 -> 0.002"), ({"seed": 7}, "config.seed: 0 -> 7")):
+        for change, said in (
+            ({"lr": 2e-3}, "config.lr: 0.001 -> 0.002"),
+            ({"seed": 7}, "config.seed: 0 -> 7"),
+        ):
             with pytest.raises(ValueError, match=said):
                 loop.train(blend, dataclasses.replace(CONFIG, **change), str(tmp_path))
         other = dataclasses.replace(blend, views={"p/all": 1.0})
@@ -240,7 +275,9 @@ def test_a_run_that_is_whole_is_not_trained_again_unless_asked(blend, tmp_path, 
     assert loop.train(blend, other, str(tmp_path), resume=False)["seed"] == 7
 
 
-def test_how_it_is_computed_may_change_between_starts_and_a_setting_that_was_not_there_has_its_default(blend, tmp_path):
+def test_how_it_is_computed_may_change_between_starts_and_a_setting_that_was_not_there_has_its_default(
+    blend, tmp_path
+):
     done = loop.train(blend, CONFIG, str(tmp_path))
     del done["identity"]["config"]["decay_groups"]
     disk.write_json(tmp_path / "run.json", done)
@@ -267,10 +304,14 @@ def test_many_runs_in_one_process_leave_nothing_behind(blend, tmp_path):
     assert torch.get_num_threads() == threads
     assert not torch.distributed.is_initialized()
     assert_same(weights_of(tmp_path / "a"), weights_of(tmp_path / "b"))
-    assert not torch.equal(weights_of(tmp_path / "a")["visual.proj"], weights_of(tmp_path / "c")["visual.proj"])
+    assert not torch.equal(
+        weights_of(tmp_path / "a")["visual.proj"], weights_of(tmp_path / "c")["visual.proj"]
+    )
 
 
-def test_a_number_that_is_none_stops_before_the_step_and_is_traced_to_its_sample(blend, tmp_path, monkeypatch):
+def test_a_number_that_is_none_stops_before_the_step_and_is_traced_to_its_sample(
+    blend, tmp_path, monkeypatch
+):
     jobs, batches = [], []
     real_prepare, real_step, real_normalise = loop._prepare, loop._step, loop.normalise
 
@@ -292,7 +333,8 @@ def test_a_number_that_is_none_stops_before_the_step_and_is_traced_to_its_sample
         monkeypatch.setattr(loop, name, replacement)
     config = dataclasses.replace(CONFIG, checkpoint_every=1)
     with pytest.raises(
-        loop.NonFinite, match=r"step 3: the loss is nan .*first in image features on rank 0; 1 samples"
+        loop.NonFinite,
+        match=r"step 3: the loss is nan .*first in image features on rank 0; 1 samples",
     ) as error:
         loop.train(blend, config, str(tmp_path))
     key = batches[2].keys[5]
@@ -315,13 +357,16 @@ def test_the_reduced_token_table_trains_the_same_weights(blend, tmp_path, monkey
     monkeypatch.setattr(loop, "TABLE_ROWS", 0)
     loop.train(blend, config, str(tmp_path / "whole"))
     sizes = [
-        os.path.getsize(tmp_path / run / "checkpoints" / "step-6" / "optimizer.pt") for run in ("reduced", "whole")
+        os.path.getsize(tmp_path / run / "checkpoints" / "step-6" / "optimizer.pt")
+        for run in ("reduced", "whole")
     ]
     assert sizes[0] * 5 < sizes[1]
     one, other = weights_of(tmp_path / "reduced"), weights_of(tmp_path / "whole")
     for name in one:
         torch.testing.assert_close(one[name], other[name], rtol=1e-5, atol=1e-6, msg=name)
-    start = to_open_clip(CLIP(load_export(str(tmp_path / "whole" / "export")).config, 0))["token_embedding.weight"]
+    start = to_open_clip(CLIP(load_export(str(tmp_path / "whole" / "export")).config, 0))[
+        "token_embedding.weight"
+    ]
     assert (one["token_embedding.weight"][40_000] / start[40_000]).mean().item() == pytest.approx(
         loop._decayed(config, 6), rel=1e-6
     )
@@ -371,7 +416,9 @@ def test_a_blend_that_cannot_be_trained_on_is_refused(blend, tmp_path):
     with pytest.raises(ValueError, match="no view 'al'"):
         loop.train(dataclasses.replace(blend, views={"p/al": 1.0}), CONFIG, str(tmp_path))
     with pytest.raises(ValueError, match="rows"):
-        loop.train(blend, dataclasses.replace(CONFIG, batch_size=128, samples_seen=128), str(tmp_path))
+        loop.train(
+            blend, dataclasses.replace(CONFIG, batch_size=128, samples_seen=128), str(tmp_path)
+        )
     assert not (tmp_path / "run.json").exists()
 
 

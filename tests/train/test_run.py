@@ -17,7 +17,7 @@ import yaml
 
 from manifests import disk
 from train import run
-from train.weights import load_export
+from train.formats.open_clip_files import load_export
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {
@@ -41,7 +41,9 @@ def changes(**others):
 @pytest.fixture
 def blend(tiny_pool, tmp_path):
     path = tmp_path / "blend.yaml"
-    path.write_text(yaml.safe_dump({"name": "tiny", "pools": {"p": tiny_pool}, "views": {"p/all": 1}}))
+    path.write_text(
+        yaml.safe_dump({"name": "tiny", "pools": {"p": tiny_pool}, "views": {"p/all": 1}})
+    )
     return str(path)
 
 
@@ -63,14 +65,19 @@ def test_it_trains_and_ends_with_one_line_of_json(blend, tmp_path, capsys):
     resolved = disk.join(out, "blend.json")
     assert disk.read_json(resolved)["views"] == {"p/all": 1.0}
     assert run.main([resolved, "--out", str(tmp_path / "again"), *changes()]) == 0
-    one, other = (load_export(disk.join(str(tmp_path / name), "export")) for name in ("run", "again"))
+    one, other = (
+        load_export(disk.join(str(tmp_path / name), "export")) for name in ("run", "again")
+    )
     assert torch.equal(one.visual.proj, other.visual.proj)
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--set", "batchsize=8"], "error: unknown training setting 'batchsize'; did you mean 'batch_size'?"),
+        (
+            ["--set", "batchsize=8"],
+            "error: unknown training setting 'batchsize'; did you mean 'batch_size'?",
+        ),
         (["--set", "lr"], "error: --set 'lr' is not KEY=VALUE"),
         (["--ranks", "0"], "error: --ranks is 0; it must be at least 1"),
         (["--preset", "micro"], "error: "),  # 48 rows are less than a batch of 128
@@ -91,7 +98,9 @@ def test_a_blend_that_is_not_there_is_a_mistake(tmp_path, capsys):
 
 
 def test_a_number_that_is_none_is_status_3(blend, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("train.loop.normalise", lambda image, *_: image.permute(0, 3, 1, 2).float() * float("nan"))
+    monkeypatch.setattr(
+        "train.loop.normalise", lambda image, *_: image.permute(0, 3, 1, 2).float() * float("nan")
+    )
     assert run.main([blend, "--out", str(tmp_path / "run"), *changes()]) == 3
     assert "error: step 1: the loss is nan" in capsys.readouterr().err
 
@@ -103,7 +112,8 @@ def test_two_ranks_train_as_one_process_does(blend, tmp_path, capfd):
     done = json.loads(capfd.readouterr().out)
     assert done["world"] == 2
     lines = [
-        [json.loads(line) for line in disk.read_bytes(disk.join(out, "log.jsonl")).splitlines()] for out in (one, two)
+        [json.loads(line) for line in disk.read_bytes(disk.join(out, "log.jsonl")).splitlines()]
+        for out in (one, two)
     ]
     assert len(lines[0]) == len(lines[1]) == 6
     for a, b in zip(*lines, strict=True):
@@ -121,7 +131,10 @@ def weights_of(out):
 def assert_near(ours, theirs):
     """But for the biases of keys: their gradient is 0, and of its rounding errors AdamW makes whole steps."""
     for name, value in ours.items():
-        pair = [x.view(2, 3, -1)[:, ::2] if name.endswith("qkv.bias") else x for x in (value, theirs[name])]
+        pair = [
+            x.view(2, 3, -1)[:, ::2] if name.endswith("qkv.bias") else x
+            for x in (value, theirs[name])
+        ]
         torch.testing.assert_close(*pair, rtol=0, atol=1e-4, msg=name)
 
 
@@ -138,9 +151,16 @@ def under_torchrun(world, command):
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = str(found.getsockname()[1])
-    shared = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
+    shared = {
+        "WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
     processes = [
-        subprocess.Popen(command, env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        subprocess.Popen(
+            command, env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        )
         for rank in range(world)
     ]
     return [process.wait(timeout=300) for process in processes]
@@ -180,12 +200,19 @@ raise SystemExit(run.main(sys.argv[2:]))
 """
 
 
-def test_a_number_that_is_none_is_traced_to_its_rank_and_shard_also_where_gradients_are_shared_out(blend, tmp_path):
+def test_a_number_that_is_none_is_traced_to_its_rank_and_shard_also_where_gradients_are_shared_out(
+    blend, tmp_path
+):
     out = tmp_path / "run"
     command = [sys.executable, "-c", NAN, str(ROOT), blend, "--out", str(out), *changes(dp_shard=2)]
     assert under_torchrun(2, command) == [3, 3]
     first, other = (disk.read_json(out / f"nonfinite-{rank}.json") for rank in (1, 0))
-    assert (first["rank"], first["step"], first["tensors"][0], len(first["keys"])) == (1, 1, "image features", 1)
+    assert (first["rank"], first["step"], first["tensors"][0], len(first["keys"])) == (
+        1,
+        1,
+        "image features",
+        1,
+    )
     assert first["shards"] == [first["keys"][0][:-4]]
     assert other["tensors"][0].startswith("gradient of")
     assert not (out / "checkpoints").exists()
@@ -194,7 +221,14 @@ def test_a_number_that_is_none_is_traced_to_its_rank_and_shard_also_where_gradie
 @pytest.mark.parametrize("layout", [[], ["--ranks", "2", "--set", "dp_shard=2"]])
 def test_sigterm_ends_with_status_75_and_the_next_start_goes_on(blend, tmp_path, layout):
     out = tmp_path / "run"
-    command = [sys.executable, str(ROOT / "train" / "run.py"), blend, "--out", str(out), *changes(samples_seen="80k")]
+    command = [
+        sys.executable,
+        str(ROOT / "train" / "run.py"),
+        blend,
+        "--out",
+        str(out),
+        *changes(samples_seen="80k"),
+    ]
     command += layout
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
         until = time.monotonic() + 60
@@ -216,7 +250,15 @@ def test_nvidia_s_file_says_what_is_trained(blend, tmp_path, caplog):
     text += "text:\n  num_layers: 1\n  hidden_size: 32\n  num_attention_heads: 2\n"
     (tmp_path / "clip.yaml").write_text(text)
     settings = [change for change in changes(samples_seen=8)[1:] if not change.startswith("model=")]
-    arguments = [blend, "--out", str(tmp_path / "run"), "--nemo", str(tmp_path / "clip.yaml"), "--set", *settings]
+    arguments = [
+        blend,
+        "--out",
+        str(tmp_path / "run"),
+        "--nemo",
+        str(tmp_path / "clip.yaml"),
+        "--set",
+        *settings,
+    ]
     with caplog.at_level("INFO"):
         assert run.main(arguments) == 0
     assert "encoder_seq_length 196 is not used" in caplog.text
@@ -227,8 +269,12 @@ def test_nvidia_s_file_says_what_is_trained(blend, tmp_path, caplog):
 def test_without_a_cluster_ray_is_refused(blend, tmp_path, capsys, monkeypatch):
     ray = pytest.importorskip("ray")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)  # other tests of this process may have left one
-    assert run.main([blend, "--out", str(tmp_path / "run"), *changes(), "--ranks", "2", "--ray"]) == 2
+    monkeypatch.setattr(
+        ray, "is_initialized", lambda: False
+    )  # other tests of this process may have left one
+    assert (
+        run.main([blend, "--out", str(tmp_path / "run"), *changes(), "--ranks", "2", "--ray"]) == 2
+    )
     assert "--ray joins the cluster of a `ray job submit`" in capsys.readouterr().err
 
 
@@ -249,8 +295,20 @@ raise SystemExit(run.main(sys.argv[3:]))
 @pytest.mark.ray
 def test_workers_of_ray_train_are_ranks(blend, tmp_path):
     out = tmp_path / "run"
-    with tempfile.TemporaryDirectory(prefix="run-", dir="/tmp") as folder:  # short: a socket's path is cut at 107
-        command = [sys.executable, "-c", ON_RAY, str(ROOT), folder, blend, "--out", str(out), *changes(samples_seen=16)]
+    with tempfile.TemporaryDirectory(
+        prefix="run-", dir="/tmp"
+    ) as folder:  # short: a socket's path is cut at 107
+        command = [
+            sys.executable,
+            "-c",
+            ON_RAY,
+            str(ROOT),
+            folder,
+            blend,
+            "--out",
+            str(out),
+            *changes(samples_seen=16),
+        ]
         command += ["--ranks", "2", "--ray"]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
@@ -259,11 +317,27 @@ def test_workers_of_ray_train_are_ranks(blend, tmp_path):
     assert_near(weights_of(out), weights_of(tmp_path / "one"))
 
 
-BLOCKED = ("pydantic", "ray", "duckdb", "open_clip", "webdataset", "simplejpeg", "xxhash", "scipy", "yaml")
+BLOCKED = (
+    "pydantic",
+    "ray",
+    "duckdb",
+    "open_clip",
+    "webdataset",
+    "simplejpeg",
+    "xxhash",
+    "scipy",
+    "yaml",
+)
 
 
 def test_a_resolved_blend_is_trained_without_any_of_the_pipeline_s_libraries(tiny_pool, tmp_path):
-    blend = {"name": "b", "pools": {"p": tiny_pool}, "views": {"p/all": 1.0}, "seed": 0, "max_repeats": None}
+    blend = {
+        "name": "b",
+        "pools": {"p": tiny_pool},
+        "views": {"p/all": 1.0},
+        "seed": 0,
+        "max_repeats": None,
+    }
     disk.write_json(tmp_path / "blend.json", blend)
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
@@ -271,6 +345,8 @@ def test_a_resolved_blend_is_trained_without_any_of_the_pipeline_s_libraries(tin
         f"from train import run\n"
         f"raise SystemExit(run.main({[str(tmp_path / 'blend.json'), '--out', str(tmp_path / 'run'), *changes()]!r}))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "run.json").exists()

@@ -1,0 +1,406 @@
+"""A web page's HTML as its images: address, caption, anchor text, and what the page says about itself.
+
+Parsed by Lexbor as a browser without scripts would, so that the images of <noscript> are elements. No network.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import NamedTuple
+from urllib.parse import urljoin
+
+from charset_normalizer import from_bytes
+from selectolax.lexbor import LexborHTMLParser, LexborNode
+
+from pipeline.crawl.wat import LICENSES, SPACE, resolve
+
+Attributes = Mapping[str, str | None]
+# Where an image's address may be, the first that is no placeholder: OBELICS' order, with the lazy srcsets behind srcset
+ADDRESSES = (
+    "src", "data-src", "data-src-fg", "data-scroll-image", "srcset", "data-srcset", "data-lazy-srcset",
+    "data-lateloadsrc", "data-img-src", "data-original", "data-gt-lazy-src", "data-lazy", "data-lazy-src", "src2",
+)  # fmt: skip
+# Names of pictures that stand in for others, without their endings
+PLACEHOLDERS = {
+    "1px", "1x1", "ajax-loader", "blank", "clear", "clearpixel", "dot", "dummy", "empty", "gray", "grey", "lazy",
+    "lazyload", "lazy-load", "loader", "loading", "pixel", "placeholder", "preloader", "shim", "spacer", "spinner",
+    "trans", "transparent", "transparent-pixel", "transp",
+}  # fmt: skip
+STAND_IN = re.compile(r"(?i)(?:\A|/)([^/?#]*)\.(?:gif|png|svg|webp|jpe?g)(?:[?#]|\Z)")
+SHOWABLE = (
+    "",
+    "image/jpeg",
+    "image/jpg",
+    "image/png",
+    "image/webp",
+    "image/gif",
+)  # types of a <source> to prefer
+WHITE = "\t\n\f\r "
+DIGITS = re.compile(r"[\t\n\f\r ]*\+?([0-9]+)")
+TAG = re.compile(r"<(/?)([a-z][a-z0-9]*)")
+QUOTED = re.compile(r"\"[^\"]*\"|'[^']*'")
+ATTRIBUTE_GAP = re.compile(r"[\s/]+")
+# Elements that need no closing tag, so that an unclosed one says nothing about depth
+LOOSE = {
+    "area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr",
+    "p", "li", "dd", "dt", "td", "th", "tr", "tbody", "thead", "tfoot", "option", "optgroup", "rt", "rp", "path",
+    "circle", "rect", "line", "use", "polygon",
+}  # fmt: skip
+FARTHEST = 100  # elements around an image in which its link and its figure are looked for
+MANY_TAGS = 20_000  # a page of 100 KB has some 3,000
+DEEPEST = 5_000  # the parser takes time with the square of the depth: 0.1 to 0.2 s for this one
+MANY_ATTRIBUTES = 5_000  # of one tag: and with the square of their number, 0.1 s for this one
+LONG_TAG = 1 << 14  # characters from where on attributes are counted
+PRESCAN = 8192  # bytes in which a <meta> may name the charset
+GUESSED = 1 << 16  # bytes that a charset is guessed from
+# Python's names of the encodings that a page may have, where they are not what browsers take them for
+STANDARD = {
+    "ascii": "cp1252", "iso8859-1": "cp1252", "gb2312": "gb18030", "gbk": "gb18030", "shift_jis": "cp932",
+    "euc_kr": "cp949", "big5": "big5hkscs", "iso8859-9": "cp1254", "iso8859-11": "cp874", "tis-620": "cp874",
+}  # fmt: skip
+MARKS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+)
+CHARSETS = {
+    "utf-8", "gb18030", "big5hkscs", "euc_jp", "iso2022_jp", "cp932", "cp949", "cp866", "koi8-r", "koi8-u",
+    "mac-roman", "mac-cyrillic", "cp874", "utf-16", "utf-16-le", "utf-16-be", "iso8859-2", "iso8859-3", "iso8859-4",
+    "iso8859-5", "iso8859-6", "iso8859-7", "iso8859-8", "iso8859-10", "iso8859-13", "iso8859-14", "iso8859-15",
+    "iso8859-16", "cp1250", "cp1251", "cp1252", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "cp1258",
+}  # fmt: skip
+
+
+class Image(NamedTuple):
+    """An image of a page. `url` is absolute, or "" with the reason why there is none."""
+
+    url: str
+    reason: str | None
+    caption: str | None  # alt as it is; a figure's caption where alt is missing or empty
+    title: str | None
+    anchor: str | None  # text of the link around it
+
+
+class Page(NamedTuple):
+    """What a page's HTML says; the images in document order."""
+
+    images: list[Image]
+    language: str | None
+    metas: list[tuple[str, str]]
+    license: str | None
+
+
+# --- text ----------------------------------------------------------------------------------------------------------
+
+
+def text_of(body: bytes, charset: str | None) -> str:
+    """A page's text: by its byte order mark, else the HTTP header's charset, else its <meta>, else by its bytes."""
+    for mark, name in MARKS:
+        if body.startswith(mark):
+            return body[len(mark) :].decode(name, "replace")
+    if named := _known(charset) or _declared(body):
+        return body.decode(named, "replace")
+    try:
+        return body.decode("utf-8")
+    except UnicodeDecodeError:
+        return body.decode(_guessed(body), "replace")
+
+
+def _known(label: str | None) -> str | None:
+    """Python's name of an encoding that pages may have."""
+    try:
+        name = codecs.lookup((label or "").strip(WHITE + "\"'")).name
+    except (LookupError, ValueError):
+        return None
+    name = STANDARD.get(name, name)
+    return name if name in CHARSETS else None
+
+
+def _declared(body: bytes) -> str | None:
+    """The charset that a <meta> names."""
+    head = body[:PRESCAN]
+    if b"charset" not in head.lower():
+        return None
+    for meta in LexborHTMLParser(head.decode("latin-1")).css("meta"):
+        said = meta.attributes
+        label = said.get("charset")
+        if not label and (said.get("http-equiv") or "").lower() == "content-type":
+            label = charset_in(said.get("content") or "")
+        if name := _known(label):
+            return "utf-8" if name.startswith("utf-16") else name  # it could not have been read
+    return None
+
+
+def charset_in(content_type: str) -> str | None:
+    """The charset parameter of a media type."""
+    for part in content_type.split(";")[1:]:
+        name, _, value = part.partition("=")
+        if name.strip().lower() == "charset":
+            return value.strip().strip("\"'")
+    return None
+
+
+def _guessed(body: bytes) -> str:
+    """The likely encoding of a page that names none: lines of markup say nothing, so that only others are looked at."""
+    telling = b"\n".join(
+        line for line in body.replace(b"<", b"\n<").splitlines() if not line.isascii()
+    )
+    found = from_bytes(telling[:GUESSED]).best()
+    return (_known(found.encoding) if found else None) or "cp1252"
+
+
+# --- addresses -----------------------------------------------------------------------------------------------------
+
+
+def candidates(srcset: str) -> list[tuple[str, float, float]]:
+    """The images of a srcset as (url, width, density), as the HTML standard splits it; 0 where it says nothing.
+
+    A URL ends at white space, and may hold commas, but not at its end. What it says wrongly is left out.
+    """
+    found: list[tuple[str, float, float]] = []
+    place = 0
+    while place < len(srcset):
+        while place < len(srcset) and srcset[place] in WHITE + ",":
+            place += 1
+        start = place
+        while place < len(srcset) and srcset[place] not in WHITE:
+            place += 1
+        url, said = srcset[start:place], ""
+        if url.endswith(","):
+            url = url.rstrip(",")
+        else:
+            start, depth = place, 0
+            while place < len(srcset) and (depth or srcset[place] != ","):
+                depth = max(0, depth + {"(": 1, ")": -1}.get(srcset[place], 0))
+                place += 1
+            said = srcset[start:place]
+        sizes = _sizes(said)
+        if url and sizes:
+            found.append((url, *sizes))
+    return found
+
+
+def _sizes(said: str) -> tuple[float, float] | None:
+    width = density = 0.0
+    for word in said.split():
+        try:
+            number = float(word[:-1])
+        except ValueError:
+            return None
+        if word[-1] == "w" and number > 0 and not width:
+            width = number
+        elif word[-1] == "x" and number >= 0 and not density:
+            density = number
+        elif word[-1] != "h":  # a height, which goes with a width, decides nothing
+            return None
+    return width, density or 1.0
+
+
+def largest(srcset: str) -> str:
+    """The widest image of a srcset, else the densest; "" where all are placeholders."""
+    usable = [one for one in candidates(srcset) if not is_placeholder(one[0])]
+    return max(usable, key=lambda one: one[1:])[0] if usable else ""
+
+
+def is_placeholder(url: str) -> bool:
+    """True for what a lazy page shows until the picture comes: data: URLs, blank.gif and the like, a template's gap."""
+    url = url.strip(SPACE)
+    if url[:5].lower() == "data:" or "{" in url:
+        return True
+    name = STAND_IN.search(url)
+    return name is not None and name[1].lower().replace("_", "-") in PLACEHOLDERS
+
+
+def _chosen(
+    said: Attributes, of_picture: Callable[[], str | None] | None
+) -> tuple[str | None, bool]:
+    """The address that an image would end up with, and whether it is of `src`; None where it has none at all."""
+    stand_in: str | None = "" if "src" in said else None
+    for name in ADDRESSES:
+        value = (said.get(name) or "").strip(SPACE)
+        if name.endswith("srcset"):
+            value = largest(value) or next((one[0] for one in candidates(value)), "")
+        elif name != "src" and "." not in value and "/" not in value:
+            continue  # data-lazy="true"
+        if value and not is_placeholder(value):
+            return value, name == "src"
+        stand_in = stand_in or value or stand_in
+    if of_picture and (from_source := of_picture()):
+        return from_source, False
+    return stand_in, True
+
+
+def _source(picture: LexborNode) -> str:
+    """The image of a <picture>'s first <source> of a usual type, else of its first."""
+    sources = [source.attributes for source in picture.css("source")]
+    sources.sort(key=lambda said: (said.get("type") or "").strip().lower() not in SHOWABLE)
+    for said in sources:
+        for name in ("srcset", "data-srcset", "data-lazy-srcset"):
+            if url := largest(said.get(name) or ""):
+                return url
+    return ""
+
+
+def _is_pixel(said: Attributes) -> bool:
+    """Width and height are given, and neither is above 1: a beacon. A larger box says nothing about the file."""
+    sizes = [DIGITS.match(said.get(name) or "") for name in ("width", "height")]
+    return all(size and int(size[1]) <= 1 for size in sizes)
+
+
+# --- the page ------------------------------------------------------------------------------------------------------
+
+
+def page_of(text: str, url: str) -> Page:
+    """What a page says. ValueError where it is nested deeper than any page is, or a tag has more attributes."""
+    pieces = text.split("<")
+    if len(pieces) > MANY_TAGS:
+        _check_depth(text)
+    if len(max(pieces, key=len)) > LONG_TAG:
+        _check_attributes(pieces)
+    tree = LexborHTMLParser(text)
+    base = url
+    if named := tree.css_first("base[href]"):  # the first one counts
+        try:
+            base = urljoin(url, (named.attributes["href"] or "").strip(SPACE))
+        except ValueError:
+            base = url
+    root = tree.root
+    language = (root.attributes.get("lang") or "") if root else ""
+    metas = [
+        ((meta.attributes.get("name") or "").strip().lower(), meta.attributes.get("content") or "")
+        for meta in tree.css("meta[name]")
+    ]
+    licensed = "license" in text or "publicdomain" in text
+    return Page(
+        list(_images(tree, base)),
+        language.strip().lower().replace("_", "-").partition("-")[0] or None,
+        metas,
+        _license(tree, base) if licensed else None,
+    )
+
+
+def _images(tree: LexborHTMLParser, base: str) -> Iterator[Image]:
+    """In document order. A <noscript>'s copy of an image that the page has outside too ends as noscript_copy."""
+    found: list[tuple[Image, bool]] = []
+    told: dict[
+        tuple[str, int], str | None
+    ] = {}  # one element may be around thousands of images: it is read once
+
+    def once(read: Callable[[LexborNode], str | None], node: LexborNode) -> str | None:
+        key = (read.__name__, node.mem_id)
+        if key not in told:
+            told[key] = read(node)
+        return told[key]
+
+    for node in tree.css("img"):
+        said = node.attributes
+        around = _around(node)
+        parent = node.parent
+        source = parent if parent is not None and parent.tag == "picture" else None
+        address, plain = _chosen(
+            said, partial(once, _source, source) if source is not None else None
+        )
+        if address is None:
+            continue
+        target, reason = "", None
+        if plain and address.strip(SPACE)[:5].lower() != "data:" and is_placeholder(address):
+            reason = "placeholder"
+        elif plain and _is_pixel(said):
+            reason = "tracking_pixel"
+        else:
+            try:
+                target = resolve(base, address)
+            except ValueError as error:
+                reason = str(error)
+        caption = "" if "alt" in said and said["alt"] is None else said.get("alt")
+        if not (caption or "").strip() and (figure := around.get("figure")):
+            caption = once(_caption_of, figure) or caption
+        anchor = once(_spaced, around["a"]) if "a" in around else None
+        title = (said.get("title") or "").strip() or None
+        found.append((Image(target, reason, caption, title, anchor or None), "noscript" in around))
+    shown = {image.url for image, copy in found if not copy}
+    for image, copy in found:
+        yield (
+            image._replace(url="", reason="noscript_copy")
+            if copy and image.url in shown and image.url
+            else image
+        )
+
+
+def _around(node: LexborNode) -> dict[str, LexborNode]:
+    """The nearest link, figure and noscript around an image."""
+    found: dict[str, LexborNode] = {}
+    above = node.parent
+    for _ in range(FARTHEST):
+        if above is None:
+            break
+        tag = above.tag
+        if (
+            tag in ("a", "figure", "noscript")
+            and tag not in found
+            and (tag != "a" or "href" in above.attributes)
+        ):
+            found[tag] = above
+        above = above.parent
+    return found
+
+
+def _caption_of(figure: LexborNode) -> str | None:
+    """The caption of a figure with one picture: of several nobody knows which one it means."""
+    pictures = figure.css("img")
+    named = figure.css_first("figcaption")
+    alone = len(pictures) - sum(len(block.css("img")) for block in figure.css("noscript")) <= 1
+    return _spaced(named) if named is not None and alone else None
+
+
+def _spaced(node: LexborNode) -> str:
+    """An element's text with its white space collapsed."""
+    return " ".join(node.text().split())
+
+
+def _license(tree: LexborHTMLParser, base: str) -> str | None:
+    """The first link that says it is the licence, else the first to Creative Commons; those of the head first."""
+    links = [
+        node.attributes
+        for node in (*tree.css("link[href]"), *tree.css("a[href]"), *tree.css("area[href]"))
+    ]
+    named = [said for said in links if "license" in (said.get("rel") or "").lower().split()]
+    for said in [
+        *named,
+        *(said for said in links if any(part in (said["href"] or "") for part in LICENSES)),
+    ]:
+        try:
+            return resolve(base, said["href"] or "")
+        except ValueError:
+            continue
+    return None
+
+
+def _check_depth(text: str) -> None:
+    """ValueError where elements lie in each other deeper than DEEPEST."""
+    opened: Counter[str] = Counter()
+    depth = 0
+    for closing, name in TAG.findall(text.lower()):
+        if name in LOOSE:
+            continue
+        if not closing:
+            opened[name] += 1
+            depth += 1
+        elif opened[name]:
+            opened[name] -= 1
+            depth -= 1
+        if depth > DEEPEST:
+            raise ValueError(f"a page nested {DEEPEST} deep")
+
+
+def _check_attributes(pieces: Iterable[str]) -> None:
+    """ValueError where a tag has more than MANY_ATTRIBUTES. `pieces` of a page begin behind a `<`."""
+    for piece in pieces:
+        if len(piece) > LONG_TAG and piece[:1].isalpha():
+            names = ATTRIBUTE_GAP.split(QUOTED.sub("", piece).partition(">")[0])
+            if len(names) > MANY_ATTRIBUTES:
+                raise ValueError(f"a tag with more than {MANY_ATTRIBUTES} attributes")

@@ -1,0 +1,321 @@
+"""The metadata records of a WAT file, however it is written, and what they say.
+
+FastWARC reads what is well formed. From the first record on that is not (another line ending, a wrong length, a broken
+gzip member, several records in one member) a tolerant scan takes over, which believes neither lengths nor members.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import islice, pairwise
+from typing import Any, Generic, TypeVar, Union
+
+import fsspec
+import msgspec
+from fastwarc.warc import ArchiveIterator, WarcRecordType
+
+from manifests import disk
+
+GZIP = b"\x1f\x8b\x08"
+CHUNK = 1 << 14
+STEP = 256  # bytes of a broken chunk that are lost with it
+LONGEST_RECORD = 1 << 26  # a larger length is taken for damage: reading it would swallow the file
+OVERLAP = 16  # bytes that are searched again with the next chunk: a record's first line has 10
+START = re.compile(
+    rb"WARC/\d\.\d\r?\n"
+)  # a literal beginning is searched 5 times faster than a line's
+END_OF_HEAD = re.compile(rb"\r?\n\r?\n")
+METADATA = re.compile(rb"(?im)^WARC-Type:\s*metadata\s*$")
+
+
+def records(path: str) -> Iterator[tuple[int, bytes | None]]:
+    """(offset, JSON) of every metadata record in order; None for one that is damaged.
+
+    The offset is that of the record's gzip member; of a record that shares one with records before it, plus its place
+    in the decompressed bytes. FastWARC is believed as long as its offsets rise and its bodies are whole; of a file that
+    is not compressed it passes over what is damaged without a word, so that is scanned.
+    """
+    plain = (
+        not path.endswith(".gz")
+        if disk.is_url(path)
+        else disk.read_bytes(path, 0, len(GZIP)) != GZIP
+    )
+    given: int | None = None
+    held: tuple[int, bytes] | None = None
+    with fsspec.open(path, "rb") as stream:
+        try:
+            whole = ArchiveIterator(
+                stream, record_types=WarcRecordType.metadata, parse_http=False, inplace=True
+            )
+            for record in () if plain else whole:
+                if (length := record.content_length) > LONGEST_RECORD:
+                    break
+                offset, body = (
+                    record.stream_pos,
+                    record.reader.read(length),
+                )  # 1 us a page less than read() takes
+                if body[:1] != b"{" or body[-1:] != b"}" or (held and offset <= held[0]):
+                    break
+                if held:
+                    yield held
+                    given = held[0]
+                held = (offset, body)
+        except OSError:
+            pass  # damage: the scan says what it costs. A broken connection breaks the scan too, and that raises
+        start, known = (0, 0) if given is None else (given, 1)
+        try:
+            stream.seek(start)
+            rest = stream.read()
+        except ValueError:  # a server that serves no ranges
+            rest = disk.read_bytes(path)[start:]
+    yield from islice(scan(rest, start), known, None)
+
+
+def scan(data: bytes, base: int = 0) -> Iterator[tuple[int, bytes | None]]:
+    """What `records` yields, from bytes that begin at `base` of the file: a record begins where a line says so."""
+    held, member, place = b"", -1, 0
+    plain = ((0, data[at : at + CHUNK]) for at in range(0, len(data), CHUNK))
+    for at, chunk in _inflated(data) if data.startswith(GZIP) else plain:
+        if at != member:
+            yield from _metadata(base + member, place, held)
+            held, member, place = b"", at, 0
+        if chunk is None:
+            yield base + at + place, None
+            held = b""
+            continue
+        searched = max(0, len(held) - OVERLAP)
+        held += chunk
+        found = (match.start() for match in START.finditer(held, searched))
+        starts = [start for start in found if held[start - 1 : start] in (b"", b"\n")]
+        if held.startswith(b"WARC/"):
+            starts = [0, *(start for start in starts if start)]
+        for start, end in pairwise(starts):
+            yield from _metadata(base + member, place + start, held[start:end])
+        if starts and len(held) - starts[-1] > LONGEST_RECORD:
+            yield base + member + place + starts[-1], None
+            starts = []
+        keep = starts[-1] if starts else max(0, len(held) - OVERLAP)
+        held, place = held[keep:], place + keep
+    yield from _metadata(base + member, place, held)
+
+
+def _inflated(data: bytes) -> Iterator[tuple[int, bytes | None]]:
+    """(offset of a gzip member, decompressed bytes) chunk by chunk; None where a member breaks off.
+
+    What follows is looked for by its magic bytes; a place that only looks like a member is passed over silently.
+    """
+    at, expected, view = 0, 0, memoryview(data)
+    while at >= 0:
+        member, place, told = zlib.decompressobj(31), at, at == expected
+        try:
+            while not member.eof and place < len(data):
+                before = member.copy()
+                chunk = member.decompress(view[place : place + CHUNK])
+                place += CHUNK
+                told = True
+                yield at, chunk
+            broken = not member.eof
+            expected = min(place, len(data)) - len(member.unused_data)
+        except zlib.error:
+            for small in _until_error(before, view[place : place + CHUNK]):
+                told = True
+                yield at, small
+            broken, expected = True, at + 1
+        if broken and told:
+            yield at, None
+        at = data.find(GZIP, expected)
+
+
+def _until_error(member: Any, data: memoryview) -> Iterator[bytes]:
+    """What can be had of a chunk in which the deflate stream breaks."""
+    with suppress(zlib.error):
+        for place in range(0, len(data), STEP):
+            if chunk := member.decompress(data[place : place + STEP]):
+                yield chunk
+
+
+def _metadata(member: int, place: int, record: bytes) -> Iterator[tuple[int, bytes | None]]:
+    """The JSON of a record, if it is a metadata record; None where it has no head or no JSON."""
+    if not record.startswith(b"WARC/"):
+        return
+    head = END_OF_HEAD.search(record)
+    if head is None:
+        yield member + place, None
+    elif METADATA.search(record, 0, head.start() + 1):
+        body = record[head.end() :].strip()
+        body = (
+            body if body.endswith(b"}") else body.partition(b"\n")[0].rstrip()
+        )  # rubbish behind it is no part of it
+        yield member + place, body if body.startswith(b"{") else None
+
+
+# --- what a record says --------------------------------------------------------------------------------------------
+
+L = TypeVar("L")
+UNREAD = (msgspec.DecodeError, UnicodeDecodeError)
+NONE, NOTHING, EMPTY = msgspec.Raw(b"[]"), msgspec.Raw(b"{}"), msgspec.Raw(b"null")
+KINDS = 200  # of links that a Reader learns
+USUAL = (
+    "FORM@/action",
+    "STYLE/#text",
+    "IMG@/longdesc",
+    "IFRAME@/src",
+    "EMBED@/src",
+    "AREA@/href",
+    "INPUT@/src",
+)
+
+
+class Link(msgspec.Struct, gc=False):  # a hundred a page, and none in a cycle
+    path: str = ""
+    url: Any = None
+    alt: Any = None
+    title: Any = None
+    text: msgspec.Raw = EMPTY
+    rel: Any = None
+
+
+class Rel:
+    """What a link says that it is: `Reader` is told of it, and nothing is kept."""
+
+
+class Kind(msgspec.Struct, gc=False, tag_field="path"):
+    rel: Rel | None = None
+
+
+class Image(Kind, gc=False, tag="IMG@/src"):
+    url: Any = None
+    alt: Any = None
+    title: Any = None
+
+
+class Anchor(Kind, gc=False, tag="A@/href"):
+    url: Any = None
+    text: msgspec.Raw = EMPTY
+
+
+class Head(msgspec.Struct, gc=False):
+    base: Any = msgspec.field(name="Base", default=None)
+    metas: msgspec.Raw = msgspec.field(name="Metas", default=NONE)
+    links: msgspec.Raw = msgspec.field(name="Link", default=NONE)
+
+
+class Html(msgspec.Struct, Generic[L], gc=False):
+    head: Head = msgspec.field(name="Head", default_factory=Head)
+    links: list[L] = msgspec.field(name="Links", default_factory=list)
+
+
+class Http(msgspec.Struct, Generic[L], gc=False):
+    headers: msgspec.Raw = msgspec.field(
+        name="Headers", default=NOTHING
+    )  # of str, or list[str] since 2024-51
+    html: Html[L] = msgspec.field(name="HTML-Metadata", default_factory=Html)
+
+
+class Note(msgspec.Struct, gc=False):
+    name: Any = msgspec.field(name="Name", default=None)
+    value: Any = msgspec.field(name="Value", default=None)
+
+
+class Notes(msgspec.Struct, gc=False):
+    records: list[Note] = msgspec.field(name="Metadata-Records", default_factory=list)
+
+
+class Payload(msgspec.Struct, Generic[L], gc=False):
+    http: Http[L] = msgspec.field(name="HTTP-Response-Metadata", default_factory=Http)
+    notes: Notes = msgspec.field(name="WARC-Metadata-Metadata", default_factory=Notes)
+
+
+class Warc(msgspec.Struct, gc=False):
+    target: Any = msgspec.field(name="WARC-Target-URI", default=None)
+
+
+class Envelope(msgspec.Struct, Generic[L], gc=False):
+    payload: Payload[L] = msgspec.field(name="Payload-Metadata", default_factory=Payload)
+    warc: Warc = msgspec.field(name="WARC-Header-Metadata", default_factory=Warc)
+
+    @property
+    def page(self) -> str:
+        """The address of the page."""
+        return text_of(self.warc.target)
+
+
+class Record(msgspec.Struct, Generic[L], gc=False):
+    envelope: Envelope[L] = msgspec.field(name="Envelope", default_factory=Envelope)
+
+
+_decoder = msgspec.json.Decoder(Record[Link])
+
+
+def decode(body: bytes) -> Record[Link]:
+    """A record's JSON. ValueError (msgspec's errors are such) where it is none."""
+    try:
+        return _decoder.decode(body)
+    except UNREAD:
+        return _decoder.decode(mended(body))
+
+
+class Reader:
+    """Decodes records, each link as the struct of its kind, so that a link's kind is its type.
+
+    A kind that is not known makes msgspec refuse the record: it is decoded once more, and the kind is known from then
+    on. What is neither image nor anchor has no more than a `rel`.
+    """
+
+    def __init__(self) -> None:
+        self.named = False  # a link of the last record may say that it is the licence; a search of the bytes takes 6 us
+        self._kinds: dict[str, Any] = {"IMG@/src": Image, "A@/href": Anchor}
+        self._learn(USUAL)
+
+    def _learn(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            if path not in self._kinds and len(self._kinds) < KINDS:
+                self._kinds[path] = msgspec.defstruct(
+                    "Other", [], bases=(Kind,), tag=path, gc=False
+                )
+        links: Any = Union[tuple(self._kinds.values())]  # noqa: UP007  (X | Y is for types that are known here)
+        self._decode = msgspec.json.Decoder(Record[links], dec_hook=self._rel).decode
+
+    def _rel(self, kind: type, said: Any) -> Rel:
+        if "license" in str(said).lower():
+            self.named = True
+        return REL
+
+    def __call__(self, body: bytes) -> Record[Any]:
+        """ValueError where it is no JSON, or another's."""
+        self.named = False
+        try:
+            return self._decode(body)
+        except UNREAD:
+            record: Record[Any] = _decoder.decode(body)
+        html = record.envelope.payload.http.html
+        self.named = any("license" in str(link.rel).lower() for link in html.links if link.rel)
+        if unknown := {link.path for link in html.links if link.path} - self._kinds.keys():
+            self._learn(unknown)
+        html.links = [_of_kind(link) for link in html.links]
+        return record
+
+
+REL = Rel()
+
+
+def _of_kind(link: Link) -> Kind:
+    if link.path == "IMG@/src":
+        return Image(url=link.url, alt=link.alt, title=link.title)
+    return Anchor(url=link.url, text=link.text) if link.path == "A@/href" else Kind()
+
+
+def mended(body: bytes) -> bytes:
+    """A record without what strict JSON may not hold: bytes that are not UTF-8, and halves of surrogate pairs."""
+    text = json.dumps(json.loads(body.decode("utf-8", "replace")), ensure_ascii=False)
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
+
+
+def text_of(value: Any) -> str:
+    """A header or attribute as one text; of a repeated one the first."""
+    first = value[0] if isinstance(value, list) and value else value
+    return first if isinstance(first, str) else ""

@@ -1,0 +1,384 @@
+"""The other engine: img2dataset downloads a shard's rows, and what it leaves becomes one of our shards.
+
+It runs as a subprocess of an interpreter that has it, once for each shard of the plan: its own shards are numbered
+through the whole list and its keys with them, so one run per shard is what keeps our keys. That costs its start-up per
+shard (2 to 3 s of CPU). The rows are the plan's in the plan's order; what our own rules refuse before anything is sent
+(a URL that is none, another scheme or port, an address that is private as it is written, a page that says no) is
+refused here too, and the tool gets the rest.
+
+It keeps no promise about whom it connects to or whom it asks first, so a recipe has to take those promises back by name
+(see `NEEDS`); limits that it does not know are named in one line of the log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from manifests import disk
+from manifests.columns import PAIRS, SIDECAR
+from manifests.schema import ROWS_PER_SHARD_LIMIT, Fetch, Pair, Recipe
+from pipeline.executor.stage import Stage, Ticket
+from pipeline.external import adopt
+from pipeline.fetch import guard, plan, sites
+from pipeline.fetch.fetcher import user_agent
+from pipeline.images import transform
+from pipeline.images.transform import BadPicture
+from pipeline.pool import shard_writer, tars
+
+# Run in the other interpreter; the options are a file, because its command line reads values as Python.
+DRIVER = (
+    "import json, sys; from img2dataset import download; download(**json.load(open(sys.argv[1])))"
+)
+VERSION = "from importlib import metadata, util; assert util.find_spec('img2dataset'); print(metadata.version('img2dataset'))"
+# Its start asks a server for a newer albumentations, and wandb is one of its dependencies.
+QUIET = {"NO_ALBUMENTATIONS_UPDATE": "1", "WANDB_MODE": "disabled"}
+# Options that have the same name and meaning.
+SAME = (
+    "image_size",
+    "resize_mode",
+    "resize_only_if_bigger",
+    "upscale_interpolation",
+    "downscale_interpolation",
+    "encode_format",
+    "encode_quality",
+    "skip_reencode",
+    "disable_all_reencoding",
+    "min_image_size",
+    "extract_exif",
+    "compute_hash",
+    "retries",
+)
+# Promises to others that it cannot keep: what a recipe has to say instead, and why.
+NEEDS: dict[str, tuple[Any, str]] = {
+    "allow_private": (True, "it connects to any address, and follows redirects to any"),
+    "robots_txt": (False, "it reads no robots.txt"),
+    "site_files": ((), "it reads neither tdmrep.json nor ai.txt"),
+    "delay_s": (0.0, "it waits for nobody"),
+    "hosts": ({}, "it knows no hosts"),
+    "connect_to": ({}, "it looks every name up itself"),
+}
+# Its own four, and two that it does not refuse by itself.
+DIRECTIVES = ("noai", "noimageai", "noindex", "noimageindex", "none", "noml")
+UNKNOWN = ("per_host", "max_bytes", "max_pixels", "min_rate", "max_redirects", "patience_s")
+START_S = 120.0  # for its three processes to come up on a busy machine
+ROW_S = 0.25  # for decoding and writing one row on a busy machine; a picture of 20 MP takes that
+LAST_LINES = 8
+SIZES = ("width", "height", "original_width", "original_height")
+Outcome = tuple[
+    dict[str, Any], bytes | None, str
+]  # columns of the sidecar, the picture and its extension
+logger = logging.getLogger(__name__)
+
+
+def stage_of(pool: str, recipe: Recipe) -> Stage:
+    """The stage fetch with this engine; says once what it will not do. ValueError where the recipe asks too much."""
+    check(recipe.fetch, recipe.source.kind)
+    logger.warning(
+        "img2dataset does not know fetch.%s; deadline_s is its limit for each wait on a socket, not for a row; it "
+        "calls itself Firefox and %s, without your address; it looks at no signal but X-Robots-Tag%s",
+        ", ".join(UNKNOWN),
+        sites.product(user_agent(recipe.fetch)),
+        ""
+        if recipe.fetch.compute_hash == "sha256"
+        else f"; sha256 stays empty beside {recipe.fetch.compute_hash}",
+    )
+    config = {
+        "pool": pool,
+        "fetch": disk.to_plain(recipe.fetch),
+        "extra_columns": recipe.sidecar_extra,
+    }
+    return Stage(name="fetch", work="pipeline.external.img2dataset_run:download", config=config)
+
+
+def check(settings: Fetch, source_kind: str) -> None:
+    """ValueError that names everything this engine would have to ignore and may not."""
+    if source_kind in ("files", "shards"):
+        raise ValueError(
+            f"fetch.engine is img2dataset, which fetches from the web; a source of kind {source_kind} has none"
+        )
+    missing = [
+        f"{name}: {json.dumps(disk.to_plain(value))} ({why})"
+        for name, (value, why) in NEEDS.items()
+        if getattr(settings, name) != value
+    ]
+    transform.limits_of(settings)
+    if settings.optout == "strict":
+        missing.append("optout: respect (it looks at X-Robots-Tag only)")
+    if settings.verify_hash and settings.verify_hash[1] != settings.compute_hash:
+        missing.append(
+            f"compute_hash: {settings.verify_hash[1]} (it verifies the hash that it computes)"
+        )
+    if missing:
+        raise ValueError(
+            f"fetch.engine is img2dataset, which does less than this recipe asks; set {', '.join(missing)}"
+        )
+
+
+def download(config: dict[str, Any]) -> Downloader:
+    """Factory of the stage: {"pool", "fetch": plain Fetch, "extra_columns"}. ValueError where the interpreter has no
+    img2dataset."""
+    settings: Fetch = disk.from_plain(Fetch, config["fetch"])
+    return Downloader(config["pool"], settings, config.get("extra_columns") or {})
+
+
+def version_of(python: str) -> str:
+    """The version of img2dataset that an interpreter has. ValueError where it has none."""
+    missing = (
+        f'fetch.engine is img2dataset, but {python} has no img2dataset: pip install "clipmill[img2dataset]" into it, '
+        "or name its interpreter as fetch.img2dataset_python"
+    )
+    try:
+        asked = subprocess.run(
+            [python, "-c", VERSION], capture_output=True, text=True, timeout=START_S
+        )
+    except OSError as error:
+        raise ValueError(f"{missing} ({error.strerror})") from None
+    if asked.returncode != 0:
+        raise ValueError(missing)
+    return asked.stdout.strip()
+
+
+class Downloader:
+    """Holds the interpreter that was found to have img2dataset."""
+
+    def __init__(self, pool: str, settings: Fetch, extra_columns: Mapping[str, str]) -> None:
+        self.pool, self.settings, self.extra_columns = pool, settings, extra_columns
+        self.python = settings.img2dataset_python or sys.executable
+        self.version = version_of(self.python)
+
+    def __call__(self, ticket: Ticket) -> dict[str, Any]:
+        """The commit record of the ticket's shard. RuntimeError with the tool's last lines where it left no shard."""
+        number = int(ticket.payload["shard"])
+        pairs = plan.rows_of_shard(self.pool, number)
+        retried = plan.retries_of_shard(self.pool, number)
+        started = round(time.time() * 1000)
+        with (
+            tempfile.TemporaryDirectory(prefix="clipmill-img2dataset-") as folder,
+            shard_writer.ShardWriter(
+                self.pool, number, ticket.id, ticket.group, self.extra_columns
+            ) as writer,
+        ):
+
+            def add(
+                row: int, told: dict[str, Any], image: bytes | None = None, extension: str = ""
+            ) -> None:
+                pair = pairs[row]
+                record = of_pair(pair) | {"retry_of": retried[row], "fetched_at": started} | told
+                extra = {
+                    "title": pair.title,
+                    "anchor": pair.anchor,
+                    "license": pair.license,
+                    "robots": pair.robots,
+                }
+                writer.add(row, record, image, extra, extension)
+
+            asked = []
+            for row, pair in enumerate(pairs):
+                if no := refusal(pair, self.settings):
+                    add(row, {"reason": no[0], "error_message": no[1]})
+                else:
+                    asked.append(row)
+            if asked:
+                self._run([pairs[row] for row in asked], Path(folder))
+                for position, (told, image, extension) in outcomes(
+                    Path(folder), self.settings, len(asked)
+                ):
+                    add(asked[position], told, image, extension)
+            return writer.commit(
+                len(pairs), {"engine": "img2dataset", "engine_version": self.version}
+            )
+
+    def _run(self, pairs: Sequence[Pair], folder: Path) -> None:
+        """Leave 00000.tar and 00000.parquet in `folder`. RuntimeError where the tool does not."""
+        settings = self.settings
+        columns: dict[str, Any] = {"url": pa.array([pair.url for pair in pairs], pa.string())}
+        if settings.bbox_column:
+            boxes = [
+                [list(box) for box in transform.boxes_of(pair.extra, settings)] for pair in pairs
+            ]
+            columns["bbox"] = pa.array(boxes, pa.list_(pa.list_(pa.float64())))
+        if settings.verify_hash:
+            hashes = [str((pair.extra or {}).get(settings.verify_hash[0]) or "") for pair in pairs]
+            columns["expected"] = pa.array([text.strip().lower() for text in hashes], pa.string())
+        disk.write_parquet(folder / "list.parquet", pa.table(columns))
+        disk.write_json(folder / "options.json", options(settings, folder))
+        limit_s = deadline_s(len(pairs), settings)
+        ended, said = run_bounded(
+            [self.python, "-c", DRIVER, str(folder / "options.json")], folder, limit_s
+        )
+        if ended is None:
+            raise RuntimeError(
+                f"img2dataset was ended after {limit_s:.0f} s for {len(pairs)} rows; it last said: {said}"
+            )
+        if ended != 0 or not (folder / "out/00000_stats.json").exists():
+            raise RuntimeError(
+                f"img2dataset left no shard and ended with status {ended}; it last said: {said}"
+            )
+
+
+def options(settings: Fetch, folder: Path) -> dict[str, Any]:
+    """The arguments of img2dataset.download for a list in `folder`."""
+    found: dict[str, Any] = {name: getattr(settings, name) for name in SAME}
+    found |= {
+        "url_list": str(folder / "list.parquet"),
+        "input_format": "parquet",
+        "output_folder": str(folder / "out"),
+        "output_format": "webdataset",
+        "number_sample_per_shard": ROWS_PER_SHARD_LIMIT,  # one shard, and the last four digits of a key are the row
+        "processes_count": 1,
+        "thread_count": settings.concurrency,
+        "timeout": settings.deadline_s,
+        "user_agent_token": sites.product(user_agent(settings)),
+        "disallowed_header_directives": [] if settings.optout == "ignore" else list(DIRECTIVES),
+    }
+    if settings.max_image_area:
+        found["max_image_area"] = settings.max_image_area
+    if settings.max_aspect_ratio:
+        found["max_aspect_ratio"] = settings.max_aspect_ratio
+    if settings.bbox_column:
+        found["bbox_col"] = "bbox"
+    if settings.verify_hash:
+        found["verify_hash"] = ["expected", settings.verify_hash[1]]
+    return found
+
+
+def deadline_s(rows: int, settings: Fetch) -> float:
+    """How long a run may take: all threads at their timeouts in every try, then decoding, after a slow start."""
+    waits = math.ceil(rows / settings.concurrency) * settings.deadline_s * (settings.retries + 1)
+    return START_S + waits + rows * ROW_S
+
+
+def run_bounded(command: Sequence[str], folder: Path, limit_s: float) -> tuple[int | None, str]:
+    """Exit status (None where the time was up) and last lines of a command in `folder` and all processes it started.
+
+    A worker of img2dataset that dies leaves the others waiting for ever, so nothing but the clock can tell.
+    """
+    log = folder / "log.txt"
+    with open(log, "wb") as out:
+        child = subprocess.Popen(
+            command,
+            cwd=folder,
+            env={**os.environ, **QUIET},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            ended: int | None = child.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            ended = None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+    lines = [
+        line.strip()
+        for line in re.split(r"[\r\n]+", log.read_text(errors="replace"))
+        if line.strip()
+    ]
+    return ended, " | ".join(lines[-LAST_LINES:]) or "nothing"
+
+
+def outcomes(folder: Path, settings: Fetch, rows: int) -> Iterator[tuple[int, Outcome]]:
+    """Position in the list and outcome for each of the `rows` that were asked for.
+
+    RuntimeError where the tool's parquet does not have each of them once.
+    """
+    tar = folder / "out/00000.tar"
+    listed = disk.read_parquet(folder / "out/00000.parquet").to_pylist()
+    positions = sorted(_position(row["key"]) for row in listed)
+    if positions != list(range(rows)):
+        raise RuntimeError(
+            f"img2dataset lists {len(set(positions))} of {rows} rows, {len(listed)} in all"
+        )
+    stored = {_position(sample.name): sample for sample in adopt.samples(tars.index_tar(str(tar)))}
+    with open(tar, "rb") as f:
+        for told in listed:
+            position = _position(told["key"])
+            message = str(told["error_message"] or "")
+            member = (
+                stored[position].members.get(settings.encode_format) if position in stored else None
+            )
+            if told["status"] != "success":
+                yield position, (failure(str(told["status"]), message), None, "")
+            elif member is None:
+                yield (
+                    position,
+                    (
+                        {"reason": "missing_file", "error_message": "stored, but not in the tar"},
+                        None,
+                        "",
+                    ),
+                )
+            else:
+                f.seek(member.offset)
+                yield position, success(f.read(member.length), told, settings)
+
+
+def failure(status: str, message: str) -> dict[str, Any]:
+    """Columns of a row that the tool did not store."""
+    http = re.match(r"HTTP Error (\d{3})", message)
+    return {
+        "reason": adopt.reason_of(status, message),
+        "error_message": " ".join(message.split()) or "no reason was given",
+        "http_status": int(http[1]) if http else None,
+    }
+
+
+def success(image: bytes, told: Mapping[str, Any], settings: Fetch) -> Outcome:
+    """Columns, bytes and extension of a row that the tool stored.
+
+    With disable_all_reencoding it stores whatever came, a page of HTML too, and measures nothing: then our own check of
+    the header decides.
+    """
+    columns = {name: told.get(name) for name in ("sha256", "exif", settings.compute_hash, *SIZES)}
+    if not settings.disable_all_reencoding:
+        return columns, image, settings.encode_format
+    try:
+        picture = transform.as_it_is(image, settings)
+    except BadPicture as bad:
+        return columns | {"reason": bad.reason, "error_message": bad.detail}, None, ""
+    return columns | {name: getattr(picture, name) for name in SIZES}, image, picture.extension
+
+
+def of_pair(pair: Pair) -> dict[str, Any]:
+    """What a sidecar's row has of its pair, with the page's own signals."""
+    found = sites.signals((), pair.robots)
+    return {
+        **{name: getattr(pair, name) for name in PAIRS.names if name in SIDECAR.names},
+        **(pair.extra or {}),
+        "optout": json.dumps(found, sort_keys=True, ensure_ascii=False) if found else None,
+    }
+
+
+def refusal(pair: Pair, settings: Fetch) -> tuple[str, str] | None:
+    """(reason, detail) of a row for which nobody is asked."""
+    found = sites.signals((), pair.robots)
+    if no := sites.refusal(found, user_agent(settings), settings.optout):
+        return no
+    try:
+        guard.target(pair.url, settings)
+        transform.boxes_of(pair.extra, settings)
+    except (guard.Refused, BadPicture) as error:
+        return error.reason, error.detail
+    return None
+
+
+def _position(name: str) -> int:
+    return int(name[-4:])

@@ -1,0 +1,279 @@
+"""One task of the plan to one committed shard: pictures are fetched or read, decoded meanwhile, and written down.
+
+The work of the stage fetch. A worker keeps its event loop, its connections, its decoders and what sites have said from
+one task to the next, and works on several tasks at once: the stragglers of one shard overlap the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import Any
+
+import uvloop
+
+from manifests import disk
+from manifests.schema import Fetch, Pair
+from pipeline.executor.stage import Ticket
+from pipeline.fetch import plan
+from pipeline.fetch.body import Budget
+from pipeline.fetch.fetcher import Fetched, Fetcher, user_agent
+from pipeline.images import transform
+from pipeline.images.decoders import BadPicture, Decoders, Picture
+from pipeline.pool import shard_writer
+
+READ_AT_ONCE = 32  # local or remote files
+BODIES_WAITING = (
+    6  # fetched and not yet decoded, per child that decodes; the next ones wait in the network
+)
+WAITING_BYTES = 64 * 2**20  # of these bodies
+
+
+def download(config: dict[str, Any]) -> Downloader:
+    """Factory of the stage: {"pool", "fetch": plain Fetch, "source_kind", "decoders": children per worker (default: one
+    per core), "extra_columns": Recipe.sidecar_extra}. ValueError where the settings do not do."""
+    settings: Fetch = disk.from_plain(Fetch, config["fetch"])
+    return Downloader(
+        config["pool"],
+        settings,
+        files=config["source_kind"] == "files",
+        decoders=config.get("decoders"),
+        extra_columns=config.get("extra_columns") or {},
+    )
+
+
+class Downloader:
+    """Holds what outlives a task. Tasks come in threads of their own and share an event loop in another one."""
+
+    def __init__(
+        self,
+        pool: str,
+        settings: Fetch,
+        *,
+        files: bool,
+        decoders: int | None = None,
+        extra_columns: Mapping[str, str] | None = None,
+    ) -> None:
+        transform.limits_of(settings)  # refuses now what every picture would end with
+        if not files:
+            user_agent(settings)
+        self.pool, self.settings, self.files = pool, settings, files
+        self.children = decoders or os.cpu_count() or 1
+        self.extra_columns = extra_columns or {}
+        self._fetcher: Fetcher | None = None
+        self._decoders: Decoders | None = None
+        self._places = asyncio.Semaphore(BODIES_WAITING * self.children)
+        self._room = Budget(max(WAITING_BYTES, settings.max_bytes))
+        self._loop = (
+            uvloop.new_event_loop()
+        )  # a tenth less CPU a picture over https than asyncio's own
+        self._thread = threading.Thread(target=self._run, name="fetch", daemon=True)
+        self._thread.start()
+
+    def __call__(self, ticket: Ticket) -> dict[str, Any]:
+        """The commit record of the ticket's shard, written now or by an earlier run."""
+        number = int(ticket.payload["shard"])
+        place = shard_writer.commit_path(self.pool, number)
+        if disk.exists(place):
+            record: dict[str, Any] = disk.read_json(place)
+            if record["task"] != ticket.id:
+                raise ValueError(
+                    f"{place} was written for task {record['task']}, the plan has {ticket.id} there: "
+                    "the pool's plan was changed; build into another folder"
+                )
+            return record
+        pairs = plan.rows_of_shard(self.pool, number)
+        retried = plan.retries_of_shard(self.pool, number)
+        with shard_writer.ShardWriter(
+            self.pool, number, ticket.id, ticket.group, self.extra_columns
+        ) as writer:
+            work = asyncio.run_coroutine_threadsafe(
+                self._collect(pairs, retried, writer), self._loop
+            )
+            try:
+                work.result()
+            except BaseExceptionGroup as group:
+                raise group.exceptions[0] from group
+            finally:
+                work.cancel()  # where this thread was interrupted
+            return writer.commit(len(pairs))
+
+    def close(self) -> None:
+        """End the connections, the decoders and the event loop."""
+        asyncio.run_coroutine_threadsafe(self._put_away(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    async def _put_away(self) -> None:
+        if self._fetcher is not None:
+            await self._fetcher.close()
+        if self._decoders is not None:
+            await self._decoders.__aexit__(None, None, None)
+        self._fetcher, self._decoders = None, None
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await self._loop.shutdown_asyncgens()
+        await self._loop.shutdown_default_executor()
+
+    # --- in the event loop ----------------------------------------------------------------------------------------
+
+    def _arriving(
+        self, pairs: Sequence[Pair], number: int
+    ) -> AsyncGenerator[tuple[int, Fetched], None]:
+        if self.files:
+            return read_all(pairs, self.settings)
+        if self._fetcher is None:
+            self._fetcher = Fetcher(self.settings)
+        return self._fetcher.fetch(pairs, number)
+
+    async def _collect(
+        self, pairs: Sequence[Pair], retried: Sequence[str | None], writer: shard_writer.ShardWriter
+    ) -> None:
+        """Every pair's outcome into the writer, in whatever order they come."""
+
+        async def decode(row: int, fetched: Fetched, body: bytes) -> None:
+            add(row, fetched, await self._picture(pairs[row], body))
+
+        def decoded(size: int, _: object) -> None:
+            self._places.release()
+            self._room.give(size)
+
+        def add(row: int, fetched: Fetched, picture: Picture | BadPicture | None) -> None:
+            pair = pairs[row]
+            record = row_of(pair, fetched, picture) | {"retry_of": retried[row]}
+            extra = {
+                "title": pair.title,
+                "anchor": pair.anchor,
+                "license": pair.license,
+                "robots": pair.robots,
+            }
+            if fetched.body is not None:
+                record |= transform.hashes(fetched.body, self.settings)
+            if isinstance(picture, Picture):
+                writer.add(row, record, picture.data, extra, picture.extension)
+            else:
+                writer.add(row, record, None, extra)
+
+        async with (
+            asyncio.TaskGroup() as group,
+            aclosing(self._arriving(pairs, writer.shard)) as outcomes,
+        ):
+            async for row, fetched in outcomes:
+                if fetched.body is None:
+                    add(row, fetched, None)
+                    continue
+                await self._places.acquire()
+                try:
+                    await self._room.take(len(fetched.body))
+                except BaseException:
+                    self._places.release()
+                    raise
+                task = group.create_task(decode(row, fetched, fetched.body))
+                task.add_done_callback(partial(decoded, len(fetched.body)))
+
+    async def _picture(self, pair: Pair, body: bytes) -> Picture | BadPicture:
+        """What a body is, as it will be stored."""
+        try:
+            transform.verified(body, pair.extra, self.settings)
+            boxes = transform.boxes_of(pair.extra, self.settings)
+            if self.settings.disable_all_reencoding:
+                return transform.as_it_is(body, self.settings)
+        except BadPicture as bad:
+            return bad
+        if self._decoders is None:
+            self._decoders = Decoders(self.children)
+            await self._decoders.__aenter__()
+        decoders = self._decoders
+        try:
+            return await decoders.decode(body, self.settings, boxes)
+        except Exception:  # no picture's fault: the next try begins with new ones
+            if self._decoders is decoders:
+                self._decoders = None
+                await decoders.__aexit__(None, None, None)
+            raise
+
+
+def row_of(pair: Pair, fetched: Fetched, picture: Picture | BadPicture | None) -> dict[str, Any]:
+    """Columns of the sidecar: where the pair is from, how fetching ended, what the picture is."""
+    record: dict[str, Any] = {
+        **(pair.extra or {}),
+        "url": pair.url,
+        "caption": pair.caption,
+        "uid": pair.uid,
+        "page_url": pair.page_url,
+        "page_lang": pair.page_lang,
+        "wat": pair.wat,
+        "warc_offset": pair.warc_offset,
+        "link": pair.link,
+        "reason": fetched.reason,
+        "error_message": fetched.detail or None,
+        "http_status": fetched.http_status,
+        "final_url": fetched.final_url,
+        "content_type": fetched.content_type,
+        "optout": fetched.optout,
+        "fetched_at": round(fetched.fetched_at * 1000),
+        "elapsed_ms": round(fetched.elapsed_s * 1000),
+        "attempts": fetched.attempts,
+    }
+    if isinstance(picture, BadPicture):
+        return record | {"reason": picture.reason, "error_message": picture.detail or None}
+    if picture is not None:
+        record |= {
+            "width": picture.width,
+            "height": picture.height,
+            "original_width": picture.original_width,
+            "original_height": picture.original_height,
+            "exif": picture.exif,
+        }
+    return record
+
+
+# --- files ---------------------------------------------------------------------------------------------------------
+
+
+async def read_all(
+    pairs: Sequence[Pair], settings: Fetch
+) -> AsyncGenerator[tuple[int, Fetched], None]:
+    """As Fetcher.fetch for pairs whose url is the place of a file, local or remote."""
+    for start in range(0, len(pairs), READ_AT_ONCE):
+        batch = pairs[start : start + READ_AT_ONCE]
+        found = await asyncio.gather(
+            *(asyncio.to_thread(read_file, pair.url, settings.max_bytes) for pair in batch)
+        )
+        for row, fetched in enumerate(found, start):
+            yield row, fetched
+
+
+def read_file(path: str, max_bytes: int) -> Fetched:
+    """The bytes of a file, or missing_file, empty or too_many_bytes."""
+    started_at, started = time.time(), time.monotonic()
+    body, reason, detail = None, None, ""
+    try:
+        body = disk.read_bytes(path, 0, max_bytes + 1)
+    except (OSError, ValueError) as error:  # ValueError: a name that cannot be one
+        reason, detail = "missing_file", getattr(error, "strerror", None) or type(error).__name__
+    if body is not None and not body:
+        body, reason, detail = None, "empty", "the file has no bytes"
+    elif body is not None and len(body) > max_bytes:
+        body, reason, detail = None, "too_many_bytes", f"more than {max_bytes} bytes"
+    elapsed_s = time.monotonic() - started
+    return Fetched(
+        body=body,
+        reason=reason,
+        detail=detail,
+        fetched_at=started_at,
+        elapsed_s=elapsed_s,
+        attempts=1,
+    )

@@ -1,0 +1,231 @@
+"""Verify: whatever file of a pool is cut, altered, exchanged or stale, its name is in the answer."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from manifests import disk
+from pipeline.accounting.integrity import verify
+from pipeline.fetch import plan
+from pipeline.pool import shard_writer
+from tests.support import audited
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(audited.make(tmp_path_factory.mktemp("audited") / "pool"))
+
+
+@pytest.fixture
+def pool(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "pool"))
+
+
+def files(pool: Path, pattern: str) -> list[Path]:
+    found = sorted(pool.glob(pattern))
+    assert found, pattern
+    return found
+
+
+def test_a_whole_pool_has_no_line(pool: Path) -> None:
+    assert verify(str(pool)) == []
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "shards/*.tar",
+        "shards/*.parquet",
+        "scores/*/*.parquet",
+        "views/words/*.parquet",
+        "pairs/*.parquet",
+    ],
+)
+def test_a_cut_file_and_a_missing_file_are_named(pool: Path, pattern: str) -> None:
+    for path in files(pool, pattern):
+        before = path.read_bytes()
+        for size in (0, len(before) // 2, len(before) - 1):
+            path.write_bytes(before[:size])
+            assert any(str(path.relative_to(pool)) in line for line in verify(str(pool))), (
+                path,
+                size,
+            )
+        path.unlink()
+        lines = verify(str(pool))
+        path.write_bytes(before)
+        if "pairs" not in pattern:
+            assert any(str(path.relative_to(pool)) in line for line in lines), path
+
+
+@pytest.mark.parametrize("pattern", ["shards/00001.tar", "shards/00001.parquet"])
+def test_every_flipped_bit_of_a_shard_is_noticed(pool: Path, pattern: str) -> None:
+    path = pool / pattern
+    before = path.read_bytes()
+    for bit in random.Random(1).sample(range(len(before) * 8), 60):
+        flipped = bytearray(before)
+        flipped[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(flipped)
+        lines = verify(str(pool))
+        assert [line for line in lines if line.startswith(f"{pattern}: damaged")], bit
+
+
+def test_no_flipped_bit_changes_a_score_or_a_mask_unnoticed(pool: Path) -> None:
+    """Pages carry checksums; what may go unnoticed are statistics and the like, which change no value."""
+    for path in [files(pool, "scores/*/00001.parquet")[0], pool / "views/words/00001.parquet"]:
+        before, values = path.read_bytes(), disk.read_parquet(path)
+        noticed = 0
+        for bit in random.Random(2).sample(range(len(before) * 8), 80):
+            flipped = bytearray(before)
+            flipped[bit // 8] ^= 1 << bit % 8
+            path.write_bytes(flipped)
+            if any(str(path.relative_to(pool)) in line for line in verify(str(pool))):
+                noticed += 1
+            else:
+                assert disk.read_parquet(path).equals(values), bit
+        path.write_bytes(before)
+        assert noticed > 20
+
+
+def exchange_scores(pool: Path) -> str:
+    one, two = files(pool, "scores/*/*.parquet")[:2]
+    two.write_bytes(one.read_bytes())
+    return str(two.relative_to(pool))
+
+
+def other_rows(pool: Path) -> str:
+    """A sidecar and its commit record that agree with each other and not with the scores."""
+    path = pool / "shards/00001.parquet"
+    table = disk.read_parquet(path)
+    uids = pa.array(["0" * 32, *table["uid"].to_pylist()[1:]])
+    table = table.set_column(table.column_names.index("uid"), "uid", uids)
+    disk.write_parquet(path, table)
+    record = disk.read_json(shard_writer.commit_path(str(pool), 1))
+    disk.write_json(
+        shard_writer.commit_path(str(pool), 1),
+        {
+            **record,
+            "sidecar_sha256": shard_writer.sidecar_hash(table),
+            "sidecar_file_sha256": shard_writer.file_hash(path),
+        },
+    )
+    return "00001.parquet: its rows are not those of the sidecar"
+
+
+def moved_picture(pool: Path) -> str:
+    path = pool / "shards/00001.parquet"
+    table = disk.read_parquet(path)
+    offsets = pa.array(
+        [None if x is None else x + 1 for x in table["image_offset"].to_pylist()], pa.int64()
+    )
+    table = table.set_column(table.column_names.index("image_offset"), "image_offset", offsets)
+    disk.write_parquet(path, table)
+    record = disk.read_json(shard_writer.commit_path(str(pool), 1))
+    disk.write_json(
+        shard_writer.commit_path(str(pool), 1),
+        {
+            **record,
+            "sidecar_sha256": shard_writer.sidecar_hash(table),
+            "sidecar_file_sha256": shard_writer.file_hash(path),
+        },
+    )
+    return "shards/00001.tar: 000010"
+
+
+def wrong_books(pool: Path) -> str:
+    record = disk.read_json(shard_writer.commit_path(str(pool), 1))
+    disk.write_json(
+        shard_writer.commit_path(str(pool), 1),
+        {**record, "successes": record["successes"] - 1, "reasons": {"dns": 1}},
+    )
+    return "shards/00001.parquet: "
+
+
+def another_shard(pool: Path) -> str:
+    shutil.copy(shard_writer.commit_path(str(pool), 0), shard_writer.commit_path(str(pool), 1))
+    return "shards/00001_stats.json: damaged"
+
+
+def mask_of_another_view(pool: Path) -> str:
+    shutil.copy(pool / "views/raw/00000.parquet", pool / "views/words/00000.parquet")
+    return "views/words/00000.parquet: keeps"
+
+
+def funnel_that_does_not_end(pool: Path) -> str:
+    path = pool / "views/words.json"
+    disk.write_json(path, {**disk.read_json(path), "kept": 1})
+    return "views/words.json: damaged"
+
+
+def no_json(pool: Path) -> str:
+    path = files(pool, "scores/*/scores.json")[0]
+    path.write_bytes(path.read_bytes()[:-5])
+    return "scores.json: damaged"
+
+
+def lost_pairs(pool: Path) -> str:
+    path = pool / "pairs/part-00000.parquet"
+    disk.write_parquet(path, disk.read_parquet(path).slice(1), disk.notes(path))
+    return "pairs/part-00000.parquet: has 23 rows, its footer says 24"
+
+
+def repeated_pairs(pool: Path) -> str:
+    path = pool / "pairs/part-00000.parquet"
+    table = disk.read_parquet(path)
+    disk.write_parquet(
+        path, pa.concat_tables([table.slice(0, 23), table.slice(0, 1)]), disk.notes(path)
+    )
+    return "pairs: 1 uids are there twice"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [exchange_scores, other_rows, moved_picture, wrong_books, another_shard, mask_of_another_view,
+     funnel_that_does_not_end, no_json, lost_pairs, repeated_pairs],
+)  # fmt: skip
+def test_files_that_are_readable_and_wrong(pool: Path, damage: Callable[[Path], str]) -> None:
+    expected = damage(pool)
+    assert any(expected in line for line in verify(str(pool))), verify(str(pool))
+
+
+def test_scores_and_views_of_an_older_state_are_stale(pool: Path) -> None:
+    row = next(r for n in shard_writer.committed(str(pool)) for r in shard_writer.read_sidecar(str(pool), n).to_pylist()
+               if r["class"] == "transient")  # fmt: skip
+    for task in plan.add_retries(str(pool), audited.RECIPE, [row["key"]]):
+        audited.write_shard(str(pool), task)
+    lines = verify(str(pool))
+    assert len(lines) == 4
+    assert all(": stale: the shards have changed since; run pipeline/" in line for line in lines)
+    audited.score_and_choose(str(pool))
+    assert verify(str(pool)) == []
+
+
+def test_what_is_not_committed_is_not_looked_at(pool: Path) -> None:
+    (pool / "shards/00009.tar").write_bytes(b"half a tar")
+    (pool / "scores/caption@000000000000").mkdir()
+    (pool / "scores/caption@000000000000/00000.parquet").write_bytes(b"half a table")
+    assert verify(str(pool)) == []
+
+
+def test_an_adopted_tar_that_changed_or_went_away(tmp_path: Path) -> None:
+    from manifests.schema import Source
+    from pipeline.external.adopt import adopt, tickets
+
+    tar = tmp_path / "x.tar"
+    blocks = shard_writer.member_block("a.jpg", audited.picture(20, 1)) + shard_writer.member_block(
+        "a.txt", b"words"
+    )
+    tar.write_bytes(blocks + bytes(1024))
+    pool = str(tmp_path / "pool")
+    for ticket in tickets(Source(kind="shards", paths=(str(tar),))):
+        adopt({"pool": pool})(ticket)
+    assert verify(pool) == []
+    tar.write_bytes(blocks.replace(b"words", b"sword") + bytes(1024))
+    assert verify(pool) == [f"{tar}: damaged: another sha256"]
+    tar.unlink()
+    assert verify(pool) == [f"{tar} does not exist or is not a file"]

@@ -1,0 +1,164 @@
+"""Crawls over the network: by name, with ranges and without, and connections that break."""
+
+from __future__ import annotations
+
+import gzip
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from manifests import disk
+from manifests.schema import Source
+from pipeline.crawl import crawler as module
+from pipeline.crawl.crawler import crawl, parts
+from tests.pipeline.crawl.test_warc import block, record
+from tests.support.wats import INFO, image, page, zipped
+from tests.support.web_files import FileServer
+
+PAGES = 400
+
+
+def noise(seed: int) -> str:
+    return random.Random(seed).randbytes(600).hex()
+
+
+def wat(first: int) -> bytes:
+    """A WAT of PAGES pages, about 300 KB, which no reader takes in one piece."""
+    each = (
+        page(f"http://p.test/{i}/", [image(f"/{i}.jpg", f"c{i} {noise(i)}")])
+        for i in range(first, first + PAGES)
+    )
+    return zipped([INFO, *(one for records in each for one in records)])
+
+
+def warc(first: int) -> bytes:
+    html = (
+        f"<img data-src=/{i}.jpg alt='c{i} {noise(i)}'>".encode()
+        for i in range(first, first + PAGES)
+    )
+    return zipped([record(block(one), f"http://p.test/{i}/") for i, one in enumerate(html, first)])
+
+
+def web(kind: str, count: int = 2) -> dict[str, bytes]:
+    """A crawl by name."""
+    names = [f"crawl-data/CC-TEST/segments/1/{kind}/{k}.warc.gz" for k in range(count)]
+    make = wat if kind == "wat" else warc
+    files = {f"/{name}": make(k * PAGES) for k, name in enumerate(names)}
+    return {
+        f"/crawl-data/CC-TEST/{kind}.paths.gz": gzip.compress("\n".join(names).encode()),
+        **files,
+    }
+
+
+def captions(pool: str, count: int = 2) -> list[str]:
+    tables = [
+        disk.read_parquet(disk.join(pool, "pairs", f"part-{k:05d}.parquet")) for k in range(count)
+    ]
+    return [text.partition(" ")[0] for table in tables for text in table["caption"].to_pylist()]
+
+
+@pytest.mark.parametrize("kind", ["wat", "warc"])
+@pytest.mark.parametrize(("ranges", "chunked"), [(True, False), (False, False), (False, True)])
+def test_a_crawl_by_name_over_http(kind: str, ranges: bool, chunked: bool, tmp_path: Path) -> None:
+    with FileServer(web(kind), ranges=ranges, chunked=chunked) as server:
+        source = Source(kind=f"{kind}_index", crawl="CC-TEST", sample=2, base=server.base)  # type: ignore[arg-type]
+        totals = crawl(source, str(tmp_path / "pool"), "inline")
+        assert (totals["pairs"], totals["damaged_records"], totals["failed"]) == (2 * PAGES, 0, {})
+        assert captions(str(tmp_path / "pool")) == [f"c{i}" for i in range(2 * PAGES)]
+        with pytest.raises(ValueError, match=r"there is no http://.*/CC-NONE/"):
+            parts(Source(kind=source.kind, crawl="CC-NONE", sample=1, base=server.base))
+
+
+@pytest.mark.parametrize("kind", ["wat", "warc"])
+def test_a_crawl_by_name_in_a_store(kind: str, tmp_path: Path) -> None:
+    base = f"memory://{tmp_path}/cc/"
+    for name, data in web(kind).items():
+        disk.write_bytes(base.rstrip("/") + name, data)
+    source = Source(kind=f"{kind}_index", crawl="CC-TEST", sample=1, seed=3, base=base)  # type: ignore[arg-type]
+    assert crawl(source, str(tmp_path / "pool"), "inline")["pairs"] == PAGES
+    assert len(parts(Source(kind=source.kind, crawl="CC-TEST", sample=2, base=base))) == 2
+
+
+def test_local_and_remote_files_side_by_side(tmp_path: Path) -> None:
+    files = web("wat", 3)
+    names = [name for name in files if "/segments/" in name]
+    (tmp_path / "0.wat.gz").write_bytes(files[names[0]])
+    disk.write_bytes(f"memory://{tmp_path}/1.wat.gz", files[names[1]])
+    with FileServer(files, ranges=True) as server:
+        paths = (
+            str(tmp_path / "0.wat.gz"),
+            f"memory://{tmp_path}/1.wat.gz",
+            server.base + names[2][1:],
+        )
+        crawl(Source(kind="wat", paths=paths), str(tmp_path / "pool"), "inline")
+    assert captions(str(tmp_path / "pool"), 3) == [f"c{i}" for i in range(3 * PAGES)]
+
+
+@pytest.mark.parametrize("kind", ["wat", "warc"])
+@pytest.mark.parametrize(("ranges", "chunked"), [(True, False), (False, False), (False, True)])
+def test_a_broken_connection_never_passes_for_the_end_of_a_file(
+    kind: str, ranges: bool, chunked: bool, tmp_path: Path
+) -> None:
+    files = web(kind, 1)
+    path = next(name for name in files if "/segments/" in name)
+    with FileServer(files, ranges=ranges, chunked=chunked) as server:
+        source, pool = Source(kind=kind, paths=(server.base + path[1:],)), str(tmp_path / "pool")  # type: ignore[arg-type]
+        server.cuts[path] = 1000
+        totals = crawl(source, pool, "inline")
+        assert list(totals["failed"]) == [server.base + path[1:]], (
+            "a broken connection passed for the end of the file"
+        )
+        assert not disk.names(disk.join(pool, "pairs"), ".parquet")
+        server.cuts[path] = 0
+        totals = crawl(source, pool, "inline")
+        assert (totals["pairs"], totals["damaged_records"], totals["failed"]) == (PAGES, 0, {})
+        server.cuts[path] = 1  # the stage tries once more
+        totals = crawl(source, str(tmp_path / "again"), "inline")
+        assert (totals["pairs"], totals["damaged_records"], totals["failed"]) == (PAGES, 0, {})
+
+
+@pytest.mark.parametrize("kind", ["wat", "warc", "table"])
+def test_a_part_of_another_version_is_read_again(
+    kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for k in range(2):
+        if kind == "table":
+            (tmp_path / f"{k}.csv").write_text(f"url,caption\nhttp://p.test/{k}.jpg,c\n")
+        else:
+            (tmp_path / f"{k}.csv").write_bytes((wat if kind == "wat" else warc)(k))
+    paths = (str(tmp_path / "0.csv"), str(tmp_path / "1.csv"))
+    source, pool = Source(kind=kind, paths=paths), str(tmp_path / "pool")
+    read: Counter[str] = Counter()
+    name = {"wat": "batches_of_wat", "warc": "rows_of_warc", "table": "rows_of_table"}[kind]
+    rows, broken = getattr(module, name), True
+
+    def counted(path: str, *rest: Any) -> Any:
+        if broken and path == paths[1]:
+            raise OSError("away")
+        read[Path(path).name] += 1
+        return rows(path, *rest)
+
+    monkeypatch.setattr(module, name, counted)
+    assert list(crawl(source, pool, "inline")["failed"]) == [paths[1]]
+    broken = False
+    assert crawl(source, pool, "inline")["failed"] == {}
+    assert read == {"0.csv": 1, "1.csv": 1}
+    broken = True
+    crawl(source, str(tmp_path / "other"), "inline")
+    monkeypatch.setattr(module, "CRAWL_VERSION", module.CRAWL_VERSION + 1)
+    broken = False
+    assert crawl(source, str(tmp_path / "other"), "inline")["failed"] == {}
+    assert read == {"0.csv": 3, "1.csv": 2}
+    with pytest.raises(ValueError, match="this version of clipmill reads them in another way"):
+        crawl(source, pool, "inline")
+
+
+@pytest.fixture(autouse=True)
+def _no_open_sessions() -> Any:
+    """fsspec keeps a client session per server: a test's own ends with it."""
+    yield
+    fsspec.get_filesystem_class("http").clear_instance_cache()

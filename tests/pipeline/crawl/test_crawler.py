@@ -1,0 +1,232 @@
+"""Sources to pairs: every kind, the first of two equal pairs, the books, and resuming."""
+
+from __future__ import annotations
+
+import gzip
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from manifests import disk
+from manifests.columns import PAIRS
+from manifests.schema import Source
+from pipeline.crawl import crawler as module
+from pipeline.crawl import wat as wat_module
+from pipeline.crawl.crawler import crawl, parts
+from tests.support.wats import INFO, image, page, zipped
+
+
+def wat(path: Path, *captions: str, first: int = 0) -> str:
+    """A WAT with one page per caption; the picture of caption i is http://p.test/i.jpg."""
+    some = [
+        r
+        for i, text in enumerate(captions, first)
+        for r in page(f"http://p.test/{i}/", [image(f"/{i}.jpg", text), image("/spacer.gif", "")])
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(zipped([INFO, *some]))
+    return str(path)
+
+
+def pairs(pool: str, part: int = 0) -> list[dict[str, Any]]:
+    table = disk.read_parquet(disk.join(pool, "pairs", f"part-{part:05d}.parquet"))
+    assert table.schema.equals(PAIRS)
+    rows: list[dict[str, Any]] = table.to_pylist()
+    return rows
+
+
+def captions(pool: str, part: int = 0) -> list[str]:
+    return [row["caption"] for row in pairs(pool, part)]
+
+
+def balanced(totals: dict[str, Any]) -> bool:
+    return bool(totals["links"] == totals["pairs"] + sum(totals["reasons"].values()))
+
+
+# --- WATs ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", ["", "memory://"])
+def test_every_wat_is_a_part_and_the_first_of_equal_pairs_stays(
+    tmp_path: Path, scheme: str
+) -> None:
+    one = wat(tmp_path / "a.warc.wat.gz", "zero", "one", "two")
+    two = wat(tmp_path / "b.warc.wat.gz", "one", "two", "three", first=1)
+    pool = f"{scheme}{tmp_path}/pool"
+    totals = crawl(Source(kind="wat", paths=(two, one)), pool, "inline")
+    assert captions(pool, 0) == ["one", "two", "three"]
+    assert captions(pool, 1) == ["zero"]
+    assert totals == {
+        "links": 12,
+        "pairs": 4,
+        "damaged_records": 0,
+        "reasons": {"duplicate_pair": 2, "empty_alt": 6},
+        "parts": 2,
+        "failed": {},
+    }
+    assert balanced(totals)
+    notes = disk.notes(disk.join(pool, "pairs", "part-00001.parquet"))
+    assert (notes["wat"], notes["links"], notes["pairs"]) == ("a.warc.wat.gz", 6, 1)
+    assert notes["reasons"] == {"duplicate_pair": 2, "empty_alt": 3}
+    assert pairs(pool, 1)[0]["page_lang"] == "en"
+
+
+def test_the_same_pair_twice_on_one_page_stays_once_in_its_first_place(tmp_path: Path) -> None:
+    links = [
+        image("/b.jpg", "b"),
+        image("/a.jpg", "a"),
+        image("/b.jpg", "b"),
+        image("/b.jpg", "another text"),
+    ]
+    (tmp_path / "x.wat.gz").write_bytes(zipped(page("http://p.test/", links)))
+    crawl(Source(kind="wat", paths=(str(tmp_path / "x.wat.gz"),)), str(tmp_path / "pool"), "inline")
+    assert [(r["caption"], r["link"]) for r in pairs(str(tmp_path / "pool"))] == [
+        ("b", 0),
+        ("a", 1),
+        ("another text", 3),
+    ]
+
+
+@pytest.mark.ray
+def test_ray_and_inline_leave_the_same_bytes(tmp_path: Path) -> None:
+    from pipeline.executor import stage
+
+    source = Source(
+        kind="wat", paths=tuple(wat(tmp_path / f"{k}.wat.gz", *"abcd", first=k) for k in range(3))
+    )
+    try:
+        totals = [crawl(source, str(tmp_path / engine), engine) for engine in ("inline", "ray")]
+    finally:
+        stage.disconnect()
+    assert totals[0] == totals[1]
+    for k in range(3):
+        name = f"pairs/part-{k:05d}.parquet"
+        assert (tmp_path / "inline" / name).read_bytes() == (tmp_path / "ray" / name).read_bytes()
+
+
+def test_a_crawl_is_sampled_without_replacement_from_its_index(tmp_path: Path) -> None:
+    names = [f"crawl-data/CC-TEST/segments/1/wat/{i}.warc.wat.gz" for i in range(12)]
+    for i, name in enumerate(names):
+        wat(tmp_path / name, f"caption {i}", first=i)
+    (tmp_path / "crawl-data/CC-TEST/wat.paths.gz").write_bytes(
+        gzip.compress("\n".join(names).encode())
+    )
+
+    def sample(count: int, seed: int = 0) -> list[str]:
+        return parts(
+            Source(kind="wat_index", crawl="CC-TEST", sample=count, seed=seed, base=str(tmp_path))
+        )
+
+    assert sample(5) == sample(5)
+    assert len(set(sample(5))) == 5
+    assert sample(5) == sorted(
+        sample(5), key=lambda path: names.index(path.removeprefix(f"{tmp_path}/"))
+    )
+    assert set(sample(3)) < set(sample(5)) < set(sample(12))
+    assert sample(5, seed=1) != sample(5)
+    pool = str(tmp_path / "pool")
+    totals = crawl(
+        Source(kind="wat_index", crawl="CC-TEST", sample=4, base=f"file://{tmp_path}/"),
+        pool,
+        "inline",
+    )
+    assert (totals["parts"], totals["pairs"]) == (4, 4)
+    with pytest.raises(ValueError, match=r"sample is 13, but CC-TEST has 12 WATs"):
+        sample(13)
+    with pytest.raises(ValueError, match=r"there is no .*CC-NONE/wat\.paths\.gz"):
+        parts(Source(kind="wat_index", crawl="CC-NONE", sample=1, base=str(tmp_path)))
+
+
+# --- resuming ------------------------------------------------------------------------------------------------------
+
+
+def test_a_part_that_cannot_be_read_is_named_and_the_others_are_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, bad = wat(tmp_path / "a.wat.gz", "a"), wat(tmp_path / "b.wat.gz", "b", first=1)
+    source, pool = Source(kind="wat", paths=(good, bad)), str(tmp_path / "pool")
+    read: list[str] = []
+    batches = wat_module.batches_of_wat
+
+    def flaky(path: str, counts: Counter[str]) -> Iterator[pa.RecordBatch]:
+        read.append(Path(path).name)
+        if path == bad and len(read) < 4:
+            raise ConnectionError("the line is down")
+        yield from batches(path, counts)
+
+    monkeypatch.setattr(module, "batches_of_wat", flaky)
+    totals = crawl(source, pool, "inline")
+    assert list(totals["failed"]) == [bad]
+    assert totals["failed"][bad].startswith("ConnectionError: the line is down (")
+    assert disk.names(disk.join(pool, "pairs"), ".parquet") == []
+    assert read == ["a.wat.gz", "b.wat.gz", "b.wat.gz"]
+    totals = crawl(source, pool, "inline")
+    assert (totals["pairs"], totals["failed"]) == (2, {})
+    assert read[3:] == ["b.wat.gz"]
+    assert crawl(source, pool, "inline") == totals
+    assert len(read) == 4
+    assert not list((tmp_path / "pool/pairs/.extracted").iterdir())
+
+
+def test_a_stop_between_two_final_parts_is_made_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Source(
+        kind="wat", paths=tuple(wat(tmp_path / f"{k}.wat.gz", *"abc", first=k) for k in range(3))
+    )
+    crawl(source, str(tmp_path / "whole"), "inline")
+    publish = disk.publish
+
+    def stopping(staged: Any, path: str) -> None:
+        if path.endswith("pairs/part-00001.parquet"):
+            raise KeyboardInterrupt
+        publish(staged, path)
+
+    monkeypatch.setattr(disk, "publish", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        crawl(source, str(tmp_path / "stopped"), "inline")
+    monkeypatch.undo()
+    (tmp_path / "stopped/pairs/.part-00001.parquet.partial.1").write_bytes(b"half")
+    crawl(source, str(tmp_path / "stopped"), "inline")
+    assert len(list((tmp_path / "stopped/pairs").glob("*part-*"))) == 3
+    for k in range(3):
+        name = f"pairs/part-{k:05d}.parquet"
+        assert (tmp_path / "whole" / name).read_bytes() == (
+            tmp_path / "stopped" / name
+        ).read_bytes()
+
+
+def test_a_pool_of_another_source_is_refused(tmp_path: Path) -> None:
+    one, two = wat(tmp_path / "a.wat.gz", "a"), wat(tmp_path / "b.wat.gz", "b")
+    pool = str(tmp_path / "pool")
+    crawl(Source(kind="wat", paths=(one,)), pool, "inline")
+    with pytest.raises(
+        ValueError, match=r"made of another source \(a\.wat\.gz is now b\.wat\.gz\)"
+    ):
+        crawl(Source(kind="wat", paths=(two,)), pool, "inline")
+    with pytest.raises(ValueError, match="made of 1 parts, and the source now has 2"):
+        crawl(Source(kind="wat", paths=(one, two)), pool, "inline")
+    wat(tmp_path / "a.wat.gz", "a", "more")
+    with pytest.raises(ValueError, match="its files or its columns have changed"):
+        crawl(Source(kind="wat", paths=(one,)), pool, "inline")
+
+
+# --- what cannot be read --------------------------------------------------------------------------------------------
+
+
+def test_sources_that_cannot_be_read_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"paths names .*/none\.wat\.gz, which does not exist"):
+        parts(Source(kind="wat", paths=(str(tmp_path / "none.wat.gz"),)))
+    for name in ("list.xls", "list.parquet.gz"):
+        (tmp_path / name).write_text("http://p.test/a.jpg\n")
+        with pytest.raises(ValueError, match=r"is no table: its name must end in \.parquet"):
+            parts(Source(kind="table", paths=(str(tmp_path / name),)))
+    with pytest.raises(ValueError, match="adopted, not crawled"):
+        crawl(Source(kind="shards", paths=("0.tar",)), str(tmp_path / "pool"), "inline")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="has no files"):
+        parts(Source(kind="table", paths=(str(tmp_path / "empty"),)))

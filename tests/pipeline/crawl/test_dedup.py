@@ -1,0 +1,143 @@
+"""Which pairs come first: the same for any number of partitions, resumed after a stop, and nothing is left behind."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manifests import disk
+from manifests.schema import Source
+from pipeline.crawl import dedup
+from pipeline.crawl.crawler import crawl
+
+
+def tables(folder: Path, seed: int = 0, parts: int = 5, rows: int = 400) -> Source:
+    """Tables whose rows repeat within and across them; one has no rows, one no new ones."""
+    rng = random.Random(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for k in range(parts):
+        count = 0 if k == 2 else rows
+        lines = [
+            f"http://p.test/{0 if k == 3 else rng.randrange(900)}.jpg,c{rng.randrange(2)}"
+            for _ in range(count)
+        ]
+        (folder / f"{k}.csv").write_text("\n".join(["url,caption", *lines, ""]))
+        paths.append(str(folder / f"{k}.csv"))
+    return Source(kind="table", paths=tuple(paths))
+
+
+def rows(pool: str, parts: int = 5) -> list[list[dict[str, Any]]]:
+    return [disk.read_parquet(dedup.final(pool, k)).to_pylist() for k in range(parts)]
+
+
+def expected(source: Source) -> list[list[tuple[str, str, int]]]:
+    """What stays, by the plain rule."""
+    seen: set[tuple[str, str]] = set()
+    found: list[list[tuple[str, str, int]]] = []
+    for path in source.paths:
+        found.append([])
+        for number, line in enumerate(Path(path).read_text().splitlines()[1:]):
+            url, caption = line.split(",")
+            if (url, caption) not in seen:
+                seen.add((url, caption))
+                found[-1].append((url, caption, number))
+    return found
+
+
+@pytest.mark.parametrize("rows_per_partition", [4_000_000, 500, 64, 7])
+@pytest.mark.parametrize("scheme", ["", "memory://"])
+def test_the_first_stays_however_many_partitions_there_are(
+    rows_per_partition: int, scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dedup, "ROWS_PER_PARTITION", rows_per_partition)
+    source, pool = tables(tmp_path / "in"), f"{scheme}{tmp_path}/pool"
+    totals = crawl(source, pool, "inline")
+    assert [[(r["url"], r["caption"], r["link"]) for r in part] for part in rows(pool)] == expected(
+        source
+    )
+    assert totals["links"] == totals["pairs"] + sum(totals["reasons"].values()) == 1600
+    assert disk.names(disk.join(pool, "pairs")) == [f"part-{k:05d}.parquet" for k in range(5)]
+    assert not disk.names(disk.join(pool, "pairs", ".extracted"))
+
+
+@pytest.mark.parametrize("stop", ["scatter-", "gather-", "pairs/part-00003"])
+def test_a_stop_in_any_step_is_made_good_and_what_is_done_is_not_done_again(
+    stop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dedup, "ROWS_PER_PARTITION", 150)
+    source = tables(tmp_path / "in")
+    crawl(source, str(tmp_path / "whole"), "inline")
+    written: list[str] = []
+    write, publish, stopped = disk.write_bytes, disk.publish, False
+
+    def watched(path: str | Path) -> None:
+        nonlocal stopped
+        name = str(path).partition("/pool/")[2]
+        if (
+            not stopped
+            and stop in name
+            and sum(stop in other for other in written) == (stop != "pairs/part-00003") * 2
+        ):
+            stopped = True
+            raise KeyboardInterrupt
+        written.append(name)
+
+    def writing(path: str | Path, data: bytes) -> None:
+        watched(path)
+        write(path, data)
+
+    def publishing(staged: str | Path, path: str | Path) -> None:
+        watched(path)
+        publish(staged, path)
+
+    monkeypatch.setattr(disk, "write_bytes", writing)
+    monkeypatch.setattr(disk, "publish", publishing)
+    pool = str(tmp_path / "pool")
+    with pytest.raises(KeyboardInterrupt):
+        crawl(source, pool, "inline")
+    crawl(source, pool, "inline")
+    assert stopped
+    assert len(written) == len(set(written))
+    for k in range(5):
+        assert (tmp_path / f"whole/pairs/part-{k:05d}.parquet").read_bytes() == Path(
+            dedup.final(pool, k)
+        ).read_bytes()
+
+
+def test_a_step_that_fails_is_named_and_nothing_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, pool = tables(tmp_path / "in"), str(tmp_path / "pool")
+    write = disk.write_bytes
+
+    def full(path: str | Path, data: bytes) -> None:
+        if "gather-" in str(path):
+            raise OSError("no space left")
+        write(path, data)
+
+    monkeypatch.setattr(disk, "write_bytes", full)
+    totals = crawl(source, pool, "inline")
+    assert list(totals["failed"]) == ["gather-00000-000"]
+    assert "no space left" in totals["failed"]["gather-00000-000"]
+    assert totals["pairs"] == 0
+    monkeypatch.undo()
+    assert crawl(source, pool, "inline")["failed"] == {}
+
+
+@pytest.mark.ray
+def test_workers_leave_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pipeline.executor import stage
+
+    monkeypatch.setattr(dedup, "ROWS_PER_PARTITION", 300)
+    monkeypatch.setattr(dedup, "FEW", 0)
+    source = tables(tmp_path / "in")
+    try:
+        for engine in ("inline", "ray"):
+            crawl(source, str(tmp_path / engine), engine, workers=2)  # type: ignore[arg-type]
+    finally:
+        stage.disconnect()
+    assert rows(str(tmp_path / "inline")) == rows(str(tmp_path / "ray"))

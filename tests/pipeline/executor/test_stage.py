@@ -1,0 +1,367 @@
+"""Tickets on both engines: order in a group, second tries, workers that die, and nothing but JSON across."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.executor import stage
+from pipeline.executor.stage import ROOT, Report, Stage, Ticket, Work, execute
+
+Run = Callable[..., tuple[Report, list[list[str]]]]
+ENGINES = ["inline", pytest.param("ray", marks=pytest.mark.ray)]
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[None]:
+    """One embedded Ray for this file."""
+    stage.connect()
+    yield
+    stage.disconnect()
+
+
+@pytest.fixture
+def on(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
+    """Runs tickets of [(group, payload)] through a factory of this file and returns the report and its log."""
+
+    def run(
+        engine: Any, factory: str, tickets: list[tuple[str, dict[str, Any]]], **changes: Any
+    ) -> tuple[Report, list[list[str]]]:
+        if engine == "ray":
+            request.getfixturevalue("ray")
+        log = tmp_path / "log"
+        one = Stage(
+            name="s",
+            work=f"tests.pipeline.test_stage:{factory}",
+            config={"log": str(log)},
+            **changes,
+        )
+        todo = [
+            Ticket(id=str(i), group=group, payload=payload)
+            for i, (group, payload) in enumerate(tickets)
+        ]
+        report = execute(one, todo, engine=engine)
+        return report, [
+            line.split() for line in log.read_text().splitlines()
+        ] if log.exists() else []
+
+    return run
+
+
+# --- what the workers do -------------------------------------------------------------------------------------------
+
+
+def note(config: dict[str, Any], *words: str) -> None:
+    with open(config["log"], "a") as f:
+        f.write(" ".join(words) + "\n")
+
+
+def obedient(config: dict[str, Any]) -> Work:
+    """Does what the payload says."""
+    note(config, "factory")
+
+    def work(ticket: Ticket) -> dict[str, Any]:
+        note(config, "begin", ticket.group, ticket.id, str(os.getpid()))
+        time.sleep(ticket.payload.get("sleep", 0))
+        once = Path(f"{config['log']}.{ticket.id}")
+        if "once" in ticket.payload and once.exists():
+            return {"tries": 2}
+        once.touch()
+        if ticket.payload.get("do") == "raise":
+            raise KeyError("no such thing")
+        if ticket.payload.get("do") == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if ticket.payload.get("do") == "return a set":
+            return {"set": {1, 2}}
+        note(config, "end", ticket.group, ticket.id, str(os.getpid()))
+        return {"id": ticket.id, "pair": (1, 2)}
+
+    return work
+
+
+class Tidy:
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config = config
+
+    def __call__(self, ticket: Ticket) -> dict[str, Any]:
+        return {}
+
+    def close(self) -> None:
+        note(self.config, "closed")
+
+
+def refusing(config: dict[str, Any]) -> None:
+    raise ValueError("user_agent is missing; set fetch.user_agent")
+
+
+def broken(config: dict[str, Any]) -> None:
+    raise OSError("no weights")
+
+
+def deadly(config: dict[str, Any]) -> None:
+    note(config, "factory")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+# --- both engines --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_tickets_of_a_group_run_in_order_and_one_at_a_time(on: Run, engine: str) -> None:
+    tickets = [(f"g{i % 5}", {"sleep": 0.01}) for i in range(30)]
+    report, log = on(engine, "obedient", tickets)
+    assert report.failed == {}
+    assert report.done == {str(i): {"id": str(i), "pair": [1, 2]} for i in range(30)}
+    for group in range(5):
+        lines = [
+            (line[0], int(line[2]))
+            for line in log
+            if line[0] != "factory" and line[1] == f"g{group}"
+        ]
+        assert lines == [(what, i) for i in range(group, 30, 5) for what in ("begin", "end")]
+    workers = {line[3] for line in log if line[0] == "begin"}
+    assert sum(line[0] == "factory" for line in log) >= len(workers)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_raises_is_tried_twice_and_stops_nothing(on: Run, engine: str) -> None:
+    tickets = [
+        ("a", {}),
+        ("a", {"do": "raise"}),
+        ("a", {}),
+        ("b", {}),
+        ("b", {"do": "raise", "once": True}),
+    ]
+    report, log = on(engine, "obedient", tickets)
+    assert list(report.failed) == ["1"]
+    assert re.fullmatch(r"KeyError: 'no such thing' \(test_stage\.py:\d+\)", report.failed["1"])
+    assert set(report.done) == {"0", "2", "3", "4"}
+    assert report.done["4"] == {"tries": 2}
+    assert [line[2] for line in log if line[0] == "begin" and line[1] == "a"] == [
+        "0",
+        "1",
+        "1",
+        "2",
+    ]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_only_plain_values_come_back(on: Run, engine: str) -> None:
+    report, _ = on(engine, "obedient", [("a", {"do": "return a set"})])
+    assert "set is not JSON serializable" in report.failed["0"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_factory_that_refuses_is_a_persons_mistake(on: Run, engine: str) -> None:
+    with pytest.raises(ValueError, match=r"^user_agent is missing; set fetch\.user_agent$"):
+        on(engine, "refusing", [("a", {})])
+    with pytest.raises(RuntimeError, match="broken raised OSError: no weights"):
+        on(engine, "broken", [("a", {})])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_holds_something_is_closed(on: Run, engine: str) -> None:
+    report, log = on(engine, "Tidy", [("a", {})])
+    assert report.done == {"0": {}}
+    assert log == [["closed"]]
+
+
+# --- several at a time ---------------------------------------------------------------------------------------------
+
+
+def overlaps(log: list[list[str]]) -> int:
+    """The most tickets that were under way at once in one process."""
+    most, now = 0, dict[str, int]()
+    for what, _, _, pid in (line for line in log if line[0] != "factory"):
+        now[pid] = now.get(pid, 0) + (1 if what == "begin" else -1)
+        most = max(most, now[pid])
+    return most
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_worker_holds_as_many_tickets_as_the_stage_says(on: Run, engine: str) -> None:
+    report, log = on(engine, "obedient", [("a", {"sleep": 0.3})] * 6, ahead=3)
+    assert set(report.done) == {str(i) for i in range(6)}
+    assert overlaps(log) == 3
+    assert len({line[3] for line in log if line[0] == "begin"}) == 1, (
+        "a group is on one worker at a time"
+    )
+    for what in ("begin", "end"):
+        assert {int(line[2]) for line in [line for line in log if line[0] == what][:3]} == {0, 1, 2}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_ticket_that_raises_does_not_disturb_its_neighbour(on: Run, engine: str) -> None:
+    tickets = [
+        ("a", {"sleep": 0.5}),
+        ("a", {"do": "raise"}),
+        ("a", {"sleep": 0.1}),
+        ("b", {"do": "raise", "once": 1}),
+    ]
+    report, log = on(engine, "obedient", tickets, ahead=2)
+    assert list(report.failed) == ["1"]
+    assert set(report.done) == {"0", "2", "3"}
+    assert Counter(line[2] for line in log if line[0] == "begin") == {
+        "0": 1,
+        "1": 2,
+        "2": 1,
+        "3": 2,
+    }
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_several_at_a_time_refuse_and_close_like_one(on: Run, engine: str) -> None:
+    with pytest.raises(ValueError, match="user_agent is missing"):
+        on(engine, "refusing", [("a", {})], ahead=2)
+    report, log = on(engine, "Tidy", [("a", {})] * 3, ahead=2)
+    assert (len(report.done), log) == (3, [["closed"]])
+    with pytest.raises(ValueError, match="ahead is 0"):
+        Stage(name="s", work="x:y", ahead=0)
+
+
+@pytest.mark.ray
+def test_a_worker_that_is_killed_with_two_tickets_under_way(on: Run) -> None:
+    """Both are tried again, each alone: the one that is to blame fails, its neighbour does not."""
+    tickets = [
+        ("a", {"sleep": 1.0}),
+        ("a", {"sleep": 0.4, "do": "die"}),
+        ("a", {}),
+        ("b", {}),
+        ("b", {}),
+    ]
+    report, log = on("ray", "obedient", tickets, ahead=2)
+    assert list(report.failed) == ["1"]
+    assert "the worker died" in report.failed["1"]
+    assert set(report.done) == {"0", "2", "3", "4"}
+    times = Counter(line[2] for line in log if line[0] == "begin")
+    assert (times["0"], times["1"], times["2"]) == (2, 2, 1)
+    alone = [line for line in log if line[0] != "factory" and line[1] == "a"]
+    second = next(i for i, line in enumerate(alone) if line[2] == "0" and i > 1)
+    assert [(line[0], line[2]) for line in alone[second:]] == [
+        ("begin", "0"), ("end", "0"), ("begin", "1"), ("begin", "2"), ("end", "2"),
+    ]  # fmt: skip
+
+
+@pytest.mark.ray
+def test_a_worker_that_is_killed_once_costs_nothing_but_time(on: Run) -> None:
+    tickets = [("a", {"sleep": 0.6}), ("a", {"sleep": 0.3, "do": "die", "once": 1}), ("a", {})]
+    report, _ = on("ray", "obedient", tickets, ahead=2)
+    assert report.failed == {}
+    assert set(report.done) == {"0", "1", "2"}
+
+
+# --- mistakes ------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_to_do_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage, "connect", lambda: pytest.fail("Ray was started"))
+    assert execute(Stage(name="s", work="nowhere:nothing"), [], engine="ray") == Report()
+
+
+def test_bad_input_is_refused(on: Run) -> None:
+    with pytest.raises(ValueError, match="engine is 'spark'; it must be inline or ray"):
+        on("spark", "obedient", [("a", {})])
+    with pytest.raises(AssertionError, match="same id"):
+        execute(
+            Stage(name="s", work="x:y"),
+            [Ticket(id="1", group="a"), Ticket(id="1", group="b")],
+            engine="inline",
+        )
+
+
+# --- Ray -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.ray
+def test_a_worker_that_dies_costs_one_try_of_one_ticket(on: Run) -> None:
+    tickets = [
+        ("a", {}),
+        ("a", {"do": "die"}),
+        ("a", {}),
+        *((f"g{i}", {}) for i in range(6)),
+        ("b", {"do": "die", "once": 1}),
+    ]
+    report, log = on("ray", "obedient", tickets)
+    assert list(report.failed) == ["1"]
+    assert "the worker died" in report.failed["1"]
+    assert report.done["9"] == {"tries": 2}
+    assert set(report.done) == {str(i) for i in range(10)} - {"1"}
+    assert [line[2] for line in log if line[0] == "begin" and line[1] == "a"] == [
+        "0",
+        "1",
+        "1",
+        "2",
+    ]
+
+
+@pytest.mark.ray
+def test_a_factory_that_kills_its_worker_ends_the_stage(on: Run, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="3 workers in a row died before they were ready"):
+        on("ray", "deadly", [("a", {})])
+    assert (tmp_path / "log").read_text().count("factory") == 3
+
+
+@pytest.mark.ray
+def test_asking_for_more_than_the_machine_has_is_refused(on: Run) -> None:
+    with pytest.raises(ValueError, match="asks for 64 GPU per worker and this machine has"):
+        on("ray", "obedient", [("a", {})], gpus=64)
+
+
+@pytest.mark.ray
+def test_the_embedded_ray_listens_on_loopback(ray: None) -> None:
+    import ray as r
+
+    cluster: Any = r
+    assert cluster.get_runtime_context().gcs_address.startswith("127.0.0.1:")
+    assert [node["NodeManagerAddress"] for node in cluster.nodes()] == ["127.0.0.1"]
+
+
+@pytest.mark.ray
+def test_a_cluster_that_is_there_is_joined_and_left_running(ray: None, tmp_path: Path) -> None:
+    import ray as r
+
+    script = (
+        "import json, sys; from pipeline.stage import *\n"
+        "tickets = [Ticket(id=str(i), group=str(i % 40)) for i in range(80)]\n"
+        "work = Stage(name='s', work='tests.pipeline.test_stage:obedient', config={'log': sys.argv[1]})\n"
+        "print(json.dumps(len(execute(work, tickets, engine='ray').done)))\n"
+        "disconnect()"
+    )
+    environment = {
+        **os.environ,
+        "RAY_ADDRESS": r.get_runtime_context().gcs_address,
+        "PYTHONPATH": str(ROOT),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "log")],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == 80
+    assert done.stderr == ""
+    assert r.is_initialized()
+    cluster: Any = r
+    assert cluster.cluster_resources()["CPU"] == os.cpu_count()
+
+
+def test_the_figures_of_the_page_are_those_of_the_run() -> None:
+    from benchmarks.engine import BEGIN, END, table
+
+    page = (ROOT / "docs/engine.md").read_text()
+    result = json.loads((ROOT / "benchmarks/results/engine.json").read_text())
+    assert page.split(BEGIN)[1].split(END)[0].strip() == table(result)

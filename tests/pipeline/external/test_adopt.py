@@ -1,0 +1,445 @@
+"""Adoption: other programs' tars become rows where they lie, and every sample ends in the books."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from PIL import Image
+
+from manifests import disk
+from manifests.columns import REASONS, SIDECAR, with_extra
+from manifests.schema import Source
+from pipeline.executor.stage import Stage, Ticket, execute
+from pipeline.external.adopt import MESSAGES, adopt, samples, size_of, tickets
+from pipeline.pool import shard_writer
+from pipeline.pool.tars import Member
+
+Members = list[tuple[str, bytes]]
+
+
+def picture(width: int = 6, height: int = 4, kind: str = "JPEG", shade: int = 0) -> bytes:
+    sink = io.BytesIO()
+    Image.new("RGB", (width, height), (shade, 90, 10)).save(sink, kind)
+    return sink.getvalue()
+
+
+def pack(path: Path, members: Members, kind: int = tarfile.GNU_FORMAT) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w", format=kind) as tar:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size, info.mtime, info.uname = len(data), 1_600_000_000, "somebody"
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def take(
+    pool: Path, *paths: Path | str, fetch: dict[str, Any] | None = None, **source: Any
+) -> list[dict[str, Any]]:
+    """Adopt tars into a pool; the commit records."""
+    work = adopt({"pool": str(pool), "fetch": fetch or {}})
+    found = [
+        work(t) for t in tickets(Source(kind="shards", paths=tuple(map(str, paths)), **source))
+    ]
+    for record in found:
+        assert record["count"] == record["successes"] + sum(record["reasons"].values())
+        assert record == shard_writer.committed(str(pool))[record["shard"]]
+    return found
+
+
+def rows(pool: Path, number: int = 0) -> list[dict[str, Any]]:
+    table = shard_writer.read_sidecar(str(pool), number)
+    assert table.schema.equals(SIDECAR)
+    found: list[dict[str, Any]] = table.to_pylist()
+    return found
+
+
+def img2dataset_like(folder: Path) -> tuple[Path, Members]:
+    """00002.tar in completion order, and 00002.parquet with two rows that failed."""
+    members: Members = []
+    listed = []
+    for i, (status, message) in enumerate(
+        [
+            ("success", None),
+            ("failed_to_download", "HTTP Error 404: Not Found"),
+            ("success", None),
+            ("failed_to_resize", "Image decoding error"),
+        ]
+    ):
+        key = f"00002{i:04d}"
+        row: dict[str, Any] = {
+            "url": f"http://h.test/{i}.jpg",
+            "caption": f"picture {i}",
+            "key": key,
+            "status": status,
+        }
+        row |= {"error_message": message, "width": None, "height": None, "original_width": None}
+        row |= {"original_height": None, "exif": None, "sha256": None}
+        if status == "success":
+            row |= {
+                "original_width": 60,
+                "original_height": 40,
+                "exif": "{}",
+                "sha256": f"{i:064x}",
+            }
+            image = picture(6 + i, 4)
+            told = json.dumps(row).encode()
+            members = [
+                (f"{key}.jpg", image),
+                (f"{key}.json", told),
+                (f"{key}.txt", row["caption"].encode()),
+                *members,
+            ]
+        listed.append(row)
+    path = pack(folder / "00002.tar", members)
+    disk.write_parquet(folder / "00002.parquet", pa.Table.from_pylist(listed[::-1]))
+    return path, members
+
+
+def test_img2datasets_tar_keeps_its_failed_rows(tmp_path: Path) -> None:
+    path, members = img2dataset_like(tmp_path / "data")
+    before = path.read_bytes()
+    [record] = take(tmp_path / "pool", path)
+    assert record["tar"] == str(path)
+    assert shard_writer.adopted(record)
+    assert (record["count"], record["successes"]) == (4, 2)
+    assert record["reasons"] == {"decode_error": 1, "http_4xx": 1}
+    assert (record["failed_to_download"], record["failed_to_resize"]) == (1, 1)
+    assert (record["tar_bytes"], record["tar_sha256"]) == (
+        len(before),
+        hashlib.sha256(before).hexdigest(),
+    )
+    found = rows(tmp_path / "pool")
+    assert [row["key"] for row in found] == ["000000000", "000000001", "000000002", "000000003"]
+    assert [row["url"] for row in found] == [
+        f"http://h.test/{i}.jpg" for i in (2, 0, 3, 1)
+    ]  # tar order, then failed
+    assert found[0]["image_name"] == "000020002.jpg"
+    assert (found[0]["width"], found[0]["height"], found[0]["original_width"]) == (8, 4, 60)
+    assert found[0]["sha256"] == f"{2:064x}"
+    assert found[0]["uid"] == disk.uid_of("http://h.test/2.jpg", "picture 2")
+    assert found[2]["error_message"] == "Image decoding error"
+    data = dict(members)
+    for row in found[:2]:
+        for part, extension in {"image": "jpg", "text": "txt", "json": "json"}.items():
+            place = slice(row[f"{part}_offset"], row[f"{part}_offset"] + row[f"{part}_length"])
+            assert before[place] == data[row["image_name"].replace("jpg", extension)]
+    assert path.read_bytes() == before
+    assert disk.names(tmp_path / "pool/shards") == ["00000.parquet", "00000_stats.json"]
+
+
+def test_nothing_adopted_is_ever_cleaned_away(tmp_path: Path) -> None:
+    path, _ = img2dataset_like(tmp_path / "data")
+    take(tmp_path / "pool", path)
+    assert shard_writer.clean(str(tmp_path / "pool")) == []
+    (tmp_path / "pool/shards/00000_stats.json").unlink()
+    assert shard_writer.clean(str(tmp_path / "pool")) == ["00000.parquet"]
+    assert path.exists()
+
+
+def test_adopting_twice_changes_nothing_and_a_changed_list_is_refused(tmp_path: Path) -> None:
+    path, _ = img2dataset_like(tmp_path / "data")
+    other = pack(tmp_path / "data/00003.tar", [("a.jpg", picture()), ("a.txt", b"one")])
+    first = take(tmp_path / "pool", path)
+    assert take(tmp_path / "pool", path, other)[0] == first[0]
+    with pytest.raises(
+        ValueError, match=r"was made of .*00002\.tar, the source now has .*00003\.tar"
+    ):
+        take(tmp_path / "pool", other, path)
+    path.write_bytes(path.read_bytes() + bytes(512))
+    with pytest.raises(ValueError, match=r"00002\.tar has changed since it was adopted"):
+        take(tmp_path / "pool", path)
+
+
+def test_odd_samples_end_with_a_reason(tmp_path: Path) -> None:
+    long = "d" * 120 + "/long"
+    members: Members = [
+        ("a/same.jpg", picture(5, 5)),
+        ("a/same.txt", b"in a"),
+        ("b/same.PNG", picture(7, 5, "PNG")),
+        ("late.webp", picture(9, 5, "WEBP")),
+        (
+            "b/same.json",
+            b'{"caption": "in b", "url": "http://b.test/x", "uid": "0123456789abcdef0123456789abcdef"}',
+        ),
+        ("late.txt", "späť".encode()),
+        (f"{long}.jpeg", picture(3, 3)),
+        (f"{long}.txt", b"long name"),
+        ("twice.jpg", picture(4, 4)),
+        ("twice.txt", b"first"),
+        ("twice.jpg", picture(2, 2)),
+        ("twice.txt", b"second"),
+        ("nopicture.txt", b"words"),
+        ("nopicture.seg.png", picture()),
+        ("nocaption.jpg", picture()),
+        ("blank.jpg", picture()),
+        ("blank.txt", b" \n"),
+        ("latin.jpg", picture()),
+        ("latin.txt", b"caf\xe9"),
+        ("html.jpg", b"<html>not found</html>"),
+        ("html.txt", b"a page"),
+        ("gif.jpg", picture(kind="GIF")),
+        ("gif.txt", b"a GIF"),
+        ("zero.jpg", b""),
+        ("zero.txt", b"nothing"),
+        ("cut.jpg", picture()[:30]),
+        ("cut.txt", b"cut"),
+        ("badjson.jpg", picture()),
+        ("badjson.json", b"{"),
+        ("README", b"no sample"),
+        ("._a.jpg", b"a Mac was here"),
+    ]
+    path = pack(tmp_path / "odd.tar", members, tarfile.PAX_FORMAT)
+    [record] = take(tmp_path / "pool", path)
+    found = {
+        (row["image_name"] or row["url"].partition("#")[2]): row for row in rows(tmp_path / "pool")
+    }
+    stored = {
+        name: (row["caption"], row["width"])
+        for name, row in found.items()
+        if row["status"] == "success"
+    }
+    assert stored == {
+        "a/same.jpg": ("in a", 5), "b/same.PNG": ("in b", 7), "late.webp": ("späť", 9), 
+        f"{long}.jpeg": ("long name", 3), "twice.jpg": ("second", 2),
+    }  # fmt: skip
+    assert found["b/same.PNG"]["url"] == "http://b.test/x"
+    assert found["b/same.PNG"]["uid"] == "0123456789abcdef0123456789abcdef"
+    assert found["a/same.jpg"]["url"] == f"{path}#a/same.jpg"
+    reasons = {name: row["reason"] for name, row in found.items() if row["reason"]}
+    assert reasons == {
+        "nopicture": "missing_file", "nocaption.jpg": "no_caption", "blank.jpg": "no_caption",
+        "latin.jpg": "encoding", "html.jpg": "not_an_image", "gif.jpg": "format", "zero.jpg": "empty",
+        "cut.jpg": "decode_error", "badjson.jpg": "no_caption",
+    }  # fmt: skip
+    assert (record["count"], record["successes"]) == (15, 6)
+
+
+def test_samples_need_not_lie_together_and_a_repeated_member_begins_another() -> None:
+    names = ["a.jpg", "b.jpg", "a.txt", "b.txt", "a.jpg", "x/.jpg", "noext"]
+    found = samples([Member(name=name, offset=i, length=1) for i, name in enumerate(names)])
+    assert [(s.name, sorted(s.members)) for s in found] == [
+        ("a", ["jpg", "txt"]),
+        ("b", ["jpg", "txt"]),
+        ("a", ["jpg"]),
+    ]
+
+
+def test_a_sample_that_the_parquet_lists_and_the_tar_lacks(tmp_path: Path) -> None:
+    path, members = img2dataset_like(tmp_path)
+    pack(path, members[3:])
+    [record] = take(tmp_path / "pool", path)
+    assert record["reasons"] == {"decode_error": 1, "http_4xx": 1, "missing_file": 1}
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ("HTTP Error 503: Service Unavailable", "http_5xx"),
+        ("HTTP Error 429: Too Many Requests", "http_429"),
+        ("<urlopen error [Errno -2] Name or service not known>", "dns"),
+        ("<urlopen error timed out>", "deadline"),
+        ("<urlopen error [Errno 111] Connection refused>", "connect"),
+        ("<urlopen error [SSL: CERTIFICATE_VERIFY_FAILED]>", "tls"),
+        ("[Errno 104] Connection reset by peer", "reset"),
+        ("Use of image disallowed by X-Robots-Tag directive", "optout_header"),
+        ("image too small", "too_small"),
+        ("hash mismatch", "hash_mismatch"),
+        (
+            "HTTP Error 302: The HTTP server returned a redirect error that would lead to an infinite loop",
+            "redirects",
+        ),
+        ("HTTP Error 302: Found - Redirection to url 'file:///x' is not allowed", "redirects"),
+        (
+            "OpenCV(4.14.0) error: (-215:Assertion failed) !buf.empty() in function 'imdecode_'",
+            "empty",
+        ),
+        ("a wording that is new", "http_other"),
+    ],
+)
+def test_messages_of_img2dataset_have_a_reason(tmp_path: Path, message: str, reason: str) -> None:
+    status = "failed_to_resize" if reason == "too_small" else "failed_to_download"
+    table = pa.Table.from_pylist(
+        [{"key": "0", "url": "u", "caption": None, "status": status, "error_message": message}]
+    )
+    disk.write_parquet(tmp_path / "x.parquet", table)
+    [record] = take(tmp_path / "pool", pack(tmp_path / "x.tar", []))
+    assert record["reasons"] == {reason: 1}
+    assert rows(tmp_path / "pool")[0]["status"] == status
+
+
+def test_every_message_leads_to_a_known_reason() -> None:
+    assert {reason for _, reason in MESSAGES} <= REASONS.keys()
+
+
+def test_columns_that_are_named_and_limits_that_apply(tmp_path: Path) -> None:
+    path = pack(
+        tmp_path / "x.tar",
+        [
+            ("a.jpg", picture(6, 4)),
+            ("a.json", b'{"alt": "words", "src": "http://a.test"}'),
+            ("b.jpg", picture(40, 2)),
+            ("b.txt", b"wide"),
+        ],
+    )
+    take(
+        tmp_path / "pool",
+        path,
+        url_column="src",
+        caption_column="alt",
+        fetch={"max_aspect_ratio": 3.0},
+    )
+    found = rows(tmp_path / "pool")
+    assert (found[0]["url"], found[0]["caption"]) == ("http://a.test", "words")
+    assert (found[1]["reason"], found[1]["error_message"]) == (
+        "aspect",
+        "40x2 is longer than 3 to 1",
+    )
+
+
+@pytest.mark.parametrize(
+    ("fetch", "reason"),
+    [({"max_pixels": 23}, "too_many_pixels"), ({"min_image_size": 5}, "too_small"), ({}, None)],
+)
+def test_the_size_is_read_from_the_header(fetch: dict[str, Any], reason: str | None) -> None:
+    from manifests.schema import Fetch
+    from pipeline.images.transform import BadPicture
+
+    if reason is None:
+        assert size_of(picture(6, 4, "PNG"), Fetch(**fetch)) == (6, 4)
+        return
+    with pytest.raises(BadPicture) as bad:
+        size_of(picture(6, 4), Fetch(**fetch))
+    assert bad.value.reason == reason
+
+
+def test_folders_patterns_and_urls(tmp_path: Path) -> None:
+    for name in ("b", "a", "c"):
+        pack(
+            tmp_path / f"data/{name}.tar",
+            [(f"{name}.jpg", picture()), (f"{name}.txt", name.encode())],
+        )
+    disk.write_bytes("memory://adopt/a.tar", (tmp_path / "data/a.tar").read_bytes())
+
+    def found(*paths: str) -> list[str]:
+        return [
+            t.payload["tar"].rpartition("/")[2] for t in tickets(Source(kind="shards", paths=paths))
+        ]
+
+    assert found(str(tmp_path / "data")) == ["a.tar", "b.tar", "c.tar"]
+    assert found(str(tmp_path / "data/[!a]*.tar"), str(tmp_path / "data/a.tar")) == [
+        "b.tar",
+        "c.tar",
+        "a.tar",
+    ]
+    [record] = take(tmp_path / "pool", "memory://adopt/*.tar")
+    assert record["tar"] == "memory://adopt/a.tar"
+    assert shard_writer.tar_path(str(tmp_path / "pool"), record) == "memory://adopt/a.tar"
+    row = rows(tmp_path / "pool")[0]
+    assert (
+        disk.read_bytes("memory://adopt/a.tar", row["image_offset"], row["image_length"])
+        == picture()
+    )
+    with pytest.raises(ValueError, match=r"there is no tar at .*none\.tar"):
+        found(str(tmp_path / "none.tar"))
+    with pytest.raises(ValueError, match=r"names .*a\.tar twice"):
+        found(str(tmp_path / "data"), str(tmp_path / "data/a.tar"))
+
+
+def test_a_tar_inside_the_pools_own_folder_is_refused(tmp_path: Path) -> None:
+    path = pack(tmp_path / "pool/shards/00000.tar", [("a.jpg", picture())])
+    with pytest.raises(ValueError, match="lies where this pool keeps its own shards"):
+        take(tmp_path / "pool", path)
+
+
+def test_a_damaged_tar_fails_its_ticket_by_name_and_the_rest_goes_on(tmp_path: Path) -> None:
+    whole, _ = img2dataset_like(tmp_path)
+    cut = tmp_path / "cut.tar"
+    cut.write_bytes(whole.read_bytes()[:1024])
+    packed = tmp_path / "packed.tar"
+    with tarfile.open(packed, "w:gz") as tar:
+        tar.addfile(tarfile.TarInfo("a.jpg"))
+    todo: list[Ticket] = tickets(Source(kind="shards", paths=(str(cut), str(packed), str(whole))))
+    stage = Stage(
+        name="adopt", work="pipeline.external.adopt:adopt", config={"pool": str(tmp_path / "pool")}
+    )
+    report = execute(stage, todo, engine="inline")
+    assert list(report.done) == [todo[2].id]
+    assert "cut.tar is cut off" in report.failed[todo[0].id]
+    assert "packed.tar is compressed (gzip)" in report.failed[todo[1].id]
+    assert list(shard_writer.committed(str(tmp_path / "pool"))) == ["00002"]
+
+
+def test_more_samples_than_a_key_of_four_digits_numbers(tmp_path: Path) -> None:
+    members = [(f"{i}.txt", b"x") for i in range(10_001)]
+    take(tmp_path / "pool", pack(tmp_path / "many.tar", members, tarfile.USTAR_FORMAT))
+    keys = shard_writer.read_sidecar(str(tmp_path / "pool"), 0, ["key"])["key"].to_pylist()
+    assert keys == sorted(keys)
+    assert len(set(keys)) == 10_001
+
+
+def test_extra_columns_come_from_the_parquet_or_the_json_member(tmp_path: Path) -> None:
+    """DataComp's: its scores are in both, one of a tar that somebody packed by hand only in the json."""
+    path, members = img2dataset_like(tmp_path / "data")
+    listed = disk.read_parquet(tmp_path / "data/00002.parquet")
+    scores = {f"00002{i:04d}": 0.25 * i for i in range(4)}
+    keys = listed["key"].to_pylist()
+    listed = listed.append_column(
+        "clip_l14_similarity_score", pa.array([scores[k] for k in keys], pa.float32())
+    )
+    disk.write_parquet(tmp_path / "data/00002.parquet", listed)
+    told = [
+        (n, json.dumps({**json.loads(d), "punsafe": n[-6]}).encode() if n.endswith("json") else d)
+        for n, d in members
+    ]
+    pack(path, told)
+    columns = {"clip_l14_similarity_score": "float", "unsafe": "punsafe:int", "faces": "json"}
+    take(tmp_path / "pool", path, extra_columns=columns)
+    table = shard_writer.read_sidecar(str(tmp_path / "pool"), 0)
+    assert table.schema.equals(with_extra(SIDECAR, columns))
+    found = {row["url"]: row for row in table.to_pylist()}
+    assert [found[f"http://h.test/{i}.jpg"]["clip_l14_similarity_score"] for i in range(4)] == [
+        0,
+        0.25,
+        0.5,
+        0.75,
+    ]
+    assert [found[f"http://h.test/{i}.jpg"]["unsafe"] for i in range(4)] == [
+        0,
+        None,
+        2,
+        None,
+    ]  # failed: no json member
+    assert {row["faces"] for row in found.values()} == {None}
+    take(tmp_path / "pool", path, extra_columns=columns)
+    with pytest.raises(
+        ValueError, match=r"adopted with the extra_columns \['clip_l14.*the source now names \[\]"
+    ):
+        take(tmp_path / "pool", path)
+
+
+def test_without_a_caption_column_a_picture_alone_is_a_pair(tmp_path: Path) -> None:
+    path = pack(
+        tmp_path / "x.tar", [("a.jpg", picture()), ("b.jpg", picture()), ("b.txt", b"words")]
+    )
+    take(tmp_path / "pool", path, caption_column=None)
+    assert [(row["caption"], row["status"]) for row in rows(tmp_path / "pool")] == [
+        ("", "success"),
+        ("words", "success"),
+    ]
+
+
+def test_a_pair_that_lies_in_two_tars_is_stored_twice_under_one_uid(tmp_path: Path) -> None:
+    told = b'{"url": "http://a.test/x.jpg"}'
+    members: Members = [("a.jpg", picture()), ("a.txt", b"same"), ("a.json", told)]
+    take(tmp_path / "pool", pack(tmp_path / "1.tar", members), pack(tmp_path / "2.tar", members))
+    first, second = rows(tmp_path / "pool", 0)[0], rows(tmp_path / "pool", 1)[0]
+    assert first["uid"] == second["uid"] == disk.uid_of("http://a.test/x.jpg", "same")
+    assert (first["status"], second["status"]) == ("success", "success")

@@ -1,0 +1,138 @@
+"""A source's own columns: beside the pairs, in the plan, in sidecars and {key}.json, and in the rules of views."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from manifests import disk
+from manifests.columns import PAIRS, SIDECAR, with_extra
+from manifests.schema import Fetch, FilterSpec, Recipe, Rule, Source, View
+from pipeline.accounting import integrity
+from pipeline.fetch import plan
+from pipeline.pool import shard_writer, tars
+from pipeline.views import view_files
+
+COLUMNS = {"similarity": "float", "NSFW": "string", "boxes": "json"}
+SOURCE = Source(kind="table", paths=("a.csv",), extra_columns=COLUMNS)
+VALUES: list[dict[str, Any]] = [
+    {"similarity": 0.31, "NSFW": "UNLIKELY", "boxes": "[[0, 0, 0.5, 0.5]]"},
+    {"similarity": 0.22, "NSFW": None, "boxes": None},
+    {"similarity": None, "NSFW": "UNSURE", "boxes": "[]"},
+]
+
+
+def recipe(**fields: Any) -> Recipe:
+    return Recipe(name="r", source=SOURCE, **fields)
+
+
+def write_pairs(pool: Path) -> list[dict[str, Any]]:
+    rows = [
+        {
+            "uid": disk.uid_of(f"http://h.test/{i}", "c"),
+            "url": f"http://h.test/{i}",
+            "caption": "c",
+            **values,
+        }
+        for i, values in enumerate(VALUES)
+    ]
+    table = pa.Table.from_pylist(rows, with_extra(PAIRS, COLUMNS))
+    disk.write_parquet(
+        pool / "pairs" / "part-00000.parquet", table, {"parts": 1, "pairs": len(rows)}
+    )
+    return rows
+
+
+def test_they_travel_from_the_pairs_through_the_plan(tmp_path: Path) -> None:
+    rows = write_pairs(tmp_path)
+    plan.write_plan(str(tmp_path), recipe())
+    planned = {pair.uid: pair.extra for pair in plan.rows_of_shard(str(tmp_path), 0)}
+    assert planned == {row["uid"]: values for row, values in zip(rows, VALUES, strict=True)}
+    [task] = plan.add_retries(str(tmp_path), recipe(), ["000000001"])
+    [again] = plan.rows_of_shard(str(tmp_path), task.shard)
+    assert again.extra == planned[again.uid]
+
+
+def make_pool(pool: Path) -> str:
+    """The three rows, stored."""
+    rows = write_pairs(pool)
+    with shard_writer.ShardWriter(str(pool), 0, "task", "0", recipe().sidecar_extra) as writer:
+        for i, row in enumerate(rows):
+            size = {"width": 8, "height": 8, "original_width": 8, "original_height": 8}
+            writer.add(i, {**row, **size, "sha256": "0" * 64}, b"\xff\xd8picture")
+        writer.commit(len(rows))
+    return str(pool)
+
+
+def test_they_are_columns_of_the_sidecar_and_of_each_samples_json(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path)
+    table = shard_writer.read_sidecar(pool, 0)
+    assert table.schema.remove_metadata() == with_extra(SIDECAR, COLUMNS)
+    assert table.select(list(COLUMNS)).to_pylist() == VALUES
+    place = shard_writer.tar_path(pool, shard_writer.committed(pool)["00000"])
+    members = {m.name: m for m in tars.index_tar(place)}
+    first = members["000000000.json"]
+    told = json.loads(disk.read_bytes(place, first.offset, first.length))
+    assert {name: told[name] for name in COLUMNS} == VALUES[0]
+    assert integrity.verify(pool) == []
+
+
+def test_a_view_may_ask_for_them(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path)
+    wanted = recipe(views=(View(name="v", rules=(Rule(name="alike", where="similarity > 0.3"),)),))
+    assert view_files.choose_views(pool, wanted)["v"]["funnel"] == [
+        ["attempted", 3],
+        ["stored", 3],
+        ["alike", 1],
+    ]
+    with pytest.raises(ValueError, match="similarty"):
+        view_files.check_recipe(
+            recipe(views=(View(name="v", rules=(Rule(name="x", where="similarty > 0.3"),)),))
+        )
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"similarity": "double"}, "'double' is not one of string, int, float, bool, json"),
+        (
+            {"Url": "string"},
+            "names 'Url', which every pool has a column of its own for; .* source_Url: Url:string",
+        ),
+    ],
+)
+def test_columns_that_cannot_be(columns: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Source(kind="table", paths=("a.csv",), extra_columns=columns)
+
+
+def test_a_source_without_columns_has_none_to_give() -> None:
+    with pytest.raises(ValueError, match="a source of kind wat has none"):
+        Source(kind="wat", paths=("a.wat.gz",), extra_columns={"x": "string"})
+
+
+def test_a_filters_column_is_taken() -> None:
+    source = Source(kind="table", paths=("a.csv",), extra_columns={"brightness": "float"})
+    with pytest.raises(ValueError, match="'brightness', which is a filter's column"):
+        view_files.check_recipe(
+            Recipe(name="r", source=source, filters=(FilterSpec(name="picture"),))
+        )
+
+
+@pytest.mark.parametrize(
+    ("fetch", "what"),
+    [({"bbox_column": "faces"}, "bbox_column"), ({"verify_hash": ("md5", "md5")}, "verify_hash")],
+)
+def test_a_setting_that_reads_a_column_needs_it(fetch: dict[str, Any], what: str) -> None:
+    with pytest.raises(
+        ValueError, match=f"fetch.{what} names .*, which is not one of source.extra_columns"
+    ):
+        recipe(fetch=Fetch(**fetch))
+
+
+def test_another_hash_is_a_column_too() -> None:
+    assert recipe(fetch=Fetch(compute_hash="md5")).sidecar_extra == {**COLUMNS, "md5": "string"}

@@ -1,0 +1,435 @@
+"""The other engine: what img2dataset leaves becomes our shard, whatever it does.
+
+A stand-in with its layout takes its place, so that no package is needed; one test runs the real one where it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import logging
+import os
+import re
+import stat
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from manifests import disk
+from manifests.schema import Fetch, Pair, Recipe, Source
+from pipeline import recipe_run
+from pipeline.external import img2dataset_run
+from pipeline.pool import shard_writer
+
+AGENT = "tester/1.0 (+https://example.org/bot)"
+STAND_IN = """
+import io, json, os, signal, sys, tarfile, time
+import pyarrow as pa, pyarrow.parquet as pq
+
+STATUS = {"404": "HTTP Error 404: Not Found", "late": "timed out", "odd": "OpenCV: !buf.empty()\\n in x"}
+
+def download(
+    url_list, output_folder, encode_format="jpg", number_sample_per_shard=10000, compute_hash="sha256", **more
+):
+    rows = pq.read_table(url_list).to_pylist()
+    options = {"encode_format": encode_format, "compute_hash": compute_hash, **more}
+    with open(os.environ["STAND_IN_LOG"], "a") as log:
+        log.write(json.dumps({"rows": rows, "options": options, "samples": number_sample_per_shard}) + "\\n")
+    names = [row["url"].rpartition("/")[2] for row in rows]
+    print("taking", len(rows), "rows")
+    if "hang" in names:
+        print("a worker died", flush=True)
+        time.sleep(600)
+    if "crash" in names:
+        raise MemoryError("out of memory")
+    os.makedirs(output_folder)
+    if "nothing" in names:
+        return
+    table = []
+    with tarfile.open(output_folder + "/00000.tar", "w") as tar:
+        for i, (row, name) in reversed(list(enumerate(zip(rows, names)))):
+            key = f"{i:09d}"
+            told = {"url": row["url"], "key": key, "status": "success", "error_message": None, compute_hash: "ab" * 32}
+            told |= {"width": None, "height": None, "original_width": None, "original_height": None}
+            if name in STATUS:
+                told |= {"status": "failed_to_resize" if name == "odd" else "failed_to_download"}
+                told |= {"error_message": STATUS[name], compute_hash: None}
+            elif name != "untold":
+                with open(os.environ["STAND_IN_PICTURES"] + "/" + name, "rb") as f:
+                    data = f.read()
+                if not more.get("disable_all_reencoding"):
+                    told |= {"width": 6, "height": 4, "original_width": 60, "original_height": 40}
+                info = tarfile.TarInfo(f"{key}.{encode_format}")
+                info.size, info.mtime, info.uname = len(data), int(time.time()), "bigdata"
+                if name != "lost.jpg":
+                    tar.addfile(info, io.BytesIO(data))
+            if name != "untold":
+                table.append(told)
+    columns = ["width", "height", "original_width", "original_height"]
+    schema = pa.schema([("url", pa.string()), ("key", pa.string()), ("status", pa.string()),
+        ("error_message", pa.string()), (compute_hash, pa.string()), *((c, pa.int32()) for c in columns)])
+    pq.write_table(pa.Table.from_pylist(table, schema), output_folder + "/00000.parquet")
+    with open(output_folder + "/00000_stats.json", "w") as f:
+        json.dump({"count": len(rows)}, f)
+"""
+
+
+def picture(kind: str = "JPEG", shade: int = 0) -> bytes:
+    sink = io.BytesIO()
+    Image.new("RGB", (6, 4), (shade, 90, 10)).save(sink, kind)
+    return sink.getvalue()
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An interpreter that has a package img2dataset 1.47.0 of our making."""
+    package = tmp_path / "other/img2dataset"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(STAND_IN)
+    about = tmp_path / "other/img2dataset-1.47.0.dist-info/METADATA"
+    about.parent.mkdir()
+    about.write_text("Metadata-Version: 2.1\nName: img2dataset\nVersion: 1.47.0\n")
+    pictures = tmp_path / "pictures"
+    pictures.mkdir()
+    for name, data in {
+        "a.jpg": picture(shade=1),
+        "b.jpg": picture(shade=2),
+        "lost.jpg": b"x",
+        "page.jpg": b"<html>gone</html>",
+        "g.gif": picture("GIF"),
+    }.items():
+        (pictures / name).write_bytes(data)
+    monkeypatch.setenv("STAND_IN_LOG", str(tmp_path / "log.jsonl"))
+    monkeypatch.setenv("STAND_IN_PICTURES", str(pictures))
+    python = tmp_path / "other/python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="{package.parent}" exec "{sys.executable}" "$@"\n')
+    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    return str(python)
+
+
+def recipe(folder: Path, python: str | None, rows: list[dict[str, Any]], **fetch: Any) -> Recipe:
+    extra = {
+        name: kind
+        for name, kind in {"boxes": "json", "wanted": "string"}.items()
+        if name in rows[0]
+    }
+    disk.write_bytes(
+        folder / "list.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode()
+    )
+    source = Source(kind="table", paths=(str(folder / "list.jsonl"),), extra_columns=extra)
+    settings = {
+        "allow_private": True,
+        "robots_txt": False,
+        "site_files": (),
+        "user_agent": AGENT,
+    } | fetch
+    return Recipe(
+        name="t",
+        source=source,
+        fetch=Fetch(engine="img2dataset", img2dataset_python=python, **settings),
+    )
+
+
+def build(
+    folder: Path, python: str, *names: str, **fetch: Any
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Totals, and the rows of the sidecars by the last part of their url (or the url itself where it has no host)."""
+    rows = [
+        {"url": name if ":" in name else f"http://h.test/{name}", "caption": f"of {name}"}
+        for name in names
+    ]
+    totals = recipe_run.build(
+        recipe(folder, python, rows, **fetch), str(folder / "pool"), engine="inline", until="fetch"
+    )
+    return totals, read(folder / "pool")
+
+
+def read(pool: Path) -> dict[str, dict[str, Any]]:
+    tables = [
+        shard_writer.read_sidecar(str(pool), name).to_pylist()
+        for name in shard_writer.committed(str(pool))
+    ]
+    return {row["url"].removeprefix("http://h.test/"): row for table in tables for row in table}
+
+
+def calls(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+def test_its_shards_become_ours(tmp_path: Path, stand_in: str) -> None:
+    names = ["a.jpg", "404", "b.jpg", "late", "odd", "lost.jpg"]
+    totals, found = build(tmp_path, stand_in, *names)
+    assert totals["failed"] == {}
+    reasons = {name: row["reason"] for name, row in found.items()}
+    assert reasons == {
+        "a.jpg": None, "b.jpg": None, "404": "http_4xx", "late": "deadline", "odd": "empty", "lost.jpg": "missing_file",
+    }  # fmt: skip
+    [record] = shard_writer.committed(str(tmp_path / "pool")).values()
+    assert (record["engine"], record["engine_version"]) == ("img2dataset", "1.47.0")
+    assert record["count"] == record["successes"] + sum(record["reasons"].values()) == len(names)
+    assert (found["404"]["http_status"], found["404"]["error_message"]) == (
+        404,
+        "HTTP Error 404: Not Found",
+    )
+    assert found["odd"]["error_message"] == "OpenCV: !buf.empty() in x"
+    row = found["b.jpg"]
+    assert (row["width"], row["original_width"], row["sha256"]) == (6, 60, "ab" * 32)
+    assert (row["caption"], row["uid"]) == (
+        "of b.jpg",
+        disk.uid_of("http://h.test/b.jpg", "of b.jpg"),
+    )
+    tar = tmp_path / "pool/shards/00000.tar"
+    with tarfile.open(tar) as opened:
+        members = opened.getmembers()
+    assert [m.name[:9] for m in members] == ["000000000"] * 3 + ["000000001"] * 3
+    assert {(m.mtime, m.uname) for m in members} == {(0, "")}
+    assert tar.read_bytes()[row["image_offset"] :][: row["image_length"]] == picture(shade=2)
+    [call] = calls(tmp_path)
+    assert [r["url"] for r in call["rows"]] == [
+        r["url"] for r in sorted(found.values(), key=lambda r: str(r["key"]))
+    ]
+    assert call["samples"] == 10_000
+
+
+def test_the_same_answers_make_the_same_bytes(tmp_path: Path, stand_in: str) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        build(tmp_path / name, stand_in, "a.jpg", "b.jpg", "404")
+    first, second = (
+        shard_writer.committed(str(tmp_path / name / "pool"))["00000"] for name in ("one", "two")
+    )
+    assert first["tar_sha256"] == second["tar_sha256"]
+    # `wat` is the list's name, which is the same; fetched_at is not part of the hash
+    assert first["sidecar_sha256"] == second["sidecar_sha256"]
+
+
+def test_what_we_refuse_is_never_given_to_it(tmp_path: Path, stand_in: str) -> None:
+    urls = ["http://h.test:22/x.jpg", "http://169.254.169.254/x", "a.jpg"]
+    _, found = build(tmp_path, stand_in, *urls)
+    reasons = {name: row["reason"] for name, row in found.items()}
+    assert reasons == {
+        "http://h.test:22/x.jpg": "port",
+        "http://169.254.169.254/x": "private_address",
+        "a.jpg": None,
+    }
+    assert [[row["url"] for row in call["rows"]] for call in calls(tmp_path)] == [
+        ["http://h.test/a.jpg"]
+    ]
+
+
+def test_it_is_not_started_for_nothing(tmp_path: Path, stand_in: str) -> None:
+    _, found = build(tmp_path, stand_in, "http://h.test:22/x.jpg")
+    assert found["http://h.test:22/x.jpg"]["reason"] == "port"
+    assert not (tmp_path / "log.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"url": "file:///etc/hostname"}, "scheme"),
+        ({"url": "data:image/png;base64,"}, "scheme"),
+        ({"url": "http://u:p@h.test/x.jpg"}, "bad_url"),
+        ({"robots": '{"meta": ["noai"]}'}, "optout_page"),
+        ({}, None),
+    ],
+)
+def test_rules_that_need_no_connection_hold(more: dict[str, Any], reason: str | None) -> None:
+    pair = Pair(**{"uid": "0" * 32, "url": "http://h.test/x.jpg", "caption": "x"} | more)
+    refused = img2dataset_run.refusal(pair, Fetch(user_agent=AGENT, allow_private=True))
+    assert (refused and refused[0]) == reason
+
+
+def test_options_go_by_name(tmp_path: Path, stand_in: str) -> None:
+    fetch: dict[str, Any] = {
+        "image_size": 64, "resize_mode": "border", "resize_only_if_bigger": False, "upscale_interpolation": "cubic",
+        "downscale_interpolation": "linear", "encode_format": "webp", "encode_quality": 80, "skip_reencode": False,
+        "min_image_size": 3, "max_image_area": 5000, "max_aspect_ratio": 4.0, "extract_exif": True, "retries": 3,
+        "compute_hash": "md5", "concurrency": 17, "deadline_s": 7.5,
+    }  # fmt: skip
+    build(tmp_path, stand_in, "a.jpg", **fetch)
+    [call] = calls(tmp_path)
+    given = call["options"]
+    renamed = {"thread_count": fetch.pop("concurrency"), "timeout": fetch.pop("deadline_s")}
+    assert fetch.items() | renamed.items() <= given.items()
+    assert given["user_agent_token"] == "tester"
+    assert set(given["disallowed_header_directives"]) > {
+        "noai",
+        "noimageai",
+        "noindex",
+        "noimageindex",
+    }
+    assert (given["output_format"], given["input_format"], given["processes_count"]) == (
+        "webdataset",
+        "parquet",
+        1,
+    )
+    row = read(tmp_path / "pool")["a.jpg"]
+    assert (row["image_name"], row["md5"], row["sha256"]) == ("000000000.webp", "ab" * 32, None)
+
+
+def test_limits_that_are_off_and_signals_that_are_ignored(tmp_path: Path, stand_in: str) -> None:
+    build(tmp_path, stand_in, "a.jpg", optout="ignore")
+    given = calls(tmp_path)[0]["options"]
+    assert given["disallowed_header_directives"] == []
+    assert not {"max_image_area", "max_aspect_ratio", "bbox_col", "verify_hash"} & given.keys()
+
+
+def test_boxes_and_hashes_travel_beside_the_url(tmp_path: Path, stand_in: str) -> None:
+    rows = [
+        {
+            "url": "http://h.test/a.jpg",
+            "caption": "a",
+            "boxes": [[0, 0, 0.5, 0.5]],
+            "wanted": " AB ",
+        },
+        {"url": "http://h.test/b.jpg", "caption": "b", "boxes": None, "wanted": None},
+        {"url": "http://h.test/404", "caption": "c", "boxes": [[3]], "wanted": "cd"},
+    ]
+    made = recipe(tmp_path, stand_in, rows, bbox_column="boxes", verify_hash=("wanted", "sha256"))
+    recipe_run.build(made, str(tmp_path / "pool"), engine="inline", until="fetch")
+    [call] = calls(tmp_path)
+    assert sorted(call["rows"], key=lambda r: str(r["url"])) == [
+        {"url": "http://h.test/a.jpg", "bbox": [[0.0, 0.0, 0.5, 0.5]], "expected": "ab"},
+        {"url": "http://h.test/b.jpg", "bbox": [], "expected": ""},
+    ]
+    assert (call["options"]["bbox_col"], call["options"]["verify_hash"]) == (
+        "bbox",
+        ["expected", "sha256"],
+    )
+    found = read(tmp_path / "pool")
+    assert found["404"]["reason"] == "bad_bbox"
+    assert found["a.jpg"]["wanted"] == " AB "
+
+
+def test_what_it_stores_unread_is_looked_at(tmp_path: Path, stand_in: str) -> None:
+    _, found = build(tmp_path, stand_in, "a.jpg", "page.jpg", "g.gif", disable_all_reencoding=True)
+    assert {name: row["reason"] for name, row in found.items()} == {
+        "a.jpg": None, "page.jpg": "not_an_image", "g.gif": None,
+    }  # fmt: skip
+    assert (found["a.jpg"]["width"], found["a.jpg"]["original_height"]) == (6, 4)
+    assert found["g.gif"]["image_name"].endswith(".gif")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("hang", r"was ended after 1 s for 1 rows; it last said: taking 1 rows \| a worker died"),
+        ("crash", r"left no shard and ended with status 1; .*MemoryError: out of memory"),
+        ("nothing", r"left no shard and ended with status 0; it last said: taking 1 rows"),
+        ("untold", r"img2dataset lists 0 of 1 rows, 0 in all"),
+    ],
+)
+def test_a_run_that_leaves_no_shard_fails_its_ticket(
+    tmp_path: Path, stand_in: str, monkeypatch: pytest.MonkeyPatch, name: str, message: str
+) -> None:
+    monkeypatch.setattr(img2dataset_run, "START_S", 1.0 if name == "hang" else 60.0)
+    totals, found = build(tmp_path, stand_in, name, retries=0, deadline_s=0.1)
+    [said] = totals["failed"].values()
+    assert found == {}
+    assert re.search(message, said), said
+
+
+def test_the_time_it_may_take_follows_from_the_rows() -> None:
+    few, many = (
+        img2dataset_run.deadline_s(n, Fetch(concurrency=100, deadline_s=10, retries=1))
+        for n in (100, 10_000)
+    )
+    assert many - few == pytest.approx(99 * 10 * 2 + 9900 * img2dataset_run.ROW_S)
+
+
+def test_a_recipe_that_asks_too_much_is_told_all_of_it() -> None:
+    with pytest.raises(
+        ValueError,
+        match=r"less than this recipe asks; set allow_private: true \(.*robots_txt: false \(",
+    ):
+        img2dataset_run.check(Fetch(user_agent=AGENT), "table")
+    done = {"allow_private": True, "robots_txt": False, "site_files": ()}
+    img2dataset_run.check(Fetch(user_agent=AGENT, **done), "table")
+    for more, message in (
+        ({"delay_s": 1.0}, r"delay_s: 0\.0 \(it waits"),
+        ({"connect_to": {"a.test": "127.0.0.1:1"}}, r"connect_to: \{\} \("),
+        ({"optout": "strict"}, r"optout: respect \("),
+        ({"verify_hash": ("x", "md5")}, r"compute_hash: md5 \("),
+    ):
+        with pytest.raises(ValueError, match=message):
+            img2dataset_run.check(Fetch(user_agent=AGENT, **done, **more), "wat")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="a source of kind files has none"):
+        img2dataset_run.check(Fetch(**done), "files")
+
+
+def test_what_it_does_not_know_is_said_once(
+    tmp_path: Path, stand_in: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        build(tmp_path, stand_in, "a.jpg", "b.jpg", rows_per_shard=1)
+    said = [r.getMessage() for r in caplog.records if "does not know" in r.getMessage()]
+    assert len(said) == 1
+    assert "per_host, max_bytes" in said[0]
+    assert len(calls(tmp_path)) == 2
+
+
+def test_without_the_package_one_line_says_what_to_do(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
+    python.chmod(0o755)
+    for place in (str(python), str(tmp_path / "none")):
+        with pytest.raises(
+            ValueError, match=rf"{place} has no img2dataset: pip install .* or name its interpreter"
+        ):
+            img2dataset_run.version_of(place)
+
+
+# --- the real one --------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def serving(bodies: dict[str, bytes]) -> Iterator[int]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = bodies.get(self.path)
+            self.send_response(404 if body is None else 200)
+            self.send_header("Content-Length", str(len(body or b"")))
+            self.end_headers()
+            self.wfile.write(body or b"")
+
+        def log_message(self, *args: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_the_real_one(tmp_path: Path) -> None:
+    python = os.environ.get("CLIPMILL_IMG2DATASET_PYTHON")
+    if not python:
+        pytest.skip("CLIPMILL_IMG2DATASET_PYTHON names no interpreter that has img2dataset")
+    sink = io.BytesIO()
+    Image.linear_gradient("L").convert("RGB").resize((400, 300)).save(sink, "JPEG")
+    with serving(
+        {"/a.jpg": sink.getvalue(), "/page.jpg": b"<html></html>", "/empty.jpg": b""}
+    ) as port:
+        names = ["a.jpg", "page.jpg", "empty.jpg", "gone.jpg"]
+        urls = [f"http://127.0.0.1:{port}/{name}" for name in names]
+        started = time.monotonic()
+        _, found = build(tmp_path, python, *urls, image_size=64, allow_ports=(port,), retries=0)
+    rows = [found[url] for url in urls]
+    assert [row["reason"] for row in rows] == [None, "decode_error", "empty", "http_4xx"]
+    assert (rows[0]["width"], rows[0]["height"], rows[0]["original_width"]) == (85, 64, 400)
+    assert rows[0]["sha256"] == hashlib.sha256(sink.getvalue()).hexdigest()
+    assert time.monotonic() - started < img2dataset_run.START_S

@@ -1,0 +1,344 @@
+"""A task of the plan becomes one committed shard: every pair has its outcome, and a second run asks for nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from manifests import disk
+from manifests.columns import PAIRS, REASONS, SIDECAR, VOLATILE_COLUMNS
+from manifests.schema import Fetch, Recipe, Source
+from pipeline.executor.stage import Stage, Ticket, disconnect, execute
+from pipeline.fetch import plan
+from pipeline.fetch.download import Downloader, download, read_file
+from pipeline.fetch.fetcher import Fetched, Fetcher
+from pipeline.pool import shard_writer
+
+
+@pytest.fixture
+def workers() -> Iterator[Callable[..., Downloader]]:
+    """Factories as the stage calls them, put away at the end."""
+    made: list[Downloader] = []
+
+    def make(pool: Path, fetch: Fetch, kind: str = "wat") -> Downloader:
+        config = {
+            "pool": str(pool),
+            "fetch": disk.to_plain(fetch),
+            "source_kind": kind,
+            "decoders": 1,
+        }
+        made.append(download(json.loads(json.dumps(config))))
+        return made[-1]
+
+    yield make
+    for worker in made:
+        worker.close()
+
+
+def planned(pool: Path, urls: list[str], fetch: Fetch, kind: str = "wat") -> list[Ticket]:
+    """A pool with these pairs and their plan; its tickets."""
+    rows = [
+        {
+            "uid": disk.uid_of(url, f"picture {i}"),
+            "url": url,
+            "caption": f"picture {i}",
+            "title": f"t{i}",
+            "link": i,
+        }
+        | {
+            "page_url": "http://page.test/",
+            "page_lang": "en",
+            "wat": "crawl.wat.gz",
+            "warc_offset": 100 + i,
+        }
+        for i, url in enumerate(urls)
+    ]
+    disk.write_parquet(pool / "pairs/part-00000.parquet", pa.Table.from_pylist(rows, schema=PAIRS))
+    recipe = Recipe(name="r", source=Source(kind=kind, paths=("crawl.wat.gz",)), fetch=fetch)  # type: ignore[arg-type]
+    tasks = plan.write_plan(str(pool), recipe)
+    return [
+        Ticket(id=task.id, group=str(task.group), payload={"shard": task.shard}) for task in tasks
+    ]
+
+
+def rows_by_url(pool: Path, number: int = 0) -> dict[str, dict[str, Any]]:
+    return {row["url"]: row for row in shard_writer.read_sidecar(str(pool), number).to_pylist()}
+
+
+def test_pictures_from_the_web_and_what_went_wrong(tmp_path: Path, web: Any, workers: Any) -> None:
+    paths = [
+        "picture/1",
+        "picture/2",
+        "status/404",
+        "flaky/1/503",
+        "bytes/100",
+        "truncated",
+        "picture/noai?X-Robots-Tag=noai",
+    ]
+    urls = [f"http://a.web.test/{path}" for path in paths]
+    fetch = web.fetch(image_size=32, per_host=4)
+    [ticket] = planned(tmp_path, urls, fetch)
+    record = workers(tmp_path, fetch)(ticket)
+    assert (record["count"], record["successes"], record["task"]) == (7, 3, ticket.id)
+    assert record["reasons"] == {
+        "http_4xx": 1,
+        "not_an_image": 1,
+        "optout_header": 1,
+        "truncated": 1,
+    }
+    assert (record["failed_to_download"], record["failed_to_resize"]) == (3, 1)
+    found = rows_by_url(tmp_path)
+    good = found[urls[0]]
+    assert good["sha256"] == hashlib.sha256(web.picture).hexdigest()
+    assert (good["original_width"], good["original_height"], good["height"]) == (64, 48, 32)
+    assert (good["http_status"], good["content_type"], good["attempts"]) == (200, "image/jpeg", 1)
+    assert (good["page_url"], good["wat"], good["warc_offset"], good["link"]) == (
+        "http://page.test/", "crawl.wat.gz", 100, 0,
+    )  # fmt: skip
+    assert good["fetched_at"].year > 2020
+    assert found[urls[3]]["attempts"] == 2
+    assert found[urls[4]]["status"] == "failed_to_resize"
+    assert found[urls[4]]["sha256"] == hashlib.sha256(bytes(100)).hexdigest()
+    assert json.loads(found[urls[6]]["optout"])
+    data = (tmp_path / "shards/00000.tar").read_bytes()
+    told = json.loads(data[good["json_offset"] :][: good["json_length"]])
+    assert (told["title"], told["page_url"]) == ("t0", "http://page.test/")
+    order = [pair.url for pair in plan.rows_of_shard(str(tmp_path), 0)]
+    assert list(found) == order, "rows are in the order of the plan"
+
+
+def test_a_committed_shard_is_not_fetched_again(tmp_path: Path, web: Any, workers: Any) -> None:
+    fetch = web.fetch(image_size=32)
+    [ticket] = planned(tmp_path, ["http://a.web.test/picture"], fetch)
+    first = workers(tmp_path, fetch)(ticket)
+    hits = web.hits.total()
+    assert workers(tmp_path, fetch)(ticket) == first
+    assert web.hits.total() == hits
+    with pytest.raises(ValueError, match=r"was written for task .* the plan has other there"):
+        workers(tmp_path, fetch)(Ticket(id="other", group="0", payload={"shard": 0}))
+
+
+def test_two_builds_give_the_same_bytes_and_robots_txt_is_read_once(
+    tmp_path: Path, web: Any, workers: Any
+) -> None:
+    urls = [f"http://a.web.test/picture/{i}" for i in range(12)]
+    fetch = web.fetch(image_size=32, rows_per_shard=4)
+    records = []
+    for pool in (tmp_path / "a", tmp_path / "b"):
+        before = web.hits["a.web.test/robots.txt"]
+        worker = workers(pool, fetch)
+        records.append([worker(ticket) for ticket in planned(pool, urls, fetch)])
+        assert web.hits["a.web.test/robots.txt"] - before == 1
+    assert len(records[0]) == 3
+    for one, other in zip(*records, strict=True):
+        assert (one["tar_sha256"], one["sidecar_sha256"]) == (
+            other["tar_sha256"],
+            other["sidecar_sha256"],
+        )
+
+
+def test_the_outcome_does_not_depend_on_the_order_of_arrival(
+    tmp_path: Path, web: Any, workers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch = web.fetch(image_size=32)
+    hashes = set()
+    for step in (1, -1):
+
+        async def arriving(
+            self: Any, pairs: Any, number: int, step: int = step
+        ) -> AsyncIterator[Any]:
+            for row in list(range(len(pairs)))[::step]:
+                await asyncio.sleep(0)
+                if row % 3 == 0:
+                    yield row, Fetched(body=None, reason="dns", detail="no such name")
+                else:
+                    yield row, Fetched(body=web.picture, reason=None, http_status=200, attempts=1)
+
+        monkeypatch.setattr(Fetcher, "fetch", arriving)
+        pool = tmp_path / str(step)
+        [ticket] = planned(pool, [f"http://h{i}.test/" for i in range(40)], fetch)
+        record = workers(pool, fetch)(ticket)
+        assert (record["successes"], record["reasons"]) == (26, {"dns": 14})
+        hashes.add((record["tar_sha256"], record["sidecar_sha256"]))
+    assert len(hashes) == 1
+
+
+def mixed(hosts: int, rows: int) -> list[str]:
+    """URLs of pictures, faults, redirects to other hosts and slow answers."""
+    paths = [
+        "picture/{i}",
+        "status/404?{i}",
+        "slow/0.05?{i}",
+        "truncated/{i}",
+        "flaky/1/503?{i}",
+        "redirect?to=http://h0.web.test/picture/{i}",
+        "bytes/100?{i}",
+        "picture/{i}?X-Robots-Tag=noai",
+    ]
+    return [
+        f"http://h{i % hosts}.web.test/" + paths[i % len(paths)].format(i=i) for i in range(rows)
+    ]
+
+
+@pytest.mark.ray
+def test_the_same_bytes_whatever_runs_at_once(tmp_path: Path, web: Any) -> None:
+    found: dict[tuple[str, int], list[tuple[Any, ...]]] = {}
+    fetch = web.fetch(image_size=32, rows_per_shard=15)
+    for engine, ahead in (("inline", 1), ("inline", 3), ("ray", 1), ("ray", 2)):
+        web.hits.clear()
+        pool = tmp_path / f"{engine}{ahead}"
+        tickets = planned(pool, mixed(7, 120), fetch)
+        config = {
+            "pool": str(pool),
+            "fetch": disk.to_plain(fetch),
+            "source_kind": "wat",
+            "decoders": 1,
+        }
+        work = Stage(
+            name="fetch", work="pipeline.fetch.download:download", config=config, ahead=ahead
+        )
+        report = execute(work, tickets, engine=engine)  # type: ignore[arg-type]
+        assert report.failed == {}
+        found[engine, ahead] = [
+            (record["tar_sha256"], steady(pool, name))
+            for name, record in shard_writer.committed(str(pool)).items()
+        ]
+    disconnect()
+    first, *others = found.values()
+    assert len(first) >= 8
+    assert all(other == first for other in others)
+
+
+def steady(pool: Path, name: str) -> list[dict[str, Any]]:
+    """The rows of a sidecar without what may differ."""
+    columns = [column for column in SIDECAR.names if column not in VOLATILE_COLUMNS]
+    return list(shard_writer.read_sidecar(str(pool), name, columns).to_pylist())
+
+
+def test_stragglers_of_a_shard_overlap_the_next(tmp_path: Path, web: Any) -> None:
+    """Three shards, each with rows that take a second: 3 s one after the other, little more than 1 s at once."""
+    urls = [
+        f"http://h{i}.web.test/" + (f"slow/1?{i}" if i % 10 == 0 else f"picture/{i}")
+        for i in range(60)
+    ]
+    fetch = web.fetch(image_size=32, rows_per_shard=20)
+    order: list[tuple[float, str]] = []
+    real = shard_writer.ShardWriter.add
+
+    def noted(self: Any, row: int, record: Any, *rest: Any) -> None:
+        order.append((time.monotonic(), record["url"]))
+        real(self, row, record, *rest)
+
+    tickets = planned(tmp_path, urls, fetch)
+    assert len(tickets) >= 3
+    config = {
+        "pool": str(tmp_path),
+        "fetch": disk.to_plain(fetch),
+        "source_kind": "wat",
+        "decoders": 1,
+    }
+    work = Stage(
+        name="fetch", work="pipeline.fetch.download:download", config=config, ahead=len(tickets)
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shard_writer.ShardWriter, "add", noted)
+        report = execute(work, tickets, engine="inline")
+    assert report.failed == {}
+    quick = [at for at, url in order if "picture" in url]
+    slow = [at for at, url in order if "slow" in url]
+    assert max(quick) < min(slow), "every quick row of every shard ends before the first slow one"
+
+
+def test_what_breaks_under_way_commits_nothing(
+    tmp_path: Path, web: Any, workers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch = web.fetch(image_size=32)
+    [ticket] = planned(tmp_path, [f"http://a.web.test/picture/{i}" for i in range(4)], fetch)
+    real = shard_writer.ShardWriter.add
+
+    def broken(self: Any, row: int, *args: Any) -> None:
+        if row == 2:
+            raise OSError(28, "No space left on device")
+        real(self, row, *args)
+
+    worker = workers(tmp_path, fetch)
+    with monkeypatch.context() as patch:
+        patch.setattr(shard_writer.ShardWriter, "add", broken)
+        with pytest.raises(OSError, match="No space left"):
+            worker(ticket)
+    assert shard_writer.committed(str(tmp_path)) == {}
+    assert worker(ticket)["successes"] == 4, "the worker goes on"
+
+
+def test_local_files(tmp_path: Path, web: Any, workers: Any) -> None:
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    (folder / "good.jpg").write_bytes(web.picture)
+    (folder / "empty.jpg").write_bytes(b"")
+    (folder / "big.jpg").write_bytes(bytes(5000))
+    (folder / "text.jpg").write_bytes(b"words and words")
+    urls = [
+        str(folder / name) for name in ("good.jpg", "empty.jpg", "big.jpg", "text.jpg", "none.jpg")
+    ] + [str(folder)]
+    fetch = Fetch(image_size=32, max_bytes=4096, rows_per_shard=10)
+    [ticket] = planned(tmp_path / "pool", urls, fetch, "files")
+    config = {
+        "pool": str(tmp_path / "pool"),
+        "fetch": disk.to_plain(fetch),
+        "source_kind": "files",
+        "decoders": 1,
+    }
+    stage = Stage(name="fetch", work="pipeline.fetch.download:download", config=config)
+    report = execute(stage, [ticket], engine="inline")
+    assert report.failed == {}
+    assert report.done[ticket.id]["successes"] == 1
+    found = rows_by_url(tmp_path / "pool")
+    assert [found[url]["reason"] for url in urls] == [
+        None, "empty", "too_many_bytes", "not_an_image", "missing_file", "missing_file",
+    ]  # fmt: skip
+    assert found[urls[4]]["error_message"] == "No such file or directory"
+    assert found[urls[0]]["sha256"] == hashlib.sha256(web.picture).hexdigest()
+    assert found[urls[0]]["final_url"] is None
+
+
+def test_a_row_of_a_further_round_names_the_row_that_it_retries(
+    tmp_path: Path, web: Any, workers: Any
+) -> None:
+    urls = ["http://a.web.test/flaky/1/503", "http://a.web.test/picture"]
+    fetch = web.fetch(image_size=32, retries=0)
+    [ticket] = planned(tmp_path, urls, fetch)
+    worker = workers(tmp_path, fetch)
+    assert worker(ticket)["reasons"] == {"http_5xx": 1}
+    failed = rows_by_url(tmp_path)[urls[0]]
+    recipe = Recipe(name="r", source=Source(kind="wat", paths=("crawl.wat.gz",)), fetch=fetch)
+    [task] = plan.add_retries(str(tmp_path), recipe, [failed["key"]])
+    record = worker(Ticket(id=task.id, group=str(task.group), payload={"shard": task.shard}))
+    assert (record["count"], record["successes"], record["retries"]) == (1, 1, 1)
+    again = rows_by_url(tmp_path, task.shard)[urls[0]]
+    assert (again["retry_of"], again["uid"]) == (failed["key"], failed["uid"])
+
+
+def test_settings_that_cannot_work_are_refused_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"fetch\.user_agent is not set"):
+        download({"pool": str(tmp_path), "fetch": disk.to_plain(Fetch()), "source_kind": "wat"})
+    with pytest.raises(ValueError, match="encode_quality is 101"):
+        Fetch(user_agent="x/1 (me@x.test)", encode_quality=101)
+
+
+def test_a_file_behind_a_url(tmp_path: Path) -> None:
+    disk.write_bytes("memory://files/a.jpg", b"bytes")
+    assert read_file("memory://files/a.jpg", 10).body == b"bytes"
+    assert read_file("memory://files/a.jpg", 4).reason == "too_many_bytes"
+    for missing in ("memory://files/none.jpg", "nul\0.jpg", str(tmp_path)):
+        fetched = read_file(missing, 10)
+        assert (fetched.body, fetched.reason) == (None, "missing_file")
+        assert fetched.detail
+        assert fetched.reason in REASONS

@@ -1,0 +1,490 @@
+"""Where no socket may go: addresses, the ways to spell them, names that lead to them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import socket
+import ssl
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+from aiohttp.abc import ResolveResult
+
+from manifests.schema import Fetch, Pair
+from pipeline.fetch import guard, request
+from pipeline.fetch.fetcher import Fetched, fetch_all
+from pipeline.fetch.guard import Refused, check_address, target
+from tests.support.tables import table
+
+PLAIN = Fetch()
+PRIVATE = Fetch(allow_private=True)
+ADDRESSES = table("addresses")
+FORBIDDEN = [case["address"] for case in ADDRESSES if case["forbidden"]]
+PUBLIC = [case["address"] for case in ADDRESSES if not case["forbidden"]]
+OPENED = [
+    "127.0.0.1", "127.255.255.254", "10.0.0.1", "10.255.255.255", "172.16.0.1", "172.31.255.255", "192.168.0.1",
+    "::1", "fc00::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1",
+]  # fmt: skip
+
+connected: list[
+    tuple[object, ...]
+] = []  # every address that this process asked a socket to connect to
+sys.addaudithook(
+    lambda event, args: connected.append(args[1]) if event == "socket.connect" else None
+)
+
+
+def reason(url: str, settings: Fetch = PLAIN) -> str:
+    with pytest.raises(Refused) as refused:
+        target(url, settings)
+    return refused.value.reason
+
+
+def test_the_tables_hold_what_they_say() -> None:
+    assert (len(FORBIDDEN), len(PUBLIC), len(table("spellings")), len(table("redirects"))) == (
+        48,
+        12,
+        25,
+        12,
+    )
+    assert len(set(FORBIDDEN + PUBLIC)) == 60
+
+
+@pytest.mark.parametrize("address", FORBIDDEN)
+def test_forbidden_addresses(address: str) -> None:
+    with pytest.raises(Refused, match="private_address"):
+        check_address(address, PLAIN)
+
+
+@pytest.mark.parametrize("address", PUBLIC)
+def test_public_addresses(address: str) -> None:
+    check_address(address, PLAIN)
+    check_address(address, PRIVATE)
+
+
+def test_allow_private_opens_loopback_and_private_and_nothing_else() -> None:
+    assert set(OPENED) < set(FORBIDDEN)
+    for address in FORBIDDEN:
+        if address in OPENED:
+            check_address(address, PRIVATE)
+        else:
+            with pytest.raises(Refused, match="private_address"):
+                check_address(address, PRIVATE)
+
+
+@pytest.mark.parametrize("case", table("spellings"), ids=lambda case: case["what"])
+def test_every_spelling_of_a_forbidden_address(case: dict[str, str]) -> None:
+    assert reason(f"http://{case['host']}/picture.jpg") == case["reason"]
+    assert reason(f"https://{case['host']}:443/?a") == case["reason"]
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("file:///etc/passwd", "scheme"),
+        ("ftp://example.org/a.jpg", "scheme"),
+        ("data:image/png;base64,AAAA", "scheme"),
+        ("javascript:alert(1)", "scheme"),
+        ("gopher://example.org/", "scheme"),
+        ("//example.org/a.jpg", "bad_url"),
+        ("a.jpg", "bad_url"),
+        ("", "bad_url"),
+        ("http://", "bad_url"),
+        ("http:///a.jpg", "bad_url"),
+        ("http:a.jpg", "bad_url"),
+        ("http://user:word@example.org/", "bad_url"),
+        ("http://example.org\\@127.0.0.1/", "bad_url"),
+        ("http://exa mple.org/", "bad_url"),
+        ("http://%31%32%37.0.0.1/", "bad_url"),
+        ("http://[::1/", "bad_url"),
+        ("http://[::1%25lo]/", "bad_url"),
+        ("http://256.256.256.256/", "bad_url"),
+        ("http://1.2.3.4.5/", "bad_url"),
+        ("http://08.8.8.8/", "bad_url"),
+        ("http://134744072/", "bad_url"),  # 8.8.8.8, but nobody writes it so
+        ("http://" + "a" * 64 + ".org/", "bad_url"),
+        ("http://example..org/", "bad_url"),
+        ("http://example.org/" + "a" * 9000, "bad_url"),
+        ("http://example.org:99999/", "bad_url"),
+        ("http://example.org/\ud800", "bad_url"),
+        ("http://example.org:22/", "port"),
+        ("https://example.org:8080/", "port"),
+        ("http://example.org:0/", "port"),
+    ],
+)
+def test_urls_that_are_refused(url: str, expected: str) -> None:
+    assert reason(url) == expected
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("http://Example.ORG/A b.jpg?q=ä#part", "http://example.org/A%20b.jpg?q=%C3%A4"),
+        ("https://example.org:443/x%2Fy%zz?a=%20", "https://example.org/x%2Fy%zz?a=%20"),
+        ("https://example.org:80/", "https://example.org:80/"),
+        ("HTTP://bücher.example.", "http://xn--bcher-kva.example/"),
+        (" \thttp://exam\nple.org/im\\ages/a.jpg\r\n", "http://example.org/im/ages/a.jpg"),
+        ("http://8.8.8.8/a|b{c}.jpg", "http://8.8.8.8/a%7Cb%7Bc%7D.jpg"),
+        ("https://[2606:4700:4700:0::1111]/", "https://[2606:4700:4700::1111]/"),
+    ],
+)
+def test_a_url_has_one_spelling(url: str, expected: str) -> None:
+    assert target(url, PLAIN).url == expected
+
+
+def test_ports_and_origin() -> None:
+    found = target("http://example.org:8080/a", Fetch(allow_ports=(8080,)))
+    assert (found.host, found.port, found.origin) == (
+        "example.org",
+        8080,
+        "http://example.org:8080",
+    )
+    assert target("https://[2606:4700::1]/", PLAIN).origin == "https://[2606:4700::1]"
+    assert target("https://example.org/", PLAIN).port == 443
+
+
+# --- names and sockets ---------------------------------------------------------------------------------------------
+
+
+def resolve(resolver: guard.Resolver, host: str) -> list[tuple[str, int]]:
+    async def ask() -> list[tuple[str, int]]:
+        try:
+            return [(answer["host"], answer["port"]) for answer in await resolver.resolve(host, 80)]
+        finally:
+            await resolver.close()
+
+    return uvloop.run(ask())
+
+
+@pytest.mark.parametrize(
+    "answers", [["10.0.0.1"], ["8.8.8.8", "127.0.0.1"], ["2606:4700::1", "fe80::1%2"]]
+)
+def test_a_name_with_one_forbidden_answer_is_refused(
+    answers: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "_look_up", lambda host: answers)
+    with pytest.raises(Refused, match="private_address"):
+        resolve(guard.Resolver(PLAIN), "example.org")
+
+
+def test_a_name_is_looked_up_once_and_an_unknown_name_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def look_up(host: str) -> list[str]:
+        asked.append(host)
+        if host == "nowhere.example":
+            raise socket.gaierror(socket.EAI_NONAME, "unknown")
+        return ["8.8.8.8"] if len(asked) == 1 else ["127.0.0.1"]  # a name that changes its mind
+
+    monkeypatch.setattr(guard, "_look_up", look_up)
+    monkeypatch.setattr(guard, "FAILED_S", 0.0)
+
+    async def ask() -> None:
+        resolver = guard.Resolver(PLAIN)
+        answers = await asyncio.gather(
+            *(resolver.resolve("rebinding.example", 80) for _ in range(50))
+        )
+        assert {answer[0]["host"] for answer in answers} == {"8.8.8.8"}
+        for _ in range(3):
+            with pytest.raises(socket.gaierror):
+                await resolver.resolve("nowhere.example", 80)
+        await resolver.close()
+
+    uvloop.run(ask())
+    assert asked == ["rebinding.example", "nowhere.example"]
+
+
+@pytest.mark.parametrize(("failed_s", "lookups"), [(60.0, 1), (0.0, 2)])
+def test_a_lookup_that_failed_for_now_is_repeated_after_a_while(
+    failed_s: float, lookups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def look_up(host: str) -> list[str]:
+        asked.append(host)
+        if len(asked) == 1:
+            raise socket.gaierror(socket.EAI_AGAIN, "later")
+        return ["8.8.8.8"]
+
+    monkeypatch.setattr(guard, "_look_up", look_up)
+    monkeypatch.setattr(guard, "FAILED_S", failed_s)
+
+    async def ask() -> list[str]:
+        resolver = guard.Resolver(PLAIN)
+        try:
+            with pytest.raises(socket.gaierror):
+                await resolver.resolve("slow.example", 80)
+            await asyncio.sleep(0.01)
+            return [answer["host"] for answer in await resolver.resolve("slow.example", 80)]
+        except socket.gaierror:
+            return []
+        finally:
+            await resolver.close()
+
+    assert uvloop.run(ask()) == (["8.8.8.8"] if lookups == 2 else [])
+    assert len(asked) == lookups
+
+
+def test_connect_to_maps_names_by_the_longest_suffix() -> None:
+    places = {"*.test": "127.0.0.1:1", "*.web.test": "127.0.0.1:2", "one.web.test": "[::1]:3"}
+    settings = Fetch(connect_to=places, allow_private=True)
+    assert resolve(guard.Resolver(settings), "a.test") == [("127.0.0.1", 1)]
+    assert resolve(guard.Resolver(settings), "a.b.web.test") == [("127.0.0.1", 2)]
+    assert resolve(guard.Resolver(settings), "one.web.test") == [("::1", 3)]
+    assert guard.mapped("web.example", guard.mapping(settings)) is None
+    with pytest.raises(Refused, match="private_address"):
+        resolve(guard.Resolver(Fetch(connect_to=places)), "a.test")
+
+
+@pytest.mark.parametrize(
+    "places", [{"a.test": "localhost:80"}, {"a.test": "127.0.0.1"}, {"10.0.0.1": "127.0.0.1:80"}]
+)
+def test_connect_to_that_cannot_be_meant(places: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="connect_to"):
+        guard.Resolver(Fetch(connect_to=places))
+
+
+def test_the_socket_is_made_for_permitted_numbers_only() -> None:
+    make = guard.socket_factory(Fetch(connect_to={"a.test": "8.8.8.8:8640"}))
+    make((socket.AF_INET, socket.SOCK_STREAM, 0, "", ("8.8.8.8", 443))).close()
+    make((socket.AF_INET, socket.SOCK_STREAM, 0, "", ("8.8.8.8", 8640))).close()
+    for address, why in (("127.0.0.1", 443), "private_address"), (("8.8.8.8", 22), "port"):
+        with pytest.raises(Refused, match=why):
+            make((socket.AF_INET, socket.SOCK_STREAM, 0, "", address))
+
+
+# --- on the way: redirects, and names that change their mind -------------------------------------------------------
+
+PICTURE = b"\xff\xd8 a picture as far as a fetch can tell"
+NEVER = [a for a in FORBIDDEN if a not in OPENED and "%" not in a and a != "0.1.2.3"]
+
+
+class Moved:
+    """A server on loopback that answers with a picture, or with what `moves` or `flaky` have for host and path."""
+
+    def __init__(self, moves: dict[str, str], flaky: set[str] | None = None) -> None:
+        self.moves, self.flaky = moves, set(flaky or ())
+        self.asked: list[str] = []
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("ascii").split("\r\n")
+        host = next(line[6:] for line in head if line.startswith("Host: ")).partition(":")[0]
+        asked = host + head[0].split(" ")[1]
+        self.asked.append(asked)
+        if asked in self.flaky:
+            self.flaky.discard(asked)
+            writer.write(b"HTTP/1.1 503 X\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        elif asked in self.moves:
+            place = self.moves[asked].encode()
+            writer.write(
+                b"HTTP/1.1 302 X\r\nContent-Length: 0\r\nConnection: close\r\nLocation: "
+                + place
+                + b"\r\n\r\n"
+            )
+        else:
+            writer.write(
+                f"HTTP/1.1 200 X\r\nContent-Length: {len(PICTURE)}\r\nConnection: close\r\n\r\n".encode()
+            )
+            writer.write(PICTURE)
+        await writer.drain()
+        writer.close()
+
+
+async def ends_of(urls: list[str], settings: Fetch) -> list[Fetched]:
+    pairs = [Pair(uid=f"{i:032x}", url=url, caption="") for i, url in enumerate(urls)]
+    found = [item async for item in fetch_all(pairs, settings)]
+    return [end for _, end in sorted(found, key=lambda item: item[0])]
+
+
+def forbidden(addresses: list[tuple[object, ...]]) -> list[tuple[object, ...]]:
+    """Of the addresses that were connected to, those that are never open."""
+    wrong = []
+    for address in addresses:
+        try:
+            check_address(str(address[0]), PRIVATE)
+        except Refused:
+            wrong.append(address)
+    return wrong
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Key and self-signed certificate of tls.web.test in one file."""
+    path = tmp_path_factory.mktemp("tls") / "both.pem"
+    new = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "2",
+        "-keyout",
+        "-",
+        "-out",
+        "-",
+    ]
+    name = ["-subj", "/CN=tls.web.test", "-addext", "subjectAltName=DNS:tls.web.test"]
+    path.write_bytes(subprocess.run([*new, *name], capture_output=True, check=True).stdout)
+    return path
+
+
+@pytest.mark.parametrize("case", table("redirects"), ids=lambda case: case["what"])
+def test_redirects(
+    case: dict[str, Any], certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    monkeypatch.setattr(guard, "_look_up", lambda host: ["169.254.169.254"])
+    identity = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    identity.load_cert_chain(certificate)
+
+    async def run() -> Fetched:
+        serve = Moved(case["moves"])
+        plain = await asyncio.start_server(serve, "127.0.0.1", 0)
+        secret = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=identity)
+        ports = [server.sockets[0].getsockname()[1] for server in (plain, secret)]
+        settings = Fetch(
+            user_agent="guardtest/1.0 (+https://crawler.test)",
+            allow_private=True,
+            connect_to={
+                "*.web.test": f"127.0.0.1:{ports[0]}",
+                "tls.web.test": f"127.0.0.1:{ports[1]}",
+            },
+            robots_txt=False,
+            site_files=(),
+            retries=0,
+            deadline_s=5.0,
+        )
+        async with plain, secret:
+            return (await ends_of([case["start"]], settings))[0]
+
+    connected.clear()
+    request.tls.cache_clear()
+    try:
+        end = uvloop.run(run())
+    finally:
+        request.tls.cache_clear()
+    assert end.reason == case["reason"], end.detail
+    assert (end.body == PICTURE) is (case["reason"] is None)
+    if "final_url" in case:
+        assert end.final_url == case["final_url"]
+    assert connected
+    assert {address[0] for address in connected} == {"127.0.0.1"}
+
+
+class Rebinding:
+    """A fake DNS: each lookup of a name answers with loopback, a forbidden address, both in any order, or fails."""
+
+    def __init__(self) -> None:
+        self.turns: Counter[str] = Counter()
+
+    def __call__(self, host: str) -> list[str]:
+        draw = random.Random(f"{host} {self.turns[host]}")
+        good = (self.turns[host] + len(host)) % 2 == 0
+        self.turns[host] += 1
+        kind = draw.random()
+        if kind < 0.1:
+            raise socket.gaierror(draw.choice([socket.EAI_AGAIN, socket.EAI_NONAME]), "none")
+        if kind < 0.3:
+            return draw.sample(["127.0.0.1", draw.choice(NEVER)], 2)
+        return ["127.0.0.1" if good else draw.choice(NEVER)]
+
+
+async def sequence(seed: int) -> list[Fetched]:
+    """Two runs over six rows on four names, with redirects between them and answers that ask to be repeated."""
+    draw = random.Random(seed)
+    names = [f"{'h' * (i + 1)}.s{seed}.test" for i in range(4)]
+    paths = [f"{draw.choice(names)}/{i}" for i in range(6)]
+    serve = Moved({}, set(draw.sample(paths, 2)))
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    serve.moves = {
+        path: f"http://{draw.choice(names)}:{port}/end" for path in draw.sample(paths, 3)
+    }
+    settings = Fetch(
+        user_agent="guardtest/1.0 (+https://crawler.test)",
+        allow_private=True,
+        allow_ports=(port,),
+        robots_txt=bool(seed % 2),
+        site_files=(),
+        deadline_s=20.0,
+    )
+    urls = ["http://" + path.replace("/", f":{port}/", 1) for path in paths]
+    async with server:
+        return [end for _ in range(2) for end in await ends_of(urls, settings)]
+
+
+async def sequences(seeds: range) -> list[Fetched]:
+    found = []
+    for start in range(seeds.start, seeds.stop, 20):
+        for ends in await asyncio.gather(*map(sequence, seeds[start : start + 20])):
+            found += ends
+    return found
+
+
+def test_200_sequences_of_rebinding_names_connect_to_no_forbidden_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each answer of DNS may differ from the one before; `connected` is what the process asked its sockets for."""
+    names = Rebinding()
+    monkeypatch.setattr(guard, "_look_up", names)
+    monkeypatch.setattr(request, "BACKOFF_S", 0.001)
+    monkeypatch.setattr(guard, "FAILED_S", 0.0)
+    connected.clear()
+    ends = uvloop.run(sequences(range(200)))
+    counts = Counter(end.reason for end in ends)
+    assert len(ends) == 200 * 12
+    assert set(counts) == {None, "private_address", "dns"}
+    assert min(counts.values()) > 100
+    assert len(connected) > 500
+    assert (
+        sum(turns > 1 for turns in names.turns.values()) > 400
+    )  # asked again, and answered otherwise
+    assert forbidden(connected) == []
+
+
+@pytest.mark.parametrize("address", NEVER)
+def test_an_address_that_changed_after_its_check_gets_no_socket(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The resolver lets a forbidden address slip: the maker of sockets does not."""
+
+    async def resolve(
+        self: guard.Resolver, host: str, port: int = 0, family: int = 0
+    ) -> list[ResolveResult]:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        return [
+            ResolveResult(hostname=host, host=address, port=port, family=family, proto=0, flags=0)
+        ]
+
+    monkeypatch.setattr(guard.Resolver, "resolve", resolve)
+    settings = Fetch(
+        user_agent="guardtest/1.0",
+        allow_private=True,
+        robots_txt=False,
+        site_files=(),
+        deadline_s=5.0,
+    )
+    connected.clear()
+    [end] = uvloop.run(ends_of(["http://slips.test/a.jpg"], settings))
+    assert (end.reason, connected) == ("private_address", [])
+
+
+def test_the_audit_hook_sees_what_the_tests_count() -> None:
+    connected.clear()
+    with socket.socket() as one:
+        one.settimeout(0.01)
+        with contextlib.suppress(OSError):
+            one.connect(("127.0.0.1", 9))
+    assert connected == [("127.0.0.1", 9)]
+    assert forbidden([("127.0.0.1", 80), ("::ffff:169.254.169.254", 80)]) == [
+        ("::ffff:169.254.169.254", 80)
+    ]

@@ -1,0 +1,492 @@
+"""Who says no, and how it is written: headers, page tags and the files of a site, kept raw."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import time
+import zlib
+from collections import Counter
+from typing import Any
+
+import pytest
+import uvloop
+
+from manifests.schema import Fetch, HostLimit, Pair
+from pipeline.fetch import site_files, sites
+from pipeline.fetch.fetcher import Fetched, fetch_all
+from pipeline.fetch.sites import Answer, Sites, Verdict, refusal, refuses, signals
+from tests.support.tables import table
+
+AGENT = "clipmill/0.1 (+https://clipmill.example/bot)"
+ORIGIN = "http://site.example"
+POLICIES = ("respect", "strict", "ignore")
+TDMREP, AI_TXT, ROBOTS = (
+    f"{ORIGIN}/.well-known/tdmrep.json",
+    f"{ORIGIN}/ai.txt",
+    f"{ORIGIN}/robots.txt",
+)
+
+
+def test_the_tables_hold_what_they_say() -> None:
+    counts = {name: len(table(name)) for name in ("x_robots_tag", "tdm_aipref_aitxt", "robots")}
+    assert counts == {"x_robots_tag": 24, "tdm_aipref_aitxt": 16, "robots": 30}
+
+
+# --- headers and pages ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "case", table("x_robots_tag"), ids=lambda case: " | ".join(case["headers"])
+)
+def test_x_robots_tag(case: dict[str, Any]) -> None:
+    found = signals([("X-Robots-Tag", value) for value in case["headers"]], None)
+    assert found == {"x-robots-tag": case["headers"]}
+    for policy in ("respect", "strict"):
+        word = case[policy]
+        said = None if word is None else ("optout_header", f"x-robots-tag: {word}")
+        assert refusal(found, AGENT, policy) == said
+    assert refusal(found, AGENT, "ignore") is None
+    page = signals([], json.dumps({"meta": case["headers"]}))  # the same words on the page
+    assert refuses(page, AGENT) is (case["respect"] is not None)
+
+
+@pytest.mark.parametrize(
+    ("value", "no"),
+    [
+        ("train-ai=n", True),
+        ("search=y, train-ai = N", True),  # no dictionary: what looks like a no is one
+        ("train-ai=n, search", True),
+        ("train-genai=n, train-ai=y", True),
+        ("bots=n", True),
+        ("bots=n, train-ai=y", False),  # an earlier draft's category; the narrower word counts
+        ("train-ai=y", False),
+        ("train-ai=n, train-ai=y", False),  # RFC 9651: the last one
+        ("train-ai;allow=n, train-ai=y", False),
+        ('train-ai="n"', False),  # a string is no token: unknown
+        ("search=n", False),
+        ("", False),
+    ],
+)
+def test_content_usage(value: str, no: bool) -> None:
+    assert refuses(signals([("Content-Usage", value)], None), AGENT) is no
+
+
+@pytest.mark.parametrize(
+    ("page", "no"),
+    [
+        ({"meta": ["noai, noimageai"]}, True),
+        ({"meta": ["index,follow"], "x-robots-tag": ["noindex"]}, True),
+        ({"meta": [{"name": "robots", "content": "none"}]}, True),
+        ({"meta": [{"name": "Googlebot", "content": "none"}]}, False),
+        ({"meta": "noimageindex"}, True),
+        ({"tdm-reservation": ["1"]}, True),
+        ({"content-usage": ["train-ai=n"]}, True),
+        ({"meta": ["googlebot: noindex"]}, False),
+        ({"meta": ["max-image-preview:large"], "x-robots-tag": []}, False),
+        ({"meta": ["nofollow"], "tdm-reservation": ["0"]}, False),
+        ({}, False),
+    ],
+)
+def test_pages(page: dict[str, object], no: bool) -> None:
+    found = signals([], json.dumps(page))
+    assert refuses(found, AGENT) is no
+    assert found == {"page": page}
+    if no:
+        assert (refusal(found, AGENT, "respect") or ("", ""))[0] == "optout_page"
+
+
+def test_nothing_said_is_nothing_kept() -> None:
+    assert refusal(signals([("Server", "x")], None), AGENT, "strict") is None
+    assert signals([("Server", "x")], None) == {}
+    with pytest.raises(ValueError, match="no opt-out policy 'polite'; there are respect"):
+        refusal({}, AGENT, "polite")
+
+
+def test_another_policy_and_another_name_can_be_applied_to_what_was_kept() -> None:
+    kept = json.loads(
+        json.dumps(
+            signals([("X-Robots-Tag", "otherbot: noai"), ("tdm-policy", "https://x/p")], None)
+        )
+    )
+    assert kept == {"x-robots-tag": ["otherbot: noai"], "tdm-policy": ["https://x/p"]}
+    assert not refuses(kept, AGENT)
+    assert refuses(kept, AGENT, "strict")
+    assert refuses(kept, "otherbot/2.0")
+
+
+# --- the files of a site -------------------------------------------------------------------------------------------
+
+
+def ask(
+    files: dict[str, Answer],
+    *urls: str,
+    policy: Any = "respect",
+    agent: str = AGENT,
+    **settings: Any,
+) -> tuple[list[Verdict], list[str]]:
+    """Verdicts on URLs asked about at once, and the files that were asked for, in order; what is not there is a 404."""
+    asked = []
+
+    async def get(url: str) -> Answer:
+        asked.append(url)
+        await asyncio.sleep(0)
+        return files.get(url, Answer(status=404))
+
+    async def run() -> list[Verdict]:
+        sites = Sites(agent, Fetch(optout=policy, **settings))
+        try:
+            return list(await asyncio.gather(*(sites.verdict(ORIGIN, url, get) for url in urls)))
+        finally:
+            await sites.close()
+
+    return uvloop.run(run()), asked
+
+
+def text(body: str) -> Answer:
+    return Answer(status=200, body=body.encode())
+
+
+@pytest.mark.parametrize("case", table("robots"), ids=lambda case: case["what"])
+def test_robots_txt(case: dict[str, Any]) -> None:
+    body, encoding = case.get("robots", "").encode(), case.get("encoding", "")
+    answer = Answer(
+        status=None if "unreachable" in case else case.get("status", 200),
+        body=gzip.compress(body) if encoding else body,
+        encoding=encoding,
+        reason=case.get("unreachable"),
+    )
+    [verdict], asked = ask({ROBOTS: answer}, ORIGIN + case["path"], site_files=())
+    assert verdict.reason == case["reason"]
+    assert verdict.crawl_delay_s == case.get("crawl_delay_s")
+    assert asked == [ROBOTS]
+    assert (
+        ask({ROBOTS: answer}, ORIGIN + case["path"], policy="ignore", site_files=())[0][0].reason
+        == case["reason"]
+    )
+    assert ask({ROBOTS: answer}, ORIGIN + case["path"], robots_txt=False, site_files=()) == (
+        [Verdict(reason=None)],
+        [],
+    )
+
+
+@pytest.mark.parametrize("case", table("tdm_aipref_aitxt"), ids=lambda case: case["what"])
+def test_tdmrep_aipref_and_ai_txt(case: dict[str, Any]) -> None:
+    tdmrep = case.get("tdmrep")
+    files = {
+        url: text(case[name])
+        for url, name in ((ROBOTS, "robots_txt"), (AI_TXT, "ai_txt"))
+        if name in case
+    }
+    if tdmrep is not None:
+        files[TDMREP] = text(tdmrep if isinstance(tdmrep, str) else json.dumps(tdmrep))
+    page = json.dumps(case["page"]) if "page" in case else None
+    for policy, reason in (
+        ("respect", case["respect"]),
+        ("strict", case["strict"]),
+        ("ignore", None),
+    ):
+        [verdict], _ = ask(files, case["url"], policy=policy)
+        kept = signals(case.get("headers", {}).items(), page)
+        kept |= {"site": {ORIGIN: verdict.signal}} if verdict.signal else {}
+        stored = json.loads(json.dumps(kept, sort_keys=True))
+        assert (refusal(stored, AGENT, policy) or (None,))[0] == reason
+        if reason == "optout_site":
+            assert (verdict.reason, verdict.detail) == refusal(stored, AGENT, policy)
+        else:
+            assert verdict.reason is None
+
+
+def test_what_is_kept_of_a_site() -> None:
+    rules = (
+        "User-agent: *\nContent-Usage: search=n\nContent-Usage: /b train-ai=y\nCrawl-delay: 3\n\n"
+        "User-agent: GPTBot\nUser-agent: ccbot\nDisallow: /\n\nUser-agent: ClaudeBot\nDisallow: /b\n"
+    )
+    tdm = [
+        {"location": "/", "tdm-reservation": 0, "tdm-policy": "https://site.example/p", "more": 1}
+    ]
+    files = {
+        ROBOTS: text(rules),
+        TDMREP: text(json.dumps(tdm)),
+        AI_TXT: text("User-Agent: *\nAllow: *.jpg\n"),
+    }
+    [a, b], asked = ask(files, f"{ORIGIN}/a.jpg", f"{ORIGIN}/b.jpg")
+    assert asked == [ROBOTS, TDMREP, AI_TXT]
+    shut = ["CCBot", "GPTBot"]
+    assert a.signal == {
+        "robots.txt": {
+            "status": 200,
+            "allowed": True,
+            "disallowed": shut,
+            "usage": ["search=n"],
+            "crawl-delay": 3.0,
+        },
+        "tdmrep.json": {
+            "location": "/",
+            "tdm-reservation": 0,
+            "tdm-policy": "https://site.example/p",
+        },
+        "ai.txt": {"allowed": True, "rule": "Allow: *.jpg"},
+    }
+    assert b.signal is not None
+    assert b.signal["robots.txt"]["disallowed"] == [*shut, "ClaudeBot"]
+    assert b.signal["robots.txt"]["usage"] == ["/b train-ai=y"]
+    assert (a.reason, a.crawl_delay_s) == (None, 3.0)
+    assert [ask(files, f"{ORIGIN}/a.jpg", policy=policy)[0][0].detail for policy in POLICIES] == [
+        "",
+        "robots.txt: CCBot is disallowed",
+        "",
+    ]
+
+
+def test_a_site_that_says_nothing_leaves_nothing() -> None:
+    assert ask({}, f"{ORIGIN}/a.jpg", policy="strict")[0] == [Verdict(reason=None)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (Answer(status=503), "status 503"),
+        (Answer(status=301), "status 301"),
+        (Answer(status=None, reason="deadline"), "deadline"),
+        (Answer(status=200, body=b"[1]"), "a rule without a location"),
+        (Answer(status=200, body=b"7"), "no list of rules"),
+        (Answer(status=200, body=b"[" * 100_000), "no JSON"),
+        (Answer(status=200, body=b"{}", encoding="br"), "Content-Encoding br"),
+        (Answer(status=200, body=b"\x1f\x8b"[:2] + b"rubbish", encoding=""), "broken gzip"),
+    ],
+)
+def test_a_tdmrep_json_that_cannot_be_had_is_no_statement_and_strictly_a_no(
+    answer: Answer, why: str
+) -> None:
+    [verdict], asked = ask({TDMREP: answer}, f"{ORIGIN}/a.jpg")
+    assert (verdict.reason, (verdict.signal or {})["tdmrep.json"]) == (None, {"unread": why})
+    assert asked == [ROBOTS, TDMREP] + (
+        [] if answer.reason else [AI_TXT]
+    )  # who does not answer is not asked again
+    assert ask({TDMREP: answer}, f"{ORIGIN}/a.jpg", policy="strict")[0][0].reason == "optout_site"
+    assert (
+        ask({TDMREP: answer}, f"{ORIGIN}/a.jpg", policy="strict", site_files=("ai.txt",))[0][
+            0
+        ].reason
+        is None
+    )
+
+
+def test_a_site_that_is_slow_with_its_other_files_costs_a_quarter_of_the_deadline() -> None:
+    async def get(url: str) -> Answer:
+        await asyncio.sleep(0 if url == ROBOTS else 60)
+        return text("")
+
+    async def run() -> Verdict:
+        sites = Sites(AGENT, Fetch(deadline_s=0.4))
+        try:
+            return await sites.verdict(ORIGIN, f"{ORIGIN}/a.jpg", get)
+        finally:
+            await sites.close()
+
+    begun = time.monotonic()
+    verdict = uvloop.run(run())
+    assert time.monotonic() - begun < 0.35
+    assert verdict.reason is None
+    assert (
+        (verdict.signal or {})["ai.txt"]
+        == (verdict.signal or {})["tdmrep.json"]
+        == {"unread": "deadline"}
+    )
+
+
+def test_the_pace_of_a_host_is_not_held_against_it() -> None:
+    async def get(url: str) -> Answer:
+        await asyncio.sleep(0.1)
+        return Answer(status=404)
+
+    async def run(**settings: Any) -> Verdict:
+        sites = Sites(AGENT, Fetch(deadline_s=0.04, **settings))
+        try:
+            return await sites.verdict(ORIGIN, f"{ORIGIN}/a.jpg", get)
+        finally:
+            await sites.close()
+
+    assert uvloop.run(run()).signal is not None
+    assert uvloop.run(run(hosts={"site.example": HostLimit(delay_s=0.5)})).signal is None
+
+
+def test_files_that_robots_txt_disallows_are_not_asked_for() -> None:
+    [verdict], asked = ask(
+        {ROBOTS: text("User-agent: *\nDisallow: /\nAllow: /images/")}, f"{ORIGIN}/images/a.jpg"
+    )
+    assert asked == [ROBOTS]
+    assert (verdict.reason, (verdict.signal or {})["ai.txt"]) == (
+        None,
+        {"not_asked": "disallowed by robots.txt"},
+    )
+
+
+@pytest.mark.parametrize(
+    "answer", [Answer(status=503), Answer(status=None, reason="dns"), Answer(status=429)]
+)
+def test_a_closed_site_is_asked_for_nothing_more(answer: Answer) -> None:
+    assert ask({ROBOTS: answer}, f"{ORIGIN}/a.jpg")[1] == [ROBOTS]
+
+
+def test_a_hundred_rows_ask_once_and_a_second_loop_asks_no_more() -> None:
+    sites = Sites(AGENT, Fetch())
+    asked = []
+
+    async def run() -> list[str | None]:
+        async def get(url: str) -> Answer:
+            asked.append(url)
+            await asyncio.sleep(0.01)
+            return text("User-agent: *\nDisallow: /b") if url == ROBOTS else Answer(status=404)
+
+        urls = [f"{ORIGIN}/{'ab'[i % 2]}.jpg" for i in range(100)]
+        found = await asyncio.gather(*(sites.verdict(ORIGIN, url, get) for url in urls))
+        await sites.close()
+        return [verdict.reason for verdict in found]
+
+    assert uvloop.run(run()) == [None, "robots_txt"] * 50
+    assert uvloop.run(run()) == [None, "robots_txt"] * 50
+    assert asked == [ROBOTS, TDMREP, AI_TXT]
+
+
+@pytest.mark.parametrize(("status", "asked_again"), [(200, False), (404, False), (503, True)])
+def test_what_could_not_be_had_is_asked_for_again_before_the_day_is_over(
+    status: int, asked_again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sites, "FAILED_S", -1.0)
+    book, asked = Sites(AGENT, Fetch(site_files=())), []
+
+    async def run() -> None:
+        async def get(url: str) -> Answer:
+            asked.append(url)
+            return Answer(status=status)
+
+        for _ in range(2):
+            await book.verdict(ORIGIN, f"{ORIGIN}/a.jpg", get)
+
+    uvloop.run(run())
+    assert len(asked) == (2 if asked_again else 1)
+
+
+def test_a_fetch_asks_a_site_for_its_files_and_keeps_what_they_say() -> None:
+    files = {
+        "/robots.txt": b"User-agent: *\nDisallow: /no\n\nUser-agent: GPTBot\nDisallow: /",
+        "/.well-known/tdmrep.json": b'[{"location": "/reserved/", "tdm-reservation": 1}]',
+        "/ai.txt": b"User-Agent: *\nDisallow: *.gif\n",
+    }
+    asked: Counter[str] = Counter()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        path = (await reader.readuntil(b"\r\n\r\n")).decode("ascii").split(" ")[1]
+        asked[path] += 1
+        packed = gzip.compress(files.get(path, b"a picture"))
+        encoding = "Content-Encoding: gzip\r\n" if path in files else ""
+        writer.write(
+            f"HTTP/1.1 200 X\r\n{encoding}Content-Length: {len(packed)}\r\nConnection: close\r\n\r\n".encode()
+        )
+        writer.write(packed)
+        await writer.drain()
+        writer.close()
+
+    async def run(policy: Any) -> list[Fetched]:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        place = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        settings = Fetch(
+            user_agent=AGENT, allow_private=True, connect_to={"site.example": place}, optout=policy
+        )
+        paths = ["a.jpg", "no.jpg", "reserved/a.jpg", "a.gif", *(f"{i}.jpg" for i in range(16))]
+        pairs = [
+            Pair(uid=f"{i:032x}", url=f"{ORIGIN}/{path}", caption="")
+            for i, path in enumerate(paths)
+        ]
+        async with server:
+            ends = [item async for item in fetch_all(pairs, settings)]
+        return [end for _, end in sorted(ends, key=lambda item: item[0])]
+
+    for policy, reasons in (
+        ("respect", [None, "robots_txt", "optout_site", "optout_site", *[None] * 16]),
+        ("strict", ["optout_site", "robots_txt", *["optout_site"] * 18]),
+        ("ignore", [None, "robots_txt", *[None] * 18]),
+    ):
+        asked.clear()
+        ends = uvloop.run(run(policy))
+        assert [end.reason for end in ends] == reasons
+        assert {asked[path] for path in files} == {1}
+        kept = [json.loads(end.optout or "")["site"][ORIGIN] for end in ends]
+        assert kept[0] == {"robots.txt": {"status": 200, "allowed": True, "disallowed": ["GPTBot"]}}
+        assert kept[2]["tdmrep.json"] == {"location": "/reserved/", "tdm-reservation": 1}
+        assert kept[3]["ai.txt"] == {"allowed": False, "rule": "Disallow: *.gif"}
+
+
+def test_the_site_that_was_used_longest_ago_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sites, "MOST_SITES", 2)
+    book, asked = Sites(AGENT, Fetch(site_files=())), []
+
+    async def run() -> None:
+        async def get(url: str) -> Answer:
+            asked.append(url[7])
+            return Answer(status=404)
+
+        for host in "abacaba":
+            await book.verdict(f"http://{host}", f"http://{host}/a.jpg", get)
+
+    uvloop.run(run())
+    assert asked == ["a", "b", "c", "b"]
+
+
+# --- what a hostile file may cost ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("piece", ["*1", "*", "/*"])
+def test_a_pattern_of_many_stars_costs_no_time(piece: str) -> None:
+    pattern = "/" + piece * 60_000 + "*Z"
+    url = f"{ORIGIN}/" + "1" * 7000
+    rules = site_files.read_robots(f"User-agent: *\nDisallow: {pattern}\n".encode(), ("clipmill",))
+    begun = time.process_time()
+    assert rules.allows(url)
+    assert not site_files.matches(pattern, site_files.path_of(url))
+    assert time.process_time() - begun < 0.05
+
+
+def test_a_file_of_many_names_or_rules_costs_no_more_than_its_lines() -> None:
+    names = "".join(f"User-agent: b{i}\n" for i in range(12_000))
+    rules = "".join(
+        f"Disallow: /{i}*{i}\n" for i in range(14_000)
+    )  # for each of the names: 168 million entries
+    [c, d], _ = ask(
+        {ROBOTS: text("User-agent: *\nDisallow: /c\n" + names + rules)},
+        f"{ORIGIN}/c.jpg",
+        f"{ORIGIN}/d",
+    )
+    assert (c.reason, d.reason) == ("robots_txt", None)
+    assert (d.signal or {})["robots.txt"]["unread"] == "more than 5000 lines: judged for us only"
+    [verdict], _ = ask({ROBOTS: text("User-agent: *\n" + rules)}, f"{ORIGIN}/d")
+    assert (verdict.reason, verdict.detail) == ("robots_txt", "more than 2000 rules with a star")
+
+
+def test_only_the_first_500_kib_are_read() -> None:
+    rest = "#" * site_files.FILE_BYTES
+    assert (
+        ask({ROBOTS: text(f"{rest}\nUser-agent: *\nDisallow: /")}, f"{ORIGIN}/a")[0][0].reason
+        is None
+    )
+    assert (
+        ask({ROBOTS: text(f"User-agent: *\nDisallow: /\n{rest}")}, f"{ORIGIN}/a")[0][0].reason
+        == "robots_txt"
+    )
+    bomb = zlib.compress(b"User-agent: *\nDisallow: /\n" + b"#" * 50_000_000)
+    assert len(site_files.inflated(bomb, "deflate")) == site_files.FILE_BYTES
+    assert (
+        site_files.inflated(gzip.compress(b"a"), "") == b"a"
+    )  # as a file that lies there compressed
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"\x00" * 100, b"\xff\xfe", "User-agent: \ud800".encode("utf-8", "surrogatepass")]
+)
+def test_rubbish_holds_no_rules(body: bytes) -> None:
+    us = ("clipmill", "img2dataset")
+    assert site_files.read_robots(body, us).said(f"{ORIGIN}/a") == {"allowed": True}
+    assert site_files.read_ai_txt(body, us) == ()

@@ -1,0 +1,240 @@
+"""Children that decode: one that crashes, hangs or eats memory costs its own picture and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import uvloop
+from PIL import Image
+
+from manifests.schema import Fetch
+from pipeline.images import decoders
+from pipeline.images.decoders import BadPicture, Decoders, Picture, check_and_resize
+
+
+def drawn(width: int = 80, height: int = 48) -> Image.Image:
+    image = Image.new("RGB", (width, height), (220, 30, 40))
+    image.paste((40, 60, 210), (width // 2, 0, width, height))
+    return image
+
+
+def saved(image: Image.Image, kind: str = "JPEG", comment: bytes = b"") -> bytes:
+    sink = io.BytesIO()
+    image.save(sink, kind, comment=comment)
+    return sink.getvalue()
+
+
+def stall(monkeypatch: pytest.MonkeyPatch, folder: Path, code: str) -> None:
+    """Children whose JPEG decoder runs `code` first; `body` is the picture."""
+    script = (
+        "import os, signal, sys, time\n"
+        "import simplejpeg\n"
+        "from pipeline import picture\n"
+        "decode = simplejpeg.decode_jpeg\n"
+        "def bewitched(body, **options):\n"
+        f"    {code}\n"
+        "    return decode(body, **options)\n"
+        "simplejpeg.decode_jpeg = bewitched\n"
+        "picture.serve(int(sys.argv[1]), float(sys.argv[2]))\n"
+    )
+    path = folder / "child.py"
+    path.write_text(script)
+    monkeypatch.setattr(decoders, "CHILD", (str(path),))
+
+
+def sized(side: int) -> bytes:
+    return saved(drawn(side, side))
+
+
+async def decode_all(decoders: Decoders, bodies: list[bytes]) -> list[Picture | BadPicture]:
+    return await asyncio.gather(*(decoders.decode(body, Fetch()) for body in bodies))
+
+
+def test_children_give_what_the_function_gives() -> None:
+    bodies = [sized(20 + i) for i in range(30)] + [
+        saved(drawn(), "PNG"),
+        b"rubbish",
+        saved(drawn())[:300],
+    ]
+
+    async def go() -> None:
+        async with Decoders(2) as decoders:
+            found = await decode_all(decoders, bodies)
+        for body, end in zip(bodies[:-2], found[:-2], strict=True):
+            assert check_and_resize(body, Fetch()) == end
+        for body, end in zip(bodies[-2:], found[-2:], strict=True):
+            with pytest.raises(BadPicture) as expected:
+                check_and_resize(body, Fetch())
+            assert isinstance(end, BadPicture)
+            assert (end.reason, end.detail) == (expected.value.reason, expected.value.detail)
+
+    uvloop.run(go())
+
+
+def test_settings_and_boxes_go_with_every_picture() -> None:
+    settings = [Fetch(), Fetch(encode_format="webp"), Fetch(image_size=16, extract_exif=True)]
+    tags = Image.Exif()
+    tags[0x010F] = "A maker"
+    sink = io.BytesIO()
+    drawn().save(sink, "JPEG", exif=tags)
+    asked = [(s, boxes) for s in (*settings, *settings) for boxes in ((), ((0.1, 0.1, 0.9, 0.9),))]
+
+    async def go() -> list[Picture | BadPicture]:
+        async with Decoders(1) as decoders:
+            return await asyncio.gather(
+                *(decoders.decode(sink.getvalue(), s, boxes) for s, boxes in asked)
+            )
+
+    found = uvloop.run(go())
+    assert found == [check_and_resize(sink.getvalue(), s, boxes) for s, boxes in asked]
+    assert len({end.data for end in found if isinstance(end, Picture)}) == 6
+    assert [end.exif for end in found if isinstance(end, Picture)][-1] == '{"Make": "A maker"}'
+
+
+def test_a_crash_costs_one_picture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    stall(monkeypatch, tmp_path, "if b'CRASH' in body: os.kill(os.getpid(), signal.SIGSEGV)")
+    bodies = [
+        saved(drawn(20 + i, 20), comment=b"CRASH" if i in (3, 4, 17) else b"") for i in range(24)
+    ]
+
+    async def go() -> list[Picture | BadPicture]:
+        async with Decoders(2, in_flight=4) as decoders:
+            return await decode_all(decoders, bodies)
+
+    found = uvloop.run(go())
+    died = {i: end for i, end in enumerate(found) if isinstance(end, BadPicture)}
+    assert sorted(died) == [3, 4, 17]
+    assert {(end.reason, end.detail) for end in died.values()} == {
+        ("decoder_died", "signal SIGSEGV")
+    }
+    assert [end.width for end in found if isinstance(end, Picture)] == [
+        20 + i for i in range(24) if i not in died
+    ]
+
+
+@pytest.mark.parametrize("hang", ["while True: pass", "time.sleep(3600)"])
+def test_a_hang_ends_at_the_deadline_and_costs_one_picture(
+    hang: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(decoders, "PATIENCE", 2 if "sleep" in hang else 200)
+    stall(monkeypatch, tmp_path, f"while b'HANG' in body: {hang.removeprefix('while True: ')}")
+    bodies = [saved(drawn(20 + i, 20), comment=b"HANG" if i == 2 else b"") for i in range(8)]
+
+    async def go() -> list[Picture | BadPicture]:
+        async with Decoders(1, deadline_s=0.6) as decoders:
+            return await decode_all(decoders, bodies)
+
+    found = uvloop.run(go())
+    assert [getattr(end, "reason", None) for end in found] == [
+        None,
+        None,
+        "decoder_deadline",
+        *[None] * 5,
+    ]
+
+
+def test_memory_is_limited(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    stall(monkeypatch, tmp_path, "x = bytearray(2**31) if b'HUGE' in body else 0")
+
+    async def go() -> list[Picture | BadPicture]:
+        async with Decoders(1) as decoders:
+            return await decode_all(decoders, [saved(drawn(), comment=b"HUGE"), sized(30)])
+
+    refused, fine = uvloop.run(go())
+    assert isinstance(refused, BadPicture)
+    assert (refused.reason, refused.detail) == (
+        "decode_error",
+        "needs more memory than a decoder has",
+    )
+    assert isinstance(fine, Picture)
+
+
+def test_a_child_killed_between_pictures_costs_none() -> None:
+    async def go() -> None:
+        async with Decoders(1) as decoders:
+            assert isinstance(await decoders.decode(sized(30), Fetch()), Picture)
+            (first,) = decoders.pids
+            os.kill(first, signal.SIGKILL)
+            while decoders.pids in ([], [first]):
+                await asyncio.sleep(0.01)
+            assert isinstance(await decoders.decode(sized(31), Fetch()), Picture)
+
+    uvloop.run(go())
+
+
+def test_children_are_replaced_after_so_many_pictures() -> None:
+    async def go() -> None:
+        pids = set()
+        async with Decoders(1, recycle=3, in_flight=2) as decoders:
+            for i in range(3):
+                found = await decode_all(decoders, [sized(20 + i)] * 3)
+                assert all(isinstance(end, Picture) for end in found)
+                pids |= set(decoders.pids)
+                while not decoders.pids:
+                    await asyncio.sleep(0.01)
+                pids |= set(decoders.pids)
+        assert len(pids) >= 3
+        assert decoders.pids == []
+
+    uvloop.run(go())
+
+
+def test_children_that_cannot_start_are_no_pictures_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoders, "CHILD", ("-c", "raise SystemExit(7)"))
+
+    async def go() -> None:
+        async with Decoders(2) as decoders:
+            with pytest.raises(RuntimeError, match="exit 7"):
+                await decode_all(decoders, [sized(20)] * 5)
+            with pytest.raises(RuntimeError, match="exit 7"):
+                await decoders.decode(sized(20), Fetch())
+
+    uvloop.run(go())
+
+
+def test_leaving_ends_the_children_even_in_the_middle_of_a_picture(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stall(monkeypatch, tmp_path, "time.sleep(3600)")
+
+    async def go() -> list[int]:
+        async with Decoders(2, deadline_s=60) as decoders:
+            work = asyncio.gather(
+                *(decoders.decode(sized(20), Fetch()) for _ in range(9)), return_exceptions=True
+            )
+            while len(decoders.pids) < 2:
+                await asyncio.sleep(0.01)
+            pids = decoders.pids
+        assert all(isinstance(end, (BadPicture, asyncio.CancelledError)) for end in await work)
+        return pids
+
+    for pid in uvloop.run(go()):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_a_child_knows_no_secrets_and_imports_little(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    out = tmp_path / "seen"
+    seen = "repr([sorted(os.environ), sorted(sys.modules)])"
+    code = f"import os, sys, pipeline.images.decoders; open({str(out)!r}, 'w').write({seen})"
+    monkeypatch.setattr(decoders, "CHILD", ("-c", code))
+
+    async def go() -> None:
+        async with Decoders(1) as decoders:
+            with pytest.raises(RuntimeError, match="exit 0"):
+                await decoders.decode(sized(20), Fetch())
+
+    uvloop.run(go())
+    seen = out.read_text()
+    assert "AWS" not in seen
+    assert not any(
+        f"'{name}'" in seen for name in ("aiohttp", "pyarrow", "ray", "torch", "manifests")
+    )

@@ -1,0 +1,514 @@
+"""What a recipe can ask of a picture beyond its size: filters, formats, kept bytes, blurred boxes, EXIF, hashes."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from PIL import Image, features
+
+from manifests import disk
+from manifests.columns import PAIRS, REASONS, with_extra
+from manifests.schema import Fetch, Recipe, Source
+from pipeline.executor.stage import Ticket
+from pipeline.fetch import plan
+from pipeline.fetch.download import download
+from pipeline.images import transform
+from pipeline.images.transform import (
+    BadPicture,
+    as_it_is,
+    boxes_of,
+    check_and_resize,
+    hashes,
+    verified,
+)
+from pipeline.pool import shard_writer
+from tests.support.tables import table
+
+BOXES = table("boxes")
+
+
+def noise(width: int = 80, height: int = 48, seed: int = 0) -> Image.Image:
+    return Image.fromarray(
+        np.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=np.uint8)
+    )
+
+
+def saved(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    sink = io.BytesIO()
+    image.save(sink, kind, **options)
+    return sink.getvalue()
+
+
+def opened(data: bytes) -> np.ndarray[Any, Any]:
+    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).astype(int)
+
+
+def fetch(**settings: Any) -> Fetch:
+    return Fetch(**{"encode_format": "png", "encode_quality": 1, **settings})
+
+
+# --- filters and formats -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "pillow"),
+    [
+        ("nearest", Image.Resampling.NEAREST),
+        ("linear", Image.Resampling.BILINEAR),
+        ("bilinear", Image.Resampling.BILINEAR),
+        ("cubic", Image.Resampling.BICUBIC),
+        ("bicubic", Image.Resampling.BICUBIC),
+        ("area", Image.Resampling.BOX),
+        ("lanczos", Image.Resampling.LANCZOS),
+        ("lanczos4", Image.Resampling.LANCZOS),
+    ],
+)
+def test_interpolation(name: Any, pillow: Image.Resampling) -> None:
+    image = noise()
+    smaller = check_and_resize(saved(image), fetch(image_size=24, downscale_interpolation=name))
+    assert np.array_equal(opened(smaller.data), np.asarray(image.resize((40, 24), pillow)))
+    larger = fetch(image_size=96, resize_only_if_bigger=False, upscale_interpolation=name)
+    assert np.array_equal(
+        opened(check_and_resize(saved(image), larger).data),
+        np.asarray(image.resize((160, 96), pillow)),
+    )
+
+
+def test_nearest_takes_pixels_of_the_whole_jpeg() -> None:
+    body = saved(noise(640, 480), "JPEG", quality=95)
+    found = check_and_resize(body, fetch(image_size=48, downscale_interpolation="nearest"))
+    whole = Image.open(io.BytesIO(body)).resize((64, 48), Image.Resampling.NEAREST)
+    assert np.array_equal(opened(found.data), np.asarray(whole))
+
+
+@pytest.mark.parametrize("resized", [True, False])
+@pytest.mark.parametrize(("kind", "quality"), [("jpg", 90), ("png", 0), ("png", 9), ("webp", 80)])
+def test_encode_format(kind: Any, quality: int, resized: bool) -> None:
+    settings = Fetch(encode_format=kind, encode_quality=quality, image_size=24 if resized else 256)
+    found = check_and_resize(saved(noise(), "GIF"), settings)
+    image = Image.open(io.BytesIO(found.data))
+    assert found.extension == kind
+    assert (image.format, image.mode) == (
+        {"jpg": "JPEG", "png": "PNG", "webp": "WEBP"}[kind],
+        "RGB",
+    )
+    assert image.size == (found.width, found.height) == ((40, 24) if resized else (80, 48))
+    assert check_and_resize(saved(noise(), "GIF"), settings) == found
+
+
+def test_quality_decides_the_size() -> None:
+    body = saved(noise(20, 12).resize((80, 48)))
+    for kind, low, high in (("jpg", 30, 95), ("webp", 30, 95), ("png", 9, 0)):
+        sizes = [len(check_and_resize(body, fetch(encode_format=kind, encode_quality=q,
+                                                  skip_reencode=False)).data) for q in (low, high)]  # fmt: skip
+        assert sizes[0] < sizes[1], kind
+    for kind, quality in (("jpg", 0), ("jpg", 101), ("webp", 0), ("png", 10), ("png", -1)):
+        with pytest.raises(ValueError, match="encode_quality"):
+            fetch(encode_format=kind, encode_quality=quality)
+
+
+def test_a_stored_picture_has_nothing_of_the_original_beside_its_pixels() -> None:
+    tags = Image.Exif()
+    tags[0x010F] = "A maker"
+    body = saved(noise(), exif=tags, icc_profile=profile())
+    for kind in ("jpg", "png", "webp"):
+        settings = Fetch(encode_format=kind, encode_quality=9, skip_reencode=False)
+        found = Image.open(io.BytesIO(check_and_resize(body, settings).data))
+        assert not {"exif", "icc_profile"} & found.info.keys()
+
+
+@pytest.mark.parametrize("kind", ["jpg", "png", "webp"])
+def test_bytes_are_kept_only_of_the_type_that_is_stored(kind: Any) -> None:
+    settings = Fetch(encode_format=kind, encode_quality=9)
+    for stored in ("JPEG", "PNG", "WEBP"):
+        body = saved(noise(), stored)
+        found = check_and_resize(body, settings)
+        assert (found.data == body) == (
+            stored == {"jpg": "JPEG", "png": "PNG", "webp": "WEBP"}[kind]
+        )
+        assert found.extension == kind
+        assert (
+            check_and_resize(
+                body, Fetch(encode_format=kind, encode_quality=9, skip_reencode=False)
+            ).data
+            != body
+        )
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP"])
+def test_bytes_are_not_kept_where_something_has_to_be_done(kind: str) -> None:
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    clear = noise().convert("RGBA")
+    clear.putalpha(Image.new("L", clear.size, 99))
+    bodies = [
+        saved(noise(), kind, exif=turned),
+        saved(clear, kind),
+        saved(noise(), kind, icc_profile=profile("wide")),
+    ]
+    bodies.append(saved(noise(), kind, save_all=True, append_images=[noise(seed=1)]))
+    if kind == "PNG":
+        bodies.append(saved(noise().convert("P"), kind))
+        bodies.append(saved(noise().convert("L"), kind))
+    settings = Fetch(encode_format=kind.lower(), encode_quality=9)  # type: ignore[arg-type]
+    for i, body in enumerate(bodies):
+        assert check_and_resize(body, settings).data != body, i
+    assert check_and_resize(saved(noise(), kind), settings, [(0, 0, 0.5, 0.5)]).data != saved(
+        noise(), kind
+    )
+
+
+def test_max_image_area() -> None:
+    for kind in ("JPEG", "PNG", "WEBP", "GIF"):
+        assert check_and_resize(saved(noise(), kind), Fetch(max_image_area=80 * 48)).width == 80
+        with pytest.raises(BadPicture, match="too_many_pixels: 80x48 is more than 3839"):
+            check_and_resize(saved(noise(), kind), Fetch(max_image_area=80 * 48 - 1))
+
+
+# --- bytes as they came --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "AVIF"])
+def test_as_it_is(kind: str) -> None:
+    if kind == "AVIF" and not features.check("avif"):
+        pytest.skip("this Pillow has no AVIF")
+    settings = Fetch(disable_all_reencoding=True, image_size=16)
+    body = saved(noise(), kind)
+    found = as_it_is(body, settings)
+    assert (found.data, found.extension) == (body, {"JPEG": "jpg"}.get(kind, kind.lower()))
+    assert (found.width, found.height, found.original_width, found.original_height) == (
+        80,
+        48,
+        80,
+        48,
+    )
+    for limit, reason in (
+        ({"max_pixels": 3839}, "too_many_pixels"),
+        ({"max_image_area": 3839}, "too_many_pixels"),
+        ({"min_image_size": 49}, "too_small"),
+        ({"max_aspect_ratio": 1.6}, "aspect"),
+    ):
+        with pytest.raises(BadPicture, match=reason):
+            as_it_is(body, Fetch(disable_all_reencoding=True, **limit))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "AVIF"])
+def test_as_it_is_knows_which_way_up(kind: str) -> None:
+    if kind == "AVIF" and not features.check("avif"):
+        pytest.skip("this Pillow has no AVIF")
+    for orientation in range(1, 9):
+        tags = Image.Exif()
+        tags[0x0112] = orientation
+        found = as_it_is(saved(noise(), kind, exif=tags), Fetch(disable_all_reencoding=True))
+        assert (found.width, found.height) == ((48, 80) if orientation >= 5 else (80, 48)), (
+            orientation
+        )
+
+
+def test_as_it_is_refuses_what_is_no_picture() -> None:
+    for body in (b"<html>", b"", b"BM" + bytes(60), b"\xff\xd8\xff", b"GIF89a"):
+        with pytest.raises(BadPicture):
+            as_it_is(body, Fetch(disable_all_reencoding=True))
+
+
+def test_settings_that_contradict_each_other() -> None:
+    with pytest.raises(ValueError, match="leave one of them out"):
+        transform.limits_of(Fetch(disable_all_reencoding=True, bbox_column="faces"))
+
+
+# --- boxes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", BOXES, ids=[str(i) for i in range(len(BOXES))])
+def test_boxes(case: dict[str, Any]) -> None:
+    """A value of bbox_column, and the boxes that it means: null where it is refused."""
+    settings = Fetch(bbox_column="faces")
+    if case["boxes"] is None:
+        with pytest.raises(BadPicture) as found:
+            boxes_of({"faces": case["value"]}, settings)
+        assert found.value.reason == "bad_bbox"
+        assert REASONS["bad_bbox"] == "refused"
+    else:
+        assert boxes_of({"faces": case["value"]}, settings) == tuple(map(tuple, case["boxes"]))
+
+
+def test_boxes_that_nobody_asked_for_or_that_are_too_many() -> None:
+    assert boxes_of({"faces": "rubbish"}, Fetch()) == ()
+    assert (
+        boxes_of(None, Fetch(bbox_column="faces")) == boxes_of({}, Fetch(bbox_column="faces")) == ()
+    )
+    with pytest.raises(BadPicture, match="at most 1000"):
+        boxes_of({"faces": [[0, 0, 1, 1]] * 1001}, Fetch(bbox_column="faces"))
+
+
+def detail(seen: np.ndarray[Any, Any]) -> float:
+    """How much neighbours differ: 85 in noise of one byte, 0 where nothing is to be seen."""
+    return float(np.abs(np.diff(seen, axis=1)).mean())
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+@pytest.mark.parametrize("mode", ["no", "keep_ratio", "center_crop"])
+def test_what_lies_in_a_box_is_blurred_and_nothing_else(
+    orientation: int, kind: str, mode: Any
+) -> None:
+    upright = noise(300, 200)
+    back = {6: 8, 8: 6}.get(orientation, orientation)
+    tags = Image.Exif()
+    tags[0x0112] = orientation
+    stored = upright if orientation == 1 else upright.transpose(transform.TRANSPOSE[back])
+    settings = fetch(resize_mode=mode, image_size=100, downscale_interpolation="nearest")
+    plain = opened(check_and_resize(saved(stored, kind, exif=tags), settings).data)
+    found = opened(
+        check_and_resize(saved(stored, kind, exif=tags), settings, [(0.5, 0.5, 0.8, 0.9)]).data
+    )
+    height, width = found.shape[:2]
+    shift = (
+        (150 - width) / 2 / width if mode == "center_crop" else 0
+    )  # the crop takes 25 of 150 columns on each side
+    wide = 150 / 100 if mode == "center_crop" else 1
+    left, right = round((0.5 * wide - shift) * width), round((0.8 * wide - shift) * width)
+    inside = (slice(round(0.5 * height), round(0.9 * height)), slice(left, right))
+    assert detail(plain[inside]) > 40
+    assert detail(found[inside]) < 8
+    away = (slice(0, round(0.25 * height)), slice(0, round(0.3 * width)))
+    assert np.array_equal(found[away], plain[away])
+
+
+def test_a_small_box_beside_a_large_one_is_blurred_too() -> None:
+    settings = fetch()
+    boxes = [(0.05, 0.05, 0.6, 0.9), (0.8, 0.8, 0.86, 0.88)]
+    seen = opened(check_and_resize(saved(noise(250, 250)), settings, boxes).data)
+    assert detail(seen[200:220, 200:215]) < 8
+    assert detail(seen[20:60, 200:240]) > 60
+
+
+def test_boxes_over_the_edge() -> None:
+    seen = opened(
+        check_and_resize(
+            saved(noise(100, 100)), fetch(), [(-0.4, -0.4, 0.5, 1.4), (1.2, 0, 1.4, 1)]
+        ).data
+    )
+    assert detail(seen[:, :45]) < 8
+    assert detail(seen[:, 75:]) > 60
+
+
+# --- EXIF and hashes -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_exif_as_text(kind: str) -> None:
+    tags = Image.Exif()
+    tags[0x010F], tags[0x0112], tags[0x0132] = "A maker\0", 6, "2026:11:21 14:00:00"
+    tags.get_ifd(0x8769).update({0x829A: 0.01, 0x9286: b"x" * 300, 0xA002: 4000})
+    tags.get_ifd(0x8825).update({1: "N", 2: (52.0, 30.0, 0.5)})
+    body = saved(noise(), kind, exif=tags)
+    assert check_and_resize(body, Fetch()).exif is None
+    for found in (
+        check_and_resize(body, Fetch(extract_exif=True, image_size=16)),
+        as_it_is(body, Fetch(extract_exif=True, disable_all_reencoding=True)),
+    ):
+        assert found.exif is not None
+        assert json.loads(found.exif) == {
+            "DateTime": "2026:11:21 14:00:00",
+            "ExifImageWidth": 4000,
+            "ExposureTime": 0.01,
+            "GPSLatitude": [52.0, 30.0, 0.5],
+            "GPSLatitudeRef": "N",
+            "Make": "A maker",
+            "Orientation": 6,
+        }
+    assert check_and_resize(saved(noise(), kind), Fetch(extract_exif=True)).exif is None
+
+
+def test_hashes_of_the_bytes_as_they_came() -> None:
+    assert hashes(b"x", Fetch()) == {"sha256": hashlib.sha256(b"x").hexdigest()}
+    assert hashes(b"x", Fetch(compute_hash="md5")) == {
+        "sha256": hashlib.sha256(b"x").hexdigest(),
+        "md5": hashlib.md5(b"x").hexdigest(),
+    }
+
+
+@pytest.mark.parametrize("algorithm", ["md5", "sha256", "sha512"])
+def test_verify_hash(algorithm: str) -> None:
+    settings = Fetch(verify_hash=("seen", algorithm))
+    right = hashlib.new(algorithm, b"x").hexdigest()
+    verified(b"x", {"seen": right}, settings)
+    verified(b"x", {"seen": f" {right.upper()}\n"}, settings)
+    verified(b"x", {"seen": "other"}, Fetch())
+    for wrong in (
+        {"seen": hashlib.new(algorithm, b"y").hexdigest()},
+        {"seen": right[:-1]},
+        {"seen": None},
+        {},
+        None,
+    ):
+        with pytest.raises(BadPicture) as found:
+            verified(b"x", wrong, settings)
+        assert found.value.reason == "hash_mismatch"
+
+
+# --- profiles ------------------------------------------------------------------------------------------------------
+
+
+def profile(kind: str = "sRGB") -> bytes:
+    """sRGB, or one of other primaries ("wide": red and green swapped, which no eye can miss), or one of grey."""
+    from PIL import ImageCms
+
+    body = bytearray(ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes())
+    if kind == "sRGB":
+        return bytes(body)
+    for old, new in ((b"rXYZ", b"tmp "), (b"gXYZ", b"rXYZ"), (b"tmp ", b"gXYZ")):
+        at = body.index(old, 128)
+        body[at : at + 4] = new
+    at = body.index(b"desc", 128)
+    place, size = (int.from_bytes(body[at + i : at + i + 4], "big") for i in (4, 8))
+    text = bytes(body[place : place + size]).replace(
+        "sRGB".encode("utf-16-be"), "wide".encode("utf-16-be")
+    )
+    body[place : place + size] = text.replace(b"sRGB", b"wide")
+    return bytes(body)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_colours_are_turned_into_srgb(kind: str) -> None:
+    red = Image.new("RGB", (64, 64), (200, 40, 60))
+    options = (
+        {"quality": 100, "subsampling": 0}
+        if kind == "JPEG"
+        else {"lossless": True}
+        if kind == "WEBP"
+        else {}
+    )
+    plain = opened(check_and_resize(saved(red, kind, **options), fetch()).data)[32, 32]
+    assert np.abs(plain - (200, 40, 60)).max() <= 3
+    same = opened(
+        check_and_resize(saved(red, kind, icc_profile=profile(), **options), fetch()).data
+    )[32, 32]
+    assert np.array_equal(same, plain)
+    for size in (256, 16):
+        found = check_and_resize(
+            saved(red, kind, icc_profile=profile("wide"), **options), fetch(image_size=size)
+        )
+        assert np.abs(opened(found.data)[8, 8] - (40, 200, 60)).max() <= 4
+
+
+def test_a_jpeg_is_kept_with_the_profile_of_srgb_and_with_a_damaged_one() -> None:
+    for known in (profile(), b"rubbish", profile()[:200], profile("wide")[:300]):
+        body = saved(noise(), "JPEG", icc_profile=known)
+        assert check_and_resize(body, Fetch()).data == body
+    body = saved(noise(), "JPEG", icc_profile=profile("wide"))
+    assert check_and_resize(body, Fetch()).data != body
+    assert check_and_resize(body, Fetch(resize_mode="no", skip_reencode=False)).data != body
+
+
+# --- in a shard ----------------------------------------------------------------------------------------------------
+
+
+def test_a_member_is_named_by_what_it_is(tmp_path: Path) -> None:
+    with shard_writer.ShardWriter(str(tmp_path), 0, "task", "0") as writer:
+        for row, extension in enumerate(("jpg", "webp", "avif")):
+            writer.add(
+                row,
+                {"url": f"u{row}", "caption": "c", "uid": f"{row:032x}"},
+                b"picture",
+                None,
+                extension,
+            )
+        writer.commit(3)
+    with tarfile.open(tmp_path / "shards/00000.tar") as tar:
+        assert [name for name in tar.getnames() if not name.endswith(("txt", "json"))] == [
+            "000000000.jpg", "000000001.webp", "000000002.avif",
+        ]  # fmt: skip
+    assert (
+        shard_writer.read_sidecar(str(tmp_path), 0)["image_name"].to_pylist()[1] == "000000001.webp"
+    )
+
+
+OPTIONS: list[tuple[dict[str, Any], dict[str, list[str | None]]]] = [
+    (
+        {},
+        {
+            "reason": [None] * 4,
+            "image_name": ["000000000.jpg", "000000001.jpg", "000000002.jpg", "000000003.jpg"],
+        },
+    ),
+    (
+        {"encode_format": "webp", "compute_hash": "md5", "extract_exif": True},
+        {"image_name": ["000000000.webp", "000000001.webp", "000000002.webp", "000000003.webp"]},
+    ),
+    (
+        {"disable_all_reencoding": True, "min_image_size": 40},
+        {
+            "image_name": ["000000000.jpg", "000000001.png", "000000002.gif", None],
+            "reason": [None] * 3 + ["too_small"],
+        },
+    ),
+    ({"bbox_column": "faces"}, {"reason": [None, None, None, "bad_bbox"]}),
+    ({"verify_hash": ("seen", "md5")}, {"reason": [None, None, "hash_mismatch", "hash_mismatch"]}),
+]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"), OPTIONS, ids=["none", "format", "as it is", "boxes", "hash"]
+)
+def test_options_on_their_way_to_the_sidecar(
+    tmp_path: Path, options: dict[str, Any], expected: dict[str, list[str | None]]
+) -> None:
+    bodies = [
+        saved(noise(), "JPEG"),
+        saved(noise()),
+        saved(noise(), "GIF"),
+        saved(noise(32, 32), "JPEG"),
+    ]
+    faces = [None, "[]", "[[0.1, 0.1, 0.5, 0.5]]", "[[100, 100, 200, 200]]"]
+    seen = [hashlib.md5(body).hexdigest() for body in bodies[:2]] + ["0" * 32, None]
+    columns = {"faces": "json", "seen": "string"}
+    rows = []
+    for i, body in enumerate(bodies):
+        (tmp_path / f"picture{i}").write_bytes(body)
+        url = str(tmp_path / f"picture{i}")
+        rows.append(
+            {"uid": f"{i:032x}", "url": url, "caption": f"c{i}", "link": i}
+            | {"faces": faces[i], "seen": seen[i]}
+        )
+    pool = str(tmp_path / "pool")
+    disk.write_parquet(
+        f"{pool}/pairs/part-00000.parquet",
+        pa.Table.from_pylist(rows, schema=with_extra(PAIRS, columns)),
+    )
+    source = Source(kind="table", paths=("t.parquet",), extra_columns=columns)
+    recipe = Recipe(name="r", source=source, fetch=Fetch(**options))
+    [task] = plan.write_plan(pool, recipe)
+    config = {
+        "pool": pool,
+        "fetch": disk.to_plain(recipe.fetch),
+        "source_kind": "files",
+        "decoders": 1,
+    }
+    worker = download(json.loads(json.dumps(config | {"extra_columns": recipe.sidecar_extra})))
+    try:
+        worker(Ticket(id=task.id, group=str(task.group), payload={"shard": task.shard}))
+    finally:
+        worker.close()
+    found = {row["url"]: row for row in shard_writer.read_sidecar(pool, 0).to_pylist()}
+    for column, values in expected.items():
+        ends = [found[row["url"]][column] for row in rows]
+        if column == "image_name":  # rows of a shard are in the order of their uid's hash
+            ends, values = (
+                [e and e.rsplit(".")[1] for e in ends],
+                [v and v.rsplit(".")[1] for v in values],
+            )
+        assert ends == values, column
+    for body, row in zip(bodies, rows, strict=True):
+        assert found[row["url"]]["sha256"] == hashlib.sha256(body).hexdigest()
+        if "compute_hash" in options:
+            assert found[row["url"]]["md5"] == hashlib.md5(body).hexdigest()

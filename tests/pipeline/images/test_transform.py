@@ -1,0 +1,356 @@
+"""One picture in, an upright RGB JPEG out, or a reason: sizes, modes, and what hostile bytes come to."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+import simplejpeg
+from PIL import Image, features
+
+from manifests.columns import DECODE_REASONS
+from manifests.schema import Fetch
+from pipeline.images import exif, header, transform
+from pipeline.images.transform import BadPicture, Picture, check_and_resize
+
+COLOURS = [
+    (220, 30, 40),
+    (30, 200, 50),
+    (40, 60, 210),
+    (230, 210, 40),
+]  # corners: top left, right, bottom left, right
+
+
+def drawn(width: int = 80, height: int = 48) -> Image.Image:
+    """Four corners of four colours: what is turned or cut is seen."""
+    image = Image.new("RGB", (width, height), COLOURS[0])
+    image.paste(COLOURS[1], (width // 2, 0, width, height))
+    image.paste(COLOURS[2], (0, height // 2, width // 2, height))
+    image.paste(COLOURS[3], (width // 2, height // 2, width, height))
+    return image
+
+
+def saved(image: Image.Image, kind: str = "JPEG", **options: Any) -> bytes:
+    sink = io.BytesIO()
+    image.save(
+        sink, kind, **({"quality": 95, "subsampling": 0} if kind == "JPEG" else {}), **options
+    )
+    return sink.getvalue()
+
+
+def pixels_of(found: Picture) -> np.ndarray[Any, Any]:
+    image = Image.open(io.BytesIO(found.data))
+    assert (image.format, image.mode, image.size) == ("JPEG", "RGB", (found.width, found.height))
+    return np.asarray(image).astype(int)
+
+
+def corners(found: Picture) -> list[int]:
+    """Which of COLOURS lies in each corner, 4 pixels from the edges."""
+    seen = pixels_of(found)
+    spots = [seen[4, 4], seen[4, -5], seen[-5, 4], seen[-5, -5]]
+    return [int(np.abs(np.array(COLOURS) - spot).sum(axis=1).argmin()) for spot in spots]
+
+
+def bad(body: bytes, **settings: Any) -> str:
+    with pytest.raises(BadPicture) as found:
+        check_and_resize(body, Fetch(**settings))
+    assert found.value.reason in DECODE_REASONS
+    return found.value.reason
+
+
+# --- sizes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mode", "bigger_only", "original", "size"),
+    [
+        ("no", True, (80, 48), (80, 48)),
+        ("border", True, (80, 48), (32, 32)),
+        ("keep_ratio", True, (80, 48), (53, 32)),
+        ("keep_ratio_largest", True, (80, 48), (32, 19)),
+        ("center_crop", True, (80, 48), (32, 32)),
+        ("border", True, (30, 20), (30, 20)),
+        ("keep_ratio", True, (60, 32), (60, 32)),
+        ("keep_ratio_largest", True, (32, 20), (32, 20)),
+        ("center_crop", True, (60, 20), (60, 20)),
+        ("border", False, (16, 8), (32, 32)),
+        ("keep_ratio", False, (16, 8), (64, 32)),
+        ("keep_ratio_largest", False, (16, 8), (32, 16)),
+        ("center_crop", False, (16, 8), (32, 32)),
+        ("keep_ratio", True, (641, 479), (43, 32)),
+        ("keep_ratio_largest", True, (2000, 10), (32, 1)),  # never 0
+    ],
+)
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_resize_modes(
+    mode: Any, bigger_only: bool, original: tuple[int, int], size: tuple[int, int], kind: str
+) -> None:
+    settings = Fetch(resize_mode=mode, resize_only_if_bigger=bigger_only, image_size=32)
+    found = check_and_resize(saved(drawn(*original), kind), settings)
+    assert (found.width, found.height) == size
+    assert (found.original_width, found.original_height) == original
+    assert found.extension == "jpg"
+    pixels_of(found)
+
+
+def test_border_is_white_and_centred_and_a_crop_takes_the_middle() -> None:
+    body = saved(Image.new("RGB", (80, 48), (200, 0, 0)), "PNG")
+    framed = pixels_of(check_and_resize(body, Fetch(resize_mode="border", image_size=32)))
+    assert framed[:4].min() > 240
+    assert framed[-4:].min() > 240
+    assert np.abs(framed[12:20] - (200, 0, 0)).max() < 12
+    wide = Image.new("RGB", (192, 64), (255, 255, 255))
+    wide.paste((0, 0, 200), (64, 0, 128, 64))
+    cut = pixels_of(
+        check_and_resize(saved(wide, "PNG"), Fetch(resize_mode="center_crop", image_size=32))
+    )
+    assert np.abs(cut[:, 2:-2] - (0, 0, 200)).max() < 40
+    assert corners(
+        check_and_resize(saved(drawn()), Fetch(resize_mode="center_crop", image_size=32))
+    ) == [0, 1, 2, 3]
+
+
+def test_scaled_decoding_agrees_with_averaging_the_whole_picture() -> None:
+    noise = np.random.default_rng(0).integers(0, 255, (15, 20), dtype=np.uint8)
+    body = saved(
+        Image.fromarray(noise).resize((1000, 750), Image.Resampling.BICUBIC).convert("RGB")
+    )
+    found = pixels_of(check_and_resize(body, Fetch(image_size=64, encode_quality=100)))
+    whole = Image.open(io.BytesIO(body)).resize((85, 64), Image.Resampling.BOX)
+    assert np.abs(found - np.asarray(whole).astype(int)).mean() < 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"max_pixels": 80 * 48 - 1}, "too_many_pixels"),
+        ({"min_image_size": 49}, "too_small"),
+        ({"max_aspect_ratio": 1.6}, "aspect"),
+        ({"resize_only_if_bigger": False, "image_size": 5000}, "too_many_pixels"),  # after resizing
+    ],
+)
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF"])
+def test_limits(settings: dict[str, object], reason: str, kind: str) -> None:
+    assert bad(saved(drawn(), kind), **settings) == reason
+
+
+def test_limits_are_inclusive() -> None:
+    settings = Fetch(max_pixels=80 * 48, min_image_size=48, max_aspect_ratio=80 / 48)
+    assert check_and_resize(saved(drawn()), settings).width == 80
+
+
+def test_bytes_are_kept_when_nothing_changes() -> None:
+    body = saved(drawn())
+    assert check_and_resize(body, Fetch()).data == body
+    assert check_and_resize(body, Fetch(image_size=40)).data != body
+    turned = Image.Exif()
+    turned[exif.ORIENTATION] = 6
+    for changed in (
+        saved(drawn(), exif=turned),
+        saved(drawn().convert("L")),
+        saved(drawn(), "PNG"),
+    ):
+        assert check_and_resize(changed, Fetch()).data[:2] == b"\xff\xd8"
+        assert check_and_resize(changed, Fetch()).data != changed
+    assert check_and_resize(body, Fetch(encode_quality=10)).data == body
+
+
+# --- what pictures are made of -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("size", [256, 24])
+def test_orientation_is_applied_and_dropped(orientation: int, kind: str, size: int) -> None:
+    upright = drawn(96, 64)
+    back = {5: 5, 6: 8, 7: 7, 8: 6}.get(orientation, orientation)  # the turn that the tag undoes
+    stored = upright if orientation == 1 else upright.transpose(transform.TRANSPOSE[back])
+    tags = Image.Exif()
+    tags[exif.ORIENTATION] = orientation
+    found = check_and_resize(saved(stored, kind, exif=tags), Fetch(image_size=size))
+    assert (found.original_width, found.original_height) == (96, 64)
+    assert (found.width, found.height) == ((96, 64) if size == 256 else (36, 24))
+    assert corners(found) == [0, 1, 2, 3]
+    assert Image.open(io.BytesIO(found.data)).getexif().get(exif.ORIENTATION, 1) == 1
+
+
+@pytest.mark.parametrize(
+    "tags",
+    [b"Exif\0\0rubbish", b"Exif\0\0MM\0\x2a\xff\xff\xff\xff", b"Exif\0\0II*\0\x08\0\0\0\xff\xff"],
+)
+def test_damaged_exif_costs_nothing_and_warns_nobody_later(tags: bytes) -> None:
+    assert corners(check_and_resize(saved(drawn(), exif=tags), Fetch())) == [0, 1, 2, 3]
+
+
+def png16(levels: np.ndarray[Any, Any], colour_type: int = 0) -> bytes:
+    """A 16-bit PNG, written by hand: HW(C) uint16."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        )
+
+    height, width = levels.shape[:2]
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in levels)
+    head = struct.pack(">IIBBBBB", width, height, 16, colour_type, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", head)
+        + chunk(b"IDAT", zlib.compress(rows))
+        + chunk(b"IEND", b"")
+    )
+
+
+def test_16_bits_are_scaled() -> None:
+    ramp = np.repeat(np.linspace(0, 65535, 64).round().astype(np.uint16)[None], 32, axis=0)
+    found = pixels_of(check_and_resize(png16(ramp), Fetch()))
+    assert np.abs(found[16, :, 0] - np.linspace(0, 255, 64)).max() < 4
+    colour = np.repeat(ramp[..., None], 3, axis=2)
+    assert (
+        np.abs(
+            pixels_of(check_and_resize(png16(colour, 2), Fetch()))[16, :, 1]
+            - np.linspace(0, 255, 64)
+        ).max()
+        < 4
+    )
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "GIF"])
+def test_transparency_lies_on_white(kind: str) -> None:
+    clear = Image.new("RGBA", (64, 64), (0, 0, 0, 0))
+    clear.paste((200, 0, 0, 255), (32, 0, 64, 64))
+    seen = pixels_of(check_and_resize(saved(clear, kind), Fetch()))
+    assert seen[8:56, 4:24].min() > 245
+    assert np.abs(seen[8:56, 40:60] - (200, 0, 0)).max() < 12
+
+
+def test_transparency_in_palettes_and_in_one_colour() -> None:
+    palette = Image.new("P", (64, 64), 0)
+    palette.putpalette([0, 0, 0, 0, 200, 0] + [0] * 762)
+    palette.paste(1, (32, 0, 64, 64))
+    for body in (
+        saved(palette, "PNG", transparency=0),
+        saved(palette, "PNG", transparency=bytes([0, 255])),
+    ):
+        seen = pixels_of(check_and_resize(body, Fetch()))
+        assert seen[8:56, 4:24].min() > 245
+        assert np.abs(seen[8:56, 40:60] - (0, 200, 0)).max() < 12
+    key = saved(Image.new("RGB", (64, 64), (1, 2, 3)), "PNG", transparency=(1, 2, 3))
+    assert pixels_of(check_and_resize(key, Fetch())).min() > 250
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "I;16"])
+def test_every_mode_of_png_becomes_rgb(mode: str) -> None:
+    grey = Image.fromarray(np.full((32, 32), 255, np.uint8))
+    image = (
+        Image.fromarray(np.full((32, 32), 65535, np.uint16))
+        if mode == "I;16"
+        else grey.convert(mode)
+    )
+    assert pixels_of(check_and_resize(saved(image, "PNG"), Fetch())).min() > 250
+
+
+def test_cmyk_and_grey_jpeg() -> None:
+    seen = pixels_of(
+        check_and_resize(saved(Image.new("CMYK", (64, 64), (0, 255, 255, 0))), Fetch())
+    )
+    assert np.abs(seen - (255, 0, 0)).max() < 12
+    seen = pixels_of(check_and_resize(saved(Image.new("L", (64, 64), 77)), Fetch(image_size=16)))
+    assert np.abs(seen - 77).max() < 4
+
+
+def test_of_a_moving_picture_the_first_frame() -> None:
+    frames = [Image.new("RGB", (40, 40), colour) for colour in COLOURS]
+    for kind in ("GIF", "WEBP", "PNG"):
+        body = saved(frames[0], kind, save_all=True, append_images=frames[1:])
+        assert corners(check_and_resize(body, Fetch())) == [0] * 4
+    several = saved(frames[0], "MPO", save_all=True, append_images=frames[1:])
+    found = check_and_resize(several, Fetch())
+    assert corners(found) == [0] * 4
+    assert len(found.data) < len(several)
+
+
+@pytest.mark.skipif(not features.check("avif"), reason="this Pillow has no AVIF")
+def test_avif() -> None:
+    assert corners(check_and_resize(saved(drawn(), "AVIF"), Fetch())) == [0, 1, 2, 3]
+
+
+# --- what is refused -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "kind", ["TIFF", "BMP", "ICO", "PPM", "JPEG2000", "SGI", "ICNS", "DDS", "EPS"]
+)
+def test_other_formats_are_not_opened(kind: str) -> None:
+    if kind == "JPEG2000" and not features.check("jpg_2000"):
+        pytest.skip("this Pillow has no JPEG 2000")
+    assert bad(saved(drawn(64, 64), kind)) == "format"
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "format"),
+        (b"<?xml version='1.0'?>\n<!-- made by hand -->\n<svg/>", "format"),
+        (b"8BPS\0\1" + bytes(64), "format"),
+        (b"\0\0\0\x1cftypheic" + bytes(64), "format"),
+        (b"\0\0\0\x0cJXL \r\n\x87\n", "format"),
+        (b"<!doctype html><title>404</title>", "not_an_image"),
+        (b"%PDF-1.7", "not_an_image"),
+        (b'{"error": "no"}', "not_an_image"),
+        (b"\0", "not_an_image"),
+        (b"\xff\xd8\xff", "decode_error"),
+        (b"\xff\xd8\xff\xe0rubbish" * 50, "decode_error"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(100), "decode_error"),
+        (b"GIF89a", "decode_error"),
+        (b"GIF89a\0\0\0\0\0\0\0;", "decode_error"),
+        (b"RIFF\x10\0\0\0WEBPVP8 \0\0\0\0", "decode_error"),
+        (b"\0\0\0\x1cftypavif" + bytes(64), "decode_error"),
+    ],
+)
+def test_rubbish(body: bytes, reason: str) -> None:
+    assert bad(body) == reason
+
+
+def test_details_repeat_from_run_to_run() -> None:
+    for body in (b"GIF89a", b"\xff\xd8\xff", saved(drawn(), "PNG")[:60]):
+        details = set()
+        for _ in range(2):
+            with pytest.raises(BadPicture) as found:
+                check_and_resize(body, Fetch())
+            details.add(found.value.detail)
+        assert len(details) == 1
+        assert "0x" not in details.pop()
+
+
+def many_scans(count: int) -> bytes:
+    """A progressive JPEG whose first scan is there `count` times."""
+    body = saved(Image.new("RGB", (16, 16), (9, 99, 200)), progressive=True)
+    start = body.index(b"\xff\xda")
+    end = (
+        body.index(b"\xff\xc4", start)
+        if b"\xff\xc4" in body[start:]
+        else body.index(b"\xff\xda", start + 2)
+    )
+    return body[:end] + body[start:end] * count + body[end:]
+
+
+def test_scans_are_counted_by_their_markers() -> None:
+    plain = saved(drawn(), progressive=True)
+    assert 2 <= header.scans(plain) <= header.MOST_SCANS
+    assert header.scans(saved(drawn())) == 1
+    assert header.scans(many_scans(150)) > header.MOST_SCANS
+    assert bad(many_scans(150)) == "decode_error"
+    comment = saved(drawn(), comment=b"\xff\xda" * 300)  # not scans, and not after the end either
+    assert check_and_resize(comment, Fetch()).data == comment
+    assert check_and_resize(plain + b"\xff\xda\0\0" * 300, Fetch()).width == 80
+
+
+def test_a_jpeg_that_ends_early_does_not_pass_the_fast_decoder() -> None:
+    noise = np.random.default_rng(1).integers(0, 255, (64, 64, 3), dtype=np.uint8)
+    with pytest.raises(ValueError, match="remature"):
+        simplejpeg.decode_jpeg(saved(Image.fromarray(noise))[:-200])

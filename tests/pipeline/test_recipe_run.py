@@ -1,0 +1,189 @@
+"""The route on a small web: WAT to shards, scores and views, and the same bytes inline and on Ray."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import webdataset as wds
+from PIL import Image
+
+from manifests import disk
+from manifests.schema import Miniweb, Recipe, Source
+from pipeline import build, recipe_run
+from pipeline.accounting import counts
+from pipeline.miniweb import small_web
+from pipeline.pool import shard_writer
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPE = """
+name: small
+source: {{kind: wat, paths: ["{web}/crawl.warc.wat.gz"]}}
+fetch:
+  user_agent: "clipmill-test (+https://clipmill.example/bot)"
+  image_size: 64
+  rows_per_shard: 60
+  per_host: 8
+  deadline_s: 4
+  allow_private: true
+  connect_to: {{"*.miniweb.test": "127.0.0.1:{port}"}}
+filters: [tokens, caption, language]
+views:
+  raw: []
+  basic: [{{english: language = 'en'}}, {{words: caption_words > 2}}]
+"""
+
+
+@pytest.fixture(scope="module")
+def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int]]:
+    folder = tmp_path_factory.mktemp("web")
+    small_web.write(str(folder), Miniweb(pairs=260, trusted_pairs=40, faults=0.2, seed=5))
+    with small_web.running(str(folder)) as port:
+        yield folder, port
+
+
+@pytest.fixture(scope="module")
+def inline(web: tuple[Path, int], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built(web, tmp_path_factory.mktemp("inline"), "inline")
+
+
+def built(web: tuple[Path, int], folder: Path, engine: str) -> Path:
+    recipe = folder / "small.yaml"
+    recipe.write_text(RECIPE.format(web=web[0], port=web[1]))
+    assert build.main([str(recipe), "--out", str(folder / "pool"), "--engine", engine]) == 0
+    return folder / "pool"
+
+
+def test_the_books_add_up(inline: Path) -> None:
+    books = counts.books(str(inline))
+    records = shard_writer.committed(str(inline))
+    assert len(records) > 2
+    attempted = sum(r["count"] for r in records.values())
+    stored = sum(r["successes"] for r in records.values())
+    reasons = Counter[str]()
+    for record in records.values():
+        reasons.update(record["reasons"])
+    assert attempted == stored + sum(reasons.values())
+    assert books["crawl"]["links"] == books["crawl"]["pairs"] + sum(
+        books["crawl"]["reasons"].values()
+    )
+    assert books["crawl"]["pairs"] == attempted
+    assert counts.main([str(inline), "--verify"]) == 0
+
+
+def test_every_planted_ill_ends_in_the_reason_it_deserves(
+    web: tuple[Path, int], inline: Path
+) -> None:
+    truth = {row["url"]: row["kind"] for row in pq.read_table(web[0] / "truth.parquet").to_pylist()}
+    promised = {
+        "dead_link": {"http_4xx"},
+        "error500": {"http_5xx"},
+        "redirect_loop": {"redirects"},
+        "truncated": {"truncated"},
+        "html": {"not_an_image"},
+        "optout_header": {"optout_header"},
+        "optout_page": {"optout_page"},
+    }
+    seen = Counter[str]()
+    for path in sorted((inline / "shards").glob("*.parquet")):
+        for row in pq.read_table(path).to_pylist():
+            kind = truth.get(row["url"], "junk")
+            if kind in promised:
+                assert row["reason"] in promised[kind], (kind, row["reason"], row["error_message"])
+                seen[kind] += 1
+            if kind in ("clean", "noisy", "flaky503", "redirect", "near_duplicate"):
+                assert row["status"] == "success", (kind, row["reason"], row["error_message"])
+    assert len(seen) >= 5, "the web is too small to show its ills"
+
+
+@pytest.mark.filterwarnings(
+    "ignore:unclosed file:ResourceWarning"
+)  # webdataset leaves closing to the collector
+def test_every_shard_is_read_by_webdataset_itself(inline: Path) -> None:
+    for name, record in shard_writer.committed(str(inline)).items():
+        rows = {row["key"]: row for row in shard_writer.read_sidecar(str(inline), name).to_pylist()}
+        samples = list(wds.WebDataset(str(inline / "shards" / record["tar"]), shardshuffle=False))
+        assert [s["__key__"] for s in samples] == [
+            k for k, row in rows.items() if row["status"] == "success"
+        ]
+        for sample in samples:
+            row = rows[sample["__key__"]]
+            assert sample["txt"].decode() == row["caption"]
+            assert json.loads(sample["json"])["uid"] == row["uid"]
+            with Image.open(io.BytesIO(sample["jpg"])) as picture:
+                assert picture.size == (row["width"], row["height"])
+
+
+def test_a_second_build_does_nothing_and_changes_nothing(
+    web: tuple[Path, int], inline: Path
+) -> None:
+    before = {p: p.stat().st_mtime_ns for p in (inline / "shards").iterdir()}
+    assert (
+        build.main([str(inline.parent / "small.yaml"), "--out", str(inline), "--engine", "inline"])
+        == 0
+    )
+    assert {p: p.stat().st_mtime_ns for p in (inline / "shards").iterdir()} == before
+
+
+@pytest.mark.ray
+def test_ray_leaves_the_same_bytes(
+    web: tuple[Path, int], inline: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    other = built(web, tmp_path_factory.mktemp("ray"), "ray")
+    ours, theirs = shard_writer.committed(str(inline)), shard_writer.committed(str(other))
+    assert {k: (v["tar_sha256"], v["sidecar_sha256"]) for k, v in ours.items()} == {
+        k: (v["tar_sha256"], v["sidecar_sha256"]) for k, v in theirs.items()
+    }
+    for name in ("raw", "basic"):
+        first, second = (disk.read_json(p / "views" / f"{name}.json") for p in (inline, other))
+        assert (first["kept"], first["funnel"], first["fingerprint"]) == (
+            second["kept"],
+            second["funnel"],
+            second["fingerprint"],
+        )
+
+
+def test_shards_of_others_are_a_source(inline: Path, tmp_path: Path) -> None:
+    recipe = Recipe(
+        name="adopted",
+        source=Source(
+            kind="shards", paths=tuple(str(p) for p in sorted((inline / "shards").glob("*.tar")))
+        ),
+    )
+    totals = recipe_run.build(recipe, str(tmp_path / "pool"), engine="inline")
+    stored = sum(r["successes"] for r in shard_writer.committed(str(inline)).values())
+    assert totals["fetch"]["stored"] == stored
+    assert not list((tmp_path / "pool").rglob("*.tar")), "adopted tars stay where they are"
+
+
+def test_a_retry_asks_only_for_what_was_transient(web: tuple[Path, int], tmp_path: Path) -> None:
+    pool = built(web, tmp_path, "inline")
+    keys = recipe_run.transient(str(pool))
+    assert keys, "the web has no error of a server"
+    before = {
+        name: record["tar_sha256"] for name, record in shard_writer.committed(str(pool)).items()
+    }
+    words = [
+        str(tmp_path / "small.yaml"),
+        "--out",
+        str(pool),
+        "--engine",
+        "inline",
+        "--retry",
+        "transient",
+    ]
+    assert build.main(words) == 0
+    after = shard_writer.committed(str(pool))
+    assert {name: after[name]["tar_sha256"] for name in before} == before
+    asked = [
+        row
+        for name in set(after) - set(before)
+        for row in shard_writer.read_sidecar(str(pool), name, ["retry_of"]).to_pylist()
+    ]
+    assert sorted(row["retry_of"] for row in asked) == sorted(keys)
+    assert counts.main([str(pool), "--verify"]) == 0

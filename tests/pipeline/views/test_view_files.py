@@ -1,0 +1,306 @@
+"""Views as files: masks beside the shards, a document that says how they came about, nothing made twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from filters import FILTERS as KINDS
+from manifests import disk, reader
+from manifests.columns import VIEW
+from manifests.schema import FilterSpec, Recipe, Rule, Source, View
+from pipeline.pool import shard_writer
+from pipeline.scoring import scorer
+from pipeline.views import view_files
+from tests.support.small_pool import make_pool, rows, write_shard
+
+FILTERS = (FilterSpec(name="caption"), FilterSpec(name="picture"))
+
+
+def recipe(*wanted: View, filters: tuple[FilterSpec, ...] = FILTERS) -> Recipe:
+    return Recipe(
+        name="r", source=Source(kind="files", paths=("x.csv",)), filters=filters, views=wanted
+    )
+
+
+def view(name: str, *rules: tuple[str, str] | Rule) -> View:
+    return View(
+        name=name,
+        rules=tuple(r if isinstance(r, Rule) else Rule(name=r[0], where=r[1]) for r in rules),
+    )
+
+
+RAW = view("raw")
+LONG = view("long", ("words", "caption_words > 3"), ("wide", "aspect < 1.6"))
+TOP = view("bright", ("bright", "brightness >= top(brightness, 0.25)"))
+ALIKE = view("alike", Rule(name="random", random_like="bright"))
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> str:
+    made = make_pool(tmp_path, rows(30))
+    scorer.score(made, FILTERS, engine="inline")
+    return made
+
+
+def masks(pool: str, name: str) -> pa.Table:
+    return pa.concat_tables(
+        disk.read_parquet(disk.join(pool, "views", name, f"{number}.parquet"))
+        for number in shard_writer.committed(pool)
+    )
+
+
+def test_what_a_view_leaves_on_disk(pool: str) -> None:
+    made = view_files.choose_views(pool, recipe(RAW, LONG, TOP, ALIKE))
+    assert list(made) == ["raw", "long", "bright", "alike"]
+    for name, document in made.items():
+        assert disk.read_json(disk.join(pool, "views", f"{name}.json")) == document
+        table = masks(pool, name)
+        assert table.schema.remove_metadata() == VIEW
+        assert table.num_rows == 30
+        assert (
+            sum(table["kept"].to_pylist()) == document["kept"] == sum(document["shards"].values())
+        )
+        assert document["funnel"][0] == ["attempted", 30]
+        assert document["funnel"][1] == ["stored", 24]
+        assert document["funnel"][-1][1] == document["kept"]
+        assert document["fingerprint"] == shard_writer.fingerprint(pool)
+    assert made["long"]["scores"] == {"caption": scorer.set_name(FILTERS[0])}
+    assert (
+        made["bright"]["scores"]
+        == made["alike"]["scores"]
+        == {"picture": scorer.set_name(FILTERS[1])}
+    )
+    assert made["bright"]["thresholds"]["top(brightness, 0.25)"]["rows"] == 24
+    assert made["bright"]["kept"] == made["alike"]["kept"] == 6
+    assert made["long"]["rules"][0] == {"name": "words", "where": "caption_words > 3"}
+    expected = [
+        "not_stored"
+        if i % 5 == 4
+        else "words"
+        if i % 7 < 3
+        else "wide"
+        if max(100 + 10 * i, 200) / min(100 + 10 * i, 200) >= 1.6
+        else None
+        for i in range(30)
+    ]
+    assert masks(pool, "long")["rule"].to_pylist() == expected
+
+
+def test_a_view_is_made_again_only_when_something_changed(pool: str) -> None:
+    first = view_files.choose_views(pool, recipe(RAW, LONG, ALIKE, TOP))
+    stamp = {name: Path(pool, "views", f"{name}.json").stat().st_mtime_ns for name in first}
+
+    def made_again(new: Recipe) -> set[str]:
+        view_files.choose_views(pool, new)
+        now = {name: Path(pool, "views", f"{name}.json").stat().st_mtime_ns for name in first}
+        changed = {name for name in first if now[name] != stamp[name]}
+        stamp.update(now)
+        return changed
+
+    assert made_again(recipe(RAW, LONG, ALIKE, TOP)) == set()
+    longer = view("long", ("words", "caption_words > 4"), ("wide", "aspect < 1.6"))
+    assert made_again(recipe(RAW, longer, ALIKE, TOP)) == {"long"}
+    darker = view("bright", ("bright", "brightness >= top(brightness, 0.5)"))
+    assert made_again(recipe(RAW, longer, ALIKE, darker)) == {"alike", "bright"}
+    write_shard(pool, 3, list(enumerate(rows(5), start=30)))
+    scorer.score(pool, FILTERS, engine="inline")
+    assert made_again(recipe(RAW, longer, ALIKE, darker)) == {"raw", "long", "alike", "bright"}
+
+
+def test_some_views_of_a_recipe(pool: str) -> None:
+    assert list(view_files.choose_views(pool, recipe(RAW, LONG, TOP), ["long"])) == ["long"]
+    assert disk.names(disk.join(pool, "views"), ".json") == ["long.json"]
+    with pytest.raises(ValueError, match="has no view 'short'; it has raw, long, bright"):
+        view_files.choose_views(pool, recipe(RAW, LONG, TOP), ["short"])
+
+
+def test_the_cut_into_shards_changes_no_row(tmp_path: Path) -> None:
+    found = []
+    for size in (3, 10, 30):
+        pool = make_pool(tmp_path / str(size), rows(30), per_shard=size)
+        scorer.score(pool, FILTERS, engine="inline")
+        view_files.choose_views(pool, recipe(LONG, TOP, ALIKE))
+        found.append(
+            {name: masks(pool, name)["rule"].to_pylist() for name in ("long", "bright", "alike")}
+        )
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_random_view_on_demand_is_the_one_that_a_recipe_makes(pool: str) -> None:
+    view_files.choose_views(pool, recipe(TOP, ALIKE))
+    (document,) = view_files.random_like(pool, "bright").values()
+    assert document["name"] == "random_like_bright"
+    assert masks(pool, "random_like_bright") == masks(pool, "alike")
+    assert document["rules"] == disk.read_json(disk.join(pool, "views", "alike.json"))["rules"]
+    place = Path(pool, "views", "random_like_bright.json")
+    stamp = place.stat().st_mtime_ns
+    view_files.random_like(pool, "bright")
+    assert place.stat().st_mtime_ns == stamp
+    view_files.random_like(pool, "bright", seed=1)
+    assert masks(pool, "random_like_bright")["kept"] != masks(pool, "alike")["kept"]
+
+
+def test_a_random_view_of_what_is_not_there_or_is_old(pool: str) -> None:
+    with pytest.raises(ValueError, match=r"view 'bright' is not in .*; run pipeline/filter.py"):
+        view_files.random_like(pool, "bright")
+    view_files.choose_views(pool, recipe(TOP))
+    write_shard(pool, 3, list(enumerate(rows(5), start=30)))
+    with pytest.raises(ValueError, match="view 'bright' is older than the shards"):
+        view_files.random_like(pool, "bright")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        (
+            view("v", ("clip", "clip_score > 0.3")),
+            "'clip_score' of filter clip_score, which recipe 'r' does not list",
+        ),
+        (view("v", ("lang", "langage = 'en'")), "no column 'langage'; did you mean 'language'"),
+        (
+            view("v", ("words", "caption_words > 99")),
+            "view 'v' keeps nothing: rule 'words' .* none of the 24 rows",
+        ),
+        (view("../v"), "a view cannot be named '../v'"),
+    ],
+)
+def test_views_that_cannot_be_made(pool: str, wanted: View, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        view_files.choose_views(pool, recipe(wanted))
+    assert disk.names(disk.join(pool, "views")) == []
+
+
+def test_a_failed_change_leaves_the_old_view(pool: str) -> None:
+    before = view_files.choose_views(pool, recipe(LONG))["long"]
+    with pytest.raises(ValueError, match="keeps nothing"):
+        view_files.choose_views(pool, recipe(view("long", ("words", "caption_words > 99"))))
+    assert disk.read_json(disk.join(pool, "views", "long.json")) == before
+
+
+def test_a_filter_that_is_not_scored_yet(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path, rows(10))
+    with pytest.raises(
+        ValueError,
+        match=r"scores of filter caption \(caption@\w+\) are not there; run pipeline/score.py",
+    ):
+        view_files.choose_views(pool, recipe(LONG))
+    with pytest.raises(ValueError, match="has no committed shard"):
+        view_files.choose_views(str(tmp_path / "nowhere"), recipe(RAW))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (recipe(RAW, filters=(FilterSpec(name="captoin"),)), "did you mean 'caption'"),
+        (recipe(view("v", ("w", "caption_words >"))), "it is no SQL expression"),
+        (recipe(view("v", ("w", "caption_words"))), "not true or false"),
+        (recipe(view("v", ("w", "url > 5"))), "rule 'w'"),
+        (
+            recipe(view("v", ("w", "language = 'en'"))),
+            "of filter language, which recipe 'r' does not list",
+        ),
+        (recipe(view("v", Rule(name="x", view="nowhere"))), "no view 'nowhere'"),
+    ],
+)
+def test_a_recipe_is_checked_before_there_is_a_pool(wrong: Recipe, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        view_files.check_recipe(wrong)
+
+
+def test_a_good_recipe_passes_the_check() -> None:
+    view_files.check_recipe(recipe(RAW, LONG, TOP, ALIKE))
+
+
+# The baselines of DataComp that text, size and CLIP score decide, as a person writes them.
+BASELINES: dict[str, tuple[str, str]] = {
+    "no_filter": ("[tokens]", "  no_filter: []"),
+    "basic": (
+        "[caption, language]",
+        """  basic:
+    - english: language = 'en'
+    - length: caption_words > 2 AND caption_chars > 5
+    - side: least(original_width, original_height) >= 200
+    - shape: aspect <= 3""",
+    ),
+    "clip_l14_30": (
+        "[clip_score: {model: ViT-L-14-quickgelu, pretrained: openai}]",
+        '  clip_l14_30: [{clip: "clip_score >= top(clip_score, 0.30)"}]',
+    ),
+    "laion2b": (
+        "[language, clip_score: {model: ViT-B-32-quickgelu, pretrained: openai}]",
+        "  laion2b: [{english: language = 'en'}, {clip: clip_score >= 0.28}]",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_datacomps_baselines_are_at_most_six_lines(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filters, text = BASELINES[name]
+    assert len(text.splitlines()) <= 6
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        f"name: r\nsource: {{kind: files, paths: [x.csv]}}\nfilters: {filters}\nviews:\n{text}\n"
+    )
+    wish = reader.read_manifest(path, Recipe)
+    view_files.check_recipe(wish)
+    for spec in wish.filters:
+        scorer.set_name(spec)
+    given = [row for row in rows(40) if row.reason is None]
+    pool = make_pool(tmp_path / "pool", given, per_shard=20)
+    fill(pool, wish)
+    kept = masks(pool, name)["kept"].to_pylist() if view_files.choose_views(pool, wish) else []
+    assert kept == [DECIDED[name](i) for i in range(len(given))]
+
+
+VALUES: dict[str, Callable[[int], Any]] = {
+    "caption_words": lambda i: i,
+    "caption_chars": lambda i: 3 * i,
+    "language": lambda i: "de" if i % 2 else "en",
+    "language_score": lambda i: 1.0,
+    "clip_score": lambda i: i / 100,
+    "tokens": lambda i: [i],
+}
+
+
+def fill(pool: str, wish: Recipe) -> None:
+    """Score sets with the values above for the i-th row of the pool."""
+    at = 0
+    for number in shard_writer.committed(pool):
+        places = range(at, at + shard_writer.read_sidecar(pool, number, ["uid"]).num_rows)
+        for spec in wish.filters:
+            kinds = KINDS[spec.name].adds
+            table = pa.table(
+                {c: pa.array([VALUES[c](i) for i in places], kind) for c, kind in kinds.items()}
+            )
+            disk.write_parquet(scorer.scores_path(pool, scorer.set_name(spec), number), table)
+        at = places.stop
+    for spec in wish.filters:
+        place = disk.join(pool, "scores", scorer.set_name(spec), "scores.json")
+        disk.write_json(place, {"fingerprint": shard_writer.fingerprint(pool)})
+
+
+def _side(i: int) -> int:
+    return 100 + 10 * (i // 4 * 5 + i % 4)  # original_width of the i-th row that is stored
+
+
+DECIDED: dict[str, Any] = {
+    "no_filter": lambda i: True,
+    "basic": lambda i: i % 2 == 0 and i > 2 and _side(i) >= 200 and _side(i) / 200 <= 3,
+    "clip_l14_30": lambda i: i >= 32 - 10,  # ceil(0.30 × 32) rows
+    "laion2b": lambda i: i % 2 == 0 and i >= 28,
+}
+
+
+def test_the_funnel_for_a_person(pool: str) -> None:
+    lines = view_files.funnel_lines(view_files.choose_views(pool, recipe(TOP)))
+    assert lines[0] == "view bright: 6 of 30 rows kept"
+    assert lines[1].split() == ["attempted", "30", "100.00%"]
+    assert lines[3].split() == ["bright", "6", "20.00%"]
+    assert "which keeps 25.0000% of 24 rows" in lines[4]

@@ -1,0 +1,104 @@
+"""A pool with everything in it: pairs, plan, shards, a score set and views, written as a build writes them."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from PIL import Image
+
+from manifests import disk
+from manifests.columns import PAIRS
+from manifests.schema import Fetch, FilterSpec, Recipe, Rule, Source, View
+from pipeline.fetch import plan
+from pipeline.pool import shard_writer
+from pipeline.scoring import scorer
+from pipeline.views import view_files
+
+VIEWS = (
+    View(name="raw"),
+    View(
+        name="words",
+        rules=(
+            Rule(name="big", where="original_width >= 20"),
+            Rule(name="many", where="caption_words >= top(caption_words, 0.5)"),
+        ),
+    ),
+    View(name="drawn", rules=(Rule(name="random", random_like="words"),)),
+)
+RECIPE = Recipe(
+    name="audited",
+    source=Source(kind="wat", paths=("crawl.wat.gz",)),
+    fetch=Fetch(rows_per_shard=10, user_agent="x/1"),
+    filters=(FilterSpec(name="caption"),),
+    views=VIEWS,
+)
+
+
+def write_pairs(pool: str, count: int = 24) -> list[dict[str, Any]]:
+    """One part with two rows that were dropped."""
+    rows = []
+    for i in range(count):
+        url, caption = f"http://host{i % 3}.test/{i}.jpg", " ".join(["word"] * (i % 7 + 1))
+        rows.append({"uid": disk.uid_of(url, caption), "url": url, "caption": caption, "title": f"title {i}", "link": i}
+                    | {"page_url": "http://page.test/", "wat": "crawl.wat.gz", "warc_offset": 100 * i})  # fmt: skip
+    notes = {"wat": "crawl.wat.gz", "links": count + 2, "pairs": count, "reasons": {"empty_alt": 2}}
+    notes |= {"source_id": "abc", "parts": 1, "damaged_records": 0}
+    disk.write_parquet(
+        disk.join(pool, "pairs", "part-00000.parquet"),
+        pa.Table.from_pylist(rows, schema=PAIRS),
+        notes,
+    )
+    return rows
+
+
+def picture(width: int, shade: int) -> bytes:
+    sink = io.BytesIO()
+    Image.new("RGB", (width, 10), (shade, 90, 10)).save(sink, "JPEG")
+    return sink.getvalue()
+
+
+def write_shard(pool: str, task: plan.Task) -> dict[str, Any]:
+    """Every fifth link is dead, every eleventh host silent; a retry finds the picture."""
+    retried = plan.retries_of_shard(pool, task.shard)
+    with shard_writer.ShardWriter(pool, task.shard, task.id, str(task.group)) as writer:
+        for row, pair in enumerate(plan.rows_of_shard(pool, task.shard)):
+            number = pair.link or 0
+            dead = retried[row] is None and (number % 5 == 4 or number % 11 == 2)
+            reason = None if not dead else "http_4xx" if number % 5 == 4 else "dns"
+            width = 10 + number
+            record: dict[str, Any] = {
+                "url": pair.url,
+                "caption": pair.caption,
+                "uid": pair.uid,
+                "reason": reason,
+            }
+            record |= {
+                "wat": pair.wat,
+                "warc_offset": pair.warc_offset,
+                "link": pair.link,
+                "page_url": pair.page_url,
+            }
+            record |= {"retry_of": retried[row], "error_message": reason and "it failed"}
+            size = {"width": width, "height": 10, "original_width": width, "original_height": 10}
+            writer.add(
+                row, record if reason else record | size, None if reason else picture(width, number)
+            )
+        return writer.commit(task.size)
+
+
+def make(folder: Path) -> str:
+    """The pool: 24 pairs in two host groups, 3 shards of at most 10."""
+    pool = str(folder)
+    write_pairs(pool)
+    for task in plan.write_plan(pool, RECIPE):
+        write_shard(pool, task)
+    score_and_choose(pool)
+    return pool
+
+
+def score_and_choose(pool: str) -> None:
+    scorer.score(pool, RECIPE.filters, engine="inline")
+    view_files.choose_views(pool, RECIPE)

@@ -1,0 +1,299 @@
+"""What test_modes.py runs as four processes: `python modes.py RANK FOLDER`. Each writes FOLDER/found-RANK.json.
+
+First all four are one world; then ranks 0 and 1, and 2 and 3, are two worlds of two. A mode is a layout, changes to the
+settings and a loss; its gradients, loss and, for some, weights after two steps are compared with those of one process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from tests.support import ranks as mistakes
+from train.config import MODELS, configure
+from train.dist import process_group, sharded_checkpoint
+from train.dist.parallelism import spread
+from train.dist.process_group import Ranks
+from train.model.attention import length_groups, pack
+from train.model.clip import CLIP
+from train.step import accumulate
+from train.step.loss import Shards, contrastive
+from train.step.update import Update
+
+B = 16
+STEPPED = ("clip", "accumulated")  # of these the weights after two steps are compared too
+BASE = {
+    "model": "test", "batch_size": B, "lanes": 4, "samples_seen": 1600, "precision": "fp32", "warmup": 0, "lr": 1e-3,
+    "grad_clip": 0.5, "device": "cpu",
+}  # fmt: skip
+LAYOUTS = {
+    4: {
+        "dp4": {},
+        "dp2 x tp2": {"tp": 2},
+        "fsdp2 x tp2": {"dp_shard": 2, "tp": 2},
+        "fsdp4": {"dp_shard": 4},
+        "dp2 x fsdp2": {"dp_shard": 2},
+    },
+    2: {"dp2": {}, "tp2": {"tp": 2}, "fsdp2": {"dp_shard": 2}},
+}
+LOSSES = {
+    "clip": {},
+    "clip, global": {"local_loss": False, "gather_with_grad": False},
+    "clip, global, gathered": {"local_loss": False},
+    "siglip": {"loss": "siglip"},
+    "clip, tiled": {"loss_tile": 3},
+}
+CHANGES = {  # beside the losses
+    "accumulated": {"micro_batch": 1},
+    "packed": {"captions": "packed"},
+    "groups": {"captions": "groups"},
+    "selective": {"recompute": "selective"},
+    "full": {"recompute": "full"},
+    "every other": {"recompute": "every_2"},
+    "not resharded": {"reshard_after_forward": False},
+    "compiled": {"compile": "aot_eager", "model.text_layers": 1, "model.vision_layers": 1},
+    "dropped": {"micro_batch": 4, "recompute": "full", "captions": "packed", "model.drop_patch_rate": 0.25,
+                "model.vision_attention_dropout": 0.1, "model.text_attention_dropout": 0.1,
+                "model.text_hidden_dropout": 0.1, "model.drop_path_rate": 0.2},
+}  # fmt: skip
+# What is tried where: all losses and changes where they could interfere, one of each kind elsewhere.
+CHOSEN = {
+    "dp4": [*LOSSES, "accumulated"],
+    "dp2 x tp2": [*LOSSES, "accumulated", "packed"],
+    "fsdp2 x tp2": [*LOSSES, *(change for change in CHANGES if change != "compiled")],
+    "fsdp4": ["clip", "siglip", "accumulated"],
+    "dp2 x fsdp2": ["clip", "accumulated"],
+    "dp2": ["clip", "packed"],
+    "tp2": ["clip", "accumulated", "groups", "selective", "dropped"],
+    "fsdp2": ["clip", "packed", "selective", "compiled"],
+}
+
+
+def settings(layout, change):
+    return configure({**BASE, **layout, **LOSSES.get(change, {}), **CHANGES.get(change, {})})
+
+
+def fresh(config):
+    model = dataclasses.replace(MODELS["test"], vocab_size=99, logit_bias=config.loss == "siglip")
+    return CLIP(dataclasses.replace(model, **config.model_changes), 0).double()
+
+
+def samples(step):
+    generator = torch.Generator().manual_seed(step)
+    length = torch.randint(3, 17, (B,), generator=generator)
+    tokens = torch.randint(1, 98, (B, 16), generator=generator)
+    at = torch.arange(16)
+    tokens[at >= length[:, None]] = 0
+    tokens[at == length[:, None] - 1] = 98
+    return torch.randn(B, 3, 32, 32, generator=generator, dtype=torch.float64), tokens
+
+
+def backward(model, wrapped, config, shards, step):
+    """The gradients of this rank's share of batch `step`; returns the loss."""
+    image, tokens = samples(step)
+    count = B // shards.world
+    first = shards.rank * count
+
+    def take(rows):
+        at = slice(first + rows.start, first + rows.stop)
+        model.reseed(config.seed, step, torch.arange(at.start, at.stop))
+        captions = {"padded": lambda x: x, "packed": pack, "groups": lambda x: length_groups(x, 2)}[
+            config.captions
+        ]
+        return image[at], captions(tokens[at])
+
+    loss_of = functools.partial(
+        contrastive, config.loss, shards=shards, local_loss=config.local_loss, tile=config.loss_tile,
+        gather_with_grad=config.gather_with_grad,
+    )  # fmt: skip
+    return accumulate.backward(wrapped, take, count, loss_of, micro_batch=config.micro_batch).loss
+
+
+def flat(tensors):
+    return torch.cat(
+        [(x.full_tensor() if hasattr(x, "full_tensor") else x).detach().flatten() for x in tensors]
+    )
+
+
+@functools.cache
+def alone(change):
+    """One process with the whole batch: gradients, loss and the weights after the steps."""
+    plain = {k: v for k, v in CHANGES.get(change, {}).items() if k.startswith("model.")}
+    config = configure({**BASE, **LOSSES.get(change, {}), **plain})
+    model = fresh(config)
+    update, grads, losses = Update(model, config), None, []
+    for step in range(2 if change in STEPPED else 1):
+        losses.append(backward(model, model, config, Shards(), step).item())
+        if step == 0:
+            grads = flat([p.grad for p in model.parameters()])
+        update.step(step, config.lr, update.norm())
+    return grads, losses, flat(model.parameters())
+
+
+ARRANGED: dict[tuple[int, ...], Ranks] = {}
+
+
+def build(ranks, config):
+    key = (ranks.world, config.dp_shard, config.tp)
+    if key not in ARRANGED:  # every mesh is made of new groups, which take longer than these steps
+        ARRANGED[key] = process_group.arrange(ranks, config)
+    ranks = ARRANGED[key]
+    model = fresh(config)
+    spread(model, ranks, config)
+    update = Update(model, config, masters=not ranks.fsdp)
+    return ranks, model, process_group.wrap(model, ranks), update
+
+
+def compared(ranks, layout, change):
+    """Cosine, ratio of norms and largest difference of the gradients; of the losses and weights the difference."""
+    config = settings(layout, change)
+    ranks, model, wrapped, update = build(ranks, config)
+    losses, norm = [], 0.0
+    for step in range(2 if change in STEPPED else 1):
+        losses.append(
+            process_group.mean(backward(model, wrapped, config, ranks.shards, step)[None], ranks)[0]
+        )
+        if step == 0:
+            grads, norm = flat([p.grad for p in model.parameters()]), update.norm().item()
+        update.step(step, config.lr, update.norm())
+    end = flat(model.parameters())
+    wanted, wanted_losses, wanted_end = alone(change)
+    return {
+        "cosine": F.cosine_similarity(grads, wanted, dim=0).item(),
+        "ratio": (grads.norm() / wanted.norm()).item(),
+        "norm": norm / wanted.norm().item(),
+        "loss": max(abs(a - b) for a, b in zip(losses, wanted_losses, strict=True)),
+        "weights": ((end - wanted_end).norm() / wanted_end.norm()).item(),
+    }
+
+
+def wrong(ranks):
+    """Losses and gradients of mistakes: features gathered over all ranks though those of a tp group see the same
+    samples, with labels by the row of the mesh or by the rank; and features gathered without their gradient."""
+    found = {}
+    for name, layout, local in (("gathered over all, local", {"tp": 2}, True), ("gathered over all", {"tp": 2}, False),
+                                ("local without gradient", {}, None)):  # fmt: skip
+        here, model, wrapped, _ = build(ranks, settings(layout, "clip"))
+        shards = here.shards
+        image, tokens = samples(0)
+        own = slice(shards.rank * B // shards.world, (shards.rank + 1) * B // shards.world)
+        image_bE, text_bE, scale, _ = wrapped(image[own], tokens[own])
+        if local is None:
+            loss, _ = mistakes.without_gradient(image_bE, text_bE, scale, None, shards=shards)
+        else:
+            world = Shards(rank=shards.rank if local else here.rank, world=here.world)
+            loss, _ = contrastive("clip", image_bE, text_bE, scale, shards=world, local_loss=local)
+        loss.backward()
+        grads = flat([p.grad for p in model.parameters()])
+        found[name] = {
+            "loss": process_group.mean(loss.detach()[None], here)[0] - alone("clip")[1][0],
+            "cosine": F.cosine_similarity(grads, alone("clip")[0], dim=0).item(),
+        }
+    return found
+
+
+# --- checkpoints -----------------------------------------------------------------------------------------------------
+
+KEPT = {"ema": 0.5}
+
+
+def train_on(ranks, model, wrapped, update, config, first, last):
+    for step in range(first, last):
+        backward(model, wrapped, config, ranks.shards, step)
+        update.step(step, config.lr, update.norm())
+
+
+def written(ranks, run, layout):
+    """Three steps in `layout`; saved after the second, while the third already changes the weights."""
+    config = configure({**BASE, **KEPT, **layout})
+    ranks, model, wrapped, update = build(ranks, config)
+    train_on(ranks, model, wrapped, update, config, 0, 2)
+    saver = sharded_checkpoint.Saver(run, ranks)
+    saver.save(2, model.state_dict(), update.state(), {"identity": {}})
+    train_on(ranks, model, wrapped, update, config, 2, 3)
+    saver.finish()
+
+
+def continued(ranks, run, layout):
+    """The third step from what `run` holds: how far weights and moments are from one process's that never stopped."""
+    config = configure({**BASE, **KEPT, **layout})
+    whole = fresh(config)
+    wanted = Update(whole, config)
+    train_on(
+        Ranks(rank=0, world=1, device=torch.device("cpu"), began=False),
+        whole,
+        whole,
+        wanted,
+        config,
+        0,
+        3,
+    )
+    ranks, model, wrapped, update = build(ranks, config)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(0.5)
+    found = sharded_checkpoint.newest(run, ranks)
+    sharded_checkpoint.restore(found, model, update, None, ranks)
+    train_on(ranks, model, wrapped, update, config, found.step, 3)
+    state, worst = update.state(), 0.0
+    for name, parts in {
+        **wanted.state(),
+        "": {n: p.detach() for n, p in whole.named_parameters()},
+    }.items():
+        own = state[name] if name else {n: p.detach() for n, p in model.named_parameters()}
+        assert own.keys() == parts.keys()
+        for part, x in parts.items():
+            y = own[part].full_tensor() if hasattr(own[part], "full_tensor") else own[part]
+            worst = max(worst, (x - y).abs().max().item())
+    return worst
+
+
+def main():
+    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+    torch.set_num_threads(1)
+    found, times = {}, {}
+    run = str(folder / "run")
+
+    def begin(name, own, world):
+        method = f"file://{folder}/{name}"
+        dist.init_process_group("gloo", init_method=method, rank=own, world_size=world)
+        return Ranks(rank=own, world=world, device=torch.device("cpu"), began=True)
+
+    def modes(ranks, layouts):
+        for name in layouts:
+            for change in CHOSEN[name]:
+                began = time.perf_counter()
+                found[f"{name}: {change}"] = compared(ranks, LAYOUTS[ranks.world][name], change)
+                times[f"{name}: {change}"] = time.perf_counter() - began
+
+    ranks = begin("four", rank, 4)
+    modes(ranks, LAYOUTS[4])
+    found["wrong"] = wrong(ranks)
+    written(ranks, run, LAYOUTS[4]["fsdp2 x tp2"])
+    found["continued as fsdp4"] = continued(ranks, run, LAYOUTS[4]["fsdp4"])
+    found["continued as dp2 x tp2"] = continued(ranks, run, LAYOUTS[4]["dp2 x tp2"])
+    dist.destroy_process_group()
+    ranks = begin(f"two-{rank // 2}", rank % 2, 2)
+    modes(ranks, ["dp2", "tp2"] if rank < 2 else ["fsdp2"])
+    if rank < 2:
+        found["continued as tp2"] = continued(ranks, run, {"tp": 2})
+    else:
+        found["continued as fsdp2"] = continued(ranks, run, {"dp_shard": 2})
+    dist.destroy_process_group()
+    if rank == 0:
+        found["continued as one process"] = continued(dataclasses.replace(ranks, world=1), run, {})
+    (folder / f"found-{rank}.json").write_text(json.dumps({"found": found, "times": times}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""Pools of a few drawn pictures, written as a build writes them, for the tests of what comes after a build."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from manifests import disk
+from pipeline.pool import shard_writer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One attempt. A reason makes it one that failed; `image` replaces the drawn picture's bytes."""
+
+    caption: str | None
+    reason: str | None = None
+    width: int = 300
+    height: int = 200
+    page: str = "https://www.Example.org:8080/page"
+    image: bytes | None = None
+
+
+def jpeg(number: int) -> bytes:
+    """A grey that is brighter by 3 than that of the number before."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (24, 16), (3 * number % 256,) * 3).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+def rows(count: int) -> list[Row]:
+    """Every fifth attempt failed; captions grow from one word to seven."""
+    return [
+        Row(
+            caption=" ".join(["dog"] * (i % 7 + 1)),
+            reason="http_4xx" if i % 5 == 4 else None,
+            width=100 + 10 * i,
+            page=f"https://host{i % 3}.example/p{i}",
+        )
+        for i in range(count)
+    ]
+
+
+def write_shard(pool: str, number: int, given: Sequence[tuple[int, Row]]) -> dict[str, Any]:
+    """Attempts with their numbers in the pool, which decide their urls, uids and pictures."""
+    with shard_writer.ShardWriter(pool, number, f"task-{number}", "0") as writer:
+        for place, (i, row) in enumerate(given):
+            url = f"https://img{i}.example/{i}.jpg"
+            record = {
+                "url": url,
+                "caption": row.caption,
+                "uid": disk.uid_of(url, row.caption or ""),
+                "reason": row.reason,
+                "page_url": row.page,
+                "original_width": None if row.reason else row.width,
+                "original_height": None if row.reason else row.height,
+            }
+            image = None if row.reason else row.image if row.image is not None else jpeg(i)
+            writer.add(place, record, image)
+        return writer.commit(len(given))
+
+
+def make_pool(folder: Path, given: Iterable[Row], per_shard: int = 10) -> str:
+    """A pool of these rows in shards of `per_shard`."""
+    numbered = list(enumerate(given))
+    for number, at in enumerate(range(0, len(numbered), per_shard)):
+        write_shard(str(folder), number, numbered[at : at + per_shard])
+    return str(folder)

@@ -1,0 +1,332 @@
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from manifests import disk
+from manifests.schema import Blend
+from train.config import TrainConfig, model_config
+from train.data import loader as loader_module
+from train.data.loader import Batch, Loader, cut
+from train.data.view_rows import open_view
+from train.model.architecture import ModelConfig
+
+Make = Callable[..., Any]
+
+
+def settings(**changes: Any) -> TrainConfig:
+    base = TrainConfig(
+        model="test", samples_seen=8 * 16, batch_size=16, lanes=8, window=2, threads=0, device="cpu"
+    )
+    return dataclasses.replace(base, **changes)
+
+
+def model() -> ModelConfig:
+    return model_config(settings())
+
+
+def blend_of(pool: str, seed: int = 0, **views: float) -> Blend:
+    weights = {f"web/{view}": weight for view, weight in views.items()}
+    return Blend(name="test", pools={"web": pool}, views=weights, seed=seed)
+
+
+def assert_equal(one: Batch, other: Batch) -> None:
+    assert one.step == other.step
+    assert one.keys == other.keys
+    assert one.bad == other.bad
+    for name in ("image_BHWC", "tokens_BT", "length_B"):
+        assert torch.equal(getattr(one, name), getattr(other, name))
+
+
+def damage(pool: str, key: str) -> None:
+    """Overwrite the picture of one row of a local pool with zeros."""
+    shard = key[:5]
+    table = disk.read_parquet(disk.join(pool, "shards", f"{shard}.parquet"))
+    row = table["key"].to_pylist().index(key)
+    with open(disk.join(pool, "shards", f"{shard}.tar"), "r+b") as f:
+        f.seek(table["image_offset"][row].as_py())
+        f.write(b"\0" * table["image_length"][row].as_py())
+
+
+# --- what a batch holds
+
+
+def test_a_batch_holds_pictures_with_their_own_tokens(tiny_pool: str) -> None:
+    loader = Loader(blend_of(tiny_pool, all=1), settings(), model())
+    batches = list(loader)
+    assert [batch.step for batch in batches] == list(range(8))
+    assert len(loader) == 8
+    colours: dict[int, set[tuple[float, ...]]] = {}
+    for batch in batches:
+        assert batch.image_BHWC.shape == (16, 32, 32, 3)
+        assert batch.image_BHWC.dtype == torch.uint8
+        assert batch.tokens_BT.shape == (16, 16)
+        assert batch.tokens_BT.dtype == batch.length_B.dtype == torch.int64
+        assert batch.bad == 0
+        means = batch.image_BHWC.float().mean((1, 2)).round(decimals=-2)
+        for b in range(16):
+            tokens = batch.tokens_BT[b, : int(batch.length_B[b])]
+            assert tokens[0] == 49_406
+            assert tokens[-1] == 49_407
+            assert not batch.tokens_BT[b, int(batch.length_B[b]) :].any()
+            colours.setdefault(int(tokens[5]), set()).add(tuple(means[b].tolist()))
+    assert len(colours) == 4  # the fifth word names the colour, and a colour is one mean
+    assert all(len(means) == 1 for means in colours.values())
+
+
+def test_every_row_is_seen_once_an_epoch(tiny_pool: str) -> None:
+    loader = Loader(blend_of(tiny_pool, all=1), settings(samples_seen=48 * 3), model())
+    seen = Counter(key for batch in loader for key in batch.keys)
+    assert len(seen) == 48
+    assert set(seen.values()) == {3}
+    assert loader.sources() == {"web/all": {"rows": 48, "drawn": 144, "repeats": 3.0}}
+
+
+def test_a_blend_mixes_its_views_by_weight(tiny_pool: str) -> None:
+    loader = Loader(blend_of(tiny_pool, all=3, half=1), settings(), model())
+    names = [key.split(":")[0] for batch in loader for key in batch.keys]
+    for n in range(1, len(names) + 1):
+        assert abs(names[:n].count("web/half") - n / 4) < 1
+    half = set(open_view(tiny_pool, "half").column("key").to_pylist())
+    assert {
+        key.split(":")[1] for batch in loader for key in batch.keys if key.startswith("web/half")
+    } <= half
+
+
+@pytest.mark.parametrize(
+    ("length", "context", "expected"),
+    [
+        (3, 5, [7, 8, 9, 0, 0]),
+        (5, 5, [7, 8, 9, 10, 11]),
+        (9, 5, [7, 8, 9, 10, 15]),
+        (3, 3, [7, 8, 9]),
+    ],
+)
+def test_tokens_that_do_not_fit_are_cut_before_the_last(
+    length: int, context: int, expected: list[int]
+) -> None:
+    row = np.zeros(context, np.int64)
+    assert cut(np.arange(7, 7 + length).astype(np.uint16), row) == min(length, context)
+    assert row.tolist() == expected
+
+
+def test_the_context_length_of_the_model_decides(tiny_pool: str) -> None:
+    short = dataclasses.replace(model(), context_length=4)
+    batch = next(iter(Loader(blend_of(tiny_pool, all=1), settings(), short)))
+    assert batch.tokens_BT.shape == (16, 4)
+    assert (batch.tokens_BT[:, 3] == 49_407).all()
+    assert (batch.length_B == 4).all()
+
+
+# --- the same batches
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_threads_change_nothing(tiny_pool: str, threads: int) -> None:
+    blend = blend_of(tiny_pool, all=2, half=1)
+    alone, threaded = (Loader(blend, settings(threads=k), model()) for k in (0, threads))
+    for one, other in zip(alone, threaded, strict=True):
+        assert_equal(one, other)
+
+
+@pytest.mark.parametrize("world", [1, 2, 4, 8])
+def test_ranks_share_the_batch_that_one_would_read(tiny_pool: str, world: int) -> None:
+    blend = blend_of(tiny_pool, all=2, half=1)
+    whole = Loader(blend, settings(samples_seen=48), model())
+    ranks = [
+        Loader(blend, settings(samples_seen=48, threads=rank % 2), model(), rank, world)
+        for rank in range(world)
+    ]
+    for expected, *parts in zip(whole, *ranks, strict=True):
+        assert torch.equal(torch.cat([part.image_BHWC for part in parts]), expected.image_BHWC)
+        assert torch.equal(torch.cat([part.tokens_BT for part in parts]), expected.tokens_BT)
+        assert sum((part.keys for part in parts), ()) == expected.keys
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_a_run_continues_at_any_step(tiny_pool: str, threads: int) -> None:
+    blend = blend_of(tiny_pool, all=1)
+    whole = list(Loader(blend, settings(), model()))
+    for start in (0, 5, 7, 8):
+        rest = list(Loader(blend, settings(threads=threads), model()).batches(start))
+        assert len(rest) == 8 - start
+        for one, other in zip(rest, whole[start:], strict=True):
+            assert_equal(one, other)
+
+
+def test_both_seeds_decide_the_order_and_an_epoch_is_cropped_anew(tiny_pool: str) -> None:
+    first = [next(iter(Loader(blend_of(tiny_pool, seed, all=1), settings(seed=run), model())))
+             for seed, run in ((0, 0), (0, 1), (1, 0))]  # fmt: skip
+    assert len({batch.keys for batch in first}) == 3
+    loader = Loader(blend_of(tiny_pool, all=1), settings(samples_seen=96), model())
+    seen: dict[str, torch.Tensor] = {}
+    different = 0
+    for batch in loader:
+        for key, image in zip(batch.keys, batch.image_BHWC, strict=True):
+            different += key in seen and not torch.equal(seen[key], image)
+            seen[key] = image
+    assert different > 24  # of 48; a crop is often the whole picture
+
+
+def test_a_pool_at_a_url_gives_the_same_batches(make_pool: Make, tmp_path: Path) -> None:
+    there, here = make_pool("memory://test_loader/pool", 8), make_pool(tmp_path / "pool", 8)
+    for one, other in zip(
+        *(Loader(blend_of(pool, all=1), settings(), model()) for pool in (there, here)), strict=True
+    ):
+        assert_equal(one, other)
+
+
+def test_threads_end_when_the_reader_stops(tiny_pool: str) -> None:
+    batches = Loader(blend_of(tiny_pool, all=1), settings(threads=3), model()).batches()
+    next(batches)
+    assert any(thread.name.startswith("decode") for thread in threading.enumerate())
+    batches.close()  # type: ignore[attr-defined]
+    assert not any(thread.name.startswith("decode") for thread in threading.enumerate())
+
+
+def test_only_so_many_batches_are_under_way(
+    tiny_pool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = Loader(blend_of(tiny_pool, all=1), settings(threads=1, samples_seen=16 * 100), model())
+    planned: list[int] = []
+    plan = loader._plan
+
+    def noted(step: int) -> Any:
+        planned.append(step)
+        return plan(step)
+
+    monkeypatch.setattr(loader, "_plan", noted)
+    batches = loader.batches()
+    for step in range(20):
+        next(batches)
+        assert max(planned) <= step + loader_module.PREFETCH
+    batches.close()  # type: ignore[attr-defined]
+    monkeypatch.setattr(loader_module, "PREFETCH_BYTES", 1)
+    assert loader._ahead() == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_batches_for_a_gpu_lie_in_pinned_memory(tiny_pool: str) -> None:
+    batch = next(
+        iter(Loader(blend_of(tiny_pool, all=1), settings(device="cuda", threads=2), model()))
+    )
+    assert batch.image_BHWC.is_pinned()
+    assert batch.tokens_BT.is_pinned()
+    plain = next(iter(Loader(blend_of(tiny_pool, all=1), settings(), model())))
+    assert_equal(batch, plain)
+
+
+# --- damaged pictures
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_a_damaged_picture_is_replaced_and_counted(
+    make_pool: Make, tmp_path: Path, threads: int
+) -> None:
+    pool = make_pool(tmp_path / "pool")
+    blend, config = blend_of(pool, all=1), settings(samples_seen=96, threads=threads)
+    sound = list(Loader(blend, config, model()))
+    damage(pool, "000010003")
+    loader = Loader(blend, config, model())
+    batches = list(loader)
+    assert loader.bad_count == 2  # once an epoch
+    assert [(bad.source, bad.shard, bad.key) for bad in loader.bad] == [
+        ("web/all", "00001", "000010003")
+    ] * 2
+    changed = [
+        (batch.step * 16 + b, batch.keys[b])
+        for batch, before in zip(batches, sound, strict=True)
+        for b in range(16)
+        if batch.keys[b] != before.keys[b]
+        or not torch.equal(batch.image_BHWC[b], before.image_BHWC[b])
+    ]
+    assert [n for n, _ in changed] == [bad.step * 16 + bad.position for bad in loader.bad]
+    assert all(key != "web/all:000010003" for _, key in changed)
+    assert sum(batch.bad for batch in batches) == 2
+    for one, other in zip(Loader(blend, config, model(), 0, 1), batches, strict=True):
+        assert_equal(one, other)
+
+
+def test_a_row_without_tokens_is_replaced(make_pool: Make, tmp_path: Path) -> None:
+    pool = make_pool(tmp_path / "pool", 16, 1)
+    path = disk.join(pool, "scores", "tokens@0123456789ab", "00000.parquet")
+    table, note = disk.read_parquet(path), disk.notes(path)
+    tokens = table["tokens"].to_pylist()
+    tokens[4] = None
+    disk.write_parquet(path, pa.table({"tokens": tokens}, schema=table.schema), note)
+    loader = Loader(blend_of(pool, all=1), settings(samples_seen=16), model())
+    (batch,) = loader
+    assert batch.bad == 1
+    assert "web/all:000000004" not in batch.keys
+    assert loader.bad[0].reason == "it has no tokens"
+
+
+def test_too_many_damaged_pictures_end_the_run_by_name(make_pool: Make, tmp_path: Path) -> None:
+    pool = make_pool(tmp_path / "pool")
+    for row in range(4):
+        damage(pool, f"00002{row:04d}")
+    loader = Loader(blend_of(pool, all=1), settings(samples_seen=48 * 4), model())
+    with pytest.raises(
+        ValueError,
+        match=r"11 of \d+ samples .* key 00002000\d of shard 00002 of web/all: not a.*audit",
+    ):
+        list(loader)
+
+
+def test_a_source_of_damaged_pictures_ends_the_run(make_pool: Make, tmp_path: Path) -> None:
+    pool = make_pool(tmp_path / "pool", 16, 1)
+    for row in range(16):
+        damage(pool, f"00000{row:04d}")
+    with pytest.raises(ValueError, match="rows of web/all in a row cannot be used"):
+        next(iter(Loader(blend_of(pool, all=1), settings(), model())))
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_a_tar_that_cannot_be_read_ends_the_run_by_name(
+    make_pool: Make, tmp_path: Path, threads: int
+) -> None:
+    pool = make_pool(tmp_path / "pool")
+    os.remove(tmp_path / "pool/shards/00001.tar")
+    with pytest.raises(ValueError, match=r"00001\.tar cannot be read at step 0"):
+        list(Loader(blend_of(pool, all=1), settings(threads=threads), model()))
+
+
+# --- what is refused before the first step
+
+
+def test_a_stale_view_is_refused(make_pool: Make, tmp_path: Path) -> None:
+    pool = make_pool(tmp_path / "pool")
+    record = disk.join(pool, "shards", "00001_stats.json")
+    disk.write_json(record, {**disk.read_json(record), "sidecar_sha256": "f" * 64})
+    with pytest.raises(ValueError, match="stale"):
+        Loader(blend_of(pool, all=1), settings(), model())
+
+
+def test_a_world_that_cannot_share_the_lanes_is_refused(tiny_pool: str) -> None:
+    with pytest.raises(ValueError, match="3 ranks cannot share 8 lanes"):
+        Loader(blend_of(tiny_pool, all=1), settings(), model(), 0, 3)
+
+
+def test_too_many_repeats_are_refused(tiny_pool: str) -> None:
+    blend = dataclasses.replace(blend_of(tiny_pool, half=1), max_repeats=2)
+    assert len(Loader(blend, settings(samples_seen=48), model())) == 3
+    with pytest.raises(
+        ValueError, match=r"web/half would be repeated 5\.3 times .* at most 48 samples"
+    ):
+        Loader(blend, settings(samples_seen=128), model())
+
+
+def test_fewer_rows_than_a_batch_are_refused(tiny_pool: str) -> None:
+    with pytest.raises(ValueError, match="fewer rows than a batch"):
+        Loader(blend_of(tiny_pool, half=1), settings(samples_seen=32, batch_size=32), model())

@@ -1,0 +1,351 @@
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from train.data.order import ORDER_VERSION, Order, SourceRows, slots_of, turn
+from train.identity import differences
+from train.rng import derive_key, permutation, uniforms
+
+
+def source(name: str, weight: float, *rows: int) -> SourceRows:
+    return SourceRows(name=name, weight=weight, shard_rows=rows)
+
+
+def blend() -> list[SourceRows]:
+    return [
+        source("web/a", 0.6, 30, 0, 50, 40),
+        source("web/b", 0.3, 25, 25),
+        source("more/c", 0.1, 7),
+    ]
+
+
+def drawn(order: Order, step: int) -> list[tuple[int, int, int]]:
+    return list(zip(*(column.tolist() for column in order.batch(step)), strict=True))
+
+
+# --- random numbers
+
+
+def test_a_permutation_holds_each_number_once_and_depends_on_its_key() -> None:
+    first, second = permutation(1, 1000), permutation(2, 1000)
+    assert sorted(first.tolist()) == list(range(1000))
+    assert first.tolist() != second.tolist()
+    assert np.array_equal(first, permutation(1, 1000))
+    assert permutation(5, 0).tolist() == []
+
+
+def test_uniform_numbers_belong_to_their_row_whatever_rows_are_asked_for() -> None:
+    together = uniforms(derive_key(1, 2), np.arange(1000), 3)
+    assert np.array_equal(together[[7, 500]], uniforms(derive_key(1, 2), np.array([7, 500]), 3))
+    assert together.min() >= 0
+    assert together.max() < 1
+    assert abs(together.mean() - 0.5) < 0.02
+    assert abs(np.corrcoef(together[:, 0], together[:, 1])[0, 1]) < 0.1
+
+
+def test_mixed_numbers_depend_on_every_part_and_its_place() -> None:
+    assert (
+        len(
+            {
+                derive_key(1, 2),
+                derive_key(2, 1),
+                derive_key(1, 2, 0),
+                derive_key(-1, 2),
+                derive_key(1),
+            }
+        )
+        == 5
+    )
+
+
+# --- the wheel
+
+
+@pytest.mark.parametrize(
+    ("weights", "slots"),
+    [
+        ((0.7, 0.3), [7, 3]),
+        ((1, 2, 5), [1, 2, 5]),
+        ((3.0,), [1]),
+        ((0.125, 0.875), [1, 7]),
+        ((1e-3, 0.999), [1, 999]),
+        ((1 / 3, 2 / 3), [1, 2]),
+        ((0.123456789, 0.876543211), [8091, 57445]),  # else to the nearest 65,536th
+    ],
+)
+def test_slots_are_exact_where_the_weights_have_a_common_denominator(
+    weights: tuple[float, ...], slots: list[int]
+) -> None:
+    assert slots_of([source(str(k), weight, 1) for k, weight in enumerate(weights)]) == slots
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_weight_must_be_a_positive_number(weight: float) -> None:
+    with pytest.raises(ValueError, match="weight of 'b'"):
+        slots_of([source("a", 1, 1), source("b", weight, 1)])
+
+
+def test_a_share_too_small_for_the_wheel_is_refused() -> None:
+    with pytest.raises(ValueError, match="'b' is less than one in 65,536"):
+        slots_of([source("a", 1, 1), source("b", 1e-7, 1)])
+
+
+def assert_quota(wheel: np.ndarray[Any, Any], slots: list[int]) -> None:
+    n = np.arange(1, len(wheel) + 1)
+    for s, count in enumerate(slots):
+        error = np.cumsum(wheel == s) - n * count / len(wheel)
+        assert np.abs(error).max() < 1
+    assert np.bincount(wheel, minlength=len(slots)).tolist() == slots
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=7))
+def test_every_prefix_of_the_wheel_is_within_one_of_each_share(slots: list[int]) -> None:
+    assert_quota(turn(slots), slots)
+
+
+def test_the_wheel_keeps_its_promise_for_many_small_sources_beside_a_large_one() -> None:
+    slots = slots_of(
+        [source("large", 0.9, 1), *(source(f"s{k}", 0.1 / 9 + k * 1e-5, 1) for k in range(9))]
+    )
+    assert sum(slots) == 65_536
+    assert_quota(turn(slots), slots)
+
+
+def test_golden_turn() -> None:
+    assert turn([5, 3, 2]).tolist() == [0, 1, 0, 2, 0, 1, 0, 1, 0, 2]
+
+
+# --- the promises of the order
+
+
+@st.composite
+def orders(draw: st.DrawFn) -> Order:
+    lanes = draw(st.sampled_from([1, 2, 3, 4, 8]))
+    batch = lanes * draw(st.integers(1, 4))
+    count = draw(st.integers(1, 4))
+    rows = st.lists(st.integers(0, 12), min_size=1, max_size=9).filter(any)
+    weights = st.one_of(st.integers(1, 9), st.sampled_from([0.1, 0.25, 1.5]))
+    sources = [source(f"s{k}", draw(weights), *draw(rows)) for k in range(count)]
+    if sum(sum(s.shard_rows) for s in sources) < batch:
+        sources.append(source("enough", 1, batch))
+    return Order(sources, batch, lanes, draw(st.integers(1, 5)), draw(st.integers(0, 3)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(orders())
+def test_after_any_step_no_row_was_drawn_more_than_once_oftener_than_another(order: Order) -> None:
+    seen = [
+        {(shard, row): 0 for shard, rows in enumerate(s.shard_rows) for row in range(rows)}
+        for s in order.sources
+    ]
+    for step in range(30):
+        for s, shard, row in drawn(order, step):
+            seen[s][shard, row] += 1  # KeyError: a row that the source does not have
+        for counts in seen:
+            assert max(counts.values()) - min(counts.values()) <= 1
+    repeats = order.repeats(30)
+    for of, counts in zip(order.sources, seen, strict=True):
+        assert repeats[of.name].drawn == sum(counts.values())
+
+
+@settings(max_examples=60, deadline=None)
+@given(orders())
+def test_every_prefix_of_every_batch_holds_each_source_within_one_sample_of_its_share(
+    order: Order,
+) -> None:
+    slots = slots_of(order.sources)
+    source_of = np.concatenate([order.batch(step)[0] for step in range(20)])
+    n = np.arange(1, len(source_of) + 1)
+    for s, count in enumerate(slots):
+        assert np.abs(np.cumsum(source_of == s) - n * count / sum(slots)).max() < 1
+
+
+@settings(max_examples=30, deadline=None)
+@given(orders(), st.integers(0, 400))
+def test_a_fresh_order_answers_as_one_that_ran(order: Order, step: int) -> None:
+    for before in range(0, step, 7):
+        order.batch(before)
+    fresh = Order(order.sources, order.batch_size, order.lanes, order.window, order.seed)
+    assert drawn(fresh, step) == drawn(order, step)
+
+
+def test_rows_are_drawn_once_an_epoch_over_several_epochs_with_different_keep_rates() -> None:
+    order = Order([source("a", 0.5, 64, 0, 3, 29), source("b", 0.5, 96)], 32, 8, 2)
+    for epoch in range(4):
+        seen = Counter(x for step in range(epoch * 6, epoch * 6 + 6) for x in drawn(order, step))
+        assert set(seen.values()) == {1}
+        assert len(seen) == 192
+
+
+@pytest.mark.parametrize("world", [1, 2, 4, 8])
+def test_ranks_together_draw_the_same_batch_whatever_their_number(world: int) -> None:
+    whole = Order(blend(), 64, 16)
+    for step in (0, 1, 41):
+        parts = [
+            Order(blend(), 64, 16).batch(step, range(rank * 16 // world, (rank + 1) * 16 // world))
+            for rank in range(world)
+        ]
+        for column, expected in zip(zip(*parts, strict=True), whole.batch(step), strict=True):
+            assert np.array_equal(np.concatenate(column), expected)
+
+
+def test_the_order_of_the_sources_in_a_blend_does_not_matter() -> None:
+    one, other = Order(blend(), 32, 8), Order(blend()[::-1], 32, 8)
+    for step in range(5):
+        named = [
+            [(o.sources[s].name, shard, row) for s, shard, row in drawn(o, step)]
+            for o in (one, other)
+        ]
+        assert named[0] == named[1]
+    assert one.fingerprint() == other.fingerprint()
+
+
+def test_a_source_keeps_its_order_when_another_joins_the_blend() -> None:
+    alone, joined = Order(blend()[:1], 20, 1), Order([*blend()[:1], source("z", 0.6, 500)], 20, 1)
+    first = [x[1:] for step in range(6) for x in drawn(alone, step)]
+    second = [x[1:] for step in range(12) for x in drawn(joined, step) if x[0] == 0]
+    # Inside a batch draws are placed by lane; with one lane they stay in the order of dealing.
+    assert first[:100] == second[:100]
+
+
+def test_epochs_and_seeds_differ() -> None:
+    def epoch(seed: int, number: int) -> list[tuple[int, int, int]]:
+        order = Order([source("a", 1, 40, 40)], 20, 4, seed=seed)
+        return [x for step in range(4 * number, 4 * number + 4) for x in drawn(order, step)]
+
+    runs = [epoch(0, 0), epoch(0, 1), epoch(1, 0)]
+    assert sorted(runs[0]) == sorted(runs[1]) == sorted(runs[2])
+    assert runs[0] != runs[1]
+    assert runs[0] != runs[2]
+
+
+def test_a_lane_reads_a_window_of_shards_at_a_time() -> None:
+    order = Order([source("a", 1, *[10] * 12)], 10, 1, window=3)
+    shards = [set(order.batch(step)[1].tolist()) for step in range(12)]
+    windows = [set().union(*shards[k : k + 3]) for k in range(0, 12, 3)]
+    assert [len(window) for window in windows] == [3, 3, 3, 3]
+    assert set().union(*windows) == set(range(12))
+    assert len(shards[0]) == 3  # rows of a window are mixed
+
+
+def test_a_rank_reads_few_shards_beside_those_of_its_lanes() -> None:
+    order = Order([source("a", 0.6, *[40] * 96), source("b", 0.4, *[40] * 64)], 256, 64)
+    for rank in range(4):
+        batches = [
+            order.batch(step, range(rank * 16, rank * 16 + 16)) for step in range(25)
+        ]  # one epoch of each
+        for s, shards in ((0, 96), (1, 64)):
+            seen = {int(k) for of, shard, _ in batches for k in shard[of == s]}
+            assert (
+                len(seen) <= 0.4 * shards
+            )  # a quarter is its own; a window reaches over the edges
+
+
+def test_a_source_with_fewer_rows_than_lanes_is_drawn_evenly() -> None:
+    order = Order([source("few", 0.5, 2, 1), source("many", 0.5, 500)], 64, 64)
+    counts = Counter(x[1:] for step in range(3) for x in drawn(order, step) if x[0] == 0)
+    assert sorted(counts) == [(0, 0), (0, 1), (1, 0)]
+    assert set(counts.values()) == {32}
+
+
+def test_stand_ins_are_rows_of_the_same_source_and_depend_on_the_position() -> None:
+    order = Order(blend(), 32, 8)
+    found = {
+        order.reserve(0, 3, position, attempt) for position in range(200) for attempt in range(3)
+    }
+    assert order.reserve(0, 3, 5, 1) == Order(blend(), 32, 8).reserve(0, 3, 5, 1)
+    assert all(row < (30, 0, 50, 40)[shard] for shard, row in found)
+    assert len(found) > 100
+    assert {shard for shard, _ in found} == {0, 2, 3}
+
+
+def test_golden_order() -> None:
+    order = Order(blend(), 16, 4, window=2, seed=7)
+    assert drawn(order, 0)[:6] == GOLDEN_START
+    digest = hashlib.sha256()
+    for step in range(40):
+        for column in order.batch(step):
+            digest.update(column.astype("<i8").tobytes())
+    assert digest.hexdigest()[:16] == GOLDEN_DIGEST, (
+        "a change of the order: bump ORDER_VERSION, then this"
+    )
+    assert order.fingerprint() == GOLDEN_FINGERPRINT
+    assert ORDER_VERSION == 1
+
+
+GOLDEN_START = [(0, 2, 30), (0, 0, 17), (1, 0, 11), (0, 2, 20), (1, 1, 19), (0, 0, 3)]
+GOLDEN_DIGEST = "ef695e375ef5fd77"
+GOLDEN_FINGERPRINT = "b259459268cc"
+
+
+# --- what is refused and reported
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"batch_size": 48}, "batch_size: 32 -> 48"),
+        ({"lanes": 16}, "lanes: 8 -> 16"),
+        ({"window": 3}, "window: 2 -> 3"),
+        ({"seed": 1}, "seed: 0 -> 1"),
+        (
+            {"sources": [*blend()[:2], source("more/c", 0.2, 7)]},
+            "sources.more/c.weight: 0.1 -> 0.2",
+        ),
+        ({"sources": [*blend()[:2], source("more/c", 0.1, 8)]}, "sources.more/c.rows: 7 -> 8"),
+        ({"sources": [*blend()[:2], source("d", 0.1, 7)]}, "sources.more/c: {"),
+    ],
+)
+def test_the_fingerprint_holds_all_that_decides_the_order(
+    change: dict[str, Any], name: str
+) -> None:
+    settings: dict[str, Any] = {
+        "sources": blend(),
+        "batch_size": 32,
+        "lanes": 8,
+        "window": 2,
+        "seed": 0,
+    }
+    before, after = Order(**settings), Order(**settings | change)
+    assert before.fingerprint() != after.fingerprint()
+    assert before.fingerprint() == Order(**settings).fingerprint()
+    assert any(line.startswith(name) for line in differences(before.identity(), after.identity()))
+    assert differences(before.identity(), before.identity()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            (blend(), 100, 64),
+            r"64 lanes do not divide a batch of 100; lanes may be 1, 2, 4, 5, 10, 20, 25, 50, 100",
+        ),
+        (([source("a", 1, 5)], 8, 8), "fewer rows than a batch: a keep 5, and a batch is 8"),
+        (([source("a", 1, 50), source("b", 1, 0, 0)], 8, 8), "'b' keeps no row"),
+        (([source("a", 1, 50), source("a", 1, 50)], 8, 8), "different names"),
+        (([], 8, 8), "different names"),
+        ((blend(), 32, 0), "lanes is 0"),
+        ((blend(), 32, 8, 0), "window is 0"),
+    ],
+)
+def test_what_cannot_be_ordered_is_refused(arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Order(*arguments)
+
+
+def test_too_many_repeats_are_refused_with_what_would_fit() -> None:
+    order = Order([source("web/a", 0.75, 60, 60), source("web/b", 0.25, 10)], 40, 8)
+    order.check_repeats(40, None)
+    order.check_repeats(8, 8)
+    with pytest.raises(
+        ValueError,
+        match=r"web/b would be repeated 40.0 times \(400 draws of 10 rows\).* 320 samples",
+    ):
+        order.check_repeats(40, 8)

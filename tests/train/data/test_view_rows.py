@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import gc
+import os
+import tarfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manifests import disk
+from train.data import view_rows
+from train.data.view_rows import ViewRows, fingerprint, open_view
+
+Make = Callable[..., Any]
+
+
+def members(pool: str, shard: int) -> dict[str, bytes]:
+    with tarfile.open(disk.join(pool, "shards", f"{shard:05d}.tar")) as tar:
+        return {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
+
+
+def assert_reads_its_members(rows: ViewRows, pool: str) -> None:
+    for shard in range(len(rows.shards)):
+        found = members(pool, shard)
+        of = rows.shard(shard)
+        for row in range(rows.shard_rows[shard]):
+            assert rows.read_image(shard, row) == found[f"{of.keys[row]}.jpg"]
+
+
+def test_a_view_gives_the_bytes_and_tokens_of_its_kept_rows(
+    make_pool: Make, tmp_path: Path
+) -> None:
+    pool = make_pool(
+        tmp_path / "pool", [6, 4, 5], keep=lambda shard, row: (shard + row) % 2 == 0, failed=1
+    )
+    rows = open_view(pool, "all")
+    assert rows.shards == ("00000", "00001", "00002")
+    assert rows.shard_rows == (3, 1, 2)
+    assert rows.shard(0).keys.to_pylist() == ["000000000", "000000002", "000000004"]
+    assert rows.shard(1).keys.to_pylist() == ["000010001"]
+    assert_reads_its_members(rows, pool)
+    captions = rows.column("caption").to_pylist()
+    tokens = [rows.shard(s).tokens_of(r) for s, n in enumerate(rows.shard_rows) for r in range(n)]
+    assert [len(t) for t in tokens] == [len(c.split()) + 2 for c in captions]
+    assert all(t[0] == 49_406 and t[-1] == 49_407 for t in tokens)
+
+
+def test_a_column_of_the_kept_rows_comes_in_tar_order(tiny_pool: str) -> None:
+    every, half = open_view(tiny_pool, "all"), open_view(tiny_pool, "half")
+    assert len(every.column("sha256")) == 48
+    assert half.column("uid").to_pylist() == every.column("uid").to_pylist()[1::2]
+    assert half.column("key").to_pylist() == [
+        k for s in range(3) for k in half.shard(s).keys.to_pylist()
+    ]
+
+
+def test_a_shard_of_which_nothing_is_kept_is_empty(make_pool: Make, tmp_path: Path) -> None:
+    rows = open_view(make_pool(tmp_path / "pool", 4, keep=lambda shard, row: shard != 1), "all")
+    assert rows.shard_rows == (4, 0, 4)
+    assert len(rows.shard(1).keys) == len(rows.shard(1).offset) == 0
+    assert len(rows.column("uid")) == 8
+
+
+def test_a_pool_at_a_url_is_read_in_ranges(make_pool: Make) -> None:
+    pool = make_pool("memory://test_shards/pool", 4, 2, keep=0.5)
+    rows = open_view(pool, "all")
+    assert rows.shard_rows == (2, 2)
+    data = rows.read_image(1, 1)
+    assert data.startswith(b"\xff\xd8\xff")
+    assert len(data) == rows.shard(1).length[1]
+    whole = disk.read_bytes(disk.join(pool, "shards", "00001.tar"))
+    assert data in whole
+
+
+def test_a_tar_may_lie_elsewhere(make_pool: Make, tmp_path: Path) -> None:
+    pool = make_pool(tmp_path / "pool", 4, 1)
+    expected = open_view(pool, "all").read_image(0, 2)
+    tar, record = tmp_path / "pool/shards/00000.tar", tmp_path / "pool/shards/00000_stats.json"
+    tar.rename(tmp_path / "elsewhere.tar")
+    disk.write_json(record, {**disk.read_json(record), "tar": str(tmp_path / "elsewhere.tar")})
+    assert open_view(pool, "all").read_image(0, 2) == expected
+
+
+def test_only_so_many_shards_and_tars_are_held(
+    tiny_pool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(view_rows, "OPEN_TARS", 1)
+    rows = open_view(tiny_pool, "all", held=1)
+    first = rows.shard(0)
+    assert rows.shard(0) is first
+    rows.shard(1)
+    assert rows.shard(0) is not first
+    gc.collect()  # views of earlier tests
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        assert_reads_its_members(rows, tiny_pool)
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    del rows
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_threads_may_read_while_tars_are_closed_and_opened(
+    tiny_pool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(view_rows, "OPEN_TARS", 1)
+    rows = open_view(tiny_pool, "all")
+    asked = [(k % 3, k % 16) for k in range(300)]
+    expected = {place: rows.read_image(*place) for place in asked}
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(lambda place: rows.read_image(*place) == expected[place], asked))
+
+
+def test_a_tar_that_was_cut_short_costs_the_rows_that_are_gone(
+    make_pool: Make, tmp_path: Path
+) -> None:
+    pool = make_pool(tmp_path / "pool", 4, 1)
+    tar = tmp_path / "pool/shards/00000.tar"
+    rows = open_view(pool, "all")
+    os.truncate(tar, int(rows.shard(0).offset[3]) + 10)
+    assert rows.read_image(0, 2)
+    with pytest.raises(ValueError, match=r"00000\.tar ends before byte \d+"):
+        rows.read_image(0, 3)
+
+
+def test_a_missing_tar_is_an_error_of_the_disk(make_pool: Make, tmp_path: Path) -> None:
+    pool = make_pool(tmp_path / "pool", 4, 1)
+    (tmp_path / "pool/shards/00000.tar").unlink()
+    with pytest.raises(FileNotFoundError):
+        open_view(pool, "all").read_image(0, 0)
+
+
+def test_an_unknown_view_is_named_with_the_nearest(tiny_pool: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no view 'haf'; did you mean 'half'\\?; it has all, half"):
+        open_view(tiny_pool, "haf")
+    with pytest.raises(ValueError, match="it has none"):
+        open_view(str(tmp_path / "nowhere"), "all")
+
+
+def test_a_view_of_an_older_pool_is_refused_with_what_mends_it(
+    make_pool: Make, add_view: Make, tmp_path: Path
+) -> None:
+    pool = make_pool(tmp_path / "pool", 4, 2)
+    record = disk.join(pool, "shards", "00001_stats.json")
+    disk.write_json(record, {**disk.read_json(record), "sidecar_sha256": "0" * 64})
+    with pytest.raises(
+        ValueError, match=rf"stale.*python pipeline/filter.py {pool} --recipe RECIPE"
+    ):
+        open_view(pool, "all")
+    add_view(pool, "all")
+    assert open_view(pool, "all").shard_rows == (4, 4)
+
+
+def test_the_fingerprint_goes_by_committed_sidecars(tiny_pool: str) -> None:
+    found, records = fingerprint(tiny_pool)
+    assert set(records) == {"00000", "00001", "00002"}
+    assert found == disk.content_hash(
+        {shard: record["sidecar_sha256"] for shard, record in records.items()}
+    )
+
+
+def test_a_view_must_fit_its_shard(make_pool: Make, tmp_path: Path) -> None:
+    pool = make_pool(tmp_path / "pool", 4, 2)
+    view = disk.read_parquet(disk.join(pool, "views", "all", "00000.parquet"))
+    disk.write_parquet(disk.join(pool, "views", "all", "00000.parquet"), view.slice(0, 3))
+    with pytest.raises(ValueError, match="does not fit its shard"):
+        open_view(pool, "all").shard(0)
+
+
+def test_a_view_may_not_keep_rows_that_are_not_stored(make_pool: Make, tmp_path: Path) -> None:
+    pool = make_pool(tmp_path / "pool", 4, 1, failed=1)
+    path, manifest = (
+        disk.join(pool, "views", "all", "00000.parquet"),
+        disk.join(pool, "views", "all.json"),
+    )
+    view = disk.read_parquet(path)
+    disk.write_parquet(path, view.set_column(0, "kept", [[True] * 4]))
+    disk.write_json(manifest, {**disk.read_json(manifest), "shards": {"00000": 4}})
+    with pytest.raises(ValueError, match="keeps rows of shard 00000 that are not stored"):
+        open_view(pool, "all").shard(0)
+
+
+def test_tokens_of_another_tokenizer_do_not_do(make_pool: Make, tmp_path: Path) -> None:
+    pool = make_pool(tmp_path / "pool", 4, 1, tokenizer="other")
+    with pytest.raises(
+        ValueError,
+        match=r"no tokens of tokenizer 'clip' \(has: other\).*score.py .* --filters tokens",
+    ):
+        open_view(pool, "all", "clip")
+    assert open_view(pool, "all", "other").shard_rows == (4,)
+
+
+def test_tokens_that_lack_a_shard_or_were_made_for_other_rows_are_refused(
+    make_pool: Make, tmp_path: Path
+) -> None:
+    pool = make_pool(tmp_path / "pool", 4, 2)
+    folder = disk.join(pool, "scores", "tokens@0123456789ab")
+    path = disk.join(folder, "00001.parquet")
+    disk.write_parquet(path, disk.read_parquet(path), {"uids": "0" * 64})
+    rows = open_view(pool, "all")
+    assert len(rows.shard(0).keys) == 4
+    with pytest.raises(ValueError, match="made for other rows"):
+        rows.shard(1)
+    scores = disk.read_json(disk.join(folder, "scores.json"))
+    disk.write_json(
+        disk.join(folder, "scores.json"), {**scores, "shards": {"00000": scores["shards"]["00000"]}}
+    )
+    with pytest.raises(ValueError, match="lack shards that were added since"):
+        open_view(pool, "all")

@@ -1,0 +1,58 @@
+"""Every layout and way of computing a step against one process; checkpoints from one layout into others.
+
+Four processes compute it all once, in 64 bits; `modes.py` says what.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import modes
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("modes")
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, modes.__file__, str(rank), str(folder)], env=environment, stderr=subprocess.PIPE
+        )
+        for rank in range(4)
+    ]
+    said = [process.communicate(timeout=600)[1].decode() for process in processes]
+    assert not any(process.returncode for process in processes), "\n".join(said)
+    every = [json.loads((folder / f"found-{rank}.json").read_text())["found"] for rank in range(4)]
+    assert every[0] == {**every[1], "continued as one process": every[0]["continued as one process"]}, "ranks differ"
+    assert every[2] == every[3]
+    return {**every[2], **every[0]}
+
+
+@pytest.mark.parametrize(
+    "mode", [f"{layout}: {change}" for layout, chosen in modes.CHOSEN.items() for change in chosen]
+)
+def test_gradients_losses_and_weights_are_those_of_one_process(found, mode):
+    values = found[mode]
+    assert values["cosine"] >= 0.999999
+    assert values["ratio"] == pytest.approx(1, abs=1e-5)
+    assert values["norm"] == pytest.approx(1, abs=1e-5), "the norm that decides about clipping"
+    assert values["loss"] < 1e-10
+    assert values["weights"] < 1e-10
+
+
+def test_what_is_known_to_be_wrong_fails_that_comparison(found):
+    assert found["wrong"]["gathered over all, local"]["cosine"] < 0.9
+    assert found["wrong"]["gathered over all"]["loss"] == pytest.approx(0.6931471805599453), "ln 2: rows came twice"
+    without = found["wrong"]["local without gradient"]
+    assert without["loss"] == pytest.approx(0, abs=1e-12), "the loss alone does not show it"
+    assert without["cosine"] < 0.9999
+
+
+@pytest.mark.parametrize("layout", ["fsdp4", "dp2 x tp2", "tp2", "fsdp2", "one process"])
+def test_a_checkpoint_of_fsdp2_x_tp2_continues_in_any_layout(found, layout):
+    assert found[f"continued as {layout}"] < 1e-12, "weights, moments, average: largest difference to no interruption"

@@ -1,0 +1,243 @@
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+
+import pytest
+import torch
+
+from train.formats.hf import from_hf, hf_config, load_hf, model_config_of_hf, save_hf, to_hf
+from train.model.architecture import MODELS
+from train.model.clip import CLIP
+
+SMALL = dataclasses.replace(
+    MODELS["test"], vocab_size=60, embed_dim=24, vision_layers=1, text_layers=1, text_mlp=96
+)
+LAYER = {
+    "self_attn.k_proj.weight": [32, 32], "self_attn.k_proj.bias": [32], "self_attn.v_proj.weight": [32, 32],
+    "self_attn.v_proj.bias": [32], "self_attn.q_proj.weight": [32, 32], "self_attn.q_proj.bias": [32],
+    "self_attn.out_proj.weight": [32, 32], "self_attn.out_proj.bias": [32], "layer_norm1.weight": [32],
+    "layer_norm1.bias": [32], "layer_norm2.weight": [32], "layer_norm2.bias": [32],
+}  # fmt: skip
+# Names and shapes of transformers.CLIPModel with the sizes of SMALL.
+NAMES = {
+    "logit_scale": [],
+    "text_model.embeddings.token_embedding.weight": [60, 32],
+    "text_model.embeddings.position_embedding.weight": [16, 32],
+    **{f"text_model.encoder.layers.0.{name}": shape for name, shape in LAYER.items()},
+    "text_model.encoder.layers.0.mlp.fc1.weight": [96, 32],
+    "text_model.encoder.layers.0.mlp.fc1.bias": [96],
+    "text_model.encoder.layers.0.mlp.fc2.weight": [32, 96],
+    "text_model.encoder.layers.0.mlp.fc2.bias": [32],
+    "text_model.final_layer_norm.weight": [32],
+    "text_model.final_layer_norm.bias": [32],
+    "vision_model.embeddings.class_embedding": [32],
+    "vision_model.embeddings.patch_embedding.weight": [32, 3, 16, 16],
+    "vision_model.embeddings.position_embedding.weight": [5, 32],
+    "vision_model.pre_layrnorm.weight": [32],
+    "vision_model.pre_layrnorm.bias": [32],
+    **{f"vision_model.encoder.layers.0.{name}": shape for name, shape in LAYER.items()},
+    "vision_model.encoder.layers.0.mlp.fc1.weight": [128, 32],
+    "vision_model.encoder.layers.0.mlp.fc1.bias": [128],
+    "vision_model.encoder.layers.0.mlp.fc2.weight": [32, 128],
+    "vision_model.encoder.layers.0.mlp.fc2.bias": [32],
+    "vision_model.post_layernorm.weight": [32],
+    "vision_model.post_layernorm.bias": [32],
+    "visual_projection.weight": [24, 32],
+    "text_projection.weight": [24, 32],
+}
+BASE_32 = {
+    "model_type": "clip",
+    "projection_dim": 512,
+    "text_config": {"eos_token_id": 2},
+    "vision_config": {},
+}
+
+
+def theirs():
+    generator = torch.Generator().manual_seed(0)
+    return {name: torch.randn(shape, generator=generator) for name, shape in NAMES.items()}
+
+
+def test_a_checkpoint_goes_through_both_ways_bit_for_bit():
+    state = theirs()
+    buffers = {
+        f"{t}_model.embeddings.position_ids": torch.arange(5)[None] for t in ("text", "vision")
+    }
+    model = CLIP(SMALL)
+    model.load_state_dict(from_hf({**state, **buffers}, SMALL))
+    back = to_hf(model)
+    assert set(back) == set(state)
+    for name, value in back.items():
+        assert value.is_contiguous()
+        assert torch.equal(value, state[name]), name
+
+
+def by_the_book(state, image, tokens):
+    """CLIPModel's features written out from its own names."""
+    norm = torch.nn.functional.layer_norm
+
+    def linear(x, name):
+        return x @ state[f"{name}.weight"].T + state.get(f"{name}.bias", torch.zeros(()))
+
+    def layer(x, place, causal):
+        h = norm(x, (32,), state[f"{place}.layer_norm1.weight"], state[f"{place}.layer_norm1.bias"])
+        q, k, v = (
+            linear(h, f"{place}.self_attn.{n}_proj").unflatten(-1, (2, 16)).transpose(1, 2)
+            for n in "qkv"
+        )
+        weight = q @ k.mT / 4
+        if causal:
+            weight = weight + torch.full(weight.shape[-2:], -torch.inf).triu(1)
+        mixed = (weight.softmax(-1) @ v).transpose(1, 2).flatten(2)
+        x = x + linear(mixed, f"{place}.self_attn.out_proj")
+        h = norm(x, (32,), state[f"{place}.layer_norm2.weight"], state[f"{place}.layer_norm2.bias"])
+        return x + linear(
+            torch.nn.functional.gelu(linear(h, f"{place}.mlp.fc1")), f"{place}.mlp.fc2"
+        )
+
+    patch = torch.nn.functional.conv2d(
+        image, state["vision_model.embeddings.patch_embedding.weight"], stride=16
+    )
+    first = state["vision_model.embeddings.class_embedding"].expand(len(image), 1, -1)
+    x = (
+        torch.cat([first, patch.flatten(2).mT], 1)
+        + state["vision_model.embeddings.position_embedding.weight"]
+    )
+    x = norm(
+        x, (32,), state["vision_model.pre_layrnorm.weight"], state["vision_model.pre_layrnorm.bias"]
+    )
+    x = layer(x, "vision_model.encoder.layers.0", causal=False)[:, 0]
+    x = norm(
+        x,
+        (32,),
+        state["vision_model.post_layernorm.weight"],
+        state["vision_model.post_layernorm.bias"],
+    )
+    y = state["text_model.embeddings.token_embedding.weight"][tokens]
+    y = y + state["text_model.embeddings.position_embedding.weight"][: tokens.shape[1]]
+    y = layer(y, "text_model.encoder.layers.0", causal=True)[torch.arange(len(y)), tokens.argmax(1)]
+    y = norm(
+        y,
+        (32,),
+        state["text_model.final_layer_norm.weight"],
+        state["text_model.final_layer_norm.bias"],
+    )
+    return linear(x, "visual_projection"), linear(y, "text_projection")
+
+
+def given():
+    tokens = torch.randint(1, 58, (3, 16), generator=torch.Generator().manual_seed(1))
+    for row, length in enumerate((4, 9, 16)):
+        tokens[row, length - 1] = 59
+        tokens[row, length:] = 0
+    return torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(2)).double(), tokens
+
+
+def test_the_names_mean_the_same_there():
+    model = CLIP(SMALL).double()
+    state = {name: value.double() / 4 for name, value in theirs().items()}
+    model.load_state_dict(from_hf(state, SMALL))
+    image, text = by_the_book(state, *given())
+    torch.testing.assert_close(model.visual(given()[0]), image, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(model.text(given()[1]), text, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None, reason="transformers is not installed"
+)
+@pytest.mark.parametrize("quick_gelu", [False, True])
+def test_transformers_loads_what_is_exported(tmp_path, quick_gelu):
+    import transformers
+
+    model = CLIP(dataclasses.replace(SMALL, quick_gelu=quick_gelu), seed=4).double()
+    save_hf(model, str(tmp_path))
+    loaded = transformers.CLIPModel.from_pretrained(str(tmp_path), torch_dtype=torch.float64).eval()
+    image, tokens = given()
+    out = loaded(pixel_values=image, input_ids=tokens)
+    torch.testing.assert_close(model.encode_image(image), out.image_embeds, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(model.encode_text(tokens), out.text_embeds, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+def test_a_folder_comes_back_with_its_settings(tmp_path, file):
+    config = dataclasses.replace(
+        SMALL, quick_gelu=True, image_mean=(0.5, 0.5, 0.5), text_attention_dropout=0.1
+    )
+    model = CLIP(config, seed=4)
+    save_hf(model, str(tmp_path))
+    if file != "model.safetensors":
+        (tmp_path / "model.safetensors").unlink()
+        torch.save(to_hf(model), tmp_path / file)
+    again = load_hf(str(tmp_path))
+    assert again.config == config
+    assert all(
+        torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items()
+    )
+
+
+def test_settings_that_are_left_out_are_hugging_face_s_own():
+    assert model_config_of_hf(BASE_32) == MODELS["ViT-B-32-quickgelu"]
+    for name, config in MODELS.items():
+        assert model_config_of_hf(hf_config(config)) == config, name
+    text = hf_config(MODELS["ViT-L-14-quickgelu"])["text_config"]
+    assert (text["hidden_act"], text["eos_token_id"], text["hidden_size"]) == (
+        "quick_gelu",
+        49407,
+        768,
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model_type": "siglip"}, "model_type is 'siglip'"),
+        ({"text_config": {"hidden_act": "gelu"}}, "hidden_act is gelu and quick_gelu"),
+        ({"vision_config": {"hidden_act": "silu"}}, "hidden_act is quick_gelu and silu"),
+        ({"vision_config": {"layer_norm_eps": 1e-6}}, "layer_norm_eps is 1e-06"),
+        ({"text_config": {"eos_token_id": 7}}, "these towers pool at the highest token, 49407"),
+    ],
+)
+def test_other_models_are_refused(change, said):
+    with pytest.raises(ValueError, match=said):
+        model_config_of_hf({**BASE_32, **change})
+
+
+def test_what_clip_model_cannot_be_is_refused_before_anything_is_written(tmp_path):
+    for change, said in (
+        ({"logit_bias": True}, "a logit bias"),
+        ({"image_width": 64}, "not square"),
+        ({"class_token_length": 4}, "4 class tokens"),
+        ({"global_average_pool": True}, "global average pooling"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            save_hf(CLIP(dataclasses.replace(SMALL, **change)), str(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_does_not_fit_is_named(tmp_path):
+    state = theirs()
+    with pytest.raises(
+        ValueError, match=r"has no 'vision_model.encoder.layers.0.self_attn.k_proj.bias'"
+    ):
+        from_hf(
+            {
+                k: v
+                for k, v in state.items()
+                if "vision_model.encoder.layers.0.self_attn.k_proj.b" not in k
+            },
+            SMALL,
+        )
+    with pytest.raises(
+        ValueError, match=r"text_projection.weight has shape \[32, 24\]; \[24, 32\] is what"
+    ):
+        from_hf({**state, "text_projection.weight": state["text_projection.weight"].T}, SMALL)
+    with pytest.raises(ValueError, match="does not: more"):
+        from_hf({**state, "more": torch.zeros(1)}, SMALL)
+    with pytest.raises(ValueError, match="holds no CLIPModel"):
+        load_hf(str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps(BASE_32))
+    (tmp_path / "pytorch_model.bin").write_bytes(b"no pickle")
+    with pytest.raises(ValueError, match="holds no plain tensors"):
+        load_hf(str(tmp_path))

@@ -1,0 +1,307 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from train.formats.open_clip_files import (
+    from_open_clip,
+    load_export,
+    model_config_of,
+    moments_from_open_clip,
+    open_clip_config,
+    read_state,
+    renamed,
+    save_export,
+    to_open_clip,
+)
+from train.model.architecture import MODELS
+from train.model.clip import CLIP
+
+SMALL = dataclasses.replace(MODELS["test"], vocab_size=300)
+
+
+def theirs(config, custom_text=False):
+    from open_clip.model import CLIP as OpenClip
+    from open_clip.model import CustomTextCLIP
+
+    torch.manual_seed(0)
+    model = (CustomTextCLIP if custom_text else OpenClip)(**open_clip_config(config)["model_cfg"])
+    for parameter in model.parameters():
+        if parameter.ndim < 2:  # biases start at 0, which would hide a wrong order
+            parameter.data += 0.05 * torch.randn_like(parameter)
+    return model
+
+
+@pytest.mark.parametrize("custom_text", [False, True])
+def test_a_checkpoint_goes_through_both_ways_bit_for_bit(custom_text):
+    state = theirs(SMALL, custom_text).state_dict()
+    model = CLIP(SMALL)
+    model.load_state_dict(from_open_clip(state, SMALL))
+    back = to_open_clip(model)
+    names = {name.removeprefix("text."): value for name, value in state.items()}
+    assert set(back) == set(names)
+    for name, value in back.items():
+        assert value.is_contiguous()
+        assert torch.equal(value, names[name]), name
+
+
+def test_what_does_not_fit_is_named_with_the_setting_that_would():
+    state = to_open_clip(CLIP(SMALL))
+    with pytest.raises(ValueError, match=r"has no 'visual.proj'"):
+        from_open_clip({k: v for k, v in state.items() if k != "visual.proj"}, SMALL)
+    with pytest.raises(ValueError, match=r"does not: visual.extra"):
+        from_open_clip({**state, "visual.extra": torch.zeros(1)}, SMALL)
+    for name, shape, said in (
+        ("token_embedding.weight", (7, 32), "its vocabulary has 7 tokens; set vocab_size to 7"),
+        ("positional_embedding", (77, 32), "it was trained on 77 tokens; set context_length to 77"),
+        (
+            "visual.positional_embedding",
+            (50, 32),
+            "it saw 49 patches, not 4; set image_size or patch_size",
+        ),
+        (
+            "visual.conv1.weight",
+            (32, 3, 32, 8),
+            r"has shape \[32, 3, 32, 8\]; \[32, 3, 16, 16\] is what",
+        ),
+    ):
+        with pytest.raises(ValueError, match=said):
+            from_open_clip({**state, name: torch.zeros(shape)}, SMALL)
+
+
+def test_wrapped_names_and_whole_checkpoints_are_read():
+    state = to_open_clip(CLIP(SMALL, seed=3))
+    wanted = from_open_clip(state, SMALL)
+    text = (
+        "token_embedding",
+        "positional_embedding",
+        "transformer.",
+        "ln_final",
+        "text_projection",
+    )
+    custom = {f"module.{'text.' if k.startswith(text) else ''}{k}": v for k, v in state.items()}
+    for given in (
+        {"epoch": 3, "state_dict": {f"module.{k}": v for k, v in state.items()}, "optimizer": {}},
+        {
+            **custom,
+            "module.text.attn_mask": torch.zeros(16, 16),
+            "module.logit_scale": state["logit_scale"][None],
+        },
+        {f"_orig_mod.{k}": v for k, v in state.items()},
+    ):
+        found = from_open_clip(given, SMALL)
+        assert all(torch.equal(found[name], value) for name, value in wanted.items())
+
+
+# --- optimizer state -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["3.x", "named"])
+@pytest.mark.parametrize("custom_text", [False, True])
+def test_the_optimizer_s_state_comes_with_its_parameters(order, custom_text):
+    reference = theirs(SMALL, custom_text)
+    named = list(reference.named_parameters())
+    free = [(n, p) for n, p in named if p.ndim < 2 or "ln" in n or "bias" in n]
+    rest = [(n, p) for n, p in named if not (p.ndim < 2 or "ln" in n or "bias" in n)]
+    groups = [{"params": free}, {"params": rest}]
+    if order == "3.x":
+        groups = [{"params": [p for _, p in group["params"]]} for group in groups]
+    optimizer = torch.optim.AdamW(groups)
+    for step in range(2):
+        for number, (_, parameter) in enumerate(named):
+            parameter.grad = torch.randn(
+                parameter.shape, generator=torch.Generator().manual_seed(number + 100 * step)
+            )
+        optimizer.step()
+    checkpoint = {
+        "state_dict": reference.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "epoch": 1,
+    }
+    moments = moments_from_open_clip(checkpoint, SMALL)
+    state = {n: optimizer.state[p] for n, p in named}
+    for part in ("exp_avg", "exp_avg_sq"):
+        wanted = from_open_clip({n: s[part] for n, s in state.items()}, SMALL)
+        assert set(moments) == set(wanted)
+        for name, value in wanted.items():
+            assert torch.equal(moments[name][part], value), name
+        back = renamed({n: m[part] for n, m in moments.items()}, SMALL)
+        for name, found in state.items():
+            assert torch.equal(back[name.removeprefix("text.")], found[part]), name
+    assert {m["step"].item() for m in moments.values()} == {2.0}
+
+
+def test_an_optimizer_s_state_of_something_else_is_refused():
+    state = to_open_clip(CLIP(SMALL))
+    with pytest.raises(ValueError, match="holds no state_dict with an optimizer"):
+        moments_from_open_clip({"state_dict": state}, SMALL)
+    optimizer = {
+        "param_groups": [{"params": [0]}, {"params": []}],
+        "state": {0: {"exp_avg": torch.zeros(3)}},
+    }
+    with pytest.raises(ValueError, match="was a tower locked"):
+        moments_from_open_clip({"state_dict": state, "optimizer": optimizer}, SMALL)
+
+
+# --- files ---------------------------------------------------------------------------------------------------------
+
+
+class Runs:
+    """Unpickled, it calls a function."""
+
+    def __init__(self, call, *arguments):
+        self.call, self.arguments = call, arguments
+
+    def __reduce__(self):
+        return self.call, self.arguments
+
+
+@pytest.mark.parametrize("kind", ["system", "eval", "exec", "popen", "legacy"])
+def test_a_malicious_pickle_is_refused_and_runs_nothing(tmp_path, kind):
+    marker, path = tmp_path / "marker", str(tmp_path / "weights.bin")
+    touch = f"open({str(marker)!r}, 'w').close()"
+    bad = {
+        "system": Runs(os.system, f"touch {marker}"),
+        "eval": Runs(eval, touch),
+        "exec": Runs(exec, touch),
+        "popen": Runs(subprocess.call, ["touch", str(marker)]),
+        "legacy": Runs(getattr, Runs(__import__, "os"), f"system.{marker}"),
+    }[kind]
+    state = {**to_open_clip(CLIP(SMALL)), "visual.extra": bad}
+    torch.save(state, path, _use_new_zipfile_serialization=kind != "legacy")
+    with pytest.raises(ValueError, match="holds no plain tensors"):
+        read_state(path)
+    assert not marker.exists()
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(open_clip_config(SMALL)))
+    with pytest.raises(ValueError, match="holds no plain tensors"):
+        load_export(str(tmp_path))
+    assert not marker.exists()
+
+
+def test_nothing_but_tensors_is_ever_unpickled():
+    for path in (Path(__file__).parents[3] / "train").rglob("*.py"):
+        for call in re.findall(
+            r"(?<!safetensors\.)torch\.load\((?:[^()]|\([^()]*\))*\)", path.read_text()
+        ):
+            assert "weights_only=True" in call, path
+        assert not re.search(r"pickle\.loads?\(", path.read_text()), path
+
+
+def test_weights_that_torch_saved_are_read(tmp_path):
+    model = CLIP(SMALL, seed=3)
+    torch.save({"state_dict": {f"module.{k}": v for k, v in to_open_clip(model).items()}, "epoch": 3},
+               tmp_path / "open_clip_pytorch_model.bin")  # fmt: skip
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(open_clip_config(SMALL)))
+    found = load_export(str(tmp_path))
+    assert all(
+        torch.equal(value, found.state_dict()[name]) for name, value in model.state_dict().items()
+    )
+    torch.save(torch.zeros(3), tmp_path / "other.pt")
+    with pytest.raises(ValueError, match="holds a Tensor, not parameters by name"):
+        read_state(str(tmp_path / "other.pt"))
+    (tmp_path / "broken.safetensors").write_bytes(b"12345678")
+    with pytest.raises(ValueError, match="holds no plain tensors"):
+        read_state(str(tmp_path / "broken.safetensors"))
+
+
+# --- the folder ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_open_clip_s_settings_and_ours_say_the_same(name):
+    from open_clip.factory import get_model_config
+
+    written = open_clip_config(MODELS[name])["model_cfg"]
+    assert model_config_of(written) == MODELS[name]
+    for tower in ("vision", "text"):
+        side = written[f"{tower}_cfg"]
+        assert int(side["width"] * side["mlp_ratio"]) == getattr(MODELS[name], f"{tower}_mlp")
+    if name not in (
+        "micro",
+        "test",
+        "ViT-g-14-quickgelu",
+        "ViT-e-14-quickgelu",
+    ):  # which open_clip lacks
+        assert model_config_of(get_model_config(name)) == MODELS[name]
+
+
+def test_other_models_are_refused():
+    written = open_clip_config(SMALL)["model_cfg"]
+    with pytest.raises(ValueError, match="'hf_model_name' makes this another model"):
+        model_config_of(
+            {**written, "text_cfg": {**written["text_cfg"], "hf_model_name": "roberta-base"}}
+        )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"logit_bias": True},
+        {"image_width": 64, "global_average_pool": True, "drop_patch_rate": 0.25},
+    ],
+)
+def test_open_clip_loads_what_is_exported(tmp_path, changes):
+    import open_clip
+
+    config = dataclasses.replace(MODELS["test"], context_length=12, **changes)
+    model = CLIP(config, seed=5).eval()
+    folder = str(tmp_path / "export")
+    save_export(model, folder)
+    loaded, _, preprocess = open_clip.create_model_and_transforms(f"local-dir:{folder}")
+    loaded.eval()
+    tokenizer = open_clip.get_tokenizer(f"local-dir:{folder}")
+    tokens = tokenizer(
+        ["a photo of a cat", "two dogs on a very long walk through the wide and quiet woods"]
+    )
+    assert tokens.shape == (2, 12)
+    image = torch.randn(2, 3, *config.height_width)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            model.encode_image(image), loaded.encode_image(image, normalize=True), atol=1e-5, rtol=0
+        )
+        torch.testing.assert_close(
+            model.encode_text(tokens), loaded.encode_text(tokens, normalize=True), atol=1e-5, rtol=0
+        )
+    assert preprocess.transforms[-1].mean == pytest.approx((0.48145466, 0.4578275, 0.40821073))
+    assert (loaded.logit_bias is not None) == config.logit_bias
+    again = load_export(folder)
+    assert again.config == config
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, again.state_dict()[name]), name
+
+
+def test_a_model_that_open_clip_cannot_be_comes_back_here_and_is_refused_there(tmp_path):
+    import open_clip
+
+    grey = {"num_channels": 1, "image_mean": (0.5,), "image_std": (0.25,)}
+    config = dataclasses.replace(MODELS["test"], class_token_length=4, **grey)
+    model = CLIP(config, seed=5)
+    save_export(model, str(tmp_path))
+    again = load_export(str(tmp_path))
+    assert again.config == config
+    assert all(
+        torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items()
+    )
+    with pytest.raises(TypeError, match=r"class_token_length|num_channels"):
+        open_clip.create_model_and_transforms(f"local-dir:{tmp_path}")
+    with pytest.raises(ValueError, match="pool_type 'none'"):
+        model_config_of(
+            {**open_clip_config(SMALL)["model_cfg"], "vision_cfg": {"pool_type": "none"}}
+        )
+
+
+def test_a_folder_that_holds_no_model_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="holds no open_clip model"):
+        load_export(str(tmp_path))
+    save_export(CLIP(SMALL), str(tmp_path))
+    (tmp_path / "open_clip_config.json").write_text(json.dumps({"hello": 1}))
+    with pytest.raises(ValueError, match="has no model_cfg"):
+        load_export(str(tmp_path))

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import dataclasses
+import types
+from itertools import pairwise
+
+import pytest
+import torch
+
+from tests.support.captions import LENGTHS, captions
+from train.model import attention
+from train.model.architecture import MODELS
+from train.model.attention import Rule, attend, length_groups, lengths_of, pack
+from train.model.clip import CLIP
+
+CONFIG = dataclasses.replace(MODELS["test"], vocab_size=50, text_layers=3)
+
+
+def features_and_gradients(tokens, dtype, **changes):
+    model = CLIP(dataclasses.replace(CONFIG, **changes), seed=2).to(dtype)
+    model.reseed(1, 2, torch.arange(len(LENGTHS)))
+    found = model.encode_text(tokens)
+    weight = torch.randn(found.shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    (found * weight).sum().backward()
+    return found, {name: p.grad for name, p in model.text.named_parameters()}
+
+
+def test_a_packed_batch_holds_each_caption_up_to_its_end():
+    tokens = captions([4, 3, 6])
+    packed = pack(tokens)
+    assert packed.start_B1.tolist() == [0, 4, 7, 13]
+    assert packed.start_B1.dtype == torch.int32
+    assert packed.position_N.tolist() == [0, 1, 2, 3, 0, 1, 2, 0, 1, 2, 3, 4, 5]
+    assert packed.token_N.tolist() == [*tokens[0, :4], *tokens[1, :3], *tokens[2, :6]]
+    assert packed.longest == 6
+    assert lengths_of(tokens).tolist() == [4, 3, 6]
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(pack(tokens, torch.tensor([4, 3, 6]))[:5], packed[:5], strict=True)
+    )
+    assert packed.to("meta").token_N.device.type == "meta"
+
+
+def test_groups_are_cut_to_their_own_longest():
+    groups = length_groups(captions(), 3)
+    assert [list(part.shape) for part in groups.tokens_BT] == [[3, 5], [2, 9], [2, 16]]
+    assert (
+        torch.cat([lengths_of(part) for part in groups.tokens_BT])[groups.place_B].tolist()
+        == LENGTHS
+    )
+    assert len(length_groups(captions([3, 4]), 5).tokens_BT) == 2
+    with pytest.raises(ValueError, match="at least 1"):
+        length_groups(captions(), 0)
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
+@pytest.mark.parametrize("way", ["groups", "packed", "packed, dropout", "groups, dropout"])
+def test_captions_without_their_padding_give_the_same_features_and_gradients(way, dtype, bound):
+    changes = (
+        {"text_hidden_dropout": 0.2, "text_attention_dropout": 0.3} if "dropout" in way else {}
+    )
+    tokens = captions()
+    wanted, their = features_and_gradients(tokens, dtype, **changes)
+    found, ours = features_and_gradients(
+        length_groups(tokens, 3) if "groups" in way else pack(tokens), dtype, **changes
+    )
+    assert (found - wanted).abs().max() <= bound
+    for name, grad in their.items():
+        assert (ours[name] - grad).norm() <= 5 * bound * grad.norm().clamp(min=1e-3), name
+
+
+def loop(q, k, v, start_q, start_k, longest_q, longest_k, causal):
+    """What a kernel for packed sequences computes, one sequence after another."""
+    assert start_q.dtype == start_k.dtype == torch.int32
+    assert longest_q == int(start_q.diff().max())
+    assert longest_k == int(start_k.diff().max())
+    found = []
+    for (a, b), (c, d) in zip(pairwise(start_q), pairwise(start_k), strict=True):
+        one = (q[a:b].transpose(0, 1), k[c:d].transpose(0, 1), v[c:d].transpose(0, 1))
+        found.append(
+            torch.nn.functional.scaled_dot_product_attention(*one, is_causal=causal).transpose(0, 1)
+        )
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("kernel", ["varlen", "flash"])
+@pytest.mark.parametrize("dense", [False, True])
+def test_the_kernels_for_packed_sequences_are_called_as_they_ask(monkeypatch, kernel, dense):
+    monkeypatch.setattr(attention, "HALVES", (torch.float64,))
+    monkeypatch.setattr(attention, "_kernel", lambda wanted, q, packed: wanted)
+    monkeypatch.setattr(attention, "_varlen", lambda: loop)
+    dense_flash = lambda q, k, v, causal: torch.stack([  # noqa: E731
+        loop(*one, *[torch.tensor([0, len(x)], dtype=torch.int32) for x in one[:2]], *map(len, one[:2]), causal=causal)
+        for one in zip(q, k, v, strict=True)])  # fmt: skip
+    monkeypatch.setattr(
+        attention,
+        "_flash",
+        lambda: types.SimpleNamespace(flash_attn_varlen_func=loop, flash_attn_func=dense_flash),
+    )
+    tokens, image = captions(), torch.randn(7, 3, 32, 32, dtype=torch.float64)
+    wanted, other = CLIP(CONFIG, seed=2).double(), CLIP(CONFIG, seed=2, attention=kernel).double()
+    found = other.encode_text(tokens if dense else pack(tokens))
+    torch.testing.assert_close(found, wanted.encode_text(tokens), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        other.encode_image(image), wanted.encode_image(image), rtol=1e-12, atol=1e-12
+    )
+
+
+def test_torch_s_varlen_has_a_switch_for_causality(monkeypatch):
+    seen = []
+    module = pytest.importorskip("torch.nn.attention.varlen")
+    monkeypatch.setattr(
+        module, "varlen_attn", lambda *a, window_size=(-1, -1): seen.append(window_size) or a[0]
+    )
+    attend_varlen = attention._find_varlen()
+    for causal in (True, False):
+        attend_varlen(torch.zeros(1), causal=causal)
+    monkeypatch.setattr(
+        module, "varlen_attn", lambda *a, is_causal=False: seen.append(is_causal) or a[0]
+    )
+    attention._find_varlen()(torch.zeros(1), causal=True)
+    assert seen == [(-1, 0), (-1, -1), True]
+
+
+@pytest.mark.parametrize("limited", [False, True])
+def test_one_query_written_out_is_attention(limited):
+    q, k, v = torch.randn(3, 1, 2, 8), torch.randn(3, 5, 2, 8), torch.randn(3, 5, 2, 8)
+    end_B = torch.tensor([0, 4, 2]) if limited else None
+    shares = [x.transpose(1, 2) for x in (q, k, v)]
+    found = attention._open(*shares, Rule(), None, False, end_B).transpose(1, 2)
+    torch.testing.assert_close(found, attend(q, k, v, Rule(), causal=False, end_B=end_B))
+
+
+def test_a_kernel_that_cannot_run_is_refused_with_the_reason(monkeypatch):
+    q = torch.zeros(1, 2, 2, 8)
+    for kernel in ("varlen", "flash"):
+        with pytest.raises(ValueError, match="needs a GPU and bf16 or fp16, not float32 on cpu"):
+            attend(q, q, q, Rule(kernel), causal=True)
+    monkeypatch.setattr(attention, "_flash", lambda: None)
+    with pytest.raises(ValueError, match="flash-attn is not installed"):
+        CLIP(CONFIG, attention="flash")
+    monkeypatch.setattr(attention, "_varlen", lambda: None)
+    with pytest.raises(ValueError, match=r"'varlen', which torch .* lacks"):
+        CLIP(CONFIG, attention="varlen")
+    monkeypatch.setattr(attention, "_flash", object)
+    with pytest.raises(ValueError, match="draws from its own generator"):
+        CLIP(dataclasses.replace(CONFIG, text_attention_dropout=0.1), attention="flash")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("kernel", ["auto", "varlen", "flash"])
+def test_the_kernels_agree_in_16_bits(kernel):
+    if kernel == "flash":
+        pytest.importorskip("flash_attn")
+    config = dataclasses.replace(CONFIG, text_width=128, vision_width=128, vocab_size=50)
+    tokens, image = captions(), torch.randn(7, 3, 32, 32, device="cuda")
+    wanted, found = (CLIP(config, seed=2, attention=k).cuda() for k in ("sdpa", kernel))
+    with torch.autocast("cuda", torch.bfloat16):
+        for given in (tokens.cuda(), pack(tokens).to("cuda"), length_groups(tokens, 2).to("cuda")):
+            torch.testing.assert_close(
+                found.encode_text(given), wanted.encode_text(tokens.cuda()), atol=0.02, rtol=0
+            )
+        torch.testing.assert_close(
+            found.encode_image(image), wanted.encode_image(image), atol=0.02, rtol=0
+        )

@@ -1,0 +1,106 @@
+"""Operations counted by formula against torch's own counter, the published profiles, and the table of peaks."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from train.model.architecture import MODELS, ModelConfig
+from train.model.clip import CLIP
+from train.model.flops import peak_of, work_of
+
+SMALL = dataclasses.replace(MODELS["test"], vision_layers=3, text_layers=3)
+
+
+def counted(config: ModelConfig, tokens: int, samples: int = 2) -> float:
+    """Operations of forward and backward by torch's counter, on tensors that hold nothing."""
+    with torch.device("meta"):
+        model = CLIP(config)
+        image_BCHW = torch.empty(samples, config.num_channels, *config.height_width)
+        tokens_BT = torch.empty(samples, tokens, dtype=torch.long)
+        if config.draws:
+            model.reseed(0, 0, torch.arange(samples, device="cpu"))
+        counter = FlopCounterMode(display=False)
+        with counter, sdpa_kernel(SDPBackend.MATH):
+            image_BE, text_BE, scale, _ = model(image_BCHW, tokens_BT)
+            ((image_BE + text_BE).sum() * scale).backward()
+    return counter.get_total_flops() / samples
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens"),
+    [
+        ("micro", 16),
+        ("ViT-S-32", 20),
+        ("ViT-B-32", 20),
+        ("ViT-B-32", 77),
+        ("ViT-L-14", 77),
+        ("ViT-g-14", 77),
+    ],
+)
+def test_the_formula_is_what_torch_counts(name: str, tokens: int) -> None:
+    config = MODELS[name]
+    assert work_of(config).sample(tokens) == counted(config, tokens)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"global_average_pool": True},
+        {"class_token_length": 3},
+        {"num_channels": 1, "image_mean": (0.5,), "image_std": (0.5,)},
+        {"image_width": 64},
+        {"drop_patch_rate": 0.5, "image_size": 64},
+        {"vision_layers": 1, "text_layers": 1},
+        {"vision_mlp": 96, "text_mlp": 40, "embed_dim": 48},
+    ],
+)
+def test_every_shape_of_a_model_is_in_the_formula(change: dict[str, object]) -> None:
+    config = dataclasses.replace(SMALL, **change)
+    assert work_of(config).sample(9) == counted(config, 9)
+
+
+# GFLOP of a training sample, text length 77: open_clip's docs/model_profile.csv has the forward pass to two decimals,
+# three times which, less the gradient of the picture, is this.
+@pytest.mark.parametrize(
+    ("name", "gflop"),
+    [
+        ("ViT-B-32", 44.10),
+        ("ViT-B-16", 123.0),
+        ("ViT-L-14", 525.7),
+        ("ViT-H-14", 1144.7),
+        ("ViT-g-14", 1743.0),
+    ],
+)
+def test_unpruned_they_are_the_published_profile(name: str, gflop: float) -> None:
+    assert work_of(MODELS[name], whole=True).sample(77) / 1e9 == pytest.approx(gflop, rel=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "saved"), [("ViT-B-32", 0.0678), ("ViT-L-14", 0.0374), ("ViT-g-14", 0.0222)]
+)
+def test_what_the_pooled_token_alone_saves(name: str, saved: float) -> None:
+    ours, theirs = (work_of(MODELS[name], whole=whole).sample(77) for whole in (False, True))
+    assert 1 - ours / theirs == pytest.approx(saved, abs=6e-5)
+
+
+def test_a_batch_counts_the_tokens_that_are_computed() -> None:
+    work, length_B = work_of(SMALL), torch.tensor([3, 9, 5])
+    assert work.batch(length_B) == 3 * work.sample(9)
+    assert work.batch(length_B, "groups", 2) == 2 * work.sample(5) + work.sample(9)
+    assert work.batch(length_B, "packed") == pytest.approx(
+        sum(work.sample(n) for n in (3, 9, 5)), rel=1e-12
+    )
+
+
+def test_peaks_are_found_by_name_and_unknown_ones_are_not_guessed() -> None:
+    assert peak_of("NVIDIA H200") == 989.4e12
+    assert peak_of("NVIDIA H100 PCIe") == 756e12
+    assert peak_of("NVIDIA H100 80GB HBM3", "tf32") == 494.7e12
+    assert peak_of("NVIDIA A100-SXM4-80GB", "fp32") == 19.5e12
+    assert peak_of("NVIDIA L40S") == 362e12
+    assert peak_of("x86_64 processor, 2 threads") is None

@@ -1,0 +1,297 @@
+"""Every setting of a model changes what it says, and at its default nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from train.config import configure, model_config
+from train.data.augment import centre_crop, normalise, random_crop
+from train.model import noise
+from train.model.architecture import MODELS, ModelConfig
+from train.model.attention import Rule
+from train.model.clip import CLIP, Block
+
+TEST = dataclasses.replace(MODELS["test"], vocab_size=50, vision_layers=3, text_layers=3)
+ROWS = torch.arange(6)
+RANDOM = {
+    "drop_patch_rate": "visual", "drop_path_rate": "visual", "vision_hidden_dropout": "visual",
+    "vision_attention_dropout": "visual", "text_hidden_dropout": "text", "text_attention_dropout": "text",
+}  # fmt: skip
+
+
+def shapes(**changes):
+    with torch.device("meta"):
+        return {
+            name: list(p.shape)
+            for name, p in CLIP(dataclasses.replace(TEST, **changes)).named_parameters()
+        }
+
+
+def given(config=TEST):
+    generator = torch.Generator().manual_seed(0)
+    image = torch.randn(6, config.num_channels, *config.height_width, generator=generator)
+    tokens = torch.randint(1, 48, (6, 9), generator=generator)
+    tokens[:, -1] = 49
+    return image, tokens
+
+
+def features(model, image, tokens):
+    return {"visual": model.encode_image(image), "text": model.encode_text(tokens)}
+
+
+@pytest.mark.parametrize(
+    ("change", "changed"),
+    [
+        ({"embed_dim": 48}, {"visual.proj": [32, 48], "text.proj": [32, 48]}),
+        (
+            {"patch_size": 8},
+            {"visual.patch.weight": [32, 192], "visual.positional_embedding": [17, 32]},
+        ),
+        ({"image_size": 48}, {"visual.positional_embedding": [10, 32]}),
+        ({"image_width": 64}, {"visual.positional_embedding": [9, 32]}),
+        (
+            {"num_channels": 1, "image_mean": (0.5,), "image_std": (0.5,)},
+            {"visual.patch.weight": [32, 256]},
+        ),
+        (
+            {"class_token_length": 8},
+            {"visual.class_embedding": [8, 32], "visual.positional_embedding": [12, 32]},
+        ),
+        ({"context_length": 20}, {"text.positional_embedding": [20, 32]}),
+        ({"vocab_size": 60}, {"text.token_embedding.weight": [60, 32]}),
+        ({"logit_bias": True}, {"logit_bias": []}),
+    ],
+)
+def test_a_size_changes_the_parameters_that_it_should_and_no_other(change, changed):
+    before, after = shapes(), shapes(**change)
+    assert {name: shape for name, shape in after.items() if before.get(name) != shape} == changed
+    model = CLIP(dataclasses.replace(TEST, **change))
+    for found in features(model, *given(model.config)).values():
+        assert found.shape == (6, model.config.embed_dim)
+
+
+@pytest.mark.parametrize("tower", ["vision", "text"])
+def test_the_layers_widths_heads_and_mlps_are_as_told(tower):
+    inner = "visual" if tower == "vision" else "text"
+    assert f"{inner}.blocks.4.ln_1.weight" in shapes(**{f"{tower}_layers": 5})
+    assert shapes(**{f"{tower}_width": 64})[f"{inner}.blocks.0.qkv.weight"] == [192, 64]
+    assert shapes(**{f"{tower}_mlp": 40})[f"{inner}.blocks.0.fc1.weight"] == [40, 32]
+    assert shapes(**{f"{tower}_heads": 8}) == shapes()  # as many parameters, another function
+    before, after = (
+        CLIP(dataclasses.replace(TEST, **{f"{tower}_heads": h}), seed=1) for h in (2, 8)
+    )
+    assert before.get_submodule(inner).blocks[0].qkv.head_width == 16
+    one, other = features(before, *given())[inner], features(after, *given())[inner]
+    assert (one - other).abs().max() > 1e-5
+
+
+def test_pictures_that_are_not_square_are_cropped_and_read_row_by_row():
+    config = dataclasses.replace(TEST, image_size=32, image_width=64)
+    assert (config.height_width, config.patches) == ((32, 64), 8)
+    model = CLIP(config, seed=1)
+    assert model.encode_image(torch.zeros(2, 3, 32, 64)).shape == (2, 32)
+    with pytest.raises(ValueError, match=r"\[3, 64, 32\]; the model takes \[3, 32, 64\]"):
+        model.encode_image(torch.zeros(2, 3, 64, 32))
+    pixels = torch.randint(0, 256, (90, 130, 3), dtype=torch.uint8).numpy()
+    numbers = [0.7, 0.7] * 10 + [0.5, 0.5]
+    assert random_crop(pixels, (32, 64), numbers).shape == (32, 64, 3)
+    assert centre_crop(pixels, (32, 64)).shape == (32, 64, 3)
+    assert (centre_crop(pixels, (40, 40)) == centre_crop(pixels, 40)).all()
+
+
+def test_an_evaluation_picture_that_is_not_square_is_open_clip_s():
+    from open_clip.transform import image_transform
+    from PIL import Image
+
+    for height, width in ((90, 130), (70, 300), (200, 80)):
+        pixels = torch.randint(0, 256, (height, width, 3), dtype=torch.uint8).numpy()
+        theirs = image_transform((32, 64), is_train=False)(Image.fromarray(pixels))
+        ours = normalise(torch.from_numpy(centre_crop(pixels, (32, 64)).copy())[None])[0]
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+
+
+def test_the_mean_and_deviation_are_the_model_s():
+    image = torch.randint(0, 256, (2, 4, 4, 3), dtype=torch.uint8)
+    ours = normalise(image, (0.5, 0.5, 0.5), (0.25, 0.5, 1.0))
+    torch.testing.assert_close(ours[:, 1], (image[..., 1] / 255 - 0.5) / 0.5)
+    grey = normalise(image, (0.5,), (0.5,))
+    assert grey.shape == (2, 1, 4, 4)
+    white = normalise(torch.full((1, 1, 1, 3), 255, dtype=torch.uint8), (0.0,), (1.0,))
+    torch.testing.assert_close(white, torch.ones(1, 1, 1, 1))
+
+
+def test_global_average_pooling_is_open_clip_s_and_sees_every_patch():
+    from open_clip.model import CLIP as OpenClip
+
+    from train.formats.open_clip_files import from_open_clip, model_config_of, open_clip_config
+
+    config = dataclasses.replace(TEST, global_average_pool=True)
+    settings = open_clip_config(config)
+    assert model_config_of(settings["model_cfg"]) == config
+    torch.manual_seed(0)
+    theirs = OpenClip(**settings["model_cfg"]).double()
+    model = CLIP(config).double()
+    model.load_state_dict(from_open_clip(theirs.state_dict(), config))
+    image = given()[0].double()
+    found = model.encode_image(image)
+    torch.testing.assert_close(
+        found, theirs.encode_image(image, normalize=True), rtol=1e-10, atol=1e-12
+    )
+    found.sum().backward()
+    assert model.visual.blocks[-1].fc1.weight.grad.abs().max() > 0
+    other = CLIP(TEST).double()
+    other.load_state_dict(model.state_dict())
+    assert (other.encode_image(image) - found).abs().max() > 1e-3
+
+
+# --- what is drawn -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_what_is_left_out_depends_on_seed_and_step_alone_and_never_on_evaluation(name):
+    config = dataclasses.replace(TEST, **{name: 0.5})
+    model, plain = CLIP(config, seed=1), CLIP(TEST, seed=1)
+    with pytest.raises(ValueError, match="call reseed before each forward"):
+        features(model, *given())
+    state = torch.get_rng_state()
+    found = []
+    for seed, step in ((3, 7), (3, 7), (4, 7), (3, 8)):
+        model.reseed(seed, step, ROWS)
+        found.append(features(model, *given()))
+    assert torch.equal(torch.get_rng_state(), state)
+    tower, usual = RANDOM[name], features(plain, *given())
+    assert torch.equal(found[0][tower], found[1][tower])
+    for other in (found[2], found[3], usual):
+        assert (found[0][tower] - other[tower]).abs().max() > 1e-3
+    still = "text" if tower == "visual" else "visual"
+    assert torch.equal(found[0][still], usual[still])
+    model.eval()
+    assert all(torch.equal(a, usual[k]) for k, a in features(model, *given()).items())
+
+
+def test_micro_batches_recomputation_and_other_ranks_draw_the_same():
+    config = dataclasses.replace(TEST, **dict.fromkeys(RANDOM, 0.3))
+    model = CLIP(config, seed=1).double()
+    image, tokens = given()
+    image = image.double()
+    model.reseed(3, 7, ROWS)
+    whole = features(model, image, tokens)
+    for rows in (ROWS[:2], ROWS[2:], torch.tensor([5, 1])):
+        model.reseed(3, 7, rows)
+        for tower, found in features(model, image[rows], tokens[rows]).items():
+            torch.testing.assert_close(found, whole[tower][rows], rtol=1e-12, atol=1e-12)
+    model.reseed(3, 7, ROWS[:3])
+    with pytest.raises(ValueError, match="got 6 samples, but 3 were named"):
+        model.encode_image(image)
+
+
+@pytest.mark.filterwarnings(
+    "ignore::UserWarning", "ignore::DeprecationWarning"
+)  # torch.compile's about itself
+@pytest.mark.parametrize("how", ["recomputed", "compiled"])
+def test_a_block_that_is_recomputed_or_compiled_draws_the_same(how):
+    config = dataclasses.replace(TEST, **dict.fromkeys(RANDOM, 0.3))
+    image, tokens = given()
+    grads = []
+    for other in (False, True):
+        model = CLIP(config, seed=1).double()
+        for block in [model.visual.blocks[1], model.text.blocks[2]] if other else []:
+            if how == "compiled":
+                block.compile(backend="aot_eager")
+            else:
+                block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+        model.reseed(3, 7, ROWS)
+        image_BE, text_BE, scale, _ = model(image.double(), tokens)
+        model.reseed(9, 9, ROWS)  # what comes later must not change what is recomputed
+        (scale * image_BE @ text_BE.T).softmax(-1).diagonal().sum().backward()
+        grads.append({name: p.grad for name, p in model.named_parameters()})
+    for name, grad in grads[0].items():
+        torch.testing.assert_close(grads[1][name], grad, rtol=1e-10, atol=1e-13)
+
+
+def test_a_share_of_the_heads_drops_the_same_attention_as_all_of_them():
+    block = Block(32, 4, 64, causal=True, quick_gelu=False)
+    for parameter in block.parameters():
+        parameter.data.normal_(0, 0.3)
+    x = torch.randn(3, 5, 32)
+    drawn = noise.noise_of(torch.tensor(9), torch.arange(3), 5)
+    q, k, v = block.qkv(x)
+    from train.model.attention import attend
+
+    whole = attend(q, k, v, Rule(dropped=0.4), causal=True, noise=drawn)
+    for first in (0, 2):
+        part = slice(first, first + 2)
+        found = attend(
+            q[:, :, part], k[:, :, part], v[:, :, part], Rule("auto", 0.4, first), causal=True, noise=drawn
+        )  # fmt: skip
+        torch.testing.assert_close(found, whole[:, :, part])
+
+
+def test_rates_are_met_and_the_mean_stays():
+    drawn = noise.noise_of(torch.tensor(5), torch.arange(200), 10)
+    ones = torch.ones(200, 10, 32)
+    dropped = noise.dropout(ones, 0.3, drawn, noise.MIXED)
+    assert (dropped == 0).float().mean().item() == pytest.approx(0.3, abs=0.01)
+    assert dropped.max().item() == pytest.approx(1 / 0.7)
+    paths = noise.drop_path(ones, 0.25, drawn, noise.MIXED_PATH)
+    assert ((paths == 0).all(dim=(1, 2)) | (paths != 0).all(dim=(1, 2))).all()
+    assert (paths == 0).float().mean().item() == pytest.approx(0.25, abs=0.08)
+    assert torch.equal(noise.drop_path(ones, 0.25, drawn, noise.MIXED_PATH), paths)
+    kept = noise.kept_patches(torch.arange(50), torch.tensor(5), 49, 0.5)
+    assert kept.shape == (50, 24)
+    assert (kept.diff(dim=1) > 0).all()
+    assert len(kept.unique(dim=0)) == 50
+    assert noise.kept_patches(torch.arange(2), torch.tensor(5), 4, 0.99).shape == (2, 1)
+    numbers = noise.uniform(torch.tensor(1), 0, torch.arange(100_000))
+    assert numbers.mean().item() == pytest.approx(0.5, abs=0.005)
+    assert numbers.std().item() == pytest.approx(12**-0.5, abs=0.005)
+    assert 0 <= numbers.min() <= numbers.max() < 1
+
+
+def test_stochastic_depth_rises_evenly_from_the_first_block_to_the_last():
+    model = CLIP(dataclasses.replace(TEST, drop_path_rate=0.4))
+    assert [block.path_dropped for block in model.visual.blocks] == pytest.approx([0, 0.2, 0.4])
+    assert [block.path_dropped for block in model.text.blocks] == [0, 0, 0]
+
+
+# --- how they are set ----------------------------------------------------------------------------------------------
+
+
+def test_a_run_changes_its_model_by_name():
+    config = configure({"preset": "micro", "model.drop_path_rate": "0.1", "model.image_mean": "0.5,0.5,0.5",
+                        "model.global_average_pool": "true"})  # fmt: skip
+    wanted = {"drop_path_rate": 0.1, "image_mean": (0.5, 0.5, 0.5), "global_average_pool": True}
+    assert model_config(config) == dataclasses.replace(MODELS["micro"], **wanted)
+    assert model_config(configure({"model.context_length": 40})).context_length == 40
+    for changes, said in (
+        ({"model.drop_pth_rate": 0.1}, "did you mean 'drop_path_rate'"),
+        ({"model.logit_bias": True}, "unknown setting 'logit_bias'"),
+        ({"model.drop_path_rate": 1}, r"drop_path_rate is 1.0; it must lie in \[0, 1\)"),
+        ({"model.image_mean": "0.5"}, "image_mean has 1 values; num_channels is 3"),
+        ({"model.image_mean": 5}, "values with commas"),
+        (
+            {"model.num_channels": 4, "model.image_mean": [0] * 4, "model.image_std": [1] * 4},
+            "num_channels is 4",
+        ),
+        ({"model.patch_size": 15}, "image_size 224 is not a multiple of patch_size 15"),
+        ({"model.class_token_length": 0}, "class_token_length is 0; it must be at least 1"),
+        ({"model.image_std": [0, 1, 1]}, "every value must be above 0"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            configure(changes)
+
+
+def test_the_defaults_of_the_settings_are_the_published_models():
+    for model in MODELS.values():
+        assert not model.draws
+        assert (model.class_token_length, model.global_average_pool, model.image_width) == (
+            1,
+            False,
+            None,
+        )
+    assert isinstance(MODELS["micro"], ModelConfig)

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.profiler import ProfilerActivity, profile
+
+from train.step.loss import WHOLE, Shards, contrastive
+
+B, E = 8, 6
+
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def features(count=B):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, count, E, generator=generator, dtype=torch.float64)
+    return F.normalize(x, dim=-1)
+
+
+def test_it_is_the_cross_entropy_of_both_directions():
+    image, text = features()
+    loss, accuracy = contrastive("clip", image, text, torch.tensor(5.0, dtype=torch.float64))
+    logits, own = 5 * image @ text.T, torch.arange(B)
+    torch.testing.assert_close(
+        loss, (F.cross_entropy(logits, own) + F.cross_entropy(logits.T, own)) / 2
+    )
+    assert accuracy == (logits.argmax(dim=1) == own).float().mean()
+
+
+def test_the_sigmoid_loss_counts_every_pair_alone():
+    image, text = features(3)
+    loss, _ = contrastive("siglip", image, text, torch.tensor(5.0), torch.tensor(-1.0))
+    wanted = 0.0
+    for i, j in itertools.product(range(3), range(3)):
+        z = 5 * float(image[i] @ text[j]) - 1
+        wanted += math.log1p(math.exp(-z if i == j else z))
+    assert loss.item() == pytest.approx(wanted / 3)
+
+
+def test_perfect_features_are_all_right_and_random_ones_cost_the_logarithm_of_the_batch():
+    perfect = torch.eye(B)
+    loss, accuracy = contrastive("clip", perfect, perfect, torch.tensor(100.0))
+    assert loss < 1e-6
+    assert accuracy == 1
+    loss, _ = contrastive("clip", perfect, perfect, torch.tensor(0.0))
+    assert loss.item() == pytest.approx(math.log(B))
+
+
+def test_a_local_loss_that_does_not_gather_gradients_is_refused():
+    with pytest.raises(ValueError, match="wrong gradient"):
+        contrastive(
+            "clip", *features(), torch.tensor(1.0), shards=Shards(world=2), gather_with_grad=False
+        )
+
+
+def numbers_of(kind, dtype, count, tile, factor=20.0, seed=0):
+    """Loss, accuracy and the gradients to the features, the scale and the bias."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(2, count, 16, generator=generator, dtype=torch.float64)
+    leaf = F.normalize(x, dim=-1).to(dtype).requires_grad_()
+    scale = torch.tensor(factor, dtype=dtype, requires_grad=True)
+    bias = torch.tensor(-2.0, dtype=dtype, requires_grad=True) if kind == "siglip" else None
+    loss, accuracy = contrastive(kind, leaf[0], leaf[1], scale, bias, tile=tile)
+    loss.backward()
+    return [loss.detach(), accuracy, leaf.grad, scale.grad, *([] if bias is None else [bias.grad])]
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+@pytest.mark.parametrize("factor", [1.0, 20.0, 100.0])
+@pytest.mark.parametrize("tile", [1, 7, 16, 50])
+def test_in_tiles_it_is_the_same_in_64_bits(kind, factor, tile):
+    count = 51 if tile > 1 else 9
+    whole = numbers_of(kind, torch.float64, count, count, factor)
+    for found, wanted in zip(
+        numbers_of(kind, torch.float64, count, tile, factor), whole, strict=True
+    ):
+        assert (found - wanted).abs().max() <= 1e-12 * max(1, wanted.abs().max())
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+def test_in_tiles_it_is_as_near_to_64_bits_as_the_whole_form(kind):
+    exact = numbers_of(kind, torch.float64, 300, 300)
+    whole, tiled = (numbers_of(kind, torch.float32, 300, tile) for tile in (300, 32))
+    for found, form, wanted in zip(tiled, whole, exact, strict=True):
+        noise = (form - wanted).abs().max() + 2e-7 * wanted.abs().max()
+        assert (found - wanted).abs().max() <= 2 * noise
+
+
+def test_the_first_of_equal_captions_is_the_highest_in_tiles_too():
+    image, text = features(12).float()
+    text[5:] = text[5]
+    for kind in ("clip", "siglip"):
+        found = [
+            contrastive(kind, image, text, torch.tensor(5.0), torch.tensor(0.0), tile=t)[1]
+            for t in (2, 12)
+        ]
+        assert found[0] == found[1]
+
+
+def test_features_of_16_bits_are_multiplied_in_32_also_under_autocast():
+    image, text = features().bfloat16()
+    wanted, _ = contrastive("clip", image.float(), text.float(), torch.tensor(20.0))
+    with torch.autocast("cpu", torch.bfloat16):
+        found, _ = contrastive("clip", image, text, torch.tensor(20.0))
+        tiled, _ = contrastive("clip", image, text, torch.tensor(20.0), tile=3)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, wanted)
+    torch.testing.assert_close(tiled, wanted)
+
+
+def peak(work):
+    """The most bytes that tensors held at once beyond what there was before."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        work()
+    held = most = 0
+    events = (
+        event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"
+    )
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        most = max(most, held)
+    return most
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+def test_a_large_batch_is_in_tiles_by_itself_and_needs_no_more_than_a_few(kind):
+    count, width = 8192, 16  # 268 MB of logits
+    image, text = (torch.randn(count, width).requires_grad_() for _ in range(2))
+
+    def work():
+        loss, _ = contrastive(
+            kind, image, text, torch.tensor(1.0, requires_grad=True), torch.tensor(0.0)
+        )
+        loss.backward()
+
+    gradients = 2 * count * width * 4
+    assert peak(work) - gradients < 16e6
+    assert count**2 > WHOLE
+    assert image.grad.abs().sum() > 0

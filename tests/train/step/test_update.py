@@ -1,0 +1,363 @@
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from train.config import MODELS, configure
+from train.formats.open_clip_files import to_open_clip
+from train.model.clip import CLIP
+from train.step.update import (
+    Scaler,
+    Update,
+    groups_of,
+    learning_rate,
+    matmul_precision,
+    precision_context,
+    total_norm,
+)
+
+SETTINGS = {
+    "model": "test",
+    "samples_seen": 80,
+    "batch_size": 8,
+    "lanes": 4,
+    "warmup": 4,
+    "precision": "fp32",
+}
+SMALL = dataclasses.replace(MODELS["test"], vocab_size=60)
+
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def config_of(**changes):
+    return configure({**SETTINGS, "lr": 1e-2, **changes})
+
+
+def model_of(seed=0):
+    return CLIP(SMALL, seed)
+
+
+def give(model, step, factor=1.0):
+    """Every parameter a gradient that depends on the step alone, in the parameter's own precision."""
+    generator = torch.Generator().manual_seed(step)
+    for parameter in model.parameters():
+        parameter.grad = (torch.randn(parameter.shape, generator=generator) * 0.01 * factor).to(
+            parameter.dtype
+        )
+
+
+def run(update, steps, rate=1e-2):
+    for step in steps:
+        give(update.model, step, update.scale())
+        update.step(step, rate, update.norm())
+
+
+# --- settings as functions -------------------------------------------------------------------------------------------
+
+
+def test_the_learning_rate_rises_and_falls():
+    config = config_of(lr=1.0)
+    rates = [learning_rate(config, step) for step in range(10)]
+    assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert rates[4] == 1.0
+    assert rates[7] == pytest.approx(0.5)
+    assert rates[9] == pytest.approx(0.5 * (1 + math.cos(math.pi * 5 / 6)))
+    assert learning_rate(dataclasses.replace(config, schedule="constant"), 9) == 1.0
+
+
+@pytest.mark.parametrize("power", [1.0, 2.0])
+def test_the_cooldown_is_open_clips(power):
+    scheduler = pytest.importorskip("open_clip_train.scheduler")
+    changes = {
+        "schedule": "constant_cooldown",
+        "cooldown": 5,
+        "cooldown_power": power,
+        "cooldown_end_lr": 0.1,
+    }
+    config = config_of(lr=1.0, warmup=3, **changes)
+    theirs = scheduler.const_lr_cooldown(
+        SimpleNamespace(param_groups=[]), 1.0, 3, config.steps, 5, power, 0.1
+    )
+    rates = [learning_rate(config, step) for step in range(config.steps)]
+    assert rates == pytest.approx([theirs(step) for step in range(config.steps)])
+    assert rates[4] == 1.0
+    assert rates[9] < rates[6] < 1.0
+
+
+def test_only_matrices_decay_and_positions_by_convention():
+    model = model_of()
+    main, old = ({g.weight_decay: set(g.names) for g in groups_of(model, config_of(decay_groups=c))}
+                 for c in ("open_clip_main", "open_clip"))  # fmt: skip
+    assert config_of().decay_groups == "open_clip_main"
+    positions = {"visual.positional_embedding", "text.positional_embedding"}
+    matrices = {
+        "visual.proj",
+        "text.token_embedding.weight",
+        "text.blocks.0.qkv.weight",
+        "visual.patch.weight",
+    }
+    assert matrices <= main[0.2]
+    assert {
+        "logit_scale",
+        "visual.class_embedding",
+        "visual.ln_pre.weight",
+        "text.blocks.1.fc2.bias",
+    } <= main[0.0]
+    assert positions <= main[0.0]
+    assert old == {0.2: main[0.2] | positions, 0.0: main[0.0] - positions}
+    assert main[0.2] | main[0.0] == {name for name, _ in model.named_parameters()}
+
+
+def test_the_groups_hold_as_many_numbers_as_open_clips():
+    model = model_of()
+    theirs = to_open_clip(model)
+    kept = [
+        n
+        for n, p in theirs.items()
+        if p.ndim < 2 or "bn" in n or "ln" in n or "bias" in n or "logit_scale" in n
+    ]
+    by_decay = {
+        group.weight_decay: group for group in groups_of(model, config_of(decay_groups="open_clip"))
+    }
+    assert by_decay[0.0].numbers == sum(theirs[name].numel() for name in kept)
+    assert by_decay[0.2].numbers == sum(p.numel() for n, p in theirs.items() if n not in kept)
+
+
+def test_a_group_says_what_it_is():
+    said = [str(group) for group in groups_of(model_of(), config_of())]
+    assert said[0].startswith("AdamW, weight decay 0: ")
+    assert "visual.class_embedding, " in said[0]
+
+
+@pytest.mark.parametrize(
+    ("precision", "inside"),
+    [
+        ("fp32", "float32"),
+        ("tf32", "float32"),
+        ("bf16", "bfloat16"),
+        ("bf16_o2", "bfloat16"),
+        ("fp16", "float16"),
+    ],
+)
+def test_a_precision_is_that_of_products_inside_its_context(precision, inside):
+    before = torch.get_float32_matmul_precision()
+    config = config_of(precision=precision)
+    with matmul_precision(config), precision_context(config, torch.device("cpu")):
+        product = torch.ones(2, 2) @ torch.ones(2, 2)
+        assert torch.get_float32_matmul_precision() == ("high" if precision == "tf32" else before)
+    assert product.dtype == getattr(torch, inside)
+    assert torch.get_float32_matmul_precision() == before
+
+
+# --- the update ------------------------------------------------------------------------------------------------------
+
+
+def test_it_is_adamw_with_the_norm_clipped_and_the_logit_scale_clamped():
+    config = config_of(grad_clip=0.3, logit_scale_max=2.7)
+    model, other = model_of(), model_of()
+    update = Update(model, config)
+    named = dict(other.named_parameters())
+    adamw = torch.optim.AdamW(
+        [{"params": [named[n] for n in group.names], "weight_decay": group.weight_decay}
+         for group in groups_of(other, config)],
+        lr=1e-2, betas=(0.9, 0.98), eps=1e-6, fused=True,
+    )  # fmt: skip
+    for step in range(4):
+        give(model, step)
+        give(other, step)
+        norm = update.norm()
+        assert torch.equal(norm, torch.nn.utils.clip_grad_norm_(other.parameters(), 0.3))
+        assert norm > 0.3
+        update.step(step, 1e-2, norm)
+        adamw.step()
+        other.logit_scale.data.clamp_(0, 2.7)
+    assert all(p.grad is None for p in model.parameters())
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, named[name]), name
+    model.logit_scale.data.fill_(9.0)
+    run(update, [4])
+    assert model.logit_scale.item() == pytest.approx(2.7)
+
+
+KINDS = [{}, {"ema": 0.9}, {"precision": "bf16_o2", "ema": 0.9}, {"precision": "fp16"}, {"optimizer": "muon"},
+         {"optimizer": "muon", "precision": "bf16_o2"}]  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", KINDS)
+def test_its_state_goes_on_where_it_was_to_the_bit(changes):
+    config = config_of(**changes)
+    update = Update(model_of(), config)
+    run(update, range(3))
+    if update.scaler is not None:
+        update.skip()
+    saved = copy.deepcopy(update.state())
+    shapes = {name: p.shape for name, p in update.model.named_parameters()}
+    assert all(x.shape in (shapes[name], ()) for name in shapes for x in saved[name].values())
+    other = Update(model_of(seed=1), config)
+    other.model.load_state_dict(update.model.state_dict())
+    other.restore(saved)
+    for one in (update, other):
+        run(one, range(3, 5))
+    for name, moments in update.state().items():
+        for key, x in moments.items():
+            assert torch.equal(x, other.state()[name][key]), (name, key)
+    for (name, p), q in zip(update.model.named_parameters(), other.model.parameters(), strict=True):
+        assert torch.equal(p, q), name
+    assert update.scaler == other.scaler
+
+
+def test_state_without_masters_or_an_average_starts_from_the_weights():
+    update = Update(model_of(), config_of())
+    run(update, range(2))
+    other = Update(model_of(seed=1), config_of(ema=0.5, precision="bf16_o2"))
+    other.model.load_state_dict(update.model.state_dict())
+    other.restore(update.state())
+    state, weights = other.state(), dict(other.model.named_parameters())
+    for name in ("visual.proj", "text.ln_final.bias"):
+        assert torch.equal(state[name]["master"], weights[name].float())
+        assert torch.equal(state[name]["ema"], weights[name].float())
+        assert torch.equal(state[name]["exp_avg"], update.state()[name]["exp_avg"])
+
+
+def test_masters_of_32_bits_gather_what_16_bits_would_lose():
+    config = config_of(precision="bf16_o2", weight_decay=0.0)
+    exact = {name: p.detach().clone() for name, p in model_of().named_parameters()}
+    update = Update(model_of(), config)
+    dtypes = {
+        p.dtype for name, p in update.model.named_parameters() if not name.startswith("logit")
+    }
+    assert dtypes == {torch.bfloat16}
+    assert update.model.logit_scale.dtype == torch.float32
+    before = (
+        update.model.visual.ln_pre.weight.detach().clone()
+    )  # ones: the next number below is 1 - 2^-8
+    for step in range(10):
+        for parameter in update.model.parameters():
+            parameter.grad = torch.full_like(parameter, 0.01)
+        update.step(step, 5e-4, update.norm())
+        if step == 0:
+            assert torch.equal(update.model.visual.ln_pre.weight, before), (
+                "one step is lost in 16 bits"
+            )
+    moved = exact["visual.ln_pre.weight"] - update.state()["visual.ln_pre.weight"]["master"]
+    torch.testing.assert_close(moved, torch.full_like(moved, 10 * 5e-4), rtol=1e-3, atol=0)
+    assert (update.model.visual.ln_pre.weight < before).all()
+    weight = update.model.visual.proj
+    assert torch.equal(weight, update.state()["visual.proj"]["master"].bfloat16())
+    with update.averaged():
+        assert update.model.visual.proj.dtype == torch.float32
+    assert update.model.visual.proj.dtype == torch.bfloat16
+
+
+def test_the_average_follows_fast_at_first_and_is_what_is_exported():
+    update = Update(model_of(), config_of(ema=0.5))
+    wanted = update.model.visual.proj.detach().clone()
+    for step in range(12):
+        run(update, [step])
+        keep = min(0.5, (1 + step) / (10 + step))
+        wanted = keep * wanted + (1 - keep) * update.model.visual.proj.detach()
+    torch.testing.assert_close(update.state()["visual.proj"]["ema"], wanted)
+    now = update.model.visual.proj.detach().clone()
+    with update.averaged():
+        torch.testing.assert_close(update.model.visual.proj.detach(), wanted)
+    assert torch.equal(update.model.visual.proj, now)
+
+
+# --- fp16 ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_loss_scale_is_torchs():
+    ours, theirs = Scaler(), torch.amp.GradScaler("cpu")
+    optimizer = torch.optim.SGD([weight := torch.nn.Parameter(torch.ones(1))], lr=0.0)
+    for step in range(2010):
+        finite = step not in (0, 1, 5)
+        theirs.scale(weight.sum() * (1.0 if finite else math.inf)).backward()
+        theirs.step(optimizer)
+        theirs.update()
+        optimizer.zero_grad()
+        ours.saw(finite)
+        assert ours.scale == theirs.get_scale()
+    assert (ours.scale, ours.skipped, ours.in_a_row) == (2.0**14, 3, 0)
+
+
+def test_a_scaled_loss_leaves_the_step_as_it_is():
+    updates = [
+        Update(model_of(), config_of(precision=precision, grad_clip=0.3))
+        for precision in ("fp32", "fp16")
+    ]
+    for step in range(3):
+        for update in updates:
+            give(update.model, step, update.scale())
+        norms = [update.norm() for update in updates]
+        assert torch.equal(*norms), "the factor is a power of two"
+        for update, norm in zip(updates, norms, strict=True):
+            update.step(step, 1e-2, norm)
+    for p, q in zip(*(update.model.parameters() for update in updates), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-7)
+
+
+def test_an_overflow_skips_the_step_and_too_many_in_a_row_are_none():
+    update = Update(model_of(), config_of(precision="fp16"))
+    before = update.model.visual.proj.detach().clone()
+    for count in range(update.OVERFLOWS):
+        assert update.may_skip()
+        give(update.model, 0, math.inf)
+        assert not torch.isfinite(update.norm())
+        update.skip()
+        assert update.numbers() == {"loss_scale": 2.0 ** (15 - count), "skipped": count + 1}
+    assert not update.may_skip()
+    assert torch.equal(update.model.visual.proj, before)
+    assert update.model.visual.proj.grad is None
+    run(update, [0])
+    assert update.may_skip()
+    assert not Update(model_of(), config_of()).may_skip()
+
+
+# --- Muon ------------------------------------------------------------------------------------------------------------
+
+
+def test_muon_takes_the_blocks_matrices_and_each_of_q_k_v_is_orthogonal_by_itself():
+    config = config_of(optimizer="muon", weight_decay=0.0)
+    model = model_of()
+    groups = {
+        group.optimizer: group for group in groups_of(model, config) if group.optimizer == "Muon"
+    }
+    kinds = {name.split(".", 3)[-1] for name in groups["Muon"].names}
+    assert kinds == {"qkv.weight", "out.weight", "fc1.weight", "fc2.weight"}
+    update = Update(model, config)
+    for name in ("visual.blocks.0.qkv.weight", "text.blocks.1.out.weight"):
+        parameter = dict(model.named_parameters())[name]
+        before = parameter.detach().clone()
+        give(model, 7)
+        update.step(0, 1e-2, update.norm())
+        moved = (before - parameter.detach()) / (
+            1e-2 * 0.2 * math.sqrt(32)
+        )  # matched to the size of AdamW's steps
+        parts = moved.view(2, 3, 16, 32).unbind(1) if "qkv" in name else [moved]
+        for part in parts:
+            values = torch.linalg.svdvals(part.reshape(-1, 32))
+            assert values.median() > 0.65  # of three orthogonal together it would be 0.58
+            assert values.max() < 1.6
+
+
+def test_muon_that_is_not_there_is_refused(monkeypatch):
+    monkeypatch.delattr(torch.optim, "Muon")
+    with pytest.raises(ValueError, match=r"take torch 2\.9 or later"):
+        Update(model_of(), config_of(optimizer="muon"))
+
+
+def test_the_norm_is_that_of_all_numbers():
+    assert total_norm([torch.full((3,), 2.0), torch.full((2, 2), -1.0)]).item() == 4.0
+
+
+def test_the_norm_of_numbers_of_16_bits_has_32():
+    parts = [torch.full((1001,), 1.0, dtype=torch.bfloat16), torch.zeros((), dtype=torch.float32)]
+    assert total_norm(parts).item() == pytest.approx(
+        1001**0.5, rel=1e-6
+    )  # 31.64; in 16 bits it would be 31.625

@@ -1,0 +1,113 @@
+"""Pixels -> a square of the model's size: a random crop for training, the centre for evaluation; then normalised.
+
+The crop has open_clip's distribution (torchvision's RandomResizedCrop with a share of the area in [crop_min, 1] and an
+aspect between 3/4 and 4/3, bicubic), but its random numbers are a function of where the sample stands in the run.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from train.model.architecture import IMAGE_MEAN, IMAGE_STD
+from train.rng import derive_key, uniforms
+
+Pixels = NDArray[np.uint8]
+TRIES = 10  # shapes that are tried before the crop falls back to the centre, as in torchvision
+NUMBERS = 2 * TRIES + 2  # of one crop: width and height of each shape, then where it lies
+CROP = 4  # what these random numbers are for (order.py has 1 to 3)
+LOG_ASPECT = math.log(4 / 3)
+LUMINANCE = (0.299, 0.587, 0.114)  # of red, green and blue
+
+
+def crop_numbers(
+    seed: int, step: int, rows: NDArray[np.int64], crop_min: float
+) -> NDArray[np.float64]:
+    """(len(rows), NUMBERS) for the crops of the samples at `rows` of the global batch of `step`.
+
+    First TRIES pairs of width and height, as parts of the root of the picture's area; then two numbers in [0, 1).
+    """
+    numbers = uniforms(derive_key(seed, CROP, step), rows, NUMBERS)
+    share, aspect = numbers[:, 0:-2:2], numbers[:, 1:-2:2]
+    side = np.sqrt(crop_min + share * (1 - crop_min))
+    root = np.exp((aspect - 0.5) * LOG_ASPECT)  # of the aspect
+    numbers[:, 0:-2:2], numbers[:, 1:-2:2] = side * root, side / root
+    return numbers
+
+
+def crop_box(height: int, width: int, numbers: Sequence[float]) -> tuple[int, int, int, int]:
+    """(left, top, right, bottom) in pixels of a random crop, from a row of `crop_numbers`."""
+    root = math.sqrt(height * width)
+    for k in range(0, 2 * TRIES, 2):
+        w, h = round(root * numbers[k]), round(root * numbers[k + 1])
+        if 0 < w <= width and 0 < h <= height:
+            left, top = int(numbers[-2] * (width - w + 1)), int(numbers[-1] * (height - h + 1))
+            return left, top, left + w, top + h
+    w, h = min(width, round(height * 4 / 3)), min(height, round(width * 4 / 3))
+    left, top = (width - w) // 2, (height - h) // 2
+    return left, top, left + w, top + h
+
+
+def smallest_side(size: int, crop_min: float) -> int:
+    """How small a picture of any shape may be decoded so that its random crops have `size` pixels to show."""
+    return math.ceil(size / math.sqrt(crop_min * 3 / 4))
+
+
+def random_crop(
+    pixels_HWC: Pixels, size: int | tuple[int, int], numbers: Sequence[float]
+) -> Pixels:
+    """(*size, 3): the crop that a row of `crop_numbers` chooses, resized (bicubic). `size` is a side, or (H, W)."""
+    height, width, _ = pixels_HWC.shape
+    h, w = (size, size) if isinstance(size, int) else size
+    box = crop_box(height, width, numbers)
+    if box == (0, 0, w, h) and (height, width) == (h, w):
+        return pixels_HWC
+    # `box` spares the copy of a crop. Sizes are whole, so only the kernel's tails see pixels outside of it.
+    return np.asarray(Image.fromarray(pixels_HWC).resize((w, h), Image.Resampling.BICUBIC, box=box))
+
+
+def centre_crop(pixels_HWC: Pixels, size: int | tuple[int, int]) -> Pixels:
+    """(*size, 3): resized (bicubic) so that it just covers `size`, and its centre; open_clip's evaluation picture."""
+    height, width, _ = pixels_HWC.shape
+    if isinstance(size, int) or size[0] == size[1]:
+        tall = wide = size if isinstance(size, int) else size[0]
+        short = min(height, width)
+        w, h = int(tall * width / short), int(tall * height / short)
+    else:
+        tall, wide = size
+        ratio = min(height / tall, width / wide)
+        w, h = round(width / ratio), round(height / ratio)
+    if (w, h) != (width, height):
+        pixels_HWC = np.asarray(
+            Image.fromarray(pixels_HWC).resize((w, h), Image.Resampling.BICUBIC)
+        )
+    top, left = round((h - tall) / 2), round((w - wide) / 2)
+    return pixels_HWC[top : top + tall, left : left + wide]
+
+
+@functools.cache
+def _levels(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """Sent once: a GPU would wait for the copy in every step."""
+    return torch.tensor(values, device=device)
+
+
+def normalise(
+    image_BHWC: Tensor, mean: Sequence[float] = IMAGE_MEAN, std: Sequence[float] = IMAGE_STD
+) -> Tensor:
+    """uint8 RGB -> (B, C, H, W) float32 with a model's mean and deviation, on the pixels' own device.
+
+    The model takes as many channels as there are means: 3, or 1, which is the luminance (ITU-R 601).
+    """
+    pixels = image_BHWC.float()
+    if len(mean) == 1:
+        pixels = (pixels * _levels(LUMINANCE, pixels.device)).sum(dim=-1, keepdim=True)
+    mean_C = _levels(tuple(mean), pixels.device) * 255
+    std_C = _levels(tuple(std), pixels.device) * 255
+    return ((pixels - mean_C) / std_C).permute(0, 3, 1, 2)

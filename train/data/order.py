@@ -1,0 +1,329 @@
+"""Step -> (source, shard, row): a wheel over the sources, lanes over the rows, windows over the shards. Pure numpy.
+
+What a run draws is a function of (sources, batch size, lanes, window, seed) and of the step alone:
+
+* wheel: position n of the run belongs to source `wheel[n % period]`. After any number of positions the share of each
+  source is exact to less than one sample, so every prefix of every batch is mixed as the weights say.
+* dealing: the q-th draw of a source is row `q % rows` of its epoch `q // rows`. So after any whole number of steps no
+  row of a source has been drawn more than once oftener than another (highest − lowest ≤ 1), for any keep rates.
+* lanes: an epoch permutes the shards, permutes the kept rows inside windows of `window` shards, and cuts the line that
+  results into `lanes` spans equal to ± 1 row. Draws are dealt over the spans in turn, and inside a batch each draw is
+  placed in the lane that lies nearest to its span. Lane k owns one block of every batch; a rank serves whole lanes.
+* world size does not occur here: it only says which lanes a rank asks for.
+
+Random numbers come from `train.rng`.
+A change of any of this bumps ORDER_VERSION and the golden test.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from manifests.disk import content_hash
+from train.rng import Ints, derive_key, permutation
+
+ORDER_VERSION = 1
+PERIOD = 65_536  # most slots of a wheel: shares that need more are rounded to 1/65536 (largest remainder)
+BLOCK = 2_048  # positions worked out at once: spreads the cost of a numpy call, and stays small for a single step
+
+SHARDS, WINDOW, RESERVE = 1, 2, 3  # what a random number is for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceRows:
+    """A source of a blend: its weight (any positive number) and the kept rows of each of its shards."""
+
+    name: str
+    weight: float
+    shard_rows: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repeats:
+    """What a number of steps draws from one source; `repeats` is drawn / rows, a mean."""
+
+    drawn: int
+    rows: int
+    repeats: float
+
+
+# --- the wheel -----------------------------------------------------------------------------------------------------
+
+
+def slots_of(sources: Sequence[SourceRows]) -> list[int]:
+    """Slots of each source on the wheel; their sum is the wheel's period.
+
+    Exact where the shares have a common denominator up to 65,536 (0.7 : 0.3, 1 : 2 : 5, any three decimals); else
+    65,536 slots dealt by largest remainder. ValueError for a weight that is no positive number or gets no slot.
+    """
+    for source in sources:
+        if not 0 < source.weight < math.inf:
+            raise ValueError(
+                f"the weight of {source.name!r} is {source.weight}; it must be a number above 0"
+            )
+    weights = [Fraction(str(source.weight)) for source in sources]
+    shares = [weight / sum(weights) for weight in weights]
+    period = math.lcm(*(share.denominator for share in shares))
+    if period <= PERIOD:
+        return [int(share * period) for share in shares]
+    slots = [int(share * PERIOD) for share in shares]
+    by_remainder = sorted(
+        range(len(slots)), key=lambda s: (slots[s] - shares[s] * PERIOD, sources[s].name)
+    )
+    for s in by_remainder[: PERIOD - sum(slots)]:
+        slots[s] += 1
+    if 0 in slots:
+        name = sources[slots.index(0)].name
+        raise ValueError(
+            f"the share of {name!r} is less than one in {PERIOD:,} samples; raise its weight or drop it"
+        )
+    return slots
+
+
+def turn(slots: Sequence[int]) -> Ints:
+    """One turn of the wheel: the source of each slot, every prefix within less than one slot of its share.
+
+    Draw q of a source with m of P slots may come from slot ⌊qP/m⌋ on and must come before slot ⌈(q+1)P/m⌉; earliest
+    deadline first meets all of these (the quota theorem of just-in-time sequencing).
+    """
+    period = sum(slots)
+    waiting = [
+        (0, s) for s in range(len(slots))
+    ]  # (first slot that the source's next draw may take, source)
+    ready: list[tuple[int, int]] = []  # (slot before which it must come, source)
+    drawn = [0] * len(slots)
+    order = np.empty(period, np.int64)
+    for n in range(period):
+        while waiting and waiting[0][0] <= n:
+            s = heapq.heappop(waiting)[1]
+            heapq.heappush(ready, (-(-(drawn[s] + 1) * period // slots[s]), s))
+        deadline, s = heapq.heappop(ready)
+        assert n < deadline
+        order[n] = s
+        drawn[s] += 1
+        heapq.heappush(waiting, (drawn[s] * period // slots[s], s))
+    return order
+
+
+# --- the order -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Spans:
+    """How the kept rows of a source are dealt: draw i of an epoch takes `start[lane] + i // lanes` on the line."""
+
+    key: int  # of the source's name
+    rows: int
+    lane: Ints  # (lanes,) the span of draw i is lane[i % lanes]
+    start: Ints  # (lanes,) where span p begins on an epoch's line
+
+
+def _spans(source: SourceRows, lanes: int) -> _Spans:
+    rows = sum(source.shard_rows)
+    # Steps of about 0.618 of a turn: any few draws in a row are spread evenly over the spans.
+    stride = min(
+        (g for g in range(1, lanes + 1) if math.gcd(g, lanes) == 1),
+        key=lambda g: abs(g - lanes * 0.618),
+    )
+    lane = np.arange(lanes) * stride % lanes
+    sizes = np.full(lanes, rows // lanes)
+    sizes[lane[: rows % lanes]] += 1
+    key = int.from_bytes(hashlib.sha256(source.name.encode()).digest()[:8], "big")
+    return _Spans(key=key, rows=rows, lane=lane, start=np.cumsum(sizes) - sizes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    """One epoch of a source: its shards in their order of that epoch."""
+
+    shards: Ints  # (shards with kept rows,) permuted
+    ends: Ints  # where the rows of each of them end on the line
+    starts: Ints  # (windows + 1,) where each window begins
+
+
+class Order:
+    """The order of a run. `sources` may come in any order: the wheel and the permutations go by their names.
+
+    ValueError for fewer rows than a batch, an empty source, lanes that do not divide the batch, impossible weights.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[SourceRows],
+        batch_size: int,
+        lanes: int = 64,
+        window: int = 4,
+        seed: int = 0,
+    ) -> None:
+        _check(sources, batch_size, lanes, window)
+        self.sources = tuple(sources)
+        self.batch_size, self.lanes, self.window, self.seed = batch_size, lanes, window, seed
+        by_name = sorted(range(len(self.sources)), key=lambda s: self.sources[s].name)
+        slots = slots_of([self.sources[s] for s in by_name])
+        self._wheel = np.array(by_name)[turn(slots)]
+        self._slots = np.bincount(self._wheel, minlength=len(self.sources))
+        self._nth = np.empty_like(self._wheel)
+        for s in range(len(self.sources)):
+            here = self._wheel == s
+            self._nth[here] = np.arange(np.count_nonzero(here))
+        self._spans = [_spans(source, lanes) for source in self.sources]
+        self._rows = np.array([spans.rows for spans in self._spans])
+        self._ends = [np.cumsum(source.shard_rows) for source in self.sources]
+        self._steps_per_block = -(-BLOCK // batch_size)
+        # A lane is inside one window at a time; while it passes to the next, inside two.
+        self._block = functools.lru_cache(maxsize=2)(self._work_out)
+        self._line = functools.lru_cache(maxsize=4 * len(self.sources))(self._permute_shards)
+        self._window_rows = functools.lru_cache(maxsize=2 * lanes * len(self.sources))(
+            self._permute_window
+        )
+
+    def batch(self, step: int, lanes: range | None = None) -> tuple[Ints, Ints, Ints]:
+        """(source, shard, kept row) of every row of the batch of `step`, or of the blocks of consecutive `lanes`."""
+        lanes = range(self.lanes) if lanes is None else lanes
+        assert step >= 0
+        assert lanes.step == 1
+        assert 0 <= lanes.start <= lanes.stop <= self.lanes
+        number, within = divmod(step, self._steps_per_block)
+        per_lane = self.batch_size // self.lanes
+        first = within * self.batch_size
+        rows = slice(first + lanes.start * per_lane, first + lanes.stop * per_lane)
+        source, shard, row = self._block(number)
+        return source[rows], shard[rows], row[rows]
+
+    def reserve(self, source: int, step: int, position: int, attempt: int) -> tuple[int, int]:
+        """(shard, kept row) that stands in for row `position` of the batch of `step`: a draw of the same source."""
+        spans = self._spans[source]
+        place = derive_key(self.seed, RESERVE, spans.key, step, position, attempt) % spans.rows
+        shard = int(np.searchsorted(self._ends[source], place, side="right"))
+        return shard, place - int(self._ends[source][shard]) + self.sources[source].shard_rows[
+            shard
+        ]
+
+    def repeats(self, steps: int) -> dict[str, Repeats]:
+        """Per source, what `steps` steps from the start draw."""
+        turns, rest = divmod(steps * self.batch_size, len(self._wheel))
+        part = np.bincount(self._wheel[:rest], minlength=len(self.sources))
+        found = {}
+        for s, source in enumerate(self.sources):
+            drawn, rows = turns * int(self._slots[s]) + int(part[s]), self._spans[s].rows
+            found[source.name] = Repeats(drawn=drawn, rows=rows, repeats=drawn / rows)
+        return found
+
+    def check_repeats(self, steps: int, most: float | None) -> None:
+        """ValueError where `steps` steps would draw the rows of a source more than `most` times in the mean."""
+        name, worst = max(self.repeats(steps).items(), key=lambda item: item[1].repeats)
+        if most is not None and worst.repeats > most:
+            samples = int(steps * self.batch_size * most / worst.repeats)
+            raise ValueError(
+                f"{name} would be repeated {worst.repeats:.1f} times ({worst.drawn:,} draws of {worst.rows:,} rows) and"
+                f" max_repeats is {most:g}; train on at most {samples:,} samples, lower its weight or raise max_repeats"
+            )
+
+    def identity(self) -> dict[str, Any]:
+        """All that decides the order, as plain values; what `fingerprint` is the hash of."""
+        sources = {
+            source.name: {
+                "weight": source.weight,
+                "rows": sum(rows),
+                "shards": len(rows),
+                "hash": content_hash(rows),
+            }
+            for source in self.sources
+            for rows in [source.shard_rows]
+        }
+        return {
+            "version": ORDER_VERSION,
+            "batch_size": self.batch_size,
+            "lanes": self.lanes,
+            "window": self.window,
+            "seed": self.seed,
+            "sources": sources,
+        }
+
+    def fingerprint(self) -> str:
+        """Hash of the identity: two orders with the same one draw the same rows at every step."""
+        return content_hash(self.identity())
+
+    def _work_out(self, number: int) -> tuple[Ints, Ints, Ints]:
+        """The batches of block `number`, one after another."""
+        count = self._steps_per_block * self.batch_size
+        n = number * count + np.arange(count)
+        turns, slot = np.divmod(n, len(self._wheel))
+        source = self._wheel[slot]
+        draw = turns * self._slots[source] + self._nth[slot]
+        # Inside a batch the draws of a source go to its places by span: the lowest span to the first place.
+        cell = (n - n[0]) // self.batch_size * len(self.sources) + source
+        lane = self._spans[0].lane[draw % self._rows[source] % self.lanes]
+        placed = np.empty_like(draw)
+        placed[np.argsort(cell, kind="stable")] = draw[
+            np.argsort(cell * self.lanes + lane, kind="stable")
+        ]
+        shard, row = np.empty_like(draw), np.empty_like(draw)
+        for s in range(len(self.sources)):
+            here = np.flatnonzero(source == s)
+            epoch, within = np.divmod(placed[here], self._rows[s])
+            for e in np.unique(epoch):
+                chosen = here[epoch == e]
+                shard[chosen], row[chosen] = self._locate(s, int(e), within[epoch == e])
+        return source, shard, row
+
+    def _locate(self, s: int, epoch: int, within: Ints) -> tuple[Ints, Ints]:
+        """(shard, kept row) of draws `within` one epoch of source `s`."""
+        spans, line = self._spans[s], self._line(s, epoch)
+        turns, nth = np.divmod(within, self.lanes)
+        place = spans.start[spans.lane[nth]] + turns
+        window = np.searchsorted(line.starts, place, side="right") - 1
+        for w in np.unique(window):
+            here = window == w
+            first = line.starts[w]
+            place[here] = first + self._window_rows(s, epoch, int(w))[place[here] - first]
+        k = np.searchsorted(line.ends, place, side="right")
+        shard = line.shards[k]
+        return shard, place - line.ends[k] + np.asarray(self.sources[s].shard_rows)[shard]
+
+    def _permute_shards(self, s: int, epoch: int) -> _Line:
+        rows = np.asarray(self.sources[s].shard_rows)
+        shards = np.flatnonzero(rows)
+        shards = shards[
+            permutation(derive_key(self.seed, SHARDS, self._spans[s].key, epoch), len(shards))
+        ]
+        ends = np.cumsum(rows[shards])
+        starts = np.concatenate([[0], ends[self.window - 1 :: self.window], ends[-1:]])
+        return _Line(shards=shards, ends=ends, starts=np.unique(starts))
+
+    def _permute_window(self, s: int, epoch: int, window: int) -> NDArray[np.int32]:
+        starts = self._line(s, epoch).starts
+        key = derive_key(self.seed, WINDOW, self._spans[s].key, epoch, window)
+        return permutation(key, int(starts[window + 1] - starts[window])).astype(np.int32)
+
+
+def _check(sources: Sequence[SourceRows], batch_size: int, lanes: int, window: int) -> None:
+    for name, value in (("batch_size", batch_size), ("lanes", lanes), ("window", window)):
+        if value < 1:
+            raise ValueError(f"{name} is {value}; it must be at least 1")
+    if batch_size % lanes:
+        fit = ", ".join(str(k) for k in range(1, min(batch_size, 1024) + 1) if batch_size % k == 0)
+        raise ValueError(f"{lanes} lanes do not divide a batch of {batch_size}; lanes may be {fit}")
+    names = [source.name for source in sources]
+    if not names or len(set(names)) != len(names):
+        raise ValueError(f"a blend needs sources of different names; it has {names}")
+    for source in sources:
+        if not sum(source.shard_rows):
+            raise ValueError(
+                f"{source.name!r} keeps no row; choose another view or loosen its rules"
+            )
+    rows = sum(sum(source.shard_rows) for source in sources)
+    if rows < batch_size:
+        raise ValueError(
+            f"fewer rows than a batch: {', '.join(names)} keep {rows}, and a batch is {batch_size}"
+        )

@@ -1,0 +1,176 @@
+"""What a CLIP is made of: sizes, pooling, dropout and the statistics of its pictures; and the models known by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# Per-channel mean and deviation of the pictures that OpenAI trained on: what every CLIP checkpoint expects.
+IMAGE_MEAN = (0.48145466, 0.4578275, 0.40821073)
+IMAGE_STD = (0.26862954, 0.26130258, 0.27577711)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Both towers of a CLIP: widths in channels, pictures in pixels, context in tokens.
+
+    A rate or dropout is a share in [0, 1) that is left out while training, and only then.
+    """
+
+    embed_dim: int
+    image_size: int  # the side of a square picture, or the height of another
+    patch_size: int
+    vision_width: int
+    vision_layers: int
+    vision_heads: int
+    vision_mlp: int
+    text_width: int
+    text_layers: int
+    text_heads: int
+    text_mlp: int
+    context_length: int
+    vocab_size: int = 49408
+    quick_gelu: bool = False
+    logit_bias: bool = False  # a learned offset of the logits, for the SigLIP loss
+    image_width: int | None = None  # of a picture that is not square
+    num_channels: int = 3  # 3: red, green and blue; 1: their luminance
+    image_mean: tuple[float, ...] = IMAGE_MEAN  # per channel, of pixels from 0 to 1
+    image_std: tuple[float, ...] = IMAGE_STD
+    class_token_length: int = (
+        1  # learned tokens before the patches; the first is the one that is pooled
+    )
+    global_average_pool: bool = False  # the mean of the patches instead of the class token
+    drop_patch_rate: float = 0.0  # of a picture's patches
+    drop_path_rate: float = (
+        0.0  # of the last picture block's branches, per sample; 0 for the first, linear between
+    )
+    vision_hidden_dropout: float = 0.0  # of what is embedded and of what each branch adds
+    vision_attention_dropout: float = 0.0
+    text_hidden_dropout: float = 0.0
+    text_attention_dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        for side in ("image_size", "image_width"):
+            pixels = getattr(self, side)
+            if pixels is not None and (pixels < 1 or pixels % self.patch_size):
+                raise ValueError(
+                    f"{side} {pixels} is not a multiple of patch_size {self.patch_size}"
+                )
+        for tower in ("vision", "text"):
+            width, heads = getattr(self, f"{tower}_width"), getattr(self, f"{tower}_heads")
+            if heads < 1 or width % heads:
+                raise ValueError(
+                    f"{tower}_width {width} is not a multiple of {tower}_heads {heads}"
+                )
+        if self.context_length < 3:
+            raise ValueError(
+                f"context_length is {self.context_length}; it must be at least 3 (start, a word, end)"
+            )
+        for name in (
+            "embed_dim",
+            "vision_layers",
+            "text_layers",
+            "num_channels",
+            "class_token_length",
+        ):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        for name in RATES:
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must lie in [0, 1)")
+        for name in ("image_mean", "image_std"):
+            values = getattr(self, name)
+            if len(values) != self.num_channels:
+                raise ValueError(
+                    f"{name} has {len(values)} values; num_channels is {self.num_channels}"
+                )
+        if min(self.image_std) <= 0:
+            raise ValueError(f"image_std is {list(self.image_std)}; every value must be above 0")
+
+    @property
+    def height_width(self) -> tuple[int, int]:
+        """Of the pictures that the model takes, in pixels."""
+        return self.image_size, self.image_width or self.image_size
+
+    @property
+    def patches(self) -> int:
+        """How many a picture is cut into."""
+        height, width = self.height_width
+        return (height // self.patch_size) * (width // self.patch_size)
+
+    @property
+    def draws(self) -> bool:
+        """Whether training this model takes random numbers."""
+        return any(getattr(self, name) for name in RATES)
+
+
+RATES = (
+    "drop_patch_rate",
+    "drop_path_rate",
+    "vision_hidden_dropout",
+    "vision_attention_dropout",
+    "text_hidden_dropout",
+    "text_attention_dropout",
+)
+
+
+def _clip(
+    embed_dim: int,
+    patch_size: int,
+    vision: tuple[int, int, int, int],
+    text: tuple[int, int, int],
+    *,
+    image_size: int = 224,
+    context_length: int = 77,
+    quick_gelu: bool = False,
+) -> ModelConfig:
+    """vision = (width, layers, heads, mlp), text = (width, layers, heads); the text MLP is four times its width."""
+    return ModelConfig(
+        embed_dim=embed_dim,
+        image_size=image_size,
+        patch_size=patch_size,
+        vision_width=vision[0],
+        vision_layers=vision[1],
+        vision_heads=vision[2],
+        vision_mlp=vision[3],
+        text_width=text[0],
+        text_layers=text[1],
+        text_heads=text[2],
+        text_mlp=4 * text[0],
+        context_length=context_length,
+        quick_gelu=quick_gelu,
+    )
+
+
+def _published(*, quick_gelu: bool) -> dict[str, ModelConfig]:
+    """Names and numbers as in open_clip; H, g, bigG and e have 16 vision heads (head widths 80, 88, 104, 112)."""
+    base, large = (768, 12, 12, 3072), (1024, 24, 16, 4096)
+    small = (384, 12, 6, 1536)
+    sizes: dict[str, tuple[int, int, tuple[int, int, int, int], tuple[int, int, int]]] = {
+        "ViT-B-32": (512, 32, base, (512, 12, 8)),
+        "ViT-B-16": (512, 16, base, (512, 12, 8)),
+        "ViT-L-14": (768, 14, large, (768, 12, 12)),
+        "ViT-L-14-336": (768, 14, large, (768, 12, 12)),
+        "ViT-H-14": (1024, 14, (1280, 32, 16, 5120), (1024, 24, 16)),
+        "ViT-g-14": (1024, 14, (1408, 40, 16, 6144), (1024, 24, 16)),
+        "ViT-bigG-14": (1280, 14, (1664, 48, 16, 8192), (1280, 32, 20)),
+        "ViT-e-14": (1280, 14, (1792, 56, 16, 15360), (1280, 36, 20)),
+        "ViT-S-32": (384, 32, small, (384, 12, 6)),
+        "ViT-S-16": (384, 16, small, (384, 12, 6)),
+    }
+    end = "-quickgelu" if quick_gelu else ""
+    return {
+        name + end: _clip(
+            *size, image_size=336 if name.endswith("336") else 224, quick_gelu=quick_gelu
+        )
+        for name, size in sizes.items()
+        if not (quick_gelu and name.startswith("ViT-S"))
+    }
+
+
+MODELS: dict[str, ModelConfig] = {
+    **_published(quick_gelu=False),
+    **_published(quick_gelu=True),
+    # For a processor: the demo's, and a smaller one for tests.
+    "micro": _clip(128, 8, (128, 4, 2, 512), (128, 2, 2), image_size=32, context_length=16),
+    "test": _clip(32, 16, (32, 2, 2, 128), (32, 2, 2), image_size=32, context_length=16),
+}

@@ -1,0 +1,311 @@
+"""Attention over padded and packed sequences, by torch's kernels or flash-attn, and captions without their padding.
+
+`sdpa` runs everywhere. `varlen` (torch 2.10 on) and `flash` (flash-attn) read packed sequences as they lie; they need a
+GPU and 16 bits. `auto` takes `flash`, then `varlen`, for packed captions where they can run, and `sdpa` for the rest.
+No mask of numbers is ever made: causality is a flag. Shapes as in `model.py`, and N tokens of all captions together.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from train.model.noise import ATTENTION, Noise, uniform
+
+Attention = Literal["auto", "sdpa", "varlen", "flash"]
+HALVES = (torch.bfloat16, torch.float16)
+
+
+class Packed(NamedTuple):
+    """Captions one after another, without what follows their end-of-text tokens."""
+
+    token_N: Tensor
+    position_N: Tensor  # restarts with every caption
+    sample_N: Tensor  # which caption
+    slot_N: Tensor  # where the token lies in BT
+    start_B1: Tensor  # int32, B + 1: where each caption begins, and the end of the last
+    longest: int
+
+    def to(self, device: torch.device | str) -> Packed:
+        """On another device."""
+        return Packed(*(sent(x, device) if isinstance(x, Tensor) else x for x in self))  # type: ignore[arg-type]
+
+
+class Groups(NamedTuple):
+    """Captions sorted by length, in groups that are each cut to their own longest."""
+
+    tokens_BT: tuple[Tensor, ...]
+    place_B: Tensor  # of each caption of the batch among those of the groups
+    row_B: Tensor  # of each caption of the groups in the batch
+
+    def to(self, device: torch.device | str) -> Groups:
+        """On another device."""
+        tokens = tuple(sent(x, device) for x in self.tokens_BT)
+        return Groups(tokens, sent(self.place_B, device), sent(self.row_B, device))
+
+
+def sent(x: Tensor | Packed | Groups, device: torch.device | str) -> Any:
+    """On another device; from main memory to a GPU by pinned pages, so that nothing waits for the copy."""
+    if isinstance(x, Tensor) and x.device.type == "cpu" and torch.device(device).type == "cuda":
+        return x.contiguous().pin_memory().to(device, non_blocking=True)
+    return x.to(device)
+
+
+class Rule(NamedTuple):
+    """How a block attends: its kernel, the share of attention left out in training, the number of its first head."""
+
+    attention: Attention = "auto"
+    dropped: float = 0.0
+    first_head: int = (
+        0  # above 0 where tensor parallelism gave the block a later share of the heads
+    )
+
+
+def lengths_of(tokens_BT: Tensor) -> Tensor:
+    """Tokens of each caption, up to and with its end-of-text token: the first highest number of a row."""
+    return tokens_BT.argmax(dim=-1) + 1
+
+
+def trim(tokens_BT: Tensor) -> Tensor:
+    """The columns up to the last end-of-text token of a batch that lies in main memory.
+
+    On an accelerator the length would have to be waited for: trim before the batch is copied there.
+    """
+    if tokens_BT.device.type != "cpu":
+        return tokens_BT
+    return tokens_BT[:, : int(tokens_BT.argmax(dim=-1).max()) + 1]
+
+
+def pack(tokens_BT: Tensor, length_B: Tensor | None = None) -> Packed:
+    """A batch in main memory, packed; `length_B` spares the search for the end-of-text tokens."""
+    length_B = lengths_of(tokens_BT) if length_B is None else length_B
+    B, T = tokens_BT.shape
+    slot_N = (torch.arange(T) < length_B[:, None]).flatten().nonzero().flatten()
+    start_B1 = torch.zeros(B + 1, dtype=torch.int32)
+    start_B1[1:] = length_B.cumsum(0)
+    longest = int(length_B.max())
+    sample_N, position_N = slot_N // T, slot_N % T
+    slot_N = sample_N * longest + position_N
+    return Packed(tokens_BT[sample_N, position_N], position_N, sample_N, slot_N, start_B1, longest)
+
+
+def length_groups(tokens_BT: Tensor, groups: int, length_B: Tensor | None = None) -> Groups:
+    """A batch in main memory in so many groups of (nearly) as many captions, by length."""
+    if groups < 1:
+        raise ValueError(f"{groups} length groups; there must be at least 1")
+    length_B = lengths_of(tokens_BT) if length_B is None else length_B
+    row_B = length_B.argsort(stable=True)
+    place_B = torch.empty_like(row_B)
+    place_B[row_B] = torch.arange(len(row_B))
+    parts = [part for part in row_B.tensor_split(groups) if len(part)]
+    return Groups(
+        tuple(tokens_BT[part, : int(length_B[part].max())] for part in parts), place_B, row_B
+    )
+
+
+# --- kernels -------------------------------------------------------------------------------------------------------
+
+
+def _find_flash() -> Any:
+    """flash-attn's module, or None; one that was built for another torch cannot be imported."""
+    try:
+        return importlib.import_module("flash_attn")
+    except (ImportError, OSError):
+        return None
+
+
+def _find_varlen() -> Callable[..., Tensor] | None:
+    """torch's varlen_attn with `causal=` for a switch (2.13 on takes a window, before it `is_causal`), or None."""
+    if importlib.util.find_spec("torch.nn.attention.varlen") is None:
+        return None
+    from torch.nn.attention.varlen import varlen_attn
+
+    window = "window_size" in inspect.signature(varlen_attn).parameters
+
+    def attend(*arguments: Any, causal: bool) -> Tensor:
+        extra = {"window_size": (-1, 0 if causal else -1)} if window else {"is_causal": causal}
+        mixed: Tensor = varlen_attn(*arguments, **extra)  # type: ignore[assignment]
+        return mixed
+
+    return attend
+
+
+# Looked for here and not where they are called: a compiler that meets a search for a module cuts a block in two there.
+_FLASH, _VARLEN = _find_flash(), _find_varlen()
+
+
+def _flash() -> Any:
+    """As `_find_flash` has found it."""
+    return _FLASH
+
+
+def _varlen() -> Callable[..., Tensor] | None:
+    """As `_find_varlen` has found it."""
+    return _VARLEN
+
+
+def check(attention: Attention, *, dropped: bool) -> None:
+    """ValueError for a kernel that is not there, or that cannot do what the model asks for."""
+    if attention == "flash" and _flash() is None:
+        raise ValueError(
+            "attention is 'flash', but flash-attn is not installed, or not for this torch; install it, or set"
+            " attention to auto"
+        )
+    if attention == "varlen" and _varlen() is None:
+        raise ValueError(
+            f"attention is 'varlen', which torch {torch.__version__} lacks; set attention to auto"
+        )
+    if attention in ("flash", "varlen") and dropped:
+        raise ValueError(
+            f"attention {attention!r} cannot drop attention reproducibly: its kernel draws from its own generator;"
+            " set attention to auto, or the attention dropouts to 0"
+        )
+
+
+def _kernel(attention: Attention, q: Tensor, *, packed: bool) -> str:
+    """The kernel that runs: `sdpa`, `varlen` or `flash`."""
+    fits = q.is_cuda and q.dtype in HALVES
+    if attention == "auto":
+        if not packed or not fits:
+            return "sdpa"
+        return "flash" if _flash() is not None else "varlen" if _varlen() is not None else "sdpa"
+    if attention != "sdpa" and not fits:
+        place = f"{q.dtype} on {q.device.type}".removeprefix("torch.")
+        raise ValueError(
+            f"attention {attention!r} needs a GPU and bf16 or fp16, not {place}; set attention to auto"
+        )
+    return attention
+
+
+def attend(
+    q_BTHD: Tensor,
+    k_BTHD: Tensor,
+    v_BTHD: Tensor,
+    rule: Rule,
+    *,
+    causal: bool,
+    end_B: Tensor | None = None,
+    noise: Noise | None = None,
+) -> Tensor:
+    """Mixed values BTHD. With `end_B` there is one query for a sample, which sees the keys up to that one."""
+    q_BHTD, k_BHTD, v_BHTD = (x.transpose(1, 2) for x in (q_BTHD, k_BTHD, v_BTHD))
+    noise = noise if rule.dropped else None
+    # One query costs little whatever computes it, and cuDNN's backward of it has given NaN and errors on GPUs.
+    if noise is not None or (q_BTHD.is_cuda and q_BTHD.shape[1] == 1):
+        return _open(q_BHTD, k_BHTD, v_BHTD, rule, noise, causal, end_B).transpose(1, 2)
+    seen_B11T = None
+    if end_B is not None:
+        seen_B11T = (torch.arange(k_BTHD.shape[1], device=q_BTHD.device) <= end_B[:, None])[
+            :, None, None
+        ]
+    elif _kernel(rule.attention, q_BTHD, packed=False) != "sdpa":
+        return _dense(q_BTHD, k_BTHD, v_BTHD, causal, rule.attention)
+    mixed_BHTD = F.scaled_dot_product_attention(
+        q_BHTD, k_BHTD, v_BHTD, attn_mask=seen_B11T, is_causal=causal and end_B is None
+    )
+    return mixed_BHTD.transpose(1, 2)
+
+
+def _dense(
+    q_BTHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor, causal: bool, attention: Attention
+) -> Tensor:
+    """Sequences of one length, through the kernels for many lengths or flash-attn's own."""
+    if attention == "flash":
+        found: Tensor = _flash().flash_attn_func(q_BTHD, k_BTHD, v_BTHD, causal=causal)
+        return found
+    B, T, H, D = q_BTHD.shape
+    S = k_BTHD.shape[1]
+    starts = [
+        torch.arange(0, B * n + 1, n, dtype=torch.int32, device=q_BTHD.device) for n in (T, S)
+    ]
+    varlen = _varlen()
+    assert varlen is not None
+    flat = (x.reshape(-1, H, D) for x in (q_BTHD, k_BTHD, v_BTHD))
+    return varlen(*flat, *starts, T, S, causal=causal).view(B, T, H, D)
+
+
+def attend_packed(
+    q_NHD: Tensor,
+    k_NHD: Tensor,
+    v_NHD: Tensor,
+    rule: Rule,
+    packed: Packed,
+    *,
+    pooled: bool = False,
+    noise: Noise | None = None,
+) -> Tensor:
+    """Mixed values NHD of causal captions; with `pooled` there is one query for a caption, its last: BHD.
+
+    Where no kernel reads packed sequences, these alone are padded: the matrix products around them are not.
+    """
+    dropped = noise is not None and rule.dropped > 0
+    kernel = "sdpa" if dropped else _kernel(rule.attention, q_NHD, packed=True)
+    B, longest = len(packed.start_B1) - 1, packed.longest
+    if kernel != "sdpa":
+        start_k = packed.start_B1
+        start_q = torch.arange(B + 1, dtype=torch.int32, device=q_NHD.device) if pooled else start_k
+        lengths = (start_q, start_k, 1 if pooled else longest, longest)
+        attend_varlen = _flash().flash_attn_varlen_func if kernel == "flash" else _varlen()
+        assert attend_varlen is not None
+        mixed_NHD: Tensor = attend_varlen(q_NHD, k_NHD, v_NHD, *lengths, causal=not pooled)
+        return mixed_NHD
+    rule = rule._replace(attention="sdpa")
+    k_BTHD, v_BTHD = _padded(k_NHD, packed), _padded(v_NHD, packed)
+    if pooled:
+        end_B = (packed.start_B1[1:] - packed.start_B1[:-1] - 1).long()
+        return attend(q_NHD[:, None], k_BTHD, v_BTHD, rule, causal=True, end_B=end_B, noise=noise)[
+            :, 0
+        ]
+    if noise is not None:
+        noise = noise._replace(token=_padded(noise.token, packed))
+    mixed_BTHD = attend(_padded(q_NHD, packed), k_BTHD, v_BTHD, rule, causal=True, noise=noise)
+    return mixed_BTHD.flatten(0, 1)[packed.slot_N]
+
+
+def _padded(x_N: Tensor, packed: Packed) -> Tensor:
+    """N… as BT…, with zeros after the captions."""
+    B, T = len(packed.start_B1) - 1, packed.longest
+    return (
+        x_N.new_zeros((B * T, *x_N.shape[1:]))
+        .index_copy(0, packed.slot_N, x_N)
+        .view(B, T, *x_N.shape[1:])
+    )
+
+
+def _open(
+    q_BHTD: Tensor,
+    k_BHTD: Tensor,
+    v_BHTD: Tensor,
+    rule: Rule,
+    noise: Noise | None,
+    causal: bool,
+    end_B: Tensor | None,
+) -> Tensor:
+    """Attention with its weights written out; with `noise` a share of them is left out."""
+    H, T, S = q_BHTD.shape[1], q_BHTD.shape[2], k_BHTD.shape[2]
+    weight_BHTS = q_BHTD @ k_BHTD.mT * q_BHTD.shape[-1] ** -0.5
+    key_S = torch.arange(S, device=q_BHTD.device)
+    if end_B is not None:
+        weight_BHTS = weight_BHTS.masked_fill((key_S > end_B[:, None])[:, None, None], -torch.inf)
+    elif causal:
+        weight_BHTS = weight_BHTS.masked_fill(key_S > key_S[:T, None], -torch.inf)
+    weight_BHTS = weight_BHTS.softmax(dim=-1)
+    if noise is None:
+        mixed_BHTD: Tensor = weight_BHTS.to(v_BHTD.dtype) @ v_BHTD
+        return mixed_BHTD
+    head_H11 = torch.arange(rule.first_head, rule.first_head + H, device=q_BHTD.device)[
+        :, None, None
+    ]
+    token_B1T1 = noise.token.view(len(q_BHTD), 1, T, 1)
+    keep = (
+        uniform(noise.key, ATTENTION, ((token_B1T1 << 16) + key_S) * 256 + head_H11) >= rule.dropped
+    )
+    kept_BHTS: Tensor = weight_BHTS * (keep.to(weight_BHTS.dtype) / (1 - rule.dropped))
+    return kept_BHTS @ v_BHTD

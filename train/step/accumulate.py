@@ -1,0 +1,132 @@
+"""Forward and backward of one optimizer step, whole or in micro-batches with the gradients of the whole batch.
+
+A contrastive loss couples all samples of a batch, so the gradients of its pieces' losses do not add up to its own.
+In micro-batches the work is done in three parts instead (gradient caching, Gao et al. 2021): all pieces forward, of
+which only the features are kept; the loss of all features and its gradient to them; every piece forward once more and
+backward from its share of that gradient. The result is that of the whole batch, the memory that of one piece and the
+features, at the price of a second forward pass. The loss, its gather and the gradients of the logit scale and bias
+happen once.
+
+Shapes: b samples of this rank, E channels of an embedding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Piece = tuple[Any, ...]  # the model's arguments
+Loss = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
+Context = Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a step's backward pass leaves beside the gradients."""
+
+    loss: Tensor
+    accuracy: Tensor
+    image_bE: Tensor
+    text_bE: Tensor
+
+
+def backward(
+    model: nn.Module,
+    take: Callable[[slice], Piece],
+    count: int,
+    loss_of: Loss,
+    *,
+    micro_batch: int | None = None,
+    precision: Context = contextlib.nullcontext,
+    loss_scale: float = 1.0,
+) -> Result:
+    """Add the gradients of the loss of `count` samples, times `loss_scale`, to the parameters.
+
+    `take` gives the model's arguments for some of the samples, right before each of their forward passes (a place to
+    say what random layers draw): one piece lies on the device at a time. `model` returns both features, the factor and
+    the bias, and may be wrapped in DDP or FSDP2, whose reduction then happens in the last piece. `precision` surrounds
+    every forward pass. For layers that draw from torch's generators these are put back before the second pass.
+    """
+    pieces = _pieces(count, micro_batch)
+    if len(pieces) == 1:
+        with precision():
+            image_bE, text_bE, scale, bias = model(*take(pieces[0]))
+        loss, accuracy = loss_of(image_bE, text_bE, scale, bias)
+        (loss if loss_scale == 1 else loss * loss_scale).backward()
+        return Result(loss=loss.detach(), accuracy=accuracy, image_bE=image_bE, text_bE=text_bE)
+    images, texts, states = [], [], []
+    for piece in pieces:
+        states.append(_drawn())
+        with torch.no_grad(), precision():
+            image_bE, text_bE, scale, bias = model(*take(piece))
+        images.append(image_bE)
+        texts.append(text_bE)
+    leaves = [torch.cat(images).requires_grad_(), torch.cat(texts).requires_grad_(), _leaf(scale)]
+    if bias is not None:
+        leaves.append(_leaf(bias))
+    del images, texts, image_bE, text_bE, scale, bias
+    loss, accuracy = loss_of(
+        leaves[0], leaves[1], leaves[2], leaves[3] if len(leaves) > 3 else None
+    )
+    (loss * loss_scale).backward()
+    for k, piece in enumerate(pieces):
+        last = k == len(pieces) - 1
+        _put_back(states[k])
+        with _reduced(model, last):
+            with precision():
+                outputs = [output for output in model(*take(piece)) if output is not None]
+            # The gradients of scale and bias are whole already, and of the whole batch: they are passed on once.
+            wanted = [
+                (x, leaf.grad)
+                for x, leaf in zip(outputs, leaves, strict=True)
+                if leaf.grad is not None
+            ]
+            given = [(x, grad[piece].to(x.dtype)) for x, grad in wanted[:2]] + (
+                wanted[2:] if last else []
+            )
+            torch.autograd.backward([x for x, _ in given], [grad for _, grad in given])
+    return Result(loss=loss.detach(), accuracy=accuracy, image_bE=leaves[0], text_bE=leaves[1])
+
+
+def _pieces(count: int, micro_batch: int | None) -> list[slice]:
+    """As few pieces as `micro_batch` allows, equal to ± 1 sample."""
+    number = 1 if micro_batch is None else max(1, -(-count // micro_batch))
+    ends = [count * k // number for k in range(number + 1)]
+    return [slice(first, end) for first, end in itertools.pairwise(ends)]
+
+
+def _leaf(x: Tensor) -> Tensor:
+    return x.detach().clone().requires_grad_()
+
+
+def _drawn() -> list[Tensor]:
+    """The state of the generators on the processor and on the current GPU."""
+    return [
+        torch.get_rng_state(),
+        *([torch.cuda.get_rng_state()] if torch.cuda.is_available() else []),
+    ]
+
+
+def _put_back(state: list[Tensor]) -> None:
+    torch.set_rng_state(state[0])
+    if len(state) > 1:
+        torch.cuda.set_rng_state(state[1])
+
+
+@contextlib.contextmanager
+def _reduced(model: Any, last: bool) -> Iterator[None]:
+    """Let the ranks add up their gradients in the last piece only: the sums of pieces are reduced once."""
+    if hasattr(model, "set_requires_gradient_sync"):  # FSDP2
+        model.set_requires_gradient_sync(last)
+        yield
+    elif hasattr(model, "no_sync") and not last:  # DDP
+        with model.no_sync():
+            yield
+    else:
+        yield

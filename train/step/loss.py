@@ -1,0 +1,289 @@
+"""The contrastive losses, softmax (CLIP) and sigmoid (SigLIP), on one process or over the ranks of data parallelism.
+
+Data parallelism averages the ranks' gradients. So that this average is the gradient of the loss over the global batch,
+a feature that was gathered needs its gradient from every rank that used it (`_Gather`). What happens without that, for
+a rank that computes its own rows only: the loss is right, the gradient is not (cosine 0.978), and nothing tells.
+The gather is over the data-parallel group alone; ranks of any other kind would repeat rows and add ln(ranks).
+
+A large batch is computed in tiles, forward and again backward, so that of its logits one tile exists at a time: 32,768
+pairs would need 4 GiB a copy otherwise. The numbers are those of the whole form up to rounding.
+
+Shapes: b samples of this rank, B of all, E channels of an embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+WHOLE = (
+    4096**2
+)  # logits of a rank that are computed at once; torch keeps four or five copies, 0.3 GB
+TILE = 1024  # three buffers of 1024 x 1024 numbers are 13 MB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shards:
+    """How a global batch lies over the ranks of a group: rank k has the k-th of `world` equal blocks."""
+
+    rank: int = 0
+    world: int = 1
+    group: Any = None  # of torch.distributed; None is the default group
+
+
+class _Gather(torch.autograd.Function):
+    """All ranks' features, [n, b, E] -> [n, B, E], in the order of the ranks.
+
+    Backward, `summed`: each rank used the features in its own loss, and the shares are added up. Otherwise every rank
+    computed one and the same loss, its gradient is complete, and `world` undoes the average that comes later: exact
+    with nothing sent.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x_nbE: Tensor, shards: Shards, summed: bool) -> Tensor:
+        ctx.shards, ctx.summed = shards, summed
+        x_nbE = x_nbE.contiguous()
+        parts = [torch.empty_like(x_nbE) for _ in range(shards.world)]
+        dist.all_gather(parts, x_nbE, group=shards.group)
+        return torch.cat(parts, dim=1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        shards, grad_nBE = ctx.shards, grads[0]
+        b = grad_nBE.shape[1] // shards.world
+        own = slice(shards.rank * b, (shards.rank + 1) * b)
+        if not ctx.summed:
+            return grad_nBE[:, own] * shards.world, None, None
+        grad_nBE = grad_nBE.contiguous()
+        dist.all_reduce(grad_nBE, group=shards.group)
+        return grad_nBE[:, own], None, None
+
+
+def contrastive(
+    kind: Literal["clip", "siglip"],
+    image_bE: Tensor,
+    text_bE: Tensor,
+    scale: Tensor,
+    bias: Tensor | None = None,
+    *,
+    shards: Shards | None = None,
+    local_loss: bool = True,
+    gather_with_grad: bool = True,
+    tile: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The loss of a batch, and the share of its pictures whose own caption scores highest.
+
+    Features are unit vectors, `scale` the factor on their products (not its logarithm). Features of 16 bits are
+    gathered and multiplied in 32. Over several ranks the mean of both over the ranks is that of the global batch:
+    `local_loss` computes b of its B rows per rank, otherwise every rank computes all. `tile` is the side of a tile of
+    logits; None computes up to WHOLE logits at once and more in tiles of TILE. ValueError for `local_loss` without
+    `gather_with_grad`.
+    """
+    shards = Shards() if shards is None else shards
+    if shards.world > 1 and local_loss and not gather_with_grad:
+        raise ValueError(
+            "local_loss without gather_with_grad trains on a wrong gradient; gather with gradient"
+        )
+    with torch.autocast(image_bE.device.type, enabled=False):
+        image_bE, text_bE = (
+            x if x.dtype == torch.float64 else x.float() for x in (image_bE, text_bE)
+        )
+        all_image_BE, all_text_BE = image_bE, text_bE
+        start = 0
+        if shards.world > 1:
+            both = _Gather.apply(torch.stack([image_bE, text_bE]), shards, gather_with_grad)
+            all_image_BE, all_text_BE = both.unbind(0)
+            if local_loss:
+                start = shards.rank * len(image_bE)
+            else:
+                image_bE, text_bE = all_image_BE, all_text_BE
+        b, B = len(image_bE), len(all_text_BE)
+        side = (B if b * B <= WHOLE else TILE) if tile is None else tile
+        if kind == "siglip":
+            assert bias is not None
+            if side < B:
+                loss, right_b = _Sigmoid.apply(image_bE, all_text_BE, scale, bias, start, side)
+                return loss, right_b.float().mean()
+            return _sigmoid(image_bE, all_text_BE, scale, bias, start)
+        if side >= B:
+            return _softmax(image_bE, all_image_BE, text_bE, all_text_BE, scale, start)
+        loss, right_b = _Softmax.apply(image_bE, all_text_BE, scale, start, side, b == B)
+        if b != B:
+            loss = (loss + _Softmax.apply(text_bE, all_image_BE, scale, start, side, False)[0]) / 2
+        return loss, right_b.float().mean()
+
+
+# --- all logits at once ---------------------------------------------------------------------------------------------
+
+
+def _softmax(
+    image_bE: Tensor,
+    all_image_BE: Tensor,
+    text_bE: Tensor,
+    all_text_BE: Tensor,
+    scale: Tensor,
+    start: int,
+) -> tuple[Tensor, Tensor]:
+    """The mean over both directions of the cross-entropy, and the accuracy."""
+    logits_bB = scale * image_bE @ all_text_BE.T
+    own_b = torch.arange(start, start + len(image_bE), device=image_bE.device)
+    whole = logits_bB.shape[0] == logits_bB.shape[1]
+    text_logits_bB = logits_bB.T if whole else scale * text_bE @ all_image_BE.T
+    loss = (F.cross_entropy(logits_bB, own_b) + F.cross_entropy(text_logits_bB, own_b)) / 2
+    return loss, (logits_bB.detach().argmax(dim=1) == own_b).float().mean()
+
+
+def _sigmoid(
+    image_bE: Tensor, all_text_BE: Tensor, scale: Tensor, bias: Tensor, start: int
+) -> tuple[Tensor, Tensor]:
+    """Every pair a yes or no of its own, summed and divided by b; and the accuracy."""
+    logits_bB = scale * image_bE @ all_text_BE.T + bias
+    own_b = torch.arange(start, start + len(image_bE), device=image_bE.device)
+    sign_bB = -torch.ones_like(logits_bB)
+    sign_bB[torch.arange(len(own_b), device=own_b.device), own_b] = 1
+    loss = -F.logsigmoid(sign_bB * logits_bB).sum() / len(own_b)
+    return loss, (logits_bB.detach().argmax(dim=1) == own_b).float().mean()
+
+
+# --- in tiles -------------------------------------------------------------------------------------------------------
+
+
+class _Softmax(torch.autograd.Function):
+    """Mean cross-entropy of the rows of the logits, x against y, and where `both` its mean with that of the columns.
+
+    Row i belongs to column start + i. The second result says of each row whether its own column is the highest.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_bE: Tensor, y_BE: Tensor, scale: Tensor, start: int, side: int, both: bool
+    ) -> tuple[Tensor, Tensor]:
+        b, B = len(x_bE), len(y_BE)
+        best = _Best(x_bE)
+        row_b, own_b = (
+            x_bE.new_full((b,), -torch.inf),
+            x_bE.new_zeros(b),
+        )  # logarithms of the sums so far
+        column_B = x_bE.new_full((B if both else 0,), -torch.inf)
+        for rows, columns in _tiles(b, B, side):
+            z = (scale * x_bE[rows]) @ y_BE[columns].T
+            best.see(z, rows, columns)
+            diagonal, here = _diagonal(z, rows, columns, start)
+            own_b[here] = diagonal
+            row_b[rows] = torch.logaddexp(row_b[rows], z.logsumexp(dim=1))
+            if both:
+                column_B[columns] = torch.logaddexp(column_B[columns], z.logsumexp(dim=0))
+        loss = (row_b - own_b).mean()
+        if both:
+            loss = (loss + (column_B - own_b).mean()) / 2
+        ctx.save_for_backward(x_bE, y_BE, scale, row_b, column_B)
+        ctx.start, ctx.side, ctx.both = start, side, both
+        right_b = best.right(start)
+        ctx.mark_non_differentiable(right_b)
+        return loss, right_b
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x_bE, y_BE, scale, row_b, column_B = ctx.saved_tensors
+        dx_bE, dy_BE = torch.zeros_like(x_bE), torch.zeros_like(y_BE)
+        for rows, columns in _tiles(len(x_bE), len(y_BE), ctx.side):
+            scaled = scale * x_bE[rows]
+            z = scaled @ y_BE[columns].T
+            of_columns = (z - column_B[columns]).exp_() if ctx.both else None
+            z.sub_(row_b[rows, None]).exp_()
+            if of_columns is not None:
+                z.add_(of_columns)
+            _diagonal(z, rows, columns, ctx.start)[0].sub_(2 if ctx.both else 1)
+            dx_bE[rows].addmm_(z, y_BE[columns])
+            dy_BE[columns].addmm_(z.T, scaled)
+        factor = grads[0] / (len(x_bE) * (2 if ctx.both else 1))
+        dscale = (factor * torch.dot(x_bE.flatten(), dx_bE.flatten())).reshape(scale.shape)
+        return dx_bE.mul_(factor * scale), dy_BE.mul_(factor), dscale, None, None, None
+
+
+class _Sigmoid(torch.autograd.Function):
+    """The sigmoid loss of x against y. Row i belongs to column start + i; results as of `_Softmax`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_bE: Tensor, y_BE: Tensor, scale: Tensor, bias: Tensor, start: int, side: int
+    ) -> tuple[Tensor, Tensor]:
+        best = _Best(x_bE)
+        loss_b = x_bE.new_zeros(len(x_bE))
+        for rows, columns in _tiles(len(x_bE), len(y_BE), side):
+            z = ((scale * x_bE[rows]) @ y_BE[columns].T).add_(bias)
+            best.see(z, rows, columns)
+            _diagonal(z.neg_(), rows, columns, start)[0].neg_()
+            loss_b[rows] -= F.logsigmoid(z).sum(dim=1)
+        ctx.save_for_backward(x_bE, y_BE, scale, bias)
+        ctx.start, ctx.side = start, side
+        right_b = best.right(start)
+        ctx.mark_non_differentiable(right_b)
+        return loss_b.mean(), right_b
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x_bE, y_BE, scale, bias = ctx.saved_tensors
+        dx_bE, dy_BE, of_bias_b = (
+            torch.zeros_like(x_bE),
+            torch.zeros_like(y_BE),
+            x_bE.new_zeros(len(x_bE)),
+        )
+        for rows, columns in _tiles(len(x_bE), len(y_BE), ctx.side):
+            scaled = scale * x_bE[rows]
+            z = (scaled @ y_BE[columns].T).add_(bias)
+            own = _diagonal(z, rows, columns, ctx.start)[0].neg()
+            z.sigmoid_()
+            _diagonal(z, rows, columns, ctx.start)[0].copy_(own.sigmoid_().neg_())
+            of_bias_b[rows] += z.sum(dim=1)
+            dx_bE[rows].addmm_(z, y_BE[columns])
+            dy_BE[columns].addmm_(z.T, scaled)
+        factor = grads[0] / len(x_bE)
+        dscale = (factor * torch.dot(x_bE.flatten(), dx_bE.flatten())).reshape(scale.shape)
+        dbias = (factor * of_bias_b.sum()).reshape(bias.shape)
+        return dx_bE.mul_(factor * scale), dy_BE.mul_(factor), dscale, dbias, None, None
+
+
+class _Best:
+    """The highest column of each row, over tiles; of equal ones the first."""
+
+    def __init__(self, x_bE: Tensor) -> None:
+        self.value_b = x_bE.new_full((len(x_bE),), -torch.inf)
+        self.at_b = torch.zeros(len(x_bE), dtype=torch.long, device=x_bE.device)
+
+    def see(self, z: Tensor, rows: slice, columns: slice) -> None:
+        """Take a tile into account."""
+        value, at = z.max(dim=1)
+        higher = value > self.value_b[rows]
+        self.value_b[rows] = torch.where(higher, value, self.value_b[rows])
+        self.at_b[rows] = torch.where(higher, at + columns.start, self.at_b[rows])
+
+    def right(self, start: int) -> Tensor:
+        """Whether row i is highest in column start + i."""
+        return self.at_b == torch.arange(start, start + len(self.at_b), device=self.at_b.device)
+
+
+def _tiles(b: int, B: int, side: int) -> Iterator[tuple[slice, slice]]:
+    """Rows and columns of tiles of at most side² numbers, row by row; fewer rows make longer ones."""
+    height = min(b, side)
+    width = side * side // height
+    for row in range(0, b, height):
+        for column in range(0, B, width):
+            yield slice(row, min(row + height, b)), slice(column, min(column + width, B))
+
+
+def _diagonal(z: Tensor, rows: slice, columns: slice, start: int) -> tuple[Tensor, slice]:
+    """The logits of rows' own columns in a tile, as a view that may be empty, and which rows those are."""
+    offset = start + rows.start - columns.start
+    view = z.diagonal(offset)
+    first = rows.start + max(0, -offset)
+    return view, slice(first, first + len(view))
