@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 from manifests import disk
 from train.config import TrainConfig, model_config
 from train.formats import open_clip_files
-from train.model.clip import CLIP
+from train.model import CLIP
 from train.run import settings
 
 PROGRAMS = {"ours": "clipmill", "theirs": "open_clip"}

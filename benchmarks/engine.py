@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if not __package__:
     sys.path[0] = str(ROOT)
 
-from pipeline.executor.stage import Stage, Ticket, connect, disconnect, execute
+from pipeline.executor import Stage, Ticket, connect, disconnect, execute
 
 WAYS = {
     "actors": "our actors",

@@ -39,8 +39,8 @@ import pyarrow.parquet as pq
 
 from benchmarks import fidelity, static_web
 from manifests.schema import Fetch
-from pipeline.external.img2dataset_run import DRIVER, QUIET, version_of
-from pipeline.images.transform import check_and_resize
+from pipeline.external import DRIVER, QUIET, version_of
+from pipeline.images import check_and_resize
 
 DEFAULTS = "img2dataset, its defaults"  # it reads EXIF then, which ours does only when asked: for comparison, no bar
 PICTURE = {

@@ -39,8 +39,7 @@ if not __package__:
     sys.path[0] = str(ROOT)
 
 from benchmarks import gpu_data
-from train.model.architecture import MODELS
-from train.model.flops import peak_of
+from train.model import MODELS, peak_of
 
 MODELS_MEASURED = ["ViT-B-32", "ViT-L-14", "ViT-H-14", "ViT-g-14"]
 SPEED = {

@@ -29,18 +29,11 @@ from torch import Tensor, nn
 from benchmarks import gpu_data
 from manifests.schema import Blend
 from train.config import TrainConfig, configure, model_config
-from train.data.augment import normalise
-from train.data.decode import _fast_jpeg
-from train.data.loader import Batch, Loader
-from train.dist.parallelism import spread
-from train.dist.process_group import Ranks
-from train.formats.open_clip_files import open_clip_config
-from train.model.attention import Packed, pack, sent
-from train.model.clip import CLIP, LOGIT_SCALE
-from train.model.flops import work_of
-from train.step import accumulate
-from train.step.loss import contrastive
-from train.step.update import Update, precision_context
+from train.data import Batch, Loader, fast_jpeg, normalise
+from train.dist import Ranks, spread
+from train.formats import open_clip_config
+from train.model import CLIP, LOGIT_SCALE, Packed, pack, sent, work_of
+from train.step import Update, accumulate, contrastive, precision_context
 
 UNIT = 64  # a batch that was searched for is a multiple of it
 FIRST, ROOM = 0.88, 0.94  # shares of the memory that the first and the second batch are made for
@@ -164,7 +157,7 @@ class Ours:
         began, count = time.perf_counter(), 0
         while time.perf_counter() - began < seconds:
             count += len(next(self.batches).keys)
-        decoder = "Pillow" if _fast_jpeg() is None else "simplejpeg"
+        decoder = "Pillow" if fast_jpeg() is None else "simplejpeg"
         rate = count / (time.perf_counter() - began)
         return {"loader_samples_per_s": rate, "decoder": decoder, "threads": self.config.threads}
 

@@ -21,8 +21,7 @@ from manifests import disk, reader
 from manifests.schema import Ablation, Blend, Controls, Miniweb, Recipe, Scorer
 from pipeline.accounting import counts
 from pipeline.crawl import crawler
-from pipeline.executor import stage
-from pipeline.executor.stage import Engine, Stage, Ticket
+from pipeline.executor import Engine, Stage, Ticket, stage
 from pipeline.external import adopt, img2dataset_run
 from pipeline.fetch import plan
 from pipeline.miniweb import small_web

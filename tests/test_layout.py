@@ -22,7 +22,7 @@ MAY_IMPORT = {
 }
 # Inside a package a unit (a sub-package, or a module at the top) imports only units listed above it.
 ORDER = {
-    "manifests": ["columns", "schema", "disk", "reader", "__init__"],
+    "manifests": ["columns", "schema", "disk", "pool_layout", "reader", "__init__"],
     "filters": [
         "base", "caption", "language", "optout", "picture", "tokens", "clip_score", "__init__",
     ],
@@ -161,30 +161,58 @@ def test_files_and_functions_stay_short() -> None:
     assert not long, "\n".join(long)
 
 
-def test_the_tree_of_the_readme_has_a_line_for_every_file() -> None:
-    text = (ROOT / "README.md").read_text()
-    tree = re.search(r"^## The tree\n.*?```\n(.*?)```", text, re.S | re.M)
-    assert tree, "the README has no section «The tree»"
-    listed: set[str] = set()
-    folder = ""
-    for line in tree[1].splitlines():
-        name, _, comment = line.strip().partition("  ")
-        if not name:
-            continue
-        assert comment.strip(), f"no comment for {name}"
-        if name.endswith("/"):
-            folder = name
-        else:
-            listed.add((folder if line.startswith(" ") else "") + name)
-    tracked = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.split()
-    shown = {f for f in tracked if f.endswith((".py", ".yaml")) and not f.startswith("tests/")}
-    shown |= {"README.md", "Makefile", "pyproject.toml"}
-    assert shown - listed == set(), "missing in the README's tree"
-    assert {f for f in listed if not (ROOT / f).exists()} == set(), (
-        "in the README's tree, but not there"
-    )
+def package_folders() -> list[str]:
+    """The folders that have a README of their own: the packages without sub-packages, and every sub-package."""
+    folders = [
+        str(path.parent.relative_to(ROOT))
+        for package in ORDER
+        for path in (ROOT / package).rglob("__init__.py")
+    ]
+    return sorted(set(folders) - {"pipeline", "train"})
+
+
+@pytest.mark.parametrize("folder", package_folders())
+def test_the_readme_of_a_package_lists_its_files_in_import_order(folder: str) -> None:
+    text = (ROOT / folder / "README.md").read_text()
+    assert text.count("\n") <= 40
+    listed = re.findall(r"^\| `(\w+)\.py` \|", text, re.M)
+    modules = {path.stem: path for path in (ROOT / folder).glob("*.py") if path.stem != "__init__"}
+    assert sorted(listed) == sorted(modules)
+    package = folder.replace("/", ".")
+    for number, name in enumerate(listed):
+        below = {f"{package}.{other}" for other in listed[number + 1 :]}
+        assert not imports(modules[name]) & below, (
+            f"{name}.py imports a file that is listed below it"
+        )
+
+
+@pytest.mark.parametrize("folder", package_folders())
+def test_the_readme_of_a_package_names_what_is_public(folder: str) -> None:
+    tree = ast.parse((ROOT / folder / "__init__.py").read_text())
+    lists = [
+        n.value
+        for n in tree.body
+        if isinstance(n, ast.Assign) and getattr(n.targets[0], "id", "") == "__all__"
+    ]
+    public = [name for value in lists for name in ast.literal_eval(value)]
+    text = (ROOT / folder / "README.md").read_text()
+    assert not [name for name in public if f"`{name}`" not in text]
+
+
+@pytest.mark.parametrize("package", ["pipeline", "train"])
+def test_other_packages_use_only_the_public_names_of_a_sub_package(package: str) -> None:
+    for path in sources(package):
+        unit = unit_of(module_of(path))
+        for node in ast.walk(ast.parse(path.read_text())):
+            if (
+                isinstance(node, ast.ImportFrom)
+                and node.module
+                and node.module.startswith(package + ".")
+            ):
+                parts = node.module.split(".")
+                assert len(parts) < 3 or parts[1] == unit, (
+                    f"{path.relative_to(ROOT)} imports from {node.module}"
+                )
 
 
 BLOCKED = [
@@ -204,7 +232,7 @@ def test_the_trainer_starts_with_torch_numpy_pyarrow_and_little_else() -> None:
     code = (
         "import sys\n"
         f"for name in {BLOCKED!r}: sys.modules[name] = None\n"
-        "import train.run, train.loop, train.loader, train.checkpoint\n"
+        "import train.run, train.loop, train.data.loader, train.dist.checkpoint\n"
         "print('started')"
     )
     done = subprocess.run(

@@ -17,11 +17,9 @@ if not __package__:
 
 from manifests import disk, reader
 from manifests.schema import Ablation, TaskSpec
-from train.ablation import runner
-from train.ablation.conclude import conclude
-from train.ablation.runner import Outcome
+from train.ablation import Outcome, conclude, runner
 from train.config import configure, model_config
-from train.data.loader import Loader
+from train.data import Loader
 from train.evaluation import zero_shot
 
 EXAMPLE = """example:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from manifests.disk import nearest
 from manifests.reader import QUANTITY, UNITS
-from train.model.architecture import MODELS, ModelConfig
+from train.model import MODELS, ModelConfig
 
 RUN_SETS = {"logit_bias"}  # of a model: the loss decides
 LOGIT_SCALE_MAX = math.log(100)  # the factor on the products of unit vectors stays below 100

@@ -18,9 +18,8 @@ from torch import Tensor
 
 from manifests import disk
 from train.config import TrainConfig
-from train.data.order import Repeats
-from train.model.clip import CLIP
-from train.model.flops import peak_of, work_of
+from train.data import Repeats
+from train.model import CLIP, peak_of, work_of
 
 LOG = "log.jsonl"
 # Of a line: what the clock and the machine decide, or an interruption. Everything else repeats with the run.

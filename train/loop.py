@@ -26,19 +26,21 @@ from tqdm import tqdm
 from manifests import disk
 from manifests.schema import Blend
 from train.config import TrainConfig, model_config
-from train.data.augment import normalise
-from train.data.loader import Batch, Loader
-from train.dist import checkpoint, process_group, sharded_checkpoint
-from train.dist.parallelism import spread
-from train.dist.process_group import Ranks
+from train.data import Batch, Loader, normalise
+from train.dist import Ranks, checkpoint, process_group, sharded_checkpoint, spread
 from train.formats import open_clip_files
 from train.identity import differences
 from train.logbook import Logbook, kept_lines, peak_memory, said
-from train.model.attention import Groups, Packed, length_groups, pack, sent
-from train.model.clip import CLIP, UsedTokens
-from train.step import accumulate
-from train.step.loss import contrastive
-from train.step.update import Update, groups_of, learning_rate, matmul_precision, precision_context
+from train.model import CLIP, Groups, Packed, UsedTokens, length_groups, pack, sent
+from train.step import (
+    Update,
+    accumulate,
+    contrastive,
+    groups_of,
+    learning_rate,
+    matmul_precision,
+    precision_context,
+)
 
 STOPPED = 75  # exit status after SIGTERM: saved, start again to go on
 TABLE_ROWS = (

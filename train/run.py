@@ -27,7 +27,7 @@ from typing import Any
 from manifests import disk, reader
 from manifests.schema import Blend
 from train.config import PRESETS, TrainConfig, check_layout, configure, model_config
-from train.data.loader import Loader
+from train.data import Loader
 from train.dist import process_group, ray_train
 from train.formats import nemo
 from train.loop import STOPPED, NonFinite, train

@@ -21,8 +21,8 @@ from tqdm import tqdm
 from manifests import disk
 from manifests.columns import PAIRS, REASONS, SIDECAR, VIEW
 from pipeline.pool import shard_writer, tars
-from pipeline.scoring.scorer import uids_checksum
-from pipeline.views.choose import NOT_STORED
+from pipeline.scoring import uids_checksum
+from pipeline.views import NOT_STORED
 
 PARTS = ("image", "text", "json")  # of a sample
 Uids = npt.NDArray[np.bytes_]

@@ -30,7 +30,7 @@ from pipeline.crawl.dedup import extracted
 from pipeline.crawl.tables import ENDINGS, check_table, is_table, rows_of_table
 from pipeline.crawl.warc import rows_of_warc
 from pipeline.crawl.wat import batches_of_wat, pairs_of_wat
-from pipeline.executor.stage import Engine, Stage, Ticket, Work, execute
+from pipeline.executor import Engine, Stage, Ticket, Work, execute
 
 __all__ = ["crawl", "extract", "pairs_of_wat"]
 CRAWL_VERSION = 2  # of what is read out of a source; a part of another version is read again

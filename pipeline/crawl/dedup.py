@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from manifests import disk
 from manifests.columns import PAIRS, with_extra
-from pipeline.executor.stage import Engine, Stage, Ticket, Work, execute
+from pipeline.executor import Engine, Stage, Ticket, Work, execute
 
 ROWS_PER_PARTITION = 4_000_000  # gather holds about 60 bytes a row
 FEW = 1_000_000  # pairs up to which starting workers would take longer than the work

@@ -23,12 +23,10 @@ from typing import IO, Any
 from manifests import disk
 from manifests.columns import SIDECAR, extra_column, with_extra
 from manifests.schema import Fetch, Source
-from pipeline.crawl.tables import cast
-from pipeline.executor.stage import Ticket
-from pipeline.images.header import check
-from pipeline.images.transform import BadPicture, limits_of
-from pipeline.pool import shard_writer, tars
-from pipeline.pool.tars import Member
+from pipeline.crawl import cast
+from pipeline.executor import Ticket
+from pipeline.images import BadPicture, check, limits_of
+from pipeline.pool import Member, shard_writer, tars
 
 PICTURES = ("jpg", "jpeg", "png", "webp")
 FORMATS = ("JPEG", "PNG", "WEBP")  # whatever the name says: what the bytes are

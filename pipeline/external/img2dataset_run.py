@@ -32,12 +32,10 @@ import pyarrow as pa
 from manifests import disk
 from manifests.columns import PAIRS, SIDECAR
 from manifests.schema import ROWS_PER_SHARD_LIMIT, Fetch, Pair, Recipe
-from pipeline.executor.stage import Stage, Ticket
+from pipeline.executor import Stage, Ticket
 from pipeline.external import adopt
-from pipeline.fetch import guard, plan, sites
-from pipeline.fetch.fetcher import user_agent
-from pipeline.images import transform
-from pipeline.images.transform import BadPicture
+from pipeline.fetch import guard, plan, sites, user_agent
+from pipeline.images import BadPicture, transform
 from pipeline.pool import shard_writer, tars
 
 # Run in the other interpreter; the options are a file, because its command line reads values as Python.

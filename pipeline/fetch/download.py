@@ -19,12 +19,11 @@ import uvloop
 
 from manifests import disk
 from manifests.schema import Fetch, Pair
-from pipeline.executor.stage import Ticket
+from pipeline.executor import Ticket
 from pipeline.fetch import plan
 from pipeline.fetch.body import Budget
 from pipeline.fetch.fetcher import Fetched, Fetcher, user_agent
-from pipeline.images import transform
-from pipeline.images.decoders import BadPicture, Decoders, Picture
+from pipeline.images import BadPicture, Decoders, Picture, transform
 from pipeline.pool import shard_writer
 
 READ_AT_ONCE = 32  # local or remote files

@@ -24,8 +24,7 @@ from filters import make
 from filters.base import Batch, Columns, Filter, options_of, set_id
 from manifests import disk
 from manifests.schema import FilterSpec, Recipe
-from pipeline.executor import stage
-from pipeline.executor.stage import Engine, Stage, Ticket
+from pipeline.executor import Engine, Stage, Ticket, stage
 from pipeline.pool import shard_writer
 
 CHUNK = (

@@ -30,8 +30,7 @@ from manifests.schema import Ablation, Blend, TaskSpec
 from train import loop
 from train.config import TrainConfig, configure
 from train.dist import process_group
-from train.evaluation import zero_shot
-from train.evaluation.zero_shot import HEADLINE, Metrics
+from train.evaluation import HEADLINE, Metrics, zero_shot
 from train.formats import open_clip_files
 from train.identity import differences
 

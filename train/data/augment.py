@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from train.model.architecture import IMAGE_MEAN, IMAGE_STD
+from train.model import IMAGE_MEAN, IMAGE_STD
 from train.rng import derive_key, uniforms
 
 Pixels = NDArray[np.uint8]

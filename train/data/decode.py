@@ -20,13 +20,13 @@ FORMATS = ("JPEG", "PNG", "WEBP")
 JPEG_START = b"\xff\xd8\xff"
 
 
-def decode(data: bytes, min_size: int = 0) -> Pixels:
+def decode_image(data: bytes, min_size: int = 0) -> Pixels:
     """(height, width, 3) RGB pixels of a JPEG, PNG or WebP picture.
 
     With `min_size`, a JPEG may come at 1/2, 1/4 or 1/8 of its size as long as both sides stay at least `min_size`
     pixels. Transparency is put on white. ValueError where the bytes are damaged or no such picture.
     """
-    fast = _fast_jpeg() if data.startswith(JPEG_START) else None
+    fast = fast_jpeg() if data.startswith(JPEG_START) else None
     if fast is not None:
         height, width, colours, _ = fast.decode_jpeg_header(data)
         if colours not in (
@@ -55,7 +55,7 @@ def reduction(height: int, width: int, min_size: int) -> int:
 
 
 @functools.cache
-def _fast_jpeg() -> ModuleType | None:
+def fast_jpeg() -> ModuleType | None:
     try:
         return importlib.import_module("simplejpeg")
     except ImportError:

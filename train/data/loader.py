@@ -23,10 +23,10 @@ from manifests import disk
 from manifests.schema import Blend
 from train.config import TrainConfig, check_world
 from train.data.augment import crop_numbers, random_crop, smallest_side
-from train.data.decode import decode
+from train.data.decode import decode_image
 from train.data.order import Order, SourceRows
 from train.data.view_rows import open_view
-from train.model.architecture import ModelConfig
+from train.model import ModelConfig
 
 PREFETCH = 4  # batches that are under way at most, and
 PREFETCH_BYTES = 2**30  # … their pixels together, but always one
@@ -198,7 +198,7 @@ class Loader:
                     tokens = rows.tokens_of(row)
                     if not len(tokens):
                         raise ValueError("it has no tokens")
-                    pixels = decode(view.read_image(shard, row), self._min_size)
+                    pixels = decode_image(view.read_image(shard, row), self._min_size)
                 except ValueError as error:
                     bad.append(self._bad(work, r, s, shard, row, str(error)))
                     shard, row = self.order.reserve(s, work.step, work.first + r, attempt)

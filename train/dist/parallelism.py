@@ -20,8 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from train.config import TrainConfig, recomputed_every
-from train.step.loss import Shards
-from train.model.clip import CLIP, Block
+from train.step import Shards
+from train.model import CLIP
+from train.model import Block
 from train.dist.process_group import Ranks
 
 SPLIT = {"qkv": 0, "fc1": 0, "out": 1, "fc2": 1}  # layers of a block, and the dimension of the weight that is shared

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from train.config import TrainConfig, check_layout
-from train.step.loss import Shards
+from train.step import Shards
 
 TIMEOUT = timedelta(minutes=10)  # a rank that hears nothing for so long ends instead of waiting for ever
 GRACE_S = 30.0  # for the other ranks to end by themselves once one has failed

@@ -27,10 +27,10 @@ from manifests import disk
 from train.dist import checkpoint
 from train.dist import process_group
 from train.dist.checkpoint import Checkpoint, Moments
-from train.model.clip import CLIP
-from train.step.update import Update
+from train.model import CLIP
+from train.step import Update
 from train.dist.process_group import Ranks
-from train.formats.open_clip_files import from_open_clip
+from train.formats import from_open_clip
 
 logger = logging.getLogger(__name__)
 TABLE = "text.token_embedding.weight"

@@ -25,9 +25,8 @@ from torch import Tensor
 
 from manifests import disk
 from manifests.schema import TaskSpec
-from train.data import augment
-from train.data.decode import decode
-from train.model.clip import CLIP, unit
+from train.data import augment, decode_image
+from train.model import CLIP, unit
 
 logger = logging.getLogger(__name__)
 
@@ -219,7 +218,7 @@ def _decode(folder: str, files: tuple[str, ...], size: tuple[int, int]) -> Itera
     def one(file: str) -> np.ndarray:
         path = disk.join(folder, file)
         try:
-            return augment.centre_crop(decode(disk.read_bytes(path)), size)
+            return augment.centre_crop(decode_image(disk.read_bytes(path)), size)
         except (ValueError, OSError) as error:
             raise ValueError(f"{path} is no picture that can be decoded: {error}") from error
 

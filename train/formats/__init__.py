@@ -1,0 +1,8 @@
+"""Weights and configurations of open_clip, Hugging Face and NeMo."""
+
+from __future__ import annotations
+
+from train.formats import nemo, open_clip_files
+from train.formats.open_clip_files import from_open_clip, open_clip_config
+
+__all__ = ["from_open_clip", "nemo", "open_clip_config", "open_clip_files"]

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from manifests import disk
 from train.formats.open_clip_files import read_state
-from train.model.architecture import IMAGE_MEAN, IMAGE_STD, ModelConfig
-from train.model.clip import CLIP, LOGIT_SCALE
+from train.model import CLIP, IMAGE_MEAN, IMAGE_STD, LOGIT_SCALE, ModelConfig
 
 CONFIG_FILE, PREPROCESS_FILE = "config.json", "preprocessor_config.json"
 WEIGHTS_FILES = ("model.safetensors", "pytorch_model.bin")

@@ -14,7 +14,7 @@ from typing import Any
 from manifests import disk
 from manifests.disk import nearest
 from train.config import configure, model_config
-from train.model.architecture import MODELS, ModelConfig
+from train.model import MODELS, ModelConfig
 
 # Their key -> ours. None: derived from others, and checked against them.
 _TOWER = {

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from manifests import disk
-from train.data.view_rows import tar_path
+from train.data import tar_path
 
 SHOWN = 12  # pictures of each kind
 BINS = 40

@@ -14,9 +14,8 @@ import numpy as np
 
 from manifests import disk
 from manifests.schema import Ablation, TaskSpec
-from train.ablation import runner, stats
-from train.ablation.conclude import conclude
-from train.evaluation.zero_shot import HEADLINE
+from train.ablation import conclude, runner, stats
+from train.evaluation import HEADLINE
 from train.reporting import gallery
 
 Json = dict[str, Any]

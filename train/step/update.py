@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
 from train.config import TrainConfig
-from train.model.clip import CLIP
+from train.model import CLIP
 
 State = dict[str, dict[str, Tensor]]  # parameter -> name -> tensor
 SCALER = "scaler"  # the key of the loss scale in a State; no parameter has this name

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from train.data import decode as decode_module
-from train.data.decode import decode, reduction
+from train.data import decode_image as decode_module
+from train.data.decode import decode_image, reduction
 
 
 def pixels(height: int, width: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -27,7 +27,7 @@ def encoded(picture: Image.Image, kind: str, **options: Any) -> bytes:
 @pytest.fixture(params=["simplejpeg", "pillow"])
 def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "pillow":
-        monkeypatch.setattr(decode_module, "_fast_jpeg", lambda: None)
+        monkeypatch.setattr(decode_module, "fast_jpeg", lambda: None)
     else:
         pytest.importorskip("simplejpeg")
     return str(request.param)
@@ -36,7 +36,7 @@ def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("subsampling", [0, 2])
 def test_a_jpeg_gives_the_pixels_that_pillow_gives(decoder: str, subsampling: int) -> None:
     data = encoded(Image.fromarray(pixels(61, 83)), "JPEG", quality=90, subsampling=subsampling)
-    found = decode(data)
+    found = decode_image(data)
     assert found.shape == (61, 83, 3)
     assert found.dtype == np.uint8
     assert np.array_equal(found, np.asarray(Image.open(io.BytesIO(data))))
@@ -46,25 +46,25 @@ def test_a_jpeg_gives_the_pixels_that_pillow_gives(decoder: str, subsampling: in
 @pytest.mark.parametrize("progressive", [False, True])
 def test_other_jpegs_become_rgb(decoder: str, mode: str, progressive: bool) -> None:
     picture = Image.fromarray(pixels(40, 40)).convert(mode)
-    found = decode(encoded(picture, "JPEG", quality=95, progressive=progressive))
+    found = decode_image(encoded(picture, "JPEG", quality=95, progressive=progressive))
     assert found.shape == (40, 40, 3)
     assert np.abs(found.astype(int) - np.asarray(picture.convert("RGB"))).mean() < 4
 
 
 def test_png_and_webp_are_read_and_transparency_becomes_white(decoder: str) -> None:
     plain = Image.fromarray(pixels(20, 30))
-    assert np.array_equal(decode(encoded(plain, "PNG")), np.asarray(plain))
-    assert np.array_equal(decode(encoded(plain, "WEBP", lossless=True)), np.asarray(plain))
+    assert np.array_equal(decode_image(encoded(plain, "PNG")), np.asarray(plain))
+    assert np.array_equal(decode_image(encoded(plain, "WEBP", lossless=True)), np.asarray(plain))
     clear = plain.copy()
     clear.putalpha(Image.new("L", plain.size, 0))
-    assert (decode(encoded(clear, "PNG")) == 255).all()
+    assert (decode_image(encoded(clear, "PNG")) == 255).all()
     palette = encoded(plain.convert("P"), "PNG", transparency=0)
-    assert decode(palette).shape == (20, 30, 3)
+    assert decode_image(palette).shape == (20, 30, 3)
 
 
 def test_sixteen_bits_of_grey_are_scaled() -> None:
     grey = Image.fromarray(np.full((8, 8), 40_000, np.uint16))
-    assert (decode(encoded(grey, "PNG")) == 40_000 >> 8).all()
+    assert (decode_image(encoded(grey, "PNG")) == 40_000 >> 8).all()
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_large_jpeg_may_come_smaller_but_not_below_what_is_asked(
 ) -> None:
     assert reduction(*size, min_size) == factor
     if max(size) <= 1000:
-        found = decode(encoded(Image.fromarray(pixels(*size)), "JPEG"), min_size)
+        found = decode_image(encoded(Image.fromarray(pixels(*size)), "JPEG"), min_size)
         assert found.shape == (-(-size[0] // factor), -(-size[1] // factor), 3)
 
 
@@ -88,9 +88,9 @@ def test_both_decoders_give_the_same_pixels_at_every_scale(
 ) -> None:
     pytest.importorskip("simplejpeg")
     data = encoded(Image.fromarray(pixels(*size)), "JPEG", quality=88)
-    fast = decode(data, min_size)
-    monkeypatch.setattr(decode_module, "_fast_jpeg", lambda: None)
-    assert np.array_equal(fast, decode(data, min_size))
+    fast = decode_image(data, min_size)
+    monkeypatch.setattr(decode_module, "fast_jpeg", lambda: None)
+    assert np.array_equal(fast, decode_image(data, min_size))
 
 
 GOOD = encoded(Image.fromarray(pixels(64, 64)), "JPEG", quality=90)
@@ -103,7 +103,7 @@ GOOD = encoded(Image.fromarray(pixels(64, 64)), "JPEG", quality=90)
 )  # fmt: skip
 def test_damaged_bytes_and_other_formats_are_refused(decoder: str, data: bytes) -> None:
     with pytest.raises(ValueError, match=r"\w"):
-        decode(data)
+        decode_image(data)
 
 
 def test_a_thousand_damaged_pictures_are_pixels_or_a_value_error(decoder: str) -> None:
@@ -115,7 +115,7 @@ def test_a_thousand_damaged_pictures_are_pixels_or_a_value_error(decoder: str) -
         for at in random.integers(4, len(data), 6):
             data[at] = random.integers(256)
         try:
-            assert decode(bytes(data), 32).shape[2] == 3
+            assert decode_image(bytes(data), 32).shape[2] == 3
         except ValueError:
             refused += 1
     assert refused > 300

@@ -299,7 +299,7 @@ def test_pictures_are_decoded_once(colours: TaskSpec, monkeypatch: pytest.Monkey
     files = zero_shot.samples(colours).files
     first = np.concatenate(list(zero_shot.pictures(colours.data, files, (32, 32))))
     assert first.shape == (18, 32, 32, 3)
-    monkeypatch.setattr(zero_shot, "decode", lambda data: pytest.fail("decoded again"))
+    monkeypatch.setattr(zero_shot, "decode_image", lambda data: pytest.fail("decoded again"))
     again = np.concatenate(list(zero_shot.pictures(colours.data, files, (32, 32))))
     np.testing.assert_array_equal(first, again)
 

@@ -9,7 +9,7 @@ from manifests import disk
 from manifests.schema import Ablation, TaskSpec
 from train.ablation import stats
 from train.ablation.runner import A_A
-from train.evaluation.zero_shot import HEADLINE
+from train.evaluation import HEADLINE
 
 Json = dict[str, Any]
 Values = Mapping[str, Mapping[int, float]]  # {arm: {seed of the ablation: headline metric}}

@@ -1,0 +1,195 @@
+"""Every path of a pool, a run and an ablation, spelled once; and what both writer and reader must agree on.
+
+Paths are local paths or fsspec URLs. A layout is a view of a folder: it opens nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from manifests import disk
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+COMMIT_SUFFIX = "_stats.json"
+NOT_STORED = "not_stored"  # a view's outcome of a row whose image was never stored
+
+
+def shard_name(shard: int | str) -> str:
+    """The name of a shard in commit records and file names: five digits or more."""
+    return f"{int(shard):05d}"
+
+
+def uids_checksum(uids: pa.ChunkedArray) -> str:
+    """sha256 of the uids of a shard, one per line. Row-aligned files (scores, masks) carry it."""
+    return hashlib.sha256("\n".join(uids.to_pylist()).encode()).hexdigest()
+
+
+def pool_fingerprint(commit_records: Mapping[str, Mapping[str, Any]]) -> str:
+    """Hash over the sidecars of all committed shards: the rows that a view was chosen from."""
+    hashes = {shard: record["sidecar_sha256"] for shard, record in commit_records.items()}
+    return disk.content_hash(hashes)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLayout:
+    """The files of a pool."""
+
+    root: str
+
+    @property
+    def pool_json(self) -> str:
+        return disk.join(self.root, "pool.json")
+
+    @property
+    def recipe_json(self) -> str:
+        return disk.join(self.root, "recipe.json")
+
+    @property
+    def plan(self) -> str:
+        return disk.join(self.root, "plan.parquet")
+
+    @property
+    def pairs(self) -> str:
+        """The folder of the pairs."""
+        return disk.join(self.root, "pairs")
+
+    def pairs_part(self, part: int) -> str:
+        """Pairs of source `part`, in document order."""
+        return disk.join(self.pairs, f"part-{part:05d}.parquet")
+
+    @property
+    def extracted(self) -> str:
+        """The folder of pairs that are not deduplicated yet. It is removed when crawl ends."""
+        return disk.join(self.pairs, ".extracted")
+
+    @property
+    def shards(self) -> str:
+        """The folder of the shards."""
+        return disk.join(self.root, "shards")
+
+    def sidecar(self, shard: int | str) -> str:
+        """One row per attempt."""
+        return disk.join(self.shards, f"{shard_name(shard)}.parquet")
+
+    def commit_record(self, shard: int | str) -> str:
+        """The JSON that is written last and makes the shard visible."""
+        return disk.join(self.shards, shard_name(shard) + COMMIT_SUFFIX)
+
+    def tar(self, commit_record: Mapping[str, Any]) -> str:
+        """The tar that a commit record names: inside the pool, or anywhere if it was adopted."""
+        tar = str(commit_record["tar"])
+        outside = disk.is_url(tar) or Path(disk.local(tar)).is_absolute()
+        return tar if outside else disk.join(self.shards, tar)
+
+    @property
+    def scores(self) -> str:
+        """The folder of the score sets."""
+        return disk.join(self.root, "scores")
+
+    def score_set(self, name: str) -> str:
+        """The folder of one score set, NAME@ID."""
+        return disk.join(self.scores, name)
+
+    def score_set_json(self, name: str) -> str:
+        """The JSON that is written last and makes the score set complete."""
+        return disk.join(self.score_set(name), "scores.json")
+
+    def score_columns(self, name: str, shard: int | str) -> str:
+        """Columns of one shard, aligned with its sidecar."""
+        return disk.join(self.score_set(name), f"{shard_name(shard)}.parquet")
+
+    @property
+    def views(self) -> str:
+        """The folder of the views."""
+        return disk.join(self.root, "views")
+
+    def view_json(self, view: str) -> str:
+        """The JSON that is written last and makes the view complete."""
+        return disk.join(self.views, f"{view}.json")
+
+    def view_mask(self, view: str, shard: int | str) -> str:
+        """Per row of one shard: kept, or the first rule that failed."""
+        return disk.join(self.views, view, f"{shard_name(shard)}.parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class RunLayout:
+    """The files of a training run."""
+
+    root: str
+
+    @property
+    def run_json(self) -> str:
+        """Written last: the run is whole."""
+        return disk.join(self.root, "run.json")
+
+    @property
+    def log(self) -> str:
+        return disk.join(self.root, "log.jsonl")
+
+    @property
+    def checkpoints(self) -> str:
+        return disk.join(self.root, "checkpoints")
+
+    @property
+    def export(self) -> str:
+        """The folder that open_clip loads."""
+        return disk.join(self.root, "export")
+
+    @property
+    def predictions(self) -> str:
+        """The folder with one Parquet file per evaluation task."""
+        return disk.join(self.root, "eval")
+
+    def task_predictions(self, task: str) -> str:
+        return disk.join(self.predictions, f"{task}.parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class AblationLayout:
+    """The files of an ablation."""
+
+    root: str
+
+    @property
+    def ablation_json(self) -> str:
+        """The ablation as resolved."""
+        return disk.join(self.root, "ablation.json")
+
+    @property
+    def command_json(self) -> str:
+        return disk.join(self.root, "command.json")
+
+    @property
+    def costs_json(self) -> str:
+        return disk.join(self.root, "costs.json")
+
+    @property
+    def results_json(self) -> str:
+        return disk.join(self.root, "results.json")
+
+    def recipe_json(self, pool: str) -> str:
+        return disk.join(self.root, "recipes", f"{pool}.json")
+
+    def blend_json(self, arm: str) -> str:
+        return disk.join(self.root, "blends", f"{arm}.json")
+
+    def run(self, arm: str, seed: int) -> str:
+        """The folder of one run."""
+        return disk.join(self.root, "runs", arm, f"seed-{seed}")
+
+    @property
+    def scorer(self) -> str:
+        """The run that trains the scorer."""
+        return disk.join(self.root, "scorer")
+
+    @property
+    def web(self) -> str:
+        """The small web of a demo."""
+        return disk.join(self.root, "web")
