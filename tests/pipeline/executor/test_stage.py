@@ -43,7 +43,7 @@ def on(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
         log = tmp_path / "log"
         one = Stage(
             name="s",
-            work=f"tests.pipeline.test_stage:{factory}",
+            work=f"tests.pipeline.executor.test_stage:{factory}",
             config={"log": str(log)},
             **changes,
         )
@@ -334,7 +334,7 @@ def test_a_cluster_that_is_there_is_joined_and_left_running(ray: None, tmp_path:
     script = (
         "import json, sys; from pipeline.stage import *\n"
         "tickets = [Ticket(id=str(i), group=str(i % 40)) for i in range(80)]\n"
-        "work = Stage(name='s', work='tests.pipeline.test_stage:obedient', config={'log': sys.argv[1]})\n"
+        "work = Stage(name='s', work='tests.pipeline.executor.test_stage:obedient', config={'log': sys.argv[1]})\n"
         "print(json.dumps(len(execute(work, tickets, engine='ray').done)))\n"
         "disconnect()"
     )
