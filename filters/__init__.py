@@ -28,7 +28,7 @@ def make(spec: FilterSpec) -> Filter:
 
     if spec.name not in FILTERS:
         raise ValueError(
-            f"there is no filter {spec.name!r}{disk.nearest(spec.name, FILTERS)}; there are {', '.join(FILTERS)}"
+            f"there is no filter {spec.name!r}{disk.did_you_mean(spec.name, FILTERS)}; there are {', '.join(FILTERS)}"
         )
     kind = FILTERS[spec.name]
     check_options(kind, spec.options, spec.name)

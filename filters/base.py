@@ -101,7 +101,7 @@ def check_options(kind: type, options: Mapping[str, Any], name: str) -> None:
         if option not in known:
             has = f"its options are {', '.join(known)}" if known else "it has no options"
             raise ValueError(
-                f"filter {name} has no option {option!r}{disk.nearest(option, known)}; {has}"
+                f"filter {name} has no option {option!r}{disk.did_you_mean(option, known)}; {has}"
             )
 
 

@@ -78,7 +78,7 @@ class ClipScore:
         ]
         if self.model not in known:
             raise ValueError(
-                f"filter clip_score: open_clip has no model {self.model!r}{disk.nearest(self.model, known)}"
+                f"filter clip_score: open_clip has no model {self.model!r}{disk.did_you_mean(self.model, known)}"
             )
         assert self.pretrained is not None
         weights = file_hash(self.pretrained) if os.path.isfile(self.pretrained) else self.pretrained
@@ -93,7 +93,7 @@ class ClipScore:
         if self.pretrained not in tags:
             raise ValueError(
                 f"filter clip_score: {self.model} has no weights {self.pretrained!r}"
-                f"{disk.nearest(str(self.pretrained), tags)}; it has {', '.join(tags)}"
+                f"{disk.did_you_mean(str(self.pretrained), tags)}; it has {', '.join(tags)}"
             )
         # Weights trained with one activation and run with the other lose points without a word.
         trained = bool(

@@ -37,12 +37,12 @@ def is_url(path: str | Path) -> bool:
     return "://" in str(path) and not str(path).startswith("file://")
 
 
-def local(path: str | Path) -> Path:
+def local_path(path: str | Path) -> Path:
     """A local path without its file:// prefix."""
     return Path(str(path).removeprefix("file://"))
 
 
-def destination(out: str) -> str:
+def output_folder(out: str) -> str:
     """The absolute folder to write to. ValueError where it would lie in Ray's temporary copy of the checkout."""
     if is_url(out):
         return out
@@ -57,7 +57,7 @@ def destination(out: str) -> str:
 def read_bytes(path: str | Path, start: int = 0, length: int | None = None) -> bytes:
     """Bytes of a file, or `length` of them from `start`. FileNotFoundError where there is none."""
     if not is_url(path):
-        with open(local(path), "rb") as f:
+        with open(local_path(path), "rb") as f:
             f.seek(start)
             return f.read() if length is None else f.read(length)
     import fsspec
@@ -75,7 +75,7 @@ def write_bytes(path: str | Path, data: bytes) -> None:
         fs, name = fsspec.core.url_to_fs(str(path))
         fs.pipe_file(name, data)
         return
-    target = local(path)
+    target = local_path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.partial.{os.getpid()}")
     with open(partial, "wb") as f:
@@ -93,7 +93,7 @@ def publish(staged: str | Path, path: str | Path) -> None:
         fs, name = fsspec.core.url_to_fs(str(path))
         fs.put_file(str(staged), name)
         return
-    target = local(path)
+    target = local_path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.partial.{os.getpid()}")
     shutil.move(staged, partial)  # a copy where the two lie on different filesystems
@@ -105,17 +105,17 @@ def publish(staged: str | Path, path: str | Path) -> None:
 def exists(path: str | Path) -> bool:
     """True where a file or folder lies at `path`."""
     if not is_url(path):
-        return local(path).exists()
+        return local_path(path).exists()
     import fsspec
 
     fs, name = fsspec.core.url_to_fs(str(path))
     return bool(fs.exists(name))
 
 
-def names(folder: str | Path, suffix: str = "") -> list[str]:
+def list_names(folder: str | Path, suffix: str = "") -> list[str]:
     """Sorted names inside a folder that end in `suffix`; [] where there is no folder. Unfinished files are left out."""
     if not is_url(folder):
-        found = os.listdir(local(folder)) if local(folder).is_dir() else []
+        found = os.listdir(local_path(folder)) if local_path(folder).is_dir() else []
     else:
         import fsspec
 
@@ -131,7 +131,7 @@ def names(folder: str | Path, suffix: str = "") -> list[str]:
 def remove(path: str | Path) -> None:
     """Delete one file; nothing happens where there is none."""
     if not is_url(path):
-        local(path).unlink(missing_ok=True)
+        local_path(path).unlink(missing_ok=True)
         return
     import fsspec
 
@@ -157,21 +157,21 @@ def read_json(path: str | Path) -> Any:
 
 
 def write_parquet(
-    path: str | Path, table: pa.Table, notes: Mapping[str, Any] | None = None
+    path: str | Path, table: pa.Table, metadata: Mapping[str, Any] | None = None
 ) -> None:
-    """A table, written whole; `notes` go into the footer as JSON under the key `clipmill`."""
-    if notes is not None:
-        table = table.replace_schema_metadata(with_notes(table.schema, notes).metadata)
+    """A table, written whole; `metadata` go into the footer as JSON under the key `clipmill`."""
+    if metadata is not None:
+        table = table.replace_schema_metadata(with_metadata(table.schema, metadata).metadata)
     sink = io.BytesIO()
     pq.write_table(table, sink, compression="zstd", row_group_size=10_000, write_page_checksum=True)
     write_bytes(path, sink.getvalue())
 
 
-def with_notes(schema: pa.Schema, notes: Mapping[str, Any]) -> pa.Schema:
-    """The schema with `notes` as JSON under the key `clipmill` of its metadata."""
+def with_metadata(schema: pa.Schema, metadata: Mapping[str, Any]) -> pa.Schema:
+    """The schema with `metadata` as JSON under the key `clipmill` of its metadata."""
     kept = {k: v for k, v in (schema.metadata or {}).items() if k != b"clipmill"}
     return schema.with_metadata(
-        {**kept, b"clipmill": json.dumps(to_plain(dict(notes)), sort_keys=True).encode()}
+        {**kept, b"clipmill": json.dumps(to_plain(dict(metadata)), sort_keys=True).encode()}
     )
 
 
@@ -186,7 +186,7 @@ def read_parquet(
         return pq.read_table(f, columns=columns, filters=where, partitioning=None)
 
 
-def notes(path: str | Path) -> dict[str, Any]:
+def read_metadata(path: str | Path) -> dict[str, Any]:
     """What `write_parquet` put into the footer; {} where it put nothing."""
     with _opened(path) as f:
         found: dict[str, Any] = json.loads(
@@ -195,7 +195,7 @@ def notes(path: str | Path) -> dict[str, Any]:
     return found
 
 
-def schema_of(path: str | Path) -> pa.Schema:
+def read_schema(path: str | Path) -> pa.Schema:
     """The columns of a table."""
     with _opened(path) as f:
         return pq.read_metadata(f).schema.to_arrow_schema()
@@ -204,7 +204,7 @@ def schema_of(path: str | Path) -> pa.Schema:
 @contextmanager
 def _opened(path: str | Path) -> Iterator[Any]:
     if not is_url(path):
-        yield local(path)
+        yield local_path(path)
         return
     import fsspec
 
@@ -230,10 +230,12 @@ def content_hash(value: Any, length: int = 12) -> str:
 
 def recipe_hash(recipe: Recipe) -> str:
     """Hash of what decides a pool's rows and bytes: views and scores do not."""
-    return content_hash({"source": recipe.source, "fetch": deciding(recipe.fetch)})
+    return content_hash(
+        {"source": recipe.source, "fetch": settings_that_decide_bytes(recipe.fetch)}
+    )
 
 
-def deciding(fetch: Fetch) -> Fetch:
+def settings_that_decide_bytes(fetch: Fetch) -> Fetch:
     """Fetch settings without those that decide no byte: user agent, where to connect, which interpreter."""
     return dataclasses.replace(fetch, connect_to={}, user_agent=None, img2dataset_python=None)
 
@@ -262,7 +264,9 @@ def from_plain(kind: Any, value: Any) -> Any:
         known = {f.name for f in dataclasses.fields(kind)}
         unknown = sorted(set(value) - known)
         if unknown:
-            raise ValueError(f"{kind.__name__} has no {unknown[0]!r}{nearest(unknown[0], known)}")
+            raise ValueError(
+                f"{kind.__name__} has no {unknown[0]!r}{did_you_mean(unknown[0], known)}"
+            )
         return kind(**{k: from_plain(hints[k], v) for k, v in value.items()})
     if value is None or kind is Any:
         return value
@@ -275,7 +279,7 @@ def from_plain(kind: Any, value: Any) -> Any:
     return value
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?` for the closest of `known`, or nothing where none is close."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else ""

@@ -84,7 +84,7 @@ class PoolLayout:
     def tar(self, commit_record: Mapping[str, Any]) -> str:
         """The tar that a commit record names: inside the pool, or anywhere if it was adopted."""
         tar = str(commit_record["tar"])
-        outside = disk.is_url(tar) or Path(disk.local(tar)).is_absolute()
+        outside = disk.is_url(tar) or Path(disk.local_path(tar)).is_absolute()
         return tar if outside else disk.join(self.shards, tar)
 
     @property

@@ -62,7 +62,7 @@ def merge(base: Any, change: Any) -> Any:
     return {k: v for k, v in merged.items() if not (k in change and change[k] is None)}
 
 
-def kind_of(path: str | Path) -> type[Recipe] | type[Ablation]:
+def manifest_kind(path: str | Path) -> type[Recipe] | type[Ablation]:
     """Whether a YAML or JSON file is a recipe or an ablation, by its keys. ValueError where it is neither."""
     raw = disk.read_json(path) if str(path).endswith(".json") and disk.exists(path) else _yaml(path)
     if "arms" in raw:
@@ -74,7 +74,7 @@ def kind_of(path: str | Path) -> type[Recipe] | type[Ablation]:
     )
 
 
-def scales_of(path: str | Path) -> list[str]:
+def list_scales(path: str | Path) -> list[str]:
     """Names of the scales that a manifest knows, for `read_manifest(scale=…)`."""
     return sorted(_yaml(path).get("scales", {}))
 
@@ -191,7 +191,7 @@ def _validate(raw: dict[str, Any], kind: type[T], where: str) -> T:
         if first["type"] in unknown:
             last = str(first["loc"][-1])
             raise ValueError(
-                f"{where}: unknown key {key!r}{disk.nearest(last, _fields_at(kind, first['loc'][:-1]))}"
+                f"{where}: unknown key {key!r}{disk.did_you_mean(last, _fields_at(kind, first['loc'][:-1]))}"
             ) from None
         value = "" if isinstance(first["input"], dict) else f" (is {first['input']!r})"
         message = first["msg"].removeprefix("Value error, ")

@@ -430,6 +430,6 @@ class Ablation:
                     f"control of unknown arm {arm!r}; the arms are {sorted(self.arms)}"
                 )
 
-    def place(self, out: str, pool: str) -> str:
+    def pool_folder(self, out: str, pool: str) -> str:
         """Where a pool lies: its own `out`, or pools/NAME inside the ablation's folder `out`."""
         return self.pools[pool].out or f"{out.rstrip('/')}/pools/{pool}"

@@ -74,10 +74,10 @@ def main(argv: list[str] | None = None) -> int:
     try:
         demo = str(ROOT / "manifests/ablations/demo.yaml")
         manifest = args.manifest or os.environ.get("CLIPMILL_RECIPE", demo)
-        out = disk.destination(
+        out = disk.output_folder(
             args.out or disk.join(os.environ.get("CLIPMILL_OUT", "out"), Path(manifest).stem)
         )
-        if reader.kind_of(manifest) is Ablation:
+        if reader.manifest_kind(manifest) is Ablation:
             if args.until != recipe_run.STAGES[-1] or args.retry:
                 raise ValueError(
                     "--until and --retry are for a recipe; an ablation runs all of its stages"

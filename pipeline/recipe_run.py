@@ -206,9 +206,9 @@ def _commands(
     for name, pool in ablation.pools.items():
         if pool.recipe is not None:
             recipes[name] = disk.join(out, "recipes", f"{name}.json")
-            known = scale if scale in reader.scales_of(pool.recipe) else None
+            known = scale if scale in reader.list_scales(pool.recipe) else None
             disk.write_json(recipes[name], reader.read_manifest(pool.recipe, Recipe, scale=known))
-    places = {name: ablation.place(out, name) for name in ablation.pools}
+    places = {name: ablation.pool_folder(out, name) for name in ablation.pools}
     for name, path in recipes.items():
         yield (
             f"build {name}",

@@ -24,7 +24,7 @@ VARIABLES = (
 SHIPPED = [
     (path, scale)
     for path in sorted((ROOT / "manifests").glob("*/*.yaml"))
-    for scale in [None, *reader.scales_of(path)]
+    for scale in [None, *reader.list_scales(path)]
 ]
 
 
@@ -32,7 +32,7 @@ SHIPPED = [
 def test_it_can_be_read(path: Path, scale: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in VARIABLES:
         monkeypatch.setenv(name, f"/given/{name.lower()}")
-    kind = reader.kind_of(path)
+    kind = reader.manifest_kind(path)
     manifest = reader.read_manifest(path, kind, scale=scale)
     if isinstance(manifest, Recipe):
         assert manifest.source.kind == "files" or manifest.fetch.user_agent
@@ -46,7 +46,7 @@ def test_it_can_be_read(path: Path, scale: str | None, monkeypatch: pytest.Monke
         ):
             recipe_path = manifest.pools[name].recipe
             assert recipe_path is not None
-            known = scale if scale in reader.scales_of(recipe_path) else None
+            known = scale if scale in reader.list_scales(recipe_path) else None
             assert reader.read_manifest(recipe_path, Recipe, scale=known).view(view).name == view
 
 

@@ -66,7 +66,7 @@ def check_pools(ablation: Ablation, out: str) -> dict[str, int]:
         Loader(run.blend, run.config, model_config(run.config))
     pools = {pool for run in runs for pool in run.blend.pools.values()}
     if ablation.scorer:
-        pools.add(ablation.place(out, ablation.scorer.view.partition("/")[0]))
+        pools.add(ablation.pool_folder(out, ablation.scorer.view.partition("/")[0]))
     return zero_shot.refuse_overlap(sorted(pools), ablation.evaluate)
 
 
@@ -148,7 +148,7 @@ def main(argv: list[str] | None = None) -> int:
         level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S"
     )
     try:
-        out = disk.destination(args.out)
+        out = disk.output_folder(args.out)
         ablation = reader.read_manifest(args.ablation, Ablation, scale=args.scale)
         check(ablation, out)
         if args.check:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from manifests.disk import nearest
+from manifests.disk import did_you_mean
 from manifests.reader import QUANTITY, UNITS
 from train.model import MODELS, ModelConfig
 
@@ -88,7 +88,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if self.model not in MODELS:
             raise ValueError(
-                f"there is no model {self.model!r}{nearest(self.model, MODELS)} (of {', '.join(MODELS)})"
+                f"there is no model {self.model!r}{did_you_mean(self.model, MODELS)} (of {', '.join(MODELS)})"
             )
         for name in ("batch_size", "lanes", "window", "log_every"):
             if getattr(self, name) < 1:
@@ -335,7 +335,7 @@ def configure(changes: Mapping[str, Any]) -> TrainConfig:
     preset = changes.get("preset")
     if preset is not None and preset not in PRESETS:
         raise ValueError(
-            f"there is no preset {preset!r}{nearest(str(preset), PRESETS)} (of {', '.join(PRESETS)})"
+            f"there is no preset {preset!r}{did_you_mean(str(preset), PRESETS)} (of {', '.join(PRESETS)})"
         )
     base = TrainConfig() if preset is None else PRESETS[preset]()
     hints, own = typing.get_type_hints(TrainConfig), typing.get_type_hints(ModelConfig)
@@ -346,7 +346,7 @@ def configure(changes: Mapping[str, Any]) -> TrainConfig:
         prefix, dot, name = key.partition(".")
         if dot and prefix == "model":
             if name not in own or name in RUN_SETS:
-                there = nearest(name, set(own) - RUN_SETS)
+                there = did_you_mean(name, set(own) - RUN_SETS)
                 raise ValueError(f"unknown setting {name!r} of a model{there}")
             of_model[name] = _read(key, value, own[name])
         elif key in hints:
@@ -354,7 +354,7 @@ def configure(changes: Mapping[str, Any]) -> TrainConfig:
             found[key] = tuple(read) if isinstance(read, list) else read
         else:
             known = [*hints, "preset", *(f"model.{name}" for name in own)]
-            raise ValueError(f"unknown training setting {key!r}{nearest(key, known)}")
+            raise ValueError(f"unknown training setting {key!r}{did_you_mean(key, known)}")
     return dataclasses.replace(base, **found, model_changes=of_model)
 
 
@@ -379,7 +379,7 @@ def _read(key: str, value: Any, kind: Any) -> Any:
         allowed = typing.get_args(kind)
         if value not in allowed:
             raise ValueError(
-                f"{key} is {value!r}{nearest(str(value), allowed)} (of {', '.join(allowed)})"
+                f"{key} is {value!r}{did_you_mean(str(value), allowed)} (of {', '.join(allowed)})"
             )
         return value
     if kind is bool and str(value).lower() in ("true", "false"):

@@ -136,7 +136,7 @@ class Logbook:
         path = disk.join(self.out, LOG)
         self._lines.append(line)
         if self._whole and not disk.is_url(path):
-            with open(disk.local(path), "ab") as file:
+            with open(disk.local_path(path), "ab") as file:
                 file.write(line.encode() + b"\n")
             return
         disk.write_bytes(path, ("\n".join(self._lines) + "\n").encode())
@@ -206,7 +206,7 @@ class _TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ValueError(_absent("tensorboard")) from error
-        folder = disk.local(disk.join(book.out, "tensorboard"))
+        folder = disk.local_path(disk.join(book.out, "tensorboard"))
         self.writer: Any = SummaryWriter(str(folder), purge_step=first + 1 if first else None)  # type: ignore[no-untyped-call]
 
     def __call__(self, step: int, numbers: dict[str, float]) -> None:
@@ -226,11 +226,11 @@ class _Wandb:
             import wandb  # type: ignore[import-not-found,unused-ignore]
         except ImportError as error:
             raise ValueError(_absent("wandb")) from error
-        folder = None if disk.is_url(book.out) else str(disk.local(book.out))
+        folder = None if disk.is_url(book.out) else str(disk.local_path(book.out))
         self.run: Any = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "clipmill"),
             name=book.out.rstrip("/").rpartition("/")[2],
-            id=disk.content_hash([str(disk.local(book.out)), disk.to_plain(book.config)]),
+            id=disk.content_hash([str(disk.local_path(book.out)), disk.to_plain(book.config)]),
             resume="allow",
             dir=folder,
             config=disk.to_plain(book.config),
@@ -249,7 +249,9 @@ SINKS: dict[str, Callable[[Logbook, int], Sink]] = {"tensorboard": _TensorBoard,
 
 def _sink(kind: str, book: Logbook, first: int) -> Sink:
     if kind not in SINKS:
-        raise ValueError(f"log_to has {kind!r}{disk.nearest(kind, SINKS)} (of {', '.join(SINKS)})")
+        raise ValueError(
+            f"log_to has {kind!r}{disk.did_you_mean(kind, SINKS)} (of {', '.join(SINKS)})"
+        )
     return SINKS[kind](book, first)
 
 

@@ -69,8 +69,8 @@ def books(pool: str) -> dict[str, Any]:
 
 
 def _crawl_books(pool: str, problems: list[str]) -> dict[str, Any] | None:
-    files = disk.names(disk.join(pool, "pairs"), ".parquet")
-    parts = {name: disk.notes(disk.join(pool, "pairs", name)) for name in files}
+    files = disk.list_names(disk.join(pool, "pairs"), ".parquet")
+    parts = {name: disk.read_metadata(disk.join(pool, "pairs", name)) for name in files}
     for name, notes in parts.items():
         dropped = sum(notes["reasons"].values())
         if notes["links"] != notes["pairs"] + dropped:
@@ -143,7 +143,7 @@ def _asked_again(
 
 def _planned(pool: str, records: Mapping[str, Mapping[str, Any]], problems: list[str]) -> int:
     """How many shards there are to be, 0 before they are planned; shards that are not the plan's are problems."""
-    if disk.names(disk.join(pool, "pairs"), ".parquet") and not disk.exists(
+    if disk.list_names(disk.join(pool, "pairs"), ".parquet") and not disk.exists(
         disk.join(pool, "plan.parquet")
     ):
         return 0
@@ -189,12 +189,14 @@ def _view_books(pool: str, name: str) -> dict[str, Any]:
 
 def _sets(pool: str) -> list[str]:
     """The complete score sets of a pool."""
-    folders = [name for name in disk.names(disk.join(pool, "scores")) if "@" in name]
+    folders = [name for name in disk.list_names(disk.join(pool, "scores")) if "@" in name]
     return [name for name in folders if disk.exists(disk.join(pool, "scores", name, "scores.json"))]
 
 
 def _views(pool: str) -> list[str]:
-    return [name.removesuffix(".json") for name in disk.names(disk.join(pool, "views"), ".json")]
+    return [
+        name.removesuffix(".json") for name in disk.list_names(disk.join(pool, "views"), ".json")
+    ]
 
 
 def _total(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
@@ -211,9 +213,10 @@ def write_pool_json(pool: str, recipe: Recipe, seconds: Mapping[str, float]) -> 
     found, records = books(pool), shard_writer.committed(pool)
     before = disk.read_json(path)["seconds"] if disk.exists(path) else {}
     parts = [
-        disk.join(pool, "pairs", name) for name in disk.names(disk.join(pool, "pairs"), ".parquet")
+        disk.join(pool, "pairs", name)
+        for name in disk.list_names(disk.join(pool, "pairs"), ".parquet")
     ]
-    sources = [disk.notes(part)["source_id"] for part in parts] or [
+    sources = [disk.read_metadata(part)["source_id"] for part in parts] or [
         r["tar_sha256"] for r in records.values()
     ]
     summary = {
@@ -276,7 +279,7 @@ def _rows_with(path: str, uid: str) -> list[int]:
 
 def _waiting(pool: str, uid: str) -> dict[str, Any] | None:
     """The pair of that uid whether it was attempted or not."""
-    for name in disk.names(disk.join(pool, "pairs"), ".parquet"):
+    for name in disk.list_names(disk.join(pool, "pairs"), ".parquet"):
         path = disk.join(pool, "pairs", name)
         for row in _rows_with(path, uid):
             pair: dict[str, Any] = disk.read_parquet(path).slice(row, 1).to_pylist()[0]

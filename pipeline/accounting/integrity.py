@@ -42,7 +42,7 @@ def verify(pool: str) -> list[str]:
 
     Covers pairs, commit records, tars, sidecars, score sets and views. ValueError where there is no pool.
     """
-    if not disk.names(disk.join(pool, "shards"), shard_writer.COMMIT) and not disk.names(
+    if not disk.list_names(disk.join(pool, "shards"), shard_writer.COMMIT) and not disk.list_names(
         disk.join(pool, "pairs")
     ):
         raise ValueError(
@@ -75,7 +75,7 @@ def _records(pool: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
     lines = []
     needed = {"shard", "tar", "tar_bytes", "tar_sha256", "sidecar_sha256", "sidecar_file_sha256", "count", "successes",
               "reasons"}  # fmt: skip
-    for file in disk.names(disk.join(pool, "shards"), shard_writer.COMMIT):
+    for file in disk.list_names(disk.join(pool, "shards"), shard_writer.COMMIT):
         name = file.removesuffix(shard_writer.COMMIT)
         try:
             record = json.loads(disk.read_bytes(disk.join(pool, "shards", file)))
@@ -203,7 +203,7 @@ def _pairs(pool: str, attempted: list[Uids]) -> list[str]:
     """Rows and repetitions of the pairs, and whether each pair has one first attempt once all shards are there."""
     lines: list[str] = []
     listed = []
-    for file in disk.names(disk.join(pool, "pairs"), ".parquet"):
+    for file in disk.list_names(disk.join(pool, "pairs"), ".parquet"):
         table, notes, wrong = _parquet(pool, f"pairs/{file}", PAIRS.names, more=True)
         if wrong:
             return [*lines, wrong]
@@ -259,7 +259,7 @@ def _scores(pool: str, rows: Mapping[str, Rows], fingerprint: str) -> list[str]:
 
 def _views(pool: str, rows: Mapping[str, Rows], fingerprint: str) -> list[str]:
     lines = []
-    for file in disk.names(disk.join(pool, "views"), ".json"):
+    for file in disk.list_names(disk.join(pool, "views"), ".json"):
         name = f"views/{file.removesuffix('.json')}"
         try:
             document = disk.read_json(disk.join(pool, "views", file))
@@ -295,4 +295,4 @@ def _wrong_mask(table: pa.Table, rows: Rows, kept: int) -> str:
 
 
 def _folders(pool: str, name: str) -> list[str]:
-    return [entry for entry in disk.names(disk.join(pool, name)) if "@" in entry]
+    return [entry for entry in disk.list_names(disk.join(pool, name)) if "@" in entry]

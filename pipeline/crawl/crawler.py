@@ -91,7 +91,7 @@ def crawl(
             failed = dedup.commit(pool, ids, source.extra_columns, engine, workers=workers)
             done = [] if failed else _final(pool, len(paths))
     if done:
-        for name in disk.names(disk.join(pool, "pairs", ".extracted")):
+        for name in disk.list_names(disk.join(pool, "pairs", ".extracted")):
             disk.remove(disk.join(pool, "pairs", ".extracted", name))
     return {**_totals(done), "parts": len(paths), "failed": failed}
 
@@ -108,10 +108,10 @@ def parts(source: Source) -> list[str]:
     for path in source.paths:
         if not disk.is_url(path) and not disk.exists(path):
             raise ValueError(f"source.paths names {path}, which does not exist")
-        if path.endswith("/") if disk.is_url(path) else disk.local(path).is_dir():
+        if path.endswith("/") if disk.is_url(path) else disk.local_path(path).is_dir():
             names = [
                 name
-                for name in disk.names(path)
+                for name in disk.list_names(path)
                 if source.kind not in ("table", "files") or is_table(name)
             ]
             found += [disk.join(path, name) for name in names]
@@ -179,7 +179,7 @@ def extract(config: dict[str, Any]) -> Work:
                     "reasons": dict(counts),
                     "damaged_records": damaged,
                 }
-                writer.add_key_value_metadata(disk.with_notes(schema, notes).metadata)
+                writer.add_key_value_metadata(disk.with_metadata(schema, notes).metadata)
             disk.publish(staged, extracted(config["pool"], ticket.payload["part"]))
         return {"links": links, "pairs": pairs}
 
@@ -223,8 +223,8 @@ def _batches(
 
 def _final(pool: str, count: int) -> list[dict[str, Any]]:
     """The notes of the final parts if all are there, else []. ValueError where there are more than asked for."""
-    names = disk.names(disk.join(pool, "pairs"), ".parquet")
-    found = [disk.notes(disk.join(pool, "pairs", name)) for name in names]
+    names = disk.list_names(disk.join(pool, "pairs"), ".parquet")
+    found = [disk.read_metadata(disk.join(pool, "pairs", name)) for name in names]
     if found and found[0]["parts"] != count:
         raise ValueError(
             f"{pool}/pairs was made of {found[0]['parts']} parts, and the source now has {count}: build into another "
@@ -237,13 +237,13 @@ def _sweep(pool: str) -> None:
     """Remove what an interrupted write has left; elsewhere than on a local disk nothing is written in pieces."""
     if not disk.is_url(pool):
         for folder in ("", "pairs", "pairs/.extracted"):
-            for rubbish in (disk.local(pool) / folder).glob(".*.partial.*"):
+            for rubbish in (disk.local_path(pool) / folder).glob(".*.partial.*"):
                 rubbish.unlink()
 
 
 def _is_extracted(pool: str, part: int, source_id: str) -> bool:
     path = extracted(pool, part)
-    return disk.exists(path) and disk.notes(path)["source_id"] == source_id
+    return disk.exists(path) and disk.read_metadata(path)["source_id"] == source_id
 
 
 def _other(done: Sequence[dict[str, Any]], paths: Sequence[str]) -> str:
@@ -266,7 +266,7 @@ def _totals(done: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def _source_id(source: Source, path: str) -> str:
     """What a part was read from: where, how, and, of a local file, how many bytes it has."""
-    size = None if disk.is_url(path) else disk.local(path).stat().st_size
+    size = None if disk.is_url(path) else disk.local_path(path).stat().st_size
     columns = [source.url_column, source.caption_column] if source.kind == "table" else []
     return disk.content_hash(
         [CRAWL_VERSION, source.kind, path, size, columns, source.extra_columns]
@@ -278,4 +278,4 @@ def _part(number: int) -> str:
 
 
 def _name(path: str) -> str:
-    return path if disk.is_url(path) else disk.local(path).name
+    return path if disk.is_url(path) else disk.local_path(path).name

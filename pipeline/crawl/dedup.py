@@ -41,7 +41,7 @@ def commit(
     workers: int | None = None,
 ) -> dict[str, str]:
     """Write the final parts of extracted ones. Returns what failed, and why: {} where all are there."""
-    counts = [int(disk.notes(extracted(pool, k))["pairs"]) for k in range(len(ids))]
+    counts = [int(disk.read_metadata(extracted(pool, k))["pairs"]) for k in range(len(ids))]
     rows = ROWS_PER_PARTITION
     partitions = max(1, _chunks(sum(counts), rows))
     config: dict[str, Any] = {
@@ -98,7 +98,7 @@ def _is_done(config: dict[str, Any], step: str, number: int, chunk: int) -> bool
     if step != "write":
         return disk.exists(_left(config, step, number, chunk))
     path = final(config["pool"], number)
-    return disk.exists(path) and disk.notes(path).get("job") == config["job"]
+    return disk.exists(path) and disk.read_metadata(path).get("job") == config["job"]
 
 
 def _chunks(count: int, rows: int) -> int:
@@ -217,7 +217,7 @@ def write(config: dict[str, Any]) -> Work:
         part = ticket.payload["number"]
         path = extracted(config["pool"], part)
         rows = _kept(config, part)
-        notes = disk.notes(path)
+        notes = disk.read_metadata(path)
         dropped = notes["pairs"] - len(rows)
         reasons = {**notes["reasons"], **({"duplicate_pair": dropped} if dropped else {})}
         notes |= {
@@ -229,7 +229,7 @@ def write(config: dict[str, Any]) -> Work:
         with tempfile.TemporaryDirectory(prefix="clipmill-pairs-") as folder:
             staged = Path(folder) / "part.parquet"
             with pq.ParquetWriter(
-                staged, disk.with_notes(schema, notes), compression="zstd"
+                staged, disk.with_metadata(schema, notes), compression="zstd"
             ) as writer:
                 for batch in _staying(path, rows):
                     writer.write_batch(batch.cast(schema))

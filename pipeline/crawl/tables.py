@@ -60,9 +60,11 @@ def rows_of_table(path: str, source: Source, counts: Counter[str]) -> Iterator[t
     `counts` gets `links`, `pairs` and every reason for which a row is no pair. ValueError where the table lacks a
     column, or cannot be read further.
     """
-    name = path if disk.is_url(path) else disk.local(path).name
+    name = path if disk.is_url(path) else disk.local_path(path).name
     folder = (
-        path.rpartition("/")[0] if disk.is_url(path) else str(disk.local(path).absolute().parent)
+        path.rpartition("/")[0]
+        if disk.is_url(path)
+        else str(disk.local_path(path).absolute().parent)
     )
     columns, casts = _columns(source)
     captioned = len(columns) > len(casts) + 1
@@ -263,7 +265,7 @@ def _present(path: str, columns: Sequence[str], there: Sequence[str]) -> None:
     for name in columns:
         if name not in there:
             same = [other for other in there if other.lower() == name.lower()]
-            close = f"; did you mean {same[0]!r}?" if same else disk.nearest(name, there)
+            close = f"; did you mean {same[0]!r}?" if same else disk.did_you_mean(name, there)
             raise ValueError(
                 f"{path} has no column {name!r}{close} (it has {', '.join(map(repr, there)) or 'none'})"
             )

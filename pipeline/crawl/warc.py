@@ -346,7 +346,7 @@ def rows_of_warc(path: str, counts: Counter[str]) -> Iterator[Row]:
     `counts` gets `links` and `pairs`, every reason for which an image is no pair, and `damaged_records`, which are no
     links: links = pairs + Σ reasons. `warc_offset` is that of the response.
     """
-    name = path if disk.is_url(path) else disk.local(path).name
+    name = path if disk.is_url(path) else disk.local_path(path).name
     waiting: Stored | None = None
     for stored in records(path):
         if waiting:

@@ -422,7 +422,7 @@ def rows_of_wat(path: str, counts: Counter[str]) -> Iterator[Row]:
 
 def batches_of_wat(path: str, counts: Counter[str]) -> Iterator[pa.RecordBatch]:
     """`pairs_of_wat` as Arrow batches of PAIRS: what holds for a whole page is repeated by Arrow."""
-    name = path if disk.is_url(path) else disk.local(path).name
+    name = path if disk.is_url(path) else disk.local_path(path).name
     held: list[tuple[Page, str | None]] = []
     rows = 0
     for said in _pages(path, counts):

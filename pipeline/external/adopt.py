@@ -88,15 +88,17 @@ def _expand(path: str) -> list[str]:
     folder, _, last = path.rstrip("/").rpartition("/")
     if "*" in last or "?" in last:
         found = [
-            disk.join(folder, name) for name in disk.names(folder) if fnmatch.fnmatch(name, last)
+            disk.join(folder, name)
+            for name in disk.list_names(folder)
+            if fnmatch.fnmatch(name, last)
         ]
-    elif path.endswith("/") or (not disk.is_url(path) and disk.local(path).is_dir()):
-        found = [disk.join(path, name) for name in disk.names(path, ".tar")]
+    elif path.endswith("/") or (not disk.is_url(path) and disk.local_path(path).is_dir()):
+        found = [disk.join(path, name) for name in disk.list_names(path, ".tar")]
     else:
         found = [path] if disk.exists(path) else []
     if not found:
         raise ValueError(f"source.paths: there is no tar at {path}")
-    return [tar if disk.is_url(tar) else str(disk.local(tar).absolute()) for tar in found]
+    return [tar if disk.is_url(tar) else str(disk.local_path(tar).absolute()) for tar in found]
 
 
 def adopt(config: Mapping[str, Any]) -> Callable[[Ticket], dict[str, Any]]:
@@ -168,11 +170,11 @@ def _unchanged(
             f"shard {record['shard']} of {pool} was made of {record['tar']}, the source now has {tar} there; "
             "give the old list back, or build into another folder"
         )
-    if not disk.is_url(tar) and disk.local(tar).stat().st_size != record["tar_bytes"]:
+    if not disk.is_url(tar) and disk.local_path(tar).stat().st_size != record["tar_bytes"]:
         raise ValueError(
             f"{tar} has changed since it was adopted; build into another folder than {pool}"
         )
-    there = disk.schema_of(shard_writer.sidecar_path(pool, record["shard"])).names
+    there = disk.read_schema(shard_writer.sidecar_path(pool, record["shard"])).names
     if list(there) != list(columns):
         raise ValueError(
             f"{pool} was adopted with the extra_columns {there[len(SIDECAR) :]}, the source now names "

@@ -149,7 +149,7 @@ def _dealt(pairs: pa.Table, groups: int) -> tuple[npt.NDArray[np.int16], npt.NDA
 
 def settings_of(fetch: Fetch) -> str:
     """Hash of the fetch settings that decide what is stored."""
-    return disk.content_hash(disk.deciding(fetch))
+    return disk.content_hash(disk.settings_that_decide_bytes(fetch))
 
 
 # --- on disk -------------------------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ def write_plan(pool: str, recipe: Recipe) -> list[Task]:
     parts = _parts(pool)
     if not parts:
         raise ValueError(f"{pool} has no pairs to plan; run the stage crawl first")
-    expected = disk.notes(parts[0]).get("parts", len(parts))
+    expected = disk.read_metadata(parts[0]).get("parts", len(parts))
     if len(parts) != expected:
         raise ValueError(
             f"{pool}/pairs has {len(parts)} of {expected} parts; run the stage crawl to its end first"
@@ -173,12 +173,12 @@ def write_plan(pool: str, recipe: Recipe) -> list[Task]:
         "version": PLAN_VERSION,
         "pairs": _pairs_hash(tables),
         "recipe_hash": disk.recipe_hash(recipe),
-        "recipe": {"source": recipe.source, "fetch": disk.deciding(recipe.fetch)},
+        "recipe": {"source": recipe.source, "fetch": disk.settings_that_decide_bytes(recipe.fetch)},
         "groups": host_groups(sum(t.num_rows for t in tables), recipe.fetch.rows_per_shard),
         "round": 0,
     }
     if disk.exists(disk.join(pool, "plan.parquet")):
-        _same(disk.notes(disk.join(pool, "plan.parquet")), disk.to_plain(notes), pool)
+        _same(disk.read_metadata(disk.join(pool, "plan.parquet")), disk.to_plain(notes), pool)
         return read_plan(pool)
     whole = pa.concat_tables(tables)
     tasks = plan(whole, recipe.fetch.rows_per_shard, settings_of(recipe.fetch))
@@ -218,7 +218,7 @@ def add_retries(pool: str, recipe: Recipe, keys: Sequence[str]) -> list[Task]:
         raise ValueError(
             f"{len(wanted) - whole.num_rows} of the keys to retry are not in the plan of {pool}"
         )
-    notes = {**disk.notes(files[0]), "round": len(files)}
+    notes = {**disk.read_metadata(files[0]), "round": len(files)}
     tasks = plan(
         whole,
         recipe.fetch.rows_per_shard,
@@ -237,7 +237,7 @@ def read_plan(pool: str) -> list[Task]:
     """The tasks of a pool in shard order, all rounds, without their rows. ValueError where there is no plan."""
     tasks: list[Task] = []
     for path in _files(pool):
-        for group, size, name in disk.notes(path)["shards"]:
+        for group, size, name in disk.read_metadata(path)["shards"]:
             tasks.append(Task(shard=len(tasks), group=group, id=name, size=size))
     return tasks
 
@@ -257,7 +257,7 @@ def rows_of_shard(pool: str, shard: int) -> list[Pair]:
 
 def extra_columns(pool: str) -> list[str]:
     """The columns of a pool's pairs that its source brought along."""
-    names: list[str] = disk.schema_of(_parts(pool)[0]).names
+    names: list[str] = disk.read_schema(_parts(pool)[0]).names
     return names[len(PAIRS) :]
 
 
@@ -269,12 +269,13 @@ def retries_of_shard(pool: str, shard: int) -> list[str | None]:
 
 def _parts(pool: str) -> list[str]:
     return [
-        disk.join(pool, "pairs", name) for name in disk.names(disk.join(pool, "pairs"), ".parquet")
+        disk.join(pool, "pairs", name)
+        for name in disk.list_names(disk.join(pool, "pairs"), ".parquet")
     ]
 
 
 def _files(pool: str) -> list[str]:
-    names = [n for n in disk.names(pool, ".parquet") if n.startswith("plan-retry-")]
+    names = [n for n in disk.list_names(pool, ".parquet") if n.startswith("plan-retry-")]
     if not disk.exists(disk.join(pool, "plan.parquet")):
         raise ValueError(f"{pool} has no plan; run pipeline/build.py on its recipe first")
     return [disk.join(pool, name) for name in ["plan.parquet", *names]]
@@ -283,7 +284,7 @@ def _files(pool: str) -> list[str]:
 def _shard_table(pool: str, shard: int, columns: list[str]) -> pa.Table:
     first = 0
     for path in _files(pool):
-        first += len(disk.notes(path)["shards"])
+        first += len(disk.read_metadata(path)["shards"])
         if shard < first:
             return disk.read_parquet(path, columns, where=[("shard", "=", shard)])
     raise ValueError(f"{pool} has no shard {shard}; its plan has {first}, numbered from 0")
@@ -352,8 +353,8 @@ def _write(
     The sort is DuckDB's, which spills to disk: what is held in memory is `where`, 30 bytes a row.
     """
     notes = {**notes, "shards": [[task.group, task.size, task.id] for task in tasks]}
-    extra = list(disk.schema_of(parts[0]))[len(PAIRS) :]
-    schema = disk.with_notes(pa.schema([*PLAN, *extra]), notes)
+    extra = list(disk.read_schema(parts[0]))[len(PAIRS) :]
+    schema = disk.with_metadata(pa.schema([*PLAN, *extra]), notes)
     with tempfile.TemporaryDirectory(prefix="clipmill-plan-") as folder:
         ordered, staged = Path(folder) / "ordered.parquet", Path(folder) / "plan.parquet"
         with database(folder, parts) as connection:

@@ -162,7 +162,7 @@ def staging(path: str) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="clipmill-shard-") as folder:
             yield Path(folder) / "staged"
         return
-    target = disk.local(path)
+    target = disk.local_path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     staged = target.with_name(f".{target.name}.partial.staged-{os.getpid()}")
     try:
@@ -315,7 +315,7 @@ def committed(pool: str) -> dict[str, dict[str, Any]]:
     """Commit records by shard name, in order. ValueError for a file of that name that is no commit record."""
     folder = disk.join(pool, "shards")
     records: dict[str, dict[str, Any]] = {}
-    for name in disk.names(folder, COMMIT):
+    for name in disk.list_names(folder, COMMIT):
         record = disk.read_json(disk.join(folder, name))
         if not isinstance(record, dict) or not {"sidecar_sha256", "tar", "shard"} <= record.keys():
             raise ValueError(
@@ -347,7 +347,9 @@ def clean(pool: str) -> list[str]:
     folder = disk.join(pool, "shards")
     done = committed(pool)
     rubbish = [
-        name for name in disk.names(folder) if (match := OURS.match(name)) and match[1] not in done
+        name
+        for name in disk.list_names(folder)
+        if (match := OURS.match(name)) and match[1] not in done
     ]
     for name in rubbish:
         if name.endswith(".tar") and not _written_here(
@@ -357,7 +359,7 @@ def clean(pool: str) -> list[str]:
                 f"{disk.join(folder, name)} was not written by clipmill; move it out of the pool's folder"
             )
     if not disk.is_url(folder):
-        rubbish += sorted(p.name for p in disk.local(folder).glob(".*.partial.*"))
+        rubbish += sorted(p.name for p in disk.local_path(folder).glob(".*.partial.*"))
     for name in rubbish:
         disk.remove(disk.join(folder, name))
     return rubbish

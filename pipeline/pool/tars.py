@@ -36,9 +36,9 @@ class Member:
 def local_copy(path: str) -> Iterator[Path]:
     """A file on this machine: itself, or a temporary copy of what lies at a URL. ValueError where there is none."""
     if not disk.is_url(path):
-        if not disk.local(path).is_file():
+        if not disk.local_path(path).is_file():
             raise ValueError(f"{path} does not exist or is not a file")
-        yield disk.local(path)
+        yield disk.local_path(path)
         return
     import fsspec
 

@@ -114,7 +114,7 @@ def specs_of(
         for name in names:
             if name not in listed:
                 raise ValueError(
-                    f"recipe {recipe.name!r} has no filter {name!r}{disk.nearest(name, listed)}; "
+                    f"recipe {recipe.name!r} has no filter {name!r}{disk.did_you_mean(name, listed)}; "
                     f"it has {', '.join(listed) or 'none'}"
                 )
         specs = {name: listed[name] for name in names or listed}
@@ -317,14 +317,16 @@ def _tickets(
     pool: str, records: Mapping[str, Mapping[str, Any]], sets: Sequence[str]
 ) -> list[Ticket]:
     """One ticket for each shard that lacks columns of a set, naming the sets that it lacks."""
-    there = {name: set(disk.names(disk.join(pool, "scores", name), ".parquet")) for name in sets}
+    there = {
+        name: set(disk.list_names(disk.join(pool, "scores", name), ".parquet")) for name in sets
+    }
     tickets = []
     for number, record in records.items():
         lacking = [
             name
             for name in sets
             if f"{number}.parquet" not in there[name]
-            or disk.notes(scores_path(pool, name, number)).get("sidecar")
+            or disk.read_metadata(scores_path(pool, name, number)).get("sidecar")
             != record["sidecar_sha256"]
         ]
         if lacking:
@@ -335,7 +337,7 @@ def _tickets(
 def _commit(
     pool: str, name: str, judge: Filter, records: Mapping[str, Mapping[str, Any]], fingerprint: str
 ) -> None:
-    notes = {number: disk.notes(scores_path(pool, name, number)) for number in records}
+    notes = {number: disk.read_metadata(scores_path(pool, name, number)) for number in records}
     disk.write_json(
         disk.join(pool, "scores", name, "scores.json"),
         {

@@ -329,7 +329,7 @@ def _inline(views: Sequence[View], name: str, inside: tuple[str, ...]) -> Iterab
     if name not in by_name:
         where = f"view {inside[-1]!r}: " if inside else ""
         raise ValueError(
-            f"{where}there is no view {name!r}{disk.nearest(name, by_name)}; there are {', '.join(by_name)}"
+            f"{where}there is no view {name!r}{disk.did_you_mean(name, by_name)}; there are {', '.join(by_name)}"
         )
     for rule in by_name[name].rules:
         yield from _steps(views, rule, (*inside, name))
@@ -383,7 +383,7 @@ def _parse(connection: duckdb.DuckDBPyConnection, step: Step, known: Iterable[st
     for column in sorted(columns - bound):
         if column.lower() not in spelled:
             raise _refused(
-                step, f"there is no column {column!r}{disk.nearest(column.lower(), spelled)}"
+                step, f"there is no column {column!r}{disk.did_you_mean(column.lower(), spelled)}"
             )
     return Expression(
         step=step, tree=tree, columns=frozenset(spelled[c.lower()] for c in columns - bound)

@@ -118,7 +118,7 @@ def test_ablation(tmp_path: Path) -> None:
     assert ablation.arms["mixed"] == str(tmp_path / "mixed.yaml")
     assert ablation.train["samples_seen"] == 12_800
     assert disk.from_plain(Ablation, disk.to_plain(ablation)) == ablation
-    assert reader.kind_of(tmp_path / "small.yaml") is Ablation
+    assert reader.manifest_kind(tmp_path / "small.yaml") is Ablation
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_json_is_read_without_checks_but_with_the_nearest_name(tmp_path: Path) -
 
 def test_kind_of_neither(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="neither a recipe"):
-        reader.kind_of(write(tmp_path, "name: x"))
+        reader.manifest_kind(write(tmp_path, "name: x"))
 
 
 @pytest.mark.parametrize("root", ["local", "memory://pool"])
@@ -180,12 +180,12 @@ def test_files_behave_the_same_locally_and_by_url(tmp_path: Path, root: str) -> 
     disk.write_bytes(path, b"0123456789")
     assert disk.read_bytes(path) == b"0123456789"
     assert disk.read_bytes(path, 3, 4) == b"3456"
-    assert disk.names(disk.join(pool, "shards"), ".bin") == ["00000.bin"]
-    assert disk.names(disk.join(pool, "nothing")) == []
+    assert disk.list_names(disk.join(pool, "shards"), ".bin") == ["00000.bin"]
+    assert disk.list_names(disk.join(pool, "nothing")) == []
     table = pa.table({"uid": ["a", "b"]})
     disk.write_parquet(disk.join(pool, "t.parquet"), table, {"count": 2})
     assert disk.read_parquet(disk.join(pool, "t.parquet")).equals(table)
-    assert disk.notes(disk.join(pool, "t.parquet")) == {"count": 2}
+    assert disk.read_metadata(disk.join(pool, "t.parquet")) == {"count": 2}
     disk.remove(path)
     disk.remove(path)
     assert not disk.exists(path)
@@ -194,17 +194,17 @@ def test_files_behave_the_same_locally_and_by_url(tmp_path: Path, root: str) -> 
 @pytest.mark.parametrize("scheme", ["", "memory://"])
 def test_a_staged_file_is_published_whole_and_read_in_part(tmp_path: Path, scheme: str) -> None:
     staged, path = tmp_path / "staged.parquet", f"{scheme}{tmp_path}/pool/x.parquet"
-    schema = disk.with_notes(pa.schema([("shard", pa.int32())]), {"rows": 4})
+    schema = disk.with_metadata(pa.schema([("shard", pa.int32())]), {"rows": 4})
     with pq.ParquetWriter(staged, schema) as writer:
         for shard in (0, 1):
             writer.write_table(pa.table({"shard": pa.array([shard] * 2, pa.int32())}).cast(schema))
     disk.publish(staged, path)
-    assert disk.notes(path) == {"rows": 4}
+    assert disk.read_metadata(path) == {"rows": 4}
     assert disk.read_parquet(path, ["shard"], where=[("shard", "=", 1)])["shard"].to_pylist() == [
         1,
         1,
     ]
-    assert disk.names(f"{scheme}{tmp_path}/pool") == ["x.parquet"]
+    assert disk.list_names(f"{scheme}{tmp_path}/pool") == ["x.parquet"]
     with pytest.raises(FileNotFoundError):
         disk.publish(tmp_path / "none", path)
 
@@ -222,7 +222,7 @@ def test_a_write_that_fails_leaves_the_old_file(
     with pytest.raises(OSError, match="no space"):
         disk.write_json(path, {"n": 2})
     assert disk.read_json(path) == {"n": 1}
-    assert disk.names(tmp_path) == ["record.json"]
+    assert disk.list_names(tmp_path) == ["record.json"]
 
 
 def test_hashes_are_pinned() -> None:
@@ -250,8 +250,8 @@ def test_a_relative_folder_under_a_submitted_directory_is_refused(
     place.mkdir(parents=True)
     monkeypatch.chdir(place)
     with pytest.raises(ValueError, match="lost with the job; give an absolute path"):
-        disk.destination("out")
-    assert disk.destination("/abs/out") == "/abs/out"
-    assert disk.destination("s3://bucket/out") == "s3://bucket/out"
+        disk.output_folder("out")
+    assert disk.output_folder("/abs/out") == "/abs/out"
+    assert disk.output_folder("s3://bucket/out") == "s3://bucket/out"
     monkeypatch.chdir(tmp_path)
-    assert disk.destination("out") == str(tmp_path / "out")
+    assert disk.output_folder("out") == str(tmp_path / "out")

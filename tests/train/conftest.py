@@ -96,7 +96,7 @@ def write_shard(pool: str, shard: int, rows: Sequence[Mapping[str, Any]]) -> Non
 def sidecars(pool: str) -> dict[str, pa.Table]:
     """The sidecar of every committed shard."""
     folder = disk.join(pool, "shards")
-    shards = [name.removesuffix("_stats.json") for name in disk.names(folder, "_stats.json")]
+    shards = [name.removesuffix("_stats.json") for name in disk.list_names(folder, "_stats.json")]
     return {shard: disk.read_parquet(disk.join(folder, f"{shard}.parquet")) for shard in shards}
 
 

@@ -117,7 +117,7 @@ def _blend(ablation: Ablation, out: str, arm: str) -> Blend:
         raise ValueError(
             f"arm {arm!r} is {what!r}; it must be POOL/VIEW with a pool of {sorted(ablation.pools)}"
         )
-    return Blend(name=arm, pools={pool: ablation.place(out, pool)}, views={what: 1.0})
+    return Blend(name=arm, pools={pool: ablation.pool_folder(out, pool)}, views={what: 1.0})
 
 
 def _random(ablation: Ablation, out: str, arm: str) -> Blend:
@@ -130,7 +130,7 @@ def _random(ablation: Ablation, out: str, arm: str) -> Blend:
         )
     return Blend(
         name=f"random_like_{arm}",
-        pools={pool: ablation.place(out, pool)},
+        pools={pool: ablation.pool_folder(out, pool)},
         views={f"{pool}/random_like_{view}": 1.0},
     )
 
@@ -354,7 +354,7 @@ def _in_children(
     logs = (
         Path(tempfile.gettempdir()) / f"clipmill-{os.getpid()}"
         if disk.is_url(out)
-        else disk.local(out) / "logs"
+        else disk.local_path(out) / "logs"
     )
     gpus = torch.cuda.device_count()
     children = [Child(environment(n, jobs, gpus), logs / f"worker-{n}.log") for n in range(jobs)]

@@ -80,7 +80,7 @@ class _Tar:
     __slots__ = ("handle",)
 
     def __init__(self, path: str) -> None:
-        self.handle = os.open(disk.local(path), os.O_RDONLY | os.O_CLOEXEC)
+        self.handle = os.open(disk.local_path(path), os.O_RDONLY | os.O_CLOEXEC)
 
     def __del__(self) -> None:
         if hasattr(self, "handle"):
@@ -148,7 +148,7 @@ class ViewRows:
         kept = self._kept(number, len(sidecar))
         path = disk.join(self.pool, "scores", self.token_set, f"{shard}.parquet")
         uids = hashlib.sha256("\n".join(sidecar["uid"].to_pylist()).encode()).hexdigest()
-        if disk.notes(path).get("uids") != uids:
+        if disk.read_metadata(path).get("uids") != uids:
             raise ValueError(
                 f"{path} was made for other rows than the pool has; {_score(self.pool)}"
             )
@@ -175,7 +175,7 @@ class ViewRows:
 def fingerprint(pool: str) -> tuple[str, dict[str, dict[str, Any]]]:
     """What a view of the pool was chosen for, and the commit record of every shard."""
     folder = disk.join(pool, "shards")
-    names = disk.names(folder, STATS)
+    names = disk.list_names(folder, STATS)
     with ThreadPoolExecutor(READERS) as readers:
         found = readers.map(lambda name: disk.read_json(disk.join(folder, name)), names)
         records = {
@@ -189,7 +189,7 @@ def fingerprint(pool: str) -> tuple[str, dict[str, dict[str, Any]]]:
 def tar_path(pool: str, record: Mapping[str, Any]) -> str:
     """Where the tar of a commit record lies: inside the pool, or anywhere if it was adopted."""
     tar = str(record["tar"])
-    inside = not disk.is_url(tar) and not os.path.isabs(disk.local(tar))
+    inside = not disk.is_url(tar) and not os.path.isabs(disk.local_path(tar))
     return disk.join(pool, "shards", tar) if inside else tar
 
 
@@ -198,10 +198,12 @@ def open_view(pool: str, view: str, tokenizer: str = "clip", held: int = HELD_SH
 
     ValueError, with what mends it, for an unknown or stale view and for missing tokens.
     """
-    views = [name.removesuffix(".json") for name in disk.names(disk.join(pool, "views"), ".json")]
+    views = [
+        name.removesuffix(".json") for name in disk.list_names(disk.join(pool, "views"), ".json")
+    ]
     if view not in views:
         raise ValueError(
-            f"{pool} has no view {view!r}{disk.nearest(view, views)}; it has {', '.join(views) or 'none'}"
+            f"{pool} has no view {view!r}{disk.did_you_mean(view, views)}; it has {', '.join(views) or 'none'}"
         )
     manifest = disk.read_json(disk.join(pool, "views", f"{view}.json"))
     now, records = fingerprint(pool)
@@ -219,7 +221,7 @@ def _token_set(pool: str, tokenizer: str, shards: set[str]) -> str:
     """The score set that holds the captions of all shards in this tokenizer; the highest version of several."""
     folder = disk.join(pool, "scores")
     found: list[tuple[int, str, dict[str, Any]]] = []
-    for name in disk.names(folder):
+    for name in disk.list_names(folder):
         path = disk.join(folder, name, "scores.json")
         if name.startswith("tokens@") and disk.exists(path):
             scores = disk.read_json(path)

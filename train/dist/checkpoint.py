@@ -73,10 +73,10 @@ def publish(run: str, step: int, place: str, state: Mapping[str, Any]) -> str:
     folder = disk.join(run, "checkpoints", f"step-{step}")
     disk.write_json(disk.join(place, "state.json"), {**state, "step": step})
     if place != folder:
-        target = disk.local(folder)
+        target = disk.local_path(folder)
         if target.exists():  # left by an earlier try, damaged or from before a fall-back
             shutil.rmtree(target)
-        os.replace(disk.local(place), target)
+        os.replace(disk.local_path(place), target)
         _sync_folder(target.parent)
     _check(folder)
     steps = _steps(run)
@@ -125,7 +125,7 @@ def clear(run: str) -> None:
 
 def clean(run: str) -> None:
     """Remove what a killed save left."""
-    parent = disk.local(disk.join(run, "checkpoints"))
+    parent = disk.local_path(disk.join(run, "checkpoints"))
     if not disk.is_url(run) and parent.is_dir():
         for path in parent.glob(".step-*.partial.*"):
             shutil.rmtree(path)
@@ -148,22 +148,22 @@ def _check(folder: str) -> tuple[dict[str, Any], dict[str, bytes]]:
 
 def hash_of(path: str) -> str:
     """sha256 of a local file, of which little is held at a time."""
-    with open(disk.local(path), "rb") as f:
+    with open(disk.local_path(path), "rb") as f:
         return hashlib.file_digest(f, "sha256").hexdigest()
 
 
 def _steps(run: str) -> list[int]:
     """Steps of the folders that are there, rising."""
-    found = [name.removeprefix("step-") for name in disk.names(disk.join(run, "checkpoints")) if name[:5] == "step-"]
+    found = [name.removeprefix("step-") for name in disk.list_names(disk.join(run, "checkpoints")) if name[:5] == "step-"]
     return sorted(int(step) for step in found if step.isdigit())
 
 
 def _remove(folder: str) -> None:
     disk.remove(disk.join(folder, "state.json"))  # from here on it is no checkpoint
-    for name in disk.names(folder):
+    for name in disk.list_names(folder):
         disk.remove(disk.join(folder, name))
     if not disk.is_url(folder):
-        shutil.rmtree(disk.local(folder))
+        shutil.rmtree(disk.local_path(folder))
 
 
 def _sync_folder(path: os.PathLike[str]) -> None:

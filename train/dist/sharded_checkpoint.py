@@ -59,13 +59,13 @@ class Saver:
         began = time.perf_counter()
         place = disk.join(self.run, "checkpoints", f".step-{step}.partial.shards")
         if self.ranks.rank == 0:
-            shutil.rmtree(disk.local(place), ignore_errors=True)
-            disk.local(place).mkdir(parents=True)
+            shutil.rmtree(disk.local_path(place), ignore_errors=True)
+            disk.local_path(place).mkdir(parents=True)
         process_group.barrier(self.ranks)
         tensors = {f"model/{name}": x for name, x in weights.items()}
         tensors |= {f"optimizer/{name}/{part}": x for name, parts in optimizer.items() for part, x in parts.items()}
         held = {key: x.detach().clone() if x.device.type == "cpu" else x.detach() for key, x in tensors.items()}
-        writer = HuggingFaceStorageWriter(str(disk.local(place)), save_distributed=True)
+        writer = HuggingFaceStorageWriter(str(disk.local_path(place)), save_distributed=True)
         alone = self.ranks.world == 1
         self._written = async_save(held, storage_writer=writer, process_group=self.ranks.saving, no_dist=alone)
         if self.ranks.rank == 0:
@@ -92,7 +92,7 @@ class Saver:
     def _publish(self, step: int, place: str, state: dict[str, Any]) -> None:
         try:
             self._written.result()
-            names = disk.names(place)
+            names = disk.list_names(place)
             with ThreadPoolExecutor(4) as pool:
                 hashes = pool.map(checkpoint.hash_of, [disk.join(place, name) for name in names])
                 state = {**state, "sha256": dict(zip(names, hashes, strict=True))}
@@ -150,7 +150,7 @@ def read(
     from torch.distributed.checkpoint.metadata import BytesStorageMetadata
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    source = HuggingFaceStorageReader(str(disk.local(folder)))
+    source = HuggingFaceStorageReader(str(disk.local_path(folder)))
     wanted: dict[str, Tensor] = {}
     for key, about in source.read_metadata().state_dict_metadata.items():
         assert not isinstance(about, BytesStorageMetadata)  # a safetensors file holds tensors alone

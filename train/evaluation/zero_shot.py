@@ -78,9 +78,9 @@ def samples(task: TaskSpec) -> Samples:
 
 def _classes(task: TaskSpec) -> Samples:
     found = {}
-    for folder in disk.names(task.data):
+    for folder in disk.list_names(task.data):
         pictures = [
-            f for f in disk.names(disk.join(task.data, folder)) if f.lower().endswith(SUFFIXES)
+            f for f in disk.list_names(disk.join(task.data, folder)) if f.lower().endswith(SUFFIXES)
         ]
         if pictures:
             found[folder] = pictures
@@ -121,7 +121,7 @@ def _captions(task: TaskSpec) -> Samples:
     for column in ("file", "caption"):
         if column not in columns:
             raise ValueError(
-                f"{path} has no column {column!r}{disk.nearest(column, columns)} (of {', '.join(columns) or 'none'})"
+                f"{path} has no column {column!r}{disk.did_you_mean(column, columns)} (of {', '.join(columns) or 'none'})"
             )
     pictures: dict[str, int] = {}
     captions: dict[str, int] = {}
@@ -164,7 +164,7 @@ def overlap(pools: Sequence[str], tasks: Sequence[TaskSpec]) -> list[Shared]:
     shared = []
     for pool in pools:
         shards = disk.join(pool, "shards")
-        for record in disk.names(shards, "_stats.json"):
+        for record in disk.list_names(shards, "_stats.json"):
             path = disk.join(shards, record.removesuffix("_stats.json") + ".parquet")
             rows = disk.read_parquet(path, columns=["key", "uid", "sha256", "reason"])
             stored = rows.filter(
@@ -385,6 +385,6 @@ def measured(out: str, task: TaskSpec) -> Metrics | None:
     path = disk.join(out, f"{task.name}.parquet")
     if not disk.exists(path):
         return None
-    notes = disk.notes(path)
+    notes = disk.read_metadata(path)
     same = notes.get("task") == disk.to_plain(task) and notes.get("data_hash") == data_hash(task)
     return notes["metrics"] if same else None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from manifests import disk
-from manifests.disk import nearest
+from manifests.disk import did_you_mean
 from train.config import configure, model_config
 from train.model import MODELS, ModelConfig
 
@@ -108,7 +108,9 @@ def _read(written: dict[str, Any], stem: str) -> tuple[ModelConfig, dict[str, An
     if "precision" in trainer:
         precision = str(trainer["precision"])
         if precision not in _PRECISION:
-            raise ValueError(f"trainer.precision is {precision!r}{nearest(precision, _PRECISION)}")
+            raise ValueError(
+                f"trainer.precision is {precision!r}{did_you_mean(precision, _PRECISION)}"
+            )
         changes["precision"] = _PRECISION[precision]
     if model.get("megatron_amp_O2"):
         if changes.get("precision", "bf16") != "bf16":
@@ -227,7 +229,7 @@ def _check_name(names: tuple[str, ...], config: ModelConfig) -> bool:
 def _known(given: Mapping[str, Any], keys: Any, where: str) -> None:
     for key in given:
         if key not in keys:
-            raise ValueError(f"unknown key {where + str(key)!r}{nearest(str(key), keys)}")
+            raise ValueError(f"unknown key {where + str(key)!r}{did_you_mean(str(key), keys)}")
 
 
 def _resolved(root: dict[str, Any]) -> dict[str, Any]:

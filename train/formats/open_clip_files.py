@@ -346,7 +346,7 @@ def save_export(model: CLIP, folder: str, state: Mapping[str, Tensor] | None = N
 
 def load_export(folder: str) -> CLIP:
     """The model of an open_clip folder (ours or one from elsewhere), in main memory and 32 bits."""
-    files = [name for end in (".safetensors", ".bin") for name in disk.names(folder, end)]
+    files = [name for end in (".safetensors", ".bin") for name in disk.list_names(folder, end)]
     if not files or not disk.exists(disk.join(folder, CONFIG_FILE)):
         raise ValueError(f"{folder} holds no open_clip model ({CONFIG_FILE} and {WEIGHTS_FILE})")
     settings = disk.read_json(disk.join(folder, CONFIG_FILE))

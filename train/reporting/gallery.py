@@ -221,7 +221,7 @@ def _pictures(view: ArmView, rows: set[int], scores: np.ndarray | None) -> dict[
     found: dict[int, Json] = {}
     first = 0
     for shard in view.shards:
-        size = disk.notes(disk.join(view.path, "shards", f"{shard}.parquet"))["count"]
+        size = disk.read_metadata(disk.join(view.path, "shards", f"{shard}.parquet"))["count"]
         mine = sorted(i for i in rows if first <= i < first + size)
         if mine:
             record = disk.read_json(disk.join(view.path, "shards", f"{shard}_stats.json"))

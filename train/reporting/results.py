@@ -221,7 +221,11 @@ def _task(
             {"arm": arm, **_spread(values[arm]), "difference": _difference(row), "mcnemar": p}
         )
     samples = len(reference[0])
-    classes = len(disk.notes(predictions)["classes"]) if task.kind == "classification" else samples
+    classes = (
+        len(disk.read_metadata(predictions)["classes"])
+        if task.kind == "classification"
+        else samples
+    )
     return {
         "task": task.name,
         "kind": task.kind,

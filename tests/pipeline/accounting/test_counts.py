@@ -107,7 +107,7 @@ def test_what_does_not_add_up_is_named(pool: str) -> None:
 def test_links_that_are_lost_are_named(tmp_path: Path) -> None:
     pool = audited.make(tmp_path)
     path = disk.join(pool, "pairs", "part-00000.parquet")
-    table, notes = disk.read_parquet(path), disk.notes(path)
+    table, notes = disk.read_parquet(path), disk.read_metadata(path)
     disk.write_parquet(path, table, {**notes, "links": 27})
     assert books(pool)["problems"] == [
         "pairs/part-00000.parquet: 27 links are not 24 pairs + 2 dropped"

@@ -170,7 +170,7 @@ def no_json(pool: Path) -> str:
 
 def lost_pairs(pool: Path) -> str:
     path = pool / "pairs/part-00000.parquet"
-    disk.write_parquet(path, disk.read_parquet(path).slice(1), disk.notes(path))
+    disk.write_parquet(path, disk.read_parquet(path).slice(1), disk.read_metadata(path))
     return "pairs/part-00000.parquet: has 23 rows, its footer says 24"
 
 
@@ -178,7 +178,7 @@ def repeated_pairs(pool: Path) -> str:
     path = pool / "pairs/part-00000.parquet"
     table = disk.read_parquet(path)
     disk.write_parquet(
-        path, pa.concat_tables([table.slice(0, 23), table.slice(0, 1)]), disk.notes(path)
+        path, pa.concat_tables([table.slice(0, 23), table.slice(0, 1)]), disk.read_metadata(path)
     )
     return "pairs: 1 uids are there twice"
 

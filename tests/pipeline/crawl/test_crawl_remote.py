@@ -112,7 +112,7 @@ def test_a_broken_connection_never_passes_for_the_end_of_a_file(
         assert list(totals["failed"]) == [server.base + path[1:]], (
             "a broken connection passed for the end of the file"
         )
-        assert not disk.names(disk.join(pool, "pairs"), ".parquet")
+        assert not disk.list_names(disk.join(pool, "pairs"), ".parquet")
         server.cuts[path] = 0
         totals = crawl(source, pool, "inline")
         assert (totals["pairs"], totals["damaged_records"], totals["failed"]) == (PAGES, 0, {})

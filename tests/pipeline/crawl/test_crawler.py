@@ -69,7 +69,7 @@ def test_every_wat_is_a_part_and_the_first_of_equal_pairs_stays(
         "failed": {},
     }
     assert balanced(totals)
-    notes = disk.notes(disk.join(pool, "pairs", "part-00001.parquet"))
+    notes = disk.read_metadata(disk.join(pool, "pairs", "part-00001.parquet"))
     assert (notes["wat"], notes["links"], notes["pairs"]) == ("a.warc.wat.gz", 6, 1)
     assert notes["reasons"] == {"duplicate_pair": 2, "empty_alt": 3}
     assert pairs(pool, 1)[0]["page_lang"] == "en"
@@ -162,7 +162,7 @@ def test_a_part_that_cannot_be_read_is_named_and_the_others_are_not_read_again(
     totals = crawl(source, pool, "inline")
     assert list(totals["failed"]) == [bad]
     assert totals["failed"][bad].startswith("ConnectionError: the line is down (")
-    assert disk.names(disk.join(pool, "pairs"), ".parquet") == []
+    assert disk.list_names(disk.join(pool, "pairs"), ".parquet") == []
     assert read == ["a.wat.gz", "b.wat.gz", "b.wat.gz"]
     totals = crawl(source, pool, "inline")
     assert (totals["pairs"], totals["failed"]) == (2, {})

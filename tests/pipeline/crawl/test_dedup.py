@@ -60,8 +60,8 @@ def test_the_first_stays_however_many_partitions_there_are(
         source
     )
     assert totals["links"] == totals["pairs"] + sum(totals["reasons"].values()) == 1600
-    assert disk.names(disk.join(pool, "pairs")) == [f"part-{k:05d}.parquet" for k in range(5)]
-    assert not disk.names(disk.join(pool, "pairs", ".extracted"))
+    assert disk.list_names(disk.join(pool, "pairs")) == [f"part-{k:05d}.parquet" for k in range(5)]
+    assert not disk.list_names(disk.join(pool, "pairs", ".extracted"))
 
 
 @pytest.mark.parametrize("stop", ["scatter-", "gather-", "pairs/part-00003"])

@@ -132,7 +132,7 @@ def test_img2datasets_tar_keeps_its_failed_rows(tmp_path: Path) -> None:
             place = slice(row[f"{part}_offset"], row[f"{part}_offset"] + row[f"{part}_length"])
             assert before[place] == data[row["image_name"].replace("jpg", extension)]
     assert path.read_bytes() == before
-    assert disk.names(tmp_path / "pool/shards") == ["00000.parquet", "00000_stats.json"]
+    assert disk.list_names(tmp_path / "pool/shards") == ["00000.parquet", "00000_stats.json"]
 
 
 def test_nothing_adopted_is_ever_cleaned_away(tmp_path: Path) -> None:

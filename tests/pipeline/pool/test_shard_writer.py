@@ -114,7 +114,7 @@ def test_the_sidecar_is_one_row_per_attempt_with_the_places_of_its_members(tmp_p
     record = write(str(tmp_path))
     table = shard_writer.read_sidecar(str(tmp_path), 3)
     assert table.schema.equals(SIDECAR)
-    assert disk.notes(shard_writer.sidecar_path(str(tmp_path), 3))["count"] == 5
+    assert disk.read_metadata(shard_writer.sidecar_path(str(tmp_path), 3))["count"] == 5
     assert record["count"] == 5 == record["successes"] + sum(record["reasons"].values())
     assert record["reasons"] == {"not_an_image": 1, "robots_txt": 1}
     assert (record["failed_to_download"], record["failed_to_resize"]) == (1, 1)
@@ -257,7 +257,7 @@ def test_a_kill_between_any_two_writes_leaves_nothing_readable(
     assert set(shard_writer.committed(pool)) == expected
     shard_writer.clean(pool)
     assert set(shard_writer.committed(pool)) == expected
-    assert len(disk.names(disk.join(pool, "shards"))) == 3 * len(expected)
+    assert len(disk.list_names(disk.join(pool, "shards"))) == 3 * len(expected)
     again = write(pool)
     assert {**again, "duration_s": 0} == {**whole, "duration_s": 0}
     assert (

@@ -102,7 +102,7 @@ def test_columns_stand_beside_the_sidecar_row_for_row(tmp_path: Path) -> None:
                     a is None or a == b
                     for a, b in zip(values["link_of_it"], sidecar["url"].to_pylist(), strict=True)
                 )
-            notes = disk.notes(scorer.scores_path(pool, name, number))
+            notes = disk.read_metadata(scorer.scores_path(pool, name, number))
             assert notes["uids"] == checksum == scorer.uids_checksum(sidecar["uid"])
     words = [
         w
@@ -189,7 +189,10 @@ def test_scores_of_another_sidecar_are_not_taken_for_these(tmp_path: Path) -> No
     (tmp_path / "a" / "scores").rename(tmp_path / "b" / "scores")
     _, state = only(scorer.score(other, [SHADE], engine="inline"))
     assert state["scored"] == 10
-    assert disk.notes(scorer.scores_path(other, name, "00000"))["uids"] == state["shards"]["00000"]
+    assert (
+        disk.read_metadata(scorer.scores_path(other, name, "00000"))["uids"]
+        == state["shards"]["00000"]
+    )
 
 
 def test_options_make_sets_of_their_own(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_a_view_is_made_again_only_when_something_changed(pool: str) -> None:
 
 def test_some_views_of_a_recipe(pool: str) -> None:
     assert list(view_files.choose_views(pool, recipe(RAW, LONG, TOP), ["long"])) == ["long"]
-    assert disk.names(disk.join(pool, "views"), ".json") == ["long.json"]
+    assert disk.list_names(disk.join(pool, "views"), ".json") == ["long.json"]
     with pytest.raises(ValueError, match="has no view 'short'; it has raw, long, bright"):
         view_files.choose_views(pool, recipe(RAW, LONG, TOP), ["short"])
 
@@ -172,7 +172,7 @@ def test_a_random_view_of_what_is_not_there_or_is_old(pool: str) -> None:
 def test_views_that_cannot_be_made(pool: str, wanted: View, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         view_files.choose_views(pool, recipe(wanted))
-    assert disk.names(disk.join(pool, "views")) == []
+    assert disk.list_names(disk.join(pool, "views")) == []
 
 
 def test_a_failed_change_leaves_the_old_view(pool: str) -> None:

@@ -148,7 +148,9 @@ def test_every_run_ends_with_metrics_in_its_folder(
         record = disk.read_json(disk.join(outcome.run.out, "run.json"))
         assert record["blend_hash"] == disk.content_hash(outcome.run.blend)
         assert record["seed"] == outcome.run.seed
-        stored = disk.notes(disk.join(outcome.run.out, "eval", "colours.parquet"))["metrics"]
+        stored = disk.read_metadata(disk.join(outcome.run.out, "eval", "colours.parquet"))[
+            "metrics"
+        ]
         assert outcome.metrics == {"colours": stored}
     assert (
         disk.from_plain(Blend, disk.read_json(disk.join(out, "blends", "half.json")))

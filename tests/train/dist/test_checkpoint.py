@@ -43,7 +43,7 @@ def test_urls_are_folders_too():
     run = "memory://runs/a"
     for step in (1, 2, 3):
         save(run, step)
-    assert disk.names(disk.join(run, "checkpoints")) == ["step-2", "step-3"]
+    assert disk.list_names(disk.join(run, "checkpoints")) == ["step-2", "step-3"]
     assert checkpoint.latest(run).step == 3
 
 

@@ -133,7 +133,7 @@ def test_columns_and_footer_are_as_promised(colours: TaskSpec, model: CLIP, tmp_
             ("score", pa.float32()),
         ]
     )
-    notes = disk.notes(tmp_path / "colours.parquet")
+    notes = disk.read_metadata(tmp_path / "colours.parquet")
     assert notes["task"] == disk.to_plain(colours)
     assert notes["metrics"] == metrics
     assert notes["classes"] == ["dark red", "green", "sky blue"]
@@ -391,7 +391,10 @@ def test_the_command_evaluates_a_run(colours: TaskSpec, model: CLIP, tmp_path: P
     )
     assert ended.returncode == 0, ended.stderr
     told = json.loads(ended.stdout.splitlines()[-1])
-    assert disk.notes(tmp_path / "run" / "eval" / "colours.parquet")["metrics"] == told["colours"]
+    assert (
+        disk.read_metadata(tmp_path / "run" / "eval" / "colours.parquet")["metrics"]
+        == told["colours"]
+    )
 
 
 def test_the_command_tells_mistakes_in_one_line(
