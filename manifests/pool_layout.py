@@ -9,13 +9,14 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from manifests import disk
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+T = TypeVar("T")
 COMMIT_SUFFIX = "_stats.json"
 NOT_STORED = "not_stored"  # a view's outcome of a row whose image was never stored
 
@@ -193,3 +194,138 @@ class AblationLayout:
     def web(self) -> str:
         """The small web of a demo."""
         return disk.join(self.root, "web")
+
+
+# --- JSON documents ------------------------------------------------------------------------------------------------
+
+
+def read_document(path: str | Path, kind: type[T]) -> T:
+    """A JSON document as its dataclass.
+
+    FileNotFoundError where there is none. ValueError that names the file where it is no such document.
+    """
+    value = disk.read_json(path)
+    try:
+        document: T = disk.from_plain(kind, value)
+    except (TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"{path} is no {kind.__name__}: {error}") from error
+    return document
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Threshold:
+    """What a top(COLUMN, SHARE) of a rule was resolved to."""
+
+    value: float  # an int where the column holds integers
+    asked: float  # the share that the rule names
+    share: float  # the share that the value keeps, ties included
+    kept: int
+    rows: int  # stored rows of the pool that have a value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewDocument:
+    """views/NAME.json: what a view was made from and what it keeps."""
+
+    name: str
+    rules: tuple[dict[str, Any], ...]  # {"name", "where"} and the like, other views' rules in place
+    thresholds: dict[str, Threshold]  # by the call as the rule spells it
+    funnel: tuple[tuple[str, int], ...]  # (step, rows that are left after it)
+    kept: int
+    fingerprint: str  # pool_fingerprint of the shards that it was chosen from
+    scores: dict[str, str]  # filter -> score set (NAME@ID) that its rules read
+    shards: dict[str, int]  # shard -> rows kept
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreSetDocument:
+    """scores/NAME@ID/scores.json: which filter made the columns, and how many rows have a score."""
+
+    name: str
+    id: str
+    version: int
+    options: dict[str, Any]
+    identity: str
+    columns: tuple[str, ...]
+    shards: dict[str, str]  # shard -> uids_checksum of its rows
+    fingerprint: str
+    rows: int
+    stored: int
+    scored: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrawlCounts:
+    """Links of all parts: `links` = `pairs` + the sum of `reasons`."""
+
+    parts: int
+    links: int
+    pairs: int
+    reasons: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinalCounts:
+    """Rows by their newest outcome: a row that was retried counts once."""
+
+    stored: int
+    reasons: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchCounts:
+    """Attempts of all committed shards: `attempted` = `stored` + the sum of `reasons`."""
+
+    shards: int
+    planned: int
+    attempted: int
+    retries: int  # attempts that retry a row of another shard
+    stored: int
+    reasons: dict[str, int]
+    classes: dict[str, int]
+    final: FinalCounts
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreCounts:
+    """Rows of a score set; `scored` of the `stored` rows have all its columns."""
+
+    rows: int
+    stored: int
+    scored: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewCounts:
+    """What a view keeps, step by step."""
+
+    kept: int
+    funnel: tuple[tuple[str, int], ...]
+    thresholds: dict[str, Threshold]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolCounts:
+    """Counts of every stage of a pool."""
+
+    crawl: CrawlCounts | None
+    fetch: FetchCounts
+    scores: dict[str, ScoreCounts]
+    views: dict[str, ViewCounts]
+    complete: bool  # every planned shard is committed
+    problems: tuple[str, ...]  # one line for each count that contradicts another
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolDocument(PoolCounts):
+    """pool.json: the counts, and what the pool was made from."""
+
+    recipe: str
+    recipe_hash: str
+    source: str
+    fingerprint: str
+    seconds: dict[str, float]  # wall time by stage, of all builds
+    task_seconds: float  # sum over the shards
+    versions: dict[str, Any]
