@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
 from PIL import Image
 
 from filters.base import Batch, Columns
+from manifests.phash import phash
 
 SIDE = 256  # larger pictures are measured at this long side, so that values of different pools can be compared
 EDGE = 25  # luma step between neighbouring pixels above which there is an edge, of 255
-HASH_SIDE, HASH_LOW = 32, 8  # perceptual hash: 32×32 luma, the lowest 8×8 of its cosine transform
 
 _LEVELS = np.arange(256) / 255
-FloatArray = np.ndarray[Any, np.dtype[np.floating[Any]]]
-
-# Rows are the eight lowest cosines over 32 samples (DCT-II without scaling).
-_COSINES = np.cos(
-    np.pi * (2 * np.arange(HASH_SIDE) + 1) * np.arange(HASH_LOW)[:, None] / (2 * HASH_SIDE)
-)
 
 
 @dataclass(kw_only=True)
@@ -85,17 +79,3 @@ def measure(image: Image.Image) -> dict[str, float | int]:
         "colour": float(spread.mean()) / 255,
         "phash": phash(image),
     }
-
-
-def phash(image: Image.Image) -> int:
-    """64-bit perceptual hash: which of the 8×8 lowest cosine terms of the 32×32 luma lie above their median.
-
-    Row by row, the first bit highest. Returned as a signed number: int64 is the 64-bit column that Parquet and SQL
-    agree on.
-    """
-    luma = np.asarray(
-        image.convert("L").resize((HASH_SIDE, HASH_SIDE), Image.Resampling.LANCZOS), np.float64
-    )
-    low: FloatArray = _COSINES @ luma @ _COSINES.T
-    bits = (low > np.median(low)).ravel()
-    return int(np.packbits(bits).view(">i8")[0])
