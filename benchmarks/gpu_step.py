@@ -30,7 +30,7 @@ from benchmarks import gpu_data
 from manifests.schema import Blend
 from train.config import TrainConfig, configure, model_config
 from train.data import Batch, Loader, fast_jpeg, normalise
-from train.dist import Ranks, spread
+from train.dist import Ranks, parallelize
 from train.formats import open_clip_config
 from train.model import CLIP, LOGIT_SCALE, Packed, pack, sent, work_of
 from train.step import Update, accumulate, contrastive, precision_context
@@ -78,8 +78,8 @@ class Ours:
 
     def compile(self) -> None:
         """Every block by itself, as a run does."""
-        alone = Ranks(rank=0, world=1, device=self.device, began=False)
-        spread(self.model, alone, dataclasses.replace(self.config, compile="inductor"))
+        alone = Ranks(rank=0, world=1, device=self.device, owns_group=False)
+        parallelize(self.model, alone, dataclasses.replace(self.config, compile="inductor"))
 
     def load(self, batch: int) -> None:
         """Have so many samples a step."""

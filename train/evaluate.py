@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
         tasks = [reader.read_manifest(path, TaskSpec) for path in options.task]
         export = disk.join(options.model, "export")
         model = open_clip_files.load_export(export if disk.exists(export) else options.model)
-        device = process_group.set_up(options.device).device
+        device = process_group.init_distributed(options.device).device
         found = zero_shot.evaluate(
             model, tasks, options.out or disk.join(options.model, "eval"), device=device
         )

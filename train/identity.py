@@ -5,14 +5,65 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from manifests import disk
+from manifests.pool_layout import PoolLayout
+from manifests.schema import Blend
+from train.config import TrainConfig
+from train.data import Loader
+
+# Settings that change the weights by rounding at most: device, speed, memory, and what is written.
+# A run may be resumed with other values of these.
+INCIDENTAL = (
+    "device", "threads", "checkpoint_every", "log_every", "dp_shard", "tp", "reshard_after_forward", "cpu_offload",
+    "recompute", "compile", "attention", "captions", "log_to",
+)  # fmt: skip
+
+
+def deciding_settings(config: TrainConfig) -> dict[str, Any]:
+    """The settings that decide the weights, as plain values."""
+    return {key: value for key, value in disk.to_plain(config).items() if key not in INCIDENTAL}
+
+
+def view_hashes(blend: Blend) -> dict[str, str]:
+    """The hash of each view's document, which changes when the view or its pool changes."""
+    hashes = {}
+    for name in blend.views:
+        pool, _, view = name.partition("/")
+        document = disk.read_json(PoolLayout(blend.pools[pool]).view_json(view))
+        hashes[name] = disk.content_hash(document)
+    return hashes
+
+
+def run_identity(blend: Blend, config: TrainConfig, loader: Loader) -> dict[str, Any]:
+    """Everything that decides the weights, as plain values: settings, order and the content of the views."""
+    token_sets = {}
+    for name, view in zip(loader.names, loader.views, strict=True):
+        token_sets[name] = view.token_set
+    return {
+        "config": deciding_settings(config),
+        "order": loader.order.identity(),
+        "views": view_hashes(blend),
+        "tokens": token_sets,
+    }
+
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
     """What differs between two identities, each as `key: saved -> now`."""
-    found = []
+    lines = []
     for key in sorted({*saved, *now}):
         before, after = saved.get(key), now.get(key)
         if isinstance(before, Mapping) and isinstance(after, Mapping):
-            found += differences(before, after, f"{prefix}{key}.")
+            lines += differences(before, after, f"{prefix}{key}.")
         elif before != after:
-            found.append(f"{prefix}{key}: {before} -> {after}")
-    return found
+            lines.append(f"{prefix}{key}: {before} -> {after}")
+    return lines
+
+
+def check_same_run(saved: Mapping[str, Any], now: Mapping[str, Any], out: str) -> None:
+    """Compare the identity in a run's folder with the present one. ValueError names what differs."""
+    # A run of an older version has fewer settings: it had the defaults of the missing ones.
+    saved = {**saved, "config": {**deciding_settings(TrainConfig()), **saved["config"]}}
+    if different := differences(saved, now):
+        raise ValueError(
+            f"{out} holds another run ({'; '.join(different[:3])}); choose another --out, or remove that folder"
+        )

@@ -27,9 +27,9 @@ from manifests import disk
 from manifests.schema import Blend
 from train.config import TrainConfig, model_config
 from train.data import Batch, Loader, normalise
-from train.dist import Ranks, checkpoint, process_group, sharded_checkpoint, spread
+from train.dist import Ranks, checkpoint, parallelize, process_group, sharded_checkpoint
 from train.formats import open_clip_files
-from train.identity import differences
+from train.identity import check_same_run, run_identity
 from train.logbook import Logbook, kept_lines, peak_memory, said
 from train.model import CLIP, Groups, Packed, UsedTokens, length_groups, pack, sent
 from train.step import (
@@ -47,11 +47,6 @@ TABLE_ROWS = (
     1_000_000  # a blend of at most so many rows is read through for the tokens that it uses
 )
 GROUPS = 4  # of captions by length, where these are not packed
-# Settings that change no number in the weights but by rounding: where and how fast a run goes, and what it writes.
-INCIDENTAL = (
-    "device", "threads", "checkpoint_every", "log_every", "dp_shard", "tp", "reshard_after_forward", "cpu_offload",
-    "recompute", "compile", "attention", "captions", "log_to",
-)  # fmt: skip
 logger = logging.getLogger(__name__)
 
 
@@ -60,7 +55,7 @@ class NonFinite(RuntimeError):
 
 
 @dataclass(slots=True, kw_only=True)
-class Job:
+class TrainState:
     """What a run holds while it trains."""
 
     config: TrainConfig
@@ -85,11 +80,11 @@ def train(blend: Blend, config: TrainConfig, out: str, *, resume: bool = True) -
     and views that cannot be trained on, and for a folder that holds another run. NonFinite stops before the step that
     would have spoilt the weights. After SIGTERM the next step is saved and SystemExit(75) raised.
     """
-    ranks = process_group.set_up(config.device)
+    ranks = process_group.init_distributed(config.device)
     try:
-        ranks = process_group.arrange(ranks, config)
-        loader = Loader(blend, config, model_config(config), ranks.shards.rank, ranks.dp)
-        identity = _identity(blend, config, loader)
+        ranks = process_group.build_mesh(ranks, config)
+        loader = Loader(blend, config, model_config(config), ranks.data_parallel.rank, ranks.dp)
+        identity = run_identity(blend, config, loader)
         if not resume and ranks.rank == 0:
             disk.remove(disk.join(out, "run.json"))
             disk.remove(disk.join(out, "log.jsonl"))
@@ -97,7 +92,7 @@ def train(blend: Blend, config: TrainConfig, out: str, *, resume: bool = True) -
         process_group.barrier(ranks)
         if disk.exists(disk.join(out, "run.json")):
             done: dict[str, Any] = disk.read_json(disk.join(out, "run.json"))
-            _same_run(done["identity"], identity, out)
+            check_same_run(done["identity"], identity, out)
             return done
         with _on_sigterm() as stop, matmul_precision(config):
             return _train(blend, config, out, ranks, loader, identity, stop)
@@ -115,13 +110,13 @@ def _train(
     stop: threading.Event,
 ) -> dict[str, Any]:
     began = time.perf_counter()
-    job = _prepare(config, out, ranks, loader, identity, stop)
-    first = _resume(job)
+    state = _prepare(config, out, ranks, loader, identity, stop)
+    first = _resume(state)
     ready = time.perf_counter()
-    _steps(job, first)
+    _steps(state, first)
     trained = time.perf_counter()
-    if job.tokens is not None:
-        job.tokens.restore(job.model.text, _decayed(config, config.steps))
+    if state.tokens is not None:
+        state.tokens.restore(state.model.text, _decayed(config, config.steps))
     process_group.barrier(ranks)
     samples = (config.steps - first) * config.batch_size
     done = {
@@ -135,7 +130,7 @@ def _train(
         "device": _device_name(ranks.device),
         "versions": _versions(),
         "layout": {name: getattr(ranks, name) for name in ("dp_replicate", "dp_shard", "tp")},
-        "parameters": sum(p.numel() for p in job.model.parameters()),
+        "parameters": sum(p.numel() for p in state.model.parameters()),
         "steps": config.steps,
         "samples": config.steps * config.batch_size,
         "resumed_at": first,
@@ -144,10 +139,10 @@ def _train(
         "samples_per_s": samples / (trained - ready),
         "peak_memory_bytes": peak_memory(ranks.device),
     }
-    with job.update.averaged():
-        state = sharded_checkpoint.gathered(job.model.state_dict(), ranks)
+    with state.update.averaged():
+        weights = sharded_checkpoint.gathered(state.model.state_dict(), ranks)
     if ranks.rank == 0:
-        open_clip_files.save_export(job.model, disk.join(out, "export"), state)
+        open_clip_files.save_export(state.model, disk.join(out, "export"), weights)
         whole = time.perf_counter() - began
         done["seconds"] = {"start": ready - began, "train": trained - ready, "whole": whole}
         disk.write_json(disk.join(out, "run.json"), done)
@@ -159,20 +154,20 @@ def _train(
 # --- the steps -----------------------------------------------------------------------------------------------------
 
 
-def _steps(job: Job, first: int) -> None:
-    config = job.config
+def _steps(state: TrainState, first: int) -> None:
+    config = state.config
     steps = range(first, config.steps)
     book = Logbook(
-        job.out,
+        state.out,
         config,
-        job.model,
-        job.ranks.device,
-        job.loader.order.repeats,
-        rank=job.ranks.rank,
-        world=job.ranks.world,
+        state.model,
+        state.ranks.device,
+        state.loader.order.repeats,
+        rank=state.ranks.rank,
+        world=state.ranks.world,
         groups=GROUPS,
         first=first,
-        kept=job.log,
+        kept=state.log,
         log_to=config.log_to,
     )
     bar = tqdm(
@@ -180,33 +175,33 @@ def _steps(job: Job, first: int) -> None:
         initial=first,
         total=config.steps,
         unit="step",
-        disable=None if job.ranks.rank == 0 else True,
+        disable=None if state.ranks.rank == 0 else True,
     )
     with (
         contextlib.closing(book),
-        contextlib.closing(cast("Generator[Batch]", job.loader.batches(first))) as batches,
+        contextlib.closing(cast("Generator[Batch]", state.loader.batches(first))) as batches,
     ):
         for step in bar:
             asked = time.perf_counter()
             batch = next(batches)
             book.batch(batch.length_B, time.perf_counter() - asked)
             lr = learning_rate(config, step)
-            loss, accuracy, norm, stop = _step(job, batch, lr)
+            loss, accuracy, norm, stop = _step(state, batch, lr)
             done = step + 1
             if done % config.log_every == 0 or done in (1, config.steps):
                 numbers: dict[str, float | None] = {"loss": loss, "accuracy": accuracy, "lr": lr}
                 numbers["grad_norm"] = (
                     norm if math.isfinite(norm) else None
                 )  # of a step that fp16 skipped
-                words = said(book.line(done, {**numbers, **job.update.numbers()}))
+                words = said(book.line(done, {**numbers, **state.update.numbers()}))
                 bar.set_postfix_str(words)
-                if bar.disable and job.ranks.rank == 0:
+                if bar.disable and state.ranks.rank == 0:
                     logger.info("step %d of %d: %s", done, config.steps, words)
             due = config.checkpoint_every > 0 and done % config.checkpoint_every == 0
             if due or stop or done == config.steps:
-                _save(job, done)
-            if job.saver is not None and (stop or done == config.steps):
-                job.saver.finish()
+                _save(state, done)
+            if state.saver is not None and (stop or done == config.steps):
+                state.saver.finish()
             if stop and done < config.steps:
                 logger.warning(
                     "stopped by SIGTERM after step %d of %d; it is saved", done, config.steps
@@ -214,50 +209,54 @@ def _steps(job: Job, first: int) -> None:
                 raise SystemExit(STOPPED)
 
 
-def _step(job: Job, batch: Batch, lr: float) -> tuple[float, float, float, bool]:
+def _step(state: TrainState, batch: Batch, lr: float) -> tuple[float, float, float, bool]:
     """One optimizer step: the loss, the batch's accuracy, the norm of the gradients and whether to stop."""
-    config, device = job.config, job.ranks.device
+    config, device = state.config, state.ranks.device
     tokens_BT = batch.tokens_BT[:, : int(batch.length_B.max())]
-    first = job.ranks.shards.rank * len(tokens_BT)  # of this rank's rows in the global batch
+    first = state.ranks.data_parallel.rank * len(
+        tokens_BT
+    )  # of this rank's rows in the global batch
 
     def take(rows: slice) -> tuple[Tensor, Tensor | Packed | Groups]:
-        job.model.reseed(
+        state.model.reseed(
             config.seed, batch.step, torch.arange(first + rows.start, first + rows.stop)
         )
         image_BHWC = batch.image_BHWC[rows].to(device, non_blocking=True)
-        image_BCHW = normalise(image_BHWC, job.model.config.image_mean, job.model.config.image_std)
+        image_BCHW = normalise(
+            image_BHWC, state.model.config.image_mean, state.model.config.image_std
+        )
         tokens = _captions(config, tokens_BT[rows], batch.length_B[rows])
         return image_BCHW, sent(tokens, device)
 
     loss_of = functools.partial(
         contrastive,
         config.loss,
-        shards=job.ranks.shards,
+        shards=state.ranks.data_parallel,
         local_loss=config.local_loss,
         gather_with_grad=config.gather_with_grad,
         tile=config.loss_tile,
     )
     found = accumulate.backward(
-        job.wrapped,
+        state.wrapped,
         take,
         len(tokens_BT),
         loss_of,
         micro_batch=config.micro_batch,
         precision=lambda: precision_context(config, device),
-        loss_scale=job.update.scale(),
+        loss_scale=state.update.scale(),
     )
-    norm = job.update.norm()
-    stop = torch.full((), float(job.stop.is_set()), device=device)  # a fill: nothing is copied
+    norm = state.update.norm()
+    stop = torch.full((), float(state.stop.is_set()), device=device)  # a fill: nothing is copied
     values = process_group.mean(
-        torch.stack([found.loss.float(), found.accuracy, norm.float(), stop]), job.ranks
+        torch.stack([found.loss.float(), found.accuracy, norm.float(), stop]), state.ranks
     )
-    overflow = math.isfinite(values[0]) and not math.isfinite(values[2]) and job.update.may_skip()
+    overflow = math.isfinite(values[0]) and not math.isfinite(values[2]) and state.update.may_skip()
     if not overflow and not (math.isfinite(values[0]) and math.isfinite(values[2])):
-        _refuse(job, batch, values, {"image": found.image_bE, "text": found.text_bE})
+        _refuse(state, batch, values, {"image": found.image_bE, "text": found.text_bE})
     if overflow:
-        job.update.skip()
+        state.update.skip()
     else:
-        job.update.step(batch.step, lr, norm)
+        state.update.step(batch.step, lr, norm)
     return values[0], values[1], values[2], values[3] > 0
 
 
@@ -272,7 +271,9 @@ def _decayed(config: TrainConfig, steps: int) -> float:
     return math.prod(1 - learning_rate(config, step) * config.weight_decay for step in range(steps))
 
 
-def _refuse(job: Job, batch: Batch, values: list[float], features: dict[str, Tensor]) -> None:
+def _refuse(
+    state: TrainState, batch: Batch, values: list[float], features: dict[str, Tensor]
+) -> None:
     """Write down where a number ended that is none, and raise NonFinite, on every rank. Nothing has been stepped."""
     tensors: list[str] = []
     rows: set[int] = set()
@@ -282,13 +283,13 @@ def _refuse(job: Job, batch: Batch, values: list[float], features: dict[str, Ten
         rows |= set(found)
     grads = [
         (name, sharded_checkpoint.local(p.grad))
-        for name, p in job.model.named_parameters()
+        for name, p in state.model.named_parameters()
         if p.grad is not None
     ]
     tensors += [f"gradient of {name}" for name, grad in grads if not torch.isfinite(grad).all()]
     keys = [batch.keys[r] for r in sorted(rows)] or list(batch.keys)
     shards = sorted({key[:-4] for key in keys})  # POOL/VIEW:SHARD
-    step, rank = batch.step + 1, job.ranks.rank
+    step, rank = batch.step + 1, state.ranks.rank
     about = {
         "step": step,
         "rank": rank,
@@ -297,47 +298,25 @@ def _refuse(job: Job, batch: Batch, values: list[float], features: dict[str, Ten
         "tensors": tensors,
     }
     disk.write_json(
-        disk.join(job.out, f"nonfinite-{rank}.json"), {**about, "shards": shards, "keys": keys}
+        disk.join(state.out, f"nonfinite-{rank}.json"), {**about, "shards": shards, "keys": keys}
     )
     # Features are a rank's own; the loss and the gradients have passed what one of them holds on to all.
     first = next(
-        (k for k, bad in enumerate(process_group.everyones(len(rows), job.ranks)) if bad), rank
+        (k for k, bad in enumerate(process_group.all_gather_int(len(rows), state.ranks)) if bad),
+        rank,
     )
     where = f"first in {(tensors or ['?'])[0]} on rank {rank}"
     where += f"; {len(keys)} samples, the first is {keys[0]} of shard {shards[0]}"
-    if job.saver is not None:
-        job.saver.finish()
+    if state.saver is not None:
+        state.saver.finish()
     raise NonFinite(
         f"step {step}: the loss is {values[0]} and the gradients' norm {values[2]};"
         f" {where if first == rank else f'first on rank {first}'}. Nothing was stepped;"
-        f" see {disk.join(job.out, f'nonfinite-{first}.json')}"
+        f" see {disk.join(state.out, f'nonfinite-{first}.json')}"
     )
 
 
 # --- start and resume ----------------------------------------------------------------------------------------------
-
-
-def _identity(blend: Blend, config: TrainConfig, loader: Loader) -> dict[str, Any]:
-    """All that decides the weights, as plain values: settings, order, and what the views are made of."""
-    views = {}
-    for name in blend.views:
-        pool, _, view = name.partition("/")
-        views[name] = disk.content_hash(
-            disk.read_json(disk.join(blend.pools[pool], "views", f"{view}.json"))
-        )
-    tokens = {name: view.token_set for name, view in zip(loader.names, loader.views, strict=True)}
-    settings = {k: v for k, v in disk.to_plain(config).items() if k not in INCIDENTAL}
-    return {"config": settings, "order": loader.order.identity(), "views": views, "tokens": tokens}
-
-
-def _same_run(saved: dict[str, Any], now: dict[str, Any], out: str) -> None:
-    """ValueError where a folder holds a run that is not this one, with what differs."""
-    defaults = {k: v for k, v in disk.to_plain(TrainConfig()).items() if k not in INCIDENTAL}
-    saved = {**saved, "config": {**defaults, **saved["config"]}}  # older runs had fewer settings
-    if different := differences(saved, now):
-        raise ValueError(
-            f"{out} holds another run ({'; '.join(different[:3])}); choose another --out, or remove that folder"
-        )
 
 
 def _prepare(
@@ -347,7 +326,7 @@ def _prepare(
     loader: Loader,
     identity: dict[str, Any],
     stop: threading.Event,
-) -> Job:
+) -> TrainState:
     saver = None if ranks.mesh is None else sharded_checkpoint.Saver(out, ranks)
     model = CLIP(model_config(config), config.seed, attention=config.attention)
     found = used_tokens(loader)
@@ -357,18 +336,18 @@ def _prepare(
         config.ema is None and config.precision in ("fp32", "tf32", "bf16") and ranks.mesh is None
     )
     narrow = used is not None and plain and len(used) <= model.config.vocab_size // 2
-    spread(model, ranks, config)
+    parallelize(model, ranks, config)
     tokens = UsedTokens(model.text, used) if used is not None and narrow else None
     update = Update(model, config, masters=not ranks.fsdp)
     for group in groups_of(model, config) if ranks.rank == 0 else ():
         logger.info("%s", group)
-    return Job(
+    return TrainState(
         config=config,
         out=out,
         ranks=ranks,
         loader=loader,
         model=model,
-        wrapped=process_group.wrap(model, ranks),
+        wrapped=process_group.apply_ddp(model, ranks),
         used=used,
         tokens=tokens,
         update=update,
@@ -391,37 +370,37 @@ def used_tokens(loader: Loader) -> np.ndarray | None:
     return np.unique(np.concatenate([np.zeros(1, np.uint16), *found])).astype(np.int64)
 
 
-def _resume(job: Job) -> int:
+def _resume(state: TrainState) -> int:
     """Put the newest whole checkpoint back; the number of steps it had done (0 where there is none)."""
-    if job.ranks.rank == 0:
-        checkpoint.clean(job.out)
-    found = sharded_checkpoint.newest(job.out, job.ranks)
+    if state.ranks.rank == 0:
+        checkpoint.clean(state.out)
+    found = sharded_checkpoint.newest(state.out, state.ranks)
     if found is None:
         return 0
-    _same_run(found.state["identity"], job.identity, job.out)
-    sharded_checkpoint.restore(found, job.model, job.update, job.used, job.ranks)
-    job.log = kept_lines(job.out, found.step)
-    logger.info("resumed after step %d of %d", found.step, job.config.steps)
+    check_same_run(found.state["identity"], state.identity, state.out)
+    sharded_checkpoint.restore(found, state.model, state.update, state.used, state.ranks)
+    state.log = kept_lines(state.out, found.step)
+    logger.info("resumed after step %d of %d", found.step, state.config.steps)
     return found.step
 
 
-def _save(job: Job, step: int) -> None:
+def _save(state: TrainState, step: int) -> None:
     """Write the checkpoint of `step`: from rank 0 while the others wait, or in shards beside the training."""
     about = {
-        "identity": job.identity,
-        "order": job.loader.order.fingerprint(),
-        "config_hash": disk.content_hash(job.config),
+        "identity": state.identity,
+        "order": state.loader.order.fingerprint(),
+        "config_hash": disk.content_hash(state.config),
     }
-    if job.saver is not None:
-        job.saver.save(step, job.model.state_dict(), job.update.state(), about)
+    if state.saver is not None:
+        state.saver.save(step, state.model.state_dict(), state.update.state(), about)
         return
-    if job.ranks.rank == 0:
-        state = open_clip_files.to_open_clip(job.model)
-        if job.tokens is not None:
-            table = job.tokens.whole(job.model.text, _decayed(job.config, step))
-            state["token_embedding.weight"] = table.cpu()
-        checkpoint.save(job.out, step, state, job.update.state(), about)
-    process_group.barrier(job.ranks)
+    if state.ranks.rank == 0:
+        weights = open_clip_files.to_open_clip(state.model)
+        if state.tokens is not None:
+            table = state.tokens.whole(state.model.text, _decayed(state.config, step))
+            weights["token_embedding.weight"] = table.cpu()
+        checkpoint.save(state.out, step, weights, state.update.state(), about)
+    process_group.barrier(state.ranks)
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ from manifests import disk, reader
 from manifests.schema import Blend
 from train.config import PRESETS, TrainConfig, check_layout, configure, model_config
 from train.data import Loader
-from train.dist import process_group, ray_train
+from train.dist import launch, ray_train
 from train.formats import nemo
 from train.loop import STOPPED, NonFinite, train
 
@@ -101,7 +101,7 @@ def start_ranks(args: argparse.Namespace, blend: Blend, config: TrainConfig) -> 
     if args.ray:
         status = ray_train.start(main, arguments, args.out, args.ranks)
     else:
-        status = process_group.start(
+        status = launch.launch_ranks(
             [sys.executable, str(Path(__file__).resolve()), *arguments], args.ranks
         )
     return status if status in (0, 2, 3, STOPPED) else 3

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from tests.support import ranks as mistakes
 from train.config import MODELS, configure
 from train.dist import process_group, sharded_checkpoint
-from train.dist.parallelism import spread
+from train.dist.parallelism import parallelize
 from train.dist.process_group import Ranks
 from train.model.attention import length_groups, pack
 from train.model.clip import CLIP
@@ -146,12 +146,12 @@ ARRANGED: dict[tuple[int, ...], Ranks] = {}
 def build(ranks, config):
     key = (ranks.world, config.dp_shard, config.tp)
     if key not in ARRANGED:  # every mesh is made of new groups, which take longer than these steps
-        ARRANGED[key] = process_group.arrange(ranks, config)
+        ARRANGED[key] = process_group.build_mesh(ranks, config)
     ranks = ARRANGED[key]
     model = fresh(config)
-    spread(model, ranks, config)
+    parallelize(model, ranks, config)
     update = Update(model, config, masters=not ranks.fsdp)
-    return ranks, model, process_group.wrap(model, ranks), update
+    return ranks, model, process_group.apply_ddp(model, ranks), update
 
 
 def compared(ranks, layout, change):
@@ -161,7 +161,9 @@ def compared(ranks, layout, change):
     losses, norm = [], 0.0
     for step in range(2 if change in STEPPED else 1):
         losses.append(
-            process_group.mean(backward(model, wrapped, config, ranks.shards, step)[None], ranks)[0]
+            process_group.mean(
+                backward(model, wrapped, config, ranks.data_parallel, step)[None], ranks
+            )[0]
         )
         if step == 0:
             grads, norm = flat([p.grad for p in model.parameters()]), update.norm().item()
@@ -184,7 +186,7 @@ def wrong(ranks):
     for name, layout, local in (("gathered over all, local", {"tp": 2}, True), ("gathered over all", {"tp": 2}, False),
                                 ("local without gradient", {}, None)):  # fmt: skip
         here, model, wrapped, _ = build(ranks, settings(layout, "clip"))
-        shards = here.shards
+        shards = here.data_parallel
         image, tokens = samples(0)
         own = slice(shards.rank * B // shards.world, (shards.rank + 1) * B // shards.world)
         image_bE, text_bE, scale, _ = wrapped(image[own], tokens[own])
@@ -209,7 +211,7 @@ KEPT = {"ema": 0.5}
 
 def train_on(ranks, model, wrapped, update, config, first, last):
     for step in range(first, last):
-        backward(model, wrapped, config, ranks.shards, step)
+        backward(model, wrapped, config, ranks.data_parallel, step)
         update.step(step, config.lr, update.norm())
 
 
@@ -230,7 +232,7 @@ def continued(ranks, run, layout):
     whole = fresh(config)
     wanted = Update(whole, config)
     train_on(
-        Ranks(rank=0, world=1, device=torch.device("cpu"), began=False),
+        Ranks(rank=0, world=1, device=torch.device("cpu"), owns_group=False),
         whole,
         whole,
         wanted,
@@ -267,7 +269,7 @@ def main():
     def begin(name, own, world):
         method = f"file://{folder}/{name}"
         dist.init_process_group("gloo", init_method=method, rank=own, world_size=world)
-        return Ranks(rank=own, world=world, device=torch.device("cpu"), began=True)
+        return Ranks(rank=own, world=world, device=torch.device("cpu"), owns_group=True)
 
     def modes(ranks, layouts):
         for name in layouts:

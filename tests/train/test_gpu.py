@@ -18,7 +18,7 @@ from torch import Tensor
 
 from manifests.schema import Blend
 from train.config import configure
-from train.dist.parallelism import spread
+from train.dist.parallelism import parallelize
 from train.dist.process_group import Ranks
 from train.loop import train
 from train.model.architecture import MODELS
@@ -94,9 +94,9 @@ def test_every_kernel_gives_the_same_for_padded_and_packed_captions(kernel: str,
 
 @pytest.mark.parametrize("captions", ["padded", "packed"])
 def test_compiled_blocks_give_the_same(captions: str) -> None:
-    alone = Ranks(rank=0, world=1, device=torch.device(DEVICE), began=False)
+    alone = Ranks(rank=0, world=1, device=torch.device(DEVICE), owns_group=False)
     compiled = made()
-    spread(compiled, alone, configure({"model": "ViT-S-32", "compile": "inductor"}))
+    parallelize(compiled, alone, configure({"model": "ViT-S-32", "compile": "inductor"}))
     plain = made()
     for seed in range(3):  # packed captions have another number of tokens every time
         image_BCHW, tokens_BT = batch(seed=seed)
@@ -163,10 +163,10 @@ def test_memory_is_that_of_a_micro_batch() -> None:
 
 @pytest.mark.parametrize("recompute", ["full", "selective"])
 def test_recomputed_blocks_hold_less_and_give_the_same(recompute: str) -> None:
-    alone = Ranks(rank=0, world=1, device=torch.device(DEVICE), began=False)
+    alone = Ranks(rank=0, world=1, device=torch.device(DEVICE), owns_group=False)
     image_BCHW, tokens_BT = batch(128)
     plain, thrifty = made(), made()
-    spread(thrifty, alone, configure({"model": "ViT-S-32", "recompute": recompute}))
+    parallelize(thrifty, alone, configure({"model": "ViT-S-32", "recompute": recompute}))
     wanted, found = computed(plain, tokens_BT, image_BCHW), computed(thrifty, tokens_BT, image_BCHW)
     assert difference(found[1], wanted[1]) < 1e-3
     much, little = (held(lambda m=m: computed(m, tokens_BT, image_BCHW)) for m in (plain, thrifty))

@@ -32,7 +32,7 @@ from train.config import TrainConfig, configure
 from train.dist import process_group
 from train.evaluation import HEADLINE, Metrics, zero_shot
 from train.formats import open_clip_files
-from train.identity import differences
+from train.identity import deciding_settings, differences, view_hashes
 
 ROOT = Path(__file__).resolve().parents[2]
 A_A = "a_a"
@@ -167,13 +167,8 @@ def done(run: Run, tasks: Sequence[TaskSpec]) -> dict[str, Metrics] | None:
     saved = {k: record["identity"][k] for k in ("config", "views")}
     saved["blend"] = {k: record["blend"][k] for k in ("views", "seed")}
     now = {
-        "config": {k: v for k, v in disk.to_plain(run.config).items() if k not in loop.INCIDENTAL},
-        "views": {
-            name: disk.content_hash(
-                disk.read_json(disk.join(run.blend.pools[pool], "views", f"{view}.json"))
-            )
-            for name, (pool, _, view) in ((name, name.partition("/")) for name in run.blend.views)
-        },
+        "config": deciding_settings(run.config),
+        "views": view_hashes(run.blend),
         "blend": {"views": dict(run.blend.views), "seed": run.blend.seed},
     }
     if different := differences(saved, now):
@@ -206,7 +201,7 @@ def work(asked: Json) -> Json:
     try:
         loop.train(disk.from_plain(Blend, asked["blend"]), config, asked["out"])
         model = open_clip_files.load_export(disk.join(asked["out"], "export"))
-        device = process_group.set_up(config.device).device
+        device = process_group.init_distributed(config.device).device
         folder = disk.join(asked["out"], "eval")
         return {
             "metrics": zero_shot.evaluate(

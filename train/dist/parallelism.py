@@ -29,20 +29,20 @@ SPLIT = {"qkv": 0, "fc1": 0, "out": 1, "fc2": 1}  # layers of a block, and the d
 VARIANTS = 64  # compiled forms of a block: towers, last or not, grad or not, lengths; torch's own limit is 8
 
 
-def spread(model: CLIP, ranks: Ranks, config: TrainConfig) -> None:
+def parallelize(model: CLIP, ranks: Ranks, config: TrainConfig) -> None:
     """Lay `model` (whole, in main memory or on the device) over the mesh of `ranks`. It ends on the device."""
     if ranks.tp > 1:
-        share(model, ranks.mesh["tp"])
+        apply_tp(model, ranks.mesh["tp"])
     if every := recomputed_every(config.recompute):
         for number, block in enumerate(_blocks(model)):
             if number % every == 0:
-                _recompute(block, selective=config.recompute == "selective")
+                apply_activation_checkpointing(block, selective=config.recompute == "selective")
     if config.compile != "none":
         torch._dynamo.config.recompile_limit = max(VARIANTS, torch._dynamo.config.recompile_limit)
         for block in _blocks(model):
             block.forward = torch.compile(block.forward, backend=config.compile)  # type: ignore[method-assign]
     if ranks.fsdp:
-        _shard(model, ranks, config)
+        apply_fsdp(model, ranks, config)
     if not (ranks.fsdp and config.cpu_offload):
         model.to(ranks.device)
 
@@ -64,7 +64,7 @@ class _Local(NamedTuple):
     head_width: int
 
 
-def share(model: CLIP, mesh: Any) -> None:
+def apply_tp(model: CLIP, mesh: Any) -> None:
     """Give this rank its share of every block."""
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -104,7 +104,7 @@ def _rows(layer: Any, mesh: Any, h: Tensor) -> Tensor:
 # --- recomputation ---------------------------------------------------------------------------------------------------
 
 
-def _recompute(block: Block, *, selective: bool) -> None:
+def apply_activation_checkpointing(block: Block, *, selective: bool) -> None:
     """Let backward compute the block once more; `selective` keeps the results of matrix products and attention.
 
     No generator's state is kept: dropout's numbers are functions of where a sample stands.
@@ -132,7 +132,7 @@ def _kept() -> list[Any]:
 # --- FSDP2 -----------------------------------------------------------------------------------------------------------
 
 
-def _shard(model: CLIP, ranks: Ranks, config: TrainConfig) -> None:
+def apply_fsdp(model: CLIP, ranks: Ranks, config: TrainConfig) -> None:
     """Share parameters, gradients and the optimizer's state out over dp_shard, whole blocks at a time.
 
     The logit scale and bias stay whole and in 32 bits: they have no dimension to share, and 16 bits would round the
@@ -150,7 +150,7 @@ def _shard(model: CLIP, ranks: Ranks, config: TrainConfig) -> None:
     scalars = [p for p in (model.logit_scale, model.logit_bias) if p is not None]
     for scalar in scalars:
         scalar.data = scalar.data.to(ranks.device)
-        scalar.register_post_accumulate_grad_hook(functools.partial(_average, ranks.shards))
+        scalar.register_post_accumulate_grad_hook(functools.partial(_average, ranks.data_parallel))
     for block in _blocks(model):
         fully_shard(block, **options)
     if config.precision == "bf16":  # embeddings as without sharding: autocast leaves them 32 bits

@@ -1,8 +1,8 @@
 """The processes of a run (gloo on processors, nccl on GPUs) and the mesh on which a model lies over them.
 
-`start` runs a command as so many ranks on this machine; torchrun and Ray set the same variables. `set_up` reads them,
-`arrange` lays the ranks out, `wrap` averages gradients where every rank holds the whole model (what is sharded is
-`spread`'s), `mean` averages numbers, `close` ends the group.
+`init_distributed` reads the variables that torchrun, Ray and `launch` set,
+`build_mesh` lays the ranks out, `apply_ddp` averages gradients where every rank holds the whole model (what is sharded is
+`parallelize`'s), `mean` averages numbers, `close` ends the group.
 
 The mesh has the dimensions dp_replicate x dp_shard x tp, in this order over the ranks. Ranks of one tp group see the
 same samples and hold shares of the same layers; all others see different samples.
@@ -12,11 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import signal
-import subprocess
-import tempfile
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -30,7 +25,6 @@ from train.config import TrainConfig, check_layout
 from train.step import Shards
 
 TIMEOUT = timedelta(minutes=10)  # a rank that hears nothing for so long ends instead of waiting for ever
-GRACE_S = 30.0  # for the other ranks to end by themselves once one has failed
 STORE = "CLIPMILL_STORE"  # a file through which the ranks of one machine find each other
 MESH = ("dp_replicate", "dp_shard", "tp")
 
@@ -42,12 +36,12 @@ class Ranks:
     rank: int
     world: int
     device: torch.device
-    began: bool  # whether `close` has a group to end
+    owns_group: bool  # whether `close` has a group to end
     dp_shard: int = 1
     tp: int = 1
     mesh: Any = None  # of MESH's dimensions; None where every rank holds the whole model
     dp_group: Any = None  # the ranks with the same share of the layers; None: all
-    saving: Any = None  # a gloo group of all ranks, for checkpoints that are written in the background
+    checkpoint_group: Any = None  # a gloo group of all ranks, for checkpoints that are written in the background
 
     @property
     def dp(self) -> int:
@@ -66,12 +60,12 @@ class Ranks:
         return self.dp_shard > 1 or (self.tp > 1 and self.dp_replicate > 1)
 
     @property
-    def shards(self) -> Shards:
+    def data_parallel(self) -> Shards:
         """How a global batch lies over the ranks."""
         return Shards(rank=self.rank // self.tp, world=self.dp, group=self.dp_group)
 
 
-def set_up(device: str = "auto") -> Ranks:
+def init_distributed(device: str = "auto") -> Ranks:
     """Join the group that torchrun's variables name, or be alone. ValueError for a device that is not there."""
     world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     cuda = torch.cuda.is_available()
@@ -90,10 +84,10 @@ def set_up(device: str = "auto") -> Ranks:
         method = None if store is None else f"file://{store}"
         kind = "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo"  # what is offloaded is in main memory
         dist.init_process_group(kind, init_method=method, rank=rank, world_size=world, timeout=TIMEOUT)
-    return Ranks(rank=rank, world=world, device=place, began=began)
+    return Ranks(rank=rank, world=world, device=place, owns_group=began)
 
 
-def arrange(ranks: Ranks, config: TrainConfig) -> Ranks:
+def build_mesh(ranks: Ranks, config: TrainConfig) -> Ranks:
     """The ranks on the mesh that the settings ask for. ValueError where they do not fill it."""
     check_layout(config, ranks.world)
     if config.dp_shard == config.tp == 1:
@@ -104,20 +98,20 @@ def arrange(ranks: Ranks, config: TrainConfig) -> Ranks:
     mesh = init_device_mesh(ranks.device.type, shape, mesh_dim_names=MESH)
     columns = [list(range(t, ranks.world, config.tp)) for t in range(config.tp)]
     own, _ = dist.new_subgroups_by_enumeration(columns)
-    saving = dist.new_group(backend="gloo")
-    return dataclasses.replace(ranks, dp_shard=config.dp_shard, tp=config.tp, mesh=mesh, dp_group=own, saving=saving)
+    checkpoint_group = dist.new_group(backend="gloo")
+    return dataclasses.replace(ranks, dp_shard=config.dp_shard, tp=config.tp, mesh=mesh, dp_group=own, checkpoint_group=checkpoint_group)
 
 
 def close(ranks: Ranks) -> None:
-    """End the group that `set_up` began."""
-    if ranks.began:
+    """End the group that `init_distributed` began."""
+    if ranks.owns_group:
         dist.destroy_process_group()
 
 
-def wrap(model: nn.Module, ranks: Ranks) -> nn.Module:
+def apply_ddp(model: nn.Module, ranks: Ranks) -> nn.Module:
     """`model`, with its gradients averaged over the ranks during backward. All ranks start from rank 0's parameters.
 
-    On a mesh `spread` has seen to that, or there is nothing to average.
+    On a mesh `parallelize` has seen to that, or there is nothing to average.
     """
     if ranks.world == 1 or ranks.mesh is not None:
         return model
@@ -134,7 +128,7 @@ def mean(values: Tensor, ranks: Ranks) -> list[float]:
     return [float(x) for x in values.tolist()]
 
 
-def everyones(number: int, ranks: Ranks) -> list[int]:
+def all_gather_int(number: int, ranks: Ranks) -> list[int]:
     """A whole number of each rank, in their order."""
     if ranks.world == 1:
         return [number]
@@ -148,42 +142,3 @@ def barrier(ranks: Ranks) -> None:
     """Wait until every rank is here."""
     if ranks.world > 1:
         dist.barrier()
-
-
-def start(command: Sequence[str], world: int) -> int:
-    """Run `command` as `world` ranks on this machine and pass SIGTERM on to them. The exit status of the first to fail.
-
-    They meet through a file and talk over loopback. torchrun would do as well, but its store listens on every network
-    interface and unpickles what it is sent.
-    """
-    threads = str(max(1, (os.cpu_count() or 1) // world))
-    ranks: list[subprocess.Popen[bytes]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        shared = {"WORLD_SIZE": str(world), STORE: os.path.join(folder, "store")}
-        shared |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-
-        def stop(*_: object) -> None:
-            for process in ranks:
-                process.terminate()
-
-        before = signal.signal(signal.SIGTERM, stop)
-        try:
-            for rank in range(world):
-                own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-                ranks.append(subprocess.Popen(command, env={"OMP_NUM_THREADS": threads, **os.environ, **shared, **own}))
-            return _wait(ranks)
-        finally:
-            signal.signal(signal.SIGTERM, before)
-            for process in ranks:
-                process.kill()
-                process.wait()
-
-
-def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> int:
-    """0 when all have ended well; else the status of the first that did not, after the others had time to end."""
-    failed, until = 0, float("inf")
-    while time.monotonic() < until and None in (statuses := [rank.poll() for rank in ranks]):
-        if not failed and any(statuses):
-            failed, until = next(status for status in statuses if status), time.monotonic() + GRACE_S
-        time.sleep(0.05)
-    return failed or next((rank.returncode for rank in ranks if rank.returncode), 0)

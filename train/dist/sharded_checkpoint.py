@@ -67,7 +67,7 @@ class Saver:
         held = {key: x.detach().clone() if x.device.type == "cpu" else x.detach() for key, x in tensors.items()}
         writer = HuggingFaceStorageWriter(str(disk.local_path(place)), save_distributed=True)
         alone = self.ranks.world == 1
-        self._written = async_save(held, storage_writer=writer, process_group=self.ranks.saving, no_dist=alone)
+        self._written = async_save(held, storage_writer=writer, process_group=self.ranks.checkpoint_group, no_dist=alone)
         if self.ranks.rank == 0:
             layout = {name: getattr(self.ranks, name) for name in ("dp_replicate", "dp_shard", "tp")}
             state = {**about, "layout": layout}
@@ -83,7 +83,7 @@ class Saver:
         if self._commit is not None:
             self._commit.join()
         self._written = self._commit = None
-        failed = process_group.everyones(int(self._error is not None), self.ranks)
+        failed = process_group.all_gather_int(int(self._error is not None), self.ranks)
         if self._error is not None:
             raise self._error
         if any(failed):
@@ -109,7 +109,7 @@ def newest(run: str, ranks: Ranks) -> Checkpoint | None:
     if ranks.world == 1:
         return checkpoint.latest(run)
     found = checkpoint.latest(run) if ranks.rank == 0 else None
-    step = process_group.everyones(0 if found is None else found.step, ranks)[0]
+    step = process_group.all_gather_int(0 if found is None else found.step, ranks)[0]
     if step == 0:
         return None
     return checkpoint.at(run, step) if found is None else found
@@ -161,7 +161,7 @@ def read(
             wanted[key] = torch.empty(size, dtype=dtype)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that this is one process
-        load(wanted, storage_reader=source, process_group=ranks.saving, no_dist=ranks.world == 1)
+        load(wanted, storage_reader=source, process_group=ranks.checkpoint_group, no_dist=ranks.world == 1)
     weights: dict[str, Tensor] = {}
     moments: dict[str, dict[str, Tensor]] = {}
     for key, value in wanted.items():

@@ -147,7 +147,7 @@ def test_clear_removes_all_and_clean_only_what_was_left_unfinished(tmp_path):
 
 # Said by torch where there is no group.
 in_one_process = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-ALONE = Ranks(rank=0, world=1, device=torch.device("cpu"), began=False)
+ALONE = Ranks(rank=0, world=1, device=torch.device("cpu"), owns_group=False)
 
 
 def save_shards(run, step):

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch
 from torch import nn
@@ -13,11 +11,11 @@ from train.dist.process_group import Ranks
 
 
 def test_alone_there_is_nothing_to_average():
-    ranks = process_group.set_up("cpu")
+    ranks = process_group.init_distributed("cpu")
     assert (ranks.rank, ranks.world, ranks.device.type) == (0, 1, "cpu")
-    assert ranks.shards == Shards()
+    assert ranks.data_parallel == Shards()
     model = nn.Linear(2, 2)
-    assert process_group.wrap(model, ranks) is model
+    assert process_group.apply_ddp(model, ranks) is model
     assert process_group.mean(torch.tensor([1.5, -2.0]), ranks) == [1.5, -2.0]
     process_group.barrier(ranks)
     process_group.close(ranks)
@@ -26,7 +24,7 @@ def test_alone_there_is_nothing_to_average():
 
 def test_the_mesh_says_who_sees_which_samples_and_who_averages():
     def ranks(**layout):
-        return Ranks(rank=5, world=8, device=torch.device("cpu"), began=False, **layout)
+        return Ranks(rank=5, world=8, device=torch.device("cpu"), owns_group=False, **layout)
 
     for layout, found in (
         ({}, (8, 8, 5, False)),
@@ -36,9 +34,9 @@ def test_the_mesh_says_who_sees_which_samples_and_who_averages():
         ({"dp_shard": 8}, (8, 1, 5, True)),
     ):
         here = ranks(**layout)
-        assert (here.dp, here.dp_replicate, here.shards.rank, here.fsdp) == found
-    assert process_group.arrange(ranks(), configure({})) == ranks()
-    assert process_group.everyones(7, Ranks(rank=0, world=1, device=torch.device("cpu"), began=False)) == [7]
+        assert (here.dp, here.dp_replicate, here.data_parallel.rank, here.fsdp) == found
+    assert process_group.build_mesh(ranks(), configure({})) == ranks()
+    assert process_group.all_gather_int(7, Ranks(rank=0, world=1, device=torch.device("cpu"), owns_group=False)) == [7]
 
 
 @pytest.mark.parametrize(
@@ -67,9 +65,9 @@ def test_ranks_that_do_not_fill_the_mesh_are_refused():
 
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert process_group.set_up("auto").device.type == "cpu"
+    assert process_group.init_distributed("auto").device.type == "cpu"
     with pytest.raises(ValueError, match="finds no GPU here; set device to cpu or auto"):
-        process_group.set_up("cuda")
+        process_group.init_distributed("cuda")
 
 
 def test_more_ranks_than_gpus_are_refused(monkeypatch):
@@ -79,7 +77,7 @@ def test_more_ranks_than_gpus_are_refused(monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("LOCAL_RANK", "1")
     with pytest.raises(ValueError, match="rank 1 has no GPU: there are 1"):
-        process_group.set_up("auto")
+        process_group.init_distributed("auto")
 
 
 def test_a_group_begins_and_ends(monkeypatch, tmp_path):
@@ -88,35 +86,7 @@ def test_a_group_begins_and_ends(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: store.set("ended", "yes"))
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
-    ranks = process_group.set_up("cpu")
-    assert (ranks, store.get("kind")) == (Ranks(rank=1, world=2, device=torch.device("cpu"), began=True), b"gloo")
+    ranks = process_group.init_distributed("cpu")
+    assert (ranks, store.get("kind")) == (Ranks(rank=1, world=2, device=torch.device("cpu"), owns_group=True), b"gloo")
     process_group.close(ranks)
     assert store.get("ended") == b"yes"
-
-
-def test_ranks_are_started_with_what_they_need_to_find_each_other(tmp_path):
-    code = (
-        "import os, sys\n"
-        "names = ['RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'GLOO_SOCKET_IFNAME']\n"
-        "assert os.path.isdir(os.path.dirname(os.environ['CLIPMILL_STORE']))\n"
-        f"open({str(tmp_path)!r} + '/' + os.environ['RANK'], 'w').write(' '.join(os.environ[n] for n in names))\n"
-    )
-    assert process_group.start([sys.executable, "-c", code], 3) == 0
-    assert sorted(path.read_text() for path in tmp_path.iterdir()) == ["0 0 3 lo", "1 1 3 lo", "2 2 3 lo"]
-
-
-def test_a_rank_that_fails_ends_the_others(monkeypatch):
-    monkeypatch.setattr(process_group, "GRACE_S", 0.2)
-    code = "import os, sys, time\nsys.exit(7) if os.environ['RANK'] == '1' else time.sleep(60)"
-    assert process_group.start([sys.executable, "-c", code], 2) == 7
-
-
-def test_sigterm_reaches_every_rank():
-    code = (
-        "import os, signal, sys, time\n"
-        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n"
-        "if os.environ['RANK'] == '0':\n"
-        "    time.sleep(1); os.kill(os.getppid(), signal.SIGTERM)\n"
-        "time.sleep(60)"
-    )
-    assert process_group.start([sys.executable, "-c", code], 2) == 75

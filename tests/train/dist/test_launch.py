@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import sys
+
+from train.dist import launch
+
+
+def test_ranks_are_started_with_what_they_need_to_find_each_other(tmp_path):
+    code = (
+        "import os, sys\n"
+        "names = ['RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'GLOO_SOCKET_IFNAME']\n"
+        "assert os.path.isdir(os.path.dirname(os.environ['CLIPMILL_STORE']))\n"
+        f"open({str(tmp_path)!r} + '/' + os.environ['RANK'], 'w').write(' '.join(os.environ[n] for n in names))\n"
+    )
+    assert launch.launch_ranks([sys.executable, "-c", code], 3) == 0
+    assert sorted(path.read_text() for path in tmp_path.iterdir()) == ["0 0 3 lo", "1 1 3 lo", "2 2 3 lo"]
+
+
+def test_a_rank_that_fails_ends_the_others(monkeypatch):
+    monkeypatch.setattr(launch, "GRACE_S", 0.2)
+    code = "import os, sys, time\nsys.exit(7) if os.environ['RANK'] == '1' else time.sleep(60)"
+    assert launch.launch_ranks([sys.executable, "-c", code], 2) == 7
+
+
+def test_sigterm_reaches_every_rank():
+    code = (
+        "import os, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n"
+        "if os.environ['RANK'] == '0':\n"
+        "    time.sleep(1); os.kill(os.getppid(), signal.SIGTERM)\n"
+        "time.sleep(60)"
+    )
+    assert launch.launch_ranks([sys.executable, "-c", code], 2) == 75
