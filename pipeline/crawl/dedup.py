@@ -74,7 +74,7 @@ def commit(
         ]
         if not tickets:
             continue
-        stage = Stage(name=step, work=f"pipeline.crawl.crawler.dedup:{step}", config=config)
+        stage = Stage(name=step, work=f"pipeline.crawl.dedup:{step}", config=config)
         if failed := execute(stage, tickets, engine=engine, workers=workers).failed:
             return dict(failed)
     return {}
