@@ -15,7 +15,7 @@ if not __package__:
         ROOT
     )  # the checkout, not pipeline/, whose file names could shadow other modules
 
-from pipeline.accounting import counts, integrity
+from pipeline import accounting
 
 EXAMPLE = """example:
   python pipeline/audit.py out/pool
@@ -50,13 +50,13 @@ def main(argv: list[str] | None = None) -> int:
     )
     try:
         if args.explain:
-            found = counts.explain(args.pool, args.explain)
-            lines, wrong = list(counts.explain_lines(found)), False
+            found = accounting.explain_row(args.pool, args.explain)
+            lines, wrong = list(accounting.explain_lines(found)), False
         else:
-            damaged = integrity.verify(args.pool) if args.verify else []
-            found = {**counts.books_if_readable(args.pool, damaged), "damaged": damaged}
+            damaged = accounting.verify(args.pool) if args.verify else []
+            found = {**accounting.count_if_readable(args.pool, damaged), "damaged": damaged}
             lines = (
-                [*counts.books_lines(found), *(f"WRONG   {line}" for line in damaged)]
+                [*accounting.count_lines(found), *(f"WRONG   {line}" for line in damaged)]
                 if "fetch" in found
                 else damaged
             )
@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     print("\n".join(lines))
     if not args.explain:
-        print(counts.conclusion(found, args.verify))
+        print(accounting.conclusion(found, args.verify))
     if args.json:
         print(json.dumps(found, default=str, sort_keys=True, ensure_ascii=False))
     return 3 if wrong else 0

@@ -17,7 +17,7 @@ if not __package__:
 
 from manifests import reader
 from manifests.schema import Recipe
-from pipeline.views import view_files
+from pipeline import views
 
 EXAMPLE = """example:
   python pipeline/filter.py out/pool --recipe manifests/recipes/laion_like.yaml
@@ -62,18 +62,18 @@ def main(argv: list[str] | None = None) -> int:
                     "--seed is for --random-like; in a recipe a seed stands beside random_like"
                 )
             recipe = reader.read_manifest(args.recipe, Recipe, scale=args.scale)
-            documents = view_files.choose_views(args.pool, recipe, args.views)
+            documents = views.choose_views(args.pool, recipe, args.views)
         else:
             if args.views or args.scale:
                 raise ValueError("--views and --scale are for --recipe")
-            documents = view_files.random_like(args.pool, args.random_like, args.seed or 0)
+            documents = views.random_like(args.pool, args.random_like, args.seed or 0)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if args.json:
         print(json.dumps(documents, sort_keys=True))
     else:
-        print("\n".join(view_files.funnel_lines(documents)))
+        print("\n".join(views.funnel_lines(documents)))
     return 0
 
 

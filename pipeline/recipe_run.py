@@ -19,15 +19,13 @@ from typing import Any
 
 from manifests import disk, reader
 from manifests.schema import Ablation, Blend, Controls, Miniweb, Recipe, Scorer
-from pipeline.accounting import counts
+from pipeline import accounting, scoring, views
 from pipeline.crawl import crawler
 from pipeline.executor import Engine, Stage, Ticket, stage
 from pipeline.external import adopt, img2dataset_run
 from pipeline.fetch import plan
 from pipeline.miniweb import small_web
 from pipeline.pool import shard_writer
-from pipeline.scoring import scorer
-from pipeline.views import view_files
 
 ROOT = Path(__file__).resolve().parents[1]
 STAGES = ("crawl", "fetch", "score", "choose")
@@ -49,7 +47,7 @@ def build(
         raise ValueError(
             f"recipe {recipe.name!r} fetches from the web: set fetch.user_agent to a name and an address to write to"
         )
-    view_files.check_recipe(recipe)
+    views.check_views(recipe)
     seconds: dict[str, float] = {}
     failed: dict[str, str] = {}
     steps: list[tuple[str, Callable[[], Mapping[str, str]]]] = [
@@ -66,7 +64,7 @@ def build(
         if failed:
             break  # what comes after would be made from a pool with holes
     disk.write_json(disk.join(pool, "recipe.json"), recipe)
-    return {**counts.write_pool_json(pool, recipe, seconds), "failed": failed}
+    return {**accounting.write_pool_json(pool, recipe, seconds), "failed": failed}
 
 
 def _crawl(recipe: Recipe, pool: str, engine: Engine) -> Mapping[str, str]:
@@ -129,12 +127,12 @@ def transient(pool: str) -> list[str]:
 def _score(recipe: Recipe, pool: str, engine: Engine) -> Mapping[str, str]:
     if not recipe.filters:
         return {}
-    failed: Mapping[str, str] = scorer.score(pool, recipe.filters, engine=engine)["failed"]
+    failed: Mapping[str, str] = scoring.score(pool, recipe.filters, engine=engine)["failed"]
     return failed
 
 
 def _choose(recipe: Recipe, pool: str) -> Mapping[str, str]:
-    view_files.choose_views(pool, recipe)
+    views.choose_views(pool, recipe)
     return {}
 
 

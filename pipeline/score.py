@@ -19,7 +19,7 @@ import yaml
 
 from manifests import disk, reader
 from manifests.schema import Recipe
-from pipeline.scoring import scorer
+from pipeline import scoring
 
 EXAMPLE = """example:
   python pipeline/score.py out/pool --recipe manifests/recipes/laion_like.yaml
@@ -74,10 +74,10 @@ def main(argv: list[str] | None = None) -> int:
             reader.read_manifest(args.recipe, Recipe, scale=args.scale) if args.recipe else None
         )
         changes = dict(change.partition("=")[::2] for change in args.set)
-        specs = scorer.specs_of(
+        specs = scoring.filter_specs(
             recipe, args.filters, {key: yaml.safe_load(text) for key, text in changes.items()}
         )
-        report = scorer.score(pool, specs, engine=args.engine)
+        report = scoring.score(pool, specs, engine=args.engine)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import build, filter, score
-from pipeline.accounting import counts
+from pipeline import audit, build, filter, score
 from train import ablate, report, run
 from train.evaluation import zero_shot
 
@@ -86,7 +85,7 @@ def test_a_missing_file(told, main, words, tmp_path, monkeypatch) -> None:
 
 
 def test_a_missing_folder(told, tmp_path) -> None:
-    assert "nowhere" in told(counts.main, [tmp_path / "nowhere"])
+    assert "nowhere" in told(audit.main, [tmp_path / "nowhere"])
     assert "nowhere" in told(report.main, [tmp_path / "nowhere"])
     assert "nowhere" in told(score.main, [tmp_path / "nowhere", "--filters", "caption"])
     (tmp_path / "task.yaml").write_text("{name: t, kind: classification, data: x}")

@@ -14,11 +14,12 @@ import pyarrow.compute as pc
 
 from manifests import disk, reader
 from manifests.columns import REASONS
+from manifests.pool_layout import NOT_STORED
 from manifests.schema import Recipe, Rule, View
 from pipeline.external import adopt
 from pipeline.fetch import plan
 from pipeline.pool import shard_writer
-from pipeline.views import choose
+from pipeline.views import columns_of
 
 LIBRARIES = (
     "aiohttp",
@@ -36,7 +37,7 @@ logger = logging.getLogger(__name__)
 # --- books ---------------------------------------------------------------------------------------------------------
 
 
-def books(pool: str) -> dict[str, Any]:
+def count_pool(pool: str) -> dict[str, Any]:
     """Counts and reasons of each stage, from footers and commit records alone.
 
     {"crawl", "fetch", "scores", "views", "complete", "problems"}: `problems` has a line for each sum that does not add
@@ -210,7 +211,7 @@ def write_pool_json(pool: str, recipe: Recipe, seconds: Mapping[str, float]) -> 
     """POOL/pool.json from what is committed, which is returned. `seconds`, the time of this build's stages, is added to
     that of the builds before it; all else can be made again at any time."""
     path = disk.join(pool, "pool.json")
-    found, records = books(pool), shard_writer.committed(pool)
+    found, records = count_pool(pool), shard_writer.committed(pool)
     before = disk.read_json(path)["seconds"] if disk.exists(path) else {}
     parts = [
         disk.join(pool, "pairs", name)
@@ -245,7 +246,7 @@ def write_pool_json(pool: str, recipe: Recipe, seconds: Mapping[str, float]) -> 
 # --- one row -------------------------------------------------------------------------------------------------------
 
 
-def explain(pool: str, uid: str) -> dict[str, Any]:
+def explain_row(pool: str, uid: str) -> dict[str, Any]:
     """{"uid", "pair": its row of the pairs or None, "attempts": […]}: each attempt with its row of the sidecar, its
     scores and what each view said. ValueError where no row has that uid."""
     records = shard_writer.committed(pool)
@@ -313,7 +314,7 @@ def _verdict(
         return {"kept": False, "rule": None, "note": "the view is older than this shard"}
     found = disk.read_parquet(path).slice(row, 1).to_pylist()[0]
     document = disk.read_json(disk.join(pool, "views", f"{view}.json"))
-    if found["kept"] or found["rule"] == choose.NOT_STORED:
+    if found["kept"] or found["rule"] == NOT_STORED:
         return dict(found)
     failed = found["rule"].removesuffix(":missing")
     rule = next(rule for rule in document["rules"] if rule["name"] == failed)
@@ -326,7 +327,7 @@ def _verdict(
     for folder in document["scores"].values():
         values |= scores.get(folder, {})
     alone = [View(name=view, rules=(Rule(name=failed, where=rule["where"]),))]
-    used = sorted(choose.columns_of(alone, view, values) - {"status"})
+    used = sorted(columns_of(alone, view, values) - {"status"})
     asked = "".join(rule["where"].split()).lower()
     thresholds = {
         k: t["value"]
@@ -344,7 +345,7 @@ def _verdict(
 # --- for a person --------------------------------------------------------------------------------------------------
 
 
-def books_lines(found: Mapping[str, Any]) -> Iterator[str]:
+def count_lines(found: Mapping[str, Any]) -> Iterator[str]:
     """What `books` says."""
     if crawled := found["crawl"]:
         yield f"crawl   {crawled['links']} links of {crawled['parts']} parts = {crawled['pairs']} pairs + dropped"
@@ -416,10 +417,10 @@ def _verdict_text(verdict: Mapping[str, Any]) -> str:
     return f"not kept by {verdict['rule']}: {verdict['where']}; {', '.join(facts)}"
 
 
-def books_if_readable(pool: str, damaged: list[str]) -> dict[str, Any]:
+def count_if_readable(pool: str, damaged: list[str]) -> dict[str, Any]:
     """The books. Where files are damaged they may not be readable, and the names of those files must still come."""
     try:
-        return books(pool)
+        return count_pool(pool)
     except Exception as error:
         if not damaged:
             raise

@@ -20,9 +20,8 @@ from tqdm import tqdm
 
 from manifests import disk
 from manifests.columns import PAIRS, REASONS, SIDECAR, VIEW
+from manifests.pool_layout import NOT_STORED, uids_checksum
 from pipeline.pool import shard_writer, tars
-from pipeline.scoring import uids_checksum
-from pipeline.views import NOT_STORED
 
 PARTS = ("image", "text", "json")  # of a sample
 Uids = npt.NDArray[np.bytes_]

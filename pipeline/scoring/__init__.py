@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pipeline.scoring import scorer
-from pipeline.scoring.scorer import uids_checksum
+from pipeline.scoring.scorer import filter_specs, score, score_set, score_set_name
 
-__all__ = ["scorer", "uids_checksum"]
+__all__ = ["filter_specs", "score", "score_set", "score_set_name"]

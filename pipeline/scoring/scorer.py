@@ -6,7 +6,6 @@ there. What is scored already is not scored again.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import logging
 import os
@@ -23,6 +22,7 @@ from PIL import Image
 from filters import make
 from filters.base import Batch, Columns, Filter, options_of, set_id
 from manifests import disk
+from manifests.pool_layout import uids_checksum
 from manifests.schema import FilterSpec, Recipe
 from pipeline.executor import Engine, Stage, Ticket, stage
 from pipeline.pool import shard_writer
@@ -79,7 +79,7 @@ def score(pool: str, specs: Sequence[FilterSpec], *, engine: Engine) -> dict[str
     return {"sets": {name: state(pool, name) for name in judges}, "failed": failed}
 
 
-def set_name(spec: FilterSpec) -> str:
+def score_set_name(spec: FilterSpec) -> str:
     """NAME@ID of the columns that a filter with these options gives, whether they are there or not."""
     return name_of(make(spec))
 
@@ -89,7 +89,7 @@ def score_set(pool: str, spec: FilterSpec, fingerprint: str | None = None) -> st
 
     fingerprint: the pool's, where the caller has it already.
     """
-    name = set_name(spec)
+    name = score_set_name(spec)
     found = state(pool, name)
     if found.get("fingerprint") != (fingerprint or shard_writer.fingerprint(pool)):
         what = "of an older state of the pool" if found else "not there"
@@ -100,7 +100,7 @@ def score_set(pool: str, spec: FilterSpec, fingerprint: str | None = None) -> st
     return name
 
 
-def specs_of(
+def filter_specs(
     recipe: Recipe | None, names: Sequence[str], changes: Mapping[str, Any]
 ) -> list[FilterSpec]:
     """The filters to score by: a recipe's, or those of them in `names`; without a recipe `names` as they come.
@@ -144,11 +144,6 @@ def state(pool: str, name: str) -> dict[str, Any]:
 def scores_path(pool: str, name: str, number: str) -> str:
     """Where a shard's columns of a set lie."""
     return disk.join(pool, "scores", name, f"{number}.parquet")
-
-
-def uids_checksum(uids: pa.ChunkedArray) -> str:
-    """sha256 of the uids of a shard, one per line: what a score file must be aligned with."""
-    return hashlib.sha256("\n".join(uids.to_pylist()).encode()).hexdigest()
 
 
 # --- the worker ----------------------------------------------------------------------------------------------------

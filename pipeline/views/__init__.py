@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.views import choose, view_files
-from pipeline.views.choose import NOT_STORED
+from pipeline.views.choose import columns_of
+from pipeline.views.view_files import check_views, choose_views, funnel_lines, random_like
 
-__all__ = ["NOT_STORED", "choose", "view_files"]
+__all__ = ["check_views", "choose_views", "columns_of", "funnel_lines", "random_like"]

@@ -25,9 +25,9 @@ import xxhash
 
 from manifests import disk
 from manifests.columns import VIEW
+from manifests.pool_layout import NOT_STORED
 from manifests.schema import Rule, View
 
-NOT_STORED = "not_stored"
 RESERVED = (NOT_STORED, "attempted", "stored")
 _HOST = r"nullif(lower(regexp_extract({}, '^[A-Za-z][A-Za-z0-9+.-]*://(?:[^/?#@]*@)?(\[[^\]/?#]*\]|[^/?#:]*)', 1)), '')"
 # Columns that no file holds: (SQL, the sidecar's columns that it reads).

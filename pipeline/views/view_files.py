@@ -17,9 +17,10 @@ import pyarrow as pa
 from filters import FILTERS, make
 from manifests import disk
 from manifests.columns import SIDECAR, with_extra
+from manifests.pool_layout import PoolLayout
 from manifests.schema import FilterSpec, Recipe, Rule, View
 from pipeline.pool import shard_writer
-from pipeline.scoring import scorer
+from pipeline.scoring import score_set
 from pipeline.views.choose import Selection, check, choose, columns_of, like, rules_of
 
 READERS = 8  # files that are opened at once: small ones, and far away ones wait for the network
@@ -30,7 +31,7 @@ SOURCE = {
 logger = logging.getLogger(__name__)
 
 
-def check_recipe(recipe: Recipe) -> None:
+def check_views(recipe: Recipe) -> None:
     """ValueError for filters, options, rules and views that could not work, before anything is fetched for them."""
     for spec in recipe.filters:
         make(spec)
@@ -62,7 +63,7 @@ def choose_views(
     for name in wanted:
         rules = rules_of(recipe.views, name)
         used, specs = _filters_used(recipe, name)
-        scores = {spec.name: scorer.score_set(pool, spec, fingerprint) for spec in specs}
+        scores = {spec.name: score_set(pool, spec, fingerprint) for spec in specs}
         found = _document(pool, name)
         if (found.get("rules"), found.get("scores"), found.get("fingerprint")) == (
             rules,
@@ -156,7 +157,7 @@ def _tables(pool: str, columns: Iterable[str], sets: Mapping[str, str]) -> dict[
     def read(number: str) -> pa.Table:
         table = shard_writer.read_sidecar(pool, number, plain)
         for folder, wanted in scored.items():
-            more = disk.read_parquet(scorer.scores_path(pool, folder, number), wanted)
+            more = disk.read_parquet(PoolLayout(pool).score_columns(folder, number), wanted)
             assert more.num_rows == table.num_rows, (
                 f"{folder}/{number} has {more.num_rows} rows, not {table.num_rows}"
             )

@@ -15,8 +15,7 @@ from PIL import Image
 
 from manifests import disk
 from manifests.schema import Miniweb, Recipe, Source
-from pipeline import build, recipe_run
-from pipeline.accounting import counts
+from pipeline import accounting, audit, build, recipe_run
 from pipeline.miniweb import small_web
 from pipeline.pool import shard_writer
 
@@ -60,7 +59,7 @@ def built(web: tuple[Path, int], folder: Path, engine: str) -> Path:
 
 
 def test_the_books_add_up(inline: Path) -> None:
-    books = counts.books(str(inline))
+    books = accounting.count_pool(str(inline))
     records = shard_writer.committed(str(inline))
     assert len(records) > 2
     attempted = sum(r["count"] for r in records.values())
@@ -73,7 +72,7 @@ def test_the_books_add_up(inline: Path) -> None:
         books["crawl"]["reasons"].values()
     )
     assert books["crawl"]["pairs"] == attempted
-    assert counts.main([str(inline), "--verify"]) == 0
+    assert audit.main([str(inline), "--verify"]) == 0
 
 
 def test_every_planted_ill_ends_in_the_reason_it_deserves(
@@ -186,4 +185,4 @@ def test_a_retry_asks_only_for_what_was_transient(web: tuple[Path, int], tmp_pat
         for row in shard_writer.read_sidecar(str(pool), name, ["retry_of"]).to_pylist()
     ]
     assert sorted(row["retry_of"] for row in asked) == sorted(keys)
-    assert counts.main([str(pool), "--verify"]) == 0
+    assert audit.main([str(pool), "--verify"]) == 0

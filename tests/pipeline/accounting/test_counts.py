@@ -11,10 +11,10 @@ import pytest
 from manifests import disk
 from manifests.schema import Recipe, Source
 from pipeline.accounting.counts import (
-    books,
-    books_lines,
-    explain,
+    count_lines,
+    count_pool,
     explain_lines,
+    explain_row,
     write_pool_json,
 )
 from pipeline.audit import main
@@ -37,7 +37,7 @@ def change(path: str | Path, **values: Any) -> None:
 
 
 def test_the_books_of_a_whole_pool(pool: str) -> None:
-    found = books(pool)
+    found = count_pool(pool)
     assert found["crawl"] == {"parts": 1, "links": 26, "pairs": 24, "reasons": {"empty_alt": 2}}
     fetched = found["fetch"]
     assert fetched["shards"] == fetched["planned"] == len(shard_writer.committed(pool)) > 1
@@ -48,7 +48,7 @@ def test_the_books_of_a_whole_pool(pool: str) -> None:
     [scores] = found["scores"].values()
     assert scores == {"rows": 24, "stored": 18, "scored": 18}
     assert (found["complete"], found["problems"]) == (True, [])
-    text = "\n".join(books_lines(found))
+    text = "\n".join(count_lines(found))
     assert "24 attempted = 18 stored" in text
     assert "http_4xx" in text
     assert "attempted 24 → stored 18 → big" in text
@@ -57,11 +57,11 @@ def test_the_books_of_a_whole_pool(pool: str) -> None:
 def test_a_pool_on_its_way_is_not_complete(tmp_path: Path) -> None:
     pool = str(tmp_path)
     audited.write_pairs(pool)
-    assert books(pool)["complete"] is False
-    assert books(pool)["fetch"]["planned"] == 0
+    assert count_pool(pool)["complete"] is False
+    assert count_pool(pool)["fetch"]["planned"] == 0
     tasks = plan.write_plan(pool, audited.RECIPE)
     audited.write_shard(pool, tasks[0])
-    found = books(pool)
+    found = count_pool(pool)
     assert (found["fetch"]["shards"], found["fetch"]["planned"]) == (1, len(tasks))
     assert (found["complete"], found["problems"]) == (False, [])
     assert main([pool]) == 3
@@ -76,12 +76,12 @@ def test_a_row_that_was_retried_counts_once(pool: str) -> None:
     keys = [row["key"] for row in rows if row["class"] == "transient"]
     for task in plan.add_retries(pool, audited.RECIPE, keys):
         audited.write_shard(pool, task)
-    fetched = books(pool)["fetch"]
+    fetched = count_pool(pool)["fetch"]
     assert (fetched["attempted"], fetched["retries"], fetched["stored"]) == (26, 2, 20)
     assert fetched["reasons"] == {"dns": 2, "http_4xx": 4}
     assert fetched["final"] == {"stored": 20, "reasons": {"http_4xx": 4}}
-    assert books(pool)["problems"] == []
-    history = explain(pool, next(row["uid"] for row in rows if row["class"] == "transient"))
+    assert count_pool(pool)["problems"] == []
+    history = explain_row(pool, next(row["uid"] for row in rows if row["class"] == "transient"))
     assert [attempt["sidecar"]["reason"] for attempt in history["attempts"]] == ["dns", None]
     assert history["attempts"][1]["sidecar"]["retry_of"] == history["attempts"][0]["sidecar"]["key"]
     assert "older than this shard" in "\n".join(explain_lines(history))
@@ -98,10 +98,12 @@ def test_what_does_not_add_up_is_named(pool: str) -> None:
     ]:
         change(place, **changes)
         value = next(iter(changes.values()))
-        assert any(message.format(value) in problem for problem in books(pool)["problems"]), message
+        assert any(message.format(value) in problem for problem in count_pool(pool)["problems"]), (
+            message
+        )
         assert main([pool]) == 3
         disk.write_json(place, record)
-    assert books(pool)["problems"] == []
+    assert count_pool(pool)["problems"] == []
 
 
 def test_links_that_are_lost_are_named(tmp_path: Path) -> None:
@@ -109,11 +111,14 @@ def test_links_that_are_lost_are_named(tmp_path: Path) -> None:
     path = disk.join(pool, "pairs", "part-00000.parquet")
     table, notes = disk.read_parquet(path), disk.read_metadata(path)
     disk.write_parquet(path, table, {**notes, "links": 27})
-    assert books(pool)["problems"] == [
+    assert count_pool(pool)["problems"] == [
         "pairs/part-00000.parquet: 27 links are not 24 pairs + 2 dropped"
     ]
     disk.write_parquet(path, table, {**notes, "links": 27, "pairs": 25})
-    assert "all shards are there, and 25 pairs are not 24 rows attempted" in books(pool)["problems"]
+    assert (
+        "all shards are there, and 25 pairs are not 24 rows attempted"
+        in count_pool(pool)["problems"]
+    )
 
 
 def test_a_tar_of_the_recipe_that_was_not_adopted(tmp_path: Path) -> None:
@@ -129,7 +134,7 @@ def test_a_tar_of_the_recipe_that_was_not_adopted(tmp_path: Path) -> None:
     work = adopt({"pool": pool})
     for done, ticket in enumerate(tickets(source), 1):
         work(ticket)
-        found = books(pool)
+        found = count_pool(pool)
         assert (found["fetch"]["shards"], found["fetch"]["planned"], found["complete"]) == (
             done,
             2,
@@ -137,7 +142,7 @@ def test_a_tar_of_the_recipe_that_was_not_adopted(tmp_path: Path) -> None:
         )
     (tmp_path / "a.tar").unlink()
     (tmp_path / "b.tar").unlink()
-    assert "there is no tar at" in books(pool)["problems"][0]
+    assert "there is no tar at" in count_pool(pool)["problems"][0]
 
 
 def test_a_folder_that_is_no_pool(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,7 +180,7 @@ def test_the_whole_history_of_a_row(pool: str) -> None:
         for row in shard_writer.read_sidecar(pool, number).to_pylist()
     ]
     for row in rows:
-        history = explain(pool, row["uid"])
+        history = explain_row(pool, row["uid"])
         [attempt] = history["attempts"]
         assert history["pair"]["title"] == f"title {row['link']}"
         assert history["pair"]["warc_offset"] == 100 * row["link"]
@@ -209,7 +214,7 @@ def test_the_whole_history_of_a_row(pool: str) -> None:
 
 def test_a_pair_that_waits(tmp_path: Path) -> None:
     rows = audited.write_pairs(str(tmp_path))
-    history = explain(str(tmp_path), rows[3]["uid"])
+    history = explain_row(str(tmp_path), rows[3]["uid"])
     assert history["attempts"] == []
     assert history["pair"]["url"] == rows[3]["url"]
     assert "not attempted yet" in "\n".join(explain_lines(history))

@@ -90,7 +90,7 @@ def test_a_view_may_ask_for_them(tmp_path: Path) -> None:
         ["alike", 1],
     ]
     with pytest.raises(ValueError, match="similarty"):
-        view_files.check_recipe(
+        view_files.check_views(
             recipe(views=(View(name="v", rules=(Rule(name="x", where="similarty > 0.3"),)),))
         )
 
@@ -118,7 +118,7 @@ def test_a_source_without_columns_has_none_to_give() -> None:
 def test_a_filters_column_is_taken() -> None:
     source = Source(kind="table", paths=("a.csv",), extra_columns={"brightness": "float"})
     with pytest.raises(ValueError, match="'brightness', which is a filter's column"):
-        view_files.check_recipe(
+        view_files.check_views(
             Recipe(name="r", source=source, filters=(FilterSpec(name="picture"),))
         )
 

@@ -16,6 +16,7 @@ from PIL import Image
 from filters import FILTERS
 from filters.base import Batch, Columns
 from manifests import disk
+from manifests.pool_layout import uids_checksum
 from manifests.schema import FilterSpec, Recipe, Source
 from pipeline.executor import stage
 from pipeline.pool import shard_writer
@@ -103,11 +104,13 @@ def test_columns_stand_beside_the_sidecar_row_for_row(tmp_path: Path) -> None:
                     for a, b in zip(values["link_of_it"], sidecar["url"].to_pylist(), strict=True)
                 )
             notes = disk.read_metadata(scorer.scores_path(pool, name, number))
-            assert notes["uids"] == checksum == scorer.uids_checksum(sidecar["uid"])
+            assert notes["uids"] == checksum == uids_checksum(sidecar["uid"])
     words = [
         w
         for number in shard_writer.committed(pool)
-        for w in columns(pool, scorer.set_name(FilterSpec(name="caption")), number)["caption_words"]
+        for w in columns(pool, scorer.score_set_name(FilterSpec(name="caption")), number)[
+            "caption_words"
+        ]
     ]
     assert words == [None if i % 5 == 4 else i % 7 + 1 for i in range(23)]
 
@@ -145,7 +148,7 @@ def test_a_filter_that_always_raises_fails_the_shard_and_leaves_no_scores_json(
         [Row(caption="boom") for _ in range(8)] + [Row(caption="fine") for _ in range(8)],
         per_shard=8,
     )
-    name = scorer.set_name(SHADE)
+    name = scorer.score_set_name(SHADE)
     report = scorer.score(pool, [SHADE], engine="inline")
     assert list(report["failed"]) == ["00000"]
     assert "boom" in report["failed"]["00000"]
@@ -266,27 +269,27 @@ RECIPE = Recipe(
 
 
 def test_the_filters_of_a_recipe_some_of_them_and_changes() -> None:
-    assert scorer.specs_of(RECIPE, [], {}) == list(RECIPE.filters)
-    assert scorer.specs_of(RECIPE, ["shade"], {"shade.offset": 2.0}) == [
+    assert scorer.filter_specs(RECIPE, [], {}) == list(RECIPE.filters)
+    assert scorer.filter_specs(RECIPE, ["shade"], {"shade.offset": 2.0}) == [
         FilterSpec(name="shade", options={"offset": 2.0})
     ]
-    assert scorer.specs_of(None, ["tokens"], {}) == [FilterSpec(name="tokens")]
+    assert scorer.filter_specs(None, ["tokens"], {}) == [FilterSpec(name="tokens")]
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (
-            lambda: scorer.specs_of(RECIPE, ["language"], {}),
+            lambda: scorer.filter_specs(RECIPE, ["language"], {}),
             "has no filter 'language'.*; it has caption, shade",
         ),
-        (lambda: scorer.specs_of(None, [], {}), "no filter to score by"),
+        (lambda: scorer.filter_specs(None, [], {}), "no filter to score by"),
         (
-            lambda: scorer.specs_of(None, ["tokens"], {"shade.offset": 1}),
+            lambda: scorer.filter_specs(None, ["tokens"], {"shade.offset": 1}),
             "--set shade.offset: write FILTER.OPTION",
         ),
         (
-            lambda: scorer.specs_of(None, ["tokens"], {"tokens": 1}),
+            lambda: scorer.filter_specs(None, ["tokens"], {"tokens": 1}),
             "--set tokens: write FILTER.OPTION",
         ),
     ],

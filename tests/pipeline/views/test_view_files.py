@@ -69,11 +69,11 @@ def test_what_a_view_leaves_on_disk(pool: str) -> None:
         assert document["funnel"][1] == ["stored", 24]
         assert document["funnel"][-1][1] == document["kept"]
         assert document["fingerprint"] == shard_writer.fingerprint(pool)
-    assert made["long"]["scores"] == {"caption": scorer.set_name(FILTERS[0])}
+    assert made["long"]["scores"] == {"caption": scorer.score_set_name(FILTERS[0])}
     assert (
         made["bright"]["scores"]
         == made["alike"]["scores"]
-        == {"picture": scorer.set_name(FILTERS[1])}
+        == {"picture": scorer.score_set_name(FILTERS[1])}
     )
     assert made["bright"]["thresholds"]["top(brightness, 0.25)"]["rows"] == 24
     assert made["bright"]["kept"] == made["alike"]["kept"] == 6
@@ -209,11 +209,11 @@ def test_a_filter_that_is_not_scored_yet(tmp_path: Path) -> None:
 )
 def test_a_recipe_is_checked_before_there_is_a_pool(wrong: Recipe, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        view_files.check_recipe(wrong)
+        view_files.check_views(wrong)
 
 
 def test_a_good_recipe_passes_the_check() -> None:
-    view_files.check_recipe(recipe(RAW, LONG, TOP, ALIKE))
+    view_files.check_views(recipe(RAW, LONG, TOP, ALIKE))
 
 
 # The baselines of DataComp that text, size and CLIP score decide, as a person writes them.
@@ -249,9 +249,9 @@ def test_datacomps_baselines_are_at_most_six_lines(
         f"name: r\nsource: {{kind: files, paths: [x.csv]}}\nfilters: {filters}\nviews:\n{text}\n"
     )
     wish = reader.read_manifest(path, Recipe)
-    view_files.check_recipe(wish)
+    view_files.check_views(wish)
     for spec in wish.filters:
-        scorer.set_name(spec)
+        scorer.score_set_name(spec)
     given = [row for row in rows(40) if row.reason is None]
     pool = make_pool(tmp_path / "pool", given, per_shard=20)
     fill(pool, wish)
@@ -279,10 +279,10 @@ def fill(pool: str, wish: Recipe) -> None:
             table = pa.table(
                 {c: pa.array([VALUES[c](i) for i in places], kind) for c, kind in kinds.items()}
             )
-            disk.write_parquet(scorer.scores_path(pool, scorer.set_name(spec), number), table)
+            disk.write_parquet(scorer.scores_path(pool, scorer.score_set_name(spec), number), table)
         at = places.stop
     for spec in wish.filters:
-        place = disk.join(pool, "scores", scorer.set_name(spec), "scores.json")
+        place = disk.join(pool, "scores", scorer.score_set_name(spec), "scores.json")
         disk.write_json(place, {"fingerprint": shard_writer.fingerprint(pool)})
 
 
