@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from manifests import disk
 from manifests.columns import PAIRS, extra_column
 from manifests.schema import Source
-from pipeline.crawl.wat import SPACE, resolve
+from pipeline.crawl.urls import SPACE, resolve
 
 ENDINGS = (
     ".parquet",

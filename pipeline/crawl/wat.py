@@ -16,10 +16,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import chain, islice
 from typing import Any
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urljoin
 
 import msgspec
 import numpy as np
@@ -29,6 +28,7 @@ from xxhash import xxh3_128_digest  # as disk.uid_of has it, which imports at ev
 from manifests import disk
 from manifests.columns import PAIRS
 from manifests.schema import Pair
+from pipeline.crawl.urls import SPACE, resolve, resolver
 from pipeline.crawl.wat_records import (
     EMPTY,
     UNREAD,
@@ -49,32 +49,14 @@ __all__ = [
     "decode",
     "pairs_of_wat",
     "records",
-    "resolve",
     "rows_of_wat",
     "scan",
 ]
 Row = tuple[Any, ...]  # one row of PAIRS
 ROWS = 10_000  # of a batch, at least
 AT_ONCE = 15  # records that are inflated before their JSON is looked at: one by one is 20 us slower, by the caches
-LONGEST_URL = 4096
 IMAGE, IMAGE_ESCAPED = b"IMG@/src", b"IMG@\\/src"  # some writers escape every slash
 LANGUAGES = b"languages-cld2"
-SPACE = "".join(map(chr, range(0x21)))  # C0 controls and space, which browsers cut off both ends
-BREAKS = dict.fromkeys(map(ord, "\t\n\r"))  # and these they drop anywhere
-HOST = r"//[A-Za-z0-9.-]*[A-Za-z0-9](?::[0-9]{1,5})?"
-PLAIN = re.compile(rf"(https?:)({HOST})(?:/|\Z)")
-QUERY = r"(?:\?[^\x00-\x20#]++)?\Z"
-SHORT = re.compile(  # links that need no thought: whole, of the page's scheme, from its root, from its folder
-    rf"(https?:{HOST}(?:/[^\x00-\x20#?\\]*+{QUERY}|\Z))|({HOST}(?:/[^\x00-\x20#?\\]*+{QUERY}|\Z))"
-    rf"|(/(?!/)[^\x00-\x20#?\\]*+{QUERY})|([A-Za-z0-9_%-][^\x00-\x20#?\\:;]*+{QUERY})"
-)
-SAFE = r"!\"$->@-\[\]-~"  # ASCII but for #, ?, \ and what is not printed
-WHOLE = re.compile(
-    rf"https?:{HOST}/[{SAFE}]*+(?:\?[{SAFE}?]++)?"
-).fullmatch  # SHORT's commonest, 0.2 us for 0.4
-ROOTED = re.compile(rf"/(?!/)[{SAFE}]*+(?:\?[{SAFE}?]++)?").fullmatch
-DOTTED = re.compile(r";|/\.\.?(?:[/?#]|\Z)")  # else the dot of a "/." only begins a name
-ODD = re.compile(r"[\x00-\x20\\;]|//|/\.")
 PICTURE = re.compile(r"(?i)\.(?:jpe?g|png|webp|gif|avif|bmp|tiff?)[\x00-\x20]*(?:[?#]|\Z)")
 SUFFIX = 5  # characters: where the dot of a picture's name is, with nothing behind the name
 COMMONS = "creativecommons.org/"
@@ -129,71 +111,6 @@ _value, _json = (
 
 def _texts(value: Any) -> list[str]:
     return [v for v in (value if isinstance(value, list) else [value]) if isinstance(v, str)]
-
-
-def resolve(base: str, link: str) -> str:
-    """An absolute http(s) URL without its fragment, as a browser would ask for it.
-
-    ValueError whose text is the reason: data_url, scheme or bad_url.
-    """
-    if (short := SHORT.match(link)) and len(link) + len(base) <= LONGEST_URL:
-        if short.lastindex == 1:
-            return link
-        scheme, origin, folder = _places(base)
-        if short.lastindex == 2 and scheme:
-            return scheme + link
-        if "/." not in link or not DOTTED.search(link):
-            if short.lastindex == 3 and scheme:
-                return origin + link
-            if short.lastindex == 4 and folder and "//" not in link:
-                return folder + link
-    return _resolved(base, link)
-
-
-@lru_cache(maxsize=16)
-def _places(base: str) -> tuple[str, str, str]:
-    """Scheme, origin and folder of a page, "" where they are not of the plain kind."""
-    found = PLAIN.match(base)
-    if found is None:
-        return "", "", ""
-    origin = found[1] + found[2]
-    folder = base[len(origin) :].partition("#")[0].partition("?")[0].rpartition("/")[0] + "/"
-    return found[1], origin, "" if ODD.search(folder) else origin + folder
-
-
-def _resolved(base: str, link: str) -> str:
-    """`resolve` for all that its short ways (nineteen links of twenty) leave over."""
-    link = link.strip(SPACE)
-    if link[:5].lower() == "data:":
-        raise ValueError("data_url")
-    head, _, query = link.translate(BREAKS).partition("#")[0].partition("?")
-    head, query = head.replace("\\", "/"), query and f"?{query}"
-    scheme, origin, _ = _places(base)
-    if PLAIN.match(head):
-        url = head + query
-    elif head[:2] == "//" and PLAIN.match(scheme + head):
-        url = scheme + head + query
-    elif head[:1] == "/" != head[1:2] and "/." not in head and origin:
-        url = origin + head + query
-    else:
-        url = _joined(base, head + query)
-    if len(url) > LONGEST_URL:
-        raise ValueError("bad_url")
-    return url
-
-
-def _joined(base: str, link: str) -> str:
-    try:
-        url = urljoin(base, link) if link else ""
-        parts = urlsplit(url)
-        host = parts.hostname
-    except ValueError:
-        raise ValueError("bad_url") from None
-    if parts.scheme not in ("http", "https", ""):
-        raise ValueError("scheme")
-    if not parts.scheme or not host:
-        raise ValueError("bad_url")
-    return url
 
 
 # --- pages ---------------------------------------------------------------------------------------------------------
@@ -265,11 +182,11 @@ def _page(reader: Reader, body: bytes, offset: int, counts: Counter[str]) -> Pag
 
 def _pairs(base: str, links: Sequence[Any], images: Sequence[int]) -> tuple[list[Any], list[str]]:
     """The pairs among `images`, which are places in `links`, and the reasons why the others are none."""
-    pairs, reasons = [], []
-    scheme, origin, _ = _places(base)
-    room = LONGEST_URL - len(base)
-    for number, place in enumerate(images):
-        image = links[place]
+    pairs: list[Any] = []
+    reasons: list[str] = []
+    resolve_link = resolver(base)
+    for number, position in enumerate(images):
+        image = links[position]
         caption = image.alt
         if type(caption) is not str:
             reasons.append("no_alt")
@@ -277,28 +194,19 @@ def _pairs(base: str, links: Sequence[Any], images: Sequence[int]) -> tuple[list
         if not caption or caption.isspace():
             reasons.append("empty_alt")
             continue
-        said = image.url if type(image.url) is str else ""
-        url = scheme + said if said[:2] == "//" else said
-        if len(said) > room or not WHOLE(url):  # else: as `resolve` has it, without its 1.8 us
-            try:
-                short = (
-                    len(said) <= room
-                    and origin
-                    and ROOTED(said)
-                    and ("/." not in said or not DOTTED.search(said))
-                )
-                url = origin + said if short else resolve(base, said)
-            except ValueError as error:
-                reasons.append(str(error))
-                continue
-        behind = links[place + 1]
-        anchor = (
-            _anchor(said, behind) if type(behind) is Anchor and behind.text is not EMPTY else None
-        )
+        link = image.url if type(image.url) is str else ""
+        try:
+            url = resolve_link(link)
+        except ValueError as reason:
+            reasons.append(str(reason))
+            continue
+        behind = links[position + 1]
+        anchor = None
+        if type(behind) is Anchor and behind.text is not EMPTY:
+            anchor = _anchor(link, behind)
         title = text_of(image.title).strip() or None if image.title else None
-        pairs.append(
-            (xxh3_128_digest(f"{url}\0{caption}".encode()), url, caption, title, anchor, number)
-        )
+        digest = xxh3_128_digest(f"{url}\0{caption}".encode())
+        pairs.append((digest, url, caption, title, anchor, number))
     return pairs, reasons
 
 

@@ -16,7 +16,6 @@ import math
 import re
 import socket
 import time
-import unicodedata
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,17 +24,15 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from aiohttp.abc import AbstractResolver, ResolveResult
-from yarl import URL
 
 from manifests.schema import Fetch
+from pipeline.crawl import LONGEST_URL, ascii_host, trimmed
 
-LONGEST_URL = 8000  # common servers refuse a request line above 8 KiB
 LOOKUPS = 32  # names resolved at once; each holds a thread, and small resolvers fail above a few hundred a second
 FAILED_S = 60.0  # how long a name that DNS could not answer for is left alone
 UNKNOWN = frozenset(
     {socket.EAI_NONAME, socket.EAI_NODATA}
 )  # there is no such name, or it has no address
-SPACE, BREAKS = "".join(map(chr, range(33))), re.compile(r"[\t\r\n]")
 DEFAULT_PORTS = {"http": 80, "https": 443}
 HOST_NAME = re.compile(
     r"(?=.{1,253}$)[a-z0-9_]([a-z0-9_-]{0,62})(\.[a-z0-9_]([a-z0-9_-]{0,62}))*", re.ASCII
@@ -112,7 +109,7 @@ class Target:
 
 def target(url: str, settings: Fetch) -> Target:
     """A URL as it will be asked for. Refused with bad_url, scheme, port or private_address."""
-    text = BREAKS.sub("", url.strip(SPACE))
+    text = trimmed(url)
     if len(text) > LONGEST_URL:
         raise Refused("bad_url", f"longer than {LONGEST_URL} characters")
     try:
@@ -168,15 +165,10 @@ def _spelled(host: str, literal: bool) -> tuple[str, str | None]:
         except ValueError as error:
             raise Refused("bad_url", f"[{host}] is no address") from error
         return address.compressed, address.compressed
-    host = (
-        unicodedata.normalize("NFKC", host).replace("\u3002", ".").lower()
-    )  # U+3002: the ideographic full stop
-    host = host[:-1] if host.endswith(".") else host
-    if host and not host.isascii():
-        try:
-            host = URL.build(scheme="http", host=host).raw_host or ""
-        except ValueError as error:  # UnicodeError is one
-            raise Refused("bad_url", "the host is no name that DNS can hold") from error
+    try:
+        host = ascii_host(host)
+    except ValueError as error:  # UnicodeError is one
+        raise Refused("bad_url", "the host is no name that DNS can hold") from error
     if not HOST_NAME.fullmatch(host):
         raise Refused("bad_url", f"{host!r} is no host name" if host else "no host")
     return host, _ipv4(host) if NUMBER.fullmatch(host.rsplit(".", 1)[-1]) else None

@@ -30,6 +30,7 @@ import xxhash
 from manifests import disk
 from manifests.columns import PAIRS
 from manifests.schema import Fetch, Pair, Recipe
+from pipeline.crawl import ascii_host
 
 PLAN_VERSION = 2  # a change of order or of task ids bumps this and the golden test
 MAX_GROUPS = 1024  # tasks that can run at a time; a host lives in one of them
@@ -73,11 +74,8 @@ def host_of(url: str) -> str:
     if plain := PLAIN_HOST.match(url):
         return plain[1]
     try:
-        host = (urlsplit(url).hostname or "").rstrip(".")
-        return host if host.isascii() else host.encode("idna").decode()
-    except (
-        ValueError
-    ):  # UnicodeError is one: what cannot be a host name is refused before connecting
+        return ascii_host(urlsplit(url).hostname or "")
+    except ValueError:  # such a URL is refused before anything is connected to
         return ""
 
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections import Counter
+from pathlib import Path
 from typing import Any
+
+from manifests.schema import Pair
+from pipeline.crawl.wat import pairs_of_wat
+
+PAGE = "http://page.test/deep/er/page.html"
 
 
 def record(
@@ -79,3 +86,29 @@ def zipped(records: list[bytes]) -> bytes:
 
 
 INFO = record(b"software: test\r\nformat: WARC File Format 1.0\r\n", kind="warcinfo")
+
+
+def read(folder: Path, data: bytes, name: str = "x.warc.wat.gz") -> tuple[list[Pair], Counter[str]]:
+    """The pairs of a WAT of these bytes, and its counts, which must add up."""
+    (folder / name).write_bytes(data)
+    counts = Counter[str]()
+    pairs = list(pairs_of_wat(str(folder / name), counts))
+    totals = ("links", "pairs", "damaged_records")
+    reasons = sum(n for key, n in counts.items() if key not in totals)
+    assert counts["links"] == counts["pairs"] + reasons
+    assert counts["pairs"] == len(pairs)
+    return pairs, counts
+
+
+def one(folder: Path, *links: dict[str, Any], **more: Any) -> Pair:
+    """The first pair of a page with these links."""
+    pairs, _ = read(folder, zipped([INFO, *page(PAGE, list(links), **more)]))
+    return pairs[0]
+
+
+def pages(count: int) -> list[bytes]:
+    """Records of `count` pages with one pair each, captions "0", "1", …"""
+    records: list[bytes] = []
+    for i in range(count):
+        records += page(f"http://p{i}.test/", [image(f"/{i}.jpg", str(i))])
+    return records

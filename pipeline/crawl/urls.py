@@ -1,0 +1,135 @@
+"""Links of pages as absolute http(s) URLs, and the one spelling of a host name.
+
+The short ways through `resolve` are there for speed; `_resolve_any` is the reference for all of
+them (a property test compares the two). Times in comments are per link on one core.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable
+from functools import lru_cache
+from urllib.parse import urljoin, urlsplit
+
+from yarl import URL
+
+LONGEST_URL = 8000  # characters; common servers refuse a request line above 8 KiB
+SPACE = "".join(map(chr, range(0x21)))  # C0 controls and space: browsers trim them at both ends
+LINE_BREAKS = dict.fromkeys(map(ord, "\t\n\r"))  # browsers remove these anywhere in a URL
+HOST = r"//[A-Za-z0-9.-]*[A-Za-z0-9](?::[0-9]{1,5})?"
+PLAIN = re.compile(rf"(https?:)({HOST})(?:/|\Z)")
+QUERY = r"(?:\?[^\x00-\x20#]++)?\Z"
+# Links that need no parser. Groups: absolute, scheme-relative, root-relative, folder-relative.
+SHORT = re.compile(
+    rf"(https?:{HOST}(?:/[^\x00-\x20#?\\]*+{QUERY}|\Z))|({HOST}(?:/[^\x00-\x20#?\\]*+{QUERY}|\Z))"
+    rf"|(/(?!/)[^\x00-\x20#?\\]*+{QUERY})|([A-Za-z0-9_%-][^\x00-\x20#?\\:;]*+{QUERY})"
+)
+SAFE = r"!\"$->@-\[\]-~"  # printable ASCII except #, ? and \
+# The commonest cases of SHORT: 0.2 us instead of 0.4
+ABSOLUTE = re.compile(rf"https?:{HOST}/[{SAFE}]*+(?:\?[{SAFE}?]++)?").fullmatch
+ROOTED = re.compile(rf"/(?!/)[{SAFE}]*+(?:\?[{SAFE}?]++)?").fullmatch
+DOTTED = re.compile(r";|/\.\.?(?:[/?#]|\Z)")  # a "/." that is only the start of a name is no match
+ODD_FOLDER = re.compile(r"[\x00-\x20\\;]|//|/\.")
+
+
+def resolve(base: str, link: str) -> str:
+    """The absolute http(s) URL of `link` on a page at `base`, without its fragment, as browsers
+    request it. ValueError whose text is the reason: data_url, scheme or bad_url.
+    """
+    if (short := SHORT.match(link)) and len(link) + len(base) <= LONGEST_URL:
+        if short.lastindex == 1:
+            return link
+        scheme, origin, folder = split_base(base)
+        if short.lastindex == 2 and scheme:
+            return scheme + link
+        if "/." not in link or not DOTTED.search(link):
+            if short.lastindex == 3 and scheme:
+                return origin + link
+            if short.lastindex == 4 and folder and "//" not in link:
+                return folder + link
+    return _resolve_any(base, link)
+
+
+def resolver(base: str) -> Callable[[str], str]:
+    """`resolve` for the many links of one page: `base` is split once."""
+    scheme, origin, _ = split_base(base)
+    room = LONGEST_URL - len(base)
+
+    def resolve_link(link: str) -> str:
+        if len(link) <= room:
+            url = scheme + link if link[:2] == "//" else link
+            if ABSOLUTE(url):
+                return url
+            if origin and ROOTED(link) and ("/." not in link or not DOTTED.search(link)):
+                return origin + link
+        return resolve(base, link)
+
+    return resolve_link
+
+
+@lru_cache(maxsize=16)
+def split_base(base: str) -> tuple[str, str, str]:
+    """Scheme (`http:`), origin and folder of a page's URL; "" for each that the short ways cannot
+    use."""
+    match = PLAIN.match(base)
+    if match is None:
+        return "", "", ""
+    origin = match[1] + match[2]
+    path = base[len(origin) :].partition("#")[0].partition("?")[0]
+    folder = path.rpartition("/")[0] + "/"
+    return match[1], origin, "" if ODD_FOLDER.search(folder) else origin + folder
+
+
+def _resolve_any(base: str, link: str) -> str:
+    """`resolve` for every link: the short ways take nineteen of twenty before it."""
+    link = link.strip(SPACE)
+    if link[:5].lower() == "data:":
+        raise ValueError("data_url")
+    path, _, query = link.translate(LINE_BREAKS).partition("#")[0].partition("?")
+    path, query = path.replace("\\", "/"), query and f"?{query}"
+    scheme, origin, _ = split_base(base)
+    if PLAIN.match(path):
+        url = path + query
+    elif path[:2] == "//" and PLAIN.match(scheme + path):
+        url = scheme + path + query
+    elif path[:1] == "/" != path[1:2] and "/." not in path and origin:
+        url = origin + path + query
+    else:
+        url = _joined(base, path + query)
+    if len(url) > LONGEST_URL:
+        raise ValueError("bad_url")
+    return url
+
+
+def _joined(base: str, link: str) -> str:
+    try:
+        url = urljoin(base, link) if link else ""
+        parts = urlsplit(url)
+        host = parts.hostname
+    except ValueError:
+        raise ValueError("bad_url") from None
+    if parts.scheme not in ("http", "https", ""):
+        raise ValueError("scheme")
+    if not parts.scheme or not host:
+        raise ValueError("bad_url")
+    return url
+
+
+def trimmed(url: str) -> str:
+    """A URL without the characters that browsers ignore: C0 controls and spaces at both ends, and
+    tabs and line breaks anywhere."""
+    return url.strip(SPACE).translate(LINE_BREAKS)
+
+
+def ascii_host(host: str) -> str:
+    """A host name in the one spelling that hosts are compared by: lower case, ASCII by IDNA 2008
+    with the mapping of UTS 46, without a trailing dot. ValueError where IDNA has no such name.
+
+    An ASCII name is not checked further: it may still be no name that DNS can hold.
+    """
+    host = unicodedata.normalize("NFKC", host).replace("\u3002", ".").lower()  # ideographic stop
+    host = host.removesuffix(".")
+    if host and not host.isascii():
+        return URL.build(scheme="http", host=host).raw_host or ""
+    return host

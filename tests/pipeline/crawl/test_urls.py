@@ -1,0 +1,139 @@
+"""Links as browsers resolve them, reasons for the others, and one spelling of a host name."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from manifests.schema import Fetch
+from pipeline.crawl import urls
+from pipeline.crawl.urls import LONGEST_URL, ascii_host, resolve, resolver, trimmed
+from pipeline.fetch import guard, plan
+
+PAGE = "http://page.test/deep/er/page.html"
+
+
+@pytest.mark.parametrize(
+    ("base", "link", "url"),
+    [
+        (PAGE, "a.jpg", "http://page.test/deep/er/a.jpg"),
+        (PAGE, "../a.jpg", "http://page.test/deep/a.jpg"),
+        (PAGE, "../../../../a.jpg", "http://page.test/a.jpg"),
+        (PAGE, "/a.jpg", "http://page.test/a.jpg"),
+        (PAGE, "/a/../b.jpg", "http://page.test/b.jpg"),
+        (PAGE, "/a/.jpg", "http://page.test/a/.jpg"),
+        (PAGE, "/.;", "http://page.test/"),
+        (PAGE, "//cdn.test/a.jpg", "http://cdn.test/a.jpg"),
+        ("https://page.test/", "//cdn.test/a.jpg", "https://cdn.test/a.jpg"),
+        (PAGE, "?id=1", "http://page.test/deep/er/page.html?id=1"),
+        (PAGE, "https://other.test", "https://other.test"),
+        (
+            PAGE,
+            "https://other.test:8443/a b.jpg?x=/../#part",
+            "https://other.test:8443/a b.jpg?x=/../",
+        ),
+        (PAGE, "\n\t  /a.jpg\t\t", "http://page.test/a.jpg"),
+        (PAGE, "/a\n.jpg", "http://page.test/a.jpg"),
+        (PAGE, "\\img\\a.jpg?back\\slash", "http://page.test/img/a.jpg?back\\slash"),
+        (PAGE, "http://[2001:db8::1]/a.jpg", "http://[2001:db8::1]/a.jpg"),
+        (PAGE, "http://bücher.test/ä.jpg", "http://bücher.test/ä.jpg"),
+        (PAGE, "a.jpg?x=&amp;y", "http://page.test/deep/er/a.jpg?x=&amp;y"),
+        ("http://page.test", "a.jpg", "http://page.test/a.jpg"),
+        ("http://page.test:81/x", "/a.jpg", "http://page.test:81/a.jpg"),
+        ("http://me@page.test/x", "/a.jpg", "http://me@page.test/a.jpg"),
+    ],
+)
+def test_links_become_what_a_browser_would_ask_for(base: str, link: str, url: str) -> None:
+    assert resolve(base, link) == url
+
+
+@pytest.mark.parametrize(
+    ("link", "reason"),
+    [
+        ("data:image/png;base64,AAAA", "data_url"),
+        (" DATA:image/gif;base64,", "data_url"),
+        ("javascript:void(0)", "scheme"),
+        ("ftp://page.test/a.jpg", "scheme"),
+        ("blob:http://page.test/1", "scheme"),
+        ("", "bad_url"),
+        ("#top", "bad_url"),
+        ("http://[broken/a.jpg", "bad_url"),
+        ("//[broken/a.jpg", "bad_url"),
+        ("/" + "a" * LONGEST_URL, "bad_url"),
+    ],
+)
+def test_a_link_that_cannot_be_requested_has_a_reason(link: str, reason: str) -> None:
+    for resolve_link in (resolver(PAGE), lambda text: resolve(PAGE, text)):
+        with pytest.raises(ValueError, match=f"^{reason}$"):
+            resolve_link(link)
+
+
+@given(
+    st.sampled_from(
+        [
+            PAGE,
+            "http://page.test",
+            "https://page.test:8/a;b/c?d=/e",
+            "http://page.test//x/./y",
+            "ftp://p/",
+        ]
+    ),
+    st.sampled_from(["", "/", "http://a.b", "https://a.b:8/", "//a", "a", "%41-", "data:"]),
+    st.text("ab/.?#:;\\@[]% \t\xa0é", max_size=12),
+)
+@settings(deadline=None, max_examples=500)
+def test_the_short_ways_give_what_the_long_way_gives(base: str, start: str, rest: str) -> None:
+    def outcome(short_ways: bool = True) -> str:
+        resolve_link = resolver(base) if short_ways else lambda link: resolve(base, link)
+        try:
+            return resolve_link(start + rest)
+        except ValueError as error:
+            return f"refused: {error}"
+
+    by_resolver = outcome()
+    assert outcome(short_ways=False) == by_resolver
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(urls, "SHORT", re.compile("(?!)"))
+        assert outcome(short_ways=False) == by_resolver
+
+
+def test_a_url_is_as_long_in_crawl_as_in_fetch() -> None:
+    settings = Fetch()
+    longest = "http://page.test/".ljust(LONGEST_URL, "a")
+    assert resolve(PAGE, longest) == longest
+    assert guard.target(longest, settings).url == longest
+    with pytest.raises(ValueError, match="bad_url"):
+        resolve(PAGE, longest + "a")
+    with pytest.raises(guard.Refused, match="longer than"):
+        guard.target(longest + "a", settings)
+
+
+@pytest.mark.parametrize(
+    ("host", "spelled"),
+    [
+        ("PAGE.Test.", "page.test"),
+        ("bücher.example", "xn--bcher-kva.example"),
+        ("straße.example", "xn--strae-oqa.example"),  # IDNA 2003 had strasse.example
+        ("\uff45xample.com", "example.com"),
+        ("東京\u3002example", "xn--1lqs71d.example"),
+        ("", ""),
+    ],
+)
+def test_a_host_has_one_spelling_in_crawl_plan_and_fetch(host: str, spelled: str) -> None:
+    assert ascii_host(host) == spelled
+    url = f"http://{host}/a.jpg"
+    assert plan.host_of(url) == spelled
+    if spelled:
+        assert guard.target(url, Fetch()).host == spelled
+
+
+def test_a_host_that_idna_has_no_name_for_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"."):
+        ascii_host("é" * 300 + ".test")
+
+
+def test_what_browsers_ignore_is_cut_off_a_url() -> None:
+    assert trimmed("\x00 \n http://a.test/b\t\r\nc d \x1f") == "http://a.test/bc d"
