@@ -1,14 +1,15 @@
 # The whole project is driven from here; `.ci/run` calls the same targets.
 PYTHON ?= python3
+WORKERS ?= auto         # processes of pytest
 V := .venv/bin
 
-.PHONY: venv demo test check bench bench-fetch bench-gpu
+.PHONY: venv demo quick test check bench bench-fetch bench-gpu
 venv: .venv/installed
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(V)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(V)/python -m pip install --quiet --disable-pip-version-check --editable ".[train,score,cpu,test]"
+	$(V)/python -m pip install --quiet --disable-pip-version-check --editable ".[train,score,test]"
 	touch $@
 
 demo: venv
@@ -19,8 +20,11 @@ check: venv
 	$(V)/ruff format --check --diff . >/dev/null || ($(V)/ruff format --diff . | head -n 40; exit 1)
 	$(V)/mypy
 
+quick: check            # before a commit: all tests that are not marked slow
+	$(V)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not ray"
+
 test: check
-	$(V)/python -m pytest
+	$(V)/python -m pytest -n $(WORKERS) --dist loadfile
 
 bench: venv
 	$(V)/python benchmarks/engine.py
