@@ -39,7 +39,7 @@ if not __package__:
     sys.path[0] = str(ROOT)
 
 from benchmarks import gpu_data
-from train.model import MODELS, peak_of
+from train.model import MODELS, peak_flops
 
 MODELS_MEASURED = ["ViT-B-32", "ViT-L-14", "ViT-H-14", "ViT-g-14"]
 SPEED = {
@@ -192,7 +192,7 @@ def _summary(answers: list[dict[str, Any]], args: argparse.Namespace) -> dict[st
     of_cpu = [answer["samples_per_cpu_s"] for answer in answers]
     mean = statistics.mean(rates)
     flops = statistics.mean(answer["flops_per_sample"] for answer in answers)
-    peak = peak_of(args.device_name, args.precision)
+    peak = peak_flops(args.device_name, args.precision)
     return {
         "samples_per_s": _spread(rates),
         "samples_per_cpu_s": _spread(of_cpu),

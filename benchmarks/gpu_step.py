@@ -32,7 +32,7 @@ from train.config import TrainConfig, configure, model_config
 from train.data import Batch, Loader, fast_jpeg, normalise
 from train.dist import Ranks, parallelize
 from train.formats import open_clip_config
-from train.model import CLIP, LOGIT_SCALE, Packed, pack, sent, work_of
+from train.model import CLIP, LOGIT_SCALE, PackedCaptions, pack_captions, to_device, training_flops
 from train.step import Update, accumulate, contrastive, precision_context
 
 UNIT = 64  # a batch that was searched for is a multiple of it
@@ -58,7 +58,7 @@ class Ours:
         self.model = _empty(self.model_config, self.device, job["attention"])
         self.config = self._configured(1)
         self.update = Update(self.model, self.config)
-        self.work, self.number, self.waited = work_of(self.model_config), 0, 0.0
+        self.work, self.number, self.waited = training_flops(self.model_config), 0, 0.0
         self.batches: Generator[Batch] | None = None
 
     def _configured(self, batch: int) -> TrainConfig:
@@ -94,7 +94,7 @@ class Ours:
             return
         drawn = [gpu_data.captions(batch, context, vocabulary, seed) for seed in range(VARIETY)]
         packed = self.job["captions"] == "packed"
-        self.tokens = [(pack(t, n) if packed else t).to(self.device) for t, n in drawn]
+        self.tokens = [(pack_captions(t, n) if packed else t).to(self.device) for t, n in drawn]
         self.flops = (
             sum(self.work.batch(n, self.job["captions"]) for _, n in drawn) / VARIETY / batch
         )
@@ -102,7 +102,7 @@ class Ours:
         shape = (batch, *self.model_config.height_width, 3)
         self.image = torch.randint(0, 256, shape, dtype=torch.uint8, device=self.device)
 
-    def _samples(self) -> tuple[Tensor, Tensor | Packed]:
+    def _samples(self) -> tuple[Tensor, Tensor | PackedCaptions]:
         if self.batches is None:
             return self.image, self.tokens[self.number % VARIETY]
         began = time.perf_counter()
@@ -110,20 +110,20 @@ class Ours:
         self.waited += time.perf_counter() - began
         packed = self.job["captions"] == "packed"
         tokens = (
-            pack(batch.tokens_BT, batch.length_B)
+            pack_captions(batch.tokens_BT, batch.length_B)
             if packed
             else batch.tokens_BT[:, : int(batch.length_B.max())]
         )
         self.flops = self.work.batch(batch.length_B, self.job["captions"]) / self.batch
         self.mean_tokens = float(batch.length_B.double().mean())
-        return batch.image_BHWC.to(self.device, non_blocking=True), sent(tokens, self.device)
+        return batch.image_BHWC.to(self.device, non_blocking=True), to_device(tokens, self.device)
 
     def step(self) -> None:
         """Forward, loss, backward, norm, the check that both are numbers, and AdamW."""
         config = self.config
         image_BHWC, tokens = self._samples()
 
-        def take(rows: slice) -> tuple[Tensor, Tensor | Packed]:
+        def take(rows: slice) -> tuple[Tensor, Tensor | PackedCaptions]:
             image_BCHW = normalise(
                 image_BHWC[rows], self.model_config.image_mean, self.model_config.image_std
             )
@@ -136,7 +136,7 @@ class Ours:
             functools.partial(contrastive, "clip"),
             precision=lambda: precision_context(config, self.device),
         )
-        norm = self.update.norm()
+        norm = self.update.grad_norm()
         values = torch.stack([found.loss.float(), found.accuracy, norm.float()]).tolist()
         if not all(abs(value) < float("inf") for value in values):
             raise FloatingPointError(f"step {self.number}: loss, accuracy and norm are {values}")
@@ -189,7 +189,7 @@ class Theirs:
             {"params": [p for plain, p in named if not plain], "weight_decay": 0.2},
         ]
         self.optimizer = torch.optim.AdamW(groups, lr=5e-4, betas=(0.9, 0.98), eps=1e-6)
-        self.work, self.number = work_of(self.model_config, whole=True), 0
+        self.work, self.number = training_flops(self.model_config, whole=True), 0
 
     def compile(self) -> None:
         """The whole model, as its command does."""

@@ -24,6 +24,9 @@ class TrainConfig:
 
     model: str = "ViT-B-32"
     model_changes: Mapping[str, Any] = field(default_factory=dict)  # over the model's own settings
+    init: str | None = (
+        None  # weights to start from: a run, an export, local-dir:PATH or an open_clip name
+    )
     samples_seen: int = 12_800_000
     batch_size: int = 4096  # of all ranks together
     lr: float = 5e-4
@@ -157,7 +160,7 @@ class TrainConfig:
         for name in ("dp_shard", "tp"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        recomputed_every(self.recompute)
+        recompute_interval(self.recompute)
         model = _changed(self)
         for tower in ("vision", "text"):
             for of in ("heads", "mlp"):
@@ -222,7 +225,7 @@ def check_layout(config: TrainConfig, world: int) -> int:
     return world // config.tp
 
 
-def recomputed_every(recompute: str) -> int:
+def recompute_interval(recompute: str) -> int:
     """Of how many blocks one is recomputed in backward; 0: none. ValueError for what is no such setting."""
     fixed = {"none": 0, "selective": 1, "full": 1}
     number = recompute.removeprefix("every_")

@@ -19,7 +19,7 @@ from torch import Tensor
 from manifests import disk
 from train.config import TrainConfig
 from train.data import Repeats
-from train.model import CLIP, peak_of, work_of
+from train.model import CLIP, peak_flops, training_flops
 
 LOG = "log.jsonl"
 # Of a line: what the clock and the machine decide, or an interruption. Everything else repeats with the run.
@@ -71,9 +71,9 @@ class Logbook:
     ) -> None:
         self.out, self.config, self.model, self.device = out, config, model, device
         self._sources, self._world, self._groups = sources, world, groups
-        self._work = work_of(model.config)
+        self._work = training_flops(model.config)
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-        self._peak = peak_of(name, config.precision)
+        self._peak = peak_flops(name, config.precision)
         self._writes = rank == 0
         self._lines = list(kept)
         self._whole = False  # whether the file has these lines, and no other

@@ -31,14 +31,23 @@ from train.dist import Ranks, checkpoint, parallelize, process_group, sharded_ch
 from train.formats import open_clip_files
 from train.identity import check_same_run, run_identity
 from train.logbook import Logbook, kept_lines, peak_memory, said
-from train.model import CLIP, Groups, Packed, UsedTokens, length_groups, pack, sent
+from train.model import (
+    CLIP,
+    GroupedCaptions,
+    PackedCaptions,
+    ReducedTokenTable,
+    group_by_length,
+    pack_captions,
+    to_device,
+)
 from train.step import (
     Update,
     accumulate,
     contrastive,
-    groups_of,
+    decay_factor,
     learning_rate,
     matmul_precision,
+    parameter_groups,
     precision_context,
 )
 
@@ -65,7 +74,7 @@ class TrainState:
     model: CLIP
     wrapped: nn.Module
     used: Tensor | None  # the tokens that the run reads, where they have been looked for
-    tokens: UsedTokens | None
+    tokens: ReducedTokenTable | None
     update: Update
     saver: sharded_checkpoint.Saver | None  # of a sharded run
     identity: dict[str, Any]
@@ -116,7 +125,7 @@ def _train(
     _steps(state, first)
     trained = time.perf_counter()
     if state.tokens is not None:
-        state.tokens.restore(state.model.text, _decayed(config, config.steps))
+        state.tokens.restore(state.model.text, decay_factor(config, config.steps))
     process_group.barrier(ranks)
     samples = (config.steps - first) * config.batch_size
     done = {
@@ -135,7 +144,7 @@ def _train(
         "samples": config.steps * config.batch_size,
         "resumed_at": first,
         "sources": loader.sources(),
-        "bad": {"count": loader.bad_count, "samples": disk.to_plain(loader.bad)},
+        "bad": {"count": loader.damaged_count, "samples": disk.to_plain(loader.damaged)},
         "samples_per_s": samples / (trained - ready),
         "peak_memory_bytes": peak_memory(ranks.device),
     }
@@ -193,7 +202,7 @@ def _steps(state: TrainState, first: int) -> None:
                 numbers["grad_norm"] = (
                     norm if math.isfinite(norm) else None
                 )  # of a step that fp16 skipped
-                words = said(book.line(done, {**numbers, **state.update.numbers()}))
+                words = said(book.line(done, {**numbers, **state.update.log_values()}))
                 bar.set_postfix_str(words)
                 if bar.disable and state.ranks.rank == 0:
                     logger.info("step %d of %d: %s", done, config.steps, words)
@@ -217,7 +226,7 @@ def _step(state: TrainState, batch: Batch, lr: float) -> tuple[float, float, flo
         tokens_BT
     )  # of this rank's rows in the global batch
 
-    def take(rows: slice) -> tuple[Tensor, Tensor | Packed | Groups]:
+    def take(rows: slice) -> tuple[Tensor, Tensor | PackedCaptions | GroupedCaptions]:
         state.model.reseed(
             config.seed, batch.step, torch.arange(first + rows.start, first + rows.stop)
         )
@@ -226,12 +235,12 @@ def _step(state: TrainState, batch: Batch, lr: float) -> tuple[float, float, flo
             image_BHWC, state.model.config.image_mean, state.model.config.image_std
         )
         tokens = _captions(config, tokens_BT[rows], batch.length_B[rows])
-        return image_BCHW, sent(tokens, device)
+        return image_BCHW, to_device(tokens, device)
 
     loss_of = functools.partial(
         contrastive,
         config.loss,
-        shards=state.ranks.data_parallel,
+        data_parallel=state.ranks.data_parallel,
         local_loss=config.local_loss,
         gather_with_grad=config.gather_with_grad,
         tile=config.loss_tile,
@@ -243,9 +252,9 @@ def _step(state: TrainState, batch: Batch, lr: float) -> tuple[float, float, flo
         loss_of,
         micro_batch=config.micro_batch,
         precision=lambda: precision_context(config, device),
-        loss_scale=state.update.scale(),
+        loss_scale=state.update.loss_scale(),
     )
-    norm = state.update.norm()
+    norm = state.update.grad_norm()
     stop = torch.full((), float(state.stop.is_set()), device=device)  # a fill: nothing is copied
     values = process_group.mean(
         torch.stack([found.loss.float(), found.accuracy, norm.float(), stop]), state.ranks
@@ -260,15 +269,14 @@ def _step(state: TrainState, batch: Batch, lr: float) -> tuple[float, float, flo
     return values[0], values[1], values[2], values[3] > 0
 
 
-def _captions(config: TrainConfig, tokens_BT: Tensor, length_B: Tensor) -> Tensor | Packed | Groups:
+def _captions(
+    config: TrainConfig, tokens_BT: Tensor, length_B: Tensor
+) -> Tensor | PackedCaptions | GroupedCaptions:
     if config.captions == "packed":
-        return pack(tokens_BT, length_B)
-    return length_groups(tokens_BT, GROUPS, length_B) if config.captions == "groups" else tokens_BT
-
-
-def _decayed(config: TrainConfig, steps: int) -> float:
-    """What weight decay alone makes of a number 1 in the first `steps` steps."""
-    return math.prod(1 - learning_rate(config, step) * config.weight_decay for step in range(steps))
+        return pack_captions(tokens_BT, length_B)
+    return (
+        group_by_length(tokens_BT, GROUPS, length_B) if config.captions == "groups" else tokens_BT
+    )
 
 
 def _refuse(
@@ -337,9 +345,9 @@ def _prepare(
     )
     narrow = used is not None and plain and len(used) <= model.config.vocab_size // 2
     parallelize(model, ranks, config)
-    tokens = UsedTokens(model.text, used) if used is not None and narrow else None
+    tokens = ReducedTokenTable(model.text, used) if used is not None and narrow else None
     update = Update(model, config, masters=not ranks.fsdp)
-    for group in groups_of(model, config) if ranks.rank == 0 else ():
+    for group in parameter_groups(model, config) if ranks.rank == 0 else ():
         logger.info("%s", group)
     return TrainState(
         config=config,
@@ -397,7 +405,7 @@ def _save(state: TrainState, step: int) -> None:
     if state.ranks.rank == 0:
         weights = open_clip_files.to_open_clip(state.model)
         if state.tokens is not None:
-            table = state.tokens.whole(state.model.text, _decayed(state.config, step))
+            table = state.tokens.full_table(state.model.text, decay_factor(state.config, step))
             weights["token_embedding.weight"] = table.cpu()
         checkpoint.save(state.out, step, weights, state.update.state(), about)
     process_group.barrier(state.ranks)

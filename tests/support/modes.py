@@ -24,10 +24,10 @@ from train.config import MODELS, configure
 from train.dist import process_group, sharded_checkpoint
 from train.dist.parallelism import parallelize
 from train.dist.process_group import Ranks
-from train.model.attention import length_groups, pack
+from train.model.attention import group_by_length, pack_captions
 from train.model.clip import CLIP
 from train.step import accumulate
-from train.step.loss import Shards, contrastive
+from train.step.loss import DataParallel, contrastive
 from train.step.update import Update
 
 B = 16
@@ -98,22 +98,24 @@ def samples(step):
     return torch.randn(B, 3, 32, 32, generator=generator, dtype=torch.float64), tokens
 
 
-def backward(model, wrapped, config, shards, step):
+def backward(model, wrapped, config, data_parallel, step):
     """The gradients of this rank's share of batch `step`; returns the loss."""
     image, tokens = samples(step)
-    count = B // shards.world
-    first = shards.rank * count
+    count = B // data_parallel.world
+    first = data_parallel.rank * count
 
     def take(rows):
         at = slice(first + rows.start, first + rows.stop)
         model.reseed(config.seed, step, torch.arange(at.start, at.stop))
-        captions = {"padded": lambda x: x, "packed": pack, "groups": lambda x: length_groups(x, 2)}[
-            config.captions
-        ]
+        captions = {
+            "padded": lambda x: x,
+            "packed": pack_captions,
+            "groups": lambda x: group_by_length(x, 2),
+        }[config.captions]
         return image[at], captions(tokens[at])
 
     loss_of = functools.partial(
-        contrastive, config.loss, shards=shards, local_loss=config.local_loss, tile=config.loss_tile,
+        contrastive, config.loss, data_parallel=data_parallel, local_loss=config.local_loss, tile=config.loss_tile,
         gather_with_grad=config.gather_with_grad,
     )  # fmt: skip
     return accumulate.backward(wrapped, take, count, loss_of, micro_batch=config.micro_batch).loss
@@ -133,10 +135,10 @@ def alone(change):
     model = fresh(config)
     update, grads, losses = Update(model, config), None, []
     for step in range(2 if change in STEPPED else 1):
-        losses.append(backward(model, model, config, Shards(), step).item())
+        losses.append(backward(model, model, config, DataParallel(), step).item())
         if step == 0:
             grads = flat([p.grad for p in model.parameters()])
-        update.step(step, config.lr, update.norm())
+        update.step(step, config.lr, update.grad_norm())
     return grads, losses, flat(model.parameters())
 
 
@@ -166,8 +168,8 @@ def compared(ranks, layout, change):
             )[0]
         )
         if step == 0:
-            grads, norm = flat([p.grad for p in model.parameters()]), update.norm().item()
-        update.step(step, config.lr, update.norm())
+            grads, norm = flat([p.grad for p in model.parameters()]), update.grad_norm().item()
+        update.step(step, config.lr, update.grad_norm())
     end = flat(model.parameters())
     wanted, wanted_losses, wanted_end = alone(change)
     return {
@@ -186,15 +188,22 @@ def wrong(ranks):
     for name, layout, local in (("gathered over all, local", {"tp": 2}, True), ("gathered over all", {"tp": 2}, False),
                                 ("local without gradient", {}, None)):  # fmt: skip
         here, model, wrapped, _ = build(ranks, settings(layout, "clip"))
-        shards = here.data_parallel
+        data_parallel = here.data_parallel
         image, tokens = samples(0)
-        own = slice(shards.rank * B // shards.world, (shards.rank + 1) * B // shards.world)
+        own = slice(
+            data_parallel.rank * B // data_parallel.world,
+            (data_parallel.rank + 1) * B // data_parallel.world,
+        )
         image_bE, text_bE, scale, _ = wrapped(image[own], tokens[own])
         if local is None:
-            loss, _ = mistakes.without_gradient(image_bE, text_bE, scale, None, shards=shards)
+            loss, _ = mistakes.without_gradient(
+                image_bE, text_bE, scale, None, data_parallel=data_parallel
+            )
         else:
-            world = Shards(rank=shards.rank if local else here.rank, world=here.world)
-            loss, _ = contrastive("clip", image_bE, text_bE, scale, shards=world, local_loss=local)
+            world = DataParallel(rank=data_parallel.rank if local else here.rank, world=here.world)
+            loss, _ = contrastive(
+                "clip", image_bE, text_bE, scale, data_parallel=world, local_loss=local
+            )
         loss.backward()
         grads = flat([p.grad for p in model.parameters()])
         found[name] = {
@@ -212,7 +221,7 @@ KEPT = {"ema": 0.5}
 def train_on(ranks, model, wrapped, update, config, first, last):
     for step in range(first, last):
         backward(model, wrapped, config, ranks.data_parallel, step)
-        update.step(step, config.lr, update.norm())
+        update.step(step, config.lr, update.grad_norm())
 
 
 def written(ranks, run, layout):

@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from train.config import MODELS, configure
 from train.model.clip import CLIP
 from train.step import accumulate
-from train.step.loss import Shards, contrastive
+from train.step.loss import DataParallel, contrastive
 from train.step.update import Update, total_norm
 
 WORLD, B, E = 4, 16, 6
@@ -65,12 +65,14 @@ def mean(values):
     return (values / WORLD).tolist()
 
 
-def without_gradient(image_bE, text_bE, scale, bias, *, shards):
+def without_gradient(image_bE, text_bE, scale, bias, *, data_parallel):
     """The mistake that `contrastive` refuses: own rows against features that were gathered without their gradient."""
-    both = [torch.empty(2, *image_bE.shape, dtype=image_bE.dtype) for _ in range(shards.world)]
-    dist.all_gather(both, torch.stack([image_bE, text_bE]).detach(), group=shards.group)
+    both = [
+        torch.empty(2, *image_bE.shape, dtype=image_bE.dtype) for _ in range(data_parallel.world)
+    ]
+    dist.all_gather(both, torch.stack([image_bE, text_bE]).detach(), group=data_parallel.group)
     image_BE, text_BE = torch.cat(both, dim=1)
-    own = torch.arange(len(image_bE)) + shards.rank * len(image_bE)
+    own = torch.arange(len(image_bE)) + data_parallel.rank * len(image_bE)
     loss = F.cross_entropy(scale * image_bE @ text_BE.T, own) + F.cross_entropy(
         scale * text_bE @ image_BE.T, own
     )
@@ -80,25 +82,35 @@ def without_gradient(image_bE, text_bE, scale, bias, *, shards):
 def losses(rank, groups):
     """Every variant of the loss over four ranks, and over two in a world of four; and what is known to be wrong."""
     found = {}
-    for shape, shards in groups.items():
-        own = slice(shards.rank * B // shards.world, (shards.rank + 1) * B // shards.world)
+    for shape, data_parallel in groups.items():
+        own = slice(
+            data_parallel.rank * B // data_parallel.world,
+            (data_parallel.rank + 1) * B // data_parallel.world,
+        )
         for kind, local, gather, tile in VARIANTS:
             options = {"local_loss": local, "gather_with_grad": gather, "tile": tile}
-            loss_of = functools.partial(contrastive, kind, shards=shards, **options)
+            loss_of = functools.partial(contrastive, kind, data_parallel=data_parallel, **options)
             found[f"{shape} {kind} {local} {gather} {tile}"] = mean(
                 numbers_of(kind, features(), own, loss_of)
             )
-    shards = groups["4"]
+    data_parallel = groups["4"]
     own = slice(rank * B // WORLD, (rank + 1) * B // WORLD)
     found[WRONG[0]] = mean(
-        numbers_of("clip", features(), own, functools.partial(without_gradient, shards=shards))
+        numbers_of(
+            "clip",
+            features(),
+            own,
+            functools.partial(without_gradient, data_parallel=data_parallel),
+        )
     )
     row = groups["2x2"].rank
     own = slice(row * B // 2, (row + 1) * B // 2)
     # Rows come twice, and are looked for where they would be among the ranks of data parallelism.
     for name, local in zip(WRONG[1:], (True, False), strict=True):
-        shards = Shards(rank=row if local else rank, world=WORLD)
-        loss_of = functools.partial(contrastive, "clip", shards=shards, local_loss=local)
+        data_parallel = DataParallel(rank=row if local else rank, world=WORLD)
+        loss_of = functools.partial(
+            contrastive, "clip", data_parallel=data_parallel, local_loss=local
+        )
         found[name] = mean(numbers_of("clip", features(), own, loss_of))
     return found
 
@@ -115,9 +127,9 @@ def samples():
     return torch.randn(24, 3, 32, 32, generator=generator, dtype=torch.float64), tokens
 
 
-def gradients(model, rows, shards, kind, **options):
+def gradients(model, rows, data_parallel, kind, **options):
     image, tokens = (x[rows] for x in samples())
-    loss_of = functools.partial(contrastive, kind, shards=shards)
+    loss_of = functools.partial(contrastive, kind, data_parallel=data_parallel)
     found = accumulate.backward(
         model, lambda piece: (image[piece], tokens[piece]), len(image), loss_of, **options
     )
@@ -132,10 +144,12 @@ def accumulation(rank):
     """Gradients of DDP in micro-batches of 2 of a rank's 6 samples, against one process and the whole batch of 24."""
     found = {}
     for kind in ("clip", "siglip"):
-        _, wanted = gradients(towers(kind).double(), slice(0, 24), Shards(), kind)
+        _, wanted = gradients(towers(kind).double(), slice(0, 24), DataParallel(), kind)
         wrapped = DistributedDataParallel(towers(kind).double(), gradient_as_bucket_view=True)
         rows = slice(6 * rank, 6 * rank + 6)
-        loss, grads = gradients(wrapped, rows, Shards(rank=rank, world=WORLD), kind, micro_batch=2)
+        loss, grads = gradients(
+            wrapped, rows, DataParallel(rank=rank, world=WORLD), kind, micro_batch=2
+        )
         dist.all_reduce(loss)
         found[kind] = [
             F.cosine_similarity(grads, wanted, dim=0).item(), (grads.norm() / wanted.norm()).item(),
@@ -180,7 +194,7 @@ def meshes():
             q.grad = p.grad.clone()
             if isinstance(q, DTensor):
                 q.grad = distribute_tensor(p.grad.clone(), q.device_mesh, q.placements)
-        norms = [update.norm() for update in updates]
+        norms = [update.grad_norm() for update in updates]
         for update, norm in zip(updates, norms, strict=True):
             update.step(step, 1e-2, norm)
     kept = copy.deepcopy(updates[1].state())
@@ -206,8 +220,8 @@ def main():
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD)
     columns = [dist.new_group([0, 2]), dist.new_group([1, 3])]
     groups = {
-        "4": Shards(rank=rank, world=WORLD),
-        "2x2": Shards(rank=rank // 2, world=2, group=columns[rank % 2]),
+        "4": DataParallel(rank=rank, world=WORLD),
+        "2x2": DataParallel(rank=rank // 2, world=2, group=columns[rank % 2]),
     }
     found = {"losses": losses(rank, groups), "accumulation": accumulation(rank), "meshes": meshes()}
     if rank == 0:

@@ -22,7 +22,7 @@ from train.dist.parallelism import parallelize
 from train.dist.process_group import Ranks
 from train.loop import train
 from train.model.architecture import MODELS
-from train.model.attention import pack
+from train.model.attention import pack_captions
 from train.model.clip import CLIP
 from train.step import accumulate
 from train.step.loss import contrastive
@@ -86,7 +86,7 @@ def test_every_kernel_gives_the_same_for_padded_and_packed_captions(kernel: str,
     config = dataclasses.replace(MODELS[name], vision_layers=2, text_layers=2)
     image_BCHW, tokens_BT = batch(8)
     wanted = computed(made(config, attention="sdpa"), tokens_BT, image_BCHW, bf16=False)
-    for tokens in (tokens_BT, pack(tokens_BT)):
+    for tokens in (tokens_BT, pack_captions(tokens_BT)):
         found = computed(made(config, attention=kernel), tokens, image_BCHW)
         assert difference(found[0], wanted[0]) < FEATURES
         assert difference(found[1], wanted[1]) < GRADIENTS
@@ -100,7 +100,7 @@ def test_compiled_blocks_give_the_same(captions: str) -> None:
     plain = made()
     for seed in range(3):  # packed captions have another number of tokens every time
         image_BCHW, tokens_BT = batch(seed=seed)
-        tokens = pack(tokens_BT) if captions == "packed" else tokens_BT
+        tokens = pack_captions(tokens_BT) if captions == "packed" else tokens_BT
         found, wanted = computed(compiled, tokens, image_BCHW), computed(plain, tokens, image_BCHW)
         assert difference(found[0], wanted[0]) < FEATURES
         assert difference(found[1], wanted[1]) < GRADIENTS

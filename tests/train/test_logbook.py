@@ -17,7 +17,7 @@ from train.config import TrainConfig, configure, model_config
 from train.data.order import Order, SourceRows
 from train.logbook import MEASURED, Logbook, flat, kept_lines, said
 from train.model.clip import CLIP
-from train.model.flops import work_of
+from train.model.flops import training_flops
 
 NUMBERS = {"loss": 4.5, "accuracy": 0.25, "lr": 1e-3, "grad_norm": None}
 
@@ -51,7 +51,7 @@ def lines(out: Path) -> list[dict[str, Any]]:
 def test_a_line_has_speed_waiting_operations_memory_and_every_sources_samples(
     tmp_path: Path, clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logbook, "peak_of", lambda *_: 1e9)
+    monkeypatch.setattr(logbook, "peak_flops", lambda *_: 1e9)
     one = book(tmp_path, world=2)
     for lengths in ([3, 5, 4, 4], [3, 16, 4, 5]):
         one.batch(torch.tensor(lengths), waited=0.25)
@@ -62,7 +62,7 @@ def test_a_line_has_speed_waiting_operations_memory_and_every_sources_samples(
     assert (line["step"], line["samples"], line["tokens_per_caption"]) == (2, 16, 5.5)
     assert (line["samples_per_s"], line["samples_per_s_per_gpu"]) == (8, 4)
     assert (line["wait_s"], line["wait_share"]) == (0.5, 0.25)
-    work = work_of(one.model.config)
+    work = training_flops(one.model.config)
     operations = (4 * work.sample(5) + 4 * work.sample(16)) / 2
     assert line["model_flops_per_s_per_gpu"] == pytest.approx(operations)
     assert line["mfu"] == pytest.approx(operations / 1e9)
@@ -81,7 +81,7 @@ def test_every_line_counts_from_the_one_before(tmp_path: Path, clock: list[float
         one.batch(torch.tensor([3, 9]), waited=0.1)
         clock[0] += seconds
         line = one.line(step, NUMBERS)
-        work = work_of(one.model.config)
+        work = training_flops(one.model.config)
         operations = (work.sample(3) + work.sample(9)) / 2 / seconds
         assert line["model_flops_per_s_per_gpu"] == pytest.approx(operations)
         assert line["wait_s"] == 0.1

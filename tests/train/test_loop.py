@@ -346,7 +346,7 @@ def test_a_number_that_is_none_stops_before_the_step_and_is_traced_to_its_sample
     saved = checkpoint.latest(str(tmp_path))
     assert saved.step == 2
     job = jobs[0]
-    job.tokens.restore(job.model.text, loop._decayed(config, 2))
+    job.tokens.restore(job.model.text, loop.decay_factor(config, 2))
     assert_same(to_open_clip(job.model), saved.model)
     assert all(torch.isfinite(value).all() for value in saved.model.values())
 
@@ -368,7 +368,7 @@ def test_the_reduced_token_table_trains_the_same_weights(blend, tmp_path, monkey
         "token_embedding.weight"
     ]
     assert (one["token_embedding.weight"][40_000] / start[40_000]).mean().item() == pytest.approx(
-        loop._decayed(config, 6), rel=1e-6
+        loop.decay_factor(config, 6), rel=1e-6
     )
 
 

@@ -45,11 +45,11 @@ class Batch:
     tokens_BT: Tensor  # int64, padded with 0
     length_B: Tensor  # int64: tokens without padding
     keys: tuple[str, ...]  # POOL/VIEW:KEY of what was read, after substitution
-    bad: int  # rows of these that are substitutes
+    substituted: int  # rows of these that are substitutes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BadSample:
+class DamagedSample:
     """A picture that could not be used, and where the run met it."""
 
     step: int
@@ -108,8 +108,8 @@ class Loader:
             seed=(blend.seed << 32) + config.seed,
         )
         self.order.check_repeats(config.steps, blend.max_repeats)
-        self.bad: list[BadSample] = []  # the first BAD_LISTED
-        self.bad_count = 0
+        self.damaged: list[DamagedSample] = []  # the first BAD_LISTED
+        self.damaged_count = 0
         self.drawn = 0
         self._config, self._size, self._context = config, model.height_width, model.context_length
         self._lanes = range(rank * config.lanes // world, (rank + 1) * config.lanes // world)
@@ -131,7 +131,7 @@ class Loader:
                 yield self._finish(work, self._fill(work, 0, len(work.row)))
             return
         pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
-        under_way: deque[tuple[_Work, list[Future[list[BadSample]]]]] = deque()
+        under_way: deque[tuple[_Work, list[Future[list[DamagedSample]]]]] = deque()
         try:
             for step in range(start, len(self) + self._ahead()):
                 if step < len(self):
@@ -178,16 +178,16 @@ class Loader:
 
     def _submit(
         self, pool: ThreadPoolExecutor, work: _Work
-    ) -> tuple[_Work, list[Future[list[BadSample]]]]:
+    ) -> tuple[_Work, list[Future[list[DamagedSample]]]]:
         rows = len(work.row)
         piece = -(-rows // (SPLIT * self._config.threads))
         return work, [
             pool.submit(self._fill, work, k, min(k + piece, rows)) for k in range(0, rows, piece)
         ]
 
-    def _fill(self, work: _Work, start: int, stop: int) -> list[BadSample]:
+    def _fill(self, work: _Work, start: int, stop: int) -> list[DamagedSample]:
         """Read, decode and crop rows start … stop − 1 of a batch into its arrays."""
-        bad: list[BadSample] = []
+        bad: list[DamagedSample] = []
         images, tokens_BT, length_B = work.image.numpy(), work.tokens.numpy(), work.length.numpy()
         for r in range(start, stop):
             s, shard, row = work.source[r], work.shard[r], work.row[r]
@@ -201,7 +201,7 @@ class Loader:
                     pixels = decode_image(view.read_image(shard, row), self._min_size)
                 except ValueError as error:
                     bad.append(self._bad(work, r, s, shard, row, str(error)))
-                    shard, row = self.order.reserve(s, work.step, work.first + r, attempt)
+                    shard, row = self.order.substitute(s, work.step, work.first + r, attempt)
                 except OSError as error:
                     raise ValueError(
                         f"{rows.tar} cannot be read at step {work.step}: {error}"
@@ -213,15 +213,15 @@ class Loader:
                     f"{SUBSTITUTES} rows of {self.names[s]} in a row cannot be used; the last: {bad[-1]}"
                 )
             images[r] = random_crop(pixels, self._size, work.numbers[r])
-            length_B[r] = cut(tokens, tokens_BT[r])
+            length_B[r] = copy_tokens(tokens, tokens_BT[r])
             work.keys[r] = f"{self.names[s]}:{rows.keys[row]}"
         return bad
 
     def _bad(
         self, work: _Work, r: int, source: int, shard: int, row: int, reason: str
-    ) -> BadSample:
+    ) -> DamagedSample:
         rows = self.views[source].shard(shard)
-        return BadSample(
+        return DamagedSample(
             step=work.step,
             position=work.first + r,
             source=self.names[source],
@@ -230,15 +230,15 @@ class Loader:
             reason=reason,
         )
 
-    def _finish(self, work: _Work, bad: list[BadSample]) -> Batch:
+    def _finish(self, work: _Work, bad: list[DamagedSample]) -> Batch:
         self.drawn += len(work.row)
-        self.bad_count += len(bad)
-        self.bad += bad[: BAD_LISTED - len(self.bad)]
-        if bad and self.bad_count > max(BAD_FREE, BAD_SHARE * self.drawn):
+        self.damaged_count += len(bad)
+        self.damaged += bad[: BAD_LISTED - len(self.damaged)]
+        if bad and self.damaged_count > max(BAD_FREE, BAD_SHARE * self.drawn):
             last = bad[-1]
             pool = self.views[self.names.index(last.source)].pool
             raise ValueError(
-                f"{self.bad_count} of {self.drawn:,} samples cannot be used, more than 1 in 1,000; the last is key"
+                f"{self.damaged_count} of {self.drawn:,} samples cannot be used, more than 1 in 1,000; the last is key"
                 f" {last.key} of shard {last.shard} of {last.source}: {last.reason};"
                 f" run python pipeline/audit.py {pool} --verify"
             )
@@ -248,11 +248,11 @@ class Loader:
             tokens_BT=work.tokens,
             length_B=work.length,
             keys=tuple(work.keys),
-            bad=len({sample.position for sample in bad}),
+            substituted=len({sample.position for sample in bad}),
         )
 
 
-def cut(tokens: NDArray[np.uint16], into_T: NDArray[np.int64]) -> int:
+def copy_tokens(tokens: NDArray[np.uint16], into_T: NDArray[np.int64]) -> int:
     """Write a caption's tokens into a row of zeros; of those that do not fit only the last stays. How many it holds."""
     length = min(len(tokens), len(into_T))
     into_T[:length] = tokens[:length]

@@ -36,7 +36,7 @@ ORDER_VERSION = 1
 PERIOD = 65_536  # most slots of a wheel: shares that need more are rounded to 1/65536 (largest remainder)
 BLOCK = 2_048  # positions worked out at once: spreads the cost of a numpy call, and stays small for a single step
 
-SHARDS, WINDOW, RESERVE = 1, 2, 3  # what a random number is for
+SHARDS, WINDOW, SUBSTITUTE = 1, 2, 3  # what a random number is for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class Repeats:
 # --- the wheel -----------------------------------------------------------------------------------------------------
 
 
-def slots_of(sources: Sequence[SourceRows]) -> list[int]:
+def wheel_slots(sources: Sequence[SourceRows]) -> list[int]:
     """Slots of each source on the wheel; their sum is the wheel's period.
 
     Exact where the shares have a common denominator up to 65,536 (0.7 : 0.3, 1 : 2 : 5, any three decimals); else
@@ -90,7 +90,7 @@ def slots_of(sources: Sequence[SourceRows]) -> list[int]:
     return slots
 
 
-def turn(slots: Sequence[int]) -> Ints:
+def wheel_sequence(slots: Sequence[int]) -> Ints:
     """One turn of the wheel: the source of each slot, every prefix within less than one slot of its share.
 
     Draw q of a source with m of P slots may come from slot ⌊qP/m⌋ on and must come before slot ⌈(q+1)P/m⌉; earliest
@@ -169,8 +169,8 @@ class Order:
         self.sources = tuple(sources)
         self.batch_size, self.lanes, self.window, self.seed = batch_size, lanes, window, seed
         by_name = sorted(range(len(self.sources)), key=lambda s: self.sources[s].name)
-        slots = slots_of([self.sources[s] for s in by_name])
-        self._wheel = np.array(by_name)[turn(slots)]
+        slots = wheel_slots([self.sources[s] for s in by_name])
+        self._wheel = np.array(by_name)[wheel_sequence(slots)]
         self._slots = np.bincount(self._wheel, minlength=len(self.sources))
         self._nth = np.empty_like(self._wheel)
         for s in range(len(self.sources)):
@@ -200,10 +200,10 @@ class Order:
         source, shard, row = self._block(number)
         return source[rows], shard[rows], row[rows]
 
-    def reserve(self, source: int, step: int, position: int, attempt: int) -> tuple[int, int]:
+    def substitute(self, source: int, step: int, position: int, attempt: int) -> tuple[int, int]:
         """(shard, kept row) that stands in for row `position` of the batch of `step`: a draw of the same source."""
         spans = self._spans[source]
-        place = derive_key(self.seed, RESERVE, spans.key, step, position, attempt) % spans.rows
+        place = derive_key(self.seed, SUBSTITUTE, spans.key, step, position, attempt) % spans.rows
         shard = int(np.searchsorted(self._ends[source], place, side="right"))
         return shard, place - int(self._ends[source][shard]) + self.sources[source].shard_rows[
             shard

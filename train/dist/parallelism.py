@@ -19,8 +19,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from train.config import TrainConfig, recomputed_every
-from train.step import Shards
+from train.config import TrainConfig, recompute_interval
+from train.step import DataParallel
 from train.model import CLIP
 from train.model import Block
 from train.dist.process_group import Ranks
@@ -33,7 +33,7 @@ def parallelize(model: CLIP, ranks: Ranks, config: TrainConfig) -> None:
     """Lay `model` (whole, in main memory or on the device) over the mesh of `ranks`. It ends on the device."""
     if ranks.tp > 1:
         apply_tp(model, ranks.mesh["tp"])
-    if every := recomputed_every(config.recompute):
+    if every := recompute_interval(config.recompute):
         for number, block in enumerate(_blocks(model)):
             if number % every == 0:
                 apply_activation_checkpointing(block, selective=config.recompute == "selective")
@@ -79,7 +79,7 @@ def apply_tp(model: CLIP, mesh: Any) -> None:
             layer.forward = functools.partial(_columns if dim == 0 else _rows, layer, mesh)
             if heads:
                 first = heads // mesh.size() * mesh.get_local_rank()
-                block.rule = block.rule._replace(first_head=first)
+                block.attention_spec = block.attention_spec._replace(first_head=first)
 
 
 def _columns(layer: Any, mesh: Any, h: Tensor, **rest: Any) -> Any:
@@ -158,8 +158,8 @@ def apply_fsdp(model: CLIP, ranks: Ranks, config: TrainConfig) -> None:
     fully_shard(model, ignored_params=set(scalars), **options)
 
 
-def _average(shards: Shards, scalar: Tensor) -> None:
+def _average(data_parallel: DataParallel, scalar: Tensor) -> None:
     """Its gradient arrives once in a step, also where a batch is computed in pieces."""
     assert scalar.grad is not None
-    dist.all_reduce(scalar.grad, group=shards.group)
-    scalar.grad /= shards.world
+    dist.all_reduce(scalar.grad, group=data_parallel.group)
+    scalar.grad /= data_parallel.world

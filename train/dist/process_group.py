@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from train.config import TrainConfig, check_layout
-from train.step import Shards
+from train.step import DataParallel
 
 TIMEOUT = timedelta(minutes=10)  # a rank that hears nothing for so long ends instead of waiting for ever
 STORE = "CLIPMILL_STORE"  # a file through which the ranks of one machine find each other
@@ -60,9 +60,9 @@ class Ranks:
         return self.dp_shard > 1 or (self.tp > 1 and self.dp_replicate > 1)
 
     @property
-    def data_parallel(self) -> Shards:
+    def data_parallel(self) -> DataParallel:
         """How a global batch lies over the ranks."""
-        return Shards(rank=self.rank // self.tp, world=self.dp, group=self.dp_group)
+        return DataParallel(rank=self.rank // self.tp, world=self.dp, group=self.dp_group)
 
 
 def init_distributed(device: str = "auto") -> Ranks:

@@ -130,7 +130,7 @@ def restore(found: Checkpoint, model: CLIP, update: Update, used: Tensor | None,
         weights[TABLE] = weights[TABLE][used]
     _fit(moments[TABLE], len(held[TABLE]), used)
     for name, parameter in held.items():
-        stepped = update.stands[name].tensors[0].dtype
+        stepped = update.stepped[name].tensors[0].dtype
         if parameter.dtype != stepped:  # 16 bits with masters: 32 from a layout that has no masters are these
             if "master" not in moments[name] and weights[name].dtype == stepped:
                 moments[name]["master"] = weights[name]

@@ -26,7 +26,7 @@ from torch import Tensor
 from manifests import disk
 from manifests.schema import TaskSpec
 from train.data import augment, decode_image
-from train.model import CLIP, unit
+from train.model import CLIP, l2_normalise
 
 logger = logging.getLogger(__name__)
 
@@ -266,7 +266,7 @@ def class_vectors(
     """Unit vectors CE: the mean over the templates of unit vectors, scaled to length 1 again."""
     prompts = [template.replace("{}", name) for name in classes for template in templates]
     vectors_NE = text_vectors(model, prompts, device, tokenizer)
-    return unit(vectors_NE.view(len(classes), len(templates), -1).mean(dim=1))
+    return l2_normalise(vectors_NE.view(len(classes), len(templates), -1).mean(dim=1))
 
 
 # --- metrics -------------------------------------------------------------------------------------------------------

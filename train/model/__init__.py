@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from train.model.architecture import IMAGE_MEAN, IMAGE_STD, MODELS, ModelConfig
-from train.model.attention import Groups, Packed, length_groups, pack, sent
-from train.model.clip import CLIP, LOGIT_SCALE, Block, UsedTokens, unit
-from train.model.flops import peak_of, work_of
+from train.model.attention import (
+    GroupedCaptions,
+    PackedCaptions,
+    group_by_length,
+    pack_captions,
+    to_device,
+)
+from train.model.clip import CLIP, LOGIT_SCALE, Block, ReducedTokenTable, l2_normalise
+from train.model.flops import peak_flops, training_flops
 
 __all__ = [
     "CLIP",
@@ -14,14 +20,14 @@ __all__ = [
     "LOGIT_SCALE",
     "MODELS",
     "Block",
-    "Groups",
+    "GroupedCaptions",
     "ModelConfig",
-    "Packed",
-    "UsedTokens",
-    "length_groups",
-    "pack",
-    "peak_of",
-    "sent",
-    "unit",
-    "work_of",
+    "PackedCaptions",
+    "ReducedTokenTable",
+    "group_by_length",
+    "l2_normalise",
+    "pack_captions",
+    "peak_flops",
+    "to_device",
+    "training_flops",
 ]

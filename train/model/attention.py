@@ -23,42 +23,44 @@ Attention = Literal["auto", "sdpa", "varlen", "flash"]
 HALVES = (torch.bfloat16, torch.float16)
 
 
-class Packed(NamedTuple):
+class PackedCaptions(NamedTuple):
     """Captions one after another, without what follows their end-of-text tokens."""
 
     token_N: Tensor
     position_N: Tensor  # restarts with every caption
     sample_N: Tensor  # which caption
-    slot_N: Tensor  # where the token lies in BT
-    start_B1: Tensor  # int32, B + 1: where each caption begins, and the end of the last
+    padded_index_N: Tensor  # where the token lies in BT
+    offset_B1: Tensor  # int32, B + 1: where each caption begins, and the end of the last
     longest: int
 
-    def to(self, device: torch.device | str) -> Packed:
+    def to(self, device: torch.device | str) -> PackedCaptions:
         """On another device."""
-        return Packed(*(sent(x, device) if isinstance(x, Tensor) else x for x in self))  # type: ignore[arg-type]
+        return PackedCaptions(*(to_device(x, device) if isinstance(x, Tensor) else x for x in self))  # type: ignore[arg-type]
 
 
-class Groups(NamedTuple):
+class GroupedCaptions(NamedTuple):
     """Captions sorted by length, in groups that are each cut to their own longest."""
 
     tokens_BT: tuple[Tensor, ...]
-    place_B: Tensor  # of each caption of the batch among those of the groups
+    grouped_index_B: Tensor  # of each caption of the batch among those of the groups
     row_B: Tensor  # of each caption of the groups in the batch
 
-    def to(self, device: torch.device | str) -> Groups:
+    def to(self, device: torch.device | str) -> GroupedCaptions:
         """On another device."""
-        tokens = tuple(sent(x, device) for x in self.tokens_BT)
-        return Groups(tokens, sent(self.place_B, device), sent(self.row_B, device))
+        tokens = tuple(to_device(x, device) for x in self.tokens_BT)
+        return GroupedCaptions(
+            tokens, to_device(self.grouped_index_B, device), to_device(self.row_B, device)
+        )
 
 
-def sent(x: Tensor | Packed | Groups, device: torch.device | str) -> Any:
+def to_device(x: Tensor | PackedCaptions | GroupedCaptions, device: torch.device | str) -> Any:
     """On another device; from main memory to a GPU by pinned pages, so that nothing waits for the copy."""
     if isinstance(x, Tensor) and x.device.type == "cpu" and torch.device(device).type == "cuda":
         return x.contiguous().pin_memory().to(device, non_blocking=True)
     return x.to(device)
 
 
-class Rule(NamedTuple):
+class AttentionSpec(NamedTuple):
     """How a block attends: its kernel, the share of attention left out in training, the number of its first head."""
 
     attention: Attention = "auto"
@@ -68,7 +70,7 @@ class Rule(NamedTuple):
     )
 
 
-def lengths_of(tokens_BT: Tensor) -> Tensor:
+def caption_lengths(tokens_BT: Tensor) -> Tensor:
     """Tokens of each caption, up to and with its end-of-text token: the first highest number of a row."""
     return tokens_BT.argmax(dim=-1) + 1
 
@@ -83,30 +85,36 @@ def trim(tokens_BT: Tensor) -> Tensor:
     return tokens_BT[:, : int(tokens_BT.argmax(dim=-1).max()) + 1]
 
 
-def pack(tokens_BT: Tensor, length_B: Tensor | None = None) -> Packed:
+def pack_captions(tokens_BT: Tensor, length_B: Tensor | None = None) -> PackedCaptions:
     """A batch in main memory, packed; `length_B` spares the search for the end-of-text tokens."""
-    length_B = lengths_of(tokens_BT) if length_B is None else length_B
+    length_B = caption_lengths(tokens_BT) if length_B is None else length_B
     B, T = tokens_BT.shape
-    slot_N = (torch.arange(T) < length_B[:, None]).flatten().nonzero().flatten()
-    start_B1 = torch.zeros(B + 1, dtype=torch.int32)
-    start_B1[1:] = length_B.cumsum(0)
+    padded_index_N = (torch.arange(T) < length_B[:, None]).flatten().nonzero().flatten()
+    offset_B1 = torch.zeros(B + 1, dtype=torch.int32)
+    offset_B1[1:] = length_B.cumsum(0)
     longest = int(length_B.max())
-    sample_N, position_N = slot_N // T, slot_N % T
-    slot_N = sample_N * longest + position_N
-    return Packed(tokens_BT[sample_N, position_N], position_N, sample_N, slot_N, start_B1, longest)
+    sample_N, position_N = padded_index_N // T, padded_index_N % T
+    padded_index_N = sample_N * longest + position_N
+    return PackedCaptions(
+        tokens_BT[sample_N, position_N], position_N, sample_N, padded_index_N, offset_B1, longest
+    )
 
 
-def length_groups(tokens_BT: Tensor, groups: int, length_B: Tensor | None = None) -> Groups:
+def group_by_length(
+    tokens_BT: Tensor, groups: int, length_B: Tensor | None = None
+) -> GroupedCaptions:
     """A batch in main memory in so many groups of (nearly) as many captions, by length."""
     if groups < 1:
         raise ValueError(f"{groups} length groups; there must be at least 1")
-    length_B = lengths_of(tokens_BT) if length_B is None else length_B
+    length_B = caption_lengths(tokens_BT) if length_B is None else length_B
     row_B = length_B.argsort(stable=True)
-    place_B = torch.empty_like(row_B)
-    place_B[row_B] = torch.arange(len(row_B))
+    grouped_index_B = torch.empty_like(row_B)
+    grouped_index_B[row_B] = torch.arange(len(row_B))
     parts = [part for part in row_B.tensor_split(groups) if len(part)]
-    return Groups(
-        tuple(tokens_BT[part, : int(length_B[part].max())] for part in parts), place_B, row_B
+    return GroupedCaptions(
+        tuple(tokens_BT[part, : int(length_B[part].max())] for part in parts),
+        grouped_index_B,
+        row_B,
     )
 
 
@@ -151,7 +159,7 @@ def _varlen() -> Callable[..., Tensor] | None:
     return _VARLEN
 
 
-def check(attention: Attention, *, dropped: bool) -> None:
+def check_kernel(attention: Attention, *, dropped: bool) -> None:
     """ValueError for a kernel that is not there, or that cannot do what the model asks for."""
     if attention == "flash" and _flash() is None:
         raise ValueError(
@@ -188,7 +196,7 @@ def attend(
     q_BTHD: Tensor,
     k_BTHD: Tensor,
     v_BTHD: Tensor,
-    rule: Rule,
+    spec: AttentionSpec,
     *,
     causal: bool,
     end_B: Tensor | None = None,
@@ -196,17 +204,17 @@ def attend(
 ) -> Tensor:
     """Mixed values BTHD. With `end_B` there is one query for a sample, which sees the keys up to that one."""
     q_BHTD, k_BHTD, v_BHTD = (x.transpose(1, 2) for x in (q_BTHD, k_BTHD, v_BTHD))
-    noise = noise if rule.dropped else None
+    noise = noise if spec.dropped else None
     # One query costs little whatever computes it, and cuDNN's backward of it has given NaN and errors on GPUs.
     if noise is not None or (q_BTHD.is_cuda and q_BTHD.shape[1] == 1):
-        return _open(q_BHTD, k_BHTD, v_BHTD, rule, noise, causal, end_B).transpose(1, 2)
+        return _open(q_BHTD, k_BHTD, v_BHTD, spec, noise, causal, end_B).transpose(1, 2)
     seen_B11T = None
     if end_B is not None:
         seen_B11T = (torch.arange(k_BTHD.shape[1], device=q_BTHD.device) <= end_B[:, None])[
             :, None, None
         ]
-    elif _kernel(rule.attention, q_BTHD, packed=False) != "sdpa":
-        return _dense(q_BTHD, k_BTHD, v_BTHD, causal, rule.attention)
+    elif _kernel(spec.attention, q_BTHD, packed=False) != "sdpa":
+        return _dense(q_BTHD, k_BTHD, v_BTHD, causal, spec.attention)
     mixed_BHTD = F.scaled_dot_product_attention(
         q_BHTD, k_BHTD, v_BHTD, attn_mask=seen_B11T, is_causal=causal and end_B is None
     )
@@ -235,8 +243,8 @@ def attend_packed(
     q_NHD: Tensor,
     k_NHD: Tensor,
     v_NHD: Tensor,
-    rule: Rule,
-    packed: Packed,
+    spec: AttentionSpec,
+    packed: PackedCaptions,
     *,
     pooled: bool = False,
     noise: Noise | None = None,
@@ -245,36 +253,36 @@ def attend_packed(
 
     Where no kernel reads packed sequences, these alone are padded: the matrix products around them are not.
     """
-    dropped = noise is not None and rule.dropped > 0
-    kernel = "sdpa" if dropped else _kernel(rule.attention, q_NHD, packed=True)
-    B, longest = len(packed.start_B1) - 1, packed.longest
+    dropped = noise is not None and spec.dropped > 0
+    kernel = "sdpa" if dropped else _kernel(spec.attention, q_NHD, packed=True)
+    B, longest = len(packed.offset_B1) - 1, packed.longest
     if kernel != "sdpa":
-        start_k = packed.start_B1
+        start_k = packed.offset_B1
         start_q = torch.arange(B + 1, dtype=torch.int32, device=q_NHD.device) if pooled else start_k
         lengths = (start_q, start_k, 1 if pooled else longest, longest)
         attend_varlen = _flash().flash_attn_varlen_func if kernel == "flash" else _varlen()
         assert attend_varlen is not None
         mixed_NHD: Tensor = attend_varlen(q_NHD, k_NHD, v_NHD, *lengths, causal=not pooled)
         return mixed_NHD
-    rule = rule._replace(attention="sdpa")
+    spec = spec._replace(attention="sdpa")
     k_BTHD, v_BTHD = _padded(k_NHD, packed), _padded(v_NHD, packed)
     if pooled:
-        end_B = (packed.start_B1[1:] - packed.start_B1[:-1] - 1).long()
-        return attend(q_NHD[:, None], k_BTHD, v_BTHD, rule, causal=True, end_B=end_B, noise=noise)[
+        end_B = (packed.offset_B1[1:] - packed.offset_B1[:-1] - 1).long()
+        return attend(q_NHD[:, None], k_BTHD, v_BTHD, spec, causal=True, end_B=end_B, noise=noise)[
             :, 0
         ]
     if noise is not None:
         noise = noise._replace(token=_padded(noise.token, packed))
-    mixed_BTHD = attend(_padded(q_NHD, packed), k_BTHD, v_BTHD, rule, causal=True, noise=noise)
-    return mixed_BTHD.flatten(0, 1)[packed.slot_N]
+    mixed_BTHD = attend(_padded(q_NHD, packed), k_BTHD, v_BTHD, spec, causal=True, noise=noise)
+    return mixed_BTHD.flatten(0, 1)[packed.padded_index_N]
 
 
-def _padded(x_N: Tensor, packed: Packed) -> Tensor:
+def _padded(x_N: Tensor, packed: PackedCaptions) -> Tensor:
     """N… as BT…, with zeros after the captions."""
-    B, T = len(packed.start_B1) - 1, packed.longest
+    B, T = len(packed.offset_B1) - 1, packed.longest
     return (
         x_N.new_zeros((B * T, *x_N.shape[1:]))
-        .index_copy(0, packed.slot_N, x_N)
+        .index_copy(0, packed.padded_index_N, x_N)
         .view(B, T, *x_N.shape[1:])
     )
 
@@ -283,7 +291,7 @@ def _open(
     q_BHTD: Tensor,
     k_BHTD: Tensor,
     v_BHTD: Tensor,
-    rule: Rule,
+    spec: AttentionSpec,
     noise: Noise | None,
     causal: bool,
     end_B: Tensor | None,
@@ -300,12 +308,12 @@ def _open(
     if noise is None:
         mixed_BHTD: Tensor = weight_BHTS.to(v_BHTD.dtype) @ v_BHTD
         return mixed_BHTD
-    head_H11 = torch.arange(rule.first_head, rule.first_head + H, device=q_BHTD.device)[
+    head_H11 = torch.arange(spec.first_head, spec.first_head + H, device=q_BHTD.device)[
         :, None, None
     ]
     token_B1T1 = noise.token.view(len(q_BHTD), 1, T, 1)
     keep = (
-        uniform(noise.key, ATTENTION, ((token_B1T1 << 16) + key_S) * 256 + head_H11) >= rule.dropped
+        uniform(noise.key, ATTENTION, ((token_B1T1 << 16) + key_S) * 256 + head_H11) >= spec.dropped
     )
-    kept_BHTS: Tensor = weight_BHTS * (keep.to(weight_BHTS.dtype) / (1 - rule.dropped))
+    kept_BHTS: Tensor = weight_BHTS * (keep.to(weight_BHTS.dtype) / (1 - spec.dropped))
     return kept_BHTS @ v_BHTD

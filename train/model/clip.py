@@ -22,12 +22,12 @@ from train.model import noise as draws
 from train.model.architecture import ModelConfig
 from train.model.attention import (
     Attention,
-    Groups,
-    Packed,
-    Rule,
+    AttentionSpec,
+    GroupedCaptions,
+    PackedCaptions,
     attend,
     attend_packed,
-    check,
+    check_kernel,
     trim,
 )
 from train.model.noise import Noise
@@ -92,10 +92,10 @@ class QKV(Linear):
 class Block(nn.Module):
     """A pre-norm transformer block: attention, then a two-layer perceptron, each added to the residual stream.
 
-    Under tensor parallelism it holds a share of the heads; `rule.first_head` then is the number of the first of them.
+    Under tensor parallelism it holds a share of the heads; `attention_spec.first_head` then is the number of the first of them.
     """
 
-    rule = Rule()
+    attention_spec = AttentionSpec()
     dropped = path_dropped = 0.0  # of what a branch adds, shares left out in training
 
     def __init__(self, width: int, heads: int, mlp: int, *, causal: bool, quick_gelu: bool) -> None:
@@ -112,7 +112,7 @@ class Block(nn.Module):
         self,
         x: Tensor,
         *,
-        packed: Packed | None = None,
+        packed: PackedCaptions | None = None,
         noise: Noise | None = None,
         last: bool = False,
         end_B: Tensor | None = None,
@@ -124,7 +124,7 @@ class Block(nn.Module):
         """
         at: tuple[Tensor | slice | int, ...] | None = None
         if last and packed is not None:
-            at = (packed.start_B1[1:].long() - 1,)
+            at = (packed.offset_B1[1:].long() - 1,)
         elif last:
             at = (
                 (slice(None), 0)
@@ -134,14 +134,14 @@ class Block(nn.Module):
         q, k, v = self.qkv(self.ln_1(x), at=at)
         here = noise if at is None or noise is None else noise.at(*at)
         if packed is not None:
-            mixed = attend_packed(q, k, v, self.rule, packed, pooled=last, noise=here)
+            mixed = attend_packed(q, k, v, self.attention_spec, packed, pooled=last, noise=here)
         elif at is not None:
             seen_B = end_B if self.causal else None
-            mixed = attend(q[:, None], k, v, self.rule, causal=False, end_B=seen_B, noise=here)[
-                :, 0
-            ]
+            mixed = attend(
+                q[:, None], k, v, self.attention_spec, causal=False, end_B=seen_B, noise=here
+            )[:, 0]
         else:
-            mixed = attend(q, k, v, self.rule, causal=self.causal, noise=here)
+            mixed = attend(q, k, v, self.attention_spec, causal=self.causal, noise=here)
         return self._rest(x if at is None else x[at], mixed.flatten(-2), here)
 
     def _rest(self, x: Tensor, mixed: Tensor, noise: Noise | None) -> Tensor:
@@ -244,7 +244,7 @@ class Text(nn.Module):
         width = config.text_width
         self.config = config
         self.token_embedding = Embedding(config.vocab_size, width)
-        self.row_of: Tensor | None = None  # of each token in a table reduced by `UsedTokens`
+        self.row_of: Tensor | None = None  # of each token in a table reduced by `ReducedTokenTable`
         self.positional_embedding = nn.Parameter(torch.empty(config.context_length, width))
         self.blocks = nn.ModuleList(
             Block(
@@ -256,11 +256,14 @@ class Text(nn.Module):
         self.proj = nn.Parameter(torch.empty(width, config.embed_dim))
 
     def forward(
-        self, tokens: Tensor | Packed, key: Tensor | None = None, row_B: Tensor | None = None
+        self,
+        tokens: Tensor | PackedCaptions,
+        key: Tensor | None = None,
+        row_B: Tensor | None = None,
     ) -> Tensor:
         """Token numbers BT, or packed, to embeddings BE, not yet unit vectors. `key`, `row_B`: see `CLIP.reseed`."""
-        packed = tokens if isinstance(tokens, Packed) else None
-        number = tokens.token_N if isinstance(tokens, Packed) else tokens
+        packed = tokens if isinstance(tokens, PackedCaptions) else None
+        number = tokens.token_N if isinstance(tokens, PackedCaptions) else tokens
         rows = number if self.row_of is None else self.row_of[number]
         positional_TC = self.positional_embedding
         noise = end_B = None
@@ -304,7 +307,7 @@ class CLIP(nn.Module):
         super().__init__()
         place = torch.get_default_device()
         self.config = config
-        check(
+        check_kernel(
             attention,
             dropped=bool(config.vision_attention_dropout or config.text_attention_dropout),
         )
@@ -334,25 +337,27 @@ class CLIP(nn.Module):
 
     def encode_image(self, image_BCHW: Tensor) -> Tensor:
         """Pictures, normalised per channel, to unit vectors BE."""
-        return unit(
+        return l2_normalise(
             self.visual(image_BCHW, *self._draws("visual", image_BCHW.device, len(image_BCHW)))
         )
 
-    def encode_text(self, tokens: Tensor | Packed | Groups) -> Tensor:
-        """Captions to unit vectors BE: token numbers BT with zeros after the end-of-text token, or `pack`'s, or
-        `length_groups`'."""
+    def encode_text(self, tokens: Tensor | PackedCaptions | GroupedCaptions) -> Tensor:
+        """Captions to unit vectors BE: token numbers BT with zeros after the end-of-text token, or `pack_captions`'s, or
+        `group_by_length`'."""
         if isinstance(tokens, Tensor):
-            return unit(self.text(trim(tokens), *self._draws("text", tokens.device, len(tokens))))
-        if isinstance(tokens, Packed):
-            drawn = self._draws("text", tokens.token_N.device, len(tokens.start_B1) - 1)
-            return unit(self.text(tokens, *drawn))
-        key, row_B = self._draws("text", tokens.place_B.device, len(tokens.place_B))
+            return l2_normalise(
+                self.text(trim(tokens), *self._draws("text", tokens.device, len(tokens)))
+            )
+        if isinstance(tokens, PackedCaptions):
+            drawn = self._draws("text", tokens.token_N.device, len(tokens.offset_B1) - 1)
+            return l2_normalise(self.text(tokens, *drawn))
+        key, row_B = self._draws("text", tokens.grouped_index_B.device, len(tokens.grouped_index_B))
         sizes = [len(part) for part in tokens.tokens_BT]
         rows = [None] * len(sizes) if row_B is None else row_B[tokens.row_B].split(sizes)
         found = [
             self.text(part, key, row) for part, row in zip(tokens.tokens_BT, rows, strict=True)
         ]
-        return unit(torch.cat(found)[tokens.place_B])
+        return l2_normalise(torch.cat(found)[tokens.grouped_index_B])
 
     def _draws(
         self, tower: str, device: torch.device, samples: int
@@ -371,7 +376,7 @@ class CLIP(nn.Module):
         )
 
     def forward(
-        self, image_BCHW: Tensor, tokens: Tensor | Packed | Groups
+        self, image_BCHW: Tensor, tokens: Tensor | PackedCaptions | GroupedCaptions
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Both embeddings BE, the factor on their products, and the bias of the logits where there is one."""
         return (
@@ -387,21 +392,21 @@ def _set_blocks(model: CLIP, attention: Attention) -> None:
     config = model.config
     for depth, block in enumerate(model.visual.blocks):
         assert isinstance(block, Block)
-        block.rule = Rule(attention, config.vision_attention_dropout)
+        block.attention_spec = AttentionSpec(attention, config.vision_attention_dropout)
         block.dropped = config.vision_hidden_dropout
         block.path_dropped = config.drop_path_rate * depth / max(1, config.vision_layers - 1)
     for block in model.text.blocks:
         assert isinstance(block, Block)
-        block.rule = Rule(attention, config.text_attention_dropout)
+        block.attention_spec = AttentionSpec(attention, config.text_attention_dropout)
         block.dropped = config.text_hidden_dropout
 
 
-def unit(x_BE: Tensor) -> Tensor:
+def l2_normalise(x_BE: Tensor) -> Tensor:
     """Rows scaled to length 1, in at least 32 bits."""
     return F.normalize(x_BE if x_BE.dtype == torch.float64 else x_BE.float(), dim=-1)
 
 
-class UsedTokens:
+class ReducedTokenTable:
     """A token table reduced, while training, to the tokens that the run reads; the same training at less cost.
 
     No other row ever has a gradient, so all that AdamW does to it is weight decay: after n steps it is its start times
@@ -422,7 +427,7 @@ class UsedTokens:
         row_of[self.used] = torch.arange(len(self.used), device=self.used.device)
         text.row_of = row_of
 
-    def whole(self, text: Text, decayed: float) -> Tensor:
+    def full_table(self, text: Text, decayed: float) -> Tensor:
         """The table of all tokens; `decayed` is the product over the steps so far."""
         table = (self.start.double() * decayed).to(self.start.dtype)
         table[self.used] = text.token_embedding.weight.detach()
@@ -430,7 +435,9 @@ class UsedTokens:
 
     def restore(self, text: Text, decayed: float) -> None:
         """Give the tower the table of all tokens back."""
-        text.token_embedding = Embedding.from_pretrained(self.whole(text, decayed), freeze=False)
+        text.token_embedding = Embedding.from_pretrained(
+            self.full_table(text, decayed), freeze=False
+        )
         text.row_of = None
 
 

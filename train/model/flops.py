@@ -40,7 +40,7 @@ PEAKS: dict[str, tuple[float, float]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class FlopCount:
     """Operations of forward and backward: of a picture, and of a caption by its tokens and their square."""
 
     image: float
@@ -68,7 +68,7 @@ class Work:
         )
 
 
-def work_of(config: ModelConfig, *, whole: bool = False) -> Work:
+def training_flops(config: ModelConfig, *, whole: bool = False) -> FlopCount:
     """What training a model takes as it is computed here: the last block of a tower ends with the pooled token alone,
     and patches that are left out are not computed. `whole`: all blocks compute all tokens, as in other trainers."""
     kept = config.patches if whole else max(1, int(config.patches * (1 - config.drop_patch_rate)))
@@ -80,7 +80,7 @@ def work_of(config: ModelConfig, *, whole: bool = False) -> Work:
     image = fixed + tokens * token + tokens * tokens * square + 2.0 * width * config.embed_dim
     width = config.text_width
     fixed, token, square = _tower(width, config.text_mlp, config.text_layers, not whole)
-    return Work(
+    return FlopCount(
         image=3 * image + 2 * patches,
         caption=3 * (fixed + 2.0 * width * config.embed_dim),
         token=3 * token,
@@ -102,7 +102,7 @@ def _tower(width: int, mlp: int, layers: int, pruned: bool) -> tuple[float, floa
     return one, (layers - 1) * token + other, (layers - 1) * square
 
 
-def peak_of(device: str, precision: str = "bf16") -> float | None:
+def peak_flops(device: str, precision: str = "bf16") -> float | None:
     """Operations a second of a device by its name; None where it is not known. tf32 has half of what 16 bits have."""
     found = next((values for name, values in PEAKS.items() if name in device), None)
     if found is None:

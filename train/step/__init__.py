@@ -1,18 +1,25 @@
-"""One training step: loss, accumulation, update."""
+"""One training step: loss, accumulation, schedules, update."""
 
 from __future__ import annotations
 
 from train.step import accumulate
-from train.step.loss import Shards, contrastive
-from train.step.update import Update, groups_of, learning_rate, matmul_precision, precision_context
+from train.step.loss import DataParallel, contrastive
+from train.step.schedule import decay_factor, learning_rate
+from train.step.update import (
+    Update,
+    matmul_precision,
+    parameter_groups,
+    precision_context,
+)
 
 __all__ = [
-    "Shards",
+    "DataParallel",
     "Update",
     "accumulate",
     "contrastive",
-    "groups_of",
+    "decay_factor",
     "learning_rate",
     "matmul_precision",
+    "parameter_groups",
     "precision_context",
 ]

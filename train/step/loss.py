@@ -30,7 +30,7 @@ TILE = 1024  # three buffers of 1024 x 1024 numbers are 13 MB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shards:
+class DataParallel:
     """How a global batch lies over the ranks of a group: rank k has the k-th of `world` equal blocks."""
 
     rank: int = 0
@@ -47,22 +47,22 @@ class _Gather(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x_nbE: Tensor, shards: Shards, summed: bool) -> Tensor:
-        ctx.shards, ctx.summed = shards, summed
+    def forward(ctx: Any, x_nbE: Tensor, data_parallel: DataParallel, summed: bool) -> Tensor:
+        ctx.data_parallel, ctx.summed = data_parallel, summed
         x_nbE = x_nbE.contiguous()
-        parts = [torch.empty_like(x_nbE) for _ in range(shards.world)]
-        dist.all_gather(parts, x_nbE, group=shards.group)
+        parts = [torch.empty_like(x_nbE) for _ in range(data_parallel.world)]
+        dist.all_gather(parts, x_nbE, group=data_parallel.group)
         return torch.cat(parts, dim=1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        shards, grad_nBE = ctx.shards, grads[0]
-        b = grad_nBE.shape[1] // shards.world
-        own = slice(shards.rank * b, (shards.rank + 1) * b)
+        data_parallel, grad_nBE = ctx.data_parallel, grads[0]
+        b = grad_nBE.shape[1] // data_parallel.world
+        own = slice(data_parallel.rank * b, (data_parallel.rank + 1) * b)
         if not ctx.summed:
-            return grad_nBE[:, own] * shards.world, None, None
+            return grad_nBE[:, own] * data_parallel.world, None, None
         grad_nBE = grad_nBE.contiguous()
-        dist.all_reduce(grad_nBE, group=shards.group)
+        dist.all_reduce(grad_nBE, group=data_parallel.group)
         return grad_nBE[:, own], None, None
 
 
@@ -73,7 +73,7 @@ def contrastive(
     scale: Tensor,
     bias: Tensor | None = None,
     *,
-    shards: Shards | None = None,
+    data_parallel: DataParallel | None = None,
     local_loss: bool = True,
     gather_with_grad: bool = True,
     tile: int | None = None,
@@ -86,8 +86,8 @@ def contrastive(
     logits; None computes up to WHOLE logits at once and more in tiles of TILE. ValueError for `local_loss` without
     `gather_with_grad`.
     """
-    shards = Shards() if shards is None else shards
-    if shards.world > 1 and local_loss and not gather_with_grad:
+    data_parallel = DataParallel() if data_parallel is None else data_parallel
+    if data_parallel.world > 1 and local_loss and not gather_with_grad:
         raise ValueError(
             "local_loss without gather_with_grad trains on a wrong gradient; gather with gradient"
         )
@@ -97,11 +97,11 @@ def contrastive(
         )
         all_image_BE, all_text_BE = image_bE, text_bE
         start = 0
-        if shards.world > 1:
-            both = _Gather.apply(torch.stack([image_bE, text_bE]), shards, gather_with_grad)
+        if data_parallel.world > 1:
+            both = _Gather.apply(torch.stack([image_bE, text_bE]), data_parallel, gather_with_grad)
             all_image_BE, all_text_BE = both.unbind(0)
             if local_loss:
-                start = shards.rank * len(image_bE)
+                start = data_parallel.rank * len(image_bE)
             else:
                 image_bE, text_bE = all_image_BE, all_text_BE
         b, B = len(image_bE), len(all_text_BE)

@@ -13,7 +13,6 @@ Shapes: H heads, D channels of a head, C channels of a tower.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,23 +31,6 @@ OVERFLOWS = 20  # steps in a row that fp16 may skip: 2^-20 of a loss scale that 
 
 
 # --- settings as functions -------------------------------------------------------------------------------------------
-
-
-def learning_rate(config: TrainConfig, step: int) -> float:
-    """Of step 0, 1, …: a linear rise over the warm-up, then by schedule.
-
-    cosine: half a cosine to 0. constant. constant_cooldown: constant, then over the last `cooldown` steps down to
-    `cooldown_end_lr` by the power `cooldown_power` of what is left (1: a straight line).
-    """
-    if step < config.warmup:
-        return config.lr * (step + 1) / config.warmup
-    if config.schedule == "constant":
-        return config.lr
-    if config.schedule == "constant_cooldown":
-        left: float = min(1.0, (config.steps - step) / config.cooldown) ** config.cooldown_power
-        return config.cooldown_end_lr + (config.lr - config.cooldown_end_lr) * left
-    done = (step - config.warmup) / (config.steps - config.warmup)
-    return config.lr * 0.5 * (1 + math.cos(math.pi * done))
 
 
 def precision_context(config: TrainConfig, device: torch.device) -> torch.autocast:
@@ -76,7 +58,7 @@ def matmul_precision(config: TrainConfig) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class ParameterGroup:
     """Parameters that are stepped alike."""
 
     optimizer: str
@@ -90,7 +72,7 @@ class Group:
         return f"{about}: {len(self.names)} tensors, {self.numbers:,} numbers ({shown})"
 
 
-def groups_of(model: nn.Module, config: TrainConfig) -> list[Group]:
+def parameter_groups(model: nn.Module, config: TrainConfig) -> list[ParameterGroup]:
     """The groups of a model's parameters, for the log: by optimizer and by whether they decay."""
     found: dict[tuple[str, float], list[tuple[str, nn.Parameter]]] = {}
     for name, parameter in model.named_parameters():
@@ -98,7 +80,7 @@ def groups_of(model: nn.Module, config: TrainConfig) -> list[Group]:
         kind = "Muon" if _by_muon(name, parameter, config) else "AdamW"
         found.setdefault((kind, decay), []).append((name, parameter))
     return [
-        Group(
+        ParameterGroup(
             optimizer=kind,
             weight_decay=decay,
             names=[n for n, _ in rest],
@@ -205,7 +187,7 @@ class Scaler:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Stand:
+class _SteppedParameter:
     """A parameter and what the optimizers step in its place: itself, its fp32 master, or its parts for Muon.
 
     Fused queries, keys and values (rows [H, 3, D]) are three matrices to Muon, so that each is orthogonal by itself.
@@ -257,7 +239,7 @@ class Update:
     def __init__(self, model: CLIP, config: TrainConfig, *, masters: bool = True) -> None:
         self.model, self.config = model, config
         self.scaler = Scaler() if config.precision == "fp16" else None
-        self.stands: dict[str, _Stand] = {}
+        self.stepped: dict[str, _SteppedParameter] = {}
         groups: dict[
             tuple[bool, bool, Any], list[Tensor]
         ] = {}  # one per mesh: fused AdamW takes no mixture
@@ -273,13 +255,13 @@ class Update:
                 and parameter.ndim > 0
                 and parameter.numel() > 1
             )
-            stand = _Stand(parameter=parameter, heads=_heads(name, model) if muon else 0)
+            stand = _SteppedParameter(parameter=parameter, heads=_heads(name, model) if muon else 0)
             stand.tensors = [parameter]
             if master or stand.heads:
                 stand.tensors = [x.clone().float() for x in stand.split(parameter.detach())]
             if master:
                 parameter.data = parameter.data.bfloat16()
-            self.stands[name] = stand
+            self.stepped[name] = stand
             key = (muon, decays(name, parameter, config), _mesh(parameter))
             groups.setdefault(key, []).extend(stand.tensors)
         self.optimizers = _optimizers(groups, config)
@@ -289,14 +271,14 @@ class Update:
         self.average: dict[str, Tensor] = {}
         if config.ema is not None:
             self.average = {
-                name: stand.master().detach().clone() for name, stand in self.stands.items()
+                name: stand.master().detach().clone() for name, stand in self.stepped.items()
             }
 
-    def scale(self) -> float:
+    def loss_scale(self) -> float:
         """The factor on the loss."""
         return 1.0 if self.scaler is None else self.scaler.scale
 
-    def norm(self) -> Tensor:
+    def grad_norm(self) -> Tensor:
         """The norm of the gradients of the loss itself."""
         norm = total_norm(self._grads())
         return norm if self.scaler is None else norm / self.scaler.scale
@@ -325,7 +307,7 @@ class Update:
             for device in {grad.device for grad in grads}:  # two where FSDP2 offloads its shards
                 there = factor.to(device) if isinstance(factor, Tensor) else factor
                 torch._foreach_mul_([grad for grad in grads if grad.device == device], there)
-        for stand in self.stands.values():
+        for stand in self.stepped.values():
             if not stand.itself and stand.parameter.grad is not None:
                 for tensor, grad in zip(
                     stand.tensors, stand.split(stand.parameter.grad), strict=True
@@ -335,7 +317,7 @@ class Update:
             for group in optimizer.param_groups:
                 group["lr"] = lr
             optimizer.step()
-        for stand in self.stands.values():
+        for stand in self.stepped.values():
             if not stand.itself:
                 stand.parameter.copy_(stand.master())
         self._clear()
@@ -347,10 +329,10 @@ class Update:
         """Move the average towards the weights; at first by more, so that the start is forgotten."""
         keep = min(decay, (1 + step) / (10 + step))
         ours = [_local(average) for average in self.average.values()]
-        theirs = [_local(self.stands[name].master()) for name in self.average]
+        theirs = [_local(self.stepped[name].master()) for name in self.average]
         torch._foreach_lerp_(ours, theirs, 1 - keep)
 
-    def numbers(self) -> dict[str, float]:
+    def log_values(self) -> dict[str, float]:
         """For the log: with fp16 the loss scale and how many steps were skipped."""
         return (
             {}
@@ -362,7 +344,7 @@ class Update:
         return [p.grad for p in self.model.parameters() if p.grad is not None]
 
     def _clear(self) -> None:
-        for stand in self.stands.values():
+        for stand in self.stepped.values():
             for tensor in (stand.parameter, *stand.tensors):
                 tensor.grad = None
 
@@ -371,7 +353,7 @@ class Update:
         """The model with its best weights while the block runs: the average where there is one, else in fp32."""
         kept: list[tuple[nn.Parameter, Tensor]] = []
         try:
-            for name, stand in self.stands.items():
+            for name, stand in self.stepped.items():
                 parameter, better = stand.parameter, self.average.get(name, stand.master()).detach()
                 if parameter.dtype != better.dtype:
                     kept.append((parameter, parameter.data))
@@ -390,7 +372,7 @@ class Update:
     def state(self) -> State:
         """By parameter name: the moments, `master` where weights have 16 bits, `ema`; and the loss scale."""
         found: State = {}
-        for name, stand in self.stands.items():
+        for name, stand in self.stepped.items():
             parts = [self._owner[id(tensor)].state[tensor] for tensor in stand.tensors]
             found[name] = {key: stand.join([part[key] for part in parts]) for key in parts[0]}
             if stand.parameter.dtype != stand.tensors[0].dtype:
@@ -410,7 +392,7 @@ class Update:
     @torch.no_grad()
     def restore(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Put the state back; the model has its weights already. What is missing starts from these."""
-        for name, stand in self.stands.items():
+        for name, stand in self.stepped.items():
             parts = {key: x.to(stand.parameter.device) for key, x in state[name].items()}
             stand.refresh(parts.pop("master", stand.parameter))
             average = parts.pop("ema", None)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from train.data import decode_image as decode_module
+from train.data import decode as decode_module
 from train.data.decode import decode_image, reduction
 
 

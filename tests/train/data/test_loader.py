@@ -17,7 +17,7 @@ from manifests import disk
 from manifests.schema import Blend
 from train.config import TrainConfig, model_config
 from train.data import loader as loader_module
-from train.data.loader import Batch, Loader, cut
+from train.data.loader import Batch, Loader, copy_tokens
 from train.data.view_rows import open_view
 from train.model.architecture import ModelConfig
 
@@ -43,7 +43,7 @@ def blend_of(pool: str, seed: int = 0, **views: float) -> Blend:
 def assert_equal(one: Batch, other: Batch) -> None:
     assert one.step == other.step
     assert one.keys == other.keys
-    assert one.bad == other.bad
+    assert one.substituted == other.substituted
     for name in ("image_BHWC", "tokens_BT", "length_B"):
         assert torch.equal(getattr(one, name), getattr(other, name))
 
@@ -72,7 +72,7 @@ def test_a_batch_holds_pictures_with_their_own_tokens(tiny_pool: str) -> None:
         assert batch.image_BHWC.dtype == torch.uint8
         assert batch.tokens_BT.shape == (16, 16)
         assert batch.tokens_BT.dtype == batch.length_B.dtype == torch.int64
-        assert batch.bad == 0
+        assert batch.substituted == 0
         means = batch.image_BHWC.float().mean((1, 2)).round(decimals=-2)
         for b in range(16):
             tokens = batch.tokens_BT[b, : int(batch.length_B[b])]
@@ -116,7 +116,7 @@ def test_tokens_that_do_not_fit_are_cut_before_the_last(
     length: int, context: int, expected: list[int]
 ) -> None:
     row = np.zeros(context, np.int64)
-    assert cut(np.arange(7, 7 + length).astype(np.uint16), row) == min(length, context)
+    assert copy_tokens(np.arange(7, 7 + length).astype(np.uint16), row) == min(length, context)
     assert row.tolist() == expected
 
 
@@ -240,8 +240,8 @@ def test_a_damaged_picture_is_replaced_and_counted(
     damage(pool, "000010003")
     loader = Loader(blend, config, model())
     batches = list(loader)
-    assert loader.bad_count == 2  # once an epoch
-    assert [(bad.source, bad.shard, bad.key) for bad in loader.bad] == [
+    assert loader.damaged_count == 2  # once an epoch
+    assert [(bad.source, bad.shard, bad.key) for bad in loader.damaged] == [
         ("web/all", "00001", "000010003")
     ] * 2
     changed = [
@@ -251,9 +251,9 @@ def test_a_damaged_picture_is_replaced_and_counted(
         if batch.keys[b] != before.keys[b]
         or not torch.equal(batch.image_BHWC[b], before.image_BHWC[b])
     ]
-    assert [n for n, _ in changed] == [bad.step * 16 + bad.position for bad in loader.bad]
+    assert [n for n, _ in changed] == [bad.step * 16 + bad.position for bad in loader.damaged]
     assert all(key != "web/all:000010003" for _, key in changed)
-    assert sum(batch.bad for batch in batches) == 2
+    assert sum(batch.substituted for batch in batches) == 2
     for one, other in zip(Loader(blend, config, model(), 0, 1), batches, strict=True):
         assert_equal(one, other)
 
@@ -267,9 +267,9 @@ def test_a_row_without_tokens_is_replaced(make_pool: Make, tmp_path: Path) -> No
     disk.write_parquet(path, pa.table({"tokens": tokens}, schema=table.schema), note)
     loader = Loader(blend_of(pool, all=1), settings(samples_seen=16), model())
     (batch,) = loader
-    assert batch.bad == 1
+    assert batch.substituted == 1
     assert "web/all:000000004" not in batch.keys
-    assert loader.bad[0].reason == "it has no tokens"
+    assert loader.damaged[0].reason == "it has no tokens"
 
 
 def test_too_many_damaged_pictures_end_the_run_by_name(make_pool: Make, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from train.data.order import ORDER_VERSION, Order, SourceRows, slots_of, turn
+from train.data.order import ORDER_VERSION, Order, SourceRows, wheel_sequence, wheel_slots
 from train.identity import differences
 from train.rng import derive_key, permutation, uniforms
 
@@ -83,18 +83,18 @@ def test_mixed_numbers_depend_on_every_part_and_its_place() -> None:
 def test_slots_are_exact_where_the_weights_have_a_common_denominator(
     weights: tuple[float, ...], slots: list[int]
 ) -> None:
-    assert slots_of([source(str(k), weight, 1) for k, weight in enumerate(weights)]) == slots
+    assert wheel_slots([source(str(k), weight, 1) for k, weight in enumerate(weights)]) == slots
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_weight_must_be_a_positive_number(weight: float) -> None:
     with pytest.raises(ValueError, match="weight of 'b'"):
-        slots_of([source("a", 1, 1), source("b", weight, 1)])
+        wheel_slots([source("a", 1, 1), source("b", weight, 1)])
 
 
 def test_a_share_too_small_for_the_wheel_is_refused() -> None:
     with pytest.raises(ValueError, match="'b' is less than one in 65,536"):
-        slots_of([source("a", 1, 1), source("b", 1e-7, 1)])
+        wheel_slots([source("a", 1, 1), source("b", 1e-7, 1)])
 
 
 def assert_quota(wheel: np.ndarray[Any, Any], slots: list[int]) -> None:
@@ -107,19 +107,19 @@ def assert_quota(wheel: np.ndarray[Any, Any], slots: list[int]) -> None:
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=7))
 def test_every_prefix_of_the_wheel_is_within_one_of_each_share(slots: list[int]) -> None:
-    assert_quota(turn(slots), slots)
+    assert_quota(wheel_sequence(slots), slots)
 
 
 def test_the_wheel_keeps_its_promise_for_many_small_sources_beside_a_large_one() -> None:
-    slots = slots_of(
+    slots = wheel_slots(
         [source("large", 0.9, 1), *(source(f"s{k}", 0.1 / 9 + k * 1e-5, 1) for k in range(9))]
     )
     assert sum(slots) == 65_536
-    assert_quota(turn(slots), slots)
+    assert_quota(wheel_sequence(slots), slots)
 
 
 def test_golden_turn() -> None:
-    assert turn([5, 3, 2]).tolist() == [0, 1, 0, 2, 0, 1, 0, 1, 0, 2]
+    assert wheel_sequence([5, 3, 2]).tolist() == [0, 1, 0, 2, 0, 1, 0, 1, 0, 2]
 
 
 # --- the promises of the order
@@ -160,7 +160,7 @@ def test_after_any_step_no_row_was_drawn_more_than_once_oftener_than_another(ord
 def test_every_prefix_of_every_batch_holds_each_source_within_one_sample_of_its_share(
     order: Order,
 ) -> None:
-    slots = slots_of(order.sources)
+    slots = wheel_slots(order.sources)
     source_of = np.concatenate([order.batch(step)[0] for step in range(20)])
     n = np.arange(1, len(source_of) + 1)
     for s, count in enumerate(slots):
@@ -258,9 +258,9 @@ def test_a_source_with_fewer_rows_than_lanes_is_drawn_evenly() -> None:
 def test_stand_ins_are_rows_of_the_same_source_and_depend_on_the_position() -> None:
     order = Order(blend(), 32, 8)
     found = {
-        order.reserve(0, 3, position, attempt) for position in range(200) for attempt in range(3)
+        order.substitute(0, 3, position, attempt) for position in range(200) for attempt in range(3)
     }
-    assert order.reserve(0, 3, 5, 1) == Order(blend(), 32, 8).reserve(0, 3, 5, 1)
+    assert order.substitute(0, 3, 5, 1) == Order(blend(), 32, 8).substitute(0, 3, 5, 1)
     assert all(row < (30, 0, 50, 40)[shard] for shard, row in found)
     assert len(found) > 100
     assert {shard for shard, _ in found} == {0, 2, 3}

@@ -6,14 +6,14 @@ from torch import nn
 
 from train.dist import process_group
 from train.config import check_layout, configure
-from train.step.loss import Shards
+from train.step.loss import DataParallel
 from train.dist.process_group import Ranks
 
 
 def test_alone_there_is_nothing_to_average():
     ranks = process_group.init_distributed("cpu")
     assert (ranks.rank, ranks.world, ranks.device.type) == (0, 1, "cpu")
-    assert ranks.data_parallel == Shards()
+    assert ranks.data_parallel == DataParallel()
     model = nn.Linear(2, 2)
     assert process_group.apply_ddp(model, ranks) is model
     assert process_group.mean(torch.tensor([1.5, -2.0]), ranks) == [1.5, -2.0]

@@ -10,7 +10,13 @@ import torch
 from tests.support.captions import LENGTHS, captions
 from train.model import attention
 from train.model.architecture import MODELS
-from train.model.attention import Rule, attend, length_groups, lengths_of, pack
+from train.model.attention import (
+    AttentionSpec,
+    attend,
+    caption_lengths,
+    group_by_length,
+    pack_captions,
+)
 from train.model.clip import CLIP
 
 CONFIG = dataclasses.replace(MODELS["test"], vocab_size=50, text_layers=3)
@@ -27,30 +33,32 @@ def features_and_gradients(tokens, dtype, **changes):
 
 def test_a_packed_batch_holds_each_caption_up_to_its_end():
     tokens = captions([4, 3, 6])
-    packed = pack(tokens)
-    assert packed.start_B1.tolist() == [0, 4, 7, 13]
-    assert packed.start_B1.dtype == torch.int32
+    packed = pack_captions(tokens)
+    assert packed.offset_B1.tolist() == [0, 4, 7, 13]
+    assert packed.offset_B1.dtype == torch.int32
     assert packed.position_N.tolist() == [0, 1, 2, 3, 0, 1, 2, 0, 1, 2, 3, 4, 5]
     assert packed.token_N.tolist() == [*tokens[0, :4], *tokens[1, :3], *tokens[2, :6]]
     assert packed.longest == 6
-    assert lengths_of(tokens).tolist() == [4, 3, 6]
+    assert caption_lengths(tokens).tolist() == [4, 3, 6]
     assert all(
         torch.equal(a, b)
-        for a, b in zip(pack(tokens, torch.tensor([4, 3, 6]))[:5], packed[:5], strict=True)
+        for a, b in zip(pack_captions(tokens, torch.tensor([4, 3, 6]))[:5], packed[:5], strict=True)
     )
     assert packed.to("meta").token_N.device.type == "meta"
 
 
 def test_groups_are_cut_to_their_own_longest():
-    groups = length_groups(captions(), 3)
+    groups = group_by_length(captions(), 3)
     assert [list(part.shape) for part in groups.tokens_BT] == [[3, 5], [2, 9], [2, 16]]
     assert (
-        torch.cat([lengths_of(part) for part in groups.tokens_BT])[groups.place_B].tolist()
+        torch.cat([caption_lengths(part) for part in groups.tokens_BT])[
+            groups.grouped_index_B
+        ].tolist()
         == LENGTHS
     )
-    assert len(length_groups(captions([3, 4]), 5).tokens_BT) == 2
+    assert len(group_by_length(captions([3, 4]), 5).tokens_BT) == 2
     with pytest.raises(ValueError, match="at least 1"):
-        length_groups(captions(), 0)
+        group_by_length(captions(), 0)
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
@@ -62,7 +70,7 @@ def test_captions_without_their_padding_give_the_same_features_and_gradients(way
     tokens = captions()
     wanted, their = features_and_gradients(tokens, dtype, **changes)
     found, ours = features_and_gradients(
-        length_groups(tokens, 3) if "groups" in way else pack(tokens), dtype, **changes
+        group_by_length(tokens, 3) if "groups" in way else pack_captions(tokens), dtype, **changes
     )
     assert (found - wanted).abs().max() <= bound
     for name, grad in their.items():
@@ -99,7 +107,7 @@ def test_the_kernels_for_packed_sequences_are_called_as_they_ask(monkeypatch, ke
     )
     tokens, image = captions(), torch.randn(7, 3, 32, 32, dtype=torch.float64)
     wanted, other = CLIP(CONFIG, seed=2).double(), CLIP(CONFIG, seed=2, attention=kernel).double()
-    found = other.encode_text(tokens if dense else pack(tokens))
+    found = other.encode_text(tokens if dense else pack_captions(tokens))
     torch.testing.assert_close(found, wanted.encode_text(tokens), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(
         other.encode_image(image), wanted.encode_image(image), rtol=1e-12, atol=1e-12
@@ -127,15 +135,15 @@ def test_one_query_written_out_is_attention(limited):
     q, k, v = torch.randn(3, 1, 2, 8), torch.randn(3, 5, 2, 8), torch.randn(3, 5, 2, 8)
     end_B = torch.tensor([0, 4, 2]) if limited else None
     shares = [x.transpose(1, 2) for x in (q, k, v)]
-    found = attention._open(*shares, Rule(), None, False, end_B).transpose(1, 2)
-    torch.testing.assert_close(found, attend(q, k, v, Rule(), causal=False, end_B=end_B))
+    found = attention._open(*shares, AttentionSpec(), None, False, end_B).transpose(1, 2)
+    torch.testing.assert_close(found, attend(q, k, v, AttentionSpec(), causal=False, end_B=end_B))
 
 
 def test_a_kernel_that_cannot_run_is_refused_with_the_reason(monkeypatch):
     q = torch.zeros(1, 2, 2, 8)
     for kernel in ("varlen", "flash"):
         with pytest.raises(ValueError, match="needs a GPU and bf16 or fp16, not float32 on cpu"):
-            attend(q, q, q, Rule(kernel), causal=True)
+            attend(q, q, q, AttentionSpec(kernel), causal=True)
     monkeypatch.setattr(attention, "_flash", lambda: None)
     with pytest.raises(ValueError, match="flash-attn is not installed"):
         CLIP(CONFIG, attention="flash")
@@ -157,7 +165,11 @@ def test_the_kernels_agree_in_16_bits(kernel):
     tokens, image = captions(), torch.randn(7, 3, 32, 32, device="cuda")
     wanted, found = (CLIP(config, seed=2, attention=k).cuda() for k in ("sdpa", kernel))
     with torch.autocast("cuda", torch.bfloat16):
-        for given in (tokens.cuda(), pack(tokens).to("cuda"), length_groups(tokens, 2).to("cuda")):
+        for given in (
+            tokens.cuda(),
+            pack_captions(tokens).to("cuda"),
+            group_by_length(tokens, 2).to("cuda"),
+        ):
             torch.testing.assert_close(
                 found.encode_text(given), wanted.encode_text(tokens.cuda()), atol=0.02, rtol=0
             )

@@ -9,7 +9,7 @@ import torch
 from tests.support.captions import captions
 from train.model.architecture import MODELS
 from train.model.attention import trim
-from train.model.clip import CLIP, Block, UsedTokens
+from train.model.clip import CLIP, Block, ReducedTokenTable
 
 TINY = dataclasses.replace(MODELS["test"], vocab_size=50)
 # Parameters of the towers, as published (open_clip's docs/model_profile.csv, to its last digit), and their heads.
@@ -142,7 +142,7 @@ def test_a_reduced_token_table_gives_the_same_features_and_decays_the_rest():
     model, whole = CLIP(TINY, 1), CLIP(TINY, 1)
     tokens = captions([5, 7])
     used = torch.unique(tokens)
-    table = UsedTokens(model.text, used)
+    table = ReducedTokenTable(model.text, used)
     assert model.text.token_embedding.weight.shape == (len(used), 32)
     assert torch.equal(model.encode_text(tokens), whole.encode_text(tokens))
     unused = next(t for t in range(50) if t not in used)

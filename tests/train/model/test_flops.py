@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from train.model.architecture import MODELS, ModelConfig
 from train.model.clip import CLIP
-from train.model.flops import peak_of, work_of
+from train.model.flops import peak_flops, training_flops
 
 SMALL = dataclasses.replace(MODELS["test"], vision_layers=3, text_layers=3)
 
@@ -44,7 +44,7 @@ def counted(config: ModelConfig, tokens: int, samples: int = 2) -> float:
 )
 def test_the_formula_is_what_torch_counts(name: str, tokens: int) -> None:
     config = MODELS[name]
-    assert work_of(config).sample(tokens) == counted(config, tokens)
+    assert training_flops(config).sample(tokens) == counted(config, tokens)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_the_formula_is_what_torch_counts(name: str, tokens: int) -> None:
 )
 def test_every_shape_of_a_model_is_in_the_formula(change: dict[str, object]) -> None:
     config = dataclasses.replace(SMALL, **change)
-    assert work_of(config).sample(9) == counted(config, 9)
+    assert training_flops(config).sample(9) == counted(config, 9)
 
 
 # GFLOP of a training sample, text length 77: open_clip's docs/model_profile.csv has the forward pass to two decimals,
@@ -77,19 +77,21 @@ def test_every_shape_of_a_model_is_in_the_formula(change: dict[str, object]) -> 
     ],
 )
 def test_unpruned_they_are_the_published_profile(name: str, gflop: float) -> None:
-    assert work_of(MODELS[name], whole=True).sample(77) / 1e9 == pytest.approx(gflop, rel=5e-4)
+    assert training_flops(MODELS[name], whole=True).sample(77) / 1e9 == pytest.approx(
+        gflop, rel=5e-4
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "saved"), [("ViT-B-32", 0.0678), ("ViT-L-14", 0.0374), ("ViT-g-14", 0.0222)]
 )
 def test_what_the_pooled_token_alone_saves(name: str, saved: float) -> None:
-    ours, theirs = (work_of(MODELS[name], whole=whole).sample(77) for whole in (False, True))
+    ours, theirs = (training_flops(MODELS[name], whole=whole).sample(77) for whole in (False, True))
     assert 1 - ours / theirs == pytest.approx(saved, abs=6e-5)
 
 
 def test_a_batch_counts_the_tokens_that_are_computed() -> None:
-    work, length_B = work_of(SMALL), torch.tensor([3, 9, 5])
+    work, length_B = training_flops(SMALL), torch.tensor([3, 9, 5])
     assert work.batch(length_B) == 3 * work.sample(9)
     assert work.batch(length_B, "groups", 2) == 2 * work.sample(5) + work.sample(9)
     assert work.batch(length_B, "packed") == pytest.approx(
@@ -98,9 +100,9 @@ def test_a_batch_counts_the_tokens_that_are_computed() -> None:
 
 
 def test_peaks_are_found_by_name_and_unknown_ones_are_not_guessed() -> None:
-    assert peak_of("NVIDIA H200") == 989.4e12
-    assert peak_of("NVIDIA H100 PCIe") == 756e12
-    assert peak_of("NVIDIA H100 80GB HBM3", "tf32") == 494.7e12
-    assert peak_of("NVIDIA A100-SXM4-80GB", "fp32") == 19.5e12
-    assert peak_of("NVIDIA L40S") == 362e12
-    assert peak_of("x86_64 processor, 2 threads") is None
+    assert peak_flops("NVIDIA H200") == 989.4e12
+    assert peak_flops("NVIDIA H100 PCIe") == 756e12
+    assert peak_flops("NVIDIA H100 80GB HBM3", "tf32") == 494.7e12
+    assert peak_flops("NVIDIA A100-SXM4-80GB", "fp32") == 19.5e12
+    assert peak_flops("NVIDIA L40S") == 362e12
+    assert peak_flops("x86_64 processor, 2 threads") is None

@@ -13,7 +13,7 @@ from train.config import configure, model_config
 from train.data.augment import centre_crop, normalise, random_crop
 from train.model import noise
 from train.model.architecture import MODELS, ModelConfig
-from train.model.attention import Rule
+from train.model.attention import AttentionSpec
 from train.model.clip import CLIP, Block
 
 TEST = dataclasses.replace(MODELS["test"], vocab_size=50, vision_layers=3, text_layers=3)
@@ -223,11 +223,11 @@ def test_a_share_of_the_heads_drops_the_same_attention_as_all_of_them():
     q, k, v = block.qkv(x)
     from train.model.attention import attend
 
-    whole = attend(q, k, v, Rule(dropped=0.4), causal=True, noise=drawn)
+    whole = attend(q, k, v, AttentionSpec(dropped=0.4), causal=True, noise=drawn)
     for first in (0, 2):
         part = slice(first, first + 2)
         found = attend(
-            q[:, :, part], k[:, :, part], v[:, :, part], Rule("auto", 0.4, first), causal=True, noise=drawn
+            q[:, :, part], k[:, :, part], v[:, :, part], AttentionSpec("auto", 0.4, first), causal=True, noise=drawn
         )  # fmt: skip
         torch.testing.assert_close(found, whole[:, :, part])
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 
-from train.step.loss import WHOLE, Shards, contrastive
+from train.step.loss import WHOLE, DataParallel, contrastive
 
 B, E = 8, 6
 
@@ -54,7 +54,11 @@ def test_perfect_features_are_all_right_and_random_ones_cost_the_logarithm_of_th
 def test_a_local_loss_that_does_not_gather_gradients_is_refused():
     with pytest.raises(ValueError, match="wrong gradient"):
         contrastive(
-            "clip", *features(), torch.tensor(1.0), shards=Shards(world=2), gather_with_grad=False
+            "clip",
+            *features(),
+            torch.tensor(1.0),
+            data_parallel=DataParallel(world=2),
+            gather_with_grad=False,
         )
 
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,9 +13,8 @@ from train.model.clip import CLIP
 from train.step.update import (
     Scaler,
     Update,
-    groups_of,
-    learning_rate,
     matmul_precision,
+    parameter_groups,
     precision_context,
     total_norm,
 )
@@ -54,45 +52,13 @@ def give(model, step, factor=1.0):
 
 def run(update, steps, rate=1e-2):
     for step in steps:
-        give(update.model, step, update.scale())
-        update.step(step, rate, update.norm())
-
-
-# --- settings as functions -------------------------------------------------------------------------------------------
-
-
-def test_the_learning_rate_rises_and_falls():
-    config = config_of(lr=1.0)
-    rates = [learning_rate(config, step) for step in range(10)]
-    assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
-    assert rates[4] == 1.0
-    assert rates[7] == pytest.approx(0.5)
-    assert rates[9] == pytest.approx(0.5 * (1 + math.cos(math.pi * 5 / 6)))
-    assert learning_rate(dataclasses.replace(config, schedule="constant"), 9) == 1.0
-
-
-@pytest.mark.parametrize("power", [1.0, 2.0])
-def test_the_cooldown_is_open_clips(power):
-    scheduler = pytest.importorskip("open_clip_train.scheduler")
-    changes = {
-        "schedule": "constant_cooldown",
-        "cooldown": 5,
-        "cooldown_power": power,
-        "cooldown_end_lr": 0.1,
-    }
-    config = config_of(lr=1.0, warmup=3, **changes)
-    theirs = scheduler.const_lr_cooldown(
-        SimpleNamespace(param_groups=[]), 1.0, 3, config.steps, 5, power, 0.1
-    )
-    rates = [learning_rate(config, step) for step in range(config.steps)]
-    assert rates == pytest.approx([theirs(step) for step in range(config.steps)])
-    assert rates[4] == 1.0
-    assert rates[9] < rates[6] < 1.0
+        give(update.model, step, update.loss_scale())
+        update.step(step, rate, update.grad_norm())
 
 
 def test_only_matrices_decay_and_positions_by_convention():
     model = model_of()
-    main, old = ({g.weight_decay: set(g.names) for g in groups_of(model, config_of(decay_groups=c))}
+    main, old = ({g.weight_decay: set(g.names) for g in parameter_groups(model, config_of(decay_groups=c))}
                  for c in ("open_clip_main", "open_clip"))  # fmt: skip
     assert config_of().decay_groups == "open_clip_main"
     positions = {"visual.positional_embedding", "text.positional_embedding"}
@@ -123,14 +89,15 @@ def test_the_groups_hold_as_many_numbers_as_open_clips():
         if p.ndim < 2 or "bn" in n or "ln" in n or "bias" in n or "logit_scale" in n
     ]
     by_decay = {
-        group.weight_decay: group for group in groups_of(model, config_of(decay_groups="open_clip"))
+        group.weight_decay: group
+        for group in parameter_groups(model, config_of(decay_groups="open_clip"))
     }
     assert by_decay[0.0].numbers == sum(theirs[name].numel() for name in kept)
     assert by_decay[0.2].numbers == sum(p.numel() for n, p in theirs.items() if n not in kept)
 
 
 def test_a_group_says_what_it_is():
-    said = [str(group) for group in groups_of(model_of(), config_of())]
+    said = [str(group) for group in parameter_groups(model_of(), config_of())]
     assert said[0].startswith("AdamW, weight decay 0: ")
     assert "visual.class_embedding, " in said[0]
 
@@ -165,13 +132,13 @@ def test_it_is_adamw_with_the_norm_clipped_and_the_logit_scale_clamped():
     named = dict(other.named_parameters())
     adamw = torch.optim.AdamW(
         [{"params": [named[n] for n in group.names], "weight_decay": group.weight_decay}
-         for group in groups_of(other, config)],
+         for group in parameter_groups(other, config)],
         lr=1e-2, betas=(0.9, 0.98), eps=1e-6, fused=True,
     )  # fmt: skip
     for step in range(4):
         give(model, step)
         give(other, step)
-        norm = update.norm()
+        norm = update.grad_norm()
         assert torch.equal(norm, torch.nn.utils.clip_grad_norm_(other.parameters(), 0.3))
         assert norm > 0.3
         update.step(step, 1e-2, norm)
@@ -240,7 +207,7 @@ def test_masters_of_32_bits_gather_what_16_bits_would_lose():
     for step in range(10):
         for parameter in update.model.parameters():
             parameter.grad = torch.full_like(parameter, 0.01)
-        update.step(step, 5e-4, update.norm())
+        update.step(step, 5e-4, update.grad_norm())
         if step == 0:
             assert torch.equal(update.model.visual.ln_pre.weight, before), (
                 "one step is lost in 16 bits"
@@ -293,8 +260,8 @@ def test_a_scaled_loss_leaves_the_step_as_it_is():
     ]
     for step in range(3):
         for update in updates:
-            give(update.model, step, update.scale())
-        norms = [update.norm() for update in updates]
+            give(update.model, step, update.loss_scale())
+        norms = [update.grad_norm() for update in updates]
         assert torch.equal(*norms), "the factor is a power of two"
         for update, norm in zip(updates, norms, strict=True):
             update.step(step, 1e-2, norm)
@@ -308,9 +275,9 @@ def test_an_overflow_skips_the_step_and_too_many_in_a_row_are_none():
     for count in range(update.OVERFLOWS):
         assert update.may_skip()
         give(update.model, 0, math.inf)
-        assert not torch.isfinite(update.norm())
+        assert not torch.isfinite(update.grad_norm())
         update.skip()
-        assert update.numbers() == {"loss_scale": 2.0 ** (15 - count), "skipped": count + 1}
+        assert update.log_values() == {"loss_scale": 2.0 ** (15 - count), "skipped": count + 1}
     assert not update.may_skip()
     assert torch.equal(update.model.visual.proj, before)
     assert update.model.visual.proj.grad is None
@@ -326,7 +293,9 @@ def test_muon_takes_the_blocks_matrices_and_each_of_q_k_v_is_orthogonal_by_itsel
     config = config_of(optimizer="muon", weight_decay=0.0)
     model = model_of()
     groups = {
-        group.optimizer: group for group in groups_of(model, config) if group.optimizer == "Muon"
+        group.optimizer: group
+        for group in parameter_groups(model, config)
+        if group.optimizer == "Muon"
     }
     kinds = {name.split(".", 3)[-1] for name in groups["Muon"].names}
     assert kinds == {"qkv.weight", "out.weight", "fc1.weight", "fc2.weight"}
@@ -335,7 +304,7 @@ def test_muon_takes_the_blocks_matrices_and_each_of_q_k_v_is_orthogonal_by_itsel
         parameter = dict(model.named_parameters())[name]
         before = parameter.detach().clone()
         give(model, 7)
-        update.step(0, 1e-2, update.norm())
+        update.step(0, 1e-2, update.grad_norm())
         moved = (before - parameter.detach()) / (
             1e-2 * 0.2 * math.sqrt(32)
         )  # matched to the size of AdamW's steps
