@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 COMMIT_SUFFIX = "_stats.json"
+READERS = 16  # threads that read commit records: a remote store answers each after about 30 ms
 NOT_STORED = "not_stored"  # a view's outcome of a row whose image was never stored
 
 
@@ -35,6 +37,28 @@ def pool_fingerprint(commit_records: Mapping[str, Mapping[str, Any]]) -> str:
     """Hash over the sidecars of all committed shards: the rows that a view was chosen from."""
     hashes = {shard: record["sidecar_sha256"] for shard, record in commit_records.items()}
     return disk.content_hash(hashes)
+
+
+def read_commit_records(pool: str) -> dict[str, dict[str, Any]]:
+    """Commit records of a pool by shard name, in the order of their numbers; {} where nothing is committed.
+
+    ValueError for a file of that name that is not a commit record of clipmill.
+    """
+    folder = PoolLayout(pool).shards
+    names = disk.list_names(folder, COMMIT_SUFFIX)
+    if not names:
+        return {}
+    with ThreadPoolExecutor(min(READERS, len(names))) as readers:
+        documents = list(readers.map(lambda name: disk.read_json(disk.join(folder, name)), names))
+    records: dict[str, dict[str, Any]] = {}
+    for name, record in zip(names, documents, strict=True):
+        if not isinstance(record, dict) or not {"sidecar_sha256", "tar", "shard"} <= record.keys():
+            raise ValueError(
+                f"{disk.join(folder, name)} is not a commit record of clipmill; to use tars of "
+                "another program, name them as a source of kind shards and build into another folder"
+            )
+        records[name.removesuffix(COMMIT_SUFFIX)] = record
+    return dict(sorted(records.items(), key=lambda item: int(item[0])))
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,10 @@ MAY_IMPORT = {
 }
 # Inside a package a unit (a sub-package, or a module at the top) imports only units listed above it.
 ORDER = {
-    "manifests": ["columns", "phash", "schema", "disk", "pool_layout", "reader", "__init__"],
+    "manifests": [
+        "console", "columns", "phash", "casting", "schema", "disk", "pool_layout", "reader",
+        "__init__",
+    ],
     "filters": [
         "base", "caption", "language", "optout", "picture", "tokens", "clip_score", "__init__",
     ],

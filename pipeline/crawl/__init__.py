@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pipeline.crawl import crawler
 from pipeline.crawl.crawler import extract
-from pipeline.crawl.tables import cast
 from pipeline.crawl.urls import LONGEST_URL, ascii_host, trimmed
 
-__all__ = ["LONGEST_URL", "ascii_host", "cast", "crawler", "extract", "trimmed"]
+__all__ = ["LONGEST_URL", "ascii_host", "crawler", "extract", "trimmed"]

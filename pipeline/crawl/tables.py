@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from itertools import islice
 from pathlib import Path
@@ -21,6 +20,7 @@ import msgspec
 import pyarrow.parquet as pq
 
 from manifests import disk
+from manifests.casting import CASTS, as_text
 from manifests.columns import PAIRS, extra_column
 from manifests.schema import Source
 from pipeline.crawl.urls import SPACE, resolve
@@ -38,7 +38,6 @@ ROWS = 10_000  # of a batch
 PROBE = 1000  # rows within which a column must have come
 CHUNK = 1 << 20  # characters of a JSON file that are read at a time
 LARGEST_VALUE = 1 << 28  # characters of one value of a JSON file
-YES, NO = ("true", "t", "yes", "1"), ("false", "f", "no", "0")
 Values = Sequence[Any]
 csv.field_size_limit(1 << 26)
 
@@ -74,7 +73,7 @@ def rows_of_table(path: str, source: Source, counts: Counter[str]) -> Iterator[t
         try:
             if row is None:
                 raise ValueError("damaged")
-            link, caption = _text(row[0]), _text(row[1]) if captioned else ""
+            link, caption = as_text(row[0]), as_text(row[1]) if captioned else ""
             if caption is None:
                 raise ValueError("no_alt")
             if captioned and not caption.strip():
@@ -269,75 +268,3 @@ def _present(path: str, columns: Sequence[str], there: Sequence[str]) -> None:
             raise ValueError(
                 f"{path} has no column {name!r}{close} (it has {', '.join(map(repr, there)) or 'none'})"
             )
-
-
-# --- values --------------------------------------------------------------------------------------------------------
-
-
-def _text(value: Any) -> str | None:
-    """Anything as text: nested values as JSON."""
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, (bytes, bytearray)):
-        try:
-            return value.decode()
-        except UnicodeDecodeError:
-            return None
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, (Mapping, list, tuple)):
-        return _json(value)
-    return str(value)
-
-
-def _json(value: Any) -> str | None:
-    """JSON text: of nested values, and of text that is none yet, as of any other."""
-    if value is None:
-        return None
-    if isinstance(value, str):
-        with suppress(msgspec.DecodeError):
-            msgspec.json.decode(value)
-            return value
-        return None if not value.strip() else json.dumps(value, ensure_ascii=False)
-    try:
-        return msgspec.json.encode(value, enc_hook=str).decode()
-    except (TypeError, ValueError, OverflowError, RecursionError):
-        return None
-
-
-def _int(value: Any) -> int | None:
-    with suppress(TypeError, ValueError, OverflowError):
-        exact = isinstance(value, int) or str(value).strip().lstrip("+-").isdecimal()
-        number = (
-            int(value) if exact else int(float(value)) if float(value).is_integer() else None
-        )  # "3.0"
-        return number if number is not None and -(1 << 63) <= number < 1 << 63 else None
-    return None
-
-
-def _float(value: Any) -> float | None:
-    with suppress(TypeError, ValueError, OverflowError):
-        number = float(value)
-        return None if math.isnan(number) else number
-    return None
-
-
-def _bool(value: Any) -> bool | None:
-    said = (_text(value) or "").strip().lower()
-    if isinstance(value, float) and value in (0.0, 1.0):
-        return bool(value)
-    return True if said in YES else False if said in NO else None
-
-
-def cast(value: Any, kind: str) -> Any:
-    """A value as a type of EXTRA_TYPES; None where it is none of that type."""
-    return CASTS[kind](value)
-
-
-CASTS: dict[str, Callable[[Any], Any]] = {
-    "string": _text,
-    "int": _int,
-    "float": _float,
-    "bool": _bool,
-    "json": _json,
-}

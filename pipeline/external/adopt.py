@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from manifests import disk
+from manifests.casting import cast_value
 from manifests.columns import SIDECAR, extra_column, with_extra
 from manifests.schema import Fetch, Source
-from pipeline.crawl import cast
 from pipeline.executor import Ticket
 from pipeline.images import BadPicture, check, limits_of
 from pipeline.pool import Member, shard_writer, tars
@@ -304,7 +304,10 @@ class Reader:
             "original_height": _typed(told, "original_height", int),
             "exif": _typed(told, "exif", str),
             "sha256": _typed(told, "sha256", str),
-            **{name: cast(told.get(column), kind) for name, (column, kind) in self.columns.items()},
+            **{
+                name: cast_value(told.get(column), kind)
+                for name, (column, kind) in self.columns.items()
+            },
         }
 
     def _uid(self, record: Mapping[str, Any], told: Mapping[str, Any]) -> str:

@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from manifests import disk
 from manifests.columns import DECODE_REASONS, REASONS, SIDECAR, VOLATILE_COLUMNS, with_extra
+from manifests.pool_layout import pool_fingerprint, read_commit_records
 from manifests.schema import ROWS_PER_SHARD_LIMIT
 from pipeline.pool.tars import BLOCK
 
@@ -313,17 +314,7 @@ def adopted(record: Mapping[str, Any]) -> bool:
 
 def committed(pool: str) -> dict[str, dict[str, Any]]:
     """Commit records by shard name, in order. ValueError for a file of that name that is no commit record."""
-    folder = disk.join(pool, "shards")
-    records: dict[str, dict[str, Any]] = {}
-    for name in disk.list_names(folder, COMMIT):
-        record = disk.read_json(disk.join(folder, name))
-        if not isinstance(record, dict) or not {"sidecar_sha256", "tar", "shard"} <= record.keys():
-            raise ValueError(
-                f"{disk.join(folder, name)} is not a commit record of clipmill; to use tars of another program, "
-                "name them as a source of kind shards and build into another folder"
-            )
-        records[name.removesuffix(COMMIT)] = record
-    return dict(sorted(records.items(), key=lambda item: int(item[0])))
+    return read_commit_records(pool)
 
 
 def read_sidecar(pool: str, shard: int | str, columns: list[str] | None = None) -> pa.Table:
@@ -333,9 +324,7 @@ def read_sidecar(pool: str, shard: int | str, columns: list[str] | None = None) 
 
 def fingerprint(pool: str) -> str:
     """What a view was chosen from: hash over the sidecars of all committed shards."""
-    return disk.content_hash(
-        {name: record["sidecar_sha256"] for name, record in committed(pool).items()}
-    )
+    return pool_fingerprint(read_commit_records(pool))
 
 
 def clean(pool: str) -> list[str]:

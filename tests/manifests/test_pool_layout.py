@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -16,6 +17,7 @@ from manifests.pool_layout import (
     Threshold,
     ViewDocument,
     pool_fingerprint,
+    read_commit_records,
     read_document,
     shard_name,
     uids_checksum,
@@ -129,3 +131,21 @@ def test_a_file_that_is_no_such_document_is_named(value: object, tmp_path: Path)
         read_document(tmp_path / "a.json", ViewDocument)
     with pytest.raises(FileNotFoundError):
         read_document(tmp_path / "b.json", ViewDocument)
+
+
+def test_commit_records_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    layout = PoolLayout(str(tmp_path))
+    assert read_commit_records(layout.root) == {}
+    for shard in (100000, 2, 99999):
+        record = {"shard": shard_name(shard), "tar": "x.tar", "sidecar_sha256": "x"}
+        disk.write_json(layout.commit_record(shard), record)
+    records = read_commit_records(layout.root)
+    assert list(records) == ["00002", "99999", "100000"]
+    assert records["00002"]["shard"] == "00002"
+
+
+@pytest.mark.parametrize("document", [{"count": 10}, [1], "text"])
+def test_a_record_of_another_program_is_refused(document: Any, tmp_path: Path) -> None:
+    disk.write_json(PoolLayout(str(tmp_path)).commit_record(0), document)
+    with pytest.raises(ValueError, match=r"00000_stats.json is not a commit record of clipmill"):
+        read_commit_records(str(tmp_path))

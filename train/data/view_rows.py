@@ -14,7 +14,6 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -24,15 +23,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from manifests import disk
+from manifests.pool_layout import pool_fingerprint, read_commit_records
 
 HELD_SHARDS = 512  # 64 lanes hold windows of 4 shards each, and pass from one window to the next
 OPEN_TARS = (
     64  # file handles per view: a process may often have 1,024, and opening anew costs about 10 µs
 )
-READERS = (
-    16  # commit records that are read at a time: a store far away answers each after 30 ms or so
-)
-STATS = "_stats.json"
 
 T = TypeVar("T")
 
@@ -174,16 +170,8 @@ class ViewRows:
 
 def fingerprint(pool: str) -> tuple[str, dict[str, dict[str, Any]]]:
     """What a view of the pool was chosen for, and the commit record of every shard."""
-    folder = disk.join(pool, "shards")
-    names = disk.list_names(folder, STATS)
-    with ThreadPoolExecutor(READERS) as readers:
-        found = readers.map(lambda name: disk.read_json(disk.join(folder, name)), names)
-        records = {
-            name.removesuffix(STATS): record for name, record in zip(names, found, strict=True)
-        }
-    return disk.content_hash(
-        {shard: record["sidecar_sha256"] for shard, record in records.items()}
-    ), records
+    records = read_commit_records(pool)
+    return pool_fingerprint(records), records
 
 
 def tar_path(pool: str, record: Mapping[str, Any]) -> str:

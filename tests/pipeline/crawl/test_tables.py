@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import datetime
 import gzip
 import json
 from collections import Counter
@@ -19,7 +18,7 @@ from manifests.columns import PAIRS, with_extra
 from manifests.schema import Source
 from pipeline.crawl import tables
 from pipeline.crawl.crawler import crawl, parts
-from pipeline.crawl.tables import cast, rows_of_table
+from pipeline.crawl.tables import rows_of_table
 
 ROWS = [
     ("http://p.test/a.jpg", "plain"),
@@ -256,43 +255,6 @@ def test_extra_columns_stand_behind_the_pair_in_their_types(tmp_path: Path, name
     part = disk.read_parquet(disk.join(pool, "pairs", "part-00000.parquet"))
     assert part.schema.equals(with_extra(PAIRS, EXTRA))
     assert part["n"].to_pylist() == [7]
-
-
-@pytest.mark.parametrize(
-    ("kind", "value", "result"),
-    [
-        ("string", 3, "3"),
-        ("string", True, "true"),
-        ("string", [1, {"a": None}], '[1,{"a":null}]'),
-        ("string", b"bytes", "bytes"),
-        ("string", b"\xff", None),
-        ("int", " 12 ", 12),
-        ("int", "-3.0", -3),
-        ("int", 3.7, None),
-        ("int", "x", None),
-        ("int", "", None),
-        ("int", 1 << 63, None),
-        ("int", -(1 << 63), -(1 << 63)),
-        ("int", float("inf"), None),
-        ("int", [1], None),
-        ("float", "0.25", 0.25),
-        ("float", "nan", None),
-        ("float", "many", None),
-        ("float", {}, None),
-        ("bool", "False", False),
-        ("bool", 1, True),
-        ("bool", 0.0, False),
-        ("bool", "perhaps", None),
-        ("json", "[1, 2]", "[1, 2]"),
-        ("json", "not json", '"not json"'),
-        ("json", " ", None),
-        ("json", {"a": datetime.date(2026, 1, 2)}, '{"a":"2026-01-02"}'),
-        *((kind, None, None) for kind in ("string", "int", "float", "bool", "json")),
-    ],
-)
-def test_values_are_cast_or_left_out(kind: str, value: Any, result: Any) -> None:
-    found = cast(value, kind)
-    assert (found, type(found)) == (result, type(result))
 
 
 # --- rows that cannot be read --------------------------------------------------------------------------------------

@@ -1,0 +1,135 @@
+"""What all commands have in common: log lines, exit statuses, stop signals, one line for a mistake.
+
+Exit statuses: 0 every task ended with its outcomes; 2 a mistake that its one line explains; 3 some task ended
+without an outcome; 75 a training run was stopped and saved; 128 + N stopped by signal N (130 for Ctrl-C, 143 for
+SIGTERM). With CLIPMILL_TRACEBACK=1 the traceback of a mistake is printed too.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+EXIT_MISTAKE = 2
+EXIT_INCOMPLETE = 3
+EXIT_SAVED = 75
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# Errors of the operating system that a person mends: a path, its rights or its disk.
+PATH_ERRORS = {
+    errno.EACCES,
+    errno.EEXIST,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.ENOENT,
+    errno.ENOSPC,
+    errno.ENOTDIR,
+    errno.EPERM,
+    errno.EROFS,
+}
+
+
+class Stopped(KeyboardInterrupt):
+    """SIGINT or SIGTERM arrived."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal_name(number))
+        self.number = number
+
+
+class LineFormatter(logging.Formatter):
+    """`12:34:56 fetch: message`; a warning or an error says so before its message."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        parts = record.name.split(".")
+        unit = parts[1] if len(parts) > 1 else parts[0]
+        level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
+        time_of_day = self.formatTime(record, "%H:%M:%S")
+        line = f"{time_of_day} {unit}: {level}{record.getMessage()}"
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        return line
+
+
+def start_logging(level: int = logging.INFO) -> None:
+    """Log lines to stderr, in one format. Nothing happens where a handler is there already."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(LineFormatter())
+    logging.basicConfig(level=level, handlers=[handler])
+
+
+def signal_name(number: int) -> str:
+    """SIGINT for 2."""
+    return signal.Signals(number).name
+
+
+@contextmanager
+def on_stop_signal(handler: Callable[[int], None]) -> Iterator[None]:
+    """While the block runs, SIGINT and SIGTERM call `handler` with their number.
+
+    A second signal ends the process at once. Outside the main thread nothing is installed.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def first(number: int, frame: FrameType | None) -> None:
+        for each in STOP_SIGNALS:
+            signal.signal(each, signal.SIG_DFL)
+        handler(number)
+
+    before = {number: signal.signal(number, first) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
+
+
+def run_command(
+    body: Callable[[], int],
+    stopped: str = "what is committed stays; run the command again to resume",
+) -> int:
+    """The exit status of a command. Mistakes and stop signals end in one line on stderr.
+
+    `body` returns its own status. ValueError, a wrong path and a full disk give 2; SIGINT and SIGTERM give
+    128 + N and the line `stopped by SIGINT: ` + `stopped`.
+    """
+    try:
+        with on_stop_signal(_raise_stopped):
+            return body()
+    except ValueError as error:
+        return mistake(str(error))
+    except OSError as error:
+        if error.errno not in PATH_ERRORS or error.filename is None:
+            raise
+        return mistake(f"{error.filename}: {error.strerror}")
+    except KeyboardInterrupt as interrupt:
+        number = interrupt.number if isinstance(interrupt, Stopped) else signal.SIGINT
+        print(f"\nstopped by {signal_name(number)}: {stopped}", file=sys.stderr)
+        return 128 + number
+    except SystemExit as end:
+        if end.code != signal.SIGTERM:  # Ray replaces the handler of SIGTERM by sys.exit(SIGTERM)
+            raise
+        print(f"\nstopped by SIGTERM: {stopped}", file=sys.stderr)
+        return 128 + signal.SIGTERM
+
+
+def mistake(message: str) -> int:
+    """Print `error: message` and return the exit status of a mistake."""
+    if os.environ.get("CLIPMILL_TRACEBACK") and sys.exc_info()[0] is not None:
+        traceback.print_exc()
+    print(f"error: {message}", file=sys.stderr)
+    return EXIT_MISTAKE
+
+
+def _raise_stopped(number: int) -> None:
+    raise Stopped(number)

@@ -1,0 +1,120 @@
+"""Commands end in one line: mistakes, wrong paths and stop signals."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from manifests import console
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_a_mistake_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    def body() -> int:
+        raise ValueError("image_size is -1; it must be at least 1")
+
+    assert console.run_command(body) == console.EXIT_MISTAKE == 2
+    assert capsys.readouterr().err == "error: image_size is -1; it must be at least 1\n"
+
+
+def test_the_traceback_of_a_mistake_is_there_on_request(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLIPMILL_TRACEBACK", "1")
+    assert console.run_command(lambda: int("x")) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wrong", ["folder", "missing", "under a file"])
+def test_a_wrong_path_is_one_line_that_names_it(
+    wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("x")
+    path = {
+        "folder": tmp_path,
+        "missing": tmp_path / "no",
+        "under a file": tmp_path / "file" / "x",
+    }[wrong]
+    assert console.run_command(lambda: len(path.read_text())) == 2
+    line = capsys.readouterr().err
+    assert line.startswith(f"error: {path}: ")
+    assert line.count("\n") == 1
+
+
+def test_an_error_that_is_not_a_mistake_keeps_its_traceback() -> None:
+    def body() -> int:
+        raise ConnectionResetError("a bug or the network")
+
+    with pytest.raises(ConnectionResetError):
+        console.run_command(body)
+
+
+def test_the_status_of_the_body_is_the_status_of_the_command() -> None:
+    assert console.run_command(lambda: 3) == 3
+    with pytest.raises(SystemExit):
+        console.run_command(lambda: sys.exit(2))
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stop_signal_is_one_line_and_128_more(
+    number: signal.Signals, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = signal.getsignal(number)
+
+    def body() -> int:
+        os.kill(os.getpid(), number)
+        threading.Event().wait(10)
+        return 0
+
+    assert console.run_command(body) == status
+    lines = capsys.readouterr().err.split("\n")
+    assert lines[1].startswith(f"stopped by {number.name}: ")
+    assert signal.getsignal(number) is before
+
+
+def test_rays_own_handler_of_sigterm_ends_the_same_way(capsys: pytest.CaptureFixture[str]) -> None:
+    assert console.run_command(lambda: sys.exit(signal.SIGTERM)) == 143
+    assert "stopped by SIGTERM" in capsys.readouterr().err
+
+
+def test_a_second_signal_ends_the_process_at_once() -> None:
+    code = (
+        "import os, signal, time\n"
+        "from manifests import console\n"
+        "def body():\n"
+        "    try:\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "        time.sleep(30)\n"
+        "    finally:\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "        time.sleep(30)\n"
+        "console.run_command(body)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=20)
+    assert done.returncode == -signal.SIGINT
+
+
+def test_a_thread_may_run_a_command_too() -> None:
+    statuses: list[int] = []
+    thread = threading.Thread(target=lambda: statuses.append(console.run_command(lambda: 0)))
+    thread.start()
+    thread.join()
+    assert statuses == [0]
+
+
+def test_log_lines_name_the_unit_and_the_level() -> None:
+    def line(name: str, level: int) -> str:
+        record = logging.LogRecord(name, level, "x.py", 1, "%d shards", (3,), None)
+        return console.LineFormatter().format(record)[9:]
+
+    assert line("pipeline.fetch.plan", logging.INFO) == "fetch: 3 shards"
+    assert line("train.loop", logging.WARNING) == "loop: warning: 3 shards"
+    assert line("__main__", logging.ERROR) == "__main__: error: 3 shards"
