@@ -105,7 +105,7 @@ def _fetch(recipe: Recipe, pool: str, engine: Engine, retry: str | None) -> Mapp
         config["extra_columns"] = recipe.sidecar_extra
         work = Stage(
             name="fetch",
-            work="pipeline.fetch.download:download",
+            work="pipeline.fetch.download:make_downloader",
             config=config,
             ahead=SHARDS_AT_ONCE,
         )

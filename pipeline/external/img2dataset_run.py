@@ -34,7 +34,7 @@ from manifests.columns import PAIRS, SIDECAR
 from manifests.schema import ROWS_PER_SHARD_LIMIT, Fetch, Pair, Recipe
 from pipeline.executor import Stage, Ticket
 from pipeline.external import adopt
-from pipeline.fetch import guard, plan, sites, user_agent
+from pipeline.fetch import OptoutPolicy, guard, plan, product, signals, user_agent
 from pipeline.images import BadPicture, transform
 from pipeline.pool import shard_writer, tars
 
@@ -90,7 +90,7 @@ def stage_of(pool: str, recipe: Recipe) -> Stage:
         "img2dataset does not know fetch.%s; deadline_s is its limit for each wait on a socket, not for a row; it "
         "calls itself Firefox and %s, without your address; it looks at no signal but X-Robots-Tag%s",
         ", ".join(UNKNOWN),
-        sites.product(user_agent(recipe.fetch)),
+        product(user_agent(recipe.fetch)),
         ""
         if recipe.fetch.compute_hash == "sha256"
         else f"; sha256 stays empty beside {recipe.fetch.compute_hash}",
@@ -241,7 +241,7 @@ def options(settings: Fetch, folder: Path) -> dict[str, Any]:
         "processes_count": 1,
         "thread_count": settings.concurrency,
         "timeout": settings.deadline_s,
-        "user_agent_token": sites.product(user_agent(settings)),
+        "user_agent_token": product(user_agent(settings)),
         "disallowed_header_directives": [] if settings.optout == "ignore" else list(DIRECTIVES),
     }
     if settings.max_image_area:
@@ -357,7 +357,7 @@ def success(image: bytes, told: Mapping[str, Any], settings: Fetch) -> Outcome:
 
 def of_pair(pair: Pair) -> dict[str, Any]:
     """What a sidecar's row has of its pair, with the page's own signals."""
-    found = sites.signals((), pair.robots)
+    found = signals((), pair.robots)
     return {
         **{name: getattr(pair, name) for name in PAIRS.names if name in SIDECAR.names},
         **(pair.extra or {}),
@@ -367,8 +367,8 @@ def of_pair(pair: Pair) -> dict[str, Any]:
 
 def refusal(pair: Pair, settings: Fetch) -> tuple[str, str] | None:
     """(reason, detail) of a row for which nobody is asked."""
-    found = sites.signals((), pair.robots)
-    if no := sites.refusal(found, user_agent(settings), settings.optout):
+    found = signals((), pair.robots)
+    if no := OptoutPolicy(user_agent(settings), settings.optout).refusal(found):
         return no
     try:
         guard.target(pair.url, settings)

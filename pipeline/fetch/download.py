@@ -33,7 +33,7 @@ BODIES_WAITING = (
 WAITING_BYTES = 64 * 2**20  # of these bodies
 
 
-def download(config: dict[str, Any]) -> Downloader:
+def make_downloader(config: dict[str, Any]) -> Downloader:
     """Factory of the stage: {"pool", "fetch": plain Fetch, "source_kind", "decoders": children per worker (default: one
     per core), "extra_columns": Recipe.sidecar_extra}. ValueError where the settings do not do."""
     settings: Fetch = disk.from_plain(Fetch, config["fetch"])

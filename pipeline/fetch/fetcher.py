@@ -24,6 +24,7 @@ from pipeline.fetch import sites as site_rules
 from pipeline.fetch.body import beyond
 from pipeline.fetch.guard import Refused, Target
 from pipeline.fetch.hosts import Host, Queues
+from pipeline.fetch.optouts import OptoutPolicy, signals
 from pipeline.fetch.request import Answer, Requests, backoff_s
 from pipeline.fetch.sites import Sites
 
@@ -134,6 +135,7 @@ class Fetcher:
     def __init__(self, settings: Fetch, sites: Sites | None = None) -> None:
         self.settings = settings
         self.agent = user_agent(settings)
+        self.policy = OptoutPolicy(self.agent, settings.optout)
         self.sites = sites or Sites(self.agent, settings)
         self.requests = Requests(settings, self.agent)
         self.queues: Queues[_Row] = Queues(settings, time.monotonic)
@@ -212,16 +214,14 @@ class Fetcher:
                 await asyncio.sleep(0)
             row = _Row(index=index, pair=pair, job=job)
             if pair.robots:
-                row.signals = site_rules.signals((), pair.robots)
+                row.signals = signals((), pair.robots)
             try:
                 row.target = guard.target(pair.url, self.settings)
             except Refused as refused:
                 self._end(row, Answer(reason=refused.reason, detail=refused.detail))
                 continue
-            if row.signals and (
-                no := site_rules.refusal(row.signals, self.agent, self.settings.optout)
-            ):
-                self._end(row, Answer(reason=no[0], detail=no[1]))
+            if row.signals and (refusal := self.policy.refusal(row.signals)):
+                self._end(row, Answer(reason=refusal[0], detail=refusal[1]))
             else:
                 self._enqueue(row)
         self._pump()
@@ -351,7 +351,7 @@ class Fetcher:
 
     def _end(self, row: _Row, answer: Answer) -> None:
         """The row's one outcome."""
-        signals = (
+        optout = (
             json.dumps(row.signals, sort_keys=True, ensure_ascii=False) if row.signals else None
         )
         fetched = Fetched(
@@ -361,7 +361,7 @@ class Fetcher:
             http_status=answer.status,
             final_url=row.seen[-1] if row.seen else None,
             content_type=answer.content_type,
-            optout=signals,
+            optout=optout,
             fetched_at=row.started_at or time.time(),
             elapsed_s=row.spent_s,
             attempts=row.attempts,
@@ -396,11 +396,11 @@ class Fetcher:
             row.seen.append(target.url)
         row.attempts = max(row.attempts, 1)
         self.queues.start(host)
-        answer = await self.requests.picture(target.url, row.signals, last=not host.rows)
+        answer = await self.requests.image(target.url, row.signals, last=not host.rows)
         if answer.stale:  # the host had closed a connection that was kept: nobody's fault, once
             row.attempts += 1
             await asyncio.sleep(self.queues.start(host))
-            answer = await self.requests.picture(target.url, row.signals, last=not host.rows)
+            answer = await self.requests.image(target.url, row.signals, last=not host.rows)
         self._told(host, answer)
         if answer.reason not in AGAIN or row.repeats >= self.settings.retries:
             return answer

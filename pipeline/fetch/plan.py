@@ -1,40 +1,39 @@
-"""Pairs dealt into host groups and shards: which row is fetched by which task, fixed before anything is fetched.
+"""The plan of a pool on disk: which pair is fetched with which shard.
 
-The first half is pure. The second half writes the plan beside the pairs: POOL/plan.parquet holds every pair in the
-order in which it is fetched, one row group per shard, so a task reads its rows with one ranged read and its ticket
-carries a shard number only. Further rounds (`--retry`) add POOL/plan-retry-001.parquet and so on; a file is never
-changed once it is written.
+POOL/plan.parquet holds every pair in fetch order, one row group per shard. A ticket carries only a
+shard number, and its rows are one ranged read. Further rounds (`--retry`) add
+POOL/plan-retry-001.parquet and so on. A plan file never changes once it is written.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import duckdb
 import fsspec
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
-import xxhash
 
 from manifests import disk
 from manifests.columns import PAIRS
+from manifests.pool_layout import PoolLayout
 from manifests.schema import Fetch, Pair, Recipe
-from pipeline.crawl import ascii_host
+from pipeline.fetch.host_groups import (
+    PLAN_VERSION,
+    Integers,
+    PlannedShard,
+    host_groups,
+    plan_shards,
+    row_keys,
+)
 
-PLAN_VERSION = 2  # a change of order or of task ids bumps this and the golden test
-MAX_GROUPS = 1024  # tasks that can run at a time; a host lives in one of them
-ORDER_SEED = 20240229
 PLAN = pa.schema(
     [
         *PAIRS,
@@ -42,121 +41,25 @@ PLAN = pa.schema(
         ("row", pa.int64()),  # in that part
         ("shard", pa.int32()),
         ("position", pa.int16()),  # in the shard
-        ("retry_of", pa.string()),  # key of the row that this one asks for again
+        ("retry_of", pa.string()),  # key of the row that this row fetches again
     ]
 )
-PLAIN_HOST = re.compile(
-    r"https?://([a-z0-9-]+(?:\.[a-z0-9-]+)*)(?::[0-9]*)?(?:[/?#]|\Z)"
-)  # 4 times faster
 QUOTE = '"'
-Integers = npt.NDArray[np.int64]
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """One shard to fetch. `rows` are row numbers of the pairs in fetch order; [] in a plan read back from disk."""
-
-    shard: int
-    group: int
-    id: str  # content id: the uids of the rows in order, what they retry, and the fetch settings
-    size: int
-    rows: Integers = field(
-        compare=False, repr=False, default_factory=lambda: np.zeros(0, dtype=np.int64)
-    )
-
-
-# --- pure ----------------------------------------------------------------------------------------------------------
-
-
-def host_of(url: str) -> str:
-    """Lower-case host of a URL without user, port or trailing dot, in its ASCII form; "" where it has none."""
-    if plain := PLAIN_HOST.match(url):
-        return plain[1]
-    try:
-        return ascii_host(urlsplit(url).hostname or "")
-    except ValueError:  # such a URL is refused before anything is connected to
-        return ""
-
-
-def host_groups(rows: int, rows_per_shard: int) -> int:
-    """How many groups the hosts are dealt into: clamp(rows // rows_per_shard, 1, 1024)."""
-    return max(1, min(rows // rows_per_shard, MAX_GROUPS))
-
-
-def group_of(host: str, groups: int) -> int:
-    """The group of a host, in 0..groups-1."""
-    return int(xxhash.xxh3_64_intdigest(host.encode("utf-8", "surrogatepass")) % groups)
-
-
-def plan(
-    pairs: pa.Table,
-    rows_per_shard: int,
-    settings: str = "",
-    *,
-    groups: int | None = None,
-    first_shard: int = 0,
-) -> list[Task]:
-    """The shards of `pairs` (columns uid, url; and retry_of in a round of retries), numbered from `first_shard`.
-
-    A row belongs to the group of its host; a row without one (a local file) is dealt by its uid, as nobody is asked.
-    Inside a group rows are ordered by xxh3(uid), and a shard is the next `rows_per_shard` of them. `settings` is the
-    hash of the fetch settings. The result depends on nothing else.
-    """
-    groups = groups or host_groups(pairs.num_rows, rows_per_shard)
-    group, order = _dealt(pairs, groups)
-    dealt = np.lexsort(
-        (order, group)
-    )  # stable: equal uids, which only a retry can have, stay in the order of the pairs
-    bounds = np.searchsorted(group[dealt], np.arange(groups + 1))
-    tasks: list[Task] = []
-    for number in range(groups):
-        for start in range(int(bounds[number]), int(bounds[number + 1]), rows_per_shard):
-            rows = dealt[start : min(start + rows_per_shard, int(bounds[number + 1]))].astype(
-                np.int64
-            )
-            content = hashlib.sha256(f"{PLAN_VERSION}\n{settings}\n".encode())
-            content.update("\n".join(pairs["uid"].take(rows).to_pylist()).encode())
-            if "retry_of" in pairs.column_names:
-                content.update("\n".join(["", *pairs["retry_of"].take(rows).to_pylist()]).encode())
-            shard = first_shard + len(tasks)
-            tasks.append(
-                Task(
-                    shard=shard,
-                    group=number,
-                    id=content.hexdigest()[:16],
-                    size=len(rows),
-                    rows=rows,
-                )
-            )
-    return tasks
-
-
-def _dealt(pairs: pa.Table, groups: int) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.uint64]]:
-    """Group and place in the group's order, row by row."""
-    group = np.zeros(pairs.num_rows, dtype=np.int16)
-    order = np.zeros(pairs.num_rows, dtype=np.uint64)
-    row = 0
-    for batch in pairs.select(["uid", "url"]).to_batches(max_chunksize=1 << 16):
-        for uid, url in zip(batch["uid"].to_pylist(), batch["url"].to_pylist(), strict=True):
-            group[row] = group_of(host_of(url) or uid, groups)
-            order[row] = xxhash.xxh3_64_intdigest(uid.encode(), seed=ORDER_SEED)
-            row += 1
-    return group, order
-
-
-def settings_of(fetch: Fetch) -> str:
+def settings_hash(fetch: Fetch) -> str:
     """Hash of the fetch settings that decide what is stored."""
     return disk.content_hash(disk.settings_that_decide_bytes(fetch))
 
 
-# --- on disk -------------------------------------------------------------------------------------------------------
+# --- writing ---------------------------------------------------------------------------------
 
 
-def write_plan(pool: str, recipe: Recipe) -> list[Task]:
+def write_plan(pool: str, recipe: Recipe) -> list[PlannedShard]:
     """Plan a pool's pairs, or read the plan that is there.
 
-    ValueError where a plan is there that was made of another recipe or of other pairs: names what changed.
+    ValueError where the plan was made of another recipe or of other pairs: it names what changed.
     """
     parts = _parts(pool)
     if not parts:
@@ -166,117 +69,132 @@ def write_plan(pool: str, recipe: Recipe) -> list[Task]:
         raise ValueError(
             f"{pool}/pairs has {len(parts)} of {expected} parts; run the stage crawl to its end first"
         )
-    tables = [disk.read_parquet(path, ["uid", "url"]) for path in parts]
-    notes = {
+    sizes: list[int] = []
+    content = hashlib.sha256()
+    keys = row_keys(_read_parts(parts, sizes, content))
+    metadata = {
         "version": PLAN_VERSION,
-        "pairs": _pairs_hash(tables),
+        "pairs": content.hexdigest()[:16],
         "recipe_hash": disk.recipe_hash(recipe),
         "recipe": {"source": recipe.source, "fetch": disk.settings_that_decide_bytes(recipe.fetch)},
-        "groups": host_groups(sum(t.num_rows for t in tables), recipe.fetch.rows_per_shard),
+        "groups": host_groups(len(keys), recipe.fetch.rows_per_shard),
         "round": 0,
     }
-    if disk.exists(disk.join(pool, "plan.parquet")):
-        _same(disk.read_metadata(disk.join(pool, "plan.parquet")), disk.to_plain(notes), pool)
+    path = PoolLayout(pool).plan
+    if disk.exists(path):
+        _check_unchanged(disk.read_metadata(path), disk.to_plain(metadata), pool)
         return read_plan(pool)
-    whole = pa.concat_tables(tables)
-    tasks = plan(whole, recipe.fetch.rows_per_shard, settings_of(recipe.fetch))
-    part = np.repeat(np.arange(len(tables)), [t.num_rows for t in tables])
-    row = np.concatenate([np.arange(t.num_rows) for t in tables])
-    where = _assigned(tasks, part, row, pa.nulls(whole.num_rows, pa.string()))
-    _write(disk.join(pool, "plan.parquet"), parts, where, tasks, notes)
-    logger.info("planned %d pairs as %d shards", whole.num_rows, len(tasks))
+    shards = plan_shards(keys, recipe.fetch.rows_per_shard, settings_hash(recipe.fetch))
+    part = np.repeat(np.arange(len(parts)), sizes)
+    row = np.concatenate([np.arange(size) for size in sizes])
+    assigned = _assigned(shards, part, row, pa.nulls(len(keys), pa.string()))
+    _write(path, parts, assigned, shards, metadata)
+    logger.info("planned %d pairs as %d shards", len(keys), len(shards))
     return read_plan(pool)
 
 
-def add_retries(pool: str, recipe: Recipe, keys: Sequence[str]) -> list[Task]:
-    """A further round that asks again for the rows of these keys, and its tasks.
+def add_retries(pool: str, recipe: Recipe, keys: Sequence[str]) -> list[PlannedShard]:
+    """A further round that fetches the rows of these keys again, and its shards.
 
-    A key that an earlier round asks for already is left out: that row is still to come, or has a key of its own.
+    A key that an earlier round retries already is left out: that row is still to come, or it has a
+    key of its own.
     """
     files = _files(pool)
-    asked = {
-        key
-        for path in files[1:]
-        for key in disk.read_parquet(path, ["retry_of"])["retry_of"].to_pylist()
-    }
-    keys = [key for key in keys if key not in asked]
-    if not keys:
+    planned_keys: set[str] = set()
+    for path in files[1:]:
+        planned_keys.update(disk.read_parquet(path, ["retry_of"])["retry_of"].to_pylist())
+    wanted = {(int(key[:-4]), int(key[-4:])): key for key in keys if key not in planned_keys}
+    if not wanted:
         return []
     before = read_plan(pool)
-    wanted = {(int(key[:-4]), int(key[-4:])): key for key in keys}
-    found = []
+    tables = []
     for shard in sorted({shard for shard, _ in wanted}):
         table = _shard_table(pool, shard, ["uid", "url", "part", "row", "position"])
-        mask = pa.array([(shard, p) in wanted for p in table["position"].to_pylist()], pa.bool_())
-        table = table.filter(mask)
+        positions = table["position"].to_pylist()
+        table = table.filter(pa.array([(shard, p) in wanted for p in positions], pa.bool_()))
         retried = [wanted[shard, p] for p in table["position"].to_pylist()]
-        found.append(table.append_column("retry_of", pa.array(retried, pa.string())))
-    whole = pa.concat_tables(found)
-    if whole.num_rows != len(wanted):
+        tables.append(table.append_column("retry_of", pa.array(retried, pa.string())))
+    rows = pa.concat_tables(tables)
+    if rows.num_rows != len(wanted):
         raise ValueError(
-            f"{len(wanted) - whole.num_rows} of the keys to retry are not in the plan of {pool}"
+            f"{len(wanted) - rows.num_rows} of the keys to retry are not in the plan of {pool}"
         )
-    notes = {**disk.read_metadata(files[0]), "round": len(files)}
-    tasks = plan(
-        whole,
+    metadata = {**disk.read_metadata(files[0]), "round": len(files)}
+    shards = plan_shards(
+        row_keys([rows]),
         recipe.fetch.rows_per_shard,
-        settings_of(recipe.fetch),
-        groups=notes["groups"],
+        settings_hash(recipe.fetch),
+        groups=metadata["groups"],
         first_shard=len(before),
+        retry_of=rows["retry_of"].to_pylist(),
     )
-    where = _assigned(tasks, whole["part"].to_numpy(), whole["row"].to_numpy(), whole["retry_of"])
-    _write(
-        disk.join(pool, f"plan-retry-{len(files):03d}.parquet"), _parts(pool), where, tasks, notes
-    )
+    assigned = _assigned(shards, rows["part"].to_numpy(), rows["row"].to_numpy(), rows["retry_of"])
+    path = disk.join(pool, f"plan-retry-{len(files):03d}.parquet")
+    _write(path, _parts(pool), assigned, shards, metadata)
     return read_plan(pool)[len(before) :]
 
 
-def read_plan(pool: str) -> list[Task]:
-    """The tasks of a pool in shard order, all rounds, without their rows. ValueError where there is no plan."""
-    tasks: list[Task] = []
+# --- reading ---------------------------------------------------------------------------------
+
+
+def read_plan(pool: str) -> list[PlannedShard]:
+    """The shards of a pool in order, all rounds, without their rows.
+
+    ValueError where there is no plan.
+    """
+    shards: list[PlannedShard] = []
     for path in _files(pool):
-        for group, size, name in disk.read_metadata(path)["shards"]:
-            tasks.append(Task(shard=len(tasks), group=group, id=name, size=size))
-    return tasks
+        for group, size, content_id in disk.read_metadata(path)["shards"]:
+            shards.append(PlannedShard(shard=len(shards), group=group, id=content_id, size=size))
+    return shards
 
 
 def rows_of_shard(pool: str, shard: int) -> list[Pair]:
     """The pairs of one shard in fetch order: position i has the key f"{shard:05d}{i:04d}"."""
     extra = extra_columns(pool)
-    rows = _shard_table(pool, shard, [*PAIRS.names, *extra]).to_pylist()
-    return [
-        Pair(
-            **{name: row[name] for name in PAIRS.names},
-            extra={name: row[name] for name in extra} or None,
-        )
-        for row in rows
-    ]
+    pairs = []
+    for row in _shard_table(pool, shard, [*PAIRS.names, *extra]).to_pylist():
+        own = {name: row[name] for name in PAIRS.names}
+        pairs.append(Pair(**own, extra={name: row[name] for name in extra} or None))
+    return pairs
 
 
 def extra_columns(pool: str) -> list[str]:
-    """The columns of a pool's pairs that its source brought along."""
+    """The columns that the source added to a pool's pairs."""
     names: list[str] = disk.read_schema(_parts(pool)[0]).names
     return names[len(PAIRS) :]
 
 
 def retries_of_shard(pool: str, shard: int) -> list[str | None]:
-    """For each row of a shard the key of the row that it asks for again, or None."""
+    """For each row of a shard the key of the row that it fetches again, or None."""
     keys: list[str | None] = _shard_table(pool, shard, ["retry_of"])["retry_of"].to_pylist()
     return keys
 
 
 def _parts(pool: str) -> list[str]:
-    return [
-        disk.join(pool, "pairs", name)
-        for name in disk.list_names(disk.join(pool, "pairs"), ".parquet")
-    ]
+    folder = PoolLayout(pool).pairs
+    return [disk.join(folder, name) for name in disk.list_names(folder, ".parquet")]
+
+
+def _read_parts(
+    parts: Sequence[str], sizes: list[int], content: hashlib._Hash
+) -> Iterator[pa.Table]:
+    """uid and url of each part. `sizes` and `content`, a hash over all uids, are filled on the way."""
+    for path in parts:
+        table = disk.read_parquet(path, ["uid", "url"])
+        sizes.append(table.num_rows)
+        for batch in table.select(["uid"]).to_batches(max_chunksize=1 << 16):
+            content.update("".join(batch["uid"].to_pylist()).encode())
+        content.update(b"\n")
+        yield table
 
 
 def _files(pool: str) -> list[str]:
-    names = [n for n in disk.list_names(pool, ".parquet") if n.startswith("plan-retry-")]
-    if not disk.exists(disk.join(pool, "plan.parquet")):
+    plan = PoolLayout(pool).plan
+    names = [name for name in disk.list_names(pool, ".parquet") if name.startswith("plan-retry-")]
+    if not disk.exists(plan):
         raise ValueError(f"{pool} has no plan; run pipeline/build.py on its recipe first")
-    return [disk.join(pool, name) for name in ["plan.parquet", *names]]
+    return [plan, *(disk.join(pool, name) for name in names)]
 
 
 def _shard_table(pool: str, shard: int, columns: list[str]) -> pa.Table:
@@ -288,114 +206,125 @@ def _shard_table(pool: str, shard: int, columns: list[str]) -> pa.Table:
     raise ValueError(f"{pool} has no shard {shard}; its plan has {first}, numbered from 0")
 
 
-def _pairs_hash(tables: Sequence[pa.Table]) -> str:
-    """Hash of the uids of all parts in order."""
-    content = hashlib.sha256()
-    for table in tables:
-        for batch in table.select(["uid"]).to_batches(max_chunksize=1 << 16):
-            content.update("".join(batch["uid"].to_pylist()).encode())
-        content.update(b"\n")
-    return content.hexdigest()[:16]
+# --- parts of the writing ----------------------------------------------------------------------
 
 
 def _assigned(
-    tasks: list[Task], part: Integers, row: Integers, retry_of: pa.Array | pa.ChunkedArray
+    shards: list[PlannedShard],
+    part: Integers,
+    row: Integers,
+    retry_of: pa.Array | pa.ChunkedArray,
 ) -> pa.Table:
     """part, row, shard, position and retry_of of every planned row."""
     nothing = np.zeros(0, dtype=np.int64)
-    rows = np.concatenate([nothing, *(task.rows for task in tasks)])
-    shards = np.array([task.shard for task in tasks], dtype=np.int32)
+    rows = np.concatenate([nothing, *(shard.rows for shard in shards)])
+    positions = np.concatenate([nothing, *(np.arange(shard.size) for shard in shards)])
+    numbers = np.array([shard.shard for shard in shards], dtype=np.int32)
     return pa.table(
         {
             "part": pa.array(part[rows], pa.int32()),
             "row": pa.array(row[rows], pa.int64()),
-            "shard": pa.array(np.repeat(shards, [t.size for t in tasks]), pa.int32()),
-            "position": pa.array(
-                np.concatenate([nothing, *(np.arange(t.size) for t in tasks)]), pa.int16()
-            ),
-            "retry_of": retry_of.take(rows),
+            "shard": pa.array(np.repeat(numbers, [shard.size for shard in shards]), pa.int32()),
+            "position": pa.array(positions, pa.int16()),
+            "retry_of": retry_of.take(pa.array(rows)),
         }
     )
 
 
-def _same(there: dict[str, Any], wanted: dict[str, Any], pool: str) -> None:
-    """ValueError that names what differs between the plan that is there and the one that is asked for."""
-    mend = f"give the old value back, or build into another folder than {pool}"
-    if there["recipe_hash"] != wanted["recipe_hash"]:
-        changes = [
-            f"{block}.{key} was {there['recipe'][block].get(key)!r} and is {value!r}"
-            for block in ("source", "fetch")
-            for key, value in wanted["recipe"][block].items()
-            if there["recipe"][block].get(key) != value
-        ]
+def _check_unchanged(planned: dict[str, Any], asked: dict[str, Any], pool: str) -> None:
+    """ValueError that names what differs between the plan that is there and the one asked for."""
+    remedy = f"give the old value back, or build into another folder than {pool}"
+    changes = []
+    for block in ("source", "fetch"):
+        for key, value in asked["recipe"][block].items():
+            old = planned["recipe"][block].get(key)
+            if old != value:
+                changes.append(f"{block}.{key} was {old!r} and is {value!r}")
+    if changes:
         raise ValueError(
-            f"the recipe has changed since this pool was planned ({'; '.join(changes)}): {mend}"
+            f"the recipe has changed since this pool was planned ({'; '.join(changes)}): {remedy}"
         )
-    if there["pairs"] != wanted["pairs"]:
+    if planned["pairs"] != asked["pairs"]:
         raise ValueError(
             f"the pairs in {pool}/pairs are not those that this pool was planned from "
-            f"(now {wanted['pairs']}, then {there['pairs']}): {mend}"
+            f"(now {asked['pairs']}, then {planned['pairs']}): {remedy}"
         )
-    if there["version"] != wanted["version"]:
+    if planned["version"] != asked["version"]:
         raise ValueError(
-            f"{pool} was planned by plan version {there['version']}, this is version {wanted['version']}: "
-            "finish it with the older program, or build into another folder"
+            f"{pool} was planned by plan version {planned['version']}, this is version "
+            f"{asked['version']}: finish it with the older program, or build into another folder"
         )
 
 
 def _write(
-    path: str, parts: list[str], where: pa.Table, tasks: list[Task], notes: dict[str, Any]
+    path: str,
+    parts: list[str],
+    assigned: pa.Table,
+    shards: list[PlannedShard],
+    metadata: dict[str, Any],
 ) -> None:
-    """The pairs of `where` in its order, one row group per shard; the tasks go into the footer.
+    """The pairs of `assigned` in its order, one row group per shard. The footer lists the shards.
 
-    The sort is DuckDB's, which spills to disk: what is held in memory is `where`, 30 bytes a row.
+    DuckDB sorts and spills to disk. `assigned` is held in memory, 30 bytes a row.
     """
-    notes = {**notes, "shards": [[task.group, task.size, task.id] for task in tasks]}
+    metadata = {**metadata, "shards": [[shard.group, shard.size, shard.id] for shard in shards]}
     extra = list(disk.read_schema(parts[0]))[len(PAIRS) :]
-    schema = disk.with_metadata(pa.schema([*PLAN, *extra]), notes)
+    schema = disk.with_metadata(pa.schema([*PLAN, *extra]), metadata)
     with tempfile.TemporaryDirectory(prefix="clipmill-plan-") as folder:
         ordered, staged = Path(folder) / "ordered.parquet", Path(folder) / "plan.parquet"
-        with database(folder, parts) as connection:
-            connection.register("planned", where)
-            pairs = " UNION ALL ".join(
-                f"SELECT {part} AS part, file_row_number AS row, * FROM read_parquet('{quoted(name)}', "
-                "file_row_number = true)"
-                for part, name in enumerate(parts)
-            )
-            columns = ", ".join(f"p.{name}" for name in PAIRS.names)
-            behind = "".join(f', p."{field.name.replace(QUOTE, QUOTE * 2)}"' for field in extra)
-            connection.execute(
-                f"COPY (SELECT {columns}, w.part, w.row, w.shard, w.position, w.retry_of{behind} FROM ({pairs}) p "
-                "JOIN planned w ON p.part = w.part AND p.row = w.row ORDER BY w.shard, w.position) "
-                f"TO '{quoted(str(ordered))}' (FORMAT parquet)"
-            )
-        sizes = [task.size for task in tasks]
+        _sort(ordered, folder, parts, assigned, [field.name for field in extra])
         with (
             pq.ParquetFile(ordered) as source,
             pq.ParquetWriter(staged, schema, compression="zstd") as writer,
         ):
+            sizes = [shard.size for shard in shards]
             for table in _cut(source.iter_batches(), sizes, schema):
                 writer.write_table(table, row_group_size=table.num_rows)
         disk.publish(staged, path)
+
+
+def _sort(
+    target: Path, folder: str, parts: list[str], assigned: pa.Table, extra: Sequence[str]
+) -> None:
+    """The pairs of `assigned` in its order, as Parquet in `target`.
+
+    One scan over the list of parts: a scan per part needs memory for each, 2 GB for 2,500 of them.
+    """
+    files = pa.table({"filename": [_plain_path(name) for name in parts]})
+    files = files.append_column("part", pa.array(range(len(parts)), pa.int32()))
+    names = ", ".join(f"'{quoted(name)}'" for name in parts)
+    columns = ", ".join(f"p.{name}" for name in PAIRS.names)
+    extra_names = "".join(f', p."{name.replace(QUOTE, QUOTE * 2)}"' for name in extra)
+    with database(folder, parts) as connection:
+        connection.register("assigned", assigned)
+        connection.register("files", files)
+        connection.execute(
+            f"COPY (SELECT {columns}, a.part, a.row, a.shard, a.position, a.retry_of{extra_names} "
+            f"FROM read_parquet([{names}], filename = 'part_file', file_row_number = true) p "
+            "JOIN files f ON f.filename = p.part_file "
+            "JOIN assigned a ON a.part = f.part AND a.row = p.file_row_number "
+            f"ORDER BY a.shard, a.position) TO '{quoted(str(target))}' (FORMAT parquet)"
+        )
 
 
 def _cut(
     batches: Iterator[pa.RecordBatch], sizes: Sequence[int], schema: pa.Schema
 ) -> Iterator[pa.Table]:
     """The rows of `batches` as tables of these sizes."""
-    held = schema.empty_table()
+    waiting = schema.empty_table()
     for size in sizes:
-        while held.num_rows < size:
-            held = pa.concat_tables([held, pa.Table.from_batches([next(batches)]).cast(schema)])
-        yield held.slice(0, size)
-        held = held.slice(size)
-    assert held.num_rows == 0
+        while waiting.num_rows < size:
+            batch = pa.Table.from_batches([next(batches)]).cast(schema)
+            waiting = pa.concat_tables([waiting, batch])
+        yield waiting.slice(0, size)
+        waiting = waiting.slice(size)
+    assert waiting.num_rows == 0
     assert next(batches, None) is None
 
 
 @contextmanager
 def database(folder: str, files: Sequence[str]) -> Iterator[duckdb.DuckDBPyConnection]:
-    """A DuckDB in memory that spills into `folder` and can read `files`, remote ones through fsspec."""
+    """A DuckDB in memory that spills into `folder` and reads `files`, remote ones by fsspec."""
     with duckdb.connect(config={"memory_limit": "2GB", "temp_directory": folder}) as connection:
         for protocol in sorted({name.split("://")[0] for name in files if disk.is_url(name)}):
             connection.register_filesystem(fsspec.filesystem(protocol))
@@ -404,4 +333,8 @@ def database(folder: str, files: Sequence[str]) -> Iterator[duckdb.DuckDBPyConne
 
 def quoted(text: str) -> str:
     """The inside of an SQL string."""
-    return text.removeprefix("file://").replace("'", "''")
+    return _plain_path(text).replace("'", "''")
+
+
+def _plain_path(path: str) -> str:
+    return path.removeprefix("file://")

@@ -27,6 +27,7 @@ from manifests.schema import Fetch
 from pipeline.fetch import guard, sites
 from pipeline.fetch.body import INFLATED, Body, Budget
 from pipeline.fetch.guard import Refused
+from pipeline.fetch.optouts import OptoutPolicy, signals
 
 if TYPE_CHECKING:
     import socket
@@ -166,7 +167,7 @@ class Requests:
 
     def __init__(self, settings: Fetch, agent: str) -> None:
         self._settings = settings
-        self._agent = agent
+        self._policy = OptoutPolicy(agent, settings.optout)
         self.budget = Budget(max(BUDGET, settings.max_bytes))
         self._names = _Names(settings)
         connector = _Connector(
@@ -194,8 +195,8 @@ class Requests:
         await self._session.close()
         await self._names.close()
 
-    async def picture(self, url: str, signals: dict[str, Any], *, last: bool) -> Answer:
-        """One request; opt-out headers go into `signals`. `last`: nothing more is waiting for this host, so its
+    async def image(self, url: str, row_signals: dict[str, Any], *, last: bool) -> Answer:
+        """One request; opt-out headers go into `row_signals`. `last`: nothing more is waiting for this host, so its
         connection need not be kept. The body of the answer holds what `beyond` says of the budget: give it back."""
         headers = {"Connection": "close"} if last else None
         line = _Line(self._settings.max_bytes + FRAMING, last)
@@ -204,11 +205,11 @@ class Requests:
             async with self._session.get(
                 URL(url, encoded=True), allow_redirects=False, headers=headers
             ) as response:
-                return await self._read(response, signals)
+                return await self._read(response, row_signals)
         except (aiohttp.ClientError, OSError) as error:
             return _failure(error, line)
 
-    async def _read(self, response: aiohttp.ClientResponse, signals: dict[str, Any]) -> Answer:
+    async def _read(self, response: aiohttp.ClientResponse, row_signals: dict[str, Any]) -> Answer:
         """An answer's head, and its body if the head gives no reason against it."""
         status, headers = response.status, response.headers
         kind = (headers.get("Content-Type") or "")[:200] or None
@@ -222,10 +223,9 @@ class Requests:
             return answer(
                 reason=_status_reason(status), detail=f"status {status}", retry_after_s=after
             )
-        if found := sites.signals(headers.items(), None):
-            signals.update(found)
-        if signals and (no := sites.refusal(signals, self._agent, self._settings.optout)):
-            return answer(reason=no[0], detail=no[1])
+        row_signals.update(signals(headers.items(), None))
+        if row_signals and (refusal := self._policy.refusal(row_signals)):
+            return answer(reason=refusal[0], detail=refusal[1])
         encoding = headers.get("Content-Encoding", "identity").strip().lower()
         if encoding not in ("identity", "", *INFLATED):
             return answer(reason="encoding", detail=f"{encoding[:40]}, which we did not ask for")

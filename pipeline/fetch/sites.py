@@ -7,22 +7,20 @@ What was seen is kept raw beside the row, so that another policy can be applied 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from filters.optout import LIKE_US, product, refusal, refuses
 from manifests.schema import Fetch
 from pipeline.fetch import site_files
 from pipeline.fetch.hosts import limit_of
+from pipeline.fetch.optouts import OptoutPolicy
 from pipeline.fetch.site_files import AiRule, Robots, Tdm, Unreadable
 
-__all__ = ["Answer", "Sites", "Verdict", "product", "refusal", "refuses", "signals"]
+__all__ = ["Answer", "Sites", "Verdict"]
 
-HEADERS = ("x-robots-tag", "tdm-reservation", "tdm-policy", "content-usage")
 ROBOTS_BYTES = site_files.FILE_BYTES  # how much of a file is worth fetching
 KEPT_S = 24 * 3600.0  # how long RFC 9309 lets a robots.txt be kept
 FAILED_S = 600.0  # and we a file that could not be had
@@ -31,20 +29,6 @@ NOT_ASKED = "disallowed by robots.txt"
 OTHERS_SHARE = 0.25  # of a row's deadline: how long tdmrep.json and ai.txt may take together
 
 Get = Callable[[str], Awaitable["Answer"]]
-
-
-def signals(headers: Iterable[tuple[str, str]], page_robots: str | None) -> dict[str, Any]:
-    """Every signal of an answer's headers and of the page, raw; {} where there is none.
-
-    `page_robots` is the JSON that crawl keeps: {"meta": […], "x-robots-tag": […]}.
-    """
-    found: dict[str, Any] = {}
-    for name, value in headers:
-        if name.lower() in HEADERS:
-            found.setdefault(name.lower(), []).append(value[:2000])
-    if page_robots:
-        found["page"] = json.loads(page_robots)
-    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,9 +77,9 @@ class Sites:
     """
 
     def __init__(self, user_agent: str, settings: Fetch) -> None:
-        self._agent = user_agent
+        self._policy = OptoutPolicy(user_agent, settings.optout)
         self._settings = settings
-        self._us = (product(user_agent), *LIKE_US)
+        self._us = self._policy.names
         self._sites: dict[str, _Site] = {}
         self._asked: dict[str, asyncio.Task[_Site]] = {}
 
@@ -226,10 +210,7 @@ class Sites:
             return Verdict(
                 reason="robots_txt", detail="disallowed", signal=said, crawl_delay_s=delay_s
             )
-        reason, detail = refusal({"site": {origin: said}}, self._agent, self._settings.optout) or (
-            None,
-            "",
-        )
+        reason, detail = self._policy.refusal({"site": {origin: said}}) or (None, "")
         return Verdict(reason=reason, detail=detail, signal=said or None, crawl_delay_s=delay_s)
 
 

@@ -60,7 +60,7 @@ def picture(width: int, shade: int) -> bytes:
     return sink.getvalue()
 
 
-def write_shard(pool: str, task: plan.Task) -> dict[str, Any]:
+def write_shard(pool: str, task: plan.PlannedShard) -> dict[str, Any]:
     """Every fifth link is dead, every eleventh host silent; a retry finds the picture."""
     retried = plan.retries_of_shard(pool, task.shard)
     with shard_writer.ShardWriter(pool, task.shard, task.id, str(task.group)) as writer:

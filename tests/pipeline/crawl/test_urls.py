@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from manifests.schema import Fetch
 from pipeline.crawl import urls
 from pipeline.crawl.urls import LONGEST_URL, ascii_host, resolve, resolver, trimmed
-from pipeline.fetch import guard, plan
+from pipeline.fetch import guard, host_groups
 
 PAGE = "http://page.test/deep/er/page.html"
 
@@ -125,7 +125,7 @@ def test_a_url_is_as_long_in_crawl_as_in_fetch() -> None:
 def test_a_host_has_one_spelling_in_crawl_plan_and_fetch(host: str, spelled: str) -> None:
     assert ascii_host(host) == spelled
     url = f"http://{host}/a.jpg"
-    assert plan.host_of(url) == spelled
+    assert host_groups.host_of(url) == spelled
     if spelled:
         assert guard.target(url, Fetch()).host == spelled
 

@@ -18,7 +18,7 @@ from manifests.columns import PAIRS, REASONS, SIDECAR, VOLATILE_COLUMNS
 from manifests.schema import Fetch, Recipe, Source
 from pipeline.executor.stage import Stage, Ticket, disconnect, execute
 from pipeline.fetch import plan
-from pipeline.fetch.download import Downloader, download, read_file
+from pipeline.fetch.download import Downloader, make_downloader, read_file
 from pipeline.fetch.fetcher import Fetched, Fetcher
 from pipeline.pool import shard_writer
 
@@ -35,7 +35,7 @@ def workers() -> Iterator[Callable[..., Downloader]]:
             "source_kind": kind,
             "decoders": 1,
         }
-        made.append(download(json.loads(json.dumps(config))))
+        made.append(make_downloader(json.loads(json.dumps(config))))
         return made[-1]
 
     yield make
@@ -203,7 +203,7 @@ def test_the_same_bytes_whatever_runs_at_once(tmp_path: Path, web: Any) -> None:
             "decoders": 1,
         }
         work = Stage(
-            name="fetch", work="pipeline.fetch.download:download", config=config, ahead=ahead
+            name="fetch", work="pipeline.fetch.download:make_downloader", config=config, ahead=ahead
         )
         report = execute(work, tickets, engine=engine)  # type: ignore[arg-type]
         assert report.failed == {}
@@ -246,7 +246,10 @@ def test_stragglers_of_a_shard_overlap_the_next(tmp_path: Path, web: Any) -> Non
         "decoders": 1,
     }
     work = Stage(
-        name="fetch", work="pipeline.fetch.download:download", config=config, ahead=len(tickets)
+        name="fetch",
+        work="pipeline.fetch.download:make_downloader",
+        config=config,
+        ahead=len(tickets),
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shard_writer.ShardWriter, "add", noted)
@@ -296,7 +299,7 @@ def test_local_files(tmp_path: Path, web: Any, workers: Any) -> None:
         "source_kind": "files",
         "decoders": 1,
     }
-    stage = Stage(name="fetch", work="pipeline.fetch.download:download", config=config)
+    stage = Stage(name="fetch", work="pipeline.fetch.download:make_downloader", config=config)
     report = execute(stage, [ticket], engine="inline")
     assert report.failed == {}
     assert report.done[ticket.id]["successes"] == 1
@@ -328,7 +331,9 @@ def test_a_row_of_a_further_round_names_the_row_that_it_retries(
 
 def test_settings_that_cannot_work_are_refused_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"fetch\.user_agent is not set"):
-        download({"pool": str(tmp_path), "fetch": disk.to_plain(Fetch()), "source_kind": "wat"})
+        make_downloader(
+            {"pool": str(tmp_path), "fetch": disk.to_plain(Fetch()), "source_kind": "wat"}
+        )
     with pytest.raises(ValueError, match="encode_quality is 101"):
         Fetch(user_agent="x/1 (me@x.test)", encode_quality=101)
 

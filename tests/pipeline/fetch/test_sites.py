@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 import uvloop
 
+from filters.optout import refusal, refuses
 from manifests.schema import Fetch, HostLimit, Pair
 from pipeline.fetch import site_files, sites
 from pipeline.fetch.fetcher import Fetched, fetch_all
-from pipeline.fetch.sites import Answer, Sites, Verdict, refusal, refuses, signals
+from pipeline.fetch.optouts import signals
+from pipeline.fetch.sites import Answer, Sites, Verdict
 from tests.support.tables import table
 
 AGENT = "clipmill/0.1 (+https://clipmill.example/bot)"

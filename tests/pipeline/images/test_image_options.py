@@ -18,8 +18,7 @@ from manifests import disk
 from manifests.columns import PAIRS, REASONS, with_extra
 from manifests.schema import Fetch, Recipe, Source
 from pipeline.executor.stage import Ticket
-from pipeline.fetch import plan
-from pipeline.fetch.download import download
+from pipeline.fetch import make_downloader, plan
 from pipeline.images import transform
 from pipeline.images.transform import (
     BadPicture,
@@ -494,7 +493,9 @@ def test_options_on_their_way_to_the_sidecar(
         "source_kind": "files",
         "decoders": 1,
     }
-    worker = download(json.loads(json.dumps(config | {"extra_columns": recipe.sidecar_extra})))
+    worker = make_downloader(
+        json.loads(json.dumps(config | {"extra_columns": recipe.sidecar_extra}))
+    )
     try:
         worker(Ticket(id=task.id, group=str(task.group), payload={"shard": task.shard}))
     finally:
