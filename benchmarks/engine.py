@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How to run 10,000 tickets on Ray: our actors (pipeline/stage.py), Ray Data, or bare tasks. Written to docs/engine.md.
+"""How to run 10,000 tickets on Ray: our actors (pipeline/executor), Ray Data, or bare tasks. Written to docs/engine.md.
 
 example: python benchmarks/engine.py --out benchmarks/results/engine.json
 
@@ -28,7 +28,8 @@ ROOT = Path(__file__).resolve().parents[1]
 if not __package__:
     sys.path[0] = str(ROOT)
 
-from pipeline.executor import Stage, Ticket, connect, disconnect, execute
+from manifests.ray_runtime import connect, disconnect
+from pipeline.executor import Stage, Ticket, execute
 
 WAYS = {
     "actors": "our actors",
@@ -99,9 +100,11 @@ class DataWorker:
 
 
 def with_actors(tickets: list[Ticket], log: str) -> dict[str, int]:
-    """pipeline.executor.stage.execute."""
+    """pipeline.executor.execute."""
+    from benchmarks.engine import work as importable_work  # this script itself is __main__
+
     report = execute(
-        Stage(name="bench", work="benchmarks.engine:work", config={"log": log}),
+        Stage(name="bench", work=importable_work, config={"log": log}),
         tickets,
         engine="ray",
     )

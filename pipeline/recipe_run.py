@@ -17,13 +17,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from manifests import disk, reader
+from manifests import disk, ray_runtime, reader
 from manifests.schema import Ablation, Blend, Controls, Miniweb, Recipe, Scorer
 from pipeline import accounting, scoring, views
 from pipeline.crawl import crawler
-from pipeline.executor import Engine, Stage, Ticket, stage
+from pipeline.executor import Engine, Stage, Ticket, execute
 from pipeline.external import adopt, img2dataset_run
-from pipeline.fetch import plan
+from pipeline.fetch import make_downloader, plan
 from pipeline.miniweb import small_web
 from pipeline.pool import shard_writer
 
@@ -82,8 +82,8 @@ def _fetch(recipe: Recipe, pool: str, engine: Engine, retry: str | None) -> Mapp
             raise ValueError(
                 "--retry asks the web again; shards that exist already were fetched by another program"
             )
-        work = Stage(name="adopt", work="pipeline.external.adopt:adopt", config=config)
-        return stage.execute(work, adopt.tickets(recipe.source), engine=engine).failed
+        work = Stage(name="adopt", work=adopt.adopt, config=config)
+        return execute(work, adopt.tickets(recipe.source), engine=engine).failed
     tasks = plan.write_plan(pool, recipe)
     if retry:
         tasks += plan.add_retries(pool, recipe, transient(pool))
@@ -105,11 +105,11 @@ def _fetch(recipe: Recipe, pool: str, engine: Engine, retry: str | None) -> Mapp
         config["extra_columns"] = recipe.sidecar_extra
         work = Stage(
             name="fetch",
-            work="pipeline.fetch.download:make_downloader",
+            work=make_downloader,
             config=config,
-            ahead=SHARDS_AT_ONCE,
+            concurrency=SHARDS_AT_ONCE,
         )
-    return stage.execute(work, tickets, engine=engine).failed
+    return execute(work, tickets, engine=engine).failed
 
 
 def transient(pool: str) -> list[str]:
@@ -309,7 +309,7 @@ def one_ray(engine: Engine) -> Iterator[None]:
     if engine != "ray" or os.environ.get("RAY_ADDRESS"):
         yield
         return
-    stage.connect()
+    ray_runtime.connect()
     import ray
 
     os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
@@ -317,7 +317,7 @@ def one_ray(engine: Engine) -> Iterator[None]:
         yield
     finally:
         del os.environ["RAY_ADDRESS"]
-        stage.disconnect()
+        ray_runtime.disconnect()
 
 
 @contextmanager

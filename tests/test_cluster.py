@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.executor.stage import Stage
+from pipeline.executor import Stage
+from pipeline.fetch import make_downloader
+from pipeline.scoring.scorer import Scorer
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -66,7 +68,10 @@ def test_a_misspelt_key_is_refused(
 
 def test_there_are_nodes_for_what_the_stages_ask(written: dict[str, Any]) -> None:
     kinds = checked(written)["available_node_types"]
-    for stage in (Stage(name="fetch", work="x:y"), Stage(name="score", work="x:y", gpus=1)):
+    for stage in (
+        Stage(name="fetch", work=make_downloader),
+        Stage(name="score", work=Scorer, gpus=1),
+    ):
         fits = [
             name
             for name, kind in kinds.items()

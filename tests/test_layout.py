@@ -23,7 +23,7 @@ MAY_IMPORT = {
 # Inside a package a unit (a sub-package, or a module at the top) imports only units listed above it.
 ORDER = {
     "manifests": [
-        "console", "columns", "phash", "casting", "schema", "disk", "pool_layout", "reader",
+        "console", "columns", "phash", "casting", "schema", "ray_runtime", "disk", "pool_layout", "reader",
         "__init__",
     ],
     "filters": [

@@ -82,7 +82,7 @@ def crawl(
             )
             for k in todo
         ]
-        stage = Stage(name="crawl", work="pipeline.crawl.crawler:extract", config=config)
+        stage = Stage(name="crawl", work=extract, config=config)
         report = execute(stage, tickets, engine=engine, workers=workers)
         failed = {
             paths[int(name.removeprefix("part-"))]: text for name, text in report.failed.items()

@@ -57,12 +57,13 @@ def commit(
     steps = (
         (
             "scatter",
+            scatter,
             [(k, c) for k, count in enumerate(counts) for c in range(_chunks(count, rows))],
         ),
-        ("gather", [(k, 0) for k in range(partitions)]),
-        ("write", [(k, 0) for k in range(len(ids))]),
+        ("gather", gather, [(k, 0) for k in range(partitions)]),
+        ("write", write, [(k, 0) for k in range(len(ids))]),
     )
-    for step, numbers in steps:
+    for step, work, numbers in steps:
         tickets = [
             Ticket(
                 id=f"{step}-{k:05d}-{chunk:03d}",
@@ -74,7 +75,7 @@ def commit(
         ]
         if not tickets:
             continue
-        stage = Stage(name=step, work=f"pipeline.crawl.dedup:{step}", config=config)
+        stage = Stage(name=step, work=work, config=config)
         if failed := execute(stage, tickets, engine=engine, workers=workers).failed:
             return dict(failed)
     return {}

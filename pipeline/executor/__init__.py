@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pipeline.executor import stage
-from pipeline.executor.stage import Engine, Stage, Ticket, Work, connect, disconnect, execute
+from pipeline.executor.outcomes import Report
+from pipeline.executor.schedule import Ticket
+from pipeline.executor.stage import Engine, execute
+from pipeline.executor.worker import Stage, Work
 
-__all__ = ["Engine", "Stage", "Ticket", "Work", "connect", "disconnect", "execute", "stage"]
+__all__ = ["Engine", "Report", "Stage", "Ticket", "Work", "execute"]

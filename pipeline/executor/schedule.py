@@ -1,14 +1,14 @@
 """Which worker gets which ticket next. Pure: it knows tickets, groups and names of workers, and runs nothing.
 
-A group's tickets are begun in order and only one worker has any of them at a time. A worker may have several under way
-(`ahead`): of different groups where nobody else is waiting for one, as those do not share a slow host, else the next of
-the groups that it holds. When a worker dies, each ticket that it had is tried again alone: the next death shows which
-one it was.
+Tickets of a group start in order, and only one worker at a time has tickets of it. A worker may run several tickets at
+once (`concurrency`): of different groups while no other worker needs one, because different groups do not share a slow
+host; otherwise the next ones of the groups that it has. When a worker dies, each ticket that it was running is tried
+again alone, so that the next death shows which ticket caused it.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,72 +23,102 @@ class Ticket:
     payload: dict[str, Any] = field(default_factory=dict)
 
 
-class Deal:
-    """The tickets of a stage: waiting, under way, or ended."""
+class TicketQueue:
+    """The tickets of a stage that have not ended. Each call costs O(concurrency), whatever the number of groups."""
 
-    def __init__(self, tickets: Iterable[Ticket], ahead: int = 1) -> None:
-        self.ahead = ahead
+    def __init__(self, tickets: Iterable[Ticket], concurrency: int = 1) -> None:
+        self.concurrency = concurrency
         self._pending: dict[str, deque[Ticket]] = {}
         for ticket in tickets:
             self._pending.setdefault(ticket.group, deque()).append(ticket)
-        # groups that nobody holds, the longest first: the shortest tail
-        self._waiting = deque(
-            sorted(self._pending, key=lambda group: len(self._pending[group]), reverse=True)
+        self._unstarted = sum(len(pending) for pending in self._pending.values())
+        # Groups of no worker, with pending tickets. The longest group starts first: the stage ends sooner.
+        longest_first = sorted(
+            self._pending, key=lambda group: len(self._pending[group]), reverse=True
         )
-        self._under_way: dict[Hashable, list[Ticket]] = {}
+        self._free_groups: OrderedDict[str, None] = OrderedDict.fromkeys(longest_first)
+        self._running: dict[Hashable, list[Ticket]] = {}
         self._suspects: set[str] = set()
 
     @property
-    def groups(self) -> int:
-        """Groups that nobody holds and that have tickets left."""
-        return len(self._waiting)
+    def free_groups(self) -> int:
+        """Number of groups that no worker has and that have tickets left."""
+        return len(self._free_groups)
 
-    def left(self) -> bool:
-        """Whether a ticket is yet to be begun."""
-        return any(self._pending.values())
+    def has_unstarted(self) -> bool:
+        """Whether a ticket has yet to start."""
+        return self._unstarted > 0
 
-    def next(self, worker: Hashable, coming: int = 0) -> Ticket | None:
-        """The ticket that this worker begins now, or None. `coming` workers are about to be free: a second group is
-        not for one that has work while they have none."""
-        busy = self._under_way.get(worker, [])
-        if len(busy) >= self.ahead or any(ticket.id in self._suspects for ticket in busy):
+    def running(self, worker: Hashable) -> list[Ticket]:
+        """The tickets that a worker is running, in order of their start."""
+        return list(self._running.get(worker, []))
+
+    def start_next(self, worker: Hashable, starting_workers: int = 0) -> Ticket | None:
+        """The ticket that this worker starts now, or None.
+
+        `starting_workers` is how many workers will be ready soon. A busy worker gets no second group while these need
+        one.
+        """
+        running = self._running.get(worker, [])
+        if len(running) >= self.concurrency:
             return None
-        unheld = list(self._waiting) if not busy or len(self._waiting) > coming else []
-        for group in [*unheld, *dict.fromkeys(ticket.group for ticket in busy)]:
-            pending = self._pending[group]
-            if pending and not (busy and pending[0].id in self._suspects):
-                if group in unheld:
-                    self._waiting.remove(group)
-                self._under_way.setdefault(worker, []).append(pending[0])
-                return pending.popleft()
-        return None
+        if any(ticket.id in self._suspects for ticket in running):
+            return None
+        group = self._next_group(running, starting_workers)
+        if group is None:
+            return None
+        self._free_groups.pop(group, None)
+        ticket = self._pending[group].popleft()
+        self._running.setdefault(worker, []).append(ticket)
+        self._unstarted -= 1
+        return ticket
 
-    def ended(self, worker: Hashable, ticket: Ticket, *, again: bool) -> None:
-        """A ticket has come back. `again`: it is the first that is begun next of its group."""
-        self._under_way[worker].remove(ticket)
-        if again:
-            self._pending[ticket.group].appendleft(ticket)
-        self._let_go(worker, [ticket.group])
+    def finished(self, worker: Hashable, ticket: Ticket, *, retry: bool) -> None:
+        """A try of a ticket has ended. With `retry` the ticket is the next one of its group."""
+        self._running[worker].remove(ticket)
+        if retry:
+            self._put_first(ticket)
+        self._release_groups(worker, [ticket.group])
 
-    def lost(self, worker: Hashable, again: Iterable[Ticket]) -> None:
-        """A worker has died with all that it had under way; `again` are those that are tried once more."""
-        tickets = self._under_way.pop(worker, [])
-        repeated = [ticket for ticket in tickets if ticket in list(again)]
+    def worker_died(self, worker: Hashable, retry: Iterable[Ticket]) -> None:
+        """All tickets of a worker have ended with it; those in `retry` are tried again."""
+        tickets = self._running.pop(worker, [])
+        retry_ids = {ticket.id for ticket in retry}
+        repeated = [ticket for ticket in tickets if ticket.id in retry_ids]
         self._suspects.update(ticket.id for ticket in repeated)
         for ticket in reversed(repeated):
-            self._pending[ticket.group].appendleft(ticket)
-        self._let_go(worker, [ticket.group for ticket in tickets])
+            self._put_first(ticket)
+        self._release_groups(worker, [ticket.group for ticket in tickets])
 
-    def of(self, worker: Hashable) -> list[Ticket]:
-        """What a worker has under way, in order of start."""
-        return list(self._under_way.get(worker, []))
+    def _next_group(self, running: list[Ticket], starting_workers: int) -> str | None:
+        """A free group where the worker may have one, else a group that it has already."""
+        if not running or len(self._free_groups) > starting_workers:
+            for group in self._free_groups:  # skips only groups whose next ticket is a suspect
+                if self._may_start(group, busy=bool(running)):
+                    return group
+        for ticket in running:
+            if self._may_start(ticket.group, busy=True):
+                return ticket.group
+        return None
 
-    def _let_go(self, worker: Hashable, groups: Iterable[str]) -> None:
-        """Groups of which a worker has nothing under way any more wait again, first in line: the worker that held one
-        is free now, and has what it needs for these hosts."""
-        held = {ticket.group for ticket in self._under_way.get(worker, [])}
+    def _may_start(self, group: str, *, busy: bool) -> bool:
+        """Whether the next ticket of a group may start on a worker. A suspect runs alone."""
+        pending = self._pending[group]
+        return bool(pending) and not (busy and pending[0].id in self._suspects)
+
+    def _put_first(self, ticket: Ticket) -> None:
+        self._pending[ticket.group].appendleft(ticket)
+        self._unstarted += 1
+
+    def _release_groups(self, worker: Hashable, groups: Iterable[str]) -> None:
+        """Free the groups of which a worker runs nothing any more.
+
+        They become the first free groups: their last worker is idle now and has open connections to these hosts.
+        """
+        held = {ticket.group for ticket in self._running.get(worker, [])}
         for group in reversed(list(dict.fromkeys(groups))):
             if group not in held and self._pending[group]:
-                self._waiting.appendleft(group)
-        if not self._under_way.get(worker):
-            self._under_way.pop(worker, None)
+                self._free_groups[group] = None
+                self._free_groups.move_to_end(group, last=False)
+        if not self._running.get(worker):
+            self._running.pop(worker, None)

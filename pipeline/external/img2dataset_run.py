@@ -100,7 +100,7 @@ def stage_of(pool: str, recipe: Recipe) -> Stage:
         "fetch": disk.to_plain(recipe.fetch),
         "extra_columns": recipe.sidecar_extra,
     }
-    return Stage(name="fetch", work="pipeline.external.img2dataset_run:download", config=config)
+    return Stage(name="fetch", work=download, config=config)
 
 
 def check(settings: Fetch, source_kind: str) -> None:

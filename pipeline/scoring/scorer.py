@@ -21,10 +21,10 @@ from PIL import Image
 
 from filters import make
 from filters.base import Batch, Columns, Filter, options_of, set_id
-from manifests import disk
+from manifests import disk, ray_runtime
 from manifests.pool_layout import uids_checksum
 from manifests.schema import FilterSpec, Recipe
-from pipeline.executor import Engine, Stage, Ticket, stage
+from pipeline.executor import Engine, Stage, Ticket, execute
 from pipeline.pool import shard_writer
 
 CHUNK = (
@@ -68,11 +68,11 @@ def score(pool: str, specs: Sequence[FilterSpec], *, engine: Engine) -> dict[str
         }
         work = Stage(
             name="score",
-            work="pipeline.scoring.scorer:Scorer",
+            work=Scorer,
             config={"pool": pool, "filters": filters},
             gpus=_gpus(todo.values(), engine),
         )
-        failed = stage.execute(work, tickets, engine=engine).failed
+        failed = execute(work, tickets, engine=engine).failed
         if not failed:
             for name, judge in todo.items():
                 _commit(pool, name, judge, records, fingerprint)
@@ -358,7 +358,7 @@ def _gpus(judges: Iterable[Filter], engine: Engine) -> float:
     wishes = {judge.device for judge in judges}
     if engine == "inline" or wishes == {"cpu"}:
         return 0
-    stage.connect()
+    ray_runtime.connect()
     import ray
 
     has: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]

@@ -93,7 +93,7 @@ def test_the_same_pair_twice_on_one_page_stays_once_in_its_first_place(tmp_path:
 
 @pytest.mark.ray
 def test_ray_and_inline_leave_the_same_bytes(tmp_path: Path) -> None:
-    from pipeline.executor import stage
+    from manifests import ray_runtime
 
     source = Source(
         kind="wat", paths=tuple(wat(tmp_path / f"{k}.wat.gz", *"abcd", first=k) for k in range(3))
@@ -101,7 +101,7 @@ def test_ray_and_inline_leave_the_same_bytes(tmp_path: Path) -> None:
     try:
         totals = [crawl(source, str(tmp_path / engine), engine) for engine in ("inline", "ray")]
     finally:
-        stage.disconnect()
+        ray_runtime.disconnect()
     assert totals[0] == totals[1]
     for k in range(3):
         name = f"pairs/part-{k:05d}.parquet"

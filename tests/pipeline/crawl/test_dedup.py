@@ -130,7 +130,7 @@ def test_a_step_that_fails_is_named_and_nothing_counts(
 
 @pytest.mark.ray
 def test_workers_leave_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipeline.executor import stage
+    from manifests import ray_runtime
 
     monkeypatch.setattr(dedup, "ROWS_PER_PARTITION", 300)
     monkeypatch.setattr(dedup, "FEW", 0)
@@ -139,5 +139,5 @@ def test_workers_leave_the_same_bytes(tmp_path: Path, monkeypatch: pytest.Monkey
         for engine in ("inline", "ray"):
             crawl(source, str(tmp_path / engine), engine, workers=2)  # type: ignore[arg-type]
     finally:
-        stage.disconnect()
+        ray_runtime.disconnect()
     assert rows(str(tmp_path / "inline")) == rows(str(tmp_path / "ray"))

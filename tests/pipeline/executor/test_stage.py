@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.executor import stage
-from pipeline.executor.stage import ROOT, Report, Stage, Ticket, Work, execute
+from manifests import ray_runtime
+from pipeline.executor import Report, Stage, Ticket, Work, execute
+from pipeline.executor.worker import ROOT
 
 Run = Callable[..., tuple[Report, list[list[str]]]]
 ENGINES = ["inline", pytest.param("ray", marks=pytest.mark.ray)]
@@ -26,9 +27,9 @@ ENGINES = ["inline", pytest.param("ray", marks=pytest.mark.ray)]
 @pytest.fixture(scope="module")
 def ray() -> Iterator[None]:
     """One embedded Ray for this file."""
-    stage.connect()
+    ray_runtime.connect()
     yield
-    stage.disconnect()
+    ray_runtime.disconnect()
 
 
 @pytest.fixture
@@ -36,14 +37,17 @@ def on(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
     """Runs tickets of [(group, payload)] through a factory of this file and returns the report and its log."""
 
     def run(
-        engine: Any, factory: str, tickets: list[tuple[str, dict[str, Any]]], **changes: Any
+        engine: Any,
+        factory: Callable[..., Any],
+        tickets: list[tuple[str, dict[str, Any]]],
+        **changes: Any,
     ) -> tuple[Report, list[list[str]]]:
         if engine == "ray":
             request.getfixturevalue("ray")
         log = tmp_path / "log"
         one = Stage(
             name="s",
-            work=f"tests.pipeline.executor.test_stage:{factory}",
+            work=factory,
             config={"log": str(log)},
             **changes,
         )
@@ -120,7 +124,7 @@ def deadly(config: dict[str, Any]) -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_tickets_of_a_group_run_in_order_and_one_at_a_time(on: Run, engine: str) -> None:
     tickets = [(f"g{i % 5}", {"sleep": 0.01}) for i in range(30)]
-    report, log = on(engine, "obedient", tickets)
+    report, log = on(engine, obedient, tickets)
     assert report.failed == {}
     assert report.done == {str(i): {"id": str(i), "pair": [1, 2]} for i in range(30)}
     for group in range(5):
@@ -143,7 +147,7 @@ def test_what_raises_is_tried_twice_and_stops_nothing(on: Run, engine: str) -> N
         ("b", {}),
         ("b", {"do": "raise", "once": True}),
     ]
-    report, log = on(engine, "obedient", tickets)
+    report, log = on(engine, obedient, tickets)
     assert list(report.failed) == ["1"]
     assert re.fullmatch(r"KeyError: 'no such thing' \(test_stage\.py:\d+\)", report.failed["1"])
     assert set(report.done) == {"0", "2", "3", "4"}
@@ -158,21 +162,21 @@ def test_what_raises_is_tried_twice_and_stops_nothing(on: Run, engine: str) -> N
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_only_plain_values_come_back(on: Run, engine: str) -> None:
-    report, _ = on(engine, "obedient", [("a", {"do": "return a set"})])
+    report, _ = on(engine, obedient, [("a", {"do": "return a set"})])
     assert "set is not JSON serializable" in report.failed["0"]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_factory_that_refuses_is_a_persons_mistake(on: Run, engine: str) -> None:
     with pytest.raises(ValueError, match=r"^user_agent is missing; set fetch\.user_agent$"):
-        on(engine, "refusing", [("a", {})])
+        on(engine, refusing, [("a", {})])
     with pytest.raises(RuntimeError, match="broken raised OSError: no weights"):
-        on(engine, "broken", [("a", {})])
+        on(engine, broken, [("a", {})])
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_what_holds_something_is_closed(on: Run, engine: str) -> None:
-    report, log = on(engine, "Tidy", [("a", {})])
+    report, log = on(engine, Tidy, [("a", {})])
     assert report.done == {"0": {}}
     assert log == [["closed"]]
 
@@ -191,7 +195,7 @@ def overlaps(log: list[list[str]]) -> int:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_worker_holds_as_many_tickets_as_the_stage_says(on: Run, engine: str) -> None:
-    report, log = on(engine, "obedient", [("a", {"sleep": 0.3})] * 6, ahead=3)
+    report, log = on(engine, obedient, [("a", {"sleep": 0.3})] * 6, concurrency=3)
     assert set(report.done) == {str(i) for i in range(6)}
     assert overlaps(log) == 3
     assert len({line[3] for line in log if line[0] == "begin"}) == 1, (
@@ -209,7 +213,7 @@ def test_a_ticket_that_raises_does_not_disturb_its_neighbour(on: Run, engine: st
         ("a", {"sleep": 0.1}),
         ("b", {"do": "raise", "once": 1}),
     ]
-    report, log = on(engine, "obedient", tickets, ahead=2)
+    report, log = on(engine, obedient, tickets, concurrency=2)
     assert list(report.failed) == ["1"]
     assert set(report.done) == {"0", "2", "3"}
     assert Counter(line[2] for line in log if line[0] == "begin") == {
@@ -223,11 +227,11 @@ def test_a_ticket_that_raises_does_not_disturb_its_neighbour(on: Run, engine: st
 @pytest.mark.parametrize("engine", ENGINES)
 def test_several_at_a_time_refuse_and_close_like_one(on: Run, engine: str) -> None:
     with pytest.raises(ValueError, match="user_agent is missing"):
-        on(engine, "refusing", [("a", {})], ahead=2)
-    report, log = on(engine, "Tidy", [("a", {})] * 3, ahead=2)
+        on(engine, refusing, [("a", {})], concurrency=2)
+    report, log = on(engine, Tidy, [("a", {})] * 3, concurrency=2)
     assert (len(report.done), log) == (3, [["closed"]])
-    with pytest.raises(ValueError, match="ahead is 0"):
-        Stage(name="s", work="x:y", ahead=0)
+    with pytest.raises(ValueError, match="concurrency is 0"):
+        Stage(name="s", work=obedient, concurrency=0)
 
 
 @pytest.mark.ray
@@ -240,7 +244,7 @@ def test_a_worker_that_is_killed_with_two_tickets_under_way(on: Run) -> None:
         ("b", {}),
         ("b", {}),
     ]
-    report, log = on("ray", "obedient", tickets, ahead=2)
+    report, log = on("ray", obedient, tickets, concurrency=2)
     assert list(report.failed) == ["1"]
     assert "the worker died" in report.failed["1"]
     assert set(report.done) == {"0", "2", "3", "4"}
@@ -256,7 +260,7 @@ def test_a_worker_that_is_killed_with_two_tickets_under_way(on: Run) -> None:
 @pytest.mark.ray
 def test_a_worker_that_is_killed_once_costs_nothing_but_time(on: Run) -> None:
     tickets = [("a", {"sleep": 0.6}), ("a", {"sleep": 0.3, "do": "die", "once": 1}), ("a", {})]
-    report, _ = on("ray", "obedient", tickets, ahead=2)
+    report, _ = on("ray", obedient, tickets, concurrency=2)
     assert report.failed == {}
     assert set(report.done) == {"0", "1", "2"}
 
@@ -265,16 +269,16 @@ def test_a_worker_that_is_killed_once_costs_nothing_but_time(on: Run) -> None:
 
 
 def test_nothing_to_do_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage, "connect", lambda: pytest.fail("Ray was started"))
-    assert execute(Stage(name="s", work="nowhere:nothing"), [], engine="ray") == Report()
+    monkeypatch.setattr(ray_runtime, "connect", lambda: pytest.fail("Ray was started"))
+    assert execute(Stage(name="s", work=obedient), [], engine="ray") == Report()
 
 
 def test_bad_input_is_refused(on: Run) -> None:
     with pytest.raises(ValueError, match="engine is 'spark'; it must be inline or ray"):
-        on("spark", "obedient", [("a", {})])
+        on("spark", obedient, [("a", {})])
     with pytest.raises(AssertionError, match="same id"):
         execute(
-            Stage(name="s", work="x:y"),
+            Stage(name="s", work=obedient),
             [Ticket(id="1", group="a"), Ticket(id="1", group="b")],
             engine="inline",
         )
@@ -292,7 +296,7 @@ def test_a_worker_that_dies_costs_one_try_of_one_ticket(on: Run) -> None:
         *((f"g{i}", {}) for i in range(6)),
         ("b", {"do": "die", "once": 1}),
     ]
-    report, log = on("ray", "obedient", tickets)
+    report, log = on("ray", obedient, tickets)
     assert list(report.failed) == ["1"]
     assert "the worker died" in report.failed["1"]
     assert report.done["9"] == {"tries": 2}
@@ -308,14 +312,14 @@ def test_a_worker_that_dies_costs_one_try_of_one_ticket(on: Run) -> None:
 @pytest.mark.ray
 def test_a_factory_that_kills_its_worker_ends_the_stage(on: Run, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="3 workers in a row died before they were ready"):
-        on("ray", "deadly", [("a", {})])
+        on("ray", deadly, [("a", {})])
     assert (tmp_path / "log").read_text().count("factory") == 3
 
 
 @pytest.mark.ray
 def test_asking_for_more_than_the_machine_has_is_refused(on: Run) -> None:
     with pytest.raises(ValueError, match="asks for 64 GPU per worker and this machine has"):
-        on("ray", "obedient", [("a", {})], gpus=64)
+        on("ray", obedient, [("a", {})], gpus=64)
 
 
 @pytest.mark.ray
@@ -332,11 +336,11 @@ def test_a_cluster_that_is_there_is_joined_and_left_running(ray: None, tmp_path:
     import ray as r
 
     script = (
-        "import json, sys; from pipeline.stage import *\n"
+        "import json, sys; from pipeline.executor import *; from tests.pipeline.executor.test_stage import obedient\n"
         "tickets = [Ticket(id=str(i), group=str(i % 40)) for i in range(80)]\n"
-        "work = Stage(name='s', work='tests.pipeline.executor.test_stage:obedient', config={'log': sys.argv[1]})\n"
+        "work = Stage(name='s', work=obedient, config={'log': sys.argv[1]})\n"
         "print(json.dumps(len(execute(work, tickets, engine='ray').done)))\n"
-        "disconnect()"
+        "from manifests.ray_runtime import disconnect; disconnect()"
     )
     environment = {
         **os.environ,

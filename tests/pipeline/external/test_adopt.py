@@ -16,7 +16,7 @@ from PIL import Image
 from manifests import disk
 from manifests.columns import REASONS, SIDECAR, with_extra
 from manifests.schema import Source
-from pipeline.executor.stage import Stage, Ticket, execute
+from pipeline.executor import Stage, Ticket, execute
 from pipeline.external.adopt import MESSAGES, adopt, samples, size_of, tickets
 from pipeline.pool import shard_writer
 from pipeline.pool.tars import Member
@@ -367,9 +367,7 @@ def test_a_damaged_tar_fails_its_ticket_by_name_and_the_rest_goes_on(tmp_path: P
     with tarfile.open(packed, "w:gz") as tar:
         tar.addfile(tarfile.TarInfo("a.jpg"))
     todo: list[Ticket] = tickets(Source(kind="shards", paths=(str(cut), str(packed), str(whole))))
-    stage = Stage(
-        name="adopt", work="pipeline.external.adopt:adopt", config={"pool": str(tmp_path / "pool")}
-    )
+    stage = Stage(name="adopt", work=adopt, config={"pool": str(tmp_path / "pool")})
     report = execute(stage, todo, engine="inline")
     assert list(report.done) == [todo[2].id]
     assert "cut.tar is cut off" in report.failed[todo[0].id]

@@ -13,10 +13,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from manifests import disk
+from manifests import disk, ray_runtime
 from manifests.columns import PAIRS, REASONS, SIDECAR, VOLATILE_COLUMNS
 from manifests.schema import Fetch, Recipe, Source
-from pipeline.executor.stage import Stage, Ticket, disconnect, execute
+from pipeline.executor import Stage, Ticket, execute
 from pipeline.fetch import plan
 from pipeline.fetch.download import Downloader, make_downloader, read_file
 from pipeline.fetch.fetcher import Fetched, Fetcher
@@ -202,16 +202,14 @@ def test_the_same_bytes_whatever_runs_at_once(tmp_path: Path, web: Any) -> None:
             "source_kind": "wat",
             "decoders": 1,
         }
-        work = Stage(
-            name="fetch", work="pipeline.fetch.download:make_downloader", config=config, ahead=ahead
-        )
+        work = Stage(name="fetch", work=make_downloader, config=config, concurrency=ahead)
         report = execute(work, tickets, engine=engine)  # type: ignore[arg-type]
         assert report.failed == {}
         found[engine, ahead] = [
             (record["tar_sha256"], steady(pool, name))
             for name, record in shard_writer.committed(str(pool)).items()
         ]
-    disconnect()
+    ray_runtime.disconnect()
     first, *others = found.values()
     assert len(first) >= 8
     assert all(other == first for other in others)
@@ -245,12 +243,7 @@ def test_stragglers_of_a_shard_overlap_the_next(tmp_path: Path, web: Any) -> Non
         "source_kind": "wat",
         "decoders": 1,
     }
-    work = Stage(
-        name="fetch",
-        work="pipeline.fetch.download:make_downloader",
-        config=config,
-        ahead=len(tickets),
-    )
+    work = Stage(name="fetch", work=make_downloader, config=config, concurrency=len(tickets))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shard_writer.ShardWriter, "add", noted)
         report = execute(work, tickets, engine="inline")
@@ -299,7 +292,7 @@ def test_local_files(tmp_path: Path, web: Any, workers: Any) -> None:
         "source_kind": "files",
         "decoders": 1,
     }
-    stage = Stage(name="fetch", work="pipeline.fetch.download:make_downloader", config=config)
+    stage = Stage(name="fetch", work=make_downloader, config=config)
     report = execute(stage, [ticket], engine="inline")
     assert report.failed == {}
     assert report.done[ticket.id]["successes"] == 1

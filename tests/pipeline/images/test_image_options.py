@@ -17,7 +17,7 @@ from PIL import Image, features
 from manifests import disk
 from manifests.columns import PAIRS, REASONS, with_extra
 from manifests.schema import Fetch, Recipe, Source
-from pipeline.executor.stage import Ticket
+from pipeline.executor import Ticket
 from pipeline.fetch import make_downloader, plan
 from pipeline.images import transform
 from pipeline.images.transform import (

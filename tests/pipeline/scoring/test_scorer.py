@@ -15,10 +15,9 @@ from PIL import Image
 
 from filters import FILTERS
 from filters.base import Batch, Columns
-from manifests import disk
+from manifests import disk, ray_runtime
 from manifests.pool_layout import uids_checksum
 from manifests.schema import FilterSpec, Recipe, Source
-from pipeline.executor import stage
 from pipeline.pool import shard_writer
 from pipeline.scoring import scorer
 from tests.support.small_pool import Row, jpeg, make_pool, rows, write_shard
@@ -228,7 +227,7 @@ def test_ray_gives_the_same(tmp_path: Path) -> None:
     try:
         on_ray = scorer.score(pools[1], specs, engine="ray")["sets"]
     finally:
-        stage.disconnect()
+        ray_runtime.disconnect()
     for name in inline:
         assert {**inline[name], "seconds": 0} == {**on_ray[name], "seconds": 0}
         assert columns(pools[0], name, "00001") == columns(pools[1], name, "00001")

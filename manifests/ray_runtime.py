@@ -1,0 +1,79 @@
+"""One way to a Ray cluster for all packages: join the one that RAY_ADDRESS names, or start one inside this process.
+
+Ray is imported when a connection is asked for, so that everything else works on a machine without it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+OBJECT_STORE_BYTES = 128 * 2**20  # what crosses Ray are tickets and answers of a few hundred bytes
+
+_embedded_folder: str | None = None  # of the Ray that this process started
+
+
+def connect(cpus: int | None = None) -> None:
+    """Join the cluster named by RAY_ADDRESS (`ray job submit` sets it), or start a Ray inside this process.
+
+    The embedded one has `cpus` CPUs (default: those of this machine), no dashboard, listens on 127.0.0.1 and keeps its
+    files in a temporary folder of its own, so that it neither sees nor disturbs another Ray on the machine.
+    """
+    global _embedded_folder
+    join_cluster = bool(os.environ.get("RAY_ADDRESS"))
+    _set_environment(join_cluster)
+    import ray
+
+    if ray.is_initialized():
+        return
+    settings: dict[str, Any] = {
+        "runtime_env": {"env_vars": {"PYTHONPATH": str(ROOT)}},
+        "log_to_driver": False,
+        "logging_level": "error",
+    }
+    if join_cluster:
+        ray.init(**settings)
+        return
+    # in /tmp: the path of a socket has at most 107 characters
+    _embedded_folder = tempfile.mkdtemp(prefix="mill-", dir="/tmp")
+    atexit.register(disconnect)
+    ray.init(
+        address="local",
+        num_cpus=cpus or os.cpu_count(),
+        include_dashboard=False,
+        object_store_memory=OBJECT_STORE_BYTES,
+        _temp_dir=_embedded_folder,
+        **settings,
+    )
+
+
+def _set_environment(join_cluster: bool) -> None:
+    """Variables that Ray reads when it is imported."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere
+    # Ray's coming default; without it Ray warns
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    if not join_cluster:
+        # keeps its servers on 127.0.0.1, as Ray does where a firewall asks about new servers
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+
+
+def is_embedded() -> bool:
+    """Whether this process runs on a Ray that it started itself."""
+    return _embedded_folder is not None
+
+
+def disconnect() -> None:
+    """Shut down the Ray that `connect` started. A cluster that was joined keeps running."""
+    global _embedded_folder
+    if _embedded_folder is None:
+        return
+    import ray
+
+    ray.shutdown()
+    shutil.rmtree(_embedded_folder, ignore_errors=True)
+    _embedded_folder = None

@@ -1,0 +1,82 @@
+"""How each ticket of a stage ended: results, failures after the last try, and a line of progress."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from tqdm import tqdm
+
+from pipeline.executor.schedule import Ticket
+
+TRIES = 2  # of a ticket that raises, or whose worker dies
+LOG_EVERY_S = 10.0
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What each ticket returned, or how its last try ended."""
+
+    done: dict[str, dict[str, Any]] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+class Outcomes:
+    """Counts the tries of each ticket and fills the report."""
+
+    def __init__(self, stage_name: str, progress: Callable[[bool], None]) -> None:
+        """`progress` is called with True for each ticket that is done and with False for each that failed."""
+        self.report = Report()
+        self._stage_name = stage_name
+        self._progress = progress
+        self._tries: Counter[str] = Counter()
+
+    def record(self, ticket: Ticket, kind: str, text: str) -> bool:
+        """Write down how a try ended (see Worker.run). False where the ticket must be tried again."""
+        self._tries[ticket.id] += 1
+        if kind == "done":
+            self.report.done[ticket.id] = json.loads(text)
+            self._progress(True)
+            return True
+        tries = self._tries[ticket.id]
+        logger.warning(
+            "stage %s: %s failed in try %d of %d: %s",
+            self._stage_name, ticket.id, tries, TRIES, text,
+        )  # fmt: skip
+        if tries < TRIES:
+            return False
+        self.report.failed[ticket.id] = text
+        self._progress(False)
+        return True
+
+
+@contextlib.contextmanager
+def progress_of(name: str, total: int) -> Iterator[Callable[[bool], None]]:
+    """A bar on a terminal, a log line now and then elsewhere. The function is called with the end of each ticket."""
+    started = last_line = time.monotonic()
+    ended = failed = 0
+    bar = tqdm(
+        total=total, desc=name, unit="task", disable=not sys.stderr.isatty(), file=sys.stderr
+    )
+
+    def step(done: bool) -> None:
+        nonlocal ended, failed, last_line
+        ended, failed = ended + 1, failed + (not done)
+        bar.update(1)
+        now = time.monotonic()
+        if bar.disable and (now - last_line >= LOG_EVERY_S or ended == total):
+            last_line = now
+            logger.info(
+                "%s: %d of %d tasks, %d failed, %.1f s", name, ended, total, failed, now - started
+            )
+
+    with bar:
+        yield step

@@ -1,0 +1,205 @@
+"""A stage on Ray: a pool of actors that each hold a worker, and the loop that gives them tickets."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from manifests import ray_runtime
+from pipeline.executor.outcomes import Outcomes
+from pipeline.executor.schedule import Ticket, TicketQueue
+from pipeline.executor.worker import Stage, Worker, check_ready, ticket_json
+
+MAX_FAILED_STARTS = 3  # workers in a row that die before they are ready; then the stage gives up
+MAX_WORKERS = 1024  # the largest number of host groups, see fetch/plan.py
+CLOSE_S = 10.0  # for a worker to close what it holds
+MAX_MESSAGE = 400  # characters of Ray's message about a death that are kept
+NO_WORKER_LINE_S = 60.0  # without a worker until a line says so
+logger = logging.getLogger(__name__)
+
+
+class ActorPool:
+    """The actors of one stage and the tickets that they run. `_starting` and `_running` have Ray's references as keys."""
+
+    def __init__(self, stage: Stage, queue: TicketQueue, outcomes: Outcomes, size: int) -> None:
+        import ray
+
+        self.stage, self.queue, self.outcomes = stage, queue, outcomes
+        self._actor_class: Any = ray.remote(Worker).options(
+            num_cpus=stage.cpus,
+            num_gpus=stage.gpus,
+            max_restarts=0,
+            max_concurrency=stage.concurrency,
+            scheduling_strategy="SPREAD",
+        )
+        self._arguments = Worker.arguments(stage)
+        self._starting: dict[Any, Any] = {}
+        self._running: dict[Any, tuple[Any, Ticket]] = {}
+        self._actors: list[Any] = []  # ready ones; the one that became free last is at the end
+        self._failed_starts = 0
+        for _ in range(size):
+            self.start_worker()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a ticket is running."""
+        return bool(self._running)
+
+    def start_worker(self) -> None:
+        """Start one more worker. It gets tickets once its factory has returned."""
+        actor = self._actor_class.remote(*self._arguments)
+        self._starting[actor.ready.remote()] = actor
+
+    def assign_tickets(self) -> None:
+        """Assign tickets: idle workers first, among them the one that became free last."""
+        for _ in range(self.stage.concurrency):
+            actors = self._actors[::-1]
+            actors.sort(key=lambda actor: len(self.queue.running(actor)))
+            for actor in actors:
+                ticket = self.queue.start_next(actor, starting_workers=len(self._starting))
+                if ticket is not None:
+                    self._running[actor.run.remote(ticket_json(ticket))] = (actor, ticket)
+
+    def wait(self, timeout_s: float) -> list[Any]:
+        """References of a worker that has started or a ticket that has ended; [] after `timeout_s` seconds."""
+        import ray
+
+        references = [*self._running, *self._starting]
+        ready, _ = ray.wait(references, num_returns=1, timeout=timeout_s)
+        return list(ready)
+
+    def handle(self, reference: Any) -> None:
+        """Act on a reference that is ready."""
+        if reference in self._starting:
+            self._worker_started(reference)
+        elif reference in self._running:  # else its worker has died, and it was handled with that
+            self._ticket_ended(reference)
+
+    def _worker_started(self, reference: Any) -> None:
+        """A factory has returned. Raises what it raised; a worker that died is replaced."""
+        import ray
+
+        actor = self._starting.pop(reference)
+        try:
+            answer = ray.get(reference)
+        except ray.exceptions.RayError as error:
+            ray.kill(actor)
+            self._failed_starts += 1
+            if self._failed_starts >= MAX_FAILED_STARTS:
+                raise RuntimeError(
+                    f"stage {self.stage.name}: {MAX_FAILED_STARTS} workers in a row died before they were ready: "
+                    f"{error}"
+                ) from error
+            self.start_worker()
+            return
+        self._actors.append(actor)
+        check_ready(self.stage, answer)
+        self._failed_starts = 0
+
+    def _ticket_ended(self, reference: Any) -> None:
+        """Record the end of a try. A worker that died is replaced; its other tickets have ended with it."""
+        import ray
+
+        actor, ticket = self._running.pop(reference)
+        try:
+            kind, text = ray.get(reference)
+        except ray.exceptions.RayError as error:
+            ray.kill(actor)  # it may only be out of reach: a ticket must not run twice at a time
+            self._actors.remove(actor)
+            message = " ".join(str(error).split())[:MAX_MESSAGE]
+            self._worker_died(actor, f"the worker died: {message}")
+            self.start_worker()
+            return
+        ended = self.outcomes.record(ticket, kind, text)
+        self.queue.finished(actor, ticket, retry=not ended)
+        self._actors.remove(actor)
+        self._actors.append(actor)
+
+    def _worker_died(self, actor: Any, message: str) -> None:
+        """Record the end of all tickets of a worker."""
+        import ray
+
+        retry = []
+        references = {}
+        for reference, (owner, ticket) in self._running.items():
+            if owner is actor:
+                references[ticket.id] = reference
+        for ticket in self.queue.running(actor):
+            answer = ["died", message]
+            if (reference := references.get(ticket.id)) is not None:
+                del self._running[reference]
+                with contextlib.suppress(ray.exceptions.RayError):  # it may have ended before
+                    answer = ray.get(reference, timeout=CLOSE_S)
+            if not self.outcomes.record(ticket, *answer):
+                retry.append(ticket)
+        self.queue.worker_died(actor, retry)
+
+    def release_idle(self) -> None:
+        """End the workers that have nothing to do, so that a cluster can shrink."""
+        import ray
+
+        idle = [actor for actor in self._actors if not self.queue.running(actor)]
+        if closing := [actor.close.remote() for actor in idle]:
+            ray.wait(closing, num_returns=len(closing), timeout=CLOSE_S)
+        for actor in [*idle, *self._starting.values()]:
+            ray.kill(actor)
+        self._actors = [actor for actor in self._actors if self.queue.running(actor)]
+        self._starting = {}
+
+    def close(self) -> None:
+        """End all workers."""
+        import ray
+
+        self.release_idle()
+        for actor in self._actors:
+            ray.kill(actor)
+
+
+def pool_size(stage: Stage, groups: int, workers: int | None) -> int:
+    """Number of workers to ask for, at most one per group.
+
+    On an embedded Ray: as many as fit. On a cluster: all, because it may grow to that.
+    """
+    import ray
+
+    if not ray_runtime.is_embedded():
+        return min(groups, workers or MAX_WORKERS)
+    available: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    limits = [groups]
+    if workers is not None:
+        limits.append(workers)
+    for resource, needed in (("CPU", stage.cpus), ("GPU", stage.gpus)):
+        amount = available.get(resource, 0)
+        if needed > amount:
+            raise ValueError(
+                f"stage {stage.name} asks for {needed:g} {resource} per worker and this machine has {amount:g}"
+            )
+        if needed:
+            limits.append(int(amount // needed))
+    return min(limits)
+
+
+def run_on_ray(
+    stage: Stage, tickets: Sequence[Ticket], workers: int | None, outcomes: Outcomes
+) -> None:
+    """Run every ticket to its end on at most `workers` actors."""
+    ray_runtime.connect()
+    queue = TicketQueue(tickets, stage.concurrency)
+    pool = ActorPool(stage, queue, outcomes, pool_size(stage, queue.free_groups, workers))
+    try:
+        while queue.has_unstarted() or pool.busy:
+            pool.assign_tickets()
+            if not queue.has_unstarted():
+                pool.release_idle()
+            ready = pool.wait(NO_WORKER_LINE_S)
+            if not ready and not pool.busy:
+                logger.warning(
+                    "%s: no worker (%g CPU, %g GPU) could start yet",
+                    stage.name, stage.cpus, stage.gpus,
+                )  # fmt: skip
+            for reference in ready:
+                pool.handle(reference)
+    finally:
+        pool.close()

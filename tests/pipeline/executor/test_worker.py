@@ -1,0 +1,87 @@
+"""A stage names a function that a worker can import, and a worker's answers are plain text."""
+
+from __future__ import annotations
+
+import functools
+import json
+import pickle
+from typing import Any
+
+import pytest
+
+from pipeline.executor import Stage, Ticket, Work
+from pipeline.executor.worker import Worker, check_ready, error_line, ticket_json, work_reference
+
+
+def factory(config: dict[str, Any]) -> Work:
+    """Returns the payload and the config of a ticket."""
+
+    def work(ticket: Ticket) -> dict[str, Any]:
+        return {"payload": ticket.payload, "config": config}
+
+    return work
+
+
+class Failing:
+    """A class is a factory too."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config = config
+
+    def __call__(self, ticket: Ticket) -> dict[str, Any]:
+        raise OSError(f"no space left for {ticket.id}")
+
+
+def worker_of(stage: Stage) -> Worker:
+    worker = Worker(*Worker.arguments(stage))
+    check_ready(stage, worker.ready())
+    return worker
+
+
+def test_the_function_crosses_by_its_name() -> None:
+    reference = work_reference("s", factory)
+    assert b"factory" in reference
+    assert len(reference) < 200
+    assert pickle.loads(reference) is factory
+
+
+def test_config_and_payload_cross_as_json() -> None:
+    worker = worker_of(Stage(name="s", work=factory, config={"sizes": (1, 2)}))
+    kind, text = worker.run(ticket_json(Ticket(id="1", group="a", payload={"k": 3})))
+    assert (kind, json.loads(text)) == ("done", {"payload": {"k": 3}, "config": {"sizes": [1, 2]}})
+
+
+def test_an_error_is_one_line_with_the_line_of_our_code() -> None:
+    worker = worker_of(Stage(name="s", work=Failing))
+    kind, text = worker.run(ticket_json(Ticket(id="7", group="a")))
+    assert kind == "raised"
+    assert text.startswith("OSError: no space left for 7 (test_worker.py:")
+    assert error_line(ValueError("plain")) == "ValueError: plain"
+
+
+def local_function() -> Any:
+    def local(config: dict[str, Any]) -> Work:
+        return factory(config)
+
+    return local
+
+
+@pytest.mark.parametrize(
+    ("work", "name"),
+    [
+        (lambda config: factory(config), "<lambda>"),
+        (local_function(), "local_function.<locals>.local"),
+        (functools.partial(factory, {}), "partial"),
+    ],
+)
+def test_a_function_that_no_worker_can_import_is_refused(work: Any, name: str) -> None:
+    with pytest.raises(ValueError, match="which a worker cannot import; give a function") as error:
+        Stage(name="fetch", work=work)
+    assert str(error.value).startswith("stage fetch: work is ")
+    assert name in str(error.value)
+
+
+def test_a_function_of_the_script_that_runs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(factory, "__module__", "__main__")
+    with pytest.raises(ValueError, match="factory of the script that runs, which a worker cannot"):
+        Stage(name="fetch", work=factory)
