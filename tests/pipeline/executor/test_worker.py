@@ -69,7 +69,7 @@ def local_function() -> Any:
 @pytest.mark.parametrize(
     ("work", "name"),
     [
-        (lambda config: factory(config), "<lambda>"),
+        (lambda _: factory({}), "<lambda>"),
         (local_function(), "local_function.<locals>.local"),
         (functools.partial(factory, {}), "partial"),
     ],
