@@ -35,12 +35,13 @@ ORDER = {
     ],
     "train": [
         "rng", "model", "config", "data", "step", "formats", "dist", "evaluation", "identity",
-        "logbook", "loop", "ablation", "reporting", "run", "evaluate", "ablate", "report",
+        "logbook", "loop", "ablation", "reporting", "run", "evaluate", "export",
+        "ablate", "report",
     ],
 }  # fmt: skip
 ENTRIES = [
     "pipeline/build.py", "pipeline/score.py", "pipeline/filter.py", "train/run.py", "train/ablate.py",
-    "train/report.py",
+    "train/report.py", "train/export.py",
 ]  # fmt: skip
 
 

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from train.formats import nemo, open_clip_files
+from train.formats import model_files, nemo, open_clip_files
+from train.formats.model_files import load_model
 from train.formats.open_clip_files import from_open_clip, open_clip_config
 
-__all__ = ["from_open_clip", "nemo", "open_clip_config", "open_clip_files"]
+__all__ = [
+    "from_open_clip",
+    "load_model",
+    "model_files",
+    "nemo",
+    "open_clip_config",
+    "open_clip_files",
+]

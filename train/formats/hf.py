@@ -5,6 +5,7 @@ There queries, keys and values are three matrices, and projections are stored tr
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,11 +14,14 @@ import torch
 from torch import Tensor
 
 from manifests import disk
+from train.formats.hf_tokenizer import CLIP_VOCABULARY, save_tokenizer
 from train.formats.open_clip_files import read_state
 from train.model import CLIP, IMAGE_MEAN, IMAGE_STD, LOGIT_SCALE, ModelConfig
 
 CONFIG_FILE, PREPROCESS_FILE = "config.json", "preprocessor_config.json"
 WEIGHTS_FILES = ("model.safetensors", "pytorch_model.bin")
+
+logger = logging.getLogger(__name__)
 
 _TOP = {
     "logit_scale": "logit_scale",
@@ -165,7 +169,7 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
     ):
         if there:
             raise ValueError(
-                f"Hugging Face's CLIPModel has no {what}; export it as an open_clip folder instead"
+                f"Hugging Face's CLIPModel cannot have {what}; export it as an open_clip folder instead"
             )
     act = "quick_gelu" if config.quick_gelu else "gelu"
     end = config.vocab_size - 1
@@ -281,6 +285,8 @@ def save_hf(model: CLIP, folder: str) -> None:
             "image_std": list(config.image_std),
         },
     )
+    if config.vocab_size == CLIP_VOCABULARY and not save_tokenizer(folder, config.context_length):
+        logger.warning("open_clip is not installed: %s has no tokenizer files", folder)
     disk.write_json(disk.join(folder, CONFIG_FILE), settings)
 
 

@@ -1,10 +1,10 @@
-"""Checkpoints under open_clip's names, both ways and bit for bit, its optimizer's state, and the folder it loads."""
+"""Checkpoints under open_clip's names, both ways and bit for bit, and the folder that it loads."""
 
 from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import safetensors
@@ -134,74 +134,6 @@ def _mend(name: str, shape: Sequence[int], config: ModelConfig) -> str:
         patches, first = config.patches, config.class_token_length
         return f": it saw {shape[0] - first} patches, not {patches}; set image_size or patch_size to its own"
     return ""
-
-
-# --- optimizer state -----------------------------------------------------------------------------------------------
-
-
-def moments_from_open_clip(
-    checkpoint: Mapping[str, Any], config: ModelConfig
-) -> dict[str, dict[str, Tensor]]:
-    """AdamW's state of a checkpoint of open_clip's training: our parameter name -> {step, exp_avg, exp_avg_sq}.
-
-    It is stored by number, in the order of the optimizer's two groups (3.x: first all that has one dimension or is
-    called a bias or norm; after 3.x the positional and class embeddings are in that group too); names come from the
-    order of the parameters, and every shape must agree.
-    """
-    if "optimizer" not in checkpoint or "state_dict" not in checkpoint:
-        raise ValueError(
-            "the checkpoint holds no state_dict with an optimizer; was it saved by open_clip's training?"
-        )
-    parameters, optimizer = plain_names(checkpoint), checkpoint["optimizer"]
-    groups = [group["params"] for group in optimizer["param_groups"]]
-    state = optimizer["state"]
-    numbers = [number for group in groups for number in group]
-    for names in _orders(parameters, optimizer["param_groups"]):
-        found = dict(zip(names, numbers, strict=False))
-        if len(numbers) == len(names) and all(
-            number in state and state[number]["exp_avg"].shape == parameters[name].shape
-            for name, number in found.items()
-        ):
-            break
-    else:
-        raise ValueError(
-            f"the optimizer's state of {len(state)} tensors does not belong to the checkpoint's {len(parameters)}"
-            " parameters in open_clip's order; was a tower locked, or another optimizer used?"
-        )
-    parts = {}
-    for part in ("exp_avg", "exp_avg_sq"):
-        parts[part] = from_open_clip(
-            {name: state[number][part] for name, number in found.items()}, config
-        )
-    steps = {name: torch.as_tensor(state[number]["step"]).float() for name, number in found.items()}
-    return {
-        ours: {
-            "step": steps[theirs].reshape(()).clone(),
-            **{part: parts[part][ours] for part in parts},
-        }
-        for ours, (theirs, _) in _names(config).items()
-    }
-
-
-def _orders(
-    parameters: Mapping[str, Tensor], groups: Sequence[Mapping[str, Any]]
-) -> Iterator[list[str]]:
-    """The orders in which open_clip's optimizers number the parameters."""
-    if all("param_names" in group for group in groups):
-        written = [name for group in groups for name in group["param_names"]]
-        yield list(plain_names(dict.fromkeys(written, torch.empty(0))))
-    no_decay = ("positional_embedding", "class_embedding")
-    for free in (
-        [
-            n
-            for n, p in parameters.items()
-            if p.ndim < 2 or any(part in n for part in ("bn", "ln", "bias"))
-        ],
-        [n for n, p in parameters.items() if p.ndim < 2 or n.endswith(no_decay)],
-    ):
-        decayed = [n for n in parameters if n not in set(free)]
-        yield [*free, *decayed]
-        yield [*decayed, *free]
 
 
 # --- files ---------------------------------------------------------------------------------------------------------

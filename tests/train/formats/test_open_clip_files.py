@@ -14,10 +14,8 @@ from train.formats.open_clip_files import (
     from_open_clip,
     load_export,
     model_config_of,
-    moments_from_open_clip,
     open_clip_config,
     read_state,
-    renamed,
     save_export,
     to_open_clip,
 )
@@ -98,56 +96,6 @@ def test_wrapped_names_and_whole_checkpoints_are_read():
     ):
         found = from_open_clip(given, SMALL)
         assert all(torch.equal(found[name], value) for name, value in wanted.items())
-
-
-# --- optimizer state -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("order", ["3.x", "named"])
-@pytest.mark.parametrize("custom_text", [False, True])
-def test_the_optimizer_s_state_comes_with_its_parameters(order, custom_text):
-    reference = theirs(SMALL, custom_text)
-    named = list(reference.named_parameters())
-    free = [(n, p) for n, p in named if p.ndim < 2 or "ln" in n or "bias" in n]
-    rest = [(n, p) for n, p in named if not (p.ndim < 2 or "ln" in n or "bias" in n)]
-    groups = [{"params": free}, {"params": rest}]
-    if order == "3.x":
-        groups = [{"params": [p for _, p in group["params"]]} for group in groups]
-    optimizer = torch.optim.AdamW(groups)
-    for step in range(2):
-        for number, (_, parameter) in enumerate(named):
-            parameter.grad = torch.randn(
-                parameter.shape, generator=torch.Generator().manual_seed(number + 100 * step)
-            )
-        optimizer.step()
-    checkpoint = {
-        "state_dict": reference.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "epoch": 1,
-    }
-    moments = moments_from_open_clip(checkpoint, SMALL)
-    state = {n: optimizer.state[p] for n, p in named}
-    for part in ("exp_avg", "exp_avg_sq"):
-        wanted = from_open_clip({n: s[part] for n, s in state.items()}, SMALL)
-        assert set(moments) == set(wanted)
-        for name, value in wanted.items():
-            assert torch.equal(moments[name][part], value), name
-        back = renamed({n: m[part] for n, m in moments.items()}, SMALL)
-        for name, found in state.items():
-            assert torch.equal(back[name.removeprefix("text.")], found[part]), name
-    assert {m["step"].item() for m in moments.values()} == {2.0}
-
-
-def test_an_optimizer_s_state_of_something_else_is_refused():
-    state = to_open_clip(CLIP(SMALL))
-    with pytest.raises(ValueError, match="holds no state_dict with an optimizer"):
-        moments_from_open_clip({"state_dict": state}, SMALL)
-    optimizer = {
-        "param_groups": [{"params": [0]}, {"params": []}],
-        "state": {0: {"exp_avg": torch.zeros(3)}},
-    }
-    with pytest.raises(ValueError, match="was a tower locked"):
-        moments_from_open_clip({"state_dict": state, "optimizer": optimizer}, SMALL)
 
 
 # --- files ---------------------------------------------------------------------------------------------------------
