@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
-"""What a WAT costs: FastWARC's bare reading of it, cc2dataset's logic, and ours up to the staged Parquet part.
+"""What a WAT costs: FastWARC's bare reading of it, cc2dataset's logic, and ours up to the staged
+Parquet part.
 
-example: python benchmarks/crawl.py            or, on a file of Common Crawl's, python benchmarks/crawl.py --wat FILE
+example: python benchmarks/crawl.py            or, on a file of Common Crawl's, python
+benchmarks/crawl.py --wat FILE
 
-Without --wat a WAT is made in a temporary folder: per page three metadata records of 20 KB of JSON together, 8 KB
-compressed, 109 links of which 19 are images, 10.5 of those with alternative text. Each way runs in a process of its
-own, one after the other, in several rounds, and reads a small WAT before it is timed; what is counted is CPU time.
-cc2dataset's logic is written from its description: every record to Python objects with simdjson, urljoin with the base
-and then the page, an md5 of text and url. pysimdjson is installed into the temporary folder; where that fails, json
-takes its place.
+Without --wat a WAT is made in a temporary folder: per page three metadata records of 20 KB of JSON
+together, 8 KB compressed, 109 links of which 19 are images, 10.5 of those with alternative text.
+Each way runs in a process of its own, one after the other, in several rounds, and reads a small WAT
+before it is timed; what is counted is CPU time. cc2dataset's logic is written from its description:
+every record to Python objects with simdjson, urljoin with the base and then the page, an md5 of
+text and url. pysimdjson is installed into the temporary folder; where that fails, json takes its
+place.
 """
 
 from __future__ import annotations
@@ -43,13 +46,13 @@ WAYS = {
 }
 PAGES_OF_A_WAT = 39_000
 SYLLABLES = (
-    "ka", "lo", "mi", "ter", "san", "ver", "ou", "pre", "shi", "ne", "ra", "ton", "gal", "bi", "co", "du", "el", "fra",
-    "gu", "hes", "ing", "er", "of", "st", "ré", "ñó", "ść",
+    "ka", "lo", "mi", "ter", "san", "ver", "ou", "pre", "shi", "ne", "ra", "ton", "gal", "bi",
+    "co", "du", "el", "fra", "gu", "hes", "ing", "er", "of", "st", "ré", "ñó", "ść",
 )  # fmt: skip
 LICENSE = "https://creativecommons.org/licenses/by-sa/4.0/"
 
 
-# --- a WAT ---------------------------------------------------------------------------------------------------------
+# --- a WAT ----------------------------------------------------------------------------------------
 
 
 class Writer:
@@ -150,7 +153,8 @@ class Writer:
     def page(self, number: int) -> Iterator[bytes]:
         """The request, response and metadata of a page as compressed records."""
         host = f"https://www.{self.hexadecimal(9)}.example"
-        url = f"{host}/{self.rng.choice(['news', 'shop', 'blog'])}/{self.hexadecimal(8)}-{number}.html"
+        section = self.rng.choice(["news", "shop", "blog"])
+        url = f"{host}/{section}/{self.hexadecimal(8)}-{number}.html"
         headers = {
             "Content-Type": "text/html; charset=utf-8",
             "Server": "nginx",
@@ -208,8 +212,10 @@ class Writer:
         shell = {"Container": container, "Envelope": envelope}
         body = json.dumps(shell, ensure_ascii=False, separators=(",", ":")).encode()
         head = (
-            f"WARC/1.0\r\nWARC-Type: metadata\r\nWARC-Target-URI: {url}\r\nWARC-Date: 2026-02-01T00:00:00Z\r\n"
-            f"WARC-Record-ID: <urn:uuid:{self.hexadecimal(32)}>\r\nContent-Type: application/json\r\n"
+            f"WARC/1.0\r\nWARC-Type: metadata\r\nWARC-Target-URI: {url}\r\nWARC-Date: "
+            "2026-02-01T00:00:00Z\r\n"
+            f"WARC-Record-ID: <urn:uuid:{self.hexadecimal(32)}>\r\nContent-Type: "
+            "application/json\r\n"
             f"Content-Length: {len(body)}\r\n\r\n"
         )
         return gzip.compress(head.encode() + body + b"\r\n\r\n", compresslevel=6, mtime=0)
@@ -223,7 +229,7 @@ def make(path: Path, pages: int, seed: int) -> None:
                 out.write(record)
 
 
-# --- the three ways ------------------------------------------------------------------------------------------------
+# --- the three ways -------------------------------------------------------------------------------
 
 
 def bodies(wat: str) -> Iterator[Any]:
@@ -331,7 +337,7 @@ def measure(way: str, wat: str, folder: str, peer: str) -> dict[str, Any]:
     return result
 
 
-# --- the table -----------------------------------------------------------------------------------------------------
+# --- the table ------------------------------------------------------------------------------------
 
 
 def summary(runs: list[dict[str, dict[str, Any]]], size: int) -> dict[str, Any]:

@@ -1,16 +1,20 @@
 #!/usr/bin/env python3
-"""Loss curves of our trainer beside open_clip's own training loop, on the same shards, over several seeds.
+"""Loss curves of our trainer beside open_clip's own training loop, on the same shards, over several
+seeds.
 
-example: python benchmarks/curves.py --pool out/cifar10/pools/web --peer-python peer/bin/python --test cifar10/test
+example: python benchmarks/curves.py --pool out/cifar10/pools/web --peer-python peer/bin/python
+--test cifar10/test
 
-The pool is that of manifests/ablations/cifar10.yaml: tars of 32-pixel JPEGs with captions, and its view `raw`, which
-keeps every stored row. The peer is the package open_clip_train of the open_clip_torch 3.x wheel, unchanged, in a
-virtual environment of its own (`python -m venv peer && peer/bin/pip install "open_clip_torch[training]"`). Both
-train the preset `micro` in 32 bits on a processor, with the same batch size, AdamW, warm-up, cosine and length.
+The pool is that of manifests/ablations/cifar10.yaml: tars of 32-pixel JPEGs with captions, and its
+view `raw`, which keeps every stored row. The peer is the package open_clip_train of the
+open_clip_torch 3.x wheel, unchanged, in a virtual environment of its own (`python -m venv peer &&
+peer/bin/pip install "open_clip_torch[training]"`). Both train the preset `micro` in 32 bits on a
+processor, with the same batch size, AdamW, warm-up, cosine and length.
 
-The measure was fixed before the first run: the loss of each step, averaged in windows of 50; a program's curve is the
-mean over its seeds; the difference of the curves stands beside the SD between the seeds of one program. Two programs
-that draw from one distribution would differ by sqrt(2 / seeds) * sqrt(2 / pi) of that SD in the mean, 0.65 for 3 seeds.
+The measure was fixed before the first run: the loss of each step, averaged in windows of 50; a
+program's curve is the mean over its seeds; the difference of the curves stands beside the SD
+between the seeds of one program. Two programs that draw from one distribution would differ by
+sqrt(2 / seeds) * sqrt(2 / pi) of that SD in the mean, 0.65 for 3 seeds.
 """
 
 from __future__ import annotations
@@ -19,7 +23,6 @@ import argparse
 import json
 import math
 import os
-import re
 import shutil
 import statistics
 import subprocess
@@ -35,16 +38,14 @@ ROOT = Path(__file__).resolve().parents[1]
 if not __package__:
     sys.path[0] = str(ROOT)
 
-import numpy as np
-from numpy.typing import NDArray
 
+from benchmarks.curve_numbers import DIFFERENCES, PROGRAMS, compare, parse_log, table, window_means
 from manifests import disk
 from train.config import TrainConfig, model_config
 from train.formats import open_clip_files
 from train.model import CLIP
 from train.run import settings
 
-PROGRAMS = {"ours": "clipmill", "theirs": "open_clip"}
 COMMON = [
     "decay_groups=open_clip",
     "log_every=1",
@@ -54,7 +55,8 @@ BATCH = settings("micro", COMMON).batch_size
 VIEW, PICTURES = "raw", (".jpg", ".jpeg", ".png", ".webp")
 TEMPLATES = ["a photo of a {}", "a photo of an {}"]
 MODEL = "clipmill-micro-ViT"  # the name under which open_clip finds our architecture
-# What the peer's python executes: open_clip learns of a folder of architectures, then its own entry runs as it is.
+# What the peer's python executes: open_clip learns of a folder of architectures, then its own entry
+# runs as it is.
 PEER = """
 import sys, open_clip
 open_clip.add_model_config(sys.argv[1])
@@ -71,107 +73,9 @@ from importlib.metadata import version
 names = ("open_clip_torch", "torch", "torchvision", "webdataset", "pillow", "timm", "numpy")
 print(json.dumps({"python": platform.python_version(), **{name: version(name) for name in names}}))
 """
-DIFFERENCES = [
-    "Order: ours visits each row once before any is visited twice, permutes rows over windows of 4 shards and deals"
-    " them over 32 lanes; open_clip shuffles the shards by the seed, in one order for all passes, and rows in a buffer"
-    " of 5,000 whose random numbers come of process id and time, so its runs do not repeat. It reads without"
-    " replacement too, but leaves out the last rows of a pass that fill no batch.",
-    "Start: the same distributions, other random numbers; equal seeds are not equal starts.",
-    "Pictures: the same distribution of crops (90 to 100 % of the area, aspect 3/4 to 4/3), bicubic, the same mean and"
-    " deviation; ours resizes the crop's box within the picture, open_clip cuts it out first, so pixels at its edges"
-    " differ slightly. JPEGs are decoded by simplejpeg here and by Pillow there, to the same pixels.",
-    "Captions: ours are token ids that a filter stored, cut to a batch's longest; open_clip makes them while it trains,"
-    " padded to the model's context. The numbers and, in a causal tower, the vectors are the same.",
-    "Token table: ours trains the rows that the captions use and gives all others their decay at the end; open_clip"
-    " steps the whole table. The weights are the same.",
-    "AdamW: torch's fused kernel here, its default there (the fused one with --peer-fused); they differ by rounding."
-    " Weight decay spares the same tensors"
-    " (decay_groups=open_clip: its releases to 3.3 let positions decay).",
-    "Losses: both of the step's batch before the weights change, instantaneous; open_clip's are printed with five"
-    " digits.",
-]
-LINE = re.compile(
-    r"Train Epoch: (?P<epoch>\d+) \[\s*(?P<samples>\d+)/.*?\bLR:\s*(?P<lr>\S+) Logit Scale: (?P<factor>\S+)"
-    r".*?\bLoss: (?P<loss>\S+) \("
-)
-Losses = NDArray[np.float64]
 
 
-# --- numbers ---------------------------------------------------------------------------------------------------------
-
-
-def parse_log(text: str, batch_size: int) -> dict[str, list[float]]:
-    """Loss, learning rate and factor of each step from open_clip's out.log, written with --log-every-n-steps 1.
-
-    A line gives every loss as `Name: value (mean so far)`; the value of `Loss` is that of the step, summed over the
-    losses there are. ValueError where a step is missing or written twice.
-    """
-    found: dict[str, list[float]] = {"loss": [], "lr": [], "factor": []}
-    for line in text.splitlines():
-        if match := LINE.search(line):
-            step, wanted = int(match["samples"]) / batch_size, len(found["loss"]) + 1
-            if step != wanted:
-                raise ValueError(
-                    f"open_clip's log goes on with step {step:g}; {wanted} was to come"
-                )
-            for name, values in found.items():
-                values.append(float(match[name]))
-    return found
-
-
-def window_means(losses: Sequence[float], window: int) -> list[float]:
-    """Means of consecutive windows. ValueError where they do not fill the run."""
-    if not losses or len(losses) % window:
-        raise ValueError(
-            f"{len(losses)} steps are no whole number of windows of {window}; change --steps or --window"
-        )
-    means: list[float] = (
-        np.asarray(losses, dtype=np.float64).reshape(-1, window).mean(axis=1).tolist()
-    )
-    return means
-
-
-def welch_half(ours_SW: Losses, theirs_SW: Losses) -> Losses:
-    """Half the width of the 95 % Welch interval of the difference of means over seeds S, per window W."""
-    from scipy.stats import t
-
-    parts = [x.var(axis=0, ddof=1) / len(x) for x in (ours_SW, theirs_SW)]
-    error = parts[0] + parts[1]
-    below = parts[0] ** 2 / (len(ours_SW) - 1) + parts[1] ** 2 / (len(theirs_SW) - 1)
-    # Without any spread there is no interval; 1 stands for the undefined degrees of freedom and is multiplied by 0.
-    freedom = np.divide(error**2, below, out=np.ones_like(error), where=below > 0)
-    half: Losses = t.ppf(0.975, freedom) * np.sqrt(error)
-    return half
-
-
-def compare(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """Curves by seed and window -> what is reported. ValueError under two seeds of a program."""
-    ours_SW, theirs_SW = (np.asarray(x, dtype=np.float64) for x in (ours, theirs))
-    if min(len(ours_SW), len(theirs_SW)) < 2:
-        raise ValueError("an SD between seeds needs at least 2 of them")
-    difference_W = ours_SW.mean(axis=0) - theirs_SW.mean(axis=0)
-    sd_W = np.sqrt((ours_SW.var(axis=0, ddof=1) + theirs_SW.var(axis=0, ddof=1)) / 2)
-    half_W = welch_half(ours_SW, theirs_SW)
-    run_S1, their_run_S1 = (x.mean(axis=1, keepdims=True) for x in (ours_SW, theirs_SW))
-    absolute, sd = float(np.abs(difference_W).mean()), float(sd_W.mean())
-    seeds = 2 / (1 / len(ours_SW) + 1 / len(theirs_SW))
-    return {
-        "mean_absolute_difference": absolute,
-        "mean_signed_difference": float(difference_W.mean()),
-        "mean_signed_difference_welch_half": float(welch_half(run_S1, their_run_S1)[0]),
-        "seed_sd": sd,
-        "seed_sd_ours": float(ours_SW.std(axis=0, ddof=1).mean()),
-        "seed_sd_theirs": float(theirs_SW.std(axis=0, ddof=1).mean()),
-        "ratio": absolute / sd if sd else math.inf if absolute else 0.0,
-        "ratio_if_equal": math.sqrt(2 / seeds) * math.sqrt(2 / math.pi),
-        "windows": len(difference_W),
-        "windows_outside_welch": int((np.abs(difference_W) > half_W).sum()),
-        "difference": difference_W.tolist(),
-        "welch_half": half_W.tolist(),
-    }
-
-
-# --- what both read --------------------------------------------------------------------------------------------------
+# --- what both read -------------------------------------------------------------------------------
 
 
 def tars_of(pool: Path) -> list[Path]:
@@ -191,30 +95,36 @@ def pictures_with_captions(tar: Path) -> int:
 
 
 def count_rows(pool: Path) -> int:
-    """Rows that both programs read. ValueError where there is no such view, or the tars hold others than it keeps."""
+    """Rows that both programs read. ValueError where there is no such view, or the tars hold others
+    than it keeps.
+    """
     if not (path := pool / "views" / f"{VIEW}.json").exists():
         raise ValueError(f"there is no {path}; the pool needs a view {VIEW!r} of all rows")
     view: dict[str, Any] = disk.read_json(str(path))
     tars = {tar.stem: pictures_with_captions(tar) for tar in tars_of(pool)}
     if tars != view["shards"]:
         raise ValueError(
-            f"the tars hold {tars} samples, the view {VIEW} keeps {view['shards']}; it must keep all"
+            f"the tars hold {tars} samples, the view {VIEW} keeps {view['shards']}; it must keep "
+            "all"
         )
     return sum(tars.values())
 
 
-# --- runs ------------------------------------------------------------------------------------------------------------
+# --- runs -----------------------------------------------------------------------------------------
 
 
 def execute(command: Sequence[str], folder: Path, threads: int) -> dict[str, float]:
-    """Run a program to its end; its seconds. RuntimeError with the last lines of its output where it failed."""
+    """Run a program to its end; its seconds. RuntimeError with the last lines of its output where
+    it failed.
+    """
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
     environment["CUDA_VISIBLE_DEVICES"] = ""
     folder.mkdir(parents=True, exist_ok=True)
     output = folder / "output.txt"
     began = time.perf_counter()
     with output.open("wb") as file:
-        # In the run's folder, so that a module of ours is not found where the peer means one of its own.
+        # In the run's folder, so that a module of ours is not found where the peer means one of its
+        # own.
         process = subprocess.Popen(
             command, stdout=file, stderr=subprocess.STDOUT, cwd=folder, env=environment
         )
@@ -255,7 +165,9 @@ def train_ours(changes: Sequence[str], pool: Path, folder: Path, threads: int) -
 
 
 def peer_arguments(config: TrainConfig, tars: Sequence[Path], logs: Path) -> list[str]:
-    """open_clip's command line for a run with our settings: one epoch as long as the run, read pass after pass."""
+    """open_clip's command line for a run with our settings: one epoch as long as the run, read pass
+    after pass.
+    """
     model = model_config(config)
     said: dict[str, Any] = {
         "model": MODEL,
@@ -300,7 +212,8 @@ def peer_arguments(config: TrainConfig, tars: Sequence[Path], logs: Path) -> lis
 def train_theirs(
     config: TrainConfig, peer: Sequence[str], pool: Path, folder: Path, threads: int
 ) -> dict[str, Any]:
-    """One run of open_clip_train.main: its curve and seconds. The model lies in folder/model, as ours does.
+    """One run of open_clip_train.main: its curve and seconds. The model lies in folder/model, as
+    ours does.
 
     `peer` is the command that its arguments follow.
     """
@@ -371,7 +284,7 @@ def measure(program: str, seed: int, args: argparse.Namespace, work: Path) -> di
     return found
 
 
-# --- the result ------------------------------------------------------------------------------------------------------
+# --- the result -----------------------------------------------------------------------------------
 
 
 def conclude(
@@ -420,35 +333,7 @@ def conclude(
     return {"summary": summary, "in_passing": passing, "curves": curves}
 
 
-def table(result: Mapping[str, Any]) -> str:
-    """Eight windows and the summary."""
-    curves, summary = result["curves"], result["summary"]
-    ours, theirs = (np.asarray(curves[name]) for name in PROGRAMS)
-    lines = [
-        f"{'steps to':>8}  {'ours, mean ± SD':>17}  {'open_clip':>17}  {'difference':>10}  95 % interval ±"
-    ]
-    for w in sorted({round(x) for x in np.linspace(0, len(ours[0]) - 1, 8)}):
-        cells = [f"{x[:, w].mean():.4f} ± {x[:, w].std(ddof=1):.4f}" for x in (ours, theirs)]
-        cells += [f"{curves['difference'][w]:+.4f}", f"{curves['welch_half'][w]:.4f}"]
-        step = curves["last_step_of_window"][w]
-        lines.append(f"{step:>8}  {cells[0]:>17}  {cells[1]:>17}  {cells[2]:>10}  {cells[3]:>15}")
-    half = summary["mean_signed_difference_welch_half"]
-    lines += [
-        f"mean absolute difference {summary['mean_absolute_difference']:.4f}",
-        f"SD between seeds {summary['seed_sd']:.4f}",
-        f"their ratio {summary['ratio']:.2f} ({summary['ratio_if_equal']:.2f} where nothing differs)",
-        f"mean signed difference {summary['mean_signed_difference']:+.4f} ± {half:.4f}",
-        f"outside the 95 % interval: {summary['windows_outside_welch']} of {summary['windows']} windows",
-    ]
-    for name, said in PROGRAMS.items():
-        if found := summary.get(f"accuracy_{name}"):
-            lines.append(
-                f"zero-shot accuracy, {said}: {100 * found['mean']:.1f} ± {100 * found['sd']:.1f} %"
-            )
-    return "\n".join(lines)
-
-
-def settings_said(args: argparse.Namespace, rows: int) -> dict[str, Any]:
+def described_settings(args: argparse.Namespace, rows: int) -> dict[str, Any]:
     """What both programs were told."""
     config = settings("micro", [*COMMON, f"samples_seen={args.steps * BATCH}"])
     names = (
@@ -537,10 +422,11 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     heading = {
         "versions": versions(args.peer_python),
-        "settings": settings_said(args, rows),
+        "settings": described_settings(args, rows),
         "differences": DIFFERENCES,
     }
-    command = f"python benchmarks/curves.py --pool POOL --peer-python PYTHON --steps {args.steps} --window {args.window}"
+    command = "python benchmarks/curves.py --pool POOL --peer-python PYTHON"
+    command += f" --steps {args.steps} --window {args.window}"
     command += (
         f" --seeds {' '.join(map(str, args.seeds))} --threads {args.threads}"
         + " --peer-fused" * args.peer_fused

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""How to run 10,000 tickets on Ray: our actors (pipeline/executor), Ray Data, or bare tasks. Written to docs/engine.md.
+"""How to run 10,000 tickets on Ray: our actors (pipeline/executor), Ray Data, or bare tasks.
+Written to docs/engine.md.
 
 example: python benchmarks/engine.py --out benchmarks/results/engine.json
 
-Each way runs the same tickets in 500 groups, on an embedded Ray of its own process, under four circumstances: no
-trouble; a worker that dies (SIGKILL) in the middle of a group; a ticket that always raises; a ticket that always
-kills its worker. The tickets append a line to a log when they begin and end, so that what ran twice or side by side is
-counted from the outside.
+Each way runs the same tickets in 500 groups, on an embedded Ray of its own process, under four
+circumstances: no trouble; a worker that dies (SIGKILL) in the middle of a group; a ticket that
+always raises; a ticket that always kills its worker. The tickets append a line to a log when they
+begin and end, so that what ran twice or side by side is counted from the outside.
 """
 
 from __future__ import annotations
@@ -74,7 +75,9 @@ def work(config: dict[str, Any]) -> Any:
 
 
 def run_group(run: Any, group: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The tickets of one group in order, each tried twice: what both other ways need around the work."""
+    """The tickets of one group in order, each tried twice: what both other ways need around the
+    work.
+    """
     outcomes = []
     for fields in group:
         for last in (False, True):
@@ -90,7 +93,9 @@ def run_group(run: Any, group: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 class DataWorker:
-    """What Ray Data's actor pool holds: rows are whole groups, as order inside a group must be kept."""
+    """What Ray Data's actor pool holds: rows are whole groups, as order inside a group must be
+    kept.
+    """
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.run = work(config)
@@ -119,8 +124,9 @@ def by_group(tickets: list[Ticket]) -> list[list[dict[str, Any]]]:
 
 
 def with_ray_data(tickets: list[Ticket], log: str, limited: bool = False) -> dict[str, int]:
-    """ray.data.from_items(groups).flat_map over a pool of actors, one group per block. `limited`: one retry per block,
-    after which the block is given up."""
+    """ray.data.from_items(groups).flat_map over a pool of actors, one group per block. `limited`:
+    one retry per block, after which the block is given up.
+    """
     import ray
 
     context = ray.data.DataContext.get_current()
@@ -217,7 +223,7 @@ def child(way: str, trouble: str, count: int, groups: int, log: str) -> dict[str
 
 
 def measure(way: str, trouble: str, count: int, groups: int, folder: Path) -> dict[str, Any]:
-    """`child` in a process of its own; what it had done when the limit came, where it did not end."""
+    """`child` in a process of its own; what it had done at the limit, if it did not end."""
     log = folder / f"{way}-{trouble}-{count}.log"
     command = [
         sys.executable,
@@ -250,7 +256,8 @@ def measure(way: str, trouble: str, count: int, groups: int, folder: Path) -> di
 def table(result: dict[str, Any]) -> str:
     """The runs as a Markdown table, for docs/engine.md."""
     lines = [
-        "| circumstance | way | tickets | done | failed | ended twice | wall, s | driver grew by, MiB |",
+        "| circumstance | way | tickets | done | failed | ended twice | wall, s | driver grew by, "
+        "MiB |",
         "|---|---|---:|---:|---:|---:|---:|---:|",
     ]
     for run in result["runs"]:
@@ -277,7 +284,8 @@ def table(result: dict[str, Any]) -> str:
         [
             *lines,
             "",
-            f"`{result['command']}`, Ray {versions['ray']}, Python {versions['python']}, {result['cores']} cores.",
+            f"`{result['command']}`, Ray {versions['ray']}, Python {versions['python']}, "
+            f"{result['cores']} cores.",
         ]
     )
 

@@ -1,8 +1,9 @@
 """How near a stored picture is to the best that could have been stored, for benchmarks/fetch.py.
 
-The reference is a full decode by Pillow, averaged over exact areas in floating point and rounded to 8 bits, never
-encoded. What is compared with it are the stored JPEGs, so the loss of encoding is in every figure alike; the row
-`reference, encoded` says how much of it that is (Pillow, quality 95, 4:2:0).
+The reference is a full decode by Pillow, averaged over exact areas in floating point and rounded to
+8 bits, never encoded. What is compared with it are the stored JPEGs, so the loss of encoding is in
+every figure alike; the row `reference, encoded` says how much of it that is (Pillow, quality 95,
+4:2:0).
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ ORIENTATION = 0x0112
 def compare(
     pictures: Iterable[tuple[Path, Mapping[str, bytes]]], count: int, image_size: int
 ) -> dict[str, Any]:
-    """Mean and 5th percentile of the PSNR in dB by program, over the first `count` pictures that were made smaller.
+    """Mean and 5th percentile of the PSNR in dB by program, over the first `count` pictures that
+    were made smaller.
 
-    Left out: pictures that were small already, rotated ones (one program turns them upright), and other modes than RGB.
+    Left out: pictures that were small already, rotated ones (one program turns them upright), and
+    other modes than RGB.
     """
     found: dict[str, list[float]] = {CEILING: []}
     left_out, seen = 0, set()

@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
-"""How fast a training step is: ours and open_clip's on one device, in ten minutes, with torch and little else.
+"""How fast a training step is: ours and open_clip's on one device, in ten minutes, with torch and
+little else.
 
 example: python benchmarks/gpu.py --wheels .whl --out results/gpu.json
 example: python benchmarks/gpu.py --device cpu --models micro --batch 64 --threads 1
 
-Cells are a model, a program (ours, open_clip with --torchcompile and no checkpointing), captions padded to the context
-or packed, pictures in the device's memory or from shards. Each runs in a process of its own, so that one without memory
-costs one cell; they run in the order of what they say, and those that the time does not allow are listed as not run.
-The batch is the largest that fits (a model's packed and sharded cells take that of the padded one). Every cell warms up
-and is then measured --repeats times; on a processor the cells of a model take turns. Bars are printed as measured ÷
-goal. open_clip and what it needs may lie in --wheels as wheels.
+Cells are a model, a program (ours, open_clip with --torchcompile and no checkpointing), captions
+padded to the context or packed, pictures in the device's memory or from shards. Each runs in a
+process of its own, so that one without memory costs one cell; they run in the order of what they
+say, and those that the time does not allow are listed as not run. The batch is the largest that
+fits (a model's packed and sharded cells take that of the padded one). Every cell warms up and is
+then measured --repeats times; on a processor the cells of a model take turns. Bars are printed as
+measured ÷ goal. open_clip and what it needs may lie in --wheels as wheels.
 """
 
 from __future__ import annotations
@@ -39,16 +41,10 @@ if not __package__:
     sys.path[0] = str(ROOT)
 
 from benchmarks import gpu_data
+from benchmarks.gpu_results import Cell, bars, line_of
 from train.model import MODELS, peak_flops
 
 MODELS_MEASURED = ["ViT-B-32", "ViT-L-14", "ViT-H-14", "ViT-g-14"]
-SPEED = {
-    "ViT-B-32": 9000,
-    "ViT-L-14": 900,
-    "ViT-H-14": 420,
-    "ViT-g-14": 280,
-}  # samples/s on one H200, length 77
-RATIO = {"ViT-B-32": 1.5, "ViT-L-14": 1.25, "ViT-H-14": 1.25}  # times open_clip's
 ENOUGH_S = 40.0  # a cell is begun with so much time left, on a GPU
 LONGEST_S = {
     "ours": 150.0,
@@ -56,7 +52,6 @@ LONGEST_S = {
 }  # and ended after so long; all of open_clip is compiled as one
 END_S = 8.0  # kept for the results
 MEMORY = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}  # packed batches differ in size
-Cell = dict[str, Any]
 
 
 def plan(models: list[str], programs: list[str]) -> list[Cell]:
@@ -109,7 +104,9 @@ class Child:
             self.process.stdin.flush()
 
     def ask(self, command: str, limit_s: float) -> dict[str, Any]:
-        """The answer. TimeoutError after `limit_s`; RuntimeError with the last words of a process that has ended."""
+        """The answer. TimeoutError after `limit_s`; RuntimeError with the last words of a process
+        that has ended.
+        """
         self._send(command)
         try:
             line = self.answers.get(timeout=max(0.0, limit_s))
@@ -136,7 +133,7 @@ class Child:
                 pipe.close()
 
 
-# --- measuring -------------------------------------------------------------------------------------------------------
+# --- measuring ------------------------------------------------------------------------------------
 
 
 def measure(
@@ -213,7 +210,9 @@ def _spread(rates: list[float]) -> dict[str, Any]:
 
 
 def run(args: argparse.Namespace, until: float) -> Iterator[Cell]:
-    """All cells: on a GPU one by one, the next one's imports beside; on a processor those of a model together."""
+    """All cells: on a GPU one by one, the next one's imports beside; on a processor those of a
+    model together.
+    """
     cells = [
         cell for cell in plan(args.models, args.programs) if args.shards or cell["data"] == "memory"
     ]
@@ -272,68 +271,7 @@ def _job(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     }
 
 
-# --- results ---------------------------------------------------------------------------------------------------------
-
-
-def _find(results: list[Cell], rate: str, *key: str) -> float | None:
-    for cell in results:
-        if (cell["model"], cell["program"], cell["captions"], cell["data"]) == key and cell[
-            "state"
-        ] == "measured":
-            return float(cell[rate]["mean"])
-    return None
-
-
-def bars(results: list[Cell], models: list[str], cpu: bool) -> list[dict[str, Any]]:
-    """What was measured over what was aimed at; goals are of one H200, ratios to open_clip of any device.
-
-    Ratios on a processor are of samples a second of its time: other programs may take a share of the clock's.
-    """
-    found: list[dict[str, Any]] = []
-    rate, per = ("samples_per_cpu_s", " of CPU time") if cpu else ("samples_per_s", "")
-
-    def add(name: str, measured: float | None, goal: float | None) -> None:
-        reached = None if measured is None or goal is None else measured / goal
-        found.append(
-            {"bar": name, "measured": measured, "goal": goal, "measured_over_goal": reached}
-        )
-
-    for model in models:
-        padded = _find(results, rate, model, "ours", "padded", "memory")
-        theirs = _find(results, rate, model, "open_clip", "padded", "memory")
-        if model in SPEED and not cpu:
-            add(f"{model}: samples/s", padded, SPEED[model])
-        add(
-            f"{model}: ours ÷ open_clip{per}",
-            padded and theirs and padded / theirs,
-            RATIO.get(model),
-        )
-        for data in ("memory", "shards"):
-            packed = _find(results, rate, model, "ours", "packed", data)
-            what = "packed" if data == "memory" else "packed, from shards,"
-            add(f"{model}: {what} ÷ padded{per}", packed and padded and packed / padded, None)
-            add(f"{model}: {what} ÷ open_clip{per}", packed and theirs and packed / theirs, None)
-    return [bar for bar in found if bar["measured"] is not None or bar["goal"] is not None]
-
-
-def _line(cell: Cell) -> str:
-    name = f"{cell['model']:12} {cell['program']:9} {cell['captions']:6} {cell['data']:6}"
-    if "samples_per_s" not in cell:
-        return f"{name} {cell['state']}: {cell.get('why', '')}"
-    speed, spread = cell["samples_per_s"]["mean"], cell["samples_per_s"]["sd"]
-    words = [f"{speed:10,.1f} ± {spread or 0:,.1f} samples/s", f"batch {cell['batch']}"]
-    words.append(f"{cell['model_tflops']:.3g} TFLOP/s")
-    words += [] if cell["mfu"] is None else [f"MFU {cell['mfu']:.1%}"]
-    words += [] if cell["peak_memory_gib"] is None else [f"{cell['peak_memory_gib']:.1f} GiB"]
-    words += [] if cell["wait_share"] < 0.005 else [f"{cell['wait_share']:.0%} waiting"]
-    profile = cell.get("profile") or {}
-    if "shares" in profile:
-        words.append(", ".join(f"{kind} {share:.0%}" for kind, share in profile["shares"].items()))
-    if "loader_samples_per_s" in profile:
-        words.append(
-            f"the loader alone {profile['loader_samples_per_s']:,.0f} samples/s with {profile['decoder']}"
-        )
-    return f"{name} " + ", ".join(words) + (f"; {cell['why']}" if "why" in cell else "")
+# --- results --------------------------------------------------------------------------------------
 
 
 def _versions() -> dict[str, str | None]:
@@ -451,7 +389,7 @@ def main(argv: list[str] | None = None) -> int:
     results: list[Cell] = []
     for result in run(args, began + args.minutes * 60 - END_S):
         results.append(result)
-        print(_line(result), flush=True)
+        print(line_of(result), flush=True)
         found = _write(args, command, results)
     print(f"\nmeasured ÷ goal, on {args.device_name}:")
     for bar in found:

@@ -1,8 +1,9 @@
-"""What the speed of training is measured on: captions of realistic lengths, and a pool of JPEGs as large as photos.
+"""What the speed of training is measured on: captions of realistic lengths, and a pool of JPEGs as
+large as photos.
 
-Lengths are lognormal (median 16.5 tokens, deviation 0.6 of the logarithm, 4 to the context's end): a mean of 20 tokens,
-with start and end, and 1 in 200 that fill the context of 77. The first caption of a batch always does, as in any large
-batch, so padded captions are never cut short.
+Lengths are lognormal (median 16.5 tokens, deviation 0.6 of the logarithm, 4 to the context's end):
+a mean of 20 tokens, with start and end, and 1 in 200 that fill the context of 77. The first caption
+of a batch always does, as in any large batch, so padded captions are never cut short.
 """
 
 from __future__ import annotations

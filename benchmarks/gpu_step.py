@@ -1,8 +1,8 @@
-"""One measurement of `gpu.py`, in a process of its own: a program's training steps, their speed, memory and profile.
+"""One measurement of `gpu.py`, in a process of its own: a program's training steps, their speed,
+memory and profile.
 
-The first line of the input is the job; then `prepare SECONDS BATCH` (0: search for it), `repeat` and `profile` are
-answered with a line of JSON each.
-What anything prints goes to the error output.
+The first line of the input is the job; then `prepare SECONDS BATCH` (0: search for it), `repeat`
+and `profile` are answered with a line of JSON each. What anything prints goes to the error output.
 """
 
 from __future__ import annotations
@@ -38,12 +38,14 @@ from train.step import Update, accumulate, contrastive, precision_context
 UNIT = 64  # a batch that was searched for is a multiple of it
 FIRST, ROOM = 0.88, 0.94  # shares of the memory that the first and the second batch are made for
 VARIETY = 4  # batches of captions in turn, so that packed ones differ in size
-# Kernels and operators by name; the first that fits counts. Inductor names a kernel after all that it fused.
+# Kernels and operators by name; the first that fits counts. Inductor names a kernel after all that
+# it fused.
 KINDS = {
     "norm_elementwise": r"^triton_(poi|red|per)|layer_?norm|gamma",
     "attention": r"flash|fmha|sdpa|attention|varlen",
     "optimizer": r"adam|multi_tensor|foreach|lpnorm|vector_norm",
-    "gemm": r"gemm|cutlass|nvjet|xmma|cublas|triton_tem|splitk|convol|conv2d|linear|aten::(b|add|baddb)?mm$",
+    "gemm": r"gemm|cutlass|nvjet|xmma|cublas|triton_tem|splitk|convol|conv2d|linear"
+    r"|aten::(b|add|baddb)?mm$",
     "elementwise": r"elementwise|vectorized|reduce|softmax|gelu|cat|copy|fill|cast|cross_entropy|"
     r"aten::(add|sub|mul|div|exp|log|sum|mean|norm|clamp|neg|sqrt|to|zero|where|stack|argmax|eq)",
 }
@@ -163,7 +165,9 @@ class Ours:
 
 
 class Theirs:
-    """open_clip's step, as open_clip_train/train.py takes it with --torchcompile and no --grad-checkpointing."""
+    """open_clip's step, as open_clip_train/train.py takes it with --torchcompile and no
+    --grad-checkpointing.
+    """
 
     def __init__(self, job: dict[str, Any]) -> None:
         import open_clip
@@ -247,7 +251,7 @@ def _empty(config: Any, device: torch.device, attention: Any) -> CLIP:
     return model.train()
 
 
-# --- a batch that fits -----------------------------------------------------------------------------------------------
+# --- a batch that fits ----------------------------------------------------------------------------
 
 
 def _wait(device: torch.device) -> None:
@@ -291,7 +295,9 @@ def _room() -> int:
 
 
 def search(program: Any, until: float) -> dict[str, Any]:
-    """Compile for the largest batch that fits: from two small ones without compiling, then once more where it pays."""
+    """Compile for the largest batch that fits: from two small ones without compiling, then once
+    more where it pays.
+    """
     room = _room()
     one, two = (_tried(program, batch, 1) for batch in (UNIT, 2 * UNIT))
     if one is None or two is None:
@@ -324,7 +330,7 @@ def search(program: Any, until: float) -> dict[str, Any]:
     return {"batch": batch, "tried": sizes}
 
 
-# --- answers ---------------------------------------------------------------------------------------------------------
+# --- answers --------------------------------------------------------------------------------------
 
 
 def prepare(program: Any) -> dict[str, Any]:

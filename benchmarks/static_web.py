@@ -1,4 +1,6 @@
-"""A fast static web for benchmarks/fetch.py: nginx of the distribution, on loopback, with a certificate of its own."""
+"""A fast static web for benchmarks/fetch.py: nginx of the distribution, on loopback, with a
+certificate of its own.
+"""
 
 from __future__ import annotations
 
@@ -53,15 +55,17 @@ class Web:
     folder: Path
     http: int  # ports
     https: int
-    bundle: Path  # the system's certificates and ours: as long as the file that every program here reads
+    # The system's certificates and ours: as long as the file that every program here reads.
+    bundle: Path
     certificates: int  # in the bundle
 
     def urls(self, kind: str, count: int, *, tls: bool = False) -> list[str]:
-        """`count` different URLs over the pictures of a kind (small, large), spread over the hosts."""
+        """`count` different URLs over the pictures of a kind (small, large), over all hosts."""
         names = sorted(path.name for path in (self.folder / "web" / kind).iterdir())
         base = f"https://{{}}:{self.https}" if tls else f"http://{{}}:{self.http}"
         return [
-            f"{base.format(HOSTS[i % len(HOSTS)])}/{kind}/{names[i % len(names)]}?copy={i // len(names)}"
+            f"{base.format(HOSTS[i % len(HOSTS)])}/{kind}/{names[i % len(names)]}"
+            f"?copy={i // len(names)}"
             for i in range(count)
         ]
 
@@ -72,7 +76,9 @@ def picture_of(web: Web, url: str) -> Path:
 
 
 def lay_out(pictures: Path, web: Path) -> None:
-    """web/small: the JPEGs of a folder; web/large: some of them at 3 megapixels. ValueError where there is none."""
+    """web/small: the JPEGs of a folder; web/large: some of them at 3 megapixels. ValueError where
+    there is none.
+    """
     found = [
         path for path in sorted(pictures.iterdir()) if path.suffix.lower() in (".jpg", ".jpeg")
     ][:MOST_SMALL]
@@ -96,7 +102,7 @@ def lay_out(pictures: Path, web: Path) -> None:
 
 @contextlib.contextmanager
 def serving(pictures: Path, folder: Path) -> Iterator[Web]:
-    """nginx over the pictures while the block runs. ValueError where nginx or openssl is missing."""
+    """nginx over the pictures while the block runs. ValueError without nginx or openssl."""
     nginx, openssl = (
         shutil.which("nginx", path="/usr/sbin:/usr/local/sbin:" + "/usr/bin:/usr/local/bin"),
         shutil.which("openssl"),

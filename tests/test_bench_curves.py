@@ -1,4 +1,6 @@
-"""The parts of benchmarks/curves.py that compute: log lines, windows, intervals, tars; nothing is trained."""
+"""The parts of benchmarks/curves.py that compute: log lines, windows, intervals, tars; nothing is
+trained.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,18 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks import curves
+from benchmarks import curve_numbers, curves
 from train.run import settings
 
 
 def line(step: int, loss: float, *, of: int = 3, batch: int = 128) -> str:
     """As open_clip_train 3.3 writes it."""
     return (
-        f"2026-01-02,03:04:05 | INFO | Train Epoch: 0 [{step * batch:>4}/{of * batch} ({100 * step / of:.0f}%)] "
+        f"2026-01-02,03:04:05 | INFO | Train Epoch: 0 [{step * batch:>4}/{of * batch} "
+        f"({100 * step / of:.0f}%)] "
         "Data (t): 0.320 Batch (t): 1.767, 72.4469/s, 72.4469/s/gpu "
-        f"LR: {step * 5e-5:5f} Logit Scale: 14.286 Contrastive_loss: {loss:#.5g} (4.8000) Loss: {loss:#.5g} (4.8000)"
+        f"LR: {step * 5e-5:5f} Logit Scale: 14.286 Contrastive_loss: {loss:#.5g} (4.8000) Loss: "
+        f"{loss:#.5g} (4.8000)"
     )
 
 
@@ -29,7 +33,7 @@ def test_the_log_gives_the_losses_of_steps_and_not_their_means() -> None:
     text = "\n".join(
         ["2026-01-02,03:04:05 | INFO | Start epoch 0", line(1, 4.9286), line(2, 4.5), line(3, 12.0)]
     )
-    found = curves.parse_log(text, 128)
+    found = curve_numbers.parse_log(text, 128)
     assert found == {
         "loss": [4.9286, 4.5, 12.0],
         "lr": [5e-5, 1e-4, 1.5e-4],
@@ -40,20 +44,20 @@ def test_the_log_gives_the_losses_of_steps_and_not_their_means() -> None:
 @pytest.mark.parametrize("steps", [[1, 3], [2, 3], [1, 1]])
 def test_a_step_that_the_log_lacks_or_has_twice_is_an_error(steps: list[int]) -> None:
     with pytest.raises(ValueError, match="goes on with step"):
-        curves.parse_log("\n".join(line(step, 4.5) for step in steps), 128)
+        curve_numbers.parse_log("\n".join(line(step, 4.5) for step in steps), 128)
 
 
 def test_windows_are_means_of_whole_windows() -> None:
-    assert curves.window_means([1, 3, 5, 9], 2) == [2, 7]
+    assert curve_numbers.window_means([1, 3, 5, 9], 2) == [2, 7]
     for losses in ([1.0, 2.0, 3.0], []):
         with pytest.raises(ValueError, match="whole number of windows"):
-            curves.window_means(losses, 2)
+            curve_numbers.window_means(losses, 2)
 
 
 def test_a_comparison_gives_the_difference_beside_the_spread_of_seeds() -> None:
     ours = [[4.0, 3.0], [4.2, 3.0], [4.4, 3.0]]
     theirs = [[4.1, 2.0], [4.3, 2.0], [4.5, 2.0]]
-    found = curves.compare(ours, theirs)
+    found = curve_numbers.compare(ours, theirs)
     assert found["difference"] == pytest.approx([-0.1, 1.0])
     assert found["mean_absolute_difference"] == pytest.approx(0.55)
     assert found["mean_signed_difference"] == pytest.approx(0.45)
@@ -62,21 +66,24 @@ def test_a_comparison_gives_the_difference_beside_the_spread_of_seeds() -> None:
     assert (found["windows"], found["windows_outside_welch"]) == (2, 1)
     assert found["ratio_if_equal"] == pytest.approx(0.6515, abs=1e-4)
     with pytest.raises(ValueError, match="at least 2"):
-        curves.compare(ours[:1], theirs)
+        curve_numbers.compare(ours[:1], theirs)
 
 
 def test_the_interval_is_scipys() -> None:
     random = np.random.default_rng(0)
     ours, theirs = random.normal(4, 0.1, (3, 5)), random.normal(4, 0.3, (4, 5))
     interval = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(0.95)
-    assert curves.welch_half(ours, theirs) == pytest.approx((interval.high - interval.low) / 2)
+    assert curve_numbers.welch_half(ours, theirs) == pytest.approx(
+        (interval.high - interval.low) / 2
+    )
 
 
 def test_equal_programs_differ_by_the_share_of_the_spread_that_is_said() -> None:
     random = np.random.default_rng(1)
     ours, theirs = random.normal(size=(2, 3, 20_000))
-    found = curves.compare(ours.tolist(), theirs.tolist())
-    # The SD of 3 seeds, pooled over two programs, is 0.94 of the true one in the mean: a little above the share.
+    found = curve_numbers.compare(ours.tolist(), theirs.tolist())
+    # The SD of 3 seeds, pooled over two programs, is 0.94 of the true one in the mean: a little
+    # above the share.
     assert found["ratio"] == pytest.approx(found["ratio_if_equal"] / 0.94, rel=0.02)
     assert found["windows_outside_welch"] / found["windows"] < 0.06
 
@@ -124,6 +131,6 @@ def test_the_peer_is_told_our_settings(tmp_path: Path) -> None:
 
 
 def test_no_spread_and_no_difference_is_no_ratio() -> None:
-    found = curves.compare([[1.0], [1.0]], [[1.0], [1.0]])
+    found = curve_numbers.compare([[1.0], [1.0]], [[1.0], [1.0]])
     assert (found["ratio"], found["windows_outside_welch"]) == (0.0, 0)
-    assert math.isinf(curves.compare([[1.0], [1.0]], [[2.0], [2.0]])["ratio"])
+    assert math.isinf(curve_numbers.compare([[1.0], [1.0]], [[2.0], [2.0]])["ratio"])

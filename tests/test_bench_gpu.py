@@ -1,4 +1,6 @@
-"""The parts of benchmarks/gpu.py that decide what is measured, on made-up memory and names; no GPU, nothing timed."""
+"""The parts of benchmarks/gpu.py that decide what is measured, on made-up memory and names; no GPU,
+nothing timed.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import gpu, gpu_data, gpu_step
+from benchmarks import gpu, gpu_data, gpu_results, gpu_step
 from manifests.schema import Blend
 from train.config import configure, model_config
 from train.data.loader import Loader
@@ -37,7 +39,9 @@ def test_the_pool_is_one_that_the_trainer_reads(
 
 
 class Made:
-    """A program of which only the memory is there: what is fixed and what a sample takes, before and once compiled."""
+    """A program of which only the memory is there: what is fixed and what a sample takes, before
+    and once compiled.
+    """
 
     def __init__(self, fixed: int, eager: int, compiled: int) -> None:
         self.needs, self.is_compiled, self.job = (fixed, eager, compiled), False, {"compile": True}
@@ -91,7 +95,8 @@ def test_the_batch_is_the_largest_that_fits(
             "norm_elementwise",
         ),
         (
-            "void at::native::multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata<4>, FusedAdam>",
+            "void at::native::multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata<4>, "
+            "FusedAdam>",
             "optimizer",
         ),
         ("Memcpy HtoD (Pinned -> Device)", "other"),
@@ -125,7 +130,9 @@ def test_bars_are_measured_over_goal_and_nothing_is_made_up() -> None:
         cell("open_clip", "padded", 6000.0),
         cell("ours", "packed", 1.0, "partly"),
     ]
-    found = {bar["bar"]: bar for bar in gpu.bars(results, ["ViT-B-32", "ViT-L-14"], cpu=False)}
+    found = {
+        bar["bar"]: bar for bar in gpu_results.bars(results, ["ViT-B-32", "ViT-L-14"], cpu=False)
+    }
     assert found["ViT-B-32: samples/s"]["measured_over_goal"] == pytest.approx(1.1)
     assert found["ViT-B-32: ours ÷ open_clip"]["measured"] == pytest.approx(1.65)
     assert found["ViT-L-14: samples/s"]["measured"] is None

@@ -19,9 +19,7 @@ INSTALLED = {
     "test",
 }  # `make venv` installs them: this interpreter is the proof
 RESOLVED = {"img2dataset", "s3", "gpu", "tensorboard", "wandb"}
-NOT_HERE = {
-    "flash": "flash-attn has no wheels: resolving it runs its setup.py, which needs torch and a CUDA compiler"
-}
+NOT_HERE = {"flash": "flash-attn has no wheels: its setup.py needs torch and a CUDA compiler"}
 
 
 def test_every_extra_is_accounted_for() -> None:
@@ -34,7 +32,7 @@ def test_flash_attention_is_part_of_no_other_extra() -> None:
 
 
 def resolve(*words: str) -> dict[str, str]:
-    """Name -> version of what pip would install; skips where the package index cannot be reached."""
+    """Name -> version of what pip would install. Skips without a package index."""
     command = [
         sys.executable,
         "-m",

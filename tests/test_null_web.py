@@ -1,4 +1,6 @@
-"""A whole ablation on a web where no caption is wrong: a filter that still looked better would be a lie."""
+"""A whole ablation on a web where no caption is wrong: a filter that still looked better would be a
+lie.
+"""
 
 from __future__ import annotations
 
