@@ -22,8 +22,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from manifests.schema import Fetch, Recipe
-
 # --- files ---------------------------------------------------------------------------------------------------------
 
 
@@ -226,18 +224,6 @@ def content_hash(value: Any, length: int = 12) -> str:
     """sha256 of the canonical JSON of a dataclass or plain value, cut to `length` hex digits."""
     text = json.dumps(to_plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:length]
-
-
-def recipe_hash(recipe: Recipe) -> str:
-    """Hash of what decides a pool's rows and bytes: views and scores do not."""
-    return content_hash(
-        {"source": recipe.source, "fetch": settings_that_decide_bytes(recipe.fetch)}
-    )
-
-
-def settings_that_decide_bytes(fetch: Fetch) -> Fetch:
-    """Fetch settings without those that decide no byte: user agent, where to connect, which interpreter."""
-    return dataclasses.replace(fetch, connect_to={}, user_agent=None, img2dataset_python=None)
 
 
 # --- dataclasses <-> plain values ----------------------------------------------------------------------------------

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from manifests import disk
-from manifests.schema import Ablation, Blend, Recipe, TaskSpec
+from manifests.schema import Ablation, Blend, Fetch, Recipe, Source, TaskSpec
+from manifests.sources import refuse_unused
 
 T = TypeVar("T")
 UNITS = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "k": 10**3, "m": 10**6, "b": 10**9}
@@ -30,7 +31,12 @@ def read_manifest(path: str | Path, kind: type[T], *, scale: str | None = None) 
     ValueError names the file, the key, the value and the nearest right one. JSON (resolved) is read as it is.
     """
     if str(path).endswith(".json") and disk.exists(path):
-        return typing.cast(T, disk.from_plain(kind, disk.read_json(path)))
+        manifest = typing.cast(T, disk.from_plain(kind, disk.read_json(path)))
+        if isinstance(manifest, Recipe):
+            default = Source(kind="wat", paths=("x",))
+            source = _changed_keys(manifest.source, default)
+            _refuse_unused(manifest, source, _changed_keys(manifest.fetch, Fetch()), str(path))
+        return manifest
     raw = _yaml(path)
     scales = raw.pop("scales", {})
     if scale is not None:
@@ -40,7 +46,10 @@ def read_manifest(path: str | Path, kind: type[T], *, scale: str | None = None) 
             )
         raw = merge(raw, scales[scale])
     raw = _expand(raw, str(path))
-    return _validate(_shape(raw, kind, Path(str(path)).resolve().parent), kind, str(path))
+    manifest = _validate(_shape(raw, kind, Path(str(path)).resolve().parent), kind, str(path))
+    if isinstance(manifest, Recipe):
+        _refuse_unused(manifest, raw["source"], raw.get("fetch") or {}, str(path))
+    return manifest
 
 
 def read_block(path: str | Path, key: str, kind: type[T], *, scale: str | None = None) -> T | None:
@@ -52,6 +61,21 @@ def read_block(path: str | Path, key: str, kind: type[T], *, scale: str | None =
         raw = merge(raw, raw.get("scales", {}).get(scale, {})) if scale else raw
     block = raw.get(key)
     return None if block is None else _validate(_expand(block, str(path)), kind, f"{path}: {key}")
+
+
+def _refuse_unused(
+    recipe: Recipe, source_keys: Iterable[str], fetch_keys: Iterable[str], where: str
+) -> None:
+    try:
+        refuse_unused(recipe.source.kind, source_keys, fetch_keys)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def _changed_keys(value: Any, default: Any) -> list[str]:
+    """Fields of a dataclass that differ from those of `default`."""
+    names = [field.name for field in dataclasses.fields(value)]
+    return [name for name in names if getattr(value, name) != getattr(default, name)]
 
 
 def merge(base: Any, change: Any) -> Any:
@@ -172,6 +196,8 @@ def _rule(entry: Any) -> Any:
         return {"name": str(entry.get("view") or "random"), **entry}
     if len(entry) == 1:
         name, where = next(iter(entry.items()))
+        if isinstance(where, dict):
+            return {"name": str(name), **where}
         return {"name": str(name), "where": str(where)}
     return entry
 

@@ -26,8 +26,8 @@ MAY_IMPORT = {
 # it.
 ORDER = {
     "manifests": [
-        "text", "console", "columns", "phash", "casting", "schema", "ray_runtime", "disk", "pool_layout",
-        "reader", "__init__",
+        "text", "console", "columns", "phash", "casting", "fetch_settings", "sources", "schema",
+        "ray_runtime", "disk", "identity", "pool_layout", "reader", "__init__",
     ],
     "filters": [
         "base", "caption", "language", "optout", "picture", "tokens", "clip_score", "__init__",

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from manifests import disk, reader
+from manifests import disk, identity, reader
 from manifests.columns import REASONS
 from manifests.pool_layout import NOT_STORED
 from manifests.schema import Recipe, Rule, View
@@ -222,7 +222,7 @@ def write_pool_json(pool: str, recipe: Recipe, seconds: Mapping[str, float]) -> 
     ]
     summary = {
         "recipe": recipe.name,
-        "recipe_hash": disk.recipe_hash(recipe),
+        "recipe_hash": identity.recipe_hash(recipe),
         "source": disk.content_hash(sources),
         "fingerprint": shard_writer.fingerprint(pool),
         **found,

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from manifests import disk
+from manifests import disk, identity
 from manifests.columns import PAIRS
 from manifests.pool_layout import PoolLayout
 from manifests.schema import Fetch, Pair, Recipe
@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 def settings_hash(fetch: Fetch) -> str:
     """Hash of the fetch settings that decide what is stored."""
-    return disk.content_hash(disk.settings_that_decide_bytes(fetch))
+    return disk.content_hash(identity.fetch_identity(fetch))
 
 
 # --- writing ---------------------------------------------------------------------------------
@@ -75,14 +75,14 @@ def write_plan(pool: str, recipe: Recipe) -> list[PlannedShard]:
     metadata = {
         "version": PLAN_VERSION,
         "pairs": content.hexdigest()[:16],
-        "recipe_hash": disk.recipe_hash(recipe),
-        "recipe": {"source": recipe.source, "fetch": disk.settings_that_decide_bytes(recipe.fetch)},
+        "recipe_hash": identity.recipe_hash(recipe),
+        "recipe": identity.recipe_identity(recipe),
         "groups": host_groups(len(keys), recipe.fetch.rows_per_shard),
         "round": 0,
     }
     path = PoolLayout(pool).plan
     if disk.exists(path):
-        _check_unchanged(disk.read_metadata(path), disk.to_plain(metadata), pool)
+        _check_unchanged(disk.read_metadata(path), metadata, recipe, pool)
         return read_plan(pool)
     shards = plan_shards(keys, recipe.fetch.rows_per_shard, settings_hash(recipe.fetch))
     part = np.repeat(np.arange(len(parts)), sizes)
@@ -231,15 +231,12 @@ def _assigned(
     )
 
 
-def _check_unchanged(planned: dict[str, Any], asked: dict[str, Any], pool: str) -> None:
+def _check_unchanged(
+    planned: dict[str, Any], asked: dict[str, Any], recipe: Recipe, pool: str
+) -> None:
     """ValueError that names what differs between the plan that is there and the one asked for."""
     remedy = f"give the old value back, or build into another folder than {pool}"
-    changes = []
-    for block in ("source", "fetch"):
-        for key, value in asked["recipe"][block].items():
-            old = planned["recipe"][block].get(key)
-            if old != value:
-                changes.append(f"{block}.{key} was {old!r} and is {value!r}")
+    changes = identity.recipe_changes(planned["recipe"], recipe)
     if changes:
         raise ValueError(
             f"the recipe has changed since this pool was planned ({'; '.join(changes)}): {remedy}"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from manifests import disk
+from manifests import disk, identity
 from manifests.schema import Recipe, Source
 from pipeline.accounting.counts import (
     count_lines,
@@ -160,7 +160,10 @@ def test_a_folder_that_is_no_pool(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_pool_json_can_be_made_again(pool: str) -> None:
     first = write_pool_json(pool, audited.RECIPE, {"crawl": 1.5, "fetch": 2.0})
     assert first == disk.read_json(disk.join(pool, "pool.json"))
-    assert (first["recipe"], first["recipe_hash"]) == ("audited", disk.recipe_hash(audited.RECIPE))
+    assert (first["recipe"], first["recipe_hash"]) == (
+        "audited",
+        identity.recipe_hash(audited.RECIPE),
+    )
     assert first["fingerprint"] == shard_writer.fingerprint(pool)
     assert first["fetch"]["stored"] == 18
     assert first["versions"]["shard"] == [shard_writer.SHARD_VERSION]

@@ -1,0 +1,79 @@
+"""What decides the rows and bytes of a pool, as plain values and as a hash.
+
+Views, scores and manners decide no byte, and a folder may move: they are left out, so they may change while a pool is
+built. A setting that came after the first pools is left out while it has its default, so old pools keep their hash.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from manifests import disk
+from manifests.fetch_settings import ADDED_SETTINGS, MANNERS, Fetch
+from manifests.schema import Recipe
+from manifests.sources import ADDED_KEYS
+
+DEFAULTS: dict[str, Any] = disk.to_plain(Fetch())
+ADDED_DEFAULTS: dict[str, Any] = {"captions": None, "file_column": "file_name"}
+ABSOLUTE = re.compile(r"^(file://)?/")
+
+
+def fetch_identity(fetch: Fetch) -> dict[str, Any]:
+    """The settings that decide bytes or permanent outcomes; manners have their defaults."""
+    return _fetch_identity(disk.to_plain(fetch))
+
+
+def recipe_identity(recipe: Recipe) -> dict[str, Any]:
+    """`source` and `fetch` of a recipe without what decides no byte. Of local paths only the names stay."""
+    return {
+        "source": _source_identity(disk.to_plain(recipe.source)),
+        "fetch": fetch_identity(recipe.fetch),
+    }
+
+
+def recipe_hash(recipe: Recipe) -> str:
+    """Hash of `recipe_identity`, 12 hex digits."""
+    return disk.content_hash(recipe_identity(recipe))
+
+
+def recipe_changes(stored: Mapping[str, Any], recipe: Recipe) -> list[str]:
+    """What decides bytes and differs between a stored identity and a recipe; [] where nothing does.
+
+    `stored` is what `recipe_identity` gave, now or in an earlier version, which had absolute paths and manners.
+    Each line reads `fetch.image_size was 256 and is 512`.
+    """
+    now = recipe_identity(recipe)
+    before = {
+        "source": _source_identity(stored["source"]),
+        "fetch": _fetch_identity(stored["fetch"]),
+    }
+    changes = []
+    for block, settings in now.items():
+        for key in sorted(settings.keys() | before[block].keys()):
+            old, new = before[block].get(key), settings.get(key)
+            if old != new:
+                changes.append(f"{block}.{key} was {old!r} and is {new!r}")
+    return changes
+
+
+def _fetch_identity(settings: Mapping[str, Any]) -> dict[str, Any]:
+    identity = {**settings, **{name: DEFAULTS[name] for name in MANNERS}}
+    for name in ADDED_SETTINGS:
+        if identity.get(name) == DEFAULTS[name]:
+            identity.pop(name, None)
+    return identity
+
+
+def _source_identity(source: Mapping[str, Any]) -> dict[str, Any]:
+    identity = {**source, "paths": [_name(path) for path in source["paths"]]}
+    for name in ADDED_KEYS:
+        if identity.get(name) == ADDED_DEFAULTS[name]:
+            identity.pop(name, None)
+    return identity
+
+
+def _name(path: str) -> str:
+    """The last component of a local path; a URL as it is."""
+    return path.rstrip("/").rpartition("/")[2] if ABSOLUTE.match(path) else path

@@ -1,0 +1,91 @@
+"""What decides a pool's bytes: settings are hashed, manners and folders are not."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from manifests import disk
+from manifests.fetch_settings import MANNERS, HostLimit
+from manifests.identity import fetch_identity, recipe_changes, recipe_hash, recipe_identity
+from manifests.schema import Fetch, Recipe, Source
+
+INDEX = Source(kind="wat_index", crawl="CC-MAIN-2024-51", sample=3)
+OTHER_MANNERS: dict[str, Any] = {
+    "user_agent": "someone else",
+    "img2dataset_python": "/opt/python",
+    "connect_to": {"*.test": "127.0.0.1:80"},
+    "deadline_s": 5.0,
+    "min_rate": 10,
+    "retries": 0,
+    "concurrency": 8,
+    "per_host": 9,
+    "delay_s": 1.0,
+    "hosts": {"a.test": HostLimit(per_host=1)},
+    "patience_s": 30.0,
+}
+
+
+def recipe(source: Source = INDEX, **fetch: Any) -> Recipe:
+    return Recipe(name="r", source=source, fetch=Fetch(**fetch))
+
+
+def test_the_list_of_manners_is_tested_whole() -> None:
+    assert sorted(OTHER_MANNERS) == sorted(MANNERS)
+
+
+@pytest.mark.parametrize("name", OTHER_MANNERS)
+def test_manners_may_change_in_the_middle_of_a_pool(name: str) -> None:
+    polite = recipe(**{name: OTHER_MANNERS[name]})
+    assert recipe_hash(polite) == recipe_hash(recipe())
+    assert recipe_changes(recipe_identity(recipe()), polite) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "line"),
+    [
+        ({"image_size": 512}, "fetch.image_size was 256 and is 512"),
+        ({"max_redirects": 2}, "fetch.max_redirects was 5 and is 2"),
+        ({"optout": "strict"}, "fetch.optout was 'respect' and is 'strict'"),
+        ({"allow_ports": (80,)}, "fetch.allow_ports was [80, 443] and is [80]"),
+    ],
+)
+def test_what_decides_bytes_is_named(changed: dict[str, Any], line: str) -> None:
+    assert recipe_hash(recipe(**changed)) != recipe_hash(recipe())
+    assert recipe_changes(recipe_identity(recipe()), recipe(**changed)) == [line]
+
+
+def test_a_folder_may_move_and_a_file_may_not_become_another() -> None:
+    def table(path: str) -> Recipe:
+        return recipe(Source(kind="table", paths=(path,)))
+
+    here = table("/here/list.parquet")
+    assert recipe_hash(here) == recipe_hash(table("/there/list.parquet"))
+    changes = recipe_changes(recipe_identity(here), table("/here/other.parquet"))
+    assert changes == ["source.paths was ['list.parquet'] and is ['other.parquet']"]
+    assert recipe_hash(table("s3://a/list.csv")) != recipe_hash(table("s3://b/list.csv"))
+
+
+def test_hashes_of_recipes_without_local_paths_stay_what_they_were() -> None:
+    assert recipe_hash(recipe()) == OLD_HASH
+    assert disk.content_hash(fetch_identity(Fetch())) == OLD_SETTINGS
+
+
+OLD_HASH = "e18e539eee7d"
+OLD_SETTINGS = "63f8e85a7c92"
+
+
+def test_a_pool_of_the_first_version_is_accepted_whatever_its_manners_were() -> None:
+    """Then a plan held absolute paths, and manners as they were set; newer keys were not there."""
+    first = recipe(Source(kind="wat", paths=("/data/crawl.wat.gz",)), per_host=8, deadline_s=2.0)
+    stored = {"source": disk.to_plain(first.source), "fetch": disk.to_plain(first.fetch)}
+    for name in ("captions", "file_column"):
+        del stored["source"][name]
+    moved = dataclasses.replace(
+        first, source=Source(kind="wat", paths=("/elsewhere/crawl.wat.gz",)), fetch=Fetch()
+    )
+    assert recipe_changes(stored, moved) == []
+    other = dataclasses.replace(moved, fetch=Fetch(image_size=64))
+    assert recipe_changes(stored, other) == ["fetch.image_size was 256 and is 64"]
