@@ -11,6 +11,7 @@ from train.config import MODELS, configure
 from train.formats.open_clip_files import to_open_clip
 from train.model.clip import CLIP
 from train.step.update import (
+    OVERFLOWS,
     Scaler,
     Update,
     matmul_precision,
@@ -272,7 +273,7 @@ def test_a_scaled_loss_leaves_the_step_as_it_is():
 def test_an_overflow_skips_the_step_and_too_many_in_a_row_are_none():
     update = Update(model_of(), config_of(precision="fp16"))
     before = update.model.visual.proj.detach().clone()
-    for count in range(update.OVERFLOWS):
+    for count in range(OVERFLOWS):
         assert update.may_skip()
         give(update.model, 0, math.inf)
         assert not torch.isfinite(update.grad_norm())
