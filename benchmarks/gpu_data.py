@@ -22,6 +22,7 @@ from torch import Tensor
 
 from manifests import disk
 from manifests.columns import SIDECAR, VIEW
+from manifests.pool_layout import PoolLayout, ScoreSetDocument, ViewDocument, shard_name
 
 MEDIAN, SPREAD, SHORTEST = 16.5, 0.6, 4
 SIDE, QUALITY = 256, 90  # of the pool's pictures
@@ -64,16 +65,15 @@ def picture(seed: int) -> bytes:
 
 def write_pool(pool: str) -> None:
     """SHARDS shards of ROWS pictures with their tokens, and one view of them all."""
+    layout = PoolLayout(pool)
     checksums, records = {}, {}
     for number in range(SHARDS):
-        shard = f"{number:05d}"
+        shard = shard_name(number)
         rows, tar = _tar(shard, number * ROWS)
         uids = hashlib.sha256("\n".join(row["uid"] for row in rows).encode()).hexdigest()
-        folder = disk.join(pool, "shards")
-        disk.write_bytes(disk.join(folder, f"{shard}.tar"), tar)
-        disk.write_parquet(
-            disk.join(folder, f"{shard}.parquet"), pa.Table.from_pylist(rows, schema=SIDECAR), {}
-        )
+        disk.write_bytes(disk.join(layout.shards, f"{shard}.tar"), tar)
+        sidecar = pa.Table.from_pylist(rows, schema=SIDECAR)
+        disk.write_parquet(layout.sidecar(shard), sidecar, {})
         records[shard] = disk.content_hash(rows, 64)
         record = {
             "shard": shard,
@@ -81,30 +81,45 @@ def write_pool(pool: str) -> None:
             "sidecar_sha256": records[shard],
             "count": ROWS,
         }
-        disk.write_json(disk.join(folder, f"{shard}_stats.json"), record)
+        disk.write_json(layout.commit_record(shard), record)
         kept = pa.table(
             {"kept": [True] * ROWS, "rule": pa.array([None] * ROWS, pa.string())}, schema=VIEW
         )
-        disk.write_parquet(disk.join(pool, "views", "all", f"{shard}.parquet"), kept)
+        disk.write_parquet(layout.view_mask("all", shard), kept)
         tokens_BT, length_B = captions(ROWS, 77, 49_408, seed=number)
         tokens = [
             row[:length].tolist() for row, length in zip(tokens_BT, length_B.tolist(), strict=True)
         ]
         column = pa.table({"tokens": pa.array(tokens, pa.list_(pa.uint16()))})
-        path = disk.join(pool, "scores", "tokens@bench", f"{shard}.parquet")
+        path = layout.score_columns("tokens@bench", shard)
         disk.write_parquet(path, column, {"uids": uids, "rows": ROWS})
         checksums[shard] = uids
-    about = {
-        "name": "tokens",
-        "options": {"tokenizer": "clip"},
-        "columns": ["tokens"],
-        "shards": checksums,
-    }
-    disk.write_json(disk.join(pool, "scores", "tokens@bench", "scores.json"), about)
-    view = {"name": "all", "kept": SHARDS * ROWS, "fingerprint": disk.content_hash(records)}
-    disk.write_json(
-        disk.join(pool, "views", "all.json"), {**view, "shards": dict.fromkeys(records, ROWS)}
+    scores = ScoreSetDocument(
+        name="tokens",
+        id="bench",
+        version=1,
+        options={"tokenizer": "clip"},
+        identity="",
+        columns=("tokens",),
+        shards=checksums,
+        fingerprint="",
+        rows=SHARDS * ROWS,
+        stored=SHARDS * ROWS,
+        scored=SHARDS * ROWS,
+        seconds=0.0,
     )
+    disk.write_json(layout.score_set_json("tokens@bench"), scores)
+    view = ViewDocument(
+        name="all",
+        rules=(),
+        thresholds={},
+        funnel=(),
+        kept=SHARDS * ROWS,
+        fingerprint=disk.content_hash(records),
+        scores={},
+        shards=dict.fromkeys(records, ROWS),
+    )
+    disk.write_json(layout.view_json("all"), view)
 
 
 def _tar(shard: str, first: int) -> tuple[list[dict[str, Any]], bytes]:

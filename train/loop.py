@@ -144,7 +144,7 @@ def _train(
         "samples": config.steps * config.batch_size,
         "resumed_at": first,
         "sources": loader.sources(),
-        "bad": {"count": loader.damaged_count, "samples": disk.to_plain(loader.damaged)},
+        "bad": {"count": loader.damage.count, "samples": disk.to_plain(loader.damage.samples)},
         "samples_per_s": samples / (trained - ready),
         "peak_memory_bytes": peak_memory(ranks.device),
     }

@@ -17,6 +17,7 @@ from PIL import Image
 
 from manifests import disk
 from manifests.columns import SIDECAR, VIEW
+from manifests.pool_layout import ScoreSetDocument, ViewDocument
 
 START, END = 49_406, 49_407  # of a text, in CLIP's vocabulary
 COLOURS = {
@@ -100,7 +101,9 @@ def sidecars(pool: str) -> dict[str, pa.Table]:
     return {shard: disk.read_parquet(disk.join(folder, f"{shard}.parquet")) for shard in shards}
 
 
-def write_tokens(pool: str, tokenizer: str = "clip", name: str = "tokens@0123456789ab") -> None:
+def write_tokens(
+    pool: str, tokenizer: str = "clip", name: str = "tokens@0123456789ab", version: int = 1
+) -> None:
     """Tokens of every stored row: start, one or more that the caption's words decide, end."""
     folder = disk.join(pool, "scores", name)
     checksums = {}
@@ -120,15 +123,21 @@ def write_tokens(pool: str, tokenizer: str = "clip", name: str = "tokens@0123456
             column,
             {"uids": checksums[shard], "rows": len(table)},
         )
-    disk.write_json(
-        disk.join(folder, "scores.json"),
-        {
-            "name": "tokens",
-            "options": {"tokenizer": tokenizer},
-            "columns": ["tokens"],
-            "shards": checksums,
-        },
+    scores = ScoreSetDocument(
+        name="tokens",
+        id=name.partition("@")[2],
+        version=version,
+        options={"tokenizer": tokenizer},
+        identity="",
+        columns=("tokens",),
+        shards=checksums,
+        fingerprint="",
+        rows=0,
+        stored=0,
+        scored=0,
+        seconds=0.0,
     )
+    disk.write_json(disk.join(folder, "scores.json"), scores)
 
 
 def write_view(pool: str, view: str = "all", keep: Keep = 1.0) -> None:
@@ -155,15 +164,17 @@ def write_view(pool: str, view: str = "all", keep: Keep = 1.0) -> None:
         shard: disk.read_json(disk.join(folder, f"{shard}_stats.json"))["sidecar_sha256"]
         for shard in kept_rows
     }
-    disk.write_json(
-        disk.join(pool, "views", f"{view}.json"),
-        {
-            "name": view,
-            "kept": sum(kept_rows.values()),
-            "fingerprint": disk.content_hash(hashes),
-            "shards": kept_rows,
-        },
+    document = ViewDocument(
+        name=view,
+        rules=(),
+        thresholds={},
+        funnel=(),
+        kept=sum(kept_rows.values()),
+        fingerprint=disk.content_hash(hashes),
+        scores={},
+        shards=kept_rows,
     )
+    disk.write_json(disk.join(pool, "views", f"{view}.json"), document)
 
 
 def build_pool(

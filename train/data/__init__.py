@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from train.data import augment
 from train.data.augment import normalise
+from train.data.damage import DamageCounts, DamagedSample
 from train.data.decode import decode_image, fast_jpeg
 from train.data.loader import Batch, Loader
 from train.data.order import Repeats
-from train.data.view_rows import tar_path
+from train.data.retry import ReadFailed
+from train.data.view_columns import ShardColumns, read_columns, read_view
 
 __all__ = [
     "Batch",
+    "DamageCounts",
+    "DamagedSample",
     "Loader",
+    "ReadFailed",
     "Repeats",
+    "ShardColumns",
     "augment",
     "decode_image",
     "fast_jpeg",
     "normalise",
-    "tar_path",
+    "read_columns",
+    "read_view",
 ]

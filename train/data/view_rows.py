@@ -1,21 +1,19 @@
-"""A view of a pool, as a trainer reads it: which rows are kept, their tokens, and the bytes of their pictures.
+"""A view of a pool as a trainer reads it: kept rows, their tokens, and the bytes of their images.
 
-Opening a view reads JSON only; the columns of a shard are read when its first row is asked for and held while they are
-in use, so a view of any size starts at once in bounded memory (about 80 bytes a kept row of the shards held).
+Opening a view reads JSON only. The columns of a shard are read when its first row is asked for and
+stay in a cache, so a view of any size starts at once in bounded memory: about 80 bytes for a kept
+row of a cached shard.
 
-Local tars are read with `pread`, not `mmap`: a page fault holds Python's lock, which would stop every decoding thread
-for one slow disk, and a tar that was cut short would end the process (SIGBUS) rather than one sample.
+Local tars are read with `pread`, not `mmap`. A page fault holds Python's lock, which would stop
+every decoding thread for one slow disk, and a truncated tar would end the process (SIGBUS) instead
+of costing one sample.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -23,14 +21,22 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from manifests import disk
-from manifests.pool_layout import pool_fingerprint, read_commit_records
-
-HELD_SHARDS = 512  # 64 lanes hold windows of 4 shards each, and pass from one window to the next
-OPEN_TARS = (
-    64  # file handles per view: a process may often have 1,024, and opening anew costs about 10 µs
+from manifests.pool_layout import PoolLayout, ScoreSetDocument, ViewDocument, uids_checksum
+from train.data.retry import read_with_retries
+from train.data.shard_cache import ShardCache
+from train.data.view_columns import (
+    choose_again,
+    commit_records,
+    load_columns,
+    load_document,
+    read_mask,
+    read_view,
 )
 
-T = TypeVar("T")
+# 64 lanes hold windows of 4 shards each, and pass from one window to the next.
+CACHED_SHARDS = 512
+# File handles per view: a process may often have 1,024; to open one again costs about 10 µs.
+OPEN_TARS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +45,11 @@ class ShardRows:
 
     name: str
     tar: str
-    offset: NDArray[np.int64]  # (rows,) of the picture's bytes in the tar
-    length: NDArray[np.int64]  # (rows,)
-    tokens: NDArray[np.uint16]  # all rows', one after another
-    ends: NDArray[
-        np.int64
-    ]  # (rows + 1,) row r has tokens[ends[r]:ends[r + 1]]; none where they could not be made
+    offset: NDArray[np.int64]  # (rows,) of the image's bytes in the tar
+    length: NDArray[np.int64]  # (rows,) of the image's bytes
+    tokens: NDArray[np.uint16]  # of all rows, one after another
+    # (rows + 1,) row r has tokens[ends[r]:ends[r + 1]]; none where they could not be made.
+    ends: NDArray[np.int64]
     keys: pa.StringArray
 
     def tokens_of(self, row: int) -> NDArray[np.uint16]:
@@ -52,26 +57,8 @@ class ShardRows:
         return self.tokens[self.ends[row] : self.ends[row + 1]]
 
 
-class _Held(Generic[T]):
-    """The last `most` values that were asked for; safe for threads, and one value is made by one thread only."""
-
-    def __init__(self, most: int, make: Callable[[int], T]) -> None:
-        self._most, self._make = most, make
-        self._values: OrderedDict[int, T] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def __call__(self, key: int) -> T:
-        with self._lock:
-            if key not in self._values:
-                self._values[key] = self._make(key)
-                if len(self._values) > self._most:
-                    self._values.popitem(last=False)
-            self._values.move_to_end(key)
-            return self._values[key]
-
-
 class _Tar:
-    """An open local tar. It closes when nobody holds it: no reader can find its handle closed or reused."""
+    """An open local tar. It closes with its last reference, so no reader finds a reused handle."""
 
     __slots__ = ("handle",)
 
@@ -84,77 +71,59 @@ class _Tar:
 
 
 class ViewRows:
-    """An open view. `shards` and `shard_rows` (kept rows of each) go by shard number; made by `open_view`."""
+    """An open view, made by `open_view`. `shards` and `shard_rows` (kept rows) go by number."""
 
     def __init__(
         self,
         pool: str,
-        view: str,
-        kept: Mapping[str, int],
+        document: ViewDocument,
         tars: Mapping[str, str],
-        tokens: str,
-        held: int,
+        token_set: str,
+        cached_shards: int,
     ) -> None:
-        self.pool, self.view = pool, view
-        self.shards = tuple(sorted(kept))
-        self.shard_rows = tuple(kept[shard] for shard in self.shards)
-        self.token_set = tokens
+        self.pool, self.view = pool, document.name
+        self.shards = tuple(sorted(document.shards))
+        self.shard_rows = tuple(document.shards[shard] for shard in self.shards)
+        self.token_set = token_set
+        self._document = document
         self._tars = tars
-        self.shard = _Held(held, self._read_shard)
-        self._tar = _Held(OPEN_TARS, lambda shard: _Tar(self._tars[self.shards[shard]]))
+        self.shard = ShardCache(cached_shards, self._read_shard)
+        self._open_tar = ShardCache(OPEN_TARS, lambda number: _Tar(tars[self.shards[number]]))
 
     def read_image(self, shard: int, row: int) -> bytes:
-        """The stored bytes of the picture of kept row `row`.
+        """The stored bytes of the image of kept row `row`.
 
-        ValueError where the tar ends before them (a damaged sample); OSError where it cannot be read at all.
+        ValueError where the tar ends before them: a damaged sample. ReadFailed where the store
+        does not answer, OSError where the tar cannot be read at all.
         """
         rows = self.shard(shard)
         offset, length = int(rows.offset[row]), int(rows.length[row])
-        if disk.is_url(rows.tar):
-            data = disk.read_bytes(rows.tar, offset, length)
-        else:
-            tar = self._tar(shard)
-            data = os.pread(tar.handle, length, offset)
+        data = read_with_retries(lambda: self._read(shard, rows.tar, offset, length), rows.tar)
         if len(data) != length:
             raise ValueError(f"{rows.tar} ends before byte {offset + length}")
         return data
 
-    def column(self, name: str) -> pa.ChunkedArray:
-        """A sidecar column (uid, sha256, url …) of every kept row, shard after shard, in tar order."""
-        chunks = []
-        for number, shard in enumerate(self.shards):
-            table = disk.read_parquet(disk.join(self.pool, "shards", f"{shard}.parquet"), [name])
-            chunks += table[name].filter(self._kept(number, len(table))).chunks
-        return pa.chunked_array(chunks)
-
-    def _kept(self, number: int, rows: int) -> pa.ChunkedArray:
-        """(rows,) which rows of a shard the view keeps."""
-        path = disk.join(self.pool, "views", self.view, f"{self.shards[number]}.parquet")
-        kept = disk.read_parquet(path, ["kept"])["kept"]
-        if len(kept) != rows or (pc.sum(kept).as_py() or 0) != self.shard_rows[number]:
-            raise ValueError(f"{path} does not fit its shard or its view; {_remedy(self.pool)}")
-        return kept
+    def _read(self, shard: int, tar: str, offset: int, length: int) -> bytes:
+        if disk.is_url(tar):
+            return disk.read_bytes(tar, offset, length)
+        # The reference keeps the handle open while it is read.
+        open_tar = self._open_tar(shard)
+        return os.pread(open_tar.handle, length, offset)
 
     def _read_shard(self, number: int) -> ShardRows:
-        shard = self.shards[number]
-        sidecar = disk.read_parquet(
-            disk.join(self.pool, "shards", f"{shard}.parquet"),
-            ["key", "uid", "image_offset", "image_length"],
-        )
-        kept = self._kept(number, len(sidecar))
-        path = disk.join(self.pool, "scores", self.token_set, f"{shard}.parquet")
-        uids = hashlib.sha256("\n".join(sidecar["uid"].to_pylist()).encode()).hexdigest()
-        if disk.read_metadata(path).get("uids") != uids:
-            raise ValueError(
-                f"{path} was made for other rows than the pool has; {_score(self.pool)}"
-            )
-        tokens = disk.read_parquet(path, ["tokens"])["tokens"].filter(kept).combine_chunks()
+        shard, layout = self.shards[number], PoolLayout(self.pool)
+        columns = ["key", "uid", "image_offset", "image_length"]
+        sidecar = load_columns(layout.sidecar(shard), columns)
+        kept = read_mask(self.pool, self._document, shard, len(sidecar))["kept"]
+        tokens = self._read_tokens(shard, sidecar["uid"]).filter(kept).combine_chunks()
         sidecar = sidecar.filter(kept)
         if sidecar["image_offset"].null_count:
             raise ValueError(
-                f"view {self.view!r} keeps rows of shard {shard} that are not stored; {_remedy(self.pool)}"
+                f"view {self.view!r} keeps rows of shard {shard} that are not stored; "
+                f"{choose_again(self.pool)}"
             )
         lengths = pc.fill_null(pc.list_value_length(tokens), 0).to_numpy(zero_copy_only=False)
+        keys = sidecar["key"].combine_chunks()
         return ShardRows(
             name=shard,
             tar=self._tars[shard],
@@ -162,75 +131,61 @@ class ViewRows:
             length=sidecar["image_length"].to_numpy(),
             tokens=tokens.flatten().to_numpy(zero_copy_only=False).astype(np.uint16, copy=False),
             ends=np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]),
-            keys=pa.concat_arrays(sidecar["key"].chunks)
-            if len(sidecar)
-            else pa.array([], pa.string()),
+            keys=keys if isinstance(keys, pa.Array) else pa.concat_arrays(keys.chunks),
         )
 
-
-def fingerprint(pool: str) -> tuple[str, dict[str, dict[str, Any]]]:
-    """What a view of the pool was chosen for, and the commit record of every shard."""
-    records = read_commit_records(pool)
-    return pool_fingerprint(records), records
-
-
-def tar_path(pool: str, record: Mapping[str, Any]) -> str:
-    """Where the tar of a commit record lies: inside the pool, or anywhere if it was adopted."""
-    tar = str(record["tar"])
-    inside = not disk.is_url(tar) and not os.path.isabs(disk.local_path(tar))
-    return disk.join(pool, "shards", tar) if inside else tar
+    def _read_tokens(self, shard: str, uids: pa.ChunkedArray) -> pa.ChunkedArray:
+        """Tokens of every row of a shard. ValueError where they were made for other rows."""
+        path = PoolLayout(self.pool).score_columns(self.token_set, shard)
+        metadata = read_with_retries(lambda: disk.read_metadata(path), path)
+        if metadata.get("uids") != uids_checksum(uids):
+            raise ValueError(
+                f"{path} was made for other rows than the pool has; {_tokenize_again(self.pool)}"
+            )
+        return load_columns(path, ["tokens"])["tokens"]
 
 
-def open_view(pool: str, view: str, tokenizer: str = "clip", held: int = HELD_SHARDS) -> ViewRows:
-    """Open POOL/views/VIEW; the columns of `held` shards stay in memory.
+def open_view(
+    pool: str, view: str, tokenizer: str = "clip", cached_shards: int = CACHED_SHARDS
+) -> ViewRows:
+    """Open POOL/views/VIEW; the columns of `cached_shards` shards stay in memory.
 
-    ValueError, with what mends it, for an unknown or stale view and for missing tokens.
+    ValueError, with the remedy, for an unknown or stale view and for missing tokens.
     """
-    views = [
-        name.removesuffix(".json") for name in disk.list_names(disk.join(pool, "views"), ".json")
-    ]
-    if view not in views:
-        raise ValueError(
-            f"{pool} has no view {view!r}{disk.did_you_mean(view, views)}; it has {', '.join(views) or 'none'}"
-        )
-    manifest = disk.read_json(disk.join(pool, "views", f"{view}.json"))
-    now, records = fingerprint(pool)
-    if manifest["fingerprint"] != now or set(manifest["shards"]) != set(records):
-        raise ValueError(
-            f"view {view!r} of {pool} is stale: the pool's shards have changed; {_remedy(pool)}"
-        )
-    tars = {shard: tar_path(pool, record) for shard, record in records.items()}
-    return ViewRows(
-        pool, view, manifest["shards"], tars, _token_set(pool, tokenizer, set(records)), held
-    )
+    records = commit_records(pool)
+    document = read_view(pool, view, records)
+    layout = PoolLayout(pool)
+    tars = {shard: layout.tar(record) for shard, record in records.items()}
+    token_set = _find_tokens(layout, tokenizer, set(records))
+    return ViewRows(pool, document, tars, token_set, cached_shards)
 
 
-def _token_set(pool: str, tokenizer: str, shards: set[str]) -> str:
-    """The score set that holds the captions of all shards in this tokenizer; the highest version of several."""
-    folder = disk.join(pool, "scores")
-    found: list[tuple[int, str, dict[str, Any]]] = []
-    for name in disk.list_names(folder):
-        path = disk.join(folder, name, "scores.json")
+def _find_tokens(layout: PoolLayout, tokenizer: str, shards: set[str]) -> str:
+    """The score set with the tokens of all shards; of several the one of the highest version."""
+    folders = read_with_retries(lambda: disk.list_names(layout.scores), layout.scores)
+    token_sets: dict[str, ScoreSetDocument] = {}
+    for name in folders:
+        path = layout.score_set_json(name)
         if name.startswith("tokens@") and disk.exists(path):
-            scores = disk.read_json(path)
-            found.append((scores.get("version", 0), name, scores))
-    fitting = [entry for entry in found if entry[2]["options"].get("tokenizer") == tokenizer]
-    if not fitting:
-        made = ", ".join(sorted({str(entry[2]["options"].get("tokenizer")) for entry in found}))
+            token_sets[name] = load_document(path, ScoreSetDocument)
+    tokenizers = {str(scores.options.get("tokenizer")) for scores in token_sets.values()}
+    if tokenizer not in tokenizers:
         raise ValueError(
-            f"{pool} has no tokens of tokenizer {tokenizer!r} (has: {made or 'none'}); {_score(pool)}"
+            f"{layout.root} has no tokens of tokenizer {tokenizer!r} "
+            f"(has: {', '.join(sorted(tokenizers)) or 'none'}); {_tokenize_again(layout.root)}"
         )
-    whole = [
-        (version, name) for version, name, scores in fitting if shards <= set(scores["shards"])
+    complete = [
+        (scores.version, name)
+        for name, scores in token_sets.items()
+        if scores.options.get("tokenizer") == tokenizer and shards <= set(scores.shards)
     ]
-    if not whole:
-        raise ValueError(f"the tokens of {pool} lack shards that were added since; {_score(pool)}")
-    return max(whole)[1]
+    if not complete:
+        raise ValueError(
+            f"the tokens of {layout.root} lack shards that were added since; "
+            f"{_tokenize_again(layout.root)}"
+        )
+    return max(complete)[1]
 
 
-def _remedy(pool: str) -> str:
-    return f"run python pipeline/filter.py {pool} --recipe RECIPE"
-
-
-def _score(pool: str) -> str:
+def _tokenize_again(pool: str) -> str:
     return f"run python pipeline/score.py {pool} --filters tokens"

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from manifests import disk
-from train.data import tar_path
+from manifests.pool_layout import PoolLayout
 
 SHOWN = 12  # pictures of each kind
 BINS = 40
@@ -225,7 +225,7 @@ def _pictures(view: ArmView, rows: set[int], scores: np.ndarray | None) -> dict[
         mine = sorted(i for i in rows if first <= i < first + size)
         if mine:
             record = disk.read_json(disk.join(view.path, "shards", f"{shard}_stats.json"))
-            tar = tar_path(view.path, record)
+            tar = PoolLayout(view.path).tar(record)
             names = ["caption", "image_offset", "image_length"]
             table = disk.read_parquet(disk.join(view.path, "shards", f"{shard}.parquet"), names)
             for i in mine:

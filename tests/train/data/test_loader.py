@@ -17,8 +17,10 @@ from manifests import disk
 from manifests.schema import Blend
 from train.config import TrainConfig, model_config
 from train.data import loader as loader_module
+from train.data import retry
 from train.data.loader import Batch, Loader, copy_tokens
-from train.data.view_rows import open_view
+from train.data.retry import ReadFailed
+from train.data.view_columns import read_columns
 from train.model.architecture import ModelConfig
 
 Make = Callable[..., Any]
@@ -97,7 +99,11 @@ def test_a_blend_mixes_its_views_by_weight(tiny_pool: str) -> None:
     names = [key.split(":")[0] for batch in loader for key in batch.keys]
     for n in range(1, len(names) + 1):
         assert abs(names[:n].count("web/half") - n / 4) < 1
-    half = set(open_view(tiny_pool, "half").column("key").to_pylist())
+    half = {
+        key
+        for shard in read_columns(tiny_pool, "half", ["key"])
+        for key in shard.kept_columns()["key"].to_pylist()
+    }
     assert {
         key.split(":")[1] for batch in loader for key in batch.keys if key.startswith("web/half")
     } <= half
@@ -240,8 +246,8 @@ def test_a_damaged_picture_is_replaced_and_counted(
     damage(pool, "000010003")
     loader = Loader(blend, config, model())
     batches = list(loader)
-    assert loader.damaged_count == 2  # once an epoch
-    assert [(bad.source, bad.shard, bad.key) for bad in loader.damaged] == [
+    assert loader.damage.count == 2  # once an epoch
+    assert [(bad.source, bad.shard, bad.key) for bad in loader.damage.samples] == [
         ("web/all", "00001", "000010003")
     ] * 2
     changed = [
@@ -251,7 +257,9 @@ def test_a_damaged_picture_is_replaced_and_counted(
         if batch.keys[b] != before.keys[b]
         or not torch.equal(batch.image_BHWC[b], before.image_BHWC[b])
     ]
-    assert [n for n, _ in changed] == [bad.step * 16 + bad.position for bad in loader.damaged]
+    assert [n for n, _ in changed] == [
+        bad.step * 16 + bad.position for bad in loader.damage.samples
+    ]
     assert all(key != "web/all:000010003" for _, key in changed)
     assert sum(batch.substituted for batch in batches) == 2
     for one, other in zip(Loader(blend, config, model(), 0, 1), batches, strict=True):
@@ -269,7 +277,7 @@ def test_a_row_without_tokens_is_replaced(make_pool: Make, tmp_path: Path) -> No
     (batch,) = loader
     assert batch.substituted == 1
     assert "web/all:000000004" not in batch.keys
-    assert loader.damaged[0].reason == "it has no tokens"
+    assert loader.damage.samples[0].reason == "it has no tokens"
 
 
 def test_too_many_damaged_pictures_end_the_run_by_name(make_pool: Make, tmp_path: Path) -> None:
@@ -300,6 +308,45 @@ def test_a_tar_that_cannot_be_read_ends_the_run_by_name(
     os.remove(tmp_path / "pool/shards/00001.tar")
     with pytest.raises(ValueError, match=r"00001\.tar cannot be read at step 0"):
         list(Loader(blend_of(pool, all=1), settings(threads=threads), model()))
+
+
+def flaky_images(loader: Loader, monkeypatch: pytest.MonkeyPatch, failures: int) -> None:
+    """Let the first reads of images time out."""
+    times = iter(range(failures))
+    view = loader.views[0]
+    read = view._read
+
+    def timed_out(*arguments: Any) -> bytes:
+        if next(times, None) is not None:
+            raise TimeoutError("The read operation timed out")
+        return read(*arguments)
+
+    monkeypatch.setattr(view, "_read", timed_out)
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_a_time_out_is_repeated_and_changes_no_batch(
+    tiny_pool: str, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    monkeypatch.setattr(retry, "WAITS_S", (0.0, 0.0))
+    blend = blend_of(tiny_pool, all=1)
+    expected = Loader(blend, settings(), model())
+    loader = Loader(blend, settings(threads=threads), model())
+    flaky_images(loader, monkeypatch, 2)
+    for one, other in zip(expected, loader, strict=True):
+        assert_equal(one, other)
+    assert loader.damage.count == 0
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_a_store_that_does_not_answer_fails_the_run_and_is_nobodys_mistake(
+    tiny_pool: str, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    monkeypatch.setattr(retry, "WAITS_S", (0.0, 0.0))
+    loader = Loader(blend_of(tiny_pool, all=1), settings(threads=threads), model())
+    flaky_images(loader, monkeypatch, 10**6)
+    with pytest.raises(ReadFailed, match=r"\.tar could not be read in 3 attempts.*it resumes"):
+        list(loader)
 
 
 # --- what is refused before the first step

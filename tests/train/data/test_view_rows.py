@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import dataclasses
 import gc
 import os
 import tarfile
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,10 +13,20 @@ from typing import Any
 import pytest
 
 from manifests import disk
+from manifests.pool_layout import PoolLayout, ScoreSetDocument, read_document
 from train.data import view_rows
-from train.data.view_rows import ViewRows, fingerprint, open_view
+from train.data.view_columns import read_columns
+from train.data.view_rows import ViewRows, open_view
 
 Make = Callable[..., Any]
+
+
+def column(pool: str, view: str, name: str) -> list[Any]:
+    """A column of the kept rows of all shards."""
+    values: list[Any] = []
+    for shard in read_columns(pool, view, [name]):
+        values += shard.kept_columns()[name].to_pylist()
+    return values
 
 
 def members(pool: str, shard: int) -> dict[str, bytes]:
@@ -42,26 +54,18 @@ def test_a_view_gives_the_bytes_and_tokens_of_its_kept_rows(
     assert rows.shard(0).keys.to_pylist() == ["000000000", "000000002", "000000004"]
     assert rows.shard(1).keys.to_pylist() == ["000010001"]
     assert_reads_its_members(rows, pool)
-    captions = rows.column("caption").to_pylist()
+    captions = column(pool, "all", "caption")
     tokens = [rows.shard(s).tokens_of(r) for s, n in enumerate(rows.shard_rows) for r in range(n)]
     assert [len(t) for t in tokens] == [len(c.split()) + 2 for c in captions]
     assert all(t[0] == 49_406 and t[-1] == 49_407 for t in tokens)
 
 
-def test_a_column_of_the_kept_rows_comes_in_tar_order(tiny_pool: str) -> None:
-    every, half = open_view(tiny_pool, "all"), open_view(tiny_pool, "half")
-    assert len(every.column("sha256")) == 48
-    assert half.column("uid").to_pylist() == every.column("uid").to_pylist()[1::2]
-    assert half.column("key").to_pylist() == [
-        k for s in range(3) for k in half.shard(s).keys.to_pylist()
-    ]
-
-
 def test_a_shard_of_which_nothing_is_kept_is_empty(make_pool: Make, tmp_path: Path) -> None:
-    rows = open_view(make_pool(tmp_path / "pool", 4, keep=lambda shard, row: shard != 1), "all")
+    pool = make_pool(tmp_path / "pool", 4, keep=lambda shard, row: shard != 1)
+    rows = open_view(pool, "all")
     assert rows.shard_rows == (4, 0, 4)
     assert len(rows.shard(1).keys) == len(rows.shard(1).offset) == 0
-    assert len(rows.column("uid")) == 8
+    assert len(column(pool, "all", "uid")) == 8
 
 
 def test_a_pool_at_a_url_is_read_in_ranges(make_pool: Make) -> None:
@@ -88,7 +92,7 @@ def test_only_so_many_shards_and_tars_are_held(
     tiny_pool: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(view_rows, "OPEN_TARS", 1)
-    rows = open_view(tiny_pool, "all", held=1)
+    rows = open_view(tiny_pool, "all", cached_shards=1)
     first = rows.shard(0)
     assert rows.shard(0) is first
     rows.shard(1)
@@ -154,14 +158,6 @@ def test_a_view_of_an_older_pool_is_refused_with_what_mends_it(
     assert open_view(pool, "all").shard_rows == (4, 4)
 
 
-def test_the_fingerprint_goes_by_committed_sidecars(tiny_pool: str) -> None:
-    found, records = fingerprint(tiny_pool)
-    assert set(records) == {"00000", "00001", "00002"}
-    assert found == disk.content_hash(
-        {shard: record["sidecar_sha256"] for shard, record in records.items()}
-    )
-
-
 def test_a_view_must_fit_its_shard(make_pool: Make, tmp_path: Path) -> None:
     pool = make_pool(tmp_path / "pool", 4, 2)
     view = disk.read_parquet(disk.join(pool, "views", "all", "00000.parquet"))
@@ -191,6 +187,42 @@ def test_tokens_of_another_tokenizer_do_not_do(make_pool: Make, tmp_path: Path) 
     ):
         open_view(pool, "all", "clip")
     assert open_view(pool, "all", "other").shard_rows == (4,)
+
+
+def test_of_several_token_sets_the_highest_version_is_read(make_pool: Make, tmp_path: Path) -> None:
+    pool = make_pool(tmp_path / "pool", 4, 1)
+    layout = PoolLayout(pool)
+    for name, version in (("tokens@ffff", 2), ("tokens@0000", 10), ("tokens@5555", 9)):
+        for file in ("00000.parquet", "scores.json"):
+            source = disk.join(layout.score_set("tokens@0123456789ab"), file)
+            disk.write_bytes(disk.join(layout.score_set(name), file), disk.read_bytes(source))
+        scores = read_document(layout.score_set_json(name), ScoreSetDocument)
+        disk.write_json(layout.score_set_json(name), dataclasses.replace(scores, version=version))
+    assert open_view(pool, "all").token_set == "tokens@0000"
+    newest = read_document(layout.score_set_json("tokens@0000"), ScoreSetDocument)
+    disk.write_json(layout.score_set_json("tokens@0000"), dataclasses.replace(newest, shards={}))
+    assert open_view(pool, "all").token_set == "tokens@5555"  # the newest that is complete
+
+
+def test_shards_of_a_slow_store_are_read_in_parallel_and_each_once(
+    tiny_pool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = open_view(tiny_pool, "all")
+    together, sidecars = threading.Barrier(3, timeout=20), list[str]()
+    read = view_rows.load_columns
+
+    def slow(path: str, columns: list[str]) -> Any:
+        if "image_offset" in columns:
+            sidecars.append(path)
+            together.wait()  # for the reads of all three shards
+        return read(path, columns)
+
+    monkeypatch.setattr(view_rows, "load_columns", slow)
+    with ThreadPoolExecutor(12) as threads:
+        loaded = list(threads.map(lambda k: rows.shard(k % 3), range(12)))
+    assert [shard.name for shard in loaded[:3]] == ["00000", "00001", "00002"]
+    assert all(loaded[k] is loaded[k % 3] for k in range(12))
+    assert len(sidecars) == 3
 
 
 def test_tokens_that_lack_a_shard_or_were_made_for_other_rows_are_refused(

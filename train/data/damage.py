@@ -1,0 +1,66 @@
+"""Counts of samples that could not be used: serialisable, so that a resume and ranks add up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from manifests import disk
+
+FREE, SHARE = 10, 0.001  # more damaged samples than both of these end the run
+LISTED = 1000  # damaged samples that are kept by name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DamagedSample:
+    """A row that could not be used, and where the run met it."""
+
+    step: int
+    position: int  # in the global batch
+    source: str  # POOL/VIEW of the blend
+    shard: str
+    key: str
+    reason: str
+
+
+@dataclass(slots=True, kw_only=True)
+class DamageCounts:
+    """Samples that were drawn, how many of them were damaged, and the first LISTED of these."""
+
+    drawn: int = 0
+    count: int = 0
+    samples: list[DamagedSample] = field(default_factory=list)
+
+    def add(self, drawn: int, damaged: Sequence[DamagedSample]) -> None:
+        """Count a batch."""
+        self.drawn += drawn
+        self.count += len(damaged)
+        self.samples += damaged[: LISTED - len(self.samples)]
+
+    def too_many(self) -> bool:
+        """Whether more than 1 in 1,000 samples, and more than ten, are damaged."""
+        return self.count > max(FREE, SHARE * self.drawn)
+
+    def to_plain(self) -> dict[str, Any]:
+        """As plain values for JSON."""
+        plain: dict[str, Any] = disk.to_plain(self)
+        return plain
+
+    @classmethod
+    def from_plain(cls, value: Mapping[str, Any]) -> DamageCounts:
+        """The inverse of `to_plain`."""
+        samples = [DamagedSample(**sample) for sample in value["samples"]]
+        return cls(drawn=int(value["drawn"]), count=int(value["count"]), samples=samples)
+
+    @classmethod
+    def merge(cls, parts: Iterable[DamageCounts]) -> DamageCounts:
+        """The sum of several ranks' counts; samples in the order of step and position."""
+        merged = cls()
+        for part in parts:
+            merged.drawn += part.drawn
+            merged.count += part.count
+            merged.samples += part.samples
+        merged.samples.sort(key=lambda sample: (sample.step, sample.position))
+        del merged.samples[LISTED:]
+        return merged
