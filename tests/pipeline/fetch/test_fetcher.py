@@ -134,7 +134,9 @@ def test_the_deadline_covers_all_retries(web: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "after", ["1", formatdate(time.time() + 86400 * 365, usegmt=True), "soon", "-3"]
+    "after",
+    ["1", formatdate(time.time() + 86400 * 365, usegmt=True), "soon", "-3"],
+    ids=["one second", "a date in a year", "a word", "a negative number"],
 )
 def test_retry_after(web: Any, after: str) -> None:
     end = one(web, f"/flaky/1/429?Retry-After={after.replace(' ', '+')}", deadline_s=5.0)
