@@ -18,9 +18,12 @@ INT64 = 1 << 63
 
 
 def as_text(value: Any) -> str | None:
-    """Anything as text: nested values as JSON, bytes as UTF-8. None where the bytes are not UTF-8."""
-    if value is None or isinstance(value, str):
-        return value
+    """Anything as text: nested values as JSON, bytes as UTF-8. None where it is not valid text: bytes
+    that are not UTF-8, half of a surrogate pair."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return value if is_valid_text(value) else None
     if isinstance(value, (bytes, bytearray)):
         try:
             return value.decode()
@@ -33,12 +36,25 @@ def as_text(value: Any) -> str | None:
     return str(value)
 
 
+def is_valid_text(text: str) -> bool:
+    """False where a string holds half of a surrogate pair, which no column can hold."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def as_json(value: Any) -> str | None:
     """JSON text. Text that is JSON already stays as it is, other text becomes a JSON string."""
     if value is None:
         return None
     if isinstance(value, str):
-        with suppress(msgspec.DecodeError):
+        if not is_valid_text(value):
+            return None
+        with suppress(msgspec.DecodeError, RecursionError):
             msgspec.json.decode(value)
             return value
         return None if not value.strip() else json.dumps(value, ensure_ascii=False)

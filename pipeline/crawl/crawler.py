@@ -27,7 +27,8 @@ from manifests.columns import PAIRS, with_extra
 from manifests.schema import Source
 from pipeline.crawl import dedup
 from pipeline.crawl.dedup import extracted
-from pipeline.crawl.tables import ENDINGS, check_table, is_table, rows_of_table
+from pipeline.crawl.table_files import ENDINGS, is_table
+from pipeline.crawl.tables import file_table, url_table
 from pipeline.crawl.warc import rows_of_warc
 from pipeline.crawl.wat import batches_of_wat, pairs_of_wat
 from pipeline.executor import Engine, Stage, Ticket, Work, execute

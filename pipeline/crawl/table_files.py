@@ -1,0 +1,307 @@
+"""Rows of parquet, csv, tsv, json, jsonl and txt files, in bounded memory; a bad row costs itself.
+
+Memory is bounded by a batch of rows, whatever the size of the file; only a JSON file that is one
+object is held whole.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path
+from typing import Any, TextIO
+
+import fsspec
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from manifests import disk
+from pipeline.crawl.urls import SPACE
+
+# All but .parquet also with .gz behind.
+ENDINGS = (".parquet", ".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".txt")
+ROWS = 10_000  # of a batch
+PROBE = 1000  # rows within which a column must have come
+CHUNK = 1 << 20  # characters of a JSON file that are read at a time
+LARGEST_VALUE = 1 << 28  # characters of one value of a JSON file
+NOT_TEXT = "\udcff"  # stands for a value that is not valid UTF-8: no column can hold it
+JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*+"|[\[\]{}]|"', re.DOTALL)
+Values = Sequence[Any]
+csv.field_size_limit(1 << 26)
+
+
+def is_table(path: str) -> bool:
+    """True where a name ends as a table's does."""
+    if path.endswith(".parquet.gz"):
+        return False
+    return path.endswith(ENDINGS) or path.removesuffix(".gz").endswith(ENDINGS)
+
+
+def values(path: str, columns: Sequence[str]) -> Generator[Values | None]:
+    """Some columns of a table, row by row in their order; None for a row that cannot be read.
+
+    A column may be named twice. ValueError where a column is missing; the message names the nearest
+    one. A value that is not valid text holds a lone surrogate (such as NOT_TEXT).
+    """
+    kind = Path(path.removesuffix(".gz")).suffix
+    if kind == ".parquet":
+        yield from _parquet_rows(path, columns)
+        return
+    if kind == ".txt" and len(columns) > 1:
+        raise ValueError(
+            f"{path} is read as a list of URLs, one per line: it has no captions and no other "
+            "columns. For such a list write caption_column: null and no extra_columns; for a table "
+            f"give it another ending ({', '.join(ENDINGS[:-1])})"
+        )
+    if kind in (".jsonl", ".ndjson"):
+        with fsspec.open(path, "rb", compression="infer") as lines:
+            yield from _pick_columns(path, _json_lines(lines), columns)
+        return
+    mode: dict[str, Any] = {"encoding": "utf-8-sig", "errors": "replace", "newline": ""}
+    with fsspec.open(path, "rt", compression="infer", **mode) as text:
+        if kind == ".txt":
+            yield from ((url,) for line in text if (url := line.strip(SPACE)))
+        elif kind == ".json":
+            yield from _pick_columns(path, _json_rows(path, text), columns)
+        elif kind == ".tsv":
+            yield from _tsv_rows(path, text, columns)
+        else:
+            yield from _csv_rows(path, text, columns)
+
+
+def require_columns(path: str, columns: Sequence[str], present: Sequence[str]) -> None:
+    """ValueError for the first of `columns` that is not `present`."""
+    for name in columns:
+        if name in present:
+            continue
+        if f'"{name}"' in present:
+            hint = "; a .tsv is read without quotation marks: name the file .csv, with commas"
+        elif same := [other for other in present if other.lower() == name.lower()]:
+            hint = f"; did you mean {same[0]!r}?"
+        else:
+            hint = disk.nearest(name, present)
+        names = ", ".join(map(repr, present)) or "none"
+        raise ValueError(f"{path} has no column {name!r}{hint} (it has {names})")
+
+
+# --- parquet ---------------------------------------------------------------------------------
+
+
+def _parquet_rows(path: str, columns: Sequence[str]) -> Iterator[Values]:
+    with fsspec.open(path, "rb") as stream, pq.ParquetFile(stream) as table:
+        require_columns(path, columns, table.schema_arrow.names)
+        for batch in table.iter_batches(batch_size=ROWS, columns=list(dict.fromkeys(columns))):
+            lists = [python_values(batch.column(name)) for name in columns]
+            yield from zip(*lists, strict=True)
+
+
+def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    """The values of an Arrow column. NOT_TEXT for each that Python cannot hold: text that is not
+    UTF-8, a date outside the years 1 to 9999."""
+    try:
+        return list(column.to_pylist())
+    except (ValueError, OverflowError):
+        return [_python_value(scalar) for scalar in column]
+
+
+def _python_value(scalar: pa.Scalar) -> Any:
+    try:
+        return scalar.as_py()
+    except (ValueError, OverflowError):
+        return NOT_TEXT
+
+
+# --- csv and tsv -----------------------------------------------------------------------------
+
+
+def _tsv_rows(path: str, text: TextIO, columns: Sequence[str]) -> Iterator[Values | None]:
+    """A .tsv has no quoting: a quotation mark is a character as any other, and a line is a row."""
+    lines = (line.rstrip("\r\n").split("\t") for line in text)
+    header = next(lines, [])
+    require_columns(path, columns, header)
+    positions = [header.index(name) for name in columns]
+    for row in lines:
+        if len(row) == len(header):
+            yield [row[position] for position in positions]
+        elif row != [""]:  # an empty line is no row
+            yield None
+
+
+class _Lines:
+    """Lines of a file. Those since `start_row` can be given back."""
+
+    def __init__(self, text: TextIO) -> None:
+        self._lines: Iterator[str] = iter(text)
+        self._row: list[str] = []
+
+    def __iter__(self) -> _Lines:
+        return self
+
+    def __next__(self) -> str:
+        line = next(self._lines)
+        self._row.append(line)
+        return line
+
+    def start_row(self) -> None:
+        self._row.clear()
+
+    def has_open_quote(self) -> bool:
+        """True where the row went to the end of the file because a quotation mark never closed."""
+        if len(self._row) < 2 or sum(line.count('"') for line in self._row) % 2 == 0:
+            return False
+        following = next(self._lines, None)
+        if following is not None:
+            self._lines = chain([following], self._lines)
+        return following is None
+
+    def give_back(self) -> None:
+        """Read the lines of the row again, except its first."""
+        self._lines = chain(self._row[1:], self._lines)
+        self._row = []
+
+
+def _csv_rows(path: str, text: TextIO, columns: Sequence[str]) -> Iterator[Values | None]:
+    """A quotation mark that never closes would swallow all rows behind it: then only the row in
+    which it stands is damaged, and the lines behind it are read again."""
+    lines = _Lines(text)
+    rows = csv.reader(lines)
+    header = next(rows, [])
+    require_columns(path, columns, header)
+    positions = [header.index(name) for name in columns]
+    while True:
+        lines.start_row()
+        try:
+            row = next(rows)
+            swallowed = lines.has_open_quote()
+        except StopIteration:
+            return
+        except csv.Error:  # a field of more than 64 MiB
+            swallowed = True
+        if swallowed:
+            lines.give_back()
+            rows = csv.reader(lines)
+            yield None
+        elif row:  # an empty line is no row
+            complete = len(row) == len(header)
+            yield [row[position] for position in positions] if complete else None
+
+
+# --- json ------------------------------------------------------------------------------------
+
+
+def _json_lines(lines: Iterable[bytes]) -> Iterator[Any]:
+    """The JSON value of each line; None where it is not JSON."""
+    for line in lines:
+        if line.strip():
+            value = None
+            with suppress(ValueError, RecursionError):
+                value = msgspec.json.decode(line.removeprefix(b"\xef\xbb\xbf"))
+            yield value
+
+
+def _pick_columns(
+    path: str, objects: Iterable[Any], columns: Sequence[str]
+) -> Iterator[Values | None]:
+    """A column is missing where none of the first PROBE rows has it: one row may do without."""
+    seen: set[str] = set()
+    for number, row in enumerate(objects, 1):
+        if isinstance(row, dict):
+            seen.update(row)
+            yield [row.get(name) for name in columns]
+        else:
+            yield None
+        if number == PROBE:
+            require_columns(path, columns, sorted(seen))
+    if seen:
+        require_columns(path, columns, sorted(seen))
+
+
+def _json_rows(path: str, text: TextIO) -> Iterator[Any]:
+    """The rows of a JSON file: the members of an array, or objects one after the other.
+
+    One object alone is a row. Where its values are lists or objects it is a table by columns (as
+    pandas writes it).
+    """
+    parsed = _json_values(path, text)
+    head = [value for _, value in zip(range(2), parsed, strict=False)]
+    if len(head) == 1 and isinstance(head[0], dict) and head[0]:
+        columns = [_column(value) for value in head[0].values()]
+        if all(isinstance(column, list) for column in columns):
+            if len({len(column) for column in columns}) != 1:
+                raise ValueError(f"{path} is one object whose columns differ in length")
+            for row in zip(*columns, strict=True):
+                yield dict(zip(head[0], row, strict=True))
+            return
+    for value in chain(head, parsed):
+        yield value[0] if isinstance(value, list) else value
+
+
+def _column(value: Any) -> Any:
+    return list(value.values()) if isinstance(value, dict) else value
+
+
+def _json_values(path: str, text: TextIO) -> Iterator[Any]:
+    """The values of a JSON file, one at a time; members of an array are wrapped in a list of one.
+
+    A value that cannot be decoded (nested too deep, a number of 5,000 digits) is [None].
+    """
+    decoder, buffer, position, read = json.JSONDecoder(), "", 0, 0
+    inside, ended = False, False
+    while True:
+        while position < len(buffer) and buffer[position] in " \t\r\n,":
+            position += 1
+        if position == len(buffer):
+            if ended:
+                break
+            buffer, position = text.read(CHUNK), 0
+            read, ended = read + len(buffer), not buffer
+            continue
+        if buffer[position] == ("]" if inside else "["):
+            inside, position = not inside, position + 1
+            continue
+        try:
+            value, end = decoder.raw_decode(buffer, position)
+            if end == len(buffer) and not ended:
+                raise ValueError("a number may go on")
+        except (ValueError, RecursionError) as error:
+            if end := _end_of_value(buffer, position):
+                position = end
+                yield [None]
+                continue
+            more = "" if ended else text.read(max(CHUNK, len(buffer) - position))
+            if not more and ended:
+                at = read - len(buffer) + position
+                raise ValueError(
+                    f"{path} is no JSON from its character {at:,} on: {error}"
+                ) from None
+            buffer, position = buffer[position:] + more, 0
+            read, ended = read + len(more), not more
+            if len(buffer) > LARGEST_VALUE:
+                raise ValueError(
+                    f"{path} has a value of more than {LARGEST_VALUE:,} characters: write it as "
+                    "jsonl, one row a line"
+                ) from None
+            continue
+        position = end
+        yield [value] if inside else value
+    if inside:
+        raise ValueError(f"{path} ends in the middle of its array")
+
+
+def _end_of_value(text: str, start: int) -> int:
+    """Where the object or array that starts at `start` ends by its brackets; 0 where it does not
+    end in `text`."""
+    depth = 0
+    for token in JSON_TOKEN.finditer(text, start):
+        mark = token[0]
+        if mark == '"':  # a string that goes on behind the text
+            return 0
+        depth += (mark in "[{") - (mark in "]}")
+        if depth <= 0:
+            return token.end() if token.start() > start else 0
+    return 0
