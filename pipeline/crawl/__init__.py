@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pipeline.crawl import crawler
 from pipeline.crawl.crawler import extract
+from pipeline.crawl.losses import Loss, top_reasons
 from pipeline.crawl.urls import LONGEST_URL, ascii_host, trimmed
 
-__all__ = ["LONGEST_URL", "ascii_host", "crawler", "extract", "trimmed"]
+__all__ = ["LONGEST_URL", "Loss", "ascii_host", "crawler", "extract", "top_reasons", "trimmed"]

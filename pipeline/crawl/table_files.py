@@ -84,7 +84,7 @@ def require_columns(path: str, columns: Sequence[str], present: Sequence[str]) -
         elif same := [other for other in present if other.lower() == name.lower()]:
             hint = f"; did you mean {same[0]!r}?"
         else:
-            hint = disk.nearest(name, present)
+            hint = disk.did_you_mean(name, present)
         names = ", ".join(map(repr, present)) or "none"
         raise ValueError(f"{path} has no column {name!r}{hint} (it has {names})")
 

@@ -13,6 +13,7 @@ from manifests import disk
 from manifests.casting import CASTS, as_text
 from manifests.columns import PAIRS, extra_column
 from manifests.schema import Source
+from pipeline.crawl.losses import reject
 from pipeline.crawl.table_files import PROBE, values
 from pipeline.crawl.urls import SPACE, resolve
 
@@ -37,6 +38,7 @@ class PairTable:
     ) -> None:
         self.has_captions = caption_column is not None
         self.url_of = url_of
+        self.on_address: Callable[[str], object] = str  # is told every address that can be read
         extra = [extra_column(name, kind) for name, kind in extra_columns.items()]
         self.casts = [CASTS[kind] for _, kind in extra]
         pair = [address_column] if caption_column is None else [address_column, caption_column]
@@ -54,7 +56,8 @@ class PairTable:
             try:
                 url, caption = self._pair(row)
             except ValueError as reason:
-                counts[str(reason)] += 1
+                address = "" if row is None else f": {row[0]!r}"
+                reject(counts, str(reason), f"{name} row {number + 1}{address}")
                 continue
             counts["pairs"] += 1
             uid = disk.uid_of(url, caption)
@@ -64,7 +67,9 @@ class PairTable:
         """URL and caption of a row. ValueError whose text is the reason why it has none."""
         if row is None:
             raise ValueError("damaged")
-        link, caption = _readable_text(row[0]), ""
+        link, caption = _readable_text(row[0]) or "", ""
+        if link.strip(SPACE):
+            self.on_address(link)
         if self.has_captions:
             text = _readable_text(row[1])
             if text is None:
@@ -72,7 +77,7 @@ class PairTable:
             if not text.strip():
                 raise ValueError("empty_alt")
             caption = text
-        return self.url_of(link or ""), caption
+        return self.url_of(link), caption
 
     def _extra(self, row: Sequence[Any] | None) -> list[Any]:
         assert row is not None

@@ -1,0 +1,239 @@
+"""What crawl does with each kind of source: which parts it has, and how a part is read.
+
+To add a kind: a module that reads it, and one line of READERS (and one of manifests/sources.py).
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+import xxhash
+
+from manifests import disk
+from manifests.columns import PAIRS, with_extra
+from manifests.schema import Source
+from pipeline.crawl import image_folders
+from pipeline.crawl.content import file_content, is_unchanged
+from pipeline.crawl.table_files import ENDINGS, is_table
+from pipeline.crawl.tables import Row, file_table, url_table
+from pipeline.crawl.warc import rows_of_warc
+from pipeline.crawl.wat import batches_of_wat
+
+ROWS = 10_000  # of a batch
+READ_VERSION = 2  # of what is read out of a part; a part of another version is read again
+TSV_VERSION = 3  # a .tsv is read without quoting
+Batches = Iterator[pa.RecordBatch]
+Content = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceReader:
+    """How the sources of one kind are read."""
+
+    parts: Callable[
+        [Source], list[str]
+    ]  # path or URL of part 0, 1, …; ValueError where there is none
+    batches: Callable[[str, Source, Counter[str]], Batches]  # path, source, counts
+    check: Callable[[str, Source], None] = lambda path, source: None  # ValueError before any work
+    # What identifies a part's content, and whether it still has it.
+    content: Callable[[str, Source], Content] = lambda path, source: file_content(path)
+    is_unchanged: Callable[[str, Source, Content], bool] = lambda path, source, content: (
+        is_unchanged(path, content)
+    )
+    keys: tuple[str, ...] = ()  # of the source that decide what is read, beside extra_columns
+
+
+def reader_of(source: Source) -> SourceReader:
+    """The reader of a source. ValueError where its kind is not crawled."""
+    if source.kind not in READERS:
+        raise ValueError(
+            f"a source of kind {source.kind} has its images already: it is adopted, not crawled"
+        )
+    return READERS[source.kind]
+
+
+def parts(source: Source) -> list[str]:
+    """What becomes part 0, 1, …. ValueError where the source names nothing that can be read."""
+    return reader_of(source).parts(source)
+
+
+def source_id(source: Source, path: str) -> str:
+    """What a part was read from: where, how, and, of a local file, its size in bytes."""
+    size = None
+    if not disk.is_url(path) and disk.local_path(path).is_file():
+        size = disk.local_path(path).stat().st_size
+    version = TSV_VERSION if path.removesuffix(".gz").endswith(".tsv") else READ_VERSION
+    keys = [getattr(source, name) for name in reader_of(source).keys]
+    return disk.content_hash([version, source.kind, path, size, keys, source.extra_columns])
+
+
+# --- parts -----------------------------------------------------------------------------------
+
+
+def _is_folder(path: str) -> bool:
+    return path.endswith("/") if disk.is_url(path) else disk.local_path(path).is_dir()
+
+
+def _existing(source: Source) -> Iterator[str]:
+    for path in source.paths:
+        if not disk.is_url(path) and not disk.exists(path):
+            raise ValueError(f"source.paths names {path}, which does not exist")
+        yield path
+
+
+def _files(source: Source) -> list[str]:
+    """The files of `paths`; a folder stands for the files in it."""
+    paths: list[str] = []
+    for path in _existing(source):
+        inside = disk.list_names(path) if _is_folder(path) else None
+        paths += [path] if inside is None else [disk.join(path, name) for name in inside]
+    if not paths:
+        raise ValueError(f"source.paths {list(source.paths)} has no files")
+    return paths
+
+
+def _tables(source: Source) -> list[str]:
+    """The tables of `paths`; a folder stands for the tables in it, and its other files are left
+    out."""
+    paths: list[str] = []
+    for path in _existing(source):
+        if _is_folder(path):
+            paths += _tables_in(path, source)
+        elif is_table(path):
+            paths.append(path)
+        else:
+            raise ValueError(
+                f"{path} is no table: its name must end in {', '.join(ENDINGS)}, or, but for "
+                f".parquet, in one of them + .gz{_image_hint(path)}"
+            )
+    return paths
+
+
+def _tables_in(folder: str, source: Source) -> list[str]:
+    """The tables of a folder. A list of URLs (.txt) is one only where no captions are asked for, so
+    that a README.txt beside tables does no harm."""
+    names = disk.list_names(folder)
+    tables = [name for name in names if is_table(name)]
+    if source.kind == "files" or source.caption_column is not None:
+        tables = [name for name in tables if not name.removesuffix(".gz").endswith(".txt")]
+    if not tables:
+        images = [name for name in names if image_folders.is_image(name)]
+        hint = _image_hint(images[0]) if images else ""
+        raise ValueError(
+            f"source.paths: the folder {folder} has no tables ({', '.join(ENDINGS)}){hint}"
+        )
+    return [disk.join(folder, name) for name in tables]
+
+
+def _image_hint(name: str) -> str:
+    if not image_folders.is_image(name):
+        return ""
+    return (
+        f". {name.rpartition('/')[2]} is an image: for a folder of images write kind: image_folder"
+        " with captions: metadata.csv, txt or class_folders"
+    )
+
+
+def _folders(source: Source) -> list[str]:
+    """The folders of `paths`: each is a part."""
+    for path in _existing(source):
+        if not disk.is_url(path) and not disk.local_path(path).is_dir():
+            raise ValueError(
+                f"source.paths names {path}, which is no folder: a source of kind image_folder "
+                "needs folders of images; for a table with the columns file and caption write "
+                "kind: files"
+            )
+    return list(source.paths)
+
+
+def _sample(source: Source, *, kind: str) -> list[str]:
+    """A sample of a crawl's files without replacement, in the order of the index. Of two samples
+    with one seed the larger holds the smaller."""
+    index = disk.join(source.base, "crawl-data", str(source.crawl), f"{kind}.paths.gz")
+    try:
+        listed = gzip.decompress(disk.read_bytes(index)).decode().split()
+    except FileNotFoundError:
+        raise ValueError(
+            f"there is no {index}: source.crawl is {source.crawl!r}; see index.commoncrawl.org"
+        ) from None
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise ValueError(f"{index} cannot be read as a list of files: {error}") from error
+    if source.sample is None or source.sample > len(listed):
+        raise ValueError(
+            f"source.sample is {source.sample}, but {source.crawl} has {len(listed)} "
+            f"{kind.upper()}s"
+        )
+
+    def order(path: str) -> int:
+        return xxhash.xxh3_64_intdigest(path.encode(), seed=source.seed)
+
+    chosen = set(sorted(listed, key=order)[: source.sample])
+    return [disk.join(source.base, path) for path in listed if path in chosen]
+
+
+# --- batches ---------------------------------------------------------------------------------
+
+
+def _batched(rows: Iterator[Row], source: Source) -> Batches:
+    """Rows of PAIRS and the extra columns as record batches."""
+    schema = with_extra(PAIRS, source.extra_columns)
+    while batch := list(islice(rows, ROWS)):
+        values = zip(*batch, strict=True)
+        columns = [pa.array(v, kind) for v, kind in zip(values, schema.types, strict=True)]
+        yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _wat(path: str, source: Source, counts: Counter[str]) -> Batches:
+    return batches_of_wat(path, counts)
+
+
+def _warc(path: str, source: Source, counts: Counter[str]) -> Batches:
+    return _batched(rows_of_warc(path, counts), source)
+
+
+def _url_rows(path: str, source: Source, counts: Counter[str]) -> Batches:
+    return _batched(url_table(source).rows(path, counts), source)
+
+
+def _file_rows(path: str, source: Source, counts: Counter[str]) -> Batches:
+    return _batched(file_table(source, path).rows(path, counts), source)
+
+
+def _folder_rows(path: str, source: Source, counts: Counter[str]) -> Batches:
+    return _batched(image_folders.rows_of_folder(path, source, counts), source)
+
+
+# The files of a published crawl never change: nobody asks for them.
+PUBLISHED: dict[str, Any] = {"content": lambda path, source: {}}
+READERS: dict[str, SourceReader] = {
+    "wat": SourceReader(parts=_files, batches=_wat),
+    "wat_index": SourceReader(parts=partial(_sample, kind="wat"), batches=_wat, **PUBLISHED),
+    "warc": SourceReader(parts=_files, batches=_warc),
+    "warc_index": SourceReader(parts=partial(_sample, kind="warc"), batches=_warc, **PUBLISHED),
+    "table": SourceReader(
+        parts=_tables,
+        batches=_url_rows,
+        check=lambda path, source: url_table(source).check(path),
+        keys=("url_column", "caption_column"),
+    ),
+    "files": SourceReader(
+        parts=_tables,
+        batches=_file_rows,
+        check=lambda path, source: file_table(source, path).check(path),
+    ),
+    "image_folder": SourceReader(
+        parts=_folders,
+        batches=_folder_rows,
+        check=image_folders.check_folder,
+        content=image_folders.folder_content,
+        is_unchanged=image_folders.is_folder_unchanged,
+        keys=("captions", "file_column", "caption_column"),
+    ),
+}
