@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from manifests.text import valid_text
+
 YES, NO = ("true", "t", "yes", "1"), ("false", "f", "no", "0")
 INT64 = 1 << 63
 
@@ -23,7 +25,7 @@ def as_text(value: Any) -> str | None:
     if value is None:
         return None
     if isinstance(value, str):
-        return value if is_valid_text(value) else None
+        return value if valid_text(value) == value else None
     if isinstance(value, (bytes, bytearray)):
         try:
             return value.decode()
@@ -36,23 +38,12 @@ def as_text(value: Any) -> str | None:
     return str(value)
 
 
-def is_valid_text(text: str) -> bool:
-    """False where a string holds half of a surrogate pair, which no column can hold."""
-    if text.isascii():
-        return True
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def as_json(value: Any) -> str | None:
     """JSON text. Text that is JSON already stays as it is, other text becomes a JSON string."""
     if value is None:
         return None
     if isinstance(value, str):
-        if not is_valid_text(value):
+        if valid_text(value) != value:
             return None
         with suppress(msgspec.DecodeError, RecursionError):
             msgspec.json.decode(value)

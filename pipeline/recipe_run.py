@@ -19,6 +19,7 @@ from typing import Any
 
 from manifests import disk, ray_runtime, reader
 from manifests.schema import Ablation, Blend, Controls, Miniweb, Recipe, Scorer
+from manifests.sources import SOURCES
 from pipeline import accounting, scoring, views
 from pipeline.crawl import crawler
 from pipeline.executor import Engine, Stage, Ticket, execute
@@ -43,7 +44,7 @@ def build(
 
     ValueError where the recipe cannot be built, or differs from the one that this pool was begun with.
     """
-    if recipe.source.kind not in ("files", "shards") and not recipe.fetch.user_agent:
+    if SOURCES[recipe.source.kind].needs_user_agent and not recipe.fetch.user_agent:
         raise ValueError(
             f"recipe {recipe.name!r} fetches from the web: set fetch.user_agent to a name and an address to write to"
         )

@@ -46,7 +46,8 @@ def is_unchanged(path: str, content: Mapping[str, Any]) -> bool:
     status = disk.local_path(path).stat()
     if status.st_size != content["size"]:
         return False
-    return status.st_mtime_ns == content["mtime_ns"] or _local_digest(path) == content["digest"]
+    same_time = bool(status.st_mtime_ns == content["mtime_ns"])
+    return same_time or _local_digest(path) == content["digest"]
 
 
 def _local_digest(path: str) -> str:

@@ -84,7 +84,7 @@ def _extract_parts(
     """Read the parts that are not extracted yet. Returns {path: error} of those that failed."""
     numbered = list(enumerate(zip(paths, ids, strict=True)))
     with ThreadPoolExecutor(THREADS) as threads:
-        present = list(threads.map(lambda part: _is_extracted(pool, source, *part), numbered))
+        present = list(threads.map(lambda part: _is_extracted(pool, source, part), numbered))
     todo = [number for number, done in enumerate(present) if not done]
     if todo:
         reader_of(source).check(paths[todo[0]], source)

@@ -12,8 +12,9 @@ import fsspec
 import xxhash
 
 from manifests import disk
-from manifests.casting import is_valid_text
 from manifests.schema import Source
+from manifests.sources import CAPTION_FILES, CLASS_FOLDERS
+from manifests.text import valid_text
 from pipeline.crawl.losses import reject
 from pipeline.crawl.tables import PAGE_COLUMNS, PairTable, Row, file_in
 
@@ -21,7 +22,6 @@ IMAGE_SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".avif", ".bmp", ".tif", ".tiff")
 )
 CAPTION_SUFFIX = ".txt"
-CAPTION_FILES, CLASS_FOLDERS = "txt", "class_folders"
 
 
 def rows_of_folder(folder: str, source: Source, counts: Counter[str]) -> Iterator[Row]:
@@ -79,7 +79,7 @@ def _captioned_by_files(folder: str, captions: str, counts: Counter[str]) -> Ite
     for number, name in enumerate(filter(is_image, files)):
         counts["links"] += 1
         try:
-            if not is_valid_text(name):
+            if valid_text(name) != name:
                 raise ValueError("bad_url")
             if captions == CLASS_FOLDERS:
                 caption = PurePosixPath(name).parent.name

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from manifests import disk
 from manifests.pool_layout import PoolLayout, read_commit_records
+from manifests.text import printable
 
 LONGEST_EXAMPLE = 200  # characters
 
@@ -29,9 +30,21 @@ def reject(counts: Counter[str], reason: str, example: str) -> None:
         counts.examples[reason] = _shortened(example)
 
 
+def reject_images(
+    counts: Counter[str], reasons: Mapping[int, str], page: str, urls: Callable[[int], object]
+) -> None:
+    """Count the images of a page that are no pairs, given as {number: reason}. `urls` has the link
+    of an image: it is asked only for the first of a reason."""
+    examples = counts.examples if isinstance(counts, PartCounts) else {}
+    for number, reason in reasons.items():
+        counts[reason] += 1
+        if reason not in examples:
+            examples[reason] = _shortened(f"{page}: {urls(number)!r}")
+
+
 def _shortened(text: str) -> str:
     """Printable text of at most LONGEST_EXAMPLE characters: what a web page says is not trusted."""
-    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    text = printable(text)
     return text if len(text) <= LONGEST_EXAMPLE else text[: LONGEST_EXAMPLE - 1] + "…"
 
 

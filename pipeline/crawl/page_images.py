@@ -84,6 +84,7 @@ class Image(NamedTuple):
     caption: str | None  # alt as it is; a figure's caption where alt is missing or empty
     title: str | None
     anchor: str | None  # text of the link around it
+    link: str  # the address as the page has it
 
 
 class Page(NamedTuple):
@@ -322,7 +323,9 @@ def _images(tree: LexborHTMLParser, base: str) -> Iterator[Image]:
             caption = once(_caption_of, figure) or caption
         anchor = once(_spaced, around["a"]) if "a" in around else None
         title = (said.get("title") or "").strip() or None
-        found.append((Image(target, reason, caption, title, anchor or None), "noscript" in around))
+        found.append(
+            (Image(target, reason, caption, title, anchor or None, address), "noscript" in around)
+        )
     shown = {image.url for image, copy in found if not copy}
     for image, copy in found:
         yield (

@@ -245,6 +245,10 @@ def _column(value: Any) -> Any:
     return list(value.values()) if isinstance(value, dict) else value
 
 
+class _NumberMayGoOn(ValueError):
+    """A value ends where the text that was read ends."""
+
+
 def _json_values(path: str, text: TextIO) -> Iterator[Any]:
     """The values of a JSON file, one at a time; members of an array are wrapped in a list of one.
 
@@ -267,9 +271,10 @@ def _json_values(path: str, text: TextIO) -> Iterator[Any]:
         try:
             value, end = decoder.raw_decode(buffer, position)
             if end == len(buffer) and not ended:
-                raise ValueError("a number may go on")
+                raise _NumberMayGoOn
         except (ValueError, RecursionError) as error:
-            if end := _end_of_value(buffer, position):
+            number = isinstance(error, _NumberMayGoOn)
+            if not number and (end := _end_of_value(buffer, position)):
                 position = end
                 yield [None]
                 continue

@@ -24,7 +24,8 @@ from fastwarc.stream_io import BrotliReader, ChunkedReader, GzipReader, ZstdRead
 from fastwarc.warc import ArchiveIterator, WarcRecordType
 
 from manifests import disk
-from pipeline.crawl.page_images import Page, charset_in, page_of, text_of
+from pipeline.crawl.losses import reject
+from pipeline.crawl.page_images import Image, Page, charset_in, page_of, text_of
 from pipeline.crawl.wat import Row, signals_of
 
 KINDS = WarcRecordType.response | WarcRecordType.metadata
@@ -375,15 +376,8 @@ def _rows(stored: Stored, notes: bytes, warc: str, counts: Counter[str]) -> Iter
     robots_json = json.dumps(said, ensure_ascii=False) if said else None
     for number, image in enumerate(page.images):
         counts["links"] += 1
-        reason = (
-            None
-            if (image.caption or "").strip()
-            else "no_alt"
-            if image.caption is None
-            else "empty_alt"
-        )
-        if reason := image.reason if image.reason == "noscript_copy" else reason or image.reason:
-            counts[reason] += 1
+        if reason := _reason(image):
+            reject(counts, reason, f"{stored.url}: {image.link!r}")
             continue
         counts["pairs"] += 1
         caption = image.caption or ""
@@ -402,6 +396,17 @@ def _rows(stored: Stored, notes: bytes, warc: str, counts: Counter[str]) -> Iter
             ),
             *(warc, stored.offset, number),
         )
+
+
+def _reason(image: Image) -> str | None:
+    """Why an image is no pair; None where it is one."""
+    if image.reason == "noscript_copy":
+        return image.reason
+    if image.caption is None:
+        return "no_alt"
+    if not image.caption.strip():
+        return "empty_alt"
+    return image.reason
 
 
 def _language(notes: bytes, page: Page, headers: Sequence[tuple[str, str]]) -> str | None:

@@ -28,6 +28,7 @@ from xxhash import xxh3_128_digest  # as disk.uid_of has it, which imports at ev
 from manifests import disk
 from manifests.columns import PAIRS
 from manifests.schema import Pair
+from pipeline.crawl.losses import reject_images
 from pipeline.crawl.urls import SPACE, resolve, resolver
 from pipeline.crawl.wat_records import (
     EMPTY,
@@ -175,30 +176,32 @@ def _page(reader: Reader, body: bytes, offset: int, counts: Counter[str]) -> Pag
         license = _license(body, base)  # of one page in fifteen
     counts["links"] += len(images)
     counts["pairs"] += len(pairs)
-    for reason in reasons:
-        counts[reason] += 1
+    if reasons:
+        reject_images(counts, reasons, url, lambda number: links[images[number]].url)
     return Page(url, offset, metas, robots, license, pairs)
 
 
-def _pairs(base: str, links: Sequence[Any], images: Sequence[int]) -> tuple[list[Any], list[str]]:
+def _pairs(
+    base: str, links: Sequence[Any], images: Sequence[int]
+) -> tuple[list[Any], dict[int, str]]:
     """The pairs among `images`, which are places in `links`, and the reasons why the others are none."""
     pairs: list[Any] = []
-    reasons: list[str] = []
+    reasons: dict[int, str] = {}
     resolve_link = resolver(base)
     for number, position in enumerate(images):
         image = links[position]
         caption = image.alt
         if type(caption) is not str:
-            reasons.append("no_alt")
+            reasons[number] = "no_alt"
             continue
         if not caption or caption.isspace():
-            reasons.append("empty_alt")
+            reasons[number] = "empty_alt"
             continue
         link = image.url if type(image.url) is str else ""
         try:
             url = resolve_link(link)
         except ValueError as reason:
-            reasons.append(str(reason))
+            reasons[number] = str(reason)
             continue
         behind = links[position + 1]
         anchor = None

@@ -19,6 +19,7 @@ import uvloop
 
 from manifests import disk
 from manifests.schema import Fetch, Pair
+from manifests.sources import SOURCES
 from pipeline.executor import Ticket
 from pipeline.fetch import plan
 from pipeline.fetch.body import Budget
@@ -40,7 +41,7 @@ def make_downloader(config: dict[str, Any]) -> Downloader:
     return Downloader(
         config["pool"],
         settings,
-        files=config["source_kind"] == "files",
+        files=SOURCES[config["source_kind"]].images == "files",
         decoders=config.get("decoders"),
         extra_columns=config.get("extra_columns") or {},
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import random
 from collections import Counter
@@ -13,7 +14,7 @@ import pytest
 
 from manifests import disk
 from manifests.schema import Source
-from pipeline.crawl import crawler as module
+from pipeline.crawl import sources
 from pipeline.crawl.crawler import crawl, parts
 from tests.pipeline.crawl.test_warc import block, record
 from tests.support.wats import INFO, image, page, zipped
@@ -133,23 +134,22 @@ def test_a_part_of_another_version_is_read_again(
     paths = (str(tmp_path / "0.csv"), str(tmp_path / "1.csv"))
     source, pool = Source(kind=kind, paths=paths), str(tmp_path / "pool")
     read: Counter[str] = Counter()
-    name = {"wat": "batches_of_wat", "warc": "rows_of_warc", "table": "rows_of_table"}[kind]
-    rows, broken = getattr(module, name), True
+    reader, broken = sources.READERS[kind], True
 
     def counted(path: str, *rest: Any) -> Any:
         if broken and path == paths[1]:
             raise OSError("away")
         read[Path(path).name] += 1
-        return rows(path, *rest)
+        return reader.batches(path, *rest)
 
-    monkeypatch.setattr(module, name, counted)
+    monkeypatch.setitem(sources.READERS, kind, dataclasses.replace(reader, batches=counted))
     assert list(crawl(source, pool, "inline")["failed"]) == [paths[1]]
     broken = False
     assert crawl(source, pool, "inline")["failed"] == {}
     assert read == {"0.csv": 1, "1.csv": 1}
     broken = True
     crawl(source, str(tmp_path / "other"), "inline")
-    monkeypatch.setattr(module, "CRAWL_VERSION", module.CRAWL_VERSION + 1)
+    monkeypatch.setattr(sources, "READ_VERSION", sources.READ_VERSION + 1)
     broken = False
     assert crawl(source, str(tmp_path / "other"), "inline")["failed"] == {}
     assert read == {"0.csv": 3, "1.csv": 2}

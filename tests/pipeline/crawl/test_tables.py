@@ -16,9 +16,10 @@ import pytest
 from manifests import disk
 from manifests.columns import PAIRS, with_extra
 from manifests.schema import Source
-from pipeline.crawl import tables
+from pipeline.crawl import table_files
 from pipeline.crawl.crawler import crawl, parts
-from pipeline.crawl.tables import rows_of_table
+from pipeline.crawl.losses import PartCounts
+from pipeline.crawl.tables import url_table
 
 ROWS = [
     ("http://p.test/a.jpg", "plain"),
@@ -40,6 +41,12 @@ FORMATS = [
 ]
 
 
+def left(name: str) -> list[tuple[str, str, int]]:
+    """LEFT as a format can hold it: a .tsv has no line breaks inside a value."""
+    one_line = name.removesuffix(".gz").endswith(".tsv")
+    return [(url, text.replace("\n", " ") if one_line else text, row) for url, text, row in LEFT]
+
+
 def write(path: Path, rows: list[dict[str, Any]]) -> str:
     """Rows in the format of the name."""
     kind = path.name.removesuffix(".gz").rpartition(".")[2]
@@ -53,9 +60,17 @@ def write(path: Path, rows: list[dict[str, Any]]) -> str:
         elif kind == "json":
             json.dump(rows, f, indent=1)
         else:
-            writer = csv.DictWriter(f, list(rows[0]), delimiter="\t" if kind == "tsv" else ",")
-            writer.writeheader()
-            writer.writerows(rows)
+            header = list(rows[0])
+            if kind == "tsv":
+                lines = [
+                    header,
+                    *([str(row[name]).replace("\n", " ") for name in header] for row in rows),
+                ]
+                f.writelines("\t".join(line) + "\n" for line in lines)
+            else:
+                writer = csv.DictWriter(f, header)
+                writer.writeheader()
+                writer.writerows(rows)
     return str(path)
 
 
@@ -69,7 +84,8 @@ def read(path: str | Path, **fields: Any) -> tuple[list[dict[str, Any]], Counter
     source = Source(kind="table", paths=(str(path),), **fields)
     names = with_extra(PAIRS, source.extra_columns).names
     counts: Counter[str] = Counter()
-    rows = [dict(zip(names, row, strict=True)) for row in rows_of_table(str(path), source, counts)]
+    rows = url_table(source).rows(str(path), counts)
+    rows = [dict(zip(names, row, strict=True)) for row in rows]
     assert counts["links"] == counts["pairs"] + counts.total() - counts["links"] - counts["pairs"]
     return rows, counts
 
@@ -86,7 +102,7 @@ def test_tables_in_every_format_give_the_same_pairs(tmp_path: Path, name: str) -
     pool = str(tmp_path / "pool")
     totals = crawl(Source(kind="table", paths=(table(tmp_path / name),)), pool, "inline")
     rows = disk.read_parquet(disk.join(pool, "pairs", "part-00000.parquet")).to_pylist()
-    assert [(r["url"], r["caption"], r["link"]) for r in rows] == LEFT
+    assert [(r["url"], r["caption"], r["link"]) for r in rows] == left(name)
     assert {r["wat"] for r in rows} == {name}
     assert rows[0]["uid"] == disk.uid_of("http://p.test/a.jpg", "plain")
     assert totals["reasons"] == {"bad_url": 1, "duplicate_pair": 1, "empty_alt": 1, "scheme": 1}
@@ -105,7 +121,9 @@ def test_a_list_of_urls_has_no_captions(tmp_path: Path, name: str) -> None:
     ]
     assert rows[0]["uid"] == disk.uid_of("http://p.test/a.jpg", "")
     assert counts == {"links": 4, "pairs": 3, "scheme": 1}
-    with pytest.raises(ValueError, match=r"list of URLs, one a line: .* say caption_column: null"):
+    with pytest.raises(
+        ValueError, match=r"list of URLs, one per line: .* write caption_column: null"
+    ):
         read(tmp_path / name)
 
 
@@ -162,8 +180,8 @@ def test_a_json_file_is_an_array_one_object_or_several(
 def test_a_json_file_that_cannot_be_read_on_is_an_error(
     text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "CHUNK", 64)
-    monkeypatch.setattr(tables, "LARGEST_VALUE", 256)
+    monkeypatch.setattr(table_files, "CHUNK", 64)
+    monkeypatch.setattr(table_files, "LARGEST_VALUE", 256)
     (tmp_path / "t.json").write_text(text)
     with pytest.raises(ValueError, match=message):
         read(tmp_path / "t.json")
@@ -173,7 +191,7 @@ def test_a_json_file_that_cannot_be_read_on_is_an_error(
 def test_chunks_of_a_json_file_may_end_anywhere(
     chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "CHUNK", chunk)
+    monkeypatch.setattr(table_files, "CHUNK", chunk)
     rows, counts = read(table(tmp_path / "t.json"), extra_columns={"n": "int"})
     assert [(row["url"], row["caption"], row["link"]) for row in rows if row["n"] != 5] == LEFT
     assert counts["links"] == 7
@@ -312,12 +330,152 @@ def test_memory_does_not_grow_with_the_table(tmp_path: Path) -> None:
             tmp_path / "t.json",
             [{"url": f"http://p.test/{i}", "caption": f"c{i}"} for i in range(count)],
         )
-        tables.CHUNK, chunk = 1 << 14, tables.CHUNK
+        table_files.CHUNK, chunk = 1 << 14, table_files.CHUNK
         tracemalloc.start()
         try:
-            assert sum(1 for _ in tables.values(path, ["url", "caption"])) == count
+            assert sum(1 for _ in table_files.values(path, ["url", "caption"])) == count
             peaks.append(tracemalloc.get_traced_memory()[1])
         finally:
             tracemalloc.stop()
-            tables.CHUNK = chunk
+            table_files.CHUNK = chunk
     assert peaks[1] < 1.5 * peaks[0]
+
+
+# --- one bad row costs itself -------------------------------------------------------------------
+
+
+def test_a_tsv_caption_that_begins_with_a_quotation_mark_costs_nothing(tmp_path: Path) -> None:
+    lines = [f"http://p.test/{i}.jpg\tcaption {i}" for i in range(20_000)]
+    lines[100] = 'http://p.test/100.jpg\t"Never closed'
+    lines[200] = 'http://p.test/200.jpg\t"closed"'
+    (tmp_path / "t.tsv").write_text("\n".join(["url\tcaption", *lines, ""]))
+    rows, counts = read(tmp_path / "t.tsv")
+    assert counts == {"links": 20_000, "pairs": 20_000}
+    assert [rows[100]["caption"], rows[200]["caption"]] == ['"Never closed', '"closed"']
+    (tmp_path / "t.tsv").write_text('"url"\t"caption"\n"http://p.test/1"\t"a"\n')
+    with pytest.raises(
+        ValueError, match=r"no column 'url'; a \.tsv is read without quotation mark"
+    ):
+        read(tmp_path / "t.tsv")
+
+
+def test_a_csv_quotation_mark_that_never_closes_costs_its_row(tmp_path: Path) -> None:
+    lines = [f"http://p.test/{i}.jpg,caption {i}" for i in range(1000)]
+    lines[10] = 'http://p.test/10.jpg,"two\nlines ""quoted"""'
+    lines[500] = 'http://p.test/500.jpg,"Never closed'
+    (tmp_path / "t.csv").write_text("\n".join(["url,caption", *lines, ""]))
+    rows, counts = read(tmp_path / "t.csv")
+    assert counts == {"links": 1000, "pairs": 999, "damaged": 1}
+    assert rows[10]["caption"] == 'two\nlines "quoted"'
+    assert [row["link"] for row in rows] == [i for i in range(1000) if i != 500]
+
+
+DEEP = "[" * 100_000 + "]" * 100_000
+BAD_ROWS = {
+    "half a surrogate pair": '{"url": "http://p.test/bad", "caption": "a \\ud800 b", "n": "x"}',
+    "half a surrogate pair in the address": '{"url": "http://p.test/\\udfff", "caption": "c"}',
+    "nested 100,000 deep": f'{{"url": "http://p.test/bad", "caption": "c", "n": {DEEP}}}',
+    "a number of 5,000 digits": f'{{"url": "http://p.test/bad", "caption": {"9" * 5000}}}',
+    "no comma": '{"url": "http://p.test/bad" "caption": "c"}',
+}
+
+
+@pytest.mark.parametrize("name", ["t.json", "t.jsonl"])
+@pytest.mark.parametrize("bad", BAD_ROWS.values(), ids=BAD_ROWS)
+def test_a_bad_row_of_json_costs_itself(name: str, bad: str, tmp_path: Path) -> None:
+    good = [f'{{"url": "http://p.test/{i}", "caption": "c{i}", "n": "x"}}' for i in range(3)]
+    lines = [good[0], bad, *good[1:]]
+    array = f"[{','.join(lines)}]"
+    (tmp_path / name).write_text(array if name == "t.json" else "\n".join(lines))
+    pool = str(tmp_path / "pool")
+    source = Source(
+        kind="table", paths=(str(tmp_path / name),), extra_columns={"n": "string", "j": "n:json"}
+    )
+    totals = crawl(source, pool, "inline")
+    assert (totals["failed"], totals["pairs"], totals["reasons"]) == ({}, 3, {"damaged": 1})
+    rows = disk.read_parquet(disk.join(pool, "pairs", "part-00000.parquet")).to_pylist()
+    assert [row["caption"] for row in rows] == ["c0", "c1", "c2"]
+
+
+@pytest.mark.parametrize("text", ['"\\ud800"', '{"a": "\\ud800"}', DEEP, '["\\udc00x", 1]'])
+def test_an_extra_value_that_no_column_can_hold_is_null(text: str, tmp_path: Path) -> None:
+    row = f'{{"url": "http://p.test/1", "caption": "c", "n": {json.dumps(text)}}}'
+    (tmp_path / "t.json").write_text(f"[{row}, {row.replace(json.dumps(text), text)}]")
+    (tmp_path / "t.jsonl").write_text(row + "\n")
+    for name in ("t.json", "t.jsonl"):
+        source = Source(
+            kind="table",
+            paths=(str(tmp_path / name),),
+            extra_columns={"n": "json", "s": "n:string"},
+        )
+        totals = crawl(source, str(tmp_path / f"pool-{name}"), "inline")
+        assert (totals["failed"], totals["pairs"]) == ({}, 1)
+
+
+def test_invalid_utf8_in_a_parquet_column_costs_its_row(tmp_path: Path) -> None:
+    def text(*values: bytes) -> pa.Array:
+        offsets = [0]
+        for value in values:
+            offsets.append(offsets[-1] + len(value))
+        buffers = [None, pa.py_buffer(pa.array(offsets, pa.int32()).buffers()[1]), b"".join(values)]
+        buffers[2] = pa.py_buffer(buffers[2])
+        return pa.Array.from_buffers(pa.string(), len(values), buffers)
+
+    columns = {
+        "url": text(
+            b"http://p.test/1", b"http://p.test/2\xff", b"http://p.test/3", b"http://p.test/4"
+        ),
+        "caption": text(b"a", b"b", b"c\xe9", "é".encode()),
+        "label": text(b"\xff", b"l", b"l", b"l"),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    rows, counts = read(tmp_path / "t.parquet", extra_columns={"label": "string"})
+    assert [(row["caption"], row["label"]) for row in rows] == [("a", None), ("é", "l")]
+    assert counts == {"links": 4, "pairs": 2, "damaged": 2}
+
+
+def test_each_reason_has_the_first_row_as_its_example(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(
+        "url,caption\n/local/a.jpg,a\nb.jpg,b\nhttp://p.test/c,\n1,2,3\n"
+    )
+    counts = PartCounts()
+    assert not list(
+        url_table(Source(kind="table", paths=("t.csv",))).rows(str(tmp_path / "t.csv"), counts)
+    )
+    assert counts.examples == {
+        "bad_url": "t.csv row 1: '/local/a.jpg'",
+        "empty_alt": "t.csv row 3: 'http://p.test/c'",
+        "damaged": "t.csv row 4",
+    }
+
+
+# --- messages that say what to write instead ------------------------------------------------------
+
+
+def test_a_folder_of_images_is_no_folder_of_tables(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").touch()
+    (tmp_path / "README.txt").write_text("Read me.")
+    for kind in ("files", "table"):
+        with pytest.raises(
+            ValueError, match=r"has no tables .* write kind: image_folder with capt"
+        ):
+            parts(Source(kind=kind, paths=(str(tmp_path),)))  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=r"a\.jpg is no table.* write kind: image_folder"):
+            parts(Source(kind=kind, paths=(str(tmp_path / "a.jpg"),)))  # type: ignore[arg-type]
+
+
+def test_a_readme_beside_a_table_does_no_harm(tmp_path: Path) -> None:
+    (tmp_path / "README.txt").write_text("Read me.")
+    (tmp_path / "captions.csv").write_text("file,caption\na.jpg,a\n")
+    source = Source(kind="files", paths=(str(tmp_path),), extra_columns={})
+    assert [Path(path).name for path in parts(source)] == ["captions.csv"]
+
+
+def test_a_captions_list_brings_its_other_columns(tmp_path: Path) -> None:
+    (tmp_path / "captions.csv").write_text("file,caption,label\na.jpg,an a,1\n")
+    source = Source(
+        kind="files", paths=(str(tmp_path / "captions.csv"),), extra_columns={"label": "int"}
+    )
+    crawl(source, str(tmp_path / "pool"), "inline")
+    rows = disk.read_parquet(str(tmp_path / "pool/pairs/part-00000.parquet")).to_pylist()
+    assert [(row["url"], row["label"]) for row in rows] == [(str(tmp_path / "a.jpg"), 1)]

@@ -1,0 +1,163 @@
+"""Folders of images: three ways to caption them, odd names, and a reason for each image without."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from manifests import disk
+from manifests.schema import Source
+from pipeline.crawl.crawler import crawl, parts
+from pipeline.crawl.image_folders import files_in
+
+ODD_NAMES = ("a b.jpg", "c#1.PNG", "50%25.jpeg", "line\nbreak.webp", "東京/é.jpg", "deep/er/x.JPG")
+
+
+def images(folder: Path, *names: str) -> str:
+    """A folder of empty files with these names: crawl looks at names only."""
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    return str(folder)
+
+
+def crawled(folder: Path, **keys: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Rows and totals of a folder."""
+    source = Source(kind="image_folder", paths=(str(folder),), **keys)
+    pool = str(folder.parent / "pool")
+    totals = crawl(source, pool, "inline")
+    assert totals["links"] == totals["pairs"] + sum(totals["reasons"].values())
+    rows = disk.read_parquet(disk.join(pool, "pairs/part-00000.parquet")).to_pylist()
+    assert all(row["uid"] == disk.uid_of(row["url"], row["caption"]) for row in rows)
+    return rows, totals
+
+
+@pytest.mark.parametrize("table", ["metadata.csv", "metadata.jsonl", "metadata.parquet"])
+def test_captions_from_a_table_inside_the_folder(table: str, tmp_path: Path) -> None:
+    folder = tmp_path / "photos"
+    images(folder, "a.jpg", "sub/b.png", "c.jpg", "no row.jpg", "README.txt", ".hidden.jpg")
+    rows: list[dict[str, Any]] = [
+        {"name": "a.jpg", "text": "an a", "label": 1},
+        {"name": "./sub/b.png", "text": "a b", "label": 2},
+        {"name": "c.jpg", "text": "", "label": 3},
+        {"name": "not there.jpg", "text": "gone", "label": 4},
+    ]
+    if table.endswith("csv"):
+        lines = [",".join(map(str, row.values())) for row in rows]
+        (folder / table).write_text("\n".join(["name,text,label", *lines, ""]))
+    elif table.endswith("jsonl"):
+        (folder / table).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), folder / table)
+    found, totals = crawled(
+        folder,
+        captions=table,
+        file_column="name",
+        caption_column="text",
+        extra_columns={"label": "int"},
+    )
+    assert [(row["url"], row["caption"], row["label"]) for row in found] == [
+        (str(folder / "a.jpg"), "an a", 1),
+        (str(folder / "sub/b.png"), "a b", 2),
+        (str(folder / "not there.jpg"), "gone", 4),  # fetch says missing_file
+    ]
+    assert totals["reasons"] == {"empty_alt": 1, "no_caption": 1}
+
+
+def test_captions_from_a_text_file_beside_each_image(tmp_path: Path) -> None:
+    folder = tmp_path / "photos"
+    images(folder, *ODD_NAMES, "none.jpg", "blank.jpg", "broken.jpg", "README.txt", "notes.pdf")
+    for number, name in enumerate(ODD_NAMES):
+        (folder / name).with_suffix(".txt").write_text(f" caption {number}\n", encoding="utf-8-sig")
+    (folder / "blank.txt").write_text(" \n")
+    (folder / "broken.txt").write_bytes(b"caf\xe9")
+    rows, totals = crawled(folder, captions="txt")
+    assert {row["url"]: row["caption"] for row in rows} == {
+        str(folder / name): f"caption {number}" for number, name in enumerate(ODD_NAMES)
+    }
+    assert [row["url"] for row in rows] == sorted(row["url"] for row in rows)
+    assert totals["reasons"] == {"no_caption": 2, "damaged": 1}
+
+
+def test_captions_from_the_folders_names(tmp_path: Path) -> None:
+    folder = tmp_path / "photos"
+    images(folder, "cat/1.jpg", "dog/2.jpg", "old/hot dog/3.jpg", "no class.jpg", "cat/labels.csv")
+    rows, totals = crawled(folder, captions="class_folders")
+    assert [(row["caption"], row["link"]) for row in rows] == [
+        ("cat", 0),
+        ("dog", 1),
+        ("hot dog", 3),
+    ]
+    assert totals["reasons"] == {"no_caption": 1}
+
+
+def test_a_name_that_is_not_utf8_costs_itself(tmp_path: Path) -> None:
+    folder = tmp_path / "photos"
+    images(folder, "cat/1.jpg")
+    Path(os.fsdecode(os.fsencode(folder) + b"/cat/caf\xe9.jpg")).touch()
+    rows, totals = crawled(folder, captions="class_folders")
+    assert ([row["caption"] for row in rows], totals["reasons"]) == (["cat"], {"bad_url": 1})
+    (folder / "metadata.csv").write_text("file_name,caption\ncat/1.jpg,one\n")
+    shutil.rmtree(tmp_path / "pool")
+    rows, totals = crawled(folder, captions="metadata.csv")
+    assert ([row["caption"] for row in rows], totals["reasons"]) == (["one"], {"no_caption": 1})
+
+
+def test_links_to_folders_are_followed_once(tmp_path: Path) -> None:
+    images(tmp_path / "store/cat", "1.jpg")
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos/cat").symlink_to(tmp_path / "store/cat")
+    (tmp_path / "store/cat/loop").symlink_to(tmp_path / "photos")
+    assert files_in(str(tmp_path / "photos")) == ["cat/1.jpg"]
+
+
+def test_a_folder_at_a_url(tmp_path: Path) -> None:
+    root = f"memory://{tmp_path}/photos"
+    for name in ("cat/1.jpg", "dog/2 #.jpg"):
+        disk.write_bytes(f"{root}/{name}", b"")
+    source = Source(kind="image_folder", paths=(root,), captions="class_folders")
+    pool = f"{root}-pool"
+    assert crawl(source, pool, "inline")["pairs"] == 2
+    rows = disk.read_parquet(f"{pool}/pairs/part-00000.parquet").to_pylist()
+    assert [row["url"] for row in rows] == [f"{root}/cat/1.jpg", f"{root}/dog/2 #.jpg"]
+
+
+@pytest.mark.parametrize("captions", ["class_folders", "txt", "metadata.csv"])
+def test_a_folder_that_changed_is_noticed(captions: str, tmp_path: Path) -> None:
+    folder = tmp_path / "photos"
+    images(folder, "cat/1.jpg")
+    (folder / "cat/1.txt").write_text("one")
+    (folder / "metadata.csv").write_text("file_name,caption\ncat/1.jpg,one\n")
+    crawled(folder, captions=captions)
+    crawled(folder, captions=captions)
+    (folder / "cat/1.txt").write_text("two")
+    (folder / "metadata.csv").write_text("file_name,caption\ncat/1.jpg,two\n")
+    if captions == "class_folders":
+        images(folder, "dog/2.jpg")
+    with pytest.raises(ValueError, match=r"photos has changed since .*/pool/pairs was made of it"):
+        crawled(folder, captions=captions)
+
+
+def test_folders_that_cannot_be_read_are_refused_with_what_to_write(tmp_path: Path) -> None:
+    folder = images(tmp_path / "photos", "a.jpg")
+    source = Source(kind="image_folder", paths=(folder,), captions="metadata.csv")
+    with pytest.raises(
+        ValueError, match=r"there is no .*/photos/metadata\.csv; captions names a tab"
+    ):
+        crawl(source, str(tmp_path / "pool"), "inline")
+    (tmp_path / "photos/metadata.csv").write_text("file,caption\na.jpg,a\n")
+    with pytest.raises(ValueError, match=r"no column 'file_name'; did you mean 'file'"):
+        crawl(source, str(tmp_path / "pool"), "inline")
+    source = Source(kind="image_folder", paths=(f"{folder}/metadata.csv",), captions="txt")
+    with pytest.raises(ValueError, match=r"which is no folder: .* write kind: files"):
+        parts(source)
+    source = Source(kind="image_folder", paths=(str(tmp_path / "none"),), captions="txt")
+    with pytest.raises(ValueError, match="which does not exist"):
+        parts(source)
