@@ -22,6 +22,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from manifests.text import valid_text
+
 # --- files ---------------------------------------------------------------------------------------------------------
 
 
@@ -58,9 +60,7 @@ def read_bytes(path: str | Path, start: int = 0, length: int | None = None) -> b
         with open(local_path(path), "rb") as f:
             f.seek(start)
             return f.read() if length is None else f.read(length)
-    import fsspec
-
-    fs, name = fsspec.core.url_to_fs(str(path))
+    fs, name = _filesystem(path)
     data: bytes = fs.cat_file(name, start=start, end=None if length is None else start + length)
     return data
 
@@ -68,9 +68,7 @@ def read_bytes(path: str | Path, start: int = 0, length: int | None = None) -> b
 def write_bytes(path: str | Path, data: bytes) -> None:
     """Whole or not at all: a temporary file, fsync and a rename locally, one put elsewhere."""
     if is_url(path):
-        import fsspec
-
-        fs, name = fsspec.core.url_to_fs(str(path))
+        fs, name = _filesystem(path)
         fs.pipe_file(name, data)
         return
     target = local_path(path)
@@ -86,9 +84,7 @@ def write_bytes(path: str | Path, data: bytes) -> None:
 def publish(staged: str | Path, path: str | Path) -> None:
     """Move a finished local file to its place: fsync and rename on one filesystem, one put elsewhere."""
     if is_url(path):
-        import fsspec
-
-        fs, name = fsspec.core.url_to_fs(str(path))
+        fs, name = _filesystem(path)
         fs.put_file(str(staged), name)
         return
     target = local_path(path)
@@ -104,26 +100,19 @@ def exists(path: str | Path) -> bool:
     """True where a file or folder lies at `path`."""
     if not is_url(path):
         return local_path(path).exists()
-    import fsspec
-
-    fs, name = fsspec.core.url_to_fs(str(path))
+    fs, name = _filesystem(path)
     return bool(fs.exists(name))
 
 
 def list_names(folder: str | Path, suffix: str = "") -> list[str]:
     """Sorted names inside a folder that end in `suffix`; [] where there is no folder. Unfinished files are left out."""
     if not is_url(folder):
-        found = os.listdir(local_path(folder)) if local_path(folder).is_dir() else []
+        names = os.listdir(local_path(folder)) if local_path(folder).is_dir() else []
     else:
-        import fsspec
-
-        fs, name = fsspec.core.url_to_fs(str(folder))
-        found = (
-            [x.rstrip("/").rsplit("/", 1)[-1] for x in fs.ls(name, detail=False)]
-            if fs.exists(name)
-            else []
-        )
-    return sorted(x for x in found if x.endswith(suffix) and not x.startswith("."))
+        fs, path = _filesystem(folder)
+        paths = fs.ls(path, detail=False) if fs.exists(path) else []
+        names = [each.rstrip("/").rsplit("/", 1)[-1] for each in paths]
+    return sorted(name for name in names if name.endswith(suffix) and not name.startswith("."))
 
 
 def remove(path: str | Path) -> None:
@@ -131,19 +120,15 @@ def remove(path: str | Path) -> None:
     if not is_url(path):
         local_path(path).unlink(missing_ok=True)
         return
-    import fsspec
-
-    fs, name = fsspec.core.url_to_fs(str(path))
+    fs, name = _filesystem(path)
     if fs.exists(name):
         fs.rm_file(name)
 
 
 def write_json(path: str | Path, value: Any) -> None:
-    """A dataclass or plain value as JSON with sorted keys, written whole."""
-    write_bytes(
-        path,
-        (json.dumps(to_plain(value), indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode(),
-    )
+    """A dataclass or plain value as JSON with sorted keys, written whole. Text becomes valid Unicode."""
+    text = json.dumps(to_plain(value), indent=1, sort_keys=True, ensure_ascii=False)
+    write_bytes(path, (valid_text(text) + "\n").encode())
 
 
 def read_json(path: str | Path) -> Any:
@@ -187,10 +172,9 @@ def read_parquet(
 def read_metadata(path: str | Path) -> dict[str, Any]:
     """What `write_parquet` put into the footer; {} where it put nothing."""
     with _opened(path) as f:
-        found: dict[str, Any] = json.loads(
-            (pq.read_metadata(f).metadata or {}).get(b"clipmill", b"{}")
-        )
-    return found
+        footer = pq.read_metadata(f).metadata or {}
+    metadata: dict[str, Any] = json.loads(footer.get(b"clipmill", b"{}"))
+    return metadata
 
 
 def read_schema(path: str | Path) -> pa.Schema:
@@ -204,10 +188,17 @@ def _opened(path: str | Path) -> Iterator[Any]:
     if not is_url(path):
         yield local_path(path)
         return
+    fs, name = _filesystem(path)
+    with fs.open(name, "rb") as f:
+        yield f
+
+
+def _filesystem(path: str | Path) -> tuple[Any, str]:
+    """The filesystem of a URL and the path inside it. Listings are not cached: other processes write too."""
     import fsspec
 
-    with fsspec.open(str(path), "rb") as f:
-        yield f
+    fs, name = fsspec.core.url_to_fs(str(path), use_listings_cache=False)
+    return fs, name
 
 
 # --- hashes --------------------------------------------------------------------------------------------------------
@@ -246,14 +237,7 @@ def from_plain(kind: Any, value: Any) -> Any:
     """The inverse of `to_plain` for JSON that this program wrote; ValueError from the dataclasses' own checks."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        hints = typing.get_type_hints(kind)
-        known = {f.name for f in dataclasses.fields(kind)}
-        unknown = sorted(set(value) - known)
-        if unknown:
-            raise ValueError(
-                f"{kind.__name__} has no {unknown[0]!r}{did_you_mean(unknown[0], known)}"
-            )
-        return kind(**{k: from_plain(hints[k], v) for k, v in value.items()})
+        return _dataclass_from_plain(kind, value)
     if value is None or kind is Any:
         return value
     if origin in (typing.Union, types.UnionType):
@@ -263,6 +247,22 @@ def from_plain(kind: Any, value: Any) -> Any:
     if origin is dict:
         return {k: from_plain(args[1], v) for k, v in value.items()}
     return value
+
+
+def _dataclass_from_plain(kind: type, value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{kind.__name__} is {value!r}; it must be a mapping of keys to values")
+    hints = typing.get_type_hints(kind)
+    fields = dataclasses.fields(kind)
+    known = {field.name for field in fields}
+    unknown = sorted(set(value) - known)
+    if unknown:
+        raise ValueError(f"{kind.__name__} has no {unknown[0]!r}{did_you_mean(unknown[0], known)}")
+    for field in fields:
+        has_default = (field.default, field.default_factory) != (dataclasses.MISSING,) * 2
+        if field.name not in value and not has_default:
+            raise ValueError(f"{kind.__name__} has no value for {field.name!r}")
+    return kind(**{name: from_plain(hints[name], each) for name, each in value.items()})
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

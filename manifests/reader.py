@@ -10,57 +10,134 @@ import os
 import re
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from manifests import disk
 from manifests.schema import Ablation, Blend, Fetch, Recipe, Source, TaskSpec
 from manifests.sources import refuse_unused
+from manifests.yaml_file import expand_variables, merge, pick_scale, read_yaml
+
+__all__ = ["list_scales", "manifest_kind", "merge", "read_block", "read_manifest"]
 
 T = TypeVar("T")
 UNITS = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "k": 10**3, "m": 10**6, "b": 10**9}
 QUANTITY = re.compile(r"^(\d+(?:\.\d+)?)\s*(KiB|MiB|GiB|[kKMB])$")
-VARIABLE = re.compile(r"\$\{(\w+)\}")
+UNKNOWN_KEY = {"unexpected_keyword_argument", "extra_forbidden"}
+# What a value must be, by the start of pydantic's error type.
+EXPECTED = {
+    "tuple": "a list",
+    "list": "a list",
+    "dict": "a mapping of names to values",
+    "mapping": "a mapping of names to values",
+    "dataclass": "a mapping of keys to values",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "text; put it in quotes",
+}
+# How a value is written, shown where its type is wrong.
+EXAMPLES = {
+    "seeds": "seeds: [0, 1, 2]",
+    "paths": "paths: [crawl.warc.wat.gz]",
+    "source": "source: {kind: wat, paths: [crawl.warc.wat.gz]}",
+    "filters": "filters: [caption, {clip_score: {model: ViT-B-32}}]",
+    "views": 'views: {long: [{words: "caption_words >= 4"}]}',
+    "rules": 'long: [{words: "caption_words >= 4"}]',
+    "fetch": "fetch: {image_size: 256}",
+    "pools": "pools: {web: {recipe: recipe.yaml}}",
+    "arms": "arms: {raw: web/raw}",
+    "evaluate": "evaluate: [{name: objects, kind: classification, data: eval/objects}]",
+    "extra_columns": "extra_columns: {score: float}",
+    "templates": 'templates: ["a photo of a {}"]',
+    "site_files": "site_files: [tdmrep]",
+    "allow_ports": "allow_ports: [80, 443]",
+    "random_like": "random_like: [clip30]",
+}
+
+
+# --- reading -----------------------------------------------------------------------------------
 
 
 def read_manifest(path: str | Path, kind: type[T], *, scale: str | None = None) -> T:
-    """A recipe, blend, ablation or task from YAML; `scale` merges the block of that name under `scales` over it.
+    """A recipe, blend, ablation or task; `scale` merges the block of that name under `scales` over it.
 
-    Paths inside are relative to the file, `${VAR}` is expanded from the environment, 20MiB and 12.8M are numbers.
-    ValueError names the file, the key, the value and the nearest right one. JSON (resolved) is read as it is.
+    Paths inside are relative to the file. `${NAME}` is expanded for the names in yaml_file.VARIABLES and those that
+    begin with CLIPMILL_. Text such as 20MiB and 12.8M is a number where the field is one. ValueError names the file,
+    the key, the value and the nearest right one. A resolved manifest (JSON) is read as it is.
     """
-    if str(path).endswith(".json") and disk.exists(path):
-        manifest = typing.cast(T, disk.from_plain(kind, disk.read_json(path)))
-        if isinstance(manifest, Recipe):
-            default = Source(kind="wat", paths=("x",))
-            source = _changed_keys(manifest.source, default)
-            _refuse_unused(manifest, source, _changed_keys(manifest.fetch, Fetch()), str(path))
-        return manifest
-    raw = _yaml(path)
-    scales = raw.pop("scales", {})
-    if scale is not None:
-        if scale not in scales:
-            raise ValueError(
-                f"{path} has no scale {scale!r}; it has {', '.join(sorted(scales)) or 'none'}"
-            )
-        raw = merge(raw, scales[scale])
-    raw = _expand(raw, str(path))
-    manifest = _validate(_shape(raw, kind, Path(str(path)).resolve().parent), kind, str(path))
+    where = str(path)
+    if where.endswith(".json") and disk.exists(path):
+        if scale is not None:
+            raise ValueError(f"{path} is resolved already; it has no scale {scale!r}")
+        return _read_resolved(where, kind)
+    raw = expand_variables(pick_scale(read_yaml(path), scale, where), where)
+    shaped = _shape(raw, kind, Path(where).resolve().parent, where)
+    manifest = _validate(shaped, kind, where)
     if isinstance(manifest, Recipe):
-        _refuse_unused(manifest, raw["source"], raw.get("fetch") or {}, str(path))
+        _refuse_unused(manifest, raw["source"], raw.get("fetch") or {}, where)
+    return manifest
+
+
+def _read_resolved(path: str, kind: type[T]) -> T:
+    try:
+        manifest = typing.cast(T, disk.from_plain(kind, disk.read_json(path)))
+    except ValueError as error:
+        prefix = "" if str(error).startswith(path) else f"{path}: "
+        raise ValueError(f"{prefix}{error}") from None
+    if isinstance(manifest, Recipe):
+        source = _changed_keys(manifest.source, Source(kind="wat", paths=("x",)))
+        source = [key for key in source if getattr(manifest.source, key)]
+        _refuse_unused(manifest, source, _changed_keys(manifest.fetch, Fetch()), path)
     return manifest
 
 
 def read_block(path: str | Path, key: str, kind: type[T], *, scale: str | None = None) -> T | None:
-    """One block of a manifest alone, before the variables of the rest are set; None where there is no such key."""
-    if str(path).endswith(".json"):
-        raw = disk.read_json(path)
-    else:
-        raw = _yaml(path)
-        raw = merge(raw, raw.get("scales", {}).get(scale, {})) if scale else raw
+    """One block of a manifest, read before the variables of the rest are set; None where there is none."""
+    raw = _raw(path)
+    if not str(path).endswith(".json"):
+        raw = pick_scale(raw, scale, str(path))
     block = raw.get(key)
-    return None if block is None else _validate(_expand(block, str(path)), kind, f"{path}: {key}")
+    if block is None:
+        return None
+    return _validate(expand_variables(block, str(path), key), kind, str(path), (key,))
+
+
+def manifest_kind(path: str | Path) -> type[Recipe] | type[Ablation]:
+    """Whether a YAML or JSON file is a recipe or an ablation, by its keys. ValueError where it is neither."""
+    raw = _raw(path)
+    if "arms" in raw:
+        return Ablation
+    if "source" in raw:
+        return Recipe
+    if "views" in raw and "pools" in raw:
+        raise ValueError(
+            f"{path} is a blend; train on it with: python train/run.py {path} --out RUN"
+        )
+    if "kind" in raw and "data" in raw:
+        raise ValueError(
+            f"{path} is a task; evaluate with: python train/evaluate.py RUN --task {path}"
+        )
+    raise ValueError(
+        f"{path} is neither a recipe (it has no source) nor an ablation (it has no arms)"
+    )
+
+
+def list_scales(path: str | Path) -> list[str]:
+    """Names of the scales that a manifest knows, for `read_manifest(scale=…)`."""
+    scales = _raw(path).get("scales") or {}
+    return sorted(scales) if isinstance(scales, dict) else []
+
+
+def _raw(path: str | Path) -> dict[str, Any]:
+    if not str(path).endswith(".json"):
+        return read_yaml(path)
+    raw = disk.read_json(path) if disk.exists(path) else None
+    if not isinstance(raw, dict):
+        problem = "holds no mapping of keys" if disk.exists(path) else "does not exist"
+        raise ValueError(f"{path} {problem}")
+    return raw
 
 
 def _refuse_unused(
@@ -78,105 +155,49 @@ def _changed_keys(value: Any, default: Any) -> list[str]:
     return [name for name in names if getattr(value, name) != getattr(default, name)]
 
 
-def merge(base: Any, change: Any) -> Any:
-    """`change` over `base`: mappings key by key, a null removes its key, everything else is replaced."""
-    if not (isinstance(base, dict) and isinstance(change, dict)):
-        return change
-    merged = {**base, **{k: merge(base.get(k), v) for k, v in change.items()}}
-    return {k: v for k, v in merged.items() if not (k in change and change[k] is None)}
+# --- short forms -------------------------------------------------------------------------------
 
 
-def manifest_kind(path: str | Path) -> type[Recipe] | type[Ablation]:
-    """Whether a YAML or JSON file is a recipe or an ablation, by its keys. ValueError where it is neither."""
-    raw = disk.read_json(path) if str(path).endswith(".json") and disk.exists(path) else _yaml(path)
-    if "arms" in raw:
-        return Ablation
-    if "source" in raw:
-        return Recipe
-    raise ValueError(
-        f"{path} is neither a recipe (it has no source) nor an ablation (it has no arms)"
-    )
-
-
-def list_scales(path: str | Path) -> list[str]:
-    """Names of the scales that a manifest knows, for `read_manifest(scale=…)`."""
-    return sorted(_yaml(path).get("scales", {}))
-
-
-def _yaml(path: str | Path) -> dict[str, Any]:
-    import yaml
-
-    if not disk.exists(path):
-        raise ValueError(f"{path} does not exist")
-    try:
-        raw = yaml.safe_load(disk.read_bytes(path))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(raw, dict):
-        raise ValueError(f"{path} holds no mapping of keys")
-    return raw
-
-
-def _expand(value: Any, where: str) -> Any:
-    if isinstance(value, dict):
-        return {k: _expand(v, where) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_expand(v, where) for v in value]
-    if not isinstance(value, str):
-        return value
-    for name in VARIABLE.findall(value):
-        if name not in os.environ:
-            raise ValueError(f"{where}: ${{{name}}} is not set in the environment")
-        value = value.replace(f"${{{name}}}", os.environ[name])
-    if match := QUANTITY.match(value):
-        number = float(match[1]) * UNITS[match[2].lower()]
-        return int(number) if number == int(number) else number
-    return value
-
-
-def _shape(raw: dict[str, Any], kind: type, folder: Path) -> dict[str, Any]:
+def _shape(raw: Mapping[str, Any], kind: type, folder: Path, where: str) -> dict[str, Any]:
     """The short forms of a manifest as the fields of its dataclass, its paths as absolute ones."""
-
-    def place(path: Any) -> Any:
-        return (
-            path if not isinstance(path, str) or "://" in path else str((folder / path).absolute())
-        )
-
-    raw = dict(raw)
+    shaped = dict(raw)
     if kind is Recipe:
-        if isinstance(raw.get("source"), dict) and "paths" in raw["source"]:
-            paths = raw["source"]["paths"]
-            raw["source"] = {
-                **raw["source"],
-                "paths": [place(p) for p in ([paths] if isinstance(paths, str) else paths)],
-            }
-        if isinstance(raw.get("filters"), list):
-            raw["filters"] = [_filter(f) for f in raw["filters"]]
-        if isinstance(raw.get("views"), dict):
-            raw["views"] = [
-                {"name": k, "rules": [_rule(r) for r in v or []]} for k, v in raw["views"].items()
-            ]
-    elif kind is Blend and isinstance(raw.get("pools"), dict):
-        raw["pools"] = {k: place(v) for k, v in raw["pools"].items()}
-    elif kind is TaskSpec:
-        raw["data"] = place(raw.get("data"))
+        _shape_recipe(shaped, folder, where)
+    elif kind is Blend and isinstance(shaped.get("pools"), dict):
+        shaped["pools"] = {k: _absolute(v, folder) for k, v in shaped["pools"].items()}
+    elif kind is TaskSpec and "data" in shaped:
+        shaped["data"] = _absolute(shaped["data"], folder)
     elif kind is Ablation:
-        for name, pool in dict(raw.get("pools") or {}).items():
-            if isinstance(pool, dict):
-                raw["pools"] = {**raw["pools"], name: {k: place(v) for k, v in pool.items()}}
-        if isinstance(raw.get("arms"), dict):
-            raw["arms"] = {
-                k: place(v["blend"]) if isinstance(v, dict) and set(v) == {"blend"} else v
-                for k, v in raw["arms"].items()
-            }
-        if isinstance(raw.get("evaluate"), list):
-            raw["evaluate"] = [
-                {**t, "data": place(t.get("data"))} if isinstance(t, dict) else t
-                for t in raw["evaluate"]
-            ]
-        if isinstance(raw.get("controls"), dict) and raw["controls"].get("null_web"):
-            raw["controls"] = {**raw["controls"], "null_web": place(raw["controls"]["null_web"])}
-    return raw
+        _shape_ablation(shaped, folder)
+    return shaped
+
+
+def _absolute(path: Any, folder: Path) -> Any:
+    """A path relative to the manifest as an absolute one without `..`; URLs and other values as they are."""
+    if not isinstance(path, str) or "://" in path:
+        return path
+    end = "/" if path.endswith("/") else ""
+    return os.path.normpath(folder / path).rstrip("/") + end
+
+
+def _shape_recipe(shaped: dict[str, Any], folder: Path, where: str) -> None:
+    source = shaped.get("source")
+    if isinstance(source, dict) and "paths" in source:
+        paths = [source["paths"]] if isinstance(source["paths"], str) else source["paths"]
+        if isinstance(paths, list):
+            shaped["source"] = {**source, "paths": [_absolute(path, folder) for path in paths]}
+    if isinstance(shaped.get("filters"), list):
+        shaped["filters"] = [_filter(entry) for entry in shaped["filters"]]
+    if isinstance(shaped.get("views"), dict):
+        views = []
+        for name, rules in shaped["views"].items():
+            if rules is not None and not isinstance(rules, list):
+                raise ValueError(
+                    f"{where}: views.{name} is {rules!r}; it must be a list of named rules, as in "
+                    f'{name}: [{{words: "caption_words >= 4"}}]'
+                )
+            views.append({"name": name, "rules": [_rule(r, name, where) for r in rules or []]})
+        shaped["views"] = views
 
 
 def _filter(entry: Any) -> Any:
@@ -188,53 +209,171 @@ def _filter(entry: Any) -> Any:
     return entry
 
 
-def _rule(entry: Any) -> Any:
-    """`{english: language = 'en'}`, `{view: basic}` or `{random_like: clip30, seed: 1}` as the fields of Rule."""
-    if not isinstance(entry, dict) or not entry:
-        return entry
-    if "view" in entry or "random_like" in entry:
-        return {"name": str(entry.get("view") or "random"), **entry}
-    if len(entry) == 1:
-        name, where = next(iter(entry.items()))
-        if isinstance(where, dict):
-            return {"name": str(name), **where}
-        return {"name": str(name), "where": str(where)}
-    return entry
+def _rule(entry: Any, view: str, where: str) -> dict[str, Any]:
+    """`{english: language = 'en'}`, `{view: basic}`, `{random_like: clip30, seed: 1}` or
+    `{half: {sample: 0.5, seed: 0}}` as the fields of Rule."""
+    if isinstance(entry, dict):
+        if "name" in entry and len(entry) > 1:
+            return entry
+        if "view" in entry or "random_like" in entry:
+            return {"name": str(entry.get("view") or "random"), **entry}
+        if len(entry) == 1:
+            name, value = next(iter(entry.items()))
+            if isinstance(value, dict):
+                return {"name": str(name), **value}
+            if isinstance(value, str):
+                return {"name": str(name), "where": value}
+            if isinstance(value, bool):
+                return {"name": str(name), "where": str(value).lower()}
+    raise ValueError(
+        f"{where}: views.{view} has the rule {entry!r}; a rule is one of "
+        '{words: "caption_words >= 4"}, {view: basic}, {random_like: clip30, seed: 0}, '
+        "{half: {sample: 0.5, seed: 0}}"
+    )
 
 
-def _validate(raw: dict[str, Any], kind: type[T], where: str) -> T:
+def _shape_ablation(shaped: dict[str, Any], folder: Path) -> None:
+    if isinstance(shaped.get("pools"), dict):
+        pools = {}
+        for name, pool in shaped["pools"].items():
+            if isinstance(pool, dict):
+                pool = {key: _absolute(value, folder) for key, value in pool.items()}
+            pools[name] = pool
+        shaped["pools"] = pools
+    if isinstance(shaped.get("arms"), dict):
+        arms = {}
+        for name, arm in shaped["arms"].items():
+            is_blend = isinstance(arm, dict) and set(arm) == {"blend"}
+            arms[name] = _absolute(arm["blend"], folder) if is_blend else arm
+        shaped["arms"] = arms
+    if isinstance(shaped.get("evaluate"), list):
+        shaped["evaluate"] = [_task(task, folder) for task in shaped["evaluate"]]
+    controls = shaped.get("controls")
+    if isinstance(controls, dict) and controls.get("null_web"):
+        shaped["controls"] = {**controls, "null_web": _absolute(controls["null_web"], folder)}
+
+
+def _task(task: Any, folder: Path) -> Any:
+    """A task of an ablation: its keys, or the path of a file that holds them."""
+    if isinstance(task, str) and task.endswith(".yaml"):
+        path = _absolute(task, folder)
+        raw = expand_variables(pick_scale(read_yaml(path), None, path), path)
+        return _shape(raw, TaskSpec, Path(path).parent, path)
+    if isinstance(task, dict) and "data" in task:
+        return {**task, "data": _absolute(task["data"], folder)}
+    return task
+
+
+# --- types -------------------------------------------------------------------------------------
+
+
+def _numbers(value: Any, kind: Any) -> Any:
+    """Text such as 20MiB as a number, where the field that it is for is an int or a float."""
+    if isinstance(value, str):
+        wanted = {kind, *typing.get_args(kind)}
+        match = QUANTITY.match(value)
+        if match is None or not wanted & {int, float}:
+            return value
+        number = float(match[1]) * UNITS[match[2].lower()]
+        return int(number) if number == int(number) else number
+    kind = _without_none(kind)
+    if isinstance(value, dict) and dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        hints = typing.get_type_hints(kind)
+        return {key: _numbers(each, hints.get(key, Any)) for key, each in value.items()}
+    arguments = typing.get_args(kind)
+    if isinstance(value, dict) and typing.get_origin(kind) is dict:
+        return {key: _numbers(each, arguments[1]) for key, each in value.items()}
+    if isinstance(value, list) and typing.get_origin(kind) is tuple:
+        return [_numbers(each, arguments[0]) for each in value]
+    return value
+
+
+def _without_none(kind: Any) -> Any:
+    """X of `X | None`."""
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return next(each for each in typing.get_args(kind) if each is not type(None))
+    return kind
+
+
+def _validate(raw: Any, kind: type[T], where: str, prefix: tuple[str, ...] = ()) -> T:
     import pydantic
 
+    raw = _numbers(raw, kind)
     try:
         return pydantic.TypeAdapter(kind).validate_python(raw)
     except pydantic.ValidationError as error:
-        unknown = {
-            "unexpected_keyword_argument",
-            "extra_forbidden",
-        }  # said first: a misspelt key also makes one missing
-        first = min(error.errors(), key=lambda e: e["type"] not in unknown)
-        key = ".".join(str(x) for x in first["loc"])
-        if first["type"] in unknown:
-            last = str(first["loc"][-1])
-            raise ValueError(
-                f"{where}: unknown key {key!r}{disk.did_you_mean(last, _fields_at(kind, first['loc'][:-1]))}"
-            ) from None
-        value = "" if isinstance(first["input"], dict) else f" (is {first['input']!r})"
-        message = first["msg"].removeprefix("Value error, ")
-        raise ValueError(f"{where}: {key + ': ' if key else ''}{message}{value}") from None
+        # An unknown key is named first: a misspelt key also makes one missing.
+        first = min(error.errors(), key=lambda each: each["type"] not in UNKNOWN_KEY)
+        message = _message(first, raw, kind, prefix)
+        raise ValueError(f"{where}: {message}") from None
 
 
-def _fields_at(kind: Any, path: Iterable[Any]) -> list[str]:
-    """Field names of the dataclass that lies at `path` inside `kind`."""
-    for step in path:
+def _message(error: Any, raw: Any, kind: Any, prefix: tuple[str, ...]) -> str:
+    """One plain line for an error of pydantic: key, value, what is expected, an example or the nearest name."""
+    location = tuple(error["loc"])
+    key = ".".join([*prefix, *_label(raw, location)])
+    last = next((str(step) for step in reversed(location) if isinstance(step, str)), "")
+    value, error_type = error["input"], str(error["type"])
+    if error_type in UNKNOWN_KEY:
+        close = disk.did_you_mean(last, _fields_at(kind, location[:-1]))
+        return f"unknown key {key!r}{close}"
+    if error_type == "missing":
+        example = f", as in {EXAMPLES[last]}" if last in EXAMPLES else ""
+        return f"{key} is missing{example}"
+    if error_type == "value_error":
+        message = error["msg"].removeprefix("Value error, ")
+        shown = "" if isinstance(value, (dict, list)) else f" (is {value!r})"
+        return f"{key}: {message}{shown}" if key else f"{message}{shown}"
+    if error_type == "literal_error":
+        allowed = _choices_at(kind, location)
+        close = disk.did_you_mean(str(value), allowed)
+        return f"{key} is {value!r}; it must be one of {', '.join(allowed)}{close}"
+    expected = EXPECTED.get(error_type.partition("_")[0], error["msg"])
+    example = f", as in {EXAMPLES[last]}" if last in EXAMPLES and "list" in expected else ""
+    return f"{key} is {value!r}; it must be {expected}{example}"
+
+
+def _label(raw: Any, location: Iterable[Any]) -> list[str]:
+    """The steps to a value as its reader knows them: views.basic.words instead of views.0.rules.1."""
+    label: list[str] = []
+    for step in location:
+        if isinstance(step, int) and isinstance(raw, list) and step < len(raw):
+            raw = raw[step]
+            label.append(str(raw.get("name", step)) if isinstance(raw, dict) else str(step))
+            continue
+        raw = raw.get(step) if isinstance(raw, dict) else None
+        if step not in ("rules", "[key]"):
+            label.append(str(step))
+    return label
+
+
+def _type_at(kind: Any, location: Iterable[Any]) -> Any:
+    """The type of what lies at `location` inside `kind`."""
+    for step in location:
+        kind = _without_none(kind)
         if isinstance(step, str) and dataclasses.is_dataclass(kind) and isinstance(kind, type):
             kind = typing.get_type_hints(kind).get(step, Any)
+        elif typing.get_origin(kind) is dict:
+            kind = typing.get_args(kind)[1]
         else:
-            kind = (
-                next(iter(typing.get_args(kind)[::-1]), Any)
-                if not isinstance(step, int)
-                else typing.get_args(kind)[0]
-            )
-        if typing.get_origin(kind) in (typing.Union, types.UnionType):
-            kind = next(a for a in typing.get_args(kind) if a is not type(None))
-    return [f.name for f in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else []
+            kind = next(iter(typing.get_args(kind)), Any)
+    return _without_none(kind)
+
+
+def _fields_at(kind: Any, location: Iterable[Any]) -> list[str]:
+    """Field names of the dataclass that lies at `location` inside `kind`; [] where none does."""
+    found = _type_at(kind, location)
+    return (
+        [field.name for field in dataclasses.fields(found)]
+        if dataclasses.is_dataclass(found)
+        else []
+    )
+
+
+def _choices_at(kind: Any, location: Iterable[Any]) -> list[str]:
+    found = _type_at(kind, location)
+    return (
+        [str(each) for each in typing.get_args(found)]
+        if typing.get_origin(found) is Literal
+        else []
+    )

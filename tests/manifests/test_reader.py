@@ -1,0 +1,350 @@
+"""Manifests in: what a person may write, and one plain line for what is written wrongly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from manifests import disk, reader
+from manifests.schema import Ablation, Blend, Miniweb, Recipe, TaskSpec
+
+RECIPE = """
+name: small
+source: {kind: wat, paths: [crawl.warc.wat.gz]}
+fetch: {max_bytes: 1MiB, user_agent: "clipmill (me@example.org)"}
+filters: [caption, {clip_score: {model: ViT-B-32}}]
+views:
+  raw: []
+  basic:
+    - words: caption_words > 2
+  both: [{view: basic}, {clip: "clip_score >= top(clip_score, 0.30)"}]
+  control: [{random_like: both, seed: 3}]
+scales: {debug: {fetch: {max_bytes: 2KiB}, filters: [caption]}}
+"""
+
+ABLATION = """
+name: question
+question: Does it help?
+pools: {web: {recipe: small.yaml}}
+arms: {raw: web/raw, basic: web/basic, mixed: {blend: mixed.yaml}}
+baseline: raw
+controls: {random_like: [basic], a_a: raw}
+seeds: [0, 1, 2]
+train: {preset: micro, samples_seen: 12.8k}
+evaluate: [{name: objects, kind: classification, data: eval}]
+primary: objects
+"""
+
+
+def write(folder: Path, text: str, name: str = "small.yaml") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_recipe_with_all_short_forms(tmp_path: Path) -> None:
+    recipe = reader.read_manifest(write(tmp_path, RECIPE), Recipe)
+    assert recipe.source.paths == (str(tmp_path / "crawl.warc.wat.gz"),)
+    assert recipe.fetch.max_bytes == 2**20
+    assert [f.name for f in recipe.filters] == ["caption", "clip_score"]
+    assert recipe.filters[1].options == {"model": "ViT-B-32"}
+    assert recipe.view("both").rules[0].view == "basic"
+    assert recipe.view("control").rules[0].random_like == "both"
+    assert recipe.view("control").rules[0].seed == 3
+    assert disk.from_plain(Recipe, disk.to_plain(recipe)) == recipe
+
+
+def test_a_scale_is_merged_key_by_key(tmp_path: Path) -> None:
+    debug = reader.read_manifest(write(tmp_path, RECIPE), Recipe, scale="debug")
+    assert debug.fetch.max_bytes == 2048
+    assert debug.fetch.user_agent == "clipmill (me@example.org)"
+    assert [f.name for f in debug.filters] == ["caption"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            ("max_bytes: 1MiB", "max_bytez: 1"),
+            "unknown key 'fetch.max_bytez'; did you mean 'max_bytes'?",
+        ),
+        (("max_bytes: 1MiB", "image_size: big"), "fetch.image_size"),
+        (
+            ("max_bytes: 1MiB", "rows_per_shard: 20000"),
+            "rows_per_shard is 20000; it must lie in 1..10000",
+        ),
+        (("max_bytes: 1MiB", "deadline_s: 0"), "deadline_s is 0"),
+        (("name: small", "nom: small"), "unknown key 'nom'"),
+        (("kind: wat", "kind: wet"), "source.kind"),
+        (("[caption, ", "[caption, caption, "), "filters named twice: caption"),
+        (("name: small", "name: [small"), "is not YAML"),
+        (
+            ("crawl.warc.wat.gz", "'${CLIPMILL_NOWHERE}/crawl.gz'"),
+            "${CLIPMILL_NOWHERE}, which is not set",
+        ),
+    ],
+)
+def test_a_mistake_names_file_key_and_value(
+    tmp_path: Path, change: tuple[str, str], message: str
+) -> None:
+    path = write(tmp_path, RECIPE.replace(*change))
+    with pytest.raises(ValueError, match=r"small\.yaml") as error:
+        reader.read_manifest(path, Recipe)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_missing_file_and_missing_scale(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"nothing\.yaml does not exist"):
+        reader.read_manifest(tmp_path / "nothing.yaml", Recipe)
+    with pytest.raises(ValueError, match="no scale 'huge'; it has debug"):
+        reader.read_manifest(write(tmp_path, RECIPE), Recipe, scale="huge")
+
+
+def test_variables_come_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLIPMILL_WEB", "/data/web")
+    text = RECIPE.replace("crawl.warc.wat.gz", "'${CLIPMILL_WEB}/crawl.warc.wat.gz'")
+    recipe = reader.read_manifest(write(tmp_path, text), Recipe)
+    assert recipe.source.paths == ("/data/web/crawl.warc.wat.gz",)
+
+
+def test_ablation(tmp_path: Path) -> None:
+    ablation = reader.read_manifest(write(tmp_path, ABLATION), Ablation)
+    assert ablation.pools["web"].recipe == str(tmp_path / "small.yaml")
+    assert ablation.arms["mixed"] == str(tmp_path / "mixed.yaml")
+    assert ablation.train["samples_seen"] == "12.8k"  # read by the type of the setting
+    assert disk.from_plain(Ablation, disk.to_plain(ablation)) == ablation
+    assert reader.manifest_kind(tmp_path / "small.yaml") is Ablation
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("baseline: raw", "baseline: row"), "baseline 'row' is not one of the arms"),
+        (("seeds: [0, 1, 2]", "seeds: [0]"), "at least two different ones"),
+        (("primary: objects", "primary: imagenet"), "primary 'imagenet' is not one of the tasks"),
+        (("random_like: [basic]", "random_like: [clip]"), "control of unknown arm 'clip'"),
+        (("recipe: small.yaml", "recept: small.yaml"), "did you mean 'recipe'?"),
+    ],
+)
+def test_an_ablation_that_cannot_be(tmp_path: Path, change: tuple[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=r"small\.yaml") as error:
+        reader.read_manifest(write(tmp_path, ABLATION.replace(*change)), Ablation)
+    assert message in str(error.value)
+
+
+def test_blend_and_task(tmp_path: Path) -> None:
+    blend = reader.read_manifest(
+        write(
+            tmp_path, "name: b\npools: {web: ./pool}\nviews: {web/clip30: 0.7, web/basic: 0.3}\n"
+        ),
+        Blend,
+    )
+    assert blend.pools == {"web": str(tmp_path / "pool")}
+    with pytest.raises(ValueError, match="not POOL/VIEW"):
+        Blend(name="b", pools={"web": "x"}, views={"lake/raw": 1.0})
+    with pytest.raises(ValueError, match="must be above 0"):
+        Blend(name="b", pools={"web": "x"}, views={"web/raw": 0.0})
+    task = reader.read_manifest(
+        write(tmp_path, "name: t\nkind: retrieval\ndata: pictures\n"), TaskSpec
+    )
+    assert task.data == str(tmp_path / "pictures")
+
+
+def test_json_is_read_without_checks_but_with_the_nearest_name(tmp_path: Path) -> None:
+    blend = Blend(name="b", pools={"web": "x"}, views={"web/raw": 1.0}, seed=4)
+    disk.write_json(tmp_path / "b.json", blend)
+    assert reader.read_manifest(tmp_path / "b.json", Blend) == blend
+    with pytest.raises(ValueError, match="did you mean 'seed'"):
+        disk.from_plain(
+            Blend, {"name": "b", "pools": {"w": "x"}, "views": {"w/raw": 1.0}, "sed": 1}
+        )
+    (tmp_path / "c.json").write_text("{")
+    with pytest.raises(ValueError, match=r"c\.json is not JSON"):
+        disk.read_json(tmp_path / "c.json")
+
+
+def test_kind_of_neither(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="neither a recipe"):
+        reader.manifest_kind(write(tmp_path, "name: x"))
+
+
+# --- one plain line for a mistake -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            ("both: [{view: basic}", 'long: "caption_words >= 4"\n  both: [{view: basic}'),
+            "views.long is 'caption_words >= 4'; it must be a list of named rules, as in "
+            'long: [{words: "caption_words >= 4"}]',
+        ),
+        (
+            ("- words: caption_words > 2", "- caption_words > 2"),
+            "views.basic has the rule 'caption_words > 2'; a rule is one of ",
+        ),
+        (("- words: caption_words > 2", "- words: 2"), "views.basic has the rule {'words': 2}"),
+        (
+            ("- words: caption_words > 2", "- half: {smaple: 0.5}"),
+            "unknown key 'views.basic.half.smaple'; did you mean 'sample'?",
+        ),
+        (("views:\n  raw: []", "views: raw\nwiews:\n  raw: []"), "unknown key 'wiews'"),
+        (("max_bytes: 1MiB", "image_size: big"), "fetch.image_size is 'big'; it must be a whole"),
+        (
+            ("max_bytes: 1MiB", "deadline_s: soon"),
+            "fetch.deadline_s is 'soon'; it must be a number",
+        ),
+        (("max_bytes: 1MiB", "robots_txt: maybe"), "it must be true or false"),
+        (("max_bytes: 1MiB", "allow_ports: 80"), "must be a list, as in allow_ports: [80, 443]"),
+        (("max_bytes: 1MiB", "resize_mode: keep"), "must be one of no, border, keep_ratio"),
+        (("name: small", "name: 2024"), "name is 2024; it must be text; put it in quotes"),
+        (("name: small", "seed: 1"), "unknown key 'seed'"),
+        (("paths: [crawl.warc.wat.gz]", "paths: 3"), "source.paths is 3; it must be a list"),
+        (("fetch: {", "fetsch: {"), "unknown key 'fetsch'; did you mean 'fetch'?"),
+        (("kind: wat", "kind: wats"), "did you mean 'wat'?"),
+    ],
+)
+def test_a_wrong_type_is_one_plain_line(
+    tmp_path: Path, change: tuple[str, str], message: str
+) -> None:
+    assert change[0] in RECIPE
+    path = write(tmp_path, RECIPE.replace(*change))
+    with pytest.raises(ValueError, match=r"small\.yaml: ") as error:
+        reader.read_manifest(path, Recipe)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+    assert "instance of" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("seeds: [0, 1, 2]", "seeds: 3"), "seeds is 3; it must be a list, as in seeds: [0, 1, 2]"),
+        (("seeds: [0, 1, 2]", "seeds: [a, b]"), "seeds.0 is 'a'; it must be a whole number"),
+        (("question: Does it help?\n", ""), "question is missing"),
+        (("kind: classification, ", ""), "evaluate.objects.kind is missing"),
+        (("pools: {web: {recipe: small.yaml}}", "pools: {web: small.yaml}"), "pools.web is "),
+    ],
+)
+def test_a_wrong_ablation_is_one_plain_line(
+    tmp_path: Path, change: tuple[str, str], message: str
+) -> None:
+    assert change[0] in ABLATION
+    with pytest.raises(ValueError, match=r"small\.yaml: ") as error:
+        reader.read_manifest(write(tmp_path, ABLATION.replace(*change)), Ablation)
+    assert message in str(error.value)
+
+
+# --- numbers by the type of their field --------------------------------------------------------
+
+
+def test_numbers_are_read_by_the_type_of_their_field(tmp_path: Path) -> None:
+    text = """
+name: 12.8M
+source: {kind: table, paths: [20MiB], extra_columns: {1k: float}}
+fetch: {max_bytes: 20MiB, max_pixels: 2k, min_rate: 1 KiB, deadline_s: 1k, user_agent: 5M}
+filters: [{clip_score: {model: 12M}}]
+views: {3k: [{10M: "caption = '12.8M'"}]}
+"""
+    recipe = reader.read_manifest(write(tmp_path, text), Recipe)
+    assert recipe.name == "12.8M"
+    assert recipe.source.paths == (str(tmp_path / "20MiB"),)
+    assert (recipe.fetch.max_bytes, recipe.fetch.max_pixels) == (20 * 2**20, 2000)
+    assert (recipe.fetch.min_rate, recipe.fetch.deadline_s) == (1024, 1000.0)
+    assert recipe.fetch.user_agent == "5M"
+    assert recipe.filters[0].options == {"model": "12M"}
+    assert recipe.views[0].rules[0].name == "10M"
+
+
+# --- paths and files ---------------------------------------------------------------------------
+
+
+def test_paths_are_absolute_and_without_detours(tmp_path: Path) -> None:
+    folder = tmp_path / "blends"
+    folder.mkdir()
+    text = "name: b\npools: {web: ../pools/web, far: s3://b/../pool}\nviews: {web/raw: 1}\n"
+    blend = reader.read_manifest(write(folder, text), Blend)
+    assert blend.pools == {"web": str(tmp_path / "pools" / "web"), "far": "s3://b/../pool"}
+
+
+def test_a_folder_a_blend_and_a_task_are_named_as_what_they_are(tmp_path: Path) -> None:
+    for read in (reader.manifest_kind, reader.list_scales):
+        with pytest.raises(ValueError, match=r"is a folder; name a YAML file"):
+            read(tmp_path)
+    blend = write(tmp_path, "name: b\npools: {web: p}\nviews: {web/raw: 1}", "b.yaml")
+    with pytest.raises(ValueError, match=r"b\.yaml is a blend; train on it with"):
+        reader.manifest_kind(blend)
+    task = write(tmp_path, "name: t\nkind: retrieval\ndata: d", "t.yaml")
+    with pytest.raises(ValueError, match=r"t\.yaml is a task; evaluate with"):
+        reader.manifest_kind(task)
+
+
+def test_an_ablation_may_name_a_task_file(tmp_path: Path) -> None:
+    tasks = tmp_path / "tasks"
+    tasks.mkdir()
+    write(tasks, "name: objects\nkind: classification\ndata: ../eval\n", "objects.yaml")
+    inline = "{name: objects, kind: classification, data: eval}"
+    text = ABLATION.replace(inline, "tasks/objects.yaml")
+    ablation = reader.read_manifest(write(tmp_path, text), Ablation)
+    assert ablation.evaluate[0].data == str(tmp_path / "eval")
+    missing = ABLATION.replace(inline, "tasks/other.yaml")
+    with pytest.raises(ValueError, match=r"tasks/other\.yaml does not exist"):
+        reader.read_manifest(write(tmp_path, missing), Ablation)
+
+
+# --- one block, read first ---------------------------------------------------------------------
+
+
+BLOCK = "name: x\narms: {a: '${CLIPMILL_NOT_SET}/raw'}\nminiweb: {pairs: 2k}\n"
+
+
+def test_one_block_is_read_before_the_variables_of_the_rest_are_set(tmp_path: Path) -> None:
+    path = write(tmp_path, BLOCK + "scales: {debug: {miniweb: {noise: 0.5}}}")
+    small = reader.read_block(path, "miniweb", Miniweb, scale="debug")
+    assert small == Miniweb(pairs=2000, noise=0.5)
+    assert reader.read_block(path, "scorer", Miniweb) is None
+    with pytest.raises(ValueError, match="no scale 'big'; it has debug"):
+        reader.read_block(path, "miniweb", Miniweb, scale="big")
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        ("{pears: 3}", "unknown key 'miniweb.pears'; did you mean 'pairs'?"),
+        ("{noise: 2}", "miniweb: miniweb noise is 2.0; it must lie in [0, 1)"),
+        ("{pairs: many}", "miniweb.pairs is 'many'; it must be a whole number"),
+        ("5", "miniweb is 5; it must be a mapping"),
+    ],
+)
+def test_a_wrong_block_names_file_key_and_value(tmp_path: Path, block: str, message: str) -> None:
+    path = write(tmp_path, BLOCK.replace("{pairs: 2k}", block))
+    with pytest.raises(ValueError, match=r"small\.yaml: ") as error:
+        reader.read_block(path, "miniweb", Miniweb)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ("[1]", "r.json"),
+        ('{"name": "r"}', "Recipe has no value for 'source'"),
+        ('{"name": "r", "source": 5}', "Source is 5; it must be a mapping"),
+        ('{"name": "r", "sauce": {}}', "Recipe has no 'sauce'; did you mean 'source'?"),
+    ],
+)
+def test_a_resolved_recipe_that_is_none(tmp_path: Path, document: str, message: str) -> None:
+    path = write(tmp_path, document, "r.json")
+    with pytest.raises(ValueError, match=r"r\.json") as error:
+        reader.read_manifest(path, Recipe)
+    assert message in str(error.value)
+
+
+def test_a_resolved_recipe_has_no_scale(tmp_path: Path) -> None:
+    recipe = reader.read_manifest(write(tmp_path, RECIPE), Recipe)
+    disk.write_json(tmp_path / "r.json", recipe)
+    with pytest.raises(ValueError, match="is resolved already; it has no scale 'debug'"):
+        reader.read_manifest(tmp_path / "r.json", Recipe, scale="debug")
