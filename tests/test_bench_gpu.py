@@ -31,7 +31,9 @@ def test_the_pool_is_one_that_the_trainer_reads(
     monkeypatch.setattr(gpu_data, "ROWS", 8)
     gpu_data.write_pool(str(tmp_path / "pool"))
     blend = Blend(name="bench", pools={"pool": str(tmp_path / "pool")}, views={"pool/all": 1.0})
-    config = configure({"preset": "micro", "batch_size": 32, "samples_seen": 64, "threads": 0})
+    config = configure(
+        {"preset": "micro", "batch_size": 32, "samples_seen": 64, "warmup": 0, "threads": 0}
+    )
     first = next(iter(Loader(blend, config, model_config(config))))
     assert first.substituted == 0
     assert first.image_BHWC.float().std() > 20

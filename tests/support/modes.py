@@ -20,10 +20,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from tests.support import ranks as mistakes
-from train.config import MODELS, configure
+from train.config import configure
 from train.dist import process_group, sharded_checkpoint
 from train.dist.parallelism import parallelize
 from train.dist.process_group import Ranks
+from train.model import MODELS
 from train.model.attention import group_by_length, pack_captions
 from train.model.clip import CLIP
 from train.step import accumulate

@@ -23,7 +23,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from train.config import MODELS, configure
+from train.config import configure
+from train.model import MODELS
 from train.model.clip import CLIP
 from train.step import accumulate
 from train.step.loss import DataParallel, contrastive

@@ -408,7 +408,7 @@ def test_the_logit_scale_stays_in_its_range(blend, tmp_path, monkeypatch, start,
         return made
 
     monkeypatch.setattr(loop, "CLIP", model)
-    loop.train(blend, dataclasses.replace(CONFIG, samples_seen=8), str(tmp_path))
+    loop.train(blend, dataclasses.replace(CONFIG, samples_seen=8, warmup=1), str(tmp_path))
     assert log_of(tmp_path)[-1]["logit_scale"] == pytest.approx(end)
 
 
@@ -417,7 +417,9 @@ def test_a_blend_that_cannot_be_trained_on_is_refused(blend, tmp_path):
         loop.train(dataclasses.replace(blend, views={"p/al": 1.0}), CONFIG, str(tmp_path))
     with pytest.raises(ValueError, match="rows"):
         loop.train(
-            blend, dataclasses.replace(CONFIG, batch_size=128, samples_seen=128), str(tmp_path)
+            blend,
+            dataclasses.replace(CONFIG, batch_size=128, samples_seen=128, warmup=1),
+            str(tmp_path),
         )
     assert not (tmp_path / "run.json").exists()
 

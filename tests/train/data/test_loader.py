@@ -28,7 +28,14 @@ Make = Callable[..., Any]
 
 def settings(**changes: Any) -> TrainConfig:
     base = TrainConfig(
-        model="test", samples_seen=8 * 16, batch_size=16, lanes=8, window=2, threads=0, device="cpu"
+        model="test",
+        samples_seen=8 * 16,
+        batch_size=16,
+        lanes=8,
+        window=2,
+        threads=0,
+        device="cpu",
+        warmup=0,
     )
     return dataclasses.replace(base, **changes)
 

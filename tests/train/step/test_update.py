@@ -7,8 +7,9 @@ import math
 import pytest
 import torch
 
-from train.config import MODELS, configure
+from train.config import configure
 from train.formats.open_clip_files import to_open_clip
+from train.model import MODELS
 from train.model.clip import CLIP
 from train.step.update import (
     OVERFLOWS,

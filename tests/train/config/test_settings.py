@@ -1,0 +1,173 @@
+"""Settings: each has a meaning, what cannot be is refused, and which ranks can share a batch."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import re
+
+import pytest
+
+from train.config import (
+    TrainConfig,
+    check_world,
+    configure,
+    format_settings,
+    list_settings,
+    model_config,
+)
+from train.config import settings as settings_module
+from train.model import MODELS
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "ViT-B32"}, "did you mean 'ViT-B-32'?"),
+        ({"schedule": "linear"}, "(of cosine, constant, constant_cooldown)"),
+        ({"precision": "fp8"}, "did you mean 'fp32'? (of fp32, tf32, bf16, bf16_o2, fp16)"),
+        ({"schedule": "constant_cooldown"}, "constant_cooldown takes 1 to 3125 steps"),
+        (
+            {"schedule": "constant_cooldown", "cooldown": 3126},
+            "constant_cooldown takes 1 to 3125 steps",
+        ),
+        ({"cooldown": 100}, "cooldown is 100, but schedule is cosine, which has none"),
+        ({"cooldown_end_lr": 1.0}, "it must lie in [0, lr], lr is 0.0005"),
+        ({"ema": 1.0}, "ema is 1.0; it must lie in (0, 1)"),
+        ({"micro_batch": 0}, "micro_batch is 0; it must be at least 1"),
+        ({"loss_tile": 0}, "loss_tile is 0; it must be at least 1"),
+        ({"micro_batch": 8, "precision": "bf16_o2"}, "set precision to bf16"),
+        ({"optimizer": "lion"}, "(of adamw, muon)"),
+        ({"decay_groups": "all"}, "(of open_clip_main, open_clip)"),
+        ({"logit_scale_max": 0}, "it must be above 0"),
+        ({"batch_size": 100, "lanes": 64}, "no multiple of lanes 64"),
+        ({"samples_seen": 1000}, "less than one batch of 4096"),
+        ({"local_loss": True, "gather_with_grad": False}, "wrong gradient"),
+        ({"beta2": 1.0}, "it must lie in [0, 1)"),
+        ({"crop_min": 0}, "it must lie in (0, 1]"),
+        ({"lr": 0}, "lr is 0.0; it must be above 0"),
+        ({"warmup": -1}, "it must not be negative"),
+        ({"device": "tpu"}, "it must be auto, cpu or cuda"),
+        ({"context_length": 100}, "ViT-B-32 takes 3 to 77 tokens"),
+        ({"warmup": 3126}, "warmup 3126, but the run has 3125 steps"),
+        ({"warmup": 3126}, "set warmup to at most 3125, or samples_seen to at least 12804096"),
+        (
+            {"schedule": "constant_cooldown", "cooldown": 3000, "warmup": 126},
+            "warmup 126 and cooldown 3000 are 3126 steps, but the run has 3125 steps",
+        ),
+        (
+            {"schedule": "constant_cooldown", "cooldown": 3000, "warmup": 126},
+            "set warmup to at most 125, or samples_seen to at least 12804096",
+        ),
+        ({"reshard_after_forward": False}, "dp_shard is 1 and no weight is sharded"),
+        ({"reshard_after_forward": False, "tp": 2}, "set dp_shard above 1"),
+        ({"cpu_offload": True}, "set dp_shard above 1"),
+        ({"dp_shard": 0}, "dp_shard is 0; it must be at least 1"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused_with_the_way_out(changes, message):
+    with pytest.raises(ValueError, match=r".") as error:
+        configure(changes)
+    assert message in str(error.value)
+
+
+def test_the_longest_warmup_and_cooldown_are_the_run():
+    assert configure({"warmup": 3125}).warmup == configure({}).steps == 3125
+    config = configure({"schedule": "constant_cooldown", "cooldown": 3000, "warmup": 125})
+    assert config.warmup + config.cooldown == config.steps
+    assert configure({"reshard_after_forward": False, "dp_shard": 2}).dp_shard == 2
+
+
+# --- the list of settings
+
+
+def test_every_setting_has_a_meaning_and_belongs_to_a_group():
+    listed = {setting.name: setting for setting in list_settings()}
+    names = {field.name for field in dataclasses.fields(TrainConfig)}
+    assert set(listed) == names - {"model_changes"} | {"model.NAME"}
+    for name, setting in listed.items():
+        assert len(setting.meaning) >= 12, name
+        assert not setting.meaning.endswith("."), name
+        assert setting.heading, name
+    assert len({setting.meaning for setting in listed.values()}) == len(listed)
+    headings = list(dict.fromkeys(setting.heading for setting in listed.values()))
+    assert headings[0] == "Model"
+    assert len(headings) == 8
+    assert listed["schedule"].choices == "cosine | constant | constant_cooldown"
+    assert (listed["grad_clip"].default, listed["grad_clip"].choices) == ("none", "number, or none")
+    assert listed["local_loss"].default == "true"
+
+
+def test_the_listed_defaults_are_the_defaults():
+    defaults = {
+        setting.name: setting.default
+        for setting in list_settings()
+        if setting.name not in ("model.NAME", "log_to", "logit_scale_max")
+    }
+    assert configure(defaults) == TrainConfig()
+
+
+def test_the_text_has_a_line_for_each_setting_below_its_heading():
+    text = format_settings()
+    lines = text.splitlines()
+    assert lines[0] == "Model"
+    assert sum(line.startswith("  ") for line in lines) == len(list_settings())
+    assert re.search(
+        r"^  batch_size=4096 +samples of a step, of all ranks \(whole number\)$", text, re.M
+    )
+
+
+def test_no_setting_has_a_trailing_comment_instead_of_a_meaning():
+    source = inspect.getsource(TrainConfig)
+    assert ast.parse(source)
+    for line in source.splitlines():
+        assert "#" not in line or line.strip().startswith("# ---"), line
+    assert settings_module.setting(1, "a meaning", heading="Group").metadata["heading"] == "Group"
+
+
+# --- ranks
+
+
+def test_ranks_share_whole_lanes():
+    config = configure({"preset": "micro"})
+    check_world(config, 8)
+    with pytest.raises(ValueError, match="3 ranks cannot share 32 lanes"):
+        check_world(config, 3)
+
+
+@pytest.mark.parametrize(
+    ("world", "remedy"),
+    [
+        (128, "For 128 ranks set lanes to 128;"),
+        (256, "For 256 ranks set lanes to 256;"),
+        (
+            96,
+            "batch_size 4096 is no multiple of 96: set batch_size to 4032 and lanes to 96, or batch_size to 4128 and lanes to 96",
+        ),
+        (1000, "set batch_size to 4000 and lanes to 1000, or batch_size to 5000 and lanes to 1000"),
+    ],
+)
+def test_ranks_that_do_not_fit_are_told_which_do_and_what_to_set(world, remedy):
+    config = configure({})
+    with pytest.raises(
+        ValueError, match="a batch is shared by 1, 2, 4, 8, 16, 32, 64 ranks"
+    ) as error:
+        check_world(config, world)
+    assert remedy in str(error.value)
+    assert "lanes decide the order of training" in str(error.value)
+    for batch, lanes in re.findall(r"batch_size to (\d+) and lanes to (\d+)", str(error.value)):
+        check_world(configure({"batch_size": batch, "lanes": lanes}), world)
+    for lanes in re.findall(r"ranks set lanes to (\d+)", str(error.value)):
+        check_world(configure({"lanes": lanes}), world)
+
+
+# --- the model
+
+
+def test_the_model_follows_the_run():
+    config = configure({"preset": "micro", "context_length": 12, "loss": "siglip"})
+    model = model_config(config)
+    assert model.context_length == 12
+    assert model.logit_bias
+    assert model_config(configure({"preset": "micro"})) == MODELS["micro"]

@@ -1,0 +1,31 @@
+"""Training settings: what there is, the presets, and changes to them."""
+
+from __future__ import annotations
+
+from train.config.changes import configure
+from train.config.presets import PRESETS
+from train.config.settings import (
+    LOGIT_SCALE_MAX,
+    Setting,
+    TrainConfig,
+    check_layout,
+    check_world,
+    format_settings,
+    list_settings,
+    model_config,
+    recompute_interval,
+)
+
+__all__ = [
+    "LOGIT_SCALE_MAX",
+    "PRESETS",
+    "Setting",
+    "TrainConfig",
+    "check_layout",
+    "check_world",
+    "configure",
+    "format_settings",
+    "list_settings",
+    "model_config",
+    "recompute_interval",
+]
