@@ -190,20 +190,20 @@ def test_micro_batches_train_the_same_weights_also_where_numbers_are_drawn(blend
 def test_an_overflow_of_fp16_costs_a_step_and_a_loss_that_is_none_the_run(
     blend, tmp_path, monkeypatch
 ):
-    real, infinite = loop.Update.norm, [True, True, False, True]
+    real, infinite = loop.Update.grad_norm, [True, True, False, True]
 
     def norm(update):
         value = real(update)
         return value * math.inf if infinite and infinite.pop(0) else value
 
-    monkeypatch.setattr(loop.Update, "norm", norm)
+    monkeypatch.setattr(loop.Update, "grad_norm", norm)
     config = configure({**SETTINGS, "precision": "fp16", "log_every": 1})
     loop.train(blend, config, str(tmp_path / "run"))
     lines = log_of(tmp_path / "run")
     assert [line["skipped"] for line in lines] == [1, 2, 2, 3, 3, 3]
     assert lines[-1]["loss_scale"] == 2.0**13
     assert (lines[0]["grad_norm"], lines[2]["grad_norm"] > 0) == (None, True)
-    monkeypatch.setattr(loop.Update, "norm", lambda update: real(update) * math.nan)
+    monkeypatch.setattr(loop.Update, "grad_norm", lambda update: real(update) * math.nan)
     with pytest.raises(loop.NonFinite, match="the gradients' norm nan"):
         loop.train(blend, dataclasses.replace(config, samples_seen=8 * 40), str(tmp_path / "never"))
 
