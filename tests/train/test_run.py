@@ -249,7 +249,11 @@ def test_nvidia_s_file_says_what_is_trained(blend, tmp_path, caplog):
     text += "  num_attention_heads: 2\n  encoder_seq_length: 196\n"
     text += "text:\n  num_layers: 1\n  hidden_size: 32\n  num_attention_heads: 2\n"
     (tmp_path / "clip.yaml").write_text(text)
-    settings = [change for change in changes(samples_seen=8, warmup=1)[1:] if not change.startswith("model=")]
+    settings = [
+        change
+        for change in changes(samples_seen=8, warmup=1)[1:]
+        if not change.startswith("model=")
+    ]
     arguments = [
         blend,
         "--out",
