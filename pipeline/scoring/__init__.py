@@ -2,6 +2,22 @@
 
 from __future__ import annotations
 
-from pipeline.scoring.scorer import filter_specs, score, score_set, score_set_name
+from pipeline.scoring.score_sets import (
+    complete_score_sets,
+    filter_specs,
+    read_score_set,
+    score_set,
+)
+from pipeline.scoring.scorer import score
+from pipeline.scoring.stored_rows import example_row, reasons_text, shards_with_rows
 
-__all__ = ["filter_specs", "score", "score_set", "score_set_name"]
+__all__ = [
+    "complete_score_sets",
+    "example_row",
+    "filter_specs",
+    "read_score_set",
+    "reasons_text",
+    "score",
+    "score_set",
+    "shards_with_rows",
+]

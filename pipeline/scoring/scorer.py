@@ -1,4 +1,4 @@
-"""Rows to score columns: one decode of a picture feeds all filters of a pass, models are loaded once per worker.
+"""Rows to score columns: one decode of an image serves all filters of a pass, models are loaded once per worker.
 
 A shard's columns are committed by their rename into POOL/scores/NAME@ID/; scores.json is written when all shards are
 there. What is scored already is not scored again.
@@ -12,7 +12,6 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,221 +19,191 @@ import pyarrow as pa
 from PIL import Image
 
 from filters import make
-from filters.base import Batch, Columns, Filter, options_of, set_id
+from filters.base import Batch, Columns, Filter, options_of
 from manifests import disk, ray_runtime
-from manifests.pool_layout import uids_checksum
-from manifests.schema import FilterSpec, Recipe
-from pipeline.executor import Engine, Stage, Ticket, execute
-from pipeline.pool import shard_writer
-
-CHUNK = (
-    256  # pictures that are decoded ahead while as many are scored: about 50 MB each at 256 × 256
+from manifests.pool_layout import (
+    PoolLayout,
+    ScoreSetDocument,
+    pool_fingerprint,
+    uids_checksum,
 )
+from manifests.schema import FilterSpec
+from pipeline.executor import Engine, Stage, Ticket, execute
+from pipeline.scoring.score_sets import current_score_set, name_of_filter, read_score_set
+from pipeline.scoring.stored_rows import shards_with_rows
+
+CHUNK = 256  # images decoded ahead while as many are scored: about 50 MB each at 256 × 256
 DECODERS = min(8, os.cpu_count() or 1)  # Pillow releases the GIL while it decodes
-SYSTEMATIC = 8  # where a filter raises for every one of at least so many rows, the filter is at fault, not the rows
+# If a filter raises for every one of at least this many rows, the filter is at fault, not the rows.
+SYSTEMATIC = 8
 NEEDED = ["uid", "status", "caption", "image_offset", "image_length"]
 logger = logging.getLogger(__name__)
 
-Pictures = list["Future[Image.Image | None]"]
+Decoding = list["Future[Image.Image | None]"]
 
 
 def score(pool: str, specs: Sequence[FilterSpec], *, engine: Engine) -> dict[str, Any]:
     """Score every committed shard by every filter; what is scored already is left as it is.
 
-    Returns {"sets": {NAME@ID: scores.json}, "failed": {shard: reason}}; after a failed shard there is no scores.json.
-    A row that cannot be decoded or scored has NULL. ValueError for unknown filters, options or weights, and for a pool
-    without shards.
+    Returns {"sets": {NAME@ID: scores.json}, "failed": {shard: reason}}. After a failed shard a set has {}. A row that cannot be decoded or scored has NULL. ValueError for unknown filters, options or weights, and
+    for a pool without a stored row.
     """
-    records = shard_writer.committed(pool)
-    if not records:
-        raise ValueError(
-            f"{pool} has no committed shard; build it first: pipeline/build.py RECIPE --out {pool}"
-        )
-    judges = {name_of(judge): judge for judge in map(make, specs)}
-    fingerprint = shard_writer.fingerprint(pool)
-    todo = {
-        name: judge
-        for name, judge in judges.items()
-        if state(pool, name).get("fingerprint") != fingerprint
+    records = shards_with_rows(pool)
+    fingerprint = pool_fingerprint(records)
+    todo: dict[str, Filter] = {}
+    names: list[str] = []
+    for spec in specs:
+        filter_ = make(spec)
+        current = current_score_set(pool, filter_, fingerprint)
+        if current is not None:
+            names.append(current[0])
+            continue
+        filter_.check()
+        filter_ = filter_.resolved(gpu=_has_gpu(filter_, engine))
+        names.append(name_of_filter(filter_))
+        todo[names[-1]] = filter_
+    failed = _score_sets(pool, todo, records, engine) if todo else {}
+    if not failed:
+        for name, filter_ in todo.items():
+            _write_document(pool, name, filter_, records, fingerprint)
+    documents = {name: read_score_set(pool, name) for name in names}
+    sets = {name: disk.to_plain(document) if document else {} for name, document in documents.items()}
+    return {"sets": sets, "failed": failed}
+
+
+def _score_sets(
+    pool: str,
+    filters: Mapping[str, Filter],
+    records: Mapping[str, Mapping[str, Any]],
+    engine: Engine,
+) -> dict[str, str]:
+    """Score the shards that lack columns of one of these sets; returns {shard: reason} of those that failed."""
+    tickets = _tickets(pool, records, list(filters))
+    logger.info("%s: %d of %d shards to score", ", ".join(filters), len(tickets), len(records))
+    specs = {
+        name: {"name": filter_.name, "options": options_of(filter_)}
+        for name, filter_ in filters.items()
     }
-    failed: dict[str, str] = {}
-    if todo:
-        for judge in todo.values():
-            judge.check()
-        tickets = _tickets(pool, records, list(todo))
-        logger.info("%s: %d of %d shards to score", ", ".join(todo), len(tickets), len(records))
-        filters = {
-            name: {"name": judge.name, "options": options_of(judge)} for name, judge in todo.items()
-        }
-        work = Stage(
-            name="score",
-            work=Scorer,
-            config={"pool": pool, "filters": filters},
-            gpus=_gpus(todo.values(), engine),
-        )
-        failed = execute(work, tickets, engine=engine).failed
-        if not failed:
-            for name, judge in todo.items():
-                _commit(pool, name, judge, records, fingerprint)
-    return {"sets": {name: state(pool, name) for name in judges}, "failed": failed}
-
-
-def score_set_name(spec: FilterSpec) -> str:
-    """NAME@ID of the columns that a filter with these options gives, whether they are there or not."""
-    return name_of(make(spec))
-
-
-def score_set(pool: str, spec: FilterSpec, fingerprint: str | None = None) -> str:
-    """NAME@ID of a filter's columns in `pool`. ValueError with the command to give where they are not all there.
-
-    fingerprint: the pool's, where the caller has it already.
-    """
-    name = score_set_name(spec)
-    found = state(pool, name)
-    if found.get("fingerprint") != (fingerprint or shard_writer.fingerprint(pool)):
-        what = "of an older state of the pool" if found else "not there"
-        raise ValueError(
-            f"{pool}: the scores of filter {spec.name} ({name}) are {what}; "
-            f"run pipeline/score.py {pool} with the same recipe"
-        )
-    return name
-
-
-def filter_specs(
-    recipe: Recipe | None, names: Sequence[str], changes: Mapping[str, Any]
-) -> list[FilterSpec]:
-    """The filters to score by: a recipe's, or those of them in `names`; without a recipe `names` as they come.
-
-    changes: "filter.option" -> value. ValueError for a filter that the recipe does not list, or for none at all.
-    """
-    if recipe is None:
-        specs = {name: FilterSpec(name=name) for name in names}
-    else:
-        listed = {spec.name: spec for spec in recipe.filters}
-        for name in names:
-            if name not in listed:
-                raise ValueError(
-                    f"recipe {recipe.name!r} has no filter {name!r}{disk.did_you_mean(name, listed)}; "
-                    f"it has {', '.join(listed) or 'none'}"
-                )
-        specs = {name: listed[name] for name in names or listed}
-    for key, value in changes.items():
-        name, _, option = key.partition(".")
-        if name not in specs or not option:
-            raise ValueError(
-                f"--set {key}: write FILTER.OPTION=VALUE with a filter of {', '.join(specs) or 'none'}"
-            )
-        specs[name] = replace(specs[name], options={**specs[name].options, option: value})
-    if not specs:
-        raise ValueError("there is no filter to score by; name some with --filters")
-    return list(specs.values())
-
-
-def name_of(judge: Filter) -> str:
-    """NAME@ID: the folder that holds a filter's columns."""
-    return f"{judge.name}@{set_id(judge)}"
-
-
-def state(pool: str, name: str) -> dict[str, Any]:
-    """scores.json of a set, {} where it was never complete."""
-    path = disk.join(pool, "scores", name, "scores.json")
-    return dict(disk.read_json(path)) if disk.exists(path) else {}
-
-
-def scores_path(pool: str, name: str, number: str) -> str:
-    """Where a shard's columns of a set lie."""
-    return disk.join(pool, "scores", name, f"{number}.parquet")
+    on_gpu = engine == "ray" and any(_has_gpu(filter_, engine) for filter_ in filters.values())
+    stage = Stage(
+        name="score",
+        work=ScoreWorker,
+        config={"pool": pool, "filters": specs},
+        gpus=1 if on_gpu else 0,  # inline, a filter takes the GPU that the process sees
+    )
+    return dict(execute(stage, tickets, engine=engine).failed)
 
 
 # --- the worker ----------------------------------------------------------------------------------------------------
 
 
-class Scorer:
-    """The filters of a pass, loaded. Called with a ticket {"sets": […]} whose id is a shard, it writes its columns."""
+class ScoreWorker:
+    """The filters of a pass, loaded. A call with a ticket {"sets": […]} writes the columns of the shard `ticket.id`."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.pool = str(config["pool"])
-        self.judges: dict[str, Filter] = {}
+        self.layout = PoolLayout(self.pool)
+        self.filters: dict[str, Filter] = {}
         for name, spec in config["filters"].items():
-            self.judges[name] = make(FilterSpec(name=spec["name"], options=spec["options"]))
-            self.judges[name].setup()
+            self.filters[name] = make(FilterSpec(name=spec["name"], options=spec["options"]))
+            self.filters[name].setup()
 
     def __call__(self, ticket: Ticket) -> dict[str, Any]:
-        judges = {name: self.judges[name] for name in ticket.payload["sets"]}
-        record = disk.read_json(shard_writer.commit_path(self.pool, ticket.id))
-        everything = any("row" in judge.needs for judge in judges.values())
-        rows = shard_writer.read_sidecar(self.pool, ticket.id, None if everything else NEEDED)
-        columns = {
-            name: {c: [None] * rows.num_rows for c in judge.adds} for name, judge in judges.items()
-        }
-        seconds = dict.fromkeys(judges, 0.0)
-        for places, images in self._chunks(rows, record, judges.values()):
-            for name, judge in judges.items():
+        shard = ticket.id
+        filters = {name: self.filters[name] for name in ticket.payload["sets"]}
+        record = disk.read_json(self.layout.commit_record(shard))
+        all_columns = any("row" in filter_.needs for filter_ in filters.values())
+        rows = disk.read_parquet(self.layout.sidecar(shard), None if all_columns else NEEDED)
+        columns: dict[str, dict[str, list[Any]]] = {}
+        for name, filter_ in filters.items():
+            columns[name] = {column: [None] * rows.num_rows for column in filter_.adds}
+        seconds = dict.fromkeys(filters, 0.0)
+        for positions, images in self._chunks(rows, record, filters.values()):
+            for name, filter_ in filters.items():
                 started = time.perf_counter()
-                _fill(columns[name], places, judge, images, rows)
+                _fill(columns[name], positions, filter_, images, rows)
                 seconds[name] += time.perf_counter() - started
-        checksum = uids_checksum(rows["uid"])
-        stored = sum(status == "success" for status in rows["status"].to_pylist())
+        shared = {
+            "uids": uids_checksum(rows["uid"]),
+            "sidecar": record["sidecar_sha256"],
+            "rows": rows.num_rows,
+            "stored": _stored_positions(rows).size,
+        }
         scored = {}
-        for name, judge in judges.items():
-            scored[name] = sum(
-                all(v is not None for v in row) for row in zip(*columns[name].values(), strict=True)
-            )
-            notes = {
-                "uids": checksum,
-                "sidecar": record["sidecar_sha256"],
-                "rows": rows.num_rows,
-                "stored": stored,
-                "scored": scored[name],
-                "seconds": round(seconds[name], 3),
-            }
-            if scored[name] < stored:
-                logger.warning("%s, shard %s: %d of %d stored rows have no score", name, ticket.id,
-                               stored - scored[name], stored)  # fmt: skip
-            table = pa.table(
-                {c: pa.array(columns[name][c], kind) for c, kind in judge.adds.items()}
-            )
-            disk.write_parquet(scores_path(self.pool, name, ticket.id), table, notes)
+        for name, filter_ in filters.items():
+            metadata = {**shared, "seconds": round(seconds[name], 3)}
+            scored[name] = self._write(name, shard, filter_, columns[name], metadata)
         return {"scored": scored}
 
+    def _write(
+        self,
+        name: str,
+        shard: str,
+        filter_: Filter,
+        columns: Mapping[str, list[Any]],
+        metadata: Mapping[str, Any],
+    ) -> int:
+        """Commit the columns of a shard; returns the number of rows that have all of them."""
+        scored = 0
+        for values in zip(*columns.values(), strict=True):
+            scored += all(value is not None for value in values)
+        if scored < metadata["stored"]:
+            logger.warning(
+                "%s, shard %s: %d of %d stored rows have no score",
+                name,
+                shard,
+                metadata["stored"] - scored,
+                metadata["stored"],
+            )
+        arrays = {column: pa.array(columns[column], kind) for column, kind in filter_.adds.items()}
+        path = self.layout.score_columns(name, shard)
+        disk.write_parquet(path, pa.table(arrays), {**metadata, "scored": scored})
+        return scored
+
     def _chunks(
-        self, rows: pa.Table, record: Mapping[str, Any], judges: Iterable[Filter]
+        self, rows: pa.Table, record: Mapping[str, Any], filters: Iterable[Filter]
     ) -> Iterator[tuple[list[int], list[Image.Image | None] | None]]:
-        """(row numbers, their pictures) of the stored rows; the next chunk is decoded while one is in use."""
-        stored = [i for i, status in enumerate(rows["status"].to_pylist()) if status == "success"]
-        chunks = [stored[at : at + CHUNK] for at in range(0, len(stored), CHUNK)]
-        if not any("image" in judge.needs for judge in judges):
-            yield from ((chunk, None) for chunk in chunks)
+        """(positions, their images) of the stored rows. The next chunk is decoded while one is in use."""
+        stored = _stored_positions(rows).tolist()
+        chunks = [stored[start : start + CHUNK] for start in range(0, len(stored), CHUNK)]
+        if not any("image" in filter_.needs for filter_ in filters):
+            for chunk in chunks:
+                yield chunk, None
             return
-        member = _reader(shard_writer.tar_path(self.pool, record))
+        read_member = _member_reader(self.layout.tar(record))
         offsets, lengths = rows["image_offset"].to_pylist(), rows["image_length"].to_pylist()
         with ThreadPoolExecutor(DECODERS) as threads:
 
-            def load(i: int) -> Image.Image | None:
-                return decode(member(offsets[i], lengths[i]))
+            def load(position: int) -> Image.Image | None:
+                return decode(read_member(offsets[position], lengths[position]))
 
-            def begin(chunk: Sequence[int]) -> Pictures:
-                return [threads.submit(load, i) for i in chunk]
+            def begin(chunk: Sequence[int]) -> Decoding:
+                return [threads.submit(load, position) for position in chunk]
 
-            waiting = begin(chunks[0]) if chunks else []
+            upcoming = begin(chunks[0]) if chunks else []
             for chunk, following in zip(chunks, [*chunks[1:], []], strict=True):
-                begun, waiting = waiting, begin(following)
-                yield chunk, [picture.result() for picture in begun]
+                current, upcoming = upcoming, begin(following)
+                yield chunk, [decoding.result() for decoding in current]
 
 
 def decode(data: bytes) -> Image.Image | None:
-    """An RGB picture, or None where the bytes are none."""
+    """An RGB image, or None where the bytes are none."""
     try:
         return Image.open(io.BytesIO(data)).convert("RGB")
-    except (
-        Exception
-    ) as error:  # Pillow's decoders raise whatever they meet: OSError, SyntaxError, struct.error …
-        logger.warning("a stored picture cannot be decoded: %s", error)
+    # Pillow's decoders raise all kinds of errors: OSError, SyntaxError, struct.error …
+    except Exception as error:
+        logger.warning("a stored image cannot be decoded: %s", error)
         return None
 
 
-def _reader(tar: str) -> Callable[[int, int], bytes]:
-    """(offset, length) -> bytes of a tar; one that is far away is fetched whole, once."""
+def _stored_positions(rows: pa.Table) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Row numbers of the stored rows."""
+    statuses = np.array(rows["status"].to_pylist(), object)
+    return np.flatnonzero(statuses == "success").astype(np.int64)
+
+
+def _member_reader(tar: str) -> Callable[[int, int], bytes]:
+    """(offset, length) -> bytes of a tar. A remote tar is fetched whole, once."""
     if not disk.is_url(tar):
         return lambda offset, length: disk.read_bytes(tar, offset, length)
     whole = disk.read_bytes(tar)
@@ -243,123 +212,155 @@ def _reader(tar: str) -> Callable[[int, int], bytes]:
 
 def _fill(
     columns: dict[str, list[Any]],
-    places: Sequence[int],
-    judge: Filter,
+    positions: Sequence[int],
+    filter_: Filter,
     images: Sequence[Image.Image | None] | None,
     rows: pa.Table,
 ) -> None:
-    """Score the rows `places` and put the values where they belong; rows that lack what the filter needs stay NULL."""
-    captions = rows["caption"].take(pa.array(places, pa.int64())).to_pylist()
-    pictures = images if images is not None else [None] * len(places)
-    fit = [
-        i
-        for i in range(len(places))
-        if ("image" not in judge.needs or pictures[i] is not None)
-        and ("caption" not in judge.needs or captions[i] is not None)
-    ]
+    """Score the rows `positions` and write the values to `columns`.
+
+    Rows that lack what the filter needs stay NULL. NaN and infinity become NULL.
+    """
+    captions = rows["caption"].take(pa.array(positions, pa.int64())).to_pylist()
+    usable = _usable(filter_, captions, images)
+    batch_images = None
+    if "image" in filter_.needs:
+        assert images is not None
+        batch_images = [image for i in usable if (image := images[i]) is not None]
+    batch_positions = [positions[i] for i in usable]
     batch = Batch(
-        captions=[captions[i] or "" for i in fit],
-        images=[image for i in fit if (image := pictures[i]) is not None]
-        if "image" in judge.needs
-        else None,
-        rows=rows.take(pa.array([places[i] for i in fit], pa.int64())),
+        captions=[captions[i] or "" for i in usable],
+        images=batch_images,
+        rows=rows.take(pa.array(batch_positions, pa.int64())),
     )
-    for column, values in _scores(judge, batch).items():
-        assert len(values) == len(fit), (
-            f"filter {judge.name} gave {len(values)} values of {column} for {len(fit)} rows"
+    for column, values in _scores(filter_, batch).items():
+        assert len(values) == len(usable), (
+            f"filter {filter_.name} gave {len(values)} values of {column} for {len(usable)} rows"
         )
-        for i, value in zip(fit, values, strict=True):
-            broken = isinstance(value, (float, np.floating)) and not np.isfinite(value)
-            columns[column][places[i]] = None if broken else value
+        for position, value in zip(batch_positions, values, strict=True):
+            not_finite = isinstance(value, (float, np.floating)) and not np.isfinite(value)
+            columns[column][position] = None if not_finite else value
 
 
-def _scores(judge: Filter, batch: Batch) -> Columns:
-    """A filter's columns for a batch; where it raises, row by row, so that one row costs one row."""
-    count = len(batch.captions)
+def _usable(
+    filter_: Filter,
+    captions: Sequence[str | None],
+    images: Sequence[Image.Image | None] | None,
+) -> list[int]:
+    """Indices of the rows that have what the filter needs."""
+    usable = []
+    for i, caption in enumerate(captions):
+        has_image = images is not None and images[i] is not None
+        lacks_image = "image" in filter_.needs and not has_image
+        lacks_caption = "caption" in filter_.needs and caption is None
+        if not lacks_image and not lacks_caption:
+            usable.append(i)
+    return usable
+
+
+def _scores(filter_: Filter, batch: Batch) -> Columns:
+    """A filter's columns for a batch. If it raises, row by row, so that one row costs one row."""
+    if not batch.captions:
+        return {column: [] for column in filter_.adds}
     try:
-        return judge.score(batch) if count else {column: [] for column in judge.adds}
+        return filter_.score(batch)
     except Exception as error:
         logger.warning(
             "filter %s raised on %d rows, which are now scored one by one: %s",
-            judge.name,
-            count,
+            filter_.name,
+            len(batch.captions),
             error,
         )
-    found: dict[str, list[Any]] = {column: [] for column in judge.adds}
+    return _scores_one_by_one(filter_, batch)
+
+
+def _scores_one_by_one(filter_: Filter, batch: Batch) -> Columns:
+    """NULL for each row for which the filter raises. It raises for good if it raises for all of many rows."""
+    count = len(batch.captions)
+    columns: dict[str, list[Any]] = {column: [] for column in filter_.adds}
     failures = 0
     for i in range(count):
-        one = Batch(
+        row = Batch(
             captions=batch.captions[i : i + 1],
             images=None if batch.images is None else batch.images[i : i + 1],
             rows=batch.rows.slice(i, 1),
         )
         try:
-            scores: Columns = judge.score(one)
+            scores: Columns = filter_.score(row)
         except Exception:
             failures += 1
             if failures == count >= SYSTEMATIC:
                 raise
-            scores = {column: [None] for column in judge.adds}
-        for column, values in found.items():
+            scores = {column: [None] for column in filter_.adds}
+        for column, values in columns.items():
             values.append(scores[column][0])
-    return dict(found)
+    return dict(columns)
 
 
-# --- the books -----------------------------------------------------------------------------------------------------
+# --- tickets and documents -----------------------------------------------------------------------------------------
 
 
 def _tickets(
     pool: str, records: Mapping[str, Mapping[str, Any]], sets: Sequence[str]
 ) -> list[Ticket]:
-    """One ticket for each shard that lacks columns of a set, naming the sets that it lacks."""
-    there = {
-        name: set(disk.list_names(disk.join(pool, "scores", name), ".parquet")) for name in sets
-    }
+    """One ticket for each shard that lacks columns of a set. It names the sets that the shard lacks."""
+    layout = PoolLayout(pool)
+    committed = {name: set(disk.list_names(layout.score_set(name), ".parquet")) for name in sets}
     tickets = []
-    for number, record in records.items():
-        lacking = [
-            name
-            for name in sets
-            if f"{number}.parquet" not in there[name]
-            or disk.read_metadata(scores_path(pool, name, number)).get("sidecar")
-            != record["sidecar_sha256"]
-        ]
+    for shard, record in records.items():
+        lacking = []
+        for name in sets:
+            if f"{shard}.parquet" in committed[name]:
+                metadata = disk.read_metadata(layout.score_columns(name, shard))
+                if metadata.get("sidecar") == record["sidecar_sha256"]:
+                    continue
+            lacking.append(name)
         if lacking:
-            tickets.append(Ticket(id=number, group=number, payload={"sets": lacking}))
+            tickets.append(Ticket(id=shard, group=shard, payload={"sets": lacking}))
     return tickets
 
 
-def _commit(
-    pool: str, name: str, judge: Filter, records: Mapping[str, Mapping[str, Any]], fingerprint: str
+def _write_document(
+    pool: str,
+    name: str,
+    filter_: Filter,
+    records: Mapping[str, Mapping[str, Any]],
+    fingerprint: str,
 ) -> None:
-    notes = {number: disk.read_metadata(scores_path(pool, name, number)) for number in records}
-    disk.write_json(
-        disk.join(pool, "scores", name, "scores.json"),
-        {
-            "name": judge.name,
-            "id": name.partition("@")[2],
-            "version": judge.version,
-            "options": options_of(judge),
-            "identity": judge.identity(),
-            "columns": list(judge.adds),
-            "shards": {number: note["uids"] for number, note in notes.items()},
-            "fingerprint": fingerprint,
-            **{
-                key: sum(note[key] for note in notes.values())
-                for key in ("rows", "stored", "scored")
-            },
-            "seconds": round(sum(note["seconds"] for note in notes.values()), 3),
-        },
+    """scores.json, from the metadata of all shards' columns."""
+    layout = PoolLayout(pool)
+    metadata = {shard: disk.read_metadata(layout.score_columns(name, shard)) for shard in records}
+
+    def total(key: str) -> Any:
+        return sum(each[key] for each in metadata.values())
+
+    document = ScoreSetDocument(
+        name=filter_.name,
+        id=name.partition("@")[2],
+        version=filter_.version,
+        options=options_of(filter_),
+        identity=filter_.identity(),
+        columns=tuple(filter_.adds),
+        shards={shard: each["uids"] for shard, each in metadata.items()},
+        fingerprint=fingerprint,
+        rows=total("rows"),
+        stored=total("stored"),
+        scored=total("scored"),
+        seconds=round(total("seconds"), 3),
     )
+    disk.write_json(layout.score_set_json(name), document)
 
 
-def _gpus(judges: Iterable[Filter], engine: Engine) -> float:
-    """1 where a filter wants a GPU and Ray has one to give; inline, a filter takes what the process sees."""
-    wishes = {judge.device for judge in judges}
-    if engine == "inline" or wishes == {"cpu"}:
-        return 0
+def _has_gpu(filter_: Filter, engine: Engine) -> bool:
+    """True where the filter will run on a GPU: `cuda` always, `auto` where Ray or this process has one."""
+    if filter_.device != "auto":
+        return filter_.device == "cuda"
+    if engine == "inline":
+        import torch
+
+        return torch.cuda.is_available()
     ray_runtime.connect()
     import ray
 
-    has: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    return 1 if "cuda" in wishes or has.get("GPU", 0) >= 1 else 0
+    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    return resources.get("GPU", 0) >= 1

@@ -2,7 +2,27 @@
 
 from __future__ import annotations
 
-from pipeline.views.choose import columns_of
-from pipeline.views.view_files import check_views, choose_views, funnel_lines, random_like
+from pipeline.views.available_columns import column_lines, list_columns
+from pipeline.views.rules import columns_of
+from pipeline.views.steps import rule_text
+from pipeline.views.view_files import (
+    check_views,
+    choose_views,
+    funnel_lines,
+    random_like,
+    unlisted_views_line,
+    views_not_in,
+)
 
-__all__ = ["check_views", "choose_views", "columns_of", "funnel_lines", "random_like"]
+__all__ = [
+    "check_views",
+    "choose_views",
+    "column_lines",
+    "columns_of",
+    "funnel_lines",
+    "list_columns",
+    "random_like",
+    "rule_text",
+    "unlisted_views_line",
+    "views_not_in",
+]

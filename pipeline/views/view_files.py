@@ -1,209 +1,302 @@
-"""Views as files: reads the columns that the rules use, lets `choose` decide, and writes masks beside the shards.
+"""Views as files: reads the columns that the rules need, lets `choose` decide, and writes masks beside the shards.
 
-NAME.json is written last and says everything the mask was made from; a view that is there already, from the same
-rules, scores and shards, is not made again.
+NAME.json is written last and says everything that the masks were made from. A view that exists already, from the same
+rules, scores and shards, is not made again. One that changed is named in a log line with what changed.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from filters import FILTERS, make
+from filters import FILTERS, check_filters, specs_of_recipe
 from manifests import disk
 from manifests.columns import SIDECAR, with_extra
-from manifests.pool_layout import PoolLayout
+from manifests.pool_layout import (
+    PoolLayout,
+    ScoreSetDocument,
+    ViewDocument,
+    pool_fingerprint,
+    read_document,
+)
 from manifests.schema import FilterSpec, Recipe, Rule, View
-from pipeline.pool import shard_writer
-from pipeline.scoring import score_set
-from pipeline.views.choose import Selection, check, choose, columns_of, like, rules_of
+from pipeline.scoring import score_set, shards_with_rows
+from pipeline.views.choose import Selection, check, choose
+from pipeline.views.rules import columns_of
+from pipeline.views.steps import rule_text, rules_hash, rules_of
 
-READERS = 8  # files that are opened at once: small ones, and far away ones wait for the network
-NAME = re.compile(r"[\w.-]+")
-SOURCE = {
-    column: name for name, kind in FILTERS.items() for column in kind.adds
-}  # score column -> filter
+READERS = 8  # files that are open at once: most are small, and remote ones wait for the network
+VIEW_NAME = re.compile(r"[\w.-]+")
+RANDOM_PREFIX = "random_like_"
+# score column -> filter
+FILTER_OF_COLUMN = {
+    column: name for name, filter_class in FILTERS.items() for column in filter_class.adds
+}
 logger = logging.getLogger(__name__)
+
+Records = Mapping[str, Mapping[str, Any]]
+ScoreSets = dict[str, tuple[str, ScoreSetDocument]]  # filter -> (NAME@ID, scores.json)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """What a view is made from. A view with equal inputs is not made again."""
+
+    rules: tuple[dict[str, Any], ...]
+    scores: dict[str, str]  # filter -> NAME@ID
+    fingerprint: str
+
+    def made(self, document: ViewDocument | None) -> bool:
+        """True if `document` was made from these inputs."""
+        return document is not None and self == Inputs(
+            rules=document.rules, scores=document.scores, fingerprint=document.fingerprint
+        )
 
 
 def check_views(recipe: Recipe) -> None:
-    """ValueError for filters, options, rules and views that could not work, before anything is fetched for them."""
-    for spec in recipe.filters:
-        make(spec)
-    added = [
-        pa.field(column, kind.adds[column]) for kind in FILTERS.values() for column in kind.adds
-    ]
-    if taken := sorted(recipe.sidecar_extra.keys() & {field.name for field in added}):
+    """ValueError for filters, options, models, rules and views that cannot work. Neither pool nor weights are read."""
+    check_filters(specs_of_recipe(recipe))
+    added = []
+    for filter_class in FILTERS.values():
+        added += [pa.field(column, kind) for column, kind in filter_class.adds.items()]
+    if taken := sorted(recipe.sidecar_extra.keys() & FILTER_OF_COLUMN.keys()):
         raise ValueError(f"extra_columns names {taken[0]!r}, which is a filter's column")
     check(recipe.views, pa.schema([*with_extra(SIDECAR, recipe.sidecar_extra), *added]))
     for view in recipe.views:
-        _filters_used(recipe, view.name)
+        _columns_and_filters(recipe, view.name)
 
 
 def choose_views(
     pool: str, recipe: Recipe, names: Sequence[str] | None = None
-) -> dict[str, dict[str, Any]]:
-    """Make the views of a recipe (default: all), and return what their NAME.json say.
+) -> dict[str, ViewDocument]:
+    """Make the views of a recipe (default: all), and return their documents.
 
-    ValueError for unknown views and columns, rules that are none, filters that are not scored yet, and a view that
-    keeps nothing.
+    ValueError for unknown views and columns, rules that are no rules, filters that are not scored yet, a pool without
+    stored rows, and a view that keeps nothing.
     """
-    fingerprint = _fingerprint(pool)
+    records = shards_with_rows(pool)
+    fingerprint = pool_fingerprint(records)
     wanted = [view.name for view in recipe.views] if names is None else list(names)
+    documents: dict[str, ViewDocument] = {}
+    before: dict[str, ViewDocument | None] = {}
+    todo: dict[str, Inputs] = {}
+    columns: set[str] = set()
+    sets: ScoreSets = {}
     for name in wanted:
         recipe.view(name)
-    documents: dict[str, dict[str, Any]] = {}
-    todo: dict[str, tuple[list[dict[str, Any]], dict[str, str]]] = {}
-    columns: set[str] = set()
-    for name in wanted:
-        rules = rules_of(recipe.views, name)
-        used, specs = _filters_used(recipe, name)
-        scores = {spec.name: score_set(pool, spec, fingerprint) for spec in specs}
-        found = _document(pool, name)
-        if (found.get("rules"), found.get("scores"), found.get("fingerprint")) == (
-            rules,
-            scores,
-            fingerprint,
-        ):
-            documents[name] = found
-        else:
-            todo[name] = rules, scores
-            columns |= used
+        used, specs = _columns_and_filters(recipe, name)
+        for spec in specs:
+            if spec.name not in sets:
+                sets[spec.name] = score_set(pool, spec, fingerprint)
+        inputs = Inputs(
+            rules=rules_of(recipe.views, name),
+            scores={spec.name: sets[spec.name][0] for spec in specs},
+            fingerprint=fingerprint,
+        )
+        document = read_view(pool, name)
+        if document is not None and inputs.made(document):
+            documents[name] = document
+            continue
+        before[name] = document
+        todo[name] = inputs
+        columns |= used
     if todo:
-        sets = {name: folder for _, scores in todo.values() for name, folder in scores.items()}
-        sizes = {name: document["kept"] for name, document in documents.items()}
-        selections = choose(_tables(pool, columns, sets), recipe.views, list(todo), sizes=sizes)
-        for name, (rules, scores) in todo.items():
-            documents[name] = _write(pool, name, selections[name], rules, scores, fingerprint)
+        sizes = {name: document.kept for name, document in documents.items()}
+        tables = _tables(pool, records, columns, sets)
+        selections = choose(tables, recipe.views, list(todo), sizes=sizes)
+        for name, inputs in todo.items():
+            documents[name] = _write(pool, name, selections[name], inputs, before[name])
+    if names is None and (unlisted := views_not_in(recipe, pool)):
+        logger.warning("%s", unlisted_views_line(recipe, unlisted))
     return {name: documents[name] for name in wanted}
 
 
-def random_like(pool: str, view: str, seed: int = 0) -> dict[str, dict[str, Any]]:
+def random_like(pool: str, view: str, seed: int = 0) -> dict[str, ViewDocument]:
     """Make the view `random_like_VIEW`: as many stored rows as `view` keeps, drawn by xxh3(uid, seed).
 
-    ValueError where the pool has no view of that name, or one that is older than its shards.
+    ValueError if the pool has no view of that name, or one that is older than its shards.
     """
-    fingerprint = _fingerprint(pool)
-    model = _document(pool, view)
-    if model.get("fingerprint") != fingerprint:
-        what = f"is older than the shards of {pool}" if model else f"is not in {pool}"
+    records = shards_with_rows(pool)
+    fingerprint = pool_fingerprint(records)
+    model = read_view(pool, view)
+    if model is None or model.fingerprint != fingerprint:
+        state = f"is older than the shards of {pool}" if model else f"is not in {pool}"
         raise ValueError(
-            f"view {view!r} {what}; run pipeline/filter.py {pool} with its recipe first"
+            f"view {view!r} {state}; run pipeline/filter.py {pool} with its recipe first"
         )
-    name = f"random_like_{view}"
-    made = View(name=name, rules=(Rule(name="random", random_like=view, seed=seed),))
-    rules = [{"name": "random", "random_like": view, "seed": seed, "like": like(model["rules"])}]
-    found = _document(pool, name)
-    if (found.get("rules"), found.get("scores"), found.get("fingerprint")) == (
-        rules,
-        model["scores"],
-        fingerprint,
-    ):
-        return {name: found}
-    selection = choose(_tables(pool, {"status", "uid"}, {}), [made], sizes={view: model["kept"]})[
-        name
-    ]
-    return {name: _write(pool, name, selection, rules, model["scores"], fingerprint)}
+    name = f"{RANDOM_PREFIX}{view}"
+    random_view = View(name=name, rules=(Rule(name="random", random_like=view, seed=seed),))
+    like = rules_hash(model.rules)
+    rule = {"name": "random", "random_like": view, "seed": seed, "like": like}
+    inputs = Inputs(rules=(rule,), scores=model.scores, fingerprint=fingerprint)
+    document = read_view(pool, name)
+    if document is not None and inputs.made(document):
+        return {name: document}
+    tables = _tables(pool, records, {"status", "uid"}, {})
+    selections = choose(tables, [random_view], sizes={view: model.kept})
+    return {name: _write(pool, name, selections[name], inputs, document)}
 
 
-def funnel_lines(documents: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def read_view(pool: str, name: str) -> ViewDocument | None:
+    """NAME.json of a view, None where it does not exist or is damaged. ValueError for an impossible name."""
+    if not VIEW_NAME.fullmatch(name):
+        raise ValueError(f"a view cannot be named {name!r}: use letters, digits, '_', '-' and '.'")
+    path = PoolLayout(pool).view_json(name)
+    if not disk.exists(path):
+        return None
+    try:
+        return read_document(path, ViewDocument)
+    except ValueError as error:
+        logger.warning("view %s is made again: %s", name, error)
+        return None
+
+
+def views_not_in(recipe: Recipe, pool: str) -> list[str]:
+    """Views of the pool that the recipe does not have. Random views of its own views are not among them."""
+    listed = {view.name for view in recipe.views}
+    listed |= {f"{RANDOM_PREFIX}{name}" for name in listed}
+    files = disk.list_names(PoolLayout(pool).views, ".json")
+    return [name for file in files if (name := file.removesuffix(".json")) not in listed]
+
+
+def unlisted_views_line(recipe: Recipe, names: Sequence[str]) -> str:
+    """What to know about the views of `views_not_in`."""
+    return (
+        f"views that recipe {recipe.name!r} does not have stay in the pool: {', '.join(names)}; "
+        "a view is removed by deleting views/NAME.json and then the folder views/NAME"
+    )
+
+
+def funnel_lines(documents: Mapping[str, ViewDocument]) -> list[str]:
     """Each view's funnel and thresholds for a person to read."""
     lines = []
     for name, document in documents.items():
-        total = document["funnel"][0][1]
-        lines.append(f"view {name}: {document['kept']} of {total} rows kept")
-        for step, left in document["funnel"]:
+        total = document.funnel[0][1]
+        lines.append(f"view {name}: {document.kept} of {total} rows kept")
+        for step, left in document.funnel:
             lines.append(f"  {step:<32} {left:>12} {left / total:>8.2%}")
-        for call, found in document["thresholds"].items():
+        for call, threshold in document.thresholds.items():
             lines.append(
-                f"  {call} = {found['value']:.6g}, which keeps {found['share']:.4%} of {found['rows']} rows"
+                f"  {call} = {threshold.value:.6g}, which keeps {threshold.share:.4%} "
+                f"of {threshold.rows} rows"
             )
     return lines
 
 
-def _fingerprint(pool: str) -> str:
-    if not shard_writer.committed(pool):
-        raise ValueError(
-            f"{pool} has no committed shard; build it first: pipeline/build.py RECIPE --out {pool}"
-        )
-    return shard_writer.fingerprint(pool)
-
-
-def _filters_used(recipe: Recipe, view: str) -> tuple[set[str], list[FilterSpec]]:
+def _columns_and_filters(recipe: Recipe, view: str) -> tuple[set[str], list[FilterSpec]]:
     """(columns that a view reads, the recipe's filters that give some of them)."""
-    listed = {spec.name: spec for spec in recipe.filters}
-    used = columns_of(recipe.views, view, [*SIDECAR.names, *recipe.sidecar_extra, *SOURCE])
-    for column in sorted(used & SOURCE.keys()):
-        if SOURCE[column] not in listed:
+    listed = {spec.name: spec for spec in specs_of_recipe(recipe)}
+    known = [*SIDECAR.names, *recipe.sidecar_extra, *FILTER_OF_COLUMN]
+    columns = columns_of(recipe.views, view, known)
+    used_filters = set()
+    for column in sorted(columns & FILTER_OF_COLUMN.keys()):
+        if FILTER_OF_COLUMN[column] not in listed:
             raise ValueError(
-                f"view {view!r} uses column {column!r} of filter {SOURCE[column]}, "
+                f"view {view!r} uses column {column!r} of filter {FILTER_OF_COLUMN[column]}, "
                 f"which recipe {recipe.name!r} does not list"
             )
-    return used, [
-        listed[name] for name in sorted({SOURCE[column] for column in used & SOURCE.keys()})
-    ]
+        used_filters.add(FILTER_OF_COLUMN[column])
+    return columns, [listed[name] for name in sorted(used_filters)]
 
 
-def _tables(pool: str, columns: Iterable[str], sets: Mapping[str, str]) -> dict[str, pa.Table]:
+def _tables(
+    pool: str, records: Records, columns: Iterable[str], sets: ScoreSets
+) -> dict[str, pa.Table]:
     """The columns of each shard, side by side."""
-    plain = sorted(column for column in columns if column not in SOURCE)
-    scored = {sets[name]: sorted(c for c in columns if SOURCE.get(c) == name) for name in sets}
+    wanted = set(columns)
+    sidecar_columns = sorted(wanted - FILTER_OF_COLUMN.keys())
+    layout = PoolLayout(pool)
 
-    def read(number: str) -> pa.Table:
-        table = shard_writer.read_sidecar(pool, number, plain)
-        for folder, wanted in scored.items():
-            more = disk.read_parquet(PoolLayout(pool).score_columns(folder, number), wanted)
-            assert more.num_rows == table.num_rows, (
-                f"{folder}/{number} has {more.num_rows} rows, not {table.num_rows}"
-            )
-            for column in wanted:
-                table = table.append_column(column, more[column])
+    def read(shard: str) -> pa.Table:
+        table = disk.read_parquet(layout.sidecar(shard), sidecar_columns)
+        for filter_name, (folder, document) in sets.items():
+            of_set = sorted(wanted & FILTERS[filter_name].adds.keys())
+            if not of_set:
+                continue
+            path = layout.score_columns(folder, shard)
+            scores = disk.read_parquet(path, of_set)
+            _check_alignment(scores, path, document.shards[shard], records[shard])
+            for column in of_set:
+                table = table.append_column(column, scores[column])
         return table
 
-    numbers = list(shard_writer.committed(pool))
     with ThreadPoolExecutor(READERS) as threads:
-        return dict(zip(numbers, threads.map(read, numbers), strict=True))
+        return dict(zip(records, threads.map(read, records), strict=True))
 
 
-def _document(pool: str, name: str) -> dict[str, Any]:
-    """NAME.json of a view, {} where it is not there. ValueError for a name that is none."""
-    if not NAME.fullmatch(name):
-        raise ValueError(f"a view cannot be named {name!r}: use letters, digits, '_', '-' and '.'")
-    path = disk.join(pool, "views", f"{name}.json")
-    return dict(disk.read_json(path)) if disk.exists(path) else {}
+def _check_alignment(
+    scores: pa.Table, path: str, checksum: str, record: Mapping[str, Any]
+) -> None:
+    """ValueError for score columns of other rows than those of the shard.
+
+    `sidecar` is the hash of all values of the sidecar, the uids among them. It is compared instead of a checksum of
+    the uid column, which would have to be read for it.
+    """
+    metadata = json.loads((scores.schema.metadata or {}).get(b"clipmill", b"{}"))
+    same_uids = metadata.get("uids") == checksum
+    same_sidecar = metadata.get("sidecar") == record["sidecar_sha256"]
+    if not (same_uids and same_sidecar and scores.num_rows == record["count"]):
+        folder = path.rpartition("/")[0]
+        raise ValueError(
+            f"{path} was scored for other rows than those of its shard (checksum of the uids); "
+            f"remove {folder} and run pipeline/score.py again"
+        )
 
 
 def _write(
-    pool: str,
-    name: str,
-    chosen: Selection,
-    rules: list[dict[str, Any]],
-    scores: Mapping[str, str],
-    fingerprint: str,
-) -> dict[str, Any]:
-    place = disk.join(pool, "views", f"{name}.json")
-    disk.remove(place)  # until the new masks are all there, there is no view
-    kept: dict[str, int] = {}
-    for number, table in chosen.tables.items():
-        kept[number] = sum(table["kept"].to_pylist())
-        disk.write_parquet(
-            disk.join(pool, "views", name, f"{number}.parquet"), table, {"kept": kept[number]}
-        )
-    document = {
-        "name": name,
-        "rules": rules,
-        "thresholds": chosen.thresholds,
-        "funnel": [list(step) for step in chosen.funnel],
-        "kept": chosen.kept,
-        "fingerprint": fingerprint,
-        "scores": dict(scores),
-        "shards": kept,
-    }
-    disk.write_json(place, document)
-    logger.info("view %s keeps %d of %d rows", name, chosen.kept, chosen.funnel[0][1])
+    pool: str, name: str, selection: Selection, inputs: Inputs, before: ViewDocument | None
+) -> ViewDocument:
+    """Write the masks, then NAME.json. After a crash in between the view does not exist."""
+    layout = PoolLayout(pool)
+    disk.remove(layout.view_json(name))  # an old document must never describe new masks
+    shards: dict[str, int] = {}
+    for shard, table in selection.tables.items():
+        shards[shard] = pc.sum(table["kept"]).as_py() or 0
+        disk.write_parquet(layout.view_mask(name, shard), table, {"kept": shards[shard]})
+    document = ViewDocument(
+        name=name,
+        rules=inputs.rules,
+        thresholds=selection.thresholds,
+        funnel=selection.funnel,
+        kept=selection.kept,
+        fingerprint=inputs.fingerprint,
+        scores=inputs.scores,
+        shards=shards,
+    )
+    disk.write_json(layout.view_json(name), document)
+    if before is None:
+        logger.info("view %s keeps %d of %d rows", name, document.kept, document.funnel[0][1])
+    else:
+        logger.warning("%s", _change_line(before, document))
     return document
+
+
+def _change_line(before: ViewDocument, after: ViewDocument) -> str:
+    """What changed in a view that was made again."""
+    changes = []
+    old_rules, new_rules = _rules_text(before), _rules_text(after)
+    if old_rules != new_rules:
+        changes.append(f"rules were [{old_rules}] and are [{new_rules}]")
+    elif before.rules != after.rules:
+        changes.append("the view that it is random_like has other rules")
+    if before.scores != after.scores:
+        old, new = sorted(before.scores.values()), sorted(after.scores.values())
+        changes.append(f"scores were {', '.join(old)} and are {', '.join(new)}")
+    if before.fingerprint != after.fingerprint:
+        changes.append(f"the pool had {len(before.shards)} shards and has {len(after.shards)}")
+    return (
+        f"view {after.name} changed: {'; '.join(changes)}; "
+        f"it kept {before.kept} rows and keeps {after.kept}"
+    )
+
+
+def _rules_text(document: ViewDocument) -> str:
+    return ", ".join(rule_text(rule) for rule in document.rules)

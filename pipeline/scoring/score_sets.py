@@ -1,0 +1,104 @@
+"""Score sets of a pool: their names, their documents, and the filters that a command asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from filters import make, specs_of_recipe
+from filters.base import Filter, set_id
+from manifests import disk
+from manifests.pool_layout import (
+    PoolLayout,
+    ScoreSetDocument,
+    pool_fingerprint,
+    read_commit_records,
+    read_document,
+)
+from manifests.schema import FilterSpec, Recipe
+
+
+def name_of_filter(filter_: Filter) -> str:
+    """NAME@ID: the folder that holds a filter's columns, whether it exists or not."""
+    return f"{filter_.name}@{set_id(filter_)}"
+
+
+def read_score_set(pool: str, name: str) -> ScoreSetDocument | None:
+    """scores.json of a set, None where it was never complete. ValueError for a damaged file."""
+    path = PoolLayout(pool).score_set_json(name)
+    return read_document(path, ScoreSetDocument) if disk.exists(path) else None
+
+
+def complete_score_sets(pool: str) -> dict[str, ScoreSetDocument]:
+    """The documents of all complete score sets, by name."""
+    documents = {}
+    for name in disk.list_names(PoolLayout(pool).scores):
+        if "@" in name and (document := read_score_set(pool, name)) is not None:
+            documents[name] = document
+    return documents
+
+
+def score_set(
+    pool: str, spec: FilterSpec, fingerprint: str | None = None
+) -> tuple[str, ScoreSetDocument]:
+    """(NAME@ID, document) of a filter's columns in `pool`.
+
+    fingerprint: the pool's, if the caller knows it. ValueError with the command to give where columns are missing.
+    """
+    if fingerprint is None:
+        fingerprint = pool_fingerprint(read_commit_records(pool))
+    filter_ = make(spec)
+    current = current_score_set(pool, filter_, fingerprint)
+    if current is not None:
+        return current
+    names = [name_of_filter(alternative) for alternative in filter_.alternatives()]
+    is_old = any(read_score_set(pool, name) for name in names)
+    state = "of an older state of the pool" if is_old else "not there"
+    raise ValueError(
+        f"{pool}: the scores of filter {spec.name} ({' or '.join(names)}) are {state}; "
+        f"run pipeline/score.py {pool} with the same recipe"
+    )
+
+
+def current_score_set(
+    pool: str, filter_: Filter, fingerprint: str
+) -> tuple[str, ScoreSetDocument] | None:
+    """(NAME@ID, document) of the complete set of a filter, whichever kind of machine scored it; None without one."""
+    for alternative in filter_.alternatives():
+        name = name_of_filter(alternative)
+        document = read_score_set(pool, name)
+        if document is not None and document.fingerprint == fingerprint:
+            return name, document
+    return None
+
+
+def filter_specs(
+    recipe: Recipe | None, names: Sequence[str], changes: Mapping[str, Any]
+) -> list[FilterSpec]:
+    """The filters to score by: those of the recipe that are in `names` (default: all), or `names` without a recipe.
+
+    changes: "filter.option" -> value. ValueError for a filter that the recipe does not list, or for none at all.
+    """
+    if recipe is None:
+        specs = {name: FilterSpec(name=name) for name in names}
+    else:
+        listed = {spec.name: spec for spec in specs_of_recipe(recipe)}
+        for name in names:
+            if name not in listed:
+                raise ValueError(
+                    f"recipe {recipe.name!r} has no filter {name!r}"
+                    f"{disk.did_you_mean(name, listed)}; it has {', '.join(listed) or 'none'}"
+                )
+        specs = {name: listed[name] for name in names or listed}
+    for key, value in changes.items():
+        name, _, option = key.partition(".")
+        if name not in specs or not option:
+            raise ValueError(
+                f"--set {key}: write FILTER.OPTION=VALUE with a filter of "
+                f"{', '.join(specs) or 'none'}"
+            )
+        specs[name] = replace(specs[name], options={**specs[name].options, option: value})
+    if not specs:
+        raise ValueError("there is no filter to score by; name some with --filters")
+    return list(specs.values())

@@ -1,0 +1,79 @@
+"""Committed shards with something to work on; and, where a pool has no stored row, the reasons with an example."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow.compute as pc
+
+from manifests import disk
+from manifests.pool_layout import PoolLayout, read_commit_records
+
+TOP_REASONS = 5
+EXAMPLE_COLUMNS = ["key", "url", "error_message", "reason"]
+
+
+def shards_with_rows(pool: str) -> dict[str, dict[str, Any]]:
+    """Commit records by shard name.
+
+    ValueError where nothing is committed or no row is stored. It names the most frequent reasons and an example row.
+    """
+    records = read_commit_records(pool)
+    if not records:
+        raise ValueError(_nothing_committed(pool))
+    if not any(record["successes"] for record in records.values()):
+        raise ValueError(_nothing_stored(pool, records))
+    return records
+
+
+def example_row(pool: str, records: Mapping[str, Mapping[str, Any]], reason: str) -> str:
+    """One row that ended with `reason`, as a line."""
+    for shard, record in records.items():
+        if record["reasons"].get(reason):
+            rows = disk.read_parquet(PoolLayout(pool).sidecar(shard), EXAMPLE_COLUMNS)
+            row = rows.filter(pc.equal(rows["reason"], reason)).slice(0, 1).to_pylist()[0]
+            message = f" ({row['error_message']})" if row["error_message"] else ""
+            return f"row {row['key']}: {row['url']}{message}"
+    raise AssertionError(f"no shard has a row with reason {reason!r}")
+
+
+def reasons_text(reasons: Mapping[str, int]) -> str:
+    """The most frequent reasons with their counts."""
+    most = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
+    text = ", ".join(f"{reason} {count}" for reason, count in most[:TOP_REASONS])
+    left = len(most) - TOP_REASONS
+    return f"{text} and {left} other reasons" if left > 0 else text
+
+
+def _nothing_stored(pool: str, records: Mapping[str, Mapping[str, Any]]) -> str:
+    reasons: Counter[str] = Counter()
+    for record in records.values():
+        reasons.update(record["reasons"])
+    attempted = sum(record["count"] for record in records.values())
+    if not attempted:
+        return f"{pool}: its {len(records)} shards have no row"
+    reason = min(reasons, key=lambda name: (-reasons[name], name))
+    return (
+        f"{pool}: none of the {attempted} rows is stored: {reasons_text(reasons)}; "
+        f"an example of {reason}: {example_row(pool, records, reason)}"
+    )
+
+
+def _nothing_committed(pool: str) -> str:
+    layout = PoolLayout(pool)
+    links, pairs = 0, 0
+    reasons: Counter[str] = Counter()
+    for name in disk.list_names(layout.pairs, ".parquet"):
+        metadata = disk.read_metadata(disk.join(layout.pairs, name))
+        links, pairs = links + metadata["links"], pairs + metadata["pairs"]
+        reasons.update(metadata["reasons"])
+    if links and not pairs:
+        return (
+            f"{pool}: none of the {links} rows of the source became a pair: "
+            f"{reasons_text(reasons)}; correct the source in the recipe"
+        )
+    return (
+        f"{pool} has no committed shard; build it first: pipeline/build.py RECIPE --out {pool}"
+    )

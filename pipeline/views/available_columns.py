@@ -1,0 +1,118 @@
+"""The columns that a rule may read in a pool, with their types and meanings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from filters import FILTERS
+from manifests import disk
+from manifests.columns import SIDECAR
+from manifests.pool_layout import PoolLayout, pool_fingerprint
+from pipeline.scoring import complete_score_sets, shards_with_rows
+
+MEANINGS = {
+    "url": "address of the image",
+    "caption": "text of the pair",
+    "key": "name of the sample in its tar",
+    "status": "success, failed_to_download or failed_to_resize; a rule sees stored rows only",
+    "error_message": "what went wrong; NULL for stored rows",
+    "width": "of the stored image, pixels",
+    "height": "of the stored image, pixels",
+    "original_width": "of the image as received, upright, pixels",
+    "original_height": "of the image as received, upright, pixels",
+    "exif": "EXIF as JSON, if the recipe asks for it",
+    "sha256": "of the bytes as received",
+    "uid": "32 hex digits, a hash of url and caption",
+    "reason": "why a row is not stored; NULL for stored rows",
+    "class": "permanent, transient or refused; NULL for stored rows",
+    "http_status": "status of the last response",
+    "final_url": "address after redirects",
+    "content_type": "as the server named it",
+    "optout": "every opt-out signal, as JSON; the filter optout reads it",
+    "retry_of": "key of the row that this one retries",
+    "image_name": "member of the tar",
+    "image_offset": "of the image's bytes in the tar",
+    "image_length": "bytes of the stored image",
+    "text_offset": "of the caption's bytes in the tar",
+    "text_length": "bytes of the caption",
+    "json_offset": "of the JSON member in the tar",
+    "json_length": "bytes of the JSON member",
+    "page_url": "page that the link was on",
+    "page_lang": "language that the page declares",
+    "wat": "file that the pair came from",
+    "warc_offset": "of the page's record in that file, bytes",
+    "link": "number of the link on its page",
+    "fetched_at": "time of the response, UTC",
+    "elapsed_ms": "time of the request, milliseconds",
+    "attempts": "requests that were made",
+}
+DERIVED_COLUMNS = (
+    ("aspect", pa.float64(), "longer over shorter side of the image as received, 1 or more"),
+    ("url_host", pa.string(), "host of url, lower case"),
+    ("page_host", pa.string(), "host of page_url, lower case"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A column that a rule may read."""
+
+    name: str
+    type: str
+    source: str  # sidecar, recipe, derived, or the score set that holds it
+    meaning: str
+
+
+def list_columns(pool: str) -> list[Column]:
+    """The columns of the sidecars, what is derived from them, and the columns of each current score set.
+
+    ValueError for a pool without stored rows.
+    """
+    records = shards_with_rows(pool)
+    columns = []
+    for field in disk.read_schema(PoolLayout(pool).sidecar(next(iter(records)))):
+        from_recipe = field.name not in SIDECAR.names
+        columns.append(
+            Column(
+                name=field.name,
+                type=str(field.type),
+                source="recipe" if from_recipe else "sidecar",
+                meaning=MEANINGS.get(field.name, "an extra column of the recipe"),
+            )
+        )
+    for name, kind, meaning in DERIVED_COLUMNS:
+        columns.append(Column(name=name, type=str(kind), source="derived", meaning=meaning))
+    fingerprint = pool_fingerprint(records)
+    for set_name, document in complete_score_sets(pool).items():
+        if document.fingerprint != fingerprint or document.name not in FILTERS:
+            continue  # of an older state of the pool: no view may use it
+        filter_class = FILTERS[document.name]
+        for name in document.columns:
+            columns.append(
+                Column(
+                    name=name,
+                    type=str(filter_class.adds[name]),
+                    source=set_name,
+                    meaning=filter_class.meanings[name],
+                )
+            )
+    return columns
+
+
+def column_lines(columns: Iterable[Column]) -> Iterator[str]:
+    """A line for each column under a line for each source."""
+    columns = list(columns)
+    width = max(len(column.name) for column in columns)
+    kind_width = max(len(column.type) for column in columns)
+    source = ""
+    for column in columns:
+        if column.source != source:
+            source = column.source
+            yield f"{source}:"
+        yield f"  {column.name:<{width}}  {column.type:<{kind_width}}  {column.meaning}"
+    scored = {column.source.partition("@")[0] for column in columns}
+    if missing := [name for name in FILTERS if name not in scored]:
+        yield f"filters that are not scored in this pool: {', '.join(missing)}"
