@@ -15,7 +15,7 @@ if not __package__:
         ROOT
     )  # the checkout, not pipeline/, whose file names could shadow other modules
 
-from manifests import reader
+from manifests import disk, reader
 from manifests.schema import Recipe
 from pipeline import views
 
@@ -54,12 +54,26 @@ def options(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def print_columns(args: argparse.Namespace) -> int:
+    """What --columns prints."""
+    if args.views or args.scale or args.seed is not None:
+        raise ValueError("--columns takes no --views, --scale or --seed")
+    columns = views.list_columns(args.pool)
+    if args.json:
+        print(json.dumps(disk.to_plain(columns), sort_keys=True))
+    else:
+        print("\n".join(views.column_lines(columns)))
+    return 0
+
+
 def main(argv: list[str] | None = None) -> int:
     args = options(argv)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S"
     )
     try:
+        if args.columns:
+            return print_columns(args)
         if args.recipe:
             if args.seed is not None:
                 raise ValueError(
@@ -75,7 +89,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if args.json:
-        print(json.dumps(documents, sort_keys=True))
+        print(json.dumps(disk.to_plain(documents), sort_keys=True))
     else:
         print("\n".join(views.funnel_lines(documents)))
     return 0

@@ -128,7 +128,9 @@ def transient(pool: str) -> list[str]:
 def _score(recipe: Recipe, pool: str, engine: Engine) -> Mapping[str, str]:
     if not recipe.filters:
         return {}
-    failed: Mapping[str, str] = scoring.score(pool, scoring.filter_specs(recipe, [], {}), engine=engine)["failed"]
+    failed: Mapping[str, str] = scoring.score(
+        pool, scoring.filter_specs(recipe, [], {}), engine=engine
+    )["failed"]
     return failed
 
 

@@ -67,7 +67,9 @@ def score(pool: str, specs: Sequence[FilterSpec], *, engine: Engine) -> dict[str
         for name, filter_ in todo.items():
             _write_document(pool, name, filter_, records, fingerprint)
     documents = {name: read_score_set(pool, name) for name in names}
-    sets = {name: disk.to_plain(document) if document else {} for name, document in documents.items()}
+    sets = {
+        name: disk.to_plain(document) if document else {} for name, document in documents.items()
+    }
     return {"sets": sets, "failed": failed}
 
 

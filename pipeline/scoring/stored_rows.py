@@ -74,6 +74,4 @@ def _nothing_committed(pool: str) -> str:
             f"{pool}: none of the {links} rows of the source became a pair: "
             f"{reasons_text(reasons)}; correct the source in the recipe"
         )
-    return (
-        f"{pool} has no committed shard; build it first: pipeline/build.py RECIPE --out {pool}"
-    )
+    return f"{pool} has no committed shard; build it first: pipeline/build.py RECIPE --out {pool}"

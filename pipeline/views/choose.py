@@ -138,7 +138,9 @@ class Rows:
 
     def _relation(self, sql: str) -> Any:
         derived = "".join(f", {text} AS {name}" for name, text in self.derived.items())
-        return self.connection.sql(f"SELECT {sql} AS answer FROM (SELECT *{derived} FROM pool_rows)")
+        return self.connection.sql(
+            f"SELECT {sql} AS answer FROM (SELECT *{derived} FROM pool_rows)"
+        )
 
     def stored_hashes(self, seed: int) -> Hashes:
         """(stored rows,) `uid_hashes` of the stored rows, computed once per seed."""

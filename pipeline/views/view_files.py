@@ -232,9 +232,7 @@ def _tables(
         return dict(zip(records, threads.map(read, records), strict=True))
 
 
-def _check_alignment(
-    scores: pa.Table, path: str, checksum: str, record: Mapping[str, Any]
-) -> None:
+def _check_alignment(scores: pa.Table, path: str, checksum: str, record: Mapping[str, Any]) -> None:
     """ValueError for score columns of other rows than those of the shard.
 
     `sidecar` is the hash of all values of the sidecar, the uids among them. It is compared instead of a checksum of

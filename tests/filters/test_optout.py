@@ -75,7 +75,7 @@ def stored(signals: list[dict[str, Any] | None]) -> Batch:
 
 
 def test_the_words_of_each_policy() -> None:
-    found = Optout().score(stored([row[0] for row in ROWS]))
+    found = Optout(user_agent="clipmill/0.1").score(stored([row[0] for row in ROWS]))
     assert list(zip(found["optout_respect"], found["optout_strict"], strict=True)) == [
         row[1:] for row in ROWS
     ]
@@ -88,21 +88,30 @@ def test_the_words_of_each_policy() -> None:
 def test_the_name_that_headers_address_is_an_option() -> None:
     batch = stored([{"x-robots-tag": ["mybot: noai"]}])
     mine = make(FilterSpec(name="optout", options={"user_agent": "MyBot/1.0 (+https://x.example)"}))
-    assert Optout().score(batch)["optout_respect"] == [""]
+    assert Optout(user_agent="clipmill/0.1").score(batch)["optout_respect"] == [""]
     assert mine.score(batch)["optout_respect"] == ["x-robots-tag: noai"]
-    assert set_id(mine) != set_id(Optout())
-    with pytest.raises(ValueError, match="user_agent is empty"):
-        Optout(user_agent=" ").check()
+    assert set_id(mine) != set_id(Optout(user_agent="clipmill"))
+    assert set_id(mine) == set_id(Optout(user_agent="mybot/2.0 (+https://y.example)"))
+
+
+@pytest.mark.parametrize("options", [{}, {"user_agent": " "}])
+def test_the_agent_has_no_default(options: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match=r"user_agent is empty; set fetch\.user_agent"):
+        make(FilterSpec(name="optout", options=options))
 
 
 def test_rows_without_the_column_were_never_judged() -> None:
     batch = Batch(captions=["", ""], images=None, rows=pa.table({"url": ["a", "b"]}))
-    assert Optout().score(batch) == {"optout_respect": [None, None], "optout_strict": [None, None]}
+    assert Optout(user_agent="clipmill/0.1").score(batch) == {
+        "optout_respect": [None, None],
+        "optout_strict": [None, None],
+    }
 
 
 RECIPE = """
 name: r
 source: {kind: files, paths: [x.csv]}
+fetch: {user_agent: "clipmill/0.1 (+https://x.example)"}
 filters: [optout]
 views:
   raw: []

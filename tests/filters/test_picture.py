@@ -45,8 +45,8 @@ def test_a_blank_and_a_chequerboard() -> None:
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 300), (2000, 3)])
 def test_slim_and_tiny_pictures_have_values(size: tuple[int, int]) -> None:
-    found = measure(Image.new("RGB", size, (9, 9, 9)))
-    assert all(np.isfinite(value) for value in found.values())
+    scores = measure(Image.new("RGB", size, (9, 9, 9)))
+    assert all(np.isfinite(value) for value in scores.values())
 
 
 def test_measures_hardly_depend_on_the_size() -> None:
@@ -78,12 +78,12 @@ def test_other_pictures_have_other_hashes() -> None:
 
 
 def test_a_batch_has_a_value_per_picture_that_fits_its_column() -> None:
-    judge = Picture()
-    found = judge.score(
+    filter_ = Picture()
+    scores = filter_.score(
         Batch(captions=["", ""], images=[drawing(3), drawing(4)], rows=pa.table({}))
     )
-    for column, kind in judge.adds.items():
-        assert len(pa.array(found[column], kind)) == 2
+    for column, kind in filter_.adds.items():
+        assert len(pa.array(scores[column], kind)) == 2
 
 
 def test_it_needs_pictures() -> None:

@@ -12,10 +12,10 @@ from filters.tokens import Tokens
 
 
 @pytest.fixture(scope="module")
-def judge() -> Tokens:
-    judge = Tokens()
-    judge.setup()
-    return judge
+def filter_() -> Tokens:
+    filter_ = Tokens()
+    filter_.setup()
+    return filter_
 
 
 @pytest.mark.parametrize(
@@ -29,8 +29,8 @@ def judge() -> Tokens:
         "<end_of_text> a dog",
     ],
 )
-def test_the_same_as_open_clip(judge: Tokens, caption: str) -> None:
-    (row,) = judge.score(Batch(captions=[caption], images=None, rows=pa.table({})))["tokens"]
+def test_the_same_as_open_clip(filter_: Tokens, caption: str) -> None:
+    (row,) = filter_.score(Batch(captions=[caption], images=None, rows=pa.table({})))["tokens"]
     padded = open_clip.tokenize([caption])[0].tolist()
     assert row.tolist() == padded[: len(row)]
     assert not any(padded[len(row) :])
@@ -39,15 +39,15 @@ def test_the_same_as_open_clip(judge: Tokens, caption: str) -> None:
     assert pa.array([row], pa.list_(pa.uint16())).to_pylist() == [row.tolist()]
 
 
-def test_the_memory_of_words_has_an_end(judge: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_of_words_has_an_end(filter_: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokens, "CACHED_WORDS", 10)
     batch = Batch(
         captions=[f"word{i} other{i} third{i}" for i in range(9)], images=None, rows=pa.table({})
     )
-    judge.score(batch)
-    before = len(judge.coder.cache)
-    judge.score(Batch(captions=["one"], images=None, rows=pa.table({})))
-    assert len(judge.coder.cache) < 10 < before
+    filter_.score(batch)
+    before = len(filter_.coder.cache)
+    filter_.score(Batch(captions=["one"], images=None, rows=pa.table({})))
+    assert len(filter_.coder.cache) < 10 < before
 
 
 def test_another_tokenizer_is_refused() -> None:

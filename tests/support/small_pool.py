@@ -10,8 +10,11 @@ from typing import Any
 
 from PIL import Image
 
+from filters import make
 from manifests import disk
+from manifests.schema import FilterSpec
 from pipeline.pool import shard_writer
+from pipeline.scoring.score_sets import name_of_filter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +27,11 @@ class Row:
     height: int = 200
     page: str = "https://www.Example.org:8080/page"
     image: bytes | None = None
+
+
+def set_name(spec: FilterSpec) -> str:
+    """NAME@ID of a filter's columns, as a machine without a GPU scores them."""
+    return name_of_filter(make(spec).resolved(gpu=False))
 
 
 def jpeg(number: int) -> bytes:

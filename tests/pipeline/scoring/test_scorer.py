@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -14,30 +14,26 @@ import pytest
 from PIL import Image
 
 from filters import FILTERS
-from filters.base import Batch, Columns
+from filters.base import FREE, Batch, Columns, Filter, with_options
 from manifests import disk, ray_runtime
-from manifests.pool_layout import uids_checksum
-from manifests.schema import FilterSpec, Recipe, Source
+from manifests.pool_layout import PoolLayout, uids_checksum
+from manifests.schema import FilterSpec
 from pipeline.pool import shard_writer
-from pipeline.scoring import scorer
-from tests.support.small_pool import Row, jpeg, make_pool, rows, write_shard
+from pipeline.scoring import score_sets, scorer
+from tests.support.small_pool import Row, jpeg, make_pool, rows, set_name, write_shard
 
 
 @dataclass(kw_only=True)
-class Shade:
+class Shade(Filter):
     """A filter to watch: the red of each picture's first pixel; it raises on captions that say so."""
 
     name: ClassVar[str] = "shade"
     version: ClassVar[int] = 1
     needs: ClassVar[frozenset[str]] = frozenset({"image", "caption", "row"})
     adds: ClassVar[dict[str, pa.DataType]] = {"red": pa.float32(), "link_of_it": pa.string()}
-    device: ClassVar[str] = "cpu"
     setups: ClassVar[int] = 0
     batches: ClassVar[list[int]] = []
     offset: float = 0.0
-
-    def identity(self) -> str:
-        return ""
 
     def check(self) -> None:
         if self.offset < 0:
@@ -71,10 +67,9 @@ def shade(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def columns(pool: str, name: str, number: str = "00000") -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = disk.read_parquet(
-        scorer.scores_path(pool, name, number)
-    ).to_pydict()
-    return found
+    path = PoolLayout(pool).score_columns(name, number)
+    values: dict[str, list[Any]] = disk.read_parquet(path).to_pydict()
+    return values
 
 
 def only(report: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -102,14 +97,12 @@ def test_columns_stand_beside_the_sidecar_row_for_row(tmp_path: Path) -> None:
                     a is None or a == b
                     for a, b in zip(values["link_of_it"], sidecar["url"].to_pylist(), strict=True)
                 )
-            notes = disk.read_metadata(scorer.scores_path(pool, name, number))
+            notes = disk.read_metadata(PoolLayout(pool).score_columns(name, number))
             assert notes["uids"] == checksum == uids_checksum(sidecar["uid"])
     words = [
         w
         for number in shard_writer.committed(pool)
-        for w in columns(pool, scorer.score_set_name(FilterSpec(name="caption")), number)[
-            "caption_words"
-        ]
+        for w in columns(pool, set_name(FilterSpec(name="caption")), number)["caption_words"]
     ]
     assert words == [None if i % 5 == 4 else i % 7 + 1 for i in range(23)]
 
@@ -147,16 +140,17 @@ def test_a_filter_that_always_raises_fails_the_shard_and_leaves_no_scores_json(
         [Row(caption="boom") for _ in range(8)] + [Row(caption="fine") for _ in range(8)],
         per_shard=8,
     )
-    name = scorer.score_set_name(SHADE)
+    name = set_name(SHADE)
     report = scorer.score(pool, [SHADE], engine="inline")
     assert list(report["failed"]) == ["00000"]
     assert "boom" in report["failed"]["00000"]
-    assert scorer.state(pool, name) == report["sets"][name] == {}
-    assert disk.exists(scorer.scores_path(pool, name, "00001"))
+    assert report["sets"][name] == {}
+    assert score_sets.read_score_set(pool, name) is None
+    assert disk.exists(PoolLayout(pool).score_columns(name, "00001"))
     with pytest.raises(
         ValueError, match=r"filter shade \(shade@\w+\) are not there; run pipeline/score.py"
     ):
-        scorer.score_set(pool, SHADE)
+        score_sets.score_set(pool, SHADE)
 
 
 def test_what_is_scored_is_left_alone(tmp_path: Path) -> None:
@@ -171,17 +165,17 @@ def test_what_is_scored_is_left_alone(tmp_path: Path) -> None:
 def test_only_what_is_missing_is_scored(tmp_path: Path) -> None:
     pool = make_pool(tmp_path, rows(20))
     name, _ = only(scorer.score(pool, [SHADE], engine="inline"))
-    untouched = Path(scorer.scores_path(pool, name, "00000")).stat().st_mtime_ns
+    untouched = Path(PoolLayout(pool).score_columns(name, "00000")).stat().st_mtime_ns
     write_shard(pool, 2, list(enumerate(rows(5), start=20)))
     with pytest.raises(ValueError, match="of an older state of the pool"):
-        scorer.score_set(pool, SHADE)
+        score_sets.score_set(pool, SHADE)
     Shade.batches.clear()
     _, state = only(scorer.score(pool, [SHADE], engine="inline"))
     assert Shade.batches == [4]
     assert state["rows"] == 25
     assert list(state["shards"]) == ["00000", "00001", "00002"]
-    assert Path(scorer.scores_path(pool, name, "00000")).stat().st_mtime_ns == untouched
-    assert scorer.score_set(pool, SHADE) == name
+    assert Path(PoolLayout(pool).score_columns(name, "00000")).stat().st_mtime_ns == untouched
+    assert score_sets.score_set(pool, SHADE)[0] == name
 
 
 def test_scores_of_another_sidecar_are_not_taken_for_these(tmp_path: Path) -> None:
@@ -192,7 +186,7 @@ def test_scores_of_another_sidecar_are_not_taken_for_these(tmp_path: Path) -> No
     _, state = only(scorer.score(other, [SHADE], engine="inline"))
     assert state["scored"] == 10
     assert (
-        disk.read_metadata(scorer.scores_path(other, name, "00000"))["uids"]
+        disk.read_metadata(PoolLayout(other).score_columns(name, "00000"))["uids"]
         == state["shards"]["00000"]
     )
 
@@ -258,41 +252,76 @@ def test_an_empty_pool(tmp_path: Path) -> None:
         scorer.score(str(tmp_path), [SHADE], engine="inline")
 
 
-# --- which filters -------------------------------------------------------------------------------------------------
-
-RECIPE = Recipe(
-    name="r",
-    source=Source(kind="files", paths=("x.csv",)),
-    filters=(FilterSpec(name="caption"), FilterSpec(name="shade", options={"offset": 1.0})),
-)
+# --- options that depend on the machine ----------------------------------------------------------------------------
 
 
-def test_the_filters_of_a_recipe_some_of_them_and_changes() -> None:
-    assert scorer.filter_specs(RECIPE, [], {}) == list(RECIPE.filters)
-    assert scorer.filter_specs(RECIPE, ["shade"], {"shade.offset": 2.0}) == [
-        FilterSpec(name="shade", options={"offset": 2.0})
-    ]
-    assert scorer.filter_specs(None, ["tokens"], {}) == [FilterSpec(name="tokens")]
+@dataclass(kw_only=True)
+class Precise(Filter):
+    """A filter whose precision is that of the machine, and that writes it down."""
+
+    name: ClassVar[str] = "precise"
+    needs: ClassVar[frozenset[str]] = frozenset({"caption"})
+    adds: ClassVar[dict[str, pa.DataType]] = {"bits": pa.int32()}
+    device: Literal["auto", "cpu", "cuda"] = field(default="auto", metadata=FREE)
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+
+    def alternatives(self) -> tuple[Filter, ...]:
+        if self.precision != "auto":
+            return (self,)
+        return tuple(with_options(self, precision=precision) for precision in ("fp32", "bf16"))
+
+    def resolved(self, *, gpu: bool) -> Filter:
+        if self.precision != "auto":
+            return self
+        filter_: Precise = with_options(self, precision="bf16" if gpu else "fp32")
+        return filter_
+
+    def score(self, batch: Batch) -> Columns:
+        return {"bits": [{"fp32": 32, "bf16": 16}[self.precision]] * len(batch.captions)}
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda: scorer.filter_specs(RECIPE, ["language"], {}),
-            "has no filter 'language'.*; it has caption, shade",
-        ),
-        (lambda: scorer.filter_specs(None, [], {}), "no filter to score by"),
-        (
-            lambda: scorer.filter_specs(None, ["tokens"], {"shade.offset": 1}),
-            "--set shade.offset: write FILTER.OPTION",
-        ),
-        (
-            lambda: scorer.filter_specs(None, ["tokens"], {"tokens": 1}),
-            "--set tokens: write FILTER.OPTION",
-        ),
-    ],
-)
-def test_filters_that_cannot_be_meant(call: Callable[[], Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        call()
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    monkeypatch.setitem(FILTERS, "precise", Precise)
+    import torch
+
+    return lambda is_there: monkeypatch.setattr(torch.cuda, "is_available", lambda: is_there)
+
+
+def test_precision_is_resolved_before_the_id_of_the_scores_is_made(
+    tmp_path: Path, gpu: Callable[[bool], None]
+) -> None:
+    spec = FilterSpec(name="precise")
+    names = []
+    for is_there, bits in ((False, 32), (True, 16)):
+        gpu(is_there)
+        pool = make_pool(tmp_path / str(bits), rows(5))
+        name, document = only(scorer.score(pool, [spec], engine="inline"))
+        assert columns(pool, name)["bits"][0] == bits
+        assert document["options"]["precision"] == {32: "fp32", 16: "bf16"}[bits]
+        names.append(name)
+    assert names[0] != names[1]
+
+
+def test_auto_takes_the_scores_that_another_kind_of_machine_made(
+    tmp_path: Path, gpu: Callable[[bool], None]
+) -> None:
+    pool = make_pool(tmp_path, rows(5))
+    spec = FilterSpec(name="precise")
+    gpu(True)
+    name, _ = only(scorer.score(pool, [spec], engine="inline"))
+    gpu(False)
+    assert score_sets.score_set(pool, spec)[0] == name
+    assert only(scorer.score(pool, [spec], engine="inline"))[0] == name
+    exact = FilterSpec(name="precise", options={"precision": "fp32"})
+    with pytest.raises(ValueError, match="are not there"):
+        score_sets.score_set(pool, exact)
+    assert only(scorer.score(pool, [exact], engine="inline"))[0] != name
+
+
+def test_a_device_that_is_named_needs_no_look_at_the_machine(gpu: Callable[[bool], None]) -> None:
+    gpu(False)
+    assert scorer._has_gpu(Precise(device="cuda"), "inline")
+    gpu(True)
+    assert not scorer._has_gpu(Precise(device="cpu"), "inline")
+    assert scorer._has_gpu(Precise(), "inline")

@@ -14,8 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manifests.columns import VIEW
+from manifests.pool_layout import Threshold
 from manifests.schema import Rule, View
-from pipeline.views.choose import check, choose, columns_of, rules_of, steps_of
+from pipeline.views.choose import check, choose, uid_hashes
+from pipeline.views.steps import rules_of, steps_of
 
 SCHEMA = pa.schema([("status", pa.string()), ("uid", pa.string()), ("words", pa.int32()), ("score", pa.float32()),
                     ("class", pa.string()), ("page_url", pa.string()), ("original_width", pa.int32()),
@@ -68,7 +70,7 @@ def test_the_first_rule_that_is_not_true_is_the_reason() -> None:
         None,
     ]
     chosen = choose({"00000": rows}, [basic])["basic"]
-    assert chosen.funnel == [("attempted", 6), ("stored", 5), ("words", 3), ("clip", 1)]
+    assert chosen.funnel == (("attempted", 6), ("stored", 5), ("words", 3), ("clip", 1))
     assert chosen.kept == 1
 
 
@@ -131,7 +133,7 @@ def test_top_is_the_kth_value_of_the_stored_rows_that_have_one() -> None:
         False,
     ]
     assert chosen.thresholds == {
-        "top(score, 0.5)": {"value": 0.5, "asked": 0.5, "share": 0.6, "kept": 3, "rows": 5}
+        "top(score, 0.5)": Threshold(value=0.5, asked=0.5, share=0.6, kept=3, rows=5)
     }  # ceil(0.5 × 5)
 
 
@@ -147,9 +149,10 @@ def test_all_ties_are_kept_and_the_realised_share_is_written_down() -> None:
         {"00000": rows},
         [view("v", ("w", "words >= top(words, 1e-1) OR words >= top(words, 0.30)"))],
     )["v"]
-    assert chosen.thresholds["top(words, 1e-1)"]["value"] == 9
-    found = chosen.thresholds["top(words, 0.30)"]
-    assert (found["value"], found["kept"], found["share"]) == (4, 5, pytest.approx(5 / 6))
+    assert chosen.thresholds["top(words, 1e-1)"].value == 9
+    threshold = chosen.thresholds["top(words, 0.30)"]
+    assert (threshold.value, threshold.kept) == (4, 5)
+    assert threshold.share == pytest.approx(5 / 6)
     assert chosen.kept == 5
 
 
@@ -234,9 +237,8 @@ def test_a_random_view_is_as_large_and_depends_on_uids_alone() -> None:
     kept = pa.concat_tables(again.tables.values())["kept"].to_pylist()
     assert {int(order[i]) for i, k in enumerate(kept) if k} == expected
     other = view("alike", Rule(name="random", random_like="long", seed=8))
-    assert (
-        choose({"0": rows}, [other, long])["alike"].tables["0"] != chosen["alike"].tables["00000"]
-    )
+    drawn_otherwise = choose({"0": rows}, [other, long])["alike"].tables["0"]
+    assert drawn_otherwise != chosen["alike"].tables["00000"]
     assert choose({"0": rows}, [alike], sizes={"long": 5})["alike"].kept == 5
 
 
@@ -280,24 +282,102 @@ def test_rules_as_plain_values_are_the_same_exactly_when_they_decide_the_same() 
         assert rules_of([basic, user], "v") != rules_of([harder, user], "v")
 
 
-def test_the_columns_to_read() -> None:
-    views = [
-        view("basic", ("shape", "ASPECT <= 3"), ("host", "page_host != 'x'")),
-        view(
-            "random",
-            Rule(name="r", random_like="basic"),
-            ("clip", "score >= top(score + words, 0.3)"),
-        ),
-    ]
-    basic = {"status", "original_width", "original_height", "page_url"}
-    assert columns_of(views, "basic", SCHEMA.names) == basic
-    assert columns_of(views, "random", SCHEMA.names) == basic | {"uid", "score", "words"}
-    with pytest.raises(ValueError, match="no column 'score'"):
-        columns_of(
-            views,
-            "random",
-            ["status", "uid", "page_url", "original_width", "original_height", "words"],
-        )
+# --- NULL ----------------------------------------------------------------------------------------------------------
+
+KEPT, FAILS, MISSING = None, "r", "r:missing"
+# (rule, its outcome for (words, score) = (5, NULL), (NULL, 0.9), (5, 0.9), (1, 0.1))
+NULLS = [
+    ("words > 2", KEPT, MISSING, KEPT, FAILS),
+    ("least(words, score) >= 0.3", MISSING, MISSING, KEPT, FAILS),
+    ("greatest(words, score) >= 0.3", MISSING, MISSING, KEPT, KEPT),
+    ("CASE WHEN score < 0.5 THEN false ELSE true END", MISSING, KEPT, KEPT, FAILS),
+    ("CASE WHEN words > 2 THEN true ELSE score > 0.5 END", MISSING, MISSING, KEPT, FAILS),
+    ("words > 2 OR score > 0.5", MISSING, MISSING, KEPT, FAILS),
+    ("words > 2 OR score IS NULL", KEPT, MISSING, KEPT, FAILS),
+    ("score IS NULL", KEPT, FAILS, FAILS, FAILS),
+    ("score IS NOT NULL AND words IS NOT NULL", FAILS, FAILS, KEPT, KEPT),
+    ("words IS NULL OR words > 2", KEPT, KEPT, KEPT, FAILS),
+    ("coalesce(score, 1.0) > 0.5", KEPT, KEPT, KEPT, FAILS),
+    ("ifnull(score, 1.0) > 0.5 AND words > 2", KEPT, MISSING, KEPT, FAILS),
+    ("coalesce(score * words, 1.0) > 0.5", KEPT, KEPT, KEPT, FAILS),
+    ("(words > 2) IS NULL", FAILS, KEPT, FAILS, FAILS),
+    ("score IS DISTINCT FROM 0.5", MISSING, KEPT, KEPT, KEPT),
+    ("concat(words, score) != ''", MISSING, MISSING, KEPT, KEPT),
+    ("words >= top(score, 1)", KEPT, MISSING, KEPT, KEPT),
+    ("words >= top(coalesce(score, 0), 1) AND words > 2", KEPT, MISSING, KEPT, FAILS),
+    ("score >= top(coalesce(score, 0), 1)", MISSING, KEPT, KEPT, KEPT),
+    ("list_contains(list_filter([1, 2], lambda words: words > 1), 2)", KEPT, KEPT, KEPT, KEPT),
+    ("SCORE IS NULL OR Score > 0.5", KEPT, KEPT, KEPT, FAILS),
+]
+
+
+@pytest.mark.parametrize("case", NULLS, ids=lambda case: case[0])
+def test_a_null_fails_a_rule_that_does_not_speak_of_it(case: tuple[str, ...]) -> None:
+    rows = table(words=[5, None, 5, 1], score=[None, 0.9, 0.9, 0.1])
+    assert outcomes(rows, view("v", ("r", case[0]))) == list(case[1:])
+
+
+def test_a_null_of_a_derived_column_and_of_a_name_in_quotes() -> None:
+    rows = table(original_width=[9, None, 9], original_height=[9, 9, 0])
+    rule = view("v", ("r", "CASE WHEN aspect > 3 THEN false ELSE true END"))
+    assert outcomes(rows, rule) == [None, "r:missing", "r:missing"]
+    rows = table(**{"class": ["a", None, "b"]})
+    rule = view("v", ("r", "CASE WHEN \"class\" = 'b' THEN false ELSE true END"))
+    assert outcomes(rows, rule) == [None, "r:missing", "r"]
+
+
+# --- samples -------------------------------------------------------------------------------------------------------
+
+
+def sampled(rows: pa.Table, share: float, seed: int = 0) -> set[int]:
+    rule = Rule(name="part", sample=share, seed=seed)
+    kept = choose({"0": rows}, [view("v", rule)])["v"].tables["0"]["kept"].to_pylist()
+    return {i for i, keep in enumerate(kept) if keep}
+
+
+def test_a_sample_is_the_rows_with_a_hash_below_its_share() -> None:
+    rows = table(words=list(range(4000)))
+    hashes = uid_hashes(rows["uid"].to_pylist(), 7)
+    assert int(hashes[3]) == xxhash.xxh3_64_intdigest(rows["uid"][3].as_py().encode(), 7)
+    expected = {i for i, value in enumerate(hashes.tolist()) if value < 2**64 * 3 // 10}
+    assert sampled(rows, 0.3, 7) == expected
+    assert abs(len(expected) - 1200) < 4 * math.sqrt(4000 * 0.3 * 0.7)
+
+
+def test_samples_of_one_seed_are_nested_and_of_two_seeds_are_not() -> None:
+    rows = table(words=list(range(500)))
+    assert sampled(rows, 0.1) < sampled(rows, 0.5) < sampled(rows, 0.9)
+    other = sampled(rows, 0.5, 1)
+    assert abs(len(sampled(rows, 0.5) & other) - 125) < 40
+    alike = Rule(name="a", random_like="part", seed=0)
+    part = Rule(name="part", sample=0.5, seed=0)
+    chosen = choose({"0": rows}, [view("part", part), view("alike", alike)])
+    assert chosen["part"].tables["0"]["kept"] == chosen["alike"].tables["0"]["kept"]
+
+
+def test_a_sample_depends_on_no_cut_and_composes_with_other_rules() -> None:
+    rows = table(
+        words=[i % 3 for i in range(300)],
+        status=["failed" if i % 10 == 0 else "success" for i in range(300)],
+    )
+    part = view("part", Rule(name="part", sample=0.5, seed=2))
+    both = view("both", ("words", "words = 2"), Rule(name="inner", view="part"))
+    whole = choose({"0": rows}, [part, both])
+    cut = choose({"0": rows.slice(0, 7), "1": rows.slice(7)}, [part, both])
+    for name in ("part", "both"):
+        rules = [rule for t in cut[name].tables.values() for rule in t["rule"].to_pylist()]
+        assert rules == whole[name].tables["0"]["rule"].to_pylist()
+    of_part = whole["part"].tables["0"]["kept"].to_pylist()
+    of_both = whole["both"].tables["0"]["kept"].to_pylist()
+    assert of_both == [keep and i % 3 == 2 for i, keep in enumerate(of_part)]
+    assert {"inner.part", "words", "not_stored", None} == set(
+        whole["both"].tables["0"]["rule"].to_pylist()
+    )
+
+
+def test_a_share_so_small_that_no_row_is_drawn() -> None:
+    with pytest.raises(ValueError, match=r"rule 'part' \(sample 1e-30, seed 0\) lets none"):
+        sampled(table(words=[1, 2, 3]), 1e-30)
 
 
 # --- what is no rule -----------------------------------------------------------------------------------------------
@@ -325,7 +405,7 @@ def test_the_columns_to_read() -> None:
         ("row_number() OVER () > 1", "a window function is not allowed"),
         ("COLUMNS(*) > 1", "is not allowed"),
         ("words > ?", "a parameter is not allowed"),
-        ("random() > 0.5", "can give another answer the next time"),
+        ("random() > 0.5", "another answer the next time; for random rows write {mine: {sample: 0.5, seed: 0}}"),
         ("uuid() > 'a'", "can give another answer the next time"),
         ("now() > '2020-01-01'", "can give another answer the next time"),
         ("ago(INTERVAL 1 DAY) > '2020-01-01'", "can give another answer the next time"),

@@ -12,11 +12,20 @@ import pytest
 from filters import FILTERS as KINDS
 from manifests import disk, reader
 from manifests.columns import VIEW
+from manifests.pool_layout import (
+    PoolLayout,
+    ScoreSetDocument,
+    ViewDocument,
+    pool_fingerprint,
+    read_commit_records,
+    read_document,
+    uids_checksum,
+)
 from manifests.schema import FilterSpec, Recipe, Rule, Source, View
 from pipeline.pool import shard_writer
 from pipeline.scoring import scorer
 from pipeline.views import view_files
-from tests.support.small_pool import make_pool, rows, write_shard
+from tests.support.small_pool import make_pool, rows, set_name, write_shard
 
 FILTERS = (FilterSpec(name="caption"), FilterSpec(name="picture"))
 
@@ -58,26 +67,19 @@ def test_what_a_view_leaves_on_disk(pool: str) -> None:
     made = view_files.choose_views(pool, recipe(RAW, LONG, TOP, ALIKE))
     assert list(made) == ["raw", "long", "bright", "alike"]
     for name, document in made.items():
-        assert disk.read_json(disk.join(pool, "views", f"{name}.json")) == document
+        assert read_document(PoolLayout(pool).view_json(name), ViewDocument) == document
         table = masks(pool, name)
         assert table.schema.remove_metadata() == VIEW
         assert table.num_rows == 30
-        assert (
-            sum(table["kept"].to_pylist()) == document["kept"] == sum(document["shards"].values())
-        )
-        assert document["funnel"][0] == ["attempted", 30]
-        assert document["funnel"][1] == ["stored", 24]
-        assert document["funnel"][-1][1] == document["kept"]
-        assert document["fingerprint"] == shard_writer.fingerprint(pool)
-    assert made["long"]["scores"] == {"caption": scorer.score_set_name(FILTERS[0])}
-    assert (
-        made["bright"]["scores"]
-        == made["alike"]["scores"]
-        == {"picture": scorer.score_set_name(FILTERS[1])}
-    )
-    assert made["bright"]["thresholds"]["top(brightness, 0.25)"]["rows"] == 24
-    assert made["bright"]["kept"] == made["alike"]["kept"] == 6
-    assert made["long"]["rules"][0] == {"name": "words", "where": "caption_words > 3"}
+        assert sum(table["kept"].to_pylist()) == document.kept == sum(document.shards.values())
+        assert document.funnel[:2] == (("attempted", 30), ("stored", 24))
+        assert document.funnel[-1][1] == document.kept
+        assert document.fingerprint == shard_writer.fingerprint(pool)
+    assert made["long"].scores == {"caption": set_name(FILTERS[0])}
+    assert made["bright"].scores == made["alike"].scores == {"picture": set_name(FILTERS[1])}
+    assert made["bright"].thresholds["top(brightness, 0.25)"].rows == 24
+    assert made["bright"].kept == made["alike"].kept == 6
+    assert made["long"].rules[0] == {"name": "words", "where": "caption_words > 3"}
     expected = [
         "not_stored"
         if i % 5 == 4
@@ -134,9 +136,10 @@ def test_the_cut_into_shards_changes_no_row(tmp_path: Path) -> None:
 def test_a_random_view_on_demand_is_the_one_that_a_recipe_makes(pool: str) -> None:
     view_files.choose_views(pool, recipe(TOP, ALIKE))
     (document,) = view_files.random_like(pool, "bright").values()
-    assert document["name"] == "random_like_bright"
+    assert document.name == "random_like_bright"
     assert masks(pool, "random_like_bright") == masks(pool, "alike")
-    assert document["rules"] == disk.read_json(disk.join(pool, "views", "alike.json"))["rules"]
+    alike = read_document(PoolLayout(pool).view_json("alike"), ViewDocument)
+    assert document.rules == alike.rules
     place = Path(pool, "views", "random_like_bright.json")
     stamp = place.stat().st_mtime_ns
     view_files.random_like(pool, "bright")
@@ -179,7 +182,113 @@ def test_a_failed_change_leaves_the_old_view(pool: str) -> None:
     before = view_files.choose_views(pool, recipe(LONG))["long"]
     with pytest.raises(ValueError, match="keeps nothing"):
         view_files.choose_views(pool, recipe(view("long", ("words", "caption_words > 99"))))
-    assert disk.read_json(disk.join(pool, "views", "long.json")) == before
+    assert read_document(PoolLayout(pool).view_json("long"), ViewDocument) == before
+
+
+def test_a_crash_between_masks_and_document_leaves_no_view(
+    pool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view_files.choose_views(pool, recipe(LONG))
+    write_parquet, written = disk.write_parquet, []
+
+    def crash_at_the_second_mask(path: str, *rest: Any) -> None:
+        written.append(path)
+        if len(written) == 2:
+            raise KeyboardInterrupt
+        write_parquet(path, *rest)
+
+    longer = recipe(view("long", ("words", "caption_words > 4")))
+    with monkeypatch.context() as patched:
+        patched.setattr(disk, "write_parquet", crash_at_the_second_mask)
+        with pytest.raises(KeyboardInterrupt):
+            view_files.choose_views(pool, longer)
+    assert written[0].endswith("views/long/00000.parquet")
+    assert not disk.exists(PoolLayout(pool).view_json("long"))
+    document = view_files.choose_views(pool, longer)["long"]
+    assert sum(masks(pool, "long")["kept"].to_pylist()) == document.kept
+
+
+def test_a_view_that_changed_is_told_in_one_line(
+    pool: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    view_files.choose_views(pool, recipe(LONG, TOP, ALIKE))
+    caplog.clear()
+    longer = view("long", ("words", "caption_words > 4"), ("wide", "aspect < 1.6"))
+    brighter = view("bright", ("bright", "brightness >= top(brightness, 0.5)"))
+    view_files.choose_views(pool, recipe(longer, brighter, ALIKE))
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(lines) == 3
+    assert lines[0].startswith(
+        "view long changed: rules were [words: caption_words > 3, wide: aspect < 1.6] "
+        "and are [words: caption_words > 4, wide: aspect < 1.6]; it kept "
+    )
+    assert "view bright changed: rules were" in lines[1]
+    assert lines[1].endswith("it kept 6 rows and keeps 12")
+    assert "view alike changed: the view that it is random_like has other rules" in lines[2]
+    write_shard(pool, 3, list(enumerate(rows(5), start=30)))
+    scorer.score(pool, FILTERS, engine="inline")
+    caplog.clear()
+    view_files.choose_views(pool, recipe(longer))
+    assert "view long changed: the pool had 3 shards and has 4; it kept" in caplog.text
+
+
+def test_a_damaged_document_is_made_again(pool: str, caplog: pytest.LogCaptureFixture) -> None:
+    first = view_files.choose_views(pool, recipe(LONG))
+    Path(PoolLayout(pool).view_json("long")).write_text("{}")
+    assert view_files.choose_views(pool, recipe(LONG)) == first
+    assert "view long is made again: " in caplog.text
+
+
+def test_views_that_the_recipe_no_longer_has_are_named(
+    pool: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    view_files.choose_views(pool, recipe(RAW, LONG, TOP))
+    view_files.random_like(pool, "long")
+    view_files.random_like(pool, "bright")
+    caplog.clear()
+    view_files.choose_views(pool, recipe(RAW, LONG, TOP), ["long"])
+    assert "does not have" not in caplog.text
+    view_files.choose_views(pool, recipe(RAW, LONG))
+    assert "views that recipe 'r' does not have stay in the pool: bright, random_like_bright;" in (
+        caplog.text
+    )
+    assert view_files.views_not_in(recipe(RAW, LONG, TOP), pool) == []
+
+
+def exchange_score_files(layout: PoolLayout, name: str) -> None:
+    disk.write_bytes(layout.score_columns(name, 1), disk.read_bytes(layout.score_columns(name, 0)))
+
+
+def score_file_of_an_older_sidecar(layout: PoolLayout, name: str) -> None:
+    path = layout.score_columns(name, 1)
+    table, metadata = disk.read_parquet(path), disk.read_metadata(path)
+    disk.write_parquet(path, table, {**metadata, "sidecar": "0" * 64})
+
+
+def score_file_with_a_row_less(layout: PoolLayout, name: str) -> None:
+    path = layout.score_columns(name, 1)
+    metadata = disk.read_metadata(path)
+    disk.write_parquet(path, disk.read_parquet(path).slice(1), metadata)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [exchange_score_files, score_file_of_an_older_sidecar, score_file_with_a_row_less],
+)
+def test_scores_of_other_rows_are_refused(
+    pool: str, damage: Callable[[PoolLayout, str], None]
+) -> None:
+    damage(PoolLayout(pool), set_name(FILTERS[0]))
+    with pytest.raises(ValueError, match=r"00001\.parquet was scored for other rows.*; remove .*"):
+        view_files.choose_views(pool, recipe(LONG))
+    assert view_files.choose_views(pool, recipe(TOP))["bright"].kept == 6  # reads another set
+
+
+def test_a_sample_is_written_with_its_share_and_seed(pool: str) -> None:
+    half = view("half", Rule(name="half", sample=0.5, seed=3), ("words", "caption_words > 1"))
+    document = view_files.choose_views(pool, recipe(half))["half"]
+    assert document.rules[0] == {"name": "half", "sample": 0.5, "seed": 3}
+    assert 0 < document.funnel[2][1] < 24
 
 
 def test_a_filter_that_is_not_scored_yet(tmp_path: Path) -> None:
@@ -251,7 +360,7 @@ def test_datacomps_baselines_are_at_most_six_lines(
     wish = reader.read_manifest(path, Recipe)
     view_files.check_views(wish)
     for spec in wish.filters:
-        scorer.score_set_name(spec)
+        set_name(spec)
     given = [row for row in rows(40) if row.reason is None]
     pool = make_pool(tmp_path / "pool", given, per_shard=20)
     fill(pool, wish)
@@ -271,19 +380,35 @@ VALUES: dict[str, Callable[[int], Any]] = {
 
 def fill(pool: str, wish: Recipe) -> None:
     """Score sets with the values above for the i-th row of the pool."""
-    at = 0
-    for number in shard_writer.committed(pool):
-        places = range(at, at + shard_writer.read_sidecar(pool, number, ["uid"]).num_rows)
-        for spec in wish.filters:
-            kinds = KINDS[spec.name].adds
-            table = pa.table(
-                {c: pa.array([VALUES[c](i) for i in places], kind) for c, kind in kinds.items()}
-            )
-            disk.write_parquet(scorer.scores_path(pool, scorer.score_set_name(spec), number), table)
-        at = places.stop
+    layout, records = PoolLayout(pool), read_commit_records(pool)
     for spec in wish.filters:
-        place = disk.join(pool, "scores", scorer.score_set_name(spec), "scores.json")
-        disk.write_json(place, {"fingerprint": shard_writer.fingerprint(pool)})
+        name, kinds = set_name(spec), KINDS[spec.name].adds
+        start, checksums = 0, {}
+        for shard, record in records.items():
+            uids = disk.read_parquet(layout.sidecar(shard), ["uid"])["uid"]
+            numbers = range(start, start + len(uids))
+            arrays = {}
+            for column, kind in kinds.items():
+                arrays[column] = pa.array([VALUES[column](i) for i in numbers], kind)
+            checksums[shard] = uids_checksum(uids)
+            metadata = {"uids": checksums[shard], "sidecar": record["sidecar_sha256"]}
+            disk.write_parquet(layout.score_columns(name, shard), pa.table(arrays), metadata)
+            start = numbers.stop
+        document = ScoreSetDocument(
+            name=spec.name,
+            id=name.partition("@")[2],
+            version=1,
+            options={},
+            identity="",
+            columns=tuple(kinds),
+            shards=checksums,
+            fingerprint=pool_fingerprint(records),
+            rows=start,
+            stored=start,
+            scored=start,
+            seconds=0.0,
+        )
+        disk.write_json(layout.score_set_json(name), document)
 
 
 def _side(i: int) -> int:

@@ -1,0 +1,133 @@
+"""The SQL of a rule: which columns it reads, which NULLs it speaks of, and that it reaches nothing else."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import duckdb
+import pytest
+
+from manifests.schema import Rule, View
+from pipeline.views import rules
+from pipeline.views.steps import Step
+
+COLUMNS = [
+    "status",
+    "uid",
+    "words",
+    "score",
+    "Class",
+    "page_url",
+    "original_width",
+    "original_height",
+]
+
+
+def view(name: str, *steps: tuple[str, str] | Rule) -> View:
+    made = [s if isinstance(s, Rule) else Rule(name=s[0], where=s[1]) for s in steps]
+    return View(name=name, rules=tuple(made))
+
+
+def parse(where: str) -> rules.Expression:
+    known = [*COLUMNS, *rules.DERIVED]
+    return rules.parse(rules.connect(), Step(name="r", where=where), known)
+
+
+def test_the_columns_to_read() -> None:
+    views = [
+        view("basic", ("shape", "ASPECT <= 3"), ("host", "page_host != 'x'")),
+        view(
+            "random",
+            Rule(name="r", random_like="basic"),
+            ("clip", "score >= top(score + words, 0.3)"),
+        ),
+    ]
+    basic = {"status", "original_width", "original_height", "page_url"}
+    assert rules.columns_of(views, "basic", COLUMNS) == basic
+    assert rules.columns_of(views, "random", COLUMNS) == basic | {"uid", "score", "words"}
+    with pytest.raises(ValueError, match="no column 'score'"):
+        rules.columns_of(
+            views,
+            "random",
+            ["status", "uid", "page_url", "original_width", "original_height", "words"],
+        )
+
+
+def test_a_sample_reads_the_uid() -> None:
+    half = view("half", Rule(name="half", sample=0.5))
+    assert rules.columns_of([half], "half", COLUMNS) == {"status", "uid"}
+
+
+@pytest.mark.parametrize(
+    ("where", "columns", "not_null"),
+    [
+        ("words > 2", {"words"}, {"words"}),
+        ("WORDS > 2 AND class = 'a'", {"words", "Class"}, {"words", "Class"}),
+        ("words IS NULL OR score > 1", {"words", "score"}, {"score"}),
+        ("coalesce(words, score, 0) > 1", {"words", "score"}, set()),
+        ("words >= top(score, 0.3)", {"words", "score"}, {"words"}),
+        ("words >= top(coalesce(words, 0), 0.3)", {"words"}, {"words"}),
+        ("aspect < 2", {"aspect"}, {"aspect"}),
+        ("list_sum(list_transform([1], lambda q: q + words)) > 1", {"words"}, {"words"}),
+        ("true", set(), set()),
+    ],
+)
+def test_the_columns_of_a_rule_and_those_that_must_not_be_null(
+    where: str, columns: set[str], not_null: set[str]
+) -> None:
+    expression = parse(where)
+    assert (expression.columns, expression.not_null) == (columns, not_null)
+
+
+def test_a_threshold_takes_the_place_of_top() -> None:
+    connection, step = rules.connect(), Step(name="r", where="score >= top(score, 0.3)")
+    calls = []
+
+    def threshold(call: str, column: str, share: Fraction) -> float:
+        calls.append((call, column, share))
+        return 0.25
+
+    expression = rules.parse(connection, step, COLUMNS)
+    sql = rules.to_sql(connection, expression, step, threshold)
+    assert calls == [("top(score, 0.3)", "score", Fraction(3, 10))]
+    assert connection.sql(f"SELECT {sql} FROM (SELECT 0.25::DOUBLE AS score)").fetchall() == [
+        (True,)
+    ]
+
+
+def test_the_test_for_null_quotes_names() -> None:
+    sql = rules.null_unless_known("true", ["a", 'say "x"'])
+    assert sql == 'CASE WHEN "a" IS NULL OR "say ""x""" IS NULL THEN NULL ELSE (true) END'
+    assert rules.null_unless_known("true", []) == "true"
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "FROM read_text('/etc/hostname')",
+        "COPY (SELECT 1) TO '/tmp/clipmill-never.csv'",
+        "SET enable_external_access = true",
+        "INSTALL httpfs",
+        "FROM COLUMNS",
+    ],
+)
+def test_the_database_reaches_no_file_and_no_variable(sql: str) -> None:
+    with pytest.raises(duckdb.Error):
+        rules.connect().execute(sql).fetchall()
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        (
+            "word > 1",
+            r"no column 'word'; did you mean 'words'\?; pipeline/filter\.py POOL --columns",
+        ),
+        ("random() < 0.5", r"write \{r: \{sample: 0\.5, seed: 0\}\}"),
+        ("words > (SELECT 1)", "a subquery is not allowed"),
+        ("words >", "it is no SQL expression"),
+    ],
+)
+def test_what_a_rule_may_not_contain(where: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse(where)
