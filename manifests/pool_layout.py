@@ -163,6 +163,19 @@ class RunLayout:
         return disk.join(self.root, "checkpoints")
 
     @property
+    def blend_json(self) -> str:
+        """The blend as resolved."""
+        return disk.join(self.root, "blend.json")
+
+    def checkpoint(self, step: int) -> str:
+        """The folder of the checkpoint after `step` steps."""
+        return disk.join(self.checkpoints, f"step-{step}")
+
+    def nonfinite_json(self, rank: int) -> str:
+        """Where a NaN or an infinity appeared on `rank`."""
+        return disk.join(self.root, f"nonfinite-{rank}.json")
+
+    @property
     def export(self) -> str:
         """The folder that open_clip loads."""
         return disk.join(self.root, "export")
@@ -353,3 +366,58 @@ class PoolDocument(PoolCounts):
     seconds: dict[str, float]  # wall time by stage, of all builds
     task_seconds: float  # sum over the shards
     versions: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DamagedSamples:
+    """Samples that training replaced because they could not be used."""
+
+    count: int
+    samples: tuple[
+        dict[str, Any], ...
+    ]  # the first ones: step, position, source, shard, key, reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """run.json: what a finished run was, and how it went."""
+
+    blend: dict[str, Any]
+    blend_hash: str
+    config: dict[str, Any]
+    config_hash: str
+    identity: dict[str, Any]  # everything that decides the weights
+    seed: int
+    world: int  # ranks of the last start
+    device: str
+    versions: dict[str, str]
+    layout: dict[str, int]  # dp_replicate, dp_shard, tp
+    parameters: int
+    steps: int
+    samples: int
+    resumed_at: int  # the step from which the last start continued; 0 where it was the only one
+    sources: dict[str, dict[str, Any]]  # POOL/VIEW -> rows, drawn, repeats
+    bad: DamagedSamples  # of all ranks and all starts
+    samples_per_s: float  # of the last start
+    peak_memory_bytes: int
+    seconds: dict[str, float]  # start, train, whole; of the last start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRecord:
+    """checkpoints/step-N/state.json: written last, it makes the checkpoint complete."""
+
+    step: int
+    identity: dict[str, Any]  # of the run; see RunRecord
+    order: str  # fingerprint of the order of training
+    config_hash: str
+    sha256: dict[str, str]  # file name -> hash
+    bad: DamagedSamples | None = None  # up to this step; None in checkpoints of older versions
+    layout: dict[str, int] | None = (
+        None  # dp_replicate, dp_shard, tp of a sharded checkpoint; None of a whole one
+    )
+
+    def document(self) -> dict[str, Any]:
+        """The JSON document, without what is None."""
+        plain: dict[str, Any] = disk.to_plain(self)
+        return {key: value for key, value in plain.items() if value is not None}

@@ -18,11 +18,12 @@ OBJECT_STORE_BYTES = 128 * 2**20  # what crosses Ray are tickets and answers of 
 _embedded_folder: str | None = None  # of the Ray that this process started
 
 
-def connect(cpus: int | None = None) -> None:
+def connect(cpus: int | None = None, *, log_to_driver: bool = False) -> None:
     """Join the cluster named by RAY_ADDRESS (`ray job submit` sets it), or start a Ray inside this process.
 
     The embedded one has `cpus` CPUs (default: those of this machine), no dashboard, listens on 127.0.0.1 and keeps its
-    files in a temporary folder of its own, so that it neither sees nor disturbs another Ray on the machine.
+    files in a temporary folder of its own, so that it neither sees nor disturbs another Ray on the machine. With
+    `log_to_driver` the lines of the workers appear in this process.
     """
     global _embedded_folder
     join_cluster = bool(os.environ.get("RAY_ADDRESS"))
@@ -33,7 +34,7 @@ def connect(cpus: int | None = None) -> None:
         return
     settings: dict[str, Any] = {
         "runtime_env": {"env_vars": {"PYTHONPATH": str(ROOT)}},
-        "log_to_driver": False,
+        "log_to_driver": log_to_driver,
         "logging_level": "error",
     }
     if join_cluster:

@@ -38,7 +38,7 @@ ORDER = {
     ],
     "train": [
         "rng", "model", "config", "data", "step", "formats", "dist", "evaluation", "identity",
-        "logbook", "loop", "ablation", "reporting", "run", "evaluate", "export",
+        "logbook", "nonfinite", "train_state", "loop", "mix", "ablation", "reporting", "run", "evaluate", "export",
         "ablate", "report",
     ],
 }  # fmt: skip

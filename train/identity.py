@@ -15,7 +15,7 @@ from train.data import Loader
 # A run may be resumed with other values of these.
 INCIDENTAL = (
     "device", "threads", "checkpoint_every", "log_every", "dp_shard", "tp", "reshard_after_forward", "cpu_offload",
-    "recompute", "compile", "attention", "captions", "log_to",
+    "recompute", "compile", "attention", "captions", "log_to", "micro_batch", "loss_tile", "local_loss",
 )  # fmt: skip
 
 
@@ -59,11 +59,27 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = 
     return lines
 
 
-def check_same_run(saved: Mapping[str, Any], now: Mapping[str, Any], out: str) -> None:
-    """Compare the identity in a run's folder with the present one. ValueError names what differs."""
-    # A run of an older version has fewer settings: it had the defaults of the missing ones.
-    saved = {**saved, "config": {**deciding_settings(TrainConfig()), **saved["config"]}}
-    if different := differences(saved, now):
+def complete_settings(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The deciding settings of a saved run, whatever version wrote it.
+
+    An older version had fewer settings (such a run has their defaults), and counted more of them as deciding.
+    """
+    known = {key: value for key, value in saved.items() if key not in INCIDENTAL}
+    return {**deciding_settings(TrainConfig()), **known}
+
+
+def check_same_run(saved: Mapping[str, Any], now: Mapping[str, Any], out: str) -> dict[str, Any]:
+    """Compare the identity in a run's folder with the present one, which is returned. ValueError names what differs.
+
+    The hash of the initial weights is taken from the saved identity: only the first start reads them.
+    """
+    saved = {**saved, "config": complete_settings(saved["config"])}
+    identity = dict(now)
+    if "initial_weights" in saved:
+        identity["initial_weights"] = saved["initial_weights"]
+    if different := differences(saved, identity):
         raise ValueError(
-            f"{out} holds another run ({'; '.join(different[:3])}); choose another --out, or remove that folder"
+            f"{out} holds another run ({'; '.join(different[:3])});"
+            " choose another --out, or remove that folder"
         )
+    return identity

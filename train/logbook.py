@@ -159,7 +159,7 @@ def kept_lines(out: str, step: int) -> list[str]:
     return kept
 
 
-def said(line: Mapping[str, Any]) -> str:
+def progress_text(line: Mapping[str, Any]) -> str:
     """A line in a few words, for the progress bar."""
     words = [
         f"loss {line['loss']:.4f}",

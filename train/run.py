@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Train a CLIP on a blend of views; started again, it goes on where it was.
+"""Train a CLIP on a blend of views; the same command resumes an interrupted run.
 
-Example: python train/run.py blends/mostly_clip.yaml --out out/run --preset datacomp_small --set lr=1e-3 --ranks 4
+Example: python train/run.py --mix out/pool/all=1 --out out/run --preset micro --set lr=5e-4
 """
 
 from __future__ import annotations
@@ -14,8 +14,12 @@ if not __package__:
     sys.path[0] = str(ROOT)
 
 import os
+import signal
 
-# Before torch: threads that spin while they wait are a quarter faster alone, and ten times slower beside other work.
+if __name__ == "__main__":  # until `main` runs, Ctrl-C ends the process without a traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+# Set before torch is imported. Threads that spin while they wait are a quarter faster alone, and ten times slower
+# beside other work.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import argparse
@@ -24,49 +28,58 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from manifests import disk, reader
+from manifests import console, disk
+from manifests.pool_layout import RunLayout, RunRecord, read_document
 from manifests.schema import Blend
 from train.config import PRESETS, TrainConfig, check_layout, configure, model_config
-from train.data import Loader
+from train.data import Loader, ReadFailed
 from train.dist import launch, ray_train
-from train.formats import nemo
-from train.loop import STOPPED, NonFinite, train
+from train.formats import model_files, nemo
+from train.loop import train
+from train.mix import blend_of, check_pools, read_blend
+from train.nonfinite import NonFinite
 
 logger = logging.getLogger(__name__)
 
 
 def parser() -> argparse.ArgumentParser:
-    """What can be said on the command line."""
+    """The command-line options."""
     parser = argparse.ArgumentParser(
         prog="train/run.py",
         description=__doc__.split("\n")[0],
-        epilog="example: python train/run.py blends/mostly_clip.yaml --out out/run --preset micro --set lr=5e-4",
+        epilog="example: python train/run.py --mix out/pool/all=1 --out out/run --preset micro --set lr=5e-4",
     )
-    parser.add_argument("blend", help="BLEND.yaml, or the blend.json of another run")
+    parser.add_argument("blend", nargs="?", help="BLEND.yaml, or the blend.json of another run")
     parser.add_argument(
-        "--out", required=True, help="folder of the run; one that was stopped is gone on with"
+        "--mix",
+        nargs="+",
+        metavar="POOL/VIEW=WEIGHT",
+        help="a blend without a file; RUN/blend.json has it afterwards",
     )
+    parser.add_argument("--seed", type=int, help="seed of --mix: which rows are drawn when")
+    parser.add_argument("--out", help="folder of the run; an interrupted run is resumed")
     parser.add_argument("--preset", choices=sorted(PRESETS), help="named settings to start from")
     parser.add_argument(
         "--nemo", metavar="YAML", help="NVIDIA's file of a model; --set goes over it"
     )
     parser.add_argument(
-        "--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="change settings"
+        "--set",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change settings (--list-settings prints them); checkpoint_every=N saves every N steps, and the"
+        " default 0 only at the end, or when the run is stopped by SIGTERM or Ctrl-C",
     )
     parser.add_argument(
-        "--ranks",
-        type=int,
-        default=1,
-        help="processes on this machine; under torchrun each is one of its own",
+        "--ranks", type=int, default=1, help="processes on this machine; torchrun starts its own"
     )
     parser.add_argument(
-        "--ray",
-        action="store_true",
-        help="the ranks are workers of Ray Train, anywhere on the cluster",
+        "--ray", action="store_true", help="ranks are workers of Ray Train, anywhere on the cluster"
     )
-    parser.add_argument("--restart", action="store_true", help="begin again instead of going on")
+    parser.add_argument("--restart", action="store_true", help="start again instead of resuming")
     parser.add_argument(
-        "--json", action="store_true", help="end with the run's run.json as one line on stdout"
+        "--json", action="store_true", help="end with run.json as one line on stdout"
     )
     return parser
 
@@ -74,26 +87,38 @@ def parser() -> argparse.ArgumentParser:
 def settings(
     preset: str | None, changes: Sequence[str], nemo_file: str | None = None
 ) -> TrainConfig:
-    """The preset, over it NVIDIA's file, over it `KEY=VALUE`. ValueError for what is no such pair."""
-    read: dict[str, Any] = {}
+    """The preset, then NVIDIA's file, then `KEY=VALUE`; later ones win. ValueError for a text without `=`."""
+    values: dict[str, Any] = {}
     if nemo_file is not None:
-        _, read, notes = nemo.read(nemo_file)
+        _, values, notes = nemo.read(nemo_file)
         for note in notes:
             logger.info("%s: %s", nemo_file, note)
     for change in changes:
         key, equals, value = change.partition("=")
         if not equals:
             raise ValueError(f"--set {change!r} is not KEY=VALUE")
-        read[key.strip()] = value.strip()
-    return configure(read if preset is None else {"preset": preset, **read})
+        values[key.strip()] = value.strip()
+    return configure(values if preset is None else {"preset": preset, **values})
+
+
+def blend_from(args: argparse.Namespace) -> Blend:
+    """The blend of the command line. ValueError unless exactly one of BLEND and --mix is given."""
+    if (args.blend is None) == (args.mix is None):
+        raise ValueError("give either BLEND.yaml or --mix POOL/VIEW=WEIGHT")
+    if args.mix is None and args.seed is not None:
+        raise ValueError("--seed goes with --mix; a blend file has its own seed")
+    return read_blend(args.blend) if args.mix is None else blend_of(args.mix, args.seed or 0)
 
 
 def start_ranks(args: argparse.Namespace, blend: Blend, config: TrainConfig) -> int:
     """The same run as `args.ranks` processes on this machine, or on Ray's. Returns their exit status."""
-    Loader(
-        blend, config, model_config(config), 0, check_layout(config, args.ranks)
-    )  # mistakes are met once, here
-    arguments = [disk.join(args.out, "blend.json"), "--out", args.out]
+    # Mistakes are found here once, and not by every rank.
+    Loader(blend, config, model_config(config), 0, check_layout(config, args.ranks))
+    layout = RunLayout(args.out)
+    resumes = disk.exists(layout.run_json) or bool(disk.list_names(layout.checkpoints))
+    if config.init is not None and (args.restart or not resumes):
+        model_files.initial_weights(config.init, model_config(config))
+    arguments = [layout.blend_json, "--out", args.out]
     arguments += ["--preset", args.preset] if args.preset else []
     arguments += ["--nemo", str(Path(args.nemo).absolute())] if args.nemo else []
     arguments += ["--set", *args.set] if args.set else []
@@ -101,43 +126,74 @@ def start_ranks(args: argparse.Namespace, blend: Blend, config: TrainConfig) -> 
     if args.ray:
         status = ray_train.start(main, arguments, args.out, args.ranks)
     else:
-        status = launch.launch_ranks(
-            [sys.executable, str(Path(__file__).resolve()), *arguments], args.ranks
-        )
-    return status if status in (0, 2, 3, STOPPED) else 3
+        command = [sys.executable, str(Path(__file__).resolve()), *arguments]
+        status = launch.launch_ranks(command, args.ranks)
+    known = status in (0, console.EXIT_MISTAKE, console.EXIT_SAVED) or status > 128
+    return status if known else console.EXIT_INCOMPLETE
+
+
+def run(args: argparse.Namespace, rank: int) -> int:
+    """Train what the command line says. Exit status 0, 3 (the run failed) or 75 (stopped and saved)."""
+    if args.out is None:
+        raise ValueError("--out is missing: the folder of the run")
+    if args.ranks < 1:
+        raise ValueError(f"--ranks is {args.ranks}; it must be at least 1")
+    args.out = disk.output_folder(args.out)
+    if not disk.is_url(args.out) and disk.local_path(args.out).is_file():
+        raise ValueError(f"--out {args.out} is a file; choose a folder")
+    layout = RunLayout(args.out)
+    config = settings(args.preset, args.set, args.nemo)
+    blend = blend_from(args)
+    check_pools(blend)
+    finished_before = disk.exists(layout.run_json) and not args.restart
+    if rank == 0 and args.blend != layout.blend_json:
+        disk.write_json(layout.blend_json, blend)
+    try:
+        if args.ranks == 1 and not args.ray:
+            record = train(blend, config, args.out, resume=not args.restart)
+        elif status := start_ranks(args, blend, config):
+            return status
+        else:
+            record = read_document(layout.run_json, RunRecord)
+    except (NonFinite, ReadFailed, OSError) as error:
+        return failed(error)
+    if rank == 0:
+        log_end(args.out, record, finished_before)
+        if args.json:
+            print(json.dumps(disk.to_plain(record), sort_keys=True))
+    return 0
+
+
+def failed(error: NonFinite | ReadFailed | OSError) -> int:
+    """The exit status of a run that failed. Paths, rights and a full disk are for `console.run_command`."""
+    if isinstance(error, OSError) and error.errno in console.PATH_ERRORS:
+        raise error
+    print(f"error: {error}", file=sys.stderr)
+    return console.EXIT_INCOMPLETE
+
+
+def log_end(out: str, record: RunRecord, finished_before: bool) -> None:
+    """Say where the result is, and what the next command would be."""
+    layout = RunLayout(out)
+    if finished_before:
+        logger.info("%s was finished before: nothing was trained (--restart trains it anew)", out)
+    logger.info(
+        "%d steps are done; weights in %s, log in %s", record.steps, layout.export, layout.log
+    )
+    if record.bad.count:
+        logger.warning("%d damaged samples were replaced; run.json names them", record.bad.count)
+    logger.info("next: python train/evaluate.py %s --task TASK.yaml", out)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Returns 0 (trained), 2 (a mistake, said in one line), 3 (the run failed) or 75 (stopped by SIGTERM, saved)."""
+    """Exit status: 0 trained, 2 a mistake (said in one line), 3 the run failed, 75 stopped and saved."""
     args = parser().parse_args(argv)
     rank = int(os.environ.get("RANK", "0"))
-    logging.basicConfig(
-        level=logging.INFO if rank == 0 else logging.ERROR,
-        format="%(levelname)s %(name)s %(message)s",
+    console.start_logging(logging.INFO if rank == 0 else logging.ERROR)
+    return console.run_command(
+        lambda: run(args, rank),
+        stopped="the last checkpoint stays; the same command resumes the run",
     )
-    try:
-        if args.ranks < 1:
-            raise ValueError(f"--ranks is {args.ranks}; it must be at least 1")
-        config = settings(args.preset, args.set, args.nemo)
-        blend = reader.read_manifest(args.blend, Blend)
-        if rank == 0 and args.blend != disk.join(args.out, "blend.json"):
-            disk.write_json(disk.join(args.out, "blend.json"), blend)
-        if args.ranks > 1 or args.ray:
-            status = start_ranks(args, blend, config)
-            if status:
-                return status
-            done = disk.read_json(disk.join(args.out, "run.json"))
-        else:
-            done = train(blend, config, args.out, resume=not args.restart)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except NonFinite as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 3
-    if args.json and rank == 0:
-        print(json.dumps(done, sort_keys=True))
-    return 0
 
 
 if __name__ == "__main__":

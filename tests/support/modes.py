@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from manifests.pool_layout import CheckpointRecord
 from tests.support import ranks as mistakes
 from train.config import configure
 from train.dist import process_group, sharded_checkpoint
@@ -231,7 +232,8 @@ def written(ranks, run, layout):
     ranks, model, wrapped, update = build(ranks, config)
     train_on(ranks, model, wrapped, update, config, 0, 2)
     saver = sharded_checkpoint.Saver(run, ranks)
-    saver.save(2, model.state_dict(), update.state(), {"identity": {}})
+    record = CheckpointRecord(step=2, identity={}, order="", config_hash="", sha256={})
+    saver.save(model.state_dict(), update.state(), record)
     train_on(ranks, model, wrapped, update, config, 2, 3)
     saver.finish()
 

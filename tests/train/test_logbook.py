@@ -15,7 +15,7 @@ from manifests import disk
 from train import logbook
 from train.config import TrainConfig, configure, model_config
 from train.data.order import Order, SourceRows
-from train.logbook import MEASURED, Logbook, flat, kept_lines, said
+from train.logbook import MEASURED, Logbook, flat, kept_lines, progress_text
 from train.model.clip import CLIP
 from train.model.flops import training_flops
 
@@ -130,10 +130,10 @@ def test_the_words_for_the_bar() -> None:
         "mfu": None,
         "wait_share": 0.002,
     }
-    assert said(line) == "loss 4.5123, accuracy 0.250, 9,123 samples/s"
+    assert progress_text(line) == "loss 4.5123, accuracy 0.250, 9,123 samples/s"
     line |= {"mfu": 0.4123, "wait_share": 0.1}
     assert (
-        said(line)
+        progress_text(line)
         == "loss 4.5123, accuracy 0.250, 9,123 samples/s, MFU 41.2%, 10% waiting for data"
     )
 

@@ -10,13 +10,19 @@ import pytest
 import torch
 
 from manifests import disk
+from manifests.pool_layout import DamagedSamples
 from manifests.schema import Blend
-from train import loop
-from train.config import configure
-from train.dist import checkpoint
+from train import loop, train_state
+from train.config import configure, model_config
+from train.data import Loader
+from train.dist import checkpoint, process_group
+from train.formats.model_files import weights_sha256
 from train.formats.open_clip_files import load_export, to_open_clip
+from train.identity import run_identity
 from train.logbook import MEASURED
 from train.model.clip import CLIP
+from train.nonfinite import NonFinite
+from train.step import Update, decay_factor
 
 SETTINGS = {
     "model": "test",
@@ -61,16 +67,16 @@ def without_times(lines):
 
 def test_a_run_leaves_its_books(blend, tmp_path):
     done = loop.train(blend, CONFIG, str(tmp_path))
-    assert done == disk.read_json(tmp_path / "run.json")
-    assert (done["steps"], done["samples"], done["seed"], done["resumed_at"]) == (6, 48, 0, 0)
-    assert done["sources"] == {
+    assert disk.to_plain(done) == disk.read_json(tmp_path / "run.json")
+    assert (done.steps, done.samples, done.seed, done.resumed_at) == (6, 48, 0, 0)
+    assert done.sources == {
         "p/all": {"rows": 48, "drawn": 32, "repeats": 32 / 48},
         "p/half": {"rows": 24, "drawn": 16, "repeats": 16 / 24},
     }
-    assert done["blend_hash"] == disk.content_hash(blend)
-    assert done["config_hash"] == disk.content_hash(CONFIG)
-    assert done["bad"] == {"count": 0, "samples": []}
-    assert done["samples_per_s"] > 0
+    assert done.blend_hash == disk.content_hash(blend)
+    assert done.config_hash == disk.content_hash(CONFIG)
+    assert done.bad == DamagedSamples(count=0, samples=())
+    assert done.samples_per_s > 0
     lines = log_of(tmp_path)
     assert [line["step"] for line in lines] == [1, 2, 4, 6]
     assert set(lines[0]) == {
@@ -80,7 +86,7 @@ def test_a_run_leaves_its_books(blend, tmp_path):
     assert os.listdir(tmp_path / "checkpoints") == ["step-6"]
     found = checkpoint.latest(str(tmp_path))
     assert_same(found.model, weights_of(tmp_path))
-    assert found.state["identity"] == done["identity"]
+    assert found.record.identity == done.identity
 
 
 def test_the_loss_falls_on_a_handful_of_samples(make_pool, tmp_path):
@@ -103,10 +109,10 @@ def kill_at(monkeypatch, step, how):
     """Make the run end in its step number `step`."""
     real = loop._step
 
-    def step_or_end(job, batch, lr):
+    def step_or_end(state, batch, stop):
         if batch.step == step:
             how()
-        return real(job, batch, lr)
+        return real(state, batch, stop)
 
     monkeypatch.setattr(loop, "_step", step_or_end)
 
@@ -127,7 +133,7 @@ def test_killed_at_any_step_and_resumed_it_ends_the_same_to_the_bit(
             loop.train(blend, config, str(tmp_path / "killed"))
     assert not (tmp_path / "killed" / "run.json").exists()
     done = loop.train(blend, config, str(tmp_path / "killed"))
-    assert done["resumed_at"] == step // 2 * 2
+    assert done.resumed_at == step // 2 * 2
     assert_same(weights_of(tmp_path / "killed"), weights_of(tmp_path / "whole"))
     one, other = (checkpoint.latest(str(tmp_path / run)) for run in ("killed", "whole"))
     for name, moments in one.optimizer.items():
@@ -154,7 +160,7 @@ def test_whatever_the_optimizer_keeps_is_resumed_to_the_bit(blend, tmp_path, mon
         kill_at(patch, 3, end)
         with pytest.raises(Killed):
             loop.train(blend, config, str(tmp_path / "killed"))
-    assert loop.train(blend, config, str(tmp_path / "killed"))["resumed_at"] == 2
+    assert loop.train(blend, config, str(tmp_path / "killed")).resumed_at == 2
     assert_same(weights_of(tmp_path / "killed"), weights_of(tmp_path / "whole"))
     one, other = (checkpoint.latest(str(tmp_path / run)) for run in ("killed", "whole"))
     assert_same(one.model, other.model)
@@ -190,21 +196,21 @@ def test_micro_batches_train_the_same_weights_also_where_numbers_are_drawn(blend
 def test_an_overflow_of_fp16_costs_a_step_and_a_loss_that_is_none_the_run(
     blend, tmp_path, monkeypatch
 ):
-    real, infinite = loop.Update.grad_norm, [True, True, False, True]
+    real, infinite = Update.grad_norm, [True, True, False, True]
 
     def norm(update):
         value = real(update)
         return value * math.inf if infinite and infinite.pop(0) else value
 
-    monkeypatch.setattr(loop.Update, "grad_norm", norm)
+    monkeypatch.setattr(Update, "grad_norm", norm)
     config = configure({**SETTINGS, "precision": "fp16", "log_every": 1})
     loop.train(blend, config, str(tmp_path / "run"))
     lines = log_of(tmp_path / "run")
     assert [line["skipped"] for line in lines] == [1, 2, 2, 3, 3, 3]
     assert lines[-1]["loss_scale"] == 2.0**13
     assert (lines[0]["grad_norm"], lines[2]["grad_norm"] > 0) == (None, True)
-    monkeypatch.setattr(loop.Update, "grad_norm", lambda update: real(update) * math.nan)
-    with pytest.raises(loop.NonFinite, match="the gradients' norm nan"):
+    monkeypatch.setattr(Update, "grad_norm", lambda update: real(update) * math.nan)
+    with pytest.raises(NonFinite, match="the gradients' norm nan"):
         loop.train(blend, dataclasses.replace(config, samples_seen=8 * 40), str(tmp_path / "never"))
 
 
@@ -238,22 +244,137 @@ def test_a_damaged_checkpoint_costs_only_the_steps_since_the_one_before(
             loop.train(blend, config, str(tmp_path / "run"))
     path = tmp_path / "run" / "checkpoints" / "step-4" / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
-    assert loop.train(blend, config, str(tmp_path / "run"))["resumed_at"] == 2
+    assert loop.train(blend, config, str(tmp_path / "run")).resumed_at == 2
     assert "step-4 is damaged" in caplog.text
     assert_same(weights_of(tmp_path / "run"), weights_of(tmp_path / "whole"))
 
 
-def test_sigterm_saves_the_next_step_and_exits_75(blend, tmp_path, monkeypatch):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_signal_saves_the_next_step_and_exits_75(
+    blend, tmp_path, monkeypatch, caplog, number
+):
     loop.train(blend, CONFIG, str(tmp_path / "whole"))
-    before = signal.getsignal(signal.SIGTERM)
+    before = signal.getsignal(number)
     with monkeypatch.context() as patch:
-        kill_at(patch, 2, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        kill_at(patch, 2, lambda: os.kill(os.getpid(), number))
         with pytest.raises(SystemExit) as stopped:
             loop.train(blend, CONFIG, str(tmp_path / "run"))
     assert stopped.value.code == 75
-    assert signal.getsignal(signal.SIGTERM) is before
-    assert loop.train(blend, CONFIG, str(tmp_path / "run"))["resumed_at"] == 3
+    assert f"stopped by {number.name} after step 3 of 6; it is saved" in caplog.text
+    assert signal.getsignal(number) is before
+    assert loop.train(blend, CONFIG, str(tmp_path / "run")).resumed_at == 3
     assert_same(weights_of(tmp_path / "run"), weights_of(tmp_path / "whole"))
+
+
+def stopped_after(blend, config, out, step, monkeypatch):
+    """A run that SIGTERM ended after `step` steps."""
+    with monkeypatch.context() as patch:
+        kill_at(patch, step - 1, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        with pytest.raises(SystemExit):
+            loop.train(blend, config, str(out))
+
+
+def test_memory_settings_may_change_on_resume(blend, tmp_path, monkeypatch):
+    loop.train(blend, CONFIG, str(tmp_path / "whole"))
+    stopped_after(blend, CONFIG, tmp_path / "run", 3, monkeypatch)
+    # An older version wrote these settings into the identity of a checkpoint.
+    path = tmp_path / "run" / "checkpoints" / "step-3" / "state.json"
+    state = disk.read_json(path)
+    state["identity"]["config"] |= {"micro_batch": None, "loss_tile": None, "local_loss": True}
+    disk.write_json(path, state)
+    other = dataclasses.replace(CONFIG, micro_batch=3, loss_tile=2, local_loss=False)
+    assert loop.train(blend, other, str(tmp_path / "run")).resumed_at == 3
+    one, two = weights_of(tmp_path / "run"), weights_of(tmp_path / "whole")
+    for name in one:
+        torch.testing.assert_close(one[name], two[name], rtol=0, atol=1e-4, msg=name)
+    assert loop.train(blend, CONFIG, str(tmp_path / "run")).resumed_at == 3  # finished
+
+
+# --- start from weights --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def export(blend, tmp_path):
+    loop.train(blend, dataclasses.replace(CONFIG, seed=9), str(tmp_path / "first"))
+    return str(tmp_path / "first")
+
+
+def prepared(blend, config, out):
+    ranks = process_group.init_distributed("cpu")
+    loader = Loader(blend, config, model_config(config))
+    return train_state.prepare(config, out, ranks, loader, run_identity(blend, config, loader))
+
+
+def test_a_run_starts_from_the_weights_of_another(blend, tmp_path, export):
+    config = dataclasses.replace(CONFIG, init=export)
+    state = prepared(blend, config, str(tmp_path / "run"))
+    expected = weights_of(tmp_path / "first")
+    assert_same(to_open_clip(state.model), expected)
+    assert not torch.equal(
+        expected["visual.proj"], to_open_clip(CLIP(state.model.config))["visual.proj"]
+    )
+    weights = load_export(f"{export}/export").state_dict()
+    record = loop.train(blend, config, str(tmp_path / "run"))
+    assert record.identity["initial_weights"] == weights_sha256(weights)
+    scratch = loop.train(blend, CONFIG, str(tmp_path / "scratch"))
+    assert "initial_weights" not in scratch.identity
+    first_losses = [log_of(tmp_path / run)[0]["loss"] for run in ("run", "scratch")]
+    assert first_losses[0] < first_losses[1]
+
+
+def test_a_resumed_run_does_not_read_its_initial_weights_again(
+    blend, tmp_path, monkeypatch, export
+):
+    config = dataclasses.replace(CONFIG, init=export)
+    whole = loop.train(blend, config, str(tmp_path / "whole"))
+    stopped_after(blend, config, tmp_path / "run", 3, monkeypatch)
+    os.rename(tmp_path / "first", tmp_path / "moved")
+    resumed = loop.train(blend, config, str(tmp_path / "run"))
+    assert resumed.resumed_at == 3
+    assert resumed.identity == whole.identity
+    assert_same(weights_of(tmp_path / "run"), weights_of(tmp_path / "whole"))
+    assert loop.train(blend, config, str(tmp_path / "run")) == resumed
+    with pytest.raises(ValueError, match="init: nowhere does not exist"):
+        loop.train(blend, dataclasses.replace(CONFIG, init="nowhere"), str(tmp_path / "other"))
+    with pytest.raises(ValueError, match=r"holds another run .*config.init: .*first -> None"):
+        loop.train(blend, CONFIG, str(tmp_path / "run"))
+
+
+def test_initial_weights_of_another_architecture_are_refused_in_one_line(blend, tmp_path, export):
+    config = configure({**SETTINGS, "init": export, "model.embed_dim": 64})
+    with pytest.raises(ValueError, match=r"embed_dim \d+ \(here 64\); set model") as error:
+        loop.train(blend, config, str(tmp_path / "run"))
+    assert "\n" not in str(error.value)
+
+
+# --- damaged samples -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def damaged_blend(make_pool, tmp_path):
+    """A blend of a pool with two damaged images of 48."""
+    pool = make_pool(tmp_path / "damaged")
+    sidecar = disk.read_parquet(f"{pool}/shards/00001.parquet")
+    with open(f"{pool}/shards/00001.tar", "r+b") as tar:
+        for row in (3, 8):
+            tar.seek(sidecar["image_offset"][row].as_py())
+            tar.write(b"no image")
+    return Blend(name="damaged", pools={"p": pool}, views={"p/all": 1.0})
+
+
+def where(record):
+    return [(bad["step"], bad["position"], bad["key"]) for bad in record.bad.samples]
+
+
+def test_damaged_samples_are_counted_over_resumes(damaged_blend, tmp_path, monkeypatch):
+    config = dataclasses.replace(CONFIG, samples_seen=96)
+    whole = loop.train(damaged_blend, config, str(tmp_path / "whole"))
+    assert whole.bad.count == len(whole.bad.samples) == 4  # two epochs of two
+    for step in (3, 9):
+        stopped_after(damaged_blend, config, tmp_path / "run", step, monkeypatch)
+    resumed = loop.train(damaged_blend, config, str(tmp_path / "run"))
+    assert resumed.resumed_at == 9
+    assert (resumed.bad.count, where(resumed)) == (whole.bad.count, where(whole))
 
 
 def test_a_run_that_is_whole_is_not_trained_again_unless_asked(blend, tmp_path, monkeypatch):
@@ -272,14 +393,14 @@ def test_a_run_that_is_whole_is_not_trained_again_unless_asked(blend, tmp_path, 
         with pytest.raises(ValueError, match=r"holds another run .*choose another --out"):
             loop.train(other, CONFIG, str(tmp_path))
     other = dataclasses.replace(CONFIG, seed=7)
-    assert loop.train(blend, other, str(tmp_path), resume=False)["seed"] == 7
+    assert loop.train(blend, other, str(tmp_path), resume=False).seed == 7
 
 
 def test_how_it_is_computed_may_change_between_starts_and_a_setting_that_was_not_there_has_its_default(
     blend, tmp_path
 ):
     done = loop.train(blend, CONFIG, str(tmp_path))
-    del done["identity"]["config"]["decay_groups"]
+    del done.identity["config"]["decay_groups"]
     disk.write_json(tmp_path / "run.json", done)
     other = dataclasses.replace(CONFIG, recompute="full", captions="packed", compile="inductor")
     assert loop.train(blend, other, str(tmp_path)) == done
@@ -312,16 +433,16 @@ def test_many_runs_in_one_process_leave_nothing_behind(blend, tmp_path):
 def test_a_number_that_is_none_stops_before_the_step_and_is_traced_to_its_sample(
     blend, tmp_path, monkeypatch
 ):
-    jobs, batches = [], []
-    real_prepare, real_step, real_normalise = loop._prepare, loop._step, loop.normalise
+    states, batches = [], []
+    real_prepare, real_step, real_normalise = loop.prepare, loop._step, loop.normalise
 
     def prepare(*args):
-        jobs.append(real_prepare(*args))
-        return jobs[0]
+        states.append(real_prepare(*args))
+        return states[0]
 
-    def step(job, batch, lr):
+    def step(state, batch, stop):
         batches.append(batch)
-        return real_step(job, batch, lr)
+        return real_step(state, batch, stop)
 
     def normalise(*args):
         image = real_normalise(*args).contiguous()
@@ -329,11 +450,11 @@ def test_a_number_that_is_none_stops_before_the_step_and_is_traced_to_its_sample
             image[5, 0, 0, 0] = math.nan
         return image
 
-    for name, replacement in (("_prepare", prepare), ("_step", step), ("normalise", normalise)):
+    for name, replacement in (("prepare", prepare), ("_step", step), ("normalise", normalise)):
         monkeypatch.setattr(loop, name, replacement)
     config = dataclasses.replace(CONFIG, checkpoint_every=1)
     with pytest.raises(
-        loop.NonFinite,
+        NonFinite,
         match=r"step 3: the loss is nan .*first in image features on rank 0; 1 samples",
     ) as error:
         loop.train(blend, config, str(tmp_path))
@@ -345,16 +466,16 @@ def test_a_number_that_is_none_stops_before_the_step_and_is_traced_to_its_sample
     assert "gradient of visual.proj" in report["tensors"]
     saved = checkpoint.latest(str(tmp_path))
     assert saved.step == 2
-    job = jobs[0]
-    job.tokens.restore(job.model.text, loop.decay_factor(config, 2))
-    assert_same(to_open_clip(job.model), saved.model)
+    state = states[0]
+    state.reduced_table.restore(state.model.text, decay_factor(config, 2))
+    assert_same(to_open_clip(state.model), saved.model)
     assert all(torch.isfinite(value).all() for value in saved.model.values())
 
 
 def test_the_reduced_token_table_trains_the_same_weights(blend, tmp_path, monkeypatch):
     config = dataclasses.replace(CONFIG, checkpoint_every=3)
     loop.train(blend, config, str(tmp_path / "reduced"))
-    monkeypatch.setattr(loop, "TABLE_ROWS", 0)
+    monkeypatch.setattr(train_state, "TABLE_ROWS", 0)
     loop.train(blend, config, str(tmp_path / "whole"))
     sizes = [
         os.path.getsize(tmp_path / run / "checkpoints" / "step-6" / "optimizer.pt")
@@ -368,7 +489,7 @@ def test_the_reduced_token_table_trains_the_same_weights(blend, tmp_path, monkey
         "token_embedding.weight"
     ]
     assert (one["token_embedding.weight"][40_000] / start[40_000]).mean().item() == pytest.approx(
-        loop.decay_factor(config, 6), rel=1e-6
+        decay_factor(config, 6), rel=1e-6
     )
 
 
@@ -407,7 +528,7 @@ def test_the_logit_scale_stays_in_its_range(blend, tmp_path, monkeypatch, start,
         made.logit_scale.data.fill_(start)
         return made
 
-    monkeypatch.setattr(loop, "CLIP", model)
+    monkeypatch.setattr(train_state, "CLIP", model)
     loop.train(blend, dataclasses.replace(CONFIG, samples_seen=8, warmup=1), str(tmp_path))
     assert log_of(tmp_path)[-1]["logit_scale"] == pytest.approx(end)
 

@@ -17,6 +17,8 @@ import yaml
 
 from manifests import disk
 from train import run
+from train.data import retry
+from train.data.view_rows import ViewRows
 from train.formats.open_clip_files import load_export
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,6 +91,39 @@ def test_a_mistake_is_one_line_and_status_2(blend, tmp_path, capsys, arguments, 
     found = capsys.readouterr().err
     assert found.startswith(said)
     assert found.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{pool}"], "{pool} is a pool, not a blend: write --mix {pool}/all=1 instead"),
+        (["{tmp}"], "{tmp} is a folder; give the YAML file of a blend"),
+        (["{blend}", "--mix", "{pool}/all=1"], "give either BLEND.yaml or --mix"),
+        ([], "give either BLEND.yaml or --mix"),
+        (["{blend}", "--seed", "3"], "--seed goes with --mix"),
+        (["--mix", "{tmp}/none/all=1"], "pool 'none' of the blend does not exist: {tmp}/none"),
+        (["--mix", "{pool}/al=1"], "has no view 'al'; did you mean 'all'? (it has all, half)"),
+        (["{blend}", "--out", "{blend}"], "blend.yaml is a file; choose a folder"),
+        (["{blend}", "--out", "{blend}/x"], "blend.yaml"),
+        (["{blend}", "--set", "init=nowhere"], "init: nowhere does not exist: give a finished run"),
+        (
+            ["{blend}", "--set", "init=nowhere", "--ranks", "2"],
+            "init: nowhere does not exist: give a finished run",
+        ),
+    ],
+)
+def test_a_wrong_path_is_one_line_and_status_2(
+    blend, tiny_pool, tmp_path, capsys, arguments, message
+):
+    names = {"pool": tiny_pool, "tmp": tmp_path, "blend": blend}
+    given = [argument.format(**names) for argument in arguments]
+    if "--out" not in given:
+        given += ["--out", str(tmp_path / "run")]
+    assert run.main([*given, *changes()]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert message.format(**names) in error
+    assert error.count("\n") == 1
 
 
 def test_a_blend_that_is_not_there_is_a_mistake(tmp_path, capsys):
@@ -218,30 +253,154 @@ def test_a_number_that_is_none_is_traced_to_its_rank_and_shard_also_where_gradie
     assert not (out / "checkpoints").exists()
 
 
+def started(blend, out, arguments, **environment):
+    """train/run.py as a process of its own, once it has written its first log line."""
+    command = [sys.executable, str(ROOT / "train" / "run.py"), blend, "--out", str(out), *arguments]
+    process = subprocess.Popen(
+        command,
+        cwd=out.parent,
+        env={**os.environ, **environment},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until = time.monotonic() + 120
+    while not (out / "log.jsonl").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("layout", [[], ["--ranks", "2", "--set", "dp_shard=2"]])
-def test_sigterm_ends_with_status_75_and_the_next_start_goes_on(blend, tmp_path, layout):
+def test_a_stop_signal_ends_with_status_75_and_the_run_is_saved(blend, tmp_path, layout, number):
     out = tmp_path / "run"
-    command = [
-        sys.executable,
-        str(ROOT / "train" / "run.py"),
-        blend,
-        "--out",
-        str(out),
-        *changes(samples_seen="80k"),
-    ]
-    command += layout
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
-        until = time.monotonic() + 60
-        while not (out / "log.jsonl").exists() and time.monotonic() < until:
-            time.sleep(0.05)
-        process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=60)
-    assert process.returncode == 75, said
+    with started(blend, out, [*changes(samples_seen="80k"), *layout]) as process:
+        process.send_signal(number)
+        _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 75, stderr
     [saved] = os.listdir(out / "checkpoints")
     step = int(saved.removeprefix("step-"))
-    assert f"stopped by SIGTERM after step {step} of 10000; it is saved" in said
+    assert f"stopped by {number.name} after step {step} of 10000; it is saved" in stderr
+    assert "Traceback" not in stderr
     assert not (out / "run.json").exists()
     assert ("layout" in disk.read_json(out / "checkpoints" / saved / "state.json")) == bool(layout)
+
+
+SLOW = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from train import loop, run
+real = loop._step
+def step(state, batch, stop):
+    if batch.step == 2:
+        open(sys.argv[2], "w").close()
+        time.sleep(60)
+    return real(state, batch, stop)
+loop._step = step
+raise SystemExit(run.main(sys.argv[3:]))
+"""
+
+
+def test_a_second_ctrl_c_ends_the_run_at_once(blend, tmp_path):
+    out, marker = tmp_path / "run", tmp_path / "marker"
+    command = [sys.executable, "-c", SLOW, str(ROOT), str(marker), blend, "--out", str(out)]
+    with subprocess.Popen([*command, *changes()], stderr=subprocess.PIPE, text=True) as process:
+        until = time.monotonic() + 120
+        while not marker.exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+    assert time.monotonic() - began < 30
+    assert process.returncode == -signal.SIGINT
+    assert "saving after this step; a second one ends at once" in stderr
+    assert "Traceback" not in stderr
+
+
+def test_a_store_that_does_not_answer_ends_the_run_with_status_3(
+    blend, tmp_path, capsys, monkeypatch
+):
+    def time_out(*_):
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr(retry, "WAITS_S", (0.01,))
+    monkeypatch.setattr(ViewRows, "_read", time_out)
+    assert run.main([blend, "--out", str(tmp_path / "run"), *changes()]) == 3
+    error = capsys.readouterr().err
+    assert "could not be read in 2 attempts (TimeoutError: timed out)" in error
+
+
+def test_a_full_disk_is_one_line(blend, tmp_path, capsys, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device", "run/log.jsonl")
+
+    monkeypatch.setattr(run, "train", full)
+    assert run.main([blend, "--out", str(tmp_path / "run"), *changes()]) == 2
+    assert "run/log.jsonl: No space left on device" in capsys.readouterr().err
+
+
+def test_a_finished_run_says_so_and_where_the_result_is(blend, tmp_path, caplog):
+    caplog.set_level("INFO")
+    out = str(tmp_path / "run")
+    assert run.main([blend, "--out", out, *changes()]) == 0
+    assert f"6 steps are done; weights in {out}/export, log in {out}/log.jsonl" in caplog.text
+    assert f"next: python train/evaluate.py {out} --task TASK.yaml" in caplog.text
+    assert "finished before" not in caplog.text
+    caplog.clear()
+    assert run.main([blend, "--out", out, *changes()]) == 0
+    assert f"{out} was finished before: nothing was trained" in caplog.text
+    assert f"weights in {out}/export" in caplog.text
+
+
+def test_a_mix_needs_no_file_and_leaves_one(tiny_pool, tmp_path):
+    out = tmp_path / "run"
+    mix = ["--mix", f"{tiny_pool}/all=0.75", f"{tiny_pool}/half=0.25", "--seed", "5"]
+    assert run.main([*mix, "--out", str(out), *changes()]) == 0
+    blend = disk.read_json(out / "blend.json")
+    assert blend["views"] == {"pool/all": 0.75, "pool/half": 0.25}
+    assert (blend["seed"], blend["pools"]) == (5, {"pool": tiny_pool})
+    sources = disk.read_json(out / "run.json")["sources"]
+    assert sources["pool/all"]["drawn"] == 36
+    assert run.main([str(out / "blend.json"), "--out", str(tmp_path / "again"), *changes()]) == 0
+    first, again = (weights_of(tmp_path / name) for name in ("run", "again"))
+    assert torch.equal(first["visual.proj"], again["visual.proj"])
+
+
+def test_damaged_samples_of_all_ranks_are_counted(make_pool, tmp_path):
+    pool = make_pool(tmp_path / "pool")
+    for shard in (0, 2):
+        sidecar = disk.read_parquet(f"{pool}/shards/{shard:05d}.parquet")
+        with open(f"{pool}/shards/{shard:05d}.tar", "r+b") as tar:
+            tar.seek(sidecar["image_offset"][5].as_py())
+            tar.write(b"no image")
+    records = []
+    for ranks in ("1", "2"):
+        out = tmp_path / ranks
+        arguments = ["--mix", f"{pool}/all=1", "--out", str(out), *changes(), "--ranks", ranks]
+        assert run.main(arguments) == 0
+        records.append(disk.read_json(out / "run.json"))
+    assert records[0]["bad"]["count"] == 2
+    keys = [[(bad["step"], bad["key"]) for bad in record["bad"]["samples"]] for record in records]
+    assert (records[1]["bad"]["count"], keys[1]) == (2, keys[0])
+
+
+@pytest.mark.parametrize("layout", ["dp_shard", "tp"])
+def test_initial_weights_are_loaded_before_the_model_is_sharded(blend, tmp_path, layout):
+    first = tmp_path / "first"
+    assert run.main([blend, "--out", str(first), *changes(seed=9)]) == 0
+    losses = []
+    for ranks, change in (("1", {}), ("2", {layout: 2})):
+        out = tmp_path / ranks
+        settings = changes(init=str(first), **change)
+        assert run.main([blend, "--out", str(out), *settings, "--ranks", ranks]) == 0
+        lines = disk.read_bytes(out / "log.jsonl").splitlines()
+        losses.append([json.loads(line)["loss"] for line in lines])
+    assert losses[1] == pytest.approx(losses[0], abs=1e-4)
+    hashes = [
+        disk.read_json(tmp_path / r / "run.json")["identity"]["initial_weights"] for r in "12"
+    ]
+    assert hashes[0] == hashes[1]
 
 
 def test_nvidia_s_file_says_what_is_trained(blend, tmp_path, caplog):
@@ -292,6 +451,8 @@ ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memo
          _node_ip_address="127.0.0.1", _temp_dir=sys.argv[2],
          runtime_env={"env_vars": {"PYTHONPATH": sys.argv[1], "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}})
 from train import run
+from train.data import retry
+from train.data.view_rows import ViewRows
 raise SystemExit(run.main(sys.argv[3:]))
 """
 

@@ -1,14 +1,17 @@
 """Checkpoints of a run: RUN/checkpoints/step-N/{model.safetensors, optimizer.pt, state.json}.
 
-Where a model is sharded, its ranks write shard-K-….safetensors instead (see `reshard`); any run reads both. state.json
-comes last and holds the sha256 of the others. Locally the folder is made under another name and renamed
-when it is whole; elsewhere state.json is the commit. Loading checks the hashes and falls back to the checkpoint before.
-Nothing is unpickled but tensors (`weights_only`). No random state is kept because there is none: pictures, crops and
-their order are functions of the step, and training draws from no generator.
+The ranks of a sharded model write shard-K-….safetensors instead (see `sharded_checkpoint`); any run reads both.
+state.json is written last and holds the sha256 of the other files. On a local disk the folder has another name until
+it is complete, then it is renamed; elsewhere state.json is the commit. Every checkpoint is read back and compared with
+its hashes before older ones are removed. Loading checks the hashes and falls back to the checkpoint before.
+
+Only tensors are unpickled (`weights_only`). There is no random state to keep: images, crops and their order are
+functions of the step, and training draws from no generator.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import io
 import logging
@@ -17,15 +20,17 @@ import pickle
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 import safetensors.torch
 import torch
 from torch import Tensor
 
 from manifests import disk
+from manifests.pool_layout import CheckpointRecord, RunLayout, read_document
 
 KEEP = 2
+MODEL_FILE, OPTIMIZER_FILE, STATE_FILE = "model.safetensors", "optimizer.pt", "state.json"
 logger = logging.getLogger(__name__)
 
 Moments = Mapping[str, Mapping[str, Tensor]]  # parameter -> name of the moment -> tensor
@@ -33,34 +38,40 @@ Moments = Mapping[str, Mapping[str, Tensor]]  # parameter -> name of the moment 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint that is whole: after `step` steps. Of one in shards no tensor has been read."""
+    """A complete checkpoint. No tensor of a sharded one has been read."""
 
-    step: int
     folder: str
     model: dict[str, Tensor]
     optimizer: dict[str, dict[str, Tensor]]
-    state: dict[str, Any]
+    record: CheckpointRecord
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps that the run had done."""
+        return self.record.step
 
     @property
     def sharded(self) -> bool:
         """Whether it was written in shards."""
-        return "layout" in self.state
+        return self.record.layout is not None
 
 
-def save(run: str, step: int, model: Mapping[str, Tensor], optimizer: Moments, state: Mapping[str, Any]) -> str:
-    """Write and check the checkpoint of `step`, then remove all but the last two. Returns its folder."""
-    folder = disk.join(run, "checkpoints", f"step-{step}")
-    place = folder if disk.is_url(folder) else unfinished(run, step)
+def save(run: str, model: Mapping[str, Tensor], optimizer: Moments, record: CheckpointRecord) -> str:
+    """Write and check a checkpoint, then remove all but the last two. Returns its folder.
+
+    The hashes of the record are filled in. OSError where it cannot be read back as it was written.
+    """
+    folder = RunLayout(run).checkpoint(record.step)
+    target = folder if disk.is_url(folder) else unfinished(run, record.step)
     buffer = io.BytesIO()
     torch.save({name: dict(parts) for name, parts in optimizer.items()}, buffer)
+    contiguous = {name: value.contiguous() for name, value in model.items()}
+    files = {MODEL_FILE: safetensors.torch.save(contiguous), OPTIMIZER_FILE: buffer.getvalue()}
     hashes = {}
-    for name, data in (
-        ("model.safetensors", safetensors.torch.save({k: v.contiguous() for k, v in model.items()})),
-        ("optimizer.pt", buffer.getvalue()),
-    ):
-        disk.write_bytes(disk.join(place, name), data)
+    for name, data in files.items():
+        disk.write_bytes(disk.join(target, name), data)
         hashes[name] = hashlib.sha256(data).hexdigest()
-    return publish(run, step, place, {**state, "sha256": hashes})
+    return publish(run, target, dataclasses.replace(record, sha256=hashes))
 
 
 def unfinished(run: str, step: int) -> str:
@@ -68,105 +79,114 @@ def unfinished(run: str, step: int) -> str:
     return disk.join(run, "checkpoints", f".step-{step}.partial.{os.getpid()}")
 
 
-def publish(run: str, step: int, place: str, state: Mapping[str, Any]) -> str:
-    """Write state.json beside the files at `place`, make that the checkpoint of `step`, check it, remove older ones."""
-    folder = disk.join(run, "checkpoints", f"step-{step}")
-    disk.write_json(disk.join(place, "state.json"), {**state, "step": step})
-    if place != folder:
+def publish(run: str, source: str, record: CheckpointRecord) -> str:
+    """Write state.json beside the files in `source`, make that the checkpoint, check it, remove older ones.
+
+    OSError where a file that is read back does not have the sha256 of the record; older checkpoints then stay.
+    """
+    step = record.step
+    folder = RunLayout(run).checkpoint(step)
+    disk.write_json(disk.join(source, STATE_FILE), record.document())
+    if source != folder:
         target = disk.local_path(folder)
         if target.exists():  # left by an earlier try, damaged or from before a fall-back
             shutil.rmtree(target)
-        os.replace(disk.local_path(place), target)
+        os.replace(disk.local_path(source), target)
         _sync_folder(target.parent)
-    _check(folder)
-    steps = _steps(run)
-    before = [earlier for earlier in steps if earlier <= step]
-    for other in steps:  # a later one is damaged: the run came back to before it
-        if other not in before[-KEEP:]:
-            _remove(disk.join(run, "checkpoints", f"step-{other}"))
+    try:
+        _check(folder)
+    except ValueError as error:
+        raise OSError(f"{folder} was written and reads back differently: {error}") from error
+    saved_steps = _steps(run)
+    earlier = [other for other in saved_steps if other <= step]
+    for other in saved_steps:  # a later one is damaged: the run came back to before it
+        if other not in earlier[-KEEP:]:
+            _remove(RunLayout(run).checkpoint(other))
     return folder
 
 
 def latest(run: str) -> Checkpoint | None:
-    """The newest checkpoint that is whole; None where there is none. Damaged ones are named in the log."""
+    """The newest complete checkpoint; None where there is none. Damaged ones are named in the log."""
     for step in reversed(_steps(run)):
-        folder = disk.join(run, "checkpoints", f"step-{step}")
+        folder = RunLayout(run).checkpoint(step)
         try:
-            return _read(folder, step)
+            return _read(folder)
         except (ValueError, KeyError, OSError, pickle.UnpicklingError) as error:
-            logger.warning("%s is damaged and is not used: %s", folder, " ".join(str(error).split())[:200])
+            reason = " ".join(str(error).split())[:200]
+            logger.warning("%s is damaged and is not used: %s", folder, reason)
     return None
 
 
 def at(run: str, step: int) -> Checkpoint:
-    """The checkpoint of `step`, which another rank found whole; shards are not hashed again."""
-    folder = disk.join(run, "checkpoints", f"step-{step}")
-    state = disk.read_json(disk.join(folder, "state.json"))
-    if "layout" not in state:
-        return _read(folder, step)
-    return Checkpoint(step=step, folder=folder, model={}, optimizer={}, state=state)
+    """The checkpoint of `step`, which another rank has checked; shards are not hashed again."""
+    folder = RunLayout(run).checkpoint(step)
+    record = read_document(disk.join(folder, STATE_FILE), CheckpointRecord)
+    if record.layout is None:
+        return _read(folder)
+    return Checkpoint(folder=folder, model={}, optimizer={}, record=record)
 
 
-def _read(folder: str, step: int) -> Checkpoint:
-    state, data = _check(folder)
-    if "layout" in state:
-        return Checkpoint(step=step, folder=folder, model={}, optimizer={}, state=state)
-    optimizer = torch.load(io.BytesIO(data["optimizer.pt"]), map_location="cpu", weights_only=True)
-    model = safetensors.torch.load(data["model.safetensors"])
-    return Checkpoint(step=step, folder=folder, model=model, optimizer=optimizer, state=state)
+def _read(folder: str) -> Checkpoint:
+    record, data = _check(folder)
+    if record.layout is not None:
+        return Checkpoint(folder=folder, model={}, optimizer={}, record=record)
+    optimizer = torch.load(io.BytesIO(data[OPTIMIZER_FILE]), map_location="cpu", weights_only=True)
+    model = safetensors.torch.load(data[MODEL_FILE])
+    return Checkpoint(folder=folder, model=model, optimizer=optimizer, record=record)
 
 
 def clear(run: str) -> None:
     """Remove every checkpoint of a run, and what a killed save left."""
     for step in _steps(run):
-        _remove(disk.join(run, "checkpoints", f"step-{step}"))
+        _remove(RunLayout(run).checkpoint(step))
     clean(run)
 
 
 def clean(run: str) -> None:
     """Remove what a killed save left."""
-    parent = disk.local_path(disk.join(run, "checkpoints"))
+    parent = disk.local_path(RunLayout(run).checkpoints)
     if not disk.is_url(run) and parent.is_dir():
         for path in parent.glob(".step-*.partial.*"):
             shutil.rmtree(path)
 
 
-def _check(folder: str) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """state.json and the bytes of the files that it names; of shards none are kept. ValueError where a hash differs."""
-    state = disk.read_json(disk.join(folder, "state.json"))
+def _check(folder: str) -> tuple[CheckpointRecord, dict[str, bytes]]:
+    """state.json and the bytes of its files ({} for shards). ValueError where a hash differs."""
+    record = read_document(disk.join(folder, STATE_FILE), CheckpointRecord)
     data = {}
-    for name, expected in state["sha256"].items():
-        if "layout" in state:
-            found = hash_of(disk.join(folder, name))
+    for name, expected in record.sha256.items():
+        if record.layout is not None:
+            actual = file_sha256(disk.join(folder, name))
         else:
             data[name] = disk.read_bytes(disk.join(folder, name))
-            found = hashlib.sha256(data[name]).hexdigest()
-        if found != expected:
-            raise ValueError(f"{name} does not have the sha256 that state.json names")
-    return state, data
+            actual = hashlib.sha256(data[name]).hexdigest()
+        if actual != expected:
+            raise ValueError(f"{name} does not have the sha256 that {STATE_FILE} names")
+    return record, data
 
 
-def hash_of(path: str) -> str:
-    """sha256 of a local file, of which little is held at a time."""
+def file_sha256(path: str) -> str:
+    """sha256 of a local file, read piece by piece."""
     with open(disk.local_path(path), "rb") as f:
         return hashlib.file_digest(f, "sha256").hexdigest()
 
 
 def _steps(run: str) -> list[int]:
     """Steps of the folders that are there, rising."""
-    found = [name.removeprefix("step-") for name in disk.list_names(disk.join(run, "checkpoints")) if name[:5] == "step-"]
-    return sorted(int(step) for step in found if step.isdigit())
+    names = disk.list_names(RunLayout(run).checkpoints)
+    steps = [name.removeprefix("step-") for name in names if name.startswith("step-")]
+    return sorted(int(step) for step in steps if step.isdigit())
 
 
 def _remove(folder: str) -> None:
-    disk.remove(disk.join(folder, "state.json"))  # from here on it is no checkpoint
+    disk.remove(disk.join(folder, STATE_FILE))  # without it the folder is no checkpoint
     for name in disk.list_names(folder):
         disk.remove(disk.join(folder, name))
     if not disk.is_url(folder):
         shutil.rmtree(disk.local_path(folder))
 
 
-def _sync_folder(path: os.PathLike[str]) -> None:
+def _sync_folder(path: Path) -> None:
     """Make a rename last through a power cut."""
     handle = os.open(path, os.O_RDONLY)
     try:

@@ -8,46 +8,67 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
+from types import FrameType
 
+from manifests import console
 from train.dist.process_group import STORE
 
 GRACE_S = 30.0  # for the other ranks to end by themselves once one has failed
+# SIGHUP: the terminal was closed, which the ranks do not notice themselves.
+SIGNALS = (*console.STOP_SIGNALS, signal.SIGHUP)
 
 
 def launch_ranks(command: Sequence[str], world: int) -> int:
-    """Run `command` as `world` ranks on this machine and pass SIGTERM on to them. The exit status of the first to fail.
+    """Run `command` as `world` ranks on this machine. The exit status of the first that fails, or 0.
 
-    They meet through a file and talk over loopback. torchrun would do as well, but its store listens on every network
-    interface and unpickles what it is sent.
+    The first SIGINT or SIGTERM is passed on to every rank; the second kills them. Ranks have a session of their own, so
+    that Ctrl-C reaches them once, through this process. 128 + N where signal N ended them. They find each other through a file and communicate over
+    loopback: the store of torchrun listens on every network interface and unpickles what it receives.
     """
     threads = str(max(1, (os.cpu_count() or 1) // world))
     ranks: list[subprocess.Popen[bytes]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        shared = {"WORLD_SIZE": str(world), STORE: os.path.join(folder, "store")}
-        shared |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    received: list[int] = []
 
-        def stop(*_: object) -> None:
-            for process in ranks:
-                process.terminate()
+    def pass_on(number: int, _: FrameType | None) -> None:
+        received.append(number)
+        for process in ranks:
+            if len(received) > 1:
+                process.kill()
+            else:
+                process.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
 
-        before = signal.signal(signal.SIGTERM, stop)
-        try:
+    before = {number: signal.signal(number, pass_on) for number in SIGNALS}
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            shared = {"WORLD_SIZE": str(world), STORE: os.path.join(folder, "store")}
+            shared |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
             for rank in range(world):
                 own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-                ranks.append(subprocess.Popen(command, env={"OMP_NUM_THREADS": threads, **os.environ, **shared, **own}))
-            return _wait(ranks)
-        finally:
-            signal.signal(signal.SIGTERM, before)
-            for process in ranks:
-                process.kill()
-                process.wait()
+                variables = {"OMP_NUM_THREADS": threads, **os.environ, **shared, **own}
+                ranks.append(subprocess.Popen(command, env=variables, start_new_session=True))
+                if received:  # while the ranks before this one were started
+                    ranks[-1].terminate()
+            status = _wait(ranks)
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
+        for process in ranks:
+            process.kill()
+            process.wait()
+    if status < 0 and received:  # ended by the signal: there was nothing to save yet, or there were two signals
+        return 128 + received[-1]
+    return status
 
 
 def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> int:
-    """0 when all have ended well; else the status of the first that did not, after the others had time to end."""
+    """0 when every rank ends with 0; else the status of the first that fails, after the others had time to end."""
     failed, until = 0, float("inf")
-    while time.monotonic() < until and None in (statuses := [rank.poll() for rank in ranks]):
+    while time.monotonic() < until:
+        statuses = [rank.poll() for rank in ranks]
+        if None not in statuses:
+            break
         if not failed and any(statuses):
-            failed, until = next(status for status in statuses if status), time.monotonic() + GRACE_S
+            failed = next(status for status in statuses if status)
+            until = time.monotonic() + GRACE_S
         time.sleep(0.05)
     return failed or next((rank.returncode for rank in ranks if rank.returncode), 0)

@@ -11,6 +11,7 @@ same samples and hold shares of the same layers; all others see different sample
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from dataclasses import dataclass
 from datetime import timedelta
@@ -52,6 +53,11 @@ class Ranks:
     def dp_replicate(self) -> int:
         """How often the whole model is there."""
         return self.world // (self.dp_shard * self.tp)
+
+    @property
+    def layout(self) -> dict[str, int]:
+        """The sizes of the mesh's dimensions, by name."""
+        return {"dp_replicate": self.dp_replicate, "dp_shard": self.dp_shard, "tp": self.tp}
 
     @property
     def fsdp(self) -> bool:
@@ -136,6 +142,20 @@ def all_gather_int(number: int, ranks: Ranks) -> list[int]:
     found[ranks.rank] = number
     dist.all_reduce(found)
     return [int(x) for x in found.tolist()]
+
+
+def all_gather_json(value: Any, ranks: Ranks) -> list[Any]:
+    """A plain value of each rank, in their order. It travels as JSON, so that nothing is unpickled."""
+    if ranks.world == 1:
+        return [value]
+    data = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8, device=ranks.device)
+    lengths = all_gather_int(len(data), ranks)
+    padded = torch.zeros(max(lengths), dtype=torch.uint8, device=ranks.device)
+    padded[: len(data)] = data
+    parts = [torch.empty_like(padded) for _ in range(ranks.world)]
+    dist.all_gather(parts, padded)
+    texts = [bytes(part[:length].tolist()) for part, length in zip(parts, lengths, strict=True)]
+    return [json.loads(text) for text in texts]
 
 
 def barrier(ranks: Ranks) -> None:

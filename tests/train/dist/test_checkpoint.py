@@ -12,16 +12,19 @@ import pytest
 import torch
 
 from manifests import disk
+from manifests.pool_layout import CheckpointRecord
 from train.dist import checkpoint
-from train.dist import sharded_checkpoint
-from train.dist.process_group import Ranks
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def save(run, step, value=None):
+def save(run, step, value=None, identity=None):
     moments = {"w": {"step": torch.tensor(float(step)), "exp_avg": torch.full((3,), 0.5)}}
-    return checkpoint.save(str(run), step, {"w": torch.full((3,), float(value or step))}, moments, {"identity": "me"})
+    record = CheckpointRecord(
+        step=step, identity=identity or {"me": 1}, order="o", config_hash="c", sha256={}
+    )
+    weights = {"w": torch.full((3,), float(value or step))}
+    return checkpoint.save(str(run), weights, moments, record)
 
 
 def steps(run):
@@ -34,7 +37,7 @@ def test_what_is_saved_comes_back_and_two_are_kept(tmp_path):
         save(tmp_path, step)
     assert steps(tmp_path) == ["step-10", "step-9"]
     found = checkpoint.latest(str(tmp_path))
-    assert (found.step, found.state["identity"]) == (10, "me")
+    assert (found.step, found.record.identity) == (10, {"me": 1})
     assert torch.equal(found.model["w"], torch.full((3,), 10.0))
     assert torch.equal(found.optimizer["w"]["exp_avg"], torch.full((3,), 0.5))
 
@@ -145,55 +148,29 @@ def test_clear_removes_all_and_clean_only_what_was_left_unfinished(tmp_path):
     assert steps(tmp_path) == []
 
 
-# Said by torch where there is no group.
-in_one_process = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-ALONE = Ranks(rank=0, world=1, device=torch.device("cpu"), owns_group=False)
+def test_a_checkpoint_is_read_back_before_older_ones_are_removed(tmp_path, monkeypatch):
+    for step in (1, 2):
+        save(tmp_path, step)
+    real = disk.write_bytes
 
+    def write_one_bit_wrong(path, data):
+        if path.endswith("optimizer.pt"):
+            data = data[:-1] + bytes([data[-1] ^ 1])
+        real(path, data)
 
-def save_shards(run, step):
-    saver = sharded_checkpoint.Saver(str(run), ALONE)
-    weights = {"w": torch.full((3,), float(step)), "s": torch.tensor(float(step))}
-    saver.save(step, weights, {"w": {"step": torch.tensor(float(step)), "exp_avg": torch.full((3,), 0.5)}}, {"a": "b"})
-    weights["w"].fill_(-1)  # training goes on
-    saver.finish()
-
-
-@in_one_process
-def test_shards_are_read_without_a_group_and_hold_what_was_there_when_saving_began(tmp_path):
-    for step in (1, 2, 3):
-        save_shards(tmp_path, step)
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "write_bytes", write_one_bit_wrong)
+        with pytest.raises(OSError, match=r"step-3 was written and reads back differently: optimizer"):
+            save(tmp_path, 3)
+    assert steps(tmp_path) == ["step-1", "step-2", "step-3"]
+    assert checkpoint.latest(str(tmp_path)).step == 2
+    save(tmp_path, 3)
     assert steps(tmp_path) == ["step-2", "step-3"]
-    found = checkpoint.latest(str(tmp_path))
-    assert (found.step, found.sharded, found.state["a"]) == (3, True, "b")
-    weights, moments = sharded_checkpoint.read(found.folder, {}, ALONE)
-    assert torch.equal(weights["w"], torch.full((3,), 3.0))
-    assert (weights["s"].item(), moments["w"]["step"].item()) == (3, 3)
-    assert torch.equal(moments["w"]["exp_avg"], torch.full((3,), 0.5))
 
 
-@in_one_process
-def test_a_damaged_shard_is_noticed(tmp_path, caplog):
-    save_shards(tmp_path, 1)
-    save_shards(tmp_path, 2)
-    [path] = (tmp_path / "checkpoints" / "step-2").glob("*.safetensors")
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-    assert checkpoint.latest(str(tmp_path)).step == 1
-    assert "step-2 is damaged and is not used" in caplog.text
-
-
-@in_one_process
-def test_a_save_that_fails_in_the_background_is_raised(tmp_path, monkeypatch):
-    def fail(*_):
-        raise OSError("the disk is full")
-
-    monkeypatch.setattr(checkpoint, "publish", fail)
-    with pytest.raises(OSError, match="the disk is full"):
-        save_shards(tmp_path, 1)
+def test_state_json_has_only_what_is_known(tmp_path):
+    folder = save(tmp_path, 1)
+    state = disk.read_json(disk.join(folder, "state.json"))
+    assert sorted(state) == ["config_hash", "identity", "order", "sha256", "step"]
+    disk.write_json(disk.join(folder, "state.json"), {**state, "colour": "red"})
     assert checkpoint.latest(str(tmp_path)) is None
-
-
-def test_shards_need_a_folder_that_all_ranks_see():
-    with pytest.raises(ValueError, match="s3://b/run is none"):
-        sharded_checkpoint.Saver("s3://b/run", ALONE)

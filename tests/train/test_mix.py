@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import pytest
+
+from train.mix import blend_of, check_pools, list_views, read_blend
+
+
+def test_pools_are_named_by_their_folders_and_kept_apart(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    blend = blend_of(["a/pool/all=0.7", "a/pool/half=2e-1", "b/pool/all=1", "s3://k/pool/all=3"], 4)
+    assert blend.pools == {
+        "pool": f"{tmp_path}/a/pool",
+        "pool-2": f"{tmp_path}/b/pool",
+        "pool-3": "s3://k/pool",
+    }
+    assert blend.views == {"pool/all": 0.7, "pool/half": 0.2, "pool-2/all": 1, "pool-3/all": 3}
+    assert blend.seed == 4
+
+
+@pytest.mark.parametrize(
+    ("mix", "message"),
+    [
+        ("pool/all", "is not POOL/VIEW=WEIGHT, like out/pool/all=0.7"),
+        ("all=1", "is not POOL/VIEW=WEIGHT"),
+        ("pool/=1", "is not POOL/VIEW=WEIGHT"),
+        ("pool/all=much", "the weight 'much' is no number"),
+        ("pool/all=-1", "the weight of 'pool/all' is -1.0; it must be above 0"),
+        ("pool/all=nan", "must be above 0"),
+    ],
+)
+def test_what_is_no_mix_is_refused(mix, message):
+    with pytest.raises(ValueError, match=message):
+        blend_of([mix])
+
+
+def test_a_view_twice_is_refused():
+    with pytest.raises(ValueError, match="names pool/all twice; add its weights up"):
+        blend_of(["pool/all=1", "pool/all=2"])
+
+
+def test_pools_and_views_are_looked_for(tiny_pool, tmp_path):
+    assert list_views(tiny_pool) == ["all", "half"]
+    check_pools(blend_of([f"{tiny_pool}/all=1"]))
+    with pytest.raises(
+        ValueError, match=r"has no view 'hal'; did you mean 'half'\? \(it has all, half"
+    ):
+        check_pools(blend_of([f"{tiny_pool}/hal=1"]))
+    with pytest.raises(
+        ValueError, match=f"pool 'none' of the blend does not exist: {tmp_path}/none"
+    ):
+        check_pools(blend_of([f"{tmp_path}/none/all=1"]))
+    with pytest.raises(ValueError, match=r"is a pool, not a blend: write --mix .*/all=1 instead"):
+        read_blend(tiny_pool)

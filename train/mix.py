@@ -1,0 +1,79 @@
+"""The blend of a run: read from a file, or from POOL/VIEW=WEIGHT on the command line; and a check of its pools."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from manifests import disk, reader
+from manifests.pool_layout import PoolLayout
+from manifests.schema import Blend
+
+
+def read_blend(path: str) -> Blend:
+    """The blend of a YAML or JSON file. ValueError for a pool in its place, with the command that trains on it."""
+    layout = PoolLayout(path)
+    if disk.exists(layout.shards):
+        views = list_views(path)
+        listed = f"; its views: {', '.join(views)}" if views else "; it has no view yet"
+        raise ValueError(
+            f"{path} is a pool, not a blend: write --mix {path.rstrip('/')}/{(views or ['VIEW'])[0]}=1"
+            f" instead of it{listed}"
+        )
+    if not disk.is_url(path) and os.path.isdir(path):
+        raise ValueError(f"{path} is a folder; give the YAML file of a blend, or --mix POOL/VIEW=1")
+    return reader.read_manifest(path, Blend)
+
+
+def blend_of(mix: Sequence[str], seed: int = 0) -> Blend:
+    """A blend from texts POOL/VIEW=WEIGHT, where POOL is a folder or URL. ValueError for a text of another form."""
+    pools: dict[str, str] = {}
+    weights: dict[str, float] = {}
+    for text in mix:
+        path, _, weight = text.rpartition("=")
+        folder, _, view = path.rpartition("/")
+        if not folder or not view:
+            raise ValueError(f"--mix {text!r} is not POOL/VIEW=WEIGHT, like out/pool/all=0.7")
+        try:
+            number = float(weight)
+        except ValueError:
+            raise ValueError(f"--mix {text!r}: the weight {weight!r} is no number") from None
+        source = f"{_pool_name(pools, folder)}/{view}"
+        if source in weights:
+            raise ValueError(f"--mix names {path} twice; add its weights up")
+        weights[source] = number
+    return Blend(name="mix", pools=pools, views=weights, seed=seed)
+
+
+def check_pools(blend: Blend) -> None:
+    """ValueError for a pool that does not exist, or a view that a pool does not have."""
+    for name in blend.views:
+        pool, _, view = name.partition("/")
+        layout = PoolLayout(blend.pools[pool])
+        if not disk.exists(layout.root):
+            raise ValueError(f"pool {pool!r} of the blend does not exist: {layout.root}")
+        if not disk.exists(layout.view_json(view)):
+            views = list_views(layout.root)
+            listed = ", ".join(views) if views else "none"
+            raise ValueError(
+                f"pool {layout.root} has no view {view!r}{disk.did_you_mean(view, views)} (it has {listed})"
+            )
+
+
+def list_views(pool: str) -> list[str]:
+    """Names of the views of a pool."""
+    names = disk.list_names(PoolLayout(pool).views, ".json")
+    return [name.removesuffix(".json") for name in names]
+
+
+def _pool_name(pools: dict[str, str], folder: str) -> str:
+    """The name of a folder among the pools; a new one is called by its last part, and gets a number if that is taken."""
+    path = folder if disk.is_url(folder) else str(disk.local_path(folder).absolute())
+    for name, known in pools.items():
+        if known == path:
+            return name
+    name = base = path.rstrip("/").rpartition("/")[2] or "pool"
+    while name in pools:
+        name = f"{base}-{len(pools) + 1}"
+    pools[name] = path
+    return name

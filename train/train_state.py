@@ -1,0 +1,182 @@
+"""What a run holds while it trains: built from the settings, restored from a checkpoint, saved to one."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from manifests import console, disk
+from manifests.pool_layout import CheckpointRecord, DamagedSamples
+from train.config import TrainConfig, model_config
+from train.data import DamageCounts, Loader
+from train.dist import Ranks, checkpoint, parallelize, process_group, sharded_checkpoint
+from train.formats import model_files, open_clip_files
+from train.identity import check_same_run
+from train.logbook import kept_lines
+from train.model import CLIP, ReducedTokenTable
+from train.step import Update, decay_factor, parameter_groups
+
+TABLE_ROWS = 1_000_000  # a blend of more rows is not read through for the tokens that it uses
+NO_DAMAGE = DamagedSamples(count=0, samples=())
+logger = logging.getLogger(__name__)
+
+
+class StopRequest:
+    """Set by a stop signal: the run is saved after the step that is under way."""
+
+    def __init__(self, rank: int) -> None:
+        self.number: int | None = None
+        self._rank = rank
+
+    def __call__(self, number: int) -> None:
+        """The signal handler. It uses os.write, because a logger may be interrupted in the middle of a line."""
+        self.number = number
+        if self._rank == 0:
+            name = console.signal_name(number)
+            os.write(2, f"\n{name}: saving after this step; a second one ends at once\n".encode())
+
+
+@dataclass(slots=True, kw_only=True)
+class TrainState:
+    """Everything that the training loop reads and changes."""
+
+    config: TrainConfig
+    out: str
+    ranks: Ranks
+    loader: Loader
+    model: CLIP
+    wrapped: nn.Module  # what forward is called on: DDP's module, or the model
+    used_tokens: (
+        Tensor | None
+    )  # tokens that the blend contains; None where they were not looked for
+    reduced_table: ReducedTokenTable | None
+    update: Update
+    saver: sharded_checkpoint.Saver | None  # of a sharded run
+    identity: dict[str, Any]
+    first_step: int = 0  # steps that the checkpoint had done
+    damaged_before: DamagedSamples = NO_DAMAGE  # up to first_step
+    log_lines: tuple[str, ...] = ()  # lines of log.jsonl up to first_step
+
+
+def prepare(
+    config: TrainConfig, out: str, ranks: Ranks, loader: Loader, identity: dict[str, Any]
+) -> TrainState:
+    """Build model and optimizer, from the newest checkpoint of RUN or from `init`. A collective.
+
+    ValueError where the checkpoint is another run's, or `init` is another architecture.
+    """
+    if ranks.rank == 0:
+        checkpoint.clean(out)
+    saved = sharded_checkpoint.newest(out, ranks)
+    saver = None if ranks.mesh is None else sharded_checkpoint.Saver(out, ranks)
+    model = CLIP(model_config(config), config.seed, attention=config.attention)
+    if saved is not None:
+        identity = check_same_run(saved.record.identity, identity, out)
+    elif config.init is not None:
+        identity = {**identity, "initial_weights": load_initial_weights(model, config.init)}
+        logger.info("weights from %s, sha256 %s", config.init, identity["initial_weights"][:12])
+    used_tokens = tokens_of_blend(loader)
+    parallelize(model, ranks, config)
+    reduced_table = None
+    if used_tokens is not None and _may_reduce(used_tokens, config, ranks):
+        reduced_table = ReducedTokenTable(model.text, used_tokens)
+    update = Update(model, config, masters=not ranks.fsdp)
+    if ranks.rank == 0:
+        for group in parameter_groups(model, config):
+            logger.info("%s", group)
+    state = TrainState(
+        config=config,
+        out=out,
+        ranks=ranks,
+        loader=loader,
+        model=model,
+        wrapped=process_group.apply_ddp(model, ranks),
+        used_tokens=used_tokens,
+        reduced_table=reduced_table,
+        update=update,
+        saver=saver,
+        identity=identity,
+    )
+    if saved is not None:
+        _restore(state, saved)
+    return state
+
+
+def load_initial_weights(model: CLIP, source: str) -> str:
+    """Put the weights of a source into `model`, before it is sharded. Their sha256."""
+    weights = model_files.initial_weights(source, model.config)
+    model.load_state_dict({**model.state_dict(), **weights})  # a logit bias may be missing there
+    return model_files.weights_sha256(weights)
+
+
+def _may_reduce(used_tokens: Tensor, config: TrainConfig, ranks: Ranks) -> bool:
+    """Whether training on a reduced token table is worth it, and ends with the weights of the whole table.
+
+    Unused rows must only decay: an average, 16-bit weights and skipped steps do something else to them. After `init`
+    they are not those that the seed draws, so that a resumed run would have to read `init` again.
+    """
+    plain = config.ema is None and config.precision in ("fp32", "tf32", "bf16")
+    small = len(used_tokens) <= model_config(config).vocab_size // 2
+    return plain and small and ranks.mesh is None and config.init is None
+
+
+def tokens_of_blend(loader: Loader) -> Tensor | None:
+    """Every token of a small blend's kept rows and 0, the padding (int64, rising); None for a large blend."""
+    if sum(sum(view.shard_rows) for view in loader.views) > TABLE_ROWS:
+        return None
+    tokens = [np.zeros(1, np.uint16)]
+    for view in loader.views:
+        tokens += [np.unique(view.shard(number).tokens) for number in range(len(view.shards))]
+    return torch.from_numpy(np.unique(np.concatenate(tokens)).astype(np.int64))
+
+
+def _restore(state: TrainState, saved: checkpoint.Checkpoint) -> None:
+    sharded_checkpoint.restore(saved, state.model, state.update, state.used_tokens, state.ranks)
+    state.first_step = saved.step
+    state.log_lines = tuple(kept_lines(state.out, saved.step))
+    if saved.record.bad is not None:
+        state.damaged_before = saved.record.bad
+    logger.info("resumed after step %d of %d", saved.step, state.config.steps)
+
+
+def save(state: TrainState, step: int) -> None:
+    """Write the checkpoint of `step`. A collective.
+
+    Rank 0 writes a whole model while the others wait; a sharded model is written while training continues.
+    """
+    record = CheckpointRecord(
+        step=step,
+        identity=state.identity,
+        order=state.loader.order.fingerprint(),
+        config_hash=disk.content_hash(state.config),
+        sha256={},
+        bad=damaged_samples(state),
+    )
+    if state.saver is not None:
+        state.saver.save(state.model.state_dict(), state.update.state(), record)
+        return
+    if state.ranks.rank == 0:
+        weights = open_clip_files.to_open_clip(state.model)
+        if state.reduced_table is not None:
+            factor = decay_factor(state.config, step)
+            table = state.reduced_table.full_table(state.model.text, factor)
+            weights["token_embedding.weight"] = table.cpu()
+        checkpoint.save(state.out, weights, state.update.state(), record)
+    process_group.barrier(state.ranks)
+
+
+def damaged_samples(state: TrainState) -> DamagedSamples:
+    """Damaged samples of the whole run so far: of all ranks, and before every resume. A collective."""
+    ranks = state.ranks
+    parts = [DamageCounts.from_plain({**disk.to_plain(state.damaged_before), "drawn": 0})]
+    every_rank = process_group.all_gather_json(state.loader.damage.to_plain(), ranks)
+    # Ranks of a tensor-parallel group read the same samples.
+    parts += [DamageCounts.from_plain(plain) for plain in every_rank[:: ranks.tp]]
+    total = DamageCounts.merge(parts)
+    return DamagedSamples(count=total.count, samples=tuple(disk.to_plain(total.samples)))
