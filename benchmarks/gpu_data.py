@@ -22,7 +22,14 @@ from torch import Tensor
 
 from manifests import disk
 from manifests.columns import SIDECAR, VIEW
-from manifests.pool_layout import PoolLayout, ScoreSetDocument, ViewDocument, shard_name
+from manifests.pool_layout import (
+    SHARD_VERSION,
+    CommitRecord,
+    PoolLayout,
+    ScoreSetDocument,
+    ViewDocument,
+    shard_name,
+)
 
 MEDIAN, SPREAD, SHORTEST = 16.5, 0.6, 4
 SIDE, QUALITY = 256, 90  # of the pool's pictures
@@ -75,13 +82,26 @@ def write_pool(pool: str) -> None:
         sidecar = pa.Table.from_pylist(rows, schema=SIDECAR)
         disk.write_parquet(layout.sidecar(shard), sidecar, {})
         records[shard] = disk.content_hash(rows, 64)
-        record = {
-            "shard": shard,
-            "tar": f"{shard}.tar",
-            "sidecar_sha256": records[shard],
-            "count": ROWS,
-        }
-        disk.write_json(layout.commit_record(shard), record)
+        record = CommitRecord(
+            shard=shard,
+            tar=f"{shard}.tar",
+            tar_bytes=len(tar),
+            tar_sha256="",
+            sidecar_bytes=0,
+            sidecar_file_sha256="",
+            sidecar_sha256=records[shard],
+            count=ROWS,
+            successes=ROWS,
+            reasons={},
+            failed_to_download=0,
+            failed_to_resize=0,
+            retries=0,
+            task=shard,
+            group="0",
+            version=SHARD_VERSION,
+            duration_s=0.0,
+        )
+        disk.write_json(layout.commit_record(shard), record.to_plain())
         kept = pa.table(
             {"kept": [True] * ROWS, "rule": pa.array([None] * ROWS, pa.string())}, schema=VIEW
         )

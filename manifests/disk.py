@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import os
+import secrets
 import shutil
 import types
 import typing
@@ -73,12 +74,52 @@ def write_bytes(path: str | Path, data: bytes) -> None:
         return
     target = local_path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.partial.{os.getpid()}")
-    with open(partial, "wb") as f:
+    partial = _partial(target)
+    _write_synced(partial, data)
+    os.replace(partial, target)
+    _sync_folder(target.parent)
+
+
+def create_bytes(path: str | Path, data: bytes) -> None:
+    """Like `write_bytes`, but never over a file that is there: FileExistsError.
+
+    On a remote store, which has no such operation, the check and the put are two steps.
+    """
+    if is_url(path):
+        if exists(path):
+            raise FileExistsError(str(path))
+        write_bytes(path, data)
+        return
+    target = local_path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = _partial(target)
+    _write_synced(partial, data)
+    try:
+        os.link(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
+    _sync_folder(target.parent)
+
+
+def _partial(target: Path) -> Path:
+    """Where a file is written before it is renamed. Machines that share a folder may have the same process ids."""
+    return target.with_name(f".{target.name}.partial.{os.getpid()}-{secrets.token_hex(4)}")
+
+
+def _write_synced(path: Path, data: bytes) -> None:
+    with open(path, "wb") as f:
         f.write(data)
         f.flush()
         os.fsync(f.fileno())
-    os.replace(partial, target)
+
+
+def _sync_folder(folder: Path) -> None:
+    """A rename lasts over a power failure only when its folder is synced too."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def publish(staged: str | Path, path: str | Path) -> None:
@@ -89,11 +130,12 @@ def publish(staged: str | Path, path: str | Path) -> None:
         return
     target = local_path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.partial.{os.getpid()}")
+    partial = _partial(target)
     shutil.move(staged, partial)  # a copy where the two lie on different filesystems
     with open(partial, "rb") as f:
         os.fsync(f.fileno())
     os.replace(partial, target)
+    _sync_folder(target.parent)
 
 
 def exists(path: str | Path) -> bool:
@@ -127,8 +169,17 @@ def remove(path: str | Path) -> None:
 
 def write_json(path: str | Path, value: Any) -> None:
     """A dataclass or plain value as JSON with sorted keys, written whole. Text becomes valid Unicode."""
+    write_bytes(path, _json_bytes(value))
+
+
+def create_json(path: str | Path, value: Any) -> None:
+    """Like `write_json`, but never over a file that is there: FileExistsError."""
+    create_bytes(path, _json_bytes(value))
+
+
+def _json_bytes(value: Any) -> bytes:
     text = json.dumps(to_plain(value), indent=1, sort_keys=True, ensure_ascii=False)
-    write_bytes(path, (valid_text(text) + "\n").encode())
+    return (valid_text(text) + "\n").encode()
 
 
 def read_json(path: str | Path) -> Any:
@@ -215,6 +266,12 @@ def content_hash(value: Any, length: int = 12) -> str:
     """sha256 of the canonical JSON of a dataclass or plain value, cut to `length` hex digits."""
     text = json.dumps(to_plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:length]
+
+
+def file_sha256(path: str | Path) -> str:
+    """sha256 of a local file, 64 hex digits; read in pieces, so that files of any size fit."""
+    with open(local_path(path), "rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
 
 
 # --- dataclasses <-> plain values ----------------------------------------------------------------------------------

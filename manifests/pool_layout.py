@@ -5,6 +5,7 @@ Paths are local paths or fsspec URLs. A layout is a view of a folder: it opens n
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 COMMIT_SUFFIX = "_stats.json"
+# A change of the bytes of a tar or of the columns of a sidecar bumps this and the golden test.
+SHARD_VERSION = 1
 READERS = 16  # threads that read commit records: a remote store answers each after about 30 ms
 NOT_STORED = "not_stored"  # a view's outcome of a row whose image was never stored
 
@@ -33,13 +36,13 @@ def uids_checksum(uids: pa.ChunkedArray) -> str:
     return hashlib.sha256("\n".join(uids.to_pylist()).encode()).hexdigest()
 
 
-def pool_fingerprint(commit_records: Mapping[str, Mapping[str, Any]]) -> str:
+def pool_fingerprint(commit_records: Mapping[str, CommitRecord]) -> str:
     """Hash over the sidecars of all committed shards: the rows that a view was chosen from."""
-    hashes = {shard: record["sidecar_sha256"] for shard, record in commit_records.items()}
+    hashes = {shard: record.sidecar_sha256 for shard, record in commit_records.items()}
     return disk.content_hash(hashes)
 
 
-def read_commit_records(pool: str) -> dict[str, dict[str, Any]]:
+def read_commit_records(pool: str) -> dict[str, CommitRecord]:
     """Commit records of a pool by shard name, in the order of their numbers; {} where nothing is committed.
 
     ValueError for a file of that name that is not a commit record of clipmill.
@@ -49,16 +52,80 @@ def read_commit_records(pool: str) -> dict[str, dict[str, Any]]:
     if not names:
         return {}
     with ThreadPoolExecutor(min(READERS, len(names))) as readers:
-        documents = list(readers.map(lambda name: disk.read_json(disk.join(folder, name)), names))
-    records: dict[str, dict[str, Any]] = {}
-    for name, record in zip(names, documents, strict=True):
-        if not isinstance(record, dict) or not {"sidecar_sha256", "tar", "shard"} <= record.keys():
+        records = list(readers.map(CommitRecord.read, [disk.join(folder, name) for name in names]))
+    shards = [name.removesuffix(COMMIT_SUFFIX) for name in names]
+    by_shard = dict(zip(shards, records, strict=True))
+    return dict(sorted(by_shard.items(), key=lambda item: int(item[0])))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitRecord:
+    """shards/NNNNN_stats.json, written last: the shard's files with their hashes, and what became of its rows."""
+
+    shard: str  # its name, see shard_name
+    tar: str  # file name inside the pool, or the path or URL of an adopted tar
+    tar_bytes: int
+    tar_sha256: str
+    count: int  # rows, each with one outcome: successes + the sum of reasons
+    successes: int
+    reasons: dict[str, int]
+    failed_to_download: int
+    failed_to_resize: int
+    retries: int  # rows that retry a row of another shard
+    sidecar_bytes: int
+    sidecar_file_sha256: str  # of the Parquet file
+    sidecar_sha256: str  # of the values without the volatile columns
+    task: str
+    group: str
+    version: int  # SHARD_VERSION when it was written
+    duration_s: float
+    engine: str | None = None  # another program that fetched the images
+    engine_version: str | None = None
+
+    @property
+    def adopted(self) -> bool:
+        """Whether the tar was there before the pool."""
+        return self.tar != f"{self.shard}.tar"
+
+    def to_plain(self) -> dict[str, Any]:
+        """The JSON document."""
+        document: dict[str, Any] = disk.to_plain(self)
+        if self.engine is None:
+            del document["engine"], document["engine_version"]
+        return document
+
+    @classmethod
+    def from_plain(cls, document: Any) -> CommitRecord:
+        """The inverse of `to_plain`. Unknown keys are ignored.
+
+        ValueError where a key is missing, or for a version of shards that this program does not know.
+        """
+        if not isinstance(document, dict):
+            raise ValueError("it is not a JSON object")
+        known = {}
+        for name in (field.name for field in dataclasses.fields(cls)):
+            if name in document:
+                known[name] = document[name]
+            elif name not in ("engine", "engine_version"):
+                raise ValueError(f"it has no {name!r}")
+        record: CommitRecord = disk.from_plain(cls, known)
+        if not isinstance(record.version, int) or record.version > SHARD_VERSION:
             raise ValueError(
-                f"{disk.join(folder, name)} is not a commit record of clipmill; to use tars of "
-                "another program, name them as a source of kind shards and build into another folder"
+                f"it has shard version {record.version!r}; this clipmill reads up to {SHARD_VERSION}"
             )
-        records[name.removesuffix(COMMIT_SUFFIX)] = record
-    return dict(sorted(records.items(), key=lambda item: int(item[0])))
+        return record
+
+    @classmethod
+    def read(cls, path: str) -> CommitRecord:
+        """A commit record from its file. ValueError that names the file where it is none."""
+        document = disk.read_json(path)
+        try:
+            return cls.from_plain(document)
+        except ValueError as error:
+            raise ValueError(
+                f"{path} is not a commit record of clipmill: {error}; to use tars of another program, "
+                "name them as a source of kind shards and build into another folder"
+            ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +173,13 @@ class PoolLayout:
         """The JSON that is written last and makes the shard visible."""
         return disk.join(self.shards, shard_name(shard) + COMMIT_SUFFIX)
 
-    def tar(self, commit_record: Mapping[str, Any]) -> str:
+    def shard_tar(self, shard: int | str) -> str:
+        """The tar of a shard that was written here."""
+        return disk.join(self.shards, f"{shard_name(shard)}.tar")
+
+    def tar(self, commit_record: CommitRecord) -> str:
         """The tar that a commit record names: inside the pool, or anywhere if it was adopted."""
-        tar = str(commit_record["tar"])
+        tar = commit_record.tar
         outside = disk.is_url(tar) or Path(disk.local_path(tar)).is_absolute()
         return tar if outside else disk.join(self.shards, tar)
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from manifests import disk, ray_runtime, reader
+from manifests.pool_layout import read_commit_records, shard_name
 from manifests.schema import Ablation, Blend, Controls, Miniweb, Recipe, Scorer
 from manifests.sources import SOURCES
 from pipeline import accounting, scoring, views
@@ -26,7 +27,7 @@ from pipeline.executor import Engine, Stage, Ticket, execute
 from pipeline.external import adopt, img2dataset_run
 from pipeline.fetch import make_downloader, plan
 from pipeline.miniweb import small_web
-from pipeline.pool import shard_writer
+from pipeline.pool import read_sidecar, remove_uncommitted
 
 ROOT = Path(__file__).resolve().parents[1]
 STAGES = ("crawl", "fetch", "score", "choose")
@@ -76,7 +77,7 @@ def _crawl(recipe: Recipe, pool: str, engine: Engine) -> Mapping[str, str]:
 
 
 def _fetch(recipe: Recipe, pool: str, engine: Engine, retry: str | None) -> Mapping[str, str]:
-    shard_writer.clean(pool)
+    remove_uncommitted(pool)
     config: dict[str, Any] = {"pool": pool, "fetch": disk.to_plain(recipe.fetch)}
     if recipe.source.kind == "shards":
         if retry:
@@ -88,7 +89,7 @@ def _fetch(recipe: Recipe, pool: str, engine: Engine, retry: str | None) -> Mapp
     tasks = plan.write_plan(pool, recipe)
     if retry:
         tasks += plan.add_retries(pool, recipe, transient(pool))
-    done = shard_writer.committed(pool)
+    done = read_commit_records(pool)
     config["source_kind"] = recipe.source.kind
     if engine == "ray":
         config["decoders"] = (
@@ -97,7 +98,7 @@ def _fetch(recipe: Recipe, pool: str, engine: Engine, retry: str | None) -> Mapp
     tickets = [
         Ticket(id=task.id, group=str(task.group), payload={"shard": task.shard})
         for task in tasks
-        if shard_writer.name_of(task.shard) not in done
+        if shard_name(task.shard) not in done
     ]
     logger.info("%d of %d shards are committed already", len(tasks) - len(tickets), len(tasks))
     if recipe.fetch.engine == "img2dataset":
@@ -117,8 +118,8 @@ def transient(pool: str) -> list[str]:
     """Keys of the rows whose newest outcome is transient: what a retry asks for again."""
     keys: list[str] = []
     retried: set[str] = set()
-    for name in shard_writer.committed(pool):
-        for row in shard_writer.read_sidecar(pool, name, ["key", "class", "retry_of"]).to_pylist():
+    for name in read_commit_records(pool):
+        for row in read_sidecar(pool, name, ["key", "class", "retry_of"]).to_pylist():
             retried.add(row["retry_of"])
             if row["class"] == "transient":
                 keys.append(row["key"])

@@ -14,11 +14,18 @@ import pyarrow.compute as pc
 
 from manifests import disk, identity, reader
 from manifests.columns import REASONS
-from manifests.pool_layout import NOT_STORED
+from manifests.pool_layout import (
+    NOT_STORED,
+    CommitRecord,
+    PoolLayout,
+    pool_fingerprint,
+    read_commit_records,
+    shard_name,
+)
 from manifests.schema import Recipe, Rule, View
 from pipeline.external import adopt
 from pipeline.fetch import plan
-from pipeline.pool import shard_writer
+from pipeline.pool import read_sidecar
 from pipeline.views import columns_of
 
 LIBRARIES = (
@@ -44,7 +51,7 @@ def count_pool(pool: str) -> dict[str, Any]:
     up; `complete` is whether every planned shard is there. Of a row that was asked for again, fetch.final counts the
     newest outcome alone. ValueError where there is no pool.
     """
-    records = shard_writer.committed(pool)
+    records = read_commit_records(pool)
     problems: list[str] = []
     crawled = _crawl_books(pool, problems)
     if crawled is None and not records:
@@ -89,27 +96,27 @@ def _crawl_books(pool: str, problems: list[str]) -> dict[str, Any] | None:
 
 
 def _fetch_books(
-    pool: str, records: Mapping[str, Mapping[str, Any]], problems: list[str]
+    pool: str, records: Mapping[str, CommitRecord], problems: list[str]
 ) -> dict[str, Any]:
     for name, record in records.items():
-        count, stored, lost = record["count"], record["successes"], sum(record["reasons"].values())
+        count, stored, lost = record.count, record.successes, sum(record.reasons.values())
         if count != stored + lost:
             problems.append(
                 f"shards/{name}: {count} attempted are not {stored} stored + {lost} with a reason"
             )
-        if lost != record["failed_to_download"] + record["failed_to_resize"]:
+        if lost != record.failed_to_download + record.failed_to_resize:
             problems.append(
                 f"shards/{name}: its two kinds of failure are not its {lost} rows with a reason"
             )
     planned = _planned(pool, records, problems)
-    reasons = _total(record["reasons"] for record in records.values())
-    stored = sum(record["successes"] for record in records.values())
+    reasons = _total(record.reasons for record in records.values())
+    stored = sum(record.successes for record in records.values())
     again = _total(_asked_again(pool, records, problems))
     return {
         "shards": len(records),
         "planned": planned,
-        "attempted": sum(record["count"] for record in records.values()),
-        "retries": sum(record["retries"] for record in records.values()),
+        "attempted": sum(record.count for record in records.values()),
+        "retries": sum(record.retries for record in records.values()),
         "stored": stored,
         "reasons": reasons,
         "classes": _total({REASONS[reason]: count} for reason, count in reasons.items()),
@@ -117,32 +124,28 @@ def _fetch_books(
             "stored": stored,
             "reasons": {r: n - again.get(r, 0) for r, n in reasons.items() if n > again.get(r, 0)},
         },
-        "bytes": sum(record["tar_bytes"] for record in records.values()),
+        "bytes": sum(record.tar_bytes for record in records.values()),
     }
 
 
 def _asked_again(
-    pool: str, records: Mapping[str, Mapping[str, Any]], problems: list[str]
+    pool: str, records: Mapping[str, CommitRecord], problems: list[str]
 ) -> Iterator[Mapping[str, int]]:
     """The reasons of the rows that a later row retries, shard by shard."""
     keys: dict[str, set[str]] = {}
     for name, record in records.items():
-        if record["retries"]:
-            for key in (
-                shard_writer.read_sidecar(pool, name, ["retry_of"])["retry_of"]
-                .drop_null()
-                .to_pylist()
-            ):
-                keys.setdefault(shard_writer.name_of(key[:-4]), set()).add(key)
+        if record.retries:
+            for key in read_sidecar(pool, name, ["retry_of"])["retry_of"].drop_null().to_pylist():
+                keys.setdefault(shard_name(key[:-4]), set()).add(key)
     for name, retried in keys.items():
-        rows = shard_writer.read_sidecar(pool, name, ["key", "reason"]).to_pylist()
+        rows = read_sidecar(pool, name, ["key", "reason"]).to_pylist()
         reasons = Counter(row["reason"] for row in rows if row["key"] in retried)
         if kept := reasons.pop(None, 0):
             problems.append(f"shards/{name}: {kept} rows are stored and were asked for again")
         yield reasons
 
 
-def _planned(pool: str, records: Mapping[str, Mapping[str, Any]], problems: list[str]) -> int:
+def _planned(pool: str, records: Mapping[str, CommitRecord], problems: list[str]) -> int:
     """How many shards there are to be, 0 before they are planned; shards that are not the plan's are problems."""
     if disk.list_names(disk.join(pool, "pairs"), ".parquet") and not disk.exists(
         disk.join(pool, "plan.parquet")
@@ -150,18 +153,18 @@ def _planned(pool: str, records: Mapping[str, Mapping[str, Any]], problems: list
         return 0
     if not disk.exists(disk.join(pool, "plan.parquet")):
         return _tars(pool, records, problems)
-    tasks = {shard_writer.name_of(task.shard): task for task in plan.read_plan(pool)}
+    tasks = {shard_name(task.shard): task for task in plan.read_plan(pool)}
     for name, record in records.items():
         task = tasks.get(name)
         if task is None:
             problems.append(f"shards/{name}: the plan has {len(tasks)} shards and not this one")
-        elif (record["task"], record["count"]) != (task.id, task.size):
-            problems.append(f"shards/{name}: {record['count']} rows of task {record['task']}; "
+        elif (record.task, record.count) != (task.id, task.size):
+            problems.append(f"shards/{name}: {record.count} rows of task {record.task}; "
                             f"the plan has {task.size} of task {task.id}")  # fmt: skip
     return len(tasks)
 
 
-def _tars(pool: str, records: Mapping[str, Mapping[str, Any]], problems: list[str]) -> int:
+def _tars(pool: str, records: Mapping[str, CommitRecord], problems: list[str]) -> int:
     """The number of tars of the recipe that this pool was built by, if it is there and adopts tars."""
     path = disk.join(pool, "recipe.json")
     recipe = reader.read_manifest(path, Recipe) if disk.exists(path) else None
@@ -211,28 +214,28 @@ def write_pool_json(pool: str, recipe: Recipe, seconds: Mapping[str, float]) -> 
     """POOL/pool.json from what is committed, which is returned. `seconds`, the time of this build's stages, is added to
     that of the builds before it; all else can be made again at any time."""
     path = disk.join(pool, "pool.json")
-    found, records = count_pool(pool), shard_writer.committed(pool)
+    found, records = count_pool(pool), read_commit_records(pool)
     before = disk.read_json(path)["seconds"] if disk.exists(path) else {}
     parts = [
         disk.join(pool, "pairs", name)
         for name in disk.list_names(disk.join(pool, "pairs"), ".parquet")
     ]
     sources = [disk.read_metadata(part)["source_id"] for part in parts] or [
-        r["tar_sha256"] for r in records.values()
+        r.tar_sha256 for r in records.values()
     ]
     summary = {
         "recipe": recipe.name,
         "recipe_hash": identity.recipe_hash(recipe),
         "source": disk.content_hash(sources),
-        "fingerprint": shard_writer.fingerprint(pool),
+        "fingerprint": pool_fingerprint(records),
         **found,
         "seconds": {
             name: round(before.get(name, 0.0) + seconds.get(name, 0.0), 2)
             for name in {*before, *seconds}
         },
-        "task_seconds": round(sum(record["duration_s"] for record in records.values()), 2),
+        "task_seconds": round(sum(record.duration_s for record in records.values()), 2),
         "versions": {
-            "shard": sorted({record["version"] for record in records.values()}),
+            "shard": sorted({record.version for record in records.values()}),
             "python": platform.python_version(),
             **{name: importlib.metadata.version(name) for name in LIBRARIES},
         },
@@ -249,11 +252,9 @@ def write_pool_json(pool: str, recipe: Recipe, seconds: Mapping[str, float]) -> 
 def explain_row(pool: str, uid: str) -> dict[str, Any]:
     """{"uid", "pair": its row of the pairs or None, "attempts": […]}: each attempt with its row of the sidecar, its
     scores and what each view said. ValueError where no row has that uid."""
-    records = shard_writer.committed(pool)
+    records = read_commit_records(pool)
     with ThreadPoolExecutor(READERS) as threads:
-        found = threads.map(
-            lambda name: _rows_with(shard_writer.sidecar_path(pool, name), uid), records
-        )
+        found = threads.map(lambda name: _rows_with(PoolLayout(pool).sidecar(name), uid), records)
         places = [(name, row) for name, rows in zip(records, found, strict=True) for row in rows]
     pair = None
     if places and disk.exists(disk.join(pool, "plan.parquet")):
@@ -262,7 +263,7 @@ def explain_row(pool: str, uid: str) -> dict[str, Any]:
     elif not places:
         pair = _waiting(pool, uid)
     if pair is None and not places:
-        rows = sum(record["count"] for record in records.values())
+        rows = sum(record.count for record in records.values())
         raise ValueError(
             f"{pool} has no row with uid {uid!r}, neither among its pairs nor among {rows} rows attempted"
         )
@@ -289,7 +290,7 @@ def _waiting(pool: str, uid: str) -> dict[str, Any] | None:
 
 
 def _attempt(pool: str, name: str, row: int) -> dict[str, Any]:
-    sidecar = shard_writer.read_sidecar(pool, name).slice(row, 1).to_pylist()[0]
+    sidecar = read_sidecar(pool, name).slice(row, 1).to_pylist()[0]
     scores = {}
     for folder in _sets(pool):
         path = disk.join(pool, "scores", folder, f"{name}.parquet")

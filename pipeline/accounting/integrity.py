@@ -20,8 +20,16 @@ from tqdm import tqdm
 
 from manifests import disk
 from manifests.columns import PAIRS, REASONS, SIDECAR, VIEW
-from manifests.pool_layout import NOT_STORED, uids_checksum
-from pipeline.pool import shard_writer, tars
+from manifests.pool_layout import (
+    COMMIT_SUFFIX,
+    NOT_STORED,
+    SHARD_VERSION,
+    CommitRecord,
+    PoolLayout,
+    pool_fingerprint,
+    uids_checksum,
+)
+from pipeline.pool import index_tar, local_copy, sidecar_hash
 
 PARTS = ("image", "text", "json")  # of a sample
 Uids = npt.NDArray[np.bytes_]
@@ -41,7 +49,7 @@ def verify(pool: str) -> list[str]:
 
     Covers pairs, commit records, tars, sidecars, score sets and views. ValueError where there is no pool.
     """
-    if not disk.list_names(disk.join(pool, "shards"), shard_writer.COMMIT) and not disk.list_names(
+    if not disk.list_names(disk.join(pool, "shards"), COMMIT_SUFFIX) and not disk.list_names(
         disk.join(pool, "pairs")
     ):
         raise ValueError(
@@ -62,33 +70,27 @@ def verify(pool: str) -> list[str]:
             rows[name] = Rows(uids=uids_checksum(table["uid"]), stored=stored, first=first)
     if len(rows) == len(records):
         lines += _pairs(pool, [found.first for found in rows.values()])
-    fingerprint = disk.content_hash(
-        {name: record["sidecar_sha256"] for name, record in records.items()}
-    )
+    fingerprint = pool_fingerprint(records)
     return [*lines, *_scores(pool, rows, fingerprint), *_views(pool, rows, fingerprint)]
 
 
-def _records(pool: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
+def _records(pool: str) -> tuple[dict[str, CommitRecord], list[str]]:
     """Commit records that can be read, and a line for each that cannot."""
-    found: dict[str, dict[str, Any]] = {}
+    records: dict[str, CommitRecord] = {}
     lines = []
-    needed = {"shard", "tar", "tar_bytes", "tar_sha256", "sidecar_sha256", "sidecar_file_sha256", "count", "successes",
-              "reasons"}  # fmt: skip
-    for file in disk.list_names(disk.join(pool, "shards"), shard_writer.COMMIT):
-        name = file.removesuffix(shard_writer.COMMIT)
+    folder = PoolLayout(pool).shards
+    for file in disk.list_names(folder, COMMIT_SUFFIX):
+        shard = file.removesuffix(COMMIT_SUFFIX)
         try:
-            record = json.loads(disk.read_bytes(disk.join(pool, "shards", file)))
-            missing = sorted(needed - record.keys())
-        except (ValueError, AttributeError):
-            lines.append(f"shards/{file}: damaged: no commit record can be read from it")
+            record = CommitRecord.from_plain(json.loads(disk.read_bytes(disk.join(folder, file))))
+        except ValueError as error:
+            lines.append(f"shards/{file}: damaged: {error}")
             continue
-        if missing or record["shard"] != name:
-            lines.append(
-                f"shards/{file}: damaged: {missing[0] if missing else 'shard'} is not what it should be"
-            )
+        if record.shard != shard:
+            lines.append(f"shards/{file}: damaged: it is the record of shard {record.shard}")
             continue
-        found[name] = record
-    return found, lines
+        records[shard] = record
+    return records, lines
 
 
 def _parquet(
@@ -115,32 +117,30 @@ def _parquet(
 # --- shards --------------------------------------------------------------------------------------------------------
 
 
-def _sidecar(pool: str, record: Mapping[str, Any]) -> tuple[pa.Table | None, list[str]]:
+def _sidecar(pool: str, record: CommitRecord) -> tuple[pa.Table | None, list[str]]:
     """The sidecar if it is whole, and a line for each thing that is wrong with it."""
-    name = f"shards/{record['shard']}.parquet"
+    name = f"shards/{record.shard}.parquet"
     try:
-        data = disk.read_bytes(shard_writer.sidecar_path(pool, record["shard"]))
+        data = disk.read_bytes(PoolLayout(pool).sidecar(record.shard))
     except FileNotFoundError:
         return None, [f"{name}: missing"]
-    if hashlib.sha256(data).hexdigest() != record["sidecar_file_sha256"]:
+    if hashlib.sha256(data).hexdigest() != record.sidecar_file_sha256:
         return None, [f"{name}: damaged: its sha256 is not that of the commit record"]
     table = pq.read_table(io.BytesIO(data))
     if list(table.schema)[: len(SIDECAR)] != list(SIDECAR):
-        return None, [
-            f"{name}: its columns are not those of shard version {shard_writer.SHARD_VERSION}"
-        ]
+        return None, [f"{name}: its columns are not those of shard version {SHARD_VERSION}"]
     return table, [f"{name}: {wrong}" for wrong in _wrong_rows(table, record)]
 
 
-def _wrong_rows(table: pa.Table, record: Mapping[str, Any]) -> Iterator[str]:
+def _wrong_rows(table: pa.Table, record: CommitRecord) -> Iterator[str]:
     """What contradicts itself or the commit record."""
-    if shard_writer.sidecar_hash(table) != record["sidecar_sha256"]:
+    if sidecar_hash(table) != record.sidecar_sha256:
         yield "its values do not have the hash of the commit record"
     reasons = Counter(reason for reason in table["reason"].to_pylist() if reason is not None)
     statuses = Counter(table["status"].to_pylist())
     books = (table.num_rows, statuses["success"], dict(reasons))
-    if books != (record["count"], record["successes"], record["reasons"]):
-        yield f"{books[0]} rows, {books[1]} stored; its commit record has {record['count']}, {record['successes']}"
+    if books != (record.count, record.successes, record.reasons):
+        yield f"{books[0]} rows, {books[1]} stored; its commit record has {record.count}, {record.successes}"
     if table.num_rows != statuses["success"] + reasons.total():
         yield f"{table.num_rows} attempts are not {statuses['success']} stored + {reasons.total()} with a reason"
     if unknown := sorted(reasons.keys() - REASONS.keys()):
@@ -150,20 +150,20 @@ def _wrong_rows(table: pa.Table, record: Mapping[str, Any]) -> Iterator[str]:
         yield "its keys repeat or are not in order"
 
 
-def _tar(pool: str, record: Mapping[str, Any], table: pa.Table | None) -> list[str]:
+def _tar(pool: str, record: CommitRecord, table: pa.Table | None) -> list[str]:
     """Size and hash of the tar, and whether each member lies where the sidecar says."""
-    name = record["tar"] if shard_writer.adopted(record) else f"shards/{record['tar']}"
+    name = record.tar if record.adopted else f"shards/{record.tar}"
     try:
-        with tars.local_copy(shard_writer.tar_path(pool, record)) as place:
-            size, sha256 = place.stat().st_size, shard_writer.file_hash(place)
-            if (size, sha256) != (record["tar_bytes"], record["tar_sha256"]):
+        with local_copy(PoolLayout(pool).tar(record)) as place:
+            size, sha256 = place.stat().st_size, disk.file_sha256(place)
+            if (size, sha256) != (record.tar_bytes, record.tar_sha256):
                 what = (
-                    f"{size} bytes, not {record['tar_bytes']}"
-                    if size != record["tar_bytes"]
+                    f"{size} bytes, not {record.tar_bytes}"
+                    if size != record.tar_bytes
                     else "another sha256"
                 )
                 return [f"{name}: damaged: {what}"]
-            there = {(m.name, m.offset, m.length) for m in tars.index_tar(name, place)}
+            there = {(m.name, m.offset, m.length) for m in index_tar(name, place)}
             if table is None:
                 return []
             with open(place, "rb") as f:
@@ -175,7 +175,7 @@ def _tar(pool: str, record: Mapping[str, Any], table: pa.Table | None) -> list[s
     except ValueError as error:
         return [str(error) if str(error).startswith(name) else f"{name}: {error}"]
     listed = sum(row is not None for part in PARTS for row in table[f"{part}_offset"].to_pylist())
-    if not shard_writer.adopted(record) and listed != len(there):
+    if not record.adopted and listed != len(there):
         lines.append(f"{name}: has {len(there)} members, the sidecar lists {listed}")
     return lines[:1]
 

@@ -91,7 +91,7 @@ def _crawl_losses(pool: str) -> Iterator[Loss]:
 def _fetch_losses(pool: str) -> Iterator[Loss]:
     reasons = Counter[str]()
     for record in read_commit_records(pool).values():
-        reasons.update(record["reasons"])
+        reasons.update(record.reasons)
     for reason, count in reasons.items():
         yield Loss(stage="fetch", reason=reason, count=count, example="")
 
@@ -100,7 +100,7 @@ def _with_fetch_example(pool: str, loss: Loss) -> Loss:
     """The loss with the first row of its reason: URL and error message from the sidecar."""
     layout = PoolLayout(pool)
     for shard, record in read_commit_records(pool).items():
-        if loss.reason in record["reasons"]:
+        if loss.reason in record.reasons:
             where: list[tuple[str, str, Any]] = [("reason", "=", loss.reason)]
             columns = ["url", "error_message", "reason"]
             table = disk.read_parquet(layout.sidecar(shard), columns, where=where)

@@ -23,10 +23,19 @@ from typing import IO, Any
 from manifests import disk
 from manifests.casting import cast_value
 from manifests.columns import SIDECAR, extra_column, with_extra
+from manifests.pool_layout import CommitRecord, PoolLayout
 from manifests.schema import Fetch, Source
 from pipeline.executor import Ticket
 from pipeline.images import BadPicture, check, limits_of
-from pipeline.pool import Member, shard_writer, tars
+from pipeline.pool import (
+    Member,
+    TarFile,
+    index_tar,
+    local_copy,
+    outcome_row,
+    publish_shard,
+    read_commit_record,
+)
 
 PICTURES = ("jpg", "jpeg", "png", "webp")
 FORMATS = ("JPEG", "PNG", "WEBP")  # whatever the name says: what the bytes are
@@ -116,34 +125,30 @@ def adopt(config: Mapping[str, Any]) -> Callable[[Ticket], dict[str, Any]]:
         _refuse_own_folder(pool, tar)
         extra: dict[str, str] = ticket.payload.get("extra_columns") or {}
         schema = with_extra(SIDECAR, extra)
-        done = shard_writer.commit_path(pool, number)
-        if disk.exists(done):
-            return _unchanged(disk.read_json(done), tar, pool, schema.names)
+        if (record := read_commit_record(pool, number)) is not None:
+            return _unchanged(record, tar, pool, schema.names).to_plain()
         reader = Reader(
             tar, ticket.payload["url_column"], ticket.payload["caption_column"], settings, extra
         )
-        with tars.local_copy(tar) as place:
+        with local_copy(tar) as place:
             rows = list(reader.rows(place))
-            books = {
-                "tar": tar,
-                "tar_bytes": place.stat().st_size,
-                "tar_sha256": shard_writer.file_hash(place),
-            }
+            tar_file = TarFile(name=tar, bytes=place.stat().st_size, sha256=disk.file_sha256(place))
         width = max(
             4, len(str(len(rows) - 1))
         )  # other programs' tars may hold more than 10,000 samples
         for row, values in enumerate(rows):
             values["key"] = f"{number:05d}{row:0{width}d}"
-        return shard_writer.publish_sidecar(
+        record = publish_shard(
             pool,
             number,
             rows,
-            books,
+            tar_file,
             task=ticket.id,
             group=ticket.group,
             duration_s=time.monotonic() - started,
             schema=schema,
         )
+        return record.to_plain()
 
     return work
 
@@ -161,20 +166,18 @@ def _refuse_own_folder(pool: str, tar: str) -> None:
         )
 
 
-def _unchanged(
-    record: dict[str, Any], tar: str, pool: str, columns: Sequence[str]
-) -> dict[str, Any]:
+def _unchanged(record: CommitRecord, tar: str, pool: str, columns: Sequence[str]) -> CommitRecord:
     """The record, if it is of this tar, the tar is as long as it was and its sidecar has these columns."""
-    if record["tar"] != tar:
+    if record.tar != tar:
         raise ValueError(
-            f"shard {record['shard']} of {pool} was made of {record['tar']}, the source now has {tar} there; "
+            f"shard {record.shard} of {pool} was made of {record.tar}, the source now has {tar} there; "
             "give the old list back, or build into another folder"
         )
-    if not disk.is_url(tar) and disk.local_path(tar).stat().st_size != record["tar_bytes"]:
+    if not disk.is_url(tar) and disk.local_path(tar).stat().st_size != record.tar_bytes:
         raise ValueError(
             f"{tar} has changed since it was adopted; build into another folder than {pool}"
         )
-    there = disk.read_schema(shard_writer.sidecar_path(pool, record["shard"])).names
+    there = disk.read_schema(PoolLayout(pool).sidecar(record.shard)).names
     if list(there) != list(columns):
         raise ValueError(
             f"{pool} was adopted with the extra_columns {there[len(SIDECAR) :]}, the source now names "
@@ -234,7 +237,7 @@ class Reader:
         """Sidecar rows without their keys: samples in the order of the tar, then what is only in the parquet."""
         seen = set()
         with open(place, "rb") as f:
-            for sample in samples(tars.index_tar(self.tar, place)):
+            for sample in samples(index_tar(self.tar, place)):
                 key = sample.name.rpartition("/")[2]
                 seen.add(key)
                 yield self._stored(sample, self.listed.get(key, {}), f)
@@ -282,7 +285,7 @@ class Reader:
         for part, extension in {"image": kind, "text": "txt", "json": "json"}.items():
             if (member := sample.members.get(extension)) is not None:
                 record |= {f"{part}_offset": member.offset, f"{part}_length": member.length}
-        return shard_writer.outcome(record, self.schema, stored=True)
+        return outcome_row(record, self.schema, stored=True)
 
     def _lost(self, key: str, told: Mapping[str, Any]) -> dict[str, Any]:
         """A row of the parquet without a sample in the tar."""
@@ -321,7 +324,7 @@ class Reader:
         self, record: Mapping[str, Any], reason: str, detail: str, uid: str | None = None
     ) -> dict[str, Any]:
         more = {"reason": reason, "error_message": detail} | ({"uid": uid} if uid else {})
-        return shard_writer.outcome({**record, **more}, self.schema, stored=False)
+        return outcome_row({**record, **more}, self.schema, stored=False)
 
 
 def reason_of(status: str, message: str) -> str:

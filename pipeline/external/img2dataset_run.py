@@ -36,7 +36,7 @@ from pipeline.executor import Stage, Ticket
 from pipeline.external import adopt
 from pipeline.fetch import OptoutPolicy, guard, plan, product, signals, user_agent
 from pipeline.images import BadPicture, transform
-from pipeline.pool import shard_writer, tars
+from pipeline.pool import ShardWriter, index_tar
 
 # Run in the other interpreter; the options are a file, because its command line reads values as Python.
 DRIVER = (
@@ -167,9 +167,7 @@ class Downloader:
         started = round(time.time() * 1000)
         with (
             tempfile.TemporaryDirectory(prefix="clipmill-img2dataset-") as folder,
-            shard_writer.ShardWriter(
-                self.pool, number, ticket.id, ticket.group, self.extra_columns
-            ) as writer,
+            ShardWriter(self.pool, number, ticket.id, ticket.group, self.extra_columns) as writer,
         ):
 
             def add(
@@ -197,9 +195,8 @@ class Downloader:
                     Path(folder), self.settings, len(asked)
                 ):
                     add(asked[position], told, image, extension)
-            return writer.commit(
-                len(pairs), {"engine": "img2dataset", "engine_version": self.version}
-            )
+            record = writer.commit(len(pairs), engine="img2dataset", engine_version=self.version)
+            return record.to_plain()
 
     def _run(self, pairs: Sequence[Pair], folder: Path) -> None:
         """Leave 00000.tar and 00000.parquet in `folder`. RuntimeError where the tool does not."""
@@ -305,7 +302,7 @@ def outcomes(folder: Path, settings: Fetch, rows: int) -> Iterator[tuple[int, Ou
         raise RuntimeError(
             f"img2dataset lists {len(set(positions))} of {rows} rows, {len(listed)} in all"
         )
-    stored = {_position(sample.name): sample for sample in adopt.samples(tars.index_tar(str(tar)))}
+    stored = {_position(sample.name): sample for sample in adopt.samples(index_tar(str(tar)))}
     with open(tar, "rb") as f:
         for told in listed:
             position = _position(told["key"])

@@ -18,6 +18,7 @@ from typing import Any
 import uvloop
 
 from manifests import disk
+from manifests.pool_layout import PoolLayout
 from manifests.schema import Fetch, Pair
 from manifests.sources import SOURCES
 from pipeline.executor import Ticket
@@ -25,7 +26,7 @@ from pipeline.fetch import plan
 from pipeline.fetch.body import Budget
 from pipeline.fetch.fetcher import Fetched, Fetcher, user_agent
 from pipeline.images import BadPicture, Decoders, Picture, transform
-from pipeline.pool import shard_writer
+from pipeline.pool import ShardWriter, read_commit_record
 
 READ_AT_ONCE = 32  # local or remote files
 BODIES_WAITING = (
@@ -78,20 +79,16 @@ class Downloader:
     def __call__(self, ticket: Ticket) -> dict[str, Any]:
         """The commit record of the ticket's shard, written now or by an earlier run."""
         number = int(ticket.payload["shard"])
-        place = shard_writer.commit_path(self.pool, number)
-        if disk.exists(place):
-            record: dict[str, Any] = disk.read_json(place)
-            if record["task"] != ticket.id:
+        if (record := read_commit_record(self.pool, number)) is not None:
+            if record.task != ticket.id:
                 raise ValueError(
-                    f"{place} was written for task {record['task']}, the plan has {ticket.id} there: "
-                    "the pool's plan was changed; build into another folder"
+                    f"{PoolLayout(self.pool).commit_record(number)} was written for task {record.task}, "
+                    f"the plan has {ticket.id} there: the pool's plan was changed; build into another folder"
                 )
-            return record
+            return record.to_plain()
         pairs = plan.rows_of_shard(self.pool, number)
         retried = plan.retries_of_shard(self.pool, number)
-        with shard_writer.ShardWriter(
-            self.pool, number, ticket.id, ticket.group, self.extra_columns
-        ) as writer:
+        with ShardWriter(self.pool, number, ticket.id, ticket.group, self.extra_columns) as writer:
             work = asyncio.run_coroutine_threadsafe(
                 self._collect(pairs, retried, writer), self._loop
             )
@@ -101,7 +98,7 @@ class Downloader:
                 raise group.exceptions[0] from group
             finally:
                 work.cancel()  # where this thread was interrupted
-            return writer.commit(len(pairs))
+            return writer.commit(len(pairs)).to_plain()
 
     def close(self) -> None:
         """End the connections, the decoders and the event loop."""
@@ -139,7 +136,7 @@ class Downloader:
         return self._fetcher.fetch(pairs, number)
 
     async def _collect(
-        self, pairs: Sequence[Pair], retried: Sequence[str | None], writer: shard_writer.ShardWriter
+        self, pairs: Sequence[Pair], retried: Sequence[str | None], writer: ShardWriter
     ) -> None:
         """Every pair's outcome into the writer, in whatever order they come."""
 

@@ -22,6 +22,7 @@ from filters import make
 from filters.base import Batch, Columns, Filter, options_of
 from manifests import disk, ray_runtime
 from manifests.pool_layout import (
+    CommitRecord,
     PoolLayout,
     ScoreSetDocument,
     pool_fingerprint,
@@ -76,7 +77,7 @@ def score(pool: str, specs: Sequence[FilterSpec], *, engine: Engine) -> dict[str
 def _score_sets(
     pool: str,
     filters: Mapping[str, Filter],
-    records: Mapping[str, Mapping[str, Any]],
+    records: Mapping[str, CommitRecord],
     engine: Engine,
 ) -> dict[str, str]:
     """Score the shards that lack columns of one of these sets; returns {shard: reason} of those that failed."""
@@ -113,7 +114,7 @@ class ScoreWorker:
     def __call__(self, ticket: Ticket) -> dict[str, Any]:
         shard = ticket.id
         filters = {name: self.filters[name] for name in ticket.payload["sets"]}
-        record = disk.read_json(self.layout.commit_record(shard))
+        record = CommitRecord.read(self.layout.commit_record(shard))
         all_columns = any("row" in filter_.needs for filter_ in filters.values())
         rows = disk.read_parquet(self.layout.sidecar(shard), None if all_columns else NEEDED)
         columns: dict[str, dict[str, list[Any]]] = {}
@@ -127,7 +128,7 @@ class ScoreWorker:
                 seconds[name] += time.perf_counter() - started
         shared = {
             "uids": uids_checksum(rows["uid"]),
-            "sidecar": record["sidecar_sha256"],
+            "sidecar": record.sidecar_sha256,
             "rows": rows.num_rows,
             "stored": _stored_positions(rows).size,
         }
@@ -163,7 +164,7 @@ class ScoreWorker:
         return scored
 
     def _chunks(
-        self, rows: pa.Table, record: Mapping[str, Any], filters: Iterable[Filter]
+        self, rows: pa.Table, record: CommitRecord, filters: Iterable[Filter]
     ) -> Iterator[tuple[list[int], list[Image.Image | None] | None]]:
         """(positions, their images) of the stored rows. The next chunk is decoded while one is in use."""
         stored = _stored_positions(rows).tolist()
@@ -302,9 +303,7 @@ def _scores_one_by_one(filter_: Filter, batch: Batch) -> Columns:
 # --- tickets and documents -----------------------------------------------------------------------------------------
 
 
-def _tickets(
-    pool: str, records: Mapping[str, Mapping[str, Any]], sets: Sequence[str]
-) -> list[Ticket]:
+def _tickets(pool: str, records: Mapping[str, CommitRecord], sets: Sequence[str]) -> list[Ticket]:
     """One ticket for each shard that lacks columns of a set. It names the sets that the shard lacks."""
     layout = PoolLayout(pool)
     committed = {name: set(disk.list_names(layout.score_set(name), ".parquet")) for name in sets}
@@ -314,7 +313,7 @@ def _tickets(
         for name in sets:
             if f"{shard}.parquet" in committed[name]:
                 metadata = disk.read_metadata(layout.score_columns(name, shard))
-                if metadata.get("sidecar") == record["sidecar_sha256"]:
+                if metadata.get("sidecar") == record.sidecar_sha256:
                     continue
             lacking.append(name)
         if lacking:
@@ -326,7 +325,7 @@ def _write_document(
     pool: str,
     name: str,
     filter_: Filter,
-    records: Mapping[str, Mapping[str, Any]],
+    records: Mapping[str, CommitRecord],
     fingerprint: str,
 ) -> None:
     """scores.json, from the metadata of all shards' columns."""

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
 
 import pyarrow.compute as pc
 
 from manifests import disk
-from manifests.pool_layout import PoolLayout, read_commit_records
+from manifests.pool_layout import CommitRecord, PoolLayout, read_commit_records
 
 TOP_REASONS = 5
 EXAMPLE_COLUMNS = ["key", "url", "error_message", "reason"]
 
 
-def shards_with_rows(pool: str) -> dict[str, dict[str, Any]]:
+def shards_with_rows(pool: str) -> dict[str, CommitRecord]:
     """Commit records by shard name.
 
     ValueError where nothing is committed or no row is stored. It names the most frequent reasons and an example row.
@@ -23,15 +22,15 @@ def shards_with_rows(pool: str) -> dict[str, dict[str, Any]]:
     records = read_commit_records(pool)
     if not records:
         raise ValueError(_nothing_committed(pool))
-    if not any(record["successes"] for record in records.values()):
+    if not any(record.successes for record in records.values()):
         raise ValueError(_nothing_stored(pool, records))
     return records
 
 
-def example_row(pool: str, records: Mapping[str, Mapping[str, Any]], reason: str) -> str:
+def example_row(pool: str, records: Mapping[str, CommitRecord], reason: str) -> str:
     """One row that ended with `reason`, as a line."""
     for shard, record in records.items():
-        if record["reasons"].get(reason):
+        if record.reasons.get(reason):
             rows = disk.read_parquet(PoolLayout(pool).sidecar(shard), EXAMPLE_COLUMNS)
             row = rows.filter(pc.equal(rows["reason"], reason)).slice(0, 1).to_pylist()[0]
             message = f" ({row['error_message']})" if row["error_message"] else ""
@@ -47,11 +46,11 @@ def reasons_text(reasons: Mapping[str, int]) -> str:
     return f"{text} and {left} other reasons" if left > 0 else text
 
 
-def _nothing_stored(pool: str, records: Mapping[str, Mapping[str, Any]]) -> str:
+def _nothing_stored(pool: str, records: Mapping[str, CommitRecord]) -> str:
     reasons: Counter[str] = Counter()
     for record in records.values():
-        reasons.update(record["reasons"])
-    attempted = sum(record["count"] for record in records.values())
+        reasons.update(record.reasons)
+    attempted = sum(record.count for record in records.values())
     if not attempted:
         return f"{pool}: its {len(records)} shards have no row"
     reason = min(reasons, key=lambda name: (-reasons[name], name))

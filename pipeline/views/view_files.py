@@ -21,6 +21,7 @@ from filters import FILTERS, check_filters, specs_of_recipe
 from manifests import disk
 from manifests.columns import SIDECAR, with_extra
 from manifests.pool_layout import (
+    CommitRecord,
     PoolLayout,
     ScoreSetDocument,
     ViewDocument,
@@ -42,7 +43,7 @@ FILTER_OF_COLUMN = {
 }
 logger = logging.getLogger(__name__)
 
-Records = Mapping[str, Mapping[str, Any]]
+Records = Mapping[str, CommitRecord]
 ScoreSets = dict[str, tuple[str, ScoreSetDocument]]  # filter -> (NAME@ID, scores.json)
 
 
@@ -232,7 +233,7 @@ def _tables(
         return dict(zip(records, threads.map(read, records), strict=True))
 
 
-def _check_alignment(scores: pa.Table, path: str, checksum: str, record: Mapping[str, Any]) -> None:
+def _check_alignment(scores: pa.Table, path: str, checksum: str, record: CommitRecord) -> None:
     """ValueError for score columns of other rows than those of the shard.
 
     `sidecar` is the hash of all values of the sidecar, the uids among them. It is compared instead of a checksum of
@@ -240,8 +241,8 @@ def _check_alignment(scores: pa.Table, path: str, checksum: str, record: Mapping
     """
     metadata = json.loads((scores.schema.metadata or {}).get(b"clipmill", b"{}"))
     same_uids = metadata.get("uids") == checksum
-    same_sidecar = metadata.get("sidecar") == record["sidecar_sha256"]
-    if not (same_uids and same_sidecar and scores.num_rows == record["count"]):
+    same_sidecar = metadata.get("sidecar") == record.sidecar_sha256
+    if not (same_uids and same_sidecar and scores.num_rows == record.count):
         folder = path.rpartition("/")[0]
         raise ValueError(
             f"{path} was scored for other rows than those of its shard (checksum of the uids); "

@@ -16,7 +16,7 @@ from manifests import disk
 from manifests.schema import FilterSpec
 from pipeline import filter as filter_entry
 from pipeline import score as score_entry
-from pipeline.pool import shard_writer
+from pipeline.pool import ShardWriter
 from tests.support.small_pool import jpeg
 
 SITE = "http://site.example"
@@ -122,7 +122,7 @@ views:
 
 def test_a_stricter_policy_drops_exactly_the_rows_that_it_names(tmp_path: Path) -> None:
     pool = str(tmp_path / "pool")
-    with shard_writer.ShardWriter(pool, 0, "task", "0") as writer:
+    with ShardWriter(pool, 0, "task", "0") as writer:
         for place, (signals, _, _) in enumerate(ROWS):
             text = None if signals is None else json.dumps(signals)
             url = f"http://site.example/{place}.jpg"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,9 @@ import pytest
 
 from manifests import disk
 from manifests.pool_layout import (
+    SHARD_VERSION,
     AblationLayout,
+    CommitRecord,
     PoolDocument,
     PoolLayout,
     RunLayout,
@@ -35,11 +39,21 @@ def test_paths_of_a_pool(root: str) -> None:
     assert pool.view_json("raw") == f"{root}/views/raw.json"
 
 
+def commit_record(shard: int, sidecar_sha256: str) -> CommitRecord:
+    return CommitRecord(
+        shard=shard_name(shard), tar=f"{shard_name(shard)}.tar", tar_bytes=10240, tar_sha256="t",
+        count=3, successes=1, reasons={"dns": 2}, failed_to_download=2, failed_to_resize=0,
+        retries=0, sidecar_bytes=99, sidecar_file_sha256="f", sidecar_sha256=sidecar_sha256,
+        task="task", group="0", version=SHARD_VERSION, duration_s=0.5,
+    )  # fmt: skip
+
+
 def test_the_tar_of_a_record_lies_in_the_pool_or_where_it_was_adopted() -> None:
     pool = PoolLayout("/data/pool")
-    assert pool.tar({"tar": "00000.tar"}) == "/data/pool/shards/00000.tar"
+    record = commit_record(0, "x")
+    assert pool.tar(record) == pool.shard_tar(0) == "/data/pool/shards/00000.tar"
     for tar in ("/elsewhere/a.tar", "s3://bucket/a.tar", "file:///elsewhere/a.tar"):
-        assert pool.tar({"tar": tar}) == tar
+        assert pool.tar(dataclasses.replace(record, tar=tar)) == tar
 
 
 def test_paths_of_a_run_and_an_ablation() -> None:
@@ -57,10 +71,10 @@ def test_checksum_and_fingerprint_depend_on_every_value_and_on_the_order_of_rows
     rows = pa.chunked_array([["a", "b"]])
     assert uids_checksum(rows) == uids_checksum(pa.chunked_array([["a"], ["b"]]))
     assert uids_checksum(rows) != uids_checksum(pa.chunked_array([["b", "a"]]))
-    records = {"00000": {"sidecar_sha256": "x"}, "00001": {"sidecar_sha256": "y"}}
+    records = {"00000": commit_record(0, "x"), "00001": commit_record(1, "y")}
     assert pool_fingerprint(records) == pool_fingerprint(dict(reversed(records.items())))
     assert pool_fingerprint(records) != pool_fingerprint(
-        {**records, "00001": {"sidecar_sha256": "z"}}
+        {**records, "00001": commit_record(1, "z")}
     )
 
 
@@ -137,11 +151,10 @@ def test_commit_records_come_in_the_order_of_their_numbers(tmp_path: Path) -> No
     layout = PoolLayout(str(tmp_path))
     assert read_commit_records(layout.root) == {}
     for shard in (100000, 2, 99999):
-        record = {"shard": shard_name(shard), "tar": "x.tar", "sidecar_sha256": "x"}
-        disk.write_json(layout.commit_record(shard), record)
+        disk.write_json(layout.commit_record(shard), commit_record(shard, "x").to_plain())
     records = read_commit_records(layout.root)
     assert list(records) == ["00002", "99999", "100000"]
-    assert records["00002"]["shard"] == "00002"
+    assert records["00002"].shard == "00002"
 
 
 @pytest.mark.parametrize("document", [{"count": 10}, [1], "text"])
@@ -149,3 +162,41 @@ def test_a_record_of_another_program_is_refused(document: Any, tmp_path: Path) -
     disk.write_json(PoolLayout(str(tmp_path)).commit_record(0), document)
     with pytest.raises(ValueError, match=r"00000_stats.json is not a commit record of clipmill"):
         read_commit_records(str(tmp_path))
+
+
+def test_a_commit_record_and_its_document_are_inverses() -> None:
+    record = commit_record(3, "x")
+    document = record.to_plain()
+    assert "engine" not in document
+    assert CommitRecord.from_plain(document) == record
+    assert not record.adopted
+    other = dataclasses.replace(record, tar="/data/a.tar", engine="e", engine_version="1")
+    assert other.adopted
+    assert CommitRecord.from_plain(json.loads(json.dumps(other.to_plain()))) == other
+
+
+def test_a_record_may_have_keys_that_this_version_does_not_know() -> None:
+    record = commit_record(3, "x")
+    assert CommitRecord.from_plain({**record.to_plain(), "lease": 7}) == record
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"version": SHARD_VERSION + 1},
+            f"has shard version {SHARD_VERSION + 1}; this clipmill reads up to",
+        ),
+        ({"version": None}, "has shard version None"),
+        ({"tar_sha256": ...}, "has no 'tar_sha256'"),
+    ],
+)
+def test_a_record_that_cannot_be_read_is_named(
+    change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    document = commit_record(0, "x").to_plain() | change
+    document = {name: value for name, value in document.items() if value is not ...}
+    path = PoolLayout(str(tmp_path)).commit_record(0)
+    disk.write_json(path, document)
+    with pytest.raises(ValueError, match=rf"00000_stats.json is not a commit record.*{message}"):
+        CommitRecord.read(path)

@@ -14,10 +14,11 @@ import webdataset as wds
 from PIL import Image
 
 from manifests import disk
+from manifests.pool_layout import read_commit_records
 from manifests.schema import Miniweb, Recipe, Source
 from pipeline import accounting, audit, build, recipe_run
 from pipeline.miniweb import small_web
-from pipeline.pool import shard_writer
+from pipeline.pool import read_sidecar
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = """
@@ -60,13 +61,13 @@ def built(web: tuple[Path, int], folder: Path, engine: str) -> Path:
 
 def test_the_books_add_up(inline: Path) -> None:
     books = accounting.count_pool(str(inline))
-    records = shard_writer.committed(str(inline))
+    records = read_commit_records(str(inline))
     assert len(records) > 2
-    attempted = sum(r["count"] for r in records.values())
-    stored = sum(r["successes"] for r in records.values())
+    attempted = sum(r.count for r in records.values())
+    stored = sum(r.successes for r in records.values())
     reasons = Counter[str]()
     for record in records.values():
-        reasons.update(record["reasons"])
+        reasons.update(record.reasons)
     assert attempted == stored + sum(reasons.values())
     assert books["crawl"]["links"] == books["crawl"]["pairs"] + sum(
         books["crawl"]["reasons"].values()
@@ -104,9 +105,9 @@ def test_every_planted_ill_ends_in_the_reason_it_deserves(
     "ignore:unclosed file:ResourceWarning"
 )  # webdataset leaves closing to the collector
 def test_every_shard_is_read_by_webdataset_itself(inline: Path) -> None:
-    for name, record in shard_writer.committed(str(inline)).items():
-        rows = {row["key"]: row for row in shard_writer.read_sidecar(str(inline), name).to_pylist()}
-        samples = list(wds.WebDataset(str(inline / "shards" / record["tar"]), shardshuffle=False))
+    for name, record in read_commit_records(str(inline)).items():
+        rows = {row["key"]: row for row in read_sidecar(str(inline), name).to_pylist()}
+        samples = list(wds.WebDataset(str(inline / "shards" / record.tar), shardshuffle=False))
         assert [s["__key__"] for s in samples] == [
             k for k, row in rows.items() if row["status"] == "success"
         ]
@@ -134,9 +135,9 @@ def test_ray_leaves_the_same_bytes(
     web: tuple[Path, int], inline: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     other = built(web, tmp_path_factory.mktemp("ray"), "ray")
-    ours, theirs = shard_writer.committed(str(inline)), shard_writer.committed(str(other))
-    assert {k: (v["tar_sha256"], v["sidecar_sha256"]) for k, v in ours.items()} == {
-        k: (v["tar_sha256"], v["sidecar_sha256"]) for k, v in theirs.items()
+    ours, theirs = read_commit_records(str(inline)), read_commit_records(str(other))
+    assert {k: (v.tar_sha256, v.sidecar_sha256) for k, v in ours.items()} == {
+        k: (v.tar_sha256, v.sidecar_sha256) for k, v in theirs.items()
     }
     for name in ("raw", "basic"):
         first, second = (disk.read_json(p / "views" / f"{name}.json") for p in (inline, other))
@@ -155,7 +156,7 @@ def test_shards_of_others_are_a_source(inline: Path, tmp_path: Path) -> None:
         ),
     )
     totals = recipe_run.build(recipe, str(tmp_path / "pool"), engine="inline")
-    stored = sum(r["successes"] for r in shard_writer.committed(str(inline)).values())
+    stored = sum(r.successes for r in read_commit_records(str(inline)).values())
     assert totals["fetch"]["stored"] == stored
     assert not list((tmp_path / "pool").rglob("*.tar")), "adopted tars stay where they are"
 
@@ -164,9 +165,7 @@ def test_a_retry_asks_only_for_what_was_transient(web: tuple[Path, int], tmp_pat
     pool = built(web, tmp_path, "inline")
     keys = recipe_run.transient(str(pool))
     assert keys, "the web has no error of a server"
-    before = {
-        name: record["tar_sha256"] for name, record in shard_writer.committed(str(pool)).items()
-    }
+    before = {name: record.tar_sha256 for name, record in read_commit_records(str(pool)).items()}
     words = [
         str(tmp_path / "small.yaml"),
         "--out",
@@ -177,12 +176,12 @@ def test_a_retry_asks_only_for_what_was_transient(web: tuple[Path, int], tmp_pat
         "transient",
     ]
     assert build.main(words) == 0
-    after = shard_writer.committed(str(pool))
-    assert {name: after[name]["tar_sha256"] for name in before} == before
+    after = read_commit_records(str(pool))
+    assert {name: after[name].tar_sha256 for name in before} == before
     asked = [
         row
         for name in set(after) - set(before)
-        for row in shard_writer.read_sidecar(str(pool), name, ["retry_of"]).to_pylist()
+        for row in read_sidecar(str(pool), name, ["retry_of"]).to_pylist()
     ]
     assert sorted(row["retry_of"] for row in asked) == sorted(keys)
     assert audit.main([str(pool), "--verify"]) == 0

@@ -11,9 +11,10 @@ from PIL import Image
 
 from manifests import disk
 from manifests.columns import PAIRS
+from manifests.pool_layout import CommitRecord
 from manifests.schema import Fetch, FilterSpec, Recipe, Rule, Source, View
 from pipeline.fetch import plan
-from pipeline.pool import shard_writer
+from pipeline.pool import ShardWriter
 from pipeline.scoring import scorer
 from pipeline.views import view_files
 
@@ -60,10 +61,10 @@ def picture(width: int, shade: int) -> bytes:
     return sink.getvalue()
 
 
-def write_shard(pool: str, task: plan.PlannedShard) -> dict[str, Any]:
+def write_shard(pool: str, task: plan.PlannedShard) -> CommitRecord:
     """Every fifth link is dead, every eleventh host silent; a retry finds the picture."""
     retried = plan.retries_of_shard(pool, task.shard)
-    with shard_writer.ShardWriter(pool, task.shard, task.id, str(task.group)) as writer:
+    with ShardWriter(pool, task.shard, task.id, str(task.group)) as writer:
         for row, pair in enumerate(plan.rows_of_shard(pool, task.shard)):
             number = pair.link or 0
             dead = retried[row] is None and (number % 5 == 4 or number % 11 == 2)

@@ -6,14 +6,14 @@ import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from PIL import Image
 
 from filters import make
 from manifests import disk
+from manifests.pool_layout import CommitRecord
 from manifests.schema import FilterSpec
-from pipeline.pool import shard_writer
+from pipeline.pool import ShardWriter
 from pipeline.scoring.score_sets import name_of_filter
 
 
@@ -54,9 +54,9 @@ def rows(count: int) -> list[Row]:
     ]
 
 
-def write_shard(pool: str, number: int, given: Sequence[tuple[int, Row]]) -> dict[str, Any]:
+def write_shard(pool: str, number: int, given: Sequence[tuple[int, Row]]) -> CommitRecord:
     """Attempts with their numbers in the pool, which decide their urls, uids and pictures."""
-    with shard_writer.ShardWriter(pool, number, f"task-{number}", "0") as writer:
+    with ShardWriter(pool, number, f"task-{number}", "0") as writer:
         for place, (i, row) in enumerate(given):
             url = f"https://img{i}.example/{i}.jpg"
             record = {

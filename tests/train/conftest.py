@@ -17,7 +17,7 @@ from PIL import Image
 
 from manifests import disk
 from manifests.columns import SIDECAR, VIEW
-from manifests.pool_layout import ScoreSetDocument, ViewDocument
+from manifests.pool_layout import CommitRecord, ScoreSetDocument, ViewDocument
 
 START, END = 49_406, 49_407  # of a text, in CLIP's vocabulary
 COLOURS = {
@@ -82,15 +82,25 @@ def write_shard(pool: str, shard: int, rows: Sequence[Mapping[str, Any]]) -> Non
     )
     disk.write_json(
         disk.join(folder, f"{name}_stats.json"),
-        {
-            "shard": name,
-            "tar": f"{name}.tar",
-            "tar_bytes": len(data),
-            "tar_sha256": hashlib.sha256(data).hexdigest(),
-            "sidecar_sha256": disk.content_hash(table, 64),
-            "count": len(rows),
-            "successes": sum(row["image"] is not None for row in rows),
-        },
+        CommitRecord(
+            shard=name,
+            tar=f"{name}.tar",
+            tar_bytes=len(data),
+            tar_sha256=hashlib.sha256(data).hexdigest(),
+            sidecar_bytes=0,
+            sidecar_file_sha256="",
+            sidecar_sha256=disk.content_hash(table, 64),
+            count=len(rows),
+            successes=sum(row["image"] is not None for row in rows),
+            reasons={},
+            failed_to_download=0,
+            failed_to_resize=0,
+            retries=0,
+            task=name,
+            group="0",
+            version=1,
+            duration_s=0.0,
+        ).to_plain(),
     )
 
 

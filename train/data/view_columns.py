@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from manifests import disk
 from manifests.pool_layout import (
     NOT_STORED,
+    CommitRecord,
     PoolLayout,
     ScoreSetDocument,
     ViewDocument,
@@ -28,7 +29,7 @@ from manifests.pool_layout import (
 from train.data.retry import read_with_retries
 
 T = TypeVar("T")
-CommitRecords = Mapping[str, Mapping[str, Any]]
+CommitRecords = Mapping[str, CommitRecord]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +79,7 @@ def _shard_columns(
     return ShardColumns(shard=shard, columns=table, kept=mask, rule=rule)
 
 
-def commit_records(pool: str) -> dict[str, dict[str, Any]]:
+def commit_records(pool: str) -> dict[str, CommitRecord]:
     """The commit record of every shard."""
     return read_with_retries(lambda: read_commit_records(pool), pool)
 

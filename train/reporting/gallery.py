@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from manifests import disk
-from manifests.pool_layout import PoolLayout
+from manifests.pool_layout import CommitRecord, PoolLayout
 
 SHOWN = 12  # pictures of each kind
 BINS = 40
@@ -224,7 +224,7 @@ def _pictures(view: ArmView, rows: set[int], scores: np.ndarray | None) -> dict[
         size = disk.read_metadata(disk.join(view.path, "shards", f"{shard}.parquet"))["count"]
         mine = sorted(i for i in rows if first <= i < first + size)
         if mine:
-            record = disk.read_json(disk.join(view.path, "shards", f"{shard}_stats.json"))
+            record = CommitRecord.read(PoolLayout(view.path).commit_record(shard))
             tar = PoolLayout(view.path).tar(record)
             names = ["caption", "image_offset", "image_length"]
             table = disk.read_parquet(disk.join(view.path, "shards", f"{shard}.parquet"), names)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from manifests import disk, identity
+from manifests.pool_layout import SHARD_VERSION, PoolLayout, pool_fingerprint, read_commit_records
 from manifests.schema import Recipe, Source
 from pipeline.accounting.counts import (
     count_lines,
@@ -19,7 +20,7 @@ from pipeline.accounting.counts import (
 )
 from pipeline.audit import main
 from pipeline.fetch import plan
-from pipeline.pool import shard_writer
+from pipeline.pool import member_block, read_sidecar
 from tests.support import audited
 
 
@@ -40,7 +41,7 @@ def test_the_books_of_a_whole_pool(pool: str) -> None:
     found = count_pool(pool)
     assert found["crawl"] == {"parts": 1, "links": 26, "pairs": 24, "reasons": {"empty_alt": 2}}
     fetched = found["fetch"]
-    assert fetched["shards"] == fetched["planned"] == len(shard_writer.committed(pool)) > 1
+    assert fetched["shards"] == fetched["planned"] == len(read_commit_records(pool)) > 1
     assert fetched["attempted"] == 24 == fetched["stored"] + sum(fetched["reasons"].values())
     assert fetched["reasons"] == {"dns": 2, "http_4xx": 4}
     assert fetched["classes"] == {"permanent": 4, "transient": 2}
@@ -68,11 +69,7 @@ def test_a_pool_on_its_way_is_not_complete(tmp_path: Path) -> None:
 
 
 def test_a_row_that_was_retried_counts_once(pool: str) -> None:
-    rows = [
-        r
-        for n in shard_writer.committed(pool)
-        for r in shard_writer.read_sidecar(pool, n).to_pylist()
-    ]
+    rows = [r for n in read_commit_records(pool) for r in read_sidecar(pool, n).to_pylist()]
     keys = [row["key"] for row in rows if row["class"] == "transient"]
     for task in plan.add_retries(pool, audited.RECIPE, keys):
         audited.write_shard(pool, task)
@@ -88,11 +85,11 @@ def test_a_row_that_was_retried_counts_once(pool: str) -> None:
 
 
 def test_what_does_not_add_up_is_named(pool: str) -> None:
-    record = shard_writer.committed(pool)["00001"]
-    place = shard_writer.commit_path(pool, 1)
+    record = read_commit_records(pool)["00001"]
+    place = PoolLayout(pool).commit_record(1)
     for changes, message in [
-        ({"count": record["count"] + 1}, "shards/00001: {} attempted are not"),
-        ({"successes": record["successes"] - 1}, "are not {} stored"),
+        ({"count": record.count + 1}, "shards/00001: {} attempted are not"),
+        ({"successes": record.successes - 1}, "are not {} stored"),
         ({"failed_to_resize": 1}, "its two kinds of failure"),
         ({"task": "other"}, "rows of task other; the plan has"),
     ]:
@@ -102,7 +99,7 @@ def test_what_does_not_add_up_is_named(pool: str) -> None:
             message
         )
         assert main([pool]) == 3
-        disk.write_json(place, record)
+        disk.write_json(place, record.to_plain())
     assert count_pool(pool)["problems"] == []
 
 
@@ -125,9 +122,7 @@ def test_a_tar_of_the_recipe_that_was_not_adopted(tmp_path: Path) -> None:
     from pipeline.external.adopt import adopt, tickets
 
     for name in ("a", "b"):
-        (tmp_path / f"{name}.tar").write_bytes(
-            shard_writer.member_block("x.txt", b"words") + bytes(1024)
-        )
+        (tmp_path / f"{name}.tar").write_bytes(member_block("x.txt", b"words") + bytes(1024))
     pool = str(tmp_path / "pool")
     source = Source(kind="shards", paths=(str(tmp_path / "*.tar"),))
     disk.write_json(disk.join(pool, "recipe.json"), Recipe(name="r", source=source))
@@ -164,9 +159,9 @@ def test_pool_json_can_be_made_again(pool: str) -> None:
         "audited",
         identity.recipe_hash(audited.RECIPE),
     )
-    assert first["fingerprint"] == shard_writer.fingerprint(pool)
+    assert first["fingerprint"] == pool_fingerprint(read_commit_records(pool))
     assert first["fetch"]["stored"] == 18
-    assert first["versions"]["shard"] == [shard_writer.SHARD_VERSION]
+    assert first["versions"]["shard"] == [SHARD_VERSION]
     again = write_pool_json(pool, audited.RECIPE, {"fetch": 0.5})
     assert again["seconds"] == {"crawl": 1.5, "fetch": 2.5}
     disk.remove(disk.join(pool, "pool.json"))
@@ -179,8 +174,8 @@ def test_pool_json_can_be_made_again(pool: str) -> None:
 def test_the_whole_history_of_a_row(pool: str) -> None:
     rows = [
         row
-        for number in shard_writer.committed(pool)
-        for row in shard_writer.read_sidecar(pool, number).to_pylist()
+        for number in read_commit_records(pool)
+        for row in read_sidecar(pool, number).to_pylist()
     ]
     for row in rows:
         history = explain_row(pool, row["uid"])
@@ -224,7 +219,7 @@ def test_a_pair_that_waits(tmp_path: Path) -> None:
 
 
 def test_explain_as_a_command(pool: str, capsys: pytest.CaptureFixture[str]) -> None:
-    uid = shard_writer.read_sidecar(pool, 0, ["uid"])["uid"].to_pylist()[0]
+    uid = read_sidecar(pool, 0, ["uid"])["uid"].to_pylist()[0]
     assert main([pool, "--explain", uid, "--json"]) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert told["uid"] == uid
@@ -245,7 +240,7 @@ def test_verify_as_a_command(pool: str, capsys: pytest.CaptureFixture[str]) -> N
     tar.write_bytes(tar.read_bytes()[:-1])
     assert main([pool, "--verify"]) == 3
     assert "WRONG   shards/00001.tar: damaged" in capsys.readouterr().out
-    Path(shard_writer.commit_path(pool, 0)).write_text("{")
+    Path(PoolLayout(pool).commit_record(0)).write_text("{")
     assert main([pool, "--verify"]) == 3
     told = capsys.readouterr().out
     assert "shards/00000_stats.json: damaged" in told

@@ -11,9 +11,10 @@ import pyarrow as pa
 import pytest
 
 from manifests import disk
+from manifests.pool_layout import PoolLayout, read_commit_records
 from pipeline.accounting.integrity import verify
 from pipeline.fetch import plan
-from pipeline.pool import shard_writer
+from pipeline.pool import member_block, read_sidecar, sidecar_hash
 from tests.support import audited
 
 
@@ -105,13 +106,13 @@ def other_rows(pool: Path) -> str:
     uids = pa.array(["0" * 32, *table["uid"].to_pylist()[1:]])
     table = table.set_column(table.column_names.index("uid"), "uid", uids)
     disk.write_parquet(path, table)
-    record = disk.read_json(shard_writer.commit_path(str(pool), 1))
+    record = disk.read_json(PoolLayout(str(pool)).commit_record(1))
     disk.write_json(
-        shard_writer.commit_path(str(pool), 1),
+        PoolLayout(str(pool)).commit_record(1),
         {
             **record,
-            "sidecar_sha256": shard_writer.sidecar_hash(table),
-            "sidecar_file_sha256": shard_writer.file_hash(path),
+            "sidecar_sha256": sidecar_hash(table),
+            "sidecar_file_sha256": disk.file_sha256(path),
         },
     )
     return "00001.parquet: its rows are not those of the sidecar"
@@ -125,29 +126,29 @@ def moved_picture(pool: Path) -> str:
     )
     table = table.set_column(table.column_names.index("image_offset"), "image_offset", offsets)
     disk.write_parquet(path, table)
-    record = disk.read_json(shard_writer.commit_path(str(pool), 1))
+    record = disk.read_json(PoolLayout(str(pool)).commit_record(1))
     disk.write_json(
-        shard_writer.commit_path(str(pool), 1),
+        PoolLayout(str(pool)).commit_record(1),
         {
             **record,
-            "sidecar_sha256": shard_writer.sidecar_hash(table),
-            "sidecar_file_sha256": shard_writer.file_hash(path),
+            "sidecar_sha256": sidecar_hash(table),
+            "sidecar_file_sha256": disk.file_sha256(path),
         },
     )
     return "shards/00001.tar: 000010"
 
 
 def wrong_books(pool: Path) -> str:
-    record = disk.read_json(shard_writer.commit_path(str(pool), 1))
+    record = disk.read_json(PoolLayout(str(pool)).commit_record(1))
     disk.write_json(
-        shard_writer.commit_path(str(pool), 1),
+        PoolLayout(str(pool)).commit_record(1),
         {**record, "successes": record["successes"] - 1, "reasons": {"dns": 1}},
     )
     return "shards/00001.parquet: "
 
 
 def another_shard(pool: Path) -> str:
-    shutil.copy(shard_writer.commit_path(str(pool), 0), shard_writer.commit_path(str(pool), 1))
+    shutil.copy(PoolLayout(str(pool)).commit_record(0), PoolLayout(str(pool)).commit_record(1))
     return "shards/00001_stats.json: damaged"
 
 
@@ -194,7 +195,7 @@ def test_files_that_are_readable_and_wrong(pool: Path, damage: Callable[[Path], 
 
 
 def test_scores_and_views_of_an_older_state_are_stale(pool: Path) -> None:
-    row = next(r for n in shard_writer.committed(str(pool)) for r in shard_writer.read_sidecar(str(pool), n).to_pylist()
+    row = next(r for n in read_commit_records(str(pool)) for r in read_sidecar(str(pool), n).to_pylist()
                if r["class"] == "transient")  # fmt: skip
     for task in plan.add_retries(str(pool), audited.RECIPE, [row["key"]]):
         audited.write_shard(str(pool), task)
@@ -217,9 +218,7 @@ def test_an_adopted_tar_that_changed_or_went_away(tmp_path: Path) -> None:
     from pipeline.external.adopt import adopt, tickets
 
     tar = tmp_path / "x.tar"
-    blocks = shard_writer.member_block("a.jpg", audited.picture(20, 1)) + shard_writer.member_block(
-        "a.txt", b"words"
-    )
+    blocks = member_block("a.jpg", audited.picture(20, 1)) + member_block("a.txt", b"words")
     tar.write_bytes(blocks + bytes(1024))
     pool = str(tmp_path / "pool")
     for ticket in tickets(Source(kind="shards", paths=(str(tar),))):

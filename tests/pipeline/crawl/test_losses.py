@@ -9,7 +9,7 @@ from manifests.columns import SIDECAR
 from manifests.schema import Source
 from pipeline.crawl.crawler import crawl
 from pipeline.crawl.losses import LONGEST_EXAMPLE, Loss, PartCounts, reject, top_reasons
-from pipeline.pool import shard_writer
+from pipeline.pool import ShardWriter
 from tests.support.wats import image, page, zipped
 
 
@@ -35,7 +35,7 @@ def test_the_commonest_reasons_of_crawl_and_fetch_come_with_one_row_each(tmp_pat
     assert top_reasons(pool) == []
     (tmp_path / "t.csv").write_text("url,caption\n" + "a.jpg,a\n" * 3 + "http://p.test/1,b\n" * 9)
     crawl(Source(kind="table", paths=(str(tmp_path / "t.csv"),)), pool, "inline")
-    with shard_writer.ShardWriter(pool, 0, "task", "0") as writer:
+    with ShardWriter(pool, 0, "task", "0") as writer:
         for row in range(5):
             reason = "missing_file" if row > 0 else "dns"
             record = dict.fromkeys(SIDECAR.names) | {

@@ -15,11 +15,11 @@ from PIL import Image
 
 from manifests import disk
 from manifests.columns import REASONS, SIDECAR, with_extra
+from manifests.pool_layout import CommitRecord, PoolLayout, read_commit_records
 from manifests.schema import Source
 from pipeline.executor import Stage, Ticket, execute
 from pipeline.external.adopt import MESSAGES, adopt, samples, size_of, tickets
-from pipeline.pool import shard_writer
-from pipeline.pool.tars import Member
+from pipeline.pool import Member, read_sidecar, remove_uncommitted
 
 Members = list[tuple[str, bytes]]
 
@@ -50,12 +50,13 @@ def take(
     ]
     for record in found:
         assert record["count"] == record["successes"] + sum(record["reasons"].values())
-        assert record == shard_writer.committed(str(pool))[record["shard"]]
+        written = read_commit_records(str(pool))[record["shard"]]
+        assert record == written.to_plain()
     return found
 
 
 def rows(pool: Path, number: int = 0) -> list[dict[str, Any]]:
-    table = shard_writer.read_sidecar(str(pool), number)
+    table = read_sidecar(str(pool), number)
     assert table.schema.equals(SIDECAR)
     found: list[dict[str, Any]] = table.to_pylist()
     return found
@@ -108,7 +109,7 @@ def test_img2datasets_tar_keeps_its_failed_rows(tmp_path: Path) -> None:
     before = path.read_bytes()
     [record] = take(tmp_path / "pool", path)
     assert record["tar"] == str(path)
-    assert shard_writer.adopted(record)
+    assert CommitRecord.from_plain(record).adopted
     assert (record["count"], record["successes"]) == (4, 2)
     assert record["reasons"] == {"decode_error": 1, "http_4xx": 1}
     assert (record["failed_to_download"], record["failed_to_resize"]) == (1, 1)
@@ -138,9 +139,9 @@ def test_img2datasets_tar_keeps_its_failed_rows(tmp_path: Path) -> None:
 def test_nothing_adopted_is_ever_cleaned_away(tmp_path: Path) -> None:
     path, _ = img2dataset_like(tmp_path / "data")
     take(tmp_path / "pool", path)
-    assert shard_writer.clean(str(tmp_path / "pool")) == []
+    assert remove_uncommitted(str(tmp_path / "pool")) == []
     (tmp_path / "pool/shards/00000_stats.json").unlink()
-    assert shard_writer.clean(str(tmp_path / "pool")) == ["00000.parquet"]
+    assert remove_uncommitted(str(tmp_path / "pool")) == ["00000.parquet"]
     assert path.exists()
 
 
@@ -341,7 +342,10 @@ def test_folders_patterns_and_urls(tmp_path: Path) -> None:
     ]
     [record] = take(tmp_path / "pool", "memory://adopt/*.tar")
     assert record["tar"] == "memory://adopt/a.tar"
-    assert shard_writer.tar_path(str(tmp_path / "pool"), record) == "memory://adopt/a.tar"
+    assert (
+        PoolLayout(str(tmp_path / "pool")).tar(CommitRecord.from_plain(record))
+        == "memory://adopt/a.tar"
+    )
     row = rows(tmp_path / "pool")[0]
     assert (
         disk.read_bytes("memory://adopt/a.tar", row["image_offset"], row["image_length"])
@@ -372,13 +376,13 @@ def test_a_damaged_tar_fails_its_ticket_by_name_and_the_rest_goes_on(tmp_path: P
     assert list(report.done) == [todo[2].id]
     assert "cut.tar is cut off" in report.failed[todo[0].id]
     assert "packed.tar is compressed (gzip)" in report.failed[todo[1].id]
-    assert list(shard_writer.committed(str(tmp_path / "pool"))) == ["00002"]
+    assert list(read_commit_records(str(tmp_path / "pool"))) == ["00002"]
 
 
 def test_more_samples_than_a_key_of_four_digits_numbers(tmp_path: Path) -> None:
     members = [(f"{i}.txt", b"x") for i in range(10_001)]
     take(tmp_path / "pool", pack(tmp_path / "many.tar", members, tarfile.USTAR_FORMAT))
-    keys = shard_writer.read_sidecar(str(tmp_path / "pool"), 0, ["key"])["key"].to_pylist()
+    keys = read_sidecar(str(tmp_path / "pool"), 0, ["key"])["key"].to_pylist()
     assert keys == sorted(keys)
     assert len(set(keys)) == 10_001
 
@@ -400,7 +404,7 @@ def test_extra_columns_come_from_the_parquet_or_the_json_member(tmp_path: Path) 
     pack(path, told)
     columns = {"clip_l14_similarity_score": "float", "unsafe": "punsafe:int", "faces": "json"}
     take(tmp_path / "pool", path, extra_columns=columns)
-    table = shard_writer.read_sidecar(str(tmp_path / "pool"), 0)
+    table = read_sidecar(str(tmp_path / "pool"), 0)
     assert table.schema.equals(with_extra(SIDECAR, columns))
     found = {row["url"]: row for row in table.to_pylist()}
     assert [found[f"http://h.test/{i}.jpg"]["clip_l14_similarity_score"] for i in range(4)] == [

@@ -11,10 +11,11 @@ import pytest
 
 from manifests import disk
 from manifests.columns import PAIRS, SIDECAR, with_extra
+from manifests.pool_layout import PoolLayout, read_commit_records
 from manifests.schema import Fetch, FilterSpec, Recipe, Rule, Source, View
 from pipeline.accounting import integrity
 from pipeline.fetch import plan
-from pipeline.pool import shard_writer, tars
+from pipeline.pool import ShardWriter, index_tar, read_sidecar
 from pipeline.views import view_files
 
 COLUMNS = {"similarity": "float", "NSFW": "string", "boxes": "json"}
@@ -60,7 +61,7 @@ def test_they_travel_from_the_pairs_through_the_plan(tmp_path: Path) -> None:
 def make_pool(pool: Path) -> str:
     """The three rows, stored."""
     rows = write_pairs(pool)
-    with shard_writer.ShardWriter(str(pool), 0, "task", "0", recipe().sidecar_extra) as writer:
+    with ShardWriter(str(pool), 0, "task", "0", recipe().sidecar_extra) as writer:
         for i, row in enumerate(rows):
             size = {"width": 8, "height": 8, "original_width": 8, "original_height": 8}
             writer.add(i, {**row, **size, "sha256": "0" * 64}, b"\xff\xd8picture")
@@ -70,11 +71,11 @@ def make_pool(pool: Path) -> str:
 
 def test_they_are_columns_of_the_sidecar_and_of_each_samples_json(tmp_path: Path) -> None:
     pool = make_pool(tmp_path)
-    table = shard_writer.read_sidecar(pool, 0)
+    table = read_sidecar(pool, 0)
     assert table.schema.remove_metadata() == with_extra(SIDECAR, COLUMNS)
     assert table.select(list(COLUMNS)).to_pylist() == VALUES
-    place = shard_writer.tar_path(pool, shard_writer.committed(pool)["00000"])
-    members = {m.name: m for m in tars.index_tar(place)}
+    place = PoolLayout(pool).tar(read_commit_records(pool)["00000"])
+    members = {m.name: m for m in index_tar(place)}
     first = members["000000000.json"]
     told = json.loads(disk.read_bytes(place, first.offset, first.length))
     assert {name: told[name] for name in COLUMNS} == VALUES[0]

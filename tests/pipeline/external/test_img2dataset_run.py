@@ -26,10 +26,11 @@ import pytest
 from PIL import Image
 
 from manifests import disk
+from manifests.pool_layout import read_commit_records
 from manifests.schema import Fetch, Pair, Recipe, Source
 from pipeline import recipe_run
 from pipeline.external import img2dataset_run
-from pipeline.pool import shard_writer
+from pipeline.pool import read_sidecar
 
 AGENT = "tester/1.0 (+https://example.org/bot)"
 STAND_IN = """
@@ -155,10 +156,7 @@ def build(
 
 
 def read(pool: Path) -> dict[str, dict[str, Any]]:
-    tables = [
-        shard_writer.read_sidecar(str(pool), name).to_pylist()
-        for name in shard_writer.committed(str(pool))
-    ]
+    tables = [read_sidecar(str(pool), name).to_pylist() for name in read_commit_records(str(pool))]
     return {row["url"].removeprefix("http://h.test/"): row for table in tables for row in table}
 
 
@@ -174,9 +172,9 @@ def test_its_shards_become_ours(tmp_path: Path, stand_in: str) -> None:
     assert reasons == {
         "a.jpg": None, "b.jpg": None, "404": "http_4xx", "late": "deadline", "odd": "empty", "lost.jpg": "missing_file",
     }  # fmt: skip
-    [record] = shard_writer.committed(str(tmp_path / "pool")).values()
-    assert (record["engine"], record["engine_version"]) == ("img2dataset", "1.47.0")
-    assert record["count"] == record["successes"] + sum(record["reasons"].values()) == len(names)
+    [record] = read_commit_records(str(tmp_path / "pool")).values()
+    assert (record.engine, record.engine_version) == ("img2dataset", "1.47.0")
+    assert record.count == record.successes + sum(record.reasons.values()) == len(names)
     assert (found["404"]["http_status"], found["404"]["error_message"]) == (
         404,
         "HTTP Error 404: Not Found",
@@ -206,11 +204,11 @@ def test_the_same_answers_make_the_same_bytes(tmp_path: Path, stand_in: str) -> 
         (tmp_path / name).mkdir()
         build(tmp_path / name, stand_in, "a.jpg", "b.jpg", "404")
     first, second = (
-        shard_writer.committed(str(tmp_path / name / "pool"))["00000"] for name in ("one", "two")
+        read_commit_records(str(tmp_path / name / "pool"))["00000"] for name in ("one", "two")
     )
-    assert first["tar_sha256"] == second["tar_sha256"]
+    assert first.tar_sha256 == second.tar_sha256
     # `wat` is the list's name, which is the same; fetched_at is not part of the hash
-    assert first["sidecar_sha256"] == second["sidecar_sha256"]
+    assert first.sidecar_sha256 == second.sidecar_sha256
 
 
 def test_what_we_refuse_is_never_given_to_it(tmp_path: Path, stand_in: str) -> None:

@@ -15,12 +15,13 @@ import pytest
 
 from manifests import disk, ray_runtime
 from manifests.columns import PAIRS, REASONS, SIDECAR, VOLATILE_COLUMNS
+from manifests.pool_layout import read_commit_records
 from manifests.schema import Fetch, Recipe, Source
 from pipeline.executor import Stage, Ticket, execute
 from pipeline.fetch import plan
 from pipeline.fetch.download import Downloader, make_downloader, read_file
 from pipeline.fetch.fetcher import Fetched, Fetcher
-from pipeline.pool import shard_writer
+from pipeline.pool import ShardWriter, read_sidecar
 
 
 @pytest.fixture
@@ -70,7 +71,7 @@ def planned(pool: Path, urls: list[str], fetch: Fetch, kind: str = "wat") -> lis
 
 
 def rows_by_url(pool: Path, number: int = 0) -> dict[str, dict[str, Any]]:
-    return {row["url"]: row for row in shard_writer.read_sidecar(str(pool), number).to_pylist()}
+    return {row["url"]: row for row in read_sidecar(str(pool), number).to_pylist()}
 
 
 def test_pictures_from_the_web_and_what_went_wrong(tmp_path: Path, web: Any, workers: Any) -> None:
@@ -206,8 +207,8 @@ def test_the_same_bytes_whatever_runs_at_once(tmp_path: Path, web: Any) -> None:
         report = execute(work, tickets, engine=engine)  # type: ignore[arg-type]
         assert report.failed == {}
         found[engine, ahead] = [
-            (record["tar_sha256"], steady(pool, name))
-            for name, record in shard_writer.committed(str(pool)).items()
+            (record.tar_sha256, steady(pool, name))
+            for name, record in read_commit_records(str(pool)).items()
         ]
     ray_runtime.disconnect()
     first, *others = found.values()
@@ -218,7 +219,7 @@ def test_the_same_bytes_whatever_runs_at_once(tmp_path: Path, web: Any) -> None:
 def steady(pool: Path, name: str) -> list[dict[str, Any]]:
     """The rows of a sidecar without what may differ."""
     columns = [column for column in SIDECAR.names if column not in VOLATILE_COLUMNS]
-    return list(shard_writer.read_sidecar(str(pool), name, columns).to_pylist())
+    return list(read_sidecar(str(pool), name, columns).to_pylist())
 
 
 def test_stragglers_of_a_shard_overlap_the_next(tmp_path: Path, web: Any) -> None:
@@ -229,7 +230,7 @@ def test_stragglers_of_a_shard_overlap_the_next(tmp_path: Path, web: Any) -> Non
     ]
     fetch = web.fetch(image_size=32, rows_per_shard=20)
     order: list[tuple[float, str]] = []
-    real = shard_writer.ShardWriter.add
+    real = ShardWriter.add
 
     def noted(self: Any, row: int, record: Any, *rest: Any) -> None:
         order.append((time.monotonic(), record["url"]))
@@ -245,7 +246,7 @@ def test_stragglers_of_a_shard_overlap_the_next(tmp_path: Path, web: Any) -> Non
     }
     work = Stage(name="fetch", work=make_downloader, config=config, concurrency=len(tickets))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shard_writer.ShardWriter, "add", noted)
+        patch.setattr(ShardWriter, "add", noted)
         report = execute(work, tickets, engine="inline")
     assert report.failed == {}
     quick = [at for at, url in order if "picture" in url]
@@ -258,7 +259,7 @@ def test_what_breaks_under_way_commits_nothing(
 ) -> None:
     fetch = web.fetch(image_size=32)
     [ticket] = planned(tmp_path, [f"http://a.web.test/picture/{i}" for i in range(4)], fetch)
-    real = shard_writer.ShardWriter.add
+    real = ShardWriter.add
 
     def broken(self: Any, row: int, *args: Any) -> None:
         if row == 2:
@@ -267,10 +268,10 @@ def test_what_breaks_under_way_commits_nothing(
 
     worker = workers(tmp_path, fetch)
     with monkeypatch.context() as patch:
-        patch.setattr(shard_writer.ShardWriter, "add", broken)
+        patch.setattr(ShardWriter, "add", broken)
         with pytest.raises(OSError, match="No space left"):
             worker(ticket)
-    assert shard_writer.committed(str(tmp_path)) == {}
+    assert read_commit_records(str(tmp_path)) == {}
     assert worker(ticket)["successes"] == 4, "the worker goes on"
 
 

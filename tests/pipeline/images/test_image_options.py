@@ -28,7 +28,7 @@ from pipeline.images.transform import (
     hashes,
     verified,
 )
-from pipeline.pool import shard_writer
+from pipeline.pool import ShardWriter, read_sidecar
 from tests.support.tables import table
 
 BOXES = table("boxes")
@@ -413,7 +413,7 @@ def test_a_jpeg_is_kept_with_the_profile_of_srgb_and_with_a_damaged_one() -> Non
 
 
 def test_a_member_is_named_by_what_it_is(tmp_path: Path) -> None:
-    with shard_writer.ShardWriter(str(tmp_path), 0, "task", "0") as writer:
+    with ShardWriter(str(tmp_path), 0, "task", "0") as writer:
         for row, extension in enumerate(("jpg", "webp", "avif")):
             writer.add(
                 row,
@@ -427,9 +427,7 @@ def test_a_member_is_named_by_what_it_is(tmp_path: Path) -> None:
         assert [name for name in tar.getnames() if not name.endswith(("txt", "json"))] == [
             "000000000.jpg", "000000001.webp", "000000002.avif",
         ]  # fmt: skip
-    assert (
-        shard_writer.read_sidecar(str(tmp_path), 0)["image_name"].to_pylist()[1] == "000000001.webp"
-    )
+    assert read_sidecar(str(tmp_path), 0)["image_name"].to_pylist()[1] == "000000001.webp"
 
 
 OPTIONS: list[tuple[dict[str, Any], dict[str, list[str | None]]]] = [
@@ -500,7 +498,7 @@ def test_options_on_their_way_to_the_sidecar(
         worker(Ticket(id=task.id, group=str(task.group), payload={"shard": task.shard}))
     finally:
         worker.close()
-    found = {row["url"]: row for row in shard_writer.read_sidecar(pool, 0).to_pylist()}
+    found = {row["url"]: row for row in read_sidecar(pool, 0).to_pylist()}
     for column, values in expected.items():
         ends = [found[row["url"]][column] for row in rows]
         if column == "image_name":  # rows of a shard are in the order of their uid's hash

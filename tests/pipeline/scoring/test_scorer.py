@@ -16,9 +16,9 @@ from PIL import Image
 from filters import FILTERS
 from filters.base import FREE, Batch, Columns, Filter, with_options
 from manifests import disk, ray_runtime
-from manifests.pool_layout import PoolLayout, uids_checksum
+from manifests.pool_layout import PoolLayout, read_commit_records, uids_checksum
 from manifests.schema import FilterSpec
-from pipeline.pool import shard_writer
+from pipeline.pool import read_sidecar
 from pipeline.scoring import score_sets, scorer
 from tests.support.small_pool import Row, jpeg, make_pool, rows, set_name, write_shard
 
@@ -87,7 +87,7 @@ def test_columns_stand_beside_the_sidecar_row_for_row(tmp_path: Path) -> None:
         assert state["name"] + "@" + state["id"] == name
         assert list(state["shards"]) == ["00000", "00001", "00002"]
         for number, checksum in state["shards"].items():
-            sidecar = shard_writer.read_sidecar(pool, number)
+            sidecar = read_sidecar(pool, number)
             values = columns(pool, name, number)
             assert list(values) == state["columns"]
             for i, status in enumerate(sidecar["status"].to_pylist()):
@@ -101,7 +101,7 @@ def test_columns_stand_beside_the_sidecar_row_for_row(tmp_path: Path) -> None:
             assert notes["uids"] == checksum == uids_checksum(sidecar["uid"])
     words = [
         w
-        for number in shard_writer.committed(pool)
+        for number in read_commit_records(pool)
         for w in columns(pool, set_name(FilterSpec(name="caption")), number)["caption_words"]
     ]
     assert words == [None if i % 5 == 4 else i % 7 + 1 for i in range(23)]

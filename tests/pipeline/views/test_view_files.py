@@ -22,7 +22,6 @@ from manifests.pool_layout import (
     uids_checksum,
 )
 from manifests.schema import FilterSpec, Recipe, Rule, Source, View
-from pipeline.pool import shard_writer
 from pipeline.scoring import scorer
 from pipeline.views import view_files
 from tests.support.small_pool import make_pool, rows, set_name, write_shard
@@ -59,7 +58,7 @@ def pool(tmp_path: Path) -> str:
 def masks(pool: str, name: str) -> pa.Table:
     return pa.concat_tables(
         disk.read_parquet(disk.join(pool, "views", name, f"{number}.parquet"))
-        for number in shard_writer.committed(pool)
+        for number in read_commit_records(pool)
     )
 
 
@@ -74,7 +73,7 @@ def test_what_a_view_leaves_on_disk(pool: str) -> None:
         assert sum(table["kept"].to_pylist()) == document.kept == sum(document.shards.values())
         assert document.funnel[:2] == (("attempted", 30), ("stored", 24))
         assert document.funnel[-1][1] == document.kept
-        assert document.fingerprint == shard_writer.fingerprint(pool)
+        assert document.fingerprint == pool_fingerprint(read_commit_records(pool))
     assert made["long"].scores == {"caption": set_name(FILTERS[0])}
     assert made["bright"].scores == made["alike"].scores == {"picture": set_name(FILTERS[1])}
     assert made["bright"].thresholds["top(brightness, 0.25)"].rows == 24
@@ -391,7 +390,7 @@ def fill(pool: str, wish: Recipe) -> None:
             for column, kind in kinds.items():
                 arrays[column] = pa.array([VALUES[column](i) for i in numbers], kind)
             checksums[shard] = uids_checksum(uids)
-            metadata = {"uids": checksums[shard], "sidecar": record["sidecar_sha256"]}
+            metadata = {"uids": checksums[shard], "sidecar": record.sidecar_sha256}
             disk.write_parquet(layout.score_columns(name, shard), pa.table(arrays), metadata)
             start = numbers.stop
         document = ScoreSetDocument(

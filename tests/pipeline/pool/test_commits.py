@@ -1,0 +1,205 @@
+"""Nothing is readable before it is committed, and a committed shard stays as it is."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import tarfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manifests import disk
+from manifests.pool_layout import PoolLayout, pool_fingerprint, read_commit_records
+from pipeline.pool import ShardWriter, read_commit_record, read_sidecar, remove_uncommitted
+from tests.support.five_rows import files_of, five_rows, write_five
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+def killed_at(monkeypatch: pytest.MonkeyPatch, n: int, *, after: bool) -> None:
+    """The n-th publication, of a tar, sidecar or commit record, does not happen, or happens and nothing after it."""
+    calls = itertools.count(1)
+
+    def deadly(real: Callable[..., None], target: int) -> Callable[..., None]:
+        def call(*args: Any) -> None:
+            if not str(args[target]).endswith((".tar", ".parquet", ".json")):
+                real(*args)  # into a staged file
+                return
+            now = next(calls)
+            if now == n and not after:
+                raise Killed
+            real(*args)
+            if now == n:
+                raise Killed
+
+        return call
+
+    monkeypatch.setattr(disk, "publish", deadly(disk.publish, 1))
+    monkeypatch.setattr(disk, "create_json", deadly(disk.create_json, 0))
+
+
+@pytest.mark.parametrize("place", ["local", "memory"])
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_a_kill_between_any_two_writes_leaves_nothing_readable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, after: bool, n: int
+) -> None:
+    pool = str(tmp_path / "pool") if place == "local" else f"memory://{tmp_path.name}-{n}-{after}"
+    whole = write_five(str(tmp_path / "whole"))
+    with monkeypatch.context() as patch:
+        killed_at(patch, n, after=after)
+        with pytest.raises(Killed):
+            write_five(pool)
+    expected = {"00003"} if (n, after) == (3, True) else set()
+    assert set(read_commit_records(pool)) == expected
+    remove_uncommitted(pool)
+    assert set(read_commit_records(pool)) == expected
+    assert len(disk.list_names(disk.join(pool, "shards"))) == 3 * len(expected)
+    again = write_five(pool)
+    assert dataclasses.replace(again, duration_s=0) == dataclasses.replace(whole, duration_s=0)
+    assert (
+        disk.read_bytes(PoolLayout(pool).tar(again))
+        == (tmp_path / "whole/shards/00003.tar").read_bytes()
+    )
+
+
+def test_a_kill_while_a_file_is_written_leaves_only_what_clean_removes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", lambda *_, **__: None)  # a killed process tidies nothing
+
+        def full(*_: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+        patch.setattr("manifests.disk.os.replace", full)
+        with pytest.raises(OSError, match="No space left"):
+            write_five(str(tmp_path))
+    assert [name for name in files_of(tmp_path) if not name.startswith(".")] == []
+    assert len(files_of(tmp_path)) > 0
+    assert len(remove_uncommitted(str(tmp_path))) > 0
+    assert files_of(tmp_path) == {}
+
+
+def test_leftovers_are_removed_and_what_is_committed_and_refuses_what_is_not_ours(
+    tmp_path: Path,
+) -> None:
+    write_five(str(tmp_path), 0)
+    write_five(str(tmp_path), 1)
+    (tmp_path / "shards/00001_stats.json").unlink()
+    kept = {name: data for name, data in files_of(tmp_path).items() if name.startswith("00000")}
+    assert remove_uncommitted(str(tmp_path)) == ["00001.parquet", "00001.tar"]
+    assert files_of(tmp_path) == kept
+    with tarfile.open(tmp_path / "shards/00007.tar", "w") as tar:
+        tar.addfile(tarfile.TarInfo("000070000.jpg"), None)
+        info = tarfile.TarInfo("a.jpg")
+        info.mtime = 5
+        tar.addfile(info)
+    assert remove_uncommitted(str(tmp_path)) == ["00007.tar"]  # begins as ours do
+    with tarfile.open(tmp_path / "shards/00007.tar", "w") as tar:
+        info = tarfile.TarInfo("holiday.jpg")
+        info.mtime = 5
+        tar.addfile(info)
+    with pytest.raises(ValueError, match=r"00007\.tar was not written by clipmill; move it"):
+        remove_uncommitted(str(tmp_path))
+    assert (tmp_path / "shards/00007.tar").exists()
+
+
+def test_a_committed_shard_is_not_written_again(tmp_path: Path) -> None:
+    first = write_five(str(tmp_path))
+    before = files_of(tmp_path)
+    changed = five_rows()
+    changed[0] = (changed[0][0], b"another picture", {})
+    assert write_five(str(tmp_path), given=changed) == first
+    assert files_of(tmp_path) == before
+
+
+def test_the_statistics_of_another_program_are_no_commit_record(tmp_path: Path) -> None:
+    disk.write_json(
+        tmp_path / "shards/00000_stats.json", {"count": 10, "successes": 9, "status_dict": {}}
+    )
+    (tmp_path / "shards/00000.tar").write_bytes(b"precious")
+    for function in (read_commit_records, remove_uncommitted):
+        with pytest.raises(
+            ValueError, match=r"00000_stats\.json is not a commit record.*source of kind shards"
+        ):
+            function(str(tmp_path))
+    assert (tmp_path / "shards/00000.tar").read_bytes() == b"precious"
+
+
+def test_the_fingerprint_changes_with_every_shard(tmp_path: Path) -> None:
+    seen = {pool_fingerprint(read_commit_records(str(tmp_path)))}
+    for number in range(3):
+        write_five(str(tmp_path), number)
+        seen.add(pool_fingerprint(read_commit_records(str(tmp_path))))
+    assert len(seen) == 4
+    assert list(read_commit_records(str(tmp_path))) == ["00000", "00001", "00002"]
+
+
+# --- two writers ---------------------------------------------------------------------------------------------------
+
+
+def other_image() -> list[Any]:
+    changed = five_rows()
+    changed[0] = (changed[0][0], b"another image", {})
+    return changed
+
+
+def test_a_slow_second_writer_does_not_damage_a_committed_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looked before the first one had committed, and publishes after that."""
+    pool = str(tmp_path)
+    write_tar = ShardWriter._write_tar
+
+    def slow(writer: ShardWriter, staged: Path) -> tuple[str, int]:
+        answer = write_tar(writer, staged)
+        monkeypatch.setattr(ShardWriter, "_write_tar", write_tar)
+        write_five(pool)
+        return answer
+
+    monkeypatch.setattr(ShardWriter, "_write_tar", slow)
+    record = write_five(pool, given=other_image())
+    assert record == read_commit_record(pool, 3)
+    assert disk.file_sha256(PoolLayout(pool).tar(record)) == record.tar_sha256
+    assert disk.file_sha256(PoolLayout(pool).sidecar(3)) == record.sidecar_file_sha256
+
+
+def test_two_writers_at_the_same_time_leave_one_whole_shard(tmp_path: Path) -> None:
+    for number in range(20):
+        with ThreadPoolExecutor(2) as threads:
+            rows = (five_rows(), other_image())
+            futures = [threads.submit(write_five, str(tmp_path), number, None, r) for r in rows]
+            first, second = (future.result() for future in futures)
+        assert first == second == read_commit_record(str(tmp_path), number)
+        assert disk.file_sha256(PoolLayout(str(tmp_path)).tar(first)) == first.tar_sha256
+    assert not [name for name in files_of(tmp_path) if name.startswith(".")]
+
+
+def test_a_record_that_appears_without_the_lock_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a file system without locks the record itself is created only where there is none."""
+    path = PoolLayout(str(tmp_path)).commit_record(3)
+    publish = disk.publish
+
+    def and_another_commits(staged: Any, target: Any) -> None:
+        publish(staged, target)
+        disk.write_bytes(path, b"the record of another process")
+
+    monkeypatch.setattr(disk, "publish", and_another_commits)
+    with pytest.raises(RuntimeError, match=r"00003_stats\.json was written by another process"):
+        write_five(str(tmp_path))
+    assert disk.read_bytes(path) == b"the record of another process"
+
+
+def test_a_shard_that_is_not_committed_has_no_record(tmp_path: Path) -> None:
+    assert read_commit_record(str(tmp_path), 3) is None
+    with pytest.raises(FileNotFoundError):
+        read_sidecar(str(tmp_path), 3)
