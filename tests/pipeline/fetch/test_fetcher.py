@@ -22,9 +22,10 @@ from aiohttp.client_reqrep import ConnectionKey
 
 from manifests.columns import REASONS
 from manifests.schema import Fetch, HostLimit, Pair
-from pipeline.fetch import body, guard, request
+from pipeline.fetch import body, request
 from pipeline.fetch.fetcher import Fetched, Fetcher, fetch_all
-from pipeline.fetch.sites import Sites
+from pipeline.fetch.sites import SiteCache
+from tests.support.dns import fake_dns
 
 connected: list[
     tuple[object, ...]
@@ -39,11 +40,11 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request, "BACKOFF_S", 0.01)
 
 
-def run(pairs: list[Pair], settings: Fetch, sites: Sites | None = None) -> list[Fetched]:
+def run(pairs: list[Pair], settings: Fetch, cache: SiteCache | None = None) -> list[Fetched]:
     """Ends of all pairs, in the order of the pairs."""
 
     async def collect() -> list[tuple[int, Fetched]]:
-        return [item async for item in fetch_all(pairs, settings, sites)]
+        return [item async for item in fetch_all(pairs, settings, cache)]
 
     found = uvloop.run(collect())
     assert sorted(index for index, _ in found) == list(range(len(pairs)))
@@ -220,7 +221,7 @@ def test_loopback_needs_allow_private(web: Any) -> None:
 def test_redirects_are_checked_like_any_url(
     web: Any, place: str, reason: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guard, "_look_up", lambda host: ["169.254.169.254"])
+    fake_dns(monkeypatch, lambda host: ["169.254.169.254"])
     connected.clear()
     end = run(web.pairs("http://a.web.test/redirect?to=" + place.replace(" ", "%20")), web.fetch())[
         0
@@ -259,7 +260,7 @@ def test_names_without_an_address(web: Any, monkeypatch: pytest.MonkeyPatch) -> 
         asked.append(host)
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
-    monkeypatch.setattr(guard, "_look_up", look_up)
+    fake_dns(monkeypatch, look_up)
     ends = run(
         web.pairs(*(f"http://nowhere.example/{i}" for i in range(20))), web.fetch(robots_txt=False)
     )
@@ -339,10 +340,10 @@ def test_robots_txt_can_be_switched_off_and_kept_between_calls(web: Any) -> None
     web.robots["a.web.test"] = (200, b"User-agent: *\nDisallow: /")
     assert one(web, "/picture/1", robots_txt=False).reason is None
     assert web.hits["a.web.test/robots.txt"] == 0
-    sites = Sites(web.fetch().user_agent or "", web.fetch())
+    cache = SiteCache()
     for _ in range(3):
         assert (
-            run(web.pairs("http://a.web.test/picture/1"), web.fetch(), sites)[0].reason
+            run(web.pairs("http://a.web.test/picture/1"), web.fetch(), cache)[0].reason
             == "robots_txt"
         )
     assert web.hits["a.web.test/robots.txt"] == 1
@@ -451,7 +452,7 @@ def test_ten_in_a_hundred_rows_on_hanging_hosts_hold_up_nobody(web: Any) -> None
     assert set(reasons[360:]) <= {"deadline", "host_busy"}
 
 
-def test_a_host_that_has_no_time_does_not_hold_a_job_for_ever(web: Any) -> None:
+def test_a_host_that_has_no_time_does_not_hold_a_shard_for_ever(web: Any) -> None:
     urls = [f"http://one.web.test/slow/0.2?{i}" for i in range(20)] + [
         "http://a.web.test/picture/1"
     ]
@@ -516,13 +517,13 @@ def test_large_bodies_wait_for_their_share_of_memory(
     size = 3 * 2**20
     monkeypatch.setattr(request, "BUDGET", size)
     held: list[int] = []
-    real = body.Budget.take
+    real = body.Budget.acquire
 
-    async def take(self: body.Budget, amount: int) -> None:
+    async def acquire(self: body.Budget, amount: int) -> None:
         await real(self, amount)
         held.append(self.size - self.free)
 
-    monkeypatch.setattr(body.Budget, "take", take)
+    monkeypatch.setattr(body.Budget, "acquire", acquire)
     ends = run(
         web.pairs(*(f"http://h{i}.web.test/bytes/{size}" for i in range(12))),
         web.fetch(max_bytes=size),
@@ -532,12 +533,12 @@ def test_large_bodies_wait_for_their_share_of_memory(
     assert max(held) <= size
 
 
-def test_a_fetcher_takes_several_jobs_the_older_first(web: Any) -> None:
+def test_a_fetcher_takes_several_shards_the_earlier_first(web: Any) -> None:
     async def together() -> tuple[list[tuple[int, int]], int]:
         fetcher = Fetcher(web.fetch(per_host=1))
         ends: list[tuple[int, int]] = []
 
-        async def job(number: int) -> None:
+        async def shard(number: int) -> None:
             urls = [
                 f"http://{name}.web.test/slow/0.05?{number}-{i}"
                 for i in range(3)
@@ -547,7 +548,7 @@ def test_a_fetcher_takes_several_jobs_the_older_first(web: Any) -> None:
                 assert end.body
                 ends.append((number, index))
 
-        await asyncio.gather(job(7), job(3))
+        await asyncio.gather(shard(7), shard(3))
         await fetcher.close()
         return ends, fetcher.requests.budget.free - fetcher.requests.budget.size
 
@@ -609,4 +610,4 @@ def test_nothing_to_do(web: Any) -> None:
 def test_a_connection_that_is_broken_while_it_is_made_is_a_reset(number: int, reason: str) -> None:
     key = ConnectionKey("host.example", 443, True, True, None, None, None)
     error = aiohttp.ClientConnectorError(key, OSError(number, "Connect call failed"))
-    assert request._failure(error, request._Line(100)).reason == reason
+    assert request._failure(error, request._Exchange(100)).reason == reason
