@@ -25,7 +25,7 @@ from tests.support.dns import fake_dns
 from tests.support.hostile_server import SITE_FILES, HostileServer, certificates
 from tests.support.tables import table
 
-DEADLINE_S, CAP = 2.0, 300_000
+DEADLINE_S, CAP = 4.0, 300_000
 ENTRIES = table("hostile_routes")
 ASKED_FOR_SITE_FILES = {"tdmrep", "ai"}
 
@@ -72,13 +72,18 @@ class PeakMemory:
             self.peak = max(self.peak, resident_bytes())
 
 
-def commit(pool: Path, urls: dict[str, str], settings: Fetch) -> list[dict[str, Any]]:
-    """Plan these URLs as one shard, download and commit it. The rows of its sidecar, read back."""
+def planned(pool: Path, urls: dict[str, str], settings: Fetch) -> Ticket:
+    """These URLs as the one shard of a pool."""
     rows = [{"uid": name, "url": url, "caption": name} for name, url in urls.items()]
     pairs = pa.Table.from_pylist(rows, schema=PAIRS)
     disk.write_parquet(PoolLayout(str(pool)).pairs_part(0), pairs, {"parts": 1})
     recipe = Recipe(name="r", source=Source(kind="wat", paths=("a.wat.gz",)), fetch=settings)
-    [planned] = plan.write_plan(str(pool), recipe)
+    [shard] = plan.write_plan(str(pool), recipe)
+    return Ticket(id=shard.id, group=str(shard.group), payload={"shard": shard.shard})
+
+
+def commit(pool: Path, ticket: Ticket, settings: Fetch) -> None:
+    """Download and commit the shard of a ticket."""
     config = {
         "pool": str(pool),
         "fetch": json.loads(json.dumps(disk.to_plain(settings))),
@@ -87,12 +92,9 @@ def commit(pool: Path, urls: dict[str, str], settings: Fetch) -> list[dict[str, 
     }
     downloader = make_downloader(config)
     try:
-        ticket = Ticket(id=planned.id, group=str(planned.group), payload={"shard": planned.shard})
-        record = downloader(ticket)
+        downloader(ticket)
     finally:
         downloader.close()
-    assert record["count"] == len(urls)
-    return list(disk.read_parquet(PoolLayout(str(pool)).sidecar(0)).to_pylist())
 
 
 def check_text(pool: Path, rows: list[dict[str, Any]]) -> None:
@@ -140,10 +142,13 @@ def test_every_route_of_the_table_is_committed(
             site_files=("tdmrep", "ai.txt") if with_site_files else (),
         )
         urls = {entry["name"]: server.url(entry["name"]) for entry in entries}
+        pool = tmp_path / "pool"
+        ticket = planned(pool, urls, settings)
         started = time.monotonic()
         with PeakMemory() as memory:
-            rows = commit(tmp_path / "pool", urls, settings)
+            commit(pool, ticket, settings)
         seconds = time.monotonic() - started
+    rows = disk.read_parquet(PoolLayout(str(pool)).sidecar(0)).to_pylist()
     by_name = {row["uid"]: row for row in rows}
     assert len(by_name) == len(entries)
     wrong = {}
@@ -152,9 +157,9 @@ def test_every_route_of_the_table_is_committed(
         if (row["reason"] or "stored") != entry["ends"]:
             wrong[entry["name"]] = (row["reason"], row["error_message"])
     assert not wrong, f"{len(entries) - len(wrong)} of {len(entries)} as the table says"
-    check_text(tmp_path / "pool", rows)
+    check_text(pool, rows)
     assert max(row["elapsed_ms"] for row in rows) <= 1000 * (DEADLINE_S + 1)
-    assert seconds < DEADLINE_S + 4
+    assert seconds < 3 * DEADLINE_S
     for entry in entries:
         sent = server.sent[entry["name"]] / max(server.asked[entry["name"]], 1)
         cap = site_files.FILE_BYTES if entry.keys() & set(SITE_FILES.values()) else CAP
