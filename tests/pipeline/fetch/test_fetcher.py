@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import gc
 import json
 import socket
@@ -15,10 +14,8 @@ from collections import Counter
 from email.utils import formatdate
 from typing import Any
 
-import aiohttp
 import pytest
 import uvloop
-from aiohttp.client_reqrep import ConnectionKey
 
 from manifests.columns import REASONS
 from manifests.schema import Fetch, HostLimit, Pair
@@ -146,14 +143,6 @@ def test_retry_after(web: Any, after: str) -> None:
         assert (end.elapsed_s >= 0.99) is (after == "1")
     else:  # a year does not fit in the deadline
         assert (end.reason, end.attempts) == ("http_429", 1)
-
-
-def test_pauses_double_and_differ_by_uid_but_not_by_run() -> None:
-    pauses = [request.backoff_s("a", n, None) for n in (1, 2, 3)]
-    assert pauses == [request.backoff_s("a", n, None) for n in (1, 2, 3)]
-    assert all(0.5 <= p / (request.BACKOFF_S * 2**n) <= 1.5 for n, p in enumerate(pauses))
-    assert request.backoff_s("b", 1, None) != pauses[0]
-    assert request.backoff_s("a", 1, 7.0) == 7.0
 
 
 def test_words_repeat_from_run_to_run(web: Any) -> None:
@@ -601,13 +590,3 @@ def test_a_user_agent_is_needed(agent: str | None) -> None:
 
 def test_nothing_to_do(web: Any) -> None:
     assert run([], web.fetch()) == []
-
-
-@pytest.mark.parametrize(
-    ("number", "reason"),
-    [(errno.ECONNRESET, "reset"), (errno.ECONNREFUSED, "connect"), (errno.EHOSTUNREACH, "connect")],
-)
-def test_a_connection_that_is_broken_while_it_is_made_is_a_reset(number: int, reason: str) -> None:
-    key = ConnectionKey("host.example", 443, True, True, None, None, None)
-    error = aiohttp.ClientConnectorError(key, OSError(number, "Connect call failed"))
-    assert request._failure(error, request._Exchange(100)).reason == reason
