@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 if not __package__:
@@ -15,12 +15,14 @@ if not __package__:
         ROOT
     )  # the checkout, not pipeline/, whose file names could shadow other modules
 
+from manifests import console
 from pipeline import accounting
 
 EXAMPLE = """example:
   python pipeline/audit.py out/pool
   python pipeline/audit.py out/pool --verify --json
   python pipeline/audit.py out/pool --explain 0123456789abcdef0123456789abcdef
+
 """
 
 
@@ -28,7 +30,7 @@ def options(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="pipeline/audit.py",
         description=__doc__,
-        epilog=EXAMPLE,
+        epilog=EXAMPLE + console.EXIT_HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("pool", help="the folder or URL that build.py filled")
@@ -45,31 +47,35 @@ def options(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     args = options(argv)
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S"
-    )
-    try:
-        if args.explain:
-            found = accounting.explain_row(args.pool, args.explain)
-            lines, wrong = list(accounting.explain_lines(found)), False
-        else:
-            damaged = accounting.verify(args.pool) if args.verify else []
-            found = {**accounting.count_if_readable(args.pool, damaged), "damaged": damaged}
-            lines = (
-                [*accounting.count_lines(found), *(f"WRONG   {line}" for line in damaged)]
-                if "fetch" in found
-                else damaged
-            )
-            wrong = bool(damaged or found["problems"] or not found["complete"])
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    console.start_logging()
+    return console.run_command(lambda: explain(args) if args.explain else audit(args))
+
+
+def explain(args: argparse.Namespace) -> int:
+    """Print the history of one row; the exit status."""
+    history = accounting.explain_row(args.pool, args.explain)
+    print("\n".join(accounting.explain_lines(history)))
+    print_json(history, args)
+    return 0
+
+
+def audit(args: argparse.Namespace) -> int:
+    """Print the counts of a pool and what is wrong with it; the exit status."""
+    damaged = accounting.verify(args.pool) if args.verify else []
+    counts = {**accounting.count_if_readable(args.pool, damaged), "damaged": damaged}
+    lines = list(damaged)
+    if "fetch" in counts:
+        lines = [*accounting.count_lines(counts), *(f"WRONG   {line}" for line in damaged)]
     print("\n".join(lines))
-    if not args.explain:
-        print(accounting.conclusion(found, args.verify))
+    print(accounting.conclusion(counts, args.verify))
+    print_json(counts, args)
+    wrong = damaged or counts["problems"] or not counts["complete"]
+    return console.EXIT_INCOMPLETE if wrong else 0
+
+
+def print_json(value: Any, args: argparse.Namespace) -> None:
     if args.json:
-        print(json.dumps(found, default=str, sort_keys=True, ensure_ascii=False))
-    return 3 if wrong else 0
+        print(json.dumps(value, default=str, sort_keys=True, ensure_ascii=False))
 
 
 if __name__ == "__main__":
