@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from pipeline.accounting.counts import (
-    conclusion,
-    count_if_readable,
-    count_lines,
-    count_pool,
-    explain_lines,
-    explain_row,
-    write_pool_json,
-)
+from pipeline.accounting.counts import count_pool, write_pool_json
+from pipeline.accounting.explain import explain_lines, explain_row
 from pipeline.accounting.integrity import verify
+from pipeline.accounting.pool_audit import Audit, audit_lines, audit_plain, audit_pool
 
 __all__ = [
-    "conclusion",
-    "count_if_readable",
-    "count_lines",
+    "Audit",
+    "audit_lines",
+    "audit_plain",
+    "audit_pool",
     "count_pool",
     "explain_lines",
     "explain_row",

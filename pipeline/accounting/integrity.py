@@ -1,4 +1,4 @@
-"""Is every file of a pool what its books say? Recomputes hashes and places, and names each file that is damaged."""
+"""Checks every file of a pool against its commit records: hashes, offsets and alignment. Names each damaged file."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,123 +28,151 @@ from manifests.pool_layout import (
     SHARD_VERSION,
     CommitRecord,
     PoolLayout,
+    ScoreSetDocument,
+    ViewDocument,
     pool_fingerprint,
+    read_document,
     uids_checksum,
 )
 from pipeline.pool import index_tar, local_copy, sidecar_hash
 
-PARTS = ("image", "text", "json")  # of a sample
+READERS = 16  # commit records that are read at a time
+PARTS = ("image", "text", "json")  # members of a sample
+MEMBER_COLUMNS = [
+    "status",
+    "caption",
+    "image_name",
+    *(f"{part}_{what}" for part in PARTS for what in ("offset", "length")),
+]
 Uids = npt.NDArray[np.bytes_]
+T = TypeVar("T", ViewDocument, ScoreSetDocument)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class ShardRows:
     """What other files must agree with: one shard's sidecar."""
 
-    uids: str  # checksum
+    checksum: str  # of the uids
     stored: npt.NDArray[np.bool_]
-    first: Uids  # of rows that retry nothing
+    first_attempts: Uids  # uids of the rows that retry nothing
 
 
 def verify(pool: str) -> list[str]:
-    """One line for each file that is missing, damaged or stale; [] where all is well.
+    """One line for each file that is missing, damaged or stale; [] if there is none.
 
     Covers pairs, commit records, tars, sidecars, score sets and views. ValueError where there is no pool.
     """
-    if not disk.list_names(disk.join(pool, "shards"), COMMIT_SUFFIX) and not disk.list_names(
-        disk.join(pool, "pairs")
-    ):
+    layout = PoolLayout(pool)
+    has_shards = disk.list_names(layout.shards, COMMIT_SUFFIX)
+    if not has_shards and not disk.list_names(layout.pairs):
         raise ValueError(
             f"{pool} has neither pairs nor committed shards; is it the folder of a pool?"
         )
-    records, lines = _records(pool)
-    rows: dict[str, Rows] = {}
-    for name, record in tqdm(
+    records, lines = _records(layout)
+    rows: dict[str, ShardRows] = {}
+    for shard, record in tqdm(
         records.items(), desc="verify", unit="shard", disable=not sys.stderr.isatty()
     ):
-        table, found = _sidecar(pool, record)
-        lines += [*found, *_tar(pool, record, table)]
+        table, problems = _sidecar(layout, record)
+        lines += [*problems, *_tar(layout, record, table)]
         if table is not None:
-            stored = np.asarray(
-                pc.equal(table["status"], "success").to_numpy(zero_copy_only=False), np.bool_
+            stored = pc.equal(table["status"], "success").to_numpy(zero_copy_only=False)
+            first = table.filter(pc.is_null(table["retry_of"]))
+            rows[shard] = ShardRows(
+                checksum=uids_checksum(table["uid"]),
+                stored=np.asarray(stored, np.bool_),
+                first_attempts=_binary_uids(first["uid"]),
             )
-            first = _sixteen(table.filter(pc.is_null(table["retry_of"]))["uid"])
-            rows[name] = Rows(uids=uids_checksum(table["uid"]), stored=stored, first=first)
     if len(rows) == len(records):
-        lines += _pairs(pool, [found.first for found in rows.values()])
+        lines += _pairs(layout, [shard_rows.first_attempts for shard_rows in rows.values()])
     fingerprint = pool_fingerprint(records)
-    return [*lines, *_scores(pool, rows, fingerprint), *_views(pool, rows, fingerprint)]
+    return [*lines, *_scores(layout, rows, fingerprint), *_views(layout, rows, fingerprint)]
 
 
-def _records(pool: str) -> tuple[dict[str, CommitRecord], list[str]]:
+def _records(layout: PoolLayout) -> tuple[dict[str, CommitRecord], list[str]]:
     """Commit records that can be read, and a line for each that cannot."""
-    records: dict[str, CommitRecord] = {}
-    lines = []
-    folder = PoolLayout(pool).shards
-    for file in disk.list_names(folder, COMMIT_SUFFIX):
-        shard = file.removesuffix(COMMIT_SUFFIX)
-        try:
-            record = CommitRecord.from_plain(json.loads(disk.read_bytes(disk.join(folder, file))))
-        except ValueError as error:
-            lines.append(f"shards/{file}: damaged: {error}")
-            continue
-        if record.shard != shard:
-            lines.append(f"shards/{file}: damaged: it is the record of shard {record.shard}")
-            continue
-        records[shard] = record
+    files = disk.list_names(layout.shards, COMMIT_SUFFIX)
+    with ThreadPoolExecutor(READERS) as readers:
+        answers = list(readers.map(lambda file: _record(layout, file), files))
+    records, lines = {}, []
+    for file, answer in zip(files, answers, strict=True):
+        if isinstance(answer, str):
+            lines.append(f"shards/{file}: damaged: {answer}")
+        else:
+            records[file.removesuffix(COMMIT_SUFFIX)] = answer
     return records, lines
 
 
-def _parquet(
-    pool: str, name: str, columns: Sequence[str], *, more: bool = False
-) -> tuple[pa.Table, dict[str, Any], str]:
-    """(table, notes, "") of a file of the pool, or (None, {}, a line that says what is wrong with it). `more`: there
-    may be further columns behind these."""
+def _record(layout: PoolLayout, file: str) -> CommitRecord | str:
+    """A commit record, or what is wrong with it."""
     try:
-        data = io.BytesIO(disk.read_bytes(disk.join(pool, name)))
+        document = json.loads(disk.read_bytes(disk.join(layout.shards, file)))
+    except ValueError:
+        return "it is not JSON"
+    try:
+        record = CommitRecord.from_plain(document)
+    except (ValueError, TypeError) as error:
+        return str(error)
+    if record.shard != file.removesuffix(COMMIT_SUFFIX):
+        return f"it is the record of shard {record.shard}"
+    return record
+
+
+def _parquet(
+    layout: PoolLayout, name: str, columns: Sequence[str], *, may_have_more: bool = False
+) -> tuple[pa.Table, dict[str, Any], str]:
+    """(table, metadata, "") of a file of the pool, or (None, {}, a line that says what is wrong with it).
+
+    may_have_more: there may be further columns behind `columns`.
+    """
+    try:
+        data = io.BytesIO(disk.read_bytes(disk.join(layout.root, name)))
         table = pq.read_table(data, page_checksum_verification=True)
-        if table.column_names[: len(columns) if more else None] != list(columns):
-            return (
-                None,
-                {},
-                f"{name}: damaged: its columns are {table.column_names}, not {list(columns)}",
-            )
-        return table, json.loads((table.schema.metadata or {}).get(b"clipmill", b"{}")), ""
+        compared = table.column_names[: len(columns) if may_have_more else None]
+        if compared != list(columns):
+            problem = f"its columns are {table.column_names}, not {list(columns)}"
+            return None, {}, f"{name}: damaged: {problem}"
+        metadata = json.loads((table.schema.metadata or {}).get(b"clipmill", b"{}"))
+        return table, metadata, ""
     except FileNotFoundError:
         return None, {}, f"{name}: missing"
-    except Exception as error:  # a damaged footer makes Arrow raise all kinds of things
+    except Exception as error:  # a damaged footer makes Arrow raise all kinds of errors
         return None, {}, f"{name}: damaged: {' '.join(str(error).split())[:120]}"
 
 
 # --- shards --------------------------------------------------------------------------------------------------------
 
 
-def _sidecar(pool: str, record: CommitRecord) -> tuple[pa.Table | None, list[str]]:
-    """The sidecar if it is whole, and a line for each thing that is wrong with it."""
+def _sidecar(layout: PoolLayout, record: CommitRecord) -> tuple[pa.Table | None, list[str]]:
+    """The sidecar if it can be used, and a line for each problem."""
     name = f"shards/{record.shard}.parquet"
     try:
-        data = disk.read_bytes(PoolLayout(pool).sidecar(record.shard))
+        data = disk.read_bytes(layout.sidecar(record.shard))
     except FileNotFoundError:
         return None, [f"{name}: missing"]
     if hashlib.sha256(data).hexdigest() != record.sidecar_file_sha256:
         return None, [f"{name}: damaged: its sha256 is not that of the commit record"]
     table = pq.read_table(io.BytesIO(data))
     if list(table.schema)[: len(SIDECAR)] != list(SIDECAR):
-        return None, [f"{name}: its columns are not those of shard version {SHARD_VERSION}"]
-    return table, [f"{name}: {wrong}" for wrong in _wrong_rows(table, record)]
+        problem = f"its columns are not those of shard version {SHARD_VERSION}"
+        return None, [f"{name}: {problem}"]
+    return table, [f"{name}: {problem}" for problem in _row_problems(table, record)]
 
 
-def _wrong_rows(table: pa.Table, record: CommitRecord) -> Iterator[str]:
+def _row_problems(table: pa.Table, record: CommitRecord) -> Iterator[str]:
     """What contradicts itself or the commit record."""
     if sidecar_hash(table) != record.sidecar_sha256:
         yield "its values do not have the hash of the commit record"
     reasons = Counter(reason for reason in table["reason"].to_pylist() if reason is not None)
-    statuses = Counter(table["status"].to_pylist())
-    books = (table.num_rows, statuses["success"], dict(reasons))
-    if books != (record.count, record.successes, record.reasons):
-        yield f"{books[0]} rows, {books[1]} stored; its commit record has {record.count}, {record.successes}"
-    if table.num_rows != statuses["success"] + reasons.total():
-        yield f"{table.num_rows} attempts are not {statuses['success']} stored + {reasons.total()} with a reason"
+    stored = Counter(table["status"].to_pylist())["success"]
+    counts = (table.num_rows, stored, dict(reasons))
+    if counts != (record.count, record.successes, record.reasons):
+        yield (
+            f"{table.num_rows} rows, {stored} stored; its commit record has {record.count}, "
+            f"{record.successes}"
+        )
+    if table.num_rows != stored + reasons.total():
+        yield f"{table.num_rows} attempts, but {stored} stored + {reasons.total()} with a reason"
     if unknown := sorted(reasons.keys() - REASONS.keys()):
         yield f"reason {unknown[0]!r} is unknown"
     keys = table["key"].to_pylist()
@@ -150,138 +180,160 @@ def _wrong_rows(table: pa.Table, record: CommitRecord) -> Iterator[str]:
         yield "its keys repeat or are not in order"
 
 
-def _tar(pool: str, record: CommitRecord, table: pa.Table | None) -> list[str]:
-    """Size and hash of the tar, and whether each member lies where the sidecar says."""
-    name = record.tar if record.adopted else f"shards/{record.tar}"
+def _tar(layout: PoolLayout, record: CommitRecord, table: pa.Table | None) -> list[str]:
+    """Size and hash of the tar, and whether each member lies where the sidecar says. At most one line."""
+    is_adopted = record.adopted
+    name = record.tar if is_adopted else f"shards/{record.tar}"
     try:
-        with local_copy(PoolLayout(pool).tar(record)) as place:
-            size, sha256 = place.stat().st_size, disk.file_sha256(place)
-            if (size, sha256) != (record.tar_bytes, record.tar_sha256):
-                what = (
-                    f"{size} bytes, not {record.tar_bytes}"
-                    if size != record.tar_bytes
-                    else "another sha256"
-                )
-                return [f"{name}: damaged: {what}"]
-            there = {(m.name, m.offset, m.length) for m in index_tar(name, place)}
+        with local_copy(layout.tar(record)) as path:
+            size = path.stat().st_size
+            if size != record.tar_bytes:
+                return [f"{name}: damaged: {size} bytes, not {record.tar_bytes}"]
+            if _file_hash(path) != record.tar_sha256:
+                return [f"{name}: damaged: another sha256"]
+            members = {(m.name, m.offset, m.length) for m in index_tar(name, path)}
             if table is None:
                 return []
-            with open(place, "rb") as f:
-                lines = [
-                    f"{name}: {wrong}"
-                    for row in table.to_pylist()
-                    for wrong in _misplaced(row, there, f)
-                ]
+            rows = table.select(MEMBER_COLUMNS).to_pylist()
+            with open(path, "rb") as f:
+                for row in rows:
+                    if problem := _member_problem(row, members, f):
+                        return [f"{name}: {problem}"]
     except ValueError as error:
         return [str(error) if str(error).startswith(name) else f"{name}: {error}"]
-    listed = sum(row is not None for part in PARTS for row in table[f"{part}_offset"].to_pylist())
-    if not record.adopted and listed != len(there):
-        lines.append(f"{name}: has {len(there)} members, the sidecar lists {listed}")
-    return lines[:1]
+    listed = sum(row[f"{part}_offset"] is not None for part in PARTS for row in rows)
+    if not is_adopted and listed != len(members):
+        return [f"{name}: has {len(members)} members, the sidecar lists {listed}"]
+    return []
 
 
-def _misplaced(
-    row: Mapping[str, Any], there: set[tuple[str, int, int]], f: io.BufferedReader
-) -> Iterator[str]:
+def _member_problem(
+    row: Mapping[str, Any], members: set[tuple[str, int, int]], f: io.BufferedReader
+) -> str:
+    """What is wrong with the members of a row, "" if nothing is."""
     if row["status"] != "success":
-        return
-    if (row["image_name"], row["image_offset"], row["image_length"]) not in there:
-        yield f"{row['image_name']} does not lie where the sidecar says"
+        return ""
+    if (row["image_name"], row["image_offset"], row["image_length"]) not in members:
+        return f"{row['image_name']} does not lie where the sidecar says"
     if row["text_offset"] is not None:
         f.seek(row["text_offset"])
         if f.read(row["text_length"]) != row["caption"].encode():
-            yield f"the caption of {row['image_name']} is not that of the sidecar"
+            return f"the caption of {row['image_name']} is not that of the sidecar"
+    return ""
 
 
-def _sixteen(uids: pa.ChunkedArray) -> Uids:
-    """Uids as 16 bytes each."""
+def _file_hash(path: Path) -> str:
+    with open(path, "rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def _binary_uids(uids: pa.ChunkedArray) -> Uids:
+    """(rows,) uids as 16 bytes each."""
     return np.frombuffer(bytes.fromhex("".join(uids.to_pylist())), "S16")
 
 
-def _pairs(pool: str, attempted: list[Uids]) -> list[str]:
-    """Rows and repetitions of the pairs, and whether each pair has one first attempt once all shards are there."""
+def _pairs(layout: PoolLayout, first_attempts: list[Uids]) -> list[str]:
+    """Row counts and repeated uids of the pairs, and whether each pair has one first attempt in a complete pool."""
     lines: list[str] = []
-    listed = []
-    for file in disk.list_names(disk.join(pool, "pairs"), ".parquet"):
-        table, notes, wrong = _parquet(pool, f"pairs/{file}", PAIRS.names, more=True)
-        if wrong:
-            return [*lines, wrong]
-        if table.num_rows != notes["pairs"]:
+    uids_of_parts = []
+    for file in disk.list_names(layout.pairs, ".parquet"):
+        table, metadata, problem = _parquet(
+            layout, f"pairs/{file}", PAIRS.names, may_have_more=True
+        )
+        if problem:
+            return [*lines, problem]
+        if table.num_rows != metadata["pairs"]:
             lines.append(
-                f"pairs/{file}: has {table.num_rows} rows, its footer says {notes['pairs']}"
+                f"pairs/{file}: has {table.num_rows} rows, its footer says {metadata['pairs']}"
             )
-        listed.append(_sixteen(table["uid"]))
-    if not listed:
+        uids_of_parts.append(_binary_uids(table["uid"]))
+    if not uids_of_parts:
         return lines
-    pairs, first = (
-        np.sort(np.concatenate(listed)),
-        np.sort(np.concatenate([*attempted, listed[0][:0]])),
-    )
-    for uids, what in (
-        (pairs, "pairs: {} uids are there twice"),
-        (first, "shards: {} pairs were attempted twice"),
-    ):
-        if repeated := int((uids[1:] == uids[:-1]).sum()):
-            lines.append(what.format(repeated))
-    if len(pairs) == len(first) and not np.array_equal(pairs, first):
+    none = uids_of_parts[0][:0]
+    pairs = np.sort(np.concatenate(uids_of_parts))
+    attempted = np.sort(np.concatenate([*first_attempts, none]))
+    if repeated := _repetitions(pairs):
+        lines.append(f"pairs: {repeated} uids are there twice")
+    if repeated := _repetitions(attempted):
+        lines.append(f"shards: {repeated} pairs were attempted twice")
+    if len(pairs) == len(attempted) and not np.array_equal(pairs, attempted):
         lines.append("shards: the rows attempted are not the pairs")
     return lines
+
+
+def _repetitions(uids: Uids) -> int:
+    """How many values of a sorted array equal the one before."""
+    return int((uids[1:] == uids[:-1]).sum())
 
 
 # --- what was made from shards -------------------------------------------------------------------------------------
 
 
-def _scores(pool: str, rows: Mapping[str, Rows], fingerprint: str) -> list[str]:
-    lines = []
-    for folder in _folders(pool, "scores"):
-        name = f"scores/{folder}"
-        if not disk.exists(disk.join(pool, name, "scores.json")):
+def _scores(layout: PoolLayout, rows: Mapping[str, ShardRows], fingerprint: str) -> list[str]:
+    lines: list[str] = []
+    for folder in disk.list_names(layout.scores):
+        path = layout.score_set_json(folder)
+        if "@" not in folder or not disk.exists(path):
             continue  # not complete, so nothing reads it
-        try:
-            document = disk.read_json(disk.join(pool, name, "scores.json"))
-        except ValueError as error:
-            lines.append(f"{name}/scores.json: damaged: {error}")
+        name = f"scores/{folder}"
+        document = _document(f"{name}/scores.json", path, ScoreSetDocument, lines)
+        if document is None:
             continue
-        if document["fingerprint"] != fingerprint:
+        if document.fingerprint != fingerprint:
             lines.append(
-                f"{name}: stale: the shards have changed since; run pipeline/score.py on this pool again"
+                f"{name}: stale: the shards have changed since; "
+                "run pipeline/score.py on this pool again"
             )
-        for number in rows.keys() & document["shards"].keys():
-            table, notes, wrong = _parquet(pool, f"{name}/{number}.parquet", document["columns"])
-            if not wrong and {notes.get("uids"), document["shards"][number]} != {rows[number].uids}:
-                wrong = f"{name}/{number}.parquet: its rows are not those of the sidecar (checksum of the uids)"
-            if not wrong and table.num_rows != len(rows[number].stored):
-                wrong = f"{name}/{number}.parquet: has {table.num_rows} rows, the sidecar {len(rows[number].stored)}"
-            lines += [wrong] if wrong else []
+        for shard in rows.keys() & document.shards.keys():
+            file = f"{name}/{shard}.parquet"
+            table, metadata, problem = _parquet(layout, file, document.columns)
+            if not problem:
+                problem = _score_problem(table, metadata, document.shards[shard], rows[shard])
+                problem = problem and f"{file}: {problem}"
+            lines += [problem] if problem else []
     return sorted(lines)
 
 
-def _views(pool: str, rows: Mapping[str, Rows], fingerprint: str) -> list[str]:
-    lines = []
-    for file in disk.list_names(disk.join(pool, "views"), ".json"):
-        name = f"views/{file.removesuffix('.json')}"
-        try:
-            document = disk.read_json(disk.join(pool, "views", file))
-        except ValueError as error:
-            lines.append(f"views/{file}: damaged: {error}")
+def _score_problem(
+    table: pa.Table, metadata: Mapping[str, Any], checksum: str, rows: ShardRows
+) -> str:
+    if {metadata.get("uids"), checksum} != {rows.checksum}:
+        return "its rows are not those of the sidecar (checksum of the uids)"
+    if table.num_rows != len(rows.stored):
+        return f"has {table.num_rows} rows, the sidecar {len(rows.stored)}"
+    return ""
+
+
+def _views(layout: PoolLayout, rows: Mapping[str, ShardRows], fingerprint: str) -> list[str]:
+    lines: list[str] = []
+    for file in disk.list_names(layout.views, ".json"):
+        view = file.removesuffix(".json")
+        name = f"views/{view}"
+        document = _document(f"{name}.json", layout.view_json(view), ViewDocument, lines)
+        if document is None:
             continue
-        if document["fingerprint"] != fingerprint:
+        if document.fingerprint != fingerprint:
             lines.append(
-                f"{name}: stale: the shards have changed since; run pipeline/filter.py on this pool again"
+                f"{name}: stale: the shards have changed since; "
+                "run pipeline/filter.py on this pool again"
             )
-        if not document["kept"] == document["funnel"][-1][1] == sum(document["shards"].values()):
-            lines.append(f"{name}.json: damaged: kept, the funnel and the shards do not add up")
-        for number in rows.keys() & document["shards"].keys():
-            table, _, wrong = _parquet(pool, f"{name}/{number}.parquet", VIEW.names)
-            wrong = wrong or _wrong_mask(table, rows[number], document["shards"][number])
-            if wrong:
-                lines.append(
-                    wrong if wrong.startswith(name) else f"{name}/{number}.parquet: {wrong}"
-                )
+        in_shards = sum(document.shards.values())
+        if not document.kept == document.funnel[-1][1] == in_shards:
+            lines.append(
+                f"{name}.json: damaged: it keeps {document.kept} rows, its funnel "
+                f"{document.funnel[-1][1]}, its shards {in_shards}"
+            )
+        for shard in rows.keys() & document.shards.keys():
+            mask_file = f"{name}/{shard}.parquet"
+            table, _, problem = _parquet(layout, mask_file, VIEW.names)
+            if not problem:
+                problem = _mask_problem(table, rows[shard], document.shards[shard])
+                problem = problem and f"{mask_file}: {problem}"
+            lines += [problem] if problem else []
     return sorted(lines)
 
 
-def _wrong_mask(table: pa.Table, rows: Rows, kept: int) -> str:
+def _mask_problem(table: pa.Table, rows: ShardRows, kept: int) -> str:
     if table.num_rows != len(rows.stored):
         return f"has {table.num_rows} rows, the sidecar {len(rows.stored)}"
     mask, rules = table["kept"].to_pylist(), table["rule"].to_pylist()
@@ -293,5 +345,10 @@ def _wrong_mask(table: pa.Table, rows: Rows, kept: int) -> str:
     return ""
 
 
-def _folders(pool: str, name: str) -> list[str]:
-    return [entry for entry in disk.list_names(disk.join(pool, name)) if "@" in entry]
+def _document(name: str, path: str, kind: type[T], lines: list[str]) -> T | None:
+    """A JSON document, None with a line if it is damaged."""
+    try:
+        return read_document(path, kind)
+    except ValueError as error:
+        lines.append(f"{name}: damaged: {error}")
+        return None

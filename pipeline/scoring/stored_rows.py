@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 
 from manifests import disk
 from manifests.pool_layout import CommitRecord, PoolLayout, read_commit_records
+from manifests.text import printable
 
 TOP_REASONS = 5
 EXAMPLE_COLUMNS = ["key", "url", "error_message", "reason"]
@@ -34,7 +35,7 @@ def example_row(pool: str, records: Mapping[str, CommitRecord], reason: str) -> 
             rows = disk.read_parquet(PoolLayout(pool).sidecar(shard), EXAMPLE_COLUMNS)
             row = rows.filter(pc.equal(rows["reason"], reason)).slice(0, 1).to_pylist()[0]
             message = f" ({row['error_message']})" if row["error_message"] else ""
-            return f"row {row['key']}: {row['url']}{message}"
+            return printable(f"row {row['key']}: {row['url']}{message}")
     raise AssertionError(f"no shard has a row with reason {reason!r}")
 
 
@@ -64,13 +65,17 @@ def _nothing_committed(pool: str) -> str:
     layout = PoolLayout(pool)
     links, pairs = 0, 0
     reasons: Counter[str] = Counter()
+    examples: dict[str, str] = {}
     for name in disk.list_names(layout.pairs, ".parquet"):
         metadata = disk.read_metadata(disk.join(layout.pairs, name))
         links, pairs = links + metadata["links"], pairs + metadata["pairs"]
         reasons.update(metadata["reasons"])
+        examples = {**metadata.get("examples", {}), **examples}
     if links and not pairs:
+        reason = min(reasons, key=lambda name: (-reasons[name], name))
+        example = f"; an example of {reason}: {examples[reason]}" if reason in examples else ""
         return (
             f"{pool}: none of the {links} rows of the source became a pair: "
-            f"{reasons_text(reasons)}; correct the source in the recipe"
+            f"{reasons_text(reasons)}{example}; correct the source in the recipe"
         )
     return f"{pool} has no committed shard; build it first: pipeline/build.py RECIPE --out {pool}"

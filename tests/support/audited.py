@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,10 @@ from PIL import Image
 
 from manifests import disk
 from manifests.columns import PAIRS
-from manifests.pool_layout import CommitRecord
+from manifests.pool_layout import CommitRecord, read_commit_records
 from manifests.schema import Fetch, FilterSpec, Recipe, Rule, Source, View
 from pipeline.fetch import plan
-from pipeline.pool import ShardWriter
+from pipeline.pool import ShardWriter, read_sidecar
 from pipeline.scoring import scorer
 from pipeline.views import view_files
 
@@ -103,3 +104,18 @@ def make(folder: Path) -> str:
 def score_and_choose(pool: str) -> None:
     scorer.score(pool, RECIPE.filters, engine="inline")
     view_files.choose_views(pool, RECIPE)
+
+
+def recipe_with(*views: View) -> Recipe:
+    """RECIPE with other views."""
+    return dataclasses.replace(RECIPE, views=views)
+
+
+def retry_transient(pool: str) -> None:
+    """Retry all rows that failed with a transient reason; each of them is stored now."""
+    keys = []
+    for shard in read_commit_records(pool):
+        rows = read_sidecar(pool, shard, ["key", "class"]).to_pylist()
+        keys += [row["key"] for row in rows if row["class"] == "transient"]
+    for task in plan.add_retries(pool, RECIPE, keys):
+        write_shard(pool, task)

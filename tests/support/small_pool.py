@@ -27,6 +27,7 @@ class Row:
     height: int = 200
     page: str = "https://www.Example.org:8080/page"
     image: bytes | None = None
+    url: str | None = None
 
 
 def set_name(spec: FilterSpec) -> str:
@@ -58,7 +59,7 @@ def write_shard(pool: str, number: int, given: Sequence[tuple[int, Row]]) -> Com
     """Attempts with their numbers in the pool, which decide their urls, uids and pictures."""
     with ShardWriter(pool, number, f"task-{number}", "0") as writer:
         for place, (i, row) in enumerate(given):
-            url = f"https://img{i}.example/{i}.jpg"
+            url = row.url or f"https://img{i}.example/{i}.jpg"
             record = {
                 "url": url,
                 "caption": row.caption,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import shutil
 from collections.abc import Callable
@@ -138,7 +139,26 @@ def moved_picture(pool: Path) -> str:
     return "shards/00001.tar: 000010"
 
 
-def wrong_books(pool: Path) -> str:
+def other_caption_in_the_tar(pool: Path) -> str:
+    """A tar with another caption, whose size and hash the commit record has: only the text betrays it."""
+    row = next(
+        row
+        for row in disk.read_parquet(pool / "shards/00001.parquet").to_pylist()
+        if row["status"] == "success"
+    )
+    tar = pool / "shards/00001.tar"
+    data = bytearray(tar.read_bytes())
+    start, length = row["text_offset"], row["text_length"]
+    assert bytes(data[start : start + length]) == row["caption"].encode()
+    data[start : start + length] = b"x" * length
+    tar.write_bytes(data)
+    path = PoolLayout(str(pool)).commit_record(1)
+    sha256 = hashlib.sha256(data).hexdigest()
+    disk.write_json(path, {**disk.read_json(path), "tar_sha256": sha256})
+    return f"shards/00001.tar: the caption of {row['image_name']} is not that of the sidecar"
+
+
+def wrong_counts(pool: Path) -> str:
     record = disk.read_json(PoolLayout(str(pool)).commit_record(1))
     disk.write_json(
         PoolLayout(str(pool)).commit_record(1),
@@ -186,7 +206,7 @@ def repeated_pairs(pool: Path) -> str:
 
 @pytest.mark.parametrize(
     "damage",
-    [exchange_scores, other_rows, moved_picture, wrong_books, another_shard, mask_of_another_view,
+    [exchange_scores, other_rows, moved_picture, other_caption_in_the_tar, wrong_counts, another_shard, mask_of_another_view,
      funnel_that_does_not_end, no_json, lost_pairs, repeated_pairs],
 )  # fmt: skip
 def test_files_that_are_readable_and_wrong(pool: Path, damage: Callable[[Path], str]) -> None:

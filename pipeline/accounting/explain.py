@@ -1,0 +1,275 @@
+"""The history of one row: its pair, each attempt, its scores, and what each view decided."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from manifests import disk
+from manifests.pool_layout import (
+    NOT_STORED,
+    PoolLayout,
+    ViewDocument,
+    read_commit_records,
+    read_document,
+)
+from manifests.schema import Rule, View
+from manifests.text import printable
+from pipeline.accounting.counts import view_names
+from pipeline.fetch import plan
+from pipeline.scoring import complete_score_sets
+from pipeline.views import columns_of, rule_text
+
+READERS = 8  # files that are open at once
+LISTED = 20  # matches that are printed
+NAMING_COLUMNS = ("uid", "url", "key", "image_name")  # what a person may name a row by
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """A row that fits what was asked for."""
+
+    uid: str
+    url: str | None
+    shard: str | None  # None: not attempted yet
+    row: int
+    key: str | None
+
+
+def explain_row(pool: str, name: str) -> dict[str, Any]:
+    """The history of the row that `name` names: a uid, a URL, a tar key, or a file name (the last part of a path).
+
+    {"uid", "pair": its row of the pairs or None, "attempts": […]}; each attempt has its row of the sidecar, its scores
+    and what each view decided. If rows of several uids fit: {"name", "matches": [{uid, url, shard, row, key}]}.
+    ValueError if no row fits.
+    """
+    records = read_commit_records(pool)
+    layout = PoolLayout(pool)
+    with ThreadPoolExecutor(READERS) as threads:
+        found = threads.map(lambda shard: _matches(layout.sidecar(shard), name, shard), records)
+        matches = [match for in_shard in found for match in in_shard]
+    if not matches:
+        matches = list(_waiting_matches(pool, name))
+    if not matches:
+        rows = sum(record.count for record in records.values())
+        raise ValueError(
+            f"{pool} has no row with uid, URL, key or file name {name!r}, neither among its pairs "
+            f"nor among {rows} rows attempted"
+        )
+    if len({match.uid for match in matches}) > 1:
+        return {"name": name, "matches": disk.to_plain(matches)}
+    attempts = [match for match in matches if match.shard is not None]
+    return {
+        "uid": matches[0].uid,
+        "pair": _pair(pool, matches[0]),
+        "attempts": [_attempt(pool, match) for match in attempts],
+    }
+
+
+def explain_lines(history: Mapping[str, Any]) -> list[str]:
+    """What `explain_row` returns, for a terminal. Characters that a terminal would act on are escaped."""
+    lines = _match_lines(history) if "matches" in history else _history_lines(history)
+    return [printable(line) for line in lines]
+
+
+# --- finding rows --------------------------------------------------------------------------------------------------
+
+
+def _matches(path: str, name: str, shard: str | None) -> list[Match]:
+    """The rows of a sidecar or a part of the pairs that `name` names."""
+    available = disk.read_schema(path).names
+    columns = [column for column in NAMING_COLUMNS if column in available]
+    table = disk.read_parquet(path, columns)
+    mask = pc.equal(table["uid"], name)
+    for column in columns:
+        mask = pc.or_(mask, _names(table[column], name))
+    matches = []
+    for row in pc.indices_nonzero(pc.fill_null(mask, False)).to_pylist():
+        values = table.slice(row, 1).to_pylist()[0]
+        matches.append(
+            Match(
+                uid=values["uid"],
+                url=values["url"],
+                shard=shard,
+                row=int(row),
+                key=values.get("key"),
+            )
+        )
+    return matches
+
+
+def _names(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+    """(rows,) True where a value is `name` or a path or URL whose last part is `name`."""
+    tests = [
+        pc.equal(column, name),
+        pc.ends_with(column, f"/{name}"),
+        pc.match_substring(column, f"/{name}?"),
+        pc.match_substring(column, f"/{name}#"),
+    ]
+    mask = tests[0]
+    for test in tests[1:]:
+        mask = pc.or_(mask, test)
+    return pc.fill_null(mask, False)
+
+
+def _waiting_matches(pool: str, name: str) -> Iterator[Match]:
+    """Pairs that were not attempted yet."""
+    folder = PoolLayout(pool).pairs
+    for file in disk.list_names(folder, ".parquet"):
+        yield from _matches(disk.join(folder, file), name, None)
+
+
+def _pair(pool: str, match: Match) -> dict[str, Any] | None:
+    """The row of the pairs that was attempted first, or that waits."""
+    layout = PoolLayout(pool)
+    if match.shard is not None:
+        if not disk.exists(layout.plan):
+            return None
+        pair: dict[str, Any] = disk.to_plain(plan.rows_of_shard(pool, int(match.shard))[match.row])
+        return pair
+    for file in disk.list_names(layout.pairs, ".parquet"):
+        table = disk.read_parquet(disk.join(layout.pairs, file))
+        rows = table.filter(pc.equal(table["uid"], match.uid)).slice(0, 1).to_pylist()
+        if rows:
+            return dict(rows[0])
+    return None
+
+
+# --- what is known of a row ----------------------------------------------------------------------------------------
+
+
+def _attempt(pool: str, match: Match) -> dict[str, Any]:
+    layout = PoolLayout(pool)
+    assert match.shard is not None
+    sidecar = _row(layout.sidecar(match.shard), match.row)
+    scores = {}
+    for name in complete_score_sets(pool):
+        path = layout.score_columns(name, match.shard)
+        scores[name] = _row(path, match.row) if disk.exists(path) else {}
+    views = {}
+    for view in view_names(pool):
+        views[view] = _decision(layout, view, match, sidecar, scores)
+    return {
+        "shard": match.shard,
+        "row": match.row,
+        "sidecar": sidecar,
+        "scores": scores,
+        "views": views,
+    }
+
+
+def _row(path: str, row: int) -> dict[str, Any]:
+    return dict(disk.read_parquet(path).slice(row, 1).to_pylist()[0])
+
+
+def _decision(
+    layout: PoolLayout,
+    view: str,
+    match: Match,
+    sidecar: Mapping[str, Any],
+    scores: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Whether a view keeps a row; if not, the first rule that fails, with the values that it read."""
+    assert match.shard is not None
+    path = layout.view_mask(view, match.shard)
+    if not disk.exists(path):
+        return {"kept": False, "rule": None, "note": "the view is older than this shard"}
+    outcome = _row(path, match.row)
+    if outcome["kept"] or outcome["rule"] == NOT_STORED:
+        return outcome
+    document = read_document(layout.view_json(view), ViewDocument)
+    failed = outcome["rule"].removesuffix(":missing")
+    rule = next(rule for rule in document.rules if rule["name"] == failed)
+    where = rule.get("where")
+    if where is None:
+        return {**outcome, "note": f"not among the rows drawn at random ({rule_text(rule)})"}
+    values = dict(sidecar)
+    for folder in document.scores.values():
+        values |= scores.get(folder, {})
+    only_rule = [View(name=view, rules=(Rule(name=failed, where=where),))]
+    columns = sorted(columns_of(only_rule, view, values) - {"status"})
+    sql = _without_spaces(where)
+    thresholds = {}
+    for call, threshold in document.thresholds.items():
+        if _without_spaces(call) in sql:
+            thresholds[call] = threshold.value
+    return {
+        **outcome,
+        "where": where,
+        "thresholds": thresholds,
+        "values": {column: values[column] for column in columns},
+    }
+
+
+def _without_spaces(sql: str) -> str:
+    return "".join(sql.split()).lower()
+
+
+# --- for a terminal ------------------------------------------------------------------------------------------------
+
+
+def _match_lines(history: Mapping[str, Any]) -> Iterator[str]:
+    matches = history["matches"]
+    yield f"{len(matches)} rows fit {history['name']!r}; give one of these uids to --explain"
+    for match in matches[:LISTED]:
+        place = f"shard {match['shard']} key {match['key']}" if match["shard"] else "not attempted"
+        yield f"match   {match['uid']}  {place}  {match['url']}"
+    if len(matches) > LISTED:
+        yield f"        and {len(matches) - LISTED} more"
+
+
+def _history_lines(history: Mapping[str, Any]) -> Iterator[str]:
+    pair, attempts = history["pair"], history["attempts"]
+    yield f"uid     {history['uid']}"
+    yield from _column_lines("pair", pair or {}, left_out={"uid"})
+    if not attempts:
+        yield "fetch   not attempted yet"
+    for attempt in attempts:
+        sidecar = attempt["sidecar"]
+        outcome = f"{sidecar['reason']} ({sidecar['class']})" if sidecar["reason"] else "stored"
+        yield f"fetch   shard {attempt['shard']} row {attempt['row']}: {outcome}"
+        shown_before = {"uid", "status", "reason", "class"}
+        if pair:
+            shown_before |= pair.keys() & sidecar.keys()
+        yield from _column_lines("", sidecar, left_out=shown_before)
+        for name, columns in attempt["scores"].items():
+            yield from _column_lines("score", columns, title=name)
+        for name, decision in attempt["views"].items():
+            yield f"view    {name}: {_decision_text(decision)}"
+
+
+def _column_lines(
+    head: str, columns: Mapping[str, Any], *, title: str = "", left_out: Iterable[str] = ()
+) -> list[str]:
+    hidden = set(left_out)
+    lines = []
+    for name, value in columns.items():
+        if value is not None and name not in hidden:
+            lines.append(f"{name:<16} {_short(value)}")
+    if title:
+        lines = [title, *(f"  {line}" for line in lines or ["no score"])]
+    return [f"{head if i == 0 else '':<8}{line}" for i, line in enumerate(lines)]
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, list):
+        return f"{len(value)} values"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _decision_text(decision: Mapping[str, Any]) -> str:
+    if decision["kept"]:
+        return "kept"
+    if "where" not in decision:
+        return f"not kept: {decision.get('note') or decision['rule']}"
+    facts = []
+    for name, value in decision["values"].items():
+        facts.append(f"{name} = {'NULL' if value is None else _short(value)}")
+    for call, value in decision["thresholds"].items():
+        facts.append(f"{call} = {_short(value)}")
+    return f"not kept by {decision['rule']}: {decision['where']}; {', '.join(facts)}"

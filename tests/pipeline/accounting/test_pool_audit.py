@@ -1,0 +1,133 @@
+"""The audit of a pool as a person reads it: counts, problems, notes, and one last line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from manifests import disk
+from manifests.columns import PAIRS
+from manifests.pool_layout import PoolLayout
+from manifests.schema import Recipe, Source, View
+from pipeline.accounting.pool_audit import audit_lines, audit_plain, audit_pool
+from pipeline.audit import main
+from pipeline.external.adopt import adopt, tickets
+from pipeline.fetch import plan
+from pipeline.pool import member_block
+from tests.support import audited
+from tests.support.small_pool import Row, make_pool
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> str:
+    return audited.make(tmp_path / "pool")
+
+
+def test_a_whole_pool(pool: str) -> None:
+    audit = audit_pool(pool)
+    assert audit.is_fine
+    text = "\n".join(audit_lines(audit))
+    assert "crawl   26 links of 1 parts = 24 pairs + 2 dropped" in text
+    assert "24 attempted = 18 stored + 6 not stored" in text
+    assert "http_4xx" in text
+    assert "attempted 24 → stored 18 → big" in text
+    assert text.endswith("\nall counts are consistent")
+    plain = audit_plain(audit)
+    assert plain["fetch"]["stored"] == 18
+    assert (plain["complete"], plain["problems"], plain["damaged"]) == (True, [], [])
+
+
+def test_a_pool_on_its_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pool = str(tmp_path)
+    audited.write_pairs(pool)
+    assert main([pool]) == 3
+    assert "no shard is planned yet: run pipeline/build.py" in capsys.readouterr().out
+    tasks = plan.write_plan(pool, audited.RECIPE)
+    audited.write_shard(pool, tasks[0])
+    assert main([pool]) == 3
+    assert f"{len(tasks) - 1} shards are missing: run pipeline/build.py" in capsys.readouterr().out
+
+
+def test_views_that_the_recipe_no_longer_has_are_a_note(
+    pool: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = Recipe(name="r", source=Source(kind="wat", paths=("x",)), views=(View(name="raw"),))
+    disk.write_json(PoolLayout(pool).recipe_json, recipe)
+    assert main([pool, "--json"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("note")] == [
+        "note    views that recipe 'r' does not have stay in the pool: drawn, words; "
+        "a view is removed by deleting views/NAME.json and then the folder views/NAME"
+    ]
+    assert json.loads(lines[-1])["notes"] == [lines[-3].removeprefix("note    ")]
+
+
+def test_a_pool_that_lost_all_rows_names_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pool = make_pool(tmp_path, [Row(caption="x", reason="missing_file", url="/data/\x1b[1m.jpg")])
+    main([pool])
+    out = capsys.readouterr().out
+    assert (
+        "note    none of the 1 rows is stored; an example of missing_file: "
+        r"row 000000000: /data/\x1b[1m.jpg"
+    ) in out
+
+
+def test_a_source_without_a_pair_is_not_told_to_build_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metadata = {"links": 9, "pairs": 0, "reasons": {"bad_url": 9}}
+    path = PoolLayout(str(tmp_path)).pairs_part(0)
+    disk.write_parquet(path, pa.Table.from_pylist([], schema=PAIRS), metadata)
+    assert main([str(tmp_path)]) == 3
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.endswith("the source gave no pair: correct it in the recipe")
+
+
+def test_adopted_tars_that_changed_or_went_away_are_problems(tmp_path: Path) -> None:
+    tar = tmp_path / "x.tar"
+    members = member_block("a.jpg", audited.picture(20, 1)) + member_block("a.txt", b"words")
+    tar.write_bytes(members + bytes(1024))
+    pool = str(tmp_path / "pool")
+    for ticket in tickets(Source(kind="shards", paths=(str(tar),))):
+        adopt({"pool": pool})(ticket)
+    assert audit_pool(pool).is_fine
+    tar.write_bytes(members + bytes(2048))
+    audit = audit_pool(pool)
+    assert not audit.is_fine
+    [problem] = audit.problems
+    assert problem.startswith(f"{tar}: changed since shard 00000 was adopted from it: ")
+    assert audit_lines(audit)[-2:] == [f"WRONG   {problem}", "1 problem found"]
+    tar.unlink()
+    assert audit_pool(pool).problems == (f"{tar}: missing; shard 00000 was adopted from it",)
+
+
+def test_verify_as_a_command(pool: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([pool, "--verify", "--json"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[-2] == "all counts are consistent and all files are intact"
+    assert json.loads(out[-1])["damaged"] == []
+    tar = Path(pool) / "shards/00001.tar"
+    tar.write_bytes(tar.read_bytes()[:-1])
+    assert main([pool, "--verify"]) == 3
+    assert "WRONG   shards/00001.tar: damaged" in capsys.readouterr().out
+    Path(PoolLayout(pool).commit_record(0)).write_text("{")
+    assert main([pool, "--verify", "--json"]) == 3
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("WRONG   the pool cannot be counted: ") for line in lines)
+    assert any(line.startswith("WRONG   shards/00000_stats.json: damaged") for line in lines)
+    assert any(line.startswith("WRONG   shards/00001.tar: damaged") for line in lines)
+    assert json.loads(lines[-1])["complete"] is False
+
+
+def test_a_folder_that_is_no_pool(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([], ["--verify"], ["--explain", "0" * 32]):
+        assert main([str(tmp_path), *words]) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.startswith("error: ")
+        assert captured.err.count("\n") == 1
