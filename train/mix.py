@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from manifests import disk, reader
-from manifests.pool_layout import PoolLayout
+from manifests.pool_layout import PoolLayout, ViewDocument, read_document
 from manifests.schema import Blend
 
 
@@ -45,8 +45,9 @@ def blend_of(mix: Sequence[str], seed: int = 0) -> Blend:
     return Blend(name="mix", pools=pools, views=weights, seed=seed)
 
 
-def check_pools(blend: Blend) -> None:
-    """ValueError for a pool that does not exist, or a view that a pool does not have."""
+def count_rows(blend: Blend) -> int:
+    """Rows that the views of a blend keep. ValueError for a pool that does not exist, or has no such view."""
+    rows = 0
     for name in blend.views:
         pool, _, view = name.partition("/")
         layout = PoolLayout(blend.pools[pool])
@@ -54,10 +55,12 @@ def check_pools(blend: Blend) -> None:
             raise ValueError(f"pool {pool!r} of the blend does not exist: {layout.root}")
         if not disk.exists(layout.view_json(view)):
             views = list_views(layout.root)
-            listed = ", ".join(views) if views else "none"
             raise ValueError(
-                f"pool {layout.root} has no view {view!r}{disk.did_you_mean(view, views)} (it has {listed})"
+                f"pool {layout.root} has no view {view!r}{disk.did_you_mean(view, views)}"
+                f" (it has {', '.join(views) or 'none'})"
             )
+        rows += read_document(layout.view_json(view), ViewDocument).kept
+    return rows
 
 
 def list_views(pool: str) -> list[str]:

@@ -31,12 +31,19 @@ from typing import Any
 from manifests import console, disk
 from manifests.pool_layout import RunLayout, RunRecord, read_document
 from manifests.schema import Blend
-from train.config import PRESETS, TrainConfig, check_layout, configure, model_config
+from train.config import (
+    PRESETS,
+    TrainConfig,
+    check_layout,
+    configure,
+    format_settings,
+    model_config,
+)
 from train.data import Loader, ReadFailed
 from train.dist import launch, ray_train
 from train.formats import model_files, nemo
 from train.loop import train
-from train.mix import blend_of, check_pools, read_blend
+from train.mix import blend_of, count_rows, read_blend
 from train.nonfinite import NonFinite
 
 logger = logging.getLogger(__name__)
@@ -77,6 +84,11 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--ray", action="store_true", help="ranks are workers of Ray Train, anywhere on the cluster"
     )
+    parser.add_argument(
+        "--list-settings",
+        action="store_true",
+        help="print all settings with their meaning, and end",
+    )
     parser.add_argument("--restart", action="store_true", help="start again instead of resuming")
     parser.add_argument(
         "--json", action="store_true", help="end with run.json as one line on stdout"
@@ -85,9 +97,15 @@ def parser() -> argparse.ArgumentParser:
 
 
 def settings(
-    preset: str | None, changes: Sequence[str], nemo_file: str | None = None
+    preset: str | None,
+    changes: Sequence[str],
+    nemo_file: str | None = None,
+    epoch_samples: int | None = None,
 ) -> TrainConfig:
-    """The preset, then NVIDIA's file, then `KEY=VALUE`; later ones win. ValueError for a text without `=`."""
+    """The preset, then NVIDIA's file, then `KEY=VALUE`; later ones win. ValueError for a text without `=`.
+
+    `epoch_samples`, the rows that the blend's views keep, are for the message about `epochs`.
+    """
     values: dict[str, Any] = {}
     if nemo_file is not None:
         _, values, notes = nemo.read(nemo_file)
@@ -98,7 +116,8 @@ def settings(
         if not equals:
             raise ValueError(f"--set {change!r} is not KEY=VALUE")
         values[key.strip()] = value.strip()
-    return configure(values if preset is None else {"preset": preset, **values})
+    changed = values if preset is None else {"preset": preset, **values}
+    return configure(changed, epoch_samples)
 
 
 def blend_from(args: argparse.Namespace) -> Blend:
@@ -134,6 +153,9 @@ def start_ranks(args: argparse.Namespace, blend: Blend, config: TrainConfig) -> 
 
 def run(args: argparse.Namespace, rank: int) -> int:
     """Train what the command line says. Exit status 0, 3 (the run failed) or 75 (stopped and saved)."""
+    if args.list_settings:
+        print(format_settings())
+        return 0
     if args.out is None:
         raise ValueError("--out is missing: the folder of the run")
     if args.ranks < 1:
@@ -142,9 +164,8 @@ def run(args: argparse.Namespace, rank: int) -> int:
     if not disk.is_url(args.out) and disk.local_path(args.out).is_file():
         raise ValueError(f"--out {args.out} is a file; choose a folder")
     layout = RunLayout(args.out)
-    config = settings(args.preset, args.set, args.nemo)
     blend = blend_from(args)
-    check_pools(blend)
+    config = settings(args.preset, args.set, args.nemo, count_rows(blend))
     finished_before = disk.exists(layout.run_json) and not args.restart
     if rank == 0 and args.blend != layout.blend_json:
         disk.write_json(layout.blend_json, blend)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from train.mix import blend_of, check_pools, list_views, read_blend
+from train.mix import blend_of, count_rows, list_views, read_blend
 
 
 def test_pools_are_named_by_their_folders_and_kept_apart(tmp_path, monkeypatch):
@@ -40,14 +40,14 @@ def test_a_view_twice_is_refused():
 
 def test_pools_and_views_are_looked_for(tiny_pool, tmp_path):
     assert list_views(tiny_pool) == ["all", "half"]
-    check_pools(blend_of([f"{tiny_pool}/all=1"]))
+    assert count_rows(blend_of([f"{tiny_pool}/all=1", f"{tiny_pool}/half=1"])) == 72
     with pytest.raises(
         ValueError, match=r"has no view 'hal'; did you mean 'half'\? \(it has all, half"
     ):
-        check_pools(blend_of([f"{tiny_pool}/hal=1"]))
+        count_rows(blend_of([f"{tiny_pool}/hal=1"]))
     with pytest.raises(
         ValueError, match=f"pool 'none' of the blend does not exist: {tmp_path}/none"
     ):
-        check_pools(blend_of([f"{tmp_path}/none/all=1"]))
+        count_rows(blend_of([f"{tmp_path}/none/all=1"]))
     with pytest.raises(ValueError, match=r"is a pool, not a blend: write --mix .*/all=1 instead"):
         read_blend(tiny_pool)

@@ -126,6 +126,18 @@ def test_a_wrong_path_is_one_line_and_status_2(
     assert error.count("\n") == 1
 
 
+def test_settings_are_listed_without_a_run(capsys):
+    assert run.main(["--list-settings"]) == 0
+    printed = capsys.readouterr().out
+    for name in ("samples_seen", "micro_batch", "init", "checkpoint_every"):
+        assert name in printed
+
+
+def test_epochs_are_told_in_samples_of_the_blend(blend, tmp_path, capsys):
+    assert run.main([blend, "--out", str(tmp_path / "run"), *changes(epochs=3)]) == 2
+    assert "so 3 epochs are samples_seen=144" in capsys.readouterr().err
+
+
 def test_a_blend_that_is_not_there_is_a_mistake(tmp_path, capsys):
     assert run.main([str(tmp_path / "none.yaml"), "--out", str(tmp_path / "run")]) == 2
     assert "none.yaml does not exist" in capsys.readouterr().err

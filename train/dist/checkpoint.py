@@ -56,7 +56,9 @@ class Checkpoint:
         return self.record.layout is not None
 
 
-def save(run: str, model: Mapping[str, Tensor], optimizer: Moments, record: CheckpointRecord) -> str:
+def save(
+    run: str, model: Mapping[str, Tensor], optimizer: Moments, record: CheckpointRecord
+) -> str:
     """Write and check a checkpoint, then remove all but the last two. Returns its folder.
 
     The hashes of the record are filled in. OSError where it cannot be read back as it was written.

@@ -55,7 +55,9 @@ def launch_ranks(command: Sequence[str], world: int) -> int:
         for process in ranks:
             process.kill()
             process.wait()
-    if status < 0 and received:  # ended by the signal: there was nothing to save yet, or there were two signals
+    if (
+        status < 0 and received
+    ):  # ended by the signal: there was nothing to save yet, or there were two signals
         return 128 + received[-1]
     return status
 

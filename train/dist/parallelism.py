@@ -1,11 +1,13 @@
-"""A model over a mesh: tensor parallelism, recomputed blocks, compiled blocks, FSDP2, in this order and in place.
+"""A model over a mesh: tensor parallelism, recomputed blocks, compiled blocks, FSDP2, in this order.
 
-Tensor parallelism gives each rank a share of the heads and of the perceptrons' hidden channels: rows of `qkv` and
-`fc1`, columns of `out` and `fc2`, as DTensors. What enters a block's branch is the same on all ranks of the group and
-its gradients are added up; what leaves is added up and its gradient is the same. So everything outside (embeddings,
-norms, projections) is held whole by every rank of the group and has its complete gradient there, with no more to do.
+Tensor parallelism gives each rank some of the heads and some of the MLPs' hidden channels: rows of
+`qkv` and `fc1`, columns of `out` and `fc2`, as DTensors. The input of a block's branch is the same
+on all ranks of the group, and its gradients are summed. The outputs are summed, and their gradient
+is the same on all ranks. So every rank of the group holds everything else (embeddings, norms,
+projections) whole, and has the complete gradient of it.
 
-Blocks are replaced nowhere: their `forward` is, so that parameters keep their names and hooks their order.
+The model is changed in place. A block stays the same object and gets another `forward`, so that
+parameters keep their names and hooks their order.
 """
 
 from __future__ import annotations
@@ -20,17 +22,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from train.config import TrainConfig, recompute_interval
-from train.step import DataParallel
-from train.model import CLIP
-from train.model import Block
 from train.dist.process_group import Ranks
+from train.model import CLIP, Block
+from train.step import DataParallel
 
-SPLIT = {"qkv": 0, "fc1": 0, "out": 1, "fc2": 1}  # layers of a block, and the dimension of the weight that is shared
-VARIANTS = 64  # compiled forms of a block: towers, last or not, grad or not, lengths; torch's own limit is 8
+# Layers of a block, and the dimension of the weight that is split.
+SPLIT = {"qkv": 0, "fc1": 0, "out": 1, "fc2": 1}
+# Compiled forms of a block: towers, last or not, grad or not, lengths. torch's own limit is 8.
+VARIANTS = 64
 
 
 def parallelize(model: CLIP, ranks: Ranks, config: TrainConfig) -> None:
-    """Lay `model` (whole, in main memory or on the device) over the mesh of `ranks`. It ends on the device."""
+    """Lay a whole `model`, in host memory or on the device, over the mesh of `ranks`.
+
+    It ends on the device, or with `cpu_offload` in host memory.
+    """
     if ranks.tp > 1:
         apply_tp(model, ranks.mesh["tp"])
     if every := recompute_interval(config.recompute):
@@ -38,13 +44,18 @@ def parallelize(model: CLIP, ranks: Ranks, config: TrainConfig) -> None:
             if number % every == 0:
                 apply_activation_checkpointing(block, selective=config.recompute == "selective")
     if config.compile != "none":
-        torch._dynamo.config.recompile_limit = max(VARIANTS, torch._dynamo.config.recompile_limit)
-        for block in _blocks(model):
-            block.forward = torch.compile(block.forward, backend=config.compile)  # type: ignore[method-assign]
+        apply_compile(model, config.compile)
     if ranks.fsdp:
         apply_fsdp(model, ranks, config)
     if not (ranks.fsdp and config.cpu_offload):
         model.to(ranks.device)
+
+
+def apply_compile(model: CLIP, backend: str) -> None:
+    """Compile the forward of every block by itself."""
+    torch._dynamo.config.recompile_limit = max(VARIANTS, torch._dynamo.config.recompile_limit)
+    for block in _blocks(model):
+        block.forward = torch.compile(block.forward, backend=backend)  # type: ignore[method-assign]
 
 
 def _blocks(model: CLIP) -> Iterator[Block]:
@@ -56,8 +67,8 @@ def _blocks(model: CLIP) -> Iterator[Block]:
 # --- tensor parallelism ----------------------------------------------------------------------------------------------
 
 
-class _Local(NamedTuple):
-    """What a layer's own `forward` reads of it, on this rank."""
+class _LocalLayer(NamedTuple):
+    """What a layer's own `forward` reads of the layer: this rank's part."""
 
     weight: Tensor
     bias: Tensor
@@ -65,34 +76,38 @@ class _Local(NamedTuple):
 
 
 def apply_tp(model: CLIP, mesh: Any) -> None:
-    """Give this rank its share of every block."""
+    """Split every block over the ranks of a one-dimensional mesh."""
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     for block in _blocks(model):
         for name, dim in SPLIT.items():
             layer = getattr(block, name)
             heads = layer.weight.shape[0] // (3 * layer.head_width) if name == "qkv" else 0
-            for part, place in (("weight", Shard(dim)), ("bias", Shard(0) if dim == 0 else Replicate())):
-                # Every rank has drawn the same numbers: nothing needs to be sent.
-                held = distribute_tensor(getattr(layer, part).detach(), mesh, [place], src_data_rank=None)
-                setattr(layer, part, nn.Parameter(held))
-            layer.forward = functools.partial(_columns if dim == 0 else _rows, layer, mesh)
+            placements = {"weight": Shard(dim), "bias": Shard(0) if dim == 0 else Replicate()}
+            for part, placement in placements.items():
+                # Every rank has the same numbers: nothing has to be sent (src_data_rank=None).
+                whole = getattr(layer, part).detach()
+                split = distribute_tensor(whole, mesh, [placement], src_data_rank=None)
+                setattr(layer, part, nn.Parameter(split))
+            forward = _column_parallel if dim == 0 else _row_parallel
+            layer.forward = functools.partial(forward, layer, mesh)
             if heads:
                 first = heads // mesh.size() * mesh.get_local_rank()
                 block.attention_spec = block.attention_spec._replace(first_head=first)
 
 
-def _columns(layer: Any, mesh: Any, h: Tensor, **rest: Any) -> Any:
-    """The layer's share of output channels. h is whole; its gradient is the sum of the ranks' shares."""
+def _column_parallel(layer: Any, mesh: Any, h: Tensor, **rest: Any) -> Any:
+    """This rank's output channels. h is whole; its gradient is summed over the ranks."""
     from torch.distributed.tensor import DTensor, Partial, Replicate
 
     h = DTensor.from_local(h, mesh, [Replicate()]).to_local(grad_placements=[Partial()])
-    local = _Local(layer.weight.to_local(), layer.bias.to_local(), getattr(layer, "head_width", 0))
-    return type(layer).forward(local, h, **rest)
+    weight, bias = layer.weight.to_local(), layer.bias.to_local()
+    local_layer = _LocalLayer(weight, bias, getattr(layer, "head_width", 0))
+    return type(layer).forward(local_layer, h, **rest)
 
 
-def _rows(layer: Any, mesh: Any, h: Tensor) -> Tensor:
-    """The whole output from a share of the input channels: the ranks' products are added up, then the bias."""
+def _row_parallel(layer: Any, mesh: Any, h: Tensor) -> Tensor:
+    """All output channels from this rank's input channels: the products are summed, then the bias."""
     from torch.distributed.tensor import DTensor, Partial, Replicate
 
     product = DTensor.from_local(F.linear(h, layer.weight.to_local()), mesh, [Partial()])
@@ -105,61 +120,70 @@ def _rows(layer: Any, mesh: Any, h: Tensor) -> Tensor:
 
 
 def apply_activation_checkpointing(block: Block, *, selective: bool) -> None:
-    """Let backward compute the block once more; `selective` keeps the results of matrix products and attention.
+    """Recompute the block in backward; `selective` saves the results of matrix products and attention.
 
-    No generator's state is kept: dropout's numbers are functions of where a sample stands.
+    No state of a random generator is saved: dropout is a function of a sample's position.
     """
     from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
     if selective:
-        options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _kept())
+        options["context_fn"] = functools.partial(
+            create_selective_checkpoint_contexts, _saved_operations()
+        )
     block.forward = functools.partial(checkpoint, block.forward, **options)  # type: ignore[method-assign]
 
 
-def _kept() -> list[Any]:
-    """Operations that cost more to repeat than their results take to keep."""
-    names = ["mm", "addmm", "bmm"]
-    kinds = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
-    names += [f"_scaled_dot_product_{kind}" for kind in kinds]
-    found = [(torch.ops.aten, name) for name in names]
-    found += [(torch.ops.torch_attn, "_varlen_attn")]
-    found += [(torch.ops.flash_attn, f"_flash_attn{kind}_forward") for kind in ("", "_varlen")]
-    kept = [getattr(space, name).default for space, name in found if hasattr(space, name)]
-    return [*kept, torch.ops._c10d_functional.all_reduce.default]
+def _saved_operations() -> list[Any]:
+    """Operations that cost more to repeat than their results take to keep; those that this torch has."""
+    names = [(torch.ops.aten, name) for name in ("mm", "addmm", "bmm")]
+    for kind in ("flash", "efficient", "cudnn"):
+        names.append((torch.ops.aten, f"_scaled_dot_product_{kind}_attention"))
+    names.append((torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu"))
+    names.append((torch.ops.torch_attn, "_varlen_attn"))
+    names.append((torch.ops.flash_attn, "_flash_attn_forward"))
+    names.append((torch.ops.flash_attn, "_flash_attn_varlen_forward"))
+    known = [getattr(space, name).default for space, name in names if hasattr(space, name)]
+    return [*known, torch.ops._c10d_functional.all_reduce.default]
 
 
 # --- FSDP2 -----------------------------------------------------------------------------------------------------------
 
 
 def apply_fsdp(model: CLIP, ranks: Ranks, config: TrainConfig) -> None:
-    """Share parameters, gradients and the optimizer's state out over dp_shard, whole blocks at a time.
+    """Shard parameters, gradients and optimizer state over dp_shard, one block at a time.
 
-    The logit scale and bias stay whole and in 32 bits: they have no dimension to share, and 16 bits would round the
-    temperature to three digits. Their gradients are averaged by hand.
+    The logit scale and bias stay whole and in fp32: they have no dimension to shard, and 16 bits
+    would round the temperature to three digits. Their gradients are all-reduced by a hook.
     """
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
     names = ("dp_replicate", "dp_shard") if ranks.dp_replicate > 1 else ("dp_shard",)
-    options: dict[str, Any] = {"mesh": ranks.mesh[names], "reshard_after_forward": config.reshard_after_forward}
+    options: dict[str, Any] = {
+        "mesh": ranks.mesh[names],
+        "reshard_after_forward": config.reshard_after_forward,
+    }
     if config.precision in ("bf16", "bf16_o2"):
-        # Autocast sees to what enters a layer; casting it here would take the residual stream's bits too.
-        options["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+        # Autocast casts the inputs of layers; a cast here would also round the residual stream.
+        options["mp_policy"] = MixedPrecisionPolicy(
+            torch.bfloat16, torch.float32, cast_forward_inputs=False
+        )
     if config.cpu_offload:
         options["offload_policy"] = CPUOffloadPolicy()
     scalars = [p for p in (model.logit_scale, model.logit_bias) if p is not None]
     for scalar in scalars:
         scalar.data = scalar.data.to(ranks.device)
-        scalar.register_post_accumulate_grad_hook(functools.partial(_average, ranks.data_parallel))
+        hook = functools.partial(_average_gradient, ranks.data_parallel)
+        scalar.register_post_accumulate_grad_hook(hook)
     for block in _blocks(model):
         fully_shard(block, **options)
-    if config.precision == "bf16":  # embeddings as without sharding: autocast leaves them 32 bits
+    if config.precision == "bf16":  # embeddings stay in fp32, as under autocast without sharding
         options["mp_policy"] = MixedPrecisionPolicy(None, torch.float32, cast_forward_inputs=False)
     fully_shard(model, ignored_params=set(scalars), **options)
 
 
-def _average(data_parallel: DataParallel, scalar: Tensor) -> None:
-    """Its gradient arrives once in a step, also where a batch is computed in pieces."""
+def _average_gradient(data_parallel: DataParallel, scalar: Tensor) -> None:
+    """Average the gradient of a scalar. It arrives once in a step, also with micro-batches."""
     assert scalar.grad is not None
     dist.all_reduce(scalar.grad, group=data_parallel.group)
     scalar.grad /= data_parallel.world

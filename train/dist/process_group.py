@@ -1,11 +1,11 @@
-"""The processes of a run (gloo on processors, nccl on GPUs) and the mesh on which a model lies over them.
+"""The processes of a run (gloo on CPUs, nccl on GPUs), and the mesh of a model over them.
 
-`init_distributed` reads the variables that torchrun, Ray and `launch` set,
-`build_mesh` lays the ranks out, `apply_ddp` averages gradients where every rank holds the whole model (what is sharded is
-`parallelize`'s), `mean` averages numbers, `close` ends the group.
+`init_distributed` reads the variables that torchrun, Ray and `launch` set; `build_mesh` gives the
+ranks their layout; `apply_ddp` averages gradients where every rank holds the whole model (for the
+rest see `parallelize`).
 
-The mesh has the dimensions dp_replicate x dp_shard x tp, in this order over the ranks. Ranks of one tp group see the
-same samples and hold shares of the same layers; all others see different samples.
+The mesh has the dimensions dp_replicate x dp_shard x tp, in this order over the ranks. Ranks of one
+tp group see the same samples and hold parts of the same layers; all others see different samples.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from train.config import TrainConfig, check_layout
 from train.step import DataParallel
 
-TIMEOUT = timedelta(minutes=10)  # a rank that hears nothing for so long ends instead of waiting for ever
+TIMEOUT = timedelta(minutes=10)  # after which a rank that waits for another one fails
 STORE = "CLIPMILL_STORE"  # a file through which the ranks of one machine find each other
 MESH = ("dp_replicate", "dp_shard", "tp")
 
@@ -41,8 +41,8 @@ class Ranks:
     dp_shard: int = 1
     tp: int = 1
     mesh: Any = None  # of MESH's dimensions; None where every rank holds the whole model
-    dp_group: Any = None  # the ranks with the same share of the layers; None: all
-    checkpoint_group: Any = None  # a gloo group of all ranks, for checkpoints that are written in the background
+    dp_group: Any = None  # the ranks with the same part of the layers; None: all
+    checkpoint_group: Any = None  # a gloo group of all ranks, for saving in the background
 
     @property
     def dp(self) -> int:
@@ -51,7 +51,7 @@ class Ranks:
 
     @property
     def dp_replicate(self) -> int:
-        """How often the whole model is there."""
+        """Copies of the whole model."""
         return self.world // (self.dp_shard * self.tp)
 
     @property
@@ -61,8 +61,10 @@ class Ranks:
 
     @property
     def fsdp(self) -> bool:
-        """Whether FSDP2 averages the gradients. With tensor parallelism it does so also where it shards over one rank,
-        since DDP takes no parameters that are shared out."""
+        """Whether FSDP2 averages the gradients.
+
+        With tensor parallelism it does so even where it shards over one rank: DDP refuses DTensors.
+        """
         return self.dp_shard > 1 or (self.tp > 1 and self.dp_replicate > 1)
 
     @property
@@ -76,21 +78,28 @@ def init_distributed(device: str = "auto") -> Ranks:
     world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     cuda = torch.cuda.is_available()
     if device.startswith("cuda") and not cuda:
-        raise ValueError(f"device is {device!r}, but torch finds no GPU here; set device to cpu or auto")
-    place = torch.device(("cuda" if cuda else "cpu") if device == "auto" else device)
-    if world > 1 and place.type == "cuda":
+        raise ValueError(
+            f"device is {device!r}, but torch finds no GPU here; set device to cpu or auto"
+        )
+    target = torch.device(("cuda" if cuda else "cpu") if device == "auto" else device)
+    if world > 1 and target.type == "cuda":
         local = int(os.environ.get("LOCAL_RANK", "0"))
         if local >= torch.cuda.device_count():
-            raise ValueError(f"rank {rank} has no GPU: there are {torch.cuda.device_count()}; start fewer ranks")
-        place = torch.device("cuda", local)
-        torch.cuda.set_device(place)
+            raise ValueError(
+                f"rank {rank} has no GPU: there are {torch.cuda.device_count()}; start fewer ranks"
+            )
+        target = torch.device("cuda", local)
+        torch.cuda.set_device(target)
     began = world > 1 and not dist.is_initialized()
     if began:
         store = os.environ.get(STORE)
         method = None if store is None else f"file://{store}"
-        kind = "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo"  # what is offloaded is in main memory
-        dist.init_process_group(kind, init_method=method, rank=rank, world_size=world, timeout=TIMEOUT)
-    return Ranks(rank=rank, world=world, device=place, owns_group=began)
+        # gloo too: tensors that are offloaded lie in host memory
+        kind = "cpu:gloo,cuda:nccl" if target.type == "cuda" else "gloo"
+        dist.init_process_group(
+            kind, init_method=method, rank=rank, world_size=world, timeout=TIMEOUT
+        )
+    return Ranks(rank=rank, world=world, device=target, owns_group=began)
 
 
 def build_mesh(ranks: Ranks, config: TrainConfig) -> Ranks:
@@ -105,7 +114,14 @@ def build_mesh(ranks: Ranks, config: TrainConfig) -> Ranks:
     columns = [list(range(t, ranks.world, config.tp)) for t in range(config.tp)]
     own, _ = dist.new_subgroups_by_enumeration(columns)
     checkpoint_group = dist.new_group(backend="gloo")
-    return dataclasses.replace(ranks, dp_shard=config.dp_shard, tp=config.tp, mesh=mesh, dp_group=own, checkpoint_group=checkpoint_group)
+    return dataclasses.replace(
+        ranks,
+        dp_shard=config.dp_shard,
+        tp=config.tp,
+        mesh=mesh,
+        dp_group=own,
+        checkpoint_group=checkpoint_group,
+    )
 
 
 def close(ranks: Ranks) -> None:
@@ -115,9 +131,9 @@ def close(ranks: Ranks) -> None:
 
 
 def apply_ddp(model: nn.Module, ranks: Ranks) -> nn.Module:
-    """`model`, with its gradients averaged over the ranks during backward. All ranks start from rank 0's parameters.
+    """`model` in DDP, which averages gradients during backward. All ranks start from rank 0's parameters.
 
-    On a mesh `parallelize` has seen to that, or there is nothing to average.
+    On a mesh `parallelize` has done that; with one rank there is nothing to average.
     """
     if ranks.world == 1 or ranks.mesh is not None:
         return model
@@ -135,13 +151,13 @@ def mean(values: Tensor, ranks: Ranks) -> list[float]:
 
 
 def all_gather_int(number: int, ranks: Ranks) -> list[int]:
-    """A whole number of each rank, in their order."""
+    """An integer of each rank, in their order."""
     if ranks.world == 1:
         return [number]
-    found = torch.zeros(ranks.world, dtype=torch.int64, device=ranks.device)
-    found[ranks.rank] = number
-    dist.all_reduce(found)
-    return [int(x) for x in found.tolist()]
+    numbers = torch.zeros(ranks.world, dtype=torch.int64, device=ranks.device)
+    numbers[ranks.rank] = number
+    dist.all_reduce(numbers)
+    return [int(value) for value in numbers.tolist()]
 
 
 def all_gather_json(value: Any, ranks: Ranks) -> list[Any]:

@@ -26,13 +26,12 @@ from torch import Tensor, nn
 
 from manifests import disk
 from manifests.pool_layout import CheckpointRecord, RunLayout
-from train.dist import checkpoint
-from train.dist import process_group
+from train.dist import checkpoint, process_group
 from train.dist.checkpoint import Checkpoint, Moments
-from train.model import CLIP
-from train.step import Update
 from train.dist.process_group import Ranks
 from train.formats import from_open_clip
+from train.model import CLIP
+from train.step import Update
 
 logger = logging.getLogger(__name__)
 TABLE = "text.token_embedding.weight"

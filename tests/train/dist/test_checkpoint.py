@@ -133,7 +133,10 @@ for round in range(40):
 
 def test_a_save_that_is_killed_anywhere_leaves_a_checkpoint_to_load(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(ROOT), str(tmp_path), "0"], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", KILLED, str(ROOT), str(tmp_path), "0"],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[-1]) >= 5
@@ -160,7 +163,9 @@ def test_a_checkpoint_is_read_back_before_older_ones_are_removed(tmp_path, monke
 
     with monkeypatch.context() as patch:
         patch.setattr(disk, "write_bytes", write_one_bit_wrong)
-        with pytest.raises(OSError, match=r"step-3 was written and reads back differently: optimizer"):
+        with pytest.raises(
+            OSError, match=r"step-3 was written and reads back differently: optimizer"
+        ):
             save(tmp_path, 3)
     assert steps(tmp_path) == ["step-1", "step-2", "step-3"]
     assert checkpoint.latest(str(tmp_path)).step == 2

@@ -13,7 +13,11 @@ def test_ranks_are_started_with_what_they_need_to_find_each_other(tmp_path):
         f"open({str(tmp_path)!r} + '/' + os.environ['RANK'], 'w').write(' '.join(os.environ[n] for n in names))\n"
     )
     assert launch.launch_ranks([sys.executable, "-c", code], 3) == 0
-    assert sorted(path.read_text() for path in tmp_path.iterdir()) == ["0 0 3 lo", "1 1 3 lo", "2 2 3 lo"]
+    assert sorted(path.read_text() for path in tmp_path.iterdir()) == [
+        "0 0 3 lo",
+        "1 1 3 lo",
+        "2 2 3 lo",
+    ]
 
 
 def test_a_rank_that_fails_ends_the_others(monkeypatch):

@@ -9,11 +9,11 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.support import modes
+
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
@@ -21,14 +21,19 @@ def found(tmp_path_factory):
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     processes = [
         subprocess.Popen(
-            [sys.executable, modes.__file__, str(rank), str(folder)], env=environment, stderr=subprocess.PIPE
+            [sys.executable, modes.__file__, str(rank), str(folder)],
+            env=environment,
+            stderr=subprocess.PIPE,
         )
         for rank in range(4)
     ]
     said = [process.communicate(timeout=600)[1].decode() for process in processes]
     assert not any(process.returncode for process in processes), "\n".join(said)
     every = [json.loads((folder / f"found-{rank}.json").read_text())["found"] for rank in range(4)]
-    assert every[0] == {**every[1], "continued as one process": every[0]["continued as one process"]}, "ranks differ"
+    assert every[0] == {
+        **every[1],
+        "continued as one process": every[0]["continued as one process"],
+    }, "ranks differ"
     assert every[2] == every[3]
     return {**every[2], **every[0]}
 
@@ -47,7 +52,9 @@ def test_gradients_losses_and_weights_are_those_of_one_process(found, mode):
 
 def test_what_is_known_to_be_wrong_fails_that_comparison(found):
     assert found["wrong"]["gathered over all, local"]["cosine"] < 0.9
-    assert found["wrong"]["gathered over all"]["loss"] == pytest.approx(0.6931471805599453), "ln 2: rows came twice"
+    assert found["wrong"]["gathered over all"]["loss"] == pytest.approx(0.6931471805599453), (
+        "ln 2: rows came twice"
+    )
     without = found["wrong"]["local without gradient"]
     assert without["loss"] == pytest.approx(0, abs=1e-12), "the loss alone does not show it"
     assert without["cosine"] < 0.9999
@@ -55,4 +62,6 @@ def test_what_is_known_to_be_wrong_fails_that_comparison(found):
 
 @pytest.mark.parametrize("layout", ["fsdp4", "dp2 x tp2", "tp2", "fsdp2", "one process"])
 def test_a_checkpoint_of_fsdp2_x_tp2_continues_in_any_layout(found, layout):
-    assert found[f"continued as {layout}"] < 1e-12, "weights, moments, average: largest difference to no interruption"
+    assert found[f"continued as {layout}"] < 1e-12, (
+        "weights, moments, average: largest difference to no interruption"
+    )

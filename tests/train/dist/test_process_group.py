@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from train.dist import process_group
 from train.config import check_layout, configure
-from train.step.loss import DataParallel
+from train.dist import process_group
 from train.dist.process_group import Ranks
+from train.step.loss import DataParallel
 
 
 def test_alone_there_is_nothing_to_average():
@@ -36,18 +36,26 @@ def test_the_mesh_says_who_sees_which_samples_and_who_averages():
         here = ranks(**layout)
         assert (here.dp, here.dp_replicate, here.data_parallel.rank, here.fsdp) == found
     assert process_group.build_mesh(ranks(), configure({})) == ranks()
-    assert process_group.all_gather_int(7, Ranks(rank=0, world=1, device=torch.device("cpu"), owns_group=False)) == [7]
+    assert process_group.all_gather_int(
+        7, Ranks(rank=0, world=1, device=torch.device("cpu"), owns_group=False)
+    ) == [7]
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"tp": 0}, "tp is 0; it must be at least 1"),
-        ({"model": "ViT-L-14", "tp": 8}, "tp 8 does not divide text_heads 12; set tp to a divisor of it"),
+        (
+            {"model": "ViT-L-14", "tp": 8},
+            "tp 8 does not divide text_heads 12; set tp to a divisor of it",
+        ),
         ({"tp": 16}, "tp 16 does not divide vision_heads 12"),
         ({"dp_shard": 2, "optimizer": "muon"}, "optimizer is muon, which needs whole matrices"),
         ({"cpu_offload": True}, "set dp_shard above 1"),
-        ({"recompute": "every_0"}, "recompute is 'every_0'; it must be none, selective, full or every_N"),
+        (
+            {"recompute": "every_0"},
+            "recompute is 'every_0'; it must be none, selective, full or every_N",
+        ),
         ({"recompute": "some"}, "recompute is 'some'"),
         ({"compile": "yes"}, "compile is 'yes'"),
     ],
@@ -59,7 +67,9 @@ def test_what_cannot_be_is_refused(changes, said):
 
 def test_ranks_that_do_not_fill_the_mesh_are_refused():
     assert check_layout(configure({"dp_shard": 2, "tp": 2}), 8) == 4
-    with pytest.raises(ValueError, match=r"dp_shard 2 x tp 2 = 4 does not divide 6 ranks; start a multiple of 4"):
+    with pytest.raises(
+        ValueError, match=r"dp_shard 2 x tp 2 = 4 does not divide 6 ranks; start a multiple of 4"
+    ):
         check_layout(configure({"dp_shard": 2, "tp": 2}), 6)
 
 
@@ -82,11 +92,18 @@ def test_more_ranks_than_gpus_are_refused(monkeypatch):
 
 def test_a_group_begins_and_ends(monkeypatch, tmp_path):
     store = torch.distributed.FileStore(str(tmp_path / "store"), 2)
-    monkeypatch.setattr(torch.distributed, "init_process_group", lambda kind, **_: store.set("kind", kind))
-    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: store.set("ended", "yes"))
+    monkeypatch.setattr(
+        torch.distributed, "init_process_group", lambda kind, **_: store.set("kind", kind)
+    )
+    monkeypatch.setattr(
+        torch.distributed, "destroy_process_group", lambda: store.set("ended", "yes")
+    )
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
     ranks = process_group.init_distributed("cpu")
-    assert (ranks, store.get("kind")) == (Ranks(rank=1, world=2, device=torch.device("cpu"), owns_group=True), b"gloo")
+    assert (ranks, store.get("kind")) == (
+        Ranks(rank=1, world=2, device=torch.device("cpu"), owns_group=True),
+        b"gloo",
+    )
     process_group.close(ranks)
     assert store.get("ended") == b"yes"

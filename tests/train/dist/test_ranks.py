@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -47,9 +46,13 @@ def compared(values, kind="clip"):
 
 @pytest.mark.parametrize("shape", ["4", "2x2"])
 @pytest.mark.parametrize(("kind", "local", "gather", "tile"), ranks.VARIANTS)
-def test_over_ranks_it_is_the_loss_and_the_gradient_of_the_whole_batch(found, shape, kind, local, gather, tile):
+def test_over_ranks_it_is_the_loss_and_the_gradient_of_the_whole_batch(
+    found, shape, kind, local, gather, tile
+):
     values = found["losses"][f"{shape} {kind} {local} {gather} {tile}"]
-    torch.testing.assert_close(torch.tensor(values, dtype=torch.float64), alone(kind), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(
+        torch.tensor(values, dtype=torch.float64), alone(kind), rtol=1e-9, atol=1e-12
+    )
     cosine, ratio = compared(values, kind)
     assert cosine >= 0.999999
     assert ratio == pytest.approx(1, abs=1e-5)
@@ -59,21 +62,29 @@ def test_what_is_known_to_be_wrong_fails_that_comparison(found):
     wrong = {name: compared(found["losses"][name]) for name in ranks.WRONG}
     values = {name: found["losses"][name][0] - alone("clip")[0].item() for name in ranks.WRONG}
     cosine, ratio = wrong["local loss without gradient"]
-    assert values["local loss without gradient"] == pytest.approx(0, abs=1e-12), "the loss alone does not show it"
+    assert values["local loss without gradient"] == pytest.approx(0, abs=1e-12), (
+        "the loss alone does not show it"
+    )
     assert cosine < 0.999
     assert abs(ratio - 1) > 1e-3
     cosine, _ = wrong["local loss over all ranks"]
     assert cosine < 0.999
-    assert values["global loss over all ranks"] == pytest.approx(torch.tensor(2.0).log().item()), "rows came twice"
+    assert values["global loss over all ranks"] == pytest.approx(torch.tensor(2.0).log().item()), (
+        "rows came twice"
+    )
 
 
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
-def test_micro_batches_over_ranks_have_the_gradients_of_one_process_with_the_whole_batch(found, kind):
+def test_micro_batches_over_ranks_have_the_gradients_of_one_process_with_the_whole_batch(
+    found, kind
+):
     cosine, ratio, difference, loss = found["accumulation"][kind]
     assert cosine >= 0.999999
     assert ratio == pytest.approx(1, abs=1e-5)
     assert difference < 1e-10
-    assert loss == pytest.approx(ranks.gradients(ranks.towers(kind).double(), slice(0, 24), None, kind)[0].item())
+    assert loss == pytest.approx(
+        ranks.gradients(ranks.towers(kind).double(), slice(0, 24), None, kind)[0].item()
+    )
 
 
 def test_an_update_on_mixed_meshes_is_that_of_plain_parameters(found):
