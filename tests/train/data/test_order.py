@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from train.data.order import ORDER_VERSION, Order, SourceRows, wheel_sequence, wheel_slots
 from train.identity import differences
-from train.rng import derive_key, permutation, uniforms
 
 
 def source(name: str, weight: float, *rows: int) -> SourceRows:
@@ -28,41 +27,6 @@ def blend() -> list[SourceRows]:
 
 def drawn(order: Order, step: int) -> list[tuple[int, int, int]]:
     return list(zip(*(column.tolist() for column in order.batch(step)), strict=True))
-
-
-# --- random numbers
-
-
-def test_a_permutation_holds_each_number_once_and_depends_on_its_key() -> None:
-    first, second = permutation(1, 1000), permutation(2, 1000)
-    assert sorted(first.tolist()) == list(range(1000))
-    assert first.tolist() != second.tolist()
-    assert np.array_equal(first, permutation(1, 1000))
-    assert permutation(5, 0).tolist() == []
-
-
-def test_uniform_numbers_belong_to_their_row_whatever_rows_are_asked_for() -> None:
-    together = uniforms(derive_key(1, 2), np.arange(1000), 3)
-    assert np.array_equal(together[[7, 500]], uniforms(derive_key(1, 2), np.array([7, 500]), 3))
-    assert together.min() >= 0
-    assert together.max() < 1
-    assert abs(together.mean() - 0.5) < 0.02
-    assert abs(np.corrcoef(together[:, 0], together[:, 1])[0, 1]) < 0.1
-
-
-def test_mixed_numbers_depend_on_every_part_and_its_place() -> None:
-    assert (
-        len(
-            {
-                derive_key(1, 2),
-                derive_key(2, 1),
-                derive_key(1, 2, 0),
-                derive_key(-1, 2),
-                derive_key(1),
-            }
-        )
-        == 5
-    )
 
 
 # --- the wheel
@@ -266,6 +230,23 @@ def test_stand_ins_are_rows_of_the_same_source_and_depend_on_the_position() -> N
     assert {shard for shard, _ in found} == {0, 2, 3}
 
 
+def test_a_substitute_depends_on_every_number_that_names_it() -> None:
+    rows = [source("a", 0.5, 4000, 5000), source("b", 0.5, 9000)]
+    order = Order(rows, 32, 8, seed=1)
+    named = [(0, 3, 5, 1), (0, 4, 5, 1), (0, 3, 6, 1), (0, 3, 5, 2), (1, 3, 5, 1)]
+    substitutes = {order.substitute(*numbers) for numbers in named}
+    substitutes.add(Order(rows, 32, 8, seed=2).substitute(0, 3, 5, 1))
+    assert len(substitutes) == 6
+    # The same position of many steps: as many different rows as steps.
+    assert len({order.substitute(0, step, 5, 0) for step in range(50)}) > 45
+
+
+def test_golden_substitutes() -> None:
+    order = Order(blend(), 16, 4, window=2, seed=7)
+    drawn = [order.substitute(s, step, step + 3, s) for s in range(3) for step in range(4)]
+    assert drawn == GOLDEN_SUBSTITUTES
+
+
 def test_golden_order() -> None:
     order = Order(blend(), 16, 4, window=2, seed=7)
     assert drawn(order, 0)[:6] == GOLDEN_START
@@ -283,6 +264,20 @@ def test_golden_order() -> None:
 GOLDEN_START = [(0, 2, 30), (0, 0, 17), (1, 0, 11), (0, 2, 20), (1, 1, 19), (0, 0, 3)]
 GOLDEN_DIGEST = "ef695e375ef5fd77"
 GOLDEN_FINGERPRINT = "b259459268cc"
+GOLDEN_SUBSTITUTES = [
+    (0, 9),
+    (2, 31),
+    (2, 14),
+    (0, 23),
+    (1, 10),
+    (0, 23),
+    (0, 11),
+    (1, 19),
+    (0, 4),
+    (0, 6),
+    (0, 6),
+    (0, 4),
+]
 
 
 # --- what is refused and reported

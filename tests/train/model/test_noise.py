@@ -1,0 +1,82 @@
+"""Numbers of dropout: another for every block, kind, sample, token and channel; golden."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from train.model import CLIP, MODELS, noise
+
+SMALL = dataclasses.replace(MODELS["test"], vocab_size=50, vision_layers=3, text_layers=3)
+
+
+def some_noise(key: int = 5) -> noise.Noise:
+    return noise.noise_of(torch.tensor(key), torch.arange(20), 10)
+
+
+def kept(drawn: noise.Noise, kind: int = noise.MIXED) -> torch.Tensor:
+    return noise.dropout(torch.ones(20, 10, 16), 0.5, drawn, kind) != 0
+
+
+def agreement(one: torch.Tensor, other: torch.Tensor) -> float:
+    return (one == other).float().mean().item()
+
+
+def test_every_block_has_numbers_of_its_own() -> None:
+    blocks = [kept(some_noise().of_block(depth)) for depth in range(4)]
+    blocks.append(kept(some_noise()))
+    for k, one in enumerate(blocks):
+        for other in blocks[:k]:
+            assert agreement(one, other) == pytest.approx(0.5, abs=0.05)
+    assert torch.equal(blocks[2], kept(some_noise().of_block(2)))
+
+
+def test_every_kind_and_key_has_numbers_of_its_own() -> None:
+    kinds = [noise.EMBEDDED, noise.ATTENTION, noise.MIXED, noise.ADDED]
+    masks = [kept(some_noise(), kind) for kind in kinds] + [kept(some_noise(6))]
+    for k, one in enumerate(masks):
+        for other in masks[:k]:
+            assert agreement(one, other) == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.mark.parametrize("tower", ["vision", "text"])
+def test_the_blocks_of_a_model_drop_different_numbers(
+    monkeypatch: pytest.MonkeyPatch, tower: str
+) -> None:
+    config = dataclasses.replace(SMALL, **{f"{tower}_hidden_dropout": 0.5})
+    model = CLIP(config, seed=1)
+    keys: dict[int, list[int]] = {}
+    dropout = noise.dropout
+
+    def noted(x: torch.Tensor, rate: float, drawn: noise.Noise, kind: int) -> torch.Tensor:
+        keys.setdefault(kind, []).append(int(drawn.key))
+        return dropout(x, rate, drawn, kind)
+
+    monkeypatch.setattr(noise, "dropout", noted)
+    model.reseed(3, 7, torch.arange(4))
+    tokens = torch.randint(1, 48, (4, 9))
+    tokens[:, -1] = 49
+    model.encode_image(torch.randn(4, 3, 32, 32))
+    model.encode_text(tokens)
+    assert {kind: len(values) for kind, values in keys.items()} == {
+        noise.EMBEDDED: 1,
+        noise.MIXED: 3,
+        noise.ADDED: 3,
+    }
+    for kind in (noise.MIXED, noise.ADDED):
+        assert len(set(keys[kind])) == 3
+
+
+def test_golden_numbers() -> None:
+    numbers = noise.uniform(torch.tensor(7), noise.ADDED, torch.tensor([0, 1, 1 << 40]))
+    assert numbers.tolist() == GOLDEN
+
+
+def test_a_sample_of_other_tokens_is_refused() -> None:
+    with pytest.raises(RuntimeError):
+        noise.dropout(torch.ones(20, 11, 16), 0.5, some_noise(), noise.MIXED)
+
+
+GOLDEN = [0.7153298258781433, 0.7470951676368713, 0.9748315811157227]

@@ -1,0 +1,162 @@
+"""The loop hands every setting on: what the model and the step see differs as the settings say."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from manifests.schema import Blend
+from train import loop
+from train.config import configure, model_config
+from train.data import Loader
+from train.dist import Ranks
+from train.formats.open_clip_files import load_export, to_open_clip
+from train.model import CLIP, GroupedCaptions, PackedCaptions
+from train.model.clip import QKV
+from train.step import accumulate
+
+SETTINGS = {
+    "model": "test",
+    "samples_seen": 24,
+    "batch_size": 8,
+    "lanes": 4,
+    "warmup": 1,
+    "lr": 1e-3,
+    "precision": "fp32",
+    "threads": 0,
+    "log_every": 1,
+    "device": "cpu",
+}
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def blend(tiny_pool):
+    return Blend(name="tiny", pools={"p": tiny_pool}, views={"p/all": 1.0})
+
+
+def weights_of(folder):
+    return to_open_clip(load_export(str(folder / "export")))
+
+
+@pytest.mark.parametrize(("micro_batch", "sizes"), [(None, {8}), (3, {2, 3}), (8, {8})])
+def test_no_more_than_a_micro_batch_is_computed_at_once(
+    blend, tmp_path, monkeypatch, micro_batch, sizes
+):
+    seen, encode = [], CLIP.encode_image
+
+    def counted(model, image_BCHW):
+        seen.append(len(image_BCHW))
+        return encode(model, image_BCHW)
+
+    monkeypatch.setattr(CLIP, "encode_image", counted)
+    loop.train(blend, configure({**SETTINGS, "micro_batch": micro_batch}), str(tmp_path))
+    assert set(seen) == sizes
+    passes = 2 if micro_batch == 3 else 1
+    assert sum(seen) == 24 * passes
+
+
+@pytest.mark.parametrize(
+    ("captions", "kind"),
+    [("padded", torch.Tensor), ("groups", GroupedCaptions), ("packed", PackedCaptions)],
+)
+def test_captions_reach_the_model_as_the_settings_say(blend, tmp_path, monkeypatch, captions, kind):
+    seen, encode = set(), CLIP.encode_text
+
+    def noted(model, tokens):
+        seen.add(type(tokens))
+        return encode(model, tokens)
+
+    monkeypatch.setattr(CLIP, "encode_text", noted)
+    loop.train(blend, configure({**SETTINGS, "captions": captions}), str(tmp_path))
+    assert seen == {kind}
+
+
+@pytest.mark.parametrize(("recompute", "passes"), [("none", 4), ("every_2", 6), ("full", 8)])
+def test_blocks_are_recomputed_as_the_settings_say(blend, tmp_path, monkeypatch, recompute, passes):
+    calls, forward = [], QKV.forward
+
+    def counted(layer, *arguments, **rest):
+        calls.append(layer)
+        return forward(layer, *arguments, **rest)
+
+    monkeypatch.setattr(QKV, "forward", counted)
+    changes = {"samples_seen": 8, "recompute": recompute}
+    loop.train(blend, configure({**SETTINGS, **changes}), str(tmp_path))
+    assert len(calls) == passes  # two blocks in each tower, and one step
+
+
+class Captured(Exception):
+    """Ends a step once its inputs are known."""
+
+
+@pytest.mark.parametrize(("rank", "world"), [(0, 1), (0, 2), (1, 2), (3, 4)])
+def test_the_rows_of_a_rank_are_numbered_as_in_the_global_batch(blend, monkeypatch, rank, world):
+    config = configure({**SETTINGS, "model.text_hidden_dropout": 0.1})
+    batch = next(iter(Loader(blend, config, model_config(config), rank, world)))
+    model, rows = CLIP(model_config(config)), []
+    monkeypatch.setattr(model, "reseed", lambda seed, step, row_B: rows.append(row_B.tolist()))
+
+    def capture(wrapped, model_inputs, count, *_, **__):
+        assert count == 8 // world
+        model_inputs(slice(0, count))
+        model_inputs(slice(1, 2))
+        raise Captured
+
+    monkeypatch.setattr(accumulate, "backward", capture)
+    device = torch.device("cpu")
+    state = SimpleNamespace(
+        config=config,
+        ranks=Ranks(rank=rank, world=world, device=device, owns_group=False),
+        model=model,
+        wrapped=model,
+        update=SimpleNamespace(loss_scale=lambda: 1.0),
+        stop=threading.Event(),
+    )
+    with pytest.raises(Captured):
+        loop._step(state, batch, 1e-3)
+    first = rank * 8 // world
+    assert rows == [list(range(first, first + 8 // world)), [first + 1]]
+
+
+def test_an_average_is_of_the_whole_token_table(blend, tmp_path, monkeypatch):
+    config = configure({**SETTINGS, "ema": 0.5, "weight_decay": 50.0, "lr": 5e-3})
+    loop.train(blend, config, str(tmp_path / "run"))
+    monkeypatch.setattr(loop, "TABLE_ROWS", 0)  # the table is not reduced
+    loop.train(blend, config, str(tmp_path / "whole"))
+    ours, whole = weights_of(tmp_path / "run"), weights_of(tmp_path / "whole")
+    for name, weight in whole.items():
+        torch.testing.assert_close(ours[name], weight, rtol=1e-5, atol=1e-6, msg=name)
+    unused = whole["token_embedding.weight"][40_000]
+    start = to_open_clip(CLIP(model_config(config), 0))["token_embedding.weight"][40_000]
+    assert 0.2 < (unused / start).mean() < 0.99  # decayed, and behind the weights themselves
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"micro_batch": 3},
+        {"loss_tile": 3},
+        {"local_loss": False},
+        {"micro_batch": 2, "loss_tile": 5, "local_loss": False, "captions": "packed"},
+    ],
+)
+def test_settings_that_may_change_on_resume_change_weights_by_rounding_alone(
+    blend, tmp_path, changes
+):
+    # A large eps: AdamW would amplify the rounding of gradients that are 0 by nature (key biases).
+    steady = {"eps": 1e-2, "lr": 0.1, "model.text_hidden_dropout": 0.1}
+    config = configure({**SETTINGS, **steady})
+    loop.train(blend, config, str(tmp_path / "plain"))
+    loop.train(blend, dataclasses.replace(config, **changes), str(tmp_path / "changed"))
+    plain, changed = weights_of(tmp_path / "plain"), weights_of(tmp_path / "changed")
+    start = to_open_clip(CLIP(model_config(config), 0))
+    for name, weight in plain.items():
+        worst = (changed[name] - weight).abs().max().item()
+        assert worst < 1e-4, (name, worst)
+    assert (plain["visual.proj"] - start["visual.proj"]).abs().mean() > 1e-3
