@@ -83,7 +83,7 @@ def test_resuming_leaves_the_plan_as_it_is(tmp_path: Path) -> None:
         {"retries": 0, "deadline_s": 5.0, "delay_s": 1.0, "patience_s": 9.0, "min_rate": 0},
         {"concurrency": 9, "hosts": {"a.test": HostLimit(per_host=1)}},
     ],
-    ids=lambda manners: " ".join(manners),
+    ids=" ".join,
 )
 def test_manners_may_change_in_the_middle_of_a_pool(
     tmp_path: Path, manners: dict[str, Any]
