@@ -44,15 +44,24 @@ def local_path(path: str | Path) -> Path:
 
 
 def output_folder(out: str) -> str:
-    """The absolute folder to write to. ValueError where it would lie in Ray's temporary copy of the checkout."""
+    """The absolute folder to write to. ValueError where none can be made there, or where it would be lost.
+
+    Under `ray job submit` a relative folder would lie in Ray's temporary copy of the checkout.
+    """
     if is_url(out):
         return out
     if not Path(out).is_absolute() and "runtime_resources" in Path.cwd().parts:
         raise ValueError(
-            f"--out is {out!r}: under a submitted working directory a relative folder lies in Ray's temporary copy and "
-            "is lost with the job; give an absolute path or set CLIPMILL_OUT"
+            f"--out is {out!r}: under a submitted working directory a relative folder lies in Ray's "
+            "temporary copy and is lost with the job; give an absolute path or set CLIPMILL_OUT"
         )
-    return str(Path(out).absolute())
+    folder = Path(os.path.abspath(local_path(out)))
+    there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    if not there.is_dir():
+        raise ValueError(f"--out is {out!r}, but {there} is a file; name a folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ValueError(f"--out is {out!r}, but {there} cannot be written to; name another folder")
+    return str(folder)
 
 
 def read_bytes(path: str | Path, start: int = 0, length: int | None = None) -> bytes:

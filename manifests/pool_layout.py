@@ -299,6 +299,16 @@ class AblationLayout:
         return disk.join(self.root, "scorer")
 
     @property
+    def report(self) -> str:
+        """The report as one page of HTML."""
+        return disk.join(self.root, "report.html")
+
+    @property
+    def null(self) -> str:
+        """The ablation on data where no effect is planted."""
+        return disk.join(self.root, "null")
+
+    @property
     def web(self) -> str:
         """The small web of a demo."""
         return disk.join(self.root, "web")

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 if not __package__:
@@ -15,7 +15,7 @@ if not __package__:
         ROOT
     )  # the checkout, not pipeline/, whose file names could shadow other modules
 
-from manifests.text import printable
+from manifests import console
 from pipeline import accounting
 
 EXAMPLE = """example:
@@ -23,6 +23,7 @@ EXAMPLE = """example:
   python pipeline/audit.py out/pool --verify --json
   python pipeline/audit.py out/pool --explain 0123456789abcdef0123456789abcdef
   python pipeline/audit.py out/pool --explain https://host.example/dog.jpg
+
 """
 
 
@@ -30,7 +31,7 @@ def options(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="pipeline/audit.py",
         description=__doc__,
-        epilog=EXAMPLE,
+        epilog=EXAMPLE + console.EXIT_HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("pool", help="the folder or URL that build.py filled")
@@ -51,24 +52,29 @@ def options(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     args = options(argv)
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S"
-    )
-    try:
-        if args.explain:
-            result = accounting.explain_row(args.pool, args.explain)
-            lines, is_fine = accounting.explain_lines(result), True
-        else:
-            audit = accounting.audit_pool(args.pool, verify_files=args.verify)
-            result = accounting.audit_plain(audit)
-            lines, is_fine = accounting.audit_lines(audit), audit.is_fine
-    except ValueError as error:
-        print(f"error: {printable(str(error))}", file=sys.stderr)
-        return 2
-    print("\n".join(lines))
+    console.start_logging()
+    return console.run_command(lambda: explain(args) if args.explain else audit(args))
+
+
+def explain(args: argparse.Namespace) -> int:
+    """Print the history of one row; the exit status."""
+    history = accounting.explain_row(args.pool, args.explain)
+    print("\n".join(accounting.explain_lines(history)))
+    print_json(history, args)
+    return 0
+
+
+def audit(args: argparse.Namespace) -> int:
+    """Print the counts of a pool and what is wrong with it; the exit status."""
+    result = accounting.audit_pool(args.pool, verify_files=args.verify)
+    print("\n".join(accounting.audit_lines(result)))
+    print_json(accounting.audit_plain(result), args)
+    return 0 if result.is_fine else console.EXIT_INCOMPLETE
+
+
+def print_json(value: Any, args: argparse.Namespace) -> None:
     if args.json:
-        print(json.dumps(result, default=str, sort_keys=True))
-    return 0 if is_fine else 3
+        print(json.dumps(value, default=str, sort_keys=True))
 
 
 if __name__ == "__main__":

@@ -1,18 +1,20 @@
 #!/usr/bin/env python3
 """Build a pool from a recipe, or run a whole ablation: pools, scorer, arms × seeds, report.
 
-Without an argument $CLIPMILL_RECIPE is built, and without that the demo.
+Without an argument $CLIPMILL_RECIPE is built, and without that the demo. A recipe is code: with
+fetch.engine img2dataset it names the program that is run.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 if not __package__:
@@ -20,14 +22,16 @@ if not __package__:
         ROOT
     )  # the checkout, not pipeline/, whose file names could shadow other modules
 
-from manifests import disk, reader
+from manifests import console, disk, reader
+from manifests.pool_layout import AblationLayout
 from manifests.schema import Ablation, Recipe
-from pipeline import recipe_run
+from pipeline import ablation_run, recipe_run
 
 EXAMPLE = """example:
   python pipeline/build.py manifests/ablations/demo.yaml
   python pipeline/build.py manifests/recipes/datacomp_small.yaml --out /data/datacomp --until fetch
   ray job submit --working-dir . -- python pipeline/build.py manifests/ablations/demo.yaml --out /data/demo
+
 """
 
 
@@ -35,7 +39,7 @@ def options(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="pipeline/build.py",
         description=__doc__,
-        epilog=EXAMPLE,
+        epilog=EXAMPLE + console.EXIT_HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
@@ -68,40 +72,80 @@ def options(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     args = options(argv)
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S"
-    )
+    console.start_logging()
+    return console.run_command(lambda: build(args))
+
+
+def build(args: argparse.Namespace) -> int:
+    """Build what the manifest asks for; the exit status."""
+    demo = str(ROOT / "manifests/ablations/demo.yaml")
+    manifest = args.manifest or os.environ.get("CLIPMILL_RECIPE", demo)
+    kind = reader.manifest_kind(manifest)
+    parent = os.environ.get("CLIPMILL_OUT", "out")
+    out = disk.output_folder(args.out or disk.join(parent, Path(manifest).stem))
+    if kind is Ablation:
+        if args.until != recipe_run.STAGES[-1] or args.retry:
+            raise ValueError(
+                "--until and --retry are for a recipe; an ablation runs all of its stages"
+            )
+        return build_ablation(manifest, out, args)
+    return build_recipe(manifest, out, args)
+
+
+def build_ablation(manifest: str, out: str, args: argparse.Namespace) -> int:
+    """Run the commands of an ablation. Where one fails, its own error is the last line."""
     try:
-        demo = str(ROOT / "manifests/ablations/demo.yaml")
-        manifest = args.manifest or os.environ.get("CLIPMILL_RECIPE", demo)
-        out = disk.output_folder(
-            args.out or disk.join(os.environ.get("CLIPMILL_OUT", "out"), Path(manifest).stem)
-        )
-        if reader.manifest_kind(manifest) is Ablation:
-            if args.until != recipe_run.STAGES[-1] or args.retry:
-                raise ValueError(
-                    "--until and --retry are for a recipe; an ablation runs all of its stages"
-                )
-            recipe_run.ablate(manifest, out, engine=args.engine, scale=args.scale)
-            totals = disk.read_json(disk.join(out, "results.json"))
-            failed: dict[str, str] = {}
-        else:
-            with recipe_run.surroundings(out, recipe_run.peek_miniweb(manifest, args.scale)):
-                recipe = reader.read_manifest(manifest, Recipe, scale=args.scale)
-                totals = recipe_run.build(
-                    recipe, out, engine=args.engine, until=args.until, retry=args.retry
-                )
-            failed = totals["failed"]
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        ablation_run.ablate(manifest, out, engine=args.engine, scale=args.scale)
     except subprocess.CalledProcessError as error:
-        return error.returncode if error.returncode > 0 else 1
-    for task, reason in failed.items():
+        return error.returncode if error.returncode > 0 else 128 - error.returncode
+    layout = AblationLayout(out)
+    results = disk.read_json(layout.results_json)
+    print(json.dumps(results, sort_keys=True) if args.json else f"the report is {layout.report}")
+    return console.EXIT_INCOMPLETE if results.get("problems") else 0
+
+
+def build_recipe(manifest: str, out: str, args: argparse.Namespace) -> int:
+    """Run the stages of a recipe and print where the pool is and what may come next."""
+    with ablation_run.serve_miniweb(out, ablation_run.read_miniweb(manifest, args.scale)):
+        recipe = reader.read_manifest(manifest, Recipe, scale=args.scale)
+        totals = recipe_run.build(
+            recipe, out, engine=args.engine, until=args.until, retry=args.retry
+        )
+    for task, reason in totals["failed"].items():
         print(f"error: task {task} ended without an outcome: {reason}", file=sys.stderr)
+    missing = recipe_run.incomplete(totals, args.until)
+    if missing:
+        print(f"error: {missing}", file=sys.stderr)
+    finished = not (totals["failed"] or missing or totals["problems"])
     if args.json:
         print(json.dumps(totals, sort_keys=True))
-    return 3 if failed or totals.get("problems") else 0
+    elif finished:
+        print("\n".join(summary(recipe, out, args, totals)))
+    return 0 if finished else console.EXIT_INCOMPLETE
+
+
+def summary(
+    recipe: Recipe, out: str, args: argparse.Namespace, totals: dict[str, Any]
+) -> list[str]:
+    """The last lines of a build: the pool, what it holds, the next command."""
+    folder = shlex.quote(out)
+    state = "" if totals["changed"] else " (it was complete already; nothing was done)"
+    lines = [f"the pool is {out}{state}"]
+    if args.until != "crawl":
+        final = totals["fetch"]["final"]
+        rows = final["stored"] + sum(final["reasons"].values())
+        lines.append(f"  {final['stored']:,} of {rows:,} rows are stored")
+    if args.until != recipe_run.STAGES[-1]:
+        again = f"python pipeline/build.py {shlex.quote(args.manifest or '')} --out {folder}"
+        return [*lines, f"next: {again}"]
+    kept = [f"{name} {view['kept']:,}" for name, view in totals["views"].items()]
+    lines.append(f"  rows of its views: {', '.join(kept) or 'none'}")
+    view = recipe.views[-1].name if recipe.views else "VIEW"
+    return [
+        *lines,
+        f"next: python train/run.py --mix {folder}/{view}=1 --out out/run --preset micro",
+        f"or:   python pipeline/audit.py {folder} --verify",
+    ]
 
 
 if __name__ == "__main__":

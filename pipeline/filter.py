@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import sys
 from pathlib import Path
 
@@ -15,7 +14,7 @@ if not __package__:
         ROOT
     )  # the checkout, not pipeline/, whose file names could shadow other modules
 
-from manifests import disk, reader
+from manifests import console, disk, reader
 from manifests.schema import Recipe
 from pipeline import views
 
@@ -24,6 +23,7 @@ EXAMPLE = """example:
   python pipeline/filter.py out/pool --recipe manifests/recipes/laion_like.yaml --views basic clip30
   python pipeline/filter.py out/pool --random-like clip30 --seed 1
   python pipeline/filter.py out/pool --columns
+
 """
 
 
@@ -31,7 +31,7 @@ def options(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="pipeline/filter.py",
         description=__doc__,
-        epilog=EXAMPLE,
+        epilog=EXAMPLE + console.EXIT_HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("pool", help="the folder or URL that build.py filled and score.py scored")
@@ -54,8 +54,14 @@ def options(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def print_columns(args: argparse.Namespace) -> int:
-    """What --columns prints."""
+def main(argv: list[str] | None = None) -> int:
+    args = options(argv)
+    console.start_logging()
+    return console.run_command(lambda: list_columns(args) if args.columns else choose(args))
+
+
+def list_columns(args: argparse.Namespace) -> int:
+    """Print the columns that a rule may read; the exit status."""
     if args.views or args.scale or args.seed is not None:
         raise ValueError("--columns takes no --views, --scale or --seed")
     columns = views.list_columns(args.pool)
@@ -66,28 +72,19 @@ def print_columns(args: argparse.Namespace) -> int:
     return 0
 
 
-def main(argv: list[str] | None = None) -> int:
-    args = options(argv)
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S"
-    )
-    try:
-        if args.columns:
-            return print_columns(args)
-        if args.recipe:
-            if args.seed is not None:
-                raise ValueError(
-                    "--seed is for --random-like; in a recipe a seed stands beside random_like"
-                )
-            recipe = reader.read_manifest(args.recipe, Recipe, scale=args.scale)
-            documents = views.choose_views(args.pool, recipe, args.views)
-        else:
-            if args.views or args.scale:
-                raise ValueError("--views and --scale are for --recipe")
-            documents = views.random_like(args.pool, args.random_like, args.seed or 0)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+def choose(args: argparse.Namespace) -> int:
+    """Make the views and print how many rows each rule leaves; the exit status."""
+    if args.recipe:
+        if args.seed is not None:
+            raise ValueError(
+                "--seed is for --random-like; in a recipe a seed stands beside random_like"
+            )
+        recipe = reader.read_manifest(args.recipe, Recipe, scale=args.scale)
+        documents = views.choose_views(args.pool, recipe, args.views)
+    else:
+        if args.views or args.scale:
+            raise ValueError("--views and --scale are for --recipe")
+        documents = views.random_like(args.pool, args.random_like, args.seed or 0)
     if args.json:
         print(json.dumps(disk.to_plain(documents), sort_keys=True))
     else:

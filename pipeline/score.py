@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 if not __package__:
@@ -17,7 +17,7 @@ if not __package__:
 
 import yaml
 
-from manifests import disk, reader
+from manifests import console, disk, reader
 from manifests.schema import Recipe
 from pipeline import scoring
 
@@ -26,6 +26,7 @@ EXAMPLE = """example:
   python pipeline/score.py out/pool --filters caption language
   python pipeline/score.py out/pool --filters clip_score \\
       --set clip_score.model=ViT-B-32 --set clip_score.pretrained=laion2b_s34b_b79k
+
 """
 
 
@@ -33,7 +34,7 @@ def options(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="pipeline/score.py",
         description=__doc__,
-        epilog=EXAMPLE,
+        epilog=EXAMPLE + console.EXIT_HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("pool", help="the folder or URL that build.py filled")
@@ -63,34 +64,45 @@ def options(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     args = options(argv)
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S"
-    )
-    try:
-        pool = args.pool if disk.is_url(args.pool) else str(Path(args.pool).absolute())
-        if args.scale and not args.recipe:
-            raise ValueError("--scale picks a block of a recipe; name the recipe with --recipe")
-        recipe = (
-            reader.read_manifest(args.recipe, Recipe, scale=args.scale) if args.recipe else None
-        )
-        changes = dict(change.partition("=")[::2] for change in args.set)
-        specs = scoring.filter_specs(
-            recipe, args.filters, {key: yaml.safe_load(text) for key, text in changes.items()}
-        )
-        report = scoring.score(pool, specs, engine=args.engine)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    console.start_logging()
+    return console.run_command(lambda: score(args))
+
+
+def score(args: argparse.Namespace) -> int:
+    """Score a pool and print what was scored; the exit status."""
+    pool = args.pool if disk.is_url(args.pool) else str(Path(args.pool).absolute())
+    if args.scale and not args.recipe:
+        raise ValueError("--scale picks a block of a recipe; name the recipe with --recipe")
+    recipe = None
+    if args.recipe:
+        recipe = reader.read_manifest(args.recipe, Recipe, scale=args.scale)
+    specs = scoring.filter_specs(recipe, args.filters, read_changes(args.set))
+    report = scoring.score(pool, specs, engine=args.engine)
     for name, state in report["sets"].items():
         if state and not args.json:
-            print(
-                f"{name}: {state['scored']} of {state['stored']} stored rows scored in {state['seconds']:.1f} s"
-            )
-    for number, reason in report["failed"].items():
-        print(f"error: shard {number} was not scored: {reason}", file=sys.stderr)
+            counts = f"{state['scored']} of {state['stored']} stored rows"
+            print(f"{name}: {counts} scored in {state['seconds']:.1f} s")
+    for shard, reason in report["failed"].items():
+        print(f"error: shard {shard} was not scored: {reason}", file=sys.stderr)
     if args.json:
         print(json.dumps(report, sort_keys=True))
-    return 3 if report["failed"] else 0
+    return console.EXIT_INCOMPLETE if report["failed"] else 0
+
+
+def read_changes(words: list[str]) -> dict[str, Any]:
+    """FILTER.OPTION=VALUE as a mapping; the values are read as YAML."""
+    changes = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals:
+            raise ValueError(f"--set {word}: write FILTER.OPTION=VALUE")
+        try:
+            changes[key] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise ValueError(
+                f"--set {word}: {text!r} is not a YAML value; put it in quotes"
+            ) from None
+    return changes
 
 
 if __name__ == "__main__":

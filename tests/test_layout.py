@@ -34,7 +34,7 @@ ORDER = {
     ],
     "pipeline": [
         "executor", "pool", "images", "scoring", "views", "crawl", "fetch", "external",
-        "accounting", "miniweb", "recipe_run", "build", "score", "filter", "audit",
+        "accounting", "miniweb", "recipe_run", "ablation_run", "ablation_run", "build", "score", "filter", "audit",
     ],
     "train": [
         "rng", "model", "config", "data", "step", "formats", "dist", "evaluation", "identity",

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import audit, build, filter, score
-from train import ablate, report, run
-from train.evaluation import zero_shot
+from train import ablate, evaluate, report, run
 
 ABLATION = """
 name: tiny
@@ -90,7 +89,7 @@ def test_a_missing_folder(told, tmp_path) -> None:
     assert "nowhere" in told(score.main, [tmp_path / "nowhere", "--filters", "caption"])
     (tmp_path / "task.yaml").write_text("{name: t, kind: classification, data: x}")
     assert "nowhere" in told(
-        zero_shot.main, [tmp_path / "nowhere", "--task", tmp_path / "task.yaml"]
+        evaluate.main, [tmp_path / "nowhere", "--task", tmp_path / "task.yaml"]
     )
 
 

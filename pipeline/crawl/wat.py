@@ -40,18 +40,14 @@ from pipeline.crawl.wat_records import (
     decode,
     mended,
     records,
-    scan,
     text_of,
 )
 
 __all__ = [
     "Row",
     "batches_of_wat",
-    "decode",
     "pairs_of_wat",
-    "records",
     "rows_of_wat",
-    "scan",
 ]
 Row = tuple[Any, ...]  # one row of PAIRS
 ROWS = 10_000  # of a batch, at least

@@ -145,7 +145,7 @@ class Downloader:
 
         def decoded(size: int, _: object) -> None:
             self._places.release()
-            self._room.give(size)
+            self._room.release(size)
 
         def add(row: int, fetched: Fetched, picture: Picture | BadPicture | None) -> None:
             pair = pairs[row]
@@ -173,7 +173,7 @@ class Downloader:
                     continue
                 await self._places.acquire()
                 try:
-                    await self._room.take(len(fetched.body))
+                    await self._room.acquire(len(fetched.body))
                 except BaseException:
                     self._places.release()
                     raise

@@ -1,7 +1,7 @@
-"""One request to one answer: a body, a place to go on to, or a reason.
+"""One request and its outcome: a body, a redirect, or a reason.
 
-aiohttp does the talking. What it would do on its own account is taken from it: it follows no redirect, keeps no cookie,
-unpacks nothing, asks no second time, and reads no head longer than HEAD_BYTES.
+aiohttp speaks HTTP. Its own initiatives are disabled: it follows no redirect, keeps no cookie, unpacks
+nothing, repeats no request, uses no proxy, and reads no head longer than HEAD_BYTES.
 """
 
 from __future__ import annotations
@@ -14,55 +14,61 @@ import time
 from contextvars import ContextVar
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urljoin
+from typing import Any
 
 import aiohttp
 import xxhash
-from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.client_proto import ResponseHandler
 from yarl import URL
 
 from manifests.schema import Fetch
-from pipeline.fetch import guard, sites
+from manifests.text import valid_text
+from pipeline.fetch import guard
 from pipeline.fetch.body import INFLATED, Body, Budget
 from pipeline.fetch.guard import Refused
 from pipeline.fetch.optouts import OptoutPolicy, signals
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Awaitable, Callable
+from pipeline.fetch.resolver import AddressSource, Resolver
 
 CHUNK = 64 * 1024
-HEAD_BYTES = 64 * 1024  # of status line and headers, interim answers (1xx) counted
+HEAD_BYTES = 64 * 1024  # of status line and headers, those of interim responses (1xx) included
 FRAMING = 32 * 1024  # beside the body: head, sizes of chunks, trailers
-DRAIN = 16 * 1024  # an error page or redirect up to this long is read, to keep its connection
+DRAIN = 16 * 1024  # an error page or redirect up to this size is read, to keep its connection
 DRAIN_S = 0.5
 KEEP_ALIVE_S = 5.0
-LOOKUP_AGE_S = 600.0  # a name is looked up again after one to two times this long
-BUDGET = 256 * 2**20  # for what all bodies under way hold beyond that
+BUDGET = 256 * 2**20  # bytes for large bodies that are in memory at once
 BACKOFF_S = 0.5  # before the first repeat, doubled for each further one, times 0.5 to 1.5
 ACCEPT = "image/jpeg,image/png,image/webp,image/gif,image/*;q=0.8,*/*;q=0.5"
-MOVED = frozenset({301, 302, 303, 307, 308})
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What one request came to: a body, a place to go on to, or a reason of manifests.columns.REASONS."""
+    """The outcome of one request: a body, a redirect, or a reason of manifests.columns.REASONS."""
 
     reason: str | None = None
     detail: str = ""
     status: int | None = None
     body: bytes | None = None
-    location: str | None = None
+    location: str | None = None  # of a redirect, as it came
     content_type: str | None = None
     retry_after_s: float | None = None
-    stale: bool = (
-        False  # the connection was one kept from before and broke: this says nothing about the host
-    )
+    # The connection was a kept one and broke: this says nothing about the host.
+    stale: bool = False
 
 
-# --- the connection ------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileAnswer:
+    """The outcome of a request for a file of a site; `reason` where there was no response."""
+
+    status: int | None
+    body: bytes = b""  # as it came on the wire
+    encoding: str = ""  # its Content-Encoding
+    location: str | None = None  # of a redirect, as it came
+    reason: str | None = None
+    detail: str = ""
+
+
+# --- the connection --------------------------------------------------------------------------
 
 
 @functools.cache
@@ -72,11 +78,11 @@ def tls() -> ssl.SSLContext:
 
 
 @dataclass(slots=True)
-class _Line:
-    """What a request may read and what it learns about its connection."""
+class _Exchange:
+    """What a request may read, and what it learns about its connection."""
 
-    limit: int  # bytes of the answer, as they come: head, framing and body
-    last: bool = False  # the connection is of no use afterwards
+    limit: int  # bytes of the response on the wire: head, framing and body
+    last: bool = False  # the connection will not be used again
     connection: _Handler | None = None
     used_before: bool = False
 
@@ -85,94 +91,72 @@ class _Line:
         return self.connection is not None and self.connection.flooded
 
 
-_line: ContextVar[_Line] = ContextVar("line")
+_exchange: ContextVar[_Exchange] = ContextVar("exchange")
 
 
 class _Handler(ResponseHandler):
-    """Counts what comes and breaks off where it is too much: aiohttp reads interim answers, chunk extensions and
-    trailers for ever."""
+    """Counts the bytes of a response and breaks off where there are too many.
+
+    aiohttp alone reads interim responses, chunk extensions and trailers without end.
+    """
 
     used = False
-    came = 0  # bytes since the request
+    received = 0  # bytes since the request
     limit = 0
-    begun = False  # the answer's own head is read
+    head_complete = False  # of the final response
     flooded = False
 
     def expect(self, limit: int) -> None:
         """A request follows."""
-        self.used, self.begun, self.came, self.limit = True, False, 0, limit
+        self.used, self.head_complete, self.received, self.limit = True, False, 0, limit
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        self.came += len(data)
-        if self.came > (self.limit if self.begun else HEAD_BYTES) and self.transport is not None:
+        self.received += len(data)
+        limit = self.limit if self.head_complete else HEAD_BYTES
+        if self.received > limit and self.transport is not None:
             self.flooded = True
             self.transport.abort()
 
     def feed_data(self, data: Any, size: int = 0) -> None:
-        self.begun = self.begun or data[0].code >= 200
+        self.head_complete = self.head_complete or data[0].code >= 200
         super().feed_data(data, size)
 
 
 class _Connector(aiohttp.TCPConnector):
-    """Connects once per request: aiohttp's own second try after a broken connection would be in nobody's books."""
+    """Connects once per request: aiohttp's own second try would not be counted as an attempt."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._factory: Any = functools.partial(_Handler, loop=self._loop)
 
     async def connect(self, req: Any, traces: Any, timeout: Any) -> Any:
-        line = _line.get()
-        if line.connection is not None:
+        exchange = _exchange.get()
+        if exchange.connection is not None:
             raise aiohttp.ClientConnectionError("the connection broke")
         connection = await super().connect(req, traces, timeout)
         handler = connection.protocol
         assert isinstance(handler, _Handler)
-        line.connection, line.used_before = handler, handler.used
-        handler.expect(line.limit)
-        if (
-            line.last
-        ):  # before the answer: a short one has let go of its connection before anybody reads it
+        exchange.connection, exchange.used_before = handler, handler.used
+        handler.expect(exchange.limit)
+        if exchange.last:  # now: a short response releases its connection before anybody reads it
             handler.force_close()
         return connection
 
 
-class _Names(AbstractResolver):
-    """guard.Resolver, begun anew now and then: neither an address nor a failure holds for the whole of a long run."""
-
-    def __init__(self, settings: Fetch) -> None:
-        self._settings = settings
-        self._new = guard.Resolver(settings)
-        self._old: guard.Resolver | None = None
-        self._since = time.monotonic()
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily | int = 0
-    ) -> list[ResolveResult]:
-        if time.monotonic() - self._since > LOOKUP_AGE_S:
-            old, self._old = self._old, self._new  # lookups under way in _new still end
-            self._new, self._since = guard.Resolver(self._settings), time.monotonic()
-            if old is not None:
-                await old.close()
-        return await self._new.resolve(host, port)
-
-    async def close(self) -> None:
-        for resolver in (self._new, self._old):
-            if resolver is not None:
-                await resolver.close()
-
-
 class Requests:
-    """Session, connections and names of a worker, and the bytes that its bodies may hold."""
+    """Session, connections and names of a worker, and the memory for its bodies."""
 
-    def __init__(self, settings: Fetch, agent: str) -> None:
+    def __init__(
+        self, settings: Fetch, policy: OptoutPolicy, source: AddressSource | None = None
+    ) -> None:
         self._settings = settings
-        self._policy = OptoutPolicy(agent, settings.optout)
+        self._policy = policy
         self.budget = Budget(max(BUDGET, settings.max_bytes))
-        self._names = _Names(settings)
+        self._resolver = Resolver(settings, source)
         connector = _Connector(
-            resolver=self._names,
-            use_dns_cache=False,  # the resolver keeps failures too
+            resolver=self._resolver,
+            use_dns_cache=False,  # the resolver keeps addresses, and failures too
             socket_factory=guard.socket_factory(settings),
             ssl=tls(),
             limit=0,
@@ -181,47 +165,58 @@ class Requests:
         self._session = aiohttp.ClientSession(
             connector=connector,
             cookie_jar=aiohttp.DummyCookieJar(),
-            headers={"User-Agent": agent, "Accept": ACCEPT, "Accept-Encoding": "identity"},
+            headers={
+                "User-Agent": policy.user_agent,
+                "Accept": ACCEPT,
+                "Accept-Encoding": "identity",
+            },
             timeout=aiohttp.ClientTimeout(
                 total=None, connect=None, sock_connect=None, sock_read=None
             ),
             auto_decompress=False,
             read_bufsize=CHUNK // 2,
-            trust_env=False,
+            trust_env=False,  # a proxy would connect to addresses that guard.py never sees
         )
 
     async def close(self) -> None:
         """Close every connection."""
         await self._session.close()
-        await self._names.close()
+        await self._resolver.close()
+
+    async def wait_for_lookup(self, host: str) -> None:
+        """Return as soon as DNS is asked for a host, so that no time is lost to other names."""
+        await self._resolver.wait_for_start(host)
 
     async def image(self, url: str, row_signals: dict[str, Any], *, last: bool) -> Answer:
-        """One request; opt-out headers go into `row_signals`. `last`: nothing more is waiting for this host, so its
-        connection need not be kept. The body of the answer holds what `beyond` says of the budget: give it back."""
+        """One request for an image. Opt-out headers are added to `row_signals`.
+
+        `last`: nothing else waits for this host, so the connection need not be kept. The body of
+        the answer keeps `budget_bytes` of the budget: release them.
+        """
         headers = {"Connection": "close"} if last else None
-        line = _Line(self._settings.max_bytes + FRAMING, last)
-        _line.set(line)
+        exchange = _Exchange(self._settings.max_bytes + FRAMING, last)
+        _exchange.set(exchange)
         try:
             async with self._session.get(
                 URL(url, encoded=True), allow_redirects=False, headers=headers
             ) as response:
                 return await self._read(response, row_signals)
         except (aiohttp.ClientError, OSError) as error:
-            return _failure(error, line)
+            return _failure(error, exchange)
 
     async def _read(self, response: aiohttp.ClientResponse, row_signals: dict[str, Any]) -> Answer:
-        """An answer's head, and its body if the head gives no reason against it."""
+        """The head of a response, and its body if nothing in the head excludes it."""
         status, headers = response.status, response.headers
-        kind = (headers.get("Content-Type") or "")[:200] or None
-        answer = functools.partial(Answer, status=status, content_type=kind)
+        content_type = valid_text(headers.get("Content-Type", ""))[:200] or None
+        answer = functools.partial(Answer, status=status, content_type=content_type)
         if status != 200:
             await _drain(response)
             location = headers.get("Location")
-            if status in MOVED and location is not None:
+            if status in REDIRECTS and location is not None:
                 return answer(location=location)
-            after = retry_after_s(headers.get("Retry-After"))
+            after_s = retry_after_s(headers.get("Retry-After"))
             return answer(
-                reason=_status_reason(status), detail=f"status {status}", retry_after_s=after
+                reason=_status_reason(status), detail=f"status {status}", retry_after_s=after_s
             )
         row_signals.update(signals(headers.items(), None))
         if row_signals and (refusal := self._policy.refusal(row_signals)):
@@ -237,53 +232,34 @@ class Requests:
             reason, detail = await body.read(response.content, self._settings.min_rate)
         except aiohttp.ClientError:
             reason, detail = "truncated", "the body ended early"
-            if _line.get().flooded:
+            if _exchange.get().flooded:
                 reason, detail = "too_many_bytes", f"more than {self._settings.max_bytes}"
         except BaseException:
-            body.give_back()
+            body.discard()
             raise
         if reason is not None:
-            body.give_back()
+            body.discard()
             return answer(reason=reason, detail=detail)
-        return answer(body=body.whole())
+        return answer(body=body.take())
 
-    async def site_file(self, url: str, wait: Callable[[str], Awaitable[None]]) -> sites.Answer:
-        """A robots.txt or the like, over up to five redirects (RFC 9309), each checked, under a deadline of its own.
-        `wait(host)` returns when a request to the host may start."""
-        status, left_s = None, self._settings.deadline_s
+    async def file(self, url: str, limit: int) -> FileAnswer:
+        """One request for a file of a site, up to limit + 1 bytes of it."""
+        exchange = _Exchange(limit + CHUNK + FRAMING)
+        _exchange.set(exchange)
         try:
-            for _ in range(6):
-                target = guard.target(url, self._settings)
-                await wait(target.host)
-                _line.set(_Line(sites.ROBOTS_BYTES + CHUNK + FRAMING))
-                begun = time.monotonic()
-                async with (
-                    asyncio.timeout(left_s),
-                    self._session.get(
-                        URL(target.url, encoded=True), allow_redirects=False
-                    ) as response,
-                ):
-                    status, location = response.status, response.headers.get("Location")
-                    if status in MOVED and location is not None:
-                        url = urljoin(target.url, location)
-                        left_s -= time.monotonic() - begun
-                        continue
-                    body = await _up_to(response, sites.ROBOTS_BYTES) if status == 200 else b""
-                    encoding = response.headers.get("Content-Encoding", "")
-                    return sites.Answer(status=status, body=body, encoding=encoding)
-        except TimeoutError:
-            return sites.Answer(status=status, reason="deadline", detail="no whole answer in time")
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            if status is None:
-                failed = _failure(error, _line.get())
-                return sites.Answer(status=None, reason=failed.reason, detail=failed.detail)
-        return sites.Answer(
-            status=status
-        )  # a redirect that leads nowhere: 3xx, which is no permission
+            async with self._session.get(URL(url, encoded=True), allow_redirects=False) as response:
+                status, headers = response.status, response.headers
+                location = headers.get("Location") if status in REDIRECTS else None
+                body = await _up_to(response, limit) if status == 200 else b""
+                encoding = valid_text(headers.get("Content-Encoding", ""))
+                return FileAnswer(status=status, body=body, encoding=encoding, location=location)
+        except (aiohttp.ClientError, OSError) as error:
+            failure = _failure(error, exchange)
+            return FileAnswer(status=None, reason=failure.reason, detail=failure.detail)
 
 
 async def _drain(response: aiohttp.ClientResponse) -> None:
-    """Reads the short body of an answer that is decided already, so that its connection can be used again."""
+    """Read the short body of a response that is decided, so that its connection can be kept."""
     if response.content_length is not None and response.content_length <= DRAIN:
         with contextlib.suppress(aiohttp.ClientError, TimeoutError):
             async with asyncio.timeout(DRAIN_S):
@@ -300,52 +276,52 @@ async def _up_to(response: aiohttp.ClientResponse, limit: int) -> bytes:
     return b"".join(parts)
 
 
-# --- reasons -------------------------------------------------------------------------------------------------------
+# --- reasons ---------------------------------------------------------------------------------
 
 
 def _status_reason(status: int) -> str:
     if status == 429:
         return "http_429"
-    return (
-        "http_4xx" if 400 <= status < 500 else "http_5xx" if 500 <= status < 600 else "http_other"
-    )
+    if 400 <= status < 500:
+        return "http_4xx"
+    return "http_5xx" if 500 <= status < 600 else "http_other"
 
 
-def _failure(error: Exception, line: _Line) -> Answer:
+def _failure(error: Exception, exchange: _Exchange) -> Answer:
     """The reason behind an exception, in words that do not change from run to run."""
-    inner = getattr(error, "os_error", error)
-    words = getattr(inner, "strerror", None) or type(inner).__name__
-    if line.flooded:
+    cause = getattr(error, "os_error", error)
+    words = getattr(cause, "strerror", None) or type(cause).__name__
+    if exchange.flooded:
         return Answer(reason="http_other", detail=f"a head of more than {HEAD_BYTES} bytes")
-    if isinstance(inner, Refused):
-        return Answer(reason=inner.reason, detail=inner.detail)
+    if isinstance(cause, Refused):
+        return Answer(reason=cause.reason, detail=cause.detail)
     if isinstance(
         error, (aiohttp.ClientConnectorCertificateError, aiohttp.ClientSSLError, ssl.SSLError)
     ):
-        cause = getattr(error, "certificate_error", inner)
-        said = getattr(cause, "verify_message", None) or getattr(cause, "reason", None)
-        return Answer(reason="tls", detail=str(said or words))
+        tls_error = getattr(error, "certificate_error", cause)
+        message = getattr(tls_error, "verify_message", None) or getattr(tls_error, "reason", None)
+        return Answer(reason="tls", detail=str(message or words))
     if isinstance(error, aiohttp.ClientConnectorDNSError):
         return Answer(reason="dns", detail=words)
-    # Whether a connection that is taken and broken at once is noticed while it is made is chance: it is one reason.
-    broken = isinstance(inner, (ConnectionResetError, ConnectionAbortedError, BrokenPipeError))
+    # A server that accepts and closes at once may fail in connect or in read: both are `reset`.
+    broken = isinstance(cause, (ConnectionResetError, ConnectionAbortedError, BrokenPipeError))
     if isinstance(error, aiohttp.ClientConnectorError) and not broken:
         return Answer(reason="connect", detail=words)
     if isinstance(error, (aiohttp.ClientConnectionError, OSError)):
-        return Answer(reason="reset", detail="the connection broke", stale=line.used_before)
+        return Answer(reason="reset", detail="the connection broke", stale=exchange.used_before)
     if isinstance(error, aiohttp.InvalidURL):
         return Answer(reason="bad_url", detail="no URL to a client")
     return Answer(reason="http_other", detail="no HTTP answer")
 
 
 def backoff_s(uid: str, repeats: int, after_s: float | None) -> float:
-    """Seconds before the next attempt: doubling, spread by the uid so that rows do not come back all at once."""
+    """Seconds before the next attempt: they double, and the uid spreads the rows over time."""
     spread: float = 0.5 + xxhash.xxh3_64_intdigest(f"{uid}:{repeats}".encode()) / 2**64
     return max(BACKOFF_S * spread * 2.0 ** (repeats - 1), after_s or 0.0)
 
 
 def retry_after_s(value: str | None) -> float | None:
-    """Retry-After in seconds, given as a number or as a date; None where it is neither."""
+    """Retry-After in seconds, from a number or a date; None where it is neither."""
     if value is None:
         return None
     if value.strip().isdecimal():

@@ -1,48 +1,31 @@
-"""Who has said no, while there is still time to listen: headers, the page, and the files of a site.
+"""What the files of a site say about its URLs: robots.txt, tdmrep.json and ai.txt, kept for a day.
 
-What was seen is kept raw beside the row, so that another policy can be applied later without asking again
-(filters/optout.py, which also holds the grammars). The files of a site are asked for once per origin and run.
+The files are requested once per origin and run, by the first row that needs them. What they say is
+kept raw beside the row, so that another policy can be applied later without a request.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any
-from urllib.parse import urlsplit
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+from urllib.parse import urljoin, urlsplit
 
 from manifests.schema import Fetch
-from pipeline.fetch import site_files
-from pipeline.fetch.hosts import limit_of
+from pipeline.fetch import guard, site_files
+from pipeline.fetch.guard import Refused
+from pipeline.fetch.hosts import Queues, limit_of
 from pipeline.fetch.optouts import OptoutPolicy
-from pipeline.fetch.site_files import AiRule, Robots, Tdm, Unreadable
+from pipeline.fetch.request import FileAnswer, Requests
+from pipeline.fetch.site_files import AiRule, Robots, TdmRule, Unreadable
 
-__all__ = ["Answer", "Sites", "Verdict"]
-
-ROBOTS_BYTES = site_files.FILE_BYTES  # how much of a file is worth fetching
 KEPT_S = 24 * 3600.0  # how long RFC 9309 lets a robots.txt be kept
-FAILED_S = 600.0  # and we a file that could not be had
-MOST_SITES = 20_000  # origins whose files are kept, some kilobytes each; those used longest ago are forgotten
+FAILED_S = 600.0  # the same for a file without an answer
+MOST_SITES = 20_000  # origins in memory, some kilobytes each; the least recently used are dropped
+MOST_HOPS = 6  # requests for one file: RFC 9309 asks for five redirects
 NOT_ASKED = "disallowed by robots.txt"
-OTHERS_SHARE = 0.25  # of a row's deadline: how long tdmrep.json and ai.txt may take together
-
-Get = Callable[[str], Awaitable["Answer"]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What a host said when asked for a file; `reason` where it could not be asked.
-
-    `body` as it came over the wire (up to ROBOTS_BYTES + 1), `encoding` its Content-Encoding.
-    """
-
-    status: int | None
-    body: bytes = b""
-    encoding: str = ""
-    reason: str | None = None
-    detail: str = ""
+OTHERS_SHARE = 0.25  # of a row's deadline: the time for tdmrep.json and ai.txt together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,176 +34,252 @@ class Verdict:
 
     reason: str | None
     detail: str = ""
-    signal: dict[str, Any] | None = (
-        None  # for the row's raw signals; None where the site says nothing
-    )
+    # For the row's raw signals; None where the site says nothing.
+    signal: dict[str, Any] | None = None
     crawl_delay_s: float | None = None  # what robots.txt asks for between two requests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Site:
-    """The files of one origin, read. A text in place of rules says why they cannot be read."""
+    """The files of one origin, parsed. A text instead of rules says why they cannot be read."""
 
-    answer: Answer | None  # to the question for robots.txt; None where it was not asked for
+    answer: FileAnswer | None  # for robots.txt; None where it was not requested
     robots: Robots | str | None
-    tdm: tuple[Tdm, ...] | str
+    tdm: tuple[TdmRule, ...] | str
     ai: tuple[AiRule, ...] | str
     good_until: float
 
 
-class Sites:
-    """The files of the origins of a run: each is asked for once, by whoever needs it first, and kept for a day.
+class FileClient(Protocol):
+    """What Sites asks."""
 
-    robots.txt by RFC 9309: a 4xx means no rules; a 5xx means keep out, and so does 429, as Google reads it. A host that
-    cannot be reached gives its rows the reason for that. tdmrep.json and ai.txt that cannot be had say nothing; why is
-    written down. Only finished answers are shared between event loops.
+    async def get(self, url: str) -> FileAnswer:
+        """The file behind a URL, after its redirects."""
+
+
+class SiteFileClient:
+    """Requests for the files of sites: redirects, limits and delays of their hosts, a deadline."""
+
+    def __init__(self, settings: Fetch, requests: Requests, queues: Queues[Any]) -> None:
+        self._settings = settings
+        self._requests = requests
+        self._queues = queues
+
+    async def get(self, url: str) -> FileAnswer:
+        """The file behind a URL. Each redirect is checked. The wait for a host is not counted."""
+        status, left_s = None, self._settings.deadline_s
+        for _ in range(MOST_HOPS):
+            try:
+                target = guard.target(url, self._settings)
+            except Refused as refused:
+                answer = FileAnswer(status=None, reason=refused.reason, detail=refused.detail)
+                break
+            await self._requests.wait_for_lookup(target.host)
+            delay_s = self._queues.reserve_start(self._queues.host(target.host))
+            if delay_s > 0:
+                await asyncio.sleep(delay_s)
+            started = time.monotonic()
+            try:
+                async with asyncio.timeout(left_s):
+                    answer = await self._requests.file(target.url, site_files.FILE_BYTES)
+            except TimeoutError:
+                detail = "no whole answer in time"
+                return FileAnswer(status=status, reason="deadline", detail=detail)
+            if answer.location is None:
+                break
+            status = answer.status
+            left_s -= time.monotonic() - started
+            try:
+                url = urljoin(target.url, answer.location)
+            except ValueError:
+                break
+        if status is None or (answer.reason is None and answer.location is None):
+            return answer
+        return FileAnswer(status=status)  # a redirect that leads nowhere gives no permission
+
+
+@dataclass(slots=True)
+class SiteCache:
+    """What was read of the sites of a run. Event loops that follow each other may share it."""
+
+    sites: dict[str, _Site] = field(default_factory=dict)
+
+    def get(self, origin: str) -> _Site | None:
+        """The site, if it was read and is not too old. It becomes the most recently used one."""
+        site = self.sites.get(origin)
+        if site is None or time.monotonic() > site.good_until:
+            return None
+        self.sites[origin] = self.sites.pop(origin)
+        return site
+
+    def put(self, origin: str, site: _Site) -> None:
+        """Keep a site, and drop the least recently used one where there are too many."""
+        self.sites.pop(origin, None)
+        self.sites[origin] = site
+        while len(self.sites) > MOST_SITES:
+            del self.sites[next(iter(self.sites))]
+
+
+class Sites:
+    """The files of the origins of a run.
+
+    robots.txt follows RFC 9309: 4xx means no rules, 5xx means no permission, and so does 429, as
+    Google reads it. A host that cannot be reached gives its rows the reason for that. A tdmrep.json
+    or ai.txt without an answer is no statement; why is kept.
     """
 
-    def __init__(self, user_agent: str, settings: Fetch) -> None:
-        self._policy = OptoutPolicy(user_agent, settings.optout)
+    def __init__(
+        self,
+        settings: Fetch,
+        policy: OptoutPolicy,
+        client: FileClient,
+        cache: SiteCache | None = None,
+    ) -> None:
         self._settings = settings
-        self._us = self._policy.names
-        self._sites: dict[str, _Site] = {}
-        self._asked: dict[str, asyncio.Task[_Site]] = {}
+        self._policy = policy
+        self._client = client
+        self._cache = SiteCache() if cache is None else cache
+        self._reading: dict[str, asyncio.Task[_Site]] = {}
 
-    async def verdict(self, origin: str, url: str, get: Get) -> Verdict:
-        """Whether `url` of `origin` (scheme://host:port) may be fetched; `get` fetches a file, guarded."""
+    async def verdict(self, origin: str, url: str) -> Verdict:
+        """Whether `url` of `origin` (scheme://host:port) may be fetched."""
         if not self._settings.robots_txt and not self._settings.site_files:
             return Verdict(reason=None)
-        site = self._sites.get(origin)
-        if site is None or time.monotonic() > site.good_until:
-            if origin not in self._asked:
-                self._asked[origin] = asyncio.create_task(self._read(origin, get))
-            site = await asyncio.shield(self._asked[origin])
-        self._sites[origin] = self._sites.pop(origin, site)  # now the last to be forgotten
-        return self._judge(site, origin, url)
+        site = self._cache.get(origin)
+        if site is None:
+            if origin not in self._reading:
+                self._reading[origin] = asyncio.create_task(self._read(origin))
+            site = await asyncio.shield(self._reading[origin])
+        return self._verdict(site, origin, url)
 
     async def close(self) -> None:
-        """Stops the fetches under way, for the end of an event loop; what was read is kept."""
-        for task in self._asked.values():
+        """Stop the requests under way, for the end of an event loop. The cache stays."""
+        for task in self._reading.values():
             task.cancel()
-        await asyncio.gather(*self._asked.values(), return_exceptions=True)
-        self._asked.clear()
+        await asyncio.gather(*self._reading.values(), return_exceptions=True)
+        self._reading.clear()
 
-    # --- asking ---------------------------------------------------------------------------------------------------
+    # --- reading -----------------------------------------------------------------------------
 
-    async def _read(self, origin: str, get: Get) -> _Site:
-        """One file after the other, so that a host is asked one question at a time."""
+    async def _read(self, origin: str) -> _Site:
+        """One file after the other, so that a host gets one request at a time."""
         try:
             answer, robots, failed = None, None, False
             if self._settings.robots_txt:
-                answer = await get(f"{origin}/robots.txt")
-                robots = self._rules(answer)
-                failed = answer.reason is not None or _shut(answer.status)
-            said = (
-                {} if failed or isinstance(robots, str) else await self._others(origin, robots, get)
-            )
-            failed = failed or any(
-                isinstance(rules, str) and rules != NOT_ASKED for rules in said.values()
-            )
+                answer = await self._client.get(f"{origin}/robots.txt")
+                robots = self._robots(answer)
+                failed = answer.reason is not None or _forbids(answer.status)
+            others: dict[str, Any] = {}
+            if not failed and not isinstance(robots, str):
+                others = await self._read_others(origin, robots)
+            for rules in others.values():
+                failed = failed or (isinstance(rules, str) and rules != NOT_ASKED)
             site = _Site(
                 answer=answer,
                 robots=robots,
-                tdm=said.get("tdmrep", ()),
-                ai=said.get("ai.txt", ()),
+                tdm=others.get("tdmrep", ()),
+                ai=others.get("ai.txt", ()),
                 good_until=time.monotonic() + (FAILED_S if failed else KEPT_S),
             )
-            self._sites[origin] = site
-            while len(self._sites) > MOST_SITES:
-                del self._sites[next(iter(self._sites))]
+            self._cache.put(origin, site)
             return site
         finally:
-            self._asked.pop(origin, None)
+            self._reading.pop(origin, None)
 
-    def _rules(self, answer: Answer) -> Robots | str | None:
-        """The rules of a robots.txt; None where there are none, a text where they cannot be read."""
+    def _robots(self, answer: FileAnswer) -> Robots | str | None:
+        """The rules of a robots.txt; None where there are none, a text where it is unreadable."""
         if answer.reason is not None or answer.status is None or not 200 <= answer.status < 300:
             return None
         try:
-            return site_files.read_robots(
-                site_files.inflated(answer.body, answer.encoding), self._us
-            )
+            body = site_files.inflated(answer.body, answer.encoding)
+            return site_files.read_robots(body, self._policy.names)
         except Unreadable as error:
             return str(error)
 
-    async def _others(self, origin: str, robots: Robots | None, get: Get) -> dict[str, Any]:
-        """tdmrep.json and ai.txt: rules, or why they cannot be read. Where one gets no answer the next is not asked."""
-        said: dict[str, Any] = {}
-        why: str | None = None
-        _, delay_s = limit_of(
-            urlsplit(origin).hostname or "", self._settings
-        )  # `get` waits for its turns there
+    async def _read_others(self, origin: str, robots: Robots | None) -> dict[str, Any]:
+        """tdmrep.json and ai.txt: rules, or why they cannot be read.
+
+        Where one gets no answer the next is not requested.
+        """
+        others: dict[str, Any] = {}
+        failure: str | None = None
+        _, delay_s = limit_of(urlsplit(origin).hostname or "", self._settings)
         ends = time.monotonic() + OTHERS_SHARE * self._settings.deadline_s + 2 * delay_s
         for name, path in (("tdmrep", "/.well-known/tdmrep.json"), ("ai.txt", "/ai.txt")):
             if name not in self._settings.site_files:
                 continue
-            if why is not None:
-                said[name] = why
+            if failure is not None:
+                others[name] = failure
                 continue
             if robots is not None and not robots.allows(origin + path):
-                said[name] = NOT_ASKED
+                others[name] = NOT_ASKED
                 continue
             try:
                 async with asyncio.timeout(ends - time.monotonic()):
-                    answer = await get(origin + path)
+                    answer = await self._client.get(origin + path)
             except TimeoutError:
-                answer = Answer(status=None, reason="deadline")
-            why = answer.reason
-            said[name] = why or self._read_other(name, answer)
-        return said
+                answer = FileAnswer(status=None, reason="deadline")
+            failure = answer.reason
+            others[name] = failure or self._other_rules(name, answer)
+        return others
 
-    def _read_other(self, name: str, answer: Answer) -> Any:
+    def _other_rules(self, name: str, answer: FileAnswer) -> Any:
         status = answer.status or 0
         if status != 200:
             return () if 400 <= status < 500 and status != 429 else f"status {status}"
         try:
             body = site_files.inflated(answer.body, answer.encoding)
-            return (
-                site_files.read_tdmrep(body)
-                if name == "tdmrep"
-                else site_files.read_ai_txt(body, self._us)
-            )
+            if name == "tdmrep":
+                return site_files.read_tdmrep(body)
+            return site_files.read_ai_txt(body, self._policy.names)
         except Unreadable as error:
             return str(error)
 
-    # --- judging --------------------------------------------------------------------------------------------------
+    # --- the verdict -------------------------------------------------------------------------
 
-    def _judge(self, site: _Site, origin: str, url: str) -> Verdict:
-        """What the files of a site say about a URL, and whether that is a no under the policy of the recipe."""
-        said: dict[str, Any] = {}
+    def _verdict(self, site: _Site, origin: str, url: str) -> Verdict:
+        """What the files of a site say about a URL, and whether the policy reads it as a no."""
+        signal: dict[str, Any] = {}
         delay_s = None
         if (answer := site.answer) is not None:
             if answer.reason is not None:
                 return Verdict(reason=answer.reason, detail=f"robots.txt: {answer.detail}")
             if isinstance(site.robots, Robots):
-                said["robots.txt"] = {"status": answer.status} | site.robots.said(url)
+                signal["robots.txt"] = {"status": answer.status} | site.robots.summary(url)
                 delay_s = site.robots.delay_s
-            elif site.robots is not None or _shut(answer.status):
-                why = site.robots or f"status {answer.status}"
-                said["robots.txt"] = {"status": answer.status, "allowed": False, "unread": why}
-                return Verdict(reason="robots_txt", detail=why, signal=said)
-        tdm = (
-            _missing(site.tdm) if isinstance(site.tdm, str) else site_files.tdm_said(site.tdm, url)
-        )
-        ai = _missing(site.ai) if isinstance(site.ai, str) else site_files.ai_said(site.ai, url)
-        said |= ({"tdmrep.json": tdm} if tdm else {}) | ({"ai.txt": ai} if ai else {})
-        if (
-            said.get("robots.txt", {}).get("allowed") is False
-        ):  # whatever the policy: it has a switch of its own
+            elif site.robots is not None or _forbids(answer.status):
+                detail = site.robots or f"status {answer.status}"
+                signal["robots.txt"] = {
+                    "status": answer.status,
+                    "allowed": False,
+                    "unread": detail,
+                }
+                return Verdict(reason="robots_txt", detail=detail, signal=signal)
+        if tdm := _summary(site.tdm, url, site_files.tdm_summary):
+            signal["tdmrep.json"] = tdm
+        if ai := _summary(site.ai, url, site_files.ai_summary):
+            signal["ai.txt"] = ai
+        # robots.txt counts under every policy: fetch.robots_txt is its switch.
+        if signal.get("robots.txt", {}).get("allowed") is False:
             return Verdict(
-                reason="robots_txt", detail="disallowed", signal=said, crawl_delay_s=delay_s
+                reason="robots_txt", detail="disallowed", signal=signal, crawl_delay_s=delay_s
             )
-        reason, detail = self._policy.refusal({"site": {origin: said}}) or (None, "")
-        return Verdict(reason=reason, detail=detail, signal=said or None, crawl_delay_s=delay_s)
+        reason, detail = self._policy.refusal({"site": {origin: signal}}) or (None, "")
+        return Verdict(reason=reason, detail=detail, signal=signal or None, crawl_delay_s=delay_s)
 
 
-def _missing(why: str) -> dict[str, Any]:
-    """What is kept of a file that could not be read. One that robots.txt shuts was never said to be there."""
-    return {"not_asked" if why == NOT_ASKED else "unread": why}
+def _summary(rules: Any, url: str, summarize: Any) -> dict[str, Any] | None:
+    """What is kept of one file. A file that robots.txt disallows may not exist at all."""
+    if isinstance(rules, str):
+        return {"not_asked" if rules == NOT_ASKED else "unread": rules}
+    if not rules:
+        return None
+    summary: dict[str, Any] | None = summarize(rules, url)
+    return summary
 
 
-def _shut(status: int | None) -> bool:
-    """Whether a status other than 2xx keeps us out: all but the 4xx without 429."""
-    return not (
-        status is not None and (200 <= status < 300 or (400 <= status < 500 and status != 429))
-    )
+def _forbids(status: int | None) -> bool:
+    """Whether a status other than 2xx gives no permission: all but the 4xx without 429."""
+    if status is None:
+        return True
+    return not (200 <= status < 300 or (400 <= status < 500 and status != 429))

@@ -29,7 +29,7 @@ fetch:
   image_size: 64
   rows_per_shard: 60
   per_host: 8
-  deadline_s: 4
+  deadline_s: 8
   allow_private: true
   connect_to: {{"*.miniweb.test": "127.0.0.1:{port}"}}
 filters: [tokens, caption, language]

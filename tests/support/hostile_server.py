@@ -25,6 +25,9 @@ from PIL import Image
 Reader = asyncio.StreamReader
 Writer = asyncio.StreamWriter
 BOMB = 64 * 2**20
+NOT_FOUND = ["HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n"]
+# Path of a file of a site -> the key of an entry that says how it is answered.
+SITE_FILES = {"/robots.txt": "robots", "/.well-known/tdmrep.json": "tdmrep", "/ai.txt": "ai"}
 TLS = ("tls", "expired", "wrong-host", "self-signed")
 
 
@@ -223,8 +226,8 @@ class HostileServer:
             self.cookies += [headers["cookie"]] if "cookie" in headers else []
             name = headers["host"].split(".")[0]
             entry = self.entries[name]
-            if path == "/robots.txt":
-                plays = entry.get("robots", ["HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n"])
+            if path in SITE_FILES:
+                plays = entry.get(SITE_FILES[path], NOT_FOUND)
             else:
                 self.asked[name] += 1
                 plays = self._plays(entry, path)
@@ -234,7 +237,7 @@ class HostileServer:
     def _plays(self, entry: dict[str, Any], path: str) -> list[Any]:
         times = self.asked[entry["name"]]
         if entry.get("lost") and path != "/x":
-            return ["HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n"]
+            return NOT_FOUND
         if times <= entry.get("hops", 0):
             return [f"HTTP/1.1 301 Moved\r\nLocation: /{times}\r\nContent-Length: 0\r\n\r\n"]
         plays: list[Any] = entry["first"] if times == 1 and "first" in entry else entry["plays"]

@@ -16,7 +16,7 @@ from manifests import disk
 from manifests.schema import Source
 from pipeline.crawl import sources
 from pipeline.crawl.crawler import crawl, parts
-from tests.pipeline.crawl.test_warc import block, record
+from tests.support.warcs import block, record
 from tests.support.wats import INFO, image, page, zipped
 from tests.support.web_files import FileServer
 

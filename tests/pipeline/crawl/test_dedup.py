@@ -6,9 +6,12 @@ import random
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from manifests import disk
+from manifests.columns import PAIRS
+from manifests.pool_layout import PoolLayout
 from manifests.schema import Source
 from pipeline.crawl import dedup
 from pipeline.crawl.crawler import crawl
@@ -31,7 +34,7 @@ def tables(folder: Path, seed: int = 0, parts: int = 5, rows: int = 400) -> Sour
 
 
 def rows(pool: str, parts: int = 5) -> list[list[dict[str, Any]]]:
-    return [disk.read_parquet(dedup.final(pool, k)).to_pylist() for k in range(parts)]
+    return [disk.read_parquet(PoolLayout(pool).pairs_part(k)).to_pylist() for k in range(parts)]
 
 
 def expected(source: Source) -> list[list[tuple[str, str, int]]]:
@@ -104,7 +107,7 @@ def test_a_stop_in_any_step_is_made_good_and_what_is_done_is_not_done_again(
     assert len(written) == len(set(written))
     for k in range(5):
         assert (tmp_path / f"whole/pairs/part-{k:05d}.parquet").read_bytes() == Path(
-            dedup.final(pool, k)
+            PoolLayout(pool).pairs_part(k)
         ).read_bytes()
 
 
@@ -141,3 +144,30 @@ def test_workers_leave_the_same_bytes(tmp_path: Path, monkeypatch: pytest.Monkey
     finally:
         ray_runtime.disconnect()
     assert rows(str(tmp_path / "inline")) == rows(str(tmp_path / "ray"))
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_uids_that_are_equal_in_one_half_only_both_stay(partitions: int, tmp_path: Path) -> None:
+    """64 of the 128 bits would drop one pair of a billion by chance, and half of them if forged."""
+    low, high = "0123456789abcdef", "fedcba9876543210"
+    uids = [low + low, high + low, high + high]  # neighbours share their last, their first bits
+    uids += [uids[1], "f" * 32]
+    pool = str(tmp_path)
+    rows = [{**dict.fromkeys(PAIRS.names), "uid": uid, "link": k} for k, uid in enumerate(uids)]
+    metadata = {"pairs": len(uids), "reasons": {}, "source_id": "x"}
+    table = pa.Table.from_pylist(rows, schema=PAIRS)
+    disk.write_parquet(dedup.extracted(pool, 0), table, metadata)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dedup, "ROWS_PER_PARTITION", -(-len(uids) // partitions))
+        assert dedup.commit(pool, ["x"], {}, "inline") == {}
+    left = disk.read_parquet(PoolLayout(pool).pairs_part(0))
+    assert left["link"].to_pylist() == [0, 1, 2, 4]
+    assert disk.read_metadata(PoolLayout(pool).pairs_part(0))["reasons"] == {"duplicate_pair": 1}
+
+
+def test_uids_that_are_no_hexadecimal_are_named_as_the_failure(tmp_path: Path) -> None:
+    table = pa.Table.from_pylist([{**dict.fromkeys(PAIRS.names), "uid": "x" * 32}], schema=PAIRS)
+    metadata = {"pairs": 1, "reasons": {}}
+    disk.write_parquet(dedup.extracted(str(tmp_path), 0), table, metadata)
+    failed = dedup.commit(str(tmp_path), ["x"], {}, "inline")
+    assert "non-hexadecimal" in failed["scatter-00000-000"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import re
 from collections import Counter
 from functools import partial
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.crawl.gzip_scan import Tape
 from pipeline.crawl.wat import pairs_of_wat
 from pipeline.crawl.wat_records import KINDS, Image, Reader, decode, records, scan
 from tests.support.wats import INFO, PAGE, image, pages, read, record, response, zipped
@@ -173,7 +175,9 @@ def test_both_readers_agree_on_damaged_files(
         whole[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=4))
     path = tmp_path_factory.mktemp("w") / "x"
     path.write_bytes(whole)
-    assert [body for _, body in records(str(path))] == [body for _, body in scan(bytes(whole))]
+    assert [body for _, body in records(str(path))] == [
+        body for _, body in scan(Tape(io.BytesIO(whole)))
+    ]
 
 
 def test_kinds_of_links_that_nobody_knows_are_learned_up_to_a_number() -> None:
@@ -188,3 +192,21 @@ def test_kinds_of_links_that_nobody_knows_are_learned_up_to_a_number() -> None:
     assert not Reader()(response(PAGE, [image("/a.jpg", "x")])).envelope.payload.http.html.links[1:]
     assert len(reader(response(PAGE, links)).envelope.payload.http.html.links) == KINDS
     assert len(reader._kinds) == KINDS
+
+
+@pytest.mark.parametrize("key", ["Envelope", "Unknown", "Links"])
+@pytest.mark.parametrize(
+    "deep", [b"[" * 100_000 + b"]" * 100_000, b'{"a":' * 60_000 + b"1" + b"}" * 60_000]
+)
+def test_json_nested_deep_costs_its_record(key: str, deep: bytes, tmp_path: Path) -> None:
+    some = pages(3)
+    body = some[1].split(b"\r\n\r\n")[1]
+    hurt = {
+        "Envelope": b'{"Envelope":' + deep + b',"path":"IMG@/src"}',
+        "Unknown": b'{"Unknown":' + deep + b"," + body[1:],
+        "Links": body.replace(b'"Links":[', b'"Links":[' + deep + b","),
+    }[key]
+    some[1] = record(hurt)
+    pairs, counts = read(tmp_path, zipped(some))
+    assert [pair.caption for pair in pairs] == list("12")
+    assert counts["damaged_records"] == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import gc
 import json
 import socket
@@ -15,16 +14,15 @@ from collections import Counter
 from email.utils import formatdate
 from typing import Any
 
-import aiohttp
 import pytest
 import uvloop
-from aiohttp.client_reqrep import ConnectionKey
 
 from manifests.columns import REASONS
 from manifests.schema import Fetch, HostLimit, Pair
-from pipeline.fetch import body, guard, request
+from pipeline.fetch import body, request
 from pipeline.fetch.fetcher import Fetched, Fetcher, fetch_all
-from pipeline.fetch.sites import Sites
+from pipeline.fetch.sites import SiteCache
+from tests.support.dns import fake_dns
 
 connected: list[
     tuple[object, ...]
@@ -39,11 +37,11 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request, "BACKOFF_S", 0.01)
 
 
-def run(pairs: list[Pair], settings: Fetch, sites: Sites | None = None) -> list[Fetched]:
+def run(pairs: list[Pair], settings: Fetch, cache: SiteCache | None = None) -> list[Fetched]:
     """Ends of all pairs, in the order of the pairs."""
 
     async def collect() -> list[tuple[int, Fetched]]:
-        return [item async for item in fetch_all(pairs, settings, sites)]
+        return [item async for item in fetch_all(pairs, settings, cache)]
 
     found = uvloop.run(collect())
     assert sorted(index for index, _ in found) == list(range(len(pairs)))
@@ -147,14 +145,6 @@ def test_retry_after(web: Any, after: str) -> None:
         assert (end.reason, end.attempts) == ("http_429", 1)
 
 
-def test_pauses_double_and_differ_by_uid_but_not_by_run() -> None:
-    pauses = [request.backoff_s("a", n, None) for n in (1, 2, 3)]
-    assert pauses == [request.backoff_s("a", n, None) for n in (1, 2, 3)]
-    assert all(0.5 <= p / (request.BACKOFF_S * 2**n) <= 1.5 for n, p in enumerate(pauses))
-    assert request.backoff_s("b", 1, None) != pauses[0]
-    assert request.backoff_s("a", 1, 7.0) == 7.0
-
-
 def test_words_repeat_from_run_to_run(web: Any) -> None:
     for path in ("/truncated", "/reset", "/status/500", "/hang", "/garbage"):
         first, second = (one(web, path, deadline_s=0.3, retries=0) for _ in range(2))
@@ -220,7 +210,7 @@ def test_loopback_needs_allow_private(web: Any) -> None:
 def test_redirects_are_checked_like_any_url(
     web: Any, place: str, reason: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guard, "_look_up", lambda host: ["169.254.169.254"])
+    fake_dns(monkeypatch, lambda host: ["169.254.169.254"])
     connected.clear()
     end = run(web.pairs("http://a.web.test/redirect?to=" + place.replace(" ", "%20")), web.fetch())[
         0
@@ -259,7 +249,7 @@ def test_names_without_an_address(web: Any, monkeypatch: pytest.MonkeyPatch) -> 
         asked.append(host)
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
-    monkeypatch.setattr(guard, "_look_up", look_up)
+    fake_dns(monkeypatch, look_up)
     ends = run(
         web.pairs(*(f"http://nowhere.example/{i}" for i in range(20))), web.fetch(robots_txt=False)
     )
@@ -339,10 +329,10 @@ def test_robots_txt_can_be_switched_off_and_kept_between_calls(web: Any) -> None
     web.robots["a.web.test"] = (200, b"User-agent: *\nDisallow: /")
     assert one(web, "/picture/1", robots_txt=False).reason is None
     assert web.hits["a.web.test/robots.txt"] == 0
-    sites = Sites(web.fetch().user_agent or "", web.fetch())
+    cache = SiteCache()
     for _ in range(3):
         assert (
-            run(web.pairs("http://a.web.test/picture/1"), web.fetch(), sites)[0].reason
+            run(web.pairs("http://a.web.test/picture/1"), web.fetch(), cache)[0].reason
             == "robots_txt"
         )
     assert web.hits["a.web.test/robots.txt"] == 1
@@ -451,7 +441,7 @@ def test_ten_in_a_hundred_rows_on_hanging_hosts_hold_up_nobody(web: Any) -> None
     assert set(reasons[360:]) <= {"deadline", "host_busy"}
 
 
-def test_a_host_that_has_no_time_does_not_hold_a_job_for_ever(web: Any) -> None:
+def test_a_host_that_has_no_time_does_not_hold_a_shard_for_ever(web: Any) -> None:
     urls = [f"http://one.web.test/slow/0.2?{i}" for i in range(20)] + [
         "http://a.web.test/picture/1"
     ]
@@ -516,13 +506,13 @@ def test_large_bodies_wait_for_their_share_of_memory(
     size = 3 * 2**20
     monkeypatch.setattr(request, "BUDGET", size)
     held: list[int] = []
-    real = body.Budget.take
+    real = body.Budget.acquire
 
-    async def take(self: body.Budget, amount: int) -> None:
+    async def acquire(self: body.Budget, amount: int) -> None:
         await real(self, amount)
         held.append(self.size - self.free)
 
-    monkeypatch.setattr(body.Budget, "take", take)
+    monkeypatch.setattr(body.Budget, "acquire", acquire)
     ends = run(
         web.pairs(*(f"http://h{i}.web.test/bytes/{size}" for i in range(12))),
         web.fetch(max_bytes=size),
@@ -532,12 +522,12 @@ def test_large_bodies_wait_for_their_share_of_memory(
     assert max(held) <= size
 
 
-def test_a_fetcher_takes_several_jobs_the_older_first(web: Any) -> None:
+def test_a_fetcher_takes_several_shards_the_earlier_first(web: Any) -> None:
     async def together() -> tuple[list[tuple[int, int]], int]:
         fetcher = Fetcher(web.fetch(per_host=1))
         ends: list[tuple[int, int]] = []
 
-        async def job(number: int) -> None:
+        async def shard(number: int) -> None:
             urls = [
                 f"http://{name}.web.test/slow/0.05?{number}-{i}"
                 for i in range(3)
@@ -547,7 +537,7 @@ def test_a_fetcher_takes_several_jobs_the_older_first(web: Any) -> None:
                 assert end.body
                 ends.append((number, index))
 
-        await asyncio.gather(job(7), job(3))
+        await asyncio.gather(shard(7), shard(3))
         await fetcher.close()
         return ends, fetcher.requests.budget.free - fetcher.requests.budget.size
 
@@ -600,13 +590,3 @@ def test_a_user_agent_is_needed(agent: str | None) -> None:
 
 def test_nothing_to_do(web: Any) -> None:
     assert run([], web.fetch()) == []
-
-
-@pytest.mark.parametrize(
-    ("number", "reason"),
-    [(errno.ECONNRESET, "reset"), (errno.ECONNREFUSED, "connect"), (errno.EHOSTUNREACH, "connect")],
-)
-def test_a_connection_that_is_broken_while_it_is_made_is_a_reset(number: int, reason: str) -> None:
-    key = ConnectionKey("host.example", 443, True, True, None, None, None)
-    error = aiohttp.ClientConnectorError(key, OSError(number, "Connect call failed"))
-    assert request._failure(error, request._Line(100)).reason == reason

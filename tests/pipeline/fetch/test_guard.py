@@ -18,9 +18,10 @@ import uvloop
 from aiohttp.abc import ResolveResult
 
 from manifests.schema import Fetch, Pair
-from pipeline.fetch import guard, request
+from pipeline.fetch import guard, request, resolver
 from pipeline.fetch.fetcher import Fetched, fetch_all
 from pipeline.fetch.guard import Refused, check_address, target
+from tests.support.dns import fake_dns
 from tests.support.tables import table
 
 PLAIN = Fetch()
@@ -48,13 +49,9 @@ def reason(url: str, settings: Fetch = PLAIN) -> str:
 
 
 def test_the_tables_hold_what_they_say() -> None:
-    assert (len(FORBIDDEN), len(PUBLIC), len(table("spellings")), len(table("redirects"))) == (
-        48,
-        12,
-        25,
-        12,
-    )
-    assert len(set(FORBIDDEN + PUBLIC)) == 60
+    assert (len(FORBIDDEN), len(PUBLIC)) == (54, 12)
+    assert (len(table("spellings")), len(table("redirects"))) == (25, 12)
+    assert len(set(FORBIDDEN + PUBLIC)) == 66
 
 
 @pytest.mark.parametrize("address", FORBIDDEN)
@@ -153,104 +150,6 @@ def test_ports_and_origin() -> None:
 # --- names and sockets ---------------------------------------------------------------------------------------------
 
 
-def resolve(resolver: guard.Resolver, host: str) -> list[tuple[str, int]]:
-    async def ask() -> list[tuple[str, int]]:
-        try:
-            return [(answer["host"], answer["port"]) for answer in await resolver.resolve(host, 80)]
-        finally:
-            await resolver.close()
-
-    return uvloop.run(ask())
-
-
-@pytest.mark.parametrize(
-    "answers", [["10.0.0.1"], ["8.8.8.8", "127.0.0.1"], ["2606:4700::1", "fe80::1%2"]]
-)
-def test_a_name_with_one_forbidden_answer_is_refused(
-    answers: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(guard, "_look_up", lambda host: answers)
-    with pytest.raises(Refused, match="private_address"):
-        resolve(guard.Resolver(PLAIN), "example.org")
-
-
-def test_a_name_is_looked_up_once_and_an_unknown_name_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def look_up(host: str) -> list[str]:
-        asked.append(host)
-        if host == "nowhere.example":
-            raise socket.gaierror(socket.EAI_NONAME, "unknown")
-        return ["8.8.8.8"] if len(asked) == 1 else ["127.0.0.1"]  # a name that changes its mind
-
-    monkeypatch.setattr(guard, "_look_up", look_up)
-    monkeypatch.setattr(guard, "FAILED_S", 0.0)
-
-    async def ask() -> None:
-        resolver = guard.Resolver(PLAIN)
-        answers = await asyncio.gather(
-            *(resolver.resolve("rebinding.example", 80) for _ in range(50))
-        )
-        assert {answer[0]["host"] for answer in answers} == {"8.8.8.8"}
-        for _ in range(3):
-            with pytest.raises(socket.gaierror):
-                await resolver.resolve("nowhere.example", 80)
-        await resolver.close()
-
-    uvloop.run(ask())
-    assert asked == ["rebinding.example", "nowhere.example"]
-
-
-@pytest.mark.parametrize(("failed_s", "lookups"), [(60.0, 1), (0.0, 2)])
-def test_a_lookup_that_failed_for_now_is_repeated_after_a_while(
-    failed_s: float, lookups: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = []
-
-    def look_up(host: str) -> list[str]:
-        asked.append(host)
-        if len(asked) == 1:
-            raise socket.gaierror(socket.EAI_AGAIN, "later")
-        return ["8.8.8.8"]
-
-    monkeypatch.setattr(guard, "_look_up", look_up)
-    monkeypatch.setattr(guard, "FAILED_S", failed_s)
-
-    async def ask() -> list[str]:
-        resolver = guard.Resolver(PLAIN)
-        try:
-            with pytest.raises(socket.gaierror):
-                await resolver.resolve("slow.example", 80)
-            await asyncio.sleep(0.01)
-            return [answer["host"] for answer in await resolver.resolve("slow.example", 80)]
-        except socket.gaierror:
-            return []
-        finally:
-            await resolver.close()
-
-    assert uvloop.run(ask()) == (["8.8.8.8"] if lookups == 2 else [])
-    assert len(asked) == lookups
-
-
-def test_connect_to_maps_names_by_the_longest_suffix() -> None:
-    places = {"*.test": "127.0.0.1:1", "*.web.test": "127.0.0.1:2", "one.web.test": "[::1]:3"}
-    settings = Fetch(connect_to=places, allow_private=True)
-    assert resolve(guard.Resolver(settings), "a.test") == [("127.0.0.1", 1)]
-    assert resolve(guard.Resolver(settings), "a.b.web.test") == [("127.0.0.1", 2)]
-    assert resolve(guard.Resolver(settings), "one.web.test") == [("::1", 3)]
-    assert guard.mapped("web.example", guard.mapping(settings)) is None
-    with pytest.raises(Refused, match="private_address"):
-        resolve(guard.Resolver(Fetch(connect_to=places)), "a.test")
-
-
-@pytest.mark.parametrize(
-    "places", [{"a.test": "localhost:80"}, {"a.test": "127.0.0.1"}, {"10.0.0.1": "127.0.0.1:80"}]
-)
-def test_connect_to_that_cannot_be_meant(places: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match="connect_to"):
-        guard.Resolver(Fetch(connect_to=places))
-
-
 def test_the_socket_is_made_for_permitted_numbers_only() -> None:
     make = guard.socket_factory(Fetch(connect_to={"a.test": "8.8.8.8:8640"}))
     make((socket.AF_INET, socket.SOCK_STREAM, 0, "", ("8.8.8.8", 443))).close()
@@ -342,7 +241,7 @@ def test_redirects(
     case: dict[str, Any], certificate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-    monkeypatch.setattr(guard, "_look_up", lambda host: ["169.254.169.254"])
+    fake_dns(monkeypatch, lambda host: ["169.254.169.254"])
     identity = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     identity.load_cert_chain(certificate)
 
@@ -435,9 +334,9 @@ def test_200_sequences_of_rebinding_names_connect_to_no_forbidden_address(
 ) -> None:
     """Each answer of DNS may differ from the one before; `connected` is what the process asked its sockets for."""
     names = Rebinding()
-    monkeypatch.setattr(guard, "_look_up", names)
+    fake_dns(monkeypatch, names)
     monkeypatch.setattr(request, "BACKOFF_S", 0.001)
-    monkeypatch.setattr(guard, "FAILED_S", 0.0)
+    monkeypatch.setattr(resolver, "FAILED_S", 0.0)
     connected.clear()
     ends = uvloop.run(sequences(range(200)))
     counts = Counter(end.reason for end in ends)
@@ -458,14 +357,14 @@ def test_an_address_that_changed_after_its_check_gets_no_socket(
     """The resolver lets a forbidden address slip: the maker of sockets does not."""
 
     async def resolve(
-        self: guard.Resolver, host: str, port: int = 0, family: int = 0
+        self: resolver.Resolver, host: str, port: int = 0, family: int = 0
     ) -> list[ResolveResult]:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         return [
             ResolveResult(hostname=host, host=address, port=port, family=family, proto=0, flags=0)
         ]
 
-    monkeypatch.setattr(guard.Resolver, "resolve", resolve)
+    monkeypatch.setattr(resolver.Resolver, "resolve", resolve)
     settings = Fetch(
         user_agent="guardtest/1.0",
         allow_private=True,

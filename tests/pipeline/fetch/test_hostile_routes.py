@@ -1,30 +1,37 @@
-"""Servers that do everything wrong, all at once: each ends in its reason, in bounded time, bytes and memory."""
+"""Servers that do everything wrong, all at once. Each row ends in its reason and in a committed
+shard, in bounded time, bytes and memory."""
 
 from __future__ import annotations
 
-import asyncio
+import json
 import socket
 import ssl
+import tarfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
-import uvloop
 
-from manifests.schema import Fetch, Pair
-from pipeline.fetch import guard, request, sites
-from pipeline.fetch.fetcher import Fetched, fetch_all
-from pipeline.images.transform import BadPicture, check_and_resize
-from tests.support.hostile_server import HostileServer, certificates
+from manifests import disk
+from manifests.columns import PAIRS
+from manifests.pool_layout import PoolLayout
+from manifests.schema import Fetch, Recipe, Source
+from pipeline.executor import Ticket
+from pipeline.fetch import guard, make_downloader, plan, request, site_files
+from tests.support.dns import fake_dns
+from tests.support.hostile_server import SITE_FILES, HostileServer, certificates
 from tests.support.tables import table
 
-DEADLINE_S, CAP = 2.0, 300_000
+DEADLINE_S, CAP = 4.0, 300_000
 ENTRIES = table("hostile_routes")
+ASKED_FOR_SITE_FILES = {"tdmrep", "ai"}
 
 
-def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sockets that take little ahead of their reader, so that what a server has sent is what was read."""
+def limit_receive_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sockets that take little ahead of their reader: what a server has sent is what was read."""
     real = guard.socket_factory
 
     def factory(settings: Fetch) -> Any:
@@ -40,79 +47,127 @@ def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "socket_factory", factory)
 
 
-def resident() -> int:
-    """Bytes of memory that this process has now."""
+def resident_bytes() -> int:
+    """Memory that this process has now."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
-def final_reason(end: Fetched) -> str:
-    """After decoding too."""
-    if end.body is None:
-        assert end.reason is not None
-        return end.reason
+class PeakMemory:
+    """By how many bytes this process grows meanwhile."""
+
+    def __enter__(self) -> PeakMemory:
+        self.before = self.peak = resident_bytes()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join(10)
+        self.grown = self.peak - self.before
+
+    def _watch(self) -> None:
+        while not self._ended.wait(0.01):
+            self.peak = max(self.peak, resident_bytes())
+
+
+def planned(pool: Path, urls: dict[str, str], settings: Fetch) -> Ticket:
+    """These URLs as the one shard of a pool."""
+    rows = [{"uid": name, "url": url, "caption": name} for name, url in urls.items()]
+    pairs = pa.Table.from_pylist(rows, schema=PAIRS)
+    disk.write_parquet(PoolLayout(str(pool)).pairs_part(0), pairs, {"parts": 1})
+    recipe = Recipe(name="r", source=Source(kind="wat", paths=("a.wat.gz",)), fetch=settings)
+    [shard] = plan.write_plan(str(pool), recipe)
+    return Ticket(id=shard.id, group=str(shard.group), payload={"shard": shard.shard})
+
+
+def commit(pool: Path, ticket: Ticket, settings: Fetch) -> None:
+    """Download and commit the shard of a ticket."""
+    config = {
+        "pool": str(pool),
+        "fetch": json.loads(json.dumps(disk.to_plain(settings))),
+        "source_kind": "wat",
+        "decoders": 1,
+    }
+    downloader = make_downloader(config)
     try:
-        check_and_resize(end.body, Fetch(image_size=32))
-    except BadPicture as bad:
-        return bad.reason
-    return "stored"
+        downloader(ticket)
+    finally:
+        downloader.close()
 
 
-async def fetched(
-    pairs: list[Pair], settings: Fetch
-) -> tuple[dict[str, tuple[Fetched, float]], int]:
-    """(end, seconds since the start) by uid, and by how many bytes this process has grown meanwhile."""
-    before = peak = resident()
-    begun, ends = time.monotonic(), {}
+def check_text(pool: Path, rows: list[dict[str, Any]]) -> None:
+    """All text is valid, what a person reads is printable, and the tar says the same."""
+    stored = {row["key"]: row for row in rows if row["status"] == "success"}
+    for row in rows:
+        for value in row.values():
+            if isinstance(value, str):
+                value.encode()
+        assert (row["error_message"] or "").isprintable()
+        json.loads(row["optout"] or "{}")
+    with tarfile.open(pool / "shards/00000.tar") as tar:
+        members = tar.getmembers()
+        assert len(members) == 3 * len(stored)
+        for member in members:
+            if member.name.endswith(".json"):
+                reader = tar.extractfile(member)
+                assert reader is not None
+                values = json.loads(reader.read().decode())
+                row = stored[values["key"]]
+                assert values.get("content_type") == row["content_type"]
 
-    async def watch() -> None:
-        nonlocal peak
-        while True:
-            peak = max(peak, resident())
-            await asyncio.sleep(0.01)
 
-    watching = asyncio.create_task(watch())
-    async for index, end in fetch_all(pairs, settings):
-        ends[pairs[index].uid] = (end, time.monotonic() - begun)
-    watching.cancel()
-    return ends, peak - before
-
-
-def test_every_route_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("with_site_files", [False, True], ids=["images", "site files"])
+def test_every_route_of_the_table_is_committed(
+    with_site_files: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = [
+        entry for entry in ENTRIES if bool(ASKED_FOR_SITE_FILES & entry.keys()) is with_site_files
+    ]
     trusting: ssl.SSLContext = certificates(tmp_path)
     monkeypatch.setattr(request, "tls", lambda: trusting)
     monkeypatch.setattr(request, "BACKOFF_S", 0.01)
-    monkeypatch.setattr(guard, "_look_up", lambda host: ["169.254.169.254"])
-    small_buffers(monkeypatch)
-    with HostileServer(ENTRIES, tmp_path) as server:
+    fake_dns(monkeypatch, lambda host: ["169.254.169.254"])
+    limit_receive_buffers(monkeypatch)
+    with HostileServer(entries, tmp_path) as server:
         settings = Fetch(
+            image_size=32,
             user_agent="clipmilltest/1.0 (+http://clipmill.example/bot)",
             allow_private=True,
             connect_to=server.places(),
             deadline_s=DEADLINE_S,
             max_bytes=CAP,
             retries=1,
-            site_files=(),
+            site_files=("tdmrep", "ai.txt") if with_site_files else (),
         )
-        pairs = [
-            Pair(uid=entry["name"], url=server.url(entry["name"]), caption="") for entry in ENTRIES
-        ]
-        ends, grown = uvloop.run(fetched(pairs, settings))
-    wrong = {
-        entry["name"]: (final_reason(end), end.detail)
-        for entry in ENTRIES
-        if final_reason(end := ends[entry["name"]][0]) != entry["ends"]
-    }
-    assert not wrong, f"{len(ENTRIES) - len(wrong)} of {len(ENTRIES)} as the table says"
-    late = {
-        name: (end.elapsed_s, at)
-        for name, (end, at) in ends.items()
-        if max(end.elapsed_s, at) > DEADLINE_S + 1
-    }
-    assert not late
-    for entry in ENTRIES:
-        cap = sites.ROBOTS_BYTES if "robots" in entry else CAP
-        assert (
-            server.sent[entry["name"]] / max(server.asked[entry["name"]], 1) <= cap + 64 * 1024
-        ), entry["name"]
-    assert grown < 32 * 2**20, f"{grown / 2**20:.0f} MiB"
+        urls = {entry["name"]: server.url(entry["name"]) for entry in entries}
+        pool = tmp_path / "pool"
+        ticket = planned(pool, urls, settings)
+        started = time.monotonic()
+        with PeakMemory() as memory:
+            commit(pool, ticket, settings)
+        seconds = time.monotonic() - started
+    rows = disk.read_parquet(PoolLayout(str(pool)).sidecar(0)).to_pylist()
+    by_name = {row["uid"]: row for row in rows}
+    assert len(by_name) == len(entries)
+    wrong = {}
+    for entry in entries:
+        row = by_name[entry["name"]]
+        if (row["reason"] or "stored") != entry["ends"]:
+            wrong[entry["name"]] = (row["reason"], row["error_message"])
+    assert not wrong, f"{len(entries) - len(wrong)} of {len(entries)} as the table says"
+    check_text(pool, rows)
+    assert max(row["elapsed_ms"] for row in rows) <= 1000 * (DEADLINE_S + 1)
+    assert seconds < 3 * DEADLINE_S
+    for entry in entries:
+        sent = server.sent[entry["name"]] / max(server.asked[entry["name"]], 1)
+        cap = site_files.FILE_BYTES if entry.keys() & set(SITE_FILES.values()) else CAP
+        assert sent <= cap + 64 * 1024, entry["name"]
+    assert memory.grown < 48 * 2**20, f"{memory.grown / 2**20:.0f} MiB"
     assert server.cookies == []
+
+
+def test_the_table_has_both_kinds_of_routes() -> None:
+    assert len(ENTRIES) == len({entry["name"] for entry in ENTRIES})
+    assert sum(entry["name"].startswith("byte-") for entry in ENTRIES) == 23

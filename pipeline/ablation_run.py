@@ -1,0 +1,246 @@
+"""An ablation as the commands of its stages: its pools, its scorer, arms × seeds, the report.
+
+Every stage is a command that a person could type; it is printed before it runs. Run again, each command resumes.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from manifests import console, disk, ray_runtime, reader
+from manifests.pool_layout import AblationLayout
+from manifests.schema import Ablation, Blend, Controls, Miniweb, Recipe, Scorer
+from pipeline import recipe_run
+from pipeline.executor import Engine
+from pipeline.miniweb import small_web
+
+ROOT = Path(__file__).resolve().parents[1]
+Command = list[str]
+
+
+# --- commands ------------------------------------------------------------------------------------------------------
+
+
+def command(script: str, *words: str) -> Command:
+    """A command of this project as a person would type it, for `run`."""
+    return ["python", script, *words]
+
+
+def run(words: Sequence[str]) -> None:
+    """Print a command and run it from the checkout. CalledProcessError with its exit status where that is not 0.
+
+    A stop signal is passed on once, and the command has the time that it needs to end; a second one kills it.
+    """
+    print(f"\n$ {shlex.join(words)}", flush=True)
+    child = subprocess.Popen(
+        [sys.executable, str(ROOT / words[1]), *words[2:]],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        process_group=0,  # a Ctrl-C of the terminal reaches it through us, once
+    )
+    try:
+        status = child.wait()
+    except KeyboardInterrupt as interrupt:
+        number = interrupt.number if isinstance(interrupt, console.Stopped) else signal.SIGINT
+        os.killpg(child.pid, number)
+        with console.on_stop_signal(lambda _: os.killpg(child.pid, signal.SIGKILL)):
+            child.wait()
+        raise
+    if status:
+        raise subprocess.CalledProcessError(status, list(words))
+
+
+def _export(**variables: str) -> None:
+    """Set variables for the commands that follow, and print them."""
+    os.environ.update(variables)
+    settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
+    print(f"\n$ export {settings}", flush=True)
+
+
+# --- the sequence --------------------------------------------------------------------------------------------------
+
+
+def ablate(manifest: str, out: str, *, engine: Engine, scale: str | None = None) -> None:
+    """Build what is missing, train the scorer if one is asked for, run the arms and write the report.
+
+    ValueError for a person's mistake; subprocess.CalledProcessError where a command ended with an error of its own.
+    """
+    layout = AblationLayout(out)
+    costs: dict[str, float] = {}
+    if reader.read_block(manifest, "scorer", Scorer, scale=scale):
+        _export(SCORER=disk.join(layout.scorer, "export"))
+    with serve_miniweb(out, read_miniweb(manifest, scale)):
+        ablation = reader.read_manifest(manifest, Ablation, scale=scale)
+        recipes = read_recipes(ablation, scale)
+        check_ablation(ablation, recipes, disk.join(layout.scorer, "export"))
+        disk.write_json(layout.ablation_json, ablation)
+        for name, recipe in recipes.items():
+            disk.write_json(layout.recipe_json(name), recipe)
+        again = ["pipeline/build.py", manifest, "--out", out]
+        again += ["--scale", scale] if scale else []
+        disk.write_json(layout.command_json, shlex.join(command(*again)))
+        run(command("train/ablate.py", layout.ablation_json, "--out", out, "--check"))
+        with one_ray(engine):
+            for name, words in commands(ablation, sorted(recipes), out, engine):
+                started = time.monotonic()
+                run(words)
+                costs[name] = round(costs.get(name, 0.0) + time.monotonic() - started, 2)
+                disk.write_json(layout.costs_json, costs)
+        if ablation.controls.null_web:
+            null = ["pipeline/build.py", ablation.controls.null_web, "--out", layout.null]
+            run(command(*null, "--engine", engine))
+    run(command("train/report.py", out))
+
+
+def read_recipes(ablation: Ablation, scale: str | None) -> dict[str, Recipe]:
+    """The recipes of the pools that are built, by pool. A recipe that knows the scale is read at it."""
+    recipes = {}
+    for name, pool in ablation.pools.items():
+        if pool.recipe is not None:
+            known = scale if scale in reader.list_scales(pool.recipe) else None
+            recipes[name] = reader.read_manifest(pool.recipe, Recipe, scale=known)
+    return recipes
+
+
+def check_ablation(ablation: Ablation, recipes: Mapping[str, Recipe], scorer_export: str) -> None:
+    """ValueError for what the recipes tell before a pool is built: views of arms, settings, filters, weights.
+
+    Filters that read the scorer, which is trained in between, are checked by the build that uses them.
+    """
+    views = {f"arm {arm!r}": view for arm, view in ablation.arms.items()}
+    if ablation.scorer:
+        views["scorer.view"] = ablation.scorer.view
+    for user, pool_view in views.items():
+        pool, _, view = pool_view.partition("/")
+        if pool_view.endswith((".yaml", ".json")):
+            continue
+        if pool not in ablation.pools or not view:
+            raise ValueError(
+                f"{user} is {pool_view!r}; it must be POOL/VIEW with a pool of {sorted(ablation.pools)}"
+            )
+        if pool in recipes:
+            try:
+                recipes[pool].view(view)
+            except ValueError as error:
+                raise ValueError(f"{user} is {pool_view!r}: {error}") from None
+    random_views(ablation.arms, ablation.controls)
+    for recipe in recipes.values():
+        recipe_run.check_recipe(recipe, until="fetch")
+        for spec in recipe.filters:
+            if not any(scorer_export in str(value) for value in spec.options.values()):
+                recipe_run.check_filter(spec)
+
+
+def commands(
+    ablation: Ablation, built: Sequence[str], out: str, engine: Engine
+) -> Iterator[tuple[str, Command]]:
+    """(stage, command) in order. Recipes are given as the resolved JSON in `out`: the same web, the same scorer."""
+    layout = AblationLayout(out)
+    folders = {name: ablation.pool_folder(out, name) for name in ablation.pools}
+
+    def build(pool: str) -> tuple[str, Command]:
+        words = ["pipeline/build.py", layout.recipe_json(pool), "--out", folders[pool]]
+        return f"build {pool}", command(*words, "--engine", engine)
+
+    trusted = ablation.scorer.view.partition("/")[0] if ablation.scorer else None
+    if ablation.scorer and trusted:
+        if trusted in built:
+            yield build(trusted)
+        yield "train scorer", _train_scorer(ablation, ablation.scorer, folders[trusted], layout)
+    for pool in built:
+        if pool != trusted:
+            yield build(pool)
+    for pool, view in random_views(ablation.arms, ablation.controls):
+        seed = str(ablation.controls.random_seed)
+        words = ["pipeline/filter.py", folders[pool], "--random-like", view, "--seed", seed]
+        yield f"choose {pool}", command(*words)
+    words = ["train/ablate.py", layout.ablation_json, "--out", out, "--engine", engine]
+    yield "train and evaluate", command(*words)
+
+
+def _train_scorer(
+    ablation: Ablation, scorer: Scorer, folder: str, layout: AblationLayout
+) -> Command:
+    pool = scorer.view.partition("/")[0]
+    blend = Blend(name="scorer", pools={pool: folder}, views={scorer.view: 1.0}, seed=scorer.seed)
+    disk.write_json(layout.blend_json("scorer"), blend)
+    words = ["train/run.py", layout.blend_json("scorer"), "--out", layout.scorer]
+    for key, value in {**ablation.train, **scorer.train, "seed": scorer.seed}.items():
+        words += ["--set", f"{key}={value}"]
+    return command(*words)
+
+
+def random_views(arms: Mapping[str, str], controls: Controls) -> list[tuple[str, str]]:
+    """(pool, view) of each random control. ValueError where an arm is a blend, which has no one view to be like."""
+    views = []
+    for arm in controls.random_like:
+        pool, _, view = arms[arm].partition("/")
+        if arms[arm].endswith((".yaml", ".json")) or not view:
+            raise ValueError(
+                f"controls.random_like: arm {arm!r} is a blend; only an arm POOL/VIEW has a random "
+                "control"
+            )
+        views.append((pool, view))
+    return views
+
+
+# --- what a demo or a debug run needs around it --------------------------------------------------------------------
+
+
+def read_miniweb(manifest: str, scale: str | None) -> Miniweb | None:
+    """The miniweb block of a manifest, read before the variables of the rest can be set."""
+    return reader.read_block(manifest, "miniweb", Miniweb, scale=scale)
+
+
+@contextmanager
+def one_ray(engine: Engine) -> Iterator[None]:
+    """One Ray for all commands that run in the block, so that each joins it instead of starting its own."""
+    if engine != "ray" or os.environ.get("RAY_ADDRESS"):
+        yield
+        return
+    ray_runtime.connect()
+    import ray
+
+    os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
+    try:
+        yield
+    finally:
+        del os.environ["RAY_ADDRESS"]
+        ray_runtime.disconnect()
+
+
+@contextmanager
+def serve_miniweb(out: str, settings: Miniweb | None) -> Iterator[None]:
+    """The small web of a demo, made and served while the block runs; ${MINIWEB} and ${MINIWEB_PORT} name it."""
+    if settings is None:
+        yield
+        return
+    web = AblationLayout(out).web
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    before = {name: os.environ.get(name) for name in ("MINIWEB", "MINIWEB_PORT")}
+    _export(MINIWEB=web, MINIWEB_PORT=str(port))
+    script = "pipeline/miniweb/small_web.py"
+    options = []
+    for key, value in disk.to_plain(settings).items():
+        options.append(f"--{key.replace('_', '-')}={value}")
+    run(command(script, "write", "--out", web, *options))
+    print(f"\n$ python {script} serve --out {web} --port {port} &", flush=True)
+    try:
+        with small_web.running(web, port):
+            yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,75 @@
+"""A stream that is wound back, and gzip members whole, broken and cut off."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import random
+from typing import Any
+
+import pytest
+
+from pipeline.crawl.gzip_scan import CHUNK, Tape, chunks
+
+NOISE = [random.Random(k).randbytes(3 * CHUNK) for k in range(3)]
+MEMBERS = [gzip.compress(data, mtime=0) for data in NOISE]
+
+
+def read(data: bytes, start: int = 0) -> list[tuple[int, bytes | None]]:
+    """Members with their bytes joined; None for each break."""
+    found: list[tuple[int, bytes | None]] = []
+    for offset, chunk in chunks(Tape(io.BytesIO(data), start)):
+        if chunk is not None and found and found[-1][0] == offset and found[-1][1] is not None:
+            found[-1] = (offset, found[-1][1] + chunk)
+        else:
+            found.append((offset, chunk))
+    return found
+
+
+def test_members_come_with_their_offsets_and_bytes() -> None:
+    starts = [0, len(MEMBERS[0]), len(MEMBERS[0] + MEMBERS[1])]
+    assert read(b"".join(MEMBERS)) == list(zip(starts, NOISE, strict=True))
+    assert read(MEMBERS[0], start=1000) == [(1000, NOISE[0])]
+    assert read(MEMBERS[0] + b"rubbish" + MEMBERS[1])[-1] == (starts[1] + 7, NOISE[1])
+
+
+def test_a_file_that_is_not_compressed_is_one_member() -> None:
+    assert read(NOISE[0]) == [(0, NOISE[0])]
+    assert read(b"") == []
+
+
+def test_a_broken_member_gives_what_is_in_front_of_the_break_and_the_next_follows() -> None:
+    bad = bytearray(MEMBERS[0])
+    bad[2 * CHUNK : 2 * CHUNK + 8] = b"\xff" * 8
+    found = read(bytes(bad) + MEMBERS[1])
+    assert [offset for offset, data in found if data is not None][-1] == len(bad)
+    assert (0, None) in found
+    assert found[-1][1] == NOISE[1]
+
+
+def test_a_member_that_is_cut_off_is_said_to_be() -> None:
+    found = read(MEMBERS[0] + MEMBERS[1][:-100])
+    assert found[-1] == (len(MEMBERS[0]), None)
+    assert NOISE[1].startswith(found[-2][1] or b"none")
+
+
+def test_a_tape_is_wound_back_to_what_it_keeps() -> None:
+    tape = Tape(io.BytesIO(b"0123456789"))
+    assert tape.read(4) == b"0123"
+    tape.keep(2)
+    assert (tape.rewind(), tape.read(3), tape.tell()) == (2, b"23", 4)
+    assert (tape.find(b"78", 4), tape.read(2), tape.find(b"x", 9)) == (7, b"78", -1)
+    with pytest.raises(AssertionError):
+        tape.seek(0)
+
+
+def test_a_stream_that_ends_before_its_size_is_a_broken_connection() -> None:
+    class Short(io.BytesIO):
+        size = 10
+
+    tape = Tape(Short(b"abc"))
+    assert tape.read() == b"abc"
+    with pytest.raises(ConnectionError, match="ended at byte 3 of 10"):
+        tape.read()
+    error: Any = tape.broken
+    assert isinstance(error, ConnectionError)

@@ -1,0 +1,215 @@
+"""Names to addresses: each is asked for once, and a silent name costs nobody else anything."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import uvloop
+
+from manifests.schema import Fetch
+from pipeline.fetch import resolver
+from pipeline.fetch.fetcher import fetch_all
+from pipeline.fetch.guard import Refused
+from pipeline.fetch.resolver import Dns, Resolver
+from tests.support.dns import NameServer
+
+PLAIN = Fetch()
+
+
+class Source:
+    """DNS as a function of the test. It counts what it is asked for."""
+
+    def __init__(self, look_up: Callable[[str], Any]) -> None:
+        self.look_up = look_up
+        self.asked: list[str] = []
+        self.closed = False
+
+    async def addresses(self, host: str) -> list[str]:
+        self.asked.append(host)
+        answer = self.look_up(host)
+        if asyncio.iscoroutine(answer):
+            answer = await answer
+        return list(answer)
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+def resolve(settings: Fetch, host: str, addresses: list[str]) -> list[tuple[str, int]]:
+    async def run() -> list[tuple[str, int]]:
+        names = Resolver(settings, Source(lambda _: addresses))
+        try:
+            return [(answer["host"], answer["port"]) for answer in await names.resolve(host, 80)]
+        finally:
+            await names.close()
+
+    return uvloop.run(run())
+
+
+@pytest.mark.parametrize(
+    "answers", [["10.0.0.1"], ["8.8.8.8", "127.0.0.1"], ["2606:4700::1", "fe80::1%2"]]
+)
+def test_a_name_with_one_forbidden_address_is_refused(answers: list[str]) -> None:
+    with pytest.raises(Refused, match="private_address"):
+        resolve(PLAIN, "example.org", answers)
+
+
+def test_a_name_is_looked_up_once_and_an_unknown_name_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def look_up(host: str) -> list[str]:
+        if host == "nowhere.example":
+            raise socket.gaierror(socket.EAI_NONAME, "unknown")
+        first = source.asked == ["rebinding.example"]
+        return ["8.8.8.8"] if first else ["127.0.0.1"]  # a name whose address changes
+
+    source = Source(look_up)
+    monkeypatch.setattr(resolver, "FAILED_S", 0.0)
+
+    async def ask() -> None:
+        names = Resolver(PLAIN, source)
+        answers = await asyncio.gather(*(names.resolve("rebinding.example", 80) for _ in range(50)))
+        assert {answer[0]["host"] for answer in answers} == {"8.8.8.8"}
+        for _ in range(3):
+            with pytest.raises(socket.gaierror):
+                await names.resolve("nowhere.example", 80)
+        await names.close()
+
+    uvloop.run(ask())
+    assert source.asked == ["rebinding.example", "nowhere.example"]
+    assert source.closed
+
+
+@pytest.mark.parametrize(("failed_s", "lookups"), [(60.0, 1), (0.0, 2)])
+def test_a_lookup_that_failed_for_now_is_repeated_after_a_while(
+    failed_s: float, lookups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look_up(_: str) -> list[str]:
+        if len(source.asked) == 1:
+            raise socket.gaierror(socket.EAI_AGAIN, "later")
+        return ["8.8.8.8"]
+
+    source = Source(look_up)
+    monkeypatch.setattr(resolver, "FAILED_S", failed_s)
+
+    async def ask() -> list[str]:
+        names = Resolver(PLAIN, source)
+        try:
+            with pytest.raises(socket.gaierror):
+                await names.resolve("slow.example", 80)
+            await asyncio.sleep(0.01)
+            return [answer["host"] for answer in await names.resolve("slow.example", 80)]
+        except socket.gaierror:
+            return []
+        finally:
+            await names.close()
+
+    assert uvloop.run(ask()) == (["8.8.8.8"] if lookups == 2 else [])
+    assert len(source.asked) == lookups
+
+
+def test_old_addresses_are_looked_up_again_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolver, "LOOKUP_AGE_S", 0.0)
+    source = Source(lambda _: ["8.8.8.8"])
+
+    async def ask() -> int:
+        names = Resolver(PLAIN, source)
+        for i in range(200):
+            await names.resolve(f"h{i}.example", 80)
+            await asyncio.sleep(0.0005)
+        await names.resolve("h0.example", 80)
+        kept = len(names._lookups)
+        await names.close()
+        return kept
+
+    assert uvloop.run(ask()) <= 3
+    assert source.asked.count("h0.example") == 2
+
+
+def test_connect_to_maps_names_by_the_longest_suffix() -> None:
+    targets = {"*.test": "127.0.0.1:1", "*.web.test": "127.0.0.1:2", "one.web.test": "[::1]:3"}
+    settings = Fetch(connect_to=targets, allow_private=True)
+    assert resolve(settings, "a.test", []) == [("127.0.0.1", 1)]
+    assert resolve(settings, "a.b.web.test", []) == [("127.0.0.1", 2)]
+    assert resolve(settings, "one.web.test", []) == [("::1", 3)]
+    assert resolve(settings, "web.example", ["8.8.8.8"]) == [("8.8.8.8", 80)]
+    with pytest.raises(Refused, match="private_address"):
+        resolve(Fetch(connect_to=targets), "a.test", [])
+
+
+@pytest.mark.parametrize(
+    "targets", [{"a.test": "localhost:80"}, {"a.test": "127.0.0.1"}, {"10.0.0.1": "127.0.0.1:80"}]
+)
+def test_connect_to_that_cannot_be_meant(targets: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="connect_to"):
+        Resolver(Fetch(connect_to=targets), Source(list))
+
+
+# --- the real client -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("run", [uvloop.run, asyncio.run], ids=["uvloop", "asyncio"])
+def test_dns_reads_the_hosts_file_and_asks_its_server(run: Callable[[Any], Any]) -> None:
+    async def ask(server: str) -> tuple[list[str], list[str], list[str]]:
+        dns = Dns([server])
+        try:
+            local = await dns.addresses("localhost")
+            known, again = await asyncio.gather(
+                *[dns.addresses("a.example.test")] * 1, dns.addresses("b.example.test")
+            )
+            with pytest.raises(socket.gaierror, match="Name or service not known") as unknown:
+                await dns.addresses("none.example.test")
+            assert unknown.value.errno == socket.EAI_NONAME
+            return local, known, again
+        finally:
+            await dns.close()
+
+    with NameServer({"a.example.test": "192.0.2.1", "b.example.test": "192.0.2.2"}) as server:
+        local, known, again = run(ask(server.address))
+    assert set(local) <= {"127.0.0.1", "::1"}
+    assert local
+    assert (known, again) == (["192.0.2.1"], ["192.0.2.2"])
+    assert "localhost" not in server.asked
+
+
+def test_a_server_that_nobody_runs_is_a_failure_and_not_an_unknown_name() -> None:
+    async def ask() -> None:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
+            taken.bind(("127.0.0.1", 0))
+            dns = Dns([f"127.0.0.1:{taken.getsockname()[1]}"])
+        try:
+            with pytest.raises(socket.gaierror) as failed:
+                await dns.addresses("a.example.test")
+            assert failed.value.errno == socket.EAI_AGAIN
+        finally:
+            await dns.close()
+
+    uvloop.run(ask())
+
+
+def test_silent_names_cost_other_rows_no_time(web: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """150 names without an answer and 60 good rows on 60 hosts, whose deadline is short."""
+    monkeypatch.setattr(resolver, "FIRST_TRY_S", 1.0)
+    monkeypatch.setattr(resolver, "LOOKUP_S", 2.0)
+    good = {f"good{i}.example.test": "127.0.0.1" for i in range(60)}
+    urls = [f"http://name{i}.silent.test/a.jpg" for i in range(150)]
+    urls += [f"http://{name}:{web.port}/picture/{i}" for i, name in enumerate(good)]
+    settings = web.fetch(
+        connect_to={}, allow_ports=(80, web.port), robots_txt=False, deadline_s=3.0
+    )
+    started = time.monotonic()
+
+    async def run(server: str) -> list[tuple[int, str | None, float]]:
+        outcomes = fetch_all(web.pairs(*urls), settings, source=Dns([server]))
+        return [(index, end.reason, end.elapsed_s) async for index, end in outcomes]
+
+    with NameServer(good) as server:
+        outcomes = uvloop.run(run(server.address))
+    assert [index >= 150 for index, _, _ in outcomes[:60]] == [True] * 60, "good rows end first"
+    assert {reason for _, reason, _ in outcomes[:60]} == {None}
+    assert {reason for _, reason, _ in outcomes[60:]} == {"dns"}
+    assert max(seconds for index, _, seconds in outcomes if index >= 150) < 1.0
+    assert time.monotonic() - started < 12

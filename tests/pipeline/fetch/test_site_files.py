@@ -1,0 +1,166 @@
+"""The files of a site: patterns, rules, and what a hostile file may cost."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pipeline.fetch import site_files
+from pipeline.fetch.site_files import (
+    FILE_BYTES,
+    MOST_RULES,
+    Unreadable,
+    ai_summary,
+    pattern_of,
+    read_ai_txt,
+    read_robots,
+    read_tdmrep,
+    tdm_summary,
+)
+
+US = ("clipmill", "img2dataset")
+ORIGIN = "http://site.example"
+LONG = f"{ORIGIN}/" + "1" * 7000
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "covered"),
+    [
+        ("/", "/a", True),
+        ("/a", "/a.jpg", True),
+        ("/a", "/b", False),
+        ("/a$", "/a", True),
+        ("/a$", "/ab", False),
+        ("*.jpg", "/a/b.jpg?x", True),
+        ("*.jpg$", "/a/b.jpg?x", False),
+        ("/a*b*c$", "/a1b2c", True),
+        ("/a*b*c$", "/a1c2b", False),
+        ("/a*b$", "/ab", True),
+        ("/a*aa$", "/aa", False),
+        ("/%61%2f", "/a%2F", True),
+        ("/ä", "/%C3%A4", True),
+        ("**", "/", True),
+    ],
+)
+def test_patterns(pattern: str, path: str, covered: bool) -> None:
+    assert pattern_of(pattern).covers(path) is covered
+
+
+def test_the_longest_rule_that_covers_a_url_decides() -> None:
+    rules = read_ai_txt(b"User-Agent: *\nDisallow: /\nAllow: /images/\nDisallow: *.gif\n", US)
+    assert ai_summary(rules, f"{ORIGIN}/images/a.jpg") == {
+        "allowed": True,
+        "rule": "Allow: /images/",
+    }
+    assert ai_summary(rules, f"{ORIGIN}/a.jpg") == {"allowed": False, "rule": "Disallow: /"}
+    # Without a file type it may be a GIF.
+    only_gif = read_ai_txt(b"Disallow: *.gif", US)
+    assert ai_summary(only_gif, f"{ORIGIN}/a") == {"allowed": False, "rule": "Disallow: *.gif"}
+    assert ai_summary(only_gif, f"{ORIGIN}/a.jpg") is None
+    tdm = read_tdmrep(b'[{"location": "/", "tdm-reservation": 1}, {"location": "/free/*"}]')
+    assert tdm_summary(tdm, f"{ORIGIN}/a") == {"location": "/", "tdm-reservation": 1}
+
+
+@pytest.mark.parametrize("piece", ["*1", "*", "/*"])
+def test_a_pattern_of_many_stars_costs_no_time(piece: str) -> None:
+    pattern = "/" + piece * 60_000 + "*Z"
+    rules = read_robots(f"User-agent: *\nDisallow: {pattern}\n".encode(), US)
+    compiled = pattern_of(pattern)
+    started = time.process_time()
+    assert rules.allows(LONG)
+    assert not compiled.covers(site_files.path_of(LONG))
+    assert time.process_time() - started < 0.05
+
+
+def lines(count: int, line: str) -> str:
+    return "".join(line.format(i=i) for i in range(count))
+
+
+READERS: dict[str, tuple[Callable[[int], str], Callable[[bytes], Any], Callable[..., Any]]] = {
+    "ai.txt": (
+        lambda count: "User-Agent: *\n" + lines(count, "Disallow: *a{i}z\n"),
+        lambda body: read_ai_txt(body, US),
+        ai_summary,
+    ),
+    "tdmrep.json": (
+        lambda count: json.dumps(
+            [{"location": f"*a{i}z", "tdm-reservation": 1} for i in range(count)]
+        ),
+        read_tdmrep,
+        tdm_summary,
+    ),
+    "Content-Usage": (
+        lambda count: "User-agent: *\n" + lines(count, "Content-Usage: /a*{i}z train-ai=n\n"),
+        lambda body: read_robots(body, US),
+        lambda robots, url: robots.summary(url),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_file_of_many_rules_is_read_up_to_a_cap(name: str) -> None:
+    """At the cap a URL costs some milliseconds; 500 KB of such rules cost 0.3 s a URL."""
+    text, read, summarize = READERS[name]
+    rules = read(text(MOST_RULES).encode())
+    started = time.process_time()
+    summarize(rules, f"{ORIGIN}/images/picture")
+    assert time.process_time() - started < 0.05
+    started = time.process_time()
+    with pytest.raises(Unreadable, match=f"more than {MOST_RULES} "):
+        read(text(MOST_RULES + 1).encode())
+    assert time.process_time() - started < 0.5
+
+
+def test_rules_for_other_crawlers_do_not_count() -> None:
+    others = "User-Agent: otherbot\n" + lines(5000, "Disallow: /{i}\n")
+    rules = read_ai_txt(f"{others}User-Agent: *\nDisallow: /no\n".encode(), US)
+    assert [rule.line for rule in rules] == ["Disallow: /no"]
+
+
+def test_a_large_value_is_cut_when_it_is_read() -> None:
+    body = json.dumps([{"location": "/" + "a" * 9000, "tdm-reservation": ["x" * 400_000]}])
+    [rule] = read_tdmrep(body.encode())
+    assert (len(rule.location), len(rule.reservation)) == (500, 40)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"[" * 100_000, "no JSON"),
+        (b"7", "no list of rules"),
+        (b"[1]", "a rule without a location"),
+        (b'[{"location": 5}]', "a rule without a location"),
+    ],
+)
+def test_a_tdmrep_json_of_another_form_is_unreadable(body: bytes, message: str) -> None:
+    with pytest.raises(Unreadable, match=message):
+        read_tdmrep(body)
+
+
+@pytest.mark.parametrize("body", [b"<!doctype html><p>not found", b"  <html>"])
+def test_a_page_instead_of_a_file_says_nothing(body: bytes) -> None:
+    assert read_tdmrep(body) == read_ai_txt(body, US) == ()
+
+
+def test_only_the_first_500_kib_are_unpacked() -> None:
+    bomb = zlib.compress(b"User-agent: *\nDisallow: /\n" + b"#" * 50_000_000)
+    assert len(site_files.inflated(bomb, "deflate")) == FILE_BYTES
+    assert site_files.inflated(gzip.compress(b"a"), "") == b"a"  # a file that is stored compressed
+    with pytest.raises(Unreadable, match="Content-Encoding br"):
+        site_files.inflated(b"a", "br")
+    with pytest.raises(Unreadable, match="broken gzip"):
+        site_files.inflated(b"rubbish", "gzip")
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"\x00" * 100, b"\xff\xfe", "User-agent: \ud800".encode("utf-8", "surrogatepass")]
+)
+def test_rubbish_holds_no_rules(body: bytes) -> None:
+    assert read_robots(body, US).summary(f"{ORIGIN}/a") == {"allowed": True}
+    assert read_ai_txt(body, US) == ()

@@ -1,0 +1,206 @@
+"""An ablation as commands: their order, what is refused before the first one, and how they are stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manifests.schema import (
+    Ablation,
+    Controls,
+    FilterSpec,
+    PoolRef,
+    Recipe,
+    Scorer,
+    Source,
+    TaskSpec,
+    View,
+)
+from pipeline import ablation_run
+
+ROOT = Path(__file__).resolve().parents[2]
+EXPORT = "/out/scorer/export"
+ABLATION = Ablation(
+    name="a",
+    question="?",
+    pools={"web": PoolRef(recipe="web.yaml"), "trusted": PoolRef(recipe="trusted.yaml")},
+    arms={"raw": "web/raw", "clip": "web/clip"},
+    baseline="raw",
+    seeds=(0, 1),
+    train={"preset": "micro", "samples_seen": "12.8k"},
+    evaluate=(TaskSpec(name="t", kind="classification", data="/eval"),),
+    primary="t",
+    controls=Controls(random_like=("clip",), random_seed=5),
+    scorer=Scorer(view="trusted/all", seed=7, train={"lr": 1e-3}),
+)
+
+
+def recipe(*views: str, model: str = f"local-dir:{EXPORT}") -> Recipe:
+    return Recipe(
+        name="r",
+        source=Source(kind="files", paths=("/c.csv",)),
+        filters=(FilterSpec(name="clip_score", options={"model": model}),),
+        views=tuple(View(name=view) for view in views),
+    )
+
+
+RECIPES = {"web": recipe("raw", "clip"), "trusted": recipe("all")}
+
+
+def lines(ablation: Ablation, built: list[str], out: str) -> list[tuple[str, str]]:
+    steps = ablation_run.commands(ablation, built, out, "inline")
+    return [(name, " ".join(words)) for name, words in steps]
+
+
+def test_the_scorer_is_trained_before_the_pools_that_it_scores(tmp_path: Path) -> None:
+    out = str(tmp_path)
+    assert lines(ABLATION, ["trusted", "web"], out) == [
+        (
+            "build trusted",
+            f"python pipeline/build.py {out}/recipes/trusted.json --out {out}/pools/trusted "
+            "--engine inline",
+        ),
+        (
+            "train scorer",
+            f"python train/run.py {out}/blends/scorer.json --out {out}/scorer --set preset=micro "
+            "--set samples_seen=12.8k --set lr=0.001 --set seed=7",
+        ),
+        (
+            "build web",
+            f"python pipeline/build.py {out}/recipes/web.json --out {out}/pools/web --engine inline",
+        ),
+        (
+            "choose web",
+            f"python pipeline/filter.py {out}/pools/web --random-like clip --seed 5",
+        ),
+        (
+            "train and evaluate",
+            f"python train/ablate.py {out}/ablation.json --out {out} --engine inline",
+        ),
+    ]
+    blend = json.loads((tmp_path / "blends" / "scorer.json").read_text())
+    assert (blend["views"], blend["seed"]) == ({"trusted/all": 1.0}, 7)
+
+
+def test_a_pool_without_a_recipe_is_used_as_it_is(tmp_path: Path) -> None:
+    ablation = dataclasses.replace(ABLATION, pools={"web": PoolRef(out="/data/pool")}, scorer=None)
+    names = [name for name, _ in lines(ablation, [], str(tmp_path))]
+    assert names == ["choose web", "train and evaluate"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"arms": {"raw": "web/raw", "clip": "web/clpi"}},
+            "arm 'clip' is 'web/clpi': recipe 'r' has no view",
+        ),
+        ({"arms": {"raw": "web/raw", "clip": "wbe/clip"}}, "it must be POOL/VIEW with a pool of"),
+        ({"arms": {"raw": "web/raw", "clip": "web"}}, "it must be POOL/VIEW"),
+        (
+            {"scorer": Scorer(view="trusted/al")},
+            "scorer.view is 'trusted/al': recipe 'r' has no view",
+        ),
+        (
+            {"scorer": Scorer(view="nowhere/all")},
+            "scorer.view is 'nowhere/all'; it must be POOL/VIEW",
+        ),
+        ({"arms": {"raw": "web/raw", "clip": "/mixed.yaml"}}, "arm 'clip' is a blend"),
+    ],
+)
+def test_what_the_recipes_tell_is_refused_before_the_first_command(
+    change: dict[str, Any], message: str
+) -> None:
+    ablation_run.check_ablation(ABLATION, RECIPES, EXPORT)
+    with pytest.raises(ValueError, match=r"arm|scorer") as error:
+        ablation_run.check_ablation(dataclasses.replace(ABLATION, **change), RECIPES, EXPORT)
+    assert message in str(error.value)
+
+
+def test_weights_that_are_not_there_are_refused_unless_the_scorer_makes_them() -> None:
+    elsewhere = {**RECIPES, "web": recipe("raw", "clip", model="local-dir:/nowhere/export")}
+    with pytest.raises(ValueError, match=r"no open_clip_config\.json in /nowhere/export"):
+        ablation_run.check_ablation(ABLATION, elsewhere, EXPORT)
+
+
+def test_a_command_that_fails_ends_the_sequence() -> None:
+    with pytest.raises(subprocess.CalledProcessError) as error:
+        ablation_run.run(["python", "pipeline/audit.py", "/nowhere"])
+    assert error.value.returncode == 2
+
+
+SLOW = """
+import signal, sys, time
+print("started", flush=True)
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    time.sleep(0.3)
+    print("put away", flush=True)
+    raise SystemExit(75)
+"""
+PARENT = """
+import sys
+from pathlib import Path
+from manifests import console
+from pipeline import ablation_run
+ablation_run.ROOT = Path(sys.argv[1])
+def body():
+    ablation_run.run(["python", "slow.py"])
+    return 0
+raise SystemExit(console.run_command(body))
+"""
+
+
+@pytest.mark.parametrize("whole_group", [False, True], ids=["kill", "terminal"])
+def test_a_stop_signal_reaches_the_command_once_and_waits_for_it(
+    whole_group: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(tmp_path)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert parent.stdout is not None
+    seen = ""
+    while "started" not in seen:
+        seen += parent.stdout.readline()
+    time.sleep(0.1)
+    if whole_group:
+        os.killpg(parent.pid, signal.SIGINT)
+    else:
+        parent.send_signal(signal.SIGINT)
+    output, errors = parent.communicate(timeout=20)
+    assert parent.returncode == 130
+    assert "put away" in output
+    assert errors.strip().startswith("stopped by SIGINT: ")
+    assert "Traceback" not in errors
+
+
+def test_the_small_web_lends_its_variables_and_takes_them_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from manifests.schema import Miniweb
+
+    monkeypatch.setenv("MINIWEB", "before")
+    monkeypatch.delenv("MINIWEB_PORT", raising=False)
+    with ablation_run.serve_miniweb(str(tmp_path), Miniweb(pairs=30, trusted_pairs=10)):
+        assert os.environ["MINIWEB"] == f"{tmp_path}/web"
+        assert (tmp_path / "web" / "crawl.warc.wat.gz").exists()
+        assert int(os.environ["MINIWEB_PORT"]) > 0
+    assert os.environ["MINIWEB"] == "before"
+    assert "MINIWEB_PORT" not in os.environ
+    assert "small_web.py write" in capsys.readouterr().out
