@@ -127,6 +127,26 @@ def test_a_committed_shard_is_not_fetched_again(tmp_path: Path, web: Any, worker
         workers(tmp_path, fetch)(Ticket(id="other", group="0", payload={"shard": 0}))
 
 
+def test_a_pool_goes_on_with_other_manners(tmp_path: Path, web: Any, workers: Any) -> None:
+    urls = [f"http://a.web.test/picture/{i}" for i in range(8)]
+    first = web.fetch(image_size=32, rows_per_shard=4, per_host=2)
+    second = web.fetch(
+        image_size=32,
+        rows_per_shard=4,
+        per_host=4,
+        retries=0,
+        deadline_s=8.0,
+        user_agent="another/2.0 (+http://b.example)",
+    )
+    one, two = planned(tmp_path, urls, first)
+    record = workers(tmp_path, first)(one)
+    assert planned(tmp_path, urls, second) == [one, two]
+    worker = workers(tmp_path, second)
+    assert worker(one) == record
+    assert worker(two)["successes"] == 4
+    assert web.requests[-1][2]["user-agent"] == "another/2.0 (+http://b.example)"
+
+
 def test_two_builds_give_the_same_bytes_and_robots_txt_is_read_once(
     tmp_path: Path, web: Any, workers: Any
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from manifests import disk
 from manifests.columns import PAIRS
-from manifests.schema import Fetch, Recipe, Source
+from manifests.schema import Fetch, HostLimit, Recipe, Source
 from pipeline.fetch.host_groups import plan_shards, row_keys
 from pipeline.fetch.plan import (
     add_retries,
@@ -74,6 +74,51 @@ def test_resuming_leaves_the_plan_as_it_is(tmp_path: Path) -> None:
         recipe(user_agent="another/1 (me@b.example)", connect_to={"a.test": "127.0.0.1:80"}),
     )
     assert (tmp_path / "plan.parquet").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "manners",
+    [
+        {"per_host": 4, "user_agent": "another/1 (me@b.example)"},
+        {"retries": 0, "deadline_s": 5.0, "delay_s": 1.0, "patience_s": 9.0, "min_rate": 0},
+        {"concurrency": 9, "hosts": {"a.test": HostLimit(per_host=1)}},
+    ],
+    ids=" ".join,
+)
+def test_manners_may_change_in_the_middle_of_a_pool(
+    tmp_path: Path, manners: dict[str, Any]
+) -> None:
+    write_pairs(tmp_path, pairs(urls(50, 9)))
+    planned = write_plan(str(tmp_path), recipe(per_host=2))
+    before = (tmp_path / "plan.parquet").read_bytes()
+    assert write_plan(str(tmp_path), recipe(**manners)) == planned
+    assert (tmp_path / "plan.parquet").read_bytes() == before
+    assert settings_hash(recipe(**manners).fetch) == settings_hash(recipe(per_host=2).fetch)
+    key = f"{planned[0].shard:05d}0000"
+    [retry] = add_retries(str(tmp_path), recipe(**manners), [key])
+    assert retries_of_shard(str(tmp_path), retry.shard) == [key]
+
+
+def test_many_parts_are_planned_in_one_scan(tmp_path: Path) -> None:
+    """A scan per part needed 2 GB for 2,500 parts, whatever their size."""
+    table = pairs(urls(900, 40))
+    write_pairs(tmp_path, *(table.slice(start, 3) for start in range(0, 900, 3)))
+    shards = write_plan(str(tmp_path), recipe())
+    expected = plan_shards(row_keys([table]), 20, settings_hash(recipe().fetch))
+    assert shards == expected
+    planned = disk.read_parquet(tmp_path / "plan.parquet", ["uid", "part", "row"])
+    rows = [
+        3 * part + row
+        for part, row in zip(planned["part"].to_pylist(), planned["row"].to_pylist(), strict=True)
+    ]
+    assert rows == [row for shard in expected for row in shard.rows.tolist()]
+    assert planned["uid"].to_pylist() == [table["uid"][row].as_py() for row in rows]
+
+
+def test_a_part_whose_name_has_a_quotation_mark(tmp_path: Path) -> None:
+    pool = tmp_path / "it's a pool"
+    write_pairs(pool, pairs(urls(30, 9)), pairs(urls(3, 2)))
+    assert sum(shard.size for shard in write_plan(str(pool), recipe())) == 33
 
 
 def test_the_same_pairs_give_the_same_bytes(tmp_path: Path) -> None:
