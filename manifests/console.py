@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from manifests.text import printable
+
 EXIT_MISTAKE = 2
 EXIT_INCOMPLETE = 3
 EXIT_SAVED = 75
@@ -128,10 +130,10 @@ def run_command(
 
 
 def mistake(message: str) -> int:
-    """Print `error: message` and return the exit status of a mistake."""
+    """Print `error: message`, made printable, and return the exit status of a mistake."""
     if os.environ.get("CLIPMILL_TRACEBACK") and sys.exc_info()[0] is not None:
         traceback.print_exc()
-    print(f"error: {message}", file=sys.stderr)
+    print(f"error: {printable(message)}", file=sys.stderr)
     return EXIT_MISTAKE
 
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from filters import make
-from filters.base import set_id
 from manifests import disk
 from manifests.pool_layout import COMMIT_SUFFIX, PoolLayout, read_commit_records, shard_name
 from manifests.schema import FilterSpec, Recipe
@@ -104,7 +103,7 @@ def check_filter(spec: FilterSpec, *, scored: bool = True) -> None:
     """
     filter_ = make(spec)
     if scored:
-        set_id(filter_)
+        filter_.identity()  # reads the weights, and so sees that they are there
         filter_.check()
         return
     with contextlib.suppress(ImportError):
