@@ -283,6 +283,19 @@ class AblationLayout:
     def results_json(self) -> str:
         return disk.join(self.root, "results.json")
 
+    @property
+    def overlap_json(self) -> str:
+        """Every evaluation image that a pool stores too."""
+        return disk.join(self.root, "overlap.json")
+
+    @property
+    def report_json(self) -> str:
+        return disk.join(self.root, "report.json")
+
+    @property
+    def report_html(self) -> str:
+        return disk.join(self.root, "report.html")
+
     def recipe_json(self, pool: str) -> str:
         return disk.join(self.root, "recipes", f"{pool}.json")
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Zero-shot classification and retrieval: one row per sample, and the metrics in the file's footer.
+"""Evaluate a run or an open_clip folder on tasks; one Parquet file per task, one row per sample.
 
-Example: python train/evaluate.py out/demo/runs/raw/seed-0 --task objects.yaml
+The training pools of a run are searched for the tasks' images first: see
+train/evaluation/README.md.
 """
 
 from __future__ import annotations
@@ -10,27 +11,32 @@ import argparse
 import json
 import logging
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 if not __package__:
     sys.path[0] = str(ROOT)
 
-from manifests import disk, reader
+from manifests import console, disk, reader
+from manifests.pool_layout import PoolLayout, RunLayout
 from manifests.schema import TaskSpec
 from train.dist import process_group
-from train.evaluation import zero_shot
+from train.evaluation import evaluate, find_shared_images, overlap_lines, refuse_identical
 from train.formats import open_clip_files
 
+EXAMPLE = """example:
+  python train/evaluate.py out/demo/runs/raw/seed-0 --task objects.yaml
+"""
 logger = logging.getLogger(__name__)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """The command line; its exit status."""
+def options(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="train/evaluate.py",
-        description="Evaluate a run or an open_clip folder on tasks; writes one Parquet file per task.",
-        epilog="example: python train/evaluate.py out/demo/runs/raw/seed-0 --task objects.yaml",
+        description=__doc__,
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "model",
@@ -47,28 +53,55 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--json", action="store_true", help="end with one JSON line: {task: {metric: value}}"
     )
-    options = parser.parse_args(argv)
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S"
-    )
-    try:
-        tasks = [reader.read_manifest(path, TaskSpec) for path in options.task]
-        export = disk.join(options.model, "export")
-        model = open_clip_files.load_export(export if disk.exists(export) else options.model)
-        device = process_group.init_distributed(options.device).device
-        found = zero_shot.evaluate(
-            model, tasks, options.out or disk.join(options.model, "eval"), device=device
-        )
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    for name, metrics in found.items():
-        logger.info(
-            "%s: %s", name, ", ".join(f"{metric} {value:.4f}" for metric, value in metrics.items())
-        )
-    if options.json:
-        print(json.dumps(found))
+    return parser.parse_args(argv)
+
+
+def check_overlap(run: str, tasks: Sequence[TaskSpec], out: str) -> None:
+    """Search the pools of a run for the tasks' images; all that is found goes to OUT/overlap.json.
+
+    ValueError for byte-identical images of a task that does not allow them. A model that is no run
+    of ours has no known pools, so nothing is searched.
+    """
+    if not disk.exists(RunLayout(run).run_json):
+        logger.info("%s has no run.json: its training pools are not known or searched", run)
+        return
+    pools = []
+    for pool in disk.read_json(RunLayout(run).run_json)["blend"]["pools"].values():
+        if disk.exists(PoolLayout(pool).shards):
+            pools.append(pool)
+        else:
+            logger.warning("the pool %s is not there: it is not searched for the images", pool)
+    shared = find_shared_images(pools, tasks)
+    path = disk.join(out, "overlap.json")
+    disk.write_json(path, shared)
+    refuse_identical(shared, tasks, path)
+    for line in overlap_lines(shared, tasks, path):
+        logger.info("%s", line)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check the overlap, evaluate, print the metrics."""
+    tasks = [reader.read_manifest(path, TaskSpec) for path in args.task]
+    export = RunLayout(args.model).export
+    model = open_clip_files.load_export(export if disk.exists(export) else args.model)
+    out = args.out or RunLayout(args.model).predictions
+    check_overlap(args.model, tasks, out)
+    device = process_group.init_distributed(args.device).device
+    metrics_of = evaluate(model, tasks, out, device=device)
+    for task, metrics in metrics_of.items():
+        values = ", ".join(f"{metric} {value:.4f}" for metric, value in metrics.items())
+        print(f"{task}: {values}")
+    print(f"\npredictions: {out}")
+    if args.json:
+        print(json.dumps(metrics_of))
     return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line; its exit status."""
+    args = options(argv)
+    console.start_logging()
+    return console.run_command(lambda: run(args), "run the command again")
 
 
 if __name__ == "__main__":

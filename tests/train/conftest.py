@@ -18,6 +18,9 @@ from PIL import Image
 from manifests import disk
 from manifests.columns import SIDECAR, VIEW
 from manifests.pool_layout import CommitRecord, ScoreSetDocument, ViewDocument
+from manifests.schema import Ablation
+from tests.support import ablations
+from train.ablation import Outcome, run_all
 
 START, END = 49_406, 49_407  # of a text, in CLIP's vocabulary
 COLOURS = {
@@ -252,3 +255,19 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An evaluation folder: two classes of four images."""
+    return ablations.two_classes(tmp_path_factory.mktemp("eval"))
+
+
+@pytest.fixture(scope="session")
+def ran(
+    tmp_path_factory: pytest.TempPathFactory, tiny_pool: str, data: str
+) -> tuple[Ablation, str, list[Outcome]]:
+    """An ablation that ran: three arms (one is A/A), two seeds. For reading only."""
+    out = str(tmp_path_factory.mktemp("ran"))
+    tiny = ablations.tiny_ablation(tiny_pool, data, controls={"a_a": "raw"}, jobs=2)
+    return tiny, out, run_all(tiny, out)

@@ -2,8 +2,36 @@
 
 from __future__ import annotations
 
-from train.ablation import runner, stats
-from train.ablation.conclusions import conclude
-from train.ablation.runner import Outcome
+from train.ablation import stats, wording
+from train.ablation.arms import (
+    A_A,
+    Run,
+    arm_names,
+    expand_runs,
+    finished_metrics,
+    missing_seeds,
+    stale_because,
+)
+from train.ablation.checks import check_ablation, check_pools
+from train.ablation.conclusions import Conclusions, FailedRun, TaskComparison, conclude
+from train.ablation.runner import Outcome, run_all
 
-__all__ = ["Outcome", "conclude", "runner", "stats"]
+__all__ = [
+    "A_A",
+    "Conclusions",
+    "FailedRun",
+    "Outcome",
+    "Run",
+    "TaskComparison",
+    "arm_names",
+    "check_ablation",
+    "check_pools",
+    "conclude",
+    "expand_runs",
+    "finished_metrics",
+    "missing_seeds",
+    "run_all",
+    "stale_because",
+    "stats",
+    "wording",
+]

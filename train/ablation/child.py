@@ -1,8 +1,8 @@
-"""The process that trains and evaluates runs: `python -m train.ablation.child`, started by runner.py."""
+"""The process of one run after another: `python -m train.ablation.child`, started by runner.py."""
 
 from __future__ import annotations
 
-from train.ablation.runner import main
+from train.ablation.worker import serve
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(serve())

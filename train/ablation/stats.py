@@ -1,8 +1,8 @@
-"""Intervals and paired tests for runs that differ in their data: numbers in, verdicts out.
+"""Intervals and tests for runs that differ in their data: numbers in, verdicts out. Pure.
 
-Seeds are the sample: two arms are compared by the differences of their runs with the same seed, under Student's t. The
-test set's own sampling noise is a smaller and another question (Wilson, McNemar). All values are shares, not points.
-scipy is imported where it is used, so that a trainer starts without it.
+The seeds are the sample: two arms are compared by the differences of their runs with the same seed,
+under Student's t. The sampling noise of the test set is another question (McNemar). All values are
+shares, not points. scipy is imported where it is used, so that a trainer starts without it.
 """
 
 from __future__ import annotations
@@ -19,36 +19,41 @@ Verdict = Literal["better", "worse", "practically equal", "not distinguishable"]
 
 ALPHA = 0.05
 POWER = 0.80
-BOOTSTRAP_SEEDS = 5
-NO_SPREAD = 1e-12  # differences whose SD is below this are equal but for rounding
+ZERO_SD = 1e-12  # differences with a smaller SD are equal but for rounding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
-    """One arm over its seeds: n values, their mean and sample SD (n − 1)."""
+class MeanSd:
+    """One arm over its seeds: n values, their mean and sample SD (n − 1); no SD for one value."""
 
     n: int
     mean: float
-    sd: float
+    sd: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Paired differences over n seeds: mean, SD, 95 % and 90 % t intervals, two-sided p."""
+    """A difference over n seeds: mean, SD, 95 % and 90 % t intervals, two-sided p.
+
+    paired: the SD is of the paired differences and df is n − 1; otherwise it is the root of the sum
+    of the two variances and df is Welch's. The intervals are None where the SD is 0.
+    """
 
     n: int
     mean: float
     sd: float
-    low: float
-    high: float
-    low90: float
-    high90: float
+    df: float
+    low: float | None
+    high: float | None
+    low90: float | None
+    high90: float | None
     p: float
+    paired: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discordance:
-    """Samples that only the first or only the second of two runs got right, and McNemar's exact two-sided p."""
+    """Samples that only one of two runs got right, and McNemar's exact two-sided p."""
 
     only_first: int
     only_second: int
@@ -59,129 +64,162 @@ class Discordance:
 class Comparison:
     """One arm against the baseline in one metric.
 
-    p_holm: p over all arms compared; p_equal: TOST's p for «inside ±band»; mde: the smallest true difference that
-    would have been called better or worse with 80 % power, had this arm been the only one that differs.
+    p_holm: p adjusted over all arms. p_equal: p of TOST for "inside ±band". mde: the smallest true
+    difference that 80 % of such experiments would call better or worse, if only this arm differed.
+    Intervals, p_equal and mde are None where the differences of all seeds are identical: a zero SD
+    is no estimate of the noise.
     """
 
     arm: str
     baseline: str
-    seeds: tuple[tuple[int, int], ...]  # (arm's, baseline's) of each pair
+    seeds: tuple[tuple[int, int], ...]  # (arm's, baseline's) of each pair; () if it is not paired
     n: int
     difference: float
     sd: float
-    low: float
-    high: float
-    low90: float
-    high90: float
+    df: float
+    low: float | None
+    high: float | None
+    low90: float | None
+    high90: float | None
     p: float
     p_holm: float
-    p_equal: float
-    mde: float
+    p_equal: float | None
+    mde: float | None
     band: float
     verdict: Verdict
 
 
-def spread(values: Sequence[float]) -> Spread:
-    """Mean and sample SD over seeds. ValueError under two values."""
-    if len(values) < 2:
-        raise ValueError(f"an SD needs at least 2 seeds; there are {len(values)}")
+def mean_sd(values: Sequence[float]) -> MeanSd:
+    """Mean and sample SD over seeds. ValueError without a value."""
+    if not values:
+        raise ValueError("a mean needs at least 1 seed; there are 0")
     x = np.asarray(values, dtype=np.float64)
-    return Spread(n=len(x), mean=float(x.mean()), sd=float(x.std(ddof=1)))
+    sd = float(x.std(ddof=1)) if len(x) > 1 else None
+    return MeanSd(n=len(x), mean=float(x.mean()), sd=sd)
 
 
 def difference(first: Sequence[float], second: Sequence[float]) -> Difference:
-    """first − second, paired by position (seed): Student's t on the differences, n − 1 degrees of freedom.
+    """first − second, paired by position (seed): Student's t, n − 1 degrees of freedom.
 
-    Where all differences are equal, t has nothing to divide by: the intervals are that point and p is the sign
-    test's, 2^(1−n) (1 where they are 0). So coarse metrics cannot turn a coincidence of three seeds into p = 0.
-    ValueError for lists of different lengths or under two pairs.
+    Where all differences are equal, there is no interval, and p is the sign test's, 2^(1−n) (1
+    where they are 0): coarse metrics must not turn a coincidence of three seeds into p = 0.
+    ValueError for lists of different lengths or fewer than two pairs.
     """
-    from scipy.stats import t
-
     if len(first) != len(second):
         raise ValueError(f"{len(first)} values cannot be paired with {len(second)}")
+    if len(first) < 2:
+        raise ValueError(f"an SD needs at least 2 seeds; there are {len(first)}")
     d = np.asarray(first, dtype=np.float64) - np.asarray(second, dtype=np.float64)
-    s = spread(d.tolist())
-    if s.sd < NO_SPREAD:
-        p = 1.0 if abs(s.mean) < NO_SPREAD else 2.0 ** (1 - s.n)
+    n, sd = len(d), float(d.std(ddof=1))
+    return _t_interval(n, float(d.mean()), sd, sd / math.sqrt(n), n - 1, paired=True)
+
+
+def unpaired_difference(first: Sequence[float], second: Sequence[float]) -> Difference:
+    """mean(first) − mean(second) of runs that share no seed: Welch's t interval.
+
+    n is the smaller number of seeds. ValueError for fewer than two values on a side.
+    """
+    if min(len(first), len(second)) < 2:
+        raise ValueError(f"an SD needs at least 2 seeds; there are {min(len(first), len(second))}")
+    x, y = (np.asarray(values, dtype=np.float64) for values in (first, second))
+    mean = float(x.mean() - y.mean())
+    n = min(len(x), len(y))
+    parts = [float(x.var(ddof=1)) / len(x), float(y.var(ddof=1)) / len(y)]
+    error = math.sqrt(sum(parts))
+    if error < ZERO_SD:
+        return _t_interval(n, mean, 0.0, 0.0, n - 1, paired=False)
+    below = parts[0] ** 2 / (len(x) - 1) + parts[1] ** 2 / (len(y) - 1)
+    return _t_interval(n, mean, error * math.sqrt(n), error, sum(parts) ** 2 / below, paired=False)
+
+
+def _t_interval(
+    n: int, mean: float, sd: float, error: float, df: float, *, paired: bool
+) -> Difference:
+    """Intervals and p of a mean with a standard error."""
+    from scipy.stats import t
+
+    if sd < ZERO_SD:
+        p = 1.0 if abs(mean) < ZERO_SD else min(1.0, 2.0 ** (1 - n))
         return Difference(
-            n=s.n,
-            mean=s.mean,
+            n=n,
+            mean=mean,
             sd=0.0,
-            low=s.mean,
-            high=s.mean,
-            low90=s.mean,
-            high90=s.mean,
-            p=min(p, 1.0),
+            df=df,
+            low=None,
+            high=None,
+            low90=None,
+            high90=None,
+            p=p,
+            paired=paired,
         )
-    error = s.sd / math.sqrt(s.n)
-    half, half90 = (float(t.ppf(1 - a / 2, s.n - 1)) * error for a in (ALPHA, 2 * ALPHA))
+    half = float(t.ppf(1 - ALPHA / 2, df)) * error
+    half90 = float(t.ppf(1 - ALPHA, df)) * error
     return Difference(
-        n=s.n,
-        mean=s.mean,
-        sd=s.sd,
-        low=s.mean - half,
-        high=s.mean + half,
-        low90=s.mean - half90,
-        high90=s.mean + half90,
-        p=float(2 * t.sf(abs(s.mean) / error, s.n - 1)),
+        n=n,
+        mean=mean,
+        sd=sd,
+        df=df,
+        low=mean - half,
+        high=mean + half,
+        low90=mean - half90,
+        high90=mean + half90,
+        p=float(2 * t.sf(abs(mean) / error, df)),
+        paired=paired,
     )
 
 
-def equivalence(measured: Difference, band: float) -> float:
-    """p of two one-sided t tests (TOST) that the difference lies inside ±band; < 0.05 ⇔ the 90 % interval does."""
+def equivalence(measured: Difference, band: float) -> float | None:
+    """p of two one-sided t tests (TOST) that the difference is inside ±band.
+
+    It is below 0.05 if and only if the 90 % interval is inside. None for a zero SD.
+    """
     from scipy.stats import t
 
     if measured.sd == 0:
-        return 0.0 if abs(measured.mean) < band else 1.0
+        return None
     error = measured.sd / math.sqrt(measured.n)
-    return float(t.sf((band - abs(measured.mean)) / error, measured.n - 1))
-
-
-@functools.cache
-def _nodes() -> tuple[np.ndarray, np.ndarray]:
-    """Gauss-Legendre nodes and weights: 1.7 s to find, the same for every test."""
-    nodes, weights = np.polynomial.legendre.leggauss(2000)
-    return nodes, weights
+    return float(t.sf((band - abs(measured.mean)) / error, measured.df))
 
 
 @functools.lru_cache(maxsize=256)
-def _noncentrality(n: int, alpha: float, power: float) -> float:
-    """Mean of t (in standard errors) that a two-sided t test over n values finds with `power`.
+def _noncentrality(df: float, alpha: float, power: float) -> float:
+    """Mean of t (in standard errors) that a two-sided t test finds with `power`.
 
-    The noncentral t is integrated over the sample SD (a chi, by Gauss-Legendre): scipy 1.17's nct gives NaN in the
-    tails that two or three seeds need.
+    The noncentral t is integrated over the sample SD (a chi, by Gauss-Legendre): scipy 1.17's nct
+    gives NaN in the tails that two or three seeds need.
     """
     from scipy.optimize import brentq
     from scipy.stats import chi, norm, t
 
-    df = n - 1
     critical = float(t.ppf(1 - alpha / 2, df))
     nodes, weights = np.polynomial.legendre.leggauss(400)
     end = float(chi.isf(1e-15, df)) / math.sqrt(df)
     s = (nodes + 1) * end / 2  # sample SD over true SD
     density = weights * end / 2 * chi.pdf(s * math.sqrt(df), df) * math.sqrt(df)
 
-    def short(mean: float) -> float:
-        return (
-            float(density @ (norm.cdf(mean - critical * s) + norm.cdf(-mean - critical * s)))
-            - power
-        )
+    def missing_power(mean: float) -> float:
+        tails = norm.cdf(mean - critical * s) + norm.cdf(-mean - critical * s)
+        return float(density @ tails) - power
 
     upper = 1.0
-    while short(upper) < 0:
+    while missing_power(upper) < 0:
         upper *= 2
-    return float(brentq(short, 0.0, upper, xtol=1e-12))
+    return float(brentq(missing_power, 0.0, upper, xtol=1e-12))
 
 
-def detectable(sd: float, n: int, *, alpha: float = ALPHA, power: float = POWER) -> float:
-    """Smallest true difference that a two-sided paired t test over n seeds finds with `power`.
+def detectable(
+    sd: float, n: int, *, df: float | None = None, alpha: float = ALPHA, power: float = POWER
+) -> float | None:
+    """Smallest true difference that a two-sided t test over n seeds finds with `power`.
 
-    `sd` is that of the paired differences; 0 where it is 0. ValueError under two seeds.
+    `sd` is that of the differences, and `df` is n − 1 unless given. None where `sd` is 0: then
+    the noise is not known. ValueError for fewer than two seeds.
     """
     if n < 2:
-        raise ValueError(f"a paired test needs at least 2 seeds; there are {n}")
-    return _noncentrality(n, alpha, power) * sd / math.sqrt(n)
+        raise ValueError(f"a test needs at least 2 seeds; there are {n}")
+    if sd < ZERO_SD:
+        return None
+    return _noncentrality(n - 1 if df is None else df, alpha, power) * sd / math.sqrt(n)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -195,32 +233,29 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def verdict(measured: Difference, p_holm: float, band: float) -> Verdict:
-    """What a comparison says, by the first of these rules that holds.
+    """The verdict of a comparison: the first of these rules that holds.
 
-    better, worse: Holm's p is below 0.05, and the sign of the mean; practically equal: the 90 % interval lies inside
-    ±band; not distinguishable: neither. A difference can be both better and inside the band: p_equal tells.
+    better, worse: Holm's p is below 0.05, and the sign of the mean. practically equal: the 90 %
+    interval is inside ±band. not distinguishable: neither; identical scores have no interval and
+    are always this. A difference can be both better and inside the band: p_equal shows it.
     """
     if p_holm < ALPHA:
         return "better" if measured.mean > 0 else "worse"
+    if measured.low90 is None or measured.high90 is None:
+        return "not distinguishable"
     if -band < measured.low90 and measured.high90 < band:
         return "practically equal"
     return "not distinguishable"
 
 
 def pairs(first: Mapping[int, float], second: Mapping[int, float]) -> tuple[tuple[int, int], ...]:
-    """Seeds of two arms to compare with each other: the common ones, or by index where none is common (A/A arms).
-
-    ValueError where that leaves fewer than two pairs.
-    """
+    """The seeds that two arms have in common, as pairs. ValueError for fewer than two."""
     common = sorted(set(first) & set(second))
-    found = [(s, s) for s in common]
-    if not common and len(first) == len(second):
-        found = list(zip(sorted(first), sorted(second), strict=True))
-    if len(found) < 2:
+    if len(common) < 2:
         raise ValueError(
-            f"seeds {sorted(first)} and {sorted(second)} make {len(found)} pairs; 2 are needed"
+            f"seeds {sorted(first)} and {sorted(second)} make {len(common)} pairs; 2 are needed"
         )
-    return tuple(found)
+    return tuple((seed, seed) for seed in common)
 
 
 def compare(
@@ -228,115 +263,96 @@ def compare(
 ) -> list[Comparison]:
     """Every arm of {arm: {seed: value}} against the baseline, paired by seed, Holm over the arms.
 
-    ValueError for an unknown baseline, a band that is not above 0, or an arm with fewer than two pairs.
+    ValueError for an unknown baseline, a band that is not above 0, or an arm with fewer than two
+    pairs.
     """
     if baseline not in values:
         raise ValueError(f"baseline {baseline!r} is not one of the arms {sorted(values)}")
-    if not band > 0:
-        raise ValueError(f"the equivalence band is {band}; it must be above 0")
-    arms = [arm for arm in values if arm != baseline]
-    seeds = {}
-    for arm in arms:
+    _check_band(band)
+    comparisons = []
+    for arm in values:
+        if arm == baseline:
+            continue
         try:
-            seeds[arm] = pairs(values[arm], values[baseline])
+            seeds = pairs(values[arm], values[baseline])
         except ValueError as error:
             raise ValueError(f"{arm} against {baseline}: {error}") from None
-    measured = [
-        difference(
-            [values[arm][a] for a, _ in seeds[arm]], [values[baseline][b] for _, b in seeds[arm]]
-        )
-        for arm in arms
-    ]
-    adjusted = holm([d.p for d in measured])
+        of_arm = [values[arm][seed] for seed, _ in seeds]
+        of_baseline = [values[baseline][seed] for _, seed in seeds]
+        measured = difference(of_arm, of_baseline)
+        comparisons.append(_comparison(arm, baseline, seeds, measured, band))
+    adjusted = holm([c.p for c in comparisons])
     return [
-        adjust(_alone(arm, baseline, seeds[arm], d, band), p_holm, len(arms))
-        for arm, d, p_holm in zip(arms, measured, adjusted, strict=True)
+        adjust(c, p_holm, len(comparisons)) for c, p_holm in zip(comparisons, adjusted, strict=True)
     ]
 
 
-def _alone(
-    arm: str, baseline: str, seeds: tuple[tuple[int, int], ...], d: Difference, band: float
+def compare_unpaired(
+    arm: str, values: Mapping[int, float], baseline: str, others: Mapping[int, float], band: float
 ) -> Comparison:
-    """A comparison that is the only one."""
+    """Two arms whose seeds have nothing to do with each other (A/A). ValueError as in `compare`."""
+    _check_band(band)
+    measured = unpaired_difference(list(values.values()), list(others.values()))
+    return _comparison(arm, baseline, (), measured, band)
+
+
+def _check_band(band: float) -> None:
+    if not band > 0:
+        raise ValueError(f"the equivalence band is {band}; it must be above 0")
+
+
+def _comparison(
+    arm: str, baseline: str, seeds: tuple[tuple[int, int], ...], measured: Difference, band: float
+) -> Comparison:
+    """A comparison that is the only one of its family."""
     return Comparison(
         arm=arm,
         baseline=baseline,
         seeds=seeds,
-        n=d.n,
-        difference=d.mean,
-        sd=d.sd,
-        low=d.low,
-        high=d.high,
-        low90=d.low90,
-        high90=d.high90,
-        p=d.p,
-        p_holm=d.p,
-        p_equal=equivalence(d, band),
-        mde=detectable(d.sd, d.n),
+        n=measured.n,
+        difference=measured.mean,
+        sd=measured.sd,
+        df=measured.df,
+        low=measured.low,
+        high=measured.high,
+        low90=measured.low90,
+        high90=measured.high90,
+        p=measured.p,
+        p_holm=measured.p,
+        p_equal=equivalence(measured, band),
+        mde=detectable(measured.sd, measured.n, df=measured.df),
         band=band,
-        verdict=verdict(d, d.p, band),
+        verdict=verdict(measured, measured.p, band),
     )
 
 
-WORDS: dict[Verdict, str] = {
-    "better": "is better than",
-    "worse": "is worse than",
-    "practically equal": "is practically equal to",
-    "not distinguishable": "is not distinguishable from",
-}
-
-
-def tell(found: Comparison, task: str) -> str:
-    """A comparison in words: difference and 95 % interval in points, seeds, p, and what it could have seen."""
-    p = "Holm p < 0.001" if found.p_holm < 0.001 else f"Holm p = {found.p_holm:.3f}"
-    band = ""
-    if found.verdict in ("better", "worse") and found.p_equal < ALPHA:
-        band = f" It lies inside the band of ±{100 * found.band:g} points that was declared to be of no account."
-    return (
-        f"{found.arm} {WORDS[found.verdict]} {found.baseline} on {task}: {100 * found.difference:+.1f} points "
-        f"[{100 * found.low:.1f}, {100 * found.high:.1f}] ({found.n} seeds, {p}); the smallest difference that this "
-        f"comparison could have seen is {100 * found.mde:.1f} points.{band}"
-    )
-
-
-def adjust(found: Comparison, p_holm: float, family: int) -> Comparison:
-    """The comparison as one of `family` that Holm was run over: its p_holm, verdict and smallest effect."""
+def adjust(comparison: Comparison, p_holm: float, family: int) -> Comparison:
+    """The comparison as one of `family` that Holm was run over: its p_holm, verdict and mde."""
     measured = Difference(
-        n=found.n,
-        mean=found.difference,
-        sd=found.sd,
-        low=found.low,
-        high=found.high,
-        low90=found.low90,
-        high90=found.high90,
-        p=found.p,
+        n=comparison.n,
+        mean=comparison.difference,
+        sd=comparison.sd,
+        df=comparison.df,
+        low=comparison.low,
+        high=comparison.high,
+        low90=comparison.low90,
+        high90=comparison.high90,
+        p=comparison.p,
     )
+    alpha = ALPHA / family
     return replace(
-        found,
+        comparison,
         p_holm=p_holm,
-        mde=detectable(found.sd, found.n, alpha=ALPHA / family),
-        verdict=verdict(measured, p_holm, found.band),
+        mde=detectable(comparison.sd, comparison.n, df=comparison.df, alpha=alpha),
+        verdict=verdict(measured, p_holm, comparison.band),
     )
-
-
-def wilson(right: int, n: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share: one run's accuracy as the test set's size limits it. ValueError for n < 1."""
-    from scipy.stats import norm
-
-    if not 0 <= right <= n or n < 1:
-        raise ValueError(f"{right} of {n} is no share")
-    z = float(norm.ppf(1 - ALPHA / 2))
-    share = right / n
-    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def mcnemar(first: Sequence[bool] | np.ndarray, second: Sequence[bool] | np.ndarray) -> Discordance:
-    """Two runs on the same samples (correct or not, same order): the discordant ones under an exact binomial.
+    """Two runs on the same samples, correct or not: the discordant ones under an exact binomial.
 
-    It speaks of these two models, not of their data: the noise of another seed is not in it. ValueError where the
-    lists differ in length.
+    It is about these two models, not about their data: the noise of another seed is not in it.
+    ValueError for lists of different lengths.
     """
     from scipy.stats import binomtest
 
@@ -347,18 +363,3 @@ def mcnemar(first: Sequence[bool] | np.ndarray, second: Sequence[bool] | np.ndar
     discordant = only_first + only_second
     p = float(binomtest(only_first, discordant, 0.5).pvalue) if discordant else 1.0
     return Discordance(only_first=only_first, only_second=only_second, p=p)
-
-
-def bootstrap(
-    differences: Sequence[float], *, resamples: int = 10_000, seed: int = 0
-) -> tuple[float, float]:
-    """95 % percentile interval of the mean of paired differences. ValueError under five seeds."""
-    if len(differences) < BOOTSTRAP_SEEDS:
-        raise ValueError(
-            f"a bootstrap over {len(differences)} seeds is refused: over three, its 95 % interval covers 67 %; "
-            f"use difference() (Student's t), or {BOOTSTRAP_SEEDS} seeds"
-        )
-    d = np.asarray(differences, dtype=np.float64)
-    drawn = np.random.default_rng(seed).integers(len(d), size=(resamples, len(d)))
-    low, high = np.quantile(d[drawn].mean(axis=1), [ALPHA / 2, 1 - ALPHA / 2])
-    return float(low), float(high)

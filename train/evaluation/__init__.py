@@ -2,7 +2,37 @@
 
 from __future__ import annotations
 
-from train.evaluation import zero_shot
-from train.evaluation.zero_shot import HEADLINE, Metrics
+from train.evaluation.overlap import (
+    SharedImages,
+    find_shared_images,
+    overlap_lines,
+    refuse_identical,
+)
+from train.evaluation.task_kind import BoolArray, Metrics, Samples, TaskKind
+from train.evaluation.tasks import (
+    TASKS,
+    data_hash,
+    evaluate,
+    headline,
+    kind_of,
+    read_samples,
+    saved_metrics,
+)
 
-__all__ = ["HEADLINE", "Metrics", "zero_shot"]
+__all__ = [
+    "TASKS",
+    "BoolArray",
+    "Metrics",
+    "Samples",
+    "SharedImages",
+    "TaskKind",
+    "data_hash",
+    "evaluate",
+    "find_shared_images",
+    "headline",
+    "kind_of",
+    "overlap_lines",
+    "read_samples",
+    "refuse_identical",
+    "saved_metrics",
+]

@@ -1,10 +1,13 @@
-"""Small charts as SVG text: numbers in, one <svg> string out. No script, no font, no address outside the page."""
+"""Small charts as SVG text: numbers in, one <svg> out. No script, no font, no outside address."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from math import floor, isfinite, log10
+
+from train.ablation.wording import MINUS
 
 COLOURS = ("#5b6470", "#2f6fb7", "#c8561b", "#1f8a5b", "#8a5bb5", "#b8881a", "#b33c6a", "#3a8f9c")
 
@@ -27,16 +30,19 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
 
 def number(value: float) -> str:
     """An axis label: 12.8k, 0.25, 3."""
+    text = f"{value:g}"
     if abs(value) >= 1e6:
-        return f"{value / 1e6:g}M"
-    if abs(value) >= 1e4:
-        return f"{value / 1e3:g}k"
-    return f"{value:g}"
+        text = f"{value / 1e6:g}M"
+    elif abs(value) >= 1e4:
+        text = f"{value / 1e3:g}k"
+    return text.replace("-", MINUS)
 
 
 def _svg(width: int, height: int, body: Sequence[str], title: str) -> str:
     size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
-    return f'<svg {size} role="img" aria-label="{escape(title)}"><title>{escape(title)}</title>{"".join(body)}</svg>'
+    label = escape(title)
+    head = f'<svg {size} role="img" aria-label="{label}"><title>{label}</title>'
+    return f"{head}{''.join(body)}</svg>"
 
 
 def _text(x: float, y: float, text: str, anchor: str = "start", kind: str = "") -> str:
@@ -49,36 +55,54 @@ def _line(x1: float, y1: float, x2: float, y2: float, kind: str = "grid") -> str
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{kind}"/>'
 
 
-def forest(rows: Sequence[tuple[str, float, float, float, str]], band: float, title: str) -> str:
-    """Differences with their intervals. rows: (name, mean, low, high, colour), in points; `band` is drawn around 0."""
-    width, left, right, step = 720, 190, 24, 26
-    low = min([-band * 2, *(r[2] for r in rows)])
-    high = max([band * 2, *(r[3] for r in rows)])
-    pad = (high - low) * 0.05
-    low, high = low - pad, high + pad
-    height = 22 + step * len(rows) + 26
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForestRow:
+    """A difference in points with its interval (None: there is none), and one dot per seed."""
+
+    name: str
+    mean: float
+    low: float | None
+    high: float | None
+    colour: str
+    dots: tuple[float, ...] = ()
+
+
+def forest(rows: Sequence[ForestRow], band: float, title: str) -> str:
+    """Differences with their intervals and single seeds, in points. `band` is drawn around 0."""
+    width, left, right, step = 720, 190, 24, 30
+    values = [-band * 2, band * 2]
+    for row in rows:
+        values += [row.mean, *row.dots]
+        values += [end for end in (row.low, row.high) if end is not None]
+    pad = (max(values) - min(values)) * 0.05
+    low, high = min(values) - pad, max(values) + pad
 
     def x(value: float) -> float:
         return left + (value - low) / (high - low) * (width - left - right)
 
     bottom = 12 + step * len(rows)
-    body = [
-        f'<rect x="{x(-band):.1f}" y="6" width="{x(band) - x(-band):.1f}" height="{bottom - 6}" class="band"/>'
-    ]
+    zone = f'x="{x(-band):.1f}" y="6" width="{x(band) - x(-band):.1f}" height="{bottom - 6}"'
+    body = [f'<rect {zone} class="band"/>']
     for tick in ticks(low, high, 8):
-        body += [
-            _line(x(tick), 6, x(tick), bottom),
-            _text(x(tick), bottom + 16, f"{tick:+g}" if tick else "0", "middle"),
-        ]
+        label = f"{tick:+g}".replace("-", MINUS) if tick else "0"
+        body.append(_line(x(tick), 6, x(tick), bottom))
+        body.append(_text(x(tick), bottom + 16, label, "middle"))
     body.append(_line(x(0), 4, x(0), bottom, "axis"))
-    for i, (name, mean, lower, upper, shade) in enumerate(rows):
-        y = 22 + step * i
-        body.append(_text(left - 10, y + 4, name, "end", "name"))
-        body.append(
-            f'<line x1="{x(lower):.1f}" y1="{y}" x2="{x(upper):.1f}" y2="{y}" stroke="{shade}" class="whisker"/>'
-        )
-        body.append(f'<circle cx="{x(mean):.1f}" cy="{y}" r="5" fill="{shade}"/>')
-    return _svg(width, height, body, title)
+    for index, row in enumerate(rows):
+        y = 26 + step * index
+        body.append(_text(left - 10, y + 4, row.name, "end", "name"))
+        if row.low is not None and row.high is not None:
+            ends = f'x1="{x(row.low):.1f}" y1="{y}" x2="{x(row.high):.1f}" y2="{y}"'
+            body.append(f'<line {ends} stroke="{row.colour}" class="whisker"/>')
+        body.append(f'<circle cx="{x(row.mean):.1f}" cy="{y}" r="5" fill="{row.colour}"/>')
+        for dot in row.dots:
+            centre = f'cx="{x(dot):.1f}" cy="{y - 9}"'
+            body.append(f'<circle {centre} r="3" stroke="{row.colour}" class="seed"/>')
+    return _svg(width, 12 + step * len(rows) + 26, body, title)
+
+
+def _finite(curve: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    return [point for point in curve if all(map(isfinite, point))]
 
 
 def lines(
@@ -87,39 +111,39 @@ def lines(
     y_name: str,
     title: str,
 ) -> str:
-    """Curves over one pair of axes. series: (name, colour, points); curves of one name share its colour."""
+    """Curves over one pair of axes. series: (name, colour, points)."""
     width, height, left, right, top, bottom = 720, 300, 56, 16, 12, 40
-    points = [p for _, _, curve in series for p in curve if all(map(isfinite, p))]
+    curves = [(name, shade, _finite(curve)) for name, shade, curve in series]
+    points: list[tuple[float, float]] = []
+    for _, _, curve in curves:
+        points += curve
     if not points:
         return _svg(width, 40, [_text(12, 24, "no points were logged")], title)
     x0, x1 = min(p[0] for p in points), max(p[0] for p in points)
     y0, y1 = min(p[1] for p in points), max(p[1] for p in points)
     x1, y1 = x1 if x1 > x0 else x0 + 1, y1 if y1 > y0 else y0 + 1
 
-    def at(p: tuple[float, float]) -> tuple[float, float]:
+    def pixel(point: tuple[float, float]) -> tuple[float, float]:
         return (
-            left + (p[0] - x0) / (x1 - x0) * (width - left - right),
-            height - bottom - (p[1] - y0) / (y1 - y0) * (height - top - bottom),
+            left + (point[0] - x0) / (x1 - x0) * (width - left - right),
+            height - bottom - (point[1] - y0) / (y1 - y0) * (height - top - bottom),
         )
 
     body = []
     for tick in ticks(y0, y1):
-        y = at((x0, tick))[1]
+        y = pixel((x0, tick))[1]
         body += [_line(left, y, width - right, y), _text(left - 8, y + 4, number(tick), "end")]
     for tick in ticks(x0, x1, 7):
-        body.append(_text(at((tick, y0))[0], height - bottom + 18, number(tick), "middle"))
+        body.append(_text(pixel((tick, y0))[0], height - bottom + 18, number(tick), "middle"))
     body.append(_line(left, height - bottom, width - right, height - bottom, "axis"))
     body += [
         _text((left + width) / 2, height - 4, x_name, "middle"),
         _text(width - right, top + 2, y_name, "end"),
     ]
-    for name, shade, curve in series:
-        path = " ".join(
-            f"{x:.1f},{y:.1f}" for x, y in (at(p) for p in curve if all(map(isfinite, p)))
-        )
-        body.append(
-            f'<polyline points="{path}" stroke="{shade}" class="curve"><title>{escape(name)}</title></polyline>'
-        )
+    for name, shade, curve in curves:
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(pixel, curve))
+        line = f'<polyline points="{path}" stroke="{shade}" class="curve">'
+        body.append(f"{line}<title>{escape(name)}</title></polyline>")
     return _svg(width, height, body, title)
 
 
@@ -130,9 +154,9 @@ def histogram(
     shades: Mapping[str, str],
     title: str,
 ) -> str:
-    """Counts per bin as steps, one outline for each name; `marks` are vertical lines with a label (thresholds)."""
+    """Counts per bin as steps, one outline per name. `marks` are labelled vertical lines."""
     width, height, left, right, top, bottom = 720, 240, 56, 16, 26, 30
-    top_count = max([1, *(n for row in counts.values() for n in row)])
+    top_count = max([1, *map(max, counts.values())])
     x0, x1 = edges[0], edges[-1]
 
     def x(value: float) -> float:
@@ -156,8 +180,8 @@ def histogram(
         points.append(f"{x(x1):.1f},{y(0):.1f}")
         shade = shades.get(name, colour(i))
         body.append(
-            f'<polygon points="{" ".join(points)}" fill="{shade}" stroke="{shade}" class="steps">'
-            f"<title>{escape(name)}</title></polygon>"
+            f'<polygon points="{" ".join(points)}" fill="{shade}" stroke="{shade}" '
+            f'class="steps"><title>{escape(name)}</title></polygon>'
         )
     for name, value in marks.items():
         if x0 <= value <= x1:
@@ -177,8 +201,7 @@ def bars(rows: Sequence[tuple[str, float, str]], title: str, shade: str = COLOUR
         y = 6 + step * i
         length = max(1.0, value / most * (width - left - right)) if value else 0.0
         body.append(_text(left - 10, y + 14, name, "end", "name"))
-        body.append(
-            f'<rect x="{left}" y="{y + 2}" width="{length:.1f}" height="{step - 8}" rx="2" fill="{shade}"/>'
-        )
+        box = f'x="{left}" y="{y + 2}" width="{length:.1f}" height="{step - 8}"'
+        body.append(f'<rect {box} rx="2" fill="{shade}"/>')
         body.append(_text(left + length + 8, y + 14, label))
     return _svg(width, 12 + step * len(rows), body, title)

@@ -1,256 +1,275 @@
-"""What the arms are made of: funnels, score histograms, overlaps, and pictures kept, rejected and next to a threshold.
+"""The data of the arms: funnels, score histograms, overlaps, and example images.
 
-Rows are drawn at random with a fixed seed, never picked; all is read from the views, scores and shards of the pools.
+Examples are drawn at random with a fixed seed, never picked. All is read from the pools.
 """
 
 from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from manifests import disk
-from manifests.pool_layout import CommitRecord, PoolLayout
+from manifests.pool_layout import (
+    NOT_STORED,
+    CommitRecord,
+    PoolDocument,
+    PoolLayout,
+    ScoreSetDocument,
+    ViewDocument,
+    read_document,
+)
+from manifests.schema import Blend
+from train.data import read_columns
+from train.evaluation import BoolArray
+from train.reporting.schema import Example, Examples, Funnel, Histogram, Overlap
 
-SHOWN = 12  # pictures of each kind
+EXAMPLES = 12  # images of each kind
 BINS = 40
-SIDE = 96  # pixels of a shown picture's longer side
-Json = dict[str, Any]
+SIDE = 96  # pixels of the longer side of a shown image
+SCORE = "clip_score"
+SEED = 20240229
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmView:
-    """One view that an arm draws from, all shards joined: `kept` and `rule` have one entry per row of the pool."""
+    """A view of an arm, all shards joined: `kept` and `rule` have one entry per row of the pool."""
 
     arm: str
     pool: str  # name in the ablation
     path: str  # of the pool
     view: str
-    meta: Json
+    document: ViewDocument
     shards: tuple[str, ...]
-    kept: np.ndarray
-    rule: np.ndarray
+    sizes: tuple[int, ...]  # rows of each shard
+    kept: BoolArray
+    rule: pa.ChunkedArray  # the first rule that failed
 
     @property
-    def stored(self) -> np.ndarray:
-        """Rows of the pool that have a picture."""
-        return np.asarray(self.rule != "not_stored", dtype=bool)
+    def stored(self) -> BoolArray:
+        """Rows of the pool that have an image."""
+        stored = pc.not_equal(pc.fill_null(self.rule, ""), NOT_STORED)
+        return np.asarray(stored.to_numpy(), dtype=bool)
 
 
-def open_views(runs: Mapping[str, Mapping[int, Json]]) -> list[ArmView]:
-    """The views of every arm, from the blends of its runs; an A/A arm's are those of the arm that it repeats."""
+def open_views(blends: Mapping[str, Blend]) -> list[ArmView]:
+    """The views of every arm; each is read once, whatever number of arms use it."""
     opened: dict[tuple[str, str], ArmView] = {}
-    found = []
-    for arm, by_seed in runs.items():
-        blend = next(iter(by_seed.values()))["blend"]
-        for name in blend["views"]:
+    views = []
+    for arm, blend in blends.items():
+        for name in blend.views:
             pool, _, view = name.partition("/")
-            place = blend["pools"][pool], view
-            if place not in opened:
-                opened[place] = _open(arm, pool, *place)
-            found.append(replace(opened[place], arm=arm, pool=pool))
-    return found
+            key = blend.pools[pool], view
+            if key not in opened:
+                opened[key] = _open(arm, pool, *key)
+            views.append(replace(opened[key], arm=arm, pool=pool))
+    return views
 
 
 def _open(arm: str, pool: str, path: str, view: str) -> ArmView:
-    meta = disk.read_json(disk.join(path, "views", f"{view}.json"))
-    shards = tuple(sorted(meta["shards"]))
-    folder = disk.join(path, "views", view)
-    table = pa.concat_tables(
-        [disk.read_parquet(disk.join(folder, f"{shard}.parquet")) for shard in shards]
-    )
-    kept = np.asarray(table["kept"].to_numpy(zero_copy_only=False), dtype=bool)
-    rule = np.asarray([r or "" for r in table["rule"].to_pylist()])
+    shards = list(read_columns(path, view))
     return ArmView(
-        arm=arm, pool=pool, path=path, view=view, meta=meta, shards=shards, kept=kept, rule=rule
+        arm=arm,
+        pool=pool,
+        path=path,
+        view=view,
+        document=read_document(PoolLayout(path).view_json(view), ViewDocument),
+        shards=tuple(shard.shard for shard in shards),
+        sizes=tuple(len(shard.kept) for shard in shards),
+        kept=np.concatenate([shard.kept for shard in shards]),
+        rule=pa.concat_tables([pa.table({"rule": shard.rule}) for shard in shards])["rule"],
     )
 
 
-def column(view: ArmView, name: str) -> np.ndarray | None:
-    """A score column of a view's pool over all rows, NaN where NULL; None where the view's scores do not have it."""
-    for found in view.meta["scores"].values():
-        folder = disk.join(view.path, "scores", found)
-        if name in disk.read_json(disk.join(folder, "scores.json"))["columns"]:
-            tables = [
-                disk.read_parquet(disk.join(folder, f"{shard}.parquet"), [name])
-                for shard in view.shards
-            ]
-            values = pa.concat_tables(tables)[name].to_numpy(zero_copy_only=False)
-            return np.asarray(values, dtype=np.float64)
-    return None
+def read_scores(view: ArmView, name: str) -> np.ndarray | None:
+    """A score column over all rows of a view's pool, NaN for NULL.
+
+    None where no score set that the view was chosen from has it.
+    """
+    layout = PoolLayout(view.path)
+    known: list[str] = []
+    for score_set in view.document.scores.values():
+        known += read_document(layout.score_set_json(score_set), ScoreSetDocument).columns
+    if name not in known:
+        return None
+    tables = [shard.columns for shard in read_columns(view.path, view.view, [name])]
+    values = pa.concat_tables(tables)[name].to_numpy()
+    return np.asarray(values, dtype=np.float64)
 
 
-# --- funnels, histograms, overlap ----------------------------------------------------------------------------------
+def thresholds_of(view: ArmView, column: str) -> list[float]:
+    """The resolved thresholds of a view on one column."""
+    resolved = []
+    for call, threshold in view.document.thresholds.items():
+        if column in call:
+            resolved.append(float(threshold.value))
+    return resolved
 
 
-def funnels(views: list[ArmView]) -> list[Json]:
-    """Steps and reasons: of each pool from its links to its stored rows, then of each view of an arm."""
-    shown: list[Json] = []
-    pools = {v.pool: v.path for v in views}
-    for pool, path in pools.items():
-        totals = disk.read_json(disk.join(path, "pool.json"))
-        crawled, fetched = totals.get("crawl") or {}, totals["fetch"]
-        steps = (
-            [["links", crawled["links"]], ["pairs", crawled["pairs"]]]
-            if crawled.get("links")
-            else []
-        )
-        steps += [["attempted", fetched["attempted"]], ["stored", fetched["stored"]]]
-        reasons = {**crawled.get("reasons", {}), **fetched["reasons"]}
-        shown.append(
-            {"title": f"{pool}: from links to pictures", "steps": steps, "reasons": reasons}
-        )
-    told = set()
-    for v in views:
-        if (v.pool, v.view) not in told and len(v.meta["funnel"]) > 2:
-            told.add((v.pool, v.view))
-            shown.append(
-                {"title": f"{v.pool}/{v.view}", "steps": v.meta["funnel"][1:], "reasons": {}}
-            )
-    return shown
+# --- funnels, histograms, overlap ----------------------------------------------------------------
 
 
-def histograms(views: list[ArmView], name: str = "clip_score") -> list[Json]:
-    """Counts per bin of a score column for every pool that has it: stored rows and the rows that each view keeps."""
+def funnels(views: Sequence[ArmView]) -> tuple[Funnel, ...]:
+    """Steps and reasons: of each pool from links to stored rows, then of each view of an arm."""
     shown = []
-    for pool in dict.fromkeys(v.pool for v in views):
-        mine = {v.view: v for v in views if v.pool == pool}
-        scores = next((s for v in mine.values() if (s := column(v, name)) is not None), None)
-        if scores is None:
+    for pool, path in {view.pool: view.path for view in views}.items():
+        shown.append(_pool_funnel(pool, read_document(PoolLayout(path).pool_json, PoolDocument)))
+    titles = set()
+    for view in views:
+        title = f"{view.pool}/{view.view}"
+        if title not in titles and len(view.document.funnel) > 2:
+            titles.add(title)
+            shown.append(Funnel(title=title, steps=view.document.funnel[1:], reasons={}))
+    return tuple(shown)
+
+
+def _pool_funnel(pool: str, document: PoolDocument) -> Funnel:
+    steps: list[tuple[str, int]] = []
+    reasons: dict[str, int] = {}
+    if document.crawl is not None:
+        reasons |= document.crawl.reasons
+        if document.crawl.links:
+            steps += [("links", document.crawl.links), ("pairs", document.crawl.pairs)]
+    steps += [("attempted", document.fetch.attempted), ("stored", document.fetch.stored)]
+    reasons |= document.fetch.reasons
+    return Funnel(title=f"{pool}: from links to images", steps=tuple(steps), reasons=reasons)
+
+
+def histograms(views: Sequence[ArmView], name: str = SCORE) -> tuple[Histogram, ...]:
+    """Counts per bin of a score column, for every pool that has it."""
+    shown = []
+    for pool in dict.fromkeys(view.pool for view in views):
+        of_pool = {view.view: view for view in views if view.pool == pool}
+        columns = [read_scores(view, name) for view in of_pool.values()]
+        scores = next((column for column in columns if column is not None), None)
+        if scores is None or not np.isfinite(scores).any():
             continue
-        stored = scores[np.isfinite(scores)]
-        edges = np.linspace(
-            float(np.quantile(stored, 0.001)), float(np.quantile(stored, 0.999)), BINS + 1
-        )
-        counts = {"stored": _counts(stored, edges)}
-        counts |= {
-            view: _counts(scores[v.kept & np.isfinite(scores)], edges) for view, v in mine.items()
-        }
-        marks = {
-            view: t["value"] for view, v in mine.items() for t in v.meta["thresholds"].values()
-        }
+        shown.append(_histogram(pool, name, scores, of_pool))
+    return tuple(shown)
+
+
+def _histogram(pool: str, name: str, scores: np.ndarray, views: Mapping[str, ArmView]) -> Histogram:
+    finite = np.isfinite(scores)
+    low, high = np.quantile(scores[finite], [0.001, 0.999])
+    edges = np.linspace(float(low), float(high), BINS + 1)
+    counts = {"stored": _bin(scores[finite], edges)}
+    marks: dict[str, float] = {}
+    for name_of_view, view in views.items():
+        counts[name_of_view] = _bin(scores[view.kept & finite], edges)
+        for value in thresholds_of(view, name):
+            marks[name_of_view] = value
+    return Histogram(
+        pool=pool, column=name, edges=tuple(edges.tolist()), counts=counts, marks=marks
+    )
+
+
+def _bin(values: np.ndarray, edges: np.ndarray) -> tuple[int, ...]:
+    counts, _ = np.histogram(np.clip(values, edges[0], edges[-1]), edges)
+    return tuple(int(count) for count in counts)
+
+
+def overlap(views: Sequence[ArmView]) -> Overlap:
+    """Jaccard index of the rows of each two arms: 1 the same rows, 0 none in common."""
+    arms = tuple(dict.fromkeys(view.arm for view in views))
+    rows: dict[str, dict[str, BoolArray]] = {arm: {} for arm in arms}
+    for view in views:
+        other = rows[view.arm].get(view.path)
+        rows[view.arm][view.path] = view.kept if other is None else other | view.kept
+    matrix = []
+    for first in arms:
+        matrix.append(tuple(_jaccard(rows[first], rows[second]) for second in arms))
+    return Overlap(arms=arms, jaccard=tuple(matrix))
+
+
+def _jaccard(first: Mapping[str, BoolArray], second: Mapping[str, BoolArray]) -> float:
+    """Of the rows of two arms, by pool. A pool that only one of them uses counts as not shared."""
+    both = sum(int((first[pool] & second[pool]).sum()) for pool in first.keys() & second.keys())
+    total = sum(int(kept.sum()) for arm in (first, second) for kept in arm.values())
+    return both / (total - both) if total else 0.0
+
+
+# --- examples ------------------------------------------------------------------------------------
+
+
+def examples(views: Sequence[ArmView], baseline: str) -> tuple[Examples, ...]:
+    """Images of each filtered view: kept, rejected, and those nearest to the threshold."""
+    shown = []
+    done = set()
+    for view in views:
+        key = view.pool, view.view
+        if view.arm == baseline or key in done or not view.document.rules:
+            continue
+        done.add(key)
+        scores = read_scores(view, SCORE)
+        stored = np.random.default_rng(SEED).permutation(np.flatnonzero(view.stored))
+        kept = stored[view.kept[stored]][:EXAMPLES].tolist()
+        rejected = stored[~view.kept[stored]][:EXAMPLES].tolist()
+        near = nearest_to_threshold(view, scores)
+        images = _read_examples(view, {*near, *kept, *rejected}, scores)
         shown.append(
-            {
-                "pool": pool,
-                "column": name,
-                "edges": edges.tolist(),
-                "counts": counts,
-                "marks": marks,
-            }
-        )
-    return shown
-
-
-def _counts(values: np.ndarray, edges: np.ndarray) -> list[int]:
-    return [int(n) for n in np.histogram(np.clip(values, edges[0], edges[-1]), edges)[0]]
-
-
-def overlap(views: list[ArmView]) -> Json:
-    """Jaccard index of the rows that the arms draw from: 1 the same, 0 none in common."""
-    arms = list(dict.fromkeys(v.arm for v in views))
-
-    def shared(a: str, b: str) -> float:
-        both = either = 0
-        for pool in {v.path for v in views}:
-            x, y = (_union([v for v in views if v.path == pool], arm) for arm in (a, b))
-            both, either = both + int((x & y).sum()), either + int((x | y).sum())
-        return both / either if either else 0.0
-
-    return {"arms": arms, "jaccard": [[shared(a, b) for b in arms] for a in arms]}
-
-
-def _union(views: list[ArmView], arm: str) -> np.ndarray:
-    """Rows of one pool that an arm draws from; all False where it draws from another."""
-    kept = np.zeros(len(views[0].kept), dtype=bool)
-    for v in views:
-        if v.arm == arm:
-            kept |= v.kept
-    return kept
-
-
-# --- pictures ------------------------------------------------------------------------------------------------------
-
-
-def shots(views: list[ArmView], baseline: str) -> list[Json]:
-    """Pictures of each filtered view: kept, rejected, and the stored ones whose score is nearest to the threshold."""
-    shown: list[Json] = []
-    told = set()
-    for v in views:
-        if v.arm == baseline or (v.pool, v.view) in told or not len(v.meta["rules"]):
-            continue
-        told.add((v.pool, v.view))
-        scores = column(v, "clip_score")
-        rows = _drawn(v)
-        thresholds = [t["value"] for t in v.meta["thresholds"].values()]
-        near: list[int] = []
-        if scores is not None and thresholds:
-            distance = np.where(
-                v.stored & np.isfinite(scores), np.abs(scores - thresholds[0]), np.inf
+            Examples(
+                pool=view.pool,
+                view=view.view,
+                kept=tuple(images[row] for row in kept),
+                near=tuple(images[row] for row in near),
+                rejected=tuple(images[row] for row in rejected),
             )
-            nearest = np.argsort(distance, kind="stable")[:SHOWN]
-            near = [int(i) for i in nearest if np.isfinite(distance[i])]
-        kept = [i for i in rows if v.kept[i]][:SHOWN]
-        rejected = [i for i in rows if not v.kept[i]][:SHOWN]
-        pictures = _pictures(v, {*near, *kept, *rejected}, scores)
-        shown.append(
-            {
-                "pool": v.pool,
-                "view": v.view,
-                **{
-                    name: [pictures[i] for i in found]
-                    for name, found in (("kept", kept), ("near", near), ("rejected", rejected))
-                },
-            }
         )
+    return tuple(shown)
+
+
+def nearest_to_threshold(view: ArmView, scores: np.ndarray | None) -> list[int]:
+    """The stored rows whose score is nearest to the view's first threshold, the nearest first."""
+    thresholds = thresholds_of(view, SCORE)
+    if scores is None or not thresholds:
+        return []
+    distance = np.abs(scores - thresholds[0])
+    distance[~(view.stored & np.isfinite(scores))] = np.inf
+    nearest = np.argsort(distance, kind="stable")[:EXAMPLES]
+    return [int(row) for row in nearest if np.isfinite(distance[row])]
+
+
+def _read_examples(view: ArmView, rows: set[int], scores: np.ndarray | None) -> dict[int, Example]:
+    """Some rows with their images, by row number over all shards. Other shards are not opened."""
+    layout = PoolLayout(view.path)
+    shown = {}
+    first = 0
+    for shard, size in zip(view.shards, view.sizes, strict=True):
+        of_shard = sorted(row for row in rows if first <= row < first + size)
+        if of_shard:
+            columns = ["caption", "image_offset", "image_length"]
+            table = disk.read_parquet(layout.sidecar(shard), columns)
+            tar = layout.tar(CommitRecord.read(layout.commit_record(shard)))
+            for row, values in zip(
+                of_shard, table.take([row - first for row in of_shard]).to_pylist(), strict=True
+            ):
+                data = disk.read_bytes(tar, values["image_offset"], values["image_length"])
+                score = None if scores is None or not np.isfinite(scores[row]) else scores[row]
+                shown[row] = Example(
+                    image=_data_uri(data),
+                    caption=values["caption"],
+                    score=None if score is None else float(score),
+                    rule=view.rule[row].as_py(),
+                )
+        first += size
     return shown
 
 
-def _drawn(view: ArmView) -> list[int]:
-    """Stored rows in a random order with a fixed seed."""
-    rows = np.flatnonzero(view.stored)
-    return [int(i) for i in np.random.default_rng(20240229).permutation(rows)]
-
-
-def _pictures(view: ArmView, rows: set[int], scores: np.ndarray | None) -> dict[int, Json]:
-    """The shown form of some rows, by row number over all shards."""
-    found: dict[int, Json] = {}
-    first = 0
-    for shard in view.shards:
-        size = disk.read_metadata(disk.join(view.path, "shards", f"{shard}.parquet"))["count"]
-        mine = sorted(i for i in rows if first <= i < first + size)
-        if mine:
-            record = CommitRecord.read(PoolLayout(view.path).commit_record(shard))
-            tar = PoolLayout(view.path).tar(record)
-            names = ["caption", "image_offset", "image_length"]
-            table = disk.read_parquet(disk.join(view.path, "shards", f"{shard}.parquet"), names)
-            for i in mine:
-                row = table.slice(i - first, 1).to_pylist()[0]
-                score = None if scores is None or not np.isfinite(scores[i]) else float(scores[i])
-                found[i] = {
-                    "image": _shown(disk.read_bytes(tar, row["image_offset"], row["image_length"])),
-                    "caption": row["caption"],
-                    "score": score,
-                    "rule": view.rule[i] or None,
-                }
-        first += size
-    return found
-
-
-def _shown(data: bytes) -> str:
-    """A picture as a data URI, at most SIDE pixels wide or high."""
+def _data_uri(data: bytes) -> str:
+    """An image as a data URI, at most SIDE pixels wide or high."""
     from PIL import Image
 
-    with Image.open(io.BytesIO(data)) as picture:
-        kind = (picture.format or "jpeg").lower()
-        if max(picture.size) > SIDE:
-            small = picture.convert("RGB")
+    with Image.open(io.BytesIO(data)) as image:
+        media_type = (image.format or "jpeg").lower()
+        if max(image.size) > SIDE:
+            small = image.convert("RGB")
             small.thumbnail((SIDE, SIDE))
             sink = io.BytesIO()
             small.save(sink, "JPEG", quality=85)
-            data, kind = sink.getvalue(), "jpeg"
-    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+            data, media_type = sink.getvalue(), "jpeg"
+    return f"data:image/{media_type};base64,{base64.b64encode(data).decode()}"

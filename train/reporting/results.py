@@ -1,282 +1,219 @@
-"""An ablation's folder as one dictionary: every number of the report, from the files that the runs left behind.
+"""results.json: metrics from the per-sample predictions, and the conclusions. Computed once, here.
 
-Metrics are computed again from the per-sample predictions; nothing is copied from a summary. Shares are in 0..1.
+`train/ablate.py` ends with `collect_results`; the report reads the file.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
+import pyarrow as pa
 
 from manifests import disk
+from manifests.pool_layout import AblationLayout, RunLayout, read_document
 from manifests.schema import Ablation, TaskSpec
-from train.ablation import conclude, runner, stats
-from train.evaluation import HEADLINE
-from train.reporting import gallery
+from train.ablation import (
+    FailedRun,
+    Run,
+    arm_names,
+    conclude,
+    expand_runs,
+    missing_seeds,
+    stale_because,
+    stats,
+)
+from train.evaluation import BoolArray, Metrics, SharedImages, headline, kind_of
+from train.reporting.schema import ArmRuns, Results, TaskFacts
 
-Json = dict[str, Any]
-
-
-def collect(out: str) -> Json:
-    """The report dictionary of an ablation's folder (page.render shows it). ValueError where runs are missing."""
-    ablation: Ablation = disk.from_plain(Ablation, disk.read_json(disk.join(out, "ablation.json")))
-    seen: dict[str, str] = {}  # files that numbers come from -> sha256
-    runs = _runs(out, ablation, seen)
-    hits = {task.name: _predictions(out, runs, task, seen) for task in ablation.evaluate}
-    values = {
-        task: {
-            arm: {seed: _headline(x) for seed, x in by_seed.items()}
-            for arm, by_seed in found.items()
-        }
-        for task, found in hits.items()
-    }
-    told = conclude(ablation, values)
-    compared = {(row["task"], row["arm"]): row for row in told["comparisons"]}
-    views = gallery.open_views(runs)
-    first = next(iter(runs[ablation.baseline].values()))
-    return {
-        "name": ablation.name,
-        "question": ablation.question,
-        "baseline": ablation.baseline,
-        "primary": ablation.primary,
-        "equivalence": ablation.equivalence,
-        "seeds": list(ablation.seeds),
-        "samples_seen": first["config"]["samples_seen"],
-        "verdict": told["verdict"],
-        "arms": [
-            _arm(arm, ablation, runs[arm], values, compared, told["aa"], views) for arm in runs
-        ],
-        "tasks": [
-            _task(
-                task,
-                ablation,
-                hits[task.name],
-                values[task.name],
-                compared,
-                disk.join(first["folder"], "eval", f"{task.name}.parquet"),
-            )
-            for task in ablation.evaluate
-        ],
-        "curves": list(_curves(out, runs, seen)),
-        "funnels": gallery.funnels(views),
-        "histograms": gallery.histograms(views),
-        "gallery": gallery.shots(views, ablation.baseline),
-        "overlap": gallery.overlap(views),
-        "controls": told["controls"],
-        "aa": told["aa"],
-        "null_web": _null_web(out, ablation),
-        "costs": _costs(out),
-        "provenance": _provenance(out, runs, seen),
-    }
+ROUNDING = 1e-6  # metrics are means of up to a million float64 values
 
 
-def note(path: str, out: str, seen: dict[str, str]) -> str:
-    """Remember a file's sha256 under its path inside `out`; gives the path back."""
-    seen[path.removeprefix(out.rstrip("/") + "/")] = hashlib.sha256(
-        disk.read_bytes(path)
-    ).hexdigest()
-    return path
+@dataclass(slots=True, kw_only=True)
+class FileHashes:
+    """The sha256 of each file that a number was read from, by its path inside a folder."""
+
+    folder: str
+    sha256: dict[str, str] = field(default_factory=dict)
+
+    def add(self, path: str) -> str:
+        """Hash a file. Returns the path."""
+        data = disk.read_bytes(path)
+        self.sha256[self.relative(path)] = hashlib.sha256(data).hexdigest()
+        return path
+
+    def relative(self, path: str) -> str:
+        return path.removeprefix(self.folder.rstrip("/") + "/")
 
 
-# --- runs ----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predictions:
+    """One task of one run: right or wrong per sample and direction, and the metrics."""
+
+    correct: list[BoolArray]
+    metrics: Metrics
+    chance: float
 
 
-def _runs(out: str, ablation: Ablation, seen: dict[str, str]) -> dict[str, dict[int, Json]]:
-    """run.json of every run and where it lies: {arm: {seed of the ablation: …}}."""
-    runs: dict[str, dict[int, Json]] = {
-        ablation.baseline: {}
-    }  # first, whatever the order of the arms
-    for run in runner.expand(ablation, out, built=False):
-        path = disk.join(run.out, "run.json")
+def collect_results(
+    ablation: Ablation,
+    out: str,
+    failed: Sequence[FailedRun] = (),
+    shared: SharedImages | None = None,
+) -> Results:
+    """The results of an ablation's folder, without the failed runs.
+
+    ValueError for a run that has neither failed nor left its predictions.
+    """
+    runs = expand_runs(ablation, out, built=False)
+    failures = {(run.arm, run.seed) for run in failed}
+    finished = [run for run in runs if (run.arm, run.seed) not in failures]
+    hashes = FileHashes(folder=out)
+    by_task = {task.name: _read_task(finished, task, hashes) for task in ablation.evaluate}
+    for run in finished:
+        hashes.add(RunLayout(run.out).run_json)
+    values = {}
+    for task in ablation.evaluate:
+        values[task.name] = _headlines(runs, by_task[task.name], task)
+    incomplete = missing_seeds(runs, values[ablation.primary])
+    conclusions = conclude(ablation, values, failed, incomplete, len(runs))
+    overlap, near_overlap = _overlaps(ablation, shared)
+    return Results(
+        headline=conclusions.headline,
+        verdict=conclusions.verdict,
+        comparisons=conclusions.comparisons,
+        controls=conclusions.controls,
+        aa=conclusions.aa,
+        failed=conclusions.failed,
+        incomplete=conclusions.incomplete,
+        ablation_hash=disk.content_hash(ablation),
+        arms={arm: _arm_runs(runs, arm, by_task) for arm in arm_names(runs)},
+        tasks={task: _facts(predictions) for task, predictions in by_task.items()},
+        mcnemar={task: _mcnemar(runs, by_task[task], ablation) for task in by_task},
+        overlap=overlap,
+        near_overlap=near_overlap,
+        files=hashes.sha256,
+    )
+
+
+def _overlaps(
+    ablation: Ablation, shared: SharedImages | None
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Counts of shared images; near ones only if every pool could be searched for them."""
+    if shared is None:
+        return {}, {}
+    near = {} if shared.without_phash else shared.count_files(ablation.evaluate, near=True)
+    return shared.count_files(ablation.evaluate, near=False), near
+
+
+def _read_task(runs: Sequence[Run], task: TaskSpec, hashes: FileHashes) -> dict[str, Predictions]:
+    """The predictions of every run on a task, by the run's folder."""
+    predictions = {}
+    for run in runs:
+        path = RunLayout(run.out).task_predictions(task.name)
         if not disk.exists(path):
-            raise ValueError(
-                f"{path} is not there: run python train/ablate.py {out}/ablation.json --out {out} first"
-            )
-        runs.setdefault(run.arm, {})[run.pair] = {
-            **disk.read_json(note(path, out, seen)),
-            "folder": run.out,
-        }
-    return runs
+            raise ValueError(f"{path} does not exist; {_remedy(hashes.folder)}")
+        table, metadata = disk.read_parquet(hashes.add(path)), disk.read_metadata(path)
+        predictions[run.out] = read_predictions(table, metadata, task, path)
+    return predictions
 
 
-def _predictions(
-    out: str, runs: Mapping[str, Mapping[int, Json]], task: TaskSpec, seen: dict[str, str]
-) -> dict[str, dict[int, list[np.ndarray]]]:
-    """{arm: {seed: boolean arrays}}: one array of hits per direction, samples in the order of the file."""
-    return {
-        arm: {
-            seed: _hits(
-                disk.read_parquet(
-                    note(disk.join(run["folder"], "eval", f"{task.name}.parquet"), out, seen)
-                ),
-                task,
-            )
-            for seed, run in by_seed.items()
-        }
-        for arm, by_seed in runs.items()
-    }
+def read_predictions(
+    table: pa.Table, metadata: Mapping[str, object], task: TaskSpec, path: str
+) -> Predictions:
+    """The content of a predictions file; the headline metric is computed again from the samples.
 
-
-def _hits(table: Any, task: TaskSpec) -> list[np.ndarray]:
-    if task.kind == "classification":
-        return [table["correct"].to_numpy()]
-    first = table["rank"].to_numpy() == 0
-    direction = np.asarray(table["direction"].to_pylist())
-    return [first[direction == d] for d in ("image_to_text", "text_to_image")]
-
-
-def _headline(hits: list[np.ndarray]) -> float:
-    return float(np.mean([h.mean() for h in hits]))
-
-
-def _curves(
-    out: str, runs: Mapping[str, Mapping[int, Json]], seen: dict[str, str]
-) -> Iterator[Json]:
-    for arm, by_seed in runs.items():
-        for seed, run in by_seed.items():
-            path = note(disk.join(run["folder"], "log.jsonl"), out, seen)
-            lines = [json.loads(line) for line in disk.read_bytes(path).decode().splitlines()]
-            yield {
-                "arm": arm,
-                "seed": seed,
-                "points": [[x["samples"], x["loss"], x["accuracy"]] for x in lines],
-            }
-
-
-# --- tables --------------------------------------------------------------------------------------------------------
-
-
-def _difference(row: Mapping[str, Any] | None) -> Json | None:
-    if row is None:
-        return None
-    return {
-        "mean": row["difference"],
-        **{k: row[k] for k in ("low", "high", "p", "p_holm", "mde", "verdict")},
-    }
-
-
-def _arm(
-    arm: str,
-    ablation: Ablation,
-    runs: Mapping[int, Json],
-    values: Mapping[str, Mapping[str, Mapping[int, float]]],
-    compared: Mapping[tuple[str, str], Json],
-    aa: Json | None,
-    views: list[gallery.ArmView],
-) -> Json:
-    sources = next(iter(runs.values()))["sources"]
-    rows = sum(s["rows"] for s in sources.values())
-    drawn = sum(s["drawn"] for s in sources.values())
-    return {
-        "arm": arm,
-        "role": _role(arm, ablation),
-        "view": " + ".join(sources),
-        "rows": rows,
-        "share": rows / max(1, sum(int(v.stored.sum()) for v in views if v.arm == arm)),
-        "drawn": drawn,
-        "repeats": drawn / max(1, rows),
-        "metrics": {task: _spread(v[arm]) for task, v in values.items()},
-        "difference": _difference(
-            aa if arm == runner.A_A else compared.get((ablation.primary, arm))
-        ),
-    }
-
-
-def _role(arm: str, ablation: Ablation) -> str:
-    if arm == runner.A_A:
-        return "a_a"
-    if arm == ablation.baseline:
-        return "baseline"
-    return "arm" if arm in ablation.arms else "random"
-
-
-def _spread(values: Mapping[int, float]) -> Json:
-    found = stats.spread(list(values.values()))
-    return {"mean": found.mean, "sd": found.sd, "values": {str(k): v for k, v in values.items()}}
-
-
-def _task(
-    task: TaskSpec,
-    ablation: Ablation,
-    hits: Mapping[str, Mapping[int, list[np.ndarray]]],
-    values: Mapping[str, Mapping[int, float]],
-    compared: Mapping[tuple[str, str], Json],
-    predictions: str,
-) -> Json:
-    first = ablation.seeds[0]
-    reference = hits[ablation.baseline][first]
-    rows = []
-    for arm, by_seed in hits.items():
-        row = compared.get((task.name, arm))
-        p = (
-            stats.mcnemar(np.concatenate(by_seed[first]), np.concatenate(reference)).p
-            if row
-            else None
+    ValueError where it is not the metric that the file states.
+    """
+    kind = kind_of(task)
+    correct = kind.correct(table)
+    stated = metadata["metrics"]
+    assert isinstance(stated, dict)
+    computed = headline(correct)
+    if not abs(computed - stated[kind.headline]) < ROUNDING:
+        raise ValueError(
+            f"{path} states {kind.headline} {stated[kind.headline]}, but its samples give "
+            f"{computed}; remove the file and run train/ablate.py again"
         )
-        rows.append(
-            {"arm": arm, **_spread(values[arm]), "difference": _difference(row), "mcnemar": p}
-        )
-    samples = len(reference[0])
-    classes = (
-        len(disk.read_metadata(predictions)["classes"])
-        if task.kind == "classification"
-        else samples
-    )
-    return {
-        "task": task.name,
-        "kind": task.kind,
-        "metric": HEADLINE[task.kind],
-        "samples": samples,
-        "chance": 1 / classes,
-        "rows": rows,
-    }
+    metrics = {**stated, kind.headline: computed}
+    chance = kind.chance(metadata, len(correct[0]))
+    return Predictions(correct=correct, metrics=metrics, chance=chance)
 
 
-def _null_web(out: str, ablation: Ablation) -> Json | None:
-    folder = disk.join(out, "null")
-    if not ablation.controls.null_web or not disk.exists(disk.join(folder, "ablation.json")):
-        return None
-    return collect(folder)
+def _headlines(
+    runs: Sequence[Run], predictions: Mapping[str, Predictions], task: TaskSpec
+) -> dict[str, dict[int, float]]:
+    """{arm: {seed of the ablation: headline metric}} of the finished runs, the arms in order."""
+    values: dict[str, dict[int, float]] = {arm: {} for arm in arm_names(runs)}
+    for run in runs:
+        if run.out in predictions:
+            metric = predictions[run.out].metrics[kind_of(task).headline]
+            values[run.arm][run.pair] = metric
+    return values
 
 
-# --- cost and provenance -------------------------------------------------------------------------------------------
+def _arm_runs(
+    runs: Sequence[Run], arm: str, by_task: Mapping[str, Mapping[str, Predictions]]
+) -> ArmRuns:
+    seeds: dict[str, dict[str, Metrics]] = {}
+    for run in runs:
+        for task, predictions in by_task.items():
+            if run.arm == arm and run.out in predictions:
+                seeds.setdefault(str(run.seed), {})[task] = predictions[run.out].metrics
+    return ArmRuns(runs=seeds)
 
 
-def _costs(out: str) -> list[tuple[str, float]]:
-    path = disk.join(out, "costs.json")
-    return (
-        [(name, float(s)) for name, s in disk.read_json(path).items()] if disk.exists(path) else []
-    )
+def _facts(predictions: Mapping[str, Predictions]) -> TaskFacts:
+    for one in predictions.values():
+        return TaskFacts(samples=len(one.correct[0]), chance=one.chance)
+    return TaskFacts(samples=0, chance=0.0)
 
 
-def _command(out: str) -> str:
-    """The command that made the whole folder, or the one that made its runs."""
-    path = disk.join(out, "command.json")
-    found = (
-        disk.read_json(path)
-        if disk.exists(path)
-        else f"python train/ablate.py {out}/ablation.json --out {out}"
-    )
-    return str(found)
+def _mcnemar(
+    runs: Sequence[Run], predictions: Mapping[str, Predictions], ablation: Ablation
+) -> dict[str, float]:
+    """McNemar's p of each arm against the baseline, for the first seed that both have finished."""
+    of: dict[str, dict[int, BoolArray]] = {arm: {} for arm in arm_names(runs)}
+    for run in runs:
+        # A/A runs have seeds of their own: none is a run of the baseline with other data.
+        if run.out in predictions and run.seed == run.pair:
+            of[run.arm][run.pair] = np.concatenate(predictions[run.out].correct)
+    p_values = {}
+    for arm, by_seed in of.items():
+        common = [
+            seed for seed in ablation.seeds if seed in by_seed and seed in of[ablation.baseline]
+        ]
+        if arm != ablation.baseline and common:
+            first, second = by_seed[common[0]], of[ablation.baseline][common[0]]
+            p_values[arm] = stats.mcnemar(first, second).p
+    return p_values
 
 
-def _provenance(out: str, runs: Mapping[str, Mapping[int, Json]], seen: Mapping[str, str]) -> Json:
-    first = next(iter(next(iter(runs.values())).values()))
-    facts: Json = {
-        "ablation": disk.content_hash(disk.read_json(disk.join(out, "ablation.json"))),
-        "training settings, seed apart": sorted(
-            {
-                disk.content_hash({**r["config"], "seed": None})
-                for by_seed in runs.values()
-                for r in by_seed.values()
-            }
-        ),
-        "device": first["device"],
-        **{f"version of {name}": version for name, version in first["versions"].items()},
-        "run again with": _command(out),
-    }
-    return {"facts": facts, "files": sorted(seen.items())}
+def _remedy(out: str) -> str:
+    path = AblationLayout(out).ablation_json
+    return f"run python train/ablate.py {path} --out {out} first"
+
+
+def read_results(ablation: Ablation, out: str) -> Results:
+    """results.json of an ablation's folder.
+
+    ValueError where it is missing, of another ablation, or older than a view or a run.
+    """
+    layout = AblationLayout(out)
+    if not disk.exists(layout.results_json):
+        raise ValueError(f"{layout.results_json} does not exist; {_remedy(out)}")
+    results = read_document(layout.results_json, Results)
+    if results.ablation_hash != disk.content_hash(ablation):
+        raise ValueError(f"{layout.results_json} is of another ablation; {_remedy(out)}")
+    for path, sha256 in results.files.items():
+        full = disk.join(out, path)
+        if not disk.exists(full):
+            raise ValueError(f"{full} is missing; {_remedy(out)}")
+        if hashlib.sha256(disk.read_bytes(full)).hexdigest() != sha256:
+            raise ValueError(f"{full} has changed since {layout.results_json}; {_remedy(out)}")
+    for run in expand_runs(ablation, out, built=False):
+        if str(run.seed) in results.arms[run.arm].runs and (reasons := stale_because(run)):
+            raise ValueError(f"{run.out} is stale ({reasons[0]}); {_remedy(out)}")
+    return results

@@ -1,109 +1,21 @@
-"""The report page: everything inside one file, the numbers where they belong, and no error in a real browser."""
+"""The report page: everything inside one file, the numbers where they belong, no browser error."""
 
 from __future__ import annotations
 
-import copy
+import dataclasses
+import datetime
 import re
 import shutil
 import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from train.reporting import charts, page
+from tests.support.reports import DIFFERENCE, empty_report, sample_report
+from train.reporting import page
 
-PIXEL = "data:image/gif;base64,R0lGODlhAQABAAAAACwAAAAAAQABAAA="
-DIFFERENCE = {
-    "mean": 0.041,
-    "low": 0.029,
-    "high": 0.053,
-    "p": 0.002,
-    "p_holm": 0.004,
-    "mde": 0.012,
-    "verdict": "better",
-}
-
-
-def arm(name: str, mean: float, difference: dict[str, Any] | None) -> dict[str, Any]:
-    values = {"0": mean - 0.01, "1": mean, "2": mean + 0.01}
-    return {
-        "arm": name,
-        "role": "arm",
-        "view": f"web/{name}",
-        "rows": 1200,
-        "share": 0.3,
-        "drawn": 6400,
-        "repeats": 5.33,
-        "metrics": {"objects": {"mean": mean, "sd": 0.01, "values": values}},
-        "difference": difference,
-    }
-
-
-def sample() -> dict[str, Any]:
-    shot = {"image": PIXEL, "caption": "a <red> star & more", "score": 0.25, "rule": "clip"}
-    report: dict[str, Any] = {
-        "name": "demo",
-        "question": "Does it help?",
-        "baseline": "raw",
-        "primary": "objects",
-        "equivalence": 0.01,
-        "seeds": [0, 1, 2],
-        "samples_seen": 6400,
-        "verdict": "clip30 is better than raw on objects: +4.1 points.",
-        "arms": [arm("raw", 0.3, None), arm("clip30", 0.341, DIFFERENCE)],
-        "tasks": [
-            {
-                "task": "objects",
-                "kind": "classification",
-                "metric": "accuracy",
-                "samples": 640,
-                "chance": 1 / 64,
-                "rows": [
-                    {"arm": "raw", "mean": 0.3, "sd": 0.01, "difference": None, "mcnemar": None},
-                    {
-                        "arm": "clip30",
-                        "mean": 0.341,
-                        "sd": 0.01,
-                        "difference": DIFFERENCE,
-                        "mcnemar": 0.01,
-                    },
-                ],
-            }
-        ],
-        "curves": [{"arm": "raw", "seed": 0, "points": [[128, 4.8, 0.01], [256, 4.1, 0.05]]}],
-        "funnels": [
-            {"title": "web", "steps": [["links", 100], ["stored", 80]], "reasons": {"dns": 20}}
-        ],
-        "histograms": [
-            {
-                "pool": "web",
-                "column": "clip_score",
-                "edges": [0.0, 0.1, 0.2],
-                "counts": {"stored": [10, 20], "clip30": [0, 12]},
-                "marks": {"clip30": 0.1},
-            }
-        ],
-        "gallery": [
-            {"pool": "web", "view": "clip30", "kept": [shot], "near": [shot], "rejected": [shot]}
-        ],
-        "overlap": {"arms": ["raw", "clip30"], "jaccard": [[1.0, 0.3], [0.3, 1.0]]},
-        "aa": {"told": "a_a is not distinguishable from raw."},
-        "controls": [{"told": "clip30 is better than random_like_clip30."}],
-        "null_web": None,
-        "costs": [["fetch", 12.5], ["train", 100.0]],
-        "provenance": {
-            "facts": {"ablation": "abc"},
-            "files": [["runs/raw/seed-0/run.json", "ff" * 32]],
-        },
-    }
-    report["null_web"] = {
-        **copy.deepcopy(report),
-        "name": "null",
-        "verdict": "clip30 is not distinguishable from raw.",
-    }
-    return report
+LINK = re.compile(r'<a href="#(s\d+)">(.*?)</a>')
 
 
 class Outside(HTMLParser):
@@ -119,12 +31,12 @@ class Outside(HTMLParser):
         self.asked += [
             v
             for k, v in attrs
-            if k in ("src", "href", "srcset", "action") and v and not v.startswith("data:")
+            if k in ("src", "href", "srcset", "action") and v and not v.startswith(("data:", "#"))
         ]
 
 
 def test_the_page_asks_for_nothing_outside_itself() -> None:
-    html = page.render(sample())
+    html = page.render(sample_report())
     parser = Outside()
     parser.feed(html)
     assert parser.asked == []
@@ -136,36 +48,52 @@ def test_the_page_asks_for_nothing_outside_itself() -> None:
 
 
 def test_the_page_shows_the_numbers_it_was_given() -> None:
-    html = page.render(sample())
+    html = page.render(sample_report())
     assert "34.1 ± 1.0" in html
     assert "+4.1 [+2.9, +5.3]" in html
     assert '<span class="better">better</span>' in html
-    assert "clip30 is not distinguishable from raw." in html
+    assert "a_a is not distinguishable from raw." in html
     assert "a &lt;red&gt; star &amp; more" in html
     assert "a <red> star" not in html
 
 
-def test_a_report_without_controls_says_so() -> None:
-    report = {**sample(), "aa": None, "null_web": None, "controls": [], "costs": []}
-    html = page.render(report)
-    assert html.count("Not run.") == 3
-    assert "Not recorded." in html
+def test_empty_sections_are_left_out() -> None:
+    html = page.render(empty_report())
+    assert "Not run" not in html
+    assert "Not recorded" not in html
+    titles = re.findall("<h2>(.*?)</h2>", html)
+    assert titles == ["Every task", "Data of the arms", "Provenance"]
+    assert [name for _, name in LINK.findall(html)] == titles
 
 
-def test_ticks_are_round_and_inside() -> None:
-    assert charts.ticks(0, 10) == [0, 2, 4, 6, 8, 10]
-    assert charts.ticks(-0.13, 0.21, 4) == [-0.1, 0, 0.1, 0.2]
-    assert charts.ticks(3, 3) == [3]
-    assert charts.number(12_800) == "12.8k"
+def test_the_contents_link_to_every_section() -> None:
+    html = page.render(sample_report(), datetime.date(2026, 11, 22))
+    assert "Written on 2026-11-22." in html
+    links = LINK.findall(html)
+    assert len(links) == 11
+    for target, name in links:
+        assert f'<section id="{target}"><h2>{name}</h2>' in html
 
 
-def test_charts_survive_what_runs_can_log() -> None:
-    assert "no points were logged" in charts.lines([("raw", "#000", [])], "x", "y", "empty")
-    assert "nan" not in charts.lines(
-        [("raw", "#000", [(1, 2.0), (2, float("nan")), (3, 1.0)])], "x", "y", "holes"
+def test_the_verdict_is_one_sentence_and_one_line_per_arm() -> None:
+    html = page.render(sample_report())
+    box = html[html.index('<div class="verdict">') : html.index("<nav>")]
+    assert "<p>On objects, better than raw: clip30 +4.1 [+2.9, +5.3] points.</p>" in box
+    assert box.count("<li>") == 1
+    assert 'clip30: <span class="better">better</span>, +4.1 [+2.9, +5.3] points' in box
+    gap = dataclasses.replace(sample_report(), gaps=("x seed 1 ended <badly>",))
+    assert '<li class="gap">x seed 1 ended &lt;badly&gt;</li>' in page.render(gap)
+
+
+def test_identical_scores_have_no_interval() -> None:
+    report = sample_report()
+    same = dataclasses.replace(
+        DIFFERENCE, mean=0.0, low=None, high=None, mde=None, verdict="not distinguishable"
     )
-    assert charts.bars([("none", 0, "0")], "zero").count("<rect") == 1
-    assert "nan" not in charts.forest([("same", 0.0, 0.0, 0.0, "#000")], 0.5, "flat")
+    arm = dataclasses.replace(report.arms[1], difference=same)
+    html = page.render(dataclasses.replace(report, arms=(report.arms[0], arm), null_web=None))
+    assert "not distinguishable</span>, +0.0 points" in html
+    assert "smallest difference" not in html
 
 
 CHROMIUM = (
@@ -199,11 +127,11 @@ def browse(path: Path, profile: Path, *more: str) -> tuple[str, list[str]]:
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 def test_a_real_browser_renders_it_without_a_console_error(tmp_path: Path) -> None:
     good, bad = tmp_path / "report.html", tmp_path / "bad.html"
-    good.write_text(page.render(sample()))
+    good.write_text(page.render(sample_report()))
     bad.write_text("<script>nothing_of_that_name()</script><img src='file:///not/there.png'>")
     _, complaints = browse(bad, tmp_path / "profile")
     assert complaints, "a page with an error must be noticed, or this test says nothing"
     dom, complaints = browse(good, tmp_path / "profile")
     assert complaints == []
-    assert dom.count("<svg") == page.render(sample()).count("<svg")
-    assert "clip30 is better than raw" in dom
+    assert dom.count("<svg") == page.render(sample_report()).count("<svg")
+    assert "better than raw: clip30" in dom

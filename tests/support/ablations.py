@@ -1,0 +1,80 @@
+"""A tiny ablation, evaluation images for it, and outcomes that no run made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from manifests import disk
+from manifests.schema import Ablation
+
+TRAIN = {
+    "model": "test", "samples_seen": 64, "batch_size": 16, "lanes": 4, "threads": 0,
+    "precision": "fp32", "device": "cpu", "warmup": 1,
+}  # fmt: skip
+Values = Mapping[str, Mapping[int, float]]
+
+
+def tiny_ablation(pool: str, data: str, **changes: object) -> Ablation:
+    """Two arms, two seeds, one task. Each run takes a second."""
+    fields = {
+        "name": "tiny",
+        "question": "Is half as good as all?",
+        "pools": {"web": {"out": pool}},
+        "arms": {"raw": "web/all", "half": "web/half"},
+        "baseline": "raw",
+        "seeds": [0, 1],
+        "train": TRAIN,
+        "evaluate": [{"name": "colours", "kind": "classification", "data": data}],
+        "primary": "colours",
+    }
+    made: Ablation = disk.from_plain(Ablation, {**fields, **changes})
+    return made
+
+
+def changed(ablation: Ablation, **changes: object) -> Ablation:
+    """The ablation with other values of some fields."""
+    other: Ablation = disk.from_plain(Ablation, {**disk.to_plain(ablation), **changes})
+    return other
+
+
+def two_classes(folder: Path) -> str:
+    """Two classes of four images of noise."""
+    for c, name in enumerate(("red", "blue")):
+        (folder / name).mkdir(parents=True)
+        for i in range(4):
+            rng = np.random.default_rng(10 * c + i)
+            pixels = rng.integers(0, 255, (32, 32, 3)).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{i}.png")
+    return str(folder)
+
+
+def three_arms(**changes: object) -> Ablation:
+    """An ablation of a pool that does not exist: for conclusions."""
+    fields = {
+        "name": "n",
+        "question": "q",
+        "pools": {"web": {"out": "/p"}},
+        "arms": {"raw": "web/raw", "clip30": "web/clip30", "basic": "web/basic"},
+        "baseline": "raw",
+        "seeds": [0, 1, 2],
+        "train": {},
+        "evaluate": [
+            {"name": "other", "kind": "retrieval", "data": "d"},
+            {"name": "objects", "kind": "classification", "data": "d"},
+        ],
+        "primary": "objects",
+    }
+    made: Ablation = disk.from_plain(Ablation, {**fields, **changes})
+    return made
+
+
+def by_seed(values: Mapping[str, Sequence[float | None]]) -> dict[str, dict[int, float]]:
+    """{arm: {seed: value}} from lists; None is a run without a result."""
+    table: dict[str, dict[int, float]] = {}
+    for arm, scores in values.items():
+        table[arm] = {seed: x for seed, x in enumerate(scores) if x is not None}
+    return table

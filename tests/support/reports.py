@@ -1,0 +1,234 @@
+"""A report as the page shows it, made by hand; and what a pool lacks for a report."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pyarrow as pa
+
+from manifests import disk
+from manifests.pool_layout import (
+    FetchCounts,
+    FinalCounts,
+    PoolDocument,
+    PoolLayout,
+    ScoreSetDocument,
+    Threshold,
+    ViewDocument,
+    read_document,
+    uids_checksum,
+)
+from train.reporting import schema
+
+PIXEL = "data:image/gif;base64,R0lGODlhAQABAAAAACwAAAAAAQABAAA="
+DIFFERENCE = schema.BaselineDifference(
+    mean=0.041, low=0.029, high=0.053, p=0.002, p_holm=0.004, mde=0.012, verdict="better"
+)
+
+
+def seed_values(mean: float) -> schema.SeedValues:
+    values = {"0": mean - 0.01, "1": mean, "2": mean + 0.01}
+    return schema.SeedValues(mean=mean, sd=0.01, values=values)
+
+
+def arm_report(
+    name: str, role: schema.Role, mean: float, difference: schema.BaselineDifference | None = None
+) -> schema.ArmReport:
+    return schema.ArmReport(
+        arm=name,
+        role=role,
+        view=f"web/{name}",
+        rows=1200,
+        share=0.3,
+        drawn=6400,
+        repeats=5.33,
+        metrics={"objects": seed_values(mean)},
+        difference=difference,
+        missing=(),
+    )
+
+
+def task_row(name: str, mean: float, mcnemar: float | None = None) -> schema.TaskRow:
+    difference = None if mcnemar is None else DIFFERENCE
+    values = disk.to_plain(seed_values(mean))
+    return schema.TaskRow(arm=name, difference=difference, mcnemar=mcnemar, **values)
+
+
+def comparison(arm: str, baseline: str, told: str) -> schema.TaskComparison:
+    return schema.TaskComparison(
+        arm=arm,
+        baseline=baseline,
+        seeds=((0, 0), (1, 1)),
+        n=2,
+        difference=0.041,
+        sd=0.01,
+        df=1,
+        low=0.029,
+        high=0.053,
+        low90=0.03,
+        high90=0.05,
+        p=0.002,
+        p_holm=0.004,
+        p_equal=0.9,
+        mde=0.012,
+        band=0.01,
+        verdict="better",
+        task="objects",
+        metric="accuracy",
+        told=told,
+    )
+
+
+def sample_report() -> schema.Report:
+    """A report that fills every section, with text that must be escaped."""
+    shot = schema.Example(image=PIXEL, caption="a <red> star & more", score=0.25, rule="clip<1")
+    report = schema.Report(
+        name="demo",
+        question="Does it help?",
+        baseline="raw",
+        primary="objects",
+        equivalence=0.01,
+        seeds=(0, 1, 2),
+        samples_seen=6400,
+        headline="On objects, better than raw: clip30 +4.1 [+2.9, +5.3] points.",
+        verdict="clip30 is better than raw on objects: +4.1 points.",
+        arms=(
+            arm_report("raw", "baseline", 0.3),
+            arm_report("clip30", "arm", 0.341, DIFFERENCE),
+            arm_report("random_like_clip30", "random", 0.3),
+        ),
+        tasks=(
+            schema.TaskReport(
+                task="objects",
+                kind="classification",
+                metric="accuracy",
+                samples=640,
+                chance=1 / 64,
+                rows=(task_row("raw", 0.3), task_row("clip30", 0.341, 0.01)),
+            ),
+        ),
+        comparisons=(comparison("clip30", "raw", "clip30 is better than raw on objects."),),
+        controls=(comparison("clip30", "random_like_clip30", "clip30 is better than random."),),
+        aa=comparison("a_a", "raw", "a_a is not distinguishable from raw."),
+        gaps=(),
+        curves=(schema.Curve(arm="raw", seed=0, points=((128, 4.8, 0.01), (256, 4.1, 0.05))),),
+        funnels=(
+            schema.Funnel(title="web", steps=(("links", 100), ("stored", 80)), reasons={"dns": 20}),
+        ),
+        histograms=(
+            schema.Histogram(
+                pool="web",
+                column="clip_score",
+                edges=(0.0, 0.1, 0.2),
+                counts={"stored": (10, 20), "clip30": (0, 12)},
+                marks={"clip30": 0.1},
+            ),
+        ),
+        gallery=(
+            schema.Examples(
+                pool="web", view="clip30", kept=(shot,), near=(shot,), rejected=(shot,)
+            ),
+        ),
+        overlap=schema.Overlap(arms=("raw", "clip30"), jaccard=((1.0, 0.3), (0.3, 1.0))),
+        evaluation_overlap={"objects": 0},
+        near_evaluation_overlap={"objects": 3},
+        null_web=None,
+        costs=(("fetch", 12.5), ("train", 100.0)),
+        settings={
+            "Rules of the views": "web/clip30:\n- clip: clip_score >= top(clip_score, 0.3)\n"
+        },
+        provenance=schema.Provenance(
+            facts={"ablation": "abc"}, files=(("runs/raw/seed-0/run.json", "ff" * 32),)
+        ),
+    )
+    null = dataclasses.replace(report, name="null", verdict="null: not distinguishable.")
+    return dataclasses.replace(report, null_web=null)
+
+
+def empty_report() -> schema.Report:
+    """The same without controls, curves, images, costs and anything optional."""
+    return dataclasses.replace(
+        sample_report(),
+        aa=None,
+        controls=(),
+        null_web=None,
+        costs=(),
+        curves=(),
+        funnels=(),
+        histograms=(),
+        gallery=(),
+        evaluation_overlap={},
+        settings={},
+    )
+
+
+# --- a pool --------------------------------------------------------------------------------------
+
+
+def complete_pool(pool: str, view: str = "half") -> None:
+    """Give a trainer's test pool what a report reads: pool.json, a CLIP score, rules of a view."""
+    layout = PoolLayout(pool)
+    rows = 0
+    shards = {}
+    for name in disk.list_names(layout.shards, "_stats.json"):
+        shard = name.removesuffix("_stats.json")
+        uids = disk.read_parquet(layout.sidecar(shard), ["uid"])["uid"]
+        scores = pa.table({"clip_score": pa.array(np.linspace(0.1, 0.4, len(uids)))})
+        shards[shard] = uids_checksum(uids)
+        disk.write_parquet(
+            layout.score_columns("clip_score@ab", shard), scores, {"uids": shards[shard]}
+        )
+        rows += len(uids)
+    score_set = ScoreSetDocument(
+        name="clip_score",
+        id="ab",
+        version=1,
+        options={},
+        identity="",
+        columns=("clip_score",),
+        shards=shards,
+        fingerprint="",
+        rows=rows,
+        stored=rows,
+        scored=rows,
+        seconds=0.0,
+    )
+    disk.write_json(layout.score_set_json("clip_score@ab"), score_set)
+    document = read_document(layout.view_json(view), ViewDocument)
+    threshold = Threshold(value=0.25, asked=0.5, share=0.5, kept=rows // 2, rows=rows)
+    document = dataclasses.replace(
+        document,
+        rules=({"name": "clip", "where": "clip_score >= top(clip_score, 0.5)", "view": None},),
+        thresholds={"top(clip_score, 0.5)": threshold},
+        funnel=(("attempted", rows), ("stored", rows), ("clip", document.kept)),
+        scores={"clip_score": "clip_score@ab"},
+    )
+    disk.write_json(layout.view_json(view), document)
+    fetched = FetchCounts(
+        shards=len(shards),
+        planned=len(shards),
+        attempted=rows,
+        retries=0,
+        stored=rows,
+        reasons={},
+        classes={},
+        final=FinalCounts(stored=rows, reasons={}),
+        bytes=0,
+    )
+    pool_document = PoolDocument(
+        crawl=None,
+        fetch=fetched,
+        scores={},
+        views={},
+        complete=True,
+        problems=(),
+        recipe="web",
+        recipe_hash="ab",
+        source="files",
+        fingerprint="",
+        seconds={},
+        task_seconds=0.0,
+        versions={},
+    )
+    disk.write_json(layout.pool_json, pool_document)

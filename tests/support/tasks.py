@@ -1,0 +1,137 @@
+"""Evaluation folders of noisy colours, and pools that hold given images."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from PIL import Image
+
+from manifests import disk
+from manifests.phash import phash
+from manifests.pool_layout import (
+    SHARD_VERSION,
+    CommitRecord,
+    PoolLayout,
+    ScoreSetDocument,
+    uids_checksum,
+)
+from manifests.schema import TaskSpec
+
+COLOURS = {"dark_red": (150, 20, 30), "green": (20, 160, 40), "sky_blue": (80, 140, 220)}
+
+
+def draw(
+    path: Path, colour: tuple[int, int, int], seed: int, size: tuple[int, int] = (40, 34)
+) -> None:
+    """A noisy image of one colour."""
+    noise = np.random.default_rng(seed).integers(-60, 60, size=(*size, 3))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.clip(np.array(colour) + noise, 0, 255).astype(np.uint8)).save(path)
+
+
+def class_folders(folder: Path) -> TaskSpec:
+    """Eighteen noisy images of three classes, PNG and JPEG."""
+    for c, (name, colour) in enumerate(COLOURS.items()):
+        for i in range(6):
+            draw(folder / name / f"{i}.{'png' if i % 2 else 'jpg'}", colour, seed=10 * c + i)
+    return TaskSpec(
+        name="colours",
+        kind="classification",
+        data=str(folder),
+        templates=("a photo of a {}", "{} in a picture", "one {} thing"),
+    )
+
+
+def captions_folder(folder: Path) -> TaskSpec:
+    """Five images: the first has two captions, the last two share one."""
+    rows = [
+        ("a.png", "red"),
+        ("a.png", "a red picture"),
+        ("b.png", "green"),
+        ("c.png", "blue"),
+        ("d/d.png", "grey"),
+        ("e.png", "grey"),
+    ]
+    for i, file in enumerate(dict.fromkeys(file for file, _ in rows)):
+        draw(folder / file, list(COLOURS.values())[i % 3], seed=i)
+    with open(folder / "captions.csv", "w", newline="") as f:
+        csv.writer(f).writerows([("file", "caption"), *rows])
+    return TaskSpec(name="captioned", kind="retrieval", data=str(folder))
+
+
+def changed(task: TaskSpec, **changes: object) -> TaskSpec:
+    """The task with other values of some fields."""
+    other: TaskSpec = disk.from_plain(TaskSpec, {**disk.to_plain(task), **changes})
+    return other
+
+
+def recompress(data: bytes, quality: int = 90) -> bytes:
+    """The image as JPEG again."""
+    sink = io.BytesIO()
+    Image.open(io.BytesIO(data)).convert("RGB").save(sink, "JPEG", quality=quality)
+    return sink.getvalue()
+
+
+def pool_with(folder: Path, images: list[bytes | None], *, hashed: bool = False) -> str:
+    """A pool of one shard; None is a row that was not stored. `hashed`: with the column phash."""
+    stored = [image is not None for image in images]
+    rows = {
+        "key": [f"00000{i:04d}" for i in range(len(images))],
+        "uid": [f"{i:032x}" for i in range(len(images))],
+        "sha256": [hashlib.sha256(image or b"gone").hexdigest() for image in images],
+        "image_offset": pa.array([0 if is_stored else None for is_stored in stored], pa.int64()),
+    }
+    layout, table = PoolLayout(str(folder)), pa.table(rows)
+    disk.write_parquet(layout.sidecar(0), table)
+    record = CommitRecord(
+        shard="00000",
+        tar="00000.tar",
+        tar_bytes=0,
+        tar_sha256="",
+        count=len(images),
+        successes=sum(stored),
+        reasons={},
+        failed_to_download=0,
+        failed_to_resize=0,
+        retries=0,
+        sidecar_bytes=0,
+        sidecar_file_sha256="",
+        sidecar_sha256="ab",
+        task="0",
+        group="0",
+        version=SHARD_VERSION,
+        duration_s=0.0,
+    )
+    disk.write_json(layout.commit_record(0), record.to_plain())
+    if hashed:
+        values = []
+        for image in images:
+            values.append(None if image is None else phash(Image.open(io.BytesIO(image))))
+        write_hashes(layout, pa.table({"phash": pa.array(values, pa.int64())}), table["uid"])
+    return str(folder)
+
+
+def write_hashes(layout: PoolLayout, columns: pa.Table, uids: pa.ChunkedArray) -> None:
+    """A score set of the filter `picture` with the column phash alone."""
+    name, checksum = "picture@0123456789ab", uids_checksum(uids)
+    disk.write_parquet(layout.score_columns(name, 0), columns, {"uids": checksum})
+    document = ScoreSetDocument(
+        name="picture",
+        id="0123456789ab",
+        version=1,
+        options={},
+        identity="",
+        columns=("phash",),
+        shards={"00000": checksum},
+        fingerprint="",
+        rows=len(columns),
+        stored=len(columns),
+        scored=len(columns),
+        seconds=0.0,
+    )
+    disk.write_json(layout.score_set_json(name), document)

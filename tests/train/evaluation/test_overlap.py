@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from manifests import disk
+from manifests.pool_layout import PoolLayout
+from manifests.schema import TaskSpec
+from tests.support.tasks import changed, draw, pool_with, recompress
+from train import evaluate as evaluate_command
+from train.evaluation import SharedImages, find_shared_images, overlap_lines, refuse_identical
+from train.evaluation.overlap import NEAR_BITS, SharedImage, near_pairs
+from train.formats import open_clip_files
+from train.model import CLIP
+
+
+def data_of(task: TaskSpec, file: str) -> bytes:
+    return (Path(task.data) / file).read_bytes()
+
+
+def test_an_image_in_both_is_refused_by_name(colours: TaskSpec, tmp_path: Path) -> None:
+    pool = pool_with(tmp_path / "pool", [b"other", data_of(colours, "green/3.png"), None])
+    shared = find_shared_images([pool], [colours])
+    assert shared.images == (
+        SharedImage(
+            task="colours", file="green/3.png", pool=pool, key="000000001", uid=f"{1:032x}"
+        ),
+    )
+    message = r"image green/3\.png is also in the pool .* \(key 000000001, uid 0+1\); remove it"
+    with pytest.raises(ValueError, match=message):
+        refuse_identical(shared, [colours], "x.json")
+    refuse_identical(shared, [changed(colours, allow_overlap=True)], "x.json")
+    assert shared.count_files([colours], near=False) == {"colours": 1}
+
+
+def test_only_stored_rows_of_committed_shards_count(colours: TaskSpec, tmp_path: Path) -> None:
+    gone = pool_with(tmp_path / "a", [b"other", None])
+    uncommitted = pool_with(tmp_path / "b", [data_of(colours, "green/3.png")])
+    Path(PoolLayout(uncommitted).commit_record(0)).unlink()
+    assert find_shared_images([gone, uncommitted], [colours]).images == ()
+
+
+def test_the_same_image_at_jpeg_90_is_a_near_duplicate(colours: TaskSpec, tmp_path: Path) -> None:
+    copies = [
+        recompress(data_of(colours, f"green/{i}.{'png' if i % 2 else 'jpg'}")) for i in (1, 2)
+    ]
+    same = data_of(colours, "green/3.png")
+    pool = pool_with(tmp_path / "pool", [copies[0], None, copies[1], same], hashed=True)
+    shared = find_shared_images([pool], [colours])
+    near = {(image.file, image.key) for image in shared.of_task("colours", near=True)}
+    assert near == {("green/1.png", "000000000"), ("green/2.jpg", "000000002")}
+    assert [i.file for i in shared.of_task("colours", near=False)] == ["green/3.png"]
+    assert shared.without_phash == ()
+    refuse_identical(shared, [changed(colours, allow_overlap=True)], "x.json")
+
+
+def test_a_pool_without_hashes_is_named(colours: TaskSpec, tmp_path: Path) -> None:
+    pool = pool_with(tmp_path / "pool", [recompress(data_of(colours, "green/1.png"))])
+    shared = find_shared_images([pool], [colours])
+    assert shared == SharedImages(images=(), without_phash=(pool,))
+    (line,) = overlap_lines(shared, [colours], "x.json")
+    assert line.startswith(f"{pool} has no column phash: near duplicates are not checked")
+
+
+def test_hashes_of_other_rows_are_refused(colours: TaskSpec, tmp_path: Path) -> None:
+    pool = pool_with(tmp_path / "pool", [b"one"], hashed=False)
+    pool_with(tmp_path / "pool", [data_of(colours, "green/1.png")], hashed=True)
+    pool_with(tmp_path / "pool", [data_of(colours, "green/1.png"), None])  # another sidecar
+    with pytest.raises(ValueError, match="was made for other rows than the pool has; run python"):
+        find_shared_images([pool], [colours])
+
+
+def test_near_pairs_are_all_pairs_of_few_bits() -> None:
+    rng = np.random.default_rng(0)
+    first = rng.integers(0, 2**64, 200, dtype=np.uint64)
+    second = np.concatenate([rng.integers(0, 2**64, 300, dtype=np.uint64), first[:80], first[:3]])
+    for i in range(300, 380):
+        for bit in rng.choice(64, i % 8, replace=False):
+            second[i] ^= np.uint64(1) << np.uint64(bit)
+    distance = np.bitwise_count(first[:, None] ^ second[None, :])
+    expected = {(i, j, distance[i, j]) for i, j in np.argwhere(distance <= NEAR_BITS)}
+    assert set(zip(*near_pairs(first, second), strict=True)) == expected
+    assert 40 < len(expected) < 80
+    assert [len(part) for part in near_pairs(first, second[:0])] == [0, 0, 0]
+
+
+def test_a_few_are_shown_and_the_file_has_all(colours: TaskSpec) -> None:
+    images = [
+        SharedImage(task="colours", file=f"{i}.png", pool="/p", key=str(i), uid="u", distance=2)
+        for i in range(10)
+    ]
+    shared = SharedImages(images=(*images, images[0]), without_phash=())
+    (line,) = overlap_lines(shared, [colours], "out/overlap.json")
+    assert line == (
+        "task colours: 10 images are near duplicates in a pool: 0.png, 1.png, 2.png "
+        "and 7 more in out/overlap.json"
+    )
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+def test_evaluate_searches_the_pools_of_a_run(
+    colours: TaskSpec,
+    model: CLIP,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows: list[bytes | None] = [data_of(colours, f"green/{i}.png") for i in (1, 3, 5)]
+    rows.append(recompress(data_of(colours, "dark_red/1.png")))
+    pool, run = pool_with(tmp_path / "pool", rows, hashed=True), tmp_path / "run"
+    open_clip_files.save_export(model, str(run / "export"))
+    disk.write_json(run / "run.json", {"blend": {"pools": {"web": pool}}})
+    task = f"{{name: colours, kind: classification, data: {colours.data}, allow_overlap: ALLOW}}"
+    (tmp_path / "no.yaml").write_text(task.replace("ALLOW", "false"))
+    (tmp_path / "yes.yaml").write_text(task.replace("ALLOW", "true"))
+    assert evaluate_command.main([str(run), "--task", str(tmp_path / "no.yaml")]) == 2
+    printed = capsys.readouterr().err
+    assert "green/1.png and 2 more images (all in " in printed
+    assert not (run / "eval" / "colours.parquet").exists()
+    assert evaluate_command.main([str(run), "--task", str(tmp_path / "yes.yaml")]) == 0
+    listed = disk.from_plain(SharedImages, disk.read_json(run / "eval" / "overlap.json"))
+    assert len(listed.of_task("colours", near=False)) == 3
+    assert [image.file for image in listed.of_task("colours", near=True)] == ["dark_red/1.png"]
+
+
+def test_mistakes_are_told_in_one_line(
+    colours: TaskSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "task.yaml").write_text(
+        f"{{name: colours, kind: classification, data: {colours.data}}}"
+    )
+    assert evaluate_command.main([str(tmp_path), "--task", str(tmp_path / "task.yaml")]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path} ")
+    assert evaluate_command.main([str(tmp_path), "--task", str(tmp_path / "none.yaml")]) == 2
+    assert "none.yaml does not exist" in capsys.readouterr().err
+
+
+def test_a_task_image_that_cannot_be_hashed_is_named(colours: TaskSpec, tmp_path: Path) -> None:
+    draw(tmp_path / "x.png", (1, 2, 3), 0)
+    (Path(colours.data) / "green" / "0.jpg").write_bytes(b"\xff\xd8\xff no picture")
+    pool = pool_with(tmp_path / "pool", [(tmp_path / "x.png").read_bytes()], hashed=True)
+    with pytest.raises(ValueError, match=r"green/0\.jpg cannot be decoded as an image"):
+        find_shared_images([pool], [colours])

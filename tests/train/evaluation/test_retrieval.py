@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from manifests import disk
+from manifests.schema import TaskSpec
+from train.evaluation import evaluate, read_samples, retrieval
+from train.model import CLIP
+
+
+def test_ranks_by_hand() -> None:
+    queries = torch.eye(3)
+    candidates = torch.tensor([[0.9, 0.1, 0.5], [0.5, 0.8, 0.5], [0.1, 0.9, 0.5], [0.95, 0.0, 0.5]])
+    # Query 0: 0 and 3 are right, 3 is first. Query 1: 1 is right, after 2. Query 2: a tie.
+    matches = [(0, 0), (0, 3), (1, 1), (2, 2)]
+    assert retrieval.ranks(queries, candidates, matches).tolist() == [0, 1, 3]
+    assert retrieval.ranks(queries, torch.full((4, 3), torch.nan), matches).tolist() == [2, 3, 3]
+
+
+def test_ranks_do_not_depend_on_the_batch() -> None:
+    generator = torch.Generator().manual_seed(0)
+    queries = torch.randn(23, 8, generator=generator)
+    candidates = torch.randn(40, 8, generator=generator)
+    matches = [(n, m) for n in range(23) for m in (n, n + 17)]
+    similarity = (queries @ candidates.T).numpy()
+    expected = []
+    for n in range(23):
+        best = max(similarity[n, n], similarity[n, n + 17])
+        wrong = [m for m in range(40) if m not in (n, n + 17)]
+        expected.append(sum(similarity[n, m] >= best for m in wrong))
+    assert retrieval.ranks(queries, candidates, matches).tolist() == expected
+    assert retrieval.ranks(queries, candidates, matches, batch_size=5).tolist() == expected
+
+
+def test_retrieval_counts_both_directions(captioned: TaskSpec, model: CLIP, tmp_path: Path) -> None:
+    metrics = evaluate(model, [captioned], str(tmp_path))["captioned"]
+    table = disk.read_parquet(tmp_path / "captioned.parquet")
+    assert table.schema.names == ["direction", "sample", "rank"]
+    assert table.schema.field("rank").type == pa.int32()
+    rows = table.to_pylist()
+    assert [r["sample"] for r in rows if r["direction"] == "image_to_text"] == [
+        "a.png", "b.png", "c.png", "d/d.png", "e.png",
+    ]  # fmt: skip
+    texts = [r["sample"] for r in rows if r["direction"] == "text_to_image"]
+    assert texts == ["red", "a red picture", "green", "blue", "grey"]
+    for direction, correct in zip(
+        retrieval.DIRECTIONS, retrieval.RETRIEVAL.correct(table), strict=True
+    ):
+        ranks = [r["rank"] for r in rows if r["direction"] == direction]
+        assert correct.tolist() == [rank == 0 for rank in ranks]
+        assert metrics[f"{direction}_recall@1"] == pytest.approx(np.mean(correct))
+    both = metrics["image_to_text_recall@1"] + metrics["text_to_image_recall@1"]
+    assert metrics["recall@1"] == both / 2
+    assert metrics["recall@5"] == 1.0  # five candidates each way, or fewer wrong ones
+    assert retrieval.RETRIEVAL.chance({}, 5) == 0.2
+
+
+def test_images_with_one_caption_in_common_are_both_right(captioned: TaskSpec) -> None:
+    samples = read_samples(captioned)
+    vectors = torch.nn.functional.normalize(
+        torch.randn(5, 6, generator=torch.Generator().manual_seed(1)), dim=1
+    )
+    columns, _ = retrieval.retrieve(vectors, vectors[[0, 0, 1, 2, 4]], samples)
+    assert columns["rank"][-1] == 0  # grey is nearest to e
+    assert (3, 4) in samples.matches
+    assert (4, 4) in samples.matches
+
+
+def test_what_a_captions_file_lacks_is_named(captioned: TaskSpec) -> None:
+    path = Path(captioned.data) / "captions.csv"
+    text = path.read_text()
+    path.write_text(text.replace("file,caption", "file,captoin"))
+    with pytest.raises(
+        ValueError, match=r"no column 'caption'; did you mean 'captoin'\? \(of file, captoin\)"
+    ):
+        read_samples(captioned)
+    path.write_text(text + "missing.png,nothing\n")
+    with pytest.raises(ValueError, match=r"image .*missing\.png does not exist"):
+        read_samples(captioned)
+    path.write_text(text + "a.png,\n")
+    with pytest.raises(
+        ValueError, match=r"captions\.csv line 8: file and caption must both be given"
+    ):
+        read_samples(captioned)
+    path.write_text("file,caption\na.png,one\n")
+    with pytest.raises(ValueError, match="names 1 images; retrieval needs at least two"):
+        read_samples(captioned)
+    path.unlink()
+    with pytest.raises(ValueError, match=r"captions\.csv does not exist; retrieval reads"):
+        read_samples(captioned)

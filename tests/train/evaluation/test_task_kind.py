@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from manifests.schema import TaskSpec
+from train.evaluation import TASKS, Samples, TaskKind
+
+
+def test_a_new_kind_needs_its_entry_in_the_table_and_nothing_else(
+    colours: TaskSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from train.evaluation import read_samples
+
+    one = Samples(files=("a.png",))
+    kind = dataclasses.replace(TASKS["classification"], name="counting", read=lambda task: one)
+    monkeypatch.setitem(TASKS, "counting", kind)
+    assert read_samples(dataclasses.replace(colours, kind="counting")) == one  # type: ignore[arg-type]
+
+
+def test_a_kind_without_a_headline_is_impossible() -> None:
+    with pytest.raises(TypeError, match="headline"):
+        TaskKind(name="x")  # type: ignore[call-arg]

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import dataclasses
+import typing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from manifests.schema import TaskSpec
+from tests.support.tasks import changed, draw
+from train.evaluation import TASKS, evaluate, headline, kind_of, read_samples, saved_metrics
+from train.model import CLIP
+
+
+def test_the_kinds_of_the_table_are_those_of_the_schema() -> None:
+    assert set(typing.get_args(typing.get_type_hints(TaskSpec)["kind"])) == set(TASKS)
+
+
+def test_every_kind_has_its_own_entry(colours: TaskSpec, captioned: TaskSpec) -> None:
+    assert kind_of(colours).headline == "accuracy"
+    assert kind_of(captioned).headline == "recall@1"
+    assert len({kind.read for kind in TASKS.values()}) == len(TASKS)
+
+
+def test_an_unknown_kind_is_an_error_and_not_retrieval(captioned: TaskSpec) -> None:
+    other = dataclasses.replace(captioned, kind="retrival")  # type: ignore[arg-type]
+    with pytest.raises(
+        ValueError, match=r"no kind 'retrival'; did you mean 'retrieval'\? \(of cla"
+    ):
+        read_samples(other)
+
+
+def test_names_and_folders_are_checked(captioned: TaskSpec, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="task 'a/b': a task name is a file name"):
+        read_samples(changed(captioned, name="a/b"))
+    with pytest.raises(ValueError, match=r"there is no folder .*/nowhere"):
+        read_samples(changed(captioned, data=str(tmp_path / "nowhere")))
+
+
+def test_saved_metrics_are_of_this_task_and_these_images(
+    colours: TaskSpec, model: CLIP, tmp_path: Path
+) -> None:
+    out = str(tmp_path / "eval")
+    assert saved_metrics(out, colours) is None
+    metrics = evaluate(model, [colours], out)["colours"]
+    assert saved_metrics(out, colours) == metrics
+    assert saved_metrics(out, changed(colours, templates=["a {}"])) is None
+    draw(Path(colours.data) / "green" / "new.png", (0, 0, 0), seed=99)
+    assert saved_metrics(out, colours) is None
+
+
+def test_the_headline_is_the_mean_of_the_directions() -> None:
+    assert headline([np.array([True, False]), np.array([True, True, False, False, False])]) == 0.45

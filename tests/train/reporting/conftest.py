@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from manifests import disk
+from manifests.pool_layout import AblationLayout
+from manifests.schema import Ablation
+from tests.support.ablations import changed
+from tests.support.reports import complete_pool
+from train.ablation import Outcome
+from train.identity import view_hashes
+from train.reporting import collect_results
+
+
+@pytest.fixture(scope="session")
+def concluded(
+    ran: tuple[Ablation, str, list[Outcome]], tmp_path_factory: pytest.TempPathFactory
+) -> str:
+    """A folder with results.json, on a pool that has all that a report reads. For reading only."""
+    tiny, out, outcomes = ran
+    folder = tmp_path_factory.mktemp("concluded")
+    pool, copy = str(folder / "pool"), str(folder / "out")
+    shutil.copytree(outcomes[0].run.blend.pools["web"], pool)
+    complete_pool(pool)
+    shutil.copytree(out, copy)
+    moved = changed(tiny, pools={"web": {"out": pool}})
+    for outcome in outcomes:  # the runs are of the completed views
+        path = Path(copy, "runs", outcome.run.arm, f"seed-{outcome.run.seed}", "run.json")
+        record = disk.read_json(path)
+        blend = disk.from_plain(
+            type(outcome.run.blend), {**record["blend"], "pools": {"web": pool}}
+        )
+        record["identity"]["views"] = view_hashes(blend)
+        disk.write_json(path, record)
+    disk.write_json(AblationLayout(copy).ablation_json, moved)
+    disk.write_json(AblationLayout(copy).results_json, collect_results(moved, copy))
+    return copy
+
+
+@pytest.fixture
+def folder(concluded: str, tmp_path: Path) -> str:
+    """A copy of `concluded` that a test may change."""
+    shutil.copytree(concluded, tmp_path / "out")
+    return str(tmp_path / "out")

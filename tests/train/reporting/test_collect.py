@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from manifests import disk
+from manifests.pool_layout import AblationLayout
+from manifests.schema import Ablation
+from train import report as command
+from train.ablation import FailedRun
+from train.reporting import Report, collect_report, collect_results, read_results
+
+
+def test_the_report_shows_what_results_json_says(concluded: str) -> None:
+    report = collect_report(concluded)
+    ablation = disk.from_plain(Ablation, disk.read_json(AblationLayout(concluded).ablation_json))
+    results = read_results(ablation, concluded)
+    assert report.verdict == results.verdict
+    assert report.comparisons == results.comparisons
+    raw, half, a_a = report.arms
+    assert (raw.role, half.role, a_a.role) == ("baseline", "arm", "a_a")
+    assert (raw.rows, half.rows, raw.drawn) == (48, 24, 64)
+    assert half.repeats == pytest.approx(64 / 24)
+    assert (raw.share, half.share) == (1.0, 0.5)
+    for seed, value in half.metrics["colours"].values.items():
+        assert value == results.arms["half"].runs[seed]["colours"]["accuracy"]
+    assert [(curve.arm, curve.seed) for curve in report.curves][:2] == [("raw", 0), ("raw", 1)]
+    assert "- clip: clip_score >= top(clip_score, 0.5)" in report.settings["Rules of the views"]
+    assert dict(report.provenance.files)["results.json"]
+
+
+def test_an_arm_without_one_of_its_runs_is_shown_as_incomplete(
+    folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layout = AblationLayout(folder)
+    ablation = disk.from_plain(Ablation, disk.read_json(layout.ablation_json))
+    os.remove(Path(folder, "runs/half/seed-1/eval/colours.parquet"))
+    os.remove(Path(folder, "runs/half/seed-1/run.json"))
+    failed = [FailedRun(arm="half", seed=1, error="RuntimeError: it <broke>")]
+    disk.write_json(layout.results_json, collect_results(ablation, folder, failed))
+    assert command.main([folder]) == 3
+    assert "(without seed 1)" in capsys.readouterr().out
+    report = disk.from_plain(Report, disk.read_json(layout.report_json))
+    assert report.gaps == (
+        "half seed 1 ended without a result: RuntimeError: it <broke>",
+        "half is incomplete: without seed 1",
+    )
+    half = report.arms[1]
+    assert (half.missing, half.difference) == ((1,), None)
+    assert half.metrics["colours"].sd is None
+    page = Path(layout.report_html).read_text()
+    assert "half seed 1 ended without a result: RuntimeError: it &lt;broke&gt;" in page
+    assert "(without seed 1)" in page
+
+
+def test_an_arm_without_any_run_is_shown_too(folder: str) -> None:
+    layout = AblationLayout(folder)
+    ablation = disk.from_plain(Ablation, disk.read_json(layout.ablation_json))
+    failed = [FailedRun(arm="half", seed=seed, error="x") for seed in (0, 1)]
+    disk.write_json(layout.results_json, collect_results(ablation, folder, failed))
+    half = collect_report(folder).arms[1]
+    assert (half.rows, half.drawn, half.repeats) == (24, None, None)
+    assert half.metrics["colours"].mean is None
+
+
+def test_the_command_writes_both_files_and_names_them(
+    folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main([folder]) == 0
+    printed = capsys.readouterr().out
+    layout = AblationLayout(folder)
+    assert printed.endswith(f"report: {layout.report_html}\n")
+    first = Path(layout.report_json).read_bytes()
+    assert command.main([folder]) == 0
+    assert Path(layout.report_json).read_bytes() == first, "the JSON has no date"
+
+
+def test_a_folder_without_results_is_a_mistake(
+    folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.remove(AblationLayout(folder).results_json)
+    assert command.main([folder]) == 2
+    assert "results.json does not exist; run python train/ablate.py" in capsys.readouterr().err
+    assert command.main([str(tmp_path)]) == 2
+    assert "has no ablation.json: give the --out of" in capsys.readouterr().err

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from manifests import disk
+from manifests.pool_layout import AblationLayout
+from manifests.schema import Ablation
+from tests.support.ablations import changed
+from train.ablation import FailedRun, Outcome, stats
+from train.reporting import collect_results, read_results, results
+
+
+def ablation_of(out: str) -> Ablation:
+    made: Ablation = disk.from_plain(Ablation, disk.read_json(AblationLayout(out).ablation_json))
+    return made
+
+
+def predictions(out: str, run: str) -> str:
+    return disk.join(out, "runs", run, "eval", "colours.parquet")
+
+
+def test_results_hold_every_metric_under_the_runs_own_seed(
+    concluded: str, ran: tuple[Ablation, str, list[Outcome]]
+) -> None:
+    collected = read_results(ablation_of(concluded), concluded)
+    assert collected.ablation_hash == disk.content_hash(ablation_of(concluded))
+    assert set(collected.arms) == {"raw", "half", "a_a"}
+    assert list(collected.arms["a_a"].runs) == ["1000", "1001"]
+    for outcome in ran[2]:
+        metrics = collected.arms[outcome.run.arm].runs[str(outcome.run.seed)]
+        assert outcome.metrics is not None
+        assert metrics["colours"] == pytest.approx(outcome.metrics["colours"], abs=1e-12)
+    assert (collected.tasks["colours"].samples, collected.tasks["colours"].chance) == (8, 0.5)
+    assert collected.incomplete == {}
+    assert collected.aa is not None
+    assert "runs/raw/seed-0/eval/colours.parquet" in collected.files
+
+
+def test_mcnemar_compares_the_first_seed_sample_by_sample(concluded: str) -> None:
+    collected = read_results(ablation_of(concluded), concluded)
+    columns = []
+    for run in ("half/seed-0", "raw/seed-0"):
+        columns.append(disk.read_parquet(predictions(concluded, run))["correct"].to_numpy())
+    assert collected.mcnemar == {"colours": {"half": stats.mcnemar(*columns).p}}
+
+
+def write_correct(path: str, correct: list[bool]) -> None:
+    """Predictions with these outcomes, and metadata that agrees with them."""
+    table, metadata = disk.read_parquet(path), disk.read_metadata(path)
+    column = table.schema.get_field_index("correct")
+    table = table.set_column(column, "correct", pa.array(correct))
+    metadata["metrics"]["accuracy"] = float(np.mean(correct))
+    disk.write_parquet(path, table, metadata)
+
+
+def test_a_planted_difference_reaches_comparison_and_mcnemar(folder: str) -> None:
+    for seed, extra in ((0, 0), (1, 1)):
+        raw, half = [True] * extra + [False] * (8 - extra), [True] * (6 + extra) + [False] * 2
+        write_correct(predictions(folder, f"raw/seed-{seed}"), raw)
+        write_correct(predictions(folder, f"half/seed-{seed}"), half[:8])
+    collected = collect_results(ablation_of(folder), folder)
+    (row,) = collected.comparisons
+    assert row.difference == pytest.approx(6 / 8, abs=1e-12)
+    assert collected.mcnemar["colours"]["half"] == pytest.approx(2 / 2**6, abs=1e-12)
+
+
+def test_one_failed_run_leaves_a_result_with_the_gap_named(folder: str) -> None:
+    os.remove(predictions(folder, "half/seed-1"))
+    with pytest.raises(ValueError, match=r"seed-1/eval/colours.parquet does not exist; run python"):
+        collect_results(ablation_of(folder), folder)
+    failed = [FailedRun(arm="half", seed=1, error="its process ended with -9")]
+    collected = collect_results(ablation_of(folder), folder, failed)
+    assert collected.incomplete == {"half": (1,)}
+    assert list(collected.arms["half"].runs) == ["0"]
+    assert "1 of 6 runs ended without a result; the first is half seed 1" in collected.verdict
+
+
+def test_metrics_that_contradict_the_samples_are_refused(folder: str) -> None:
+    path = predictions(folder, "raw/seed-0")
+    table, metadata = disk.read_parquet(path), disk.read_metadata(path)
+    metadata["metrics"]["accuracy"] = 0.99
+    disk.write_parquet(path, table, metadata)
+    with pytest.raises(ValueError, match=r"states accuracy 0.99, but its samples give"):
+        collect_results(ablation_of(folder), folder)
+    metadata["metrics"]["accuracy"] = float("nan")
+    disk.write_parquet(path, table, metadata)
+    with pytest.raises(ValueError, match="states accuracy nan"):
+        collect_results(ablation_of(folder), folder)
+
+
+def test_results_that_are_not_of_these_runs_are_refused(folder: str) -> None:
+    tiny = ablation_of(folder)
+    with pytest.raises(ValueError, match=r"results.json is of another ablation; run python train"):
+        read_results(changed(tiny, question="Another?"), folder)
+    path = Path(predictions(folder, "raw/seed-0"))
+    path.write_bytes(path.read_bytes() + b" ")
+    with pytest.raises(ValueError, match=r"colours.parquet has changed since .*results.json; run"):
+        read_results(tiny, folder)
+    path.unlink()
+    with pytest.raises(ValueError, match=r"colours.parquet is missing; run python"):
+        read_results(tiny, folder)
+    os.remove(AblationLayout(folder).results_json)
+    with pytest.raises(
+        ValueError, match=r"results.json does not exist; run python train/ablate.py"
+    ):
+        read_results(tiny, folder)
+
+
+def test_results_of_a_view_that_was_chosen_anew_are_refused(folder: str, tmp_path: Path) -> None:
+    tiny = ablation_of(folder)
+    path = Path(folder, "runs/half/seed-0/run.json")
+    record = disk.read_json(path)
+    record["identity"]["views"]["web/half"] = "0" * 12
+    disk.write_json(path, record)
+    collected = collect_results(tiny, folder)
+    disk.write_json(AblationLayout(folder).results_json, collected)
+    with pytest.raises(ValueError, match=r"half/seed-0 is stale \(views.web/half: 0+ -> "):
+        read_results(tiny, folder)
+
+
+def test_a_directory_apart_keeps_its_path() -> None:
+    hashes = results.FileHashes(folder="/out/")
+    assert hashes.relative("/out/runs/a") == "runs/a"
+    assert hashes.relative("/elsewhere/a") == "/elsewhere/a"

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from tests.support.reports import empty_report, sample_report
+from train.reporting import sections
+
+OPTIONAL = (
+    sections.checks,
+    sections.evaluation_overlap,
+    sections.curves,
+    sections.funnels,
+    sections.histograms,
+    sections.examples,
+    sections.costs,
+    sections.settings,
+)
+
+
+@pytest.mark.parametrize("section", OPTIONAL, ids=lambda section: section.__name__)
+def test_a_section_with_nothing_to_show_is_empty(section: object) -> None:
+    assert callable(section)
+    assert section(empty_report()) == ""
+    assert section(sample_report()) != ""
+
+
+def test_arms_and_controls_have_tables_of_their_own() -> None:
+    report = sample_report()
+    arms = sections.arms_table(report, ("baseline", "arm"))
+    assert "random_like_clip30" not in arms
+    assert "+4.1 [+2.9, +5.3]" in arms
+    assert "random_like_clip30" in sections.arms_table(report, ("random",))
+    assert sections.arms_table(report, ("a_a",)) == ""
+    incomplete = dataclasses.replace(report.arms[1], missing=(1, 2))
+    report = dataclasses.replace(report, arms=(report.arms[0], incomplete))
+    assert "(without seed 1, 2)" in sections.arms_table(report, ("arm",))
+
+
+def test_near_duplicates_that_were_not_searched_are_not_called_none() -> None:
+    report = dataclasses.replace(sample_report(), near_evaluation_overlap={})
+    assert "not checked" in sections.evaluation_overlap(report)
+
+
+def test_a_task_without_its_arm_is_an_error() -> None:
+    with pytest.raises(KeyError, match="clip30"):
+        sections.tasks(dataclasses.replace(sample_report(), arms=sample_report().arms[:1]))

@@ -1,0 +1,267 @@
+"""The runs of an ablation: arms × seeds, which of them are finished, and which are stale."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from manifests import disk, reader
+from manifests.pool_layout import AblationLayout, PoolLayout, RunLayout
+from manifests.schema import Ablation, Blend, TaskSpec
+from train.config import TrainConfig, configure
+from train.evaluation import Metrics, saved_metrics
+from train.identity import deciding_settings, differences, view_hashes
+
+A_A = "a_a"
+A_A_SEEDS = 1000  # added to the ablation's seeds
+RANDOM_LIKE = "random_like_"
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One training run of an arm.
+
+    `pair` is a seed of the ablation; `seed`, which trains, differs from it in A/A runs.
+    """
+
+    arm: str
+    seed: int
+    pair: int
+    blend: Blend
+    config: TrainConfig
+    out: str
+
+
+def expand_runs(ablation: Ablation, out: str, *, built: bool = True) -> tuple[Run, ...]:
+    """Every run: baseline, arms, a random subset for each arm that asks for one, and A/A.
+
+    ValueError for an arm that is neither POOL/VIEW nor a blend, for unknown training settings, and,
+    if the pools are `built`, for a view that is missing, with the command that makes it.
+    """
+    config = configure(ablation.train)
+    # The baseline is first: a resolved ablation.json has its arms in alphabetical order.
+    names = dict.fromkeys([ablation.baseline, *ablation.arms])
+    blends = {arm: _blend_of(ablation, out, arm) for arm in names}
+    for arm in ablation.controls.random_like:
+        blends[RANDOM_LIKE + arm] = _random_blend(ablation, out, arm)
+    shifts = dict.fromkeys(blends, 0)
+    if ablation.controls.a_a:
+        if {seed + A_A_SEEDS for seed in ablation.seeds} & set(ablation.seeds):
+            raise ValueError(
+                f"seeds are {list(ablation.seeds)}: A/A runs take each + {A_A_SEEDS}; choose others"
+            )
+        blends[A_A] = blends[ablation.controls.a_a]
+        shifts[A_A] = A_A_SEEDS
+    for blend in blends.values():
+        if built:
+            _require_views(ablation, blend)
+    runs = []
+    for arm, blend in blends.items():
+        for pair in ablation.seeds:
+            seed = pair + shifts[arm]
+            run = Run(
+                arm=arm,
+                seed=seed,
+                pair=pair,
+                blend=blend,
+                config=replace(config, seed=seed),
+                out=AblationLayout(out).run(arm, seed),
+            )
+            runs.append(run)
+    return tuple(runs)
+
+
+def _blend_of(ablation: Ablation, out: str, arm: str) -> Blend:
+    """The blend of an arm: POOL/VIEW, or a blend read from its file."""
+    value = ablation.arms[arm]
+    reserved = arm == A_A or arm.startswith(RANDOM_LIKE)
+    if reserved or not re.fullmatch(r"[\w.-]+", arm):
+        raise ValueError(
+            f"arm {arm!r}: choose a name of letters, digits, '.', '_' and '-' that no control has"
+        )
+    if value.endswith((".yaml", ".yml", ".json")):
+        return reader.read_manifest(value, Blend)
+    pool, _, view = value.partition("/")
+    if not view or pool not in ablation.pools:
+        raise ValueError(
+            f"arm {arm!r} is {value!r}; it must be POOL/VIEW with a pool of "
+            f"{sorted(ablation.pools)}"
+        )
+    return Blend(name=arm, pools={pool: ablation.pool_folder(out, pool)}, views={value: 1.0})
+
+
+def _random_blend(ablation: Ablation, out: str, arm: str) -> Blend:
+    """The random subset of an arm's pool that has the size of the arm's view."""
+    pool, _, view = ablation.arms[arm].partition("/")
+    if pool not in ablation.pools:
+        raise ValueError(
+            f"controls.random_like: arm {arm!r} is a blend; only POOL/VIEW has a random subset "
+            "of its size"
+        )
+    return Blend(
+        name=RANDOM_LIKE + arm,
+        pools={pool: ablation.pool_folder(out, pool)},
+        views={f"{pool}/{RANDOM_LIKE}{view}": 1.0},
+    )
+
+
+# --- views ---------------------------------------------------------------------------------------
+
+
+def _require_views(ablation: Ablation, blend: Blend) -> None:
+    for name in blend.views:
+        pool, _, view = name.partition("/")
+        folder = blend.pools[pool]
+        if disk.exists(PoolLayout(folder).view_json(view)):
+            continue
+        recipe = ablation.pools[pool].recipe if pool in ablation.pools else None
+        options = f"--recipe {recipe or 'RECIPE'}"
+        if view.startswith(RANDOM_LIKE):
+            like = view.removeprefix(RANDOM_LIKE)
+            options = f"--random-like {like} --seed {ablation.controls.random_seed}"
+        raise ValueError(
+            f"there is no view {name} yet: run python pipeline/filter.py {folder} {options}"
+        )
+
+
+def recipe_views(path: str) -> list[str]:
+    """The names of a recipe's views, at every scale. No variable of the recipe needs to be set."""
+    if path.endswith(".json"):
+        return [view["name"] for view in disk.read_json(path).get("views", [])]
+    views: dict[str, None] = {}
+    for scale in (None, *reader.list_scales(path)):
+        block = reader.read_block(path, "views", dict[str, object], scale=scale)
+        views |= dict.fromkeys(block if block is not None else ["raw"])
+    return list(views)
+
+
+def check_views(ablation: Ablation, out: str) -> None:
+    """ValueError for a view that neither the recipe nor the folder of its pool has.
+
+    It needs no pool: what cannot be known yet (a pool without a recipe that is not there) passes.
+    """
+    known: dict[str, list[str]] = {}  # folder of a pool -> the names of its views
+    for pool, reference in ablation.pools.items():
+        folder = ablation.pool_folder(out, pool)
+        if reference.recipe is not None:
+            known.setdefault(folder, []).extend(recipe_views(reference.recipe))
+    wanted = []
+    for arm in ablation.arms:
+        blend = _blend_of(ablation, out, arm)
+        wanted += [(f"arm {arm!r}", name, blend.pools) for name in blend.views]
+    if ablation.scorer:
+        folders = {pool: ablation.pool_folder(out, pool) for pool in ablation.pools}
+        wanted.append(("scorer.view", ablation.scorer.view, folders))
+    for user, name, folders in wanted:
+        pool, _, view = name.partition("/")
+        _check_view(user, name, view, folders[pool], known.get(folders[pool], []))
+
+
+def _check_view(user: str, name: str, view: str, folder: str, in_recipe: Sequence[str]) -> None:
+    files = disk.list_names(PoolLayout(folder).views, ".json")
+    views = [*in_recipe, *(file.removesuffix(".json") for file in files)]
+    if views and view not in views:
+        raise ValueError(
+            f"{user} is {name!r}, but there is no view {view!r}{disk.did_you_mean(view, views)} "
+            f"({folder} has {', '.join(dict.fromkeys(views))})"
+        )
+
+
+# --- what is there already -----------------------------------------------------------------------
+
+
+def _saved_identity(run: Run) -> Json | None:
+    """The identity in a run's folder: of the finished run, or of its newest checkpoint."""
+    layout = RunLayout(run.out)
+    if disk.exists(layout.run_json):
+        identity: Json = disk.read_json(layout.run_json)["identity"]
+        return identity
+    steps = [name for name in disk.list_names(layout.checkpoints) if name.startswith("step-")]
+    for name in sorted(steps, key=lambda name: int(name.removeprefix("step-")), reverse=True):
+        state = disk.join(layout.checkpoints, name, "state.json")
+        if disk.exists(state):
+            checkpoint: Json = disk.read_json(state)["identity"]
+            return checkpoint
+    return None
+
+
+def stale_because(run: Run) -> list[str]:
+    """How the run in the folder differs from this one, as `key: saved -> now`; [] if it does not.
+
+    Settings, the content of the views, and the weights and the seed of the blend are compared.
+    """
+    saved = _saved_identity(run)
+    if saved is None:
+        return []
+    # A run of an older version has fewer settings: it had the defaults of the missing ones.
+    settings = {**deciding_settings(TrainConfig()), **saved["config"]}
+    before: Json = {"config": settings, "views": saved["views"]}
+    now: Json = {"config": deciding_settings(run.config), "views": view_hashes(run.blend)}
+    run_json = RunLayout(run.out).run_json
+    if disk.exists(run_json):
+        blend = disk.read_json(run_json)["blend"]
+        before["blend"] = {"views": blend["views"], "seed": blend["seed"]}
+        now["blend"] = {"views": dict(run.blend.views), "seed": run.blend.seed}
+    return differences(before, now)
+
+
+def finished_metrics(run: Run, tasks: Sequence[TaskSpec]) -> dict[str, Metrics] | None:
+    """The metrics of every task of a finished run; None where training or a task is missing.
+
+    The folder must not be stale (`stale_because`).
+    """
+    layout = RunLayout(run.out)
+    if not disk.exists(layout.run_json):
+        return None
+    metrics: dict[str, Metrics] = {}
+    for task in tasks:
+        saved = saved_metrics(layout.predictions, task)
+        if saved is None:
+            return None
+        metrics[task.name] = saved
+    return metrics
+
+
+def set_aside(run: Run, out: str) -> str:
+    """Move the folder of a stale run to runs/.replaced/ARM/seed-N-HASH and return that path.
+
+    The HASH is of the identity of the moved run. A number is added where the path is taken.
+    """
+    name = f"seed-{run.seed}-{disk.content_hash(_saved_identity(run), 8)}"
+    folder = disk.join(out, "runs", ".replaced", run.arm)
+    target, number = disk.join(folder, name), 1
+    while disk.exists(target):
+        number += 1
+        target = disk.join(folder, f"{name}-{number}")
+    _move_folder(run.out, target)
+    return target
+
+
+def _move_folder(source: str, target: str) -> None:
+    if disk.is_url(source):
+        import fsspec
+
+        fs, name = fsspec.core.url_to_fs(source)
+        fs.mv(name, fsspec.core.url_to_fs(target)[1], recursive=True)
+        return
+    disk.local_path(target).parent.mkdir(parents=True, exist_ok=True)
+    disk.local_path(source).rename(disk.local_path(target))
+
+
+def arm_names(runs: Sequence[Run]) -> list[str]:
+    """The arms of some runs, each once, in order."""
+    return list(dict.fromkeys(run.arm for run in runs))
+
+
+def missing_seeds(
+    runs: Sequence[Run], finished: Mapping[str, Mapping[int, Any]]
+) -> dict[str, tuple[int, ...]]:
+    """The seeds without a result, of each arm that has such. `finished` goes by arm and `pair`."""
+    missing: dict[str, tuple[int, ...]] = {}
+    for run in runs:
+        if run.pair not in finished.get(run.arm, {}):
+            missing[run.arm] = (*missing.get(run.arm, ()), run.seed)
+    return missing

@@ -1,0 +1,281 @@
+"""The report of an ablation's folder: results.json, and what the arms and runs were made of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from manifests import disk
+from manifests.pool_layout import AblationLayout, RunLayout
+from manifests.schema import Ablation, TaskSpec
+from train.ablation import A_A, Run, TaskComparison, arm_names, expand_runs, stats
+from train.evaluation import kind_of
+from train.reporting import gallery
+from train.reporting.results import FileHashes, read_results
+from train.reporting.schema import (
+    ArmReport,
+    BaselineDifference,
+    Curve,
+    Provenance,
+    Report,
+    Results,
+    Role,
+    SeedValues,
+    TaskReport,
+    TaskRow,
+)
+
+
+def collect_report(out: str) -> Report:
+    """The report of an ablation's folder.
+
+    ValueError where results.json is missing or older than the runs. Runs without a result are
+    left out and named.
+    """
+    layout = AblationLayout(out)
+    ablation: Ablation = disk.from_plain(Ablation, disk.read_json(layout.ablation_json))
+    results = read_results(ablation, out)
+    hashes = FileHashes(folder=out, sha256=dict(results.files))
+    runs = expand_runs(ablation, out, built=False)
+    finished = [run for run in runs if str(run.seed) in results.arms[run.arm].runs]
+    views = gallery.open_views({run.arm: run.blend for run in runs})
+    values = {task.name: _values(runs, results, task) for task in ablation.evaluate}
+    return Report(
+        name=ablation.name,
+        question=ablation.question,
+        baseline=ablation.baseline,
+        primary=ablation.primary,
+        equivalence=ablation.equivalence,
+        seeds=ablation.seeds,
+        samples_seen=runs[0].config.samples_seen,
+        headline=results.headline,
+        verdict=results.verdict,
+        arms=tuple(
+            _arm(arm, ablation, finished, values, results, views) for arm in arm_names(runs)
+        ),
+        tasks=tuple(_task(task, values[task.name], results) for task in ablation.evaluate),
+        comparisons=results.comparisons,
+        controls=results.controls,
+        aa=results.aa,
+        gaps=_gaps(results),
+        curves=_curves(finished, hashes),
+        funnels=gallery.funnels(views),
+        histograms=gallery.histograms(views),
+        gallery=gallery.examples(views, ablation.baseline),
+        overlap=gallery.overlap(views),
+        evaluation_overlap=results.overlap,
+        near_evaluation_overlap=results.near_overlap,
+        null_web=_null_web(out, ablation),
+        costs=_costs(layout),
+        settings=_settings(ablation, views),
+        provenance=_provenance(layout, finished, hashes),
+    )
+
+
+def _values(runs: Sequence[Run], results: Results, task: TaskSpec) -> dict[str, dict[int, float]]:
+    """{arm: {seed of the ablation: headline metric}}."""
+    values: dict[str, dict[int, float]] = {arm: {} for arm in arm_names(runs)}
+    for run in runs:
+        metrics = results.arms[run.arm].runs.get(str(run.seed), {}).get(task.name)
+        if metrics is not None:
+            values[run.arm][run.pair] = metrics[kind_of(task).headline]
+    return values
+
+
+def seed_values(values: Mapping[int, float]) -> SeedValues:
+    """Mean and SD of {seed: value}, and the values."""
+    by_seed = {str(seed): value for seed, value in values.items()}
+    if not values:
+        return SeedValues(mean=None, sd=None, values={})
+    over_seeds = stats.mean_sd(list(values.values()))
+    return SeedValues(mean=over_seeds.mean, sd=over_seeds.sd, values=by_seed)
+
+
+def _difference(comparison: TaskComparison | None) -> BaselineDifference | None:
+    if comparison is None:
+        return None
+    return BaselineDifference(
+        mean=comparison.difference,
+        low=comparison.low,
+        high=comparison.high,
+        p=comparison.p,
+        p_holm=comparison.p_holm,
+        mde=comparison.mde,
+        verdict=comparison.verdict,
+    )
+
+
+def _of(results: Results, task: str, arm: str) -> TaskComparison | None:
+    for comparison in results.comparisons:
+        if (comparison.task, comparison.arm) == (task, arm):
+            return comparison
+    return None
+
+
+# --- arms and tasks ------------------------------------------------------------------------------
+
+
+def _arm(
+    arm: str,
+    ablation: Ablation,
+    finished: Sequence[Run],
+    values: Mapping[str, Mapping[str, Mapping[int, float]]],
+    results: Results,
+    views: Sequence[gallery.ArmView],
+) -> ArmReport:
+    of_arm = [view for view in views if view.arm == arm]
+    rows = sum(view.document.kept for view in of_arm)
+    stored = sum(int(view.stored.sum()) for view in of_arm)
+    drawn = None
+    for run in finished:
+        if run.arm == arm:
+            sources = disk.read_json(RunLayout(run.out).run_json)["sources"]
+            drawn = sum(source["drawn"] for source in sources.values())
+            break
+    comparison = results.aa if arm == A_A else _of(results, ablation.primary, arm)
+    return ArmReport(
+        arm=arm,
+        role=_role(arm, ablation),
+        view=" + ".join(f"{view.pool}/{view.view}" for view in of_arm),
+        rows=rows,
+        share=rows / max(1, stored),
+        drawn=drawn,
+        repeats=None if drawn is None else drawn / max(1, rows),
+        metrics={task: seed_values(by_arm[arm]) for task, by_arm in values.items()},
+        difference=_difference(comparison),
+        missing=results.incomplete.get(arm, ()),
+    )
+
+
+def _role(arm: str, ablation: Ablation) -> Role:
+    if arm == A_A:
+        return "a_a"
+    if arm == ablation.baseline:
+        return "baseline"
+    return "arm" if arm in ablation.arms else "random"
+
+
+def _task(
+    task: TaskSpec, values: Mapping[str, Mapping[int, float]], results: Results
+) -> TaskReport:
+    rows = []
+    for arm, by_seed in values.items():
+        over_seeds = seed_values(by_seed)
+        row = TaskRow(
+            arm=arm,
+            mean=over_seeds.mean,
+            sd=over_seeds.sd,
+            values=over_seeds.values,
+            difference=_difference(_of(results, task.name, arm)),
+            mcnemar=results.mcnemar[task.name].get(arm),
+        )
+        rows.append(row)
+    facts = results.tasks[task.name]
+    return TaskReport(
+        task=task.name,
+        kind=task.kind,
+        metric=kind_of(task).headline,
+        samples=facts.samples,
+        chance=facts.chance,
+        rows=tuple(rows),
+    )
+
+
+def _gaps(results: Results) -> tuple[str, ...]:
+    """Failed runs, each with its error; then incomplete arms."""
+    lines = []
+    for run in results.failed:
+        lines.append(f"{run.arm} seed {run.seed} ended without a result: {run.error}")
+    for arm, seeds in results.incomplete.items():
+        lines.append(f"{arm} is incomplete: without seed {', '.join(map(str, seeds))}")
+    return tuple(lines)
+
+
+def _null_web(out: str, ablation: Ablation) -> Report | None:
+    folder = disk.join(out, "null")
+    exists = disk.exists(AblationLayout(folder).ablation_json)
+    return collect_report(folder) if ablation.controls.null_web and exists else None
+
+
+# --- curves, cost, settings, provenance ----------------------------------------------------------
+
+
+def _curves(runs: Sequence[Run], hashes: FileHashes) -> tuple[Curve, ...]:
+    curves = []
+    for run in runs:
+        path = RunLayout(run.out).log
+        if not disk.exists(path):
+            continue
+        points = []
+        for line in disk.read_bytes(hashes.add(path)).decode().splitlines():
+            numbers = json.loads(line)
+            points.append((numbers["samples"], numbers["loss"], numbers["accuracy"]))
+        curves.append(Curve(arm=run.arm, seed=run.pair, points=tuple(points)))
+    return tuple(curves)
+
+
+def _costs(layout: AblationLayout) -> tuple[tuple[str, float], ...]:
+    if not disk.exists(layout.costs_json):
+        return ()
+    costs = disk.read_json(layout.costs_json)
+    return tuple((name, float(seconds)) for name, seconds in costs.items())
+
+
+def _settings(ablation: Ablation, views: Sequence[gallery.ArmView]) -> dict[str, str]:
+    """The arms, the rules of their views and the training settings as YAML."""
+    rules: dict[str, Any] = {}
+    thresholds: dict[str, Any] = {}
+    for view in views:
+        name = f"{view.pool}/{view.view}"
+        rules[name] = [_rule(rule) for rule in view.document.rules]
+        for call, threshold in view.document.thresholds.items():
+            thresholds.setdefault(name, {})[call] = threshold.value
+    plain = disk.to_plain(ablation)
+    design = {key: plain[key] for key in ("arms", "baseline", "seeds", "controls", "evaluate")}
+    return {
+        "Arms and tasks": _yaml(design),
+        "Rules of the views": _yaml(rules),
+        **({"Resolved thresholds": _yaml(thresholds)} if thresholds else {}),
+        "Training": _yaml(plain["train"]),
+    }
+
+
+def _rule(rule: Mapping[str, Any]) -> Any:
+    """A rule as a recipe spells it."""
+    filled = {key: value for key, value in rule.items() if value is not None}
+    if set(filled) - {"seed"} == {"name", "where"}:
+        return {str(filled["name"]): filled["where"]}
+    return filled
+
+
+def _yaml(value: Any) -> str:
+    import yaml
+
+    text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=100)
+    return text
+
+
+def _command(layout: AblationLayout) -> str:
+    """The command that made the whole folder, or the one that made its runs."""
+    if disk.exists(layout.command_json):
+        return str(disk.read_json(layout.command_json))
+    return f"python train/ablate.py {layout.ablation_json} --out {layout.root}"
+
+
+def _provenance(layout: AblationLayout, runs: Sequence[Run], hashes: FileHashes) -> Provenance:
+    facts: dict[str, Any] = {
+        "ablation": disk.content_hash(disk.read_json(layout.ablation_json)),
+    }
+    records = [disk.read_json(RunLayout(run.out).run_json) for run in runs]
+    if records:
+        settings = set()
+        for record in records:
+            settings.add(disk.content_hash({**record["config"], "seed": None}))
+        facts["training settings without the seed"] = ", ".join(sorted(settings))
+        facts["device"] = records[0]["device"]
+        for name, version in records[0]["versions"].items():
+            facts[f"version of {name}"] = version
+    facts["run again with"] = _command(layout)
+    hashes.add(layout.results_json)
+    return Provenance(facts=facts, files=tuple(sorted(hashes.sha256.items())))

@@ -1,0 +1,211 @@
+"""results.json and report.json as frozen dataclasses. Metrics and shares are in 0..1."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from train.ablation import Conclusions, TaskComparison
+from train.ablation.stats import Verdict
+from train.evaluation import Metrics
+
+# --- results.json --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmRuns:
+    """The metrics of an arm's finished runs: {seed of the run: {task: metrics}}."""
+
+    runs: dict[str, dict[str, Metrics]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFacts:
+    """A task's number of samples, and the headline metric of random guesses."""
+
+    samples: int
+    chance: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results(Conclusions):
+    """results.json: every metric of every finished run, and the conclusions from them.
+
+    overlap: evaluation images of each task that a pool stores too, byte for byte.
+    near_overlap: the same for near duplicates by perceptual hash.
+    mcnemar: {task: {arm: p}}, between the arm's and the baseline's run of the first common seed.
+    files: path inside the folder -> sha256, of all files that a number was read from.
+    """
+
+    ablation_hash: str
+    arms: dict[str, ArmRuns]
+    tasks: dict[str, TaskFacts]
+    mcnemar: dict[str, dict[str, float]]
+    overlap: dict[str, int]
+    near_overlap: dict[str, int]
+    files: dict[str, str]
+
+
+# --- report.json ---------------------------------------------------------------------------------
+
+Role = Literal["baseline", "arm", "random", "a_a"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeedValues:
+    """A metric over the seeds of an arm; None where no run is finished, no SD for one seed."""
+
+    mean: float | None
+    sd: float | None
+    values: dict[str, float]  # by seed of the ablation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaselineDifference:
+    """An arm's difference to the baseline (see train.ablation.stats.Comparison)."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    p: float
+    p_holm: float
+    mde: float | None
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmReport:
+    """One arm: the size of its data and its scores. `missing`: seeds without a result."""
+
+    arm: str
+    role: Role
+    view: str
+    rows: int
+    share: float  # rows of the stored rows of the pools
+    drawn: int | None  # samples of one run; None where no run is finished
+    repeats: float | None
+    metrics: dict[str, SeedValues]  # by task
+    difference: BaselineDifference | None  # on the primary task
+    missing: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskRow(SeedValues):
+    """One arm on a task."""
+
+    arm: str
+    difference: BaselineDifference | None
+    mcnemar: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskReport:
+    """One task, all arms."""
+
+    task: str
+    kind: str
+    metric: str
+    samples: int
+    chance: float
+    rows: tuple[TaskRow, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """The log of a run: (samples seen, loss, batch accuracy)."""
+
+    arm: str
+    seed: int
+    points: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Funnel:
+    """Steps with the rows left after each, and the outcomes of the other rows."""
+
+    title: str
+    steps: tuple[tuple[str, int], ...]
+    reasons: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Histogram:
+    """Counts per bin of a score column: stored rows, and the rows that each view keeps."""
+
+    pool: str
+    column: str
+    edges: tuple[float, ...]
+    counts: dict[str, tuple[int, ...]]
+    marks: dict[str, float]  # view -> its threshold
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """A row with its image as a data URI, its score, and the rule that rejected it."""
+
+    image: str
+    caption: str
+    score: float | None
+    rule: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examples:
+    """Random rows of a view."""
+
+    pool: str
+    view: str
+    kept: tuple[Example, ...]
+    near: tuple[Example, ...]  # the rows nearest to the threshold
+    rejected: tuple[Example, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """The Jaccard index of the rows of each two arms."""
+
+    arms: tuple[str, ...]
+    jaccard: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """Hashes, versions and the command; and each file that a number comes from with its sha256."""
+
+    facts: dict[str, Any]
+    files: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """report.json: everything that the page shows.
+
+    settings: title -> YAML, of the arms, rules and training settings.
+    """
+
+    name: str
+    question: str
+    baseline: str
+    primary: str
+    equivalence: float
+    seeds: tuple[int, ...]
+    samples_seen: int
+    headline: str
+    verdict: str
+    arms: tuple[ArmReport, ...]
+    tasks: tuple[TaskReport, ...]
+    comparisons: tuple[TaskComparison, ...]
+    controls: tuple[TaskComparison, ...]
+    aa: TaskComparison | None
+    gaps: tuple[str, ...]  # failed runs and incomplete arms, one line each
+    curves: tuple[Curve, ...]
+    funnels: tuple[Funnel, ...]
+    histograms: tuple[Histogram, ...]
+    gallery: tuple[Examples, ...]
+    overlap: Overlap
+    evaluation_overlap: dict[str, int]
+    near_evaluation_overlap: dict[str, int]
+    null_web: Report | None
+    costs: tuple[tuple[str, float], ...]
+    settings: dict[str, str]
+    provenance: Provenance

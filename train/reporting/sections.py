@@ -1,0 +1,260 @@
+"""The sections of the page below its headline. Each is HTML, or "" where it has nothing to show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from train.ablation import wording
+from train.reporting import charts
+from train.reporting.markup import chart, chip, details, note, table, verdict_word
+from train.reporting.schema import BaselineDifference, Example, Report, TaskRow
+
+EXAMPLE_KINDS = (
+    ("kept", "kept"),
+    ("near", "nearest to the threshold"),
+    ("rejected", "rejected"),
+)
+
+
+def colours_of(report: Report) -> dict[str, str]:
+    """The colour of each arm, the same in every chart."""
+    return {arm.arm: charts.colour(index) for index, arm in enumerate(report.arms)}
+
+
+def difference_cells(difference: BaselineDifference | None) -> list[str]:
+    """The difference with its interval, and the verdict."""
+    if difference is None:
+        return [wording.DASH, wording.DASH]
+    interval = wording.interval(difference.mean, difference.low, difference.high)
+    return [interval, verdict_word(difference.verdict)]
+
+
+def arms_table(report: Report, roles: Sequence[str]) -> str:
+    """One row per arm of these roles, on the primary task; "" where there is none."""
+    shades = colours_of(report)
+    rows = []
+    for arm in report.arms:
+        if arm.role not in roles:
+            continue
+        metric = arm.metrics[report.primary]
+        d = arm.difference
+        name = chip(shades[arm.arm], arm.arm)
+        if arm.missing:
+            seeds = ", ".join(map(str, arm.missing))
+            name += f' <span class="gap">(without seed {escape(seeds)})</span>'
+        rows.append(
+            [
+                name,
+                f"{arm.rows:,}",
+                wording.percent(arm.share),
+                wording.DASH if arm.repeats is None else f"{arm.repeats:.1f}",
+                wording.mean_and_sd(metric.mean, metric.sd),
+                *difference_cells(d),
+                wording.DASH if d is None else f"{d.p_holm:.3g}",
+            ]
+        )
+    head = [
+        "arm",
+        "pairs",
+        "% of stored",
+        "repeats",
+        f"{escape(report.primary)}, %",
+        f"points to {escape(report.baseline)} [95 %]",
+        "verdict",
+        "p (Holm)",
+    ]
+    return table(head, rows, (1, 2, 3, 4, 5, 7)) if rows else ""
+
+
+def tasks(report: Report) -> str:
+    """Every task, with the test on single samples folded."""
+    shades = colours_of(report)
+    parts = []
+    for task in report.tasks:
+        rows = []
+        for row in task.rows:
+            score = wording.mean_and_sd(row.mean, row.sd)
+            rows.append([chip(shades[row.arm], row.arm), score, *difference_cells(row.difference)])
+        head = ["arm", f"{escape(task.metric)}, %", "points to baseline [95 %]", "verdict"]
+        chance = wording.percent(task.chance)
+        size = f"({escape(task.kind)}, {task.samples:,} samples, chance {chance} %)"
+        title = f"<h3>{escape(task.task)} <span class='note'>{size}</span></h3>"
+        parts.append(title + table(head, rows, (1, 2)))
+    return "".join(parts) + _mcnemar(report)
+
+
+def _mcnemar(report: Report) -> str:
+    rows = []
+    for task in report.tasks:
+        tested = [row for row in task.rows if row.mcnemar is not None]
+        rows += [_mcnemar_row(task.task, row) for row in tested]
+    if not rows:
+        return ""
+    text = (
+        "McNemar's p compares one pair of runs, of the first common seed, sample by sample. It "
+        "contains the noise of the test set, but not the noise of the seeds. So it can be small "
+        "where the arms are not distinguishable: these two models differ, other seeds may not."
+    )
+    head = ["task", "arm", "p"]
+    return details("two single models compared (McNemar)", note(text) + table(head, rows, (2,)))
+
+
+def _mcnemar_row(task: str, row: TaskRow) -> list[str]:
+    return [escape(task), escape(row.arm), f"{row.mcnemar:.2g}"]
+
+
+def checks(report: Report) -> str:
+    """Random subsets, A/A, and the null web: whatever was run."""
+    parts = []
+    lines = [f"<p>{escape(row.told)}</p>" for row in report.controls]
+    if lines:
+        title = "<h3>Against a random subset of the same size</h3>"
+        parts.append(title + "".join(lines) + arms_table(report, ("random",)))
+    if report.aa is not None:
+        title = "<h3>A/A: the same data under other seeds</h3>"
+        parts.append(f"{title}<p>{escape(report.aa.told)}</p>{arms_table(report, ('a_a',))}")
+    if report.null_web is not None:
+        null = report.null_web
+        told = "".join(f"<p>{escape(line)}</p>" for line in null.verdict.splitlines())
+        title = "<h3>The null web: the same comparison where no effect is planted</h3>"
+        parts.append(f"{title}{told}{arms_table(null, ('baseline', 'arm'))}")
+    return "".join(parts)
+
+
+def evaluation_overlap(report: Report) -> str:
+    """Evaluation images that the pools store too."""
+    rows = []
+    for task in report.tasks:
+        exact = report.evaluation_overlap.get(task.task, 0)
+        near = report.near_evaluation_overlap.get(task.task)
+        shown = "not checked" if near is None else f"{near:,}"
+        rows.append([escape(task.task), f"{task.samples:,}", f"{exact:,}", shown])
+    head = ["task", "samples", "byte-identical in a pool", "near duplicates by perceptual hash"]
+    return table(head, rows, (1, 2, 3)) if report.evaluation_overlap else ""
+
+
+def curves(report: Report) -> str:
+    """Training loss of every run."""
+    if not report.curves:
+        return ""
+    shades = colours_of(report)
+    legend = "".join(f"<span>{chip(shade, name)}</span>" for name, shade in shades.items())
+    series = []
+    for curve in report.curves:
+        points = [(point[0], point[1]) for point in curve.points]
+        series.append((f"{curve.arm}, seed {curve.seed}", shades[curve.arm], points))
+    svg = charts.lines(series, "samples seen", "training loss", "Training loss of every run")
+    return f'<p class="legend">{legend}</p>{chart(svg)}'
+
+
+def funnels(report: Report) -> str:
+    """What happened to the rows of each pool and view."""
+    parts = []
+    for funnel in report.funnels:
+        first = max(1, funnel.steps[0][1])
+        steps = []
+        for name, count in funnel.steps:
+            steps.append((name, float(count), f"{count:,} ({100 * count / first:.1f} %)"))
+        parts.append(f"<h3>{escape(funnel.title)}</h3>" + chart(charts.bars(steps, funnel.title)))
+        if funnel.reasons:
+            ordered = sorted(funnel.reasons.items(), key=lambda item: -item[1])
+            lost = [(name, float(count), f"{count:,}") for name, count in ordered]
+            bars = chart(charts.bars(lost, "reasons", charts.colour(2)))
+            total = sum(funnel.reasons.values())
+            parts.append(details(f"the reasons of the {total:,} other rows", bars))
+    return "".join(parts)
+
+
+def histograms(report: Report) -> str:
+    """Scores of the stored and of the kept rows."""
+    shades = colours_of(report)
+    by_view: dict[str, str] = {}
+    for arm in reversed(report.arms):
+        by_view[arm.view.split("/")[-1]] = shades[arm.arm]
+    parts = []
+    for histogram in report.histograms:
+        colours = {"stored": charts.colour(0), **by_view}
+        legend = ""
+        for index, name in enumerate(histogram.counts):
+            legend += f"<span>{chip(colours.get(name, charts.colour(index)), name)}</span>"
+        title = f"{histogram.column} in {histogram.pool}"
+        svg = charts.histogram(histogram.edges, histogram.counts, histogram.marks, colours, title)
+        parts.append(f"<h3>{escape(title)}</h3><p class='legend'>{legend}</p>{chart(svg)}")
+    return "".join(parts)
+
+
+def examples(report: Report) -> str:
+    """Images that the views keep and reject."""
+    parts = []
+    for shown in report.gallery:
+        kinds: Mapping[str, tuple[Example, ...]] = {
+            "kept": shown.kept,
+            "near": shown.near,
+            "rejected": shown.rejected,
+        }
+        for kind, title in EXAMPLE_KINDS:
+            if kinds[kind]:
+                cells = "".join(_figure(example) for example in kinds[kind])
+                heading = f"<h3>{escape(shown.view)}: {title}</h3>"
+                parts.append(f"{heading}<div class='shots'>{cells}</div>")
+    if not parts:
+        return ""
+    text = "Drawn at random with a fixed seed, not picked. The number is the row's CLIP score."
+    return "".join(parts) + note(text)
+
+
+def _figure(example: Example) -> str:
+    score = "" if example.score is None else f"<b>{example.score:.3f}</b> "
+    rule = ""
+    if example.rule is not None:
+        rule = f" <span class='note'>({escape(example.rule)})</span>"
+    caption = escape(example.caption)
+    return (
+        f'<figure><img src="{escape(example.image)}" alt="{caption}" loading="lazy">'
+        f"<figcaption>{score}{caption}{rule}</figcaption></figure>"
+    )
+
+
+def composition(report: Report) -> str:
+    """How much of its data each arm draws, and how much of it the arms share."""
+    drawn = []
+    for arm in report.arms:
+        samples = wording.DASH if arm.drawn is None else f"{arm.drawn:,}"
+        repeats = wording.DASH if arm.repeats is None else f"{arm.repeats:.2f}"
+        drawn.append([escape(arm.arm), escape(arm.view), f"{arm.rows:,}", samples, repeats])
+    head = ["arm", "view", "unique pairs", "samples drawn", "mean repeats"]
+    rows = []
+    for name, shares in zip(report.overlap.arms, report.overlap.jaccard, strict=True):
+        rows.append([escape(name), *(f"{share:.2f}" for share in shares)])
+    names = [escape(name) for name in report.overlap.arms]
+    overlap = table(["", *names], rows, range(1, len(names) + 1))
+    return table(head, drawn, (2, 3, 4)) + details("overlap of the arms (Jaccard)", overlap)
+
+
+def costs(report: Report) -> str:
+    """Seconds of each stage."""
+    if not report.costs:
+        return ""
+    rows = [(name, seconds, f"{seconds:.1f} s") for name, seconds in report.costs]
+    return chart(charts.bars(rows, "Seconds of each stage", charts.colour(3)))
+
+
+def settings(report: Report) -> str:
+    """The arms, rules and training settings as YAML, folded."""
+    parts = []
+    for title, text in report.settings.items():
+        parts.append(details(title, f"<pre>{escape(text)}</pre>"))
+    return "".join(parts)
+
+
+def provenance(report: Report) -> str:
+    """Hashes and versions, and the files behind the numbers."""
+    facts = []
+    for name, value in report.provenance.facts.items():
+        facts.append([escape(name), f"<code>{escape(str(value))}</code>"])
+    files = []
+    for name, digest in report.provenance.files:
+        files.append([f"<code>{escape(name)}</code>", f"<code>{escape(digest)}</code>"])
+    summary = f"{len(files)} files that these numbers come from, with their sha256"
+    return table(["", ""], facts) + details(summary, table(["file", "sha256"], files))
