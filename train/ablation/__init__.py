@@ -15,6 +15,7 @@ from train.ablation.arms import (
 from train.ablation.checks import check_ablation, check_pools
 from train.ablation.conclusions import Conclusions, FailedRun, TaskComparison, conclude
 from train.ablation.runner import Outcome, run_all
+from train.ablation.stats import Verdict
 
 __all__ = [
     "A_A",
@@ -23,6 +24,7 @@ __all__ = [
     "Outcome",
     "Run",
     "TaskComparison",
+    "Verdict",
     "arm_names",
     "check_ablation",
     "check_pools",

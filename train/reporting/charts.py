@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from math import floor, isfinite, log10
 
-from train.ablation.wording import MINUS
+from train.ablation import wording
 
 COLOURS = ("#5b6470", "#2f6fb7", "#c8561b", "#1f8a5b", "#8a5bb5", "#b8881a", "#b33c6a", "#3a8f9c")
 
@@ -35,7 +35,7 @@ def number(value: float) -> str:
         text = f"{value / 1e6:g}M"
     elif abs(value) >= 1e4:
         text = f"{value / 1e3:g}k"
-    return text.replace("-", MINUS)
+    return text.replace("-", wording.MINUS)
 
 
 def _svg(width: int, height: int, body: Sequence[str], title: str) -> str:
@@ -84,7 +84,7 @@ def forest(rows: Sequence[ForestRow], band: float, title: str) -> str:
     zone = f'x="{x(-band):.1f}" y="6" width="{x(band) - x(-band):.1f}" height="{bottom - 6}"'
     body = [f'<rect {zone} class="band"/>']
     for tick in ticks(low, high, 8):
-        label = f"{tick:+g}".replace("-", MINUS) if tick else "0"
+        label = f"{tick:+g}".replace("-", wording.MINUS) if tick else "0"
         body.append(_line(x(tick), 6, x(tick), bottom))
         body.append(_text(x(tick), bottom + 16, label, "middle"))
     body.append(_line(x(0), 4, x(0), bottom, "axis"))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from train.ablation import Conclusions, TaskComparison
-from train.ablation.stats import Verdict
+from train.ablation import Conclusions, TaskComparison, Verdict
 from train.evaluation import Metrics
 
 # --- results.json --------------------------------------------------------------------------------
