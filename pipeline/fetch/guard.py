@@ -203,7 +203,7 @@ def check_address(ip: str, settings: Fetch) -> None:
         raise Refused("private_address", f"{ip} is outside {ALLOCATED}, where public addresses lie")
 
 
-# --- where to connect ----------------------------------------------------------------------------------------------
+# --- where to connect ----------------------------------------------------------------------
 
 
 def mapping(settings: Fetch) -> dict[str, tuple[str, int]]:

@@ -76,7 +76,7 @@ class RowKeys:
 
 
 def row_keys(tables: Iterable[pa.Table]) -> RowKeys:
-    """The keys of all rows of `tables` (columns uid and url), which are read one after the other."""
+    """The keys of all rows of `tables` (columns uid and url), read one after the other."""
     uids: list[pa.LargeStringArray] = []
     hashes: list[npt.NDArray[np.uint64]] = [np.zeros(0, dtype=np.uint64)]
     orders: list[npt.NDArray[np.uint64]] = [np.zeros(0, dtype=np.uint64)]

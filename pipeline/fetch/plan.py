@@ -67,7 +67,8 @@ def write_plan(pool: str, recipe: Recipe) -> list[PlannedShard]:
     expected = disk.read_metadata(parts[0]).get("parts", len(parts))
     if len(parts) != expected:
         raise ValueError(
-            f"{pool}/pairs has {len(parts)} of {expected} parts; run the stage crawl to its end first"
+            f"{pool}/pairs has {len(parts)} of {expected} parts; "
+            "run the stage crawl to its end first"
         )
     sizes: list[int] = []
     content = hashlib.sha256()
@@ -179,7 +180,7 @@ def _parts(pool: str) -> list[str]:
 def _read_parts(
     parts: Sequence[str], sizes: list[int], content: hashlib._Hash
 ) -> Iterator[pa.Table]:
-    """uid and url of each part. `sizes` and `content`, a hash over all uids, are filled on the way."""
+    """uid and url of each part. Fills `sizes` and `content`, the hash over all uids."""
     for path in parts:
         table = disk.read_parquet(path, ["uid", "url"])
         sizes.append(table.num_rows)

@@ -1,7 +1,7 @@
 """One request and its outcome: a body, a redirect, or a reason.
 
-aiohttp speaks HTTP. Its own initiatives are disabled: it follows no redirect, keeps no cookie, unpacks
-nothing, repeats no request, uses no proxy, and reads no head longer than HEAD_BYTES.
+aiohttp speaks HTTP. Its own initiatives are disabled: it follows no redirect, keeps no cookie,
+unpacks nothing, repeats no request, uses no proxy, and reads no head longer than HEAD_BYTES.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Name servers for the tests: a function instead of DNS, and two on loopback, one of them silent."""
+"""Name servers for the tests: a function instead of DNS, and a server on loopback."""
 
 from __future__ import annotations
 

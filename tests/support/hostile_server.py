@@ -1,4 +1,4 @@
-"""Plays the entries of tables/hostile_routes.json, each under a host of its own: NAME.hostile.test."""
+"""Plays the entries of tables/hostile_routes.json, each under its own host, NAME.hostile.test."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def bodies() -> dict[str, bytes]:
 def certificate(
     folder: Path, name: str, host: str, issuer: tuple[Any, Any] | None, days: int = 30
 ) -> tuple[Any, Any]:
-    """A key and a certificate for `host`, in FOLDER/NAME.pem; signed by itself where there is no issuer."""
+    """A key and a certificate for `host`, in FOLDER/NAME.pem; self-signed without an issuer."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
     start = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=60)
@@ -85,7 +85,7 @@ def certificate(
 
 
 def certificates(folder: Path) -> ssl.SSLContext:
-    """Writes those of the TLS entries; returns what trusts the authority that signed three of them."""
+    """Write those of the TLS entries. The context trusts the authority that signed three of them."""
     authority = certificate(folder, "authority", "authority.test", None)
     certificate(folder, "tls", "tls.hostile.test", authority)
     certificate(folder, "expired", "tls-expired.hostile.test", authority, days=-30)
@@ -105,7 +105,10 @@ def _tls(folder: Path, name: str) -> ssl.SSLContext:
 
 
 class HostileServer:
-    """One thread, an event loop, and a port for each way to begin a connection. `sent` counts bytes per entry."""
+    """One thread, an event loop, and a port for each way to begin a connection.
+
+    `sent` counts bytes per entry.
+    """
 
     def __init__(self, entries: list[dict[str, Any]], folder: Path) -> None:
         self.entries = {entry["name"]: entry for entry in entries}
@@ -115,7 +118,7 @@ class HostileServer:
         self.cookies: list[str] = []
         self.ports: dict[str, int] = {}
         self._folder = folder
-        self._held: list[socket.socket] = []
+        self._sockets: list[socket.socket] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._started = threading.Event()
         self._loop = asyncio.new_event_loop()
@@ -132,20 +135,20 @@ class HostileServer:
         self._loop.call_soon_threadsafe(self._end.set)
         self._thread.join(20)
         self._loop.close()
-        for held in self._held:
-            held.close()
+        for taken in self._sockets:
+            taken.close()
 
     def url(self, name: str) -> str:
         secure = name.startswith("tls")
         return f"http{'s' if secure else ''}://{name}.hostile.test/x"
 
-    def places(self) -> dict[str, str]:
-        """connect_to."""
-        found = {"*.hostile.test": f"127.0.0.1:{self.ports['plain']}"}
+    def connect_to(self) -> dict[str, str]:
+        """Where each host is: fetch.connect_to."""
+        targets = {"*.hostile.test": f"127.0.0.1:{self.ports['plain']}"}
         for name, entry in self.entries.items():
             port = self.ports.get(entry.get("at", name if "on" in entry else "plain"))
-            found[f"{name}.hostile.test"] = f"127.0.0.1:{port}"
-        return found
+            targets[f"{name}.hostile.test"] = f"127.0.0.1:{port}"
+        return targets
 
     async def _serve(self) -> None:
         self._end = asyncio.Event()
@@ -198,13 +201,13 @@ class HostileServer:
         full, nobody = socket.socket(), socket.socket()
         for taken in (full, nobody):
             taken.bind(("127.0.0.1", 0))
-            self._held.append(taken)
+            self._sockets.append(taken)
         full.listen(0)
         for _ in range(4):
             client = socket.socket()
             client.setblocking(False)
             client.connect_ex(full.getsockname())
-            self._held.append(client)
+            self._sockets.append(client)
         self.ports |= {"full": full.getsockname()[1], "nobody": nobody.getsockname()[1]}
 
     async def _silent(self, reader: Reader, writer: Writer) -> None:
@@ -252,8 +255,8 @@ class HostileServer:
 
         def text(step: str) -> bytes:
             for old, new in (
-                ("{length}", str(length)), ("{x1024}", "x" * 1024), ("{other}", "y" if path == "/x" else "x"),
-                ("{count}", str(self.asked[name])),
+                ("{length}", str(length)), ("{x1024}", "x" * 1024),
+                ("{other}", "y" if path == "/x" else "x"), ("{count}", str(self.asked[name])),
             ):  # fmt: skip
                 step = step.replace(old, new)
             return step.encode("latin-1")

@@ -1,4 +1,5 @@
-"""Every fault of a web ends in its own reason, in bounded time and bytes, and no forbidden address is connected to."""
+"""Every fault of a web ends in its own reason, in bounded time and bytes. No forbidden address is
+connected to."""
 
 from __future__ import annotations
 
@@ -43,17 +44,17 @@ def run(pairs: list[Pair], settings: Fetch, cache: SiteCache | None = None) -> l
     async def collect() -> list[tuple[int, Fetched]]:
         return [item async for item in fetch_all(pairs, settings, cache)]
 
-    found = uvloop.run(collect())
-    assert sorted(index for index, _ in found) == list(range(len(pairs)))
-    assert all((end.body is None) == (end.reason in REASONS) for _, end in found)
-    return [end for _, end in sorted(found, key=lambda item: item[0])]
+    outcomes = uvloop.run(collect())
+    assert sorted(index for index, _ in outcomes) == list(range(len(pairs)))
+    assert all((end.body is None) == (end.reason in REASONS) for _, end in outcomes)
+    return [end for _, end in sorted(outcomes, key=lambda item: item[0])]
 
 
 def one(web: Any, path: str, host: str = "a.web.test", **changes: Any) -> Fetched:
     return run(web.pairs(f"http://{host}{path}"), web.fetch(**changes))[0]
 
 
-# --- what ends how -------------------------------------------------------------------------------------------------
+# --- what ends how -------------------------------------------------------------------------
 
 
 def test_a_picture_arrives_with_its_circumstances(web: Any) -> None:
@@ -152,14 +153,16 @@ def test_words_repeat_from_run_to_run(web: Any) -> None:
         assert "0x" not in first.detail
 
 
-# --- where it may go -----------------------------------------------------------------------------------------------
+# --- where it may go -----------------------------------------------------------------------
 
 
 def test_refused_urls_open_no_socket(web: Any) -> None:
     urls = [
-        "file:///etc/passwd", "data:image/gif;base64,R0lG", "ftp://a.web.test/", "http://a.web.test:22/", "http://a b/",
+        "file:///etc/passwd", "data:image/gif;base64,R0lG", "ftp://a.web.test/", "http://a.web.test:22/",
+        "http://a b/",
         "http://169.254.169.254/latest/meta-data", "http://[::ffff:169.254.169.254]/", "http://2852039166/",
-        "http://168.63.129.16/", "http://[64:ff9b::7f00:1]/", "http://224.0.0.1/", "http://0.0.0.0/", "",
+        "http://168.63.129.16/", "http://[64:ff9b::7f00:1]/", "http://224.0.0.1/",
+        "http://0.0.0.0/", "",
     ]  # fmt: skip
     connected.clear()
     ends = run(web.pairs(*urls), web.fetch())
@@ -190,7 +193,7 @@ def test_loopback_needs_allow_private(web: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "reason"),
+    ("location", "reason"),
     [
         ("http://169.254.169.254/latest", "private_address"),
         ("http://[fd00:ec2::254]/", "private_address"),
@@ -208,13 +211,13 @@ def test_loopback_needs_allow_private(web: Any) -> None:
     ],
 )
 def test_redirects_are_checked_like_any_url(
-    web: Any, place: str, reason: str | None, monkeypatch: pytest.MonkeyPatch
+    web: Any, location: str, reason: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_dns(monkeypatch, lambda host: ["169.254.169.254"])
     connected.clear()
-    end = run(web.pairs("http://a.web.test/redirect?to=" + place.replace(" ", "%20")), web.fetch())[
-        0
-    ]
+    end = run(
+        web.pairs("http://a.web.test/redirect?to=" + location.replace(" ", "%20")), web.fetch()
+    )[0]
     assert end.reason == reason, end.detail
     assert {address[0] for address in connected} == {"127.0.0.1"}
     assert {address[1] for address in connected} == {web.port}
@@ -280,7 +283,7 @@ def test_certificates_are_verified(web: Any) -> None:
     )  # the server speaks no TLS; there is no falling back
 
 
-# --- opt-outs ------------------------------------------------------------------------------------------------------
+# --- opt-outs ------------------------------------------------------------------------------
 
 
 def test_signals_are_kept_raw_and_decide_only_if_respected(web: Any) -> None:
@@ -319,8 +322,8 @@ def test_robots_txt_is_fetched_once_per_host_and_obeyed(web: Any) -> None:
     assert [i for i, end in enumerate(ends) if end.reason] == [1, *range(16, 24)]
     assert {end.reason for end in ends} == {None, "robots_txt"}
     assert ends[1].attempts == 0
-    said = json.loads(ends[1].optout or "")["site"]["http://a.web.test"]["robots.txt"]
-    assert (said["status"], said["allowed"]) == (200, False)
+    robots = json.loads(ends[1].optout or "")["site"]["http://a.web.test"]["robots.txt"]
+    assert (robots["status"], robots["allowed"]) == (200, False)
     assert all(web.hits[f"{host}.web.test/robots.txt"] == 1 for host in "abc")
     assert web.hits["a.web.test/picture/1"] == 0
 
@@ -365,7 +368,7 @@ def test_the_host_of_a_redirect_is_asked_for_its_rules(web: Any) -> None:
     assert web.hits["b.web.test/picture/1"] == 0
 
 
-# --- queues --------------------------------------------------------------------------------------------------------
+# --- queues --------------------------------------------------------------------------------
 
 
 def test_no_host_gets_more_requests_at_once_than_it_should(web: Any) -> None:
@@ -422,7 +425,7 @@ def test_a_silent_host_is_given_up(web: Any) -> None:
 
 
 def test_ten_in_a_hundred_rows_on_hanging_hosts_hold_up_nobody(web: Any) -> None:
-    """Counted, not timed: every other row ends before the first of the hanging ones runs out of its time."""
+    """Counted, not timed: every other row ends before the deadline of the first hanging one."""
     urls = [
         f"http://hang{i % 40 // 10}.web.test/hang/{i}"
         if i % 10 == 0
@@ -505,12 +508,12 @@ def test_large_bodies_wait_for_their_share_of_memory(
 ) -> None:
     size = 3 * 2**20
     monkeypatch.setattr(request, "BUDGET", size)
-    held: list[int] = []
+    used_bytes: list[int] = []
     real = body.Budget.acquire
 
     async def acquire(self: body.Budget, amount: int) -> None:
         await real(self, amount)
-        held.append(self.size - self.free)
+        used_bytes.append(self.size - self.free)
 
     monkeypatch.setattr(body.Budget, "acquire", acquire)
     ends = run(
@@ -518,8 +521,8 @@ def test_large_bodies_wait_for_their_share_of_memory(
         web.fetch(max_bytes=size),
     )
     assert [len(end.body or b"") for end in ends] == [size] * 12
-    assert len(held) == 12
-    assert max(held) <= size
+    assert len(used_bytes) == 12
+    assert max(used_bytes) <= size
 
 
 def test_a_fetcher_takes_several_shards_the_earlier_first(web: Any) -> None:

@@ -30,7 +30,8 @@ ADDRESSES = table("addresses")
 FORBIDDEN = [case["address"] for case in ADDRESSES if case["forbidden"]]
 PUBLIC = [case["address"] for case in ADDRESSES if not case["forbidden"]]
 OPENED = [
-    "127.0.0.1", "127.255.255.254", "10.0.0.1", "10.255.255.255", "172.16.0.1", "172.31.255.255", "192.168.0.1",
+    "127.0.0.1", "127.255.255.254", "10.0.0.1", "10.255.255.255", "172.16.0.1", "172.31.255.255",
+    "192.168.0.1",
     "::1", "fc00::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1",
 ]  # fmt: skip
 
@@ -147,7 +148,7 @@ def test_ports_and_origin() -> None:
     assert target("https://example.org/", PLAIN).port == 443
 
 
-# --- names and sockets ---------------------------------------------------------------------------------------------
+# --- names and sockets ---------------------------------------------------------------------
 
 
 def test_the_socket_is_made_for_permitted_numbers_only() -> None:
@@ -159,14 +160,14 @@ def test_the_socket_is_made_for_permitted_numbers_only() -> None:
             make((socket.AF_INET, socket.SOCK_STREAM, 0, "", address))
 
 
-# --- on the way: redirects, and names that change their mind -------------------------------------------------------
+# --- on the way: redirects, and names that change their mind -------------------------------
 
 PICTURE = b"\xff\xd8 a picture as far as a fetch can tell"
 NEVER = [a for a in FORBIDDEN if a not in OPENED and "%" not in a and a != "0.1.2.3"]
 
 
 class Moved:
-    """A server on loopback that answers with a picture, or with what `moves` or `flaky` have for host and path."""
+    """A server on loopback: an image, or what `moves` or `flaky` have for host and path."""
 
     def __init__(self, moves: dict[str, str], flaky: set[str] | None = None) -> None:
         self.moves, self.flaky = moves, set(flaky or ())
@@ -189,7 +190,7 @@ class Moved:
             )
         else:
             writer.write(
-                f"HTTP/1.1 200 X\r\nContent-Length: {len(PICTURE)}\r\nConnection: close\r\n\r\n".encode()
+                b"HTTP/1.1 200 X\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(PICTURE)
             )
             writer.write(PICTURE)
         await writer.drain()
@@ -280,7 +281,7 @@ def test_redirects(
 
 
 class Rebinding:
-    """A fake DNS: each lookup of a name answers with loopback, a forbidden address, both in any order, or fails."""
+    """A fake DNS. A lookup gives loopback, a forbidden address, both in any order, or fails."""
 
     def __init__(self) -> None:
         self.turns: Counter[str] = Counter()
@@ -298,7 +299,7 @@ class Rebinding:
 
 
 async def sequence(seed: int) -> list[Fetched]:
-    """Two runs over six rows on four names, with redirects between them and answers that ask to be repeated."""
+    """Two runs over six rows on four names, with redirects between them and repeats."""
     draw = random.Random(seed)
     names = [f"{'h' * (i + 1)}.s{seed}.test" for i in range(4)]
     paths = [f"{draw.choice(names)}/{i}" for i in range(6)]
@@ -332,7 +333,7 @@ async def sequences(seeds: range) -> list[Fetched]:
 def test_200_sequences_of_rebinding_names_connect_to_no_forbidden_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each answer of DNS may differ from the one before; `connected` is what the process asked its sockets for."""
+    """Each answer of DNS may differ. `connected` has the addresses that sockets were asked for."""
     names = Rebinding()
     fake_dns(monkeypatch, names)
     monkeypatch.setattr(request, "BACKOFF_S", 0.001)

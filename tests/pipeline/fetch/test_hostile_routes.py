@@ -135,7 +135,7 @@ def test_every_route_of_the_table_is_committed(
             image_size=32,
             user_agent="clipmilltest/1.0 (+http://clipmill.example/bot)",
             allow_private=True,
-            connect_to=server.places(),
+            connect_to=server.connect_to(),
             deadline_s=DEADLINE_S,
             max_bytes=CAP,
             retries=1,

@@ -1,4 +1,4 @@
-"""Queues of hosts by the clock of the test: limits, delays, holds, silence, and which shard goes first."""
+"""Queues of hosts by the clock of the test: limits, delays, pauses, silence, order of shards."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def made(**changes: object) -> tuple[Queues[str], Clock]:
 
 def taken(queues: Queues[str]) -> list[str]:
     """Rows that may start now."""
-    found = []
-    while (turn := queues.take()) is not None:
-        found.append(turn[1])
-    return found
+    rows = []
+    while (host_and_row := queues.take()) is not None:
+        rows.append(host_and_row[1])
+    return rows
 
 
 def ask(queues: Queues[str]) -> tuple[Host[str], str]:
-    turn = queues.take()
-    assert turn is not None
-    queues.reserve_start(turn[0])
-    return turn
+    host_and_row = queues.take()
+    assert host_and_row is not None
+    queues.reserve_start(host_and_row[0])
+    return host_and_row
 
 
 @pytest.mark.parametrize(
@@ -148,9 +148,9 @@ def test_who_wants_to_be_left_alone_for_longer_than_our_patience_is() -> None:
     for i in range(3):
         queues.add("a", 1, str(i))
     host, _ = ask(queues)
-    cut = queues.record_answer(host, busy=True, retry_after_s=1e9)
-    assert [row for row, _ in cut] == ["1", "2"]
-    assert "for longer than fetch.patience_s" in cut[0][1]
+    rejected = queues.record_answer(host, busy=True, retry_after_s=1e9)
+    assert [row for row, _ in rejected] == ["1", "2"]
+    assert "for longer than fetch.patience_s" in rejected[0][1]
     queues.finish(host, answered=True)
     assert "for longer" in (queues.add("a", 1, "3") or "")
     clock.now += LONGEST_PAUSE_S
@@ -165,8 +165,10 @@ def test_a_silent_host_is_given_up_and_tried_again_by_one_row(answers: int, rows
         queues.add("a", 1, str(i))
     for i in range(answers + rows):
         host, _ = ask(queues)
-        cut = queues.finish(host, answered=i < answers)
-    assert [row for row, _ in cut] == [str(i) for i in range(answers + rows, answers + rows + 5)]
+        rejected = queues.finish(host, answered=i < answers)
+    assert [row for row, _ in rejected] == [
+        str(i) for i in range(answers + rows, answers + rows + 5)
+    ]
     assert "not asked" in (queues.add("a", 1, "more") or "")
     clock.now += PROBE_S
     for i in range(4):
@@ -208,11 +210,11 @@ def test_the_rows_of_a_shard_can_be_removed() -> None:
 def test_hosts_that_have_nothing_to_do_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hosts, "SWEEP", 50)
     queues, clock = made()
-    queues.record_answer(queues.host("held"), busy=True, retry_after_s=1000.0)
+    queues.record_answer(queues.host("paused"), busy=True, retry_after_s=1000.0)
     for i in range(500):
         queues.add(f"h{i}", 1, "row")
         assert taken(queues) == ["row"]
         queues.finish(queues.host(f"h{i}"), answered=True)
     assert len(queues._hosts) < 120
-    assert queues.wait_s(queues.host("held")) == 1000.0
+    assert queues.wait_s(queues.host("paused")) == 1000.0
     clock.now += 1000

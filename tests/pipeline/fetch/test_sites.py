@@ -37,7 +37,7 @@ def test_the_tables_hold_what_they_say() -> None:
     assert counts == {"x_robots_tag": 24, "tdm_aipref_aitxt": 16, "robots": 30}
 
 
-# --- headers and pages ---------------------------------------------------------------------------------------------
+# --- headers and pages ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_another_policy_and_another_name_can_be_applied_to_what_was_kept() -> No
     assert refuses(kept, "otherbot/2.0")
 
 
-# --- the files of a site -------------------------------------------------------------------------------------------
+# --- the files of a site -------------------------------------------------------------------
 
 
 class Client:
@@ -151,7 +151,7 @@ def ask(
     agent: str = AGENT,
     **settings: Any,
 ) -> tuple[list[Verdict], list[str]]:
-    """Verdicts on URLs asked about at once, and the files that were asked for, in order; what is not there is a 404."""
+    """Verdicts on URLs, all at once, and the files requested, in order. Other files are a 404."""
 
     async def get(url: str) -> FileAnswer:
         await asyncio.sleep(0)
@@ -225,7 +225,8 @@ def test_tdmrep_aipref_and_ai_txt(case: dict[str, Any]) -> None:
 def test_what_is_kept_of_a_site() -> None:
     rules = (
         "User-agent: *\nContent-Usage: search=n\nContent-Usage: /b train-ai=y\nCrawl-delay: 3\n\n"
-        "User-agent: GPTBot\nUser-agent: ccbot\nDisallow: /\n\nUser-agent: ClaudeBot\nDisallow: /b\n"
+        "User-agent: GPTBot\nUser-agent: ccbot\nDisallow: /\n\n"
+        "User-agent: ClaudeBot\nDisallow: /b\n"
     )
     tdm = [
         {"location": "/", "tdm-reservation": 0, "tdm-policy": "https://site.example/p", "more": 1}
@@ -411,7 +412,8 @@ def test_a_fetch_asks_a_site_for_its_files_and_keeps_what_they_say() -> None:
         packed = gzip.compress(files.get(path, b"a picture"))
         encoding = "Content-Encoding: gzip\r\n" if path in files else ""
         writer.write(
-            f"HTTP/1.1 200 X\r\n{encoding}Content-Length: {len(packed)}\r\nConnection: close\r\n\r\n".encode()
+            f"HTTP/1.1 200 X\r\n{encoding}Content-Length: {len(packed)}\r\n".encode()
+            + b"Connection: close\r\n\r\n"
         )
         writer.write(packed)
         await writer.drain()
@@ -463,7 +465,7 @@ def test_the_site_that_was_used_longest_ago_is_forgotten(monkeypatch: pytest.Mon
     assert [url[7] for url in client.asked] == ["a", "b", "c", "b"]
 
 
-# --- what a hostile file may cost ------------------------------------------------------------
+# --- what a hostile file may cost ----------------------------------------------------------
 
 
 def test_a_file_of_many_names_or_rules_costs_no_more_than_its_lines() -> None:
