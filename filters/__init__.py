@@ -62,6 +62,7 @@ def specs_of_recipe(recipe: Recipe) -> tuple[FilterSpec, ...]:
 
 
 def check_filters(specs: Iterable[FilterSpec]) -> None:
-    """ValueError for filters, options, models and weights that cannot work. No weights are loaded."""
+    """ValueError for filters, options, models and weights that cannot work. No weights are
+    loaded."""
     for spec in specs:
         make(spec).check()

@@ -1,7 +1,8 @@
 """What a filter is: it reads images and captions and adds columns. It never drops a row.
 
-A filter is a dataclass whose fields are its options. The id of its columns covers everything that its result depends
-on: name, version, the options that are not marked FREE, and `identity()` (the hash of weights that it reads).
+A filter is a dataclass whose fields are its options. The id of its columns covers everything that
+its result depends on: name, version, the options that are not marked FREE, and `identity()` (the
+hash of weights that it reads).
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from PIL import Image
 from manifests import disk
 from manifests.schema import Recipe
 
-# Metadata of an option that is not part of the id: it changes the speed only, or identity() covers it.
+# Metadata of an option that is not part of the id: it changes the speed only, or identity() covers
+# it.
 FREE: dict[str, Any] = {"free": True}
 
 Columns = dict[str, "Sequence[Any] | np.ndarray[Any, Any]"]
@@ -32,8 +34,8 @@ Columns = dict[str, "Sequence[Any] | np.ndarray[Any, Any]"]
 class Batch:
     """Some stored rows of one shard, in tar order. All parts have the same length.
 
-    captions: never None if the filter needs captions. images: RGB, or None if no filter of the pass needs them.
-    rows: the sidecar's columns, for filters that need "row".
+    captions: never None if the filter needs captions. images: RGB, or None if no filter of the pass
+    needs them. rows: the sidecar's columns, for filters that need "row".
     """
 
     captions: list[str]
@@ -59,7 +61,8 @@ class Filter(abc.ABC):
         return ""
 
     def check(self) -> None:  # noqa: B027 - most options are checked by the dataclass itself
-        """ValueError for options that cannot work together. It loads no weights and needs no pool."""
+        """ValueError for options that cannot work together. It loads no weights and needs no
+        pool."""
 
     def setup(self) -> None:  # noqa: B027 - most filters hold nothing
         """Load models and tables."""
@@ -69,7 +72,8 @@ class Filter(abc.ABC):
         """A value per row for each column of `adds`; None or NaN where there is none."""
 
     def alternatives(self) -> tuple[Filter, ...]:
-        """The filter with each option that depends on the machine fixed, one filter for each way to fix it."""
+        """The filter with each option that depends on the machine fixed, one filter for each way
+        to fix it."""
         return (self,)
 
     def resolved(self, *, gpu: bool) -> Filter:

@@ -13,7 +13,8 @@ from filters.base import Batch, Columns, Filter
 
 @dataclass(kw_only=True)
 class Caption(Filter):
-    """caption_words: pieces between whitespace. caption_chars: code points, whitespace at the ends included.
+    """caption_words: pieces between whitespace. caption_chars: code points, whitespace at the ends
+    included.
 
     DataComp's basic filter asks for more than 2 words and more than 5 characters of exactly these.
     """

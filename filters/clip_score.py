@@ -28,11 +28,12 @@ TRANSFORM_THREADS = min(8, os.cpu_count() or 1)
 class ClipScore(Filter):
     """clip_score: cosine of image and text embedding, in [-1, 1].
 
-    model: a name of open_clip with `pretrained` (a tag, or a file of weights), or `local-dir:FOLDER` or
-    `hf-hub:ORG/NAME`, which bring their own weights. precision auto is bf16 on a GPU and fp32 elsewhere; it is resolved
-    before the id of the columns is made, so bf16 and fp32 scores never share an id. Where a pool has scores of either
-    kind, auto takes them as they are (fp32 before bf16). Images go through the model's own validation transform,
-    captions through its own tokenizer and context length.
+    model: a name of open_clip with `pretrained` (a tag, or a file of weights), or
+    `local-dir:FOLDER` or `hf-hub:ORG/NAME`, which bring their own weights. precision auto is bf16
+    on a GPU and fp32 elsewhere; it is resolved before the id of the columns is made, so bf16 and
+    fp32 scores never share an id. Where a pool has scores of either kind, auto takes them as they
+    are (fp32 before bf16). Images go through the model's own validation transform, captions through
+    its own tokenizer and context length.
     """
 
     name: ClassVar[str] = "clip_score"
@@ -99,7 +100,8 @@ class ClipScore(Filter):
     def check(self) -> None:
         """Model and weights against open_clip's own tables.
 
-        A machine without open_clip cannot check them: it may crawl and fetch, and scoring refuses there.
+        A machine without open_clip cannot check them: it may crawl and fetch, and scoring refuses
+        there.
         """
         if self.model.startswith((LOCAL, HUB)) or find_spec("open_clip") is None:
             return
@@ -184,7 +186,8 @@ class ClipScore(Filter):
 
 
 def _trained_with_quick_gelu(model: str, pretrained: str) -> bool | None:
-    """The activation that weights of `model` or of its -quickgelu variant were trained with; None for other weights."""
+    """The activation that weights of `model` or of its -quickgelu variant were trained with;
+    None for other weights."""
     import open_clip
 
     plain = model.removesuffix("-quickgelu")

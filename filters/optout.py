@@ -1,11 +1,14 @@
-"""Who has said no, judged again from what was kept: the grammar of every opt-out, and a filter over stored signals.
+"""Who has said no, judged again from what was kept: the grammar of every opt-out, and a filter over
+stored signals.
 
-A row's signals are one JSON object (sidecar column `optout`): the raw values of "x-robots-tag", "tdm-reservation",
-"tdm-policy" and "content-usage"; "page" with the same of the page, and its "meta"; "site" with what robots.txt,
-tdmrep.json and ai.txt of each origin said about this very URL. A signal that can be read in two ways is read as a no.
+A row's signals are one JSON object (sidecar column `optout`): the raw values of "x-robots-tag",
+"tdm-reservation", "tdm-policy" and "content-usage"; "page" with the same of the page, and its
+"meta"; "site" with what robots.txt, tdmrep.json and ai.txt of each origin said about this very URL.
+A signal that can be read in two ways is read as a no.
 
-Policies. respect: every no to indexing, mining or training. strict: also noarchive, nocache and unavailable_after, a no
-to any crawler of AI_CRAWLERS, a tdm-policy, and a statement that cannot be read. ignore: nothing is a no.
+Policies. respect: every no to indexing, mining or training. strict: also noarchive, nocache and
+unavailable_after, a no to any crawler of AI_CRAWLERS, a tdm-policy, and a statement that cannot be
+read. ignore: nothing is a no.
 """
 
 from __future__ import annotations
@@ -22,18 +25,28 @@ from filters.base import Batch, Columns, Filter
 from manifests.schema import Recipe
 
 POLICIES = ("respect", "strict", "ignore")
-# Who names one of these speaks to builders of training sets. The first one speaks to us under every policy.
+# Who names one of these speaks to builders of training sets. The first one speaks to us under every
+# policy.
 AI_CRAWLERS = (
-    "img2dataset", "ccbot", "gptbot", "google-extended", "anthropic-ai", "claudebot", "bytespider", "applebot-extended",
-)  # fmt: skip
+    "img2dataset",
+    "ccbot",
+    "gptbot",
+    "google-extended",
+    "anthropic-ai",
+    "claudebot",
+    "bytespider",
+    "applebot-extended",
+)
 LIKE_US = AI_CRAWLERS[:1]
-# img2dataset's four, and `none` (noindex, nofollow) and `noml`, which it does not know. Not `noarchive` and `nocache`:
-# they are about copies shown to readers. Not `unavailable_after`: it would make the same row a no on another day.
+# img2dataset's four, and `none` (noindex, nofollow) and `noml`, which it does not know. Not
+# `noarchive` and `nocache`: they are about copies shown to readers. Not `unavailable_after`: it
+# would make the same row a no on another day.
 NO = frozenset({"noai", "noimageai", "noindex", "noimageindex", "none", "noml"})
 LAPSES = frozenset({"unavailable_after", "unavailable-after"})
 STRICTLY_NO = NO | LAPSES | {"noarchive", "nocache"}
 VALUED = frozenset({"max-snippet", "max-image-preview", "max-video-preview"}) | LAPSES
-# A name before a colon is another crawler's only if it looks like one; `foo: bar, noai` is addressed to everybody.
+# A name before a colon is another crawler's only if it looks like one; `foo: bar, noai` is
+# addressed to everybody.
 CRAWLER = re.compile(
     r"[a-z0-9_.*-]*(bot|crawl|spider|slurp|archiver|externalhit|externalagent|-extended|yandex|baidu)[a-z0-9_.*-]*"
     r"|anthropic-ai|cohere-ai|claude-web|chatgpt-user|perplexity-user|duckassist|img2dataset"
@@ -70,7 +83,8 @@ class _Reading:
 
 
 def product(user_agent: str) -> str:
-    """The name by which headers and robots.txt address us: `clipmill/0.1 (+https://…)` is `clipmill`."""
+    """The name by which headers and robots.txt address us: `clipmill/0.1 (+https://…)` is
+    `clipmill`."""
     return re.split(r"[/\s(]", user_agent.strip(), maxsplit=1)[0].lower()
 
 
@@ -80,7 +94,8 @@ def refuses(found: Mapping[str, Any], user_agent: str, policy: str = "respect") 
 
 
 def refusal(found: Mapping[str, Any], user_agent: str, policy: str) -> tuple[str, str] | None:
-    """(reason, the words that say no), or None. In the order in which a fetch learns of them: page, site, header."""
+    """(reason, the words that say no), or None. In the order in which a fetch learns of them:
+    page, site, header."""
     if policy not in POLICIES:
         raise ValueError(f"there is no opt-out policy {policy!r}; there are {', '.join(POLICIES)}")
     if policy == "ignore":
@@ -157,14 +172,14 @@ def _texts(value: Any) -> list[str]:
     return [text for item in value for text in _texts(item)] if isinstance(value, list) else []
 
 
-# --- grammars ------------------------------------------------------------------------------------------------------
+# --- grammars -------------------------------------------------------------------------------------
 
 
 def directive(text: str, us: tuple[str, ...], no: frozenset[str]) -> str | None:
     """The directive of one X-Robots-Tag or robots meta text that refuses us.
 
-    Directives are separated by commas. `name:` before one begins a group for that crawler, up to the next name; a
-    directive that takes a value has a colon too and begins none.
+    Directives are separated by commas. `name:` before one begins a group for that crawler, up to
+    the next name; a directive that takes a value has a colon too and begins none.
     """
     for for_us, head, words in _pieces(text.lower(), us):
         if not for_us:
@@ -178,7 +193,8 @@ def directive(text: str, us: tuple[str, ...], no: frozenset[str]) -> str | None:
 
 
 def _pieces(text: str, us: tuple[str, ...]) -> Iterator[tuple[bool, str, list[str]]]:
-    """(is it for us, the directive that carries a value or "", the other words) of each piece between commas."""
+    """(is it for us, the directive that carries a value or "", the other words) of each piece
+    between commas."""
     for_us = True
     for piece in text.split(","):
         head, colon, rest = (part.strip() for part in piece.partition(":"))
@@ -210,8 +226,8 @@ def _reserved(text: str, strict: bool) -> str | None:
 def usage(text: str, *, strict: bool) -> str | None:
     """The no of a Content-Usage value (AIPREF) or a Content-Signal (`ai-train=no`).
 
-    A dictionary of RFC 9651: the last of equal keys counts. What is none, for a capital letter or a space, says nothing
-    by that rule; here a no in it is a no.
+    A dictionary of RFC 9651: the last of equal keys counts. What is none, for a capital letter or a
+    space, says nothing by that rule; here a no in it is a no.
     """
     said = _dictionary(text)
     if said is None:
@@ -246,17 +262,18 @@ def _dictionary(text: str) -> dict[str, str] | None:
     return found if not found or comma != "," else None  # a comma at the end is an error there
 
 
-# --- the filter ----------------------------------------------------------------------------------------------------
+# --- the filter -----------------------------------------------------------------------------------
 
 
 @dataclass(kw_only=True)
 class Optout(Filter):
-    """optout_respect, optout_strict: the words by which a stored signal refuses the row, "" where none does.
+    """optout_respect, optout_strict: the words by which a stored signal refuses the row, "" where
+    none does.
 
-    A row that may stay has "" and not NULL, so that the rule `optout_strict = ''` keeps no row that was never judged.
-    user_agent: the agent that the pool was fetched under; headers address it by its product name. A recipe's
-    `fetch.user_agent` is taken where the filter list does not name one. There is no default, because the answer
-    depends on it.
+    A row that may stay has "" and not NULL, so that the rule `optout_strict = ''` keeps no row that
+    was never judged. user_agent: the agent that the pool was fetched under; headers address it by
+    its product name. A recipe's `fetch.user_agent` is taken where the filter list does not name
+    one. There is no default, because the answer depends on it.
     """
 
     name: ClassVar[str] = "optout"
@@ -275,8 +292,8 @@ class Optout(Filter):
         self.user_agent = product(self.user_agent)
         if not self.user_agent:
             raise ValueError(
-                "filter optout: user_agent is empty; set fetch.user_agent in the recipe, or give the "
-                "agent that the pool was fetched under: {optout: {user_agent: NAME}}"
+                "filter optout: user_agent is empty; set fetch.user_agent in the recipe, or give "
+                "the agent that the pool was fetched under: {optout: {user_agent: NAME}}"
             )
 
     @classmethod

@@ -1,4 +1,5 @@
-"""What the pixels of an image tell: how bright, how varied, how busy it is, and which images are alike."""
+"""What the pixels of an image tell: how bright, how varied, how busy it is, and which images are
+alike."""
 
 from __future__ import annotations
 
@@ -22,11 +23,11 @@ _LEVELS = np.arange(256) / 255
 class Picture(Filter):
     """Columns, over luma (ITU-R 601) in [0, 1].
 
-    brightness: mean. contrast: standard deviation. entropy: of the 256-bin histogram, bits in [0, 8]; a drawing or a
-    blank is below 4. edges: share of neighbouring pixels that differ by more than a tenth. colour: mean distance
-    between the largest and the smallest channel, 0 for grey images. phash: 64-bit perceptual hash as int64; the
-    Hamming distance of two is `bit_count(xor(a, b))` in SQL, and copies that were resized or compressed again are
-    within about 6.
+    brightness: mean. contrast: standard deviation. entropy: of the 256-bin histogram, bits in [0,
+    8]; a drawing or a blank is below 4. edges: share of neighbouring pixels that differ by more
+    than a tenth. colour: mean distance between the largest and the smallest channel, 0 for grey
+    images. phash: 64-bit perceptual hash as int64; the Hamming distance of two is `bit_count(xor(a,
+    b))` in SQL, and copies that were resized or compressed again are within about 6.
     """
 
     name: ClassVar[str] = "picture"

@@ -10,14 +10,16 @@ import pyarrow as pa
 
 from filters.base import Batch, Columns, Filter, file_hash, package_folder
 
-# The longest caption that is kept, start and end included. A model with a shorter context cuts further.
+# The longest caption that is kept, start and end included. A model with a shorter context cuts
+# further.
 CONTEXT = 77
 CACHED_WORDS = 2**18  # the tokenizer caches every word; a crawl brings new ones without end
 
 
 @dataclass(kw_only=True)
 class Tokens(Filter):
-    """tokens: start-of-text, the caption in CLIP's byte-pair code of 49,408 entries, end-of-text; not padded.
+    """tokens: start-of-text, the caption in CLIP's byte-pair code of 49,408 entries, end-of-text;
+    not padded.
 
     A longer caption is cut at 77 tokens and keeps the end-of-text, as in open_clip.
     """

@@ -1,4 +1,5 @@
-"""Counts of every stage of a pool, from footers and commit records alone, and the counts that contradict each other."""
+"""Counts of every stage of a pool, from footers and commit records alone, and the counts that
+contradict each other."""
 
 from __future__ import annotations
 
@@ -42,8 +43,9 @@ Records = Mapping[str, CommitRecord]
 def count_pool(pool: str, records: Records | None = None) -> PoolCounts:
     """Counts and reasons of each stage.
 
-    records: the commit records, if the caller has read them. `problems` has a line for each count that contradicts
-    another. For a row that was retried, fetch.final counts the newest outcome only. ValueError where there is no pool.
+    records: the commit records, if the caller has read them. `problems` has a line for each count
+    that contradicts another. For a row that was retried, fetch.final counts the newest outcome
+    only. ValueError where there is no pool.
     """
     if records is None:
         records = read_commit_records(pool)
@@ -58,7 +60,8 @@ def count_pool(pool: str, records: Records | None = None) -> PoolCounts:
     first_attempts = fetch.attempted - fetch.retries
     if crawl and complete and crawl.pairs != first_attempts:
         problems.append(
-            f"all shards are committed with {first_attempts} rows, but there are {crawl.pairs} pairs"
+            f"all shards are committed with {first_attempts} rows, "
+            f"but there are {crawl.pairs} pairs"
         )
     scores = {}
     for name, document in complete_score_sets(pool).items():
@@ -90,8 +93,8 @@ def recipe_of_pool(pool: str) -> Recipe | None:
 def write_pool_json(pool: str, recipe: Recipe, seconds: Mapping[str, float]) -> dict[str, Any]:
     """Write pool.json from what is committed, and return it as plain values.
 
-    seconds: time of this build's stages; it is added to that of the builds before. Everything else can be computed
-    again at any time.
+    seconds: time of this build's stages; it is added to that of the builds before. Everything else
+    can be computed again at any time.
     """
     layout = PoolLayout(pool)
     records = read_commit_records(pool)
@@ -131,7 +134,7 @@ def write_pool_json(pool: str, recipe: Recipe, seconds: Mapping[str, float]) -> 
     return plain
 
 
-# --- stages --------------------------------------------------------------------------------------------------------
+# --- stages ---------------------------------------------------------------------------------------
 
 
 def _count_crawl(pool: str, problems: list[str]) -> CrawlCounts | None:
@@ -142,7 +145,8 @@ def _count_crawl(pool: str, problems: list[str]) -> CrawlCounts | None:
         dropped = sum(part["reasons"].values())
         if part["links"] != part["pairs"] + dropped:
             problems.append(
-                f"pairs/{name}: {part['links']} links, but {part['pairs']} pairs + {dropped} dropped"
+                f"pairs/{name}: {part['links']} links, "
+                f"but {part['pairs']} pairs + {dropped} dropped"
             )
     if not parts:
         return None
@@ -210,7 +214,8 @@ def _retried_reasons(
 
 
 def _planned_shards(pool: str, records: Records, problems: list[str]) -> int:
-    """The number of shards of the plan, 0 before there is one. Shards that differ from the plan are problems."""
+    """The number of shards of the plan, 0 before there is one. Shards that differ from the plan
+    are problems."""
     layout = PoolLayout(pool)
     if not disk.exists(layout.plan):
         has_pairs = bool(disk.list_names(layout.pairs, ".parquet"))
@@ -229,7 +234,8 @@ def _planned_shards(pool: str, records: Records, problems: list[str]) -> int:
 
 
 def _tars_of_recipe(pool: str, records: Records, problems: list[str]) -> int:
-    """The number of tars of the recipe that this pool was built by, if it is there and adopts tars."""
+    """The number of tars of the recipe that this pool was built by, if it is there and adopts
+    tars."""
     recipe = recipe_of_pool(pool)
     if recipe is None or recipe.source.kind != "shards":
         return len(records)

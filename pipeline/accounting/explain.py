@@ -42,11 +42,12 @@ class Match:
 
 
 def explain_row(pool: str, name: str) -> dict[str, Any]:
-    """The history of the row that `name` names: a uid, a URL, a tar key, or a file name (the last part of a path).
+    """The history of the row that `name` names: a uid, a URL, a tar key, or a file name (the last
+    part of a path).
 
-    {"uid", "pair": its row of the pairs or None, "attempts": […]}; each attempt has its row of the sidecar, its scores
-    and what each view decided. If rows of several uids fit: {"name", "matches": [{uid, url, shard, row, key}]}.
-    ValueError if no row fits.
+    {"uid", "pair": its row of the pairs or None, "attempts": […]}; each attempt has its row of the
+    sidecar, its scores and what each view decided. If rows of several uids fit: {"name", "matches":
+    [{uid, url, shard, row, key}]}. ValueError if no row fits.
     """
     records = read_commit_records(pool)
     layout = PoolLayout(pool)
@@ -72,12 +73,13 @@ def explain_row(pool: str, name: str) -> dict[str, Any]:
 
 
 def explain_lines(history: Mapping[str, Any]) -> list[str]:
-    """What `explain_row` returns, for a terminal. Characters that a terminal would act on are escaped."""
+    """What `explain_row` returns, for a terminal. Characters that a terminal would act on are
+    escaped."""
     lines = _match_lines(history) if "matches" in history else _history_lines(history)
     return [printable(line) for line in lines]
 
 
-# --- finding rows --------------------------------------------------------------------------------------------------
+# --- finding rows ---------------------------------------------------------------------------------
 
 
 def _matches(path: str, name: str, shard: str | None) -> list[Match]:
@@ -140,7 +142,7 @@ def _pair(pool: str, match: Match) -> dict[str, Any] | None:
     return None
 
 
-# --- what is known of a row ----------------------------------------------------------------------------------------
+# --- what is known of a row -----------------------------------------------------------------------
 
 
 def _attempt(pool: str, match: Match) -> dict[str, Any]:
@@ -174,7 +176,8 @@ def _decision(
     sidecar: Mapping[str, Any],
     scores: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Whether a view keeps a row; if not, the first rule that fails, with the values that it read."""
+    """Whether a view keeps a row; if not, the first rule that fails, with the values that it
+    read."""
     assert match.shard is not None
     path = layout.view_mask(view, match.shard)
     if not disk.exists(path):
@@ -210,7 +213,7 @@ def _without_spaces(sql: str) -> str:
     return "".join(sql.split()).lower()
 
 
-# --- for a terminal ------------------------------------------------------------------------------------------------
+# --- for a terminal -------------------------------------------------------------------------------
 
 
 def _match_lines(history: Mapping[str, Any]) -> Iterator[str]:

@@ -1,4 +1,5 @@
-"""Checks every file of a pool against its commit records: hashes, offsets and alignment. Names each damaged file."""
+"""Checks every file of a pool against its commit records: hashes, offsets and alignment. Names
+each damaged file."""
 
 from __future__ import annotations
 
@@ -60,7 +61,8 @@ class ShardRows:
 def verify(pool: str) -> list[str]:
     """One line for each file that is missing, damaged or stale; [] if there is none.
 
-    Covers pairs, commit records, tars, sidecars, score sets and views. ValueError where there is no pool.
+    Covers pairs, commit records, tars, sidecars, score sets and views. ValueError where there is no
+    pool.
     """
     layout = PoolLayout(pool)
     has_shards = disk.list_names(layout.shards, COMMIT_SUFFIX)
@@ -121,7 +123,8 @@ def _record(layout: PoolLayout, file: str) -> CommitRecord | str:
 def _parquet(
     layout: PoolLayout, name: str, columns: Sequence[str], *, may_have_more: bool = False
 ) -> tuple[pa.Table, dict[str, Any], str]:
-    """(table, metadata, "") of a file of the pool, or (None, {}, a line that says what is wrong with it).
+    """(table, metadata, "") of a file of the pool, or (None, {}, a line that says what is wrong
+    with it).
 
     may_have_more: there may be further columns behind `columns`.
     """
@@ -140,7 +143,7 @@ def _parquet(
         return None, {}, f"{name}: damaged: {' '.join(str(error).split())[:120]}"
 
 
-# --- shards --------------------------------------------------------------------------------------------------------
+# --- shards ---------------------------------------------------------------------------------------
 
 
 def _sidecar(layout: PoolLayout, record: CommitRecord) -> tuple[pa.Table | None, list[str]]:
@@ -181,7 +184,8 @@ def _row_problems(table: pa.Table, record: CommitRecord) -> Iterator[str]:
 
 
 def _tar(layout: PoolLayout, record: CommitRecord, table: pa.Table | None) -> list[str]:
-    """Size and hash of the tar, and whether each member lies where the sidecar says. At most one line."""
+    """Size and hash of the tar, and whether each member lies where the sidecar says. At most one
+    line."""
     is_adopted = record.adopted
     name = record.tar if is_adopted else f"shards/{record.tar}"
     try:
@@ -233,7 +237,8 @@ def _binary_uids(uids: pa.ChunkedArray) -> Uids:
 
 
 def _pairs(layout: PoolLayout, first_attempts: list[Uids]) -> list[str]:
-    """Row counts and repeated uids of the pairs, and whether each pair has one first attempt in a complete pool."""
+    """Row counts and repeated uids of the pairs, and whether each pair has one first attempt in
+    a complete pool."""
     lines: list[str] = []
     uids_of_parts = []
     for file in disk.list_names(layout.pairs, ".parquet"):
@@ -266,7 +271,7 @@ def _repetitions(uids: Uids) -> int:
     return int((uids[1:] == uids[:-1]).sum())
 
 
-# --- what was made from shards -------------------------------------------------------------------------------------
+# --- what was made from shards --------------------------------------------------------------------
 
 
 def _scores(layout: PoolLayout, rows: Mapping[str, ShardRows], fingerprint: str) -> list[str]:

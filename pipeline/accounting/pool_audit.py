@@ -1,4 +1,5 @@
-"""What the audit says about a whole pool: counts, problems, damaged files and notes, as lines and as plain values."""
+"""What the audit says about a whole pool: counts, problems, damaged files and notes, as lines
+and as plain values."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ def audit_pool(pool: str, *, verify_files: bool = False) -> Audit:
 
 
 def changed_tars(records: Mapping[str, CommitRecord]) -> Iterator[str]:
-    """One line for each adopted local tar that is missing or has another size than when it was adopted."""
+    """One line for each adopted local tar that is missing or has another size than when it was
+    adopted."""
     for record in records.values():
         tar = record.tar
         if not record.adopted or disk.is_url(tar):

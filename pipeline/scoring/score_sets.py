@@ -44,7 +44,8 @@ def score_set(
 ) -> tuple[str, ScoreSetDocument]:
     """(NAME@ID, document) of a filter's columns in `pool`.
 
-    fingerprint: the pool's, if the caller knows it. ValueError with the command to give where columns are missing.
+    fingerprint: the pool's, if the caller knows it. ValueError with the command to give where
+    columns are missing.
     """
     if fingerprint is None:
         fingerprint = pool_fingerprint(read_commit_records(pool))
@@ -64,7 +65,8 @@ def score_set(
 def current_score_set(
     pool: str, filter_: Filter, fingerprint: str
 ) -> tuple[str, ScoreSetDocument] | None:
-    """(NAME@ID, document) of the complete set of a filter, whichever kind of machine scored it; None without one."""
+    """(NAME@ID, document) of the complete set of a filter, whichever kind of machine scored it;
+    None without one."""
     for alternative in filter_.alternatives():
         name = name_of_filter(alternative)
         document = read_score_set(pool, name)
@@ -76,9 +78,11 @@ def current_score_set(
 def filter_specs(
     recipe: Recipe | None, names: Sequence[str], changes: Mapping[str, Any]
 ) -> list[FilterSpec]:
-    """The filters to score by: those of the recipe that are in `names` (default: all), or `names` without a recipe.
+    """The filters to score by: those of the recipe that are in `names` (default: all), or `names`
+    without a recipe.
 
-    changes: "filter.option" -> value. ValueError for a filter that the recipe does not list, or for none at all.
+    changes: "filter.option" -> value. ValueError for a filter that the recipe does not list, or for
+    none at all.
     """
     if recipe is None:
         specs = {name: FilterSpec(name=name) for name in names}

@@ -1,7 +1,8 @@
-"""Rows to score columns: one decode of an image serves all filters of a pass, models are loaded once per worker.
+"""Rows to score columns: one decode of an image serves all filters of a pass, models are loaded
+once per worker.
 
-A shard's columns are committed by their rename into POOL/scores/NAME@ID/; scores.json is written when all shards are
-there. What is scored already is not scored again.
+A shard's columns are committed by their rename into POOL/scores/NAME@ID/; scores.json is written
+when all shards are there. What is scored already is not scored again.
 """
 
 from __future__ import annotations
@@ -46,8 +47,9 @@ Decoding = list["Future[Image.Image | None]"]
 def score(pool: str, specs: Sequence[FilterSpec], *, engine: Engine) -> dict[str, Any]:
     """Score every committed shard by every filter; what is scored already is left as it is.
 
-    Returns {"sets": {NAME@ID: scores.json}, "failed": {shard: reason}}. After a failed shard a set has {}. A row that cannot be decoded or scored has NULL. ValueError for unknown filters, options or weights, and
-    for a pool without a stored row.
+    Returns {"sets": {NAME@ID: scores.json}, "failed": {shard: reason}}. After a failed shard a set
+    has {}. A row that cannot be decoded or scored has NULL. ValueError for unknown filters, options
+    or weights, and for a pool without a stored row.
     """
     records = shards_with_rows(pool)
     fingerprint = pool_fingerprint(records)
@@ -80,7 +82,8 @@ def _score_sets(
     records: Mapping[str, CommitRecord],
     engine: Engine,
 ) -> dict[str, str]:
-    """Score the shards that lack columns of one of these sets; returns {shard: reason} of those that failed."""
+    """Score the shards that lack columns of one of these sets; returns {shard: reason} of those
+    that failed."""
     tickets = _tickets(pool, records, list(filters))
     logger.info("%s: %d of %d shards to score", ", ".join(filters), len(tickets), len(records))
     specs = {
@@ -97,11 +100,12 @@ def _score_sets(
     return dict(execute(stage, tickets, engine=engine).failed)
 
 
-# --- the worker ----------------------------------------------------------------------------------------------------
+# --- the worker -----------------------------------------------------------------------------------
 
 
 class ScoreWorker:
-    """The filters of a pass, loaded. A call with a ticket {"sets": […]} writes the columns of the shard `ticket.id`."""
+    """The filters of a pass, loaded. A call with a ticket {"sets": […]} writes the columns of
+    the shard `ticket.id`."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.pool = str(config["pool"])
@@ -166,7 +170,8 @@ class ScoreWorker:
     def _chunks(
         self, rows: pa.Table, record: CommitRecord, filters: Iterable[Filter]
     ) -> Iterator[tuple[list[int], list[Image.Image | None] | None]]:
-        """(positions, their images) of the stored rows. The next chunk is decoded while one is in use."""
+        """(positions, their images) of the stored rows. The next chunk is decoded while one is
+        in use."""
         stored = _stored_positions(rows).tolist()
         chunks = [stored[start : start + CHUNK] for start in range(0, len(stored), CHUNK)]
         if not any("image" in filter_.needs for filter_ in filters):
@@ -278,7 +283,8 @@ def _scores(filter_: Filter, batch: Batch) -> Columns:
 
 
 def _scores_one_by_one(filter_: Filter, batch: Batch) -> Columns:
-    """NULL for each row for which the filter raises. It raises for good if it raises for all of many rows."""
+    """NULL for each row for which the filter raises. It raises for good if it raises for all of
+    many rows."""
     count = len(batch.captions)
     columns: dict[str, list[Any]] = {column: [] for column in filter_.adds}
     failures = 0
@@ -300,11 +306,12 @@ def _scores_one_by_one(filter_: Filter, batch: Batch) -> Columns:
     return dict(columns)
 
 
-# --- tickets and documents -----------------------------------------------------------------------------------------
+# --- tickets and documents ------------------------------------------------------------------------
 
 
 def _tickets(pool: str, records: Mapping[str, CommitRecord], sets: Sequence[str]) -> list[Ticket]:
-    """One ticket for each shard that lacks columns of a set. It names the sets that the shard lacks."""
+    """One ticket for each shard that lacks columns of a set. It names the sets that the shard
+    lacks."""
     layout = PoolLayout(pool)
     committed = {name: set(disk.list_names(layout.score_set(name), ".parquet")) for name in sets}
     tickets = []
@@ -353,7 +360,8 @@ def _write_document(
 
 
 def _has_gpu(filter_: Filter, engine: Engine) -> bool:
-    """True where the filter will run on a GPU: `cuda` always, `auto` where Ray or this process has one."""
+    """True where the filter will run on a GPU: `cuda` always, `auto` where Ray or this process
+    has one."""
     if filter_.device != "auto":
         return filter_.device == "cuda"
     if engine == "inline":

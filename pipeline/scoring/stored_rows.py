@@ -1,4 +1,5 @@
-"""Committed shards with something to work on; and, where a pool has no stored row, the reasons with an example."""
+"""Committed shards with something to work on; and, where a pool has no stored row, the reasons
+with an example."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ EXAMPLE_COLUMNS = ["key", "url", "error_message", "reason"]
 def shards_with_rows(pool: str) -> dict[str, CommitRecord]:
     """Commit records by shard name.
 
-    ValueError where nothing is committed or no row is stored. It names the most frequent reasons and an example row.
+    ValueError where nothing is committed or no row is stored. It names the most frequent reasons
+    and an example row.
     """
     records = read_commit_records(pool)
     if not records:

@@ -67,7 +67,8 @@ class Column:
 
 
 def list_columns(pool: str) -> list[Column]:
-    """The columns of the sidecars, what is derived from them, and the columns of each current score set.
+    """The columns of the sidecars, what is derived from them, and the columns of each current score
+    set.
 
     ValueError for a pool without stored rows.
     """

@@ -1,15 +1,18 @@
 """Columns and rules to masks: SQL and Arrow. This module opens no file and knows no worker.
 
-The steps of a view are evaluated in order, each only for the rows that are left. A row's `rule` is the first step that
-is not true for it, or `NAME:missing` if the step reads a NULL that it does not speak of (see `rules`).
+The steps of a view are evaluated in order, each only for the rows that are left. A row's `rule` is
+the first step that is not true for it, or `NAME:missing` if the step reads a NULL that it does not
+speak of (see `rules`).
 
-`top(column, share)` is a number that is computed first, over all stored rows of the pool with a value: the k-th largest
-with k = ceil(share × number of such rows). So `clip_score >= top(clip_score, 0.30)` keeps the best 30 % of the rows that
-have a score, and all rows that tie with the last of them.
+`top(column, share)` is a number that is computed first, over all stored rows of the pool with a
+value: the k-th largest with k = ceil(share × number of such rows). So `clip_score >=
+top(clip_score, 0.30)` keeps the best 30 % of the rows that have a score, and all rows that tie with
+the last of them.
 
-Random rows are drawn by `uid_hashes`: `sample` keeps the stored rows with a hash below share × 2^64, `random_like` the
-rows with the smallest hashes. Both depend on uid and seed alone, so with the same seed a smaller sample is a part of
-every larger one. Nothing depends on how the rows are divided into shards or on the number of workers.
+Random rows are drawn by `uid_hashes`: `sample` keeps the stored rows with a hash below share ×
+2^64, `random_like` the rows with the smallest hashes. Both depend on uid and seed alone, so with
+the same seed a smaller sample is a part of every larger one. Nothing depends on how the rows are
+divided into shards or on the number of workers.
 """
 
 from __future__ import annotations
@@ -39,7 +42,8 @@ Hashes = np.ndarray[Any, np.dtype[np.uint64]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """What a view keeps. `tables`: shard -> table of schema VIEW, aligned with the rows that were given."""
+    """What a view keeps. `tables`: shard -> table of schema VIEW, aligned with the rows that
+    were given."""
 
     thresholds: dict[str, Threshold]
     funnel: tuple[tuple[str, int], ...]
@@ -56,9 +60,9 @@ def choose(
 ) -> dict[str, Selection]:
     """Select the rows of each view in `names` (default: all of `views`).
 
-    tables: shard -> the joined columns of its rows. sizes: rows kept by views that `random_like` names, if known.
-    ValueError for a rule that is no boolean expression over the columns, that could answer differently the next time,
-    or that leaves no row.
+    tables: shard -> the joined columns of its rows. sizes: rows kept by views that `random_like`
+    names, if known. ValueError for a rule that is no boolean expression over the columns, that
+    could answer differently the next time, or that leaves no row.
     """
     rows = Rows(tables)
     known_sizes = dict(sizes or {})
@@ -102,7 +106,8 @@ def uid_hashes(uids: Sequence[str], seed: int) -> Hashes:
 
 
 class Rows:
-    """The joined columns of all shards in one table, and the database that evaluates rules over it."""
+    """The joined columns of all shards in one table, and the database that evaluates rules over
+    it."""
 
     def __init__(self, tables: Mapping[str, pa.Table]) -> None:
         self.sizes = {shard: table.num_rows for shard, table in tables.items()}
@@ -126,7 +131,8 @@ class Rows:
     def sql(self, step: Step, threshold: Any) -> str:
         """The step as a boolean SQL expression, NULL where a column that it reads is NULL.
 
-        threshold: (call, column, share) -> number, for each top(). ValueError for a rule that is not boolean.
+        threshold: (call, column, share) -> number, for each top(). ValueError for a rule that is
+        not boolean.
         """
         expression = parse(self.connection, step, self.known)
         sql = to_sql(self.connection, expression, step, threshold)
@@ -213,7 +219,8 @@ def _passed(
     thresholds: dict[str, Threshold],
     sizes: Mapping[str, int],
 ) -> tuple[Mask, Mask]:
-    """((rows,) for which rows the step is true, (rows,) for which it is NULL). Fills `thresholds`."""
+    """((rows,) for which rows the step is true, (rows,) for which it is NULL). Fills
+    `thresholds`."""
     if step.sample is not None:
         return rows.sample(step.sample, step.seed), np.zeros_like(alive)
     if step.random_like is not None:

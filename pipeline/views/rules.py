@@ -1,13 +1,14 @@
 """The SQL of a rule, read with DuckDB's own parser: its columns, its NULLs, its top() calls.
 
-A rule looks at one row and gives the same answer every time. Subqueries, windows, aggregates, `*`, parameters, random
-functions and functions of the clock are refused.
+A rule looks at one row and gives the same answer every time. Subqueries, windows, aggregates, `*`,
+parameters, random functions and functions of the clock are refused.
 
-NULL: a row in which a column is NULL fails every rule that reads the column, unless the rule speaks of that column's
-NULLs itself. It does so if the column occurs, in this rule, inside an operand of IS NULL, of IS NOT NULL or of
-coalesce() (ifnull() is the same). So `a IS NULL OR a > 3` and `coalesce(a, 0) < 3` decide about a NULL in `a`;
-`least(a, b) > 3` and `CASE WHEN a > 3 THEN false ELSE true END` do not, although SQL has an answer for them.
-Columns inside top() are not read for the row and do not count.
+NULL: a row in which a column is NULL fails every rule that reads the column, unless the rule speaks
+of that column's NULLs itself. It does so if the column occurs, in this rule, inside an operand of
+IS NULL, of IS NOT NULL or of coalesce() (ifnull() is the same). So `a IS NULL OR a > 3` and
+`coalesce(a, 0) < 3` decide about a NULL in `a`; `least(a, b) > 3` and `CASE WHEN a > 3 THEN false
+ELSE true END` do not, although SQL has an answer for them. Columns inside top() are not read for
+the row and do not count.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ _HOST = (
     r"nullif(lower(regexp_extract({}, "
     r"'^[A-Za-z][A-Za-z0-9+.-]*://(?:[^/?#@]*@)?(\[[^\]/?#]*\]|[^/?#:]*)', 1)), '')"
 )
-# Columns that no file holds: (SQL, the sidecar's columns that it reads). greatest() and least() skip a NULL,
-# hence the CASE.
+# Columns that no file holds: (SQL, the sidecar's columns that it reads). greatest() and least()
+# skip a NULL, hence the CASE.
 DERIVED: dict[str, tuple[str, tuple[str, ...]]] = {
     "aspect": (
         "CASE WHEN original_width > 0 AND original_height > 0 THEN "
@@ -43,7 +44,8 @@ DERIVED: dict[str, tuple[str, tuple[str, ...]]] = {
     "url_host": (_HOST.format("url"), ("url",)),
     "page_host": (_HOST.format("page_url"), ("page_url",)),
 }
-# Functions of the clock or the session that duckdb_functions() calls consistent, or that hide in a macro.
+# Functions of the clock or the session that duckdb_functions() calls consistent, or that hide in a
+# macro.
 CLOCKS = frozenset(
     {"age", "ago", "current_localtime", "current_localtimestamp", "user", "current_catalog"}
 )
@@ -85,7 +87,8 @@ def connect() -> duckdb.DuckDBPyConnection:
 def columns_of(views: Sequence[View], name: str, known: Iterable[str]) -> set[str]:
     """The columns to read for a view: those of its rules, `status`, and `uid` for random rows.
 
-    `known`: the columns that can be read. ValueError for a rule that reads another one or is no expression.
+    `known`: the columns that can be read. ValueError for a rule that reads another one or is no
+    expression.
     """
     connection = connect()
     known = {*known, *DERIVED}
@@ -102,7 +105,8 @@ def columns_of(views: Sequence[View], name: str, known: Iterable[str]) -> set[st
 
 
 def parse(connection: duckdb.DuckDBPyConnection, step: Step, known: Iterable[str]) -> Expression:
-    """The expression of a step. ValueError for what no rule may contain and for columns not in `known`."""
+    """The expression of a step. ValueError for what no rule may contain and for columns not in
+    `known`."""
     assert step.where is not None
     tree = syntax_tree(connection, step.where, step)
     lambda_names: set[str] = set()
@@ -136,7 +140,8 @@ def to_sql(
     step: Step,
     threshold: Callable[[str, str, Fraction], int | float],
 ) -> str:
-    """The rule with each top() replaced by `threshold(call, column, share)`, before any test for NULL."""
+    """The rule with each top() replaced by `threshold(call, column, share)`, before any test for
+    NULL."""
 
     def constant(call: Tree) -> Tree:
         value = threshold(*parse_top(connection, step, call))
@@ -236,7 +241,8 @@ def _refuse(connection: duckdb.DuckDBPyConnection, step: Step, node: Tree) -> No
 
 @functools.cache
 def _refused_functions() -> dict[str, str]:
-    """Functions that a rule may not call: unstable, or aggregate without a scalar function of the same name."""
+    """Functions that a rule may not call: unstable, or aggregate without a scalar function of
+    the same name."""
     functions = (
         connect()
         .execute("SELECT function_name, function_type, stability FROM duckdb_functions()")

@@ -1,4 +1,5 @@
-"""The steps of a view: its rules in order, with the rules of other views in place of `view:` rules."""
+"""The steps of a view: its rules in order, with the rules of other views in place of `view:`
+rules."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ class Step:
 def steps_of(views: Sequence[View], name: str) -> tuple[Step, ...]:
     """The steps of view `name`.
 
-    ValueError for unknown views, views that name each other in a circle, and rules of the same name.
+    ValueError for unknown views, views that name each other in a circle, and rules of the same
+    name.
     """
     steps = tuple(_steps_of_view(views, name, ()))
     names = [step.name for step in steps]
@@ -55,12 +57,14 @@ def steps_of(views: Sequence[View], name: str) -> tuple[Step, ...]:
 
 
 def rules_of(views: Sequence[View], name: str) -> tuple[dict[str, Any], ...]:
-    """The steps as plain values for NAME.json. Equal values decide equally, and the other way round."""
+    """The steps as plain values for NAME.json. Equal values decide equally, and the other way
+    round."""
     return tuple(_plain_rule(views, step) for step in steps_of(views, name))
 
 
 def rules_hash(rules: Sequence[dict[str, Any]]) -> str:
-    """Hash of what `rules_of` gave: it stands for a view in the rules of a random view of its size."""
+    """Hash of what `rules_of` gave: it stands for a view in the rules of a random view of its
+    size."""
     return disk.content_hash(rules)
 
 

@@ -1,7 +1,9 @@
-"""Views as files: reads the columns that the rules need, lets `choose` decide, and writes masks beside the shards.
+"""Views as files: reads the columns that the rules need, lets `choose` decide, and writes masks
+beside the shards.
 
-NAME.json is written last and says everything that the masks were made from. A view that exists already, from the same
-rules, scores and shards, is not made again. One that changed is named in a log line with what changed.
+NAME.json is written last and says everything that the masks were made from. A view that exists
+already, from the same rules, scores and shards, is not made again. One that changed is named in a
+log line with what changed.
 """
 
 from __future__ import annotations
@@ -63,7 +65,8 @@ class Inputs:
 
 
 def check_views(recipe: Recipe) -> None:
-    """ValueError for filters, options, models, rules and views that cannot work. Neither pool nor weights are read."""
+    """ValueError for filters, options, models, rules and views that cannot work. Neither pool
+    nor weights are read."""
     check_filters(specs_of_recipe(recipe))
     added = []
     for filter_class in FILTERS.values():
@@ -80,8 +83,8 @@ def choose_views(
 ) -> dict[str, ViewDocument]:
     """Make the views of a recipe (default: all), and return their documents.
 
-    ValueError for unknown views and columns, rules that are no rules, filters that are not scored yet, a pool without
-    stored rows, and a view that keeps nothing.
+    ValueError for unknown views and columns, rules that are no rules, filters that are not scored
+    yet, a pool without stored rows, and a view that keeps nothing.
     """
     records = shards_with_rows(pool)
     fingerprint = pool_fingerprint(records)
@@ -121,7 +124,8 @@ def choose_views(
 
 
 def random_like(pool: str, view: str, seed: int = 0) -> dict[str, ViewDocument]:
-    """Make the view `random_like_VIEW`: as many stored rows as `view` keeps, drawn by xxh3(uid, seed).
+    """Make the view `random_like_VIEW`: as many stored rows as `view` keeps, drawn by xxh3(uid,
+    seed).
 
     ValueError if the pool has no view of that name, or one that is older than its shards.
     """
@@ -147,7 +151,8 @@ def random_like(pool: str, view: str, seed: int = 0) -> dict[str, ViewDocument]:
 
 
 def read_view(pool: str, name: str) -> ViewDocument | None:
-    """NAME.json of a view, None where it does not exist or is damaged. ValueError for an impossible name."""
+    """NAME.json of a view, None where it does not exist or is damaged. ValueError for an
+    impossible name."""
     if not VIEW_NAME.fullmatch(name):
         raise ValueError(f"a view cannot be named {name!r}: use letters, digits, '_', '-' and '.'")
     path = PoolLayout(pool).view_json(name)
@@ -161,7 +166,8 @@ def read_view(pool: str, name: str) -> ViewDocument | None:
 
 
 def views_not_in(recipe: Recipe, pool: str) -> list[str]:
-    """Views of the pool that the recipe does not have. Random views of its own views are not among them."""
+    """Views of the pool that the recipe does not have. Random views of its own views are not
+    among them."""
     listed = {view.name for view in recipe.views}
     listed |= {f"{RANDOM_PREFIX}{name}" for name in listed}
     files = disk.list_names(PoolLayout(pool).views, ".json")
@@ -236,8 +242,8 @@ def _tables(
 def _check_alignment(scores: pa.Table, path: str, checksum: str, record: CommitRecord) -> None:
     """ValueError for score columns of other rows than those of the shard.
 
-    `sidecar` is the hash of all values of the sidecar, the uids among them. It is compared instead of a checksum of
-    the uid column, which would have to be read for it.
+    `sidecar` is the hash of all values of the sidecar, the uids among them. It is compared instead
+    of a checksum of the uid column, which would have to be read for it.
     """
     metadata = json.loads((scores.schema.metadata or {}).get(b"clipmill", b"{}"))
     same_uids = metadata.get("uids") == checksum

@@ -1,4 +1,5 @@
-"""The cosine that open_clip gives, however the rows are cut into batches; wrong weights are refused early."""
+"""The cosine that open_clip gives, however the rows are cut into batches; wrong weights are
+refused early."""
 
 from __future__ import annotations
 

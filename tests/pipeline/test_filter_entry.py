@@ -61,6 +61,17 @@ def test_one_view_at_a_scale_as_json(
     assert {name: document["kept"] for name, document in documents.items()} == {"long": 2}
 
 
+def test_the_columns_that_a_rule_may_read(pool: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert entry.main([pool, "--columns"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "sidecar:"
+    assert any(line.split()[:2] == ["caption_words", "int32"] for line in lines)
+    assert entry.main([pool, "--columns", "--json"]) == 0
+    columns = {column["name"]: column for column in json.loads(capsys.readouterr().out)}
+    assert columns["aspect"]["source"] == "derived"
+    assert columns["caption_words"]["source"].startswith("caption@")
+
+
 def test_a_random_view(pool: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert entry.main([pool, "--recipe", str(tmp_path / "r.yaml")]) == 0
     assert entry.main([pool, "--random-like", "long", "--seed", "3"]) == 0
@@ -78,6 +89,7 @@ def test_a_random_view(pool: str, tmp_path: Path, capsys: pytest.CaptureFixture[
         (["--recipe", "{}", "--seed", "1"], "--seed is for --random-like"),
         (["--random-like", "long", "--views", "raw"], "--views and --scale are for --recipe"),
         (["--random-like", "long"], "view 'long' is not in"),
+        (["--columns", "--views", "raw"], "--columns takes no --views"),
     ],
 )
 def test_mistakes_are_one_line_and_2(

@@ -1,4 +1,5 @@
-"""A pool with everything in it: pairs, plan, shards, a score set and views, written as a build writes them."""
+"""A pool with everything in it: pairs, plan, shards, a score set and views, written as a build
+writes them."""
 
 from __future__ import annotations
 
@@ -44,8 +45,18 @@ def write_pairs(pool: str, count: int = 24) -> list[dict[str, Any]]:
     rows = []
     for i in range(count):
         url, caption = f"http://host{i % 3}.test/{i}.jpg", " ".join(["word"] * (i % 7 + 1))
-        rows.append({"uid": disk.uid_of(url, caption), "url": url, "caption": caption, "title": f"title {i}", "link": i}
-                    | {"page_url": "http://page.test/", "wat": "crawl.wat.gz", "warc_offset": 100 * i})  # fmt: skip
+        rows.append(
+            {
+                "uid": disk.uid_of(url, caption),
+                "url": url,
+                "caption": caption,
+                "title": f"title {i}",
+                "link": i,
+                "page_url": "http://page.test/",
+                "wat": "crawl.wat.gz",
+                "warc_offset": 100 * i,
+            }
+        )
     notes = {"wat": "crawl.wat.gz", "links": count + 2, "pairs": count, "reasons": {"empty_alt": 2}}
     notes |= {"source_id": "abc", "parts": 1, "damaged_records": 0}
     disk.write_parquet(
@@ -56,7 +67,7 @@ def write_pairs(pool: str, count: int = 24) -> list[dict[str, Any]]:
     return rows
 
 
-def picture(width: int, shade: int) -> bytes:
+def image_bytes(width: int, shade: int) -> bytes:
     sink = io.BytesIO()
     Image.new("RGB", (width, 10), (shade, 90, 10)).save(sink, "JPEG")
     return sink.getvalue()
@@ -86,7 +97,9 @@ def write_shard(pool: str, task: plan.PlannedShard) -> CommitRecord:
             record |= {"retry_of": retried[row], "error_message": reason and "it failed"}
             size = {"width": width, "height": 10, "original_width": width, "original_height": 10}
             writer.add(
-                row, record if reason else record | size, None if reason else picture(width, number)
+                row,
+                record if reason else record | size,
+                None if reason else image_bytes(width, number),
             )
         return writer.commit(task.size)
 

@@ -1,4 +1,5 @@
-"""Pools of a few drawn pictures, written as a build writes them, for the tests of what comes after a build."""
+"""Pools of a few drawn pictures, written as a build writes them, for the tests of what comes
+after a build."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from pipeline.scoring.score_sets import name_of_filter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One attempt. A reason makes it one that failed; `image` replaces the drawn picture's bytes."""
+    """One attempt. A reason makes it one that failed; `image` replaces the drawn picture's
+    bytes."""
 
     caption: str | None
     reason: str | None = None

@@ -1,4 +1,5 @@
-"""The history of a row, whatever it is named by, and shown so that no stranger writes to the terminal."""
+"""The history of a row, whatever it is named by, and shown so that no stranger writes to the
+terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Verify: whatever file of a pool is cut, altered, exchanged or stale, its name is in the answer."""
+"""Verify: whatever file of a pool is cut, altered, exchanged or stale, its name is in the
+answer."""
 
 from __future__ import annotations
 
@@ -12,10 +13,9 @@ import pyarrow as pa
 import pytest
 
 from manifests import disk
-from manifests.pool_layout import PoolLayout, read_commit_records
+from manifests.pool_layout import PoolLayout
 from pipeline.accounting.integrity import verify
-from pipeline.fetch import plan
-from pipeline.pool import member_block, read_sidecar, sidecar_hash
+from pipeline.pool import member_block, sidecar_hash
 from tests.support import audited
 
 
@@ -78,7 +78,8 @@ def test_every_flipped_bit_of_a_shard_is_noticed(pool: Path, pattern: str) -> No
 
 
 def test_no_flipped_bit_changes_a_score_or_a_mask_unnoticed(pool: Path) -> None:
-    """Pages carry checksums; what may go unnoticed are statistics and the like, which change no value."""
+    """Pages carry checksums; what may go unnoticed are statistics and the like, which change no
+    value."""
     for path in [files(pool, "scores/*/00001.parquet")[0], pool / "views/words/00001.parquet"]:
         before, values = path.read_bytes(), disk.read_parquet(path)
         noticed = 0
@@ -119,7 +120,7 @@ def other_rows(pool: Path) -> str:
     return "00001.parquet: its rows are not those of the sidecar"
 
 
-def moved_picture(pool: Path) -> str:
+def moved_image(pool: Path) -> str:
     path = pool / "shards/00001.parquet"
     table = disk.read_parquet(path)
     offsets = pa.array(
@@ -140,7 +141,8 @@ def moved_picture(pool: Path) -> str:
 
 
 def other_caption_in_the_tar(pool: Path) -> str:
-    """A tar with another caption, whose size and hash the commit record has: only the text betrays it."""
+    """A tar with another caption, whose size and hash the commit record has: only the text
+    betrays it."""
     row = next(
         row
         for row in disk.read_parquet(pool / "shards/00001.parquet").to_pylist()
@@ -206,19 +208,27 @@ def repeated_pairs(pool: Path) -> str:
 
 @pytest.mark.parametrize(
     "damage",
-    [exchange_scores, other_rows, moved_picture, other_caption_in_the_tar, wrong_counts, another_shard, mask_of_another_view,
-     funnel_that_does_not_end, no_json, lost_pairs, repeated_pairs],
-)  # fmt: skip
+    [
+        exchange_scores,
+        other_rows,
+        moved_image,
+        other_caption_in_the_tar,
+        wrong_counts,
+        another_shard,
+        mask_of_another_view,
+        funnel_that_does_not_end,
+        no_json,
+        lost_pairs,
+        repeated_pairs,
+    ],
+)
 def test_files_that_are_readable_and_wrong(pool: Path, damage: Callable[[Path], str]) -> None:
     expected = damage(pool)
     assert any(expected in line for line in verify(str(pool))), verify(str(pool))
 
 
 def test_scores_and_views_of_an_older_state_are_stale(pool: Path) -> None:
-    row = next(r for n in read_commit_records(str(pool)) for r in read_sidecar(str(pool), n).to_pylist()
-               if r["class"] == "transient")  # fmt: skip
-    for task in plan.add_retries(str(pool), audited.RECIPE, [row["key"]]):
-        audited.write_shard(str(pool), task)
+    audited.retry_transient(str(pool))
     lines = verify(str(pool))
     assert len(lines) == 4
     assert all(": stale: the shards have changed since; run pipeline/" in line for line in lines)
@@ -238,7 +248,7 @@ def test_an_adopted_tar_that_changed_or_went_away(tmp_path: Path) -> None:
     from pipeline.external.adopt import adopt, tickets
 
     tar = tmp_path / "x.tar"
-    blocks = member_block("a.jpg", audited.picture(20, 1)) + member_block("a.txt", b"words")
+    blocks = member_block("a.jpg", audited.image_bytes(20, 1)) + member_block("a.txt", b"words")
     tar.write_bytes(blocks + bytes(1024))
     pool = str(tmp_path / "pool")
     for ticket in tickets(Source(kind="shards", paths=(str(tar),))):

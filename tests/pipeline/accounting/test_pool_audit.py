@@ -90,7 +90,7 @@ def test_a_source_without_a_pair_is_not_told_to_build_again(
 
 def test_adopted_tars_that_changed_or_went_away_are_problems(tmp_path: Path) -> None:
     tar = tmp_path / "x.tar"
-    members = member_block("a.jpg", audited.picture(20, 1)) + member_block("a.txt", b"words")
+    members = member_block("a.jpg", audited.image_bytes(20, 1)) + member_block("a.txt", b"words")
     tar.write_bytes(members + bytes(1024))
     pool = str(tmp_path / "pool")
     for ticket in tickets(Source(kind="shards", paths=(str(tar),))):

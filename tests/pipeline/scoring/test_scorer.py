@@ -1,4 +1,5 @@
-"""Columns are row-aligned, a bad sample costs one value, and what is scored already is not scored again."""
+"""Columns are row-aligned, a bad sample costs one value, and what is scored already is not
+scored again."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ from tests.support.small_pool import Row, jpeg, make_pool, rows, set_name, write
 
 @dataclass(kw_only=True)
 class Shade(Filter):
-    """A filter to watch: the red of each picture's first pixel; it raises on captions that say so."""
+    """A filter to watch: the red of each picture's first pixel; it raises on captions that say
+    so."""
 
     name: ClassVar[str] = "shade"
     version: ClassVar[int] = 1
@@ -252,7 +254,7 @@ def test_an_empty_pool(tmp_path: Path) -> None:
         scorer.score(str(tmp_path), [SHADE], engine="inline")
 
 
-# --- options that depend on the machine ----------------------------------------------------------------------------
+# --- options that depend on the machine -----------------------------------------------------------
 
 
 @dataclass(kw_only=True)

@@ -1,4 +1,5 @@
-"""A pool without a stored row: the reasons with their counts and an example, instead of a riddle."""
+"""A pool without a stored row: the reasons with their counts and an example, instead of a
+riddle."""
 
 from __future__ import annotations
 

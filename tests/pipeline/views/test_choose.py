@@ -1,4 +1,5 @@
-"""Rules over columns: exact thresholds, first reasons, and the same answer however the rows are cut."""
+"""Rules over columns: exact thresholds, first reasons, and the same answer however the rows are
+cut."""
 
 from __future__ import annotations
 
@@ -19,9 +20,19 @@ from manifests.schema import Rule, View
 from pipeline.views.choose import check, choose, uid_hashes
 from pipeline.views.steps import rules_of, steps_of
 
-SCHEMA = pa.schema([("status", pa.string()), ("uid", pa.string()), ("words", pa.int32()), ("score", pa.float32()),
-                    ("class", pa.string()), ("page_url", pa.string()), ("original_width", pa.int32()),
-                    ("original_height", pa.int32()), ("tokens", pa.list_(pa.uint16()))])  # fmt: skip
+SCHEMA = pa.schema(
+    [
+        ("status", pa.string()),
+        ("uid", pa.string()),
+        ("words", pa.int32()),
+        ("score", pa.float32()),
+        ("class", pa.string()),
+        ("page_url", pa.string()),
+        ("original_width", pa.int32()),
+        ("original_height", pa.int32()),
+        ("tokens", pa.list_(pa.uint16())),
+    ]
+)
 
 
 def view(name: str, *rules: tuple[str, str] | Rule) -> View:
@@ -92,8 +103,16 @@ def test_a_rule_is_asked_only_of_the_rows_that_are_left() -> None:
 
 
 def test_columns_that_no_file_holds() -> None:
-    rows = table(original_width=[300, 100, 100, None], original_height=[100, 301, 0, 5],
-                 page_url=["https://me:pw@WWW.Example.org:80/a/b", "http://x.org", "mailto:a@x.org", None])  # fmt: skip
+    rows = table(
+        original_width=[300, 100, 100, None],
+        original_height=[100, 301, 0, 5],
+        page_url=[
+            "https://me:pw@WWW.Example.org:80/a/b",
+            "http://x.org",
+            "mailto:a@x.org",
+            None,
+        ],
+    )
     assert outcomes(rows, view("shape", ("shape", "aspect <= 3"))) == [
         None,
         "shape",
@@ -116,7 +135,7 @@ def test_names_that_are_words_of_sql_and_lists_work() -> None:
         "long", None, "long:missing"]  # fmt: skip
 
 
-# --- top -----------------------------------------------------------------------------------------------------------
+# --- top ------------------------------------------------------------------------------------------
 
 
 def test_top_is_the_kth_value_of_the_stored_rows_that_have_one() -> None:
@@ -167,8 +186,8 @@ def test_a_share_is_the_decimal_that_was_written() -> None:
 
 def test_top_of_an_expression_and_of_numbers_that_are_none() -> None:
     rows = table(score=[0.5, 0.1, math.nan, 0.3], words=[1, 9, 1, 1])
-    assert outcomes(rows, view("v", ("w", "score < 1 AND score + words * 0.5 >= top(score + words * 0.5, 0.1)"))) == [
-        "w", None, "w", "w"]  # fmt: skip
+    rule = "score < 1 AND score + words * 0.5 >= top(score + words * 0.5, 0.1)"
+    assert outcomes(rows, view("v", ("w", rule))) == ["w", None, "w", "w"]
 
 
 @settings(deadline=None, max_examples=60)
@@ -200,7 +219,7 @@ def test_top_against_a_sort_and_any_cut_into_shards(
     assert [t.num_rows for t in chosen.tables.values()] == [t.num_rows for t in tables.values()]
 
 
-# --- views in views ------------------------------------------------------------------------------------------------
+# --- views in views -------------------------------------------------------------------------------
 
 
 def test_a_view_inside_a_view_brings_its_rules_under_its_name() -> None:
@@ -282,7 +301,7 @@ def test_rules_as_plain_values_are_the_same_exactly_when_they_decide_the_same() 
         assert rules_of([basic, user], "v") != rules_of([harder, user], "v")
 
 
-# --- NULL ----------------------------------------------------------------------------------------------------------
+# --- NULL -----------------------------------------------------------------------------------------
 
 KEPT, FAILS, MISSING = None, "r", "r:missing"
 # (rule, its outcome for (words, score) = (5, NULL), (NULL, 0.9), (5, 0.9), (1, 0.1))
@@ -326,7 +345,7 @@ def test_a_null_of_a_derived_column_and_of_a_name_in_quotes() -> None:
     assert outcomes(rows, rule) == [None, "r:missing", "r"]
 
 
-# --- samples -------------------------------------------------------------------------------------------------------
+# --- samples --------------------------------------------------------------------------------------
 
 
 def sampled(rows: pa.Table, share: float, seed: int = 0) -> set[int]:
@@ -380,7 +399,7 @@ def test_a_share_so_small_that_no_row_is_drawn() -> None:
         sampled(table(words=[1, 2, 3]), 1e-30)
 
 
-# --- what is no rule -----------------------------------------------------------------------------------------------
+# --- what is no rule ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -405,7 +424,7 @@ def test_a_share_so_small_that_no_row_is_drawn() -> None:
         ("row_number() OVER () > 1", "a window function is not allowed"),
         ("COLUMNS(*) > 1", "is not allowed"),
         ("words > ?", "a parameter is not allowed"),
-        ("random() > 0.5", "another answer the next time; for random rows write {mine: {sample: 0.5, seed: 0}}"),
+        ("random() > 0.5", "another answer the next time; for random rows write {mine: {sample"),
         ("uuid() > 'a'", "can give another answer the next time"),
         ("now() > '2020-01-01'", "can give another answer the next time"),
         ("ago(INTERVAL 1 DAY) > '2020-01-01'", "can give another answer the next time"),

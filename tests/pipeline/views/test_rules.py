@@ -1,4 +1,5 @@
-"""The SQL of a rule: which columns it reads, which NULLs it speaks of, and that it reaches nothing else."""
+"""The SQL of a rule: which columns it reads, which NULLs it speaks of, and that it reaches
+nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Rules of views in order: other views in place, plain values that are equal exactly if they decide equally."""
+"""Rules of views in order: other views in place, plain values that are equal exactly if they
+decide equally."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Views as files: masks beside the shards, a document that says how they came about, nothing made twice."""
+"""Views as files: masks beside the shards, a document that says how they came about, nothing
+made twice."""
 
 from __future__ import annotations
 
