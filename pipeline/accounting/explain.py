@@ -190,7 +190,10 @@ def _decision(
     rule = next(rule for rule in document.rules if rule["name"] == failed)
     where = rule.get("where")
     if where is None:
-        return {**outcome, "note": f"not among the rows drawn at random ({rule_text(rule)})"}
+        return {
+            **outcome,
+            "note": f"not among the rows drawn at random by {failed} ({rule_text(rule)})",
+        }
     values = dict(sidecar)
     for folder in document.scores.values():
         values |= scores.get(folder, {})

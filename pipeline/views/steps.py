@@ -71,8 +71,7 @@ def rules_hash(rules: Sequence[dict[str, Any]]) -> str:
 def rule_text(rule: dict[str, Any]) -> str:
     """A rule of NAME.json as a person reads it."""
     fields = {key: value for key, value in rule.items() if key != "like"}
-    step = Step(**fields)
-    return f"{step.name}: {step.text()}"
+    return Step(**fields).text()
 
 
 def _plain_rule(views: Sequence[View], step: Step) -> dict[str, Any]:

@@ -287,11 +287,8 @@ def _write(
 def _change_line(before: ViewDocument, after: ViewDocument) -> str:
     """What changed in a view that was made again."""
     changes = []
-    old_rules, new_rules = _rules_text(before), _rules_text(after)
-    if old_rules != new_rules:
-        changes.append(f"rules were [{old_rules}] and are [{new_rules}]")
-    elif before.rules != after.rules:
-        changes.append("the view that it is random_like has other rules")
+    if before.rules != after.rules:
+        changes += _rule_changes(before, after)
     if before.scores != after.scores:
         old, new = sorted(before.scores.values()), sorted(after.scores.values())
         changes.append(f"scores were {', '.join(old)} and are {', '.join(new)}")
@@ -303,5 +300,19 @@ def _change_line(before: ViewDocument, after: ViewDocument) -> str:
     )
 
 
-def _rules_text(document: ViewDocument) -> str:
-    return ", ".join(rule_text(rule) for rule in document.rules)
+def _rule_changes(before: ViewDocument, after: ViewDocument) -> list[str]:
+    """The rules that differ, each with what it was and what it is."""
+    old = {rule["name"]: rule_text(rule) for rule in before.rules}
+    new = {rule["name"]: rule_text(rule) for rule in after.rules}
+    changes = []
+    for name, text in old.items():
+        if name not in new:
+            changes.append(f"rule {name} ({text}) is gone")
+        elif text != new[name]:
+            changes.append(f"rule {name} was ({text}) and is ({new[name]})")
+    for name, text in new.items():
+        if name not in old:
+            changes.append(f"rule {name} ({text}) is new")
+    if not changes and list(old) != list(new):
+        return ["the order of its rules"]
+    return changes or ["the view that it is random_like has other rules"]

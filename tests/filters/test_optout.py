@@ -115,8 +115,8 @@ fetch: {user_agent: "clipmill/0.1 (+https://x.example)"}
 filters: [optout]
 views:
   raw: []
-  respected: [{no: "optout_respect = ''"}]
-  strict: [{no: "optout_strict = ''"}]
+  respected: [{allowed: "optout_respect = ''"}]
+  strict: [{allowed: "optout_strict = ''"}]
 """
 
 

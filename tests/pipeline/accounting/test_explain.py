@@ -64,7 +64,7 @@ def test_the_whole_history_of_a_row(pool: str) -> None:
             assert f"{call} = {value}" in text
         drawn = attempt["views"]["drawn"]
         assert drawn["kept"] or drawn["note"] == (
-            "not among the rows drawn at random (random: random_like words, seed 0)"
+            "not among the rows drawn at random by random (random_like words, seed 0)"
         )
 
 
@@ -80,7 +80,7 @@ def test_a_row_that_is_not_in_a_sample(pool: str) -> None:
     lost = [decision for decision in decisions if not decision["kept"]]
     assert 0 < len(lost) < len(stored)
     assert {decision["note"] for decision in lost} == {
-        "not among the rows drawn at random (part: sample 0.5, seed 1)"
+        "not among the rows drawn at random by part (sample 0.5, seed 1)"
     }
 
 

@@ -37,9 +37,9 @@ def test_plain_rules_of_each_kind_and_their_text() -> None:
     like = rules_hash(rules_of(VIEWS, "basic"))
     assert third == {"name": "third.random", "random_like": "basic", "seed": 1, "like": like}
     assert [rule_text(rule) for rule in (first, second, third)] == [
-        "first.words: words > 2",
-        "second.part: sample 0.5, seed 3",
-        "third.random: random_like basic, seed 1",
+        "words > 2",
+        "sample 0.5, seed 3",
+        "random_like basic, seed 1",
     ]
 
 

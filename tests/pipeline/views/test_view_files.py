@@ -219,10 +219,9 @@ def test_a_view_that_changed_is_told_in_one_line(
     lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(lines) == 3
     assert lines[0].startswith(
-        "view long changed: rules were [words: caption_words > 3, wide: aspect < 1.6] "
-        "and are [words: caption_words > 4, wide: aspect < 1.6]; it kept "
+        "view long changed: rule words was (caption_words > 3) and is (caption_words > 4); it kept "
     )
-    assert "view bright changed: rules were" in lines[1]
+    assert lines[1].startswith("view bright changed: rule bright was (brightness >= top(brigh")
     assert lines[1].endswith("it kept 6 rows and keeps 12")
     assert "view alike changed: the view that it is random_like has other rules" in lines[2]
     write_shard(pool, 3, list(enumerate(rows(5), start=30)))
@@ -230,6 +229,22 @@ def test_a_view_that_changed_is_told_in_one_line(
     caplog.clear()
     view_files.choose_views(pool, recipe(longer))
     assert "view long changed: the pool had 3 shards and has 4; it kept" in caplog.text
+
+
+def test_rules_that_are_new_gone_or_in_another_order_are_told(
+    pool: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = [("words", "caption_words > 3"), ("wide", "aspect < 1.6")]
+    steps = [
+        (first[::-1], "view v changed: the order of its rules; it kept "),
+        (first[:1], "view v changed: rule wide (aspect < 1.6) is gone; it kept "),
+        (first, "view v changed: rule wide (aspect < 1.6) is new; it kept "),
+    ]
+    view_files.choose_views(pool, recipe(view("v", *first)))
+    for rules, message in steps:
+        caplog.clear()
+        view_files.choose_views(pool, recipe(view("v", *rules)))
+        assert message in caplog.text
 
 
 def test_a_damaged_document_is_made_again(pool: str, caplog: pytest.LogCaptureFixture) -> None:
