@@ -81,6 +81,7 @@ class CommitRecord:
     duration_s: float
     engine: str | None = None  # another program that fetched the images
     engine_version: str | None = None
+    tar_stamp: dict[str, Any] | None = None  # adopted: size and time, or what its store said of it
 
     @property
     def adopted(self) -> bool:
@@ -92,6 +93,8 @@ class CommitRecord:
         document: dict[str, Any] = disk.to_plain(self)
         if self.engine is None:
             del document["engine"], document["engine_version"]
+        if self.tar_stamp is None:
+            del document["tar_stamp"]
         return document
 
     @classmethod
@@ -106,7 +109,7 @@ class CommitRecord:
         for name in (field.name for field in dataclasses.fields(cls)):
             if name in document:
                 known[name] = document[name]
-            elif name not in ("engine", "engine_version"):
+            elif name not in ("engine", "engine_version", "tar_stamp"):
                 raise ValueError(f"it has no {name!r}")
         record: CommitRecord = disk.from_plain(cls, known)
         if not isinstance(record.version, int) or record.version > SHARD_VERSION:

@@ -16,7 +16,7 @@ from manifests.sources import SOURCES
 from pipeline import accounting, scoring, views
 from pipeline.crawl import crawler
 from pipeline.executor import Engine, Stage, Ticket, execute
-from pipeline.external import adopt, img2dataset_run
+from pipeline.external import adopt_tars, check_img2dataset, img2dataset_stage, tar_tickets
 from pipeline.fetch import make_downloader, plan
 from pipeline.images import limits_of
 from pipeline.pool import read_sidecar, remove_uncommitted
@@ -85,7 +85,7 @@ def check_recipe(recipe: Recipe, until: str = "choose", retry: str | None = None
             )
         limits_of(recipe.fetch)
         if recipe.fetch.engine == "img2dataset":
-            img2dataset_run.check(recipe.fetch, recipe.source.kind)
+            check_img2dataset(recipe.fetch, recipe.source.kind)
     if retry and source.images == "tars":
         raise ValueError(
             "--retry asks the web again; shards that exist already were fetched by another program"
@@ -124,8 +124,8 @@ def _fetch(recipe: Recipe, pool: str, engine: Engine, retry: str | None) -> Mapp
     remove_uncommitted(pool)
     config: dict[str, Any] = {"pool": pool, "fetch": disk.to_plain(recipe.fetch)}
     if SOURCES[recipe.source.kind].images == "tars":
-        stage = Stage(name="adopt", work=adopt.adopt, config=config)
-        return execute(stage, adopt.tickets(recipe.source), engine=engine).failed
+        stage = Stage(name="adopt", work=adopt_tars, config=config)
+        return execute(stage, tar_tickets(recipe.source), engine=engine).failed
     planned = plan.write_plan(pool, recipe)
     if retry:
         planned += plan.add_retries(pool, recipe, transient(pool))
@@ -137,7 +137,7 @@ def _fetch(recipe: Recipe, pool: str, engine: Engine, retry: str | None) -> Mapp
     ]
     logger.info("%d of %d shards are committed already", len(planned) - len(tickets), len(planned))
     if recipe.fetch.engine == "img2dataset":
-        stage = img2dataset_run.stage_of(pool, recipe)
+        stage = img2dataset_stage(pool, recipe)
     else:
         config["source_kind"] = recipe.source.kind
         config["extra_columns"] = recipe.sidecar_extra

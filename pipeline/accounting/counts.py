@@ -29,7 +29,7 @@ from manifests.pool_layout import (
     shard_name,
 )
 from manifests.schema import Recipe
-from pipeline.external import adopt
+from pipeline.external import tar_tickets
 from pipeline.fetch import plan
 from pipeline.scoring import complete_score_sets
 
@@ -240,7 +240,7 @@ def _tars_of_recipe(pool: str, records: Records, problems: list[str]) -> int:
     if recipe is None or recipe.source.kind != "shards":
         return len(records)
     try:
-        return len(adopt.tickets(recipe.source))
+        return len(tar_tickets(recipe.source))
     except ValueError as error:
         problems.append(str(error))
         return len(records)

@@ -13,6 +13,7 @@ from manifests.pool_layout import CommitRecord, PoolCounts, read_commit_records
 from manifests.text import printable
 from pipeline.accounting import counts as counting
 from pipeline.accounting.integrity import verify
+from pipeline.external import tar_changed
 from pipeline.scoring import example_row
 from pipeline.views import unlisted_views_line, views_not_in
 
@@ -55,21 +56,17 @@ def audit_pool(pool: str, *, verify_files: bool = False) -> Audit:
 
 
 def changed_tars(records: Mapping[str, CommitRecord]) -> Iterator[str]:
-    """One line for each adopted local tar that is missing or has another size than when it was
-    adopted."""
+    """One line for each adopted tar that is missing or has other content than when it was adopted."""
     for record in records.values():
-        tar = record.tar
-        if not record.adopted or disk.is_url(tar):
+        if not record.adopted or not tar_changed(record):
             continue
-        try:
-            size = disk.local_path(tar).stat().st_size
-        except OSError:
-            yield f"{tar}: missing; shard {record.shard} was adopted from it"
-            continue
-        if size != record.tar_bytes:
+        adopted = f"shard {record.shard} was adopted from it"
+        if not disk.exists(record.tar):
+            yield f"{record.tar}: missing; {adopted}"
+        else:
             yield (
-                f"{tar}: changed since shard {record.shard} was adopted from it: {size} bytes, "
-                f"not {record.tar_bytes}; build into another folder"
+                f"{record.tar}: changed since {adopted}: another program rewrote it; give the old "
+                "tar back, or build into another folder"
             )
 
 

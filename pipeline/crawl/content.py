@@ -21,33 +21,43 @@ REMOTE_KEYS = {
 BEST_FIRST = ("etag", "md5", "modified", "size")
 
 
-def file_content(path: str) -> dict[str, Any]:
-    """Of a local file its size, modification time and digest; of a remote one what its store says
-    (ETag, size, modification time; {} where it says nothing)."""
+def file_stamp(path: str) -> dict[str, Any]:
+    """What tells cheaply that a file may have changed: of a local file its size and modification
+    time; of a remote one what its store says (ETag, size, modification time; {} if nothing)."""
     if disk.is_url(path):
-        return _remote_content(path)
+        return _remote_stamp(path)
     status = disk.local_path(path).stat()
-    digest = _local_digest(path)
-    return {"size": status.st_size, "mtime_ns": status.st_mtime_ns, "digest": digest}
+    return {"size": status.st_size, "mtime_ns": status.st_mtime_ns}
+
+
+def file_content(path: str) -> dict[str, Any]:
+    """The stamp of a file, and of a local one its digest."""
+    stamp = file_stamp(path)
+    return stamp if disk.is_url(path) else {**stamp, "digest": _local_digest(path)}
+
+
+def has_stamp(path: str, stamp: Mapping[str, Any]) -> bool:
+    """True where a file has the stamp that `file_stamp` gave; also where nobody knows."""
+    if not stamp:
+        return True
+    now = file_stamp(path)
+    if not disk.is_url(path):
+        return all(now[key] == stamp[key] for key in now)
+    known = [key for key in BEST_FIRST if key in stamp and key in now]
+    return not known or bool(stamp[known[0]] == now[known[0]])
 
 
 def is_unchanged(path: str, content: Mapping[str, Any]) -> bool:
-    """True where a file still has the content that `file_content` gave; also where nobody knows.
+    """True where a file still has the content that `file_content` gave.
 
-    A local file of the same size and modification time is not read. One with another time is
-    hashed: a copy has another time and the same digest.
+    A local file with the same stamp is not read. One of the same size with another time is hashed:
+    a copy has another time and the same digest.
     """
-    if not content:
+    if has_stamp(path, content):
         return True
-    if disk.is_url(path):
-        now = _remote_content(path)
-        known = [key for key in BEST_FIRST if key in content and key in now]
-        return not known or bool(content[known[0]] == now[known[0]])
-    status = disk.local_path(path).stat()
-    if status.st_size != content["size"]:
+    if disk.is_url(path) or file_stamp(path)["size"] != content["size"]:
         return False
-    same_time = bool(status.st_mtime_ns == content["mtime_ns"])
-    return same_time or _local_digest(path) == content["digest"]
+    return bool(_local_digest(path) == content["digest"])
 
 
 def _local_digest(path: str) -> str:
@@ -61,7 +71,7 @@ def _local_digest(path: str) -> str:
     return digest.hexdigest()
 
 
-def _remote_content(path: str) -> dict[str, Any]:
+def _remote_stamp(path: str) -> dict[str, Any]:
     try:
         fs, name = fsspec.core.url_to_fs(path)
         info = fs.info(name, refresh=True) if "s3" in fs.protocol else fs.info(name)

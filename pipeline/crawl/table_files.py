@@ -29,7 +29,7 @@ ROWS = 10_000  # of a batch
 PROBE = 1000  # rows within which a column must have come
 CHUNK = 1 << 20  # characters of a JSON file that are read at a time
 LARGEST_VALUE = 1 << 28  # characters of one value of a JSON file
-NOT_TEXT = "\udcff"  # stands for a value that is not valid UTF-8: no column can hold it
+NOT_TEXT = "\ud800"  # stands for a value that is not valid UTF-8: no column can hold it
 JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*+"|[\[\]{}]|"', re.DOTALL)
 Values = Sequence[Any]
 csv.field_size_limit(1 << 26)

@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
-from pipeline.external import adopt, img2dataset_run
-from pipeline.external.img2dataset_run import DRIVER, QUIET, version_of
+from pipeline.external.adopt import adopt_tars, changed_tars, tar_changed, tar_tickets
+from pipeline.external.img2dataset_run import (
+    DRIVER,
+    QUIET,
+    check_img2dataset,
+    img2dataset_stage,
+    version_of,
+)
 
-__all__ = ["DRIVER", "QUIET", "adopt", "img2dataset_run", "version_of"]
+__all__ = [
+    "DRIVER",
+    "QUIET",
+    "adopt_tars",
+    "changed_tars",
+    "check_img2dataset",
+    "img2dataset_stage",
+    "tar_changed",
+    "tar_tickets",
+    "version_of",
+]

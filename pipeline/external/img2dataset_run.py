@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +32,12 @@ import pyarrow as pa
 from manifests import disk
 from manifests.columns import PAIRS, SIDECAR
 from manifests.schema import ROWS_PER_SHARD_LIMIT, Fetch, Pair, Recipe
+from manifests.sources import SOURCES
 from pipeline.executor import Stage, Ticket
-from pipeline.external import adopt
+from pipeline.external.img2dataset_result import outcomes
 from pipeline.fetch import OptoutPolicy, guard, plan, product, signals, user_agent
 from pipeline.images import BadPicture, transform
-from pipeline.pool import ShardWriter, index_tar
+from pipeline.pool import ShardWriter
 
 # Run in the other interpreter; the options are a file, because its command line reads values as Python.
 DRIVER = (
@@ -76,16 +77,12 @@ UNKNOWN = ("per_host", "max_bytes", "max_pixels", "min_rate", "max_redirects", "
 START_S = 120.0  # for its three processes to come up on a busy machine
 ROW_S = 0.25  # for decoding and writing one row on a busy machine; a picture of 20 MP takes that
 LAST_LINES = 8
-SIZES = ("width", "height", "original_width", "original_height")
-Outcome = tuple[
-    dict[str, Any], bytes | None, str
-]  # columns of the sidecar, the picture and its extension
 logger = logging.getLogger(__name__)
 
 
-def stage_of(pool: str, recipe: Recipe) -> Stage:
+def img2dataset_stage(pool: str, recipe: Recipe) -> Stage:
     """The stage fetch with this engine; says once what it will not do. ValueError where the recipe asks too much."""
-    check(recipe.fetch, recipe.source.kind)
+    check_img2dataset(recipe.fetch, recipe.source.kind)
     logger.warning(
         "img2dataset does not know fetch.%s; deadline_s is its limit for each wait on a socket, not for a row; it "
         "calls itself Firefox and %s, without your address; it looks at no signal but X-Robots-Tag%s",
@@ -103,9 +100,9 @@ def stage_of(pool: str, recipe: Recipe) -> Stage:
     return Stage(name="fetch", work=download, config=config)
 
 
-def check(settings: Fetch, source_kind: str) -> None:
+def check_img2dataset(settings: Fetch, source_kind: str) -> None:
     """ValueError that names everything this engine would have to ignore and may not."""
-    if source_kind in ("files", "shards"):
+    if SOURCES[source_kind].images != "web":
         raise ValueError(
             f"fetch.engine is img2dataset, which fetches from the web; a source of kind {source_kind} has none"
         )
@@ -141,14 +138,14 @@ def version_of(python: str) -> str:
         "or name its interpreter as fetch.img2dataset_python"
     )
     try:
-        asked = subprocess.run(
+        answer = subprocess.run(
             [python, "-c", VERSION], capture_output=True, text=True, timeout=START_S
         )
     except OSError as error:
         raise ValueError(f"{missing} ({error.strerror})") from None
-    if asked.returncode != 0:
+    if answer.returncode != 0:
         raise ValueError(missing)
-    return asked.stdout.strip()
+    return answer.stdout.strip()
 
 
 class Downloader:
@@ -171,30 +168,25 @@ class Downloader:
         ):
 
             def add(
-                row: int, told: dict[str, Any], image: bytes | None = None, extension: str = ""
+                row: int, outcome: dict[str, Any], image: bytes | None = None, extension: str = ""
             ) -> None:
                 pair = pairs[row]
-                record = of_pair(pair) | {"retry_of": retried[row], "fetched_at": started} | told
-                extra = {
-                    "title": pair.title,
-                    "anchor": pair.anchor,
-                    "license": pair.license,
-                    "robots": pair.robots,
-                }
-                writer.add(row, record, image, extra, extension)
+                record = pair_columns(pair) | {"retry_of": retried[row], "fetched_at": started}
+                names = ("title", "anchor", "license", "robots")
+                extra = {name: getattr(pair, name) for name in names}
+                writer.add(row, record | outcome, image, extra, extension)
 
-            asked = []
+            requested = []
             for row, pair in enumerate(pairs):
-                if no := refusal(pair, self.settings):
-                    add(row, {"reason": no[0], "error_message": no[1]})
+                if refused := refusal(pair, self.settings):
+                    add(row, {"reason": refused[0], "error_message": refused[1]})
                 else:
-                    asked.append(row)
-            if asked:
-                self._run([pairs[row] for row in asked], Path(folder))
-                for position, (told, image, extension) in outcomes(
-                    Path(folder), self.settings, len(asked)
-                ):
-                    add(asked[position], told, image, extension)
+                    requested.append(row)
+            if requested:
+                self._run([pairs[row] for row in requested], Path(folder))
+                results = outcomes(Path(folder), self.settings, len(requested))
+                for position, (outcome, image, extension) in results:
+                    add(requested[position], outcome, image, extension)
             record = writer.commit(len(pairs), engine="img2dataset", engine_version=self.version)
             return record.to_plain()
 
@@ -203,33 +195,35 @@ class Downloader:
         settings = self.settings
         columns: dict[str, Any] = {"url": pa.array([pair.url for pair in pairs], pa.string())}
         if settings.bbox_column:
-            boxes = [
-                [list(box) for box in transform.boxes_of(pair.extra, settings)] for pair in pairs
-            ]
+            boxes = []
+            for pair in pairs:
+                boxes.append([list(box) for box in transform.boxes_of(pair.extra, settings)])
             columns["bbox"] = pa.array(boxes, pa.list_(pa.list_(pa.float64())))
         if settings.verify_hash:
-            hashes = [str((pair.extra or {}).get(settings.verify_hash[0]) or "") for pair in pairs]
+            column = settings.verify_hash[0]
+            hashes = [str((pair.extra or {}).get(column) or "") for pair in pairs]
             columns["expected"] = pa.array([text.strip().lower() for text in hashes], pa.string())
         disk.write_parquet(folder / "list.parquet", pa.table(columns))
         disk.write_json(folder / "options.json", options(settings, folder))
         limit_s = deadline_s(len(pairs), settings)
-        ended, said = run_bounded(
+        status, last_lines = run_bounded(
             [self.python, "-c", DRIVER, str(folder / "options.json")], folder, limit_s
         )
-        if ended is None:
+        if status is None:
             raise RuntimeError(
-                f"img2dataset was ended after {limit_s:.0f} s for {len(pairs)} rows; it last said: {said}"
+                f"img2dataset was ended after {limit_s:.0f} s for {len(pairs)} rows; "
+                f"its last lines: {last_lines}"
             )
-        if ended != 0 or not (folder / "out/00000_stats.json").exists():
+        if status != 0 or not (folder / "out/00000_stats.json").exists():
             raise RuntimeError(
-                f"img2dataset left no shard and ended with status {ended}; it last said: {said}"
+                f"img2dataset left no shard and ended with status {status}; its last lines: {last_lines}"
             )
 
 
 def options(settings: Fetch, folder: Path) -> dict[str, Any]:
     """The arguments of img2dataset.download for a list in `folder`."""
-    found: dict[str, Any] = {name: getattr(settings, name) for name in SAME}
-    found |= {
+    arguments: dict[str, Any] = {name: getattr(settings, name) for name in SAME}
+    arguments |= {
         "url_list": str(folder / "list.parquet"),
         "input_format": "parquet",
         "output_folder": str(folder / "out"),
@@ -242,14 +236,14 @@ def options(settings: Fetch, folder: Path) -> dict[str, Any]:
         "disallowed_header_directives": [] if settings.optout == "ignore" else list(DIRECTIVES),
     }
     if settings.max_image_area:
-        found["max_image_area"] = settings.max_image_area
+        arguments["max_image_area"] = settings.max_image_area
     if settings.max_aspect_ratio:
-        found["max_aspect_ratio"] = settings.max_aspect_ratio
+        arguments["max_aspect_ratio"] = settings.max_aspect_ratio
     if settings.bbox_column:
-        found["bbox_col"] = "bbox"
+        arguments["bbox_col"] = "bbox"
     if settings.verify_hash:
-        found["verify_hash"] = ["expected", settings.verify_hash[1]]
-    return found
+        arguments["verify_hash"] = ["expected", settings.verify_hash[1]]
+    return arguments
 
 
 def deadline_s(rows: int, settings: Fetch) -> float:
@@ -275,9 +269,9 @@ def run_bounded(command: Sequence[str], folder: Path, limit_s: float) -> tuple[i
             start_new_session=True,
         )
         try:
-            ended: int | None = child.wait(limit_s)
+            status: int | None = child.wait(limit_s)
         except subprocess.TimeoutExpired:
-            ended = None
+            status = None
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
@@ -287,93 +281,30 @@ def run_bounded(command: Sequence[str], folder: Path, limit_s: float) -> tuple[i
         for line in re.split(r"[\r\n]+", log.read_text(errors="replace"))
         if line.strip()
     ]
-    return ended, " | ".join(lines[-LAST_LINES:]) or "nothing"
+    return status, " | ".join(lines[-LAST_LINES:]) or "nothing"
 
 
-def outcomes(folder: Path, settings: Fetch, rows: int) -> Iterator[tuple[int, Outcome]]:
-    """Position in the list and outcome for each of the `rows` that were asked for.
-
-    RuntimeError where the tool's parquet does not have each of them once.
-    """
-    tar = folder / "out/00000.tar"
-    listed = disk.read_parquet(folder / "out/00000.parquet").to_pylist()
-    positions = sorted(_position(row["key"]) for row in listed)
-    if positions != list(range(rows)):
-        raise RuntimeError(
-            f"img2dataset lists {len(set(positions))} of {rows} rows, {len(listed)} in all"
-        )
-    stored = {_position(sample.name): sample for sample in adopt.samples(index_tar(str(tar)))}
-    with open(tar, "rb") as f:
-        for told in listed:
-            position = _position(told["key"])
-            message = str(told["error_message"] or "")
-            member = (
-                stored[position].members.get(settings.encode_format) if position in stored else None
-            )
-            if told["status"] != "success":
-                yield position, (failure(str(told["status"]), message), None, "")
-            elif member is None:
-                yield (
-                    position,
-                    (
-                        {"reason": "missing_file", "error_message": "stored, but not in the tar"},
-                        None,
-                        "",
-                    ),
-                )
-            else:
-                f.seek(member.offset)
-                yield position, success(f.read(member.length), told, settings)
-
-
-def failure(status: str, message: str) -> dict[str, Any]:
-    """Columns of a row that the tool did not store."""
-    http = re.match(r"HTTP Error (\d{3})", message)
-    return {
-        "reason": adopt.reason_of(status, message),
-        "error_message": " ".join(message.split()) or "no reason was given",
-        "http_status": int(http[1]) if http else None,
-    }
-
-
-def success(image: bytes, told: Mapping[str, Any], settings: Fetch) -> Outcome:
-    """Columns, bytes and extension of a row that the tool stored.
-
-    With disable_all_reencoding it stores whatever came, a page of HTML too, and measures nothing: then our own check of
-    the header decides.
-    """
-    columns = {name: told.get(name) for name in ("sha256", "exif", settings.compute_hash, *SIZES)}
-    if not settings.disable_all_reencoding:
-        return columns, image, settings.encode_format
-    try:
-        picture = transform.as_it_is(image, settings)
-    except BadPicture as bad:
-        return columns | {"reason": bad.reason, "error_message": bad.detail}, None, ""
-    return columns | {name: getattr(picture, name) for name in SIZES}, image, picture.extension
-
-
-def of_pair(pair: Pair) -> dict[str, Any]:
+def pair_columns(pair: Pair) -> dict[str, Any]:
     """What a sidecar's row has of its pair, with the page's own signals."""
-    found = signals((), pair.robots)
-    return {
-        **{name: getattr(pair, name) for name in PAIRS.names if name in SIDECAR.names},
-        **(pair.extra or {}),
-        "optout": json.dumps(found, sort_keys=True, ensure_ascii=False) if found else None,
+    page_signals = signals((), pair.robots)
+    columns: dict[str, Any] = {
+        name: getattr(pair, name) for name in PAIRS.names if name in SIDECAR.names
     }
+    columns |= pair.extra or {}
+    columns["optout"] = None
+    if page_signals:
+        columns["optout"] = json.dumps(page_signals, sort_keys=True, ensure_ascii=False)
+    return columns
 
 
 def refusal(pair: Pair, settings: Fetch) -> tuple[str, str] | None:
-    """(reason, detail) of a row for which nobody is asked."""
-    found = signals((), pair.robots)
-    if no := OptoutPolicy(user_agent(settings), settings.optout).refusal(found):
-        return no
+    """(reason, detail) of a row for which nobody is answer."""
+    policy = OptoutPolicy(user_agent(settings), settings.optout)
+    if reason := policy.refusal(signals((), pair.robots)):
+        return reason
     try:
         guard.target(pair.url, settings)
         transform.boxes_of(pair.extra, settings)
     except (guard.Refused, BadPicture) as error:
         return error.reason, error.detail
     return None
-
-
-def _position(name: str) -> int:
-    return int(name[-4:])

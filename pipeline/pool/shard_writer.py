@@ -179,6 +179,7 @@ class TarFile:
     name: str
     bytes: int
     sha256: str
+    stamp: dict[str, Any] | None = None  # of an adopted one, see CommitRecord.tar_stamp
 
 
 def publish_shard(
@@ -239,6 +240,7 @@ def publish_shard(
             duration_s=round(duration_s, 3),
             engine=engine,
             engine_version=engine_version,
+            tar_stamp=tar.stamp,
         )
         try:
             disk.create_json(layout.commit_record(shard), record.to_plain())

@@ -20,7 +20,7 @@ from manifests.pool_layout import (
 from manifests.schema import Recipe, Source
 from pipeline.accounting.counts import count_pool, write_pool_json
 from pipeline.audit import main
-from pipeline.external.adopt import adopt, tickets
+from pipeline.external import adopt_tars, tar_tickets
 from pipeline.fetch import plan
 from pipeline.pool import member_block
 from tests.support import audited
@@ -109,8 +109,8 @@ def test_a_tar_of_the_recipe_that_was_not_adopted(tmp_path: Path) -> None:
     pool = str(tmp_path / "pool")
     source = Source(kind="shards", paths=(str(tmp_path / "*.tar"),))
     disk.write_json(PoolLayout(pool).recipe_json, Recipe(name="r", source=source))
-    work = adopt({"pool": pool})
-    for done, ticket in enumerate(tickets(source), 1):
+    work = adopt_tars({"pool": pool})
+    for done, ticket in enumerate(tar_tickets(source), 1):
         work(ticket)
         counts = count_pool(pool)
         assert (counts.fetch.shards, counts.fetch.planned) == (done, 2)

@@ -245,14 +245,14 @@ def test_what_is_not_committed_is_not_looked_at(pool: Path) -> None:
 
 def test_an_adopted_tar_that_changed_or_went_away(tmp_path: Path) -> None:
     from manifests.schema import Source
-    from pipeline.external.adopt import adopt, tickets
+    from pipeline.external import adopt_tars, tar_tickets
 
     tar = tmp_path / "x.tar"
     blocks = member_block("a.jpg", audited.image_bytes(20, 1)) + member_block("a.txt", b"words")
     tar.write_bytes(blocks + bytes(1024))
     pool = str(tmp_path / "pool")
-    for ticket in tickets(Source(kind="shards", paths=(str(tar),))):
-        adopt({"pool": pool})(ticket)
+    for ticket in tar_tickets(Source(kind="shards", paths=(str(tar),))):
+        adopt_tars({"pool": pool})(ticket)
     assert verify(pool) == []
     tar.write_bytes(blocks.replace(b"words", b"sword") + bytes(1024))
     assert verify(pool) == [f"{tar}: damaged: another sha256"]

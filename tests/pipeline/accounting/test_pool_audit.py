@@ -14,7 +14,7 @@ from manifests.pool_layout import PoolLayout
 from manifests.schema import Recipe, Source, View
 from pipeline.accounting.pool_audit import audit_lines, audit_plain, audit_pool
 from pipeline.audit import main
-from pipeline.external.adopt import adopt, tickets
+from pipeline.external import adopt_tars, tar_tickets
 from pipeline.fetch import plan
 from pipeline.pool import member_block
 from tests.support import audited
@@ -93,10 +93,10 @@ def test_adopted_tars_that_changed_or_went_away_are_problems(tmp_path: Path) -> 
     members = member_block("a.jpg", audited.image_bytes(20, 1)) + member_block("a.txt", b"words")
     tar.write_bytes(members + bytes(1024))
     pool = str(tmp_path / "pool")
-    for ticket in tickets(Source(kind="shards", paths=(str(tar),))):
-        adopt({"pool": pool})(ticket)
+    for ticket in tar_tickets(Source(kind="shards", paths=(str(tar),))):
+        adopt_tars({"pool": pool})(ticket)
     assert audit_pool(pool).is_fine
-    tar.write_bytes(members + bytes(2048))
+    tar.write_bytes(members.replace(b"words", b"sword") + bytes(1024))  # of the same size
     audit = audit_pool(pool)
     assert not audit.is_fine
     [problem] = audit.problems

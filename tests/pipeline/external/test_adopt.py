@@ -3,63 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
+import os
 import tarfile
+import time
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from PIL import Image
 
 from manifests import disk
-from manifests.columns import REASONS, SIDECAR, with_extra
+from manifests.columns import SIDECAR, with_extra
 from manifests.pool_layout import CommitRecord, PoolLayout, read_commit_records
 from manifests.schema import Source
 from pipeline.executor import Stage, Ticket, execute
-from pipeline.external.adopt import MESSAGES, adopt, samples, size_of, tickets
-from pipeline.pool import Member, read_sidecar, remove_uncommitted
-
-Members = list[tuple[str, bytes]]
-
-
-def picture(width: int = 6, height: int = 4, kind: str = "JPEG", shade: int = 0) -> bytes:
-    sink = io.BytesIO()
-    Image.new("RGB", (width, height), (shade, 90, 10)).save(sink, kind)
-    return sink.getvalue()
-
-
-def pack(path: Path, members: Members, kind: int = tarfile.GNU_FORMAT) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w", format=kind) as tar:
-        for name, data in members:
-            info = tarfile.TarInfo(name)
-            info.size, info.mtime, info.uname = len(data), 1_600_000_000, "somebody"
-            tar.addfile(info, io.BytesIO(data))
-    return path
-
-
-def take(
-    pool: Path, *paths: Path | str, fetch: dict[str, Any] | None = None, **source: Any
-) -> list[dict[str, Any]]:
-    """Adopt tars into a pool; the commit records."""
-    work = adopt({"pool": str(pool), "fetch": fetch or {}})
-    found = [
-        work(t) for t in tickets(Source(kind="shards", paths=tuple(map(str, paths)), **source))
-    ]
-    for record in found:
-        assert record["count"] == record["successes"] + sum(record["reasons"].values())
-        written = read_commit_records(str(pool))[record["shard"]]
-        assert record == written.to_plain()
-    return found
-
-
-def rows(pool: Path, number: int = 0) -> list[dict[str, Any]]:
-    table = read_sidecar(str(pool), number)
-    assert table.schema.equals(SIDECAR)
-    found: list[dict[str, Any]] = table.to_pylist()
-    return found
+from pipeline.external.adopt import adopt_tars, changed_tars, tar_tickets
+from pipeline.pool import read_sidecar, remove_uncommitted
+from tests.support.other_tars import Members, pack, picture, rows, take
 
 
 def img2dataset_like(folder: Path) -> tuple[Path, Members]:
@@ -159,6 +120,52 @@ def test_adopting_twice_changes_nothing_and_a_changed_list_is_refused(tmp_path: 
         take(tmp_path / "pool", path)
 
 
+def test_a_tar_that_another_program_rewrote_is_noticed(tmp_path: Path) -> None:
+    path = pack(tmp_path / "data/0.tar", [("a.jpg", picture(shade=1)), ("a.txt", b"one")])
+    other = pack(tmp_path / "data/1.tar", [("b.jpg", picture(shade=2)), ("b.txt", b"two")])
+    pool = tmp_path / "pool"
+    first = take(pool, path, other)
+    assert first[0]["tar_stamp"] == {
+        "size": path.stat().st_size, "mtime_ns": path.stat().st_mtime_ns
+    }  # fmt: skip
+    assert changed_tars(str(pool)) == []
+    os.utime(path, ns=(5, 5))  # a copy: another time, the same bytes
+    assert changed_tars(str(pool)) == []
+    assert take(pool, path, other) == first
+    size = path.stat().st_size
+    pack(path, [("a.jpg", picture(shade=1)), ("a.txt", b"eno")])
+    assert path.stat().st_size == size
+    assert changed_tars(str(pool)) == [str(path)]
+    with pytest.raises(
+        ValueError, match=r"0\.tar has changed since it was adopted; give the old t"
+    ):
+        take(pool, path, other)
+    other.unlink()
+    assert changed_tars(str(pool)) == [str(path), str(other)]
+
+
+def test_a_pool_that_was_adopted_without_stamps_is_taken_by_its_size(tmp_path: Path) -> None:
+    path = pack(tmp_path / "0.tar", [("a.jpg", picture()), ("a.txt", b"one")])
+    [record] = take(tmp_path / "pool", path)
+    commit_record = PoolLayout(str(tmp_path / "pool")).commit_record(0)
+    disk.write_json(commit_record, {k: v for k, v in record.items() if k != "tar_stamp"})
+    os.utime(path, ns=(5, 5))
+    assert changed_tars(str(tmp_path / "pool")) == []
+    path.write_bytes(path.read_bytes() + bytes(512))
+    assert changed_tars(str(tmp_path / "pool")) == [str(path)]
+
+
+def test_many_tars_are_listed_in_linear_time(tmp_path: Path) -> None:
+    for number in range(3000):
+        (tmp_path / f"{number}.tar").touch()
+    started = time.process_time()
+    assert len(tar_tickets(Source(kind="shards", paths=(str(tmp_path),)))) == 3000
+    paths = tuple(str(tmp_path / f"{number % 2999}.tar") for number in range(3000))
+    with pytest.raises(ValueError, match=r"names .*/0\.tar twice"):
+        tar_tickets(Source(kind="shards", paths=paths))
+    assert time.process_time() - started < 2
+
+
 def test_odd_samples_end_with_a_reason(tmp_path: Path) -> None:
     long = "d" * 120 + "/long"
     members: Members = [
@@ -223,61 +230,11 @@ def test_odd_samples_end_with_a_reason(tmp_path: Path) -> None:
     assert (record["count"], record["successes"]) == (15, 6)
 
 
-def test_samples_need_not_lie_together_and_a_repeated_member_begins_another() -> None:
-    names = ["a.jpg", "b.jpg", "a.txt", "b.txt", "a.jpg", "x/.jpg", "noext"]
-    found = samples([Member(name=name, offset=i, length=1) for i, name in enumerate(names)])
-    assert [(s.name, sorted(s.members)) for s in found] == [
-        ("a", ["jpg", "txt"]),
-        ("b", ["jpg", "txt"]),
-        ("a", ["jpg"]),
-    ]
-
-
 def test_a_sample_that_the_parquet_lists_and_the_tar_lacks(tmp_path: Path) -> None:
     path, members = img2dataset_like(tmp_path)
     pack(path, members[3:])
     [record] = take(tmp_path / "pool", path)
     assert record["reasons"] == {"decode_error": 1, "http_4xx": 1, "missing_file": 1}
-
-
-@pytest.mark.parametrize(
-    ("message", "reason"),
-    [
-        ("HTTP Error 503: Service Unavailable", "http_5xx"),
-        ("HTTP Error 429: Too Many Requests", "http_429"),
-        ("<urlopen error [Errno -2] Name or service not known>", "dns"),
-        ("<urlopen error timed out>", "deadline"),
-        ("<urlopen error [Errno 111] Connection refused>", "connect"),
-        ("<urlopen error [SSL: CERTIFICATE_VERIFY_FAILED]>", "tls"),
-        ("[Errno 104] Connection reset by peer", "reset"),
-        ("Use of image disallowed by X-Robots-Tag directive", "optout_header"),
-        ("image too small", "too_small"),
-        ("hash mismatch", "hash_mismatch"),
-        (
-            "HTTP Error 302: The HTTP server returned a redirect error that would lead to an infinite loop",
-            "redirects",
-        ),
-        ("HTTP Error 302: Found - Redirection to url 'file:///x' is not allowed", "redirects"),
-        (
-            "OpenCV(4.14.0) error: (-215:Assertion failed) !buf.empty() in function 'imdecode_'",
-            "empty",
-        ),
-        ("a wording that is new", "http_other"),
-    ],
-)
-def test_messages_of_img2dataset_have_a_reason(tmp_path: Path, message: str, reason: str) -> None:
-    status = "failed_to_resize" if reason == "too_small" else "failed_to_download"
-    table = pa.Table.from_pylist(
-        [{"key": "0", "url": "u", "caption": None, "status": status, "error_message": message}]
-    )
-    disk.write_parquet(tmp_path / "x.parquet", table)
-    [record] = take(tmp_path / "pool", pack(tmp_path / "x.tar", []))
-    assert record["reasons"] == {reason: 1}
-    assert rows(tmp_path / "pool")[0]["status"] == status
-
-
-def test_every_message_leads_to_a_known_reason() -> None:
-    assert {reason for _, reason in MESSAGES} <= REASONS.keys()
 
 
 def test_columns_that_are_named_and_limits_that_apply(tmp_path: Path) -> None:
@@ -305,22 +262,6 @@ def test_columns_that_are_named_and_limits_that_apply(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("fetch", "reason"),
-    [({"max_pixels": 23}, "too_many_pixels"), ({"min_image_size": 5}, "too_small"), ({}, None)],
-)
-def test_the_size_is_read_from_the_header(fetch: dict[str, Any], reason: str | None) -> None:
-    from manifests.schema import Fetch
-    from pipeline.images.transform import BadPicture
-
-    if reason is None:
-        assert size_of(picture(6, 4, "PNG"), Fetch(**fetch)) == (6, 4)
-        return
-    with pytest.raises(BadPicture) as bad:
-        size_of(picture(6, 4), Fetch(**fetch))
-    assert bad.value.reason == reason
-
-
 def test_folders_patterns_and_urls(tmp_path: Path) -> None:
     for name in ("b", "a", "c"):
         pack(
@@ -331,7 +272,8 @@ def test_folders_patterns_and_urls(tmp_path: Path) -> None:
 
     def found(*paths: str) -> list[str]:
         return [
-            t.payload["tar"].rpartition("/")[2] for t in tickets(Source(kind="shards", paths=paths))
+            t.payload["tar"].rpartition("/")[2]
+            for t in tar_tickets(Source(kind="shards", paths=paths))
         ]
 
     assert found(str(tmp_path / "data")) == ["a.tar", "b.tar", "c.tar"]
@@ -370,8 +312,10 @@ def test_a_damaged_tar_fails_its_ticket_by_name_and_the_rest_goes_on(tmp_path: P
     packed = tmp_path / "packed.tar"
     with tarfile.open(packed, "w:gz") as tar:
         tar.addfile(tarfile.TarInfo("a.jpg"))
-    todo: list[Ticket] = tickets(Source(kind="shards", paths=(str(cut), str(packed), str(whole))))
-    stage = Stage(name="adopt", work=adopt, config={"pool": str(tmp_path / "pool")})
+    todo: list[Ticket] = tar_tickets(
+        Source(kind="shards", paths=(str(cut), str(packed), str(whole)))
+    )
+    stage = Stage(name="adopt", work=adopt_tars, config={"pool": str(tmp_path / "pool")})
     report = execute(stage, todo, engine="inline")
     assert list(report.done) == [todo[2].id]
     assert "cut.tar is cut off" in report.failed[todo[0].id]

@@ -321,9 +321,9 @@ def test_what_it_stores_unread_is_looked_at(tmp_path: Path, stand_in: str) -> No
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("hang", r"was ended after 1 s for 1 rows; it last said: taking 1 rows \| a worker died"),
+        ("hang", r"was ended after 1 s for 1 rows; its last lines: taking 1 rows \| a worker died"),
         ("crash", r"left no shard and ended with status 1; .*MemoryError: out of memory"),
-        ("nothing", r"left no shard and ended with status 0; it last said: taking 1 rows"),
+        ("nothing", r"left no shard and ended with status 0; its last lines: taking 1 rows"),
         ("untold", r"img2dataset lists 0 of 1 rows, 0 in all"),
     ],
 )
@@ -350,9 +350,9 @@ def test_a_recipe_that_asks_too_much_is_told_all_of_it() -> None:
         ValueError,
         match=r"less than this recipe asks; set allow_private: true \(.*robots_txt: false \(",
     ):
-        img2dataset_run.check(Fetch(user_agent=AGENT), "table")
+        img2dataset_run.check_img2dataset(Fetch(user_agent=AGENT), "table")
     done = {"allow_private": True, "robots_txt": False, "site_files": ()}
-    img2dataset_run.check(Fetch(user_agent=AGENT, **done), "table")
+    img2dataset_run.check_img2dataset(Fetch(user_agent=AGENT, **done), "table")
     for more, message in (
         ({"delay_s": 1.0}, r"delay_s: 0\.0 \(it waits"),
         ({"connect_to": {"a.test": "127.0.0.1:1"}}, r"connect_to: \{\} \("),
@@ -360,9 +360,9 @@ def test_a_recipe_that_asks_too_much_is_told_all_of_it() -> None:
         ({"verify_hash": ("x", "md5")}, r"compute_hash: md5 \("),
     ):
         with pytest.raises(ValueError, match=message):
-            img2dataset_run.check(Fetch(user_agent=AGENT, **done, **more), "wat")  # type: ignore[arg-type]
+            img2dataset_run.check_img2dataset(Fetch(user_agent=AGENT, **done, **more), "wat")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="a source of kind files has none"):
-        img2dataset_run.check(Fetch(**done), "files")
+        img2dataset_run.check_img2dataset(Fetch(**done), "files")
 
 
 def test_what_it_does_not_know_is_said_once(

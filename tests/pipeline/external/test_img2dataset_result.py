@@ -1,0 +1,61 @@
+"""What img2dataset leaves: every row once, failed ones with a reason, stored ones with their bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from manifests import disk
+from manifests.schema import Fetch
+from pipeline.external.img2dataset_result import failure, outcomes, success
+from tests.support.other_tars import pack, picture
+
+
+def leave(folder: Path, *rows: tuple[str, str, str | None]) -> None:
+    """A tar with the samples 0 and 2, and a parquet with rows (key, status, error_message)."""
+    pack(folder / "out/00000.tar", [("000000000.jpg", b"zero"), ("000000002.jpg", b"two")])
+    table = [{"key": k, "status": s, "error_message": m, "width": 3} for k, s, m in rows]
+    disk.write_parquet(folder / "out/00000.parquet", pa.Table.from_pylist(table))
+
+
+def test_every_row_has_one_outcome(tmp_path: Path) -> None:
+    leave(
+        tmp_path,
+        ("000000002", "success", None),
+        ("000000000", "success", None),
+        ("000000001", "failed_to_download", "HTTP Error 404:\nNot Found"),
+        ("000000003", "success", None),
+    )
+    found = dict(outcomes(tmp_path, Fetch(), 4))
+    assert [found[k][1] for k in range(4)] == [b"zero", None, b"two", None]
+    assert found[1][0] == {
+        "reason": "http_4xx", "error_message": "HTTP Error 404: Not Found", "http_status": 404,
+    }  # fmt: skip
+    assert found[3][0]["reason"] == "missing_file"
+    assert found[0][0]["width"] == 3
+
+
+@pytest.mark.parametrize("keys", [("000000000",), ("000000000", "000000000"), ("000000005",) * 2])
+def test_rows_that_are_not_there_once_are_an_error(keys: tuple[str, ...], tmp_path: Path) -> None:
+    leave(tmp_path, *((key, "success", None) for key in keys))
+    with pytest.raises(RuntimeError, match="img2dataset lists 1 of 2 rows"):
+        dict(outcomes(tmp_path, Fetch(), 2))
+
+
+def test_bytes_that_nobody_decoded_are_checked_here() -> None:
+    settings = Fetch(disable_all_reencoding=True)
+    columns, image, extension = success(picture(6, 4, "PNG"), {}, settings)
+    assert (columns["width"], columns["height"], extension) == (6, 4, "png")
+    assert image == picture(6, 4, "PNG")
+    columns, image, _ = success(b"<html>", {}, settings)
+    assert (columns["reason"], image) == ("not_an_image", None)
+
+
+def test_a_failure_without_a_message_says_so() -> None:
+    expected: dict[str, Any] = {
+        "reason": "decode_error", "error_message": "no reason was given", "http_status": None,
+    }  # fmt: skip
+    assert failure("failed_to_resize", "") == expected
