@@ -1,9 +1,11 @@
-"""Random numbers as pure functions of integers: SplitMix64 over keys that are derived from (seed, purpose, position).
+"""Random numbers as pure functions of integers: SplitMix64 over keys derived from positions.
 
-NumPy's generators are not used, because their streams may change between versions. A change of any function here changes
-the order of training: bump ORDER_VERSION in `train/data/order.py` and its golden test.
+NumPy's generators are not used, because their streams may change between versions. A change of any
+function here changes the order of training: bump ORDER_VERSION in `train/data/order.py` and its
+golden test.
 
-Source of SplitMix64: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
+Source of SplitMix64: Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
+OOPSLA 2014.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 MASK = 2**64 - 1
-GOLDEN = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio: the increment of SplitMix64
+# 2^64 divided by the golden ratio: the increment of SplitMix64.
+GOLDEN = 0x9E3779B97F4A7C15
 
 Ints = NDArray[np.int64]
 
@@ -24,7 +27,7 @@ def _finish(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def derive_key(*parts: int) -> int:
-    """One 64-bit number from any whole numbers; other parts, or another order of them, give an unrelated one."""
+    """One 64-bit number from integers; other integers, or another order, give an unrelated one."""
     state = 0
     for part in parts:
         z = ((state ^ (part & MASK)) + GOLDEN) & MASK
@@ -45,6 +48,6 @@ def permutation(key: int, length: int) -> Ints:
 
 
 def uniforms(key: int, rows: Ints, count: int) -> NDArray[np.float64]:
-    """(len(rows), count) numbers in [0, 1): each a function of `key`, its row number and its column."""
+    """(len(rows), count) numbers in [0, 1): each a function of `key`, its row and its column."""
     index = rows[:, None] * count + np.arange(count)
     return (_stream(key, index) >> np.uint64(11)).astype(np.float64) * 2.0**-53

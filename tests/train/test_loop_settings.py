@@ -16,7 +16,7 @@ from train.data import Loader
 from train.dist import Ranks
 from train.formats.open_clip_files import load_export, to_open_clip
 from train.model import CLIP, GroupedCaptions, PackedCaptions
-from train.model.clip import QKV
+from train.model.blocks import QKV
 from train.step import accumulate
 
 SETTINGS = {

@@ -1,4 +1,4 @@
-"""The CLIP model: architectures, attention, noise, FLOPs."""
+"""The CLIP model: architectures, attention, towers, noise, FLOPs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from train.model.attention import (
     pack_captions,
     to_device,
 )
-from train.model.clip import CLIP, LOGIT_SCALE, Block, ReducedTokenTable, l2_normalise
+from train.model.blocks import Block
+from train.model.clip import CLIP, l2_normalise
 from train.model.flops import peak_flops, training_flops
+from train.model.initialise import LOGIT_SCALE
+from train.model.token_table import ReducedTokenTable
 
 __all__ = [
     "CLIP",

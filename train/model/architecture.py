@@ -1,23 +1,25 @@
-"""What a CLIP is made of: sizes, pooling, dropout and the statistics of its pictures; and the models known by name."""
+"""Sizes of a CLIP: widths, layers, pooling, dropout, image statistics; and the named models."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Per-channel mean and deviation of the pictures that OpenAI trained on: what every CLIP checkpoint expects.
+# Mean and deviation of each channel of the images that OpenAI trained on. Every CLIP checkpoint
+# expects images that are normalised with them.
 IMAGE_MEAN = (0.48145466, 0.4578275, 0.40821073)
 IMAGE_STD = (0.26862954, 0.26130258, 0.27577711)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Both towers of a CLIP: widths in channels, pictures in pixels, context in tokens.
+    """Both towers of a CLIP: widths in channels, images in pixels, context in tokens.
 
-    A rate or dropout is a share in [0, 1) that is left out while training, and only then.
+    A rate or dropout is a share in [0, 1) that is left out in training only. ValueError for sizes
+    that do not fit together.
     """
 
     embed_dim: int
-    image_size: int  # the side of a square picture, or the height of another
+    image_size: int  # side of a square image, or height of another
     patch_size: int
     vision_width: int
     vision_layers: int
@@ -31,19 +33,16 @@ class ModelConfig:
     vocab_size: int = 49408
     quick_gelu: bool = False
     logit_bias: bool = False  # a learned offset of the logits, for the SigLIP loss
-    image_width: int | None = None  # of a picture that is not square
+    image_width: int | None = None  # of an image that is not square
     num_channels: int = 3  # 3: red, green and blue; 1: their luminance
     image_mean: tuple[float, ...] = IMAGE_MEAN  # per channel, of pixels from 0 to 1
     image_std: tuple[float, ...] = IMAGE_STD
-    class_token_length: int = (
-        1  # learned tokens before the patches; the first is the one that is pooled
-    )
+    class_token_length: int = 1  # learned tokens before the patches; the first one is pooled
     global_average_pool: bool = False  # the mean of the patches instead of the class token
-    drop_patch_rate: float = 0.0  # of a picture's patches
-    drop_path_rate: float = (
-        0.0  # of the last picture block's branches, per sample; 0 for the first, linear between
-    )
-    vision_hidden_dropout: float = 0.0  # of what is embedded and of what each branch adds
+    drop_patch_rate: float = 0.0  # of an image's patches
+    # Stochastic depth of the last image block; 0 for the first block, linear between.
+    drop_path_rate: float = 0.0
+    vision_hidden_dropout: float = 0.0  # of embeddings and of what each branch adds
     vision_attention_dropout: float = 0.0
     text_hidden_dropout: float = 0.0
     text_attention_dropout: float = 0.0
@@ -63,7 +62,8 @@ class ModelConfig:
                 )
         if self.context_length < 3:
             raise ValueError(
-                f"context_length is {self.context_length}; it must be at least 3 (start, a word, end)"
+                f"context_length is {self.context_length}; it must be at least 3 (start, a word, "
+                "end)"
             )
         for name in (
             "embed_dim",
@@ -88,18 +88,18 @@ class ModelConfig:
 
     @property
     def height_width(self) -> tuple[int, int]:
-        """Of the pictures that the model takes, in pixels."""
+        """Height and width of the model's images, in pixels."""
         return self.image_size, self.image_width or self.image_size
 
     @property
     def patches(self) -> int:
-        """How many a picture is cut into."""
+        """Patches of an image."""
         height, width = self.height_width
         return (height // self.patch_size) * (width // self.patch_size)
 
     @property
-    def draws(self) -> bool:
-        """Whether training this model takes random numbers."""
+    def stochastic(self) -> bool:
+        """Whether training this model draws random numbers."""
         return any(getattr(self, name) for name in RATES)
 
 
@@ -123,7 +123,10 @@ def _clip(
     context_length: int = 77,
     quick_gelu: bool = False,
 ) -> ModelConfig:
-    """vision = (width, layers, heads, mlp), text = (width, layers, heads); the text MLP is four times its width."""
+    """vision = (width, layers, heads, mlp), text = (width, layers, heads).
+
+    The hidden width of the caption tower's MLP is four times its width.
+    """
     return ModelConfig(
         embed_dim=embed_dim,
         image_size=image_size,
@@ -142,7 +145,10 @@ def _clip(
 
 
 def _published(*, quick_gelu: bool) -> dict[str, ModelConfig]:
-    """Names and numbers as in open_clip; H, g, bigG and e have 16 vision heads (head widths 80, 88, 104, 112)."""
+    """Names and numbers as in open_clip.
+
+    H, g, bigG and e have 16 vision heads: head widths of 80, 88, 104 and 112.
+    """
     base, large = (768, 12, 12, 3072), (1024, 24, 16, 4096)
     small = (384, 12, 6, 1536)
     sizes: dict[str, tuple[int, int, tuple[int, int, int, int], tuple[int, int, int]]] = {
@@ -157,20 +163,20 @@ def _published(*, quick_gelu: bool) -> dict[str, ModelConfig]:
         "ViT-S-32": (384, 32, small, (384, 12, 6)),
         "ViT-S-16": (384, 16, small, (384, 12, 6)),
     }
-    end = "-quickgelu" if quick_gelu else ""
-    return {
-        name + end: _clip(
-            *size, image_size=336 if name.endswith("336") else 224, quick_gelu=quick_gelu
-        )
-        for name, size in sizes.items()
-        if not (quick_gelu and name.startswith("ViT-S"))
-    }
+    models = {}
+    for name, size in sizes.items():
+        if quick_gelu and name.startswith("ViT-S"):
+            continue
+        image_size = 336 if name.endswith("336") else 224
+        model = _clip(*size, image_size=image_size, quick_gelu=quick_gelu)
+        models[name + "-quickgelu" if quick_gelu else name] = model
+    return models
 
 
 MODELS: dict[str, ModelConfig] = {
     **_published(quick_gelu=False),
     **_published(quick_gelu=True),
-    # For a processor: the demo's, and a smaller one for tests.
+    # For a CPU: the demo's model, and a smaller one for tests.
     "micro": _clip(128, 8, (128, 4, 2, 512), (128, 2, 2), image_size=32, context_length=16),
     "test": _clip(32, 16, (32, 2, 2, 128), (32, 2, 2), image_size=32, context_length=16),
 }

@@ -1,8 +1,11 @@
-"""Attention over padded and packed sequences, by torch's kernels or flash-attn, and captions without their padding.
+"""Attention over padded and packed sequences, and captions without their padding.
 
-`sdpa` runs everywhere. `varlen` (torch 2.10 on) and `flash` (flash-attn) read packed sequences as they lie; they need a
-GPU and 16 bits. `auto` takes `flash`, then `varlen`, for packed captions where they can run, and `sdpa` for the rest.
-No mask of numbers is ever made: causality is a flag. Shapes as in `model.py`, and N tokens of all captions together.
+`sdpa` (torch) runs everywhere. `varlen` (torch 2.10 on) and `flash` (flash-attn) read packed
+sequences as they lie; they need a GPU and 16 bits. `auto` takes `flash`, then `varlen`, for packed
+captions where they can run, and `sdpa` for the rest. No mask is ever materialised: causality is a
+flag.
+
+Shapes: B samples, T queries, S keys, H heads, D channels of a head, N tokens of all captions.
 """
 
 from __future__ import annotations
@@ -28,57 +31,60 @@ class PackedCaptions(NamedTuple):
 
     token_N: Tensor
     position_N: Tensor  # restarts with every caption
-    sample_N: Tensor  # which caption
-    padded_index_N: Tensor  # where the token lies in BT
+    sample_N: Tensor  # the caption of each token
+    padded_index_N: Tensor  # the index of each token in the padded batch, BT flattened
     offset_B1: Tensor  # int32, B + 1: where each caption begins, and the end of the last
     longest: int
 
     def to(self, device: torch.device | str) -> PackedCaptions:
-        """On another device."""
-        return PackedCaptions(*(to_device(x, device) if isinstance(x, Tensor) else x for x in self))  # type: ignore[arg-type]
+        """The same captions on another device."""
+        *tensors, longest = self
+        return PackedCaptions(*(to_device(x, device) for x in tensors), longest)  # type: ignore[call-arg]
 
 
 class GroupedCaptions(NamedTuple):
-    """Captions sorted by length, in groups that are each cut to their own longest."""
+    """Captions sorted by length, in groups that are each cut to their own longest caption."""
 
-    tokens_BT: tuple[Tensor, ...]
+    tokens_BT: tuple[Tensor, ...]  # one tensor for each group
     grouped_index_B: Tensor  # of each caption of the batch among those of the groups
     row_B: Tensor  # of each caption of the groups in the batch
 
     def to(self, device: torch.device | str) -> GroupedCaptions:
-        """On another device."""
+        """The same captions on another device."""
         tokens = tuple(to_device(x, device) for x in self.tokens_BT)
-        return GroupedCaptions(
-            tokens, to_device(self.grouped_index_B, device), to_device(self.row_B, device)
-        )
+        index_B = to_device(self.grouped_index_B, device)
+        return GroupedCaptions(tokens, index_B, to_device(self.row_B, device))
 
 
 def to_device(x: Tensor | PackedCaptions | GroupedCaptions, device: torch.device | str) -> Any:
-    """On another device; from main memory to a GPU by pinned pages, so that nothing waits for the copy."""
+    """`x` on another device.
+
+    From host memory to a GPU it goes through pinned pages, so that nothing waits for the copy.
+    """
     if isinstance(x, Tensor) and x.device.type == "cpu" and torch.device(device).type == "cuda":
         return x.contiguous().pin_memory().to(device, non_blocking=True)
     return x.to(device)
 
 
 class AttentionSpec(NamedTuple):
-    """How a block attends: its kernel, the share of attention left out in training, the number of its first head."""
+    """How a block attends."""
 
-    attention: Attention = "auto"
-    dropped: float = 0.0
-    first_head: int = (
-        0  # above 0 where tensor parallelism gave the block a later share of the heads
-    )
+    attention: Attention = "auto"  # the kernel
+    dropped: float = 0.0  # share of the attention weights that is left out in training
+    # Number of the block's first head: above 0 where tensor parallelism gave the block a later
+    # share of the heads.
+    first_head: int = 0
 
 
 def caption_lengths(tokens_BT: Tensor) -> Tensor:
-    """Tokens of each caption, up to and with its end-of-text token: the first highest number of a row."""
+    """Tokens of each caption with its end-of-text token: the first highest number of a row."""
     return tokens_BT.argmax(dim=-1) + 1
 
 
 def trim(tokens_BT: Tensor) -> Tensor:
-    """The columns up to the last end-of-text token of a batch that lies in main memory.
+    """The columns up to the last end-of-text token of a batch in host memory.
 
-    On an accelerator the length would have to be waited for: trim before the batch is copied there.
+    On an accelerator the length would have to be waited for: trim before the batch is copied.
     """
     if tokens_BT.device.type != "cpu":
         return tokens_BT
@@ -86,43 +92,44 @@ def trim(tokens_BT: Tensor) -> Tensor:
 
 
 def pack_captions(tokens_BT: Tensor, length_B: Tensor | None = None) -> PackedCaptions:
-    """A batch in main memory, packed; `length_B` spares the search for the end-of-text tokens."""
+    """A batch in host memory, packed. `length_B` spares the search for end-of-text tokens."""
     length_B = caption_lengths(tokens_BT) if length_B is None else length_B
     B, T = tokens_BT.shape
-    padded_index_N = (torch.arange(T) < length_B[:, None]).flatten().nonzero().flatten()
+    index_N = (torch.arange(T) < length_B[:, None]).flatten().nonzero().flatten()
     offset_B1 = torch.zeros(B + 1, dtype=torch.int32)
     offset_B1[1:] = length_B.cumsum(0)
     longest = int(length_B.max())
-    sample_N, position_N = padded_index_N // T, padded_index_N % T
+    sample_N, position_N = index_N // T, index_N % T
     padded_index_N = sample_N * longest + position_N
-    return PackedCaptions(
-        tokens_BT[sample_N, position_N], position_N, sample_N, padded_index_N, offset_B1, longest
-    )
+    token_N = tokens_BT[sample_N, position_N]
+    return PackedCaptions(token_N, position_N, sample_N, padded_index_N, offset_B1, longest)
 
 
 def group_by_length(
     tokens_BT: Tensor, groups: int, length_B: Tensor | None = None
 ) -> GroupedCaptions:
-    """A batch in main memory in so many groups of (nearly) as many captions, by length."""
+    """A batch in host memory in `groups` groups of equally many captions (± 1), by length.
+
+    ValueError for fewer than one group.
+    """
     if groups < 1:
         raise ValueError(f"{groups} length groups; there must be at least 1")
     length_B = caption_lengths(tokens_BT) if length_B is None else length_B
     row_B = length_B.argsort(stable=True)
     grouped_index_B = torch.empty_like(row_B)
     grouped_index_B[row_B] = torch.arange(len(row_B))
-    parts = [part for part in row_B.tensor_split(groups) if len(part)]
-    return GroupedCaptions(
-        tuple(tokens_BT[part, : int(length_B[part].max())] for part in parts),
-        grouped_index_B,
-        row_B,
-    )
+    tokens = []
+    for rows in row_B.tensor_split(groups):
+        if len(rows):
+            tokens.append(tokens_BT[rows, : int(length_B[rows].max())])
+    return GroupedCaptions(tuple(tokens), grouped_index_B, row_B)
 
 
-# --- kernels -------------------------------------------------------------------------------------------------------
+# --- kernels -------------------------------------------------------------------------------------
 
 
 def _find_flash() -> Any:
-    """flash-attn's module, or None; one that was built for another torch cannot be imported."""
+    """flash-attn's module; None where it is missing or was built for another torch."""
     try:
         return importlib.import_module("flash_attn")
     except (ImportError, OSError):
@@ -130,7 +137,10 @@ def _find_flash() -> Any:
 
 
 def _find_varlen() -> Callable[..., Tensor] | None:
-    """torch's varlen_attn with `causal=` for a switch (2.13 on takes a window, before it `is_causal`), or None."""
+    """torch's varlen_attn with the argument `causal`, or None.
+
+    From 2.13 on torch takes a window for it, before that `is_causal`.
+    """
     if importlib.util.find_spec("torch.nn.attention.varlen") is None:
         return None
     from torch.nn.attention.varlen import varlen_attn
@@ -145,26 +155,26 @@ def _find_varlen() -> Callable[..., Tensor] | None:
     return attend
 
 
-# Looked for here and not where they are called: a compiler that meets a search for a module cuts a block in two there.
+# Resolve kernels at import: an import inside forward breaks the compiler's graph.
 _FLASH, _VARLEN = _find_flash(), _find_varlen()
 
 
 def _flash() -> Any:
-    """As `_find_flash` has found it."""
+    """The result of `_find_flash`."""
     return _FLASH
 
 
 def _varlen() -> Callable[..., Tensor] | None:
-    """As `_find_varlen` has found it."""
+    """The result of `_find_varlen`."""
     return _VARLEN
 
 
 def check_kernel(attention: Attention, *, dropped: bool) -> None:
-    """ValueError for a kernel that is not there, or that cannot do what the model asks for."""
+    """ValueError for a kernel that is missing, or that cannot do what the model needs."""
     if attention == "flash" and _flash() is None:
         raise ValueError(
-            "attention is 'flash', but flash-attn is not installed, or not for this torch; install it, or set"
-            " attention to auto"
+            "attention is 'flash', but flash-attn is not installed, or not for this torch; "
+            "install it, or set attention to auto"
         )
     if attention == "varlen" and _varlen() is None:
         raise ValueError(
@@ -172,8 +182,8 @@ def check_kernel(attention: Attention, *, dropped: bool) -> None:
         )
     if attention in ("flash", "varlen") and dropped:
         raise ValueError(
-            f"attention {attention!r} cannot drop attention reproducibly: its kernel draws from its own generator;"
-            " set attention to auto, or the attention dropouts to 0"
+            f"attention {attention!r} cannot drop attention reproducibly: its kernel draws from "
+            "its own generator; set attention to auto, or the attention dropouts to 0"
         )
 
 
@@ -183,11 +193,14 @@ def _kernel(attention: Attention, q: Tensor, *, packed: bool) -> str:
     if attention == "auto":
         if not packed or not fits:
             return "sdpa"
-        return "flash" if _flash() is not None else "varlen" if _varlen() is not None else "sdpa"
+        if _flash() is not None:
+            return "flash"
+        return "sdpa" if _varlen() is None else "varlen"
     if attention != "sdpa" and not fits:
-        place = f"{q.dtype} on {q.device.type}".removeprefix("torch.")
+        actual = f"{q.dtype} on {q.device.type}".removeprefix("torch.")
         raise ValueError(
-            f"attention {attention!r} needs a GPU and bf16 or fp16, not {place}; set attention to auto"
+            f"attention {attention!r} needs a GPU and bf16 or fp16, not {actual}; set attention to "
+            "auto"
         )
     return attention
 
@@ -202,21 +215,25 @@ def attend(
     end_B: Tensor | None = None,
     noise: Noise | None = None,
 ) -> Tensor:
-    """Mixed values BTHD. With `end_B` there is one query for a sample, which sees the keys up to that one."""
+    """Mixed values BTHD.
+
+    With `end_B` there is one query for each sample; it sees the keys up to that number.
+    """
     q_BHTD, k_BHTD, v_BHTD = (x.transpose(1, 2) for x in (q_BTHD, k_BTHD, v_BTHD))
     noise = noise if spec.dropped else None
-    # One query costs little whatever computes it, and cuDNN's backward of it has given NaN and errors on GPUs.
+    # One query costs little with any kernel; cuDNN's backward of it gave NaN and errors on GPUs.
     if noise is not None or (q_BTHD.is_cuda and q_BTHD.shape[1] == 1):
-        return _open(q_BHTD, k_BHTD, v_BHTD, spec, noise, causal, end_B).transpose(1, 2)
-    seen_B11T = None
+        return _explicit_attention(q_BHTD, k_BHTD, v_BHTD, spec, noise, causal, end_B).transpose(
+            1, 2
+        )
+    seen_B11S = None
     if end_B is not None:
-        seen_B11T = (torch.arange(k_BTHD.shape[1], device=q_BTHD.device) <= end_B[:, None])[
-            :, None, None
-        ]
+        key_S = torch.arange(k_BTHD.shape[1], device=q_BTHD.device)
+        seen_B11S = (key_S <= end_B[:, None])[:, None, None]
     elif _kernel(spec.attention, q_BTHD, packed=False) != "sdpa":
         return _dense(q_BTHD, k_BTHD, v_BTHD, causal, spec.attention)
     mixed_BHTD = F.scaled_dot_product_attention(
-        q_BHTD, k_BHTD, v_BHTD, attn_mask=seen_B11T, is_causal=causal and end_B is None
+        q_BHTD, k_BHTD, v_BHTD, attn_mask=seen_B11S, is_causal=causal and end_B is None
     )
     return mixed_BHTD.transpose(1, 2)
 
@@ -226,17 +243,18 @@ def _dense(
 ) -> Tensor:
     """Sequences of one length, through the kernels for many lengths or flash-attn's own."""
     if attention == "flash":
-        found: Tensor = _flash().flash_attn_func(q_BTHD, k_BTHD, v_BTHD, causal=causal)
-        return found
+        mixed: Tensor = _flash().flash_attn_func(q_BTHD, k_BTHD, v_BTHD, causal=causal)
+        return mixed
     B, T, H, D = q_BTHD.shape
     S = k_BTHD.shape[1]
-    starts = [
-        torch.arange(0, B * n + 1, n, dtype=torch.int32, device=q_BTHD.device) for n in (T, S)
-    ]
+    device = q_BTHD.device
+    query_offset_B1 = torch.arange(0, B * T + 1, T, dtype=torch.int32, device=device)
+    key_offset_B1 = torch.arange(0, B * S + 1, S, dtype=torch.int32, device=device)
     varlen = _varlen()
     assert varlen is not None
-    flat = (x.reshape(-1, H, D) for x in (q_BTHD, k_BTHD, v_BTHD))
-    return varlen(*flat, *starts, T, S, causal=causal).view(B, T, H, D)
+    q, k, v = (x.reshape(-1, H, D) for x in (q_BTHD, k_BTHD, v_BTHD))
+    mixed = varlen(q, k, v, query_offset_B1, key_offset_B1, T, S, causal=causal)
+    return mixed.view(B, T, H, D)
 
 
 def attend_packed(
@@ -249,17 +267,20 @@ def attend_packed(
     pooled: bool = False,
     noise: Noise | None = None,
 ) -> Tensor:
-    """Mixed values NHD of causal captions; with `pooled` there is one query for a caption, its last: BHD.
+    """Mixed values NHD of causal captions.
 
-    Where no kernel reads packed sequences, these alone are padded: the matrix products around them are not.
+    With `pooled` there is one query for each caption, its last token, and the result is BHD. Where
+    no kernel reads packed sequences, only queries, keys and values are padded: the matrix products
+    around attention are not.
     """
     dropped = noise is not None and spec.dropped > 0
     kernel = "sdpa" if dropped else _kernel(spec.attention, q_NHD, packed=True)
     B, longest = len(packed.offset_B1) - 1, packed.longest
     if kernel != "sdpa":
-        start_k = packed.offset_B1
-        start_q = torch.arange(B + 1, dtype=torch.int32, device=q_NHD.device) if pooled else start_k
-        lengths = (start_q, start_k, 1 if pooled else longest, longest)
+        key_offset_B1 = query_offset_B1 = packed.offset_B1
+        if pooled:
+            query_offset_B1 = torch.arange(B + 1, dtype=torch.int32, device=q_NHD.device)
+        lengths = (query_offset_B1, key_offset_B1, 1 if pooled else longest, longest)
         attend_varlen = _flash().flash_attn_varlen_func if kernel == "flash" else _varlen()
         assert attend_varlen is not None
         mixed_NHD: Tensor = attend_varlen(q_NHD, k_NHD, v_NHD, *lengths, causal=not pooled)
@@ -268,9 +289,9 @@ def attend_packed(
     k_BTHD, v_BTHD = _padded(k_NHD, packed), _padded(v_NHD, packed)
     if pooled:
         end_B = (packed.offset_B1[1:] - packed.offset_B1[:-1] - 1).long()
-        return attend(q_NHD[:, None], k_BTHD, v_BTHD, spec, causal=True, end_B=end_B, noise=noise)[
-            :, 0
-        ]
+        q_B1HD = q_NHD[:, None]
+        mixed = attend(q_B1HD, k_BTHD, v_BTHD, spec, causal=True, end_B=end_B, noise=noise)
+        return mixed[:, 0]
     if noise is not None:
         noise = noise._replace(token=_padded(noise.token, packed))
     mixed_BTHD = attend(_padded(q_NHD, packed), k_BTHD, v_BTHD, spec, causal=True, noise=noise)
@@ -280,14 +301,11 @@ def attend_packed(
 def _padded(x_N: Tensor, packed: PackedCaptions) -> Tensor:
     """N… as BT…, with zeros after the captions."""
     B, T = len(packed.offset_B1) - 1, packed.longest
-    return (
-        x_N.new_zeros((B * T, *x_N.shape[1:]))
-        .index_copy(0, packed.padded_index_N, x_N)
-        .view(B, T, *x_N.shape[1:])
-    )
+    zeros = x_N.new_zeros((B * T, *x_N.shape[1:]))
+    return zeros.index_copy(0, packed.padded_index_N, x_N).view(B, T, *x_N.shape[1:])
 
 
-def _open(
+def _explicit_attention(
     q_BHTD: Tensor,
     k_BHTD: Tensor,
     v_BHTD: Tensor,
@@ -296,7 +314,7 @@ def _open(
     causal: bool,
     end_B: Tensor | None,
 ) -> Tensor:
-    """Attention with its weights written out; with `noise` a share of them is left out."""
+    """Attention that materialises its weights; with `noise` a share of them is left out."""
     H, T, S = q_BHTD.shape[1], q_BHTD.shape[2], k_BHTD.shape[2]
     weight_BHTS = q_BHTD @ k_BHTD.mT * q_BHTD.shape[-1] ** -0.5
     key_S = torch.arange(S, device=q_BHTD.device)
@@ -308,12 +326,9 @@ def _open(
     if noise is None:
         mixed_BHTD: Tensor = weight_BHTS.to(v_BHTD.dtype) @ v_BHTD
         return mixed_BHTD
-    head_H11 = torch.arange(spec.first_head, spec.first_head + H, device=q_BHTD.device)[
-        :, None, None
-    ]
+    head_H = torch.arange(spec.first_head, spec.first_head + H, device=q_BHTD.device)
     token_B1T1 = noise.token.view(len(q_BHTD), 1, T, 1)
-    keep = (
-        uniform(noise.key, ATTENTION, ((token_B1T1 << 16) + key_S) * 256 + head_H11) >= spec.dropped
-    )
+    number_BHTS = ((token_B1T1 << 16) + key_S) * 256 + head_H[:, None, None]
+    keep = uniform(noise.key, ATTENTION, number_BHTS) >= spec.dropped
     kept_BHTS: Tensor = weight_BHTS * (keep.to(weight_BHTS.dtype) / (1 - spec.dropped))
     return kept_BHTS @ v_BHTD

@@ -1,10 +1,11 @@
-"""The floating-point operations that training takes, and what share of a device's peak they are (MFU).
+"""Floating-point operations of training, and their share of a device's peak (MFU).
 
-Products of matrices count, 2mkn for [m, k] x [k, n]: patches, queries, keys, values, attention's two (the whole square,
-causal or not, as published profiles have it), its output, the perceptron and the projections. Not counted are norms,
-activations and the softmax, the loss, the optimizer, and whatever is computed a second time (checkpointing, the second
-pass of micro-batches): these are the operations that the result needs, so that recomputing cannot raise an MFU.
-Backward is twice forward, but for the patches: a picture needs no gradient.
+Matrix products count, 2mkn for [m, k] x [k, n]: patches, queries, keys, values, attention's two
+(the whole square, causal or not, as in published profiles), its output, the MLP and the
+projections. Norms, activations and the softmax, the loss and the optimizer do not count. Nor does
+what is computed a second time (checkpointing, the second pass of micro-batches): these are the
+operations that the result needs, so recomputing cannot raise an MFU. Backward is twice forward,
+but for the patches: an image needs no gradient.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from torch import Tensor
 from train.model.architecture import ModelConfig
 
 Captions = Literal["padded", "groups", "packed"]
-# Dense peaks in TFLOP/s from NVIDIA's datasheets: products of 16 bits that add up in 32, and of 32 bits. The first name
-# that a device's contains counts, so longer names stand first.
+# Dense peaks in TFLOP/s from NVIDIA's datasheets: 16-bit products with 32-bit sums, and 32-bit
+# products. The first name that the device's name contains counts, so longer names come first.
 PEAKS: dict[str, tuple[float, float]] = {
     "GB300": (2500, 80),
     "GB200": (2500, 80),
@@ -41,36 +42,40 @@ PEAKS: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlopCount:
-    """Operations of forward and backward: of a picture, and of a caption by its tokens and their square."""
+    """Operations of forward and backward: of an image, and of a caption by its tokens."""
 
     image: float
     caption: float  # of any length
-    token: float
-    square: float
+    token: float  # for each token of a caption
+    square: float  # for each pair of tokens of a caption
 
     def sample(self, tokens: int) -> float:
-        """One picture and a caption of so many tokens."""
+        """One image and a caption of `tokens` tokens."""
         return self.image + self.caption + tokens * self.token + tokens * tokens * self.square
 
     def batch(self, length_B: Tensor, captions: Captions = "padded", groups: int = 1) -> float:
-        """A batch of these captions: each computed as long as the longest of all, or of its group, or as it is."""
+        """A batch of captions of these lengths.
+
+        A padded caption costs as much as the longest of the batch, a grouped one as much as the
+        longest of its group, a packed one what its own length costs.
+        """
         if captions == "groups":
             parts = length_B.sort().values.tensor_split(groups)
-            return sum(self.batch(part) for part in parts if len(part))
+            return sum(self.batch(group_B) for group_B in parts if len(group_B))
         if captions == "padded":
             return len(length_B) * self.sample(int(length_B.max()))
         length_B = length_B.double()
         fixed = len(length_B) * (self.image + self.caption)
-        return (
-            fixed
-            + float(length_B.sum()) * self.token
-            + float(length_B.square().sum()) * self.square
-        )
+        tokens, pairs = float(length_B.sum()), float(length_B.square().sum())
+        return fixed + tokens * self.token + pairs * self.square
 
 
 def training_flops(config: ModelConfig, *, whole: bool = False) -> FlopCount:
-    """What training a model takes as it is computed here: the last block of a tower ends with the pooled token alone,
-    and patches that are left out are not computed. `whole`: all blocks compute all tokens, as in other trainers."""
+    """Operations of training a model as it is computed here.
+
+    The last block of a tower computes the pooled token alone, and patches that are left out are not
+    computed. With `whole` all blocks compute all tokens, as in other trainers.
+    """
     kept = config.patches if whole else max(1, int(config.patches * (1 - config.drop_patch_rate)))
     width, first = config.vision_width, config.class_token_length
     patches = 2.0 * config.patches * config.num_channels * config.patch_size**2 * width
@@ -93,20 +98,22 @@ def _tower(width: int, mlp: int, layers: int, pruned: bool) -> tuple[float, floa
     token, square = 2.0 * (4 * width * width + 2 * width * mlp), 4.0 * width
     if not pruned:
         return 0.0, layers * token, layers * square
-    one = 2.0 * (
-        2 * width * width + 2 * width * mlp
-    )  # query, output and perceptron of the pooled token
-    other = (
-        4.0 * width * width + square
-    )  # key and value of every token, and where the one query meets it
-    return one, (layers - 1) * token + other, (layers - 1) * square
+    # The last block: query, output and MLP of the pooled token; of every token the key and value,
+    # and its product with the one query.
+    pooled = 2.0 * (2 * width * width + 2 * width * mlp)
+    other = 4.0 * width * width + square
+    return pooled, (layers - 1) * token + other, (layers - 1) * square
 
 
 def peak_flops(device: str, precision: str = "bf16") -> float | None:
-    """Operations a second of a device by its name; None where it is not known. tf32 has half of what 16 bits have."""
-    found = next((values for name, values in PEAKS.items() if name in device), None)
-    if found is None:
+    """Peak operations a second of a device by its name; None for an unknown one.
+
+    tf32 has half of the peak of 16 bits.
+    """
+    peaks = next((values for name, values in PEAKS.items() if name in device), None)
+    if peaks is None:
         return None
-    return 1e12 * (
-        found[1] if precision == "fp32" else found[0] / 2 if precision == "tf32" else found[0]
-    )
+    half_precision, single_precision = peaks
+    if precision == "fp32":
+        return 1e12 * single_precision
+    return 1e12 * (half_precision / 2 if precision == "tf32" else half_precision)

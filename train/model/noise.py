@@ -1,9 +1,10 @@
-"""Random numbers for patch dropout, stochastic depth and dropout, each a function of what it is for alone.
+"""Random numbers of patch dropout, stochastic depth and dropout as functions of their position.
 
-A number depends on the run's seed, the step, the block, the sample's place in the global batch, the token and the
-channel. So a recomputed block, the second pass of an accumulated batch, another micro-batch size, other ranks or packed
-captions meet the same numbers; no generator has a state that would have to be kept. They are made where the
-activations lie, by SplitMix64's mixing in 64-bit integers that wrap.
+A number depends on the run's seed, the step, the block, the sample's row in the global batch, the
+token and the channel. So a recomputed block, the second pass of an accumulated batch, another
+micro-batch size, other ranks or packed captions meet the same numbers, and no generator has a state
+to keep. They are made where the activations lie, by SplitMix64's mixing in 64-bit integers that
+wrap.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from torch import Tensor
 
 _STEP = 0x9E3779B97F4A7C15 - (1 << 64)  # SplitMix64's constants, with a sign
 _ROUNDS = ((30, 0xBF58476D1CE4E5B9 - (1 << 64)), (27, 0x94D049BB133111EB - (1 << 64)))
-TOKENS = 1 << 16  # more than any sample has: token t of sample r has the number r x TOKENS + t
-PATCHES, EMBEDDED, ATTENTION, MIXED, MIXED_PATH, ADDED, ADDED_PATH = range(
-    7
-)  # what numbers are for
+# More tokens than any sample has: token t of sample r has the number r x TOKENS + t.
+TOKENS = 1 << 16
+# What a number is for: patches, embeddings, attention weights, and the two branches of a block.
+PATCHES, EMBEDDED, ATTENTION, MIXED, MIXED_PATH, ADDED, ADDED_PATH = range(7)
 
 
 class Noise(NamedTuple):
-    """Where a tower's random numbers come from.
+    """What decides the random numbers of a tower.
 
-    `key` has no dimensions; `row` is the sample's place in the global batch and `token` the token's number, both of the
-    shape of the activations without their channels (`row` may have 1 for the tokens).
+    `key` has no dimensions. `row` is the sample's row in the global batch and `token` the token's
+    number, both of the shape of the activations without channels (`row` may have 1 for the tokens).
     """
 
     key: Tensor
@@ -33,17 +34,17 @@ class Noise(NamedTuple):
     token: Tensor
 
     def of_block(self, depth: int) -> Noise:
-        """The numbers of block `depth`, unrelated to those of any other."""
+        """The noise of block `depth`, unrelated to that of any other block."""
         return self._replace(key=_mixed(self.key + _wrapped((depth + 1) * 0x8CB92BA72F3D8DD7)))
 
     def at(self, *index: Tensor | slice | int) -> Noise:
-        """Of the tokens there alone."""
+        """The noise of the tokens at `index`."""
         row = self.row.expand_as(self.token)
         return Noise(self.key, row[index], self.token[index])
 
 
 def noise_of(key: Tensor, row_B: Tensor, tokens: int) -> Noise:
-    """For activations BTC."""
+    """The noise of activations BTC."""
     row_B1 = row_B[:, None]
     return Noise(key, row_B1, row_B1 * TOKENS + torch.arange(tokens, device=row_B.device))
 
@@ -55,7 +56,7 @@ def uniform(key: Tensor, kind: int, index: Tensor) -> Tensor:
 
 
 def _wrapped(number: int) -> int:
-    """A whole number as 64 bits with a sign hold it."""
+    """An integer as a signed 64-bit integer holds it."""
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
@@ -66,20 +67,20 @@ def _mixed(z: Tensor) -> Tensor:
 
 
 def dropout(x: Tensor, rate: float, noise: Noise, kind: int) -> Tensor:
-    """A share `rate` of the numbers of x (…C) set to 0, the others scaled so that the mean stays."""
+    """x (…C) with a share `rate` of its values set to 0; the others are scaled to keep the mean."""
     channels = torch.arange(x.shape[-1], device=x.device)
     keep = uniform(noise.key, kind, noise.token[..., None] * x.shape[-1] + channels) >= rate
     return x * (keep.to(x.dtype) / (1 - rate))
 
 
 def drop_path(x: Tensor, rate: float, noise: Noise, kind: int) -> Tensor:
-    """What a branch adds (…C), left out for a share `rate` of the samples and scaled for the others."""
+    """x (…C), 0 for a share `rate` of the samples; the others are scaled to keep the mean."""
     keep = uniform(noise.key, kind, noise.row) >= rate
     return x * (keep.to(x.dtype) / (1 - rate))[..., None]
 
 
 def kept_patches(row_B: Tensor, key: Tensor, patches: int, rate: float) -> Tensor:
-    """Numbers of the patches (B, kept) that stay: int(patches x (1 - rate)) of them, at least 1, in rising order."""
+    """Numbers of the patches that stay, (B, kept), rising: patches x (1 - rate), at least 1."""
     count = max(1, int(patches * (1 - rate)))
     number_BT = row_B[:, None] * TOKENS + torch.arange(patches, device=row_B.device)
     return uniform(key, PATCHES, number_BT).topk(count, dim=1).indices.sort(dim=1).values

@@ -135,7 +135,9 @@ def test_one_query_written_out_is_attention(limited):
     q, k, v = torch.randn(3, 1, 2, 8), torch.randn(3, 5, 2, 8), torch.randn(3, 5, 2, 8)
     end_B = torch.tensor([0, 4, 2]) if limited else None
     shares = [x.transpose(1, 2) for x in (q, k, v)]
-    found = attention._open(*shares, AttentionSpec(), None, False, end_B).transpose(1, 2)
+    found = attention._explicit_attention(*shares, AttentionSpec(), None, False, end_B).transpose(
+        1, 2
+    )
     torch.testing.assert_close(found, attend(q, k, v, AttentionSpec(), causal=False, end_B=end_B))
 
 

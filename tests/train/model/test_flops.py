@@ -22,7 +22,7 @@ def counted(config: ModelConfig, tokens: int, samples: int = 2) -> float:
         model = CLIP(config)
         image_BCHW = torch.empty(samples, config.num_channels, *config.height_width)
         tokens_BT = torch.empty(samples, tokens, dtype=torch.long)
-        if config.draws:
+        if config.stochastic:
             model.reseed(0, 0, torch.arange(samples, device="cpu"))
         counter = FlopCounterMode(display=False)
         with counter, sdpa_kernel(SDPBackend.MATH):

@@ -11,10 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 from train.config import configure, model_config
 from train.data.augment import centre_crop, normalise, random_crop
-from train.model import noise
 from train.model.architecture import MODELS, ModelConfig
-from train.model.attention import AttentionSpec
-from train.model.clip import CLIP, Block
+from train.model.clip import CLIP
 
 TEST = dataclasses.replace(MODELS["test"], vocab_size=50, vision_layers=3, text_layers=3)
 ROWS = torch.arange(6)
@@ -214,49 +212,10 @@ def test_a_block_that_is_recomputed_or_compiled_draws_the_same(how):
         torch.testing.assert_close(grads[1][name], grad, rtol=1e-10, atol=1e-13)
 
 
-def test_a_share_of_the_heads_drops_the_same_attention_as_all_of_them():
-    block = Block(32, 4, 64, causal=True, quick_gelu=False)
-    for parameter in block.parameters():
-        parameter.data.normal_(0, 0.3)
-    x = torch.randn(3, 5, 32)
-    drawn = noise.noise_of(torch.tensor(9), torch.arange(3), 5)
-    q, k, v = block.qkv(x)
-    from train.model.attention import attend
-
-    whole = attend(q, k, v, AttentionSpec(dropped=0.4), causal=True, noise=drawn)
-    for first in (0, 2):
-        part = slice(first, first + 2)
-        found = attend(
-            q[:, :, part], k[:, :, part], v[:, :, part], AttentionSpec("auto", 0.4, first), causal=True, noise=drawn
-        )  # fmt: skip
-        torch.testing.assert_close(found, whole[:, :, part])
-
-
-def test_rates_are_met_and_the_mean_stays():
-    drawn = noise.noise_of(torch.tensor(5), torch.arange(200), 10)
-    ones = torch.ones(200, 10, 32)
-    dropped = noise.dropout(ones, 0.3, drawn, noise.MIXED)
-    assert (dropped == 0).float().mean().item() == pytest.approx(0.3, abs=0.01)
-    assert dropped.max().item() == pytest.approx(1 / 0.7)
-    paths = noise.drop_path(ones, 0.25, drawn, noise.MIXED_PATH)
-    assert ((paths == 0).all(dim=(1, 2)) | (paths != 0).all(dim=(1, 2))).all()
-    assert (paths == 0).float().mean().item() == pytest.approx(0.25, abs=0.08)
-    assert torch.equal(noise.drop_path(ones, 0.25, drawn, noise.MIXED_PATH), paths)
-    kept = noise.kept_patches(torch.arange(50), torch.tensor(5), 49, 0.5)
-    assert kept.shape == (50, 24)
-    assert (kept.diff(dim=1) > 0).all()
-    assert len(kept.unique(dim=0)) == 50
-    assert noise.kept_patches(torch.arange(2), torch.tensor(5), 4, 0.99).shape == (2, 1)
-    numbers = noise.uniform(torch.tensor(1), 0, torch.arange(100_000))
-    assert numbers.mean().item() == pytest.approx(0.5, abs=0.005)
-    assert numbers.std().item() == pytest.approx(12**-0.5, abs=0.005)
-    assert 0 <= numbers.min() <= numbers.max() < 1
-
-
 def test_stochastic_depth_rises_evenly_from_the_first_block_to_the_last():
     model = CLIP(dataclasses.replace(TEST, drop_path_rate=0.4))
-    assert [block.path_dropped for block in model.visual.blocks] == pytest.approx([0, 0.2, 0.4])
-    assert [block.path_dropped for block in model.text.blocks] == [0, 0, 0]
+    assert [block.drop_path_rate for block in model.visual.blocks] == pytest.approx([0, 0.2, 0.4])
+    assert [block.drop_path_rate for block in model.text.blocks] == [0, 0, 0]
 
 
 # --- how they are set ----------------------------------------------------------------------------------------------
@@ -288,7 +247,7 @@ def test_a_run_changes_its_model_by_name():
 
 def test_the_defaults_of_the_settings_are_the_published_models():
     for model in MODELS.values():
-        assert not model.draws
+        assert not model.stochastic
         assert (model.class_token_length, model.global_average_pool, model.image_width) == (
             1,
             False,

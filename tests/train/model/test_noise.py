@@ -69,6 +69,27 @@ def test_the_blocks_of_a_model_drop_different_numbers(
         assert len(set(keys[kind])) == 3
 
 
+def test_rates_are_met_and_the_mean_stays() -> None:
+    drawn = noise.noise_of(torch.tensor(5), torch.arange(200), 10)
+    ones = torch.ones(200, 10, 32)
+    dropped = noise.dropout(ones, 0.3, drawn, noise.MIXED)
+    assert (dropped == 0).float().mean().item() == pytest.approx(0.3, abs=0.01)
+    assert dropped.max().item() == pytest.approx(1 / 0.7)
+    paths = noise.drop_path(ones, 0.25, drawn, noise.MIXED_PATH)
+    assert ((paths == 0).all(dim=(1, 2)) | (paths != 0).all(dim=(1, 2))).all()
+    assert (paths == 0).float().mean().item() == pytest.approx(0.25, abs=0.08)
+    assert torch.equal(noise.drop_path(ones, 0.25, drawn, noise.MIXED_PATH), paths)
+    kept = noise.kept_patches(torch.arange(50), torch.tensor(5), 49, 0.5)
+    assert kept.shape == (50, 24)
+    assert (kept.diff(dim=1) > 0).all()
+    assert len(kept.unique(dim=0)) == 50
+    assert noise.kept_patches(torch.arange(2), torch.tensor(5), 4, 0.99).shape == (2, 1)
+    numbers = noise.uniform(torch.tensor(1), 0, torch.arange(100_000))
+    assert numbers.mean().item() == pytest.approx(0.5, abs=0.005)
+    assert numbers.std().item() == pytest.approx(12**-0.5, abs=0.005)
+    assert 0 <= numbers.min() <= numbers.max() < 1
+
+
 def test_golden_numbers() -> None:
     numbers = noise.uniform(torch.tensor(7), noise.ADDED, torch.tensor([0, 1, 1 << 40]))
     assert numbers.tolist() == GOLDEN

@@ -1,0 +1,63 @@
+"""A block: its last token alone, a share of its heads, and the type of the residual stream."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from train.model import noise
+from train.model.attention import AttentionSpec, attend
+from train.model.blocks import QKV, Block, LayerNorm
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_last_block_computes_one_token_exactly(causal):
+    generator = torch.Generator().manual_seed(0)
+    block = Block(32, 4, 64, causal=causal, quick_gelu=False).double()
+    for parameter in block.parameters():
+        parameter.data.normal_(0, 0.3, generator=generator)
+    x = torch.randn(5, 9, 32, generator=generator, dtype=torch.float64)
+    index = torch.tensor([8, 0, 3, 5, 1]) if causal else None
+    whole = block(x)
+    picked = whole[torch.arange(5), index] if causal else whole[:, 0]
+    torch.testing.assert_close(block(x, last=True, end_B=index), picked, rtol=1e-12, atol=1e-12)
+
+
+def test_a_share_of_the_heads_drops_the_same_attention_as_all_of_them():
+    block = Block(32, 4, 64, causal=True, quick_gelu=False)
+    for parameter in block.parameters():
+        parameter.data.normal_(0, 0.3)
+    x = torch.randn(3, 5, 32)
+    drawn = noise.noise_of(torch.tensor(9), torch.arange(3), 5)
+    q, k, v = block.qkv(x)
+    whole = attend(q, k, v, AttentionSpec(dropped=0.4), causal=True, noise=drawn)
+    for first in (0, 2):
+        part = slice(first, first + 2)
+        found = attend(
+            q[:, :, part], k[:, :, part], v[:, :, part], AttentionSpec("auto", 0.4, first), causal=True, noise=drawn
+        )  # fmt: skip
+        torch.testing.assert_close(found, whole[:, :, part])
+
+
+def test_queries_of_some_tokens_are_those_of_all():
+    layer = QKV(32, 4)
+    layer.weight.data.normal_(0, 0.3)
+    layer.bias.data.normal_()
+    h = torch.randn(3, 5, 32)
+    q, k, v = layer(h)
+    some_q, same_k, same_v = layer(h, at=(slice(None), 2))
+    assert q.shape == (3, 5, 4, 8)
+    torch.testing.assert_close(some_q, q[:, 2])
+    torch.testing.assert_close(same_k, k)
+    torch.testing.assert_close(same_v, v)
+
+
+def test_a_norm_keeps_the_type_under_autocast():
+    norm = LayerNorm(8)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert norm(torch.ones(2, 8, dtype=torch.bfloat16)).dtype == torch.bfloat16
+
+
+def test_an_input_of_another_width_is_refused():
+    with pytest.raises(RuntimeError):
+        Block(32, 4, 64, causal=False, quick_gelu=False)(torch.randn(2, 5, 16))
