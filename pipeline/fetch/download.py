@@ -1,7 +1,8 @@
-"""One task of the plan to one committed shard: pictures are fetched or read, decoded meanwhile, and written down.
+"""One planned shard to one committed shard: images are fetched or read, decoded, and written.
 
-The work of the stage fetch. A worker keeps its event loop, its connections, its decoders and what sites have said from
-one task to the next, and works on several tasks at once: the stragglers of one shard overlap the next.
+The work of the stage fetch. A worker keeps its event loop, connections, decoders and the files of
+sites between shards. It works on several shards at once, so the slow rows of one shard overlap the
+next one.
 """
 
 from __future__ import annotations
@@ -29,15 +30,18 @@ from pipeline.images import BadPicture, Decoders, Picture, transform
 from pipeline.pool import ShardWriter, read_commit_record
 
 READ_AT_ONCE = 32  # local or remote files
-BODIES_WAITING = (
-    6  # fetched and not yet decoded, per child that decodes; the next ones wait in the network
-)
+# Bodies that are fetched and not decoded, per decoder. The next ones wait in the network.
+BODIES_WAITING = 6
 WAITING_BYTES = 64 * 2**20  # of these bodies
 
 
 def make_downloader(config: dict[str, Any]) -> Downloader:
-    """Factory of the stage: {"pool", "fetch": plain Fetch, "source_kind", "decoders": children per worker (default: one
-    per core), "extra_columns": Recipe.sidecar_extra}. ValueError where the settings do not do."""
+    """Factory of the stage.
+
+    `config`: {"pool", "fetch": plain Fetch, "source_kind", "decoders": child processes per worker
+    (default: one per core), "extra_columns": Recipe.sidecar_extra}. ValueError for settings that
+    cannot work.
+    """
     settings: Fetch = disk.from_plain(Fetch, config["fetch"])
     return Downloader(
         config["pool"],
@@ -49,7 +53,7 @@ def make_downloader(config: dict[str, Any]) -> Downloader:
 
 
 class Downloader:
-    """Holds what outlives a task. Tasks come in threads of their own and share an event loop in another one."""
+    """What a worker keeps between shards. Shards come in threads and share one event loop."""
 
     def __init__(
         self,
@@ -68,11 +72,10 @@ class Downloader:
         self.extra_columns = extra_columns or {}
         self._fetcher: Fetcher | None = None
         self._decoders: Decoders | None = None
-        self._places = asyncio.Semaphore(BODIES_WAITING * self.children)
-        self._room = Budget(max(WAITING_BYTES, settings.max_bytes))
-        self._loop = (
-            uvloop.new_event_loop()
-        )  # a tenth less CPU a picture over https than asyncio's own
+        self._decode_slots = asyncio.Semaphore(BODIES_WAITING * self.children)
+        self._waiting_bytes = Budget(max(WAITING_BYTES, settings.max_bytes))
+        # A tenth less CPU per image over https than asyncio's own loop.
+        self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="fetch", daemon=True)
         self._thread.start()
 
@@ -82,12 +85,12 @@ class Downloader:
         if (record := read_commit_record(self.pool, number)) is not None:
             if record.task != ticket.id:
                 raise ValueError(
-                    f"{PoolLayout(self.pool).commit_record(number)} was written for task {record.task}, "
-                    f"the plan has {ticket.id} there: the pool's plan was changed; build into another folder"
+                    f"{PoolLayout(self.pool).commit_record(number)} was written for task "
+                    f"{record.task}, the plan has {ticket.id} there: the pool's plan was changed; "
+                    "build into another folder"
                 )
             return record.to_plain()
-        pairs = plan.rows_of_shard(self.pool, number)
-        retried = plan.retries_of_shard(self.pool, number)
+        pairs, retried = plan.read_shard(self.pool, number)
         with ShardWriter(self.pool, number, ticket.id, ticket.group, self.extra_columns) as writer:
             work = asyncio.run_coroutine_threadsafe(
                 self._collect(pairs, retried, writer), self._loop
@@ -102,7 +105,7 @@ class Downloader:
 
     def close(self) -> None:
         """End the connections, the decoders and the event loop."""
-        asyncio.run_coroutine_threadsafe(self._put_away(), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self._close_all(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -111,7 +114,7 @@ class Downloader:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
 
-    async def _put_away(self) -> None:
+    async def _close_all(self) -> None:
         if self._fetcher is not None:
             await self._fetcher.close()
         if self._decoders is not None:
@@ -124,9 +127,9 @@ class Downloader:
         await self._loop.shutdown_asyncgens()
         await self._loop.shutdown_default_executor()
 
-    # --- in the event loop ----------------------------------------------------------------------------------------
+    # --- in the event loop -------------------------------------------------------------------
 
-    def _arriving(
+    def _outcomes(
         self, pairs: Sequence[Pair], number: int
     ) -> AsyncGenerator[tuple[int, Fetched], None]:
         if self.files:
@@ -138,14 +141,14 @@ class Downloader:
     async def _collect(
         self, pairs: Sequence[Pair], retried: Sequence[str | None], writer: ShardWriter
     ) -> None:
-        """Every pair's outcome into the writer, in whatever order they come."""
+        """The outcome of every pair to the writer, in any order."""
 
         async def decode(row: int, fetched: Fetched, body: bytes) -> None:
             add(row, fetched, await self._picture(pairs[row], body))
 
         def decoded(size: int, _: object) -> None:
-            self._places.release()
-            self._room.release(size)
+            self._decode_slots.release()
+            self._waiting_bytes.release(size)
 
         def add(row: int, fetched: Fetched, picture: Picture | BadPicture | None) -> None:
             pair = pairs[row]
@@ -165,17 +168,17 @@ class Downloader:
 
         async with (
             asyncio.TaskGroup() as group,
-            aclosing(self._arriving(pairs, writer.shard)) as outcomes,
+            aclosing(self._outcomes(pairs, writer.shard)) as outcomes,
         ):
             async for row, fetched in outcomes:
                 if fetched.body is None:
                     add(row, fetched, None)
                     continue
-                await self._places.acquire()
+                await self._decode_slots.acquire()
                 try:
-                    await self._room.acquire(len(fetched.body))
+                    await self._waiting_bytes.acquire(len(fetched.body))
                 except BaseException:
-                    self._places.release()
+                    self._decode_slots.release()
                     raise
                 task = group.create_task(decode(row, fetched, fetched.body))
                 task.add_done_callback(partial(decoded, len(fetched.body)))
@@ -237,19 +240,19 @@ def row_of(pair: Pair, fetched: Fetched, picture: Picture | BadPicture | None) -
     return record
 
 
-# --- files ---------------------------------------------------------------------------------------------------------
+# --- files -----------------------------------------------------------------------------------
 
 
 async def read_all(
     pairs: Sequence[Pair], settings: Fetch
 ) -> AsyncGenerator[tuple[int, Fetched], None]:
-    """As Fetcher.fetch for pairs whose url is the place of a file, local or remote."""
+    """As Fetcher.fetch, for pairs whose url is the path of a file, local or remote."""
     for start in range(0, len(pairs), READ_AT_ONCE):
         batch = pairs[start : start + READ_AT_ONCE]
-        found = await asyncio.gather(
+        files = await asyncio.gather(
             *(asyncio.to_thread(read_file, pair.url, settings.max_bytes) for pair in batch)
         )
-        for row, fetched in enumerate(found, start):
+        for row, fetched in enumerate(files, start):
             yield row, fetched
 
 
@@ -259,7 +262,7 @@ def read_file(path: str, max_bytes: int) -> Fetched:
     body, reason, detail = None, None, ""
     try:
         body = disk.read_bytes(path, 0, max_bytes + 1)
-    except (OSError, ValueError) as error:  # ValueError: a name that cannot be one
+    except (OSError, ValueError) as error:  # ValueError: not a possible name
         reason, detail = "missing_file", getattr(error, "strerror", None) or type(error).__name__
     if body is not None and not body:
         body, reason, detail = None, "empty", "the file has no bytes"

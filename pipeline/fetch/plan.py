@@ -150,26 +150,29 @@ def read_plan(pool: str) -> list[PlannedShard]:
     return shards
 
 
-def rows_of_shard(pool: str, shard: int) -> list[Pair]:
-    """The pairs of one shard in fetch order: position i has the key f"{shard:05d}{i:04d}"."""
-    extra = extra_columns(pool)
-    pairs = []
-    for row in _shard_table(pool, shard, [*PAIRS.names, *extra]).to_pylist():
+def read_shard(pool: str, shard: int) -> tuple[list[Pair], list[str | None]]:
+    """The pairs of one shard in fetch order, and for each the key of the row that it retries.
+
+    Position i has the key f"{shard:05d}{i:04d}". ValueError where the plan has no such shard.
+    """
+    table = _shard_table(pool, shard)
+    extra = table.column_names[len(PLAN) :]
+    pairs, retried = [], []
+    for row in table.to_pylist():
         own = {name: row[name] for name in PAIRS.names}
         pairs.append(Pair(**own, extra={name: row[name] for name in extra} or None))
-    return pairs
+        retried.append(row["retry_of"])
+    return pairs, retried
 
 
-def extra_columns(pool: str) -> list[str]:
-    """The columns that the source added to a pool's pairs."""
-    names: list[str] = disk.read_schema(_parts(pool)[0]).names
-    return names[len(PAIRS) :]
+def rows_of_shard(pool: str, shard: int) -> list[Pair]:
+    """The pairs of one shard in fetch order."""
+    return read_shard(pool, shard)[0]
 
 
 def retries_of_shard(pool: str, shard: int) -> list[str | None]:
     """For each row of a shard the key of the row that it fetches again, or None."""
-    keys: list[str | None] = _shard_table(pool, shard, ["retry_of"])["retry_of"].to_pylist()
-    return keys
+    return read_shard(pool, shard)[1]
 
 
 def _parts(pool: str) -> list[str]:
@@ -198,7 +201,7 @@ def _files(pool: str) -> list[str]:
     return [plan, *(disk.join(pool, name) for name in names)]
 
 
-def _shard_table(pool: str, shard: int, columns: list[str]) -> pa.Table:
+def _shard_table(pool: str, shard: int, columns: list[str] | None = None) -> pa.Table:
     first = 0
     for path in _files(pool):
         first += len(disk.read_metadata(path)["shards"])

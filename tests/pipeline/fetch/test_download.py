@@ -1,4 +1,5 @@
-"""A task of the plan becomes one committed shard: every pair has its outcome, and a second run asks for nothing."""
+"""A planned shard becomes one committed shard. Every pair has its outcome, and a second run
+requests nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from pipeline.pool import ShardWriter, read_sidecar
 @pytest.fixture
 def workers() -> Iterator[Callable[..., Downloader]]:
     """Factories as the stage calls them, put away at the end."""
-    made: list[Downloader] = []
+    downloaders: list[Downloader] = []
 
     def make(pool: Path, fetch: Fetch, kind: str = "wat") -> Downloader:
         config = {
@@ -36,11 +37,11 @@ def workers() -> Iterator[Callable[..., Downloader]]:
             "source_kind": kind,
             "decoders": 1,
         }
-        made.append(make_downloader(json.loads(json.dumps(config))))
-        return made[-1]
+        downloaders.append(make_downloader(json.loads(json.dumps(config))))
+        return downloaders[-1]
 
     yield make
-    for worker in made:
+    for worker in downloaders:
         worker.close()
 
 
@@ -96,8 +97,8 @@ def test_pictures_from_the_web_and_what_went_wrong(tmp_path: Path, web: Any, wor
         "truncated": 1,
     }
     assert (record["failed_to_download"], record["failed_to_resize"]) == (3, 1)
-    found = rows_by_url(tmp_path)
-    good = found[urls[0]]
+    rows = rows_by_url(tmp_path)
+    good = rows[urls[0]]
     assert good["sha256"] == hashlib.sha256(web.picture).hexdigest()
     assert (good["original_width"], good["original_height"], good["height"]) == (64, 48, 32)
     assert (good["http_status"], good["content_type"], good["attempts"]) == (200, "image/jpeg", 1)
@@ -105,15 +106,15 @@ def test_pictures_from_the_web_and_what_went_wrong(tmp_path: Path, web: Any, wor
         "http://page.test/", "crawl.wat.gz", 100, 0,
     )  # fmt: skip
     assert good["fetched_at"].year > 2020
-    assert found[urls[3]]["attempts"] == 2
-    assert found[urls[4]]["status"] == "failed_to_resize"
-    assert found[urls[4]]["sha256"] == hashlib.sha256(bytes(100)).hexdigest()
-    assert json.loads(found[urls[6]]["optout"])
+    assert rows[urls[3]]["attempts"] == 2
+    assert rows[urls[4]]["status"] == "failed_to_resize"
+    assert rows[urls[4]]["sha256"] == hashlib.sha256(bytes(100)).hexdigest()
+    assert json.loads(rows[urls[6]]["optout"])
     data = (tmp_path / "shards/00000.tar").read_bytes()
-    told = json.loads(data[good["json_offset"] :][: good["json_length"]])
-    assert (told["title"], told["page_url"]) == ("t0", "http://page.test/")
+    member = json.loads(data[good["json_offset"] :][: good["json_length"]])
+    assert (member["title"], member["page_url"]) == ("t0", "http://page.test/")
     order = [pair.url for pair in plan.rows_of_shard(str(tmp_path), 0)]
-    assert list(found) == order, "rows are in the order of the plan"
+    assert list(rows) == order, "rows are in the order of the plan"
 
 
 def test_a_committed_shard_is_not_fetched_again(tmp_path: Path, web: Any, workers: Any) -> None:
@@ -211,7 +212,7 @@ def mixed(hosts: int, rows: int) -> list[str]:
 
 @pytest.mark.ray
 def test_the_same_bytes_whatever_runs_at_once(tmp_path: Path, web: Any) -> None:
-    found: dict[tuple[str, int], list[tuple[Any, ...]]] = {}
+    shards: dict[tuple[str, int], list[tuple[Any, ...]]] = {}
     fetch = web.fetch(image_size=32, rows_per_shard=15)
     for engine, ahead in (("inline", 1), ("inline", 3), ("ray", 1), ("ray", 2)):
         web.hits.clear()
@@ -226,12 +227,12 @@ def test_the_same_bytes_whatever_runs_at_once(tmp_path: Path, web: Any) -> None:
         work = Stage(name="fetch", work=make_downloader, config=config, concurrency=ahead)
         report = execute(work, tickets, engine=engine)  # type: ignore[arg-type]
         assert report.failed == {}
-        found[engine, ahead] = [
+        shards[engine, ahead] = [
             (record.tar_sha256, steady(pool, name))
             for name, record in read_commit_records(str(pool)).items()
         ]
     ray_runtime.disconnect()
-    first, *others = found.values()
+    first, *others = shards.values()
     assert len(first) >= 8
     assert all(other == first for other in others)
 
@@ -243,16 +244,16 @@ def steady(pool: Path, name: str) -> list[dict[str, Any]]:
 
 
 def test_stragglers_of_a_shard_overlap_the_next(tmp_path: Path, web: Any) -> None:
-    """Three shards, each with rows that take a second: 3 s one after the other, little more than 1 s at once."""
+    """Three shards, each with rows that take 1.8 s: 5.4 s one after the other, 2 s at once."""
     urls = [
-        f"http://h{i}.web.test/" + (f"slow/1?{i}" if i % 10 == 0 else f"picture/{i}")
+        f"http://h{i}.web.test/" + (f"slow/1.8?{i}" if i % 10 == 0 else f"picture/{i}")
         for i in range(60)
     ]
     fetch = web.fetch(image_size=32, rows_per_shard=20)
     order: list[tuple[float, str]] = []
     real = ShardWriter.add
 
-    def noted(self: Any, row: int, record: Any, *rest: Any) -> None:
+    def record_time(self: Any, row: int, record: Any, *rest: Any) -> None:
         order.append((time.monotonic(), record["url"]))
         real(self, row, record, *rest)
 
@@ -266,7 +267,7 @@ def test_stragglers_of_a_shard_overlap_the_next(tmp_path: Path, web: Any) -> Non
     }
     work = Stage(name="fetch", work=make_downloader, config=config, concurrency=len(tickets))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ShardWriter, "add", noted)
+        patch.setattr(ShardWriter, "add", record_time)
         report = execute(work, tickets, engine="inline")
     assert report.failed == {}
     quick = [at for at, url in order if "picture" in url]
@@ -317,13 +318,13 @@ def test_local_files(tmp_path: Path, web: Any, workers: Any) -> None:
     report = execute(stage, [ticket], engine="inline")
     assert report.failed == {}
     assert report.done[ticket.id]["successes"] == 1
-    found = rows_by_url(tmp_path / "pool")
-    assert [found[url]["reason"] for url in urls] == [
+    rows = rows_by_url(tmp_path / "pool")
+    assert [rows[url]["reason"] for url in urls] == [
         None, "empty", "too_many_bytes", "not_an_image", "missing_file", "missing_file",
     ]  # fmt: skip
-    assert found[urls[4]]["error_message"] == "No such file or directory"
-    assert found[urls[0]]["sha256"] == hashlib.sha256(web.picture).hexdigest()
-    assert found[urls[0]]["final_url"] is None
+    assert rows[urls[4]]["error_message"] == "No such file or directory"
+    assert rows[urls[0]]["sha256"] == hashlib.sha256(web.picture).hexdigest()
+    assert rows[urls[0]]["final_url"] is None
 
 
 def test_a_row_of_a_further_round_names_the_row_that_it_retries(

@@ -138,8 +138,8 @@ def test_a_url_has_one_spelling(url: str, expected: str) -> None:
 
 
 def test_ports_and_origin() -> None:
-    found = target("http://example.org:8080/a", Fetch(allow_ports=(8080,)))
-    assert (found.host, found.port, found.origin) == (
+    checked = target("http://example.org:8080/a", Fetch(allow_ports=(8080,)))
+    assert (checked.host, checked.port, checked.origin) == (
         "example.org",
         8080,
         "http://example.org:8080",
@@ -199,8 +199,8 @@ class Moved:
 
 async def ends_of(urls: list[str], settings: Fetch) -> list[Fetched]:
     pairs = [Pair(uid=f"{i:032x}", url=url, caption="") for i, url in enumerate(urls)]
-    found = [item async for item in fetch_all(pairs, settings)]
-    return [end for _, end in sorted(found, key=lambda item: item[0])]
+    outcomes = [item async for item in fetch_all(pairs, settings)]
+    return [end for _, end in sorted(outcomes, key=lambda item: item[0])]
 
 
 def forbidden(addresses: list[tuple[object, ...]]) -> list[tuple[object, ...]]:
@@ -323,11 +323,11 @@ async def sequence(seed: int) -> list[Fetched]:
 
 
 async def sequences(seeds: range) -> list[Fetched]:
-    found = []
+    outcomes = []
     for start in range(seeds.start, seeds.stop, 20):
         for ends in await asyncio.gather(*map(sequence, seeds[start : start + 20])):
-            found += ends
-    return found
+            outcomes += ends
+    return outcomes
 
 
 def test_200_sequences_of_rebinding_names_connect_to_no_forbidden_address(

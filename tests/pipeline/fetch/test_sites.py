@@ -44,13 +44,13 @@ def test_the_tables_hold_what_they_say() -> None:
     "case", table("x_robots_tag"), ids=lambda case: " | ".join(case["headers"])
 )
 def test_x_robots_tag(case: dict[str, Any]) -> None:
-    found = signals([("X-Robots-Tag", value) for value in case["headers"]], None)
-    assert found == {"x-robots-tag": case["headers"]}
+    raw = signals([("X-Robots-Tag", value) for value in case["headers"]], None)
+    assert raw == {"x-robots-tag": case["headers"]}
     for policy in ("respect", "strict"):
         word = case[policy]
-        said = None if word is None else ("optout_header", f"x-robots-tag: {word}")
-        assert refusal(found, AGENT, policy) == said
-    assert refusal(found, AGENT, "ignore") is None
+        expected = None if word is None else ("optout_header", f"x-robots-tag: {word}")
+        assert refusal(raw, AGENT, policy) == expected
+    assert refusal(raw, AGENT, "ignore") is None
     page = signals([], json.dumps({"meta": case["headers"]}))  # the same words on the page
     assert refuses(page, AGENT) is (case["respect"] is not None)
 
@@ -93,11 +93,11 @@ def test_content_usage(value: str, no: bool) -> None:
     ],
 )
 def test_pages(page: dict[str, object], no: bool) -> None:
-    found = signals([], json.dumps(page))
-    assert refuses(found, AGENT) is no
-    assert found == {"page": page}
+    raw = signals([], json.dumps(page))
+    assert refuses(raw, AGENT) is no
+    assert raw == {"page": page}
     if no:
-        assert (refusal(found, AGENT, "respect") or ("", ""))[0] == "optout_page"
+        assert (refusal(raw, AGENT, "respect") or ("", ""))[0] == "optout_page"
 
 
 def test_nothing_said_is_nothing_kept() -> None:
