@@ -1,14 +1,13 @@
-"""Who has said no, judged again from what was kept: the grammar of every opt-out, and a filter over
-stored signals.
+"""Opt-out signals: the grammar of each, which of them refuse us, and a filter over stored signals.
 
 A row's signals are one JSON object (sidecar column `optout`): the raw values of "x-robots-tag",
 "tdm-reservation", "tdm-policy" and "content-usage"; "page" with the same of the page, and its
-"meta"; "site" with what robots.txt, tdmrep.json and ai.txt of each origin said about this very URL.
-A signal that can be read in two ways is read as a no.
+"meta"; "site" with what robots.txt, tdmrep.json and ai.txt of each origin say about this URL.
+A signal that can be read in two ways is read as a refusal.
 
-Policies. respect: every no to indexing, mining or training. strict: also noarchive, nocache and
-unavailable_after, a no to any crawler of AI_CRAWLERS, a tdm-policy, and a statement that cannot be
-read. ignore: nothing is a no.
+Policies. respect: every refusal of indexing, mining or training counts. strict: also noarchive,
+nocache and unavailable_after, a refusal of any crawler of AI_CRAWLERS, a tdm-policy, and a
+statement that cannot be read. ignore: nothing counts.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from filters.base import Batch, Columns, Filter
 from manifests.schema import Recipe
 
 POLICIES = ("respect", "strict", "ignore")
-# Who names one of these speaks to builders of training sets. The first one speaks to us under every
-# policy.
+# A site that names one of these addresses builders of training sets. The first one addresses us
+# under every policy.
 AI_CRAWLERS = (
     "img2dataset",
     "ccbot",
@@ -39,8 +38,8 @@ AI_CRAWLERS = (
 )
 LIKE_US = AI_CRAWLERS[:1]
 # img2dataset's four, and `none` (noindex, nofollow) and `noml`, which it does not know. Not
-# `noarchive` and `nocache`: they are about copies shown to readers. Not `unavailable_after`: it
-# would make the same row a no on another day.
+# `noarchive` and `nocache`: they are about copies shown to readers. Not `unavailable_after`: the
+# answer for the same row would depend on the day.
 NO = frozenset({"noai", "noimageai", "noindex", "noimageindex", "none", "noml"})
 LAPSES = frozenset({"unavailable_after", "unavailable-after"})
 STRICTLY_NO = NO | LAPSES | {"noarchive", "nocache"}
@@ -52,18 +51,10 @@ CRAWLER = re.compile(
     r"|anthropic-ai|cohere-ai|claude-web|chatgpt-user|perplexity-user|duckassist|img2dataset"
 )
 TOKEN = re.compile(r"[a-z0-9_.*-]+")
-TRAINING = (
-    "train-ai",
-    "train-genai",
-    "genai",
-    "ai-train",
-)  # AIPREF's drafts, and Cloudflare's Content-Signal
-ANY_USE = (
-    "bots",
-    "tdm",
-    "ai",
-    "all",
-)  # wider categories of earlier drafts; an explicit train-ai=y outweighs them
+# AIPREF's drafts, and Cloudflare's Content-Signal.
+TRAINING = ("train-ai", "train-genai", "genai", "ai-train")
+# Wider categories of earlier drafts. An explicit train-ai=y outweighs them.
+ANY_USE = ("bots", "tdm", "ai", "all")
 _KEY = r"[a-z*][a-z0-9_.*-]*"
 _TOKEN = r"[A-Za-z*][A-Za-z0-9:/!#$%&'*+.^_`|~-]*"
 _VALUE = rf'"(?:[^"\\]|\\.)*"|\?[01]|{_TOKEN}|-?[0-9]+(?:\.[0-9]+)?|:[A-Za-z0-9+/=]*:|\([^()]*\)'
@@ -75,148 +66,154 @@ LENIENT = re.compile(rf"(?<![a-z0-9_-])({'|'.join(TRAINING)}|bots)\s*[=:]\s*\"?(
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """By which names we are spoken to, and which words are a no."""
+    """How statements are read: the names that address us, and the words that refuse."""
 
-    us: tuple[str, ...]
+    names: tuple[str, ...]
     words: frozenset[str]
     strict: bool
 
 
 def product(user_agent: str) -> str:
-    """The name by which headers and robots.txt address us: `clipmill/0.1 (+https://…)` is
-    `clipmill`."""
+    """The name by which headers and robots.txt address a crawler.
+
+    `clipmill/0.1 (+https://…)` is `clipmill`.
+    """
     return re.split(r"[/\s(]", user_agent.strip(), maxsplit=1)[0].lower()
 
 
-def refuses(found: Mapping[str, Any], user_agent: str, policy: str = "respect") -> bool:
-    """True where one of the signals is a no to us."""
-    return refusal(found, user_agent, policy) is not None
+def refuses(signals: Mapping[str, Any], user_agent: str, policy: str = "respect") -> bool:
+    """True if one of the signals refuses us."""
+    return refusal(signals, user_agent, policy) is not None
 
 
-def refusal(found: Mapping[str, Any], user_agent: str, policy: str) -> tuple[str, str] | None:
-    """(reason, the words that say no), or None. In the order in which a fetch learns of them:
-    page, site, header."""
+def refusal(signals: Mapping[str, Any], user_agent: str, policy: str) -> tuple[str, str] | None:
+    """(reason, the words that refuse), or None. In the order in which a fetch learns of them.
+
+    The order is page, site, header. ValueError for an unknown policy.
+    """
     if policy not in POLICIES:
         raise ValueError(f"there is no opt-out policy {policy!r}; there are {', '.join(POLICIES)}")
     if policy == "ignore":
         return None
     strict = policy == "strict"
-    us = (product(user_agent), *(AI_CRAWLERS if strict else LIKE_US))
-    reading = _Reading(us, STRICTLY_NO if strict else NO, strict)
-    page, sites = found.get("page"), found.get("site")
-    if isinstance(page, Mapping) and (words := _statement(page, reading)):
+    names = (product(user_agent), *(AI_CRAWLERS if strict else LIKE_US))
+    reading = _Reading(names, STRICTLY_NO if strict else NO, strict)
+    page, sites = signals.get("page"), signals.get("site")
+    if isinstance(page, Mapping) and (words := _statement_refusal(page, reading)):
         return "optout_page", words
     if isinstance(sites, Mapping):
         for origin in sorted(sites):
-            if no := _site(sites[origin], reading):
-                return no
-    if words := _statement(found, reading):
+            if reason_and_words := _site_refusal(sites[origin], reading):
+                return reason_and_words
+    if words := _statement_refusal(signals, reading):
         return "optout_header", words
     return None
 
 
-def _statement(said: Mapping[str, Any], reading: _Reading) -> str | None:
-    """The first no among the values that headers and meta tags have in common."""
-    for where in ("meta", "x-robots-tag"):
-        for text in _texts(said.get(where)):
-            if word := directive(text, reading.us, reading.words):
-                return f"{where}: {word}"
-    for text in _texts(said.get("tdm-reservation")):
-        if word := _reserved(text, reading.strict):
+def _statement_refusal(values: Mapping[str, Any], reading: _Reading) -> str | None:
+    """The first refusal among the values that headers and meta tags have in common."""
+    for key in ("meta", "x-robots-tag"):
+        for text in _texts(values.get(key)):
+            if word := directive(text, reading.names, reading.words):
+                return f"{key}: {word}"
+    for text in _texts(values.get("tdm-reservation")):
+        if word := _reservation(text, reading.strict):
             return f"tdm-reservation: {word}"
-    for text in _texts(said.get("content-usage")):
+    for text in _texts(values.get("content-usage")):
         if word := usage(text, strict=reading.strict):
             return f"content-usage: {word}"
-    if reading.strict and any(text.strip() for text in _texts(said.get("tdm-policy"))):
+    if reading.strict and any(text.strip() for text in _texts(values.get("tdm-policy"))):
         return "tdm-policy"
     return None
 
 
-def _site(said: Mapping[str, Any], reading: _Reading) -> tuple[str, str] | None:
-    """The first no among what the files of one origin said about the URL."""
-    rules, tdm, ai = (said.get(name) or {} for name in ("robots.txt", "tdmrep.json", "ai.txt"))
-    if rules.get("allowed") is False:
+def _site_refusal(files: Mapping[str, Any], reading: _Reading) -> tuple[str, str] | None:
+    """(reason, words) of the first refusal among the files of one origin, for this URL."""
+    robots = files.get("robots.txt") or {}
+    tdmrep = files.get("tdmrep.json") or {}
+    ai_txt = files.get("ai.txt") or {}
+    if robots.get("allowed") is False:
         return "robots_txt", "disallowed"
-    for line in rules.get("usage", ()):
+    for line in robots.get("usage", ()):
         if word := usage(re.sub(r"^/\S*\s+", "", line), strict=reading.strict):
             return "optout_site", f"robots.txt: {word}"
-    if _reserved(str(tdm.get("tdm-reservation", "0")), reading.strict):
-        return (
-            "optout_site",
-            f"tdmrep.json: tdm-reservation {tdm['tdm-reservation']} for {tdm.get('location')}",
-        )
-    if ai.get("allowed") is False:
-        return "optout_site", f"ai.txt: {ai.get('rule')}"
+    if _reservation(str(tdmrep.get("tdm-reservation", "0")), reading.strict):
+        value, location = tdmrep["tdm-reservation"], tdmrep.get("location")
+        return "optout_site", f"tdmrep.json: tdm-reservation {value} for {location}"
+    if ai_txt.get("allowed") is False:
+        return "optout_site", f"ai.txt: {ai_txt.get('rule')}"
     if not reading.strict:
         return None
-    for name in rules.get("disallowed", ()):
+    for name in robots.get("disallowed", ()):
         if name.lower() in AI_CRAWLERS:
             return "optout_site", f"robots.txt: {name} is disallowed"
-    if tdm.get("tdm-policy"):
+    if tdmrep.get("tdm-policy"):
         return "optout_site", "tdmrep.json: tdm-policy"
-    for name, file in (("robots.txt", rules), ("tdmrep.json", tdm), ("ai.txt", ai)):
+    for name, file in (("robots.txt", robots), ("tdmrep.json", tdmrep), ("ai.txt", ai_txt)):
         if file.get("unread"):
             return "optout_site", f"{name} cannot be read: {file['unread']}"
     return None
 
 
 def _texts(value: Any) -> list[str]:
-    """One or several header texts; a meta tag may be kept as {"name": …, "content": …}."""
+    """One or several header texts. A meta tag may be stored as {"name": …, "content": …}."""
     if isinstance(value, Mapping):
         name = str(value.get("name") or "robots").strip().lower()
-        return [
-            text if name == "robots" else f"{name}: {text}" for text in _texts(value.get("content"))
-        ]
+        prefix = "" if name == "robots" else f"{name}: "
+        return [prefix + text for text in _texts(value.get("content"))]
     if isinstance(value, str):
         return [value]
-    return [text for item in value for text in _texts(item)] if isinstance(value, list) else []
+    texts = []
+    for item in value if isinstance(value, list) else []:
+        texts += _texts(item)
+    return texts
 
 
 # --- grammars -------------------------------------------------------------------------------------
 
 
-def directive(text: str, us: tuple[str, ...], no: frozenset[str]) -> str | None:
+def directive(text: str, names: tuple[str, ...], refusing: frozenset[str]) -> str | None:
     """The directive of one X-Robots-Tag or robots meta text that refuses us.
 
     Directives are separated by commas. `name:` before one begins a group for that crawler, up to
-    the next name; a directive that takes a value has a colon too and begins none.
+    the next name. A directive that takes a value has a colon too and begins no group.
     """
-    for for_us, head, words in _pieces(text.lower(), us):
-        if not for_us:
+    for applies, head, words in _pieces(text.lower(), names):
+        if not applies:
             continue
-        if head in no:
+        if head in refusing:
             return head
         for word in words:
-            if word.strip(";") in no:
+            if word.strip(";") in refusing:
                 return word.strip(";")
     return None
 
 
-def _pieces(text: str, us: tuple[str, ...]) -> Iterator[tuple[bool, str, list[str]]]:
-    """(is it for us, the directive that carries a value or "", the other words) of each piece
-    between commas."""
-    for_us = True
+def _pieces(text: str, names: tuple[str, ...]) -> Iterator[tuple[bool, str, list[str]]]:
+    """(applies to us, the directive that carries a value or "", the other words) of each piece."""
+    applies = True
     for piece in text.split(","):
+        words = piece
         head, colon, rest = (part.strip() for part in piece.partition(":"))
-        if (
-            colon
-            and TOKEN.fullmatch(head)
-            and (head in us or head == "*" or CRAWLER.fullmatch(head))
-        ):
-            for_us = head in us or head == "*"
-            piece = rest
+        is_ours = head in names or head == "*"
+        if colon and TOKEN.fullmatch(head) and (is_ours or CRAWLER.fullmatch(head)):
+            applies = is_ours
+            words = rest
             head, colon, rest = (part.strip() for part in rest.partition(":"))
         if colon and head in VALUED:
-            yield for_us, head, rest.split()[1:]  # the value; words after it lack a comma
+            yield applies, head, rest.split()[1:]  # the value; words after it lack a comma
         elif colon and TOKEN.fullmatch(head):
-            for_us = True  # a name that is neither a crawler's nor a directive's
-            yield for_us, "", [head, *rest.split()]
+            applies = True  # a name that is neither a crawler's nor a directive's
+            yield applies, "", [head, *rest.split()]
         else:
-            yield for_us, "", piece.split()
+            yield applies, "", words.split()
 
 
-def _reserved(text: str, strict: bool) -> str | None:
-    """`1` is a no, `0` is none; anything else counts as unset (TDMRep), and strictly as a no."""
+def _reservation(text: str, strict: bool) -> str | None:
+    """The value of a tdm-reservation that refuses.
+
+    `1` refuses, `0` does not. Anything else counts as unset (TDMRep), and strictly as a refusal.
+    """
     values = [value.strip().strip("\"'").strip() for value in text.split(",")]
     if "1" in values:
         return "1"
@@ -224,42 +221,37 @@ def _reserved(text: str, strict: bool) -> str | None:
 
 
 def usage(text: str, *, strict: bool) -> str | None:
-    """The no of a Content-Usage value (AIPREF) or a Content-Signal (`ai-train=no`).
+    """The refusal of a Content-Usage value (AIPREF) or a Content-Signal (`ai-train=no`).
 
-    A dictionary of RFC 9651: the last of equal keys counts. What is none, for a capital letter or a
-    space, says nothing by that rule; here a no in it is a no.
+    A dictionary of RFC 9651: the last of equal keys counts. What is no dictionary, because of a
+    capital letter or a space, says nothing by that rule; here a refusal in it counts.
     """
-    said = _dictionary(text)
-    if said is None:
-        match = LENIENT.search(text)
-        return (
-            re.sub(r"\s", "", match[0].lower())
-            if match
-            else "cannot be read"
-            if strict and text.strip()
-            else None
-        )
+    values = _dictionary(text)
+    if values is None:
+        if match := LENIENT.search(text):
+            return re.sub(r"\s", "", match[0].lower())
+        return "cannot be read" if strict and text.strip() else None
     for key in TRAINING:
-        if said.get(key) in ("n", "no"):
-            return f"{key}={said[key]}"
-    if not any(said.get(key) in ("y", "yes") for key in ("train-ai", "ai-train")):
+        if values.get(key) in ("n", "no"):
+            return f"{key}={values[key]}"
+    if not any(values.get(key) in ("y", "yes") for key in ("train-ai", "ai-train")):
         for key in ANY_USE:
-            if said.get(key) in ("n", "no"):
-                return f"{key}={said[key]}"
+            if values.get(key) in ("n", "no"):
+                return f"{key}={values[key]}"
     return None
 
 
 def _dictionary(text: str) -> dict[str, str] | None:
-    """Keys and values of a structured field, without parameters; None where it is none."""
-    found: dict[str, str] = {}
-    at, comma = 0, ","
-    while at < len(text):
-        match = MEMBER.match(text, at)
+    """Keys and values of a structured field, without parameters; None for other text."""
+    values: dict[str, str] = {}
+    position, comma = 0, ","
+    while position < len(text):
+        match = MEMBER.match(text, position)
         if match is None:
             return None
-        found[match[1]] = match[2] or "?1"
-        at, comma = match.end(), match[3]
-    return found if not found or comma != "," else None  # a comma at the end is an error there
+        values[match[1]] = match[2] or "?1"
+        position, comma = match.end(), match[3]
+    return None if values and comma == "," else values  # a comma at the end is an error
 
 
 # --- the filter -----------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from filters import make
+from filters import make, specs_of_recipe
 from manifests import disk
 from manifests.pool_layout import COMMIT_SUFFIX, PoolLayout, read_commit_records, shard_name
 from manifests.schema import FilterSpec, Recipe
@@ -91,7 +91,7 @@ def check_recipe(recipe: Recipe, until: str = "choose", retry: str | None = None
             "--retry asks the web again; shards that exist already were fetched by another program"
         )
     views.check_views(recipe)
-    for spec in recipe.filters:
+    for spec in specs_of_recipe(recipe):
         check_filter(spec, scored=STAGES.index(until) >= STAGES.index("score"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -52,8 +53,8 @@ def explain_row(pool: str, name: str) -> dict[str, Any]:
     records = read_commit_records(pool)
     layout = PoolLayout(pool)
     with ThreadPoolExecutor(READERS) as threads:
-        found = threads.map(lambda shard: _matches(layout.sidecar(shard), name, shard), records)
-        matches = [match for in_shard in found for match in in_shard]
+        of_shards = threads.map(lambda shard: _matches(layout.sidecar(shard), name, shard), records)
+        matches = list(itertools.chain.from_iterable(of_shards))
     if not matches:
         matches = list(_waiting_matches(pool, name))
     if not matches:

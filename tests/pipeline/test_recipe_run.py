@@ -15,7 +15,7 @@ from PIL import Image
 
 from manifests import disk
 from manifests.pool_layout import read_commit_records
-from manifests.schema import Miniweb, Recipe, Source
+from manifests.schema import Fetch, FilterSpec, Miniweb, Recipe, Source
 from pipeline import accounting, audit, build, recipe_run
 from pipeline.miniweb import small_web
 from pipeline.pool import read_sidecar
@@ -184,3 +184,12 @@ def test_a_retry_asks_only_for_what_was_transient(web: tuple[Path, int], tmp_pat
     ]
     assert sorted(row["retry_of"] for row in asked) == sorted(keys)
     assert audit.main([str(pool), "--verify"]) == 0
+
+
+def test_the_opt_out_filter_needs_no_agent_of_its_own_where_the_recipe_has_one() -> None:
+    source = Source(kind="files", paths=("x.csv",))
+    filters = (FilterSpec(name="optout"),)
+    agent = Fetch(user_agent="mybot/1.0 (+https://x.example)")
+    recipe_run.check_recipe(Recipe(name="r", source=source, fetch=agent, filters=filters))
+    with pytest.raises(ValueError, match="filter optout: user_agent is empty; set fetch"):
+        recipe_run.check_recipe(Recipe(name="r", source=source, filters=filters))
