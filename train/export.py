@@ -19,7 +19,7 @@ if not __package__:
 from manifests import console
 from train.formats import model_files
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("train.export")
 HOW_TO_LOAD = {
     "open_clip": 'open_clip.create_model_and_transforms("local-dir:{}"), or --set init={}',
     "huggingface": 'transformers.CLIPModel.from_pretrained("{}"), or --set init={}',

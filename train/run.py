@@ -46,7 +46,7 @@ from train.loop import train
 from train.mix import blend_of, count_rows, read_blend
 from train.nonfinite import NonFinite
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("train.run")
 
 
 def parser() -> argparse.ArgumentParser:

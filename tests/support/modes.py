@@ -1,4 +1,4 @@
-"""What test_modes.py runs as four processes: `python modes.py RANK FOLDER`. Each writes FOLDER/found-RANK.json.
+"""What test_parallelism.py runs as four processes: `python modes.py RANK FOLDER`. Each writes FOLDER/found-RANK.json.
 
 First all four are one world; then ranks 0 and 1, and 2 and 3, are two worlds of two. A mode is a layout, changes to the
 settings and a loss; its gradients, loss and, for some, weights after two steps are compared with those of one process.

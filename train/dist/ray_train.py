@@ -25,7 +25,8 @@ def start(
     ValueError where Ray Train is not installed, or no cluster is named by RAY_ADDRESS.
     """
     os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
-    joined = "ray" in sys.modules and sys.modules["ray"].is_initialized()
+    imported = sys.modules.get("ray")
+    joined = imported is not None and imported.is_initialized()
     if not joined and not os.environ.get("RAY_ADDRESS"):
         raise ValueError(
             "--ray joins the cluster of a `ray job submit`, or of RAY_ADDRESS, and there is none;"

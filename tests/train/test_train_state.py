@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import dataclasses
+import signal
+
+import pytest
+import torch
+
+from manifests.pool_layout import DamagedSamples
+from manifests.schema import Blend
+from train import train_state
+from train.config import configure, model_config
+from train.data import DamagedSample, Loader
+from train.dist import Ranks, process_group
+from train.formats.model_files import weights_sha256
+from train.formats.open_clip_files import save_export
+from train.identity import run_identity
+from train.model import CLIP, MODELS
+from train.train_state import StopRequest, damaged_samples, load_initial_weights, tokens_of_blend
+
+CONFIG = configure(
+    {
+        "model": "test", "samples_seen": 48, "batch_size": 8, "lanes": 4, "warmup": 2,
+        "precision": "fp32", "threads": 0, "device": "cpu",
+    }
+)  # fmt: skip
+
+
+@pytest.fixture
+def blend(tiny_pool):
+    return Blend(name="tiny", pools={"p": tiny_pool}, views={"p/all": 1.0})
+
+
+def prepared(blend, config, out):
+    ranks = process_group.init_distributed("cpu")
+    loader = Loader(blend, config, model_config(config))
+    return train_state.prepare(config, out, ranks, loader, run_identity(blend, config, loader))
+
+
+def test_a_stop_request_names_its_signal_on_rank_0_only(capfd):
+    for rank, printed in ((0, "SIGINT: saving after this step"), (1, "")):
+        stop = StopRequest(rank)
+        assert stop.number is None
+        stop(signal.SIGINT)
+        assert stop.number == signal.SIGINT
+        assert (printed in capfd.readouterr().err) is True
+
+
+def test_what_is_saved_is_what_is_prepared_again(blend, tmp_path):
+    state = prepared(blend, CONFIG, str(tmp_path))
+    assert (state.first_step, state.damaged_before.count) == (0, 0)
+    with torch.no_grad():
+        state.model.visual.proj.add_(1)
+    train_state.save(state, 3)
+    again = prepared(blend, CONFIG, str(tmp_path))
+    assert again.first_step == 3
+    assert torch.equal(again.model.visual.proj, state.model.visual.proj)
+    with pytest.raises(ValueError, match="holds another run"):
+        prepared(blend, dataclasses.replace(CONFIG, seed=5), str(tmp_path))
+
+
+def test_tokens_of_a_large_blend_are_not_looked_for(blend, monkeypatch):
+    loader = Loader(blend, CONFIG, model_config(CONFIG))
+    tokens = tokens_of_blend(loader)
+    assert tokens[0] == 0
+    assert tokens[-1] == 49_407
+    assert torch.equal(tokens, tokens.unique())
+    monkeypatch.setattr(train_state, "TABLE_ROWS", 47)
+    assert tokens_of_blend(loader) is None
+
+
+def test_a_sigmoid_loss_starts_its_bias_anew(tmp_path):
+    source = CLIP(MODELS["test"], seed=4)
+    save_export(source, str(tmp_path / "export"))
+    model = CLIP(dataclasses.replace(MODELS["test"], logit_bias=True), seed=1)
+    bias = model.logit_bias.clone()
+    sha256 = load_initial_weights(model, str(tmp_path / "export"))
+    assert sha256 == weights_sha256(source.state_dict())
+    assert torch.equal(model.visual.proj, source.visual.proj)
+    assert torch.equal(model.logit_bias, bias)
+    with pytest.raises(ValueError, match=r"init: .*nowhere does not exist"):
+        load_initial_weights(model, str(tmp_path / "nowhere"))
+
+
+def test_damaged_samples_of_a_tensor_parallel_group_count_once(blend, tmp_path, monkeypatch):
+    state = prepared(blend, CONFIG, str(tmp_path))
+    own = DamagedSample(step=5, position=1, source="p/all", shard="00000", key="k", reason="r")
+    state.loader.damage.add(8, [own])
+    before = {**dataclasses.asdict(own), "step": 2}
+    state.damaged_before = DamagedSamples(count=1, samples=(before,))
+    state.ranks = Ranks(rank=0, world=4, device=torch.device("cpu"), owns_group=False, tp=2)
+    monkeypatch.setattr(process_group, "all_gather_json", lambda value, ranks: [value] * 4)
+    damaged = damaged_samples(state)
+    assert damaged.count == 3  # one before the resume, one on each of two groups
+    assert [sample["step"] for sample in damaged.samples] == [2, 5, 5]
