@@ -35,7 +35,9 @@ def view_hashes(blend: Blend) -> dict[str, str]:
 
 
 def run_identity(blend: Blend, config: TrainConfig, loader: Loader) -> dict[str, Any]:
-    """Everything that decides the weights, as plain values: settings, order and the content of the views."""
+    """Everything that decides the weights, as plain values: settings, order and the content of the
+    views.
+    """
     token_sets = {}
     for name, view in zip(loader.names, loader.views, strict=True):
         token_sets[name] = view.token_set
@@ -62,16 +64,19 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = 
 def complete_settings(saved: Mapping[str, Any]) -> dict[str, Any]:
     """The deciding settings of a saved run, whatever version wrote it.
 
-    An older version had fewer settings (such a run has their defaults), and counted more of them as deciding.
+    An older version had fewer settings (such a run has their defaults), and counted more of them as
+    deciding.
     """
     known = {key: value for key, value in saved.items() if key not in INCIDENTAL}
     return {**deciding_settings(TrainConfig()), **known}
 
 
 def check_same_run(saved: Mapping[str, Any], now: Mapping[str, Any], out: str) -> dict[str, Any]:
-    """Compare the identity in a run's folder with the present one, which is returned. ValueError names what differs.
+    """Compare the identity in a run's folder with the present one, which is returned. ValueError
+    names what differs.
 
-    The hash of the initial weights is taken from the saved identity: only the first start reads them.
+    The hash of the initial weights is taken from the saved identity: only the first start reads
+    them.
     """
     saved = {**saved, "config": complete_settings(saved["config"])}
     identity = dict(now)

@@ -1,7 +1,7 @@
-"""What a run writes down while it trains: a line of log.jsonl every `log_every` steps, and the progress bar's words.
+"""The log of a run: a line of log.jsonl every `log_every` steps, and the text of the progress bar.
 
-TensorBoard and W&B are given the same numbers where a run asks for them (`log_to`), and are imported only then. A line
-that a killed process left unfinished is dropped when the run goes on.
+TensorBoard and W&B get the same values where `log_to` names them; they are imported only then. A
+line that a killed process left incomplete is dropped on resume.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from manifests import disk
+from manifests.pool_layout import RunLayout
 from train.config import TrainConfig
 from train.data import Repeats
 from train.model import CLIP, peak_flops, training_flops
 
-LOG = "log.jsonl"
-# Of a line: what the clock and the machine decide, or an interruption. Everything else repeats with the run.
+# Fields of a line that depend on the clock, the machine or an interruption. All others repeat.
 MEASURED = (
     "tokens_per_caption",
     "samples_per_s",
@@ -33,25 +33,25 @@ MEASURED = (
     "wait_share",
     "peak_memory_bytes",
 )
-Numbers = Mapping[str, float | None]
+Values = Mapping[str, float | None]
 
 
 class Sink(Protocol):
-    """Another place that a run's numbers go to."""
+    """Another receiver of the values of a run."""
 
-    def __call__(self, step: int, numbers: dict[str, float]) -> None:
-        """Write the numbers after `step` steps."""
+    def __call__(self, step: int, values: dict[str, float]) -> None:
+        """Write the values after `step` steps."""
 
     def close(self) -> None:
-        """Write what is held back."""
+        """Flush and close."""
 
 
 class Logbook:
-    """Tell it of every batch, then ask it for a line. All ranks make lines, the first writes them.
+    """Counts every batch and writes lines. Every rank calls it; rank 0 writes.
 
-    `sources` gives what so many steps have drawn of each source (`Order.repeats`). `kept` are the lines of a run that
-    goes on after `first` steps; `groups` is into how many captions are put where they are grouped by length. ValueError
-    for a `log_to` that cannot be written to.
+    `sources` gives what the first N steps draw of each source (`Order.repeats`). `groups` is the
+    number of caption-length buckets. A resumed run passes its `first` step and the lines before it
+    in `kept`. ValueError for a `log_to` that cannot be written to.
     """
 
     def __init__(
@@ -71,40 +71,41 @@ class Logbook:
     ) -> None:
         self.out, self.config, self.model, self.device = out, config, model, device
         self._sources, self._world, self._groups = sources, world, groups
-        self._work = training_flops(model.config)
+        self._flops = training_flops(model.config)
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
         self._peak = peak_flops(name, config.precision)
         self._writes = rank == 0
         self._lines = list(kept)
-        self._whole = False  # whether the file has these lines, and no other
+        self._file_is_current = False  # whether the file has exactly these lines
         self._sinks = [_sink(kind, self, first) for kind in log_to] if self._writes else []
         self._samples = first * config.batch_size
         self._clear()
 
     def batch(self, length_B: Tensor, waited: float) -> None:
-        """Take note of this rank's part of a batch: its captions' lengths, and the seconds it was waited for."""
-        config = self.config  # ranks of a tensor-parallel group share a sample's operations out
-        self._operations += self._work.batch(length_B, config.captions, self._groups) / config.tp
+        """Count this rank's part of a batch: lengths of its captions, and seconds waited for it."""
+        config = self.config
+        # The ranks of a tensor-parallel group divide the operations of a sample.
+        self._operations += self._flops.batch(length_B, config.captions, self._groups) / config.tp
         self._tokens += int(length_B.sum())
         self._rows += len(length_B)
         self._waited += waited
 
-    def line(self, step: int, numbers: Numbers) -> dict[str, Any]:
-        """The line after `step` steps, written: `numbers`, and what happened since the line before."""
+    def line(self, step: int, values: Values) -> dict[str, Any]:
+        """Write the line after `step` steps: `values`, and what happened since the line before."""
         seconds = time.perf_counter() - self._since
         samples = step * self.config.batch_size
         rate = (samples - self._samples) / seconds
         operations = self._operations / seconds
-        found: dict[str, Any] = {
+        sources = {}
+        for name, drawn in self._sources(step).items():
+            sources[name] = {"samples": drawn.drawn, "repeats": drawn.repeats}
+        line: dict[str, Any] = {
             "step": step,
             "samples": samples,
-            **numbers,
+            **values,
             "logit_scale": float(self.model.logit_scale.detach()),
             "tokens_per_caption": self._tokens / max(1, self._rows),
-            "sources": {
-                name: {"samples": drawn.drawn, "repeats": drawn.repeats}
-                for name, drawn in self._sources(step).items()
-            },
+            "sources": sources,
             "samples_per_s": rate,
             "samples_per_s_per_gpu": rate / self._world,
             "model_flops_per_s_per_gpu": operations,
@@ -116,13 +117,13 @@ class Logbook:
         self._samples = samples
         self._clear()
         if self._writes:
-            self._write(json.dumps(found))
+            self._write(json.dumps(line))
             for sink in self._sinks:
-                sink(step, flat(found))
-        return found
+                sink(step, flat(line))
+        return line
 
     def close(self) -> None:
-        """Let TensorBoard and W&B finish what they write."""
+        """Close TensorBoard and W&B."""
         for sink in self._sinks:
             sink.close()
 
@@ -132,35 +133,35 @@ class Logbook:
         self._tokens = self._rows = 0
 
     def _write(self, line: str) -> None:
-        """One line more. A local file that has the lines before is appended to; a store has whole files only."""
-        path = disk.join(self.out, LOG)
+        """Append to a local file that has the lines before. On a store the whole file is written."""
+        path = RunLayout(self.out).log
         self._lines.append(line)
-        if self._whole and not disk.is_url(path):
+        if self._file_is_current and not disk.is_url(path):
             with open(disk.local_path(path), "ab") as file:
                 file.write(line.encode() + b"\n")
             return
         disk.write_bytes(path, ("\n".join(self._lines) + "\n").encode())
-        self._whole = True
+        self._file_is_current = True
 
 
 def kept_lines(out: str, step: int) -> list[str]:
-    """The lines of RUN/log.jsonl up to `step`; none where there is no file, and not one that a kill cut short."""
-    path = disk.join(out, LOG)
+    """Lines of RUN/log.jsonl up to `step`, without an incomplete one; [] where there is no file."""
+    path = RunLayout(out).log
     if not disk.exists(path):
         return []
     kept = []
     for line in disk.read_bytes(path).decode(errors="replace").splitlines():
         try:
-            found = json.loads(line)
+            values = json.loads(line)
         except ValueError:
             break
-        if found["step"] <= step:
+        if values["step"] <= step:
             kept.append(line)
     return kept
 
 
 def progress_text(line: Mapping[str, Any]) -> str:
-    """A line in a few words, for the progress bar."""
+    """A line as text for the progress bar."""
     words = [
         f"loss {line['loss']:.4f}",
         f"accuracy {line['accuracy']:.3f}",
@@ -174,58 +175,60 @@ def progress_text(line: Mapping[str, Any]) -> str:
 
 
 def peak_memory(device: torch.device) -> int:
-    """The most that was held: on the GPU, or by this process (Linux counts in KiB)."""
+    """The largest number of bytes in use: on the GPU, or by this process (Linux gives KiB)."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-# --- other places ----------------------------------------------------------------------------------------------------
+# --- TensorBoard and W&B --------------------------------------------------------------------------
 
 
 def flat(line: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """The numbers of a line by name, those of a source as sources/POOL/VIEW/samples."""
-    found: dict[str, float] = {}
+    """The values of a line by name, those of a source as sources/POOL/VIEW/samples."""
+    values: dict[str, float] = {}
     for name, value in line.items():
         if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{name}/")
+            values |= flat(value, f"{prefix}{name}/")
         elif value is not None:
-            found[prefix + name] = value
-    return found
+            values[prefix + name] = value
+    return values
 
 
 class _TensorBoard:
-    """Scalars under RUN/tensorboard; what a run that goes on had written after its checkpoint is hidden."""
+    """Scalars under RUN/tensorboard. On resume, values after the checkpoint are hidden."""
 
     def __init__(self, book: Logbook, first: int) -> None:
         if disk.is_url(book.out):
             raise ValueError(
-                f"log_to has tensorboard, which writes to a local folder, but the run's is {book.out}"
+                "log_to has tensorboard, which writes to a local folder, but the run's is"
+                f" {book.out}"
             )
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise ValueError(_absent("tensorboard")) from error
+            raise ValueError(_not_installed("tensorboard")) from error
         folder = disk.local_path(disk.join(book.out, "tensorboard"))
-        self.writer: Any = SummaryWriter(str(folder), purge_step=first + 1 if first else None)  # type: ignore[no-untyped-call]
+        purge_step = first + 1 if first else None
+        self.writer: Any = SummaryWriter(str(folder), purge_step=purge_step)  # type: ignore[no-untyped-call]
 
-    def __call__(self, step: int, numbers: dict[str, float]) -> None:
-        for name, value in numbers.items():
+    def __call__(self, step: int, values: dict[str, float]) -> None:
+        for name, value in values.items():
             self.writer.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Write what is held back."""
+        """Flush and close."""
         self.writer.close()
 
 
 class _Wandb:
-    """A W&B run of the folder's name; it is the same one when the run goes on. WANDB_PROJECT, WANDB_MODE … apply."""
+    """A W&B run with the name of the folder; a resumed run continues it. WANDB_… variables apply."""
 
     def __init__(self, book: Logbook, first: int) -> None:
         try:
             import wandb  # type: ignore[import-not-found,unused-ignore]
         except ImportError as error:
-            raise ValueError(_absent("wandb")) from error
+            raise ValueError(_not_installed("wandb")) from error
         folder = None if disk.is_url(book.out) else str(disk.local_path(book.out))
         self.run: Any = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "clipmill"),
@@ -236,11 +239,11 @@ class _Wandb:
             config=disk.to_plain(book.config),
         )
 
-    def __call__(self, step: int, numbers: dict[str, float]) -> None:
-        self.run.log({name: value for name, value in numbers.items() if name != "step"}, step=step)
+    def __call__(self, step: int, values: dict[str, float]) -> None:
+        self.run.log({name: value for name, value in values.items() if name != "step"}, step=step)
 
     def close(self) -> None:
-        """Send what is held back."""
+        """Flush and close."""
         self.run.finish()
 
 
@@ -255,7 +258,7 @@ def _sink(kind: str, book: Logbook, first: int) -> Sink:
     return SINKS[kind](book, first)
 
 
-def _absent(name: str) -> str:
+def _not_installed(name: str) -> str:
     return (
         f"log_to has {name}, which is not installed; pip install {name}, or take it out of log_to"
     )

@@ -1,8 +1,9 @@
-"""Train a CLIP on a blend: `train(blend, config, out)` writes RUN/, resumes by itself, and repeats to the bit.
+"""Train a CLIP on a blend: `train(blend, config, out)` writes RUN/, resumes by itself, and repeats
+to the bit.
 
-A run is a function of its settings and the views' content. If it is killed at any step and started again, it ends with
-the same weights bit for bit (on a CPU, in fp32, with the same number of threads). run.json is written last: the run is
-finished.
+A run is a function of its settings and the views' content. If it is killed at any step and started
+again, it ends with the same weights bit for bit (on a CPU, in fp32, with the same number of
+threads). run.json is written last: the run is finished.
 """
 
 from __future__ import annotations
@@ -49,9 +50,10 @@ logger = logging.getLogger(__name__)
 def train(blend: Blend, config: TrainConfig, out: str, *, resume: bool = True) -> RunRecord:
     """Train and write RUN/ (log.jsonl, checkpoints/, export/, then run.json, which is returned).
 
-    A finished run is returned as it is; with `resume=False` it is trained anew. ValueError for settings and views that
-    cannot be trained on, and for a folder that holds another run. NonFinite is raised before the optimizer step that
-    would have spoilt the weights. After SIGTERM or SIGINT the step under way is saved and SystemExit(75) is raised.
+    A finished run is returned as it is; with `resume=False` it is trained anew. ValueError for
+    settings and views that cannot be trained on, and for a folder that holds another run. NonFinite
+    is raised before the optimizer step that would have spoilt the weights. After SIGTERM or SIGINT
+    the step under way is saved and SystemExit(75) is raised.
     """
     ranks = process_group.init_distributed(config.device)
     layout = RunLayout(out)
@@ -78,7 +80,9 @@ def train(blend: Blend, config: TrainConfig, out: str, *, resume: bool = True) -
 
 
 def _train(blend: Blend, state: TrainState, stop: StopRequest, started: float) -> RunRecord:
-    """All steps, then export/ and run.json. `started`: time.perf_counter() before the state was prepared."""
+    """All steps, then export/ and run.json. `started`: time.perf_counter() before the state was
+    prepared.
+    """
     layout, ranks = RunLayout(state.out), state.ranks
     ready = time.perf_counter()
     _steps(state, stop)
@@ -127,7 +131,7 @@ def _samples(state: TrainState) -> int:
     return (state.config.steps - state.first_step) * state.config.batch_size
 
 
-# --- the steps -----------------------------------------------------------------------------------------------------
+# --- the steps ------------------------------------------------------------------------------------
 
 
 def _steps(state: TrainState, stop: StopRequest) -> None:
@@ -194,7 +198,9 @@ def _exit_saved(step: int, steps: int, stop: StopRequest) -> None:
 
 
 def _step(state: TrainState, batch: Batch, stop: StopRequest) -> tuple[float, float, float, bool]:
-    """One optimizer step: the loss, the batch's accuracy, the norm of the gradients, and whether a rank shall stop."""
+    """One optimizer step: the loss, the batch's accuracy, the norm of the gradients, and whether a
+    rank shall stop.
+    """
     config, device, model = state.config, state.ranks.device, state.model
     tokens_BT = batch.tokens_BT[:, : int(batch.length_B.max())]
     first_row = state.ranks.data_parallel.rank * len(tokens_BT)  # of this rank, in the global batch
@@ -253,7 +259,7 @@ def _captions(
     return tokens_BT
 
 
-# --- what is written -----------------------------------------------------------------------------------------------
+# --- what is written ------------------------------------------------------------------------------
 
 
 def _device_name(device: torch.device) -> str:

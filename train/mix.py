@@ -1,4 +1,6 @@
-"""The blend of a run: read from a file, or from POOL/VIEW=WEIGHT on the command line; and a check of its pools."""
+"""The blend of a run: read from a file, or from POOL/VIEW=WEIGHT on the command line; and a check
+of its pools.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from manifests.schema import Blend
 
 
 def read_blend(path: str) -> Blend:
-    """The blend of a YAML or JSON file. ValueError for a pool in its place, with the command that trains on it."""
+    """The blend of a YAML or JSON file. ValueError for a pool in its place, with the command that
+    trains on it.
+    """
     layout = PoolLayout(path)
     if disk.exists(layout.shards):
         views = list_views(path)
@@ -26,7 +30,9 @@ def read_blend(path: str) -> Blend:
 
 
 def blend_of(mix: Sequence[str], seed: int = 0) -> Blend:
-    """A blend from texts POOL/VIEW=WEIGHT, where POOL is a folder or URL. ValueError for a text of another form."""
+    """A blend from texts POOL/VIEW=WEIGHT, where POOL is a folder or URL. ValueError for a text of
+    another form.
+    """
     pools: dict[str, str] = {}
     weights: dict[str, float] = {}
     for text in mix:
@@ -46,7 +52,9 @@ def blend_of(mix: Sequence[str], seed: int = 0) -> Blend:
 
 
 def count_rows(blend: Blend) -> int:
-    """Rows that the views of a blend keep. ValueError for a pool that does not exist, or has no such view."""
+    """Rows that the views of a blend keep. ValueError for a pool that does not exist, or has no
+    such view.
+    """
     rows = 0
     for name in blend.views:
         pool, _, view = name.partition("/")
@@ -70,7 +78,9 @@ def list_views(pool: str) -> list[str]:
 
 
 def _pool_name(pools: dict[str, str], folder: str) -> str:
-    """The name of a folder among the pools; a new one is called by its last part, and gets a number if that is taken."""
+    """The name of a folder among the pools; a new one is called by its last part, and gets a number
+    if that is taken.
+    """
     path = folder if disk.is_url(folder) else str(disk.local_path(folder).absolute())
     for name, known in pools.items():
         if known == path:

@@ -1,4 +1,6 @@
-"""A loss or gradient that is NaN or infinite: a report of where it appeared, and the error that ends the run."""
+"""A loss or gradient that is NaN or infinite: a report of where it appeared, and the error that
+ends the run.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from train.model import CLIP
 
 
 class NonFinite(RuntimeError):
-    """A loss or gradient is NaN or infinite. The optimizer was not stepped; RUN/nonfinite-RANK.json has the details."""
+    """A loss or gradient is NaN or infinite. The optimizer was not stepped; RUN/nonfinite-RANK.json
+    has the details.
+    """
 
 
 def report_nonfinite(
@@ -28,7 +32,8 @@ def report_nonfinite(
     grad_norm: float,
     features: Mapping[str, Tensor],
 ) -> NonFinite:
-    """Write RUN/nonfinite-RANK.json on every rank; the error to raise. A collective: every rank calls it.
+    """Write RUN/nonfinite-RANK.json on every rank; the error to raise. A collective: every rank
+    calls it.
 
     `features` has the image and text features (BE) of this rank's rows, by tower.
     """
@@ -49,7 +54,8 @@ def report_nonfinite(
         "keys": keys,
     }
     disk.write_json(layout.nonfinite_json(ranks.rank), report)
-    # Loss and gradients are all-reduced, so one rank's NaN reaches all. Features are not: they name the rank.
+    # Loss and gradients are all-reduced, so one rank's NaN reaches all. Features are not: they name
+    # the rank.
     source_rank = ranks.rank
     for rank, count in enumerate(process_group.all_gather_int(len(damaged_rows), ranks)):
         if count:

@@ -18,8 +18,8 @@ import signal
 
 if __name__ == "__main__":  # until `main` runs, Ctrl-C ends the process without a traceback
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-# Set before torch is imported. Threads that spin while they wait are a quarter faster alone, and ten times slower
-# beside other work.
+# Set before torch is imported. Threads that spin while they wait are a quarter faster alone, and
+# ten times slower beside other work.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import argparse
@@ -102,7 +102,8 @@ def settings(
     nemo_file: str | None = None,
     epoch_samples: int | None = None,
 ) -> TrainConfig:
-    """The preset, then NVIDIA's file, then `KEY=VALUE`; later ones win. ValueError for a text without `=`.
+    """The preset, then NVIDIA's file, then `KEY=VALUE`; later ones win. ValueError for a text
+    without `=`.
 
     `epoch_samples`, the rows that the blend's views keep, are for the message about `epochs`.
     """
@@ -130,7 +131,9 @@ def blend_from(args: argparse.Namespace) -> Blend:
 
 
 def start_ranks(args: argparse.Namespace, blend: Blend, config: TrainConfig) -> int:
-    """The same run as `args.ranks` processes on this machine, or on Ray's. Returns their exit status."""
+    """The same run as `args.ranks` processes on this machine, or on Ray's. Returns their exit
+    status.
+    """
     # Mistakes are found here once, and not by every rank.
     Loader(blend, config, model_config(config), 0, check_layout(config, args.ranks))
     layout = RunLayout(args.out)
@@ -152,7 +155,9 @@ def start_ranks(args: argparse.Namespace, blend: Blend, config: TrainConfig) -> 
 
 
 def run(args: argparse.Namespace, rank: int) -> int:
-    """Train what the command line says. Exit status 0, 3 (the run failed) or 75 (stopped and saved)."""
+    """Train what the command line says. Exit status 0, 3 (the run failed) or 75 (stopped and
+    saved).
+    """
     if args.list_settings:
         print(format_settings())
         return 0
@@ -186,7 +191,9 @@ def run(args: argparse.Namespace, rank: int) -> int:
 
 
 def failed(error: NonFinite | ReadFailed | OSError) -> int:
-    """The exit status of a run that failed. Paths, rights and a full disk are for `console.run_command`."""
+    """The exit status of a run that failed. Paths, rights and a full disk are for
+    `console.run_command`.
+    """
     if isinstance(error, OSError) and error.errno in console.PATH_ERRORS:
         raise error
     print(f"error: {error}", file=sys.stderr)
@@ -207,7 +214,9 @@ def log_end(out: str, record: RunRecord, finished_before: bool) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit status: 0 trained, 2 a mistake (said in one line), 3 the run failed, 75 stopped and saved."""
+    """Exit status: 0 trained, 2 a mistake (said in one line), 3 the run failed, 75 stopped and
+    saved.
+    """
     args = parser().parse_args(argv)
     rank = int(os.environ.get("RANK", "0"))
     console.start_logging(logging.INFO if rank == 0 else logging.ERROR)

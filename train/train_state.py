@@ -1,4 +1,6 @@
-"""What a run holds while it trains: built from the settings, restored from a checkpoint, saved to one."""
+"""What a run holds while it trains: built from the settings, restored from a checkpoint, saved to
+one.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class StopRequest:
         self._rank = rank
 
     def __call__(self, number: int) -> None:
-        """The signal handler. It uses os.write, because a logger may be interrupted in the middle of a line."""
+        """The signal handler. It uses os.write, because a logger may be interrupted in the middle
+        of a line.
+        """
         self.number = number
         if self._rank == 0:
             name = console.signal_name(number)
@@ -116,10 +120,12 @@ def load_initial_weights(model: CLIP, source: str) -> str:
 
 
 def _may_reduce(used_tokens: Tensor, config: TrainConfig, ranks: Ranks) -> bool:
-    """Whether training on a reduced token table is worth it, and ends with the weights of the whole table.
+    """Whether training on a reduced token table is worth it, and ends with the weights of the whole
+    table.
 
-    Unused rows must only decay: an average, 16-bit weights and skipped steps do something else to them. After `init`
-    they are not those that the seed draws, so that a resumed run would have to read `init` again.
+    Unused rows must only decay: an average, 16-bit weights and skipped steps do something else to
+    them. After `init` they are not those that the seed draws, so that a resumed run would have to
+    read `init` again.
     """
     plain = config.ema is None and config.precision in ("fp32", "tf32", "bf16")
     small = len(used_tokens) <= model_config(config).vocab_size // 2
@@ -127,7 +133,9 @@ def _may_reduce(used_tokens: Tensor, config: TrainConfig, ranks: Ranks) -> bool:
 
 
 def tokens_of_blend(loader: Loader) -> Tensor | None:
-    """Every token of a small blend's kept rows and 0, the padding (int64, rising); None for a large blend."""
+    """Every token of a small blend's kept rows and 0, the padding (int64, rising); None for a large
+    blend.
+    """
     if sum(sum(view.shard_rows) for view in loader.views) > TABLE_ROWS:
         return None
     tokens = [np.zeros(1, np.uint16)]
@@ -148,7 +156,8 @@ def _restore(state: TrainState, saved: checkpoint.Checkpoint) -> None:
 def save(state: TrainState, step: int) -> None:
     """Write the checkpoint of `step`. A collective.
 
-    Rank 0 writes a whole model while the others wait; a sharded model is written while training continues.
+    Rank 0 writes a whole model while the others wait; a sharded model is written while training
+    continues.
     """
     record = CheckpointRecord(
         step=step,

@@ -1,4 +1,6 @@
-"""What a run writes down: a line's numbers, files that are appended to, cut short and taken up, and other places."""
+"""What a run writes down: a line's numbers, files that are appended to, cut short and taken up, and
+other places.
+"""
 
 from __future__ import annotations
 

@@ -290,7 +290,7 @@ def test_memory_settings_may_change_on_resume(blend, tmp_path, monkeypatch):
     assert loop.train(blend, CONFIG, str(tmp_path / "run")).resumed_at == 3  # finished
 
 
-# --- start from weights --------------------------------------------------------------------------------------------
+# --- start from weights ---------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -347,7 +347,7 @@ def test_initial_weights_of_another_architecture_are_refused_in_one_line(blend, 
     assert "\n" not in str(error.value)
 
 
-# --- damaged samples -----------------------------------------------------------------------------------------------
+# --- damaged samples ------------------------------------------------------------------------------
 
 
 @pytest.fixture

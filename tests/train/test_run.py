@@ -176,7 +176,9 @@ def weights_of(out):
 
 
 def assert_near(ours, theirs):
-    """But for the biases of keys: their gradient is 0, and of its rounding errors AdamW makes whole steps."""
+    """But for the biases of keys: their gradient is 0, and of its rounding errors AdamW makes whole
+    steps.
+    """
     for name, value in ours.items():
         pair = [
             x.view(2, 3, -1)[:, ::2] if name.endswith("qkv.bias") else x

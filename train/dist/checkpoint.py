@@ -1,12 +1,13 @@
 """Checkpoints of a run: RUN/checkpoints/step-N/{model.safetensors, optimizer.pt, state.json}.
 
-The ranks of a sharded model write shard-K-….safetensors instead (see `sharded_checkpoint`); any run reads both.
-state.json is written last and holds the sha256 of the other files. On a local disk the folder has another name until
-it is complete, then it is renamed; elsewhere state.json is the commit. Every checkpoint is read back and compared with
-its hashes before older ones are removed. Loading checks the hashes and falls back to the checkpoint before.
+The ranks of a sharded model write shard-K-….safetensors instead (see `sharded_checkpoint`); any run
+reads both. state.json is written last and holds the sha256 of the other files. On a local disk the
+folder has another name until it is complete, then it is renamed; elsewhere state.json is the
+commit. Every checkpoint is read back and compared with its hashes before older ones are removed.
+Loading checks the hashes and falls back to the checkpoint before.
 
-Only tensors are unpickled (`weights_only`). There is no random state to keep: images, crops and their order are
-functions of the step, and training draws from no generator.
+Only tensors are unpickled (`weights_only`). There is no random state to keep: images, crops and
+their order are functions of the step, and training draws from no generator.
 """
 
 from __future__ import annotations
@@ -82,9 +83,11 @@ def unfinished(run: str, step: int) -> str:
 
 
 def publish(run: str, source: str, record: CheckpointRecord) -> str:
-    """Write state.json beside the files in `source`, make that the checkpoint, check it, remove older ones.
+    """Write state.json beside the files in `source`, make that the checkpoint, check it, remove
+    older ones.
 
-    OSError where a file that is read back does not have the sha256 of the record; older checkpoints then stay.
+    OSError where a file that is read back does not have the sha256 of the record; older checkpoints
+    then stay.
     """
     step = record.step
     folder = RunLayout(run).checkpoint(step)

@@ -19,11 +19,13 @@ SIGNALS = (*console.STOP_SIGNALS, signal.SIGHUP)
 
 
 def launch_ranks(command: Sequence[str], world: int) -> int:
-    """Run `command` as `world` ranks on this machine. The exit status of the first that fails, or 0.
+    """Run `command` as `world` ranks on this machine. The exit status of the first that fails, or
+    0.
 
-    The first SIGINT or SIGTERM is passed on to every rank; the second kills them. Ranks have a session of their own, so
-    that Ctrl-C reaches them once, through this process. 128 + N where signal N ended them. They find each other through a file and communicate over
-    loopback: the store of torchrun listens on every network interface and unpickles what it receives.
+    The first SIGINT or SIGTERM is passed on to every rank; the second kills them. Ranks have a
+    session of their own, so that Ctrl-C reaches them once, through this process. 128 + N where
+    signal N ended them. They find each other through a file and communicate over loopback: the
+    store of torchrun listens on every network interface and unpickles what it receives.
     """
     threads = str(max(1, (os.cpu_count() or 1) // world))
     ranks: list[subprocess.Popen[bytes]] = []
@@ -63,7 +65,9 @@ def launch_ranks(command: Sequence[str], world: int) -> int:
 
 
 def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> int:
-    """0 when every rank ends with 0; else the status of the first that fails, after the others had time to end."""
+    """0 when every rank ends with 0; else the status of the first that fails, after the others had
+    time to end.
+    """
     failed, until = 0, float("inf")
     while time.monotonic() < until:
         statuses = [rank.poll() for rank in ranks]

@@ -1,4 +1,5 @@
-"""A model over a mesh: tensor parallelism, recomputed blocks, compiled blocks, FSDP2, in this order.
+"""A model over a mesh: tensor parallelism, recomputed blocks, compiled blocks, FSDP2, in this
+order.
 
 Tensor parallelism gives each rank some of the heads and some of the MLPs' hidden channels: rows of
 `qkv` and `fc1`, columns of `out` and `fc2`, as DTensors. The input of a block's branch is the same
@@ -64,7 +65,7 @@ def _blocks(model: CLIP) -> Iterator[Block]:
         yield block
 
 
-# --- tensor parallelism ----------------------------------------------------------------------------------------------
+# --- tensor parallelism ---------------------------------------------------------------------------
 
 
 class _LocalLayer(NamedTuple):
@@ -116,11 +117,12 @@ def _row_parallel(layer: Any, mesh: Any, h: Tensor) -> Tensor:
     return whole + bias.to(whole.dtype)
 
 
-# --- recomputation ---------------------------------------------------------------------------------------------------
+# --- recomputation --------------------------------------------------------------------------------
 
 
 def apply_activation_checkpointing(block: Block, *, selective: bool) -> None:
-    """Recompute the block in backward; `selective` saves the results of matrix products and attention.
+    """Recompute the block in backward; `selective` saves the results of matrix products and
+    attention.
 
     No state of a random generator is saved: dropout is a function of a sample's position.
     """
@@ -135,7 +137,9 @@ def apply_activation_checkpointing(block: Block, *, selective: bool) -> None:
 
 
 def _saved_operations() -> list[Any]:
-    """Operations that cost more to repeat than their results take to keep; those that this torch has."""
+    """Operations that cost more to repeat than their results take to keep; those that this torch
+    has.
+    """
     names = [(torch.ops.aten, name) for name in ("mm", "addmm", "bmm")]
     for kind in ("flash", "efficient", "cudnn"):
         names.append((torch.ops.aten, f"_scaled_dot_product_{kind}_attention"))
@@ -147,7 +151,7 @@ def _saved_operations() -> list[Any]:
     return [*known, torch.ops._c10d_functional.all_reduce.default]
 
 
-# --- FSDP2 -----------------------------------------------------------------------------------------------------------
+# --- FSDP2 ----------------------------------------------------------------------------------------
 
 
 def apply_fsdp(model: CLIP, ranks: Ranks, config: TrainConfig) -> None:

@@ -74,7 +74,9 @@ class Ranks:
 
 
 def init_distributed(device: str = "auto") -> Ranks:
-    """Join the group that torchrun's variables name, or be alone. ValueError for a device that is not there."""
+    """Join the group that torchrun's variables name, or be alone. ValueError for a device that is
+    not there.
+    """
     world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     cuda = torch.cuda.is_available()
     if device.startswith("cuda") and not cuda:
@@ -131,7 +133,8 @@ def close(ranks: Ranks) -> None:
 
 
 def apply_ddp(model: nn.Module, ranks: Ranks) -> nn.Module:
-    """`model` in DDP, which averages gradients during backward. All ranks start from rank 0's parameters.
+    """`model` in DDP, which averages gradients during backward. All ranks start from rank 0's
+    parameters.
 
     On a mesh `parallelize` has done that; with one rank there is nothing to average.
     """

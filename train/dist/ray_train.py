@@ -1,7 +1,9 @@
-"""A run as workers of Ray Train, on the cluster that a job was submitted to. Ray is imported only here.
+"""A run as workers of Ray Train, on the cluster that a job was submitted to. Ray is imported only
+here.
 
-Ray starts the workers, gives them torchrun's variables and joins them in a process group; each then runs the `main` of
-`train/run.py`. SIGTERM and SIGINT do not reach Ray's workers: `checkpoint_every` saves such a run.
+Ray starts the workers, gives them torchrun's variables and joins them in a process group; each then
+runs the `main` of `train/run.py`. SIGTERM and SIGINT do not reach Ray's workers: `checkpoint_every`
+saves such a run.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ logger = logging.getLogger(__name__)
 def start(
     main: Callable[[list[str]], int], arguments: Sequence[str], out: str, workers: int
 ) -> int:
-    """`main(arguments)` on `workers` workers. 0, or 3 where one of them failed; its own message says why.
+    """`main(arguments)` on `workers` workers. 0, or 3 where one of them failed; its own message
+    says why.
 
     ValueError where Ray Train is not installed, or no cluster is named by RAY_ADDRESS.
     """

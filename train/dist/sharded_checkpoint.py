@@ -1,10 +1,11 @@
 """Sharded checkpoints, and any checkpoint into any layout.
 
 Every rank writes its part of weights, moments, masters and averages as shard-K-….safetensors, by
-torch.distributed.checkpoint with its safetensors format: tensors under our names, each with its offset in the whole
-tensor in the file's header, nothing pickled, so that one process reads it without a process group. A copy in host
-memory is written while training continues. When all ranks have written, rank 0 hashes the files, writes state.json and
-renames the folder. One save is under way at a time.
+torch.distributed.checkpoint with its safetensors format: tensors under our names, each with its
+offset in the whole tensor in the file's header, nothing pickled, so that one process reads it
+without a process group. A copy in host memory is written while training continues. When all ranks
+have written, rank 0 hashes the files, writes state.json and renames the folder. One save is under
+way at a time.
 
 Keys are model/NAME and optimizer/NAME/PART.
 """
@@ -37,7 +38,7 @@ logger = logging.getLogger(__name__)
 TABLE = "text.token_embedding.weight"
 
 
-# --- writing ---------------------------------------------------------------------------------------------------------
+# --- writing --------------------------------------------------------------------------------------
 
 
 class Saver:
@@ -60,7 +61,8 @@ class Saver:
         optimizer: Moments,
         record: CheckpointRecord,
     ) -> None:
-        """Begin to write a checkpoint. It waits for the one before, and for a copy in host memory. A collective.
+        """Begin to write a checkpoint. It waits for the one before, and for a copy in host memory.
+        A collective.
 
         Layout and hashes of the record are filled in.
         """
@@ -100,7 +102,9 @@ class Saver:
             logger.info("step %d is being saved; training waited %.2f s", record.step, waited)
 
     def finish(self) -> None:
-        """Wait until the save under way is complete on disk, on every rank. OSError where it failed."""
+        """Wait until the save under way is complete on disk, on every rank. OSError where it
+        failed.
+        """
         if self._written is None:
             return
         self._written.result()
@@ -126,7 +130,7 @@ class Saver:
             self._error = error
 
 
-# --- reading ---------------------------------------------------------------------------------------------------------
+# --- reading --------------------------------------------------------------------------------------
 
 
 def newest(run: str, ranks: Ranks) -> Checkpoint | None:
@@ -145,7 +149,8 @@ def restore(
 ) -> None:
     """Put weights and optimizer state back, from any layout into that of `model`.
 
-    `used_tokens` are the tokens that the run reads: the token table may have been, or may now be, reduced to them.
+    `used_tokens` are the tokens that the run reads: the token table may have been, or may now be,
+    reduced to them.
     """
     parameters = dict(model.named_parameters())
     if saved.sharded:
@@ -159,7 +164,8 @@ def restore(
     for name, parameter in parameters.items():
         stepped_dtype = update.stepped[name].tensors[0].dtype
         if parameter.dtype != stepped_dtype:
-            # 16-bit weights with fp32 masters: the fp32 weights of a layout without masters are these.
+            # 16-bit weights with fp32 masters: the fp32 weights of a layout without masters are
+            # these.
             if "master" not in moments[name] and weights[name].dtype == stepped_dtype:
                 moments[name]["master"] = weights[name]
         elif "master" in moments[name]:
@@ -174,7 +180,9 @@ def restore(
 def read(
     folder: str, parameters: Mapping[str, nn.Parameter], ranks: Ranks
 ) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
-    """Weights and optimizer state of a folder of shards, each in the layout of the parameter that it belongs to."""
+    """Weights and optimizer state of a folder of shards, each in the layout of the parameter that
+    it belongs to.
+    """
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.metadata import BytesStorageMetadata
     from torch.distributed.checkpoint.state_dict_loader import load
@@ -208,7 +216,9 @@ def read(
 
 
 def _fit_table(parts: dict[str, Tensor], rows: int, used_tokens: Tensor | None) -> None:
-    """Moments of a token table, for a table of `rows` rows. A row that no token used never had a gradient: it is 0."""
+    """Moments of a token table, for a table of `rows` rows. A row that no token used never had a
+    gradient: it is 0.
+    """
     for part, value in parts.items():
         if value.ndim != 2 or len(value) == rows:
             continue
@@ -221,7 +231,9 @@ def _fit_table(parts: dict[str, Tensor], rows: int, used_tokens: Tensor | None) 
 
 
 def _in_layout_of(parameter: Tensor, whole: Tensor) -> Tensor:
-    """This rank's part of a whole tensor that has the shape of a DTensor `parameter`; other tensors as they are."""
+    """This rank's part of a whole tensor that has the shape of a DTensor `parameter`; other tensors
+    as they are.
+    """
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -250,7 +262,9 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def gathered(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
-    """Whole tensors in rank 0's host memory, one after the other; {} on the other ranks. A collective."""
+    """Whole tensors in rank 0's host memory, one after the other; {} on the other ranks. A
+    collective.
+    """
     # On a mesh of several dimensions it logs for every tensor that gathering takes two operations.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     whole_tensors = {}

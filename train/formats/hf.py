@@ -1,4 +1,5 @@
-"""Checkpoints under the names of Hugging Face's CLIPModel, both ways and bit for bit, and the folder that it loads.
+"""Checkpoints under the names of Hugging Face's CLIPModel, both ways and bit for bit, and the
+folder that it loads.
 
 There queries, keys and values are three matrices, and projections are stored transposed.
 """
@@ -126,7 +127,9 @@ def to_hf(model: CLIP) -> dict[str, Tensor]:
 
 
 def from_hf(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """CLIPModel's state dict as ours. ValueError names what is missing, left over or of another shape."""
+    """CLIPModel's state dict as ours. ValueError names what is missing, left over or of another
+    shape.
+    """
     theirs = {name: value for name, value in state.items() if not name.endswith(".position_ids")}
     ours = {}
     for name, shape in _shapes(config):
@@ -156,7 +159,7 @@ def from_hf(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tenso
     return ours
 
 
-# --- settings ------------------------------------------------------------------------------------------------------
+# --- settings -------------------------------------------------------------------------------------
 
 
 def hf_config(config: ModelConfig) -> dict[str, Any]:
@@ -259,11 +262,13 @@ def model_config_of_hf(
     )
 
 
-# --- the folder ----------------------------------------------------------------------------------------------------
+# --- the folder -----------------------------------------------------------------------------------
 
 
 def save_hf(model: CLIP, folder: str) -> None:
-    """Write the folder that `transformers.CLIPModel.from_pretrained(FOLDER)` loads; config.json comes last."""
+    """Write the folder that `transformers.CLIPModel.from_pretrained(FOLDER)` loads; config.json
+    comes last.
+    """
     config, settings = model.config, hf_config(model.config)
     disk.write_bytes(
         disk.join(folder, WEIGHTS_FILES[0]), safetensors.torch.save(to_hf(model), {"format": "pt"})
@@ -291,7 +296,9 @@ def save_hf(model: CLIP, folder: str) -> None:
 
 
 def load_hf(folder: str) -> CLIP:
-    """The model of a CLIPModel's folder (safetensors, or a .bin of which nothing is executed), in 32 bits."""
+    """The model of a CLIPModel's folder (safetensors, or a .bin of which nothing is executed), in
+    32 bits.
+    """
     files = [name for name in WEIGHTS_FILES if disk.exists(disk.join(folder, name))]
     if not files or not disk.exists(disk.join(folder, CONFIG_FILE)):
         raise ValueError(

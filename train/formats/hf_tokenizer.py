@@ -1,4 +1,6 @@
-"""CLIP's tokenizer as the files that Hugging Face's CLIPTokenizer reads, written from open_clip's vocabulary."""
+"""CLIP's tokenizer as the files that Hugging Face's CLIPTokenizer reads, written from open_clip's
+vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ START, END = "<|startoftext|>", "<|endoftext|>"
 
 
 def save_tokenizer(folder: str, context_length: int) -> bool:
-    """Write vocab.json, merges.txt and tokenizer_config.json. False where open_clip is not installed."""
+    """Write vocab.json, merges.txt and tokenizer_config.json. False where open_clip is not
+    installed.
+    """
     try:
         from open_clip.tokenizer import SimpleTokenizer
     except ImportError:

@@ -1,4 +1,5 @@
-"""Read a model from wherever it is stored, start a run from its weights, and write it in another format.
+"""Read a model from wherever it is stored, start a run from its weights, and write it in another
+format.
 
 A source is one of
     RUN                        a finished run; its export is read
@@ -38,7 +39,8 @@ logger = logging.getLogger(__name__)
 def load_model(source: str) -> CLIP:
     """The model of a source, in host memory and in fp32.
 
-    ValueError for a source that does not exist, a run that has not finished, and a model that a `CLIP` cannot be.
+    ValueError for a source that does not exist, a run that has not finished, and a model that a
+    `CLIP` cannot be.
     """
     if source.startswith(OPEN_CLIP):
         return _from_open_clip_list(source)
@@ -73,14 +75,14 @@ def save_model(model: CLIP, folder: str, format_name: str) -> None:
         raise OSError(f"{different[0]} differs after {folder} was read back; write it again")
 
 
-# --- start from weights --------------------------------------------------------------------------------------------
+# --- start from weights ---------------------------------------------------------------------------
 
 
 def initial_weights(source: str, config: ModelConfig, setting: str = "init") -> dict[str, Tensor]:
     """Weights of a source by our parameter names, for a model of `config`.
 
-    A logit bias (loss siglip) that the source does not have is left out. ValueError where the source is another
-    architecture, with the settings that would fit it.
+    A logit bias (loss siglip) that the source does not have is left out. ValueError where the
+    source is another architecture, with the settings that would fit it.
     """
     try:
         model = load_model(source)
@@ -111,7 +113,9 @@ def weights_sha256(weights: Mapping[str, Tensor]) -> str:
 
 
 def _architecture_differences(theirs: ModelConfig, ours: ModelConfig) -> list[tuple[str, Any, Any]]:
-    """(setting, theirs, ours) where the two compute different functions. Dropout rates and the bias may differ."""
+    """(setting, theirs, ours) where the two compute different functions. Dropout rates and the bias
+    may differ.
+    """
     different = []
     for field in dataclasses.fields(ModelConfig):
         name = field.name
@@ -131,7 +135,7 @@ def _as_setting(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-# --- open_clip's list ----------------------------------------------------------------------------------------------
+# --- open_clip's list -----------------------------------------------------------------------------
 
 
 def _from_open_clip_list(source: str) -> CLIP:
@@ -173,7 +177,9 @@ def _from_open_clip_list(source: str) -> CLIP:
 
 
 def _preprocessing(architecture: str, tag: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Mean and std of a tag's images; {} for a file. ValueError for an unknown tag or another activation."""
+    """Mean and std of a tag's images; {} for a file. ValueError for an unknown tag or another
+    activation.
+    """
     import open_clip
 
     if os.path.isfile(tag):
@@ -186,7 +192,8 @@ def _preprocessing(architecture: str, tag: str, settings: Mapping[str, Any]) -> 
             f" no such file; its tags: {listed}"
         )
     pretrained: dict[str, Any] = open_clip.get_pretrained_cfg(architecture, tag)
-    # Weights that are run with another activation than they were trained with lose accuracy silently.
+    # Weights that are run with another activation than they were trained with lose accuracy
+    # silently.
     trained_quick = bool(pretrained.get("quick_gelu", False))
     if trained_quick != bool(settings.get("quick_gelu", False)):
         plain = architecture.removesuffix("-quickgelu")

@@ -1,7 +1,9 @@
-"""NVIDIA's YAML for CLIP -> a model and changes to a run's settings, with notes on what it contradicts.
+"""NVIDIA's YAML for CLIP -> a model and changes to a run's settings, with notes on what it
+contradicts.
 
-The keys are those of NVIDIA's documentation: `model` with `vision` and `text`, inside it or beside it,
-`trainer.precision` and OmegaConf's references (`${model.output_dim}`, `${.encoder_seq_length}`).
+The keys are those of NVIDIA's documentation: `model` with `vision` and `text`, inside it or beside
+it, `trainer.precision` and OmegaConf's references (`${model.output_dim}`,
+`${.encoder_seq_length}`).
 """
 
 from __future__ import annotations
@@ -71,8 +73,8 @@ _NAMED = re.compile(r"(?<![A-Za-z])(B|L|H|g|G|e)[-_/ ]?(14|16|32)(?!\d)")
 def read(path: str) -> tuple[ModelConfig, dict[str, Any], list[str]]:
     """The model, changes for `configure` (among them those that make this model), and notes.
 
-    ValueError for an unknown key, with the nearest; for a reference to nothing; and for a name that contradicts the
-    sizes. What is not given is a ViT-B/32's.
+    ValueError for an unknown key, with the nearest; for a reference to nothing; and for a name that
+    contradicts the sizes. What is not given is a ViT-B/32's.
     """
     import yaml
 
@@ -233,7 +235,9 @@ def _known(given: Mapping[str, Any], keys: Any, where: str) -> None:
 
 
 def _resolved(root: dict[str, Any]) -> dict[str, Any]:
-    """All `${…}` replaced by what they name: from the root, or from a leading dot on, from where they stand."""
+    """All `${…}` replaced by what they name: from the root, or from a leading dot on, from where
+    they stand.
+    """
 
     def look(path: list[str], seen: tuple[str, ...]) -> Any:
         value: Any = root

@@ -67,7 +67,9 @@ def to_open_clip(model: CLIP) -> dict[str, Tensor]:
 
 
 def renamed(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """What is kept for each of our parameters (itself, or a moment of it) under open_clip's names and in its order."""
+    """What is kept for each of our parameters (itself, or a moment of it) under open_clip's names
+    and in its order.
+    """
     theirs = {}
     for name, value in state.items():
         value = value.detach().cpu()
@@ -83,10 +85,12 @@ def renamed(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tenso
 
 
 def from_open_clip(state: Mapping[str, Any], config: ModelConfig) -> dict[str, Tensor]:
-    """open_clip's state dict, or a checkpoint of its training that holds one, as ours: the inverse of `renamed`.
+    """open_clip's state dict, or a checkpoint of its training that holds one, as ours: the inverse
+    of `renamed`.
 
-    A text tower under `text.`, names under `module.` and a logit scale of shape [1] are read too. ValueError names what
-    is missing, left over or of another shape, with the setting that would fit it.
+    A text tower under `text.`, names under `module.` and a logit scale of shape [1] are read too.
+    ValueError names what is missing, left over or of another shape, with the setting that would fit
+    it.
     """
     theirs = plain_names(state)
     ours = {}
@@ -136,11 +140,12 @@ def _mend(name: str, shape: Sequence[int], config: ModelConfig) -> str:
     return ""
 
 
-# --- files ---------------------------------------------------------------------------------------------------------
+# --- files ----------------------------------------------------------------------------------------
 
 
 def read_state(path: str) -> dict[str, Any]:
-    """The tensors of a .safetensors file, or of one that torch saved (.bin, .pt, .pth), of which nothing is executed.
+    """The tensors of a .safetensors file, or of one that torch saved (.bin, .pt, .pth), of which
+    nothing is executed.
 
     ValueError for a file that holds anything but tensors and plain values.
     """
@@ -159,7 +164,7 @@ def read_state(path: str) -> dict[str, Any]:
     return state
 
 
-# --- the folder ----------------------------------------------------------------------------------------------------
+# --- the folder -----------------------------------------------------------------------------------
 
 
 _EXTRA = (  # of a picture tower: our name, the name in vision_cfg, the value that is not written
@@ -172,8 +177,8 @@ _EXTRA = (  # of a picture tower: our name, the name in vision_cfg, the value th
 def open_clip_config(config: ModelConfig) -> dict[str, Any]:
     """`open_clip_config.json`: the model, and how its pictures are prepared.
 
-    Several class tokens and other numbers of channels are written too; open_clip then refuses the folder by their name.
-    What is left out only while training is not written, but for the patches.
+    Several class tokens and other numbers of channels are written too; open_clip then refuses the
+    folder by their name. What is left out only while training is not written, but for the patches.
     """
     model: dict[str, Any] = {
         "embed_dim": config.embed_dim,
@@ -218,7 +223,9 @@ def _ratio(mlp: int, width: int) -> float:
 def model_config_of(
     settings: Mapping[str, Any], preprocess: Mapping[str, Any] | None = None
 ) -> ModelConfig:
-    """A ModelConfig from open_clip's `model_cfg` and `preprocess_cfg`. ValueError for what these towers cannot be."""
+    """A ModelConfig from open_clip's `model_cfg` and `preprocess_cfg`. ValueError for what these
+    towers cannot be.
+    """
     vision, text = dict(settings["vision_cfg"]), dict(settings["text_cfg"])
     rest = {k: v for k, v in settings.items() if k not in ("vision_cfg", "text_cfg")}
     vision_width, text_width = vision.pop("width", 768), text.pop("width", 512)
@@ -265,7 +272,8 @@ def model_config_of(
 
 
 def save_export(model: CLIP, folder: str, state: Mapping[str, Tensor] | None = None) -> None:
-    """Write the folder that `open_clip.create_model_and_transforms("local-dir:FOLDER")` loads; its JSON comes last.
+    """Write the folder that `open_clip.create_model_and_transforms("local-dir:FOLDER")` loads; its
+    JSON comes last.
 
     `state` holds the parameters by our names where the model's own are not whole.
     """

@@ -1,4 +1,5 @@
-"""Every layout and way of computing a step against one process; checkpoints from one layout into others.
+"""Every layout and way of computing a step against one process; checkpoints from one layout into
+others.
 
 Four processes compute it all once, in 64 bits; `modes.py` says what.
 """

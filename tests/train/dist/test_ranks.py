@@ -1,4 +1,6 @@
-"""Over four processes: the loss and its gradient, accumulation, and updates of parameters on several meshes."""
+"""Over four processes: the loss and its gradient, accumulation, and updates of parameters on
+several meshes.
+"""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_wrapped_names_and_whole_checkpoints_are_read():
         assert all(torch.equal(found[name], value) for name, value in wanted.items())
 
 
-# --- files ---------------------------------------------------------------------------------------------------------
+# --- files ----------------------------------------------------------------------------------------
 
 
 class Runs:
@@ -159,7 +159,7 @@ def test_weights_that_torch_saved_are_read(tmp_path):
         read_state(str(tmp_path / "broken.safetensors"))
 
 
-# --- the folder ----------------------------------------------------------------------------------------------------
+# --- the folder -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -1,4 +1,5 @@
-"""The towers are open_clip's, shown in float64: two right programs in 32 bits differ by 1e-5, which proves nothing.
+"""The towers are open_clip's, shown in float64: two right programs in 32 bits differ by 1e-5, which
+proves nothing.
 
 `python -m pytest tests/train/test_parity.py -s` prints what was measured.
 """
@@ -17,7 +18,8 @@ from train.model.architecture import MODELS
 from train.model.clip import CLIP
 
 WORDS, CONTEXT = 300, 16
-# Widths, heads, MLPs and patches are the models' own; pictures have 2 x 2 patches and towers two blocks, but S/32's 12.
+# Widths, heads, MLPs and patches are the models' own; pictures have 2 x 2 patches and towers two
+# blocks, but S/32's 12.
 SMALL = {"vocab_size": WORDS, "context_length": CONTEXT}
 SIZES = {
     name: dataclasses.replace(
@@ -38,7 +40,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def pair(config, dtype):
-    """open_clip's model and ours with the same weights, which share memory where their order is the same."""
+    """open_clip's model and ours with the same weights, which share memory where their order is the
+    same.
+    """
     from open_clip.model import CLIP as OpenClip
 
     model = CLIP(config, seed=1).to(dtype)
