@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 COMMIT_SUFFIX = "_stats.json"
 # A change of the bytes of a tar or of the columns of a sidecar bumps this and the golden test.
-SHARD_VERSION = 1
+SHARD_VERSION = 2
 READERS = 16  # threads that read commit records: a remote store answers each after about 30 ms
 NOT_STORED = "not_stored"  # a view's outcome of a row whose image was never stored
 

@@ -11,7 +11,7 @@ from manifests import disk
 from manifests.schema import Fetch
 from pipeline.external.error_messages import reason_of
 from pipeline.external.tar_samples import group_samples
-from pipeline.images import BadPicture, transform
+from pipeline.images import RejectedImage, as_it_is
 from pipeline.pool import index_tar
 
 SIZES = ("width", "height", "original_width", "original_height")
@@ -68,8 +68,8 @@ def success(image: bytes, row: Mapping[str, Any], settings: Fetch) -> Outcome:
     if not settings.disable_all_reencoding:
         return columns, image, settings.encode_format
     try:
-        picture = transform.as_it_is(image, settings)
-    except BadPicture as bad:
+        picture = as_it_is(image, settings)
+    except RejectedImage as bad:
         return columns | {"reason": bad.reason, "error_message": bad.detail}, None, ""
     return columns | {name: getattr(picture, name) for name in SIZES}, image, picture.extension
 

@@ -36,7 +36,7 @@ from manifests.sources import SOURCES
 from pipeline.executor import Stage, Ticket
 from pipeline.external.img2dataset_result import outcomes
 from pipeline.fetch import OptoutPolicy, guard, plan, product, signals, user_agent
-from pipeline.images import BadPicture, transform
+from pipeline.images import RejectedImage, boxes_of, limits_of
 from pipeline.pool import ShardWriter
 
 # Run in the other interpreter; the options are a file, because its command line reads values as Python.
@@ -111,7 +111,7 @@ def check_img2dataset(settings: Fetch, source_kind: str) -> None:
         for name, (value, why) in NEEDS.items()
         if getattr(settings, name) != value
     ]
-    transform.limits_of(settings)
+    limits_of(settings)
     if settings.optout == "strict":
         missing.append("optout: respect (it looks at X-Robots-Tag only)")
     if settings.verify_hash and settings.verify_hash[1] != settings.compute_hash:
@@ -197,7 +197,7 @@ class Downloader:
         if settings.bbox_column:
             boxes = []
             for pair in pairs:
-                boxes.append([list(box) for box in transform.boxes_of(pair.extra, settings)])
+                boxes.append([list(box) for box in boxes_of(pair.extra, settings)])
             columns["bbox"] = pa.array(boxes, pa.list_(pa.list_(pa.float64())))
         if settings.verify_hash:
             column = settings.verify_hash[0]
@@ -304,7 +304,7 @@ def refusal(pair: Pair, settings: Fetch) -> tuple[str, str] | None:
         return reason
     try:
         guard.target(pair.url, settings)
-        transform.boxes_of(pair.extra, settings)
-    except (guard.Refused, BadPicture) as error:
+        boxes_of(pair.extra, settings)
+    except (guard.Refused, RejectedImage) as error:
         return error.reason, error.detail
     return None

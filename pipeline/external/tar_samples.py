@@ -22,7 +22,7 @@ from manifests.schema import Fetch
 from manifests.text import valid_text
 from pipeline.crawl import python_values
 from pipeline.external.error_messages import reason_of
-from pipeline.images import BadPicture, check, limits_of
+from pipeline.images import RejectedImage, check, limits_of
 from pipeline.pool import Member, index_tar, outcome_row
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
@@ -130,7 +130,7 @@ class TarReader:
         image = sample.read(tar, extension) or b""
         try:
             width, height = size_of(image, self.settings)
-        except BadPicture as bad:
+        except RejectedImage as bad:
             return self._failed(record, bad.reason, bad.detail)
         record |= {"width": width, "height": height, "image_name": name}
         record["sha256"] = record["sha256"] or hashlib.sha256(image).hexdigest()
@@ -213,11 +213,11 @@ def _typed(values: Mapping[str, Any], name: str, kind: type) -> Any:
 
 
 def size_of(image: bytes, settings: Fetch) -> tuple[int, int]:
-    """Width and height in pixels from an image's header. BadPicture where it is none, or outside
+    """Width and height in pixels from an image's header. RejectedImage where it is none, or outside
     the limits."""
     if not image:
-        raise BadPicture("empty", "the picture has no bytes")
+        raise RejectedImage("empty", "the picture has no bytes")
     header = check(image, limits_of(settings))
     if header.kind not in FORMATS:
-        raise BadPicture("format", f"{header.kind}, not one of {', '.join(FORMATS)}")
+        raise RejectedImage("format", f"{header.kind}, not one of {', '.join(FORMATS)}")
     return header.width, header.height

@@ -26,7 +26,16 @@ from pipeline.executor import Ticket
 from pipeline.fetch import plan
 from pipeline.fetch.body import Budget
 from pipeline.fetch.fetcher import Fetched, Fetcher, user_agent
-from pipeline.images import BadPicture, Decoders, Picture, transform
+from pipeline.images import (
+    DecodedImage,
+    Decoders,
+    RejectedImage,
+    as_it_is,
+    boxes_of,
+    check_hash,
+    content_hashes,
+    limits_of,
+)
 from pipeline.pool import ShardWriter, read_commit_record
 
 READ_AT_ONCE = 32  # local or remote files
@@ -64,7 +73,7 @@ class Downloader:
         decoders: int | None = None,
         extra_columns: Mapping[str, str] | None = None,
     ) -> None:
-        transform.limits_of(settings)  # refuses now what every picture would end with
+        limits_of(settings)  # refuses now what every picture would end with
         if not files:
             user_agent(settings)
         self.pool, self.settings, self.files = pool, settings, files
@@ -150,7 +159,7 @@ class Downloader:
             self._decode_slots.release()
             self._waiting_bytes.release(size)
 
-        def add(row: int, fetched: Fetched, picture: Picture | BadPicture | None) -> None:
+        def add(row: int, fetched: Fetched, picture: DecodedImage | RejectedImage | None) -> None:
             pair = pairs[row]
             record = row_of(pair, fetched, picture) | {"retry_of": retried[row]}
             extra = {
@@ -160,8 +169,8 @@ class Downloader:
                 "robots": pair.robots,
             }
             if fetched.body is not None:
-                record |= transform.hashes(fetched.body, self.settings)
-            if isinstance(picture, Picture):
+                record |= content_hashes(fetched.body, self.settings)
+            if isinstance(picture, DecodedImage):
                 writer.add(row, record, picture.data, extra, picture.extension)
             else:
                 writer.add(row, record, None, extra)
@@ -183,14 +192,14 @@ class Downloader:
                 task = group.create_task(decode(row, fetched, fetched.body))
                 task.add_done_callback(partial(decoded, len(fetched.body)))
 
-    async def _picture(self, pair: Pair, body: bytes) -> Picture | BadPicture:
+    async def _picture(self, pair: Pair, body: bytes) -> DecodedImage | RejectedImage:
         """What a body is, as it will be stored."""
         try:
-            transform.verified(body, pair.extra, self.settings)
-            boxes = transform.boxes_of(pair.extra, self.settings)
+            check_hash(body, pair.extra, self.settings)
+            boxes = boxes_of(pair.extra, self.settings)
             if self.settings.disable_all_reencoding:
-                return transform.as_it_is(body, self.settings)
-        except BadPicture as bad:
+                return as_it_is(body, self.settings)
+        except RejectedImage as bad:
             return bad
         if self._decoders is None:
             self._decoders = Decoders(self.children)
@@ -205,7 +214,9 @@ class Downloader:
             raise
 
 
-def row_of(pair: Pair, fetched: Fetched, picture: Picture | BadPicture | None) -> dict[str, Any]:
+def row_of(
+    pair: Pair, fetched: Fetched, picture: DecodedImage | RejectedImage | None
+) -> dict[str, Any]:
     """Columns of the sidecar: where the pair is from, how fetching ended, what the picture is."""
     record: dict[str, Any] = {
         **(pair.extra or {}),
@@ -227,7 +238,7 @@ def row_of(pair: Pair, fetched: Fetched, picture: Picture | BadPicture | None) -
         "elapsed_ms": round(fetched.elapsed_s * 1000),
         "attempts": fetched.attempts,
     }
-    if isinstance(picture, BadPicture):
+    if isinstance(picture, RejectedImage):
         return record | {"reason": picture.reason, "error_message": picture.detail or None}
     if picture is not None:
         record |= {

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from pipeline.images import transform
-from pipeline.images.decoders import BadPicture, Decoders, Picture
-from pipeline.images.header import check
-from pipeline.images.transform import check_and_resize, limits_of
+from pipeline.images.decoders import Decoders
+from pipeline.images.header import RejectedImage, check
+from pipeline.images.row_options import boxes_of, check_hash, content_hashes
+from pipeline.images.transform import DecodedImage, as_it_is, check_and_resize, limits_of
 
 __all__ = [
-    "BadPicture",
+    "DecodedImage",
     "Decoders",
-    "Picture",
+    "RejectedImage",
+    "as_it_is",
+    "boxes_of",
     "check",
     "check_and_resize",
+    "check_hash",
+    "content_hashes",
     "limits_of",
-    "transform",
 ]

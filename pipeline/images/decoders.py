@@ -22,22 +22,14 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image, features
 
-from pipeline.images.transform import (
-    BadPicture,
-    Box,
-    Limits,
-    Picture,
-    check_and_resize,
-    contained,
-    limits_of,
-)
+from pipeline.images.header import Limits, RejectedImage
+from pipeline.images.row_options import Box
+from pipeline.images.transform import DecodedImage, contained, limits_of
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from manifests.schema import Fetch
-
-__all__ = ["BadPicture", "Decoders", "Picture", "check_and_resize"]
 
 ROOT = Path(__file__).resolve().parents[2]
 MEMORY_BYTES = (
@@ -106,7 +98,7 @@ def serve(memory_bytes: int, deadline_s: float) -> None:
         try:
             picture = contained(body, limits, boxes)
             found, data = {n: getattr(picture, n) for n in FACTS}, picture.data
-        except BadPicture as bad:
+        except RejectedImage as bad:
             found, data = {"reason": bad.reason, "detail": bad.detail}, b""
         signal.setitimer(signal.ITIMER_PROF, 0)
         answers.write(_frame(json.dumps(found).encode(), data))
@@ -119,7 +111,7 @@ def serve(memory_bytes: int, deadline_s: float) -> None:
 @dataclass(slots=True)
 class _Job:
     frame: bytes
-    answer: asyncio.Future[Picture | BadPicture]
+    answer: asyncio.Future[DecodedImage | RejectedImage]
 
 
 @dataclass(slots=True, eq=False)
@@ -194,7 +186,7 @@ class Decoders:
 
     async def decode(
         self, body: bytes, settings: Fetch, boxes: Sequence[Box] = ()
-    ) -> Picture | BadPicture:
+    ) -> DecodedImage | RejectedImage:
         """What `check_and_resize` gives or raises, from a child. RuntimeError where no child can be started."""
         if self._broken is not None:
             raise self._broken
@@ -268,9 +260,9 @@ class Decoders:
                 guilty = child.jobs.popleft()
                 slow = child.late or code == -signal.SIGPROF
                 bad = (
-                    BadPicture("decoder_deadline", "too slow")
+                    RejectedImage("decoder_deadline", "too slow")
                     if slow
-                    else BadPicture("decoder_died", _cause(code))
+                    else RejectedImage("decoder_died", _cause(code))
                 )
                 if not guilty.answer.done():
                     guilty.answer.set_result(bad)
@@ -312,7 +304,8 @@ class Decoders:
             ) from None
         except asyncio.CancelledError:
             _kill(child)
-            await process.wait()
+            with contextlib.suppress(ConnectionError):
+                await process.communicate()  # closes its pipes too
             raise
         return child
 
@@ -349,8 +342,8 @@ def _environment() -> dict[str, str]:
     }
 
 
-def _result(head: dict[str, Any], data: bytes) -> Picture | BadPicture:
-    return BadPicture(**head) if "reason" in head else Picture(data=data, **head)
+def _result(head: dict[str, Any], data: bytes) -> DecodedImage | RejectedImage:
+    return RejectedImage(**head) if "reason" in head else DecodedImage(data=data, **head)
 
 
 def _hang_up(child: _Child) -> None:

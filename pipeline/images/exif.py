@@ -13,10 +13,7 @@ import struct
 from typing import Any
 
 ORIENTATION = 0x0112
-SUB_TABLES = (
-    0x8769,
-    0x8825,
-)  # tags whose value is the place of another table: camera settings, GPS
+CAMERA_TABLE, GPS_TABLE = 0x8769, 0x8825  # tags whose value is the offset of another table
 MOST_TAGS = 256  # per table
 MOST_BYTES = 256  # of one value; a longer one (thumbnails, makers' notes) is left out
 MOST_TEXT = 8192  # of the whole
@@ -84,19 +81,18 @@ def _value(data: bytes, kind: int, order: str, items: int) -> Any:
 def as_text(exif: bytes) -> str | None:
     """The known tags by name as JSON, in the order of their names; None where there are none.
 
-    Values of more than 256 bytes are left out; above 8 KB of text the rest is.
+    Positions (GPS) are never part of it. Values of more than 256 bytes are left out; above 8 KB of text the rest is.
     """
-    from PIL.ExifTags import GPSTAGS, TAGS  # 3 ms, for the few recipes that ask
+    from PIL.ExifTags import TAGS  # 3 ms, for the few recipes that ask
 
     first = table(exif)
-    named = {TAGS[tag]: value for tag, value in first.items() if tag in TAGS}
-    for pointer, names in zip(SUB_TABLES, (TAGS, GPSTAGS), strict=True):
-        if isinstance(place := first.get(pointer), int) and place >= 0:
-            named |= {
-                names[tag]: value for tag, value in table(exif, place).items() if tag in names
-            }
-    for pointer in SUB_TABLES:
-        named.pop(TAGS[pointer], None)
+    tags = dict(first)
+    offset = tags.pop(CAMERA_TABLE, None)
+    if isinstance(offset, int) and offset >= 0:
+        tags |= table(exif, offset)
+    tags.pop(CAMERA_TABLE, None)
+    tags.pop(GPS_TABLE, None)
+    named = {TAGS[tag]: value for tag, value in tags.items() if tag in TAGS}
     kept, size = {}, 0
     for name, value in sorted(named.items()):
         size += len(json.dumps({name: value}))

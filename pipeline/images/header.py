@@ -56,7 +56,7 @@ SCAN_MARKER = re.compile(
 )  # inside a scan, FF is followed by 0 or a restart number
 
 
-class BadPicture(Exception):
+class RejectedImage(Exception):
     """This picture is not stored; `reason` is one of manifests.columns.DECODE_REASONS, or hash_mismatch."""
 
     def __init__(self, reason: str, detail: str) -> None:
@@ -103,51 +103,51 @@ class Header:
 
 
 def check(body: bytes, limits: Limits) -> Header:
-    """The header of a picture that may be decoded. BadPicture for one that may not, or that is none."""
+    """The header of a picture that may be decoded. RejectedImage for one that may not, or that is none."""
     found = read(body)
     check_size((found.width, found.height), limits)
     if found.scans > MOST_SCANS:
-        raise BadPicture("decode_error", f"more than {MOST_SCANS} scans")
+        raise RejectedImage("decode_error", f"more than {MOST_SCANS} scans")
     return found
 
 
 def check_size(size: tuple[int, int], limits: Limits) -> None:
-    """BadPicture for a size outside the limits."""
+    """RejectedImage for a size outside the limits."""
     short, long = min(size), max(size)
     if short < 1:
-        raise BadPicture("decode_error", "a side of 0 pixels")
+        raise RejectedImage("decode_error", "a side of 0 pixels")
     most = min(limits.max_pixels, limits.max_image_area or limits.max_pixels)
     if short * long > most:
-        raise BadPicture("too_many_pixels", f"{size[0]}x{size[1]} is more than {most}")
+        raise RejectedImage("too_many_pixels", f"{size[0]}x{size[1]} is more than {most}")
     if short < limits.min_image_size:
-        raise BadPicture(
+        raise RejectedImage(
             "too_small", f"{size[0]}x{size[1]}; the shorter side must be {limits.min_image_size}"
         )
     if limits.max_aspect_ratio and long / short > limits.max_aspect_ratio:
-        raise BadPicture(
+        raise RejectedImage(
             "aspect", f"{size[0]}x{size[1]} is longer than {limits.max_aspect_ratio:g} to 1"
         )
 
 
 def sniff(body: bytes) -> str:
-    """JPEG, PNG, WEBP, GIF or AVIF, by the first bytes. BadPicture("format") for other pictures, else not_an_image."""
+    """JPEG, PNG, WEBP, GIF or AVIF, by the first bytes. RejectedImage("format") for other pictures, else not_an_image."""
     for magic, kind in MAGIC:
         if magic.match(body):
             return kind
     if OTHER_MAGIC.match(body[:2048]):
-        raise BadPicture("format", "a picture, but not JPEG, PNG, WEBP, GIF or AVIF")
-    raise BadPicture("not_an_image", f"begins with {body[:8].hex(' ')}")
+        raise RejectedImage("format", "a picture, but not JPEG, PNG, WEBP, GIF or AVIF")
+    raise RejectedImage("not_an_image", f"begins with {body[:8].hex(' ')}")
 
 
 def read(body: bytes) -> Header:
-    """Type, size and orientation of a picture. BadPicture where its header is damaged."""
+    """Type, size and orientation of a picture. RejectedImage where its header is damaged."""
     return {"JPEG": _jpeg, "PNG": _png, "WEBP": _webp, "GIF": _gif, "AVIF": _avif}[sniff(body)](
         body
     )
 
 
-def _damaged(what: str) -> BadPicture:
-    return BadPicture("decode_error", f"a damaged header: {what}")
+def _damaged(what: str) -> RejectedImage:
+    return RejectedImage("decode_error", f"a damaged header: {what}")
 
 
 # --- JPEG ----------------------------------------------------------------------------------------------------------

@@ -1,53 +1,34 @@
-"""Bytes of one picture to a checked, upright, resized picture. Pure; picture.py runs it where a crash does no harm.
+"""Bytes of one image to a checked, upright, resized image. Pure; decoders.py runs it where a crash does no harm.
 
-Nothing here, in header.py or in picture.py imports the manifests (they import pyarrow): a decoding child is ready in
-about 0.2 s.
+No module that a decoding child loads imports the manifests, which import pyarrow: a child is ready in about 0.2 s.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import hashlib
 import io
-import json
-import math
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import simplejpeg
-from PIL import Image, ImageChops, ImageFilter, features
+from PIL import Image, features
 
 from pipeline.images import exif, header
-from pipeline.images.header import BadPicture, Extension, Header, Limits, sniff
+from pipeline.images.colours import apply_transform, to_srgb
+from pipeline.images.header import Extension, Header, Limits, RejectedImage
+from pipeline.images.lossless import without_metadata
+from pipeline.images.row_options import Box, blurred
 
 if TYPE_CHECKING:
-    from PIL.ImageCms import ImageCmsTransform
-
     from manifests.schema import Fetch
 
-__all__ = ["BadPicture", "Box", "Limits", "Picture", "as_it_is", "boxes_of", "check_and_resize", "contained", "hashes",
-           "limits_of", "sniff", "target_size", "verified"]  # fmt: skip
-
-Box = tuple[
-    float, float, float, float
-]  # left, top, right, bottom as shares of the picture as it is seen
 Size = tuple[int, int]
 
 SPARE = 1.5  # a JPEG is decoded at 1.5 times its target or more, then averaged down: 2.3 times faster at 0.75 MP
-MOST_BOXES = 1000
-BOX_MARGIN, BOX_FEATHER, BOX_BLUR = (
-    0.1,
-    0.05,
-    0.1,
-)  # of a box's larger side; the largest box decides the blur
-PROBE = np.array(
-    [[[r, g, b] for r in (0, 85, 170, 255) for g in (0, 128, 255) for b in (0, 128, 255)]], np.uint8
-)
 FILTERS = {
     "nearest": Image.Resampling.NEAREST,
     "linear": Image.Resampling.BILINEAR,
@@ -71,7 +52,7 @@ TRANSPOSE = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
+class DecodedImage:
     """A picture as it is stored. Sizes in pixels, as it is seen (after orientation)."""
 
     data: bytes
@@ -95,43 +76,44 @@ def limits_of(settings: Fetch) -> Limits:
 # --- one picture ---------------------------------------------------------------------------------------------------
 
 
-def check_and_resize(body: bytes, settings: Fetch, boxes: Sequence[Box] = ()) -> Picture:
-    """The picture in `body` as it will be stored. BadPicture with a reason; nothing else escapes a hostile one.
+def check_and_resize(body: bytes, settings: Fetch, boxes: Sequence[Box] = ()) -> DecodedImage:
+    """The image in `body` as it will be stored. RejectedImage with a reason; hostile bytes raise nothing else.
 
-    Kept as it came (with skip_reencode): an upright RGB picture of the type that is stored, which needs no resizing and
-    gives nobody who opens it a warning. All else is encoded anew as RGB: the first frame, orientation applied, 16 bits
-    scaled to 8, transparency on white, colours in sRGB, what lies in `boxes` blurred.
+    With skip_reencode, the pixels of an image stay as they are encoded if it is upright RGB of the type that is
+    stored, needs no resizing and opens without a warning; metadata and what follows the image are removed (see
+    lossless.py). Any other image is encoded again as RGB: the first frame, orientation applied, 16 bits scaled to 8,
+    transparency on white, colours in sRGB, `boxes` blurred.
     """
     return contained(body, limits_of(settings), boxes)
 
 
-def contained(body: bytes, limits: Limits, boxes: Sequence[Box] = ()) -> Picture:
+def contained(body: bytes, limits: Limits, boxes: Sequence[Box] = ()) -> DecodedImage:
     """`check_and_resize` for a child, which knows no manifests."""
     with warnings.catch_warnings(record=True) as flaws:
         warnings.simplefilter("always")
         try:
             return _work(body, limits, boxes, flaws)
-        except BadPicture:
+        except RejectedImage:
             raise
         except Image.DecompressionBombError as error:  # above 179 MP Pillow itself does not open it
-            raise BadPicture("too_many_pixels", "more than Pillow opens") from error
+            raise RejectedImage("too_many_pixels", "more than Pillow opens") from error
         except MemoryError as error:
-            raise BadPicture("decode_error", "needs more memory than a decoder has") from error
+            raise RejectedImage("decode_error", "needs more memory than a decoder has") from error
         except Exception as error:  # whatever a decoder makes of hostile bytes
             said = re.sub(r"<[^>]*>| at 0x[0-9a-f]+", "", " ".join(str(error).split()))
-            raise BadPicture("decode_error", f"{type(error).__name__}: {said}"[:200]) from error
+            raise RejectedImage("decode_error", f"{type(error).__name__}: {said}"[:200]) from error
 
 
-def as_it_is(body: bytes, settings: Fetch) -> Picture:
-    """For disable_all_reencoding: the bytes as they came, named by what they are, after their header was checked.
+def as_it_is(body: bytes, settings: Fetch) -> DecodedImage:
+    """For disable_all_reencoding: exactly the received bytes, after their header was checked.
 
-    Nothing is decoded: a picture that is cut off or damaged behind its header is stored too, orientation and colour
-    profile stay as they are, and GIF and AVIF are not refused, which the trainer does not read.
+    Nothing is decoded and nothing removed: metadata, orientation and colour profile stay, an image that is damaged
+    after its header is stored too, and so are GIF and AVIF, which the trainer does not read.
     """
     found = header.check(body, limits_of(settings))
     width, height = found.size
     text = exif.as_text(found.exif) if settings.extract_exif else None
-    return Picture(
+    return DecodedImage(
         data=body,
         extension=header.EXTENSIONS[found.kind],
         width=width,
@@ -152,27 +134,29 @@ def target_size(width: int, height: int, limits: Limits) -> Size | None:
     scale = limits.image_size / side
     target = max(1, round(width * scale)), max(1, round(height * scale))
     if target[0] * target[1] > limits.max_pixels:
-        raise BadPicture("too_many_pixels", f"{target[0]}x{target[1]} after resizing")
+        raise RejectedImage("too_many_pixels", f"{target[0]}x{target[1]} after resizing")
     return target
 
 
 def _work(
     body: bytes, limits: Limits, boxes: Sequence[Box], flaws: list[warnings.WarningMessage]
-) -> Picture:
+) -> DecodedImage:
     found = header.check(body, limits)
     text = exif.as_text(found.exif) if limits.extract_exif else None
     width, height = found.size
     target = target_size(width, height, limits)
     pixels = _jpeg(body, found, target, limits) if found.kind == "JPEG" else None
     if pixels is None:
-        image, size, kept = _by_pillow(body, found.kind, limits, boxes, flaws)
+        image, size, keep = _by_pillow(body, found.kind, limits, boxes, flaws)
+        data = without_metadata(body, found) if keep else None
     else:
         image, size = Image.fromarray(pixels), found.size
-        kept = target is None and _keeps(body, found, limits, boxes, flaws)
-        if not kept:
+        keep = target is None and _keeps(body, found, limits, boxes, flaws)
+        data = without_metadata(body, found) if keep else None
+        if data is None:
             image = _finish(image, target, size, found.orientation, found.profile, boxes, limits)
-    return Picture(
-        data=body if kept else _encode(image, limits),
+    return DecodedImage(
+        data=_encode(image, limits) if data is None else data,
         extension=ENCODED[limits.encode_format],
         width=image.width,
         height=image.height,
@@ -233,7 +217,7 @@ def _by_pillow(
 ) -> tuple[Image.Image, Size, bool]:
     """Any other picture: finished pixels, the original size, and whether the bytes can stay as they are."""
     if kind == "AVIF" and not features.check("avif"):
-        raise BadPicture("format", "AVIF, which this Pillow cannot read")
+        raise RejectedImage("format", "AVIF, which this Pillow cannot read")
     with Image.open(
         io.BytesIO(body), formats=[kind]
     ) as opened:  # reads the header, decodes nothing
@@ -281,7 +265,7 @@ def _rgb(image: Image.Image, profile: bytes, target: Size | None) -> Image.Image
         if target is not None and image.format in ("JPEG", "MPO"):
             side = round(SPARE * max(target)), round(SPARE * max(target))
             image.draft(None, side)
-        return _applied(image, transform)
+        return apply_transform(image, transform)
     image.load()
     if image.mode.startswith("I"):  # 16-bit grey: 65535 is 257 times 255
         levels = np.asarray(image).astype(np.int64).clip(0, 65535)
@@ -310,7 +294,7 @@ def _finish(
             image, target[::-1] if turned else target, original[::-1] if turned else original, name
         )
     if profile and (transform := to_srgb(profile, "RGB")):
-        image = _applied(image, transform)
+        image = apply_transform(image, transform)
     if orientation != 1:
         image = image.transpose(TRANSPOSE[orientation])
     if boxes:
@@ -364,134 +348,3 @@ def _encode(image: Image.Image, limits: Limits) -> bytes:
     else:
         image.save(sink, "WEBP", quality=limits.encode_quality)
     return sink.getvalue()
-
-
-# --- colours -------------------------------------------------------------------------------------------------------
-
-
-@functools.lru_cache(maxsize=16)  # the same few profiles come again and again
-def to_srgb(profile: bytes, mode: str) -> ImageCmsTransform | None:
-    """What turns colours of a profile into sRGB; None where that changes nothing, and where the profile is damaged or
-    of other colours than `mode`."""
-    from PIL import ImageCms  # 5 ms, which only pictures with a profile need
-
-    try:
-        source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
-        if source.profile.xcolor_space.strip() != mode:
-            return None
-        if "srgb" in (source.profile.profile_description or "").lower():
-            return None
-        transform = ImageCms.buildTransform(
-            source,
-            ImageCms.createProfile("sRGB"),
-            mode,
-            "RGB",
-            ImageCms.Intent.RELATIVE_COLORIMETRIC,
-            ImageCms.Flags.BLACKPOINTCOMPENSATION,
-        )
-        if mode == "RGB" and _is_srgb(transform):
-            return None
-    except (OSError, ValueError, TypeError, ImageCms.PyCMSError):
-        return None
-    return transform
-
-
-def _is_srgb(transform: ImageCmsTransform) -> bool:
-    """Whether no colour moves by more than two levels of 255."""
-    seen = np.asarray(_applied(Image.fromarray(PROBE), transform)).astype(int)
-    return bool(np.abs(seen - PROBE).max() < 3)
-
-
-def _applied(image: Image.Image, transform: ImageCmsTransform) -> Image.Image:
-    found = transform.apply(image)
-    assert found is not None
-    return found
-
-
-# --- what a row says of its picture --------------------------------------------------------------------------------
-
-
-def boxes_of(extra: Mapping[str, Any] | None, settings: Fetch) -> tuple[Box, ...]:
-    """What is to be blurred, by the row's bbox_column; none where that is missing or empty.
-
-    BadPicture("bad_bbox") for anything but a list of up to 1,000 [left, top, right, bottom] as shares of the upright
-    picture. A detector's box may reach over the edge by half a picture; what has larger numbers is in pixels.
-    """
-    value = (extra or {}).get(settings.bbox_column) if settings.bbox_column is not None else None
-    if value is None or value == "":
-        return ()
-    try:
-        found = json.loads(value) if isinstance(value, str) else value
-        boxes = tuple((float(a), float(b), float(c), float(d)) for a, b, c, d in found or ())
-    except (ValueError, TypeError, RecursionError):
-        raise BadPicture(
-            "bad_bbox", f"not a list of [left, top, right, bottom]: {str(value)[:80]}"
-        ) from None
-    for box in boxes[: MOST_BOXES + 1]:
-        if (
-            not all(math.isfinite(x) and -0.5 <= x <= 1.5 for x in box)
-            or box[0] >= box[2]
-            or box[1] >= box[3]
-        ):
-            raise BadPicture(
-                "bad_bbox", f"not left, top, right, bottom as shares of the picture: {list(box)}"
-            )
-    if len(boxes) > MOST_BOXES:
-        raise BadPicture("bad_bbox", f"{len(boxes)} boxes; at most {MOST_BOXES} are read")
-    return boxes
-
-
-def blurred(image: Image.Image, boxes: Sequence[Box]) -> Image.Image:
-    """What lies in the boxes without its detail, with soft edges outside of them.
-
-    The blur is as wide as a tenth of the largest box, as in img2dataset. Each box has a mask of its own size, so that a
-    small face beside a large one is hidden as well as that.
-    """
-    mask, largest = Image.new("L", image.size), 0.0
-    for left, top, right, bottom in boxes:
-        x, y, right, bottom = (
-            left * image.width,
-            top * image.height,
-            right * image.width,
-            bottom * image.height,
-        )
-        side = max(right - x, bottom - y)
-        largest = max(largest, side)
-        margin, soft = BOX_MARGIN * side, max(1, round(3 * BOX_FEATHER * side))
-        inner = (
-            math.floor(x - margin),
-            math.floor(y - margin),
-            math.ceil(right + margin),
-            math.ceil(bottom + margin),
-        )
-        outer = inner[0] - soft, inner[1] - soft, inner[2] + soft, inner[3] + soft
-        patch = Image.new("L", (outer[2] - outer[0], outer[3] - outer[1]))
-        patch.paste(255, (soft, soft, patch.width - soft, patch.height - soft))
-        patch = patch.filter(ImageFilter.GaussianBlur(BOX_FEATHER * side))
-        mask.paste(ImageChops.lighter(patch, mask.crop(outer)), outer[:2])
-    return Image.composite(image.filter(ImageFilter.GaussianBlur(BOX_BLUR * largest)), image, mask)
-
-
-def hashes(body: bytes, settings: Fetch) -> dict[str, str]:
-    """sha256 of the bytes as they were received, and compute_hash where that is another."""
-    return {
-        name: hashlib.new(name, body).hexdigest()
-        for name in dict.fromkeys(("sha256", settings.compute_hash))
-    }
-
-
-def verified(body: bytes, extra: Mapping[str, Any] | None, settings: Fetch) -> None:
-    """BadPicture("hash_mismatch") where the bytes are not those that the row's verify_hash column promises.
-
-    A row without a hash is refused too: whoever asks for verified pictures must not get one that nobody could verify.
-    """
-    if settings.verify_hash is None:
-        return
-    column, algorithm = settings.verify_hash
-    value = (extra or {}).get(column)
-    if not isinstance(value, str) or not value.strip():
-        raise BadPicture("hash_mismatch", f"the row has no {algorithm} in its column {column}")
-    if (found := hashlib.new(algorithm, body).hexdigest()) != value.strip().lower():
-        raise BadPicture(
-            "hash_mismatch", f"{algorithm} is {found}, not {value.strip().lower()[:128]}"
-        )

@@ -12,7 +12,7 @@ import pytest
 from manifests import disk
 from manifests.schema import Fetch
 from pipeline.external.tar_samples import group_samples, json_object, size_of
-from pipeline.images import BadPicture
+from pipeline.images import RejectedImage
 from pipeline.pool import Member
 from tests.support.other_tars import pack, picture, rows, take
 
@@ -35,7 +35,7 @@ def test_the_size_is_read_from_the_header(fetch: dict[str, Any], reason: str | N
     if reason is None:
         assert size_of(picture(6, 4, "PNG"), Fetch(**fetch)) == (6, 4)
         return
-    with pytest.raises(BadPicture) as bad:
+    with pytest.raises(RejectedImage) as bad:
         size_of(picture(6, 4), Fetch(**fetch))
     assert bad.value.reason == reason
 

@@ -17,7 +17,7 @@ import uvloop
 from PIL import Image
 
 from manifests.schema import Fetch
-from pipeline.images.decoders import BadPicture, Decoders, Picture
+from pipeline.images import DecodedImage, Decoders, RejectedImage
 from pipeline.images.header import SCAN_MARKER
 
 MOST_BYTES = 256 * 2**20  # that a bomb may cost its child
@@ -111,16 +111,16 @@ def test_nine_bombs() -> None:
         async with Decoders(1) as decoders:
             for name, make, reason in BOMBS:
                 bomb = make()
-                assert isinstance(await decoders.decode(plain, Fetch()), Picture)
+                assert isinstance(await decoders.decode(plain, Fetch()), DecodedImage)
                 (pid,) = decoders.pids
                 Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak begins anew
                 before, started = peak_bytes(pid), time.monotonic()
                 found, other = await asyncio.gather(
                     decoders.decode(bomb, Fetch()), decoders.decode(plain, Fetch())
                 )
-                assert (found.reason if isinstance(found, BadPicture) else None) == reason, name
+                assert (found.reason if isinstance(found, RejectedImage) else None) == reason, name
                 assert time.monotonic() - started < MOST_S, name
-                assert isinstance(other, Picture), name
+                assert isinstance(other, DecodedImage), name
                 assert decoders.pids == [pid], name
                 assert peak_bytes(pid) - before < MOST_BYTES, name
 

@@ -13,8 +13,7 @@ import uvloop
 from PIL import Image
 
 from manifests.schema import Fetch
-from pipeline.images import decoders
-from pipeline.images.decoders import BadPicture, Decoders, Picture, check_and_resize
+from pipeline.images import DecodedImage, Decoders, RejectedImage, check_and_resize, decoders
 
 
 def drawn(width: int = 80, height: int = 48) -> Image.Image:
@@ -34,13 +33,13 @@ def stall(monkeypatch: pytest.MonkeyPatch, folder: Path, code: str) -> None:
     script = (
         "import os, signal, sys, time\n"
         "import simplejpeg\n"
-        "from pipeline import picture\n"
+        "from pipeline.images import decoders\n"
         "decode = simplejpeg.decode_jpeg\n"
         "def bewitched(body, **options):\n"
         f"    {code}\n"
         "    return decode(body, **options)\n"
         "simplejpeg.decode_jpeg = bewitched\n"
-        "picture.serve(int(sys.argv[1]), float(sys.argv[2]))\n"
+        "decoders.serve(int(sys.argv[1]), float(sys.argv[2]))\n"
     )
     path = folder / "child.py"
     path.write_text(script)
@@ -51,7 +50,7 @@ def sized(side: int) -> bytes:
     return saved(drawn(side, side))
 
 
-async def decode_all(decoders: Decoders, bodies: list[bytes]) -> list[Picture | BadPicture]:
+async def decode_all(decoders: Decoders, bodies: list[bytes]) -> list[DecodedImage | RejectedImage]:
     return await asyncio.gather(*(decoders.decode(body, Fetch()) for body in bodies))
 
 
@@ -68,9 +67,9 @@ def test_children_give_what_the_function_gives() -> None:
         for body, end in zip(bodies[:-2], found[:-2], strict=True):
             assert check_and_resize(body, Fetch()) == end
         for body, end in zip(bodies[-2:], found[-2:], strict=True):
-            with pytest.raises(BadPicture) as expected:
+            with pytest.raises(RejectedImage) as expected:
                 check_and_resize(body, Fetch())
-            assert isinstance(end, BadPicture)
+            assert isinstance(end, RejectedImage)
             assert (end.reason, end.detail) == (expected.value.reason, expected.value.detail)
 
     uvloop.run(go())
@@ -84,7 +83,7 @@ def test_settings_and_boxes_go_with_every_picture() -> None:
     drawn().save(sink, "JPEG", exif=tags)
     asked = [(s, boxes) for s in (*settings, *settings) for boxes in ((), ((0.1, 0.1, 0.9, 0.9),))]
 
-    async def go() -> list[Picture | BadPicture]:
+    async def go() -> list[DecodedImage | RejectedImage]:
         async with Decoders(1) as decoders:
             return await asyncio.gather(
                 *(decoders.decode(sink.getvalue(), s, boxes) for s, boxes in asked)
@@ -92,8 +91,8 @@ def test_settings_and_boxes_go_with_every_picture() -> None:
 
     found = uvloop.run(go())
     assert found == [check_and_resize(sink.getvalue(), s, boxes) for s, boxes in asked]
-    assert len({end.data for end in found if isinstance(end, Picture)}) == 6
-    assert [end.exif for end in found if isinstance(end, Picture)][-1] == '{"Make": "A maker"}'
+    assert len({end.data for end in found if isinstance(end, DecodedImage)}) == 6
+    assert [end.exif for end in found if isinstance(end, DecodedImage)][-1] == '{"Make": "A maker"}'
 
 
 def test_a_crash_costs_one_picture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -102,17 +101,17 @@ def test_a_crash_costs_one_picture(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         saved(drawn(20 + i, 20), comment=b"CRASH" if i in (3, 4, 17) else b"") for i in range(24)
     ]
 
-    async def go() -> list[Picture | BadPicture]:
+    async def go() -> list[DecodedImage | RejectedImage]:
         async with Decoders(2, in_flight=4) as decoders:
             return await decode_all(decoders, bodies)
 
     found = uvloop.run(go())
-    died = {i: end for i, end in enumerate(found) if isinstance(end, BadPicture)}
+    died = {i: end for i, end in enumerate(found) if isinstance(end, RejectedImage)}
     assert sorted(died) == [3, 4, 17]
     assert {(end.reason, end.detail) for end in died.values()} == {
         ("decoder_died", "signal SIGSEGV")
     }
-    assert [end.width for end in found if isinstance(end, Picture)] == [
+    assert [end.width for end in found if isinstance(end, DecodedImage)] == [
         20 + i for i in range(24) if i not in died
     ]
 
@@ -125,7 +124,7 @@ def test_a_hang_ends_at_the_deadline_and_costs_one_picture(
     stall(monkeypatch, tmp_path, f"while b'HANG' in body: {hang.removeprefix('while True: ')}")
     bodies = [saved(drawn(20 + i, 20), comment=b"HANG" if i == 2 else b"") for i in range(8)]
 
-    async def go() -> list[Picture | BadPicture]:
+    async def go() -> list[DecodedImage | RejectedImage]:
         async with Decoders(1, deadline_s=0.6) as decoders:
             return await decode_all(decoders, bodies)
 
@@ -141,28 +140,28 @@ def test_a_hang_ends_at_the_deadline_and_costs_one_picture(
 def test_memory_is_limited(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stall(monkeypatch, tmp_path, "x = bytearray(2**31) if b'HUGE' in body else 0")
 
-    async def go() -> list[Picture | BadPicture]:
+    async def go() -> list[DecodedImage | RejectedImage]:
         async with Decoders(1) as decoders:
             return await decode_all(decoders, [saved(drawn(), comment=b"HUGE"), sized(30)])
 
     refused, fine = uvloop.run(go())
-    assert isinstance(refused, BadPicture)
+    assert isinstance(refused, RejectedImage)
     assert (refused.reason, refused.detail) == (
         "decode_error",
         "needs more memory than a decoder has",
     )
-    assert isinstance(fine, Picture)
+    assert isinstance(fine, DecodedImage)
 
 
 def test_a_child_killed_between_pictures_costs_none() -> None:
     async def go() -> None:
         async with Decoders(1) as decoders:
-            assert isinstance(await decoders.decode(sized(30), Fetch()), Picture)
+            assert isinstance(await decoders.decode(sized(30), Fetch()), DecodedImage)
             (first,) = decoders.pids
             os.kill(first, signal.SIGKILL)
             while decoders.pids in ([], [first]):
                 await asyncio.sleep(0.01)
-            assert isinstance(await decoders.decode(sized(31), Fetch()), Picture)
+            assert isinstance(await decoders.decode(sized(31), Fetch()), DecodedImage)
 
     uvloop.run(go())
 
@@ -173,7 +172,7 @@ def test_children_are_replaced_after_so_many_pictures() -> None:
         async with Decoders(1, recycle=3, in_flight=2) as decoders:
             for i in range(3):
                 found = await decode_all(decoders, [sized(20 + i)] * 3)
-                assert all(isinstance(end, Picture) for end in found)
+                assert all(isinstance(end, DecodedImage) for end in found)
                 pids |= set(decoders.pids)
                 while not decoders.pids:
                     await asyncio.sleep(0.01)
@@ -210,7 +209,7 @@ def test_leaving_ends_the_children_even_in_the_middle_of_a_picture(
             while len(decoders.pids) < 2:
                 await asyncio.sleep(0.01)
             pids = decoders.pids
-        assert all(isinstance(end, (BadPicture, asyncio.CancelledError)) for end in await work)
+        assert all(isinstance(end, (RejectedImage, asyncio.CancelledError)) for end in await work)
         return pids
 
     for pid in uvloop.run(go()):

@@ -14,7 +14,7 @@ from PIL import Image, features
 
 from manifests.schema import Fetch
 from pipeline.images import transform
-from pipeline.images.transform import BadPicture, check_and_resize
+from pipeline.images.transform import RejectedImage, check_and_resize
 
 Array = np.ndarray[Any, Any]
 PLAIN = Fetch(encode_format="png", encode_quality=1, skip_reencode=False)
@@ -274,7 +274,7 @@ def test_a_picture_that_is_cut_off_does_not_pass_as_whole(settings: Fetch) -> No
         for share in np.linspace(0.02, 0.98, 20):
             try:
                 check_and_resize(body[: int(len(body) * share)], settings)
-            except BadPicture as bad:
+            except RejectedImage as bad:
                 reasons.append(bad.reason)
             else:
                 passed.append((name, share))

@@ -16,7 +16,7 @@ from PIL import Image, features
 
 from manifests.schema import Fetch
 from pipeline.images import exif, header
-from pipeline.images.header import BadPicture
+from pipeline.images.header import RejectedImage
 from pipeline.images.transform import limits_of
 
 KINDS = ["JPEG", "PNG", "WEBP", "GIF", *(["AVIF"] if features.check("avif") else [])]
@@ -52,7 +52,7 @@ def test_avif_that_moves_and_the_picture_of_its_own_that_it_may_lack() -> None:
     assert body[8:12] == b"avis"
     assert header.read(body).size == (80, 48)
     assert header.read(body.replace(b"meta", b"free", 1)).size == (80, 48)
-    with pytest.raises(BadPicture, match="without a size"):
+    with pytest.raises(RejectedImage, match="without a size"):
         header.read(body.replace(b"meta", b"free", 1).replace(b"av01", b"hvc1"))
 
 
@@ -179,7 +179,7 @@ SCAN = b"\xff\xda\0\x08\1\1\0\0\x3f\0"
 )
 def test_segments_of_a_jpeg(body: bytes, size: tuple[int, int] | None) -> None:
     if size is None:
-        with pytest.raises(BadPicture, match="decode_error"):
+        with pytest.raises(RejectedImage, match="decode_error"):
             header.read(body)
     else:
         assert header.read(body).size == size
@@ -209,7 +209,7 @@ def small_bombs() -> dict[str, bytes]:
 
 @pytest.mark.parametrize("name", small_bombs())
 def test_small_bombs_are_refused(name: str) -> None:
-    with pytest.raises(BadPicture, match="too_many_pixels"):
+    with pytest.raises(RejectedImage, match="too_many_pixels"):
         header.check(small_bombs()[name], limits_of(Fetch()))
 
 
@@ -237,7 +237,7 @@ SLOW = {
 def test_a_hostile_header_costs_little(name: str) -> None:
     """About a millisecond each, 5 for the scans; 0.25 s is left to a busy machine."""
     started = time.process_time()
-    with contextlib.suppress(BadPicture):
+    with contextlib.suppress(RejectedImage):
         header.check(SLOW[name], limits_of(Fetch()))
     assert time.process_time() - started < 0.25
 
@@ -258,5 +258,5 @@ def test_nothing_but_bad_picture_escapes() -> None:
                 )
             try:
                 exif.as_text(header.read(bytes(damaged)).exif)
-            except BadPicture as bad:
+            except RejectedImage as bad:
                 assert bad.reason in ("decode_error", "not_an_image", "format")  # noqa: PT017

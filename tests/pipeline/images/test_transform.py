@@ -15,7 +15,7 @@ from PIL import Image, features
 from manifests.columns import DECODE_REASONS
 from manifests.schema import Fetch
 from pipeline.images import exif, header, transform
-from pipeline.images.transform import BadPicture, Picture, check_and_resize
+from pipeline.images.transform import DecodedImage, RejectedImage, check_and_resize
 
 COLOURS = [
     (220, 30, 40),
@@ -42,13 +42,13 @@ def saved(image: Image.Image, kind: str = "JPEG", **options: Any) -> bytes:
     return sink.getvalue()
 
 
-def pixels_of(found: Picture) -> np.ndarray[Any, Any]:
+def pixels_of(found: DecodedImage) -> np.ndarray[Any, Any]:
     image = Image.open(io.BytesIO(found.data))
     assert (image.format, image.mode, image.size) == ("JPEG", "RGB", (found.width, found.height))
     return np.asarray(image).astype(int)
 
 
-def corners(found: Picture) -> list[int]:
+def corners(found: DecodedImage) -> list[int]:
     """Which of COLOURS lies in each corner, 4 pixels from the edges."""
     seen = pixels_of(found)
     spots = [seen[4, 4], seen[4, -5], seen[-5, 4], seen[-5, -5]]
@@ -56,7 +56,7 @@ def corners(found: Picture) -> list[int]:
 
 
 def bad(body: bytes, **settings: Any) -> str:
-    with pytest.raises(BadPicture) as found:
+    with pytest.raises(RejectedImage) as found:
         check_and_resize(body, Fetch(**settings))
     assert found.value.reason in DECODE_REASONS
     return found.value.reason
@@ -320,7 +320,7 @@ def test_details_repeat_from_run_to_run() -> None:
     for body in (b"GIF89a", b"\xff\xd8\xff", saved(drawn(), "PNG")[:60]):
         details = set()
         for _ in range(2):
-            with pytest.raises(BadPicture) as found:
+            with pytest.raises(RejectedImage) as found:
                 check_and_resize(body, Fetch())
             details.add(found.value.detail)
         assert len(details) == 1
@@ -346,7 +346,7 @@ def test_scans_are_counted_by_their_markers() -> None:
     assert header.scans(many_scans(150)) > header.MOST_SCANS
     assert bad(many_scans(150)) == "decode_error"
     comment = saved(drawn(), comment=b"\xff\xda" * 300)  # not scans, and not after the end either
-    assert check_and_resize(comment, Fetch()).data == comment
+    assert check_and_resize(comment, Fetch()).data == saved(drawn())
     assert check_and_resize(plain + b"\xff\xda\0\0" * 300, Fetch()).width == 80
 
 
