@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from manifests.schema import Fetch
+from manifests.text import printable
 from pipeline.crawl import LONGEST_URL, ascii_host, trimmed
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -81,9 +82,9 @@ class Refused(OSError):
     """A URL or address that is not requested. An OSError: aiohttp's connector passes it on."""
 
     def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(f"{reason}: {detail}")
         self.reason = reason
-        self.detail = detail
+        self.detail = printable(detail)  # it quotes URLs of strangers
+        super().__init__(f"{reason}: {self.detail}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

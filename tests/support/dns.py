@@ -26,8 +26,11 @@ def fake_dns(patch: pytest.MonkeyPatch, look_up: Callable[[str], list[str]]) -> 
     patch.setattr(resolver, "Dns", FakeDns)
 
 
+A, AAAA = 1, 28  # kinds of records
+
+
 class NameServer:
-    """A name server on loopback. `answers` has IPv4 addresses by name; other names do not exist.
+    """A name server on loopback. `answers` has an address by name; other names do not exist.
 
     Names under `.silent.test` get no answer. `asked` has every name that was asked for.
     """
@@ -65,8 +68,10 @@ class NameServer:
         question = query[12 : end + 4]
         address = self.answers.get(name)
         records = b""
-        if address is not None and kind == 1:
-            records = struct.pack("!HHHIH", 0xC00C, 1, 1, 60, 4) + socket.inet_aton(address)
+        if address is not None and kind == (AAAA if ":" in address else A):
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            packed = socket.inet_pton(family, address)
+            records = struct.pack("!HHHIH", 0xC00C, kind, 1, 60, len(packed)) + packed
         flags = 0x8180 if address is not None else 0x8183  # 3: there is no such name
         counts = struct.pack("!HHHH", 1, 1 if records else 0, 0, 0)
         return query[:2] + struct.pack("!H", flags) + counts + question + records

@@ -60,7 +60,7 @@ def bodies() -> dict[str, bytes]:
 def certificate(
     folder: Path, name: str, host: str, issuer: tuple[Any, Any] | None, days: int = 30
 ) -> tuple[Any, Any]:
-    """A key and a certificate for `host`, in FOLDER/NAME.pem; self-signed without an issuer."""
+    """Key and certificate of `host`, in FOLDER/NAME.pem; self-signed without an issuer."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
     start = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=60)
@@ -85,7 +85,7 @@ def certificate(
 
 
 def certificates(folder: Path) -> ssl.SSLContext:
-    """Write those of the TLS entries. The context trusts the authority that signed three of them."""
+    """Write those of the TLS entries. The context trusts the authority that signed three."""
     authority = certificate(folder, "authority", "authority.test", None)
     certificate(folder, "tls", "tls.hostile.test", authority)
     certificate(folder, "expired", "tls-expired.hostile.test", authority, days=-30)

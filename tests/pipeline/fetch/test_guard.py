@@ -137,6 +137,17 @@ def test_a_url_has_one_spelling(url: str, expected: str) -> None:
     assert target(url, PLAIN).url == expected
 
 
+@pytest.mark.parametrize(
+    "url",
+    ["http://\x1b[31m.test/", "http://a\u202eb.test/", "http://[v1.\udce9]/", "\x9b31m://a.test/"],
+)
+def test_a_refusal_quotes_a_url_without_what_a_terminal_acts_on(url: str) -> None:
+    with pytest.raises(Refused) as refused:
+        target(url, PLAIN)
+    assert refused.value.detail.isprintable()
+    assert str(refused.value).isprintable()
+
+
 def test_ports_and_origin() -> None:
     checked = target("http://example.org:8080/a", Fetch(allow_ports=(8080,)))
     assert (checked.host, checked.port, checked.origin) == (

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -158,7 +159,7 @@ def test_dns_reads_the_hosts_file_and_asks_its_server(run: Callable[[Any], Any])
         try:
             local = await dns.addresses("localhost")
             known, again = await asyncio.gather(
-                *[dns.addresses("a.example.test")] * 1, dns.addresses("b.example.test")
+                dns.addresses("a.example.test"), dns.addresses("b.example.test")
             )
             with pytest.raises(socket.gaierror, match="Name or service not known") as unknown:
                 await dns.addresses("none.example.test")
@@ -173,6 +174,59 @@ def test_dns_reads_the_hosts_file_and_asks_its_server(run: Callable[[Any], Any])
     assert local
     assert (known, again) == (["192.0.2.1"], ["192.0.2.2"])
     assert "localhost" not in server.asked
+
+
+def test_a_name_may_have_an_ipv6_address_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ask(server: str) -> list[str]:
+        dns = Dns([server])
+        try:
+            return await dns.addresses("six.example.test")
+        finally:
+            await dns.close()
+
+    with NameServer({"six.example.test": "2606:4700::6"}) as server:
+        monkeypatch.setattr(resolver, "_has_ipv6", lambda: True)
+        assert uvloop.run(ask(server.address)) == ["2606:4700::6"]
+        monkeypatch.setattr(resolver, "_has_ipv6", lambda: False)  # it could not be connected to
+        with pytest.raises(socket.gaierror):
+            uvloop.run(ask(server.address))
+
+
+@pytest.mark.parametrize(
+    ("lines", "has"),
+    [
+        ("fe80000000000000 04 40 20 80 eth0\n0000000000000001 01 80 10 80 lo\n", False),
+        ("fe80000000000000 04 40 20 80 eth0\n2606470000000001 04 40 00 82 eth0\n", True),
+        ("", False),
+        (None, True),
+    ],
+)
+def test_an_ipv6_address_of_the_machine_is_a_global_one(
+    lines: str | None, has: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if lines is not None:
+        (tmp_path / "if_inet6").write_text(lines)
+    monkeypatch.setattr(resolver, "IPV6_ADDRESSES", tmp_path / "if_inet6")
+    assert resolver._has_ipv6() is has
+
+
+def test_a_row_waits_for_no_name_that_is_asked_already() -> None:
+    """The lookup of a host begins, its row's time starts, and the answer may come later."""
+
+    async def never() -> list[str]:
+        await asyncio.sleep(60)
+        return []
+
+    source = Source(lambda _: never())
+
+    async def ask() -> None:
+        names = Resolver(Fetch(connect_to={"fixed.test": "8.8.8.8:80"}), source)
+        for host in ["silent.test", "silent.test", "fixed.test", "8.8.8.8", "2606:4700::1"]:
+            await asyncio.wait_for(names.wait_for_start(host), 1)
+        await names.close()
+
+    uvloop.run(ask())
+    assert source.asked == ["silent.test"]
 
 
 def test_a_server_that_nobody_runs_is_a_failure_and_not_an_unknown_name() -> None:
