@@ -21,6 +21,7 @@ from manifests.pool_layout import (
     PoolDocument,
     PoolLayout,
     ScoreCounts,
+    ScoreSetDocument,
     ViewCounts,
     ViewDocument,
     pool_fingerprint,
@@ -31,7 +32,7 @@ from manifests.pool_layout import (
 from manifests.schema import Recipe
 from pipeline.external import tar_tickets
 from pipeline.fetch import plan
-from pipeline.scoring import complete_score_sets
+from pipeline.scoring import score_set_names
 
 # What rows and bytes depend on.
 LIBRARIES = ("aiohttp", "duckdb", "fastwarc", "numpy", "pillow", "pyarrow", "simplejpeg")
@@ -63,16 +64,11 @@ def count_pool(pool: str, records: Records | None = None) -> PoolCounts:
             f"all shards are committed with {first_attempts} rows, "
             f"but there are {crawl.pairs} pairs"
         )
-    scores = {}
-    for name, document in complete_score_sets(pool).items():
-        scores[name] = ScoreCounts(
-            rows=document.rows, stored=document.stored, scored=document.scored
-        )
     return PoolCounts(
         crawl=crawl,
         fetch=fetch,
-        scores=scores,
-        views=_count_views(pool),
+        scores=_count_scores(pool, problems),
+        views=_count_views(pool, problems),
         complete=complete,
         problems=tuple(problems),
     )
@@ -246,10 +242,28 @@ def _tars_of_recipe(pool: str, records: Records, problems: list[str]) -> int:
         return len(records)
 
 
-def _count_views(pool: str) -> dict[str, ViewCounts]:
+def _count_scores(pool: str, problems: list[str]) -> dict[str, ScoreCounts]:
+    counts = {}
+    for name in score_set_names(pool):
+        try:
+            document = read_document(PoolLayout(pool).score_set_json(name), ScoreSetDocument)
+        except ValueError as error:
+            problems.append(str(error))
+            continue
+        counts[name] = ScoreCounts(
+            rows=document.rows, stored=document.stored, scored=document.scored
+        )
+    return counts
+
+
+def _count_views(pool: str, problems: list[str]) -> dict[str, ViewCounts]:
     counts = {}
     for name in view_names(pool):
-        document = read_document(PoolLayout(pool).view_json(name), ViewDocument)
+        try:
+            document = read_document(PoolLayout(pool).view_json(name), ViewDocument)
+        except ValueError as error:
+            problems.append(str(error))
+            continue
         counts[name] = ViewCounts(
             kept=document.kept, funnel=document.funnel, thresholds=document.thresholds
         )

@@ -56,7 +56,7 @@ def audit_pool(pool: str, *, verify_files: bool = False) -> Audit:
 
 
 def changed_tars(records: Mapping[str, CommitRecord]) -> Iterator[str]:
-    """One line for each adopted tar that is missing or has other content than when it was adopted."""
+    """One line for each adopted tar that is missing or has other content than at adoption."""
     for record in records.values():
         if not record.adopted or not tar_changed(record):
             continue

@@ -7,6 +7,7 @@ from pipeline.scoring.score_sets import (
     filter_specs,
     read_score_set,
     score_set,
+    score_set_names,
 )
 from pipeline.scoring.scorer import score
 from pipeline.scoring.stored_rows import example_row, reasons_text, shards_with_rows
@@ -19,5 +20,6 @@ __all__ = [
     "reasons_text",
     "score",
     "score_set",
+    "score_set_names",
     "shards_with_rows",
 ]

@@ -30,13 +30,20 @@ def read_score_set(pool: str, name: str) -> ScoreSetDocument | None:
     return read_document(path, ScoreSetDocument) if disk.exists(path) else None
 
 
+def score_set_names(pool: str) -> list[str]:
+    """The complete score sets of a pool."""
+    layout = PoolLayout(pool)
+    names = [name for name in disk.list_names(layout.scores) if "@" in name]
+    return [name for name in names if disk.exists(layout.score_set_json(name))]
+
+
 def complete_score_sets(pool: str) -> dict[str, ScoreSetDocument]:
-    """The documents of all complete score sets, by name."""
-    documents = {}
-    for name in disk.list_names(PoolLayout(pool).scores):
-        if "@" in name and (document := read_score_set(pool, name)) is not None:
-            documents[name] = document
-    return documents
+    """The documents of all complete score sets, by name. ValueError for a damaged one."""
+    layout = PoolLayout(pool)
+    return {
+        name: read_document(layout.score_set_json(name), ScoreSetDocument)
+        for name in score_set_names(pool)
+    }
 
 
 def score_set(

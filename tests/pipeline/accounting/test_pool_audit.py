@@ -106,6 +106,23 @@ def test_adopted_tars_that_changed_or_went_away_are_problems(tmp_path: Path) -> 
     assert audit_pool(pool).problems == (f"{tar}: missing; shard 00000 was adopted from it",)
 
 
+def test_a_damaged_document_is_a_problem_and_the_rest_is_counted(
+    pool: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layout = PoolLayout(pool)
+    [name] = disk.list_names(layout.scores)
+    Path(layout.view_json("raw")).write_text("{")
+    Path(layout.score_set_json(name)).write_text('{"name": 3}')
+    assert main([pool]) == 3
+    lines = capsys.readouterr().out.splitlines()
+    wrong = [line for line in lines if line.startswith("WRONG")]
+    assert len(wrong) == 2
+    assert "scores.json is no ScoreSetDocument" in wrong[0]
+    assert "views/raw.json is not JSON" in wrong[1]
+    assert any(line.startswith("view    words: attempted 24") for line in lines)
+    assert lines[-1] == "2 problems found"
+
+
 def test_verify_as_a_command(pool: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([pool, "--verify", "--json"]) == 0
     out = capsys.readouterr().out.splitlines()
