@@ -295,10 +295,6 @@ class AblationLayout:
     def report_json(self) -> str:
         return disk.join(self.root, "report.json")
 
-    @property
-    def report_html(self) -> str:
-        return disk.join(self.root, "report.html")
-
     def recipe_json(self, pool: str) -> str:
         return disk.join(self.root, "recipes", f"{pool}.json")
 

@@ -46,9 +46,9 @@ def run(args: argparse.Namespace) -> int:
     report = collect_report(args.folder)
     page = render(report, datetime.datetime.now(datetime.UTC).date())
     disk.write_json(layout.report_json, report)
-    disk.write_bytes(layout.report_html, page.encode())
+    disk.write_bytes(layout.report, page.encode())
     print("\n".join(report_lines(report)))
-    print(f"\nreport: {layout.report_html}")
+    print(f"\nreport: {layout.report}")
     if args.json:
         print(json.dumps(disk.to_plain(report), sort_keys=True))
     return console.EXIT_INCOMPLETE if report.gaps else 0

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,29 @@ def test_a_command_that_fails_ends_the_sequence() -> None:
     with pytest.raises(subprocess.CalledProcessError) as error:
         ablation_run.run(["python", "pipeline/audit.py", "/nowhere"])
     assert error.value.returncode == 2
+
+
+def test_a_run_without_a_result_does_not_cost_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+
+    def pretend(words: Sequence[str]) -> None:
+        made.append(words[1])
+        if words[1] in ("train/ablate.py", "train/report.py") and "--check" not in words:
+            raise subprocess.CalledProcessError(3, list(words))
+
+    monkeypatch.setattr(ablation_run, "run", pretend)
+    (tmp_path / "tiny.yaml").write_text(
+        """{name: tiny, question: "?", pools: {web: {out: pool}}, arms: {raw: web/raw}, baseline: raw,
+        seeds: [0, 1], train: {model: test}, primary: t,
+        evaluate: [{name: t, kind: classification, data: data}]}"""
+    )
+    with pytest.raises(subprocess.CalledProcessError) as error:
+        ablation_run.ablate(str(tmp_path / "tiny.yaml"), str(tmp_path / "out"), engine="inline")
+    assert error.value.cmd[1] == "train/report.py"
+    assert error.value.returncode == 3, "the whole ends as incomplete too"
+    assert made[-2:] == ["train/ablate.py", "train/report.py"]
 
 
 SLOW = """

@@ -2,6 +2,10 @@ from __future__ import annotations
 
 import json
 import math
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +18,7 @@ from manifests.schema import Ablation
 from train import ablate
 from train.ablation import Outcome, Run, runner
 
+ROOT = Path(__file__).resolve().parents[2]
 TRAIN = """{model: test, samples_seen: 64, batch_size: 16, lanes: 4, threads: 0, precision: fp32,
         device: cpu, warmup: 1, lr: 1e-3}"""
 MANIFEST = """
@@ -165,3 +170,48 @@ def test_what_the_pools_tell_is_told_before_anything_is_trained(
     path = manifest(tmp_path, tiny_pool, data, **replaced)
     assert ablate.main([path, "--out", str(tmp_path / "out")]) == 2
     assert message in capsys.readouterr().err
+
+
+def wait_for(path: Path, process: subprocess.Popen[str], seconds: float = 240) -> None:
+    deadline = time.monotonic() + seconds
+    while not path.exists():
+        assert process.poll() is None, "the command ended before it was stopped"
+        assert time.monotonic() < deadline, f"{path} did not appear"
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_a_stopped_ablation_keeps_its_runs_and_is_resumed(
+    tiny_pool: str, data: Path, tmp_path: Path
+) -> None:
+    train = TRAIN.replace(
+        "samples_seen: 64", "samples_seen: 1600, log_every: 1, checkpoint_every: 10"
+    )
+    changes = {"controls: {a_a: raw}": "", "jobs: 2": "jobs: 1"}
+    path, out = manifest(tmp_path, tiny_pool, data, train=train, **changes), tmp_path / "out"
+    command = [sys.executable, str(ROOT / "train/ablate.py"), path, "--out", str(out)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_for(out / "runs/raw/seed-1/log.jsonl", process)
+    except AssertionError:
+        process.kill()
+        process.communicate()
+        raise
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=240)
+    assert process.returncode == 130
+    assert stderr.splitlines()[-1] == (
+        "stopped by SIGINT: finished runs stay; run the same command again to do the others"
+    )
+    assert "Traceback" not in stderr
+    first = (out / "runs/raw/seed-0/run.json").read_bytes()
+    assert not (out / "runs/raw/seed-1/run.json").exists()
+    assert list((out / "runs/raw/seed-1/checkpoints").iterdir()), "the run was saved"
+    assert not (out / "results.json").exists()
+
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    assert "4 runs, 1 of them are finished already" in ended.stderr
+    assert (out / "runs/raw/seed-0/run.json").read_bytes() == first
+    assert disk.read_json(out / "runs/raw/seed-1/run.json")["resumed_at"] > 0
+    assert len(disk.read_json(out / "results.json")["arms"]["half"]["runs"]) == 2

@@ -193,7 +193,7 @@ def _gaps(results: Results) -> tuple[str, ...]:
 
 
 def _null_web(out: str, ablation: Ablation) -> Report | None:
-    folder = disk.join(out, "null")
+    folder = AblationLayout(out).null
     exists = disk.exists(AblationLayout(folder).ablation_json)
     return collect_report(folder) if ablation.controls.null_web and exists else None
 

@@ -50,7 +50,7 @@ def test_an_arm_without_one_of_its_runs_is_shown_as_incomplete(
     half = report.arms[1]
     assert (half.missing, half.difference) == ((1,), None)
     assert half.metrics["colours"].sd is None
-    page = Path(layout.report_html).read_text()
+    page = Path(layout.report).read_text()
     assert "half seed 1 ended without a result: RuntimeError: it &lt;broke&gt;" in page
     assert "(without seed 1)" in page
 
@@ -71,7 +71,7 @@ def test_the_command_writes_both_files_and_names_them(
     assert command.main([folder]) == 0
     printed = capsys.readouterr().out
     layout = AblationLayout(folder)
-    assert printed.endswith(f"report: {layout.report_html}\n")
+    assert printed.endswith(f"report: {layout.report}\n")
     first = Path(layout.report_json).read_bytes()
     assert command.main([folder]) == 0
     assert Path(layout.report_json).read_bytes() == first, "the JSON has no date"
