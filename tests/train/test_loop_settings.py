@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from manifests.schema import Blend
-from train import loop
+from train import loop, train_state
 from train.config import configure, model_config
 from train.data import Loader
 from train.dist import Ranks
@@ -127,7 +127,7 @@ def test_the_rows_of_a_rank_are_numbered_as_in_the_global_batch(blend, monkeypat
 def test_an_average_is_of_the_whole_token_table(blend, tmp_path, monkeypatch):
     config = configure({**SETTINGS, "ema": 0.5, "weight_decay": 50.0, "lr": 5e-3})
     loop.train(blend, config, str(tmp_path / "run"))
-    monkeypatch.setattr(loop, "TABLE_ROWS", 0)  # the table is not reduced
+    monkeypatch.setattr(train_state, "TABLE_ROWS", 0)  # the table is not reduced
     loop.train(blend, config, str(tmp_path / "whole"))
     ours, whole = weights_of(tmp_path / "run"), weights_of(tmp_path / "whole")
     for name, weight in whole.items():

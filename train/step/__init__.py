@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from train.step import accumulate
 from train.step.loss import DataParallel, contrastive
+from train.step.optimizers import parameter_groups
+from train.step.precision import matmul_precision, precision_context
 from train.step.schedule import decay_factor, learning_rate
-from train.step.update import (
-    Update,
-    matmul_precision,
-    parameter_groups,
-    precision_context,
-)
+from train.step.update import Update
 
 __all__ = [
     "DataParallel",

@@ -1,11 +1,12 @@
-"""Forward and backward of one optimizer step, whole or in micro-batches with the gradients of the whole batch.
+"""Forward and backward of one step, whole or in micro-batches with the same gradients.
 
-A contrastive loss couples all samples of a batch, so the gradients of its pieces' losses do not add up to its own.
-In micro-batches the work is done in three parts instead (gradient caching, Gao et al. 2021): all pieces forward, of
-which only the features are kept; the loss of all features and its gradient to them; every piece forward once more and
-backward from its share of that gradient. The result is that of the whole batch, the memory that of one piece and the
-features, at the price of a second forward pass. The loss, its gather and the gradients of the logit scale and bias
-happen once.
+A contrastive loss couples all samples of a batch, so the gradients of the losses of its pieces do
+not add up to its own. Micro-batches are computed in three parts instead (gradient caching, Gao et
+al. 2021): forward of all pieces, keeping only the features; the loss of all features and its
+gradient to them; forward of every piece again, and backward from its share of that gradient. The
+result is that of the whole batch. The memory is that of one piece and the features; the price is a
+second forward pass. The loss, its gather and the gradients of the logit scale and bias are computed
+once.
 
 Shapes: b samples of this rank, E channels of an embedding.
 """
@@ -27,8 +28,8 @@ Context = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """What a step's backward pass leaves beside the gradients."""
+class BackwardResult:
+    """What a backward pass returns beside the gradients."""
 
     loss: Tensor
     accuracy: Tensor
@@ -38,33 +39,37 @@ class Result:
 
 def backward(
     model: nn.Module,
-    take: Callable[[slice], Piece],
+    model_inputs: Callable[[slice], Piece],
     count: int,
     loss_of: Loss,
     *,
     micro_batch: int | None = None,
     precision: Context = contextlib.nullcontext,
     loss_scale: float = 1.0,
-) -> Result:
+) -> BackwardResult:
     """Add the gradients of the loss of `count` samples, times `loss_scale`, to the parameters.
 
-    `take` gives the model's arguments for some of the samples, right before each of their forward passes (a place to
-    say what random layers draw): one piece lies on the device at a time. `model` returns both features, the factor and
-    the bias, and may be wrapped in DDP or FSDP2, whose reduction then happens in the last piece. `precision` surrounds
-    every forward pass. For layers that draw from torch's generators these are put back before the second pass.
+    `model_inputs` gives the model's arguments for some of the samples, right before each of their
+    forward passes, so that one piece lies on the device at a time; it is also the place to choose
+    the random numbers. `model` returns both features, the factor and the bias. It may be wrapped in
+    DDP or FSDP2, which then reduce the gradients in the last piece. `precision` surrounds every
+    forward pass. The states of torch's generators are restored before the second pass, for layers
+    that draw from them.
     """
     pieces = _pieces(count, micro_batch)
     if len(pieces) == 1:
         with precision():
-            image_bE, text_bE, scale, bias = model(*take(pieces[0]))
+            image_bE, text_bE, scale, bias = model(*model_inputs(pieces[0]))
         loss, accuracy = loss_of(image_bE, text_bE, scale, bias)
         (loss if loss_scale == 1 else loss * loss_scale).backward()
-        return Result(loss=loss.detach(), accuracy=accuracy, image_bE=image_bE, text_bE=text_bE)
+        return BackwardResult(
+            loss=loss.detach(), accuracy=accuracy, image_bE=image_bE, text_bE=text_bE
+        )
     images, texts, states = [], [], []
     for piece in pieces:
-        states.append(_drawn())
+        states.append(_generator_states())
         with torch.no_grad(), precision():
-            image_bE, text_bE, scale, bias = model(*take(piece))
+            image_bE, text_bE, scale, bias = model(*model_inputs(piece))
         images.append(image_bE)
         texts.append(text_bE)
     leaves = [torch.cat(images).requires_grad_(), torch.cat(texts).requires_grad_(), _leaf(scale)]
@@ -77,11 +82,11 @@ def backward(
     (loss * loss_scale).backward()
     for k, piece in enumerate(pieces):
         last = k == len(pieces) - 1
-        _put_back(states[k])
-        with _reduced(model, last):
+        _restore_generators(states[k])
+        with _gradient_sync(model, last):
             with precision():
-                outputs = [output for output in model(*take(piece)) if output is not None]
-            # The gradients of scale and bias are whole already, and of the whole batch: they are passed on once.
+                outputs = [output for output in model(*model_inputs(piece)) if output is not None]
+            # The gradients of scale and bias are those of the whole batch: they are passed on once.
             wanted = [
                 (x, leaf.grad)
                 for x, leaf in zip(outputs, leaves, strict=True)
@@ -91,7 +96,9 @@ def backward(
                 wanted[2:] if last else []
             )
             torch.autograd.backward([x for x, _ in given], [grad for _, grad in given])
-    return Result(loss=loss.detach(), accuracy=accuracy, image_bE=leaves[0], text_bE=leaves[1])
+    return BackwardResult(
+        loss=loss.detach(), accuracy=accuracy, image_bE=leaves[0], text_bE=leaves[1]
+    )
 
 
 def _pieces(count: int, micro_batch: int | None) -> list[slice]:
@@ -105,23 +112,23 @@ def _leaf(x: Tensor) -> Tensor:
     return x.detach().clone().requires_grad_()
 
 
-def _drawn() -> list[Tensor]:
-    """The state of the generators on the processor and on the current GPU."""
-    return [
-        torch.get_rng_state(),
-        *([torch.cuda.get_rng_state()] if torch.cuda.is_available() else []),
-    ]
+def _generator_states() -> list[Tensor]:
+    """The states of the generators of the CPU and of the current GPU."""
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_available():
+        states.append(torch.cuda.get_rng_state())
+    return states
 
 
-def _put_back(state: list[Tensor]) -> None:
+def _restore_generators(state: list[Tensor]) -> None:
     torch.set_rng_state(state[0])
     if len(state) > 1:
         torch.cuda.set_rng_state(state[1])
 
 
 @contextlib.contextmanager
-def _reduced(model: Any, last: bool) -> Iterator[None]:
-    """Let the ranks add up their gradients in the last piece only: the sums of pieces are reduced once."""
+def _gradient_sync(model: Any, last: bool) -> Iterator[None]:
+    """All-reduce gradients in the last piece only: the sums of the pieces are reduced once."""
     if hasattr(model, "set_requires_gradient_sync"):  # FSDP2
         model.set_requires_gradient_sync(last)
         yield

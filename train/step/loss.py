@@ -1,14 +1,16 @@
-"""The contrastive losses, softmax (CLIP) and sigmoid (SigLIP), on one process or over the ranks of data parallelism.
+"""The contrastive losses, softmax (CLIP) and sigmoid (SigLIP), on one process or several ranks.
 
-Data parallelism averages the ranks' gradients. So that this average is the gradient of the loss over the global batch,
-a feature that was gathered needs its gradient from every rank that used it (`_Gather`). What happens without that, for
-a rank that computes its own rows only: the loss is right, the gradient is not (cosine 0.978), and nothing tells.
-The gather is over the data-parallel group alone; ranks of any other kind would repeat rows and add ln(ranks).
+Data parallelism averages the gradients of the ranks. For this average to be the gradient of the
+loss of the global batch, a gathered feature needs its gradient from every rank that used it
+(`_Gather`). Without that, a rank that computes only its own rows has the right loss and a wrong
+gradient (cosine 0.978), and nothing reports it. The gather is over the data-parallel group alone:
+other ranks would repeat rows and add ln(ranks) to the loss.
 
-A large batch is computed in tiles, forward and again backward, so that of its logits one tile exists at a time: 32,768
-pairs would need 4 GiB a copy otherwise. The numbers are those of the whole form up to rounding.
+A large batch is computed in tiles, forward and again backward, so that one tile of its logits
+exists at a time: 32,768 pairs would need 4 GiB a copy otherwise. The numbers are those of the whole
+form up to rounding.
 
-Shapes: b samples of this rank, B of all, E channels of an embedding.
+Shapes: b samples of this rank, B of all ranks, E channels of an embedding.
 """
 
 from __future__ import annotations
@@ -23,15 +25,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-WHOLE = (
-    4096**2
-)  # logits of a rank that are computed at once; torch keeps four or five copies, 0.3 GB
+# Logits of a rank that are computed at once. torch keeps four or five copies: 0.3 GB.
+WHOLE = 4096**2
 TILE = 1024  # three buffers of 1024 x 1024 numbers are 13 MB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataParallel:
-    """How a global batch lies over the ranks of a group: rank k has the k-th of `world` equal blocks."""
+    """The ranks that share a global batch: rank k has the k-th of `world` equal blocks."""
 
     rank: int = 0
     world: int = 1
@@ -39,11 +40,11 @@ class DataParallel:
 
 
 class _Gather(torch.autograd.Function):
-    """All ranks' features, [n, b, E] -> [n, B, E], in the order of the ranks.
+    """The features of all ranks, [n, b, E] -> [n, B, E], in the order of the ranks.
 
-    Backward, `summed`: each rank used the features in its own loss, and the shares are added up. Otherwise every rank
-    computed one and the same loss, its gradient is complete, and `world` undoes the average that comes later: exact
-    with nothing sent.
+    Backward with `summed`: each rank used the features in its own loss, and the shares are added
+    up. Otherwise every rank computed the same loss and has its complete gradient; the factor
+    `world` undoes the average that follows, exactly and without communication.
     """
 
     @staticmethod
@@ -78,12 +79,13 @@ def contrastive(
     gather_with_grad: bool = True,
     tile: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The loss of a batch, and the share of its pictures whose own caption scores highest.
+    """The loss of a batch, and the share of its images whose own caption scores highest.
 
-    Features are unit vectors, `scale` the factor on their products (not its logarithm). Features of 16 bits are
-    gathered and multiplied in 32. Over several ranks the mean of both over the ranks is that of the global batch:
-    `local_loss` computes b of its B rows per rank, otherwise every rank computes all. `tile` is the side of a tile of
-    logits; None computes up to WHOLE logits at once and more in tiles of TILE. ValueError for `local_loss` without
+    Features are unit vectors, `scale` is the factor on their products (not its logarithm). 16-bit
+    features are gathered and multiplied in 32 bits. Over several ranks the mean of both results
+    over the ranks is that of the global batch: with `local_loss` a rank computes b of the B rows,
+    otherwise every rank computes all. `tile` is the side of a tile of logits; None computes up to
+    WHOLE logits at once and more in tiles of TILE. ValueError for `local_loss` without
     `gather_with_grad`.
     """
     data_parallel = DataParallel() if data_parallel is None else data_parallel
@@ -120,7 +122,7 @@ def contrastive(
         return loss, right_b.float().mean()
 
 
-# --- all logits at once ---------------------------------------------------------------------------------------------
+# --- all logits at once --------------------------------------------------------------------------
 
 
 def _softmax(
@@ -143,7 +145,7 @@ def _softmax(
 def _sigmoid(
     image_bE: Tensor, all_text_BE: Tensor, scale: Tensor, bias: Tensor, start: int
 ) -> tuple[Tensor, Tensor]:
-    """Every pair a yes or no of its own, summed and divided by b; and the accuracy."""
+    """A binary loss for every pair, summed and divided by b; and the accuracy."""
     logits_bB = scale * image_bE @ all_text_BE.T + bias
     own_b = torch.arange(start, start + len(image_bE), device=image_bE.device)
     sign_bB = -torch.ones_like(logits_bB)
@@ -152,13 +154,14 @@ def _sigmoid(
     return loss, (logits_bB.detach().argmax(dim=1) == own_b).float().mean()
 
 
-# --- in tiles -------------------------------------------------------------------------------------------------------
+# --- in tiles ------------------------------------------------------------------------------------
 
 
 class _Softmax(torch.autograd.Function):
-    """Mean cross-entropy of the rows of the logits, x against y, and where `both` its mean with that of the columns.
+    """Mean cross-entropy of the rows of the logits, x against y.
 
-    Row i belongs to column start + i. The second result says of each row whether its own column is the highest.
+    With `both` it is the mean of the rows' and the columns' cross-entropy. Row i belongs to column
+    start + i. The second result is True for each row whose own column is the highest.
     """
 
     @staticmethod
@@ -167,10 +170,8 @@ class _Softmax(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         b, B = len(x_bE), len(y_BE)
         best = _Best(x_bE)
-        row_b, own_b = (
-            x_bE.new_full((b,), -torch.inf),
-            x_bE.new_zeros(b),
-        )  # logarithms of the sums so far
+        # Logarithms of the sums so far, of rows and of columns; and the rows' own logits.
+        row_b, own_b = x_bE.new_full((b,), -torch.inf), x_bE.new_zeros(b)
         column_B = x_bE.new_full((B if both else 0,), -torch.inf)
         for rows, columns in _tiles(b, B, side):
             z = (scale * x_bE[rows]) @ y_BE[columns].T
@@ -210,7 +211,7 @@ class _Softmax(torch.autograd.Function):
 
 
 class _Sigmoid(torch.autograd.Function):
-    """The sigmoid loss of x against y. Row i belongs to column start + i; results as of `_Softmax`."""
+    """The sigmoid loss of x against y. Rows, columns and results as of `_Softmax`."""
 
     @staticmethod
     def forward(
@@ -254,26 +255,26 @@ class _Sigmoid(torch.autograd.Function):
 
 
 class _Best:
-    """The highest column of each row, over tiles; of equal ones the first."""
+    """The highest column of each row, tile by tile; the first of equal columns."""
 
     def __init__(self, x_bE: Tensor) -> None:
         self.value_b = x_bE.new_full((len(x_bE),), -torch.inf)
         self.at_b = torch.zeros(len(x_bE), dtype=torch.long, device=x_bE.device)
 
     def see(self, z: Tensor, rows: slice, columns: slice) -> None:
-        """Take a tile into account."""
+        """Compare with the logits of a tile."""
         value, at = z.max(dim=1)
         higher = value > self.value_b[rows]
         self.value_b[rows] = torch.where(higher, value, self.value_b[rows])
         self.at_b[rows] = torch.where(higher, at + columns.start, self.at_b[rows])
 
     def right(self, start: int) -> Tensor:
-        """Whether row i is highest in column start + i."""
+        """Whether the highest column of row i is start + i."""
         return self.at_b == torch.arange(start, start + len(self.at_b), device=self.at_b.device)
 
 
 def _tiles(b: int, B: int, side: int) -> Iterator[tuple[slice, slice]]:
-    """Rows and columns of tiles of at most side² numbers, row by row; fewer rows make longer ones."""
+    """Rows and columns of tiles of at most side² logits; fewer rows make longer tiles."""
     height = min(b, side)
     width = side * side // height
     for row in range(0, b, height):
@@ -282,7 +283,7 @@ def _tiles(b: int, B: int, side: int) -> Iterator[tuple[slice, slice]]:
 
 
 def _diagonal(z: Tensor, rows: slice, columns: slice, start: int) -> tuple[Tensor, slice]:
-    """The logits of rows' own columns in a tile, as a view that may be empty, and which rows those are."""
+    """The rows' own logits in a tile, as a view that may be empty, and which rows they are."""
     offset = start + rows.start - columns.start
     view = z.diagonal(offset)
     first = rows.start + max(0, -offset)

@@ -8,18 +8,11 @@ import pytest
 import torch
 
 from train.config import configure
-from train.formats.open_clip_files import to_open_clip
 from train.model import MODELS
 from train.model.clip import CLIP
-from train.step.update import (
-    OVERFLOWS,
-    Scaler,
-    Update,
-    matmul_precision,
-    parameter_groups,
-    precision_context,
-    total_norm,
-)
+from train.step.optimizers import parameter_groups
+from train.step.precision import OVERFLOWS
+from train.step.update import Update
 
 SETTINGS = {
     "model": "test",
@@ -56,75 +49,6 @@ def run(update, steps, rate=1e-2):
     for step in steps:
         give(update.model, step, update.loss_scale())
         update.step(step, rate, update.grad_norm())
-
-
-def test_only_matrices_decay_and_positions_by_convention():
-    model = model_of()
-    main, old = ({g.weight_decay: set(g.names) for g in parameter_groups(model, config_of(decay_groups=c))}
-                 for c in ("open_clip_main", "open_clip"))  # fmt: skip
-    assert config_of().decay_groups == "open_clip_main"
-    positions = {"visual.positional_embedding", "text.positional_embedding"}
-    matrices = {
-        "visual.proj",
-        "text.token_embedding.weight",
-        "text.blocks.0.qkv.weight",
-        "visual.patch.weight",
-    }
-    assert matrices <= main[0.2]
-    assert {
-        "logit_scale",
-        "visual.class_embedding",
-        "visual.ln_pre.weight",
-        "text.blocks.1.fc2.bias",
-    } <= main[0.0]
-    assert positions <= main[0.0]
-    assert old == {0.2: main[0.2] | positions, 0.0: main[0.0] - positions}
-    assert main[0.2] | main[0.0] == {name for name, _ in model.named_parameters()}
-
-
-def test_the_groups_hold_as_many_numbers_as_open_clips():
-    model = model_of()
-    theirs = to_open_clip(model)
-    kept = [
-        n
-        for n, p in theirs.items()
-        if p.ndim < 2 or "bn" in n or "ln" in n or "bias" in n or "logit_scale" in n
-    ]
-    by_decay = {
-        group.weight_decay: group
-        for group in parameter_groups(model, config_of(decay_groups="open_clip"))
-    }
-    assert by_decay[0.0].numbers == sum(theirs[name].numel() for name in kept)
-    assert by_decay[0.2].numbers == sum(p.numel() for n, p in theirs.items() if n not in kept)
-
-
-def test_a_group_says_what_it_is():
-    said = [str(group) for group in parameter_groups(model_of(), config_of())]
-    assert said[0].startswith("AdamW, weight decay 0: ")
-    assert "visual.class_embedding, " in said[0]
-
-
-@pytest.mark.parametrize(
-    ("precision", "inside"),
-    [
-        ("fp32", "float32"),
-        ("tf32", "float32"),
-        ("bf16", "bfloat16"),
-        ("bf16_o2", "bfloat16"),
-        ("fp16", "float16"),
-    ],
-)
-def test_a_precision_is_that_of_products_inside_its_context(precision, inside):
-    before = torch.get_float32_matmul_precision()
-    config = config_of(precision=precision)
-    with matmul_precision(config), precision_context(config, torch.device("cpu")):
-        product = torch.ones(2, 2) @ torch.ones(2, 2)
-        assert torch.get_float32_matmul_precision() == ("high" if precision == "tf32" else before)
-    assert product.dtype == getattr(torch, inside)
-    assert torch.get_float32_matmul_precision() == before
-
-
-# --- the update ------------------------------------------------------------------------------------------------------
 
 
 def test_it_is_adamw_with_the_norm_clipped_and_the_logit_scale_clamped():
@@ -241,20 +165,6 @@ def test_the_average_follows_fast_at_first_and_is_what_is_exported():
 # --- fp16 ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_loss_scale_is_torchs():
-    ours, theirs = Scaler(), torch.amp.GradScaler("cpu")
-    optimizer = torch.optim.SGD([weight := torch.nn.Parameter(torch.ones(1))], lr=0.0)
-    for step in range(2010):
-        finite = step not in (0, 1, 5)
-        theirs.scale(weight.sum() * (1.0 if finite else math.inf)).backward()
-        theirs.step(optimizer)
-        theirs.update()
-        optimizer.zero_grad()
-        ours.saw(finite)
-        assert ours.scale == theirs.get_scale()
-    assert (ours.scale, ours.skipped, ours.in_a_row) == (2.0**14, 3, 0)
-
-
 def test_a_scaled_loss_leaves_the_step_as_it_is():
     updates = [
         Update(model_of(), config_of(precision=precision, grad_clip=0.3))
@@ -315,20 +225,3 @@ def test_muon_takes_the_blocks_matrices_and_each_of_q_k_v_is_orthogonal_by_itsel
             values = torch.linalg.svdvals(part.reshape(-1, 32))
             assert values.median() > 0.65  # of three orthogonal together it would be 0.58
             assert values.max() < 1.6
-
-
-def test_muon_that_is_not_there_is_refused(monkeypatch):
-    monkeypatch.delattr(torch.optim, "Muon")
-    with pytest.raises(ValueError, match=r"take torch 2\.9 or later"):
-        Update(model_of(), config_of(optimizer="muon"))
-
-
-def test_the_norm_is_that_of_all_numbers():
-    assert total_norm([torch.full((3,), 2.0), torch.full((2, 2), -1.0)]).item() == 4.0
-
-
-def test_the_norm_of_numbers_of_16_bits_has_32():
-    parts = [torch.full((1001,), 1.0, dtype=torch.bfloat16), torch.zeros((), dtype=torch.float32)]
-    assert total_norm(parts).item() == pytest.approx(
-        1001**0.5, rel=1e-6
-    )  # 31.64; in 16 bits it would be 31.625

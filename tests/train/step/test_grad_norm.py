@@ -1,0 +1,61 @@
+"""The norm of gradients, also of 16 bits; a partial sum is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from train.config import configure
+from train.model import MODELS
+from train.model.clip import CLIP
+from train.step.grad_norm import local_part, mesh_of, total_norm
+
+SETTINGS = {
+    "model": "test",
+    "samples_seen": 80,
+    "batch_size": 8,
+    "lanes": 4,
+    "warmup": 4,
+    "precision": "fp32",
+}
+SMALL = dataclasses.replace(MODELS["test"], vocab_size=60)
+
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def config_of(**changes):
+    return configure({**SETTINGS, "lr": 1e-2, **changes})
+
+
+def model_of(seed=0):
+    return CLIP(SMALL, seed)
+
+
+def test_the_norm_is_that_of_all_numbers():
+    assert total_norm([torch.full((3,), 2.0), torch.full((2, 2), -1.0)]).item() == 4.0
+
+
+def test_the_norm_of_numbers_of_16_bits_has_32():
+    parts = [torch.full((1001,), 1.0, dtype=torch.bfloat16), torch.zeros((), dtype=torch.float32)]
+    assert total_norm(parts).item() == pytest.approx(
+        1001**0.5, rel=1e-6
+    )  # 31.64; in 16 bits it would be 31.625
+
+
+def test_no_gradient_has_no_norm_and_a_plain_tensor_has_no_mesh():
+    assert total_norm([]) == 0
+    x = torch.ones(3, requires_grad=True)
+    assert mesh_of(x) is None
+    assert local_part(x).data_ptr() == x.data_ptr()
+
+
+def test_a_gradient_that_is_a_partial_sum_is_refused():
+    grad = SimpleNamespace(
+        device_mesh="mesh", placements=[SimpleNamespace(is_partial=lambda: True)]
+    )
+    with pytest.raises(ValueError, match="still a partial sum over a mesh"):
+        total_norm([grad])

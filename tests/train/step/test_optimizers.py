@@ -1,0 +1,88 @@
+"""Which parameters decay and which Muon steps: open_clip's groups, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from train.config import configure
+from train.formats.open_clip_files import to_open_clip
+from train.model import MODELS
+from train.model.clip import CLIP
+from train.step.optimizers import parameter_groups
+from train.step.update import Update
+
+SETTINGS = {
+    "model": "test",
+    "samples_seen": 80,
+    "batch_size": 8,
+    "lanes": 4,
+    "warmup": 4,
+    "precision": "fp32",
+}
+SMALL = dataclasses.replace(MODELS["test"], vocab_size=60)
+
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def config_of(**changes):
+    return configure({**SETTINGS, "lr": 1e-2, **changes})
+
+
+def model_of(seed=0):
+    return CLIP(SMALL, seed)
+
+
+def test_only_matrices_decay_and_positions_by_convention():
+    model = model_of()
+    main, old = ({g.weight_decay: set(g.names) for g in parameter_groups(model, config_of(decay_groups=c))}
+                 for c in ("open_clip_main", "open_clip"))  # fmt: skip
+    assert config_of().decay_groups == "open_clip_main"
+    positions = {"visual.positional_embedding", "text.positional_embedding"}
+    matrices = {
+        "visual.proj",
+        "text.token_embedding.weight",
+        "text.blocks.0.qkv.weight",
+        "visual.patch.weight",
+    }
+    assert matrices <= main[0.2]
+    assert {
+        "logit_scale",
+        "visual.class_embedding",
+        "visual.ln_pre.weight",
+        "text.blocks.1.fc2.bias",
+    } <= main[0.0]
+    assert positions <= main[0.0]
+    assert old == {0.2: main[0.2] | positions, 0.0: main[0.0] - positions}
+    assert main[0.2] | main[0.0] == {name for name, _ in model.named_parameters()}
+
+
+def test_the_groups_hold_as_many_numbers_as_open_clips():
+    model = model_of()
+    theirs = to_open_clip(model)
+    kept = [
+        n
+        for n, p in theirs.items()
+        if p.ndim < 2 or "bn" in n or "ln" in n or "bias" in n or "logit_scale" in n
+    ]
+    by_decay = {
+        group.weight_decay: group
+        for group in parameter_groups(model, config_of(decay_groups="open_clip"))
+    }
+    assert by_decay[0.0].numbers == sum(theirs[name].numel() for name in kept)
+    assert by_decay[0.2].numbers == sum(p.numel() for n, p in theirs.items() if n not in kept)
+
+
+def test_a_group_says_what_it_is():
+    said = [str(group) for group in parameter_groups(model_of(), config_of())]
+    assert said[0].startswith("AdamW, weight decay 0: ")
+    assert "visual.class_embedding, " in said[0]
+
+
+def test_muon_that_is_not_there_is_refused(monkeypatch):
+    monkeypatch.delattr(torch.optim, "Muon")
+    with pytest.raises(ValueError, match=r"install torch 2\.9 or later"):
+        Update(model_of(), config_of(optimizer="muon"))
