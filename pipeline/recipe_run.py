@@ -14,7 +14,7 @@ from manifests.pool_layout import COMMIT_SUFFIX, PoolLayout, read_commit_records
 from manifests.schema import FilterSpec, Recipe
 from manifests.sources import SOURCES
 from pipeline import accounting, scoring, views
-from pipeline.crawl import crawler
+from pipeline.crawl import crawler, top_reasons
 from pipeline.executor import Engine, Stage, Ticket, execute
 from pipeline.external import adopt_tars, check_img2dataset, img2dataset_stage, tar_tickets
 from pipeline.fetch import make_downloader, plan
@@ -53,6 +53,8 @@ def build(
         logger.info("%s took %.1f s", name, seconds[name])
         if failed:
             break  # what comes after would be made from a pool with holes
+        if name != until:
+            _refuse_no_rows(name, pool)
     disk.write_json(PoolLayout(pool).recipe_json, recipe)
     totals: dict[str, Any] = {"complete": False, "problems": []}
     if not failed or _has_rows(pool):
@@ -176,6 +178,23 @@ def _choose(recipe: Recipe, pool: str) -> Mapping[str, str]:
 
 
 # --- what is there -------------------------------------------------------------------------------------------------
+
+
+def _refuse_no_rows(stage: str, pool: str) -> None:
+    """ValueError with the reasons where a stage left nothing for the next one."""
+    layout = PoolLayout(pool)
+    parts = disk.list_names(layout.pairs, ".parquet")
+    pairs = [disk.read_metadata(disk.join(layout.pairs, name)) for name in parts]
+    if stage == "crawl" and parts and not any(part["pairs"] for part in pairs):
+        damaged = sum(part["damaged_records"] for part in pairs)
+        links = sum(part["links"] for part in pairs)
+        problem = f"the source has no pairs ({links:,} rows or links, {damaged:,} damaged records)"
+    elif stage == "fetch" and not any(r.successes for r in read_commit_records(pool).values()):
+        problem = "none of the rows is stored"
+    else:
+        return
+    losses = "; ".join(map(str, top_reasons(pool))) or "no row was lost, there was none"
+    raise ValueError(f"{problem}: {losses}")
 
 
 def _has_rows(pool: str) -> bool:

@@ -1,0 +1,182 @@
+"""The entry build.py: mistakes in one line, the true error last, where the pool is and what comes next."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline import build, recipe_run
+from pipeline.executor import Report
+
+ROOT = Path(__file__).resolve().parents[2]
+WAT = """
+name: broken
+source: {kind: wat, paths: [crawl.warc.wat.gz]}
+fetch: {user_agent: "clipmill-test (+https://clipmill.example/bot)"}
+"""
+Lines = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Lines:
+    def call(*words: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        status = build.main([*map(str, words), "--engine", "inline"])
+        output, errors = capsys.readouterr()
+        return status, output, errors
+
+    return call
+
+
+def test_a_finished_build_names_the_pool_and_the_next_command(run: Lines, tiny: Path) -> None:
+    pool = tiny / "pool"
+    status, output, _ = run(tiny / "tiny.yaml", "--out", pool)
+    assert status == 0
+    lines = output.splitlines()
+    assert lines[0] == f"the pool is {pool}"
+    assert lines[1] == "  48 of 48 rows are stored"
+    assert lines[2] == "  rows of its views: long 24, raw 48"
+    assert lines[3] == f"next: python train/run.py --mix {pool}/long=1 --out out/run --preset micro"
+    status, output, _ = run(tiny / "tiny.yaml", "--out", pool)
+    assert status == 0
+    assert "it was complete already; nothing was done" in output.splitlines()[0]
+    status, output, _ = run(tiny / "tiny.yaml", "--out", pool, "--json")
+    assert json.loads(output)["complete"] is True
+
+
+def test_a_build_that_stops_early_names_the_command_that_resumes_it(run: Lines, tiny: Path) -> None:
+    status, output, _ = run(tiny / "tiny.yaml", "--out", tiny / "pool", "--until", "fetch")
+    assert status == 0
+    again = f"next: python pipeline/build.py {tiny / 'tiny.yaml'} --out {tiny / 'pool'}"
+    assert output.splitlines()[-1] == again
+
+
+def test_a_crawl_alone_needs_no_user_agent(run: Lines, tmp_path: Path) -> None:
+    table = tmp_path / "list.csv"
+    table.write_text("url,caption\nhttp://host.test/a.jpg,a cat\n")
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text("{name: r, source: {kind: table, paths: [list.csv]}}")
+    status, output, _ = run(recipe, "--out", tmp_path / "pool", "--until", "crawl")
+    assert status == 0
+    assert output.startswith(f"the pool is {tmp_path / 'pool'}")
+    status, _, errors = run(recipe, "--out", tmp_path / "pool")
+    assert status == 2
+    assert "set fetch.user_agent" in errors.splitlines()[-1]
+
+
+def test_a_first_stage_that_fails_is_the_last_line(
+    run: Lines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "crawl.warc.wat.gz").write_bytes(b"not read")
+    (tmp_path / "r.yaml").write_text(WAT)
+    totals = {"failed": {"crawl.warc.wat.gz": "the disk said no"}}
+    monkeypatch.setattr(recipe_run.crawler, "crawl", lambda *_: totals)
+    status, output, errors = run(tmp_path / "r.yaml", "--out", tmp_path / "pool", "--json")
+    assert status == 3
+    reason = "task crawl.warc.wat.gz ended without an outcome: the disk said no"
+    assert errors.splitlines()[-1] == f"error: {reason}"
+    assert json.loads(output)["complete"] is False
+
+
+def test_a_source_without_a_pair_is_told_with_its_losses(run: Lines, tmp_path: Path) -> None:
+    (tmp_path / "crawl.warc.wat.gz").write_bytes(b"this is not gzip")
+    (tmp_path / "r.yaml").write_text(WAT)
+    status, _, errors = run(tmp_path / "r.yaml", "--out", tmp_path / "pool")
+    assert status == 2
+    assert errors.splitlines()[-1].startswith("error: the source has no pairs (0 rows or links, ")
+
+
+def test_rows_that_are_all_lost_are_told_with_an_example(run: Lines, tiny: Path) -> None:
+    for image in tiny.glob("*.jpg"):
+        image.unlink()
+    status, _, errors = run(tiny / "tiny.yaml", "--out", tiny / "pool")
+    assert status == 2
+    last = errors.splitlines()[-1]
+    assert last.startswith(
+        "error: none of the rows is stored: 48 missing_file in fetch, for example"
+    )
+    assert ".jpg" in last
+
+
+def test_a_pool_with_a_hole_is_not_complete(
+    run: Lines, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a remote store whose listing lacks a commit record that is there."""
+    monkeypatch.setattr(recipe_run, "execute", lambda *_, **__: Report())
+    status, _, errors = run(tiny / "tiny.yaml", "--out", tiny / "pool", "--until", "fetch")
+    assert status == 3
+    assert errors.splitlines()[-1].startswith(
+        "error: the pool is not complete: 0 of 4 planned shards are committed"
+    )
+
+
+def test_weights_that_do_not_fit_are_refused_before_tars_are_adopted(
+    run: Lines, tmp_path: Path
+) -> None:
+    pytest.importorskip("open_clip")
+    (tmp_path / "r.yaml").write_text(
+        "name: r\nsource: {kind: shards, paths: [nowhere.tar]}\n"
+        "filters: [{clip_score: {model: ViT-B-32, pretrained: openai}}]"
+    )
+    status, _, errors = run(tmp_path / "r.yaml", "--out", tmp_path / "pool")
+    assert status == 2
+    assert "write model: ViT-B-32-quickgelu" in errors
+    assert not (tmp_path / "pool").exists()
+
+
+@pytest.mark.parametrize("wrong", ["file in the way", "parent is a file", "folder as manifest"])
+def test_an_impossible_path_is_one_line(wrong: str, run: Lines, tiny: Path) -> None:
+    (tiny / "file").write_text("x")
+    manifest, out = {
+        "file in the way": (tiny / "tiny.yaml", tiny / "file"),
+        "parent is a file": (tiny / "tiny.yaml", tiny / "file" / "pool"),
+        "folder as manifest": (tiny, tiny / "pool"),
+    }[wrong]
+    status, _, errors = run(manifest, "--out", out)
+    assert status == 2
+    (line,) = errors.splitlines()
+    expected = "is a folder; name a YAML file" if wrong == "folder as manifest" else "is a file"
+    assert line.startswith("error: ")
+    assert expected in line
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stopped_build_says_so_in_one_line_and_leaves_no_child(
+    number: signal.Signals, status: int, tmp_path: Path
+) -> None:
+    """The build hangs in a FIFO that it takes for a WAT; a terminal sends Ctrl-C to its children too."""
+    os.mkfifo(tmp_path / "crawl.warc.wat.gz")
+    (tmp_path / "r.yaml").write_text(WAT)
+    words = [ROOT / "pipeline/build.py", tmp_path / "r.yaml", "--out", tmp_path / "pool"]
+    child = subprocess.Popen(
+        [sys.executable, *map(str, words), "--engine", "inline"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert child.stderr is not None
+    seen = ""
+    while "parts are read already" not in seen:
+        seen = child.stderr.readline()
+        assert seen, "the build ended by itself"
+    time.sleep(0.3)
+    os.killpg(child.pid, number)
+    try:
+        _, errors = child.communicate(timeout=30)
+    finally:
+        child.kill()
+    assert child.returncode == status
+    assert "Traceback" not in errors
+    last = errors.strip().splitlines()[-1]
+    assert last.startswith(f"stopped by {number.name}: what is committed stays")
+    with pytest.raises(ProcessLookupError):
+        os.killpg(child.pid, 0)
