@@ -109,6 +109,7 @@ def run_command(
     `body` returns its own status. ValueError, a wrong path and a full disk give 2; SIGINT and SIGTERM give
     128 + N and the line `stopped by SIGINT: ` + `stopped`.
     """
+    disabled = logging.root.manager.disable
     try:
         with on_stop_signal(_raise_stopped):
             return body()
@@ -127,6 +128,8 @@ def run_command(
             raise
         print(f"\nstopped by SIGTERM: {stopped}", file=sys.stderr)
         return 128 + signal.SIGTERM
+    finally:
+        logging.disable(disabled)
 
 
 def mistake(message: str) -> int:
@@ -138,4 +141,5 @@ def mistake(message: str) -> int:
 
 
 def _raise_stopped(number: int) -> None:
+    logging.disable(logging.CRITICAL)  # what is interrupted would log an error of its own
     raise Stopped(number)
