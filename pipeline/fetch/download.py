@@ -73,7 +73,7 @@ class Downloader:
         decoders: int | None = None,
         extra_columns: Mapping[str, str] | None = None,
     ) -> None:
-        limits_of(settings)  # refuses now what every picture would end with
+        limits_of(settings)  # refuse now what every image would end with
         if not files:
             user_agent(settings)
         self.pool, self.settings, self.files = pool, settings, files
@@ -153,16 +153,16 @@ class Downloader:
         """The outcome of every pair to the writer, in any order."""
 
         async def decode(row: int, fetched: Fetched, body: bytes) -> None:
-            add(row, fetched, await self._picture(pairs[row], body))
+            add(row, fetched, await self._decode(pairs[row], body))
 
-        def decoded(size: int, _: object) -> None:
+        def release(size: int, _: object) -> None:
             self._decode_slots.release()
             self._waiting_bytes.release(size)
 
-        def add(row: int, fetched: Fetched, picture: DecodedImage | RejectedImage | None) -> None:
+        def add(row: int, fetched: Fetched, image: DecodedImage | RejectedImage | None) -> None:
             pair = pairs[row]
-            record = row_of(pair, fetched, picture) | {"retry_of": retried[row]}
-            extra = {
+            record = row_of(pair, fetched, image) | {"retry_of": retried[row]}
+            only_in_json = {
                 "title": pair.title,
                 "anchor": pair.anchor,
                 "license": pair.license,
@@ -170,10 +170,10 @@ class Downloader:
             }
             if fetched.body is not None:
                 record |= content_hashes(fetched.body, self.settings)
-            if isinstance(picture, DecodedImage):
-                writer.add(row, record, picture.data, extra, picture.extension)
+            if isinstance(image, DecodedImage):
+                writer.add(row, record, image.data, only_in_json, image.extension)
             else:
-                writer.add(row, record, None, extra)
+                writer.add(row, record, None, only_in_json)
 
         async with (
             asyncio.TaskGroup() as group,
@@ -190,24 +190,24 @@ class Downloader:
                     self._decode_slots.release()
                     raise
                 task = group.create_task(decode(row, fetched, fetched.body))
-                task.add_done_callback(partial(decoded, len(fetched.body)))
+                task.add_done_callback(partial(release, len(fetched.body)))
 
-    async def _picture(self, pair: Pair, body: bytes) -> DecodedImage | RejectedImage:
-        """What a body is, as it will be stored."""
+    async def _decode(self, pair: Pair, body: bytes) -> DecodedImage | RejectedImage:
+        """The image of a body as it will be stored, or why there is none."""
         try:
             check_hash(body, pair.extra, self.settings)
             boxes = boxes_of(pair.extra, self.settings)
             if self.settings.disable_all_reencoding:
                 return as_it_is(body, self.settings)
-        except RejectedImage as bad:
-            return bad
+        except RejectedImage as rejected:
+            return rejected
         if self._decoders is None:
             self._decoders = Decoders(self.children)
             await self._decoders.__aenter__()
         decoders = self._decoders
         try:
             return await decoders.decode(body, self.settings, boxes)
-        except Exception:  # no picture's fault: the next try begins with new ones
+        except Exception:  # no image's fault: the next attempt starts with new decoders
             if self._decoders is decoders:
                 self._decoders = None
                 await decoders.__aexit__(None, None, None)
@@ -215,9 +215,9 @@ class Downloader:
 
 
 def row_of(
-    pair: Pair, fetched: Fetched, picture: DecodedImage | RejectedImage | None
+    pair: Pair, fetched: Fetched, image: DecodedImage | RejectedImage | None
 ) -> dict[str, Any]:
-    """Columns of the sidecar: where the pair is from, how fetching ended, what the picture is."""
+    """Columns of the sidecar: the source of the pair, the outcome of the fetch, and the image."""
     record: dict[str, Any] = {
         **(pair.extra or {}),
         "url": pair.url,
@@ -238,15 +238,15 @@ def row_of(
         "elapsed_ms": round(fetched.elapsed_s * 1000),
         "attempts": fetched.attempts,
     }
-    if isinstance(picture, RejectedImage):
-        return record | {"reason": picture.reason, "error_message": picture.detail or None}
-    if picture is not None:
+    if isinstance(image, RejectedImage):
+        return record | {"reason": image.reason, "error_message": image.detail or None}
+    if image is not None:
         record |= {
-            "width": picture.width,
-            "height": picture.height,
-            "original_width": picture.original_width,
-            "original_height": picture.original_height,
-            "exif": picture.exif,
+            "width": image.width,
+            "height": image.height,
+            "original_width": image.original_width,
+            "original_height": image.original_height,
+            "exif": image.exif,
         }
     return record
 

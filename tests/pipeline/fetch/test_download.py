@@ -167,6 +167,27 @@ def test_two_builds_give_the_same_bytes_and_robots_txt_is_read_once(
         )
 
 
+def test_half_of_a_surrogate_pair_in_the_signals_of_a_page_is_committed(
+    tmp_path: Path, web: Any, workers: Any
+) -> None:
+    url = "http://a.web.test/picture/1"
+    row = {
+        "uid": disk.uid_of(url, "a"),
+        "url": url,
+        "caption": "a",
+        "robots": r'{"meta": ["\ud800", "caf\udce9"]}',
+    }
+    fetch = web.fetch(image_size=32)
+    pairs = pa.Table.from_pylist([row], schema=PAIRS)
+    disk.write_parquet(tmp_path / "pairs/part-00000.parquet", pairs)
+    recipe = Recipe(name="r", source=Source(kind="wat", paths=("crawl.wat.gz",)), fetch=fetch)
+    [shard] = plan.write_plan(str(tmp_path), recipe)
+    ticket = Ticket(id=shard.id, group=str(shard.group), payload={"shard": shard.shard})
+    assert workers(tmp_path, fetch)(ticket)["successes"] == 1
+    optout = json.loads(rows_by_url(tmp_path)[url]["optout"])
+    assert optout["page"] == {"meta": ["\ufffd", "café"]}
+
+
 def test_the_outcome_does_not_depend_on_the_order_of_arrival(
     tmp_path: Path, web: Any, workers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
