@@ -1,5 +1,5 @@
-"""Which pairs of a whole job come first: exact, by hash partition, in memory that does not grow with
-the job.
+"""Which pairs of a whole job come first: exact, by hash partition, in memory that does not grow
+with the job.
 
 Three steps, each a ticket per file, each resumed by what it has left in POOL/pairs/.extracted.
 scatter: the uids of a part, sorted by partition. gather: of one partition, the rows of every part

@@ -1,6 +1,8 @@
-"""A web page's HTML as its images: address, caption, anchor text, and what the page says about itself.
+"""A web page's HTML as its images: address, caption, anchor text, and what the page says about
+itself.
 
-Parsed by Lexbor as a browser without scripts would, so that the images of <noscript> are elements. No network.
+Parsed by Lexbor as a browser without scripts would, so that the images of <noscript> are elements.
+No network.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from pipeline.crawl.urls import SPACE, resolve
 from pipeline.crawl.wat import LICENSES
 
 Attributes = Mapping[str, str | None]
-# Where an image's address may be, the first that is no placeholder: OBELICS' order, with the lazy srcsets behind srcset
+# Where an image's address may be, the first that is no placeholder: OBELICS' order, with the lazy
+# srcsets behind srcset
 ADDRESSES = (
     "src", "data-src", "data-src-fg", "data-scroll-image", "srcset", "data-srcset", "data-lazy-srcset",
     "data-lateloadsrc", "data-img-src", "data-original", "data-gt-lazy-src", "data-lazy", "data-lazy-src", "src2",
@@ -58,7 +61,8 @@ MANY_ATTRIBUTES = 5_000  # of one tag: and with the square of their number, 0.1 
 LONG_TAG = 1 << 14  # characters from where on attributes are counted
 PRESCAN = 8192  # bytes in which a <meta> may name the charset
 GUESSED = 1 << 16  # bytes that a charset is guessed from
-# Python's names of the encodings that a page may have, where they are not what browsers take them for
+# Python's names of the encodings that a page may have, where they are not what browsers take them
+# for
 STANDARD = {
     "ascii": "cp1252", "iso8859-1": "cp1252", "gb2312": "gb18030", "gbk": "gb18030", "shift_jis": "cp932",
     "euc_kr": "cp949", "big5": "big5hkscs", "iso8859-9": "cp1254", "iso8859-11": "cp874", "tis-620": "cp874",
@@ -96,11 +100,13 @@ class Page(NamedTuple):
     license: str | None
 
 
-# --- text ----------------------------------------------------------------------------------------------------------
+# --- text -----------------------------------------------------------------------------------------
 
 
 def text_of(body: bytes, charset: str | None) -> str:
-    """A page's text: by its byte order mark, else the HTTP header's charset, else its <meta>, else by its bytes."""
+    """A page's text: by its byte order mark, else the HTTP header's charset, else its <meta>, else
+    by its bytes.
+    """
     for mark, name in MARKS:
         if body.startswith(mark):
             return body[len(mark) :].decode(name, "replace")
@@ -147,7 +153,9 @@ def charset_in(content_type: str) -> str | None:
 
 
 def _guessed(body: bytes) -> str:
-    """The likely encoding of a page that names none: lines of markup say nothing, so that only others are looked at."""
+    """The likely encoding of a page that names none: lines of markup say nothing, so that only
+    others are looked at.
+    """
     telling = b"\n".join(
         line for line in body.replace(b"<", b"\n<").splitlines() if not line.isascii()
     )
@@ -155,13 +163,15 @@ def _guessed(body: bytes) -> str:
     return (_known(found.encoding) if found else None) or "cp1252"
 
 
-# --- addresses -----------------------------------------------------------------------------------------------------
+# --- addresses ------------------------------------------------------------------------------------
 
 
 def candidates(srcset: str) -> list[tuple[str, float, float]]:
-    """The images of a srcset as (url, width, density), as the HTML standard splits it; 0 where it says nothing.
+    """The images of a srcset as (url, width, density), as the HTML standard splits it; 0 where it
+    says nothing.
 
-    A URL ends at white space, and may hold commas, but not at its end. What it says wrongly is left out.
+    A URL ends at white space, and may hold commas, but not at its end. What it says wrongly is left
+    out.
     """
     found: list[tuple[str, float, float]] = []
     place = 0
@@ -209,7 +219,9 @@ def largest(srcset: str) -> str:
 
 
 def is_placeholder(url: str) -> bool:
-    """True for what a lazy page shows until the picture comes: data: URLs, blank.gif and the like, a template's gap."""
+    """True for what a lazy page shows until the picture comes: data: URLs, blank.gif and the like,
+    a template's gap.
+    """
     url = url.strip(SPACE)
     if url[:5].lower() == "data:" or "{" in url:
         return True
@@ -220,7 +232,9 @@ def is_placeholder(url: str) -> bool:
 def _chosen(
     said: Attributes, of_picture: Callable[[], str | None] | None
 ) -> tuple[str | None, bool]:
-    """The address that an image would end up with, and whether it is of `src`; None where it has none at all."""
+    """The address that an image would end up with, and whether it is of `src`; None where it has
+    none at all.
+    """
     stand_in: str | None = "" if "src" in said else None
     for name in ADDRESSES:
         value = (said.get(name) or "").strip(SPACE)
@@ -248,16 +262,20 @@ def _source(picture: LexborNode) -> str:
 
 
 def _is_pixel(said: Attributes) -> bool:
-    """Width and height are given, and neither is above 1: a beacon. A larger box says nothing about the file."""
+    """Width and height are given, and neither is above 1: a beacon. A larger box says nothing about
+    the file.
+    """
     sizes = [DIGITS.match(said.get(name) or "") for name in ("width", "height")]
     return all(size and int(size[1]) <= 1 for size in sizes)
 
 
-# --- the page ------------------------------------------------------------------------------------------------------
+# --- the page -------------------------------------------------------------------------------------
 
 
 def page_of(text: str, url: str) -> Page:
-    """What a page says. ValueError where it is nested deeper than any page is, or a tag has more attributes."""
+    """What a page says. ValueError where it is nested deeper than any page is, or a tag has more
+    attributes.
+    """
     pieces = text.split("<")
     if len(pieces) > MANY_TAGS:
         _check_depth(text)
@@ -286,7 +304,9 @@ def page_of(text: str, url: str) -> Page:
 
 
 def _images(tree: LexborHTMLParser, base: str) -> Iterator[Image]:
-    """In document order. A <noscript>'s copy of an image that the page has outside too ends as noscript_copy."""
+    """In document order. A <noscript>'s copy of an image that the page has outside too ends as
+    noscript_copy.
+    """
     found: list[tuple[Image, bool]] = []
     told: dict[
         tuple[str, int], str | None
@@ -367,7 +387,9 @@ def _spaced(node: LexborNode) -> str:
 
 
 def _license(tree: LexborHTMLParser, base: str) -> str | None:
-    """The first link that says it is the licence, else the first to Creative Commons; those of the head first."""
+    """The first link that says it is the licence, else the first to Creative Commons; those of the
+    head first.
+    """
     links = [
         node.attributes
         for node in (*tree.css("link[href]"), *tree.css("a[href]"), *tree.css("area[href]"))

@@ -1,4 +1,6 @@
-"""Rows of tables as pairs: URL lists, and lists of local image files, with a recipe's extra columns."""
+"""Rows of tables as pairs: URL lists, and lists of local image files, with a recipe's extra
+columns.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """A WARC file as pairs: the pages themselves, and so what a WAT leaves out of them.
 
-Lazy attributes, srcset, <picture>, the caption of a figure, pictures of one pixel. Where an image says everything in
-`src` and `alt`, the row is the one that the page's WAT gives, but for its place in the file.
+Lazy attributes, srcset, <picture>, the caption of a figure, pictures of one pixel. Where an image
+says everything in `src` and `alt`, the row is the one that the page's WAT gives, but for its place
+in the file.
 """
 
 from __future__ import annotations
@@ -37,14 +38,15 @@ READERS: dict[str, Callable[[io.BytesIO], Any]] = {
 HTML = ("text/html", "application/xhtml+xml")
 
 
-# --- the response --------------------------------------------------------------------------------------------------
+# --- the response ---------------------------------------------------------------------------------
 
 
 def html_of(block: bytes) -> tuple[list[tuple[str, str]], str] | None:
-    """The headers and the text of a stored response; None where it is no HTML page that was answered with 200.
+    """The headers and the text of a stored response; None where it is no HTML page that was
+    answered with 200.
 
-    ValueError where it is no response, where the body is not encoded as its headers say (nor plain), or larger than
-    LONGEST_PAGE.
+    ValueError where it is no response, where the body is not encoded as its headers say (nor
+    plain), or larger than LONGEST_PAGE.
     """
     gap = END_OF_HEAD.search(block)
     lines = block[: gap.start() if gap else len(block)].splitlines()
@@ -70,8 +72,9 @@ def html_of(block: bytes) -> tuple[list[tuple[str, str]], str] | None:
 
 
 def _decoded(coding: str, body: bytes) -> bytes:
-    """A body without one of its codings. Archives often leave the header in and store the body decoded: what begins
-    as markup is taken as it lies."""
+    """A body without one of its codings. Archives often leave the header in and store the body
+    decoded: what begins as markup is taken as it lies.
+    """
     if coding in ("", "identity") or body.lstrip()[:1] == b"<":
         return body
     if coding not in READERS:
@@ -87,14 +90,15 @@ def _decoded(coding: str, body: bytes) -> bytes:
     return decoded
 
 
-# --- pairs ---------------------------------------------------------------------------------------------------------
+# --- pairs ----------------------------------------------------------------------------------------
 
 
 def rows_of_warc(path: str, counts: Counter[str]) -> Iterator[Row]:
     """The images with a caption of a WARC's HTML pages as rows of PAIRS, in document order.
 
-    `counts` gets `links` and `pairs`, every reason for which an image is no pair, and `damaged_records`, which are no
-    links: links = pairs + Σ reasons. `warc_offset` is that of the response.
+    `counts` gets `links` and `pairs`, every reason for which an image is no pair, and
+    `damaged_records`, which are no links: links = pairs + Σ reasons. `warc_offset` is that of the
+    response.
     """
     name = path if disk.is_url(path) else disk.local_path(path).name
     waiting: Stored | None = None
@@ -159,8 +163,9 @@ def _reason(image: Image) -> str | None:
 
 
 def _language(notes: bytes, page: Page, headers: Sequence[tuple[str, str]]) -> str | None:
-    """The detector's language where it is sure, else the page's own word, else its header's, else the detector's
-    guess."""
+    """The detector's language where it is sure, else the page's own word, else its header's, else
+    the detector's guess.
+    """
     header = next((value for name, value in headers if name == "content-language"), "")
     said = page.language or header.split(",")[0].strip().lower().partition("-")[0] or None
     for name, value in headers_of(notes.splitlines()):

@@ -1,8 +1,8 @@
 """The records of a WARC file, good and damaged.
 
-FastWARC reads what is well formed. From the first record on that is not, a tolerant scan takes over:
-it uses a record's length only where the record ends there, and looks for the next gzip member behind
-a broken one.
+FastWARC reads what is well formed. From the first record on that is not, a tolerant scan takes
+over: it uses a record's length only where the record ends there, and looks for the next gzip member
+behind a broken one.
 """
 
 from __future__ import annotations
@@ -121,8 +121,9 @@ def _split(data: bytes, offset: int, *, final: bool) -> Split:
 
 
 def _end_of_block(data: bytes, begin: int, body: int, *, final: bool) -> int | None:
-    """Where the block of the record ends that begins at `begin` with its block at `body`; None where
-    that is behind the data and more bytes come."""
+    """Where the block of the record ends that begins at `begin` with its block at `body`; None
+    where that is behind the data and more bytes come.
+    """
     match = LENGTH.search(data, begin, body)
     length = int(match[1]) if match else LONGEST_RECORD + 1
     stop = body + length

@@ -1,10 +1,10 @@
 """A WAT file as pairs: links, resolved URLs, and what the page says about itself.
 
-Format: what Common Crawl's writer (ia-web-commons) leaves: for each page three `metadata` records (of the WARC's
-request, response and metadata records), each one JSON object on one line, usually one gzip member each.
-Of a page's 20 KB of JSON a pair needs one tenth: the rest is passed over undecoded until it is asked for, and columns
-are built a batch at a time. Figures in comments are of a page of benchmarks/crawl.py, of which FastWARC's bare reading
-takes 52 us.
+Format: what Common Crawl's writer (ia-web-commons) leaves: for each page three `metadata` records
+(of the WARC's request, response and metadata records), each one JSON object on one line, usually
+one gzip member each. Of a page's 20 KB of JSON a pair needs one tenth: the rest is passed over
+undecoded until it is asked for, and columns are built a batch at a time. Figures in comments are of
+a page of benchmarks/crawl.py, of which FastWARC's bare reading takes 52 us.
 """
 
 from __future__ import annotations
@@ -51,18 +51,24 @@ __all__ = [
 ]
 Row = tuple[Any, ...]  # one row of PAIRS
 ROWS = 10_000  # of a batch, at least
-AT_ONCE = 15  # records that are inflated before their JSON is looked at: one by one is 20 us slower, by the caches
+# Records that are inflated before their JSON is read. One by one is 20 us slower, by the caches.
+AT_ONCE = 15
 IMAGE, IMAGE_ESCAPED = b"IMG@/src", b"IMG@\\/src"  # some writers escape every slash
 LANGUAGES = b"languages-cld2"
-PICTURE = re.compile(r"(?i)\.(?:jpe?g|png|webp|gif|avif|bmp|tiff?)[\x00-\x20]*(?:[?#]|\Z)")
-SUFFIX = 5  # characters: where the dot of a picture's name is, with nothing behind the name
+IMAGE_URL = re.compile(r"(?i)\.(?:jpe?g|png|webp|gif|avif|bmp|tiff?)[\x00-\x20]*(?:[?#]|\Z)")
+SUFFIX = 5  # characters at the end of an image's name in which its dot is
 COMMONS = "creativecommons.org/"
 LICENSES = (COMMONS + "licenses/", COMMONS + "publicdomain/")
-QUIET = frozenset(  # names of most tags, which say nothing to robots
-    ("viewport", "description", "keywords", "generator", "author", "HTML@/lang", "theme-color", "msvalidate.01",
-     "google-site-verification", "format-detection", "msapplication-TileColor", "msapplication-TileImage",
-     "twitter:card", "twitter:title", "twitter:description", "twitter:image", "twitter:site")
+# Names of most meta tags, which say nothing to robots.
+QUIET_TAGS = frozenset(
+    (
+        "viewport", "description", "keywords", "generator", "author", "HTML@/lang", "theme-color",
+        "msvalidate.01", "google-site-verification", "format-detection",
+        "msapplication-TileColor", "msapplication-TileImage", "twitter:card", "twitter:title",
+        "twitter:description", "twitter:image", "twitter:site",
+    )
 )  # fmt: skip
+ONE_CRAWLERS_TAGS = ("img2dataset", "anthropic-ai")  # beside *bot and *-extended
 SIGNALS = frozenset(("x-robots-tag", "tdm-reservation", "tdm-policy", "content-usage"))
 
 _memmem: Any = None
@@ -97,60 +103,63 @@ class Meta(msgspec.Struct, gc=False):
 
 _detected, _metas = msgspec.json.Decoder(Detected), msgspec.json.Decoder(list[Meta] | None)
 _headers, _links = msgspec.json.Decoder(dict[str, Any] | None), msgspec.json.Decoder(list[Link])
-_value, _json = (
-    msgspec.json.Decoder(),
-    json.JSONEncoder(ensure_ascii=False),
-)  # json.dumps makes one a call
+_value = msgspec.json.Decoder()
+_json = json.JSONEncoder(ensure_ascii=False)  # json.dumps makes one a call
 
 
-# --- links ---------------------------------------------------------------------------------------------------------
-
-
-def _texts(value: Any) -> list[str]:
-    return [v for v in (value if isinstance(value, list) else [value]) if isinstance(v, str)]
-
-
-# --- pages ---------------------------------------------------------------------------------------------------------
+# --- pages ----------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Page:
-    """What a page says, and its pairs: (digest, url, caption, title, anchor, number of the image)."""
+    """What a page says, and its pairs: (digest, url, caption, title, anchor, number of the
+    image)."""
 
     url: str
     offset: int
     metas: list[Meta]
     robots: str | None
     license: str | None
+    language: str | None
     pairs: list[tuple[bytes, str, str, str | None, str | None, int]]
 
 
-def _pages(path: str, counts: Counter[str]) -> Iterator[tuple[Page, str | None]]:
-    """Every page that has pairs, and its language, which is in the record after it, so that the page waits."""
+def _records_in_groups(path: str) -> Iterator[tuple[int, bytes | None]]:
+    source = records(path)
+    while group := list(islice(source, AT_ONCE)):
+        yield from group
+
+
+def _pages(path: str, counts: Counter[str]) -> Iterator[Page]:
+    """Every page that has pairs. Its language is in the record after it, so that the page waits."""
     page: Page | None = None
-    reader, source = Reader(), records(path)
-    for offset, body in chain.from_iterable(iter(lambda: list(islice(source, AT_ONCE)), [])):
+    reader = Reader()
+    for offset, body in _records_in_groups(path):
         try:
             if body is None:
                 raise ValueError("no JSON")
             if page:
-                yield page, _language(body, page)
+                page.language = _language(body, page)
+                yield page
                 page = None
             if _has_images(body):
                 try:
-                    found = _page(reader, body, offset, counts)
+                    page = _page(reader, body, offset, counts)
                 except UNREAD:
-                    found = _page(reader, mended(body), offset, counts)
-                page = found if found.pairs else None
+                    page = _page(reader, mended(body), offset, counts)
+                page = page if page.pairs else None
         except (ValueError, RecursionError):
             counts["damaged_records"] += 1
     if page:
-        yield page, _html_language(page)
+        page.language = _html_language(page)
+        yield page
 
 
 def _has_images(body: bytes) -> bool:
-    at = body.find(b"IMG@")  # one search where there are none: 2 us instead of 4
-    return at >= 0 and (body.startswith(IMAGE, at) or IMAGE in body or IMAGE_ESCAPED in body)
+    start = body.find(b"IMG@")  # one search where there are none: 2 us instead of 4
+    if start < 0:
+        return False
+    return body.startswith(IMAGE, start) or IMAGE in body or IMAGE_ESCAPED in body
 
 
 def _page(reader: Reader, body: bytes, offset: int, counts: Counter[str]) -> Page:
@@ -160,27 +169,26 @@ def _page(reader: Reader, body: bytes, offset: int, counts: Counter[str]) -> Pag
     head, links = http.html.head, http.html.links
     base = _base(url, head.base) if head.base else url
     links.append(None)  # behind the last
-    images = [place for place, link in enumerate(links) if type(link) is Image]
+    images = [position for position, link in enumerate(links) if type(link) is Image]
     pairs, reasons = _pairs(base, links, images)
     metas = _metas.decode(head.metas) or []
     robots, license = _robots(metas, http.headers), None
-    if (
-        reader.named
-        or _holds(body, b"creativecommons.org")
-        or b"license" in bytes(head.links).lower()
-    ):
+    names_license = reader.named or b"license" in bytes(head.links).lower()
+    if names_license or _holds(body, b"creativecommons.org"):
         license = _license(body, base)  # of one page in fifteen
     counts["links"] += len(images)
     counts["pairs"] += len(pairs)
     if reasons:
         reject_images(counts, reasons, url, lambda number: links[images[number]].url)
-    return Page(url, offset, metas, robots, license, pairs)
+    return Page(url, offset, metas, robots, license, None, pairs)
 
 
 def _pairs(
     base: str, links: Sequence[Any], images: Sequence[int]
 ) -> tuple[list[Any], dict[int, str]]:
-    """The pairs among `images`, which are places in `links`, and the reasons why the others are none."""
+    """The pairs among `images`, which are positions in `links`, and {number: reason} of the images
+    that are none.
+    """
     pairs: list[Any] = []
     reasons: dict[int, str] = {}
     resolve_link = resolver(base)
@@ -209,78 +217,74 @@ def _pairs(
     return pairs, reasons
 
 
-def _base(page: str, said: Any) -> str:
+def _base(page: str, base: Any) -> str:
     try:
-        return urljoin(page, text_of(said).strip(SPACE))
+        return urljoin(page, text_of(base).strip(SPACE))
     except ValueError:
         return page
 
 
 def _anchor(url: str, behind: Anchor) -> str | None:
-    """The text of the link around an image. An A is written when it closes, so `<a><img>text</a>` and
-    `<img><a>text</a>` look the same: only a link to the picture itself, or to another, is taken to be around it."""
-    other = behind.url
-    if type(other) is not str:
+    """The text of the link around an image. An A is written when it closes, so `<a><img>text</a>`
+    and `<img><a>text</a>` look the same: only a link to the image itself, or to another, is taken
+    to be around it.
+    """
+    target = behind.url
+    if type(target) is not str:
         return None
-    if other != url:
-        if (
-            "." not in other[-SUFFIX:]
-            and "?" not in other
-            and "#" not in other
-            and other[-1:] > " "
-        ):
+    if target != url:
+        ends_plainly = "?" not in target and "#" not in target and target[-1:] > " "
+        if ends_plainly and "." not in target[-SUFFIX:]:
             return None  # before a search of 0.5 us
-        if not PICTURE.search(other):
+        if not IMAGE_URL.search(target):
             return None
     return text_of(_value.decode(behind.text)).strip() or None
 
 
 def _robots(metas: Sequence[Meta], headers: msgspec.Raw) -> str | None:
     """What page and headers say to robots, raw, as JSON; None where they say nothing."""
-    tags = [
-        (text_of(meta.name).strip().lower(), text_of(meta.content))
-        for meta in metas
-        if meta.name and not (type(meta.name) is str and meta.name in QUIET)
-    ]
-    lines = (_headers.decode(headers) or {}).items()
-    said = [(low, value) for name, value in lines if (low := name.lower()) in SIGNALS]
-    if not (tags or said):
+    tags = []
+    for meta in metas:
+        if meta.name and not (type(meta.name) is str and meta.name in QUIET_TAGS):
+            tags.append((text_of(meta.name).strip().lower(), text_of(meta.content)))
+    lines = []
+    for name, value in (_headers.decode(headers) or {}).items():
+        if (low := name.lower()) in SIGNALS:
+            values = value if isinstance(value, list) else [value]
+            lines += [(low, text) for text in values if isinstance(text, str)]
+    if not (tags or lines):
         return None
-    found = signals_of(tags, ((name, text) for name, value in said for text in _texts(value)))
-    return _json.encode(found) if found else None
+    signals = signals_of(tags, lines)
+    return _json.encode(signals) if signals else None
 
 
 def signals_of(
     metas: Iterable[tuple[str, str]], headers: Iterable[tuple[str, str]]
 ) -> dict[str, list[str]]:
-    """What a page's tags and headers (names in lower case) say to robots, raw; {} where they say nothing."""
-    found: dict[str, list[str]] = {"meta": [], "x-robots-tag": []}
+    """What a page's tags and headers (names in lower case) say to robots, raw; {} where they say
+    nothing.
+    """
+    signals: dict[str, list[str]] = {"meta": [], "x-robots-tag": []}
     for name, content in metas:
         if name == "robots":
-            found["meta"].append(content)
-        elif name.endswith(("bot", "-extended")) or name in (
-            "img2dataset",
-            "anthropic-ai",
-        ):  # one crawler's own
-            found["meta"].append(f"{name}: {content}")
+            signals["meta"].append(content)
+        elif name.endswith(("bot", "-extended")) or name in ONE_CRAWLERS_TAGS:
+            signals["meta"].append(f"{name}: {content}")
         elif name in SIGNALS:
-            found.setdefault(name, []).append(content)
+            signals.setdefault(name, []).append(content)
     for name, value in headers:
         if name in SIGNALS:
-            found.setdefault(name, []).append(value)
-    return found if any(found.values()) else {}
+            signals.setdefault(name, []).append(value)
+    return signals if any(signals.values()) else {}
 
 
 def _license(body: bytes, base: str) -> str | None:
     """The first link that says it is the licence, else the first to Creative Commons."""
     html = decode(body).envelope.payload.http.html
-    every = [*_links.decode(html.head.links), *html.links]
-    named = [link for link in every if link.rel and "license" in text_of(link.rel).lower().split()]
-    commons = (
-        link
-        for link in every
-        if COMMONS in text_of(link.url) and any(part in link.url for part in LICENSES)
-    )
+    links = [*_links.decode(html.head.links), *html.links]
+    named = [link for link in links if link.rel and "license" in text_of(link.rel).lower().split()]
+    commons = [link for link in links if COMMONS in text_of(link.url)]
+    commons = [link for link in commons if any(part in link.url for part in LICENSES)]
     for link in chain(named, commons):
         with suppress(ValueError):
             return resolve(base, text_of(link.url))
@@ -296,26 +300,30 @@ def _html_language(page: Page) -> str | None:
 
 
 def _language(body: bytes, page: Page) -> str | None:
-    """The detector's language where it is sure, else the page's own word, else the detector's guess."""
+    """The detector's language where it is sure, else the page's own word, else the detector's
+    guess.
+    """
     envelope = decode(body).envelope if LANGUAGES in body else None
     if envelope and envelope.page == page.url:
         for note in envelope.payload.notes.records:
             if note.name == "languages-cld2":
                 with suppress(ValueError, IndexError):
-                    found = _detected.decode(text_of(note.value))
-                    code = str(found.languages[0].code)
-                    return code if found.reliable else _html_language(page) or code
+                    detected = _detected.decode(text_of(note.value))
+                    code = str(detected.languages[0].code)
+                    return code if detected.reliable else _html_language(page) or code
     return _html_language(page)
 
 
-# --- pairs ---------------------------------------------------------------------------------------------------------
+# --- pairs ----------------------------------------------------------------------------------------
 
 
 def pairs_of_wat(path: str, counts: Counter[str] | None = None) -> Iterator[Pair]:
-    """The image links with alternative text of a WAT (a local path or an fsspec URL) in document order.
+    """The image links with alternative text of a WAT (a local path or an fsspec URL) in document
+    order.
 
-    `counts` gets `links` and `pairs`, every reason for which a link is no pair, and `damaged_records`, which are no
-    links: links = pairs + Σ reasons. A WAT keeps a page's last <base> where browsers take the first.
+    `counts` gets `links` and `pairs`, every reason for which a link is no pair, and
+    `damaged_records`, which are no links: links = pairs + Σ reasons. A WAT keeps a page's last
+    <base> where browsers take the first.
     """
     for row in rows_of_wat(path, Counter() if counts is None else counts):
         yield Pair(**dict(zip(PAIRS.names, row, strict=True)))
@@ -328,40 +336,44 @@ def rows_of_wat(path: str, counts: Counter[str]) -> Iterator[Row]:
 
 
 def batches_of_wat(path: str, counts: Counter[str]) -> Iterator[pa.RecordBatch]:
-    """`pairs_of_wat` as Arrow batches of PAIRS: what holds for a whole page is repeated by Arrow."""
+    """`pairs_of_wat` as Arrow batches of PAIRS."""
     name = path if disk.is_url(path) else disk.local_path(path).name
-    held: list[tuple[Page, str | None]] = []
+    pages: list[Page] = []
     rows = 0
-    for said in _pages(path, counts):
-        held.append(said)
-        rows += len(said[0].pairs)
+    for page in _pages(path, counts):
+        pages.append(page)
+        rows += len(page.pairs)
         if rows >= ROWS:
-            yield _batch(held, name)
-            held, rows = [], 0
-    if held:
-        yield _batch(held, name)
+            yield _batch(pages, name)
+            pages, rows = [], 0
+    if pages:
+        yield _batch(pages, name)
 
 
-def _batch(held: Sequence[tuple[Page, str | None]], name: str) -> pa.RecordBatch:
-    pages = [page for page, _ in held]
-    columns = zip(*chain.from_iterable(page.pairs for page in pages), strict=True)
-    of_pair = dict(zip(("uid", "url", "caption", "title", "anchor", "link"), columns, strict=True))
-    of_page = {
+def _batch(pages: Sequence[Page], wat: str) -> pa.RecordBatch:
+    """The pairs of some pages. What holds for a whole page is repeated by Arrow."""
+    rows = chain.from_iterable(page.pairs for page in pages)
+    digests, urls, captions, titles, anchors, numbers = zip(*rows, strict=True)
+    pages_columns = {
         "page_url": [page.url for page in pages],
-        "page_lang": [language for _, language in held],
+        "page_lang": [page.language for page in pages],
         "robots": [page.robots for page in pages],
         "license": [page.license for page in pages],
-        "wat": [name] * len(pages),
+        "wat": [wat] * len(pages),
         "warc_offset": [page.offset for page in pages],
     }
-    which = pa.array(np.repeat(np.arange(len(pages)), [len(page.pairs) for page in pages]))
-    made = {"uid": _uids(of_pair.pop("uid"))}
-    made |= {name: pa.array(values, PAIRS.field(name).type) for name, values in of_pair.items()}
-    made |= {
-        name: pa.array(values, PAIRS.field(name).type).take(which)
-        for name, values in of_page.items()
+    page_of_row = pa.array(np.repeat(np.arange(len(pages)), [len(page.pairs) for page in pages]))
+    columns = {
+        "uid": _uids(digests),
+        "url": pa.array(urls, pa.string()),
+        "caption": pa.array(captions, pa.string()),
+        "title": pa.array(titles, pa.string()),
+        "anchor": pa.array(anchors, pa.string()),
+        "link": pa.array(numbers, PAIRS.field("link").type),
     }
-    return pa.RecordBatch.from_arrays([made[name] for name in PAIRS.names], schema=PAIRS)
+    for name, values in pages_columns.items():
+        columns[name] = pa.array(values, PAIRS.field(name).type).take(page_of_row)
+    return pa.RecordBatch.from_arrays([columns[name] for name in PAIRS.names], schema=PAIRS)
 
 
 def _uids(digests: Sequence[bytes]) -> pa.Array:

@@ -1,7 +1,8 @@
 """The metadata records of a WAT file, however it is written, and what they say.
 
-FastWARC reads what is well formed. From the first record on that is not (another line ending, a wrong length, a broken
-gzip member, several records in one member) a tolerant scan takes over, which believes neither lengths nor members.
+FastWARC reads what is well formed. From the first record on that is not (another line ending, a
+wrong length, a broken gzip member, several records in one member) a tolerant scan takes over, which
+believes neither lengths nor members.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def records(path: str) -> Iterator[tuple[int, bytes | None]]:
 
     The offset is that of the record's gzip member; of a record that shares one with records before
     it, plus its position in the decompressed bytes. FastWARC is used while its offsets increase and
-    its bodies are whole. It skips damage in an uncompressed file silently, so such a file is scanned.
+    its bodies are whole. It skips damage in an uncompressed file silently, so such a file is
+    scanned.
     """
     if disk.is_url(path):
         plain = not path.endswith(".gz")
@@ -119,7 +121,7 @@ def _metadata(offset: int, record: bytes) -> Iterator[tuple[int, bytes | None]]:
         yield offset, body if body.startswith(b"{") else None
 
 
-# --- what a record says --------------------------------------------------------------------------------------------
+# --- what a record says ---------------------------------------------------------------------------
 
 L = TypeVar("L")
 UNREAD = (msgspec.DecodeError, UnicodeDecodeError)
@@ -228,8 +230,8 @@ def decode(body: bytes) -> Record[Link]:
 class Reader:
     """Decodes records, each link as the struct of its kind, so that a link's kind is its type.
 
-    A kind that is not known makes msgspec refuse the record: it is decoded once more, and the kind is known from then
-    on. What is neither image nor anchor has no more than a `rel`.
+    A kind that is not known makes msgspec refuse the record: it is decoded once more, and the kind
+    is known from then on. What is neither image nor anchor has no more than a `rel`.
     """
 
     def __init__(self) -> None:
@@ -276,7 +278,9 @@ def _of_kind(link: Link) -> Kind:
 
 
 def mended(body: bytes) -> bytes:
-    """A record without what strict JSON may not hold: bytes that are not UTF-8, and halves of surrogate pairs."""
+    """A record without what strict JSON may not hold: bytes that are not UTF-8, and halves of
+    surrogate pairs.
+    """
     text = json.dumps(json.loads(body.decode("utf-8", "replace")), ensure_ascii=False)
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
 

@@ -2,9 +2,9 @@
 no copy.
 
 Any tar of the WebDataset kind: img2dataset's, DataComp's, clip-retrieval's. Columns that the recipe
-names as extra_columns come from img2dataset's parquet, else from the json member: DataComp's scores,
-for one. A pair that lies in two tars is stored twice, under one uid: nothing is dropped here, a
-filter may tell such rows apart.
+names as extra_columns come from img2dataset's parquet, else from the json member: DataComp's
+scores, for one. A pair that lies in two tars is stored twice, under one uid: nothing is dropped
+here, a filter may tell such rows apart.
 """
 
 from __future__ import annotations
@@ -69,8 +69,9 @@ def _tars_at(path: str) -> list[str]:
 
 
 def adopt_tars(config: Mapping[str, Any]) -> Callable[[Ticket], dict[str, Any]]:
-    """Factory of the stage: {"pool", "fetch": plain Fetch}; of `fetch` the limits on an image's size
-    apply."""
+    """Factory of the stage: {"pool", "fetch": plain Fetch}; of `fetch` the limits on an image's
+    size apply.
+    """
     pool = str(config["pool"])
     settings: Fetch = disk.from_plain(Fetch, config.get("fetch", {}))
 

@@ -1,13 +1,15 @@
-"""The other engine: img2dataset downloads a shard's rows, and what it leaves becomes one of our shards.
+"""The other engine: img2dataset downloads a shard's rows, and what it leaves becomes one of our
+shards.
 
-It runs as a subprocess of an interpreter that has it, once for each shard of the plan: its own shards are numbered
-through the whole list and its keys with them, so one run per shard is what keeps our keys. That costs its start-up per
-shard (2 to 3 s of CPU). The rows are the plan's in the plan's order; what our own rules refuse before anything is sent
-(a URL that is none, another scheme or port, an address that is private as it is written, a page that says no) is
-refused here too, and the tool gets the rest.
+It runs as a subprocess of an interpreter that has it, once for each shard of the plan: its own
+shards are numbered through the whole list and its keys with them, so one run per shard is what
+keeps our keys. That costs its start-up per shard (2 to 3 s of CPU). The rows are the plan's in the
+plan's order; what our own rules refuse before anything is sent (a URL that is none, another scheme
+or port, an address that is private as it is written, a page that says no) is refused here too, and
+the tool gets the rest.
 
-It keeps no promise about whom it connects to or whom it asks first, so a recipe has to take those promises back by name
-(see `NEEDS`); limits that it does not know are named in one line of the log.
+It keeps no promise about whom it connects to or whom it asks first, so a recipe has to take those
+promises back by name (see `NEEDS`); limits that it does not know are named in one line of the log.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ from pipeline.fetch import OptoutPolicy, guard, plan, product, signals, user_age
 from pipeline.images import RejectedImage, boxes_of, limits_of
 from pipeline.pool import ShardWriter
 
-# Run in the other interpreter; the options are a file, because its command line reads values as Python.
+# Run in the other interpreter; the options are a file, because its command line reads values as
+# Python.
 DRIVER = (
     "import json, sys; from img2dataset import download; download(**json.load(open(sys.argv[1])))"
 )
@@ -81,11 +84,15 @@ logger = logging.getLogger(__name__)
 
 
 def img2dataset_stage(pool: str, recipe: Recipe) -> Stage:
-    """The stage fetch with this engine; says once what it will not do. ValueError where the recipe asks too much."""
+    """The stage fetch with this engine; says once what it will not do. ValueError where the recipe
+    asks too much.
+    """
     check_img2dataset(recipe.fetch, recipe.source.kind)
     logger.warning(
-        "img2dataset does not know fetch.%s; deadline_s is its limit for each wait on a socket, not for a row; it "
-        "calls itself Firefox and %s, without your address; it looks at no signal but X-Robots-Tag%s",
+        "img2dataset does not know fetch.%s; deadline_s is its limit for each wait on a socket, "
+        "not for a row; it "
+        "calls itself Firefox and %s, without your address; it looks at no signal but "
+        "X-Robots-Tag%s",
         ", ".join(UNKNOWN),
         product(user_agent(recipe.fetch)),
         ""
@@ -104,7 +111,8 @@ def check_img2dataset(settings: Fetch, source_kind: str) -> None:
     """ValueError that names everything this engine would have to ignore and may not."""
     if SOURCES[source_kind].images != "web":
         raise ValueError(
-            f"fetch.engine is img2dataset, which fetches from the web; a source of kind {source_kind} has none"
+            "fetch.engine is img2dataset, which fetches from the web; a source of kind "
+            f"{source_kind} has none"
         )
     missing = [
         f"{name}: {json.dumps(disk.to_plain(value))} ({why})"
@@ -120,13 +128,15 @@ def check_img2dataset(settings: Fetch, source_kind: str) -> None:
         )
     if missing:
         raise ValueError(
-            f"fetch.engine is img2dataset, which does less than this recipe asks; set {', '.join(missing)}"
+            "fetch.engine is img2dataset, which does less than this recipe asks; set "
+            f"{', '.join(missing)}"
         )
 
 
 def download(config: dict[str, Any]) -> Downloader:
-    """Factory of the stage: {"pool", "fetch": plain Fetch, "extra_columns"}. ValueError where the interpreter has no
-    img2dataset."""
+    """Factory of the stage: {"pool", "fetch": plain Fetch, "extra_columns"}. ValueError where the
+    interpreter has no img2dataset.
+    """
     settings: Fetch = disk.from_plain(Fetch, config["fetch"])
     return Downloader(config["pool"], settings, config.get("extra_columns") or {})
 
@@ -157,7 +167,9 @@ class Downloader:
         self.version = version_of(self.python)
 
     def __call__(self, ticket: Ticket) -> dict[str, Any]:
-        """The commit record of the ticket's shard. RuntimeError with the tool's last lines where it left no shard."""
+        """The commit record of the ticket's shard. RuntimeError with the tool's last lines where it
+        left no shard.
+        """
         number = int(ticket.payload["shard"])
         pairs = plan.rows_of_shard(self.pool, number)
         retried = plan.retries_of_shard(self.pool, number)
@@ -216,7 +228,8 @@ class Downloader:
             )
         if status != 0 or not (folder / "out/00000_stats.json").exists():
             raise RuntimeError(
-                f"img2dataset left no shard and ended with status {status}; its last lines: {last_lines}"
+                f"img2dataset left no shard and ended with status {status}; its last lines: "
+                f"{last_lines}"
             )
 
 
@@ -247,15 +260,19 @@ def options(settings: Fetch, folder: Path) -> dict[str, Any]:
 
 
 def deadline_s(rows: int, settings: Fetch) -> float:
-    """How long a run may take: all threads at their timeouts in every try, then decoding, after a slow start."""
+    """How long a run may take: all threads at their timeouts in every try, then decoding, after a
+    slow start.
+    """
     waits = math.ceil(rows / settings.concurrency) * settings.deadline_s * (settings.retries + 1)
     return START_S + waits + rows * ROW_S
 
 
 def run_bounded(command: Sequence[str], folder: Path, limit_s: float) -> tuple[int | None, str]:
-    """Exit status (None where the time was up) and last lines of a command in `folder` and all processes it started.
+    """Exit status (None where the time was up) and last lines of a command in `folder` and all
+    processes it started.
 
-    A worker of img2dataset that dies leaves the others waiting for ever, so nothing but the clock can tell.
+    A worker of img2dataset that dies leaves the others waiting for ever, so nothing but the clock
+    can tell.
     """
     log = folder / "log.txt"
     with open(log, "wb") as out:

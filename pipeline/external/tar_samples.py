@@ -1,8 +1,8 @@
 """The samples of another program's tar as rows of a sidecar.
 
 A sample is what shares a name up to the first dot. It needs an image (jpg, jpeg, png, webp) and a
-caption (txt, a json member, or img2dataset's parquet beside the tar). Rows that the parquet lists as
-failed are failed rows here too, so that the counts add up.
+caption (txt, a json member, or img2dataset's parquet beside the tar). Rows that the parquet lists
+as failed are failed rows here too, so that the counts add up.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Draws the pictures of the small web: pure functions of (seed, stream, number).
 
-A scene is one to three objects of one shape and one colour before a background. It is drawn like a poor photograph
-(light, shadow, blur, sensor noise, JPEG), hard enough that a small CLIP does not reach the ceiling. Nothing here reads
-a file, a clock or a global random state, so a picture has the same bytes whenever it is asked for.
+A scene is one to three objects of one shape and one colour before a background. It is drawn like a
+poor photograph (light, shadow, blur, sensor noise, JPEG), hard enough that a small CLIP does not
+reach the ceiling. Nothing here reads a file, a clock or a global random state, so a picture has the
+same bytes whenever it is asked for.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ COLOURS: dict[str, tuple[int, int, int]] = {
     "pink": (242, 138, 184),
     "brown": (112, 68, 36),
 }
-# Muted grounds of walls, tables, skies and lawns; an object stands before one that is far enough from its own colour.
+# Muted grounds of walls, tables, skies and lawns; an object stands before one that is far enough
+# from its own colour.
 GROUNDS = (
     (226, 219, 204), (206, 204, 198), (186, 206, 220), (196, 212, 192), (222, 204, 176), (230, 212, 218),
     (204, 196, 216), (234, 230, 200), (240, 240, 236), (214, 222, 224), (198, 182, 164), (176, 178, 182),
@@ -54,7 +56,9 @@ BACKGROUNDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """What a picture shows. `key` is (seed, stream, number), from which everything that is not named here is drawn."""
+    """What a picture shows. `key` is (seed, stream, number), from which everything that is not
+    named here is drawn.
+    """
 
     key: tuple[int, int, int]
     shape: str
@@ -95,8 +99,9 @@ def scene(
     )  # fmt: skip
 
 
-# --- shapes: parts in paint order, each the signed distance to its outline (negative inside) and its colour ----------
-# x and y reach from -1 to 1 over the object, y points down; a part without a colour has the colour of the object.
+# --- shapes: parts in paint order, each the signed distance to its outline (negative inside) and it
+# x and y reach from -1 to 1 over the object, y points down; a part without a colour has the colour
+# of the object.
 
 
 def _reach(x: F32, y: F32) -> F32:
@@ -237,11 +242,13 @@ SPOTS = (((0.5, 0.5),), ((0.29, 0.34), (0.7, 0.64)), ((0.27, 0.3), (0.73, 0.32),
 CLASSES = tuple(f"{colour} {shape}" for colour in COLOURS for shape in SHAPES)
 
 
-# --- pixels ---------------------------------------------------------------------------------------------------------
+# --- pixels ---------------------------------------------------------------------------------------
 
 
 def draw(scene: Scene, *, variant: int = 0, painted: str | None = None) -> bytes:
-    """The picture as JPEG bytes. A variant is the same scene cropped, lit and encoded a little differently."""
+    """The picture as JPEG bytes. A variant is the same scene cropped, lit and encoded a little
+    differently.
+    """
     rng = np.random.default_rng([DRAW_VERSION, *scene.key])
     canvas = _background(scene, rng)
     colour = _jitter(COLOURS[scene.colour], rng, 22)
@@ -360,7 +367,9 @@ def _clutter(canvas: F32, colour: str, rng: np.random.Generator) -> F32:
 
 
 def _places(scene: Scene, rng: np.random.Generator) -> list[tuple[float, float]]:
-    """Centres in px, 1.8 radii apart and 0.8 from the edge; set ones where six rounds of draws find no room."""
+    """Centres in px, 1.8 radii apart and 0.8 from the edge; set ones where six rounds of draws find
+    no room.
+    """
     radius = scene.size * min(scene.width, scene.height)
     for draws in rng.normal(0.5, (0.06, 0.2, 0.24)[scene.count - 1], (6, 16, 2)) * (
         scene.width,
@@ -428,7 +437,9 @@ def _textured(
 
 
 def _vary(image: Image.Image, rng: np.random.Generator) -> tuple[Image.Image, int]:
-    """A near duplicate: up to 4 % cut from each edge, up to 8 % brighter or darker, another JPEG quality."""
+    """A near duplicate: up to 4 % cut from each edge, up to 8 % brighter or darker, another JPEG
+    quality.
+    """
     width, height = image.size
     left, top, right, bottom = (float(c) for c in rng.uniform(0, 0.04, 4))
     box = (left * width, top * height, (1 - right) * width, (1 - bottom) * height)

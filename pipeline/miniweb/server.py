@@ -1,6 +1,8 @@
-"""The server of the small web: all hosts on one loopback port, told apart by the Host header; and a helper to run it.
+"""The server of the small web: all hosts on one loopback port, told apart by the Host header; and a
+helper to run it.
 
-A protocol, not streams, as the web must not be what a fetch waits for: it shares the machine's cores with it.
+A protocol, not streams, as the web must not be what a fetch waits for: it shares the machine's
+cores with it.
 """
 
 from __future__ import annotations
@@ -181,26 +183,31 @@ class Connection(asyncio.Protocol):
             self._next()
 
 
-# --- running it -----------------------------------------------------------------------------------------------------
+# --- running it -----------------------------------------------------------------------------------
 
 
 def load(out: str | Path) -> Server:
-    """The server of a web that `write` left in `out`. ValueError where there is none, or one of another version."""
+    """The server of a web that `write` left in `out`. ValueError where there is none, or one of
+    another version.
+    """
     path = disk.join(out, "site.json")
     if not disk.exists(path):
         raise ValueError(
-            f"{out} holds no small web: make one with `python pipeline/miniweb/small_web.py write --out {out}`"
+            f"{out} holds no small web: make one with `python pipeline/miniweb/small_web.py write "
+            f"--out {out}`"
         )
     site = disk.read_json(path)
     if site["version"] != DRAW_VERSION:
         raise ValueError(
-            f"{path} is of version {site['version']}, this program draws version {DRAW_VERSION}: write it again"
+            f"{path} is of version {site['version']}, this program draws version {DRAW_VERSION}: "
+            "write it again"
         )
     return Server(site)
 
 
 async def serve(server: Server, port: int, *, attached: bool = False) -> None:
-    """Answer on 127.0.0.1 until SIGTERM or SIGINT; with `attached` also until standard input ends: its parent is gone.
+    """Answer on 127.0.0.1 until SIGTERM or SIGINT; with `attached` also until standard input ends:
+    its parent is gone.
 
     Prints `ready PORT`. ValueError where the port is taken.
     """
@@ -227,7 +234,8 @@ async def serve(server: Server, port: int, *, attached: bool = False) -> None:
 
 
 def start(out: str | Path, port: int = 0) -> tuple[subprocess.Popen[str], int]:
-    """A child that serves the web in `out`, and its port; it ends with `terminate()`, or when this process is gone.
+    """A child that serves the web in `out`, and its port; it ends with `terminate()`, or when this
+    process is gone.
 
     ValueError where there is no web, or where it could not start.
     """
@@ -248,7 +256,8 @@ def start(out: str | Path, port: int = 0) -> tuple[subprocess.Popen[str], int]:
     if len(said) != 2 or said[0] != "ready":
         stop(process)
         raise ValueError(
-            f"the small web in {out} did not start (exit status {process.returncode}); its message is above"
+            f"the small web in {out} did not start (exit status {process.returncode}); its message "
+            "is above"
         )
     return process, int(said[1])
 

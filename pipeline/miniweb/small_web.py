@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""A small web on loopback, for the demo and the tests: `write` makes it, `serve` answers for its hosts.
+"""A small web on loopback, for the demo and the tests: `write` makes it, `serve` answers for its
+hosts.
 
-Its pages are a WAT file as Common Crawl writes them, its pictures are drawn when they are asked for, and what is wrong
-with each pair is known: truth.parquet says it.
+Its pages are a WAT file as Common Crawl writes them, its pictures are drawn when they are asked
+for, and what is wrong with each pair is known: truth.parquet says it.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ logger = logging.getLogger("pipeline.miniweb.small_web")
 
 
 def write(out: str | Path, settings: Miniweb) -> dict[str, Any]:
-    """Leave a web in `out`: two WATs, truth.parquet, pairs.parquet, eval/ and site.json. Returns what it holds.
+    """Leave a web in `out`: two WATs, truth.parquet, pairs.parquet, eval/ and site.json. Returns
+    what it holds.
 
     Everything follows from the settings. ValueError for sizes that make no web.
     """
@@ -166,7 +168,9 @@ def _pictures(items: Iterable[Item]) -> dict[str, dict[str, Any]]:
 
 
 def _write_objects(out: str | Path, seed: int, per_class: int) -> int:
-    """Held-out pictures in folders that are named as a prompt names them: eval/objects/red car/00.jpg."""
+    """Held-out pictures in folders that are named as a prompt names them: eval/objects/red
+    car/00.jpg.
+    """
     for number, label in enumerate(CLASSES * per_class):
         name = f"{number // len(CLASSES):02d}.jpg"
         disk.write_bytes(
@@ -177,7 +181,9 @@ def _write_objects(out: str | Path, seed: int, per_class: int) -> int:
 
 
 def _write_retrieval(out: str | Path, seed: int, wanted: int) -> int:
-    """Held-out pictures whose captions, which name everything, all differ: eval/retrieval/captions.csv beside them."""
+    """Held-out pictures whose captions, which name everything, all differ:
+    eval/retrieval/captions.csv beside them.
+    """
     captions: dict[str, str] = {}
     number = 0
     while len(captions) < wanted:

@@ -1,7 +1,9 @@
-"""The pages of the small web, as Common Crawl writes them down: a WAT file with three metadata records a page.
+"""The pages of the small web, as Common Crawl writes them down: a WAT file with three metadata
+records a page.
 
-Pictures are linked in every way that pages use (absolute, `//host/…`, from the root, relative to the page or to its
-base), between links that are no pairs: pixels, spacers, data: URLs, posters, broken addresses.
+Pictures are linked in every way that pages use (absolute, `//host/…`, from the root, relative to
+the page or to its base), between links that are no pairs: pixels, spacers, data: URLs, posters,
+broken addresses.
 """
 
 from __future__ import annotations
@@ -65,7 +67,9 @@ class Page:
 
 
 def deal(items: Sequence[Item], seed: int) -> list[Page]:
-    """Every item onto one page: pages of one host and one language, and pages of their own for what opts out."""
+    """Every item onto one page: pages of one host and one language, and pages of their own for what
+    opts out.
+    """
     rng = random.Random(f"pages/{seed}")
     groups: dict[tuple[str, str, bool], list[Item]] = {}
     for item in rng.sample(items, len(items)):
@@ -98,7 +102,9 @@ def deal(items: Sequence[Item], seed: int) -> list[Page]:
 
 
 def wat(pages: Sequence[Page], seed: int) -> bytes:
-    """A whole WAT file: a warcinfo record, then request, response and metadata of each page, a gzip member each."""
+    """A whole WAT file: a warcinfo record, then request, response and metadata of each page, a gzip
+    member each.
+    """
     rng = random.Random(f"links/{seed}")
     info = "Software-Info: clipmill miniweb\r\nFormat: WARC File Format 1.0\r\n"
     parts = [_record("warcinfo", "miniweb.warc.wat.gz", info.encode(), rng)]

@@ -1,6 +1,8 @@
-"""What the small web holds: each picture, the words beside it, and what is wrong with it. Pure and seeded.
+"""What the small web holds: each picture, the words beside it, and what is wrong with it. Pure and
+seeded.
 
-The kinds of a pair, and how many there are, are fixed by the settings: nothing is drawn by chance but which is which.
+The kinds of a pair, and how many there are, are fixed by the settings: nothing is drawn by chance
+but which is which.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ FAULTS = (
     "optout_page", "robots_txt",
 )  # fmt: skip
 LANGUAGES = ("de", "fr", "es", "pl")
-# Shares of the right pairs: tiny, in another language; of the wrong ones: words that say nothing, words in the picture.
+# Shares of the right pairs: tiny, in another language; of the wrong ones: words that say nothing,
+# words in the picture.
 THUMBNAILS, FOREIGN, GENERIC_SHARE, PAINTED_SHARE = 0.05, 0.08, 0.2, 0.08
 
 
@@ -51,7 +54,7 @@ class Item:
         return f"http://{self.host}{self.path}"
 
 
-# --- plan -----------------------------------------------------------------------------------------------------------
+# --- plan -----------------------------------------------------------------------------------------
 
 
 def plan(settings: Miniweb) -> list[Item]:
@@ -127,7 +130,9 @@ def _item(seed: int, stream: str, number: int, kind: str) -> Item:
 
 
 def _with_wrong_captions(items: Sequence[Item], rng: random.Random) -> list[Item]:
-    """Noisy and painted pairs get the caption of a picture of another class, generic ones words that say nothing."""
+    """Noisy and painted pairs get the caption of a picture of another class, generic ones words
+    that say nothing.
+    """
     done = []
     for item in items:
         if item.kind == "generic":
@@ -145,7 +150,9 @@ def _with_wrong_captions(items: Sequence[Item], rng: random.Random) -> list[Item
 
 
 def _another(items: Sequence[Item], item: Item, rng: random.Random) -> str:
-    """The English caption of a picture of another class; of an invented one where 50 draws find none."""
+    """The English caption of a picture of another class; of an invented one where 50 draws find
+    none.
+    """
     for _ in range(50):
         other = rng.choice(items)
         if other.language == "en" and other.scene.label != item.scene.label:
@@ -176,7 +183,7 @@ def _near_duplicates(
     return done
 
 
-# --- captions -------------------------------------------------------------------------------------------------------
+# --- captions -------------------------------------------------------------------------------------
 
 PLACES = {
     "plain": ("on the wall", "on a plain background", "on paper"),
@@ -236,7 +243,8 @@ def generic(rng: random.Random) -> str:
     return rng.choice(GENERIC).format(n=rng.randint(1000, 9999))
 
 
-# Nouns as "singular plural gender"; colours in the forms of FORMS; in the order of SHAPES and COLOURS.
+# Nouns as "singular plural gender"; colours in the forms of FORMS; in the order of SHAPES and
+# COLOURS.
 FORMS = {
     "de": "mfnp",
     "pl": "mfnp",
@@ -255,15 +263,20 @@ NOUNS = {
 }
 ADJECTIVES = {
     "de": "roter rote rotes rote,oranger orange oranges orange,gelber gelbe gelbes gelbe,grüner grüne grünes grüne,"
-    "blauer blaue blaues blaue,violetter violette violettes violette,rosa rosa rosa rosa,brauner braune braunes braune",
+    "blauer blaue blaues blaue,violetter violette violettes violette,rosa rosa rosa rosa,brauner "
+    "braune braunes braune",
     "fr": "rouge rouge rouges rouges,orange orange orange orange,jaune jaune jaunes jaunes,vert verte verts vertes,"
-    "bleu bleue bleus bleues,violet violette violets violettes,rose rose roses roses,marron marron marron marron",
+    "bleu bleue bleus bleues,violet violette violets violettes,rose rose roses roses,marron marron "
+    "marron marron",
     "es": "rojo roja rojos rojas,naranja naranja naranjas naranjas,amarillo amarilla amarillos amarillas,"
-    "verde verde verdes verdes,azul azul azules azules,morado morada morados moradas,rosa rosa rosas rosas,"
+    "verde verde verdes verdes,azul azul azules azules,morado morada morados moradas,rosa rosa "
+    "rosas rosas,"
     "marrón marrón marrones marrones",
     "pl": "czerwony czerwona czerwone czerwone,pomarańczowy pomarańczowa pomarańczowe pomarańczowe,"
-    "żółty żółta żółte żółte,zielony zielona zielone zielone,niebieski niebieska niebieskie niebieskie,"
-    "fioletowy fioletowa fioletowe fioletowe,różowy różowa różowe różowe,brązowy brązowa brązowe brązowe",
+    "żółty żółta żółte żółte,zielony zielona zielone zielone,niebieski niebieska niebieskie "
+    "niebieskie,"
+    "fioletowy fioletowa fioletowe fioletowe,różowy różowa różowe różowe,brązowy brązowa brązowe "
+    "brązowe",
 }
 NUMBERS = {  # one (m f n), two (m f n), three
     "de": "ein eine ein zwei zwei zwei drei",

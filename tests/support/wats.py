@@ -1,4 +1,6 @@
-"""WAT files for tests: records as Common Crawl's writer leaves them, and as other programs leave them."""
+"""WAT files for tests: records as Common Crawl's writer leaves them, and as other programs leave
+them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A file server on loopback: with ranges or without, and cutting connections as often as it is told to."""
+"""A file server on loopback: with ranges or without, and cutting connections as often as it is told
+to.
+"""
 
 from __future__ import annotations
 

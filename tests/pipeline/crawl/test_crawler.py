@@ -47,7 +47,7 @@ def balanced(totals: dict[str, Any]) -> bool:
     return bool(totals["links"] == totals["pairs"] + sum(totals["reasons"].values()))
 
 
-# --- WATs ----------------------------------------------------------------------------------------------------------
+# --- WATs -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scheme", ["", "memory://"])
@@ -141,7 +141,7 @@ def test_a_crawl_is_sampled_without_replacement_from_its_index(tmp_path: Path) -
         parts(Source(kind="wat_index", crawl="CC-NONE", sample=1, base=str(tmp_path)))
 
 
-# --- resuming ------------------------------------------------------------------------------------------------------
+# --- resuming -------------------------------------------------------------------------------------
 
 
 def test_a_part_that_cannot_be_read_is_named_and_the_others_are_not_read_again(
@@ -215,7 +215,7 @@ def test_a_pool_of_another_source_is_refused(tmp_path: Path) -> None:
         crawl(Source(kind="wat", paths=(one,)), pool, "inline")
 
 
-# --- what cannot be read --------------------------------------------------------------------------------------------
+# --- what cannot be read --------------------------------------------------------------------------
 
 
 def test_sources_that_cannot_be_read_are_refused_before_anything_runs(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""Which pairs come first: the same for any number of partitions, resumed after a stop, and nothing is left behind."""
+"""Which pairs come first: the same for any number of partitions, resumed after a stop, and nothing
+is left behind.
+"""
 
 from __future__ import annotations
 

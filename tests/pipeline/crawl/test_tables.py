@@ -1,4 +1,6 @@
-"""Url lists: every format gives the same pairs, extra columns keep their types, and what is wrong is said."""
+"""Url lists: every format gives the same pairs, extra columns keep their types, and what is wrong
+is said.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,7 @@ def texts(path: str | Path, **fields: Any) -> list[tuple[str, str]]:
     return [(row["url"].rpartition("/")[2], row["caption"]) for row in read(path, **fields)[0]]
 
 
-# --- formats -------------------------------------------------------------------------------------------------------
+# --- formats --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -205,7 +207,7 @@ def test_a_cut_gzip_file_does_not_pass_for_a_whole_one(tmp_path: Path) -> None:
             read(tmp_path / name)
 
 
-# --- columns -------------------------------------------------------------------------------------------------------
+# --- columns --------------------------------------------------------------------------------------
 
 
 def test_columns_by_other_names_and_folders_of_tables(tmp_path: Path) -> None:
@@ -275,7 +277,7 @@ def test_extra_columns_stand_behind_the_pair_in_their_types(tmp_path: Path, name
     assert part["n"].to_pylist() == [7]
 
 
-# --- rows that cannot be read --------------------------------------------------------------------------------------
+# --- rows that cannot be read ---------------------------------------------------------------------
 
 
 def test_rows_that_cannot_be_read_cost_themselves(tmp_path: Path) -> None:

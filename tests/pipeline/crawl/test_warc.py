@@ -118,7 +118,7 @@ def test_the_language_of_a_page(
     assert [row["page_lang"] for row in rows] == [language]
 
 
-# --- how a response is stored --------------------------------------------------------------------------------------
+# --- how a response is stored ---------------------------------------------------------------------
 
 BODY = HTML % (1, 1)
 CHUNKED = b"10\r\n" + BODY[:16] + b"\r\n%x\r\n" % (len(BODY) - 16) + BODY[16:] + b"\r\n0\r\n\r\n"

@@ -146,7 +146,7 @@ def test_the_text_around_an_image_only_where_it_is_surely_that(
     assert one(tmp_path, image("thumb.jpg", "x"), {"path": "A@/href", **link}).anchor == anchor
 
 
-# --- the short way through a record --------------------------------------------------------------------------------
+# --- the short way through a record ---------------------------------------------------------------
 
 
 def absolute(base: str, url: str) -> str | None:
@@ -156,7 +156,9 @@ def absolute(base: str, url: str) -> str | None:
 
 
 def expected(bodies: list[bytes]) -> tuple[list[tuple[Any, ...]], Counter[str]]:
-    """Rows (url, caption, title, anchor, page, robots, license, link) and counts by the plainest reading there is."""
+    """Rows (url, caption, title, anchor, page, robots, license, link) and counts by the plainest
+    reading there is.
+    """
     rows: list[tuple[Any, ...]] = []
     counts = Counter[str]()
     for body in bodies:

@@ -332,7 +332,9 @@ def test_more_samples_than_a_key_of_four_digits_numbers(tmp_path: Path) -> None:
 
 
 def test_extra_columns_come_from_the_parquet_or_the_json_member(tmp_path: Path) -> None:
-    """DataComp's: its scores are in both, one of a tar that somebody packed by hand only in the json."""
+    """DataComp's: its scores are in both, one of a tar that somebody packed by hand only in the
+    json.
+    """
     path, members = img2dataset_like(tmp_path / "data")
     listed = disk.read_parquet(tmp_path / "data/00002.parquet")
     scores = {f"00002{i:04d}": 0.25 * i for i in range(4)}

@@ -27,7 +27,8 @@ from tests.support.other_tars import pack, rows, take
         ("image too small", "too_small"),
         ("hash mismatch", "hash_mismatch"),
         (
-            "HTTP Error 302: The HTTP server returned a redirect error that would lead to an infinite loop",
+            "HTTP Error 302: The HTTP server returned a redirect error that would lead to an "
+            "infinite loop",
             "redirects",
         ),
         ("HTTP Error 302: Found - Redirection to url 'file:///x' is not allowed", "redirects"),

@@ -1,4 +1,6 @@
-"""A source's own columns: beside the pairs, in the plan, in sidecars and {key}.json, and in the rules of views."""
+"""A source's own columns: beside the pairs, in the plan, in sidecars and {key}.json, and in the
+rules of views.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The other engine: what img2dataset leaves becomes our shard, whatever it does.
 
-A stand-in with its layout takes its place, so that no package is needed; one test runs the real one where it is.
+A stand-in with its layout takes its place, so that no package is needed; one test runs the real one
+where it is.
 """
 
 from __future__ import annotations
@@ -144,7 +145,9 @@ def recipe(folder: Path, python: str | None, rows: list[dict[str, Any]], **fetch
 def build(
     folder: Path, python: str, *names: str, **fetch: Any
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Totals, and the rows of the sidecars by the last part of their url (or the url itself where it has no host)."""
+    """Totals, and the rows of the sidecars by the last part of their url (or the url itself where
+    it has no host).
+    """
     rows = [
         {"url": name if ":" in name else f"http://h.test/{name}", "caption": f"of {name}"}
         for name in names
@@ -387,7 +390,7 @@ def test_without_the_package_one_line_says_what_to_do(tmp_path: Path) -> None:
             img2dataset_run.version_of(place)
 
 
-# --- the real one --------------------------------------------------------------------------------------------------
+# --- the real one ---------------------------------------------------------------------------------
 
 
 @contextmanager

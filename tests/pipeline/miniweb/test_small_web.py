@@ -1,4 +1,6 @@
-"""The small web: what it writes is a WAT with a known truth, what it serves is drawn and faulty as promised."""
+"""The small web: what it writes is a WAT with a known truth, what it serves is drawn and faulty as
+promised.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def envelopes(wat: Path) -> list[dict[str, Any]]:
 
 
 def image_links(wat: Path) -> list[tuple[str, str, str]]:
-    """(url, alt, page) of every image link with a text and an http address, as a crawler reads them."""
+    """(url, alt, page) of every image link with a text and an http address, as a crawler reads
+    them.
+    """
     found = []
     for envelope in envelopes(wat):
         html = envelope["Payload-Metadata"].get("HTTP-Response-Metadata", {}).get("HTML-Metadata")
@@ -85,7 +89,7 @@ def get(port: int, url: str, method: str = "GET") -> tuple[int, dict[str, str], 
         connection.close()
 
 
-# --- what is written ------------------------------------------------------------------------------------------------
+# --- what is written ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["crawl", "trusted"])
@@ -256,7 +260,7 @@ def test_everything_follows_from_the_seed(web: Path, tmp_path: Path) -> None:
     assert not [name for name in first if first[name] == other[name]]
 
 
-# --- what is drawn --------------------------------------------------------------------------------------------------
+# --- what is drawn --------------------------------------------------------------------------------
 
 
 def test_a_scene_and_its_words_are_what_version_1_drew() -> None:
@@ -391,7 +395,7 @@ def test_every_class_has_words_in_every_language() -> None:
         assert len(said) == len(CLASSES)
 
 
-# --- what is served -------------------------------------------------------------------------------------------------
+# --- what is served -------------------------------------------------------------------------------
 
 
 def urls(web: Path, kind: str) -> list[str]:
@@ -523,7 +527,7 @@ def test_the_server_ends_with_its_parent(web: Path) -> None:
     process.stdout.close()
 
 
-# --- what a person gets wrong ---------------------------------------------------------------------------------------
+# --- what a person gets wrong ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
