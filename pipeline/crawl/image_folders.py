@@ -1,4 +1,4 @@
-"""Folders of images as pairs: captions from a table, from text files, or from the folders' names."""
+"""Folders of images as pairs: captions from a table, text files or folder names."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def folder_table(folder: str, source: Source) -> PairTable:
 
 
 def check_folder(folder: str, source: Source) -> None:
-    """ValueError where the captions table is not there or lacks a column, or no caption is found."""
+    """ValueError where the captions table is not there or lacks a column."""
     if source.captions in (CAPTION_FILES, CLASS_FOLDERS):
         return
     path = disk.join(folder, str(source.captions))

@@ -25,13 +25,17 @@ Attributes = Mapping[str, str | None]
 # Where an image's address may be, the first that is no placeholder: OBELICS' order, with the lazy
 # srcsets behind srcset
 ADDRESSES = (
-    "src", "data-src", "data-src-fg", "data-scroll-image", "srcset", "data-srcset", "data-lazy-srcset",
-    "data-lateloadsrc", "data-img-src", "data-original", "data-gt-lazy-src", "data-lazy", "data-lazy-src", "src2",
+    "src", "data-src", "data-src-fg", "data-scroll-image", "srcset", "data-srcset",
+    "data-lazy-srcset",
+    "data-lateloadsrc", "data-img-src", "data-original", "data-gt-lazy-src", "data-lazy",
+    "data-lazy-src", "src2",
 )  # fmt: skip
 # Names of pictures that stand in for others, without their endings
 PLACEHOLDERS = {
-    "1px", "1x1", "ajax-loader", "blank", "clear", "clearpixel", "dot", "dummy", "empty", "gray", "grey", "lazy",
-    "lazyload", "lazy-load", "loader", "loading", "pixel", "placeholder", "preloader", "shim", "spacer", "spinner",
+    "1px", "1x1", "ajax-loader", "blank", "clear", "clearpixel", "dot", "dummy", "empty", "gray",
+    "grey", "lazy",
+    "lazyload", "lazy-load", "loader", "loading", "pixel", "placeholder", "preloader", "shim",
+    "spacer", "spinner",
     "trans", "transparent", "transparent-pixel", "transp",
 }  # fmt: skip
 STAND_IN = re.compile(r"(?i)(?:\A|/)([^/?#]*)\.(?:gif|png|svg|webp|jpe?g)(?:[?#]|\Z)")
@@ -50,8 +54,10 @@ QUOTED = re.compile(r"\"[^\"]*\"|'[^']*'")
 ATTRIBUTE_GAP = re.compile(r"[\s/]+")
 # Elements that need no closing tag, so that an unclosed one says nothing about depth
 LOOSE = {
-    "area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr",
-    "p", "li", "dd", "dt", "td", "th", "tr", "tbody", "thead", "tfoot", "option", "optgroup", "rt", "rp", "path",
+    "area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source",
+    "track", "wbr",
+    "p", "li", "dd", "dt", "td", "th", "tr", "tbody", "thead", "tfoot", "option", "optgroup",
+    "rt", "rp", "path",
     "circle", "rect", "line", "use", "polygon",
 }  # fmt: skip
 FARTHEST = 100  # elements around an image in which its link and its figure are looked for
@@ -64,8 +70,10 @@ GUESSED = 1 << 16  # bytes that a charset is guessed from
 # Python's names of the encodings that a page may have, where they are not what browsers take them
 # for
 STANDARD = {
-    "ascii": "cp1252", "iso8859-1": "cp1252", "gb2312": "gb18030", "gbk": "gb18030", "shift_jis": "cp932",
-    "euc_kr": "cp949", "big5": "big5hkscs", "iso8859-9": "cp1254", "iso8859-11": "cp874", "tis-620": "cp874",
+    "ascii": "cp1252", "iso8859-1": "cp1252", "gb2312": "gb18030", "gbk": "gb18030",
+    "shift_jis": "cp932",
+    "euc_kr": "cp949", "big5": "big5hkscs", "iso8859-9": "cp1254", "iso8859-11": "cp874",
+    "tis-620": "cp874",
 }  # fmt: skip
 MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
@@ -73,10 +81,14 @@ MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16-le"),
 )
 CHARSETS = {
-    "utf-8", "gb18030", "big5hkscs", "euc_jp", "iso2022_jp", "cp932", "cp949", "cp866", "koi8-r", "koi8-u",
-    "mac-roman", "mac-cyrillic", "cp874", "utf-16", "utf-16-le", "utf-16-be", "iso8859-2", "iso8859-3", "iso8859-4",
-    "iso8859-5", "iso8859-6", "iso8859-7", "iso8859-8", "iso8859-10", "iso8859-13", "iso8859-14", "iso8859-15",
-    "iso8859-16", "cp1250", "cp1251", "cp1252", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "cp1258",
+    "utf-8", "gb18030", "big5hkscs", "euc_jp", "iso2022_jp", "cp932", "cp949", "cp866", "koi8-r",
+    "koi8-u",
+    "mac-roman", "mac-cyrillic", "cp874", "utf-16", "utf-16-le", "utf-16-be", "iso8859-2",
+    "iso8859-3", "iso8859-4",
+    "iso8859-5", "iso8859-6", "iso8859-7", "iso8859-8", "iso8859-10", "iso8859-13", "iso8859-14",
+    "iso8859-15",
+    "iso8859-16", "cp1250", "cp1251", "cp1252", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257",
+    "cp1258",
 }  # fmt: skip
 
 
@@ -424,7 +436,7 @@ def _check_depth(text: str) -> None:
 
 
 def _check_attributes(pieces: Iterable[str]) -> None:
-    """ValueError where a tag has more than MANY_ATTRIBUTES. `pieces` of a page begin behind a `<`."""
+    """ValueError where a tag has more than MANY_ATTRIBUTES. `pieces`: a page split at each `<`."""
     for piece in pieces:
         if len(piece) > LONG_TAG and piece[:1].isalpha():
             names = ATTRIBUTE_GAP.split(QUOTED.sub("", piece).partition(">")[0])

@@ -235,7 +235,8 @@ class Reader:
     """
 
     def __init__(self) -> None:
-        self.named = False  # a link of the last record may say that it is the licence; a search of the bytes takes 6 us
+        # A link of the last record may say that it is the licence. Searching the bytes takes 6 us.
+        self.named = False
         self._kinds: dict[str, Any] = {"IMG@/src": Image, "A@/href": Anchor}
         self._learn(USUAL)
 

@@ -46,7 +46,10 @@ from pipeline.pool import ShardWriter
 DRIVER = (
     "import json, sys; from img2dataset import download; download(**json.load(open(sys.argv[1])))"
 )
-VERSION = "from importlib import metadata, util; assert util.find_spec('img2dataset'); print(metadata.version('img2dataset'))"
+VERSION = (
+    "from importlib import metadata, util; assert util.find_spec('img2dataset'); "
+    "print(metadata.version('img2dataset'))"
+)
 # Its start asks a server for a newer albumentations, and wandb is one of its dependencies.
 QUIET = {"NO_ALBUMENTATIONS_UPDATE": "1", "WANDB_MODE": "disabled"}
 # Options that have the same name and meaning.
@@ -144,8 +147,8 @@ def download(config: dict[str, Any]) -> Downloader:
 def version_of(python: str) -> str:
     """The version of img2dataset that an interpreter has. ValueError where it has none."""
     missing = (
-        f'fetch.engine is img2dataset, but {python} has no img2dataset: pip install "clipmill[img2dataset]" into it, '
-        "or name its interpreter as fetch.img2dataset_python"
+        f"fetch.engine is img2dataset, but {python} has no img2dataset: pip install "
+        '"clipmill[img2dataset]" into it, or name its interpreter as fetch.img2dataset_python'
     )
     try:
         answer = subprocess.run(
@@ -241,7 +244,8 @@ def options(settings: Fetch, folder: Path) -> dict[str, Any]:
         "input_format": "parquet",
         "output_folder": str(folder / "out"),
         "output_format": "webdataset",
-        "number_sample_per_shard": ROWS_PER_SHARD_LIMIT,  # one shard, and the last four digits of a key are the row
+        # One shard: the last four digits of a key are the row.
+        "number_sample_per_shard": ROWS_PER_SHARD_LIMIT,
         "processes_count": 1,
         "thread_count": settings.concurrency,
         "timeout": settings.deadline_s,

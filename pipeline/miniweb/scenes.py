@@ -38,8 +38,9 @@ COLOURS: dict[str, tuple[int, int, int]] = {
 # Muted grounds of walls, tables, skies and lawns; an object stands before one that is far enough
 # from its own colour.
 GROUNDS = (
-    (226, 219, 204), (206, 204, 198), (186, 206, 220), (196, 212, 192), (222, 204, 176), (230, 212, 218),
-    (204, 196, 216), (234, 230, 200), (240, 240, 236), (214, 222, 224), (198, 182, 164), (176, 178, 182),
+    (226, 219, 204), (206, 204, 198), (186, 206, 220), (196, 212, 192), (222, 204, 176),
+    (230, 212, 218), (204, 196, 216), (234, 230, 200), (240, 240, 236), (214, 222, 224),
+    (198, 182, 164), (176, 178, 182),
     (120, 122, 126), (70, 76, 84), (98, 118, 92), (150, 110, 84), (92, 112, 140),
 )  # fmt: skip
 TEXTURES = {"plain": 0.56, "striped": 0.12, "dotted": 0.11, "checkered": 0.09, "speckled": 0.12}
@@ -94,8 +95,8 @@ def scene(
     elif rng.random() < 0.15:
         width, height = 8 * rng.randint(9, 16), 8 * rng.randint(9, 16)
     return Scene(
-        key=(seed, STREAMS[stream], number), shape=shape, colour=colour, count=count, texture=texture,
-        background=background, size=size, width=width, height=height,
+        key=(seed, STREAMS[stream], number), shape=shape, colour=colour, count=count,
+        texture=texture, background=background, size=size, width=width, height=height,
     )  # fmt: skip
 
 

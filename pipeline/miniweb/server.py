@@ -115,7 +115,8 @@ def _answer(host: str, path: str, entry: dict[str, Any]) -> tuple[bytes, bool]:
         return _reply("200 OK", body[: len(body) // 2], "image/jpeg", length=len(body)), True
     extra = ""
     if kind == "optout_header":
-        extra = f"X-Robots-Tag: {('noai, noimageai', 'max-image-preview:large, noai')[shown.key[2] % 2]}\r\n"
+        directives = ("noai, noimageai", "max-image-preview:large, noai")[shown.key[2] % 2]
+        extra = f"X-Robots-Tag: {directives}\r\n"
     return _reply("200 OK", body, "image/jpeg", extra), False
 
 

@@ -111,8 +111,10 @@ def wat(pages: Sequence[Page], seed: int) -> bytes:
     for page in pages:
         for envelope in _envelopes(page, rng):
             container = {
-                "Filename": "miniweb.warc.gz", "Compressed": True, "Offset": str(1000 * page.number),
-                "Gzip-Metadata": {"Deflate-Length": "900", "Header-Length": "10", "Footer-Length": "8"},
+                "Filename": "miniweb.warc.gz", "Compressed": True,
+                "Offset": str(1000 * page.number),
+                "Gzip-Metadata": {"Deflate-Length": "900", "Header-Length": "10",
+                                  "Footer-Length": "8"},
             }  # fmt: skip
             shell = {"Container": container, "Envelope": envelope}
             body = json.dumps(shell, ensure_ascii=False, separators=(",", ":"))

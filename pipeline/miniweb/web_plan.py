@@ -23,7 +23,8 @@ HOSTS = tuple(
 CDN = "cdn.miniweb.test"  # pictures of other hosts' pages, and where redirects lead
 ROBOTS_HOST = "archive.miniweb.test"  # its robots.txt disallows /private/
 FAULTS = (
-    "dead_link", "error500", "flaky503", "redirect", "redirect_loop", "truncated", "html", "optout_header",
+    "dead_link", "error500", "flaky503", "redirect", "redirect_loop", "truncated", "html",
+    "optout_header",
     "optout_page", "robots_txt",
 )  # fmt: skip
 LANGUAGES = ("de", "fr", "es", "pl")
@@ -176,7 +177,8 @@ def _near_duplicates(
         token = hashlib.sha256(f"{seed}/copy/{number}".encode()).hexdigest()[:16]
         done.append(
             replace(
-                of, kind="near_duplicate", host=rng.choice((*HOSTS, CDN)), path=f"/copies/{token[:2]}/{token}.jpg",
+                of, kind="near_duplicate", host=rng.choice((*HOSTS, CDN)),
+                path=f"/copies/{token[:2]}/{token}.jpg",
                 variant=number + 1, original=of.url,
             )
         )  # fmt: skip
@@ -195,14 +197,17 @@ PLACES = {
     "messy": ("on a messy desk", "among other things"),
 }
 TEMPLATES = (
-    "a photo of {a}", "a photo of {a}", "{a}", "{a}", "picture of {a}", "close-up of {a}", "old photo of {a}",
+    "a photo of {a}", "a photo of {a}", "{a}", "{a}", "picture of {a}", "close-up of {a}",
+    "old photo of {a}",
     "here you see {a}", "{bare}, handmade", "{bare} for sale", "my {bare}", "our new {bare}",
     "{bare} from my collection",
     "{a}, seen at the market", "{bare} (photo)", "a good picture of {a}", "drawing with {a}",
 )  # fmt: skip
 GENERIC = (
-    "IMG_{n}.jpg", "DSC0{n}", "image {n}", "logo", "photo", "click to enlarge", "thumbnail", "untitled", "banner {n}",
-    "buy now - free shipping", "product image", "open picture in a new window", "loading", "screenshot {n}.png",
+    "IMG_{n}.jpg", "DSC0{n}", "image {n}", "logo", "photo", "click to enlarge", "thumbnail",
+    "untitled", "banner {n}",
+    "buy now - free shipping", "product image", "open picture in a new window", "loading",
+    "screenshot {n}.png",
     "share on social media", "the picture could not be found",
 )  # fmt: skip
 
@@ -252,23 +257,30 @@ FORMS = {
     "es": "mfMF",
 }  # p, M, F: plural of all, masculine, feminine
 NOUNS = {
-    "de": "Auto Autos n,Haus Häuser n,Boot Boote n,Blume Blumen f,Fisch Fische m,Tasse Tassen f,Stern Sterne m,"
+    "de": "Auto Autos n,Haus Häuser n,Boot Boote n,Blume Blumen f,Fisch Fische m,Tasse Tassen f,"
+    "Stern Sterne m,"
     "Herz Herzen n",
-    "fr": "voiture voitures f,maison maisons f,bateau bateaux m,fleur fleurs f,poisson poissons m,tasse tasses f,"
+    "fr": "voiture voitures f,maison maisons f,bateau bateaux m,fleur fleurs f,"
+    "poisson poissons m,tasse tasses f,"
     "étoile étoiles f,cœur cœurs m",
-    "es": "coche coches m,casa casas f,barco barcos m,flor flores f,pez peces m,taza tazas f,estrella estrellas f,"
+    "es": "coche coches m,casa casas f,barco barcos m,flor flores f,pez peces m,taza tazas f,"
+    "estrella estrellas f,"
     "corazón corazones m",
-    "pl": "auto auta n,dom domy m,łódka łódki f,kwiat kwiaty m,ryba ryby f,filiżanka filiżanki f,gwiazda gwiazdy f,"
+    "pl": "auto auta n,dom domy m,łódka łódki f,kwiat kwiaty m,ryba ryby f,"
+    "filiżanka filiżanki f,gwiazda gwiazdy f,"
     "serce serca n",
 }
 ADJECTIVES = {
-    "de": "roter rote rotes rote,oranger orange oranges orange,gelber gelbe gelbes gelbe,grüner grüne grünes grüne,"
+    "de": "roter rote rotes rote,oranger orange oranges orange,gelber gelbe gelbes gelbe,"
+    "grüner grüne grünes grüne,"
     "blauer blaue blaues blaue,violetter violette violettes violette,rosa rosa rosa rosa,brauner "
     "braune braunes braune",
-    "fr": "rouge rouge rouges rouges,orange orange orange orange,jaune jaune jaunes jaunes,vert verte verts vertes,"
+    "fr": "rouge rouge rouges rouges,orange orange orange orange,jaune jaune jaunes jaunes,"
+    "vert verte verts vertes,"
     "bleu bleue bleus bleues,violet violette violets violettes,rose rose roses roses,marron marron "
     "marron marron",
-    "es": "rojo roja rojos rojas,naranja naranja naranjas naranjas,amarillo amarilla amarillos amarillas,"
+    "es": "rojo roja rojos rojas,naranja naranja naranjas naranjas,"
+    "amarillo amarilla amarillos amarillas,"
     "verde verde verdes verdes,azul azul azules azules,morado morada morados moradas,rosa rosa "
     "rosas rosas,"
     "marrón marrón marrones marrones",

@@ -1,4 +1,4 @@
-"""Changed source files of equal size are noticed; copies and files that nobody can ask about pass."""
+"""Changed source files of equal size are noticed; copies of a file pass."""
 
 from __future__ import annotations
 

@@ -32,7 +32,8 @@ def test_the_table_of_images_is_whole() -> None:
 
 
 def test_anchor_and_title_stay_beside_a_figure_s_caption(tmp_path: Path) -> None:
-    html = "<figure><a href=/p> <img src=x.jpg title=' T '> more </a><figcaption>A cat</figcaption></figure>"
+    link = "<a href=/p> <img src=x.jpg title=' T '> more </a>"
+    html = f"<figure>{link}<figcaption>A cat</figcaption></figure>"
     rows, _ = one(tmp_path, html)
     assert (rows[0]["caption"], rows[0]["title"], rows[0]["anchor"]) == ("A cat", "T", "more")
     assert rows[0]["uid"] == disk.uid_of("http://p.test/a/x.jpg", "A cat")

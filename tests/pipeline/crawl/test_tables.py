@@ -140,17 +140,20 @@ def test_no_caption_column_means_no_captions(tmp_path: Path, name: str) -> None:
     ("text", "left"),
     [
         (
-            '[{"url": "http://p.test/1", "caption": "a"}, {"url": "http://p.test/2", "caption": "b"}]',
+            '[{"url": "http://p.test/1", "caption": "a"}, '
+            '{"url": "http://p.test/2", "caption": "b"}]',
             "ab",
         ),
         ('{"url": "http://p.test/1", "caption": "a"}', "a"),
         (
-            '{"url": "http://p.test/1", "caption": "a"}\n{"url": "http://p.test/2", "caption": "b"}\n',
+            '{"url": "http://p.test/1", "caption": "a"}\n'
+            '{"url": "http://p.test/2", "caption": "b"}\n',
             "ab",
         ),
         ('{"url": ["http://p.test/1", "http://p.test/2"], "caption": ["a", "b"]}', "ab"),
         (
-            '{"url": {"0": "http://p.test/1", "1": "http://p.test/2"}, "caption": {"0": "a", "1": "b"}}',
+            '{"url": {"0": "http://p.test/1", "1": "http://p.test/2"}, '
+            '"caption": {"0": "a", "1": "b"}}',
             "ab",
         ),
         ("[]", ""),
@@ -268,7 +271,8 @@ def test_extra_columns_stand_behind_the_pair_in_their_types(tmp_path: Path, name
     found = {column: rows[0][column] for column in EXTRA}
     found["boxes"] = json.loads(found["boxes"])
     assert found == {
-        "score": 0.5, "n": 7, "nsfw": True, "boxes": [[0, 0, 0.5, 1]], "label": "x", "source_key": "000"
+        "score": 0.5, "n": 7, "nsfw": True, "boxes": [[0, 0, 0.5, 1]], "label": "x",
+        "source_key": "000"
     }  # fmt: skip
     pool = str(tmp_path / "pool")
     crawl(Source(kind="table", paths=(path,), extra_columns=EXTRA), pool, "inline")

@@ -37,9 +37,12 @@ def test_a_page_says_the_same_in_its_wat_and_its_warc(tmp_path: Path) -> None:
     ]
     html = """<html lang=fr><head><base href="../b/"><meta name=Robots content="noai, noimageai">
         <meta name=googlebot content=noindex><meta name=tdm-reservation content=1></head><body>
-        <img src=x.jpg alt="a cat &amp; a dog" title="the title"><img src="//c.test/y.jpg" alt=" 東京 \n">
-        <a href="/full.jpg"><img src="/full.jpg" alt="in a link"> see it large</a><img src=z.jpg><img src=z.jpg alt>
-        <img src="http://[broken/icon.png" alt="an icon"><img src="data:image/png;base64," alt=inline>
+        <img src=x.jpg alt="a cat &amp; a dog" title="the title">
+        <img src="//c.test/y.jpg" alt=" 東京 \n">
+        <a href="/full.jpg"><img src="/full.jpg" alt="in a link"> see it large</a>
+        <img src=z.jpg><img src=z.jpg alt>
+        <img src="http://[broken/icon.png" alt="an icon">
+        <img src="data:image/png;base64," alt=inline>
         <img src="file:///C:/1.jpg" alt="my picture">
         <a rel=license href="https://creativecommons.org/licenses/by/4.0/">CC BY</a>"""
     metas = [
@@ -60,7 +63,8 @@ def test_a_page_says_the_same_in_its_wat_and_its_warc(tmp_path: Path) -> None:
         "X-Robots-Tag: otherbot: noai",
         kind="text/html;charset=utf-8",
     )
-    detected = b'charset-detected: UTF-8\r\nlanguages-cld2: {"reliable":true,"languages":[{"code":"de"}]}\r\n'
+    cld2 = b'{"reliable":true,"languages":[{"code":"de"}]}'
+    detected = b"charset-detected: UTF-8\r\nlanguages-cld2: " + cld2 + b"\r\n"
     ours, counts = read(
         tmp_path / "x.warc.gz", zipped([record(found), record(detected, kind="metadata")])
     )
@@ -133,9 +137,11 @@ CHUNKED = b"10\r\n" + BODY[:16] + b"\r\n%x\r\n" % (len(BODY) - 16) + BODY[16:] +
         (brotli.compress(BODY), "Content-Encoding: br"),
         (zstd(BODY), "Content-Encoding: zstd"),
         (gzip.compress(gzip.compress(BODY, mtime=0), mtime=0), "Content-Encoding: gzip, gzip"),
-        (brotli.compress(gzip.compress(BODY, mtime=0)), "Content-Encoding: gzip\r\nContent-Encoding: br"),
+        (brotli.compress(gzip.compress(BODY, mtime=0)),
+        "Content-Encoding: gzip\r\nContent-Encoding: br"),
         (CHUNKED, "Transfer-Encoding: chunked"),
-        (b"%x\r\n%b\r\n0\r\n\r\n" % (len(gzip.compress(BODY, mtime=0)), gzip.compress(BODY, mtime=0)), "Transfer-Encoding: chunked\r\n"
+        (b"%x\r\n%b\r\n0\r\n\r\n" % (len(gzip.compress(BODY, mtime=0)), gzip.compress(BODY,
+        mtime=0)), "Transfer-Encoding: chunked\r\n"
          "Content-Encoding: gzip"),
         (BODY, "Content-Encoding: gzip"),
         (BODY, "Transfer-Encoding: chunked"),

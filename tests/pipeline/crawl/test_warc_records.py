@@ -66,8 +66,10 @@ HUGE = record(block(HTML % (1, 1)), "http://p.test/1", extra=1 << 40)
         (b"".join(P)[:-8], "0123", 0),
         (b"", "", 0),
     ],
-    ids=["one member", "a blank first line", "too long", "too short", "huge", "plain too long", "plain too short",
-         "plain huge", "a flip", "a flip in the first", "a cut", "rubbish", "a cut at the end", "a flip in the last",
+    ids=["one member", "a blank first line", "too long", "too short", "huge", "plain too long",
+         "plain too short",
+         "plain huge", "a flip", "a flip in the first", "a cut", "rubbish", "a cut at the end",
+         "a flip in the last",
          "plain and cut", "empty"],
 )  # fmt: skip
 def test_damage_costs_the_record_that_it_hits(

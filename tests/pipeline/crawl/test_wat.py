@@ -214,12 +214,16 @@ def written(value: Any, style: str) -> bytes:
 
 
 TEXTS = st.sampled_from([
-    "", " ", "a cat", 'say "hi"', "back\\slash\\", "{}", '"}', '"},{"path":"A@/href"', "}]}", '"Links":[{', "\n\t",
-    "\u2003", '{"path":"IMG@/src","alt":"x"}', "déjà 東京 \U0001f41f", "</p>", "license", "null", "a\x00b", "\\u0041",
+    "", " ", "a cat", 'say "hi"', "back\\slash\\", "{}", '"}', '"},{"path":"A@/href"', "}]}",
+    '"Links":[{', "\n\t",
+    "\u2003", '{"path":"IMG@/src","alt":"x"}', "déjà 東京 \U0001f41f", "</p>", "license", "null",
+    "a\x00b", "\\u0041",
 ])  # fmt: skip
 URLS = st.sampled_from([
-    "/a.jpg", "b/c.jpg", "//cdn.test/d.jpg", 'https://x.test/e.jpg?q="1"', "http://x.test/f g.jpg", "/page.html", "",
-    "http://[bad/", "/é.jpg", "a\\b.jpg", "data:image/gif;base64,AA", "https://creativecommons.org/licenses/by/4.0/",
+    "/a.jpg", "b/c.jpg", "//cdn.test/d.jpg", 'https://x.test/e.jpg?q="1"',
+    "http://x.test/f g.jpg", "/page.html", "",
+    "http://[bad/", "/é.jpg", "a\\b.jpg", "data:image/gif;base64,AA",
+    "https://creativecommons.org/licenses/by/4.0/",
 ])  # fmt: skip
 MAYBE = TEXTS | st.none()
 IMAGES = st.fixed_dictionaries(

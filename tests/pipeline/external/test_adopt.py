@@ -175,7 +175,8 @@ def test_odd_samples_end_with_a_reason(tmp_path: Path) -> None:
         ("late.webp", picture(9, 5, "WEBP")),
         (
             "b/same.json",
-            b'{"caption": "in b", "url": "http://b.test/x", "uid": "0123456789abcdef0123456789abcdef"}',
+            b'{"caption": "in b", "url": "http://b.test/x", '
+            b'"uid": "0123456789abcdef0123456789abcdef"}',
         ),
         ("late.txt", "späť".encode()),
         (f"{long}.jpeg", picture(3, 3)),
@@ -224,7 +225,8 @@ def test_odd_samples_end_with_a_reason(tmp_path: Path) -> None:
     reasons = {name: row["reason"] for name, row in found.items() if row["reason"]}
     assert reasons == {
         "nopicture": "missing_file", "nocaption.jpg": "no_caption", "blank.jpg": "no_caption",
-        "latin.jpg": "encoding", "html.jpg": "not_an_image", "gif.jpg": "format", "zero.jpg": "empty",
+        "latin.jpg": "encoding", "html.jpg": "not_an_image", "gif.jpg": "format",
+        "zero.jpg": "empty",
         "cut.jpg": "decode_error", "badjson.jpg": "no_caption",
     }  # fmt: skip
     assert (record["count"], record["successes"]) == (15, 6)

@@ -1,4 +1,4 @@
-"""What img2dataset leaves: every row once, failed ones with a reason, stored ones with their bytes."""
+"""What img2dataset leaves: every row once, with a reason or with its bytes."""
 
 from __future__ import annotations
 

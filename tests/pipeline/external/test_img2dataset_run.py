@@ -38,15 +38,18 @@ STAND_IN = """
 import io, json, os, signal, sys, tarfile, time
 import pyarrow as pa, pyarrow.parquet as pq
 
-STATUS = {"404": "HTTP Error 404: Not Found", "late": "timed out", "odd": "OpenCV: !buf.empty()\\n in x"}
+STATUS = {"404": "HTTP Error 404: Not Found", "late": "timed out",
+          "odd": "OpenCV: !buf.empty()\\n in x"}
 
 def download(
-    url_list, output_folder, encode_format="jpg", number_sample_per_shard=10000, compute_hash="sha256", **more
+    url_list, output_folder, encode_format="jpg", number_sample_per_shard=10000,
+    compute_hash="sha256", **more
 ):
     rows = pq.read_table(url_list).to_pylist()
     options = {"encode_format": encode_format, "compute_hash": compute_hash, **more}
     with open(os.environ["STAND_IN_LOG"], "a") as log:
-        log.write(json.dumps({"rows": rows, "options": options, "samples": number_sample_per_shard}) + "\\n")
+        call = {"rows": rows, "options": options, "samples": number_sample_per_shard}
+        log.write(json.dumps(call) + "\\n")
     names = [row["url"].rpartition("/")[2] for row in rows]
     print("taking", len(rows), "rows")
     if "hang" in names:
@@ -61,7 +64,8 @@ def download(
     with tarfile.open(output_folder + "/00000.tar", "w") as tar:
         for i, (row, name) in reversed(list(enumerate(zip(rows, names)))):
             key = f"{i:09d}"
-            told = {"url": row["url"], "key": key, "status": "success", "error_message": None, compute_hash: "ab" * 32}
+            told = {"url": row["url"], "key": key, "status": "success", "error_message": None,
+                    compute_hash: "ab" * 32}
             told |= {"width": None, "height": None, "original_width": None, "original_height": None}
             if name in STATUS:
                 told |= {"status": "failed_to_resize" if name == "odd" else "failed_to_download"}
@@ -79,7 +83,8 @@ def download(
                 table.append(told)
     columns = ["width", "height", "original_width", "original_height"]
     schema = pa.schema([("url", pa.string()), ("key", pa.string()), ("status", pa.string()),
-        ("error_message", pa.string()), (compute_hash, pa.string()), *((c, pa.int32()) for c in columns)])
+        ("error_message", pa.string()), (compute_hash, pa.string()), *((c,
+        pa.int32()) for c in columns)])
     pq.write_table(pa.Table.from_pylist(table, schema), output_folder + "/00000.parquet")
     with open(output_folder + "/00000_stats.json", "w") as f:
         json.dump({"count": len(rows)}, f)
@@ -173,7 +178,8 @@ def test_its_shards_become_ours(tmp_path: Path, stand_in: str) -> None:
     assert totals["failed"] == {}
     reasons = {name: row["reason"] for name, row in found.items()}
     assert reasons == {
-        "a.jpg": None, "b.jpg": None, "404": "http_4xx", "late": "deadline", "odd": "empty", "lost.jpg": "missing_file",
+        "a.jpg": None, "b.jpg": None, "404": "http_4xx", "late": "deadline", "odd": "empty",
+        "lost.jpg": "missing_file",
     }  # fmt: skip
     [record] = read_commit_records(str(tmp_path / "pool")).values()
     assert (record.engine, record.engine_version) == ("img2dataset", "1.47.0")
@@ -252,9 +258,12 @@ def test_rules_that_need_no_connection_hold(more: dict[str, Any], reason: str | 
 
 def test_options_go_by_name(tmp_path: Path, stand_in: str) -> None:
     fetch: dict[str, Any] = {
-        "image_size": 64, "resize_mode": "border", "resize_only_if_bigger": False, "upscale_interpolation": "cubic",
-        "downscale_interpolation": "linear", "encode_format": "webp", "encode_quality": 80, "skip_reencode": False,
-        "min_image_size": 3, "max_image_area": 5000, "max_aspect_ratio": 4.0, "extract_exif": True, "retries": 3,
+        "image_size": 64, "resize_mode": "border", "resize_only_if_bigger": False,
+        "upscale_interpolation": "cubic",
+        "downscale_interpolation": "linear", "encode_format": "webp", "encode_quality": 80,
+        "skip_reencode": False,
+        "min_image_size": 3, "max_image_area": 5000, "max_aspect_ratio": 4.0,
+        "extract_exif": True, "retries": 3,
         "compute_hash": "md5", "concurrency": 17, "deadline_s": 7.5,
     }  # fmt: skip
     build(tmp_path, stand_in, "a.jpg", **fetch)

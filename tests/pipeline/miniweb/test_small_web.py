@@ -506,7 +506,9 @@ def test_the_peak_counts_requests_that_overlap(web: Path) -> None:
         lines = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(6)]
         for line in lines:
             line.sendall(
-                f"GET {url.path} HTTP/1.1\r\nHost: {url.netloc}\r\nConnection: close\r\n\r\n".encode()
+                (
+                    f"GET {url.path} HTTP/1.1\r\nHost: {url.netloc}\r\nConnection: close\r\n\r\n"
+                ).encode()
             )
         for line in lines:
             while line.recv(65536):
