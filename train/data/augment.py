@@ -1,7 +1,8 @@
-"""Pixels -> a square of the model's size: a random crop for training, the centre for evaluation; then normalised.
+"""Pixels to a square of the model's size: a random crop for training, else the centre; normalised.
 
-The crop has open_clip's distribution (torchvision's RandomResizedCrop with a share of the area in [crop_min, 1] and an
-aspect between 3/4 and 4/3, bicubic), but its random numbers are a function of where the sample stands in the run.
+The crop has open_clip's distribution: torchvision's RandomResizedCrop with a share of the area in
+[crop_min, 1] and an aspect between 3/4 and 4/3, bicubic. Its random numbers are a function of the
+sample's position in the run.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from train.rng import derive_key, uniforms
 
 Pixels = NDArray[np.uint8]
 TRIES = 10  # shapes that are tried before the crop falls back to the centre, as in torchvision
-NUMBERS = 2 * TRIES + 2  # of one crop: width and height of each shape, then where it lies
-CROP = 4  # what these random numbers are for (order.py has 1 to 3)
+NUMBERS = 2 * TRIES + 2  # of one crop: width and height of each shape, then its position
+CROP = 4  # the purpose of these random numbers (order.py has 1 to 3)
 LOG_ASPECT = math.log(4 / 3)
 LUMINANCE = (0.299, 0.587, 0.114)  # of red, green and blue
 
@@ -32,7 +33,8 @@ def crop_numbers(
 ) -> NDArray[np.float64]:
     """(len(rows), NUMBERS) for the crops of the samples at `rows` of the global batch of `step`.
 
-    First TRIES pairs of width and height, as parts of the root of the picture's area; then two numbers in [0, 1).
+    First TRIES pairs of width and height, relative to the root of the image's area; then two numbers
+    in [0, 1) for the position.
     """
     numbers = uniforms(derive_key(seed, CROP, step), rows, NUMBERS)
     share, aspect = numbers[:, 0:-2:2], numbers[:, 1:-2:2]
@@ -56,25 +58,25 @@ def crop_box(height: int, width: int, numbers: Sequence[float]) -> tuple[int, in
 
 
 def smallest_side(size: int, crop_min: float) -> int:
-    """How small a picture of any shape may be decoded so that its random crops have `size` pixels to show."""
+    """The smallest decoded side from which a random crop still has `size` pixels."""
     return math.ceil(size / math.sqrt(crop_min * 3 / 4))
 
 
 def random_crop(
     pixels_HWC: Pixels, size: int | tuple[int, int], numbers: Sequence[float]
 ) -> Pixels:
-    """(*size, 3): the crop that a row of `crop_numbers` chooses, resized (bicubic). `size` is a side, or (H, W)."""
+    """(*size, 3): the crop of a row of `crop_numbers`, resized (bicubic); `size`: a side or (H, W)."""
     height, width, _ = pixels_HWC.shape
     h, w = (size, size) if isinstance(size, int) else size
     box = crop_box(height, width, numbers)
     if box == (0, 0, w, h) and (height, width) == (h, w):
         return pixels_HWC
-    # `box` spares the copy of a crop. Sizes are whole, so only the kernel's tails see pixels outside of it.
+    # `box` spares a copy. Its sides are whole, so only the kernel's tails see pixels outside of it.
     return np.asarray(Image.fromarray(pixels_HWC).resize((w, h), Image.Resampling.BICUBIC, box=box))
 
 
 def centre_crop(pixels_HWC: Pixels, size: int | tuple[int, int]) -> Pixels:
-    """(*size, 3): resized (bicubic) so that it just covers `size`, and its centre; open_clip's evaluation picture."""
+    """(*size, 3): open_clip's evaluation image: resized (bicubic) to cover `size`, then the centre."""
     height, width, _ = pixels_HWC.shape
     if isinstance(size, int) or size[0] == size[1]:
         tall = wide = size if isinstance(size, int) else size[0]
@@ -94,16 +96,16 @@ def centre_crop(pixels_HWC: Pixels, size: int | tuple[int, int]) -> Pixels:
 
 @functools.cache
 def _levels(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """Sent once: a GPU would wait for the copy in every step."""
+    """On the device, copied once: a GPU would wait for the copy in every step."""
     return torch.tensor(values, device=device)
 
 
 def normalise(
     image_BHWC: Tensor, mean: Sequence[float] = IMAGE_MEAN, std: Sequence[float] = IMAGE_STD
 ) -> Tensor:
-    """uint8 RGB -> (B, C, H, W) float32 with a model's mean and deviation, on the pixels' own device.
+    """uint8 RGB to (B, C, H, W) float32 with a model's mean and deviation, on the same device.
 
-    The model takes as many channels as there are means: 3, or 1, which is the luminance (ITU-R 601).
+    The model takes as many channels as there are means: 3, or 1: the luminance (ITU-R 601).
     """
     pixels = image_BHWC.float()
     if len(mean) == 1:

@@ -1,18 +1,21 @@
-"""Step -> (source, shard, row): a wheel over the sources, lanes over the rows, windows over the shards. Pure numpy.
+"""Step -> (source, shard, row): a wheel over sources, lanes over rows, windows over shards.
 
-What a run draws is a function of (sources, batch size, lanes, window, seed) and of the step alone:
+Pure NumPy. What a run draws is a function of (sources, batch size, lanes, window, seed) and of the
+step alone:
 
-* wheel: position n of the run belongs to source `wheel[n % period]`. After any number of positions the share of each
-  source is exact to less than one sample, so every prefix of every batch is mixed as the weights say.
-* dealing: the q-th draw of a source is row `q % rows` of its epoch `q // rows`. So after any whole number of steps no
-  row of a source has been drawn more than once oftener than another (highest − lowest ≤ 1), for any keep rates.
-* lanes: an epoch permutes the shards, permutes the kept rows inside windows of `window` shards, and cuts the line that
-  results into `lanes` spans equal to ± 1 row. Draws are dealt over the spans in turn, and inside a batch each draw is
-  placed in the lane that lies nearest to its span. Lane k owns one block of every batch; a rank serves whole lanes.
-* world size does not occur here: it only says which lanes a rank asks for.
+* wheel: position n of the run belongs to source `wheel[n % period]`. After any number of positions
+  the share of each source is exact to less than one sample, so every prefix of every batch is mixed
+  as the weights say.
+* draws: the q-th draw of a source is row `q % rows` of its epoch `q // rows`. Draw counts of two
+  rows of a source differ by at most 1, for any keep rates.
+* lanes: an epoch permutes the shards, permutes the kept rows inside windows of `window` shards, and
+  cuts the line of rows that results into `lanes` spans equal to ± 1 row. Draws go to the spans one
+  after another. Inside a batch each draw is put into the lane that is nearest to its span. Lane k
+  owns one block of every batch; a rank serves whole lanes.
+* world size does not occur here: it only decides which lanes a rank asks for.
 
-Random numbers come from `train.rng`.
-A change of any of this bumps ORDER_VERSION and the golden test.
+Random numbers come from `train.rng`. A change of any of this bumps ORDER_VERSION and the golden
+test.
 """
 
 from __future__ import annotations
@@ -33,8 +36,10 @@ from manifests.disk import content_hash
 from train.rng import Ints, derive_key, permutation
 
 ORDER_VERSION = 1
-PERIOD = 65_536  # most slots of a wheel: shares that need more are rounded to 1/65536 (largest remainder)
-BLOCK = 2_048  # positions worked out at once: spreads the cost of a numpy call, and stays small for a single step
+# Most slots of a wheel. Shares that need more are rounded to 1/65536 (largest remainder).
+PERIOD = 65_536
+# Positions that are computed at once: spreads the cost of a NumPy call, small for a single step.
+BLOCK = 2_048
 
 SHARDS, WINDOW, SUBSTITUTE = 1, 2, 3  # what a random number is for
 
@@ -50,21 +55,22 @@ class SourceRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeats:
-    """What a number of steps draws from one source; `repeats` is drawn / rows, a mean."""
+    """What some steps draw from one source; `repeats` is the mean, drawn / rows."""
 
     drawn: int
     rows: int
     repeats: float
 
 
-# --- the wheel -----------------------------------------------------------------------------------------------------
+# --- the wheel -----------------------------------------------------------------------------------
 
 
 def wheel_slots(sources: Sequence[SourceRows]) -> list[int]:
     """Slots of each source on the wheel; their sum is the wheel's period.
 
-    Exact where the shares have a common denominator up to 65,536 (0.7 : 0.3, 1 : 2 : 5, any three decimals); else
-    65,536 slots dealt by largest remainder. ValueError for a weight that is no positive number or gets no slot.
+    Exact where the shares have a common denominator up to 65,536 (0.7 : 0.3, 1 : 2 : 5, any three
+    decimals); else 65,536 slots shared out by largest remainder. ValueError for a weight that is no
+    positive number or gets no slot.
     """
     for source in sources:
         if not 0 < source.weight < math.inf:
@@ -85,22 +91,24 @@ def wheel_slots(sources: Sequence[SourceRows]) -> list[int]:
     if 0 in slots:
         name = sources[slots.index(0)].name
         raise ValueError(
-            f"the share of {name!r} is less than one in {PERIOD:,} samples; raise its weight or drop it"
+            f"the share of {name!r} is less than one in {PERIOD:,} samples; raise its weight or "
+            "drop it"
         )
     return slots
 
 
 def wheel_sequence(slots: Sequence[int]) -> Ints:
-    """One turn of the wheel: the source of each slot, every prefix within less than one slot of its share.
+    """The source of each slot; in every prefix each source is within one slot of its share.
 
-    Draw q of a source with m of P slots may come from slot ⌊qP/m⌋ on and must come before slot ⌈(q+1)P/m⌉; earliest
-    deadline first meets all of these (the quota theorem of just-in-time sequencing).
+    Draw q of a source with m of P slots may come from slot ⌊qP/m⌋ on and must come before slot
+    ⌈(q+1)P/m⌉. Earliest deadline first meets all of these (the quota theorem of just-in-time
+    sequencing).
     """
     period = sum(slots)
-    waiting = [
-        (0, s) for s in range(len(slots))
-    ]  # (first slot that the source's next draw may take, source)
-    ready: list[tuple[int, int]] = []  # (slot before which it must come, source)
+    # (first slot that the source's next draw may take, source).
+    waiting = [(0, s) for s in range(len(slots))]
+    # (slot before which the source's next draw must come, source).
+    ready: list[tuple[int, int]] = []
     drawn = [0] * len(slots)
     order = np.empty(period, np.int64)
     for n in range(period):
@@ -115,22 +123,22 @@ def wheel_sequence(slots: Sequence[int]) -> Ints:
     return order
 
 
-# --- the order -----------------------------------------------------------------------------------------------------
+# --- the order -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Spans:
-    """How the kept rows of a source are dealt: draw i of an epoch takes `start[lane] + i // lanes` on the line."""
+    """Spans of a source's kept rows: draw i of an epoch is row `start[span] + i // lanes`."""
 
     key: int  # of the source's name
     rows: int
     lane: Ints  # (lanes,) the span of draw i is lane[i % lanes]
-    start: Ints  # (lanes,) where span p begins on an epoch's line
+    start: Ints  # (lanes,) the first row of each span on the line of an epoch
 
 
 def _spans(source: SourceRows, lanes: int) -> _Spans:
     rows = sum(source.shard_rows)
-    # Steps of about 0.618 of a turn: any few draws in a row are spread evenly over the spans.
+    # Strides of about 0.618 of the lanes: any few draws in a row are spread evenly over the spans.
     stride = min(
         (g for g in range(1, lanes + 1) if math.gcd(g, lanes) == 1),
         key=lambda g: abs(g - lanes * 0.618),
@@ -152,9 +160,10 @@ class _Line:
 
 
 class Order:
-    """The order of a run. `sources` may come in any order: the wheel and the permutations go by their names.
+    """The order of a run. The order of `sources` does not matter: their names decide.
 
-    ValueError for fewer rows than a batch, an empty source, lanes that do not divide the batch, impossible weights.
+    ValueError for fewer rows than a batch, an empty source, lanes that do not divide the batch, and
+    impossible weights.
     """
 
     def __init__(
@@ -181,14 +190,14 @@ class Order:
         self._ends = [np.cumsum(source.shard_rows) for source in self.sources]
         self._steps_per_block = -(-BLOCK // batch_size)
         # A lane is inside one window at a time; while it passes to the next, inside two.
-        self._block = functools.lru_cache(maxsize=2)(self._work_out)
+        self._block = functools.lru_cache(maxsize=2)(self._compute_block)
         self._line = functools.lru_cache(maxsize=4 * len(self.sources))(self._permute_shards)
         self._window_rows = functools.lru_cache(maxsize=2 * lanes * len(self.sources))(
             self._permute_window
         )
 
     def batch(self, step: int, lanes: range | None = None) -> tuple[Ints, Ints, Ints]:
-        """(source, shard, kept row) of every row of the batch of `step`, or of the blocks of consecutive `lanes`."""
+        """(source, shard, kept row) of each row of a batch, or of the blocks of some `lanes`."""
         lanes = range(self.lanes) if lanes is None else lanes
         assert step >= 0
         assert lanes.step == 1
@@ -201,46 +210,45 @@ class Order:
         return source[rows], shard[rows], row[rows]
 
     def substitute(self, source: int, step: int, position: int, attempt: int) -> tuple[int, int]:
-        """(shard, kept row) that stands in for row `position` of the batch of `step`: a draw of the same source."""
+        """(shard, kept row) that replaces row `position` of batch `step`: of the same source."""
         spans = self._spans[source]
-        place = derive_key(self.seed, SUBSTITUTE, spans.key, step, position, attempt) % spans.rows
-        shard = int(np.searchsorted(self._ends[source], place, side="right"))
-        return shard, place - int(self._ends[source][shard]) + self.sources[source].shard_rows[
-            shard
-        ]
+        key = derive_key(self.seed, SUBSTITUTE, spans.key, step, position, attempt)
+        row = key % spans.rows
+        ends, shard_rows = self._ends[source], self.sources[source].shard_rows
+        shard = int(np.searchsorted(ends, row, side="right"))
+        return shard, row - int(ends[shard]) + shard_rows[shard]
 
     def repeats(self, steps: int) -> dict[str, Repeats]:
         """Per source, what `steps` steps from the start draw."""
         turns, rest = divmod(steps * self.batch_size, len(self._wheel))
         part = np.bincount(self._wheel[:rest], minlength=len(self.sources))
-        found = {}
+        repeats = {}
         for s, source in enumerate(self.sources):
             drawn, rows = turns * int(self._slots[s]) + int(part[s]), self._spans[s].rows
-            found[source.name] = Repeats(drawn=drawn, rows=rows, repeats=drawn / rows)
-        return found
+            repeats[source.name] = Repeats(drawn=drawn, rows=rows, repeats=drawn / rows)
+        return repeats
 
     def check_repeats(self, steps: int, most: float | None) -> None:
-        """ValueError where `steps` steps would draw the rows of a source more than `most` times in the mean."""
+        """ValueError where `steps` steps draw the rows of a source more than `most` times."""
         name, worst = max(self.repeats(steps).items(), key=lambda item: item[1].repeats)
         if most is not None and worst.repeats > most:
             samples = int(steps * self.batch_size * most / worst.repeats)
             raise ValueError(
-                f"{name} would be repeated {worst.repeats:.1f} times ({worst.drawn:,} draws of {worst.rows:,} rows) and"
-                f" max_repeats is {most:g}; train on at most {samples:,} samples, lower its weight or raise max_repeats"
+                f"{name} would be repeated {worst.repeats:.1f} times ({worst.drawn:,} draws of "
+                f"{worst.rows:,} rows) and max_repeats is {most:g}; train on at most {samples:,} "
+                "samples, lower its weight or raise max_repeats"
             )
 
     def identity(self) -> dict[str, Any]:
-        """All that decides the order, as plain values; what `fingerprint` is the hash of."""
-        sources = {
-            source.name: {
+        """Everything that decides the order, as plain values; `fingerprint` is its hash."""
+        sources = {}
+        for source in self.sources:
+            sources[source.name] = {
                 "weight": source.weight,
-                "rows": sum(rows),
-                "shards": len(rows),
-                "hash": content_hash(rows),
+                "rows": sum(source.shard_rows),
+                "shards": len(source.shard_rows),
+                "hash": content_hash(source.shard_rows),
             }
-            for source in self.sources
-            for rows in [source.shard_rows]
-        }
         return {
             "version": ORDER_VERSION,
             "batch_size": self.batch_size,
@@ -251,23 +259,23 @@ class Order:
         }
 
     def fingerprint(self) -> str:
-        """Hash of the identity: two orders with the same one draw the same rows at every step."""
+        """Hash of the identity: orders with the same hash draw the same rows at every step."""
         return content_hash(self.identity())
 
-    def _work_out(self, number: int) -> tuple[Ints, Ints, Ints]:
-        """The batches of block `number`, one after another."""
+    def _compute_block(self, number: int) -> tuple[Ints, Ints, Ints]:
+        """(source, shard, row) of the batches of block `number`, one after another."""
         count = self._steps_per_block * self.batch_size
         n = number * count + np.arange(count)
         turns, slot = np.divmod(n, len(self._wheel))
         source = self._wheel[slot]
         draw = turns * self._slots[source] + self._nth[slot]
-        # Inside a batch the draws of a source go to its places by span: the lowest span to the first place.
+        # Inside a batch the draws of a source go to its positions in the order of their spans.
         cell = (n - n[0]) // self.batch_size * len(self.sources) + source
         lane = self._spans[0].lane[draw % self._rows[source] % self.lanes]
         placed = np.empty_like(draw)
-        placed[np.argsort(cell, kind="stable")] = draw[
-            np.argsort(cell * self.lanes + lane, kind="stable")
-        ]
+        by_position = np.argsort(cell, kind="stable")
+        by_span = np.argsort(cell * self.lanes + lane, kind="stable")
+        placed[by_position] = draw[by_span]
         shard, row = np.empty_like(draw), np.empty_like(draw)
         for s in range(len(self.sources)):
             here = np.flatnonzero(source == s)
@@ -281,22 +289,22 @@ class Order:
         """(shard, kept row) of draws `within` one epoch of source `s`."""
         spans, line = self._spans[s], self._line(s, epoch)
         turns, nth = np.divmod(within, self.lanes)
-        place = spans.start[spans.lane[nth]] + turns
-        window = np.searchsorted(line.starts, place, side="right") - 1
+        position = spans.start[spans.lane[nth]] + turns  # on the line of the epoch
+        window = np.searchsorted(line.starts, position, side="right") - 1
         for w in np.unique(window):
             here = window == w
             first = line.starts[w]
-            place[here] = first + self._window_rows(s, epoch, int(w))[place[here] - first]
-        k = np.searchsorted(line.ends, place, side="right")
+            permuted = self._window_rows(s, epoch, int(w))
+            position[here] = first + permuted[position[here] - first]
+        k = np.searchsorted(line.ends, position, side="right")
         shard = line.shards[k]
-        return shard, place - line.ends[k] + np.asarray(self.sources[s].shard_rows)[shard]
+        return shard, position - line.ends[k] + np.asarray(self.sources[s].shard_rows)[shard]
 
     def _permute_shards(self, s: int, epoch: int) -> _Line:
         rows = np.asarray(self.sources[s].shard_rows)
         shards = np.flatnonzero(rows)
-        shards = shards[
-            permutation(derive_key(self.seed, SHARDS, self._spans[s].key, epoch), len(shards))
-        ]
+        key = derive_key(self.seed, SHARDS, self._spans[s].key, epoch)
+        shards = shards[permutation(key, len(shards))]
         ends = np.cumsum(rows[shards])
         starts = np.concatenate([[0], ends[self.window - 1 :: self.window], ends[-1:]])
         return _Line(shards=shards, ends=ends, starts=np.unique(starts))
