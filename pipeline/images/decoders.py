@@ -146,6 +146,7 @@ class Decoders:
         self._command = (sys.executable, *CHILD, str(memory_bytes), str(deadline_s))
         self._waiting: deque[_Job] = deque()
         self._children: list[_Child] = []
+        self._processes: list[asyncio.subprocess.Process] = []
         self._places: list[asyncio.Task[None]] = []
         self._closing = False
         self._broken: BaseException | None = None
@@ -170,12 +171,15 @@ class Decoders:
             _hang_up(child)
         _, hanging = await asyncio.wait(self._places, timeout=1.0)
         for child in self._children:
-            _kill(child)
+            _kill(child.process)
         if hanging:
             await asyncio.wait(hanging, timeout=1.0)
         for place in self._places:
             place.cancel()
         await asyncio.gather(*self._places, return_exceptions=True)
+        for process in self._processes:  # of a place that was cancelled while it started one
+            _kill(process)
+            await _ended(process)
         for job in self._waiting:
             job.answer.cancel()
 
@@ -240,7 +244,7 @@ class Decoders:
 
     def _end_late(self, child: _Child) -> None:
         child.late = True
-        _kill(child)
+        _kill(child.process)
 
     async def _place(self) -> None:
         """Keeps one child at work, the next one when it ends."""
@@ -255,7 +259,7 @@ class Decoders:
             if child.overdue is not None:
                 child.overdue.cancel()
             _hang_up(child)
-            code = await child.process.wait()
+            code = await _ended(child.process)
             if child.jobs:
                 guilty = child.jobs.popleft()
                 slow = child.late or code == -signal.SIGPROF
@@ -289,24 +293,20 @@ class Decoders:
             env=_environment(),
             limit=2**20,
         )
+        self._processes = [p for p in self._processes if p.returncode is None] + [process]
         child = _Child(process, deque())
         try:
             async with asyncio.timeout(HELLO_S):
                 await _answer(child)
         except (asyncio.IncompleteReadError, TimeoutError) as error:
             if isinstance(error, TimeoutError):
-                _kill(child)
-            code = await process.wait()
+                _kill(child.process)
+            code = await _ended(process)
             if self._closing:
                 return None
             raise RuntimeError(
                 f"a decoder ended before its first picture ({_cause(code)})"
             ) from None
-        except asyncio.CancelledError:
-            _kill(child)
-            with contextlib.suppress(ConnectionError):
-                await process.communicate()  # closes its pipes too
-            raise
         return child
 
     async def _read(self, child: _Child) -> None:
@@ -323,6 +323,14 @@ class Decoders:
                 self._feed()
         except (asyncio.IncompleteReadError, ConnectionError):
             return
+
+
+async def _ended(process: asyncio.subprocess.Process) -> int:
+    """Wait for the end of a child and close its pipes, which asyncio may do only after the event loop has ended."""
+    code = await process.wait()
+    process._transport.close()  # type: ignore[attr-defined]  # there is no public way
+    await asyncio.sleep(0)
+    return code
 
 
 async def _answer(child: _Child) -> tuple[dict[str, Any], bytes]:
@@ -353,12 +361,12 @@ def _hang_up(child: _Child) -> None:
         child.process.stdin.close()
 
 
-def _kill(child: _Child) -> None:
+def _kill(process: asyncio.subprocess.Process) -> None:
     if (
-        child.process.returncode is None
+        process.returncode is None
     ):  # Popen.kill polls first, which takes the exit status from asyncio's watcher
         with contextlib.suppress(ProcessLookupError):
-            os.kill(child.process.pid, signal.SIGKILL)
+            os.kill(process.pid, signal.SIGKILL)
 
 
 def _cause(code: int) -> str:
