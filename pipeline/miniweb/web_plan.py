@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from manifests.schema import Miniweb
-from pipeline.miniweb.scenes import COLOURS, SHAPES, Scene, scene
+from pipeline.miniweb.scenes import COLOURS, Scene, scene
+from pipeline.miniweb.shapes import SHAPES
 
 TRUSTED = "museum.miniweb.test"
 HOSTS = tuple(
