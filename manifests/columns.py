@@ -84,7 +84,7 @@ PAIRS = pa.schema(
     ]
 )
 
-# One row per attempt, in the order of the tar. The first twelve columns are img2dataset's.
+# One row per attempt, in the order of the tar. The first eleven columns are img2dataset's.
 SIDECAR = pa.schema(
     [
         ("url", pa.string()),

@@ -1,62 +1,137 @@
-"""The manifests that ship are read as they stand, at every scale that they name."""
+"""The manifests that ship: read at every scale, the small ones run; and every path that a text names exists."""
 
 from __future__ import annotations
 
+import ast
+import csv
+import re
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from filters import make
 from manifests import reader
-from manifests.schema import Ablation, Recipe
+from manifests.schema import Ablation, Blend, Recipe, TaskSpec
+from manifests.sources import SOURCES
+from manifests.yaml_file import VARIABLES
+from pipeline import ablation_run, build
 from train.config import configure
 
 ROOT = Path(__file__).resolve().parents[1]
-VARIABLES = (
-    "MINIWEB",
-    "MINIWEB_PORT",
-    "SCORER",
-    "CIFAR",
-    "IMAGENET",
-    "DATACOMP",
-    "CLIPMILL_USER_AGENT",
-)
+FOLDER = ROOT / "manifests"
+OWN = ("USER_AGENT", "WAT", "IMAGES", "SHARDS", "EVAL")
 SHIPPED = [
     (path, scale)
-    for path in sorted((ROOT / "manifests").glob("*/*.yaml"))
+    for path in sorted([*FOLDER.glob("recipes/*.yaml"), *FOLDER.glob("ablations/*.yaml")])
     for scale in [None, *reader.list_scales(path)]
 ]
 
 
-@pytest.mark.parametrize(("path", "scale"), SHIPPED, ids=[f"{p.stem}-{s}" for p, s in SHIPPED])
-def test_it_can_be_read(path: Path, scale: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in VARIABLES:
+@pytest.fixture(autouse=True)
+def variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [*VARIABLES, *(f"CLIPMILL_{name}" for name in OWN)]:
         monkeypatch.setenv(name, f"/given/{name.lower()}")
+
+
+@pytest.mark.parametrize(("path", "scale"), SHIPPED, ids=[f"{p.stem}-{s}" for p, s in SHIPPED])
+def test_it_can_be_read(path: Path, scale: str | None) -> None:
     kind = reader.manifest_kind(path)
     manifest = reader.read_manifest(path, kind, scale=scale)
     if isinstance(manifest, Recipe):
-        assert manifest.source.kind == "files" or manifest.fetch.user_agent
+        assert not SOURCES[manifest.source.kind].needs_user_agent or manifest.fetch.user_agent
         for spec in manifest.filters:
             assert make(spec).name == spec.name
-    else:
-        assert isinstance(manifest, Ablation)
-        configure({**manifest.train, "seed": manifest.seeds[0]})
-        for name, view in (
-            (n, v) for n, _, v in (a.partition("/") for a in manifest.arms.values())
-        ):
-            recipe_path = manifest.pools[name].recipe
-            assert recipe_path is not None
-            known = scale if scale in reader.list_scales(recipe_path) else None
-            assert reader.read_manifest(recipe_path, Recipe, scale=known).view(view).name == view
+        return
+    assert isinstance(manifest, Ablation)
+    configure({**manifest.train, "seed": manifest.seeds[0]})
+    recipes = ablation_run.read_recipes(manifest, scale)
+    for pool_view in manifest.arms.values():
+        pool, _, view = pool_view.partition("/")
+        assert recipes[pool].view(view).name == view
 
 
 def test_there_are_both_kinds_for_datacomp_and_for_the_open_question() -> None:
     names = {path.stem for path, _ in SHIPPED}
-    assert {
-        "datacomp_small",
-        "commoncrawl_b32",
-        "nvidia_question",
-        "demo",
-        "demo_null",
-        "cifar10",
-    } <= names
+    assert {"datacomp_small", "commoncrawl_b32", "nvidia_question", "laion_like"} <= names
+    assert {"demo", "demo_null", "cifar10", "image_folder", "own_shards"} <= names
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("blends/*.yaml")), ids=lambda path: path.stem)
+def test_a_blend_draws_views_that_its_recipe_makes(path: Path) -> None:
+    blend = reader.read_manifest(path, Blend)
+    for pool_view in blend.views:
+        pool, _, view = pool_view.partition("/")
+        recipe_path = FOLDER / "recipes" / f"{Path(blend.pools[pool]).name}.yaml"
+        assert reader.read_manifest(recipe_path, Recipe).view(view).name == view
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("tasks/*.yaml")), ids=lambda path: path.stem)
+def test_a_task_can_be_read_alone_and_by_an_ablation(path: Path, tmp_path: Path) -> None:
+    task = reader.read_manifest(path, TaskSpec)
+    assert task.name == path.stem
+    text = (FOLDER / "ablations" / "own_shards.yaml").read_text()
+    text = re.sub(r"evaluate:\n.*\nprimary: \w+", f"evaluate: [{path}]\nprimary: {task.name}", text)
+    text = text.replace("../recipes", str(FOLDER / "recipes"))
+    (tmp_path / "a.yaml").write_text(text)
+    assert reader.read_manifest(tmp_path / "a.yaml", Ablation).evaluate == (task,)
+
+
+def test_the_recipe_of_an_image_folder_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = tmp_path / "images"
+    images.mkdir()
+    with open(images / "metadata.csv", "w", newline="") as f:
+        table = csv.writer(f)
+        table.writerow(["file_name", "caption", "label"])
+        for number in range(12):
+            Image.new("RGB", (40, 40), (20 * number, 0, 99)).save(images / f"{number}.png")
+            caption = f"a shade of blue {number}" if number % 2 else f"shade {number}"
+            table.writerow([f"{number}.png", caption, "blue"])
+    monkeypatch.setenv("CLIPMILL_IMAGES", str(images))
+    recipe = FOLDER / "recipes" / "image_folder.yaml"
+    assert build.main([str(recipe), "--out", str(tmp_path / "p"), "--engine", "inline"]) == 0
+
+
+# --- paths in texts ----------------------------------------------------------------------------
+
+
+TOP = "manifests|docs|tests|pipeline|train|filters|benchmarks"
+NAMED = re.compile(rf"(?<![\w./-])((?:{TOP})/[\w./-]*\w\.(?:py|yaml|md|json|csv))(?!\w)")
+PLACEHOLDERS = re.compile(r"NAME|[A-Z]{4,}")  # filters/NAME.py stands for a file to write
+DOCUMENTS = [
+    path
+    for folder in (".", "docs", *TOP.split("|"))
+    for path in (ROOT.glob("*.md") if folder == "." else (ROOT / folder).rglob("*.md"))
+]
+
+
+def missing(text: str) -> list[str]:
+    """Files of the repository that a text names and that do not exist."""
+    named = {path for path in NAMED.findall(text) if not PLACEHOLDERS.search(path)}
+    return sorted(path for path in named if not (ROOT / path).exists())
+
+
+def test_a_named_file_that_is_not_there_is_seen() -> None:
+    text = (
+        "run `python pipeline/build.py manifests/recipes/nowhere.yaml --out out/x`, see tests/a.py"
+    )
+    assert missing(text) == ["manifests/recipes/nowhere.yaml", "tests/a.py"]
+    assert missing("copy filters/NAME.py; /elsewhere/pipeline/x.py; out/tests/x.json") == []
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_documents_name_files_that_exist(path: Path) -> None:
+    assert missing(path.read_text()) == []
+
+
+@pytest.mark.parametrize("package", ["manifests", "filters", "pipeline", "train", "benchmarks"])
+def test_docstrings_and_help_texts_name_files_that_exist(package: str) -> None:
+    wrong = {}
+    for path in sorted((ROOT / package).rglob("*.py")):
+        nodes = ast.walk(ast.parse(path.read_text()))
+        texts = [n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+        if lost := missing("\n".join(texts)):
+            wrong[str(path.relative_to(ROOT))] = lost
+    assert wrong == {}
