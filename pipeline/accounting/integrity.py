@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -43,7 +42,8 @@ MEMBER_COLUMNS = [
     "status",
     "caption",
     "image_name",
-    *(f"{part}_{what}" for part in PARTS for what in ("offset", "length")),
+    *(f"{part}_offset" for part in PARTS),
+    *(f"{part}_length" for part in PARTS),
 ]
 Uids = npt.NDArray[np.bytes_]
 T = TypeVar("T", ViewDocument, ScoreSetDocument)
@@ -193,7 +193,7 @@ def _tar(layout: PoolLayout, record: CommitRecord, table: pa.Table | None) -> li
             size = path.stat().st_size
             if size != record.tar_bytes:
                 return [f"{name}: damaged: {size} bytes, not {record.tar_bytes}"]
-            if _file_hash(path) != record.tar_sha256:
+            if disk.file_sha256(path) != record.tar_sha256:
                 return [f"{name}: damaged: another sha256"]
             members = {(m.name, m.offset, m.length) for m in index_tar(name, path)}
             if table is None:
@@ -205,7 +205,7 @@ def _tar(layout: PoolLayout, record: CommitRecord, table: pa.Table | None) -> li
                         return [f"{name}: {problem}"]
     except ValueError as error:
         return [str(error) if str(error).startswith(name) else f"{name}: {error}"]
-    listed = sum(row[f"{part}_offset"] is not None for part in PARTS for row in rows)
+    listed = sum(len(table) - table[f"{part}_offset"].null_count for part in PARTS)
     if not is_adopted and listed != len(members):
         return [f"{name}: has {len(members)} members, the sidecar lists {listed}"]
     return []
@@ -224,11 +224,6 @@ def _member_problem(
         if f.read(row["text_length"]) != row["caption"].encode():
             return f"the caption of {row['image_name']} is not that of the sidecar"
     return ""
-
-
-def _file_hash(path: Path) -> str:
-    with open(path, "rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
 
 
 def _binary_uids(uids: pa.ChunkedArray) -> Uids:

@@ -39,10 +39,9 @@ from pipeline.views.steps import rule_text, rules_hash, rules_of
 READERS = 8  # files that are open at once: most are small, and remote ones wait for the network
 VIEW_NAME = re.compile(r"[\w.-]+")
 RANDOM_PREFIX = "random_like_"
-# score column -> filter
-FILTER_OF_COLUMN = {
-    column: name for name, filter_class in FILTERS.items() for column in filter_class.adds
-}
+FILTER_OF_COLUMN: dict[str, str] = {}  # score column -> filter
+for _name, _filter_class in FILTERS.items():
+    FILTER_OF_COLUMN |= dict.fromkeys(_filter_class.adds, _name)
 logger = logging.getLogger(__name__)
 
 Records = Mapping[str, CommitRecord]
