@@ -181,15 +181,23 @@ class Resolver(AbstractResolver):
         return lookup
 
     async def _ask(self, host: str, begun: asyncio.Event) -> list[str]:
-        async with self._new_lookups:
-            begun.set()
-            answer = asyncio.ensure_future(self._source.addresses(host))
-            try:
-                await asyncio.wait({answer}, timeout=NEW_S)
-            except asyncio.CancelledError:
-                answer.cancel()
-                raise
-        return await answer
+        """The addresses of a name. It counts as a new lookup for NEW_S at most."""
+        is_new = True
+
+        def end_new() -> None:
+            nonlocal is_new
+            if is_new:
+                is_new = False
+                self._new_lookups.release()
+
+        await self._new_lookups.acquire()
+        begun.set()
+        timer = asyncio.get_running_loop().call_later(NEW_S, end_new)
+        try:
+            return await self._source.addresses(host)
+        finally:
+            timer.cancel()
+            end_new()
 
     def _forget(self, now: float) -> None:
         """Drop the oldest lookups that are too old: two for each new one, so that none pile up."""
