@@ -1,4 +1,5 @@
-"""Values of any table as the types of EXTRA_TYPES: what is not of a type becomes None, and nothing raises.
+"""Values of any table as the types of EXTRA_TYPES: what is not of a type becomes None, and nothing
+raises.
 
 msgspec is imported here only, so that a trainer, which reads no tables, needs none.
 """
@@ -20,7 +21,8 @@ INT64 = 1 << 63
 
 
 def as_text(value: Any) -> str | None:
-    """Anything as text: nested values as JSON, bytes as UTF-8. None where it is not valid text: bytes
+    """Anything as text: nested values as JSON, bytes as UTF-8. None where it is not valid text:
+    bytes
     that are not UTF-8, half of a surrogate pair."""
     if value is None:
         return None

@@ -10,7 +10,8 @@ from typing import Literal
 
 import pyarrow as pa
 
-# Every attempt that is not stored ends with exactly one of these. refused: we chose not to; permanent: asking again
+# Every attempt that is not stored ends with exactly one of these. refused: we chose not to;
+# permanent: asking again
 # gives the same answer; transient: `--retry transient` may find it.
 REASONS: dict[str, Literal["refused", "permanent", "transient"]] = {
     "bad_url": "refused",
@@ -51,7 +52,8 @@ REASONS: dict[str, Literal["refused", "permanent", "transient"]] = {
     "http_5xx": "transient",
 }
 
-# Reasons of the decoding half: img2dataset calls them failed_to_resize, all others failed_to_download.
+# Reasons of the decoding half: img2dataset calls them failed_to_resize, all others
+# failed_to_download.
 DECODE_REASONS = frozenset(
     {
         "too_many_pixels",
@@ -149,7 +151,9 @@ def with_extra(schema: pa.Schema, columns: Mapping[str, str]) -> pa.Schema:
 
 
 def extra_column(name: str, kind: str) -> tuple[str, str]:
-    """(column in the source, key of EXTRA_TYPES) of an extra column: `TYPE`, or `COLUMN:TYPE` for one renamed."""
+    """(column in the source, key of EXTRA_TYPES) of an extra column: `TYPE`, or `COLUMN:TYPE` for
+    one renamed.
+    """
     column, _, type_name = kind.rpartition(":")
     return column or name, type_name
 

@@ -1,7 +1,9 @@
 """What all commands have in common: log lines, exit statuses, stop signals, one line for a mistake.
 
-Exit statuses: 0 every task ended with its outcomes; 2 a mistake that its one line explains; 3 some task ended
-without an outcome; 75 a training run was stopped and saved; 128 + N stopped by signal N (130 for Ctrl-C, 143 for
+Exit statuses: 0 every task ended with its outcomes; 2 a mistake that its one line explains; 3 some
+task ended
+without an outcome; 75 a training run was stopped and saved; 128 + N stopped by signal N (130 for
+Ctrl-C, 143 for
 SIGTERM). With CLIPMILL_TRACEBACK=1 the traceback of a mistake is printed too.
 """
 
@@ -106,7 +108,8 @@ def run_command(
 ) -> int:
     """The exit status of a command. Mistakes and stop signals end in one line on stderr.
 
-    `body` returns its own status. ValueError, a wrong path and a full disk give 2; SIGINT and SIGTERM give
+    `body` returns its own status. ValueError, a wrong path and a full disk give 2; SIGINT and
+    SIGTERM give
     128 + N and the line `stopped by SIGINT: ` + `stopped`.
     """
     disabled = logging.root.manager.disable

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from manifests.text import valid_text
 
-# --- files ---------------------------------------------------------------------------------------------------------
+# --- files ------------------------------------------------------------------------------------
 
 
 def join(root: str | Path, *parts: str) -> str:
@@ -44,7 +44,8 @@ def local_path(path: str | Path) -> Path:
 
 
 def output_folder(out: str) -> str:
-    """The absolute folder to write to. ValueError where none can be made there, or where it would be lost.
+    """The absolute folder to write to. ValueError where none can be made there, or where it would
+    be lost.
 
     Under `ray job submit` a relative folder would lie in Ray's temporary copy of the checkout.
     """
@@ -111,7 +112,9 @@ def create_bytes(path: str | Path, data: bytes) -> None:
 
 
 def _partial(target: Path) -> Path:
-    """Where a file is written before it is renamed. Machines that share a folder may have the same process ids."""
+    """Where a file is written before it is renamed. Machines that share a folder may have the same
+    process ids.
+    """
     return target.with_name(f".{target.name}.partial.{os.getpid()}-{secrets.token_hex(4)}")
 
 
@@ -132,7 +135,9 @@ def _sync_folder(folder: Path) -> None:
 
 
 def publish(staged: str | Path, path: str | Path) -> None:
-    """Move a finished local file to its place: fsync and rename on one filesystem, one put elsewhere."""
+    """Move a finished local file to its place: fsync and rename on one filesystem, one put
+    elsewhere.
+    """
     if is_url(path):
         fs, name = _filesystem(path)
         fs.put_file(str(staged), name)
@@ -156,7 +161,9 @@ def exists(path: str | Path) -> bool:
 
 
 def list_names(folder: str | Path, suffix: str = "") -> list[str]:
-    """Sorted names inside a folder that end in `suffix`; [] where there is no folder. Unfinished files are left out."""
+    """Sorted names inside a folder that end in `suffix`; [] where there is no folder. Unfinished
+    files are left out.
+    """
     if not is_url(folder):
         names = os.listdir(local_path(folder)) if local_path(folder).is_dir() else []
     else:
@@ -177,7 +184,9 @@ def remove(path: str | Path) -> None:
 
 
 def write_json(path: str | Path, value: Any) -> None:
-    """A dataclass or plain value as JSON with sorted keys, written whole. Text becomes valid Unicode."""
+    """A dataclass or plain value as JSON with sorted keys, written whole. Text becomes valid
+    Unicode.
+    """
     write_bytes(path, _json_bytes(value))
 
 
@@ -223,7 +232,8 @@ def read_parquet(
     columns: list[str] | None = None,
     where: list[tuple[str, str, Any]] | None = None,
 ) -> pa.Table:
-    """A table, or some columns of it, or the rows that `where` (pyarrow's filters) lets through: only their row groups
+    """A table, or some columns of it, or the rows that `where` (pyarrow's filters) lets through:
+    only their row groups
     are read."""
     with _opened(path) as f:
         return pq.read_table(f, columns=columns, filters=where, partitioning=None)
@@ -254,14 +264,16 @@ def _opened(path: str | Path) -> Iterator[Any]:
 
 
 def _filesystem(path: str | Path) -> tuple[Any, str]:
-    """The filesystem of a URL and the path inside it. Listings are not cached: other processes write too."""
+    """The filesystem of a URL and the path inside it. Listings are not cached: other processes
+    write too.
+    """
     import fsspec
 
     fs, name = fsspec.core.url_to_fs(str(path), use_listings_cache=False)
     return fs, name
 
 
-# --- hashes --------------------------------------------------------------------------------------------------------
+# --- hashes -----------------------------------------------------------------------------------
 
 
 def uid_of(url: str, caption: str) -> str:
@@ -283,7 +295,7 @@ def file_sha256(path: str | Path) -> str:
         return hashlib.file_digest(f, "sha256").hexdigest()
 
 
-# --- dataclasses <-> plain values ----------------------------------------------------------------------------------
+# --- dataclasses <-> plain values -------------------------------------------------------------
 
 
 def to_plain(value: Any) -> Any:
@@ -300,7 +312,9 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(kind: Any, value: Any) -> Any:
-    """The inverse of `to_plain` for JSON that this program wrote; ValueError from the dataclasses' own checks."""
+    """The inverse of `to_plain` for JSON that this program wrote; ValueError from the dataclasses'
+    own checks.
+    """
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         return _dataclass_from_plain(kind, value)

@@ -28,7 +28,8 @@ IMAGE_SETTINGS = (
     "compute_hash",
     "verify_hash",
 )
-# How politely and how patiently images are asked for. These settings decide no byte of a stored image and no
+# How politely and how patiently images are asked for. These settings decide no byte of a stored
+# image and no
 # permanent outcome, so they are not part of a pool's hash and may change while a pool is built.
 MANNERS = (
     "user_agent",
@@ -43,7 +44,8 @@ MANNERS = (
     "hosts",
     "patience_s",
 )
-# Settings that came after the first pools were made: left out of a pool's hash while they have their default.
+# Settings that came after the first pools were made: left out of a pool's hash while they have
+# their default.
 ADDED_SETTINGS: tuple[str, ...] = ()
 
 
@@ -73,7 +75,8 @@ class Fetch:
 
     __pydantic_config__: ClassVar[dict[str, str]] = STRICT
     engine: Literal["clipmill", "img2dataset"] = "clipmill"
-    # engine img2dataset: the interpreter that has it (default: this one). It is run, so a recipe is code.
+    # engine img2dataset: the interpreter that has it (default: this one). It is run, so a recipe is
+    # code.
     img2dataset_python: str | None = None
     # name and an address to write to; needed as soon as something is fetched from the web
     user_agent: str | None = None

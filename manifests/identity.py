@@ -1,7 +1,9 @@
 """What decides the rows and bytes of a pool, as plain values and as a hash.
 
-Views, scores and manners decide no byte, and a folder may move: they are left out, so they may change while a pool is
-built. A setting that came after the first pools is left out while it has its default, so old pools keep their hash.
+Views, scores and manners decide no byte, and a folder may move: they are left out, so they may
+change while a pool is
+built. A setting that came after the first pools is left out while it has its default, so old pools
+keep their hash.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ def fetch_identity(fetch: Fetch) -> dict[str, Any]:
 
 
 def recipe_identity(recipe: Recipe) -> dict[str, Any]:
-    """`source` and `fetch` of a recipe without what decides no byte. Of local paths only the names stay."""
+    """`source` and `fetch` of a recipe without what decides no byte. Of local paths only the names
+    stay.
+    """
     return {
         "source": _source_identity(disk.to_plain(recipe.source)),
         "fetch": fetch_identity(recipe.fetch),
@@ -41,7 +45,8 @@ def recipe_hash(recipe: Recipe) -> str:
 def recipe_changes(stored: Mapping[str, Any], recipe: Recipe) -> list[str]:
     """What decides bytes and differs between a stored identity and a recipe; [] where nothing does.
 
-    `stored` is what `recipe_identity` gave, now or in an earlier version, which had absolute paths and manners.
+    `stored` is what `recipe_identity` gave, now or in an earlier version, which had absolute paths
+    and manners.
     Each line reads `fetch.image_size was 256 and is 512`.
     """
     now = recipe_identity(recipe)

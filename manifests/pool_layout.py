@@ -1,4 +1,5 @@
-"""Every path of a pool, a run and an ablation, spelled once; and what both writer and reader must agree on.
+"""Every path of a pool, a run and an ablation, spelled once; and what both writer and reader must
+agree on.
 
 Paths are local paths or fsspec URLs. A layout is a view of a folder: it opens nothing.
 """
@@ -43,7 +44,8 @@ def pool_fingerprint(commit_records: Mapping[str, CommitRecord]) -> str:
 
 
 def read_commit_records(pool: str) -> dict[str, CommitRecord]:
-    """Commit records of a pool by shard name, in the order of their numbers; {} where nothing is committed.
+    """Commit records of a pool by shard name, in the order of their numbers; {} where nothing is
+    committed.
 
     ValueError for a file of that name that is not a commit record of clipmill.
     """
@@ -60,7 +62,9 @@ def read_commit_records(pool: str) -> dict[str, CommitRecord]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitRecord:
-    """shards/NNNNN_stats.json, written last: the shard's files with their hashes, and what became of its rows."""
+    """shards/NNNNN_stats.json, written last: the shard's files with their hashes, and what became
+    of its rows.
+    """
 
     shard: str  # its name, see shard_name
     tar: str  # file name inside the pool, or the path or URL of an adopted tar
@@ -101,7 +105,8 @@ class CommitRecord:
     def from_plain(cls, document: Any) -> CommitRecord:
         """The inverse of `to_plain`. Unknown keys are ignored.
 
-        ValueError where a key is missing, or for a version of shards that this program does not know.
+        ValueError where a key is missing, or for a version of shards that this program does not
+        know.
         """
         if not isinstance(document, dict):
             raise ValueError("it is not a JSON object")
@@ -326,13 +331,14 @@ class AblationLayout:
         return disk.join(self.root, "web")
 
 
-# --- JSON documents ------------------------------------------------------------------------------------------------
+# --- JSON documents ---------------------------------------------------------------------------
 
 
 def read_document(path: str | Path, kind: type[T]) -> T:
     """A JSON document as its dataclass.
 
-    FileNotFoundError where there is none. ValueError that names the file where it is no such document.
+    FileNotFoundError where there is none. ValueError that names the file where it is no such
+    document.
     """
     value = disk.read_json(path)
     try:

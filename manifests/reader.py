@@ -1,6 +1,8 @@
-"""Manifests from YAML, checked: unknown keys, wrong types and impossible values are errors that name the right one.
+"""Manifests from YAML, checked: unknown keys, wrong types and impossible values are errors that
+name the right one.
 
-pydantic and yaml are imported where they are used: a trainer that reads resolved JSON needs neither.
+pydantic and yaml are imported where they are used: a trainer that reads resolved JSON needs
+neither.
 """
 
 from __future__ import annotations
@@ -61,10 +63,13 @@ EXAMPLES = {
 
 
 def read_manifest(path: str | Path, kind: type[T], *, scale: str | None = None) -> T:
-    """A recipe, blend, ablation or task; `scale` merges the block of that name under `scales` over it.
+    """A recipe, blend, ablation or task; `scale` merges the block of that name under `scales` over
+    it.
 
-    Paths inside are relative to the file. `${NAME}` is expanded for the names in yaml_file.VARIABLES and those that
-    begin with CLIPMILL_. Text such as 20MiB and 12.8M is a number where the field is one. ValueError names the file,
+    Paths inside are relative to the file. `${NAME}` is expanded for the names in
+    yaml_file.VARIABLES and those that
+    begin with CLIPMILL_. Text such as 20MiB and 12.8M is a number where the field is one.
+    ValueError names the file,
     the key, the value and the nearest right one. A resolved manifest (JSON) is read as it is.
     """
     where = str(path)
@@ -94,7 +99,9 @@ def _read_resolved(path: str, kind: type[T]) -> T:
 
 
 def read_block(path: str | Path, key: str, kind: type[T], *, scale: str | None = None) -> T | None:
-    """One block of a manifest, read before the variables of the rest are set; None where there is none."""
+    """One block of a manifest, read before the variables of the rest are set; None where there is
+    none.
+    """
     raw = _raw(path)
     if not str(path).endswith(".json"):
         raw = pick_scale(raw, scale, str(path))
@@ -105,7 +112,9 @@ def read_block(path: str | Path, key: str, kind: type[T], *, scale: str | None =
 
 
 def manifest_kind(path: str | Path) -> type[Recipe] | type[Ablation]:
-    """Whether a YAML or JSON file is a recipe or an ablation, by its keys. ValueError where it is neither."""
+    """Whether a YAML or JSON file is a recipe or an ablation, by its keys. ValueError where it is
+    neither.
+    """
     raw = _raw(path)
     if "arms" in raw:
         return Ablation
@@ -173,7 +182,9 @@ def _shape(raw: Mapping[str, Any], kind: type, folder: Path, where: str) -> dict
 
 
 def _absolute(path: Any, folder: Path) -> Any:
-    """A path relative to the manifest as an absolute one without `..`; URLs and other values as they are."""
+    """A path relative to the manifest as an absolute one without `..`; URLs and other values as
+    they are.
+    """
     if not isinstance(path, str) or "://" in path:
         return path
     end = "/" if path.endswith("/") else ""
@@ -309,7 +320,9 @@ def _validate(raw: Any, kind: type[T], where: str, prefix: tuple[str, ...] = ())
 
 
 def _message(error: Any, raw: Any, kind: Any, prefix: tuple[str, ...]) -> str:
-    """One plain line for an error of pydantic: key, value, what is expected, an example or the nearest name."""
+    """One plain line for an error of pydantic: key, value, what is expected, an example or the
+    nearest name.
+    """
     location = tuple(error["loc"])
     key = ".".join([*prefix, *_label(raw, location)])
     last = next((str(step) for step in reversed(location) if isinstance(step, str)), "")
@@ -334,7 +347,9 @@ def _message(error: Any, raw: Any, kind: Any, prefix: tuple[str, ...]) -> str:
 
 
 def _label(raw: Any, location: Iterable[Any]) -> list[str]:
-    """The steps to a value as its reader knows them: views.basic.words instead of views.0.rules.1."""
+    """The steps to a value as its reader knows them: views.basic.words instead of
+    views.0.rules.1.
+    """
     label: list[str] = []
     for step in location:
         if isinstance(step, int) and isinstance(raw, list) and step < len(raw):

@@ -1,7 +1,9 @@
 """The nouns: recipes, views, blends and ablations as frozen dataclasses.
 
-Nothing but the standard library and columns.py, so that a trainer can import it anywhere. `reader.py` reads these
-from YAML and checks types. What a type cannot say (a share between 0 and 1, a baseline that is one of the arms) is
+Nothing but the standard library and columns.py, so that a trainer can import it anywhere.
+`reader.py` reads these
+from YAML and checks types. What a type cannot say (a share between 0 and 1, a baseline that is one
+of the arms) is
 checked here in `__post_init__`.
 """
 
@@ -64,7 +66,8 @@ class FilterSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One step of a view, one of: an SQL boolean expression, another view's rules, a random subset as large as a
+    """One step of a view, one of: an SQL boolean expression, another view's rules, a random subset
+    as large as a
     view, or a share of all rows drawn by xxh3(uid, seed)."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = STRICT
@@ -99,7 +102,9 @@ class View:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Miniweb:
-    """The small web on loopback that a demo or a debug run starts first (see pipeline/miniweb/small_web.py)."""
+    """The small web on loopback that a demo or a debug run starts first (see
+    pipeline/miniweb/small_web.py).
+    """
 
     __pydantic_config__: ClassVar[dict[str, str]] = STRICT
     pairs: int = 6000
@@ -188,7 +193,9 @@ class Blend:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSpec:
-    """An evaluation: zero-shot classification over class folders, or retrieval over a captions file."""
+    """An evaluation: zero-shot classification over class folders, or retrieval over a captions
+    file.
+    """
 
     __pydantic_config__: ClassVar[dict[str, str]] = STRICT
     name: str
@@ -205,7 +212,9 @@ class TaskSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolRef:
-    """A pool of an ablation: its recipe, and where it lies once built (default: inside the ablation's folder)."""
+    """A pool of an ablation: its recipe, and where it lies once built (default: inside the
+    ablation's folder).
+    """
 
     __pydantic_config__: ClassVar[dict[str, str]] = STRICT
     recipe: str | None = None
@@ -218,7 +227,9 @@ class PoolRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scorer:
-    """A CLIP trained before anything is scored (a data filtering network): filters read it as local-dir:${SCORER}."""
+    """A CLIP trained before anything is scored (a data filtering network): filters read it as
+    local-dir:${SCORER}.
+    """
 
     __pydantic_config__: ClassVar[dict[str, str]] = STRICT
     view: str  # POOL/VIEW

@@ -1,6 +1,8 @@
-"""Where image-caption pairs come from: the block `source` of a recipe, and one line of a table per kind.
+"""Where image-caption pairs come from: the block `source` of a recipe, and one line of a table per
+kind.
 
-To add a kind: a line of SOURCES here, and how its files are read in pipeline/crawl (or pipeline/external for tars).
+To add a kind: a line of SOURCES here, and how its files are read in pipeline/crawl (or
+pipeline/external for tars).
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ class SourceKind:
         return self.images == "web"
 
 
-# Keys that came after the first pools were made: left out of a pool's hash while they have their default.
+# Keys that came after the first pools were made: left out of a pool's hash while they have their
+# default.
 ADDED_KEYS = ("captions", "file_column")
 LOCAL_FETCH = ("user_agent", *IMAGE_SETTINGS, "max_bytes", "rows_per_shard")
 TAR_FETCH = ("user_agent", *SIZE_LIMITS)
@@ -140,7 +143,9 @@ class Source:
 
 
 def check_extra(columns: dict[str, str], kind: str) -> None:
-    """ValueError for a type that is not one of EXTRA_TYPES, a name that is taken, or a source without columns."""
+    """ValueError for a type that is not one of EXTRA_TYPES, a name that is taken, or a source
+    without columns.
+    """
     taken_names = {name.lower() for name in [*SIDECAR.names, *PAIRS.names]}
     for name, kind_of_values in columns.items():
         column, type_name = extra_column(name, kind_of_values)

@@ -1,4 +1,5 @@
-"""A YAML file as plain values: bounded aliases, no repeated keys, scales merged, a stated set of variables.
+"""A YAML file as plain values: bounded aliases, no repeated keys, scales merged, a stated set of
+variables.
 
 yaml is imported where a file is read: a trainer that reads resolved JSON needs none.
 """
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 
 MOST_VALUES = 100_000  # of one file once its aliases stand for what they name
 VARIABLE = re.compile(r"\$\{(\w+)\}")
-# What `${NAME}` may name in a manifest. A manifest of one's own uses names that begin with CLIPMILL_.
+# What `${NAME}` may name in a manifest. A manifest of one's own uses names that begin with
+# CLIPMILL_.
 VARIABLES = {
     "MINIWEB": "the folder of the demo's web; build.py sets it",
     "MINIWEB_PORT": "the port of the demo's web; build.py sets it",
@@ -33,7 +35,9 @@ KEY_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """The mapping that a YAML file holds. ValueError that names the file and the line where it is not readable."""
+    """The mapping that a YAML file holds. ValueError that names the file and the line where it is
+    not readable.
+    """
     import yaml
 
     if not disk.exists(path):
@@ -59,7 +63,9 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
 
 def _count_values(node: yaml.Node, path: str, counts: dict[int, int]) -> int:
-    """How many values a node stands for; ValueError for too many, for a key that is repeated or is not text."""
+    """How many values a node stands for; ValueError for too many, for a key that is repeated or is
+    not text.
+    """
     import yaml
 
     if isinstance(node, yaml.ScalarNode):
@@ -103,7 +109,9 @@ def _line(node: yaml.Node) -> int:
 
 
 def pick_scale(raw: dict[str, Any], scale: str | None, path: str) -> dict[str, Any]:
-    """The manifest without its block `scales`; the block named `scale` of it is merged over the rest."""
+    """The manifest without its block `scales`; the block named `scale` of it is merged over the
+    rest.
+    """
     scales = raw.get("scales") or {}
     base = {key: value for key, value in raw.items() if key != "scales"}
     if not isinstance(scales, dict):
@@ -118,7 +126,9 @@ def pick_scale(raw: dict[str, Any], scale: str | None, path: str) -> dict[str, A
 
 
 def merge(base: Any, change: Any) -> Any:
-    """`change` over `base`: mappings key by key, a null removes its key, everything else is replaced."""
+    """`change` over `base`: mappings key by key, a null removes its key, everything else is
+    replaced.
+    """
     if not (isinstance(base, dict) and isinstance(change, dict)):
         return change
     merged = dict(base)
@@ -131,7 +141,9 @@ def merge(base: Any, change: Any) -> Any:
 
 
 def expand_variables(value: Any, path: str, key: str = "") -> Any:
-    """`${NAME}` in texts replaced by the environment. ValueError for a name that is not allowed, or not set."""
+    """`${NAME}` in texts replaced by the environment. ValueError for a name that is not allowed, or
+    not set.
+    """
     if isinstance(value, dict):
         return {
             name: expand_variables(each, path, f"{key}.{name}" if key else str(name))

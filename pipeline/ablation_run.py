@@ -1,6 +1,7 @@
 """An ablation as the commands of its stages: its pools, its scorer, arms × seeds, the report.
 
-Every stage is a command that a person could type; it is printed before it runs. Run again, each command resumes.
+Every stage is a command that a person could type; it is printed before it runs. Run again, each
+command resumes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Command = list[str]
 TRAIN_STAGE = "train and evaluate"
 
 
-# --- commands ------------------------------------------------------------------------------------------------------
+# --- commands ---------------------------------------------------------------------------------
 
 
 def command(script: str, *words: str) -> Command:
@@ -37,9 +38,11 @@ def command(script: str, *words: str) -> Command:
 
 
 def run(words: Sequence[str]) -> None:
-    """Print a command and run it from the checkout. CalledProcessError with its exit status where that is not 0.
+    """Print a command and run it from the checkout. CalledProcessError with its exit status where
+    that is not 0.
 
-    A stop signal is passed on once, and the command has the time that it needs to end; a second one kills it.
+    A stop signal is passed on once, and the command has the time that it needs to end; a second one
+    kills it.
     """
     print(f"\n$ {shlex.join(words)}", flush=True)
     child = subprocess.Popen(
@@ -66,13 +69,15 @@ def _export(**variables: str) -> None:
     print(f"\n$ export {settings}", flush=True)
 
 
-# --- the sequence --------------------------------------------------------------------------------------------------
+# --- the sequence -----------------------------------------------------------------------------
 
 
 def ablate(manifest: str, out: str, *, engine: Engine, scale: str | None = None) -> None:
-    """Build what is missing, train the scorer if one is asked for, run the arms and write the report.
+    """Build what is missing, train the scorer if one is asked for, run the arms and write the
+    report.
 
-    ValueError for a person's mistake; subprocess.CalledProcessError where a command ended with an error of its own.
+    ValueError for a person's mistake; subprocess.CalledProcessError where a command ended with an
+    error of its own.
     """
     layout = AblationLayout(out)
     costs: dict[str, float] = {}
@@ -95,7 +100,8 @@ def ablate(manifest: str, out: str, *, engine: Engine, scale: str | None = None)
                 try:
                     run(words)
                 except subprocess.CalledProcessError as error:
-                    # The report shows the finished runs, names the others and ends with the same status.
+                    # The report shows the finished runs, names the others and ends with the same
+                    # status.
                     if name != TRAIN_STAGE or error.returncode != console.EXIT_INCOMPLETE:
                         raise
                 costs[name] = round(costs.get(name, 0.0) + time.monotonic() - started, 2)
@@ -107,7 +113,9 @@ def ablate(manifest: str, out: str, *, engine: Engine, scale: str | None = None)
 
 
 def read_recipes(ablation: Ablation, scale: str | None) -> dict[str, Recipe]:
-    """The recipes of the pools that are built, by pool. A recipe that knows the scale is read at it."""
+    """The recipes of the pools that are built, by pool. A recipe that knows the scale is read at
+    it.
+    """
     recipes = {}
     for name, pool in ablation.pools.items():
         if pool.recipe is not None:
@@ -117,9 +125,11 @@ def read_recipes(ablation: Ablation, scale: str | None) -> dict[str, Recipe]:
 
 
 def check_ablation(ablation: Ablation, recipes: Mapping[str, Recipe], scorer_export: str) -> None:
-    """ValueError for what the recipes tell before a pool is built: views of arms, settings, filters, weights.
+    """ValueError for what the recipes tell before a pool is built: views of arms, settings,
+    filters, weights.
 
-    Filters that read the scorer, which is trained in between, are checked by the build that uses them.
+    Filters that read the scorer, which is trained in between, are checked by the build that uses
+    them.
     """
     views = {f"arm {arm!r}": view for arm, view in ablation.arms.items()}
     if ablation.scorer:
@@ -148,7 +158,9 @@ def check_ablation(ablation: Ablation, recipes: Mapping[str, Recipe], scorer_exp
 def commands(
     ablation: Ablation, built: Sequence[str], out: str, engine: Engine
 ) -> Iterator[tuple[str, Command]]:
-    """(stage, command) in order. Recipes are given as the resolved JSON in `out`: the same web, the same scorer."""
+    """(stage, command) in order. Recipes are given as the resolved JSON in `out`: the same web, the
+    same scorer.
+    """
     layout = AblationLayout(out)
     folders = {name: ablation.pool_folder(out, name) for name in ablation.pools}
 
@@ -185,7 +197,9 @@ def _train_scorer(
 
 
 def random_views(arms: Mapping[str, str], controls: Controls) -> list[tuple[str, str]]:
-    """(pool, view) of each random control. ValueError where an arm is a blend, which has no one view to be like."""
+    """(pool, view) of each random control. ValueError where an arm is a blend, which has no one
+    view to be like.
+    """
     views = []
     for arm in controls.random_like:
         pool, _, view = arms[arm].partition("/")
@@ -198,7 +212,7 @@ def random_views(arms: Mapping[str, str], controls: Controls) -> list[tuple[str,
     return views
 
 
-# --- what a demo or a debug run needs around it --------------------------------------------------------------------
+# --- what a demo or a debug run needs around it -----------------------------------------------
 
 
 def read_miniweb(manifest: str, scale: str | None) -> Miniweb | None:
@@ -208,7 +222,9 @@ def read_miniweb(manifest: str, scale: str | None) -> Miniweb | None:
 
 @contextmanager
 def one_ray(engine: Engine) -> Iterator[None]:
-    """One Ray for all commands that run in the block, so that each joins it instead of starting its own."""
+    """One Ray for all commands that run in the block, so that each joins it instead of starting its
+    own.
+    """
     if engine != "ray" or os.environ.get("RAY_ADDRESS"):
         yield
         return
@@ -225,7 +241,9 @@ def one_ray(engine: Engine) -> Iterator[None]:
 
 @contextmanager
 def serve_miniweb(out: str, settings: Miniweb | None) -> Iterator[None]:
-    """The small web of a demo, made and served while the block runs; ${MINIWEB} and ${MINIWEB_PORT} name it."""
+    """The small web of a demo, made and served while the block runs; ${MINIWEB} and ${MINIWEB_PORT}
+    name it.
+    """
     if settings is None:
         yield
         return

@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Tell what became of every row of a pool: counts of each stage, damaged files, the history of one row."""
+"""Tell what became of every row of a pool: counts of each stage, damaged files, the history of one
+row.
+"""
 
 from __future__ import annotations
 

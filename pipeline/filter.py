@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Choose the views of a recipe from a pool's columns: a mask per row, no copy of a picture. Prints each funnel."""
+"""Choose the views of a recipe from a pool's columns: a mask per row, no copy of a picture. Prints
+each funnel.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A recipe as a sequence of stages: crawl, fetch, score, choose. Each is resumed by what is committed."""
+"""A recipe as a sequence of stages: crawl, fetch, score, choose. Each is resumed by what is
+committed.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from pipeline.images import limits_of
 from pipeline.pool import read_sidecar, remove_uncommitted
 
 STAGES = ("crawl", "fetch", "score", "choose")
-# Shards that a worker fetches at a time: some wait for their last rows while the others use the network. 25 MB each.
+# Shards that a worker fetches at a time: some wait for their last rows while the others use the
+# network. 25 MB each.
 CONCURRENT_SHARDS = 6
 logger = logging.getLogger(__name__)
 
@@ -32,9 +35,11 @@ def build(
 ) -> dict[str, Any]:
     """Every stage up to `until`. Returns the totals of pool.json, and beside them:
 
-    `failed`: {task: reason} of tasks that ended without an outcome; the stages after them did not run.
+    `failed`: {task: reason} of tasks that ended without an outcome; the stages after them did not
+    run.
     `changed`: False where everything was there before.
-    ValueError where the recipe cannot be built, or differs from the one that this pool was begun with.
+    ValueError where the recipe cannot be built, or differs from the one that this pool was begun
+    with.
     """
     check_recipe(recipe, until, retry)
     before = _finished_state(pool)
@@ -63,7 +68,9 @@ def build(
 
 
 def incomplete(totals: Mapping[str, Any], until: str) -> str | None:
-    """Why a build that ended is not complete, in one line; None where it is, and after the stage crawl."""
+    """Why a build that ended is not complete, in one line; None where it is, and after the stage
+    crawl.
+    """
     if totals["failed"] or totals["complete"] or until == "crawl":
         return None
     fetched = totals["fetch"]
@@ -73,11 +80,13 @@ def incomplete(totals: Mapping[str, Any], until: str) -> str | None:
     )
 
 
-# --- before the first stage ----------------------------------------------------------------------------------------
+# --- before the first stage -------------------------------------------------------------------
 
 
 def check_recipe(recipe: Recipe, until: str = "choose", retry: str | None = None) -> None:
-    """ValueError for everything that can be known before the first stage: settings, filters, weights, rules."""
+    """ValueError for everything that can be known before the first stage: settings, filters,
+    weights, rules.
+    """
     source = SOURCES[recipe.source.kind]
     if until != "crawl":
         if source.needs_user_agent and not recipe.fetch.user_agent:
@@ -100,7 +109,8 @@ def check_recipe(recipe: Recipe, until: str = "choose", retry: str | None = None
 def check_filter(spec: FilterSpec, *, scored: bool = True) -> None:
     """ValueError for models and weights that are not there or do not fit each other.
 
-    Where the build ends before the filter is used (`scored` is False), weights may come into being later, and the
+    Where the build ends before the filter is used (`scored` is False), weights may come into being
+    later, and the
     packages that the filter needs may be missing.
     """
     filter_ = make(spec)
@@ -112,7 +122,7 @@ def check_filter(spec: FilterSpec, *, scored: bool = True) -> None:
         filter_.check()
 
 
-# --- stages --------------------------------------------------------------------------------------------------------
+# --- stages -----------------------------------------------------------------------------------
 
 
 def _crawl(recipe: Recipe, pool: str, engine: Engine) -> Mapping[str, str]:
@@ -177,7 +187,7 @@ def _choose(recipe: Recipe, pool: str) -> Mapping[str, str]:
     return {}
 
 
-# --- what is there -------------------------------------------------------------------------------------------------
+# --- what is there ----------------------------------------------------------------------------
 
 
 def _refuse_no_rows(stage: str, pool: str) -> None:

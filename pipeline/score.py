@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Score the rows of a pool: every filter adds columns, none drops a row. What is scored already is left as it is."""
+"""Score the rows of a pool: every filter adds columns, none drops a row. What is scored already is
+left as it is.
+"""
 
 from __future__ import annotations
 

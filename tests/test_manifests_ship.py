@@ -1,4 +1,6 @@
-"""The manifests that ship: read at every scale, the small ones run; and every path that a text names exists."""
+"""The manifests that ship: read at every scale, the small ones run; and every path that a text
+names exists.
+"""
 
 from __future__ import annotations
 

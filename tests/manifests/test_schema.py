@@ -1,4 +1,6 @@
-"""The nouns: impossible values are refused, and docs/manifests.md has every key with its default."""
+"""The nouns: impossible values are refused, and docs/manifests.md has every key with its
+default.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""An ablation as commands: their order, what is refused before the first one, and how they are stopped."""
+"""An ablation as commands: their order, what is refused before the first one, and how they are
+stopped.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The entry build.py: mistakes in one line, the true error last, where the pool is and what comes next."""
+"""The entry build.py: mistakes in one line, the true error last, where the pool is and what comes
+next.
+"""
 
 from __future__ import annotations
 
@@ -152,7 +154,9 @@ def test_an_impossible_path_is_one_line(wrong: str, run: Lines, tiny: Path) -> N
 def test_a_stopped_build_says_so_in_one_line_and_leaves_no_child(
     number: signal.Signals, status: int, tmp_path: Path
 ) -> None:
-    """The build hangs in a FIFO that it takes for a WAT; a terminal sends Ctrl-C to its children too."""
+    """The build hangs in a FIFO that it takes for a WAT; a terminal sends Ctrl-C to its children
+    too.
+    """
     os.mkfifo(tmp_path / "crawl.warc.wat.gz")
     (tmp_path / "r.yaml").write_text(WAT)
     words = [ROOT / "pipeline/build.py", tmp_path / "r.yaml", "--out", tmp_path / "pool"]
