@@ -15,7 +15,7 @@ from manifests.schema import Blend
 from train import loop, train_state
 from train.config import configure, model_config
 from train.data import Loader
-from train.dist import checkpoint, process_group
+from train.dist import Ranks, checkpoint, process_group
 from train.formats.model_files import weights_sha256
 from train.formats.open_clip_files import load_export, to_open_clip
 from train.identity import run_identity
@@ -554,3 +554,43 @@ def test_on_a_gpu_the_losses_are_those_of_the_processor(blend, tmp_path, precisi
     loop.train(blend, config, str(tmp_path / "gpu"))
     for one, other in zip(log_of(tmp_path / "cpu"), log_of(tmp_path / "gpu"), strict=True):
         assert one["loss"] == pytest.approx(other["loss"], abs=near)
+
+
+# --- settings reach what computes them ----------------------------------------------------------
+
+
+def test_micro_batch_and_captions_reach_the_step(blend, tmp_path, monkeypatch):
+    real, micro_batches, kinds = loop.accumulate.backward, [], []
+
+    def backward(module, rows_on_device, count, *rest, micro_batch, **options):
+        micro_batches.append(micro_batch)
+        kinds.append(type(rows_on_device(slice(0, count))[1]).__name__)
+        return real(module, rows_on_device, count, *rest, micro_batch=micro_batch, **options)
+
+    monkeypatch.setattr(loop.accumulate, "backward", backward)
+    for captions in ("padded", "packed", "groups"):
+        config = dataclasses.replace(
+            CONFIG, samples_seen=8, warmup=1, micro_batch=3, captions=captions
+        )
+        loop.train(blend, config, str(tmp_path / captions))
+    assert micro_batches == [3, 3, 3]
+    assert kinds == ["Tensor", "PackedCaptions", "GroupedCaptions"]
+
+
+def test_dropout_is_seeded_by_the_position_in_the_global_batch(blend, tmp_path, monkeypatch):
+    state = prepared(blend, CONFIG, str(tmp_path))
+    batch = next(iter(state.loader.batches()))
+    state.ranks = Ranks(rank=1, world=2, device=torch.device("cpu"), owns_group=False)
+    positions, real = [], loop.contrastive
+
+    def contrastive(*arguments, data_parallel, **options):
+        assert data_parallel.rank == 1
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(loop, "contrastive", contrastive)
+    monkeypatch.setattr(process_group, "mean", lambda values, _: values.tolist())
+    monkeypatch.setattr(
+        type(state.model), "reseed", lambda _, seed, step, rows: positions.append(rows.tolist())
+    )
+    loop._step(state, batch, train_state.StopRequest(1))
+    assert positions == [list(range(8, 16))]

@@ -93,3 +93,28 @@ def test_damaged_samples_of_a_tensor_parallel_group_count_once(blend, tmp_path, 
     damaged = damaged_samples(state)
     assert damaged.count == 3  # one before the resume, one on each of two groups
     assert [sample["step"] for sample in damaged.samples] == [2, 5, 5]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reduced"),
+    [
+        ({}, True),
+        ({"precision": "bf16"}, True),
+        ({"ema": 0.5}, False),
+        ({"precision": "fp16"}, False),
+        ({"precision": "bf16_o2"}, False),
+    ],
+)
+def test_the_token_table_is_reduced_only_where_unused_rows_just_decay(
+    blend, tmp_path, changes, reduced
+):
+    state = prepared(blend, dataclasses.replace(CONFIG, **changes), str(tmp_path))
+    assert (state.reduced_table is not None) == reduced
+
+
+def test_the_token_table_is_whole_after_init(blend, tmp_path):
+    state = prepared(blend, CONFIG, str(tmp_path / "first"))
+    save_export(CLIP(model_config(CONFIG), seed=3), str(tmp_path / "export"))
+    config = dataclasses.replace(CONFIG, init=str(tmp_path / "export"))
+    assert state.reduced_table is not None
+    assert prepared(blend, config, str(tmp_path / "run")).reduced_table is None
