@@ -1,7 +1,9 @@
-"""What test_parallelism.py runs as four processes: `python modes.py RANK FOLDER`. Each writes FOLDER/found-RANK.json.
+"""What test_parallelism.py runs as four processes: `python modes.py RANK FOLDER`. Each writes
+FOLDER/found-RANK.json.
 
-First all four are one world; then ranks 0 and 1, and 2 and 3, are two worlds of two. A mode is a layout, changes to the
-settings and a loss; its gradients, loss and, for some, weights after two steps are compared with those of one process.
+First all four are one world; then ranks 0 and 1, and 2 and 3, are two worlds of two. A mode is a
+layout, changes to the settings and a loss; its gradients, loss and, for some, weights after two
+steps are compared with those of one process.
 """
 
 from __future__ import annotations
@@ -35,9 +37,16 @@ from train.step.update import Update
 B = 16
 STEPPED = ("clip", "accumulated")  # of these the weights after two steps are compared too
 BASE = {
-    "model": "test", "batch_size": B, "lanes": 4, "samples_seen": 1600, "precision": "fp32", "warmup": 0, "lr": 1e-3,
-    "grad_clip": 0.5, "device": "cpu",
-}  # fmt: skip
+    "model": "test",
+    "batch_size": B,
+    "lanes": 4,
+    "samples_seen": 1600,
+    "precision": "fp32",
+    "warmup": 0,
+    "lr": 1e-3,
+    "grad_clip": 0.5,
+    "device": "cpu",
+}
 LAYOUTS = {
     4: {
         "dp4": {},
@@ -64,11 +73,19 @@ CHANGES = {  # beside the losses
     "every other": {"recompute": "every_2"},
     "not resharded": {"reshard_after_forward": False},
     "compiled": {"compile": "aot_eager", "model.text_layers": 1, "model.vision_layers": 1},
-    "dropped": {"micro_batch": 4, "recompute": "full", "captions": "packed", "model.drop_patch_rate": 0.25,
-                "model.vision_attention_dropout": 0.1, "model.text_attention_dropout": 0.1,
-                "model.text_hidden_dropout": 0.1, "model.drop_path_rate": 0.2},
-}  # fmt: skip
-# What is tried where: all losses and changes where they could interfere, one of each kind elsewhere.
+    "dropped": {
+        "micro_batch": 4,
+        "recompute": "full",
+        "captions": "packed",
+        "model.drop_patch_rate": 0.25,
+        "model.vision_attention_dropout": 0.1,
+        "model.text_attention_dropout": 0.1,
+        "model.text_hidden_dropout": 0.1,
+        "model.drop_path_rate": 0.2,
+    },
+}
+# What is tried where: all losses and changes where they could interfere, one of each kind
+# elsewhere.
 CHOSEN = {
     "dp4": [*LOSSES, "accumulated"],
     "dp2 x tp2": [*LOSSES, "accumulated", "packed"],
@@ -117,9 +134,13 @@ def backward(model, wrapped, config, data_parallel, step):
         return image[at], captions(tokens[at])
 
     loss_of = functools.partial(
-        contrastive, config.loss, data_parallel=data_parallel, local_loss=config.local_loss, tile=config.loss_tile,
+        contrastive,
+        config.loss,
+        data_parallel=data_parallel,
+        local_loss=config.local_loss,
+        tile=config.loss_tile,
         gather_with_grad=config.gather_with_grad,
-    )  # fmt: skip
+    )
     return accumulate.backward(wrapped, take, count, loss_of, micro_batch=config.micro_batch).loss
 
 
@@ -159,7 +180,8 @@ def build(ranks, config):
 
 
 def compared(ranks, layout, change):
-    """Cosine, ratio of norms and largest difference of the gradients; of the losses and weights the difference."""
+    """Cosine, ratio of norms and largest difference of the gradients; of the losses and weights the
+    difference."""
     config = settings(layout, change)
     ranks, model, wrapped, update = build(ranks, config)
     losses, norm = [], 0.0
@@ -184,11 +206,15 @@ def compared(ranks, layout, change):
 
 
 def wrong(ranks):
-    """Losses and gradients of mistakes: features gathered over all ranks though those of a tp group see the same
-    samples, with labels by the row of the mesh or by the rank; and features gathered without their gradient."""
+    """Losses and gradients of mistakes: features gathered over all ranks though those of a tp group
+    see the same samples, with labels by the row of the mesh or by the rank; and features gathered
+    without their gradient."""
     found = {}
-    for name, layout, local in (("gathered over all, local", {"tp": 2}, True), ("gathered over all", {"tp": 2}, False),
-                                ("local without gradient", {}, None)):  # fmt: skip
+    for name, layout, local in (
+        ("gathered over all, local", {"tp": 2}, True),
+        ("gathered over all", {"tp": 2}, False),
+        ("local without gradient", {}, None),
+    ):
         here, model, wrapped, _ = build(ranks, settings(layout, "clip"))
         data_parallel = here.data_parallel
         image, tokens = samples(0)
@@ -215,7 +241,7 @@ def wrong(ranks):
     return found
 
 
-# --- checkpoints -----------------------------------------------------------------------------------------------------
+# --- checkpoints ----------------------------------------------------------------------------------
 
 KEPT = {"ema": 0.5}
 
@@ -227,7 +253,8 @@ def train_on(ranks, model, wrapped, update, config, first, last):
 
 
 def written(ranks, run, layout):
-    """Three steps in `layout`; saved after the second, while the third already changes the weights."""
+    """Three steps in `layout`; saved after the second, while the third already changes the
+    weights."""
     config = configure({**BASE, **KEPT, **layout})
     ranks, model, wrapped, update = build(ranks, config)
     train_on(ranks, model, wrapped, update, config, 0, 2)
@@ -239,7 +266,8 @@ def written(ranks, run, layout):
 
 
 def continued(ranks, run, layout):
-    """The third step from what `run` holds: how far weights and moments are from one process's that never stopped."""
+    """The third step from what `run` holds: how far weights and moments are from one process's that
+    never stopped."""
     config = configure({**BASE, **KEPT, **layout})
     whole = fresh(config)
     wanted = Update(whole, config)

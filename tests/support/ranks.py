@@ -1,7 +1,9 @@
-"""What test_ranks.py runs as four processes: `python ranks.py RANK STORE OUT`. Rank 0 writes OUT, a JSON of numbers.
+"""What test_ranks.py runs as four processes: `python ranks.py RANK STORE OUT`. Rank 0 writes OUT, a
+JSON of numbers.
 
-The ranks stand for data parallelism over four, or for two of it times two of another kind (ranks 0 and 2 share one
-place of that kind, 1 and 3 the other; those of one row, 0 and 1, see the same samples).
+The ranks stand for data parallelism over four, or for two of it times two of another kind (ranks 0
+and 2 share one place of that kind, 1 and 3 the other; those of one row, 0 and 1, see the same
+samples).
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ def features():
 
 
 def numbers_of(kind, whole, own, loss_of):
-    """Loss, accuracy and the gradients to scale, bias and the features of the rows `own`, zeros elsewhere."""
+    """Loss, accuracy and the gradients to scale, bias and the features of the rows `own`, zeros
+    elsewhere."""
     leaf = whole[:, own].clone().requires_grad_()
     scale = torch.tensor(7.0, dtype=torch.float64, requires_grad=True)
     bias = torch.tensor(-2.0, dtype=torch.float64, requires_grad=True) if kind == "siglip" else None
@@ -68,7 +71,8 @@ def mean(values):
 
 
 def without_gradient(image_bE, text_bE, scale, bias, *, data_parallel):
-    """The mistake that `contrastive` refuses: own rows against features that were gathered without their gradient."""
+    """The mistake that `contrastive` refuses: own rows against features that were gathered without
+    their gradient."""
     both = [
         torch.empty(2, *image_bE.shape, dtype=image_bE.dtype) for _ in range(data_parallel.world)
     ]
@@ -82,7 +86,8 @@ def without_gradient(image_bE, text_bE, scale, bias, *, data_parallel):
 
 
 def losses(rank, groups):
-    """Every variant of the loss over four ranks, and over two in a world of four; and what is known to be wrong."""
+    """Every variant of the loss over four ranks, and over two in a world of four; and what is known
+    to be wrong."""
     found = {}
     for shape, data_parallel in groups.items():
         own = slice(
@@ -143,7 +148,8 @@ def gradients(model, rows, data_parallel, kind, **options):
 
 
 def accumulation(rank):
-    """Gradients of DDP in micro-batches of 2 of a rank's 6 samples, against one process and the whole batch of 24."""
+    """Gradients of DDP in micro-batches of 2 of a rank's 6 samples, against one process and the
+    whole batch of 24."""
     found = {}
     for kind in ("clip", "siglip"):
         _, wanted = gradients(towers(kind).double(), slice(0, 24), DataParallel(), kind)
@@ -154,14 +160,17 @@ def accumulation(rank):
         )
         dist.all_reduce(loss)
         found[kind] = [
-            F.cosine_similarity(grads, wanted, dim=0).item(), (grads.norm() / wanted.norm()).item(),
-            (grads - wanted).norm().item() / wanted.norm().item(), loss.item() / WORLD,
-        ]  # fmt: skip
+            F.cosine_similarity(grads, wanted, dim=0).item(),
+            (grads.norm() / wanted.norm()).item(),
+            (grads - wanted).norm().item() / wanted.norm().item(),
+            loss.item() / WORLD,
+        ]
     return found
 
 
 def meshes():
-    """An update of parameters that are plain, sharded over one mesh and over two, against the same all plain."""
+    """An update of parameters that are plain, sharded over one mesh and over two, against the same
+    all plain."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     config = configure(
         {

@@ -1,4 +1,5 @@
-"""On a GPU: 16 bits against 32, the attention kernels against each other, compiled blocks, and what memory is held.
+"""On a GPU: 16 bits against 32, the attention kernels against each other, compiled blocks, and what
+memory is held.
 
 `python -m pytest -m gpu tests/train/test_gpu.py` runs these alone; without a GPU they are skipped.
 """
@@ -35,7 +36,8 @@ pytestmark = [
 DEVICE = "cuda"
 SMALL = dataclasses.replace(MODELS["ViT-S-32"], vision_layers=4, text_layers=4)
 KERNELS = ["sdpa", "varlen", *(["flash"] if importlib.util.find_spec("flash_attn") else [])]
-# What bf16 (8 bits of mantissa) may change: a few thousandths of features and a few hundredths of gradients are usual.
+# What bf16 (8 bits of mantissa) may change: a few thousandths of features and a few hundredths of
+# gradients are usual.
 FEATURES, GRADIENTS = 0.02, 0.06
 
 
@@ -106,7 +108,7 @@ def test_compiled_blocks_give_the_same(captions: str) -> None:
         assert difference(found[1], wanted[1]) < GRADIENTS
 
 
-# --- memory ----------------------------------------------------------------------------------------------------------
+# --- memory ---------------------------------------------------------------------------------------
 
 
 def held(work: Any) -> int:

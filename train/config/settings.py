@@ -239,7 +239,7 @@ class TrainConfig:
         return self.samples_seen // self.batch_size
 
 
-# --- the list of settings --------------------------------------------------------------------------
+# --- the list of settings -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,7 +310,7 @@ def _as_text(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-# --- what the settings decide together -------------------------------------------------------------
+# --- what the settings decide together ------------------------------------------------------------
 
 
 def model_config(config: TrainConfig) -> ModelConfig:
@@ -369,7 +369,10 @@ def _nearest_lanes(batch: int, world: int, lanes: int) -> int:
 
 
 def check_layout(config: TrainConfig, world: int) -> int:
-    """The number of ranks that see different samples. ValueError where ranks do not fill the mesh."""
+    """The number of ranks that see different samples.
+
+    ValueError where ranks do not fill the mesh.
+    """
     together = config.dp_shard * config.tp
     if world % together:
         raise ValueError(

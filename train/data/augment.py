@@ -33,8 +33,8 @@ def crop_numbers(
 ) -> NDArray[np.float64]:
     """(len(rows), NUMBERS) for the crops of the samples at `rows` of the global batch of `step`.
 
-    First TRIES pairs of width and height, relative to the root of the image's area; then two numbers
-    in [0, 1) for the position.
+    First TRIES pairs of width and height, relative to the root of the image's area; then two
+    numbers in [0, 1) for the position.
     """
     numbers = uniforms(derive_key(seed, CROP, step), rows, NUMBERS)
     share, aspect = numbers[:, 0:-2:2], numbers[:, 1:-2:2]
@@ -65,7 +65,10 @@ def smallest_side(size: int, crop_min: float) -> int:
 def random_crop(
     pixels_HWC: Pixels, size: int | tuple[int, int], numbers: Sequence[float]
 ) -> Pixels:
-    """(*size, 3): the crop of a row of `crop_numbers`, resized (bicubic); `size`: a side or (H, W)."""
+    """(*size, 3): the crop of a row of `crop_numbers`, resized (bicubic).
+
+    `size` is the side of a square, or (H, W).
+    """
     height, width, _ = pixels_HWC.shape
     h, w = (size, size) if isinstance(size, int) else size
     box = crop_box(height, width, numbers)
@@ -76,7 +79,10 @@ def random_crop(
 
 
 def centre_crop(pixels_HWC: Pixels, size: int | tuple[int, int]) -> Pixels:
-    """(*size, 3): open_clip's evaluation image: resized (bicubic) to cover `size`, then the centre."""
+    """(*size, 3): open_clip's evaluation image.
+
+    The image is resized (bicubic) so that it just covers `size`, then its centre is cropped.
+    """
     height, width, _ = pixels_HWC.shape
     if isinstance(size, int) or size[0] == size[1]:
         tall = wide = size if isinstance(size, int) else size[0]

@@ -110,7 +110,10 @@ class Loader:
         return self.batches()
 
     def batches(self, start: int = 0) -> Iterator[Batch]:
-        """The batches of steps start, start + 1, … of the run. Close or drain it to end its threads."""
+        """The batches of steps start, start + 1, … of the run.
+
+        Close or drain it to end its threads.
+        """
         threads = self._config.threads
         if threads == 0:
             for step in range(start, len(self)):

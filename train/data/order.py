@@ -46,7 +46,8 @@ SHARDS, WINDOW, SUBSTITUTE = 1, 2, 3  # what a random number is for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceRows:
-    """A source of a blend: its weight (any positive number) and the kept rows of each of its shards."""
+    """A source of a blend: its weight (any positive number) and the kept rows of each of its
+    shards."""
 
     name: str
     weight: float
@@ -62,7 +63,7 @@ class Repeats:
     repeats: float
 
 
-# --- the wheel -----------------------------------------------------------------------------------
+# --- the wheel ------------------------------------------------------------------------------------
 
 
 def wheel_slots(sources: Sequence[SourceRows]) -> list[int]:
@@ -123,7 +124,7 @@ def wheel_sequence(slots: Sequence[int]) -> Ints:
     return order
 
 
-# --- the order -----------------------------------------------------------------------------------
+# --- the order ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,5 @@
-"""Reads that may fail for a moment: repeated with back-off, then reported as a failure of the run."""
+"""Reads that may fail for a moment: repeated with back-off, then reported as a failure of the
+run."""
 
 from __future__ import annotations
 

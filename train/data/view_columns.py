@@ -1,7 +1,7 @@
 """Columns of the rows of a pool or of one of its views, shard by shard: the one reader of both.
 
-Rows come in tar order, shards in the order of their names. One shard is in memory at a time. Every read is repeated
-after a time-out or a lost connection (`retry.py`).
+Rows come in tar order, shards in the order of their names. One shard is in memory at a time. Every
+read is repeated after a time-out or a lost connection (`retry.py`).
 """
 
 from __future__ import annotations

@@ -143,7 +143,8 @@ def test_ranks_share_whole_lanes():
         (256, "For 256 ranks set lanes to 256;"),
         (
             96,
-            "batch_size 4096 is no multiple of 96: set batch_size to 4032 and lanes to 96, or batch_size to 4128 and lanes to 96",
+            "batch_size 4096 is no multiple of 96: set batch_size to 4032 and lanes to 96, or "
+            "batch_size to 4128 and lanes to 96",
         ),
         (1000, "set batch_size to 4000 and lanes to 1000, or batch_size to 5000 and lanes to 1000"),
     ],

@@ -69,9 +69,16 @@ def test_sixteen_bits_of_grey_are_scaled() -> None:
 
 @pytest.mark.parametrize(
     ("size", "min_size", "factor"),
-    [((480, 640), 224, 2), ((480, 640), 241, 1), ((481, 1000), 241, 2), ((100, 100), 224, 1), ((4000, 4000), 224, 8),
-     ((900, 2000), 224, 4), ((900, 2000), 0, 1)],
-)  # fmt: skip
+    [
+        ((480, 640), 224, 2),
+        ((480, 640), 241, 1),
+        ((481, 1000), 241, 2),
+        ((100, 100), 224, 1),
+        ((4000, 4000), 224, 8),
+        ((900, 2000), 224, 4),
+        ((900, 2000), 0, 1),
+    ],
+)
 def test_a_large_jpeg_may_come_smaller_but_not_below_what_is_asked(
     decoder: str, size: tuple[int, int], min_size: int, factor: int
 ) -> None:
@@ -98,9 +105,17 @@ GOOD = encoded(Image.fromarray(pixels(64, 64)), "JPEG", quality=90)
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"\xff\xd8\xff", GOOD[: len(GOOD) // 2], GOOD[:20], b"<html>404</html>", b"\0" * 3000,
-     encoded(Image.fromarray(pixels(64, 64)), "PNG")[:500], encoded(Image.new("L", (9, 9)), "GIF")],
-)  # fmt: skip
+    [
+        b"",
+        b"\xff\xd8\xff",
+        GOOD[: len(GOOD) // 2],
+        GOOD[:20],
+        b"<html>404</html>",
+        b"\0" * 3000,
+        encoded(Image.fromarray(pixels(64, 64)), "PNG")[:500],
+        encoded(Image.new("L", (9, 9)), "GIF"),
+    ],
+)
 def test_damaged_bytes_and_other_formats_are_refused(decoder: str, data: bytes) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         decode_image(data)

@@ -178,8 +178,10 @@ def test_a_run_continues_at_any_step(tiny_pool: str, threads: int) -> None:
 
 
 def test_both_seeds_decide_the_order_and_an_epoch_is_cropped_anew(tiny_pool: str) -> None:
-    first = [next(iter(Loader(blend_of(tiny_pool, seed, all=1), settings(seed=run), model())))
-             for seed, run in ((0, 0), (0, 1), (1, 0))]  # fmt: skip
+    first = [
+        next(iter(Loader(blend_of(tiny_pool, seed, all=1), settings(seed=run), model())))
+        for seed, run in ((0, 0), (0, 1), (1, 0))
+    ]
     assert len({batch.keys for batch in first}) == 3
     loader = Loader(blend_of(tiny_pool, all=1), settings(samples_seen=96), model())
     seen: dict[str, torch.Tensor] = {}

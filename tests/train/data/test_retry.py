@@ -1,4 +1,5 @@
-"""A time-out is repeated with growing waits, then it is a failure of the run; other errors are not."""
+"""A time-out is repeated with growing waits, then it is a failure of the run; other errors are
+not."""
 
 from __future__ import annotations
 

@@ -97,9 +97,20 @@ def test_the_kernels_for_packed_sequences_are_called_as_they_ask(monkeypatch, ke
     monkeypatch.setattr(attention, "HALVES", (torch.float64,))
     monkeypatch.setattr(attention, "_kernel", lambda wanted, q, packed: wanted)
     monkeypatch.setattr(attention, "_varlen", lambda: loop)
-    dense_flash = lambda q, k, v, causal: torch.stack([  # noqa: E731
-        loop(*one, *[torch.tensor([0, len(x)], dtype=torch.int32) for x in one[:2]], *map(len, one[:2]), causal=causal)
-        for one in zip(q, k, v, strict=True)])  # fmt: skip
+
+    def dense_flash(q, k, v, causal):
+        return torch.stack(
+            [
+                loop(
+                    *one,
+                    *[torch.tensor([0, len(x)], dtype=torch.int32) for x in one[:2]],
+                    *map(len, one[:2]),
+                    causal=causal,
+                )
+                for one in zip(q, k, v, strict=True)
+            ]
+        )
+
     monkeypatch.setattr(
         attention,
         "_flash",

@@ -34,8 +34,13 @@ def test_a_share_of_the_heads_drops_the_same_attention_as_all_of_them():
     for first in (0, 2):
         part = slice(first, first + 2)
         found = attend(
-            q[:, :, part], k[:, :, part], v[:, :, part], AttentionSpec("auto", 0.4, first), causal=True, noise=drawn
-        )  # fmt: skip
+            q[:, :, part],
+            k[:, :, part],
+            v[:, :, part],
+            AttentionSpec("auto", 0.4, first),
+            causal=True,
+            noise=drawn,
+        )
         torch.testing.assert_close(found, whole[:, :, part])
 
 

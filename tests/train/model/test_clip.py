@@ -11,7 +11,8 @@ from train.model.attention import group_by_length, pack_captions
 from train.model.clip import CLIP
 
 TINY = dataclasses.replace(MODELS["test"], vocab_size=50)
-# Parameters of the towers, as published (open_clip's docs/model_profile.csv, to its last digit), and their heads.
+# Parameters of the towers, as published (open_clip's docs/model_profile.csv, to its last digit),
+# and their heads.
 PARAMETERS = {
     "ViT-B-32": (87_849_216, 63_428_096),
     "ViT-B-16": (86_192_640, 63_428_096),
@@ -28,9 +29,17 @@ PARAMETERS = {
     ),  # more positions, and nothing else
 }
 HEADS = {
-    "ViT-B-32": (12, 8), "ViT-B-16": (12, 8), "ViT-L-14": (16, 12), "ViT-L-14-336": (16, 12), "ViT-H-14": (16, 16),
-    "ViT-g-14": (16, 16), "ViT-bigG-14": (16, 20), "ViT-e-14": (16, 20), "ViT-S-32": (6, 6), "ViT-S-16": (6, 6),
-}  # fmt: skip
+    "ViT-B-32": (12, 8),
+    "ViT-B-16": (12, 8),
+    "ViT-L-14": (16, 12),
+    "ViT-L-14-336": (16, 12),
+    "ViT-H-14": (16, 16),
+    "ViT-g-14": (16, 16),
+    "ViT-bigG-14": (16, 20),
+    "ViT-e-14": (16, 20),
+    "ViT-S-32": (6, 6),
+    "ViT-S-16": (6, 6),
+}
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name.startswith("ViT")])

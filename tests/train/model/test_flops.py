@@ -1,4 +1,5 @@
-"""Operations counted by formula against torch's own counter, the published profiles, and the table of peaks."""
+"""Operations counted by formula against torch's own counter, the published profiles, and the table
+of peaks."""
 
 from __future__ import annotations
 
@@ -64,8 +65,8 @@ def test_every_shape_of_a_model_is_in_the_formula(change: dict[str, object]) -> 
     assert training_flops(config).sample(9) == counted(config, 9)
 
 
-# GFLOP of a training sample, text length 77: open_clip's docs/model_profile.csv has the forward pass to two decimals,
-# three times which, less the gradient of the picture, is this.
+# GFLOP of a training sample, text length 77: open_clip's docs/model_profile.csv has the forward
+# pass to two decimals, three times which, less the gradient of the picture, is this.
 @pytest.mark.parametrize(
     ("name", "gflop"),
     [

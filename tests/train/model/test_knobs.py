@@ -17,9 +17,13 @@ from train.model.clip import CLIP
 TEST = dataclasses.replace(MODELS["test"], vocab_size=50, vision_layers=3, text_layers=3)
 ROWS = torch.arange(6)
 RANDOM = {
-    "drop_patch_rate": "visual", "drop_path_rate": "visual", "vision_hidden_dropout": "visual",
-    "vision_attention_dropout": "visual", "text_hidden_dropout": "text", "text_attention_dropout": "text",
-}  # fmt: skip
+    "drop_patch_rate": "visual",
+    "drop_path_rate": "visual",
+    "vision_hidden_dropout": "visual",
+    "vision_attention_dropout": "visual",
+    "text_hidden_dropout": "text",
+    "text_attention_dropout": "text",
+}
 
 
 def shapes(**changes):
@@ -147,7 +151,7 @@ def test_global_average_pooling_is_open_clip_s_and_sees_every_patch():
     assert (other.encode_image(image) - found).abs().max() > 1e-3
 
 
-# --- what is drawn -------------------------------------------------------------------------------------------------
+# --- what is drawn --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", RANDOM)
@@ -218,12 +222,18 @@ def test_stochastic_depth_rises_evenly_from_the_first_block_to_the_last():
     assert [block.drop_path_rate for block in model.text.blocks] == [0, 0, 0]
 
 
-# --- how they are set ----------------------------------------------------------------------------------------------
+# --- how they are set -----------------------------------------------------------------------------
 
 
 def test_a_run_changes_its_model_by_name():
-    config = configure({"preset": "micro", "model.drop_path_rate": "0.1", "model.image_mean": "0.5,0.5,0.5",
-                        "model.global_average_pool": "true"})  # fmt: skip
+    config = configure(
+        {
+            "preset": "micro",
+            "model.drop_path_rate": "0.1",
+            "model.image_mean": "0.5,0.5,0.5",
+            "model.global_average_pool": "true",
+        }
+    )
     wanted = {"drop_path_rate": 0.1, "image_mean": (0.5, 0.5, 0.5), "global_average_pool": True}
     assert model_config(config) == dataclasses.replace(MODELS["micro"], **wanted)
     assert model_config(configure({"model.context_length": 40})).context_length == 40

@@ -38,8 +38,10 @@ def model_of(seed=0):
 
 def test_only_matrices_decay_and_positions_by_convention():
     model = model_of()
-    main, old = ({g.weight_decay: set(g.names) for g in parameter_groups(model, config_of(decay_groups=c))}
-                 for c in ("open_clip_main", "open_clip"))  # fmt: skip
+    main, old = (
+        {g.weight_decay: set(g.names) for g in parameter_groups(model, config_of(decay_groups=c))}
+        for c in ("open_clip_main", "open_clip")
+    )
     assert config_of().decay_groups == "open_clip_main"
     positions = {"visual.positional_embedding", "text.positional_embedding"}
     matrices = {

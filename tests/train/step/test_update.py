@@ -37,7 +37,8 @@ def model_of(seed=0):
 
 
 def give(model, step, factor=1.0):
-    """Every parameter a gradient that depends on the step alone, in the parameter's own precision."""
+    """Every parameter a gradient that depends on the step alone, in the parameter's own
+    precision."""
     generator = torch.Generator().manual_seed(step)
     for parameter in model.parameters():
         parameter.grad = (torch.randn(parameter.shape, generator=generator) * 0.01 * factor).to(
@@ -57,10 +58,15 @@ def test_it_is_adamw_with_the_norm_clipped_and_the_logit_scale_clamped():
     update = Update(model, config)
     named = dict(other.named_parameters())
     adamw = torch.optim.AdamW(
-        [{"params": [named[n] for n in group.names], "weight_decay": group.weight_decay}
-         for group in parameter_groups(other, config)],
-        lr=1e-2, betas=(0.9, 0.98), eps=1e-6, fused=True,
-    )  # fmt: skip
+        [
+            {"params": [named[n] for n in group.names], "weight_decay": group.weight_decay}
+            for group in parameter_groups(other, config)
+        ],
+        lr=1e-2,
+        betas=(0.9, 0.98),
+        eps=1e-6,
+        fused=True,
+    )
     for step in range(4):
         give(model, step)
         give(other, step)
@@ -78,8 +84,14 @@ def test_it_is_adamw_with_the_norm_clipped_and_the_logit_scale_clamped():
     assert model.logit_scale.item() == pytest.approx(2.7)
 
 
-KINDS = [{}, {"ema": 0.9}, {"precision": "bf16_o2", "ema": 0.9}, {"precision": "fp16"}, {"optimizer": "muon"},
-         {"optimizer": "muon", "precision": "bf16_o2"}]  # fmt: skip
+KINDS = [
+    {},
+    {"ema": 0.9},
+    {"precision": "bf16_o2", "ema": 0.9},
+    {"precision": "fp16"},
+    {"optimizer": "muon"},
+    {"optimizer": "muon", "precision": "bf16_o2"},
+]
 
 
 @pytest.mark.parametrize("changes", KINDS)
@@ -162,7 +174,7 @@ def test_the_average_follows_fast_at_first_and_is_what_is_exported():
     assert torch.equal(update.model.visual.proj, now)
 
 
-# --- fp16 ------------------------------------------------------------------------------------------------------------
+# --- fp16 -----------------------------------------------------------------------------------------
 
 
 def test_a_scaled_loss_leaves_the_step_as_it_is():
@@ -198,7 +210,7 @@ def test_an_overflow_skips_the_step_and_too_many_in_a_row_are_none():
     assert not Update(model_of(), config_of()).may_skip()
 
 
-# --- Muon ------------------------------------------------------------------------------------------------------------
+# --- Muon -----------------------------------------------------------------------------------------
 
 
 def test_muon_takes_the_blocks_matrices_and_each_of_q_k_v_is_orthogonal_by_itself():
