@@ -146,10 +146,10 @@ def _declared(body: bytes) -> str | None:
     if b"charset" not in head.lower():
         return None
     for meta in LexborHTMLParser(head.decode("latin-1")).css("meta"):
-        said = meta.attributes
-        label = said.get("charset")
-        if not label and (said.get("http-equiv") or "").lower() == "content-type":
-            label = charset_in(said.get("content") or "")
+        attributes = meta.attributes
+        label = attributes.get("charset")
+        if not label and (attributes.get("http-equiv") or "").lower() == "content-type":
+            label = charset_in(attributes.get("content") or "")
         if name := _known(label):
             return "utf-8" if name.startswith("utf-16") else name  # it could not have been read
     return None
@@ -171,8 +171,8 @@ def _guessed(body: bytes) -> str:
     telling = b"\n".join(
         line for line in body.replace(b"<", b"\n<").splitlines() if not line.isascii()
     )
-    found = from_bytes(telling[:GUESSED]).best()
-    return (_known(found.encoding) if found else None) or "cp1252"
+    best = from_bytes(telling[:GUESSED]).best()
+    return (_known(best.encoding) if best else None) or "cp1252"
 
 
 # --- addresses ------------------------------------------------------------------------------------
@@ -185,32 +185,32 @@ def candidates(srcset: str) -> list[tuple[str, float, float]]:
     A URL ends at white space, and may hold commas, but not at its end. What it says wrongly is left
     out.
     """
-    found: list[tuple[str, float, float]] = []
-    place = 0
-    while place < len(srcset):
-        while place < len(srcset) and srcset[place] in WHITE + ",":
-            place += 1
-        start = place
-        while place < len(srcset) and srcset[place] not in WHITE:
-            place += 1
-        url, said = srcset[start:place], ""
+    images: list[tuple[str, float, float]] = []
+    position = 0
+    while position < len(srcset):
+        while position < len(srcset) and srcset[position] in WHITE + ",":
+            position += 1
+        start = position
+        while position < len(srcset) and srcset[position] not in WHITE:
+            position += 1
+        url, descriptors = srcset[start:position], ""
         if url.endswith(","):
             url = url.rstrip(",")
         else:
-            start, depth = place, 0
-            while place < len(srcset) and (depth or srcset[place] != ","):
-                depth = max(0, depth + {"(": 1, ")": -1}.get(srcset[place], 0))
-                place += 1
-            said = srcset[start:place]
-        sizes = _sizes(said)
+            start, depth = position, 0
+            while position < len(srcset) and (depth or srcset[position] != ","):
+                depth = max(0, depth + {"(": 1, ")": -1}.get(srcset[position], 0))
+                position += 1
+            descriptors = srcset[start:position]
+        sizes = _sizes(descriptors)
         if url and sizes:
-            found.append((url, *sizes))
-    return found
+            images.append((url, *sizes))
+    return images
 
 
-def _sizes(said: str) -> tuple[float, float] | None:
+def _sizes(descriptors: str) -> tuple[float, float] | None:
     width = density = 0.0
-    for word in said.split():
+    for word in descriptors.split():
         try:
             number = float(word[:-1])
         except ValueError:
@@ -242,14 +242,14 @@ def is_placeholder(url: str) -> bool:
 
 
 def _chosen(
-    said: Attributes, of_picture: Callable[[], str | None] | None
+    attributes: Attributes, of_picture: Callable[[], str | None] | None
 ) -> tuple[str | None, bool]:
     """The address that an image would end up with, and whether it is of `src`; None where it has
     none at all.
     """
-    stand_in: str | None = "" if "src" in said else None
+    stand_in: str | None = "" if "src" in attributes else None
     for name in ADDRESSES:
-        value = (said.get(name) or "").strip(SPACE)
+        value = (attributes.get(name) or "").strip(SPACE)
         if name.endswith("srcset"):
             value = largest(value) or next((one[0] for one in candidates(value)), "")
         elif name != "src" and "." not in value and "/" not in value:
@@ -265,19 +265,21 @@ def _chosen(
 def _source(picture: LexborNode) -> str:
     """The image of a <picture>'s first <source> of a usual type, else of its first."""
     sources = [source.attributes for source in picture.css("source")]
-    sources.sort(key=lambda said: (said.get("type") or "").strip().lower() not in SHOWABLE)
-    for said in sources:
+    sources.sort(
+        key=lambda attributes: (attributes.get("type") or "").strip().lower() not in SHOWABLE
+    )
+    for attributes in sources:
         for name in ("srcset", "data-srcset", "data-lazy-srcset"):
-            if url := largest(said.get(name) or ""):
+            if url := largest(attributes.get(name) or ""):
                 return url
     return ""
 
 
-def _is_pixel(said: Attributes) -> bool:
+def _is_pixel(attributes: Attributes) -> bool:
     """Width and height are given, and neither is above 1: a beacon. A larger box says nothing about
     the file.
     """
-    sizes = [DIGITS.match(said.get(name) or "") for name in ("width", "height")]
+    sizes = [DIGITS.match(attributes.get(name) or "") for name in ("width", "height")]
     return all(size and int(size[1]) <= 1 for size in sizes)
 
 
@@ -319,47 +321,47 @@ def _images(tree: LexborHTMLParser, base: str) -> Iterator[Image]:
     """In document order. A <noscript>'s copy of an image that the page has outside too ends as
     noscript_copy.
     """
-    found: list[tuple[Image, bool]] = []
-    told: dict[
+    images: list[tuple[Image, bool]] = []
+    texts: dict[
         tuple[str, int], str | None
     ] = {}  # one element may be around thousands of images: it is read once
 
     def once(read: Callable[[LexborNode], str | None], node: LexborNode) -> str | None:
         key = (read.__name__, node.mem_id)
-        if key not in told:
-            told[key] = read(node)
-        return told[key]
+        if key not in texts:
+            texts[key] = read(node)
+        return texts[key]
 
     for node in tree.css("img"):
-        said = node.attributes
+        attributes = node.attributes
         around = _around(node)
         parent = node.parent
         source = parent if parent is not None and parent.tag == "picture" else None
         address, plain = _chosen(
-            said, partial(once, _source, source) if source is not None else None
+            attributes, partial(once, _source, source) if source is not None else None
         )
         if address is None:
             continue
         target, reason = "", None
         if plain and address.strip(SPACE)[:5].lower() != "data:" and is_placeholder(address):
             reason = "placeholder"
-        elif plain and _is_pixel(said):
+        elif plain and _is_pixel(attributes):
             reason = "tracking_pixel"
         else:
             try:
                 target = resolve(base, address)
             except ValueError as error:
                 reason = str(error)
-        caption = "" if "alt" in said and said["alt"] is None else said.get("alt")
+        caption = "" if "alt" in attributes and attributes["alt"] is None else attributes.get("alt")
         if not (caption or "").strip() and (figure := around.get("figure")):
             caption = once(_caption_of, figure) or caption
         anchor = once(_spaced, around["a"]) if "a" in around else None
-        title = (said.get("title") or "").strip() or None
-        found.append(
+        title = (attributes.get("title") or "").strip() or None
+        images.append(
             (Image(target, reason, caption, title, anchor or None, address), "noscript" in around)
         )
-    shown = {image.url for image, copy in found if not copy}
-    for image, copy in found:
+    shown = {image.url for image, copy in images if not copy}
+    for image, copy in images:
         yield (
             image._replace(url="", reason="noscript_copy")
             if copy and image.url in shown and image.url
@@ -369,7 +371,7 @@ def _images(tree: LexborHTMLParser, base: str) -> Iterator[Image]:
 
 def _around(node: LexborNode) -> dict[str, LexborNode]:
     """The nearest link, figure and noscript around an image."""
-    found: dict[str, LexborNode] = {}
+    nearest: dict[str, LexborNode] = {}
     above = node.parent
     for _ in range(FARTHEST):
         if above is None:
@@ -377,12 +379,12 @@ def _around(node: LexborNode) -> dict[str, LexborNode]:
         tag = above.tag
         if (
             tag in ("a", "figure", "noscript")
-            and tag not in found
+            and tag not in nearest
             and (tag != "a" or "href" in above.attributes)
         ):
-            found[tag] = above
+            nearest[tag] = above
         above = above.parent
-    return found
+    return nearest
 
 
 def _caption_of(figure: LexborNode) -> str | None:
@@ -402,17 +404,14 @@ def _license(tree: LexborHTMLParser, base: str) -> str | None:
     """The first link that says it is the licence, else the first to Creative Commons; those of the
     head first.
     """
-    links = [
-        node.attributes
-        for node in (*tree.css("link[href]"), *tree.css("a[href]"), *tree.css("area[href]"))
-    ]
-    named = [said for said in links if "license" in (said.get("rel") or "").lower().split()]
-    for said in [
-        *named,
-        *(said for said in links if any(part in (said["href"] or "") for part in LICENSES)),
-    ]:
+    links: list[Attributes] = []
+    for selector in ("link[href]", "a[href]", "area[href]"):
+        links += [node.attributes for node in tree.css(selector)]
+    named = [link for link in links if "license" in (link.get("rel") or "").lower().split()]
+    commons = [link for link in links if any(part in (link["href"] or "") for part in LICENSES)]
+    for link in (*named, *commons):
         try:
-            return resolve(base, said["href"] or "")
+            return resolve(base, link["href"] or "")
         except ValueError:
             continue
     return None

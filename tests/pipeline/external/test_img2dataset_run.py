@@ -333,7 +333,7 @@ def test_what_it_stores_unread_is_looked_at(tmp_path: Path, stand_in: str) -> No
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("hang", r"was ended after 1 s for 1 rows; its last lines: taking 1 rows \| a worker died"),
+        ("hang", r"was ended after 4 s for 1 rows; its last lines: taking 1 rows \| a worker died"),
         ("crash", r"left no shard and ended with status 1; .*MemoryError: out of memory"),
         ("nothing", r"left no shard and ended with status 0; its last lines: taking 1 rows"),
         ("untold", r"img2dataset lists 0 of 1 rows, 0 in all"),
@@ -342,7 +342,7 @@ def test_what_it_stores_unread_is_looked_at(tmp_path: Path, stand_in: str) -> No
 def test_a_run_that_leaves_no_shard_fails_its_ticket(
     tmp_path: Path, stand_in: str, monkeypatch: pytest.MonkeyPatch, name: str, message: str
 ) -> None:
-    monkeypatch.setattr(img2dataset_run, "START_S", 1.0 if name == "hang" else 60.0)
+    monkeypatch.setattr(img2dataset_run, "START_S", 4.0 if name == "hang" else 60.0)
     totals, found = build(tmp_path, stand_in, name, retries=0, deadline_s=0.1)
     [said] = totals["failed"].values()
     assert found == {}
