@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import hashlib
 import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -104,12 +103,6 @@ def options_of(filter_: Filter) -> dict[str, Any]:
 def with_options(filter_: Any, **options: Any) -> Any:
     """A copy of a filter with other options. What `setup` loaded is not copied."""
     return type(filter_)(**{**options_of(filter_), **options})
-
-
-def file_hash(path: str | Path) -> str:
-    """sha256 of a local file, hex. The file is read in pieces, so that weights of any size fit."""
-    with open(path, "rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
 
 
 def package_folder(package: str, name: str) -> Path:

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
-from filters.base import FREE, Batch, Columns, Filter, file_hash, package_folder, with_options
+from filters.base import FREE, Batch, Columns, Filter, package_folder, with_options
 from manifests import disk
 
 LOCAL, HUB = "local-dir:", "hf-hub:"
@@ -89,12 +89,16 @@ class ClipScore(Filter):
                     f"filter clip_score: there is no open_clip_config.json in {folder}"
                 )
             files = sorted(path for path in folder.iterdir() if path.suffix in WEIGHTS)
-            return disk.content_hash({path.name: file_hash(path) for path in files}, 64)
+            return disk.content_hash({path.name: disk.file_sha256(path) for path in files}, 64)
         if self.model.startswith(HUB):
             return self.model
         self._check_name()
         assert self.pretrained is not None
-        weights = file_hash(self.pretrained) if os.path.isfile(self.pretrained) else self.pretrained
+        weights = (
+            disk.file_sha256(self.pretrained)
+            if os.path.isfile(self.pretrained)
+            else self.pretrained
+        )
         return f"{self.model}:{weights}"
 
     def check(self) -> None:

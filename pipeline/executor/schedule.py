@@ -8,6 +8,7 @@ again alone, so that the next death shows which ticket caused it.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ class TicketQueue:
         self._free_groups: OrderedDict[str, None] = OrderedDict.fromkeys(longest_first)
         self._running: dict[Hashable, list[Ticket]] = {}
         self._suspects: set[str] = set()
+        self._not_before: dict[str, float] = {}  # group -> time of its retry
 
     @property
     def free_groups(self) -> int:
@@ -53,31 +55,42 @@ class TicketQueue:
         """The tickets that a worker is running, in order of their start."""
         return list(self._running.get(worker, []))
 
-    def start_next(self, worker: Hashable, starting_workers: int = 0) -> Ticket | None:
+    def start_next(
+        self, worker: Hashable, starting_workers: int = 0, now: float = math.inf
+    ) -> Ticket | None:
         """The ticket that this worker starts now, or None.
 
         `starting_workers` is how many workers will be ready soon. A busy worker gets no second group while these need
-        one.
+        one. `now` is compared with the time before which a ticket is not tried again.
         """
         running = self._running.get(worker, [])
         if len(running) >= self.concurrency:
             return None
         if any(ticket.id in self._suspects for ticket in running):
             return None
-        group = self._next_group(running, starting_workers)
+        group = self._next_group(running, starting_workers, now)
         if group is None:
             return None
         self._free_groups.pop(group, None)
+        self._not_before.pop(group, None)
         ticket = self._pending[group].popleft()
         self._running.setdefault(worker, []).append(ticket)
         self._unstarted -= 1
         return ticket
 
-    def finished(self, worker: Hashable, ticket: Ticket, *, retry: bool) -> None:
-        """A try of a ticket has ended. With `retry` the ticket is the next one of its group."""
+    def retry_time(self, now: float) -> float | None:
+        """The earliest time after `now` at which a group may be tried again; None where none waits."""
+        return min((moment for moment in self._not_before.values() if moment > now), default=None)
+
+    def finished(
+        self, worker: Hashable, ticket: Ticket, *, retry: bool, not_before: float = -math.inf
+    ) -> None:
+        """A try of a ticket has ended. With `retry` it is the next one of its group, from `not_before` on."""
         self._running[worker].remove(ticket)
         if retry:
             self._put_first(ticket)
+            if not_before > -math.inf:
+                self._not_before[ticket.group] = not_before
         self._release_groups(worker, [ticket.group])
 
     def worker_died(self, worker: Hashable, retry: Iterable[Ticket]) -> None:
@@ -90,20 +103,22 @@ class TicketQueue:
             self._put_first(ticket)
         self._release_groups(worker, [ticket.group for ticket in tickets])
 
-    def _next_group(self, running: list[Ticket], starting_workers: int) -> str | None:
+    def _next_group(self, running: list[Ticket], starting_workers: int, now: float) -> str | None:
         """A free group where the worker may have one, else a group that it has already."""
         if not running or len(self._free_groups) > starting_workers:
             for group in self._free_groups:  # skips only groups whose next ticket is a suspect
-                if self._may_start(group, busy=bool(running)):
+                if self._may_start(group, busy=bool(running), now=now):
                     return group
         for ticket in running:
-            if self._may_start(ticket.group, busy=True):
+            if self._may_start(ticket.group, busy=True, now=now):
                 return ticket.group
         return None
 
-    def _may_start(self, group: str, *, busy: bool) -> bool:
+    def _may_start(self, group: str, *, busy: bool, now: float) -> bool:
         """Whether the next ticket of a group may start on a worker. A suspect runs alone."""
         pending = self._pending[group]
+        if self._not_before.get(group, -math.inf) > now:
+            return False
         return bool(pending) and not (busy and pending[0].id in self._suspects)
 
     def _put_first(self, ticket: Ticket) -> None:
@@ -119,6 +134,7 @@ class TicketQueue:
         for group in reversed(list(dict.fromkeys(groups))):
             if group not in held and self._pending[group]:
                 self._free_groups[group] = None
-                self._free_groups.move_to_end(group, last=False)
+                # A group that waits for its retry goes to the end: nobody looks at it before.
+                self._free_groups.move_to_end(group, last=group in self._not_before)
         if not self._running.get(worker):
             self._running.pop(worker, None)

@@ -7,11 +7,12 @@ more; after that it is in `Report.failed` and the rest continues.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Literal
 
-from pipeline.executor.outcomes import Outcomes, Report, progress_of
+from pipeline.executor.outcomes import Outcomes, Report, progress_of, seconds_until
 from pipeline.executor.ray_actors import run_on_ray
 from pipeline.executor.schedule import Ticket, TicketQueue
 from pipeline.executor.worker import Stage, Worker, check_ready, ticket_json
@@ -53,7 +54,7 @@ def run_inline(stage: Stage, tickets: Sequence[Ticket], outcomes: Outcomes) -> N
         if stage.concurrency == 1:
             for ticket in tickets:
                 while not outcomes.record(ticket, *worker.run(ticket_json(ticket))):
-                    pass
+                    time.sleep(max(0.0, outcomes.retry_time(ticket) - time.monotonic()))
         else:
             _run_in_threads(worker, TicketQueue(tickets, stage.concurrency), outcomes)
     finally:
@@ -66,13 +67,18 @@ def _run_in_threads(worker: Worker, queue: TicketQueue, outcomes: Outcomes) -> N
     threads = ThreadPoolExecutor(queue.concurrency, thread_name_prefix="ticket")
     try:
         while queue.has_unstarted() or running:
-            while (ticket := queue.start_next(THIS_PROCESS)) is not None:
+            while (ticket := queue.start_next(THIS_PROCESS, now=time.monotonic())) is not None:
                 running[threads.submit(worker.run, ticket_json(ticket))] = ticket
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
+            pause = seconds_until(queue.retry_time(time.monotonic()))
+            if not running:
+                time.sleep(pause or 0)
+            for future in wait(running, pause, return_when=FIRST_COMPLETED).done:
                 ticket = running.pop(future)
                 kind, text = future.result()
                 ended = outcomes.record(ticket, kind, text)
-                queue.finished(THIS_PROCESS, ticket, retry=not ended)
+                queue.finished(
+                    THIS_PROCESS, ticket, retry=not ended, not_before=outcomes.retry_time(ticket)
+                )
     finally:
         # After an interruption, running tickets wait for what the worker closes next: do not wait for them here.
         threads.shutdown(wait=not running, cancel_futures=True)

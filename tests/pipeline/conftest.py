@@ -250,3 +250,9 @@ def web() -> Iterator[PictureServer]:
     server.start()
     yield server
     server.stop()
+
+
+@pytest.fixture(autouse=True)
+def no_pause_before_a_retry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests do not wait before a failed ticket is tried again."""
+    monkeypatch.setattr("pipeline.executor.outcomes.RETRY_PAUSE_S", 0.0)

@@ -120,3 +120,19 @@ def test_every_ticket_once_in_order_on_one_worker_per_group(seed: int) -> None:
     assert ended == Counter(ticket.id for ticket in todo)
     for group, ids in starts.items():
         assert ids == [ticket.id for ticket in todo if ticket.group == group]
+
+
+def test_a_retry_waits_for_its_time_and_other_groups_do_not_wait_for_it() -> None:
+    queue = TicketQueue(tickets(*"aab"))
+    first = queue.start_next("w", now=0.0)
+    assert first is not None
+    queue.finished("w", first, retry=True, not_before=5.0)
+    assert queue.retry_time(now=0.0) == 5.0
+    other = queue.start_next("w", now=4.9)
+    assert other is not None
+    assert other.id == "b0"
+    queue.finished("w", other, retry=False)
+    assert queue.start_next("w", now=4.9) is None, "order in a group is kept"
+    assert queue.has_unstarted()
+    assert queue.retry_time(now=5.0) is None
+    assert begun(queue, "w") == ["a0"]

@@ -1,0 +1,55 @@
+"""Tries are counted, the last failure is kept, and a retry waits."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from pipeline.executor import Stage, Ticket, Work, execute, outcomes
+from pipeline.executor.outcomes import Outcomes, retry_pause_s
+
+TRIED: list[tuple[str, float]] = []
+
+
+def failing_once(config: dict[str, Any]) -> Work:
+    """The ticket named bad raises in its first try."""
+
+    def work(ticket: Ticket) -> dict[str, Any]:
+        again = any(name == ticket.id for name, _ in TRIED)
+        TRIED.append((ticket.id, time.monotonic()))
+        if ticket.id == "bad" and not again:
+            raise OSError("SlowDown")
+        return {}
+
+    return work
+
+
+def test_the_pause_grows_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outcomes, "RETRY_PAUSE_S", 2.0)
+    assert [retry_pause_s(tries) for tries in (1, 2, 3, 4, 9)] == [2, 8, 32, 60, 60]
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_a_ticket_that_failed_is_tried_again_after_a_pause(
+    concurrency: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outcomes, "RETRY_PAUSE_S", 0.3)
+    TRIED.clear()
+    tickets = [Ticket(id=name, group=name) for name in ("bad", "fine", "other")]
+    stage = Stage(name="s", work=failing_once, concurrency=concurrency)
+    assert execute(stage, tickets, engine="inline").failed == {}
+    first, second = [moment for name, moment in TRIED if name == "bad"]
+    assert second - first >= 0.3
+    if concurrency > 1:
+        assert TRIED[-1][0] == "bad", "other groups do not wait"
+
+
+def test_the_last_failure_is_kept() -> None:
+    ended: list[bool] = []
+    record = Outcomes("s", ended.append)
+    ticket = Ticket(id="1", group="a")
+    assert not record.record(ticket, "raised", "first")
+    assert record.record(ticket, "died", "second")
+    assert (record.report.failed, record.report.done, ended) == ({"1": "second"}, {}, [False])
