@@ -38,8 +38,8 @@ def number(value: float) -> str:
     return text.replace("-", wording.MINUS)
 
 
-def _svg(width: int, height: int, body: Sequence[str], title: str) -> str:
-    size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+def _svg(width: int, height: int, body: Sequence[str], title: str, kind: str = "wide") -> str:
+    size = f'class="{kind}" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
     label = escape(title)
     head = f'<svg {size} role="img" aria-label="{label}"><title>{label}</title>'
     return f"{head}{''.join(body)}</svg>"
@@ -69,7 +69,7 @@ class ForestRow:
 
 def forest(rows: Sequence[ForestRow], band: float, title: str) -> str:
     """Differences with their intervals and single seeds, in points. `band` is drawn around 0."""
-    width, left, right, step = 720, 190, 24, 30
+    width, left, right, step = 560, 170, 20, 30
     values = [-band * 2, band * 2]
     for row in rows:
         values += [row.mean, *row.dots]
@@ -83,7 +83,7 @@ def forest(rows: Sequence[ForestRow], band: float, title: str) -> str:
     bottom = 12 + step * len(rows)
     zone = f'x="{x(-band):.1f}" y="6" width="{x(band) - x(-band):.1f}" height="{bottom - 6}"'
     body = [f'<rect {zone} class="band"/>']
-    for tick in ticks(low, high, 8):
+    for tick in ticks(low, high, 6):
         label = f"{tick:+g}".replace("-", wording.MINUS) if tick else "0"
         body.append(_line(x(tick), 6, x(tick), bottom))
         body.append(_text(x(tick), bottom + 16, label, "middle"))
@@ -98,7 +98,8 @@ def forest(rows: Sequence[ForestRow], band: float, title: str) -> str:
         for dot in row.dots:
             centre = f'cx="{x(dot):.1f}" cy="{y - 9}"'
             body.append(f'<circle {centre} r="3" stroke="{row.colour}" class="seed"/>')
-    return _svg(width, 12 + step * len(rows) + 26, body, title)
+    # It fits a phone: the other charts scroll sideways there.
+    return _svg(width, 12 + step * len(rows) + 26, body, title, "fit")
 
 
 def _finite(curve: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

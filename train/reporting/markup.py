@@ -35,10 +35,12 @@ th,td { text-align:left; padding:6px 10px; border-bottom:1px solid var(--rule);
 th { color:var(--soft); font-weight:600 }
 td.n,th.n { text-align:right; font-variant-numeric:tabular-nums; white-space:nowrap }
 .chip { display:inline-block; width:11px; height:11px; border-radius:3px; margin-right:7px }
+.nowrap { white-space:nowrap }
 .better { color:var(--good); font-weight:600 }
 .worse { color:var(--bad); font-weight:600 }
 svg { width:100%; min-width:560px; max-width:880px; height:auto; display:block; margin:8px 0;
   font:12px system-ui,sans-serif }
+svg.fit { min-width:0; max-width:720px; font-size:13px }
 svg text { fill:var(--soft) }
 svg text.name { fill:var(--ink) }
 .grid { stroke:var(--rule) }
@@ -96,7 +98,8 @@ def chart(svg: str) -> str:
 
 def chip(shade: str, name: str) -> str:
     """A name after a small square of its colour."""
-    return f'<span class="chip" style="background:{escape(shade)}"></span>{escape(name)}'
+    square = f'<span class="chip" style="background:{escape(shade)}"></span>'
+    return f'<span class="nowrap">{square}{escape(name)}</span>'
 
 
 def verdict_word(verdict: str) -> str:

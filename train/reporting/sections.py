@@ -46,25 +46,25 @@ def arms_table(report: Report, roles: Sequence[str]) -> str:
         rows.append(
             [
                 name,
-                f"{arm.rows:,}",
-                wording.percent(arm.share),
-                wording.DASH if arm.repeats is None else f"{arm.repeats:.1f}",
                 wording.mean_and_sd(metric.mean, metric.sd),
                 *difference_cells(d),
                 wording.DASH if d is None else f"{d.p_holm:.3g}",
+                f"{arm.rows:,}",
+                wording.percent(arm.share),
+                wording.DASH if arm.repeats is None else f"{arm.repeats:.1f}",
             ]
         )
     head = [
         "arm",
-        "pairs",
-        "% of stored",
-        "repeats",
         f"{escape(report.primary)}, %",
         f"points to {escape(report.baseline)} [95 %]",
         "verdict",
         "p (Holm)",
+        "pairs",
+        "% of stored",
+        "repeats",
     ]
-    return table(head, rows, (1, 2, 3, 4, 5, 7)) if rows else ""
+    return table(head, rows, (1, 2, 4, 5, 6, 7)) if rows else ""
 
 
 def tasks(report: Report) -> str:

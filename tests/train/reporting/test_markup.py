@@ -6,7 +6,7 @@ from train.reporting import markup
 
 
 def test_names_are_escaped() -> None:
-    assert markup.chip("#000", "<b>").endswith("</span>&lt;b&gt;")
+    assert markup.chip("#000", "<b>").endswith("</span>&lt;b&gt;</span>")
     assert markup.details("a < b", "<p>x</p>") == (
         "<details><summary>a &lt; b</summary><p>x</p></details>"
     )
