@@ -12,7 +12,7 @@ from manifests.pool_layout import AblationLayout, PoolLayout, RunLayout
 from manifests.schema import Ablation, Blend, TaskSpec
 from train.config import TrainConfig, configure
 from train.evaluation import Metrics, saved_metrics
-from train.identity import deciding_settings, differences, view_hashes
+from train.identity import complete_settings, deciding_settings, differences, view_hashes
 
 A_A = "a_a"
 A_A_SEEDS = 1000  # added to the ablation's seeds
@@ -196,9 +196,7 @@ def stale_because(run: Run) -> list[str]:
     saved = _saved_identity(run)
     if saved is None:
         return []
-    # A run of an older version has fewer settings: it had the defaults of the missing ones.
-    settings = {**deciding_settings(TrainConfig()), **saved["config"]}
-    before: Json = {"config": settings, "views": saved["views"]}
+    before: Json = {"config": complete_settings(saved["config"]), "views": saved["views"]}
     now: Json = {"config": deciding_settings(run.config), "views": view_hashes(run.blend)}
     run_json = RunLayout(run.out).run_json
     if disk.exists(run_json):
