@@ -27,7 +27,7 @@ EXIT_INCOMPLETE = 3
 EXIT_SAVED = 75
 EXIT_HELP = """exit status:
   0  every task ended with its outcomes     3  some task ended without one
-  2  a mistake, explained in one line       130, 143  stopped by Ctrl-C, SIGTERM; run it again to resume
+  2  a mistake, explained in one line       130, 143  stopped by Ctrl-C, SIGTERM; run again
 """
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # Errors of the operating system that a person mends: a path, its rights or its disk.

@@ -128,12 +128,14 @@ class Source:
             for name, is_set in table_keys.items():
                 if is_set:
                     raise ValueError(
-                        f"captions is {self.captions!r}, which has no columns: leave {name} out, or "
+                        f"captions is {self.captions!r}, which has no columns: leave {name} "
+                        "out, or "
                         "name a table such as captions: metadata.csv"
                     )
         elif self.captions is None or not self.captions.endswith(TABLE_ENDINGS):
             raise ValueError(
-                f"captions is {self.captions!r}; of a source of kind image_folder it is the name of "
+                f"captions is {self.captions!r}; of a source of kind image_folder it is the "
+                "name of "
                 f"a table inside each folder (metadata.csv, metadata.jsonl, metadata.parquet), "
                 f"{CAPTION_FILES} (a text file beside each image) or {CLASS_FOLDERS} (the folder's "
                 "name is the caption)"

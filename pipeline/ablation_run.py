@@ -140,7 +140,8 @@ def check_ablation(ablation: Ablation, recipes: Mapping[str, Recipe], scorer_exp
             continue
         if pool not in ablation.pools or not view:
             raise ValueError(
-                f"{user} is {pool_view!r}; it must be POOL/VIEW with a pool of {sorted(ablation.pools)}"
+                f"{user} is {pool_view!r}; it must be POOL/VIEW with a pool of "
+                f"{sorted(ablation.pools)}"
             )
         if pool in recipes:
             try:

@@ -1,4 +1,6 @@
-"""The route on a small web: WAT to shards, scores and views, and the same bytes inline and on Ray."""
+"""The route on a small web: WAT to shards, scores and views, and the same bytes inline and
+on Ray.
+"""
 
 from __future__ import annotations
 
