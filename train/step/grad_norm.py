@@ -58,4 +58,4 @@ def mesh_of(x: Tensor) -> Any:
 @torch.no_grad()
 def local_part(x: Tensor) -> Tensor:
     """This rank's part, in the same memory."""
-    return x.detach() if mesh_of(x) is None else x.detach().tolocal_part()  # type: ignore[attr-defined]
+    return x.detach() if mesh_of(x) is None else x.detach().to_local()  # type: ignore[attr-defined]
