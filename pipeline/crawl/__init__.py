@@ -7,17 +7,13 @@ from pipeline.crawl.content import file_stamp, has_stamp
 from pipeline.crawl.crawler import extract
 from pipeline.crawl.losses import Loss, top_reasons
 from pipeline.crawl.table_files import python_values
-from pipeline.crawl.urls import LONGEST_URL, ascii_host, trimmed
 
 __all__ = [
-    "LONGEST_URL",
     "Loss",
-    "ascii_host",
     "crawler",
     "extract",
     "file_stamp",
     "has_stamp",
     "python_values",
     "top_reasons",
-    "trimmed",
 ]

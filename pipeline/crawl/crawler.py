@@ -24,8 +24,9 @@ from manifests import disk
 from manifests.columns import PAIRS, with_extra
 from manifests.pool_layout import PoolLayout
 from manifests.schema import Source
+from pipeline.archives import PartCounts
 from pipeline.crawl import dedup
-from pipeline.crawl.losses import PartCounts, top_reasons
+from pipeline.crawl.losses import top_reasons
 from pipeline.crawl.sources import parts, reader_of, source_id
 from pipeline.executor import Engine, Stage, Ticket, Work, execute
 

@@ -15,7 +15,7 @@ from manifests import disk
 from manifests.schema import Source
 from manifests.sources import CAPTION_FILES, CLASS_FOLDERS
 from manifests.text import valid_text
-from pipeline.crawl.losses import reject
+from pipeline.archives import reject
 from pipeline.crawl.tables import PAGE_COLUMNS, PairTable, Row, file_in
 
 IMAGE_SUFFIXES = frozenset(

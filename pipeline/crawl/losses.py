@@ -1,51 +1,15 @@
-"""What was lost and why: counts by reason, each with one example."""
+"""The commonest reasons why the rows of a pool were lost, each with one example."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from manifests import disk
 from manifests.pool_layout import PoolLayout, read_commit_records
-from manifests.text import printable
-
-LONGEST_EXAMPLE = 200  # characters
-
-
-class PartCounts(Counter[str]):
-    """`links`, `pairs`, `damaged_records` and every reason of one part; `examples` has the first
-    row of each reason."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.examples: dict[str, str] = {}
-
-
-def reject(counts: Counter[str], reason: str, example: str) -> None:
-    """Count a row that is no pair. Its example is kept where `counts` is PartCounts."""
-    counts[reason] += 1
-    if isinstance(counts, PartCounts) and reason not in counts.examples:
-        counts.examples[reason] = _shortened(example)
-
-
-def reject_images(
-    counts: Counter[str], reasons: Mapping[int, str], page: str, urls: Callable[[int], object]
-) -> None:
-    """Count the images of a page that are no pairs, given as {number: reason}. `urls` has the link
-    of an image: it is asked only for the first of a reason."""
-    examples = counts.examples if isinstance(counts, PartCounts) else {}
-    for number, reason in reasons.items():
-        counts[reason] += 1
-        if reason not in examples:
-            examples[reason] = _shortened(f"{page}: {urls(number)!r}")
-
-
-def _shortened(text: str) -> str:
-    """Printable text of at most LONGEST_EXAMPLE characters: what a web page says is not trusted."""
-    text = printable(text)
-    return text if len(text) <= LONGEST_EXAMPLE else text[: LONGEST_EXAMPLE - 1] + "…"
+from pipeline.archives import shortened
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +69,6 @@ def _with_fetch_example(pool: str, loss: Loss) -> Loss:
             columns = ["url", "error_message", "reason"]
             table = disk.read_parquet(layout.sidecar(shard), columns, where=where)
             row = table.slice(0, 1).to_pylist()[0]
-            example = _shortened(f"{row['url']} ({row['error_message']})")
+            example = shortened(f"{row['url']} ({row['error_message']})")
             return Loss(stage=loss.stage, reason=loss.reason, count=loss.count, example=example)
     return loss

@@ -19,12 +19,11 @@ import xxhash
 from manifests import disk
 from manifests.columns import PAIRS, with_extra
 from manifests.schema import Source
+from pipeline.archives import batches_of_wat, rows_of_warc
 from pipeline.crawl import image_folders
 from pipeline.crawl.content import file_content, is_unchanged
 from pipeline.crawl.table_files import ENDINGS, is_table
 from pipeline.crawl.tables import Row, file_table, url_table
-from pipeline.crawl.warc import rows_of_warc
-from pipeline.crawl.wat import batches_of_wat
 
 ROWS = 10_000  # of a batch
 READ_VERSION = 2  # of what is read out of a part; a part of another version is read again

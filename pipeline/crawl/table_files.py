@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from manifests import disk
-from pipeline.crawl.urls import SPACE
+from pipeline.archives import SPACE
 
 # All but .parquet also with .gz behind.
 ENDINGS = (".parquet", ".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".txt")

@@ -15,9 +15,8 @@ from manifests import disk
 from manifests.casting import CASTS, as_text
 from manifests.columns import PAIRS, extra_column
 from manifests.schema import Source
-from pipeline.crawl.losses import reject
+from pipeline.archives import SPACE, reject, resolve
 from pipeline.crawl.table_files import PROBE, values
-from pipeline.crawl.urls import SPACE, resolve
 
 Row = tuple[Any, ...]  # one row of PAIRS and the values of the extra columns
 FILE_COLUMNS = ("file", "caption")  # of a captions list

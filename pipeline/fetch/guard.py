@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from manifests.schema import Fetch
 from manifests.text import printable
-from pipeline.crawl import LONGEST_URL, ascii_host, trimmed
+from pipeline.archives import LONGEST_URL, ascii_host, trimmed
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
 HOST_NAME = re.compile(

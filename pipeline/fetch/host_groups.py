@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from pipeline.crawl import ascii_host
+from pipeline.archives import ascii_host
 
 PLAN_VERSION = 2  # a change of order or of shard ids bumps this and the golden test
 MAX_GROUPS = 1024  # shards that can be fetched at a time; a host belongs to one group

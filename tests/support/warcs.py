@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from manifests.columns import PAIRS
-from pipeline.crawl.warc import rows_of_warc
+from pipeline.archives.warc import rows_of_warc
 
 PAGE = "http://p.test/a/page.html"
 HTML = b"<html lang=en><img src=/%d.jpg alt='caption %d'></html>"

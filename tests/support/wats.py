@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from manifests.schema import Pair
-from pipeline.crawl.wat import pairs_of_wat
+from pipeline.archives.wat import pairs_of_wat
 
 PAGE = "http://page.test/deep/er/page.html"
 

@@ -14,8 +14,8 @@ import pytest
 from manifests import disk
 from manifests.columns import PAIRS
 from manifests.schema import Source
+from pipeline.archives import wat as wat_module
 from pipeline.crawl import sources
-from pipeline.crawl import wat as wat_module
 from pipeline.crawl.crawler import crawl, parts
 from tests.support.wats import INFO, image, page, zipped
 

@@ -1,33 +1,15 @@
-"""Lost rows by reason, each with an example that can be shown in a terminal."""
+"""The commonest reasons of a pool, each with an example."""
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 from manifests.columns import SIDECAR
 from manifests.schema import Source
 from pipeline.crawl.crawler import crawl
-from pipeline.crawl.losses import LONGEST_EXAMPLE, Loss, PartCounts, reject, top_reasons
+from pipeline.crawl.losses import Loss, top_reasons
 from pipeline.pool import ShardWriter
 from tests.support.wats import image, page, zipped
-
-
-def test_the_first_row_of_a_reason_is_its_example() -> None:
-    counts, plain = PartCounts(), Counter[str]()
-    for number, reason in enumerate(("bad_url", "scheme", "bad_url")):
-        reject(counts, reason, f"row {number}")
-        reject(plain, reason, f"row {number}")
-    assert dict(counts) == dict(plain) == {"bad_url": 2, "scheme": 1}
-    assert counts.examples == {"bad_url": "row 0", "scheme": "row 1"}
-
-
-def test_an_example_is_short_and_printable() -> None:
-    counts = PartCounts()
-    reject(counts, "bad_url", "\x1b[31m\ud800" + "x" * 1000)
-    example = counts.examples["bad_url"]
-    assert example.startswith("\\x1b[31m\\ud800xxx")
-    assert (len(example), example.isprintable(), example[-1]) == (LONGEST_EXAMPLE, True, "…")
 
 
 def test_the_commonest_reasons_of_crawl_and_fetch_come_with_one_row_each(tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ import pytest
 from manifests import disk
 from manifests.columns import PAIRS, with_extra
 from manifests.schema import Source
+from pipeline.archives import PartCounts
 from pipeline.crawl import table_files
 from pipeline.crawl.crawler import crawl, parts
-from pipeline.crawl.losses import PartCounts
 from pipeline.crawl.tables import url_table
 
 ROWS = [

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manifests.schema import Fetch
-from pipeline.crawl import urls
-from pipeline.crawl.urls import LONGEST_URL, ascii_host, resolve, resolver, trimmed
+from pipeline.archives import urls
+from pipeline.archives.urls import LONGEST_URL, ascii_host, resolve, resolver, trimmed
 from pipeline.fetch import guard, host_groups
 
 PAGE = "http://page.test/deep/er/page.html"

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from manifests.schema import Source
+from pipeline.archives.gzip_scan import Tape
+from pipeline.archives.warc_records import records
 from pipeline.crawl.crawler import crawl
-from pipeline.crawl.gzip_scan import Tape
-from pipeline.crawl.warc_records import records
 from tests.support.warcs import HTML, block, captions, pages, read, record, zipped, zstd
 
 

@@ -19,11 +19,11 @@ import msgspec
 from fastwarc.stream_io import BrotliReader, ChunkedReader, GzipReader, ZstdReader
 
 from manifests import disk
-from pipeline.crawl.gzip_scan import END_OF_HEAD
-from pipeline.crawl.losses import reject
-from pipeline.crawl.page_images import Image, Page, charset_in, page_of, text_of
-from pipeline.crawl.warc_records import Stored, headers_of, records
-from pipeline.crawl.wat import Row, signals_of
+from pipeline.archives.gzip_scan import END_OF_HEAD
+from pipeline.archives.page_images import Image, Page, charset_in, page_of, text_of
+from pipeline.archives.row_counts import reject
+from pipeline.archives.warc_records import Stored, headers_of, records
+from pipeline.archives.wat import Row, signals_of
 
 # Bytes once decoded. Common Crawl cuts a page off at 1 MiB, since 2025 at 5 MiB.
 LONGEST_PAGE = 1 << 24

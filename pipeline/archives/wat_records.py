@@ -19,7 +19,7 @@ import msgspec
 from fastwarc.warc import ArchiveIterator, WarcRecordType
 
 from manifests import disk
-from pipeline.crawl.gzip_scan import END_OF_HEAD, GZIP, LONGEST_RECORD, Tape, chunks
+from pipeline.archives.gzip_scan import END_OF_HEAD, GZIP, LONGEST_RECORD, Tape, chunks
 
 OVERLAP = 16  # bytes that are searched again with the next chunk: a record's first line has 10
 START = re.compile(

@@ -28,9 +28,9 @@ from xxhash import xxh3_128_digest  # as disk.uid_of has it, which imports at ev
 from manifests import disk
 from manifests.columns import PAIRS
 from manifests.schema import Pair
-from pipeline.crawl.losses import reject_images
-from pipeline.crawl.urls import SPACE, resolve, resolver
-from pipeline.crawl.wat_records import (
+from pipeline.archives.row_counts import reject_images
+from pipeline.archives.urls import SPACE, resolve, resolver
+from pipeline.archives.wat_records import (
     EMPTY,
     UNREAD,
     Anchor,

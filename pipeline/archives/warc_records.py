@@ -16,7 +16,7 @@ import fsspec
 from fastwarc.warc import ArchiveIterator, WarcRecordType
 
 from manifests.text import valid_text
-from pipeline.crawl.gzip_scan import END_OF_HEAD, GZIP, LONGEST_RECORD, Tape, chunks
+from pipeline.archives.gzip_scan import END_OF_HEAD, GZIP, LONGEST_RECORD, Tape, chunks
 
 KINDS = WarcRecordType.response | WarcRecordType.metadata
 # The first bytes of a record: gzip, none, an empty line, zstd and lz4.

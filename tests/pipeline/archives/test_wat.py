@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from manifests import disk
 from manifests.columns import PAIRS
-from pipeline.crawl.urls import resolve
-from pipeline.crawl.wat import batches_of_wat, rows_of_wat
+from pipeline.archives.urls import resolve
+from pipeline.archives.wat import batches_of_wat, rows_of_wat
 from tests.support.wats import PAGE, image, language, one, page, read, record, response, zipped
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from manifests import disk
-from pipeline.crawl import page_images
+from pipeline.archives import page_images
 from tests.support.tables import table
 from tests.support.warcs import captions, one
 

@@ -12,7 +12,7 @@ import brotli
 import pytest
 
 from manifests.columns import PAIRS
-from pipeline.crawl import wat
+from pipeline.archives import wat
 from tests.support import wats
 from tests.support.warcs import HTML, PAGE, block, captions, one, pages, read, record, zipped, zstd
 

@@ -1,0 +1,21 @@
+"""Records of WAT and WARC archives as pairs, and URLs as browsers request them."""
+
+from __future__ import annotations
+
+from pipeline.archives.row_counts import PartCounts, reject, shortened
+from pipeline.archives.urls import LONGEST_URL, SPACE, ascii_host, resolve, trimmed
+from pipeline.archives.warc import rows_of_warc
+from pipeline.archives.wat import batches_of_wat
+
+__all__ = [
+    "LONGEST_URL",
+    "SPACE",
+    "PartCounts",
+    "ascii_host",
+    "batches_of_wat",
+    "reject",
+    "resolve",
+    "rows_of_warc",
+    "shortened",
+    "trimmed",
+]
