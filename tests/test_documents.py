@@ -1,0 +1,95 @@
+"""The manifests and commands that the README and the guide show are right."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from manifests import reader
+from manifests.schema import Ablation, Blend, Recipe
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTS = [
+    "README.md",
+    "CONTRIBUTING.md",
+    *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md")),
+]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    """(document, text) of every fenced block in a language."""
+    found = []
+    for name in DOCUMENTS:
+        for kind, text in BLOCK.findall((ROOT / name).read_text()):
+            if kind == language:
+                found.append((name, text))
+    return found
+
+
+def commands() -> list[str]:
+    """Every command line `python FILE …` in a block or in backticks, with continued lines joined."""
+    lines = []
+    for name in DOCUMENTS:
+        text = (ROOT / name).read_text().replace("\\\n", " ")
+        lines += re.findall(
+            r"(?:^|`|-- |/)(python (?:pipeline|train|benchmarks)/[^\n`]+)", text, re.M
+        )
+    return sorted({line.split("  #")[0].strip() for line in lines})
+
+
+@pytest.mark.parametrize(("document", "text"), blocks("yaml"))
+def test_every_manifest_that_is_shown_can_be_read(
+    document: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("MINIWEB", "MINIWEB_PORT", "SCORER", "IMAGENET", "CLIPMILL_USER_AGENT"):
+        monkeypatch.setenv(name, "1")
+    keys = yaml.safe_load(text)
+    if list(keys) == ["views"]:  # rules alone: a recipe around them makes them one
+        text += "name: shown\nsource: {kind: shards, paths: [shards]}\n"
+        keys = yaml.safe_load(text)
+    kind = Recipe if "source" in keys else Ablation if "arms" in keys else Blend
+    path = tmp_path / "shown.yaml"
+    path.write_text(text)
+    manifest = reader.read_manifest(path, kind)
+    assert manifest.name == keys["name"], document
+
+
+def test_there_are_a_recipe_a_blend_and_an_ablation_to_copy() -> None:
+    texts = [yaml.safe_load(text) for _, text in blocks("yaml")]
+    assert any("source" in keys for keys in texts)
+    assert any("arms" in keys for keys in texts)
+    assert any("pools" in keys and "views" in keys for keys in texts)
+
+
+def options_of(script: str) -> set[str]:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / script), "--help"], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return set(re.findall(r"(--[a-z][a-z-]*)", done.stdout))
+
+
+def test_every_command_that_is_shown_has_options_that_exist() -> None:
+    options: dict[str, set[str]] = {}
+    shown = commands()
+    assert len(shown) > 10
+    for line in shown:
+        _, script, *words = shlex.split(line.replace("…", ""))
+        assert (ROOT / script).exists(), line
+        known = options.setdefault(script, options_of(script))
+        used = {word.split("=")[0] for word in words if word.startswith("--")}
+        assert used <= known, f"{line}: {sorted(used - known)} are not options of {script}"
+
+
+def test_every_link_leads_to_a_file() -> None:
+    for name in DOCUMENTS:
+        path = ROOT / name
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text()):
+            assert (path.parent / target).exists(), f"{name} links to {target}"
