@@ -22,14 +22,8 @@ from torch import Tensor
 
 from manifests import disk
 from manifests.columns import SIDECAR, VIEW
-from manifests.pool_layout import (
-    SHARD_VERSION,
-    CommitRecord,
-    PoolLayout,
-    ScoreSetDocument,
-    ViewDocument,
-    shard_name,
-)
+from manifests.documents import ScoreSetDocument, ViewDocument
+from manifests.pool_layout import SHARD_VERSION, CommitRecord, PoolLayout, shard_name
 
 MEDIAN, SPREAD, SHORTEST = 16.5, 0.6, 4
 SIDE, QUALITY = 256, 90  # of the pool's pictures
@@ -114,6 +108,13 @@ def write_pool(pool: str) -> None:
         path = layout.score_columns("tokens@bench", shard)
         disk.write_parquet(path, column, {"uids": uids, "rows": ROWS})
         checksums[shard] = uids
+    _write_documents(layout, checksums, records)
+
+
+def _write_documents(
+    layout: PoolLayout, checksums: dict[str, str], records: dict[str, str]
+) -> None:
+    """The score set of the tokens and the view of all rows."""
     scores = ScoreSetDocument(
         name="tokens",
         id="bench",

@@ -27,7 +27,7 @@ MAY_IMPORT = {
 ORDER = {
     "manifests": [
         "text", "console", "columns", "phash", "casting", "fetch_settings", "sources", "schema",
-        "ray_runtime", "disk", "identity", "pool_layout", "yaml_file", "reader", "__init__",
+        "ray_runtime", "disk", "identity", "pool_layout", "documents", "yaml_file", "reader", "__init__",
     ],
     "filters": [
         "base", "caption", "language", "optout", "picture", "tokens", "clip_score", "__init__",

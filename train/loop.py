@@ -23,7 +23,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from manifests import console, disk
-from manifests.pool_layout import RunLayout, RunRecord, read_document
+from manifests.documents import RunRecord, read_document
+from manifests.pool_layout import RunLayout
 from manifests.schema import Blend
 from train.config import TrainConfig, model_config
 from train.data import Batch, Loader, normalise

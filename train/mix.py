@@ -8,7 +8,8 @@ import os
 from collections.abc import Sequence
 
 from manifests import disk, reader
-from manifests.pool_layout import PoolLayout, ViewDocument, read_document
+from manifests.documents import ViewDocument, read_document
+from manifests.pool_layout import PoolLayout
 from manifests.schema import Blend
 
 

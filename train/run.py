@@ -29,7 +29,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from manifests import console, disk
-from manifests.pool_layout import RunLayout, RunRecord, read_document
+from manifests.documents import RunRecord, read_document
+from manifests.pool_layout import RunLayout
 from manifests.schema import Blend
 from train.config import (
     PRESETS,

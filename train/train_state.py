@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from manifests import console, disk
-from manifests.pool_layout import CheckpointRecord, DamagedSamples
+from manifests.documents import CheckpointRecord, DamagedSamples
 from train.config import TrainConfig, model_config
 from train.data import DamageCounts, Loader
 from train.dist import Ranks, checkpoint, parallelize, process_group, sharded_checkpoint

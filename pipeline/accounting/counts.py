@@ -12,21 +12,23 @@ from typing import Any
 
 from manifests import disk, identity, reader
 from manifests.columns import REASONS
-from manifests.pool_layout import (
-    CommitRecord,
+from manifests.documents import (
     CrawlCounts,
     FetchCounts,
     FinalCounts,
     PoolCounts,
     PoolDocument,
-    PoolLayout,
     ScoreCounts,
     ScoreSetDocument,
     ViewCounts,
     ViewDocument,
+    read_document,
+)
+from manifests.pool_layout import (
+    CommitRecord,
+    PoolLayout,
     pool_fingerprint,
     read_commit_records,
-    read_document,
     shard_name,
 )
 from manifests.schema import Recipe

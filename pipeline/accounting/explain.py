@@ -12,13 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from manifests import disk
-from manifests.pool_layout import (
-    NOT_STORED,
-    PoolLayout,
-    ViewDocument,
-    read_commit_records,
-    read_document,
-)
+from manifests.documents import ViewDocument, read_document
+from manifests.pool_layout import NOT_STORED, PoolLayout, read_commit_records
 from manifests.schema import Rule, View
 from manifests.text import printable
 from pipeline.accounting.counts import view_names

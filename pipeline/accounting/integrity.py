@@ -22,16 +22,14 @@ from tqdm import tqdm
 
 from manifests import disk
 from manifests.columns import PAIRS, REASONS, SIDECAR, VIEW
+from manifests.documents import ScoreSetDocument, ViewDocument, read_document
 from manifests.pool_layout import (
     COMMIT_SUFFIX,
     NOT_STORED,
     SHARD_VERSION,
     CommitRecord,
     PoolLayout,
-    ScoreSetDocument,
-    ViewDocument,
     pool_fingerprint,
-    read_document,
     uids_checksum,
 )
 from pipeline.pool import index_tar, local_copy, sidecar_hash

@@ -9,7 +9,8 @@ from typing import Any
 
 from manifests import disk
 from manifests.columns import REASONS
-from manifests.pool_layout import CommitRecord, PoolCounts, read_commit_records
+from manifests.documents import PoolCounts
+from manifests.pool_layout import CommitRecord, read_commit_records
 from manifests.text import printable
 from pipeline.accounting import counts as counting
 from pipeline.accounting.integrity import verify

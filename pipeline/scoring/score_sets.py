@@ -9,13 +9,8 @@ from typing import Any
 from filters import make, specs_of_recipe
 from filters.base import Filter, set_id
 from manifests import disk
-from manifests.pool_layout import (
-    PoolLayout,
-    ScoreSetDocument,
-    pool_fingerprint,
-    read_commit_records,
-    read_document,
-)
+from manifests.documents import ScoreSetDocument, read_document
+from manifests.pool_layout import PoolLayout, pool_fingerprint, read_commit_records
 from manifests.schema import FilterSpec, Recipe
 
 

@@ -22,13 +22,8 @@ from PIL import Image
 from filters import make
 from filters.base import Batch, Columns, Filter, options_of
 from manifests import disk, ray_runtime
-from manifests.pool_layout import (
-    CommitRecord,
-    PoolLayout,
-    ScoreSetDocument,
-    pool_fingerprint,
-    uids_checksum,
-)
+from manifests.documents import ScoreSetDocument
+from manifests.pool_layout import CommitRecord, PoolLayout, pool_fingerprint, uids_checksum
 from manifests.schema import FilterSpec
 from pipeline.executor import Engine, Stage, Ticket, execute
 from pipeline.scoring.score_sets import current_score_set, name_of_filter, read_score_set

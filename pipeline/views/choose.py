@@ -30,7 +30,8 @@ import pyarrow.compute as pc
 import xxhash
 
 from manifests.columns import VIEW
-from manifests.pool_layout import NOT_STORED, Threshold
+from manifests.documents import Threshold
+from manifests.pool_layout import NOT_STORED
 from manifests.schema import View
 from pipeline.views.rules import DERIVED, connect, null_unless_known, parse, to_sql
 from pipeline.views.steps import Step, steps_of

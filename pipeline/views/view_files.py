@@ -22,14 +22,8 @@ import pyarrow.compute as pc
 from filters import FILTERS, check_filters, specs_of_recipe
 from manifests import disk
 from manifests.columns import SIDECAR, with_extra
-from manifests.pool_layout import (
-    CommitRecord,
-    PoolLayout,
-    ScoreSetDocument,
-    ViewDocument,
-    pool_fingerprint,
-    read_document,
-)
+from manifests.documents import ScoreSetDocument, ViewDocument, read_document
+from manifests.pool_layout import CommitRecord, PoolLayout, pool_fingerprint
 from manifests.schema import FilterSpec, Recipe, Rule, View
 from pipeline.scoring import score_set, shards_with_rows
 from pipeline.views.choose import Selection, check, choose

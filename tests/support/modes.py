@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from manifests.pool_layout import CheckpointRecord
+from manifests.documents import CheckpointRecord
 from tests.support import ranks as mistakes
 from train.config import configure
 from train.dist import process_group, sharded_checkpoint

@@ -8,17 +8,16 @@ import numpy as np
 import pyarrow as pa
 
 from manifests import disk
-from manifests.pool_layout import (
+from manifests.documents import (
     FetchCounts,
     FinalCounts,
     PoolDocument,
-    PoolLayout,
     ScoreSetDocument,
     Threshold,
     ViewDocument,
     read_document,
-    uids_checksum,
 )
+from manifests.pool_layout import PoolLayout, uids_checksum
 from train.reporting import schema
 
 PIXEL = "data:image/gif;base64,R0lGODlhAQABAAAAACwAAAAAAQABAAA="

@@ -17,7 +17,8 @@ from PIL import Image
 
 from manifests import disk
 from manifests.columns import SIDECAR, VIEW
-from manifests.pool_layout import CommitRecord, ScoreSetDocument, ViewDocument
+from manifests.documents import ScoreSetDocument, ViewDocument
+from manifests.pool_layout import CommitRecord
 from manifests.schema import Ablation
 from tests.support import ablations
 from train.ablation import Outcome, run_all

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from manifests import disk
-from manifests.pool_layout import DamagedSamples
+from manifests.documents import DamagedSamples
 from manifests.schema import Blend
 from train import loop, train_state
 from train.config import configure, model_config

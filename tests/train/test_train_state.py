@@ -6,7 +6,7 @@ import signal
 import pytest
 import torch
 
-from manifests.pool_layout import DamagedSamples
+from manifests.documents import DamagedSamples
 from manifests.schema import Blend
 from train import train_state
 from train.config import configure, model_config

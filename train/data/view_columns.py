@@ -16,15 +16,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from manifests import disk
+from manifests.documents import ScoreSetDocument, ViewDocument, read_document
 from manifests.pool_layout import (
     NOT_STORED,
     CommitRecord,
     PoolLayout,
-    ScoreSetDocument,
-    ViewDocument,
     pool_fingerprint,
     read_commit_records,
-    read_document,
 )
 from train.data.retry import read_with_retries
 

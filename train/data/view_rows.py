@@ -21,7 +21,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from manifests import disk
-from manifests.pool_layout import PoolLayout, ScoreSetDocument, ViewDocument, uids_checksum
+from manifests.documents import ScoreSetDocument, ViewDocument
+from manifests.pool_layout import PoolLayout, uids_checksum
 from train.data.retry import read_with_retries
 from train.data.shard_cache import ShardCache
 from train.data.view_columns import (

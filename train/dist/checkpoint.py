@@ -28,7 +28,8 @@ import torch
 from torch import Tensor
 
 from manifests import disk
-from manifests.pool_layout import CheckpointRecord, RunLayout, read_document
+from manifests.documents import CheckpointRecord, read_document
+from manifests.pool_layout import RunLayout
 
 KEEP = 2
 MODEL_FILE, OPTIMIZER_FILE, STATE_FILE = "model.safetensors", "optimizer.pt", "state.json"

@@ -26,8 +26,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from manifests import disk
+from manifests.documents import ScoreSetDocument, read_document
 from manifests.phash import phash
-from manifests.pool_layout import PoolLayout, ScoreSetDocument, read_document, uids_checksum
+from manifests.pool_layout import PoolLayout, uids_checksum
 from manifests.schema import TaskSpec
 from train.data import decode_image, read_columns
 from train.evaluation.tasks import file_hashes, read_samples

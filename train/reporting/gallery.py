@@ -15,15 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from manifests import disk
-from manifests.pool_layout import (
-    NOT_STORED,
-    CommitRecord,
-    PoolDocument,
-    PoolLayout,
-    ScoreSetDocument,
-    ViewDocument,
-    read_document,
-)
+from manifests.documents import PoolDocument, ScoreSetDocument, ViewDocument, read_document
+from manifests.pool_layout import NOT_STORED, CommitRecord, PoolLayout
 from manifests.schema import Blend
 from train.data import read_columns
 from train.evaluation import BoolArray

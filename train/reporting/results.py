@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from manifests import disk
-from manifests.pool_layout import AblationLayout, RunLayout, read_document
+from manifests.documents import read_document
+from manifests.pool_layout import AblationLayout, RunLayout
 from manifests.schema import Ablation, TaskSpec
 from train.ablation import (
     FailedRun,

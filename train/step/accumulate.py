@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,25 +80,36 @@ def backward(
         leaves[0], leaves[1], leaves[2], leaves[3] if len(leaves) > 3 else None
     )
     (loss * loss_scale).backward()
-    for k, piece in enumerate(pieces):
-        last = k == len(pieces) - 1
-        _restore_generators(states[k])
+    for number, piece in enumerate(pieces):
+        _restore_generators(states[number])
+        last = number == len(pieces) - 1
         with _gradient_sync(model, last):
             with precision():
-                outputs = [output for output in model(*model_inputs(piece)) if output is not None]
-            # The gradients of scale and bias are those of the whole batch: they are passed on once.
-            wanted = [
-                (x, leaf.grad)
-                for x, leaf in zip(outputs, leaves, strict=True)
-                if leaf.grad is not None
-            ]
-            given = [(x, grad[piece].to(x.dtype)) for x, grad in wanted[:2]] + (
-                wanted[2:] if last else []
-            )
-            torch.autograd.backward([x for x, _ in given], [grad for _, grad in given])
+                outputs = model(*model_inputs(piece))
+            _backward_of_piece(outputs, leaves, piece, last)
     return BackwardResult(
         loss=loss.detach(), accuracy=accuracy, image_bE=leaves[0], text_bE=leaves[1]
     )
+
+
+def _backward_of_piece(
+    outputs: Sequence[Tensor | None], leaves: Sequence[Tensor], piece: slice, last: bool
+) -> None:
+    """Pass the gradients of the features of one piece on to the parameters.
+
+    The gradients of scale and bias are those of the whole batch: they are passed on once, with the
+    last piece.
+    """
+    tensors: list[Tensor] = []
+    gradients: list[Tensor] = []
+    given = [output for output in outputs if output is not None]
+    for position, (output, leaf) in enumerate(zip(given, leaves, strict=True)):
+        is_feature = position < 2
+        if leaf.grad is None or not (is_feature or last):
+            continue
+        tensors.append(output)
+        gradients.append(leaf.grad[piece].to(output.dtype) if is_feature else leaf.grad)
+    torch.autograd.backward(tensors, gradients)
 
 
 def _pieces(count: int, micro_batch: int | None) -> list[slice]:

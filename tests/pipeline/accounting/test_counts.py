@@ -8,15 +8,8 @@ from typing import Any
 import pytest
 
 from manifests import disk, identity
-from manifests.pool_layout import (
-    SHARD_VERSION,
-    CrawlCounts,
-    FinalCounts,
-    PoolLayout,
-    ScoreCounts,
-    pool_fingerprint,
-    read_commit_records,
-)
+from manifests.documents import CrawlCounts, FinalCounts, ScoreCounts
+from manifests.pool_layout import SHARD_VERSION, PoolLayout, pool_fingerprint, read_commit_records
 from manifests.schema import Recipe, Source
 from pipeline.accounting.counts import count_pool, write_pool_json
 from pipeline.audit import main

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manifests.columns import VIEW
-from manifests.pool_layout import Threshold
+from manifests.documents import Threshold
 from manifests.schema import Rule, View
 from pipeline.views.choose import check, choose, uid_hashes
 from pipeline.views.steps import rules_of, steps_of

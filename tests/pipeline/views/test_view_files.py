@@ -13,15 +13,8 @@ import pytest
 from filters import FILTERS as KINDS
 from manifests import disk, reader
 from manifests.columns import VIEW
-from manifests.pool_layout import (
-    PoolLayout,
-    ScoreSetDocument,
-    ViewDocument,
-    pool_fingerprint,
-    read_commit_records,
-    read_document,
-    uids_checksum,
-)
+from manifests.documents import ScoreSetDocument, ViewDocument, read_document
+from manifests.pool_layout import PoolLayout, pool_fingerprint, read_commit_records, uids_checksum
 from manifests.schema import FilterSpec, Recipe, Rule, Source, View
 from pipeline.scoring import scorer
 from pipeline.views import view_files

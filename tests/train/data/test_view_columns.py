@@ -12,7 +12,8 @@ import pyarrow as pa
 import pytest
 
 from manifests import disk
-from manifests.pool_layout import PoolLayout, ScoreSetDocument, ViewDocument, read_document
+from manifests.documents import ScoreSetDocument, ViewDocument, read_document
+from manifests.pool_layout import PoolLayout
 from train.data import retry
 from train.data.retry import ReadFailed
 from train.data.view_columns import read_columns

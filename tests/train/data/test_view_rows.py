@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from manifests import disk
-from manifests.pool_layout import PoolLayout, ScoreSetDocument, read_document
+from manifests.documents import ScoreSetDocument, read_document
+from manifests.pool_layout import PoolLayout
 from train.data import view_rows
 from train.data.view_columns import read_columns
 from train.data.view_rows import ViewRows, open_view

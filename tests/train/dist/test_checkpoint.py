@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from manifests import disk
-from manifests.pool_layout import CheckpointRecord
+from manifests.documents import CheckpointRecord
 from train.dist import checkpoint
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from manifests.pool_layout import CheckpointRecord
+from manifests.documents import CheckpointRecord
 from tests.train.dist.test_checkpoint import steps
 from train.dist import checkpoint, sharded_checkpoint
 from train.dist.process_group import Ranks

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from manifests import disk
-from manifests.pool_layout import ViewDocument
+from manifests.documents import ViewDocument
 from manifests.schema import Ablation, Blend
 from train.ablation import expand_runs
 from train.reporting import gallery

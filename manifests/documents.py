@@ -1,0 +1,202 @@
+"""The JSON documents of a pool and a run, as frozen dataclasses that writers and readers share.
+
+The commit record of a shard is in `manifests/pool_layout.py`, beside the paths.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from manifests import disk
+
+T = TypeVar("T")
+
+
+def read_document(path: str | Path, kind: type[T]) -> T:
+    """A JSON document as its dataclass.
+
+    FileNotFoundError where there is none. ValueError that names the file where it is no such
+    document.
+    """
+    value = disk.read_json(path)
+    try:
+        document: T = disk.from_plain(kind, value)
+    except (TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"{path} is no {kind.__name__}: {error}") from error
+    return document
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Threshold:
+    """What a top(COLUMN, SHARE) of a rule was resolved to."""
+
+    value: float  # an int where the column holds integers
+    asked: float  # the share that the rule names
+    share: float  # the share that the value keeps, ties included
+    kept: int
+    rows: int  # stored rows of the pool that have a value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewDocument:
+    """views/NAME.json: what a view was made from and what it keeps."""
+
+    name: str
+    rules: tuple[dict[str, Any], ...]  # {"name", "where"} and the like, other views' rules in place
+    thresholds: dict[str, Threshold]  # by the call as the rule spells it
+    funnel: tuple[tuple[str, int], ...]  # (step, rows that are left after it)
+    kept: int
+    fingerprint: str  # pool_fingerprint of the shards that it was chosen from
+    scores: dict[str, str]  # filter -> score set (NAME@ID) that its rules read
+    shards: dict[str, int]  # shard -> rows kept
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreSetDocument:
+    """scores/NAME@ID/scores.json: which filter made the columns, and how many rows have a score."""
+
+    name: str
+    id: str
+    version: int
+    options: dict[str, Any]
+    identity: str
+    columns: tuple[str, ...]
+    shards: dict[str, str]  # shard -> uids_checksum of its rows
+    fingerprint: str
+    rows: int
+    stored: int
+    scored: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrawlCounts:
+    """Links of all parts: `links` = `pairs` + the sum of `reasons`."""
+
+    parts: int
+    links: int
+    pairs: int
+    reasons: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinalCounts:
+    """Rows by their newest outcome: a row that was retried counts once."""
+
+    stored: int
+    reasons: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchCounts:
+    """Attempts of all committed shards: `attempted` = `stored` + the sum of `reasons`."""
+
+    shards: int
+    planned: int
+    attempted: int
+    retries: int  # attempts that retry a row of another shard
+    stored: int
+    reasons: dict[str, int]
+    classes: dict[str, int]
+    final: FinalCounts
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreCounts:
+    """Rows of a score set; `scored` of the `stored` rows have all its columns."""
+
+    rows: int
+    stored: int
+    scored: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewCounts:
+    """What a view keeps, step by step."""
+
+    kept: int
+    funnel: tuple[tuple[str, int], ...]
+    thresholds: dict[str, Threshold]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolCounts:
+    """Counts of every stage of a pool."""
+
+    crawl: CrawlCounts | None
+    fetch: FetchCounts
+    scores: dict[str, ScoreCounts]
+    views: dict[str, ViewCounts]
+    complete: bool  # every planned shard is committed
+    problems: tuple[str, ...]  # one line for each count that contradicts another
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolDocument(PoolCounts):
+    """pool.json: the counts, and what the pool was made from."""
+
+    recipe: str
+    recipe_hash: str
+    source: str
+    fingerprint: str
+    seconds: dict[str, float]  # wall time by stage, of all builds
+    task_seconds: float  # sum over the shards
+    versions: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DamagedSamples:
+    """Samples that training replaced because they could not be used."""
+
+    count: int
+    samples: tuple[
+        dict[str, Any], ...
+    ]  # the first ones: step, position, source, shard, key, reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """run.json: what a finished run was, and how it went."""
+
+    blend: dict[str, Any]
+    blend_hash: str
+    config: dict[str, Any]
+    config_hash: str
+    identity: dict[str, Any]  # everything that decides the weights
+    seed: int
+    world: int  # ranks of the last start
+    device: str
+    versions: dict[str, str]
+    layout: dict[str, int]  # dp_replicate, dp_shard, tp
+    parameters: int
+    steps: int
+    samples: int
+    resumed_at: int  # the step from which the last start continued; 0 where it was the only one
+    sources: dict[str, dict[str, Any]]  # POOL/VIEW -> rows, drawn, repeats
+    bad: DamagedSamples  # of all ranks and all starts
+    samples_per_s: float  # of the last start
+    peak_memory_bytes: int
+    seconds: dict[str, float]  # start, train, whole; of the last start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRecord:
+    """checkpoints/step-N/state.json: written last, it makes the checkpoint complete."""
+
+    step: int
+    identity: dict[str, Any]  # of the run; see RunRecord
+    order: str  # fingerprint of the order of training
+    config_hash: str
+    sha256: dict[str, str]  # file name -> hash
+    bad: DamagedSamples | None = None  # up to this step; None in checkpoints of older versions
+    layout: dict[str, int] | None = (
+        None  # dp_replicate, dp_shard, tp of a sharded checkpoint; None of a whole one
+    )
+
+    def document(self) -> dict[str, Any]:
+        """The JSON document, without what is None."""
+        plain: dict[str, Any] = disk.to_plain(self)
+        return {key: value for key, value in plain.items() if value is not None}
