@@ -100,19 +100,24 @@ def plan_shards(
     rows_per_shard: int,
     settings: str = "",
     *,
+    by_host: bool = True,
     groups: int | None = None,
     first_shard: int = 0,
     retry_of: Sequence[str] | None = None,
 ) -> list[PlannedShard]:
     """The shards of the pairs with these keys, numbered from `first_shard`.
 
-    The group of a row is the hash of its host. A row without a host (a local file) uses its uid
-    instead. Inside a group rows are ordered by xxh3(uid), and a shard is the next
-    `rows_per_shard` of them. `settings` is the hash of the fetch settings, `retry_of` has one key
-    a row in a round of retries. The result depends on nothing else.
+    `by_host`: the group of a row is the hash of its host, or of its uid where it has no host.
+    Inside a group rows are ordered by xxh3(uid), and a shard is the next `rows_per_shard` of them,
+    so the last shard of each group may be short. `by_host=False` is for files, which have no host
+    to be polite to: all rows are ordered by xxh3(uid), each shard is a group of its own, so that
+    any worker may take it, and only the last shard may be short.
+
+    `settings` is the hash of the fetch settings. `retry_of` has one key a row in a round of
+    retries. The result depends on nothing else.
     """
-    groups = groups or host_groups(len(keys), rows_per_shard)
-    row_groups = (keys.host_hashes % np.uint64(groups)).astype(np.int16)
+    groups = (groups or host_groups(len(keys), rows_per_shard)) if by_host else 1
+    row_groups = (keys.host_hashes % np.uint64(groups)).astype(np.int16)  # all 0 where groups is 1
     # Stable: equal uids, which only a round of retries can have, stay in the order of the pairs.
     fetch_order = np.lexsort((keys.order, row_groups))
     bounds = np.searchsorted(row_groups[fetch_order], np.arange(groups + 1))
@@ -122,10 +127,11 @@ def plan_shards(
         for start in range(int(bounds[group]), end, rows_per_shard):
             rows = fetch_order[start : min(start + rows_per_shard, end)].astype(np.int64)
             retried = None if retry_of is None else [retry_of[row] for row in rows]
+            number = first_shard + len(shards)
             shards.append(
                 PlannedShard(
-                    shard=first_shard + len(shards),
-                    group=group,
+                    shard=number,
+                    group=group if by_host else number,
                     id=_shard_id(keys.uids.take(pa.array(rows)).to_pylist(), retried, settings),
                     size=len(rows),
                     rows=rows,

@@ -25,6 +25,7 @@ from manifests import disk, identity
 from manifests.columns import PAIRS
 from manifests.pool_layout import PoolLayout
 from manifests.schema import Fetch, Pair, Recipe
+from manifests.sources import SOURCES
 from pipeline.fetch.host_groups import (
     PLAN_VERSION,
     Integers,
@@ -73,19 +74,23 @@ def write_plan(pool: str, recipe: Recipe) -> list[PlannedShard]:
     sizes: list[int] = []
     content = hashlib.sha256()
     keys = row_keys(_read_parts(parts, sizes, content))
+    by_host = SOURCES[recipe.source.kind].images == "web"
+    groups = host_groups(len(keys), recipe.fetch.rows_per_shard) if by_host else None
     metadata = {
         "version": PLAN_VERSION,
         "pairs": content.hexdigest()[:16],
         "recipe_hash": identity.recipe_hash(recipe),
         "recipe": identity.recipe_identity(recipe),
-        "groups": host_groups(len(keys), recipe.fetch.rows_per_shard),
+        "groups": groups,  # None: each shard is a group of its own
         "round": 0,
     }
     path = PoolLayout(pool).plan
     if disk.exists(path):
         _check_unchanged(disk.read_metadata(path), metadata, recipe, pool)
         return read_plan(pool)
-    shards = plan_shards(keys, recipe.fetch.rows_per_shard, settings_hash(recipe.fetch))
+    shards = plan_shards(
+        keys, recipe.fetch.rows_per_shard, settings_hash(recipe.fetch), by_host=by_host
+    )
     part = np.repeat(np.arange(len(parts)), sizes)
     row = np.concatenate([np.arange(size) for size in sizes])
     assigned = _assigned(shards, part, row, pa.nulls(len(keys), pa.string()))
@@ -125,6 +130,7 @@ def add_retries(pool: str, recipe: Recipe, keys: Sequence[str]) -> list[PlannedS
         row_keys([rows]),
         recipe.fetch.rows_per_shard,
         settings_hash(recipe.fetch),
+        by_host=metadata["groups"] is not None,
         groups=metadata["groups"],
         first_shard=len(before),
         retry_of=rows["retry_of"].to_pylist(),

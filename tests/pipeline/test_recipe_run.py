@@ -6,6 +6,9 @@ from __future__ import annotations
 
 import io
 import json
+import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -186,6 +189,51 @@ def test_a_retry_asks_only_for_what_was_transient(web: tuple[Path, int], tmp_pat
     ]
     assert sorted(row["retry_of"] for row in asked) == sorted(keys)
     assert audit.main([str(pool), "--verify"]) == 0
+
+
+KILLED_AFTER_TWO_COMMITS = """
+import os, signal, sys
+from manifests import disk
+from pipeline import build
+commits, create_json = [], disk.create_json
+def killing(path, value):
+    create_json(path, value)
+    commits.append(path)
+    if len(commits) == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+disk.create_json = killing
+build.main(sys.argv[1:])
+"""
+
+
+def test_a_folder_of_images_makes_full_shards_and_a_killed_build_is_resumed(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "images").mkdir()
+    for number in range(45):
+        path = tmp_path / "images" / f"{number}.png"
+        Image.new("RGB", (32, 32), (number, 0, 0)).save(path)
+        path.with_suffix(".txt").write_text(f"image {number}")
+    recipe = tmp_path / "files.yaml"
+    recipe.write_text(
+        f"name: files\nsource: {{kind: image_folder, paths: [{tmp_path}/images], captions: txt}}\n"
+        "fetch: {image_size: 32, rows_per_shard: 10}\n"
+    )
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert build.main([str(recipe), "--out", str(whole), "--engine", "inline"]) == 0
+    records = read_commit_records(str(whole))
+    assert [record.count for record in records.values()] == [10, 10, 10, 10, 5]
+    assert sum(record.successes for record in records.values()) == 45
+    command = [sys.executable, "-c", KILLED_AFTER_TWO_COMMITS, str(recipe), "--out", str(killed)]
+    done = subprocess.run([*command, "--engine", "inline"], cwd=ROOT, capture_output=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+    assert 2 <= len(read_commit_records(str(killed))) < 5
+    assert build.main([str(recipe), "--out", str(killed), "--engine", "inline"]) == 0
+    tars = sorted((whole / "shards").glob("*.tar"))
+    assert [tar.read_bytes() for tar in tars] == [
+        (killed / "shards" / tar.name).read_bytes() for tar in tars
+    ]
+    assert audit.main([str(killed), "--verify"]) == 0
 
 
 def test_the_opt_out_filter_needs_no_agent_of_its_own_where_the_recipe_has_one() -> None:

@@ -117,6 +117,33 @@ def test_local_files_are_spread_over_groups() -> None:
     assert len({t.group for t in planned(pairs([f"/data/{i}.jpg" for i in range(200)]), 10)}) > 10
 
 
+def test_rows_without_hosts_fill_every_shard_but_the_last() -> None:
+    table = pairs([f"/data/{i}.jpg" for i in range(7_727)])
+    shards = plan_shards(row_keys([table]), 1000, by_host=False)
+    assert [shard.size for shard in shards] == [1000] * 7 + [727]
+    assert [shard.group for shard in shards] == list(range(8)) == [s.shard for s in shards]
+    rows = [row for shard in shards for row in shard.rows.tolist()]
+    assert sorted(rows) == list(range(7_727))
+    assert rows != sorted(rows), "a shard is a sample of the whole list, not a stretch of it"
+    turned = table.take(list(reversed(range(7_727))))
+    ids = [shard.id for shard in plan_shards(row_keys([turned]), 1000, by_host=False)]
+    assert ids == [shard.id for shard in shards]
+
+
+GOLDEN_FILES = [
+    (0, 0, [3, 7, 1, 5], "2109ecd5857d2302"),
+    (1, 1, [6, 10, 9, 0], "cceacaa765334c5a"),
+    (2, 2, [4, 8, 2], "2a78cec81f9a36c8"),
+]
+
+
+def test_golden_plan_of_files() -> None:
+    """A change here is a change of every pool of files: raise PLAN_VERSION with it."""
+    table = pairs([f"/data/{i}.jpg" for i in range(11)])
+    shards = plan_shards(row_keys([table]), 4, "settings", by_host=False)
+    assert [(s.shard, s.group, s.rows.tolist(), s.id) for s in shards] == GOLDEN_FILES
+
+
 def test_ids_follow_rows_and_settings() -> None:
     table = pairs(urls(12, 5))
     ids = [t.id for t in planned(table, 4, settings_hash(Fetch()))]

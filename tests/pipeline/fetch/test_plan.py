@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from manifests import disk
 from manifests.columns import PAIRS
 from manifests.schema import Fetch, HostLimit, Recipe, Source
+from pipeline.fetch import plan
 from pipeline.fetch.host_groups import plan_shards, row_keys
 from pipeline.fetch.plan import (
     add_retries,
@@ -180,6 +182,49 @@ def test_retries_become_shards_of_their_own_and_can_be_retried_again(tmp_path: P
     assert write_plan(pool, recipe()) == [*tasks, *new, *again]
     assert add_retries(pool, recipe(), []) == []
     assert add_retries(pool, recipe(), keys) == [], "they are planned already"
+
+
+# --- files, which have no host -------------------------------------------------------------------
+
+
+def files_recipe() -> Recipe:
+    source = Source(kind="image_folder", paths=("images",), captions="txt")
+    return Recipe(name="r", source=source, fetch=Fetch(rows_per_shard=20))
+
+
+def file_pairs(count: int) -> pa.Table:
+    return pairs([f"/data/{i}.jpg" for i in range(count)])
+
+
+def test_a_plan_of_files_has_full_shards_and_its_retries_too(tmp_path: Path) -> None:
+    write_pairs(tmp_path, file_pairs(50), file_pairs(45))
+    pool = str(tmp_path)
+    shards = write_plan(pool, files_recipe())
+    assert [(s.shard, s.group, s.size) for s in shards] == [
+        (0, 0, 20), (1, 1, 20), (2, 2, 20), (3, 3, 20), (4, 4, 15),
+    ]  # fmt: skip
+    assert write_plan(pool, files_recipe()) == shards
+    keys = [f"{s.shard:05d}{i:04d}" for s in shards for i in range(5)]
+    new = add_retries(pool, files_recipe(), keys)
+    assert [(s.shard, s.group, s.size) for s in new] == [(5, 5, 20), (6, 6, 5)]
+    retried = [*retries_of_shard(pool, 5), *retries_of_shard(pool, 6)]
+    assert sorted(map(str, retried)) == keys
+
+
+def test_a_pool_of_files_that_was_planned_by_groups_goes_on_with_its_plan(tmp_path: Path) -> None:
+    """Pools of files had host groups by uid, and so many short shards."""
+    write_pairs(tmp_path, file_pairs(95))
+    pool = str(tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        kind = replace(plan.SOURCES["image_folder"], images="web")
+        patch.setattr(plan, "SOURCES", {**plan.SOURCES, "image_folder": kind})
+        old = write_plan(pool, files_recipe())
+    assert [(s.group, s.size) for s in old] != [(i, min(20, 95 - 20 * i)) for i in range(5)]
+    before = (tmp_path / "plan.parquet").read_bytes()
+    assert write_plan(pool, files_recipe()) == old
+    assert (tmp_path / "plan.parquet").read_bytes() == before
+    new = add_retries(pool, files_recipe(), [f"{s.shard:05d}0000" for s in old])
+    assert {s.group for s in new} == {s.group for s in old}
 
 
 def test_what_is_not_in_the_plan_is_refused(tmp_path: Path) -> None:
