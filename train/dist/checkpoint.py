@@ -162,19 +162,13 @@ def _check(folder: str) -> tuple[CheckpointRecord, dict[str, bytes]]:
     data = {}
     for name, expected in record.sha256.items():
         if record.layout is not None:
-            actual = file_sha256(disk.join(folder, name))
+            actual = disk.file_sha256(disk.join(folder, name))
         else:
             data[name] = disk.read_bytes(disk.join(folder, name))
             actual = hashlib.sha256(data[name]).hexdigest()
         if actual != expected:
             raise ValueError(f"{name} does not have the sha256 that {STATE_FILE} names")
     return record, data
-
-
-def file_sha256(path: str) -> str:
-    """sha256 of a local file, read piece by piece."""
-    with open(disk.local_path(path), "rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
 
 
 def _steps(run: str) -> list[int]:

@@ -124,7 +124,7 @@ class Saver:
             names = disk.list_names(folder)
             paths = [disk.join(folder, name) for name in names]
             with ThreadPoolExecutor(4) as threads:
-                hashes = list(threads.map(checkpoint.file_sha256, paths))
+                hashes = list(threads.map(disk.file_sha256, paths))
             complete = dataclasses.replace(record, sha256=dict(zip(names, hashes, strict=True)))
             checkpoint.publish(self.run, folder, complete)
         except BaseException as error:  # raised by `finish`, in the thread that trains
