@@ -1,8 +1,6 @@
-"""One way to a Ray cluster for all packages: join the one that RAY_ADDRESS names, or start one
-inside this process.
+"""The connection of all packages to Ray: a cluster that exists, or one inside this process.
 
-Ray is imported when a connection is asked for, so that everything else works on a machine without
-it.
+Ray is imported only when a connection is needed, so that everything else works without it.
 """
 
 from __future__ import annotations
@@ -21,14 +19,12 @@ _embedded_folder: str | None = None  # of the Ray that this process started
 
 
 def connect(cpus: int | None = None, *, log_to_driver: bool = False) -> None:
-    """Join the cluster named by RAY_ADDRESS (`ray job submit` sets it), or start a Ray inside this
-    process.
+    """Join the cluster named by RAY_ADDRESS, or start a Ray inside this process.
 
-    The embedded one has `cpus` CPUs (default: those of this machine), no dashboard, listens on
-    127.0.0.1 and keeps its
-    files in a temporary folder of its own, so that it neither sees nor disturbs another Ray on the
-    machine. With
-    `log_to_driver` the lines of the workers appear in this process.
+    `ray job submit` sets RAY_ADDRESS. The embedded Ray has `cpus` CPUs (default: those of this
+    machine) and no dashboard, listens on 127.0.0.1 and has a temporary folder of its own, so that
+    it does not disturb another Ray on the machine. With `log_to_driver`, the lines of the workers
+    appear in this process.
     """
     global _embedded_folder
     join_cluster = bool(os.environ.get("RAY_ADDRESS"))

@@ -86,7 +86,8 @@ def head() -> Iterator[Head]:
     start = (
         "start --head --block --port=0 --num-cpus=2 --include-dashboard=true --disable-usage-stats "
     )
-    start += f"--node-ip-address=127.0.0.1 --dashboard-host=127.0.0.1 --dashboard-port={port} --temp-dir={folder} "
+    start += "--node-ip-address=127.0.0.1 --dashboard-host=127.0.0.1 "
+    start += f"--dashboard-port={port} --temp-dir={folder} "
     start += f"--object-store-memory={128 * 2**20} --dashboard-agent-listen-port={free_port()}"
     with open(Path(folder) / "head.log", "wb") as log:
         process = subprocess.Popen(

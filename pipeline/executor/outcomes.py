@@ -1,4 +1,4 @@
-"""How each ticket of a stage ended: results, failures after the last try, and a line of progress."""
+"""How each ticket of a stage ended: results, failures after the last try, progress lines."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Report:
 
 
 def retry_pause_s(tries: int) -> float:
-    """Seconds between a failed try and the next: a store that is overloaded needs time to recover."""
+    """Seconds between a failed try and the next, so that an overloaded store can recover."""
     return min(MAX_RETRY_PAUSE_S, RETRY_PAUSE_S * 4.0 ** (tries - 1))
 
 
@@ -45,7 +45,7 @@ class Outcomes:
     """Counts the tries of each ticket and fills the report."""
 
     def __init__(self, stage_name: str, progress: Callable[[bool], None]) -> None:
-        """`progress` is called with True for each ticket that is done and with False for each that failed."""
+        """`progress` is called once per ticket: True for done, False for failed."""
         self.report = Report()
         self._stage_name = stage_name
         self._progress = progress
@@ -56,7 +56,7 @@ class Outcomes:
         return time.monotonic() + retry_pause_s(self._tries[ticket.id])
 
     def record(self, ticket: Ticket, kind: str, text: str) -> bool:
-        """Write down how a try ended (see Worker.run). False where the ticket must be tried again."""
+        """Record how a try ended (see Worker.run). False: the ticket must be tried again."""
         self._tries[ticket.id] += 1
         if kind == "done":
             self.report.done[ticket.id] = json.loads(text)
@@ -76,7 +76,10 @@ class Outcomes:
 
 @contextlib.contextmanager
 def progress_of(name: str, total: int) -> Iterator[Callable[[bool], None]]:
-    """A bar on a terminal, a log line now and then elsewhere. The function is called with the end of each ticket."""
+    """A progress bar on a terminal; elsewhere a log line every LOG_EVERY_S seconds.
+
+    The function that it yields is called when a ticket ends: True for done, False for failed.
+    """
     started = last_line = time.monotonic()
     ended = failed = 0
     bar = tqdm(

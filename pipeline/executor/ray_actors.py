@@ -1,4 +1,4 @@
-"""A stage on Ray: a pool of actors that each hold a worker, and the loop that gives them tickets."""
+"""A stage on Ray: a pool of actors, each with a worker, and the loop that assigns tickets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ logger = logging.getLogger(__name__)
 
 
 class ActorPool:
-    """The actors of one stage and the tickets that they run. `_starting` and `_running` have Ray's references as keys."""
+    """The actors of one stage and the tickets that they run.
+
+    The keys of `_starting` and `_running` are Ray's references.
+    """
 
     def __init__(self, stage: Stage, queue: TicketQueue, outcomes: Outcomes, size: int) -> None:
         import ray
@@ -66,7 +69,10 @@ class ActorPool:
                     self._running[actor.run.remote(ticket_json(ticket))] = (actor, ticket)
 
     def wait(self, timeout_s: float) -> list[Any]:
-        """References of a worker that has started or a ticket that has ended; [] after `timeout_s` seconds."""
+        """Wait until a worker has started or a ticket has ended, at most `timeout_s` seconds.
+
+        Returns its reference in a list, or [] where nothing happened in that time.
+        """
         import ray
 
         references = [*self._running, *self._starting]
@@ -98,8 +104,8 @@ class ActorPool:
             self._failed_starts += 1
             if self._failed_starts >= MAX_FAILED_STARTS:
                 raise RuntimeError(
-                    f"stage {self.stage.name}: {MAX_FAILED_STARTS} workers in a row died before they were ready: "
-                    f"{error}"
+                    f"stage {self.stage.name}: {MAX_FAILED_STARTS} workers in a row died "
+                    f"before they were ready: {error}"
                 ) from error
             self.start_worker()
             return
@@ -108,7 +114,7 @@ class ActorPool:
         self._failed_starts = 0
 
     def _ticket_ended(self, reference: Any) -> None:
-        """Record the end of a try. A worker that died is replaced; its other tickets have ended with it."""
+        """Record the end of a try. If the worker died, all its tickets end; it is replaced."""
         import ray
 
         actor, ticket = self._running.pop(reference)
@@ -184,7 +190,8 @@ def pool_size(stage: Stage, groups: int, workers: int | None) -> int:
         amount = available.get(resource, 0)
         if needed > amount:
             raise ValueError(
-                f"stage {stage.name} asks for {needed:g} {resource} per worker and this machine has {amount:g}"
+                f"stage {stage.name} asks for {needed:g} {resource} per worker and this machine "
+                f"has {amount:g}"
             )
         if needed:
             limits.append(int(amount // needed))

@@ -1,9 +1,12 @@
-"""Which worker gets which ticket next. Pure: it knows tickets, groups and names of workers, and runs nothing.
+"""Which worker gets which ticket next.
 
-Tickets of a group start in order, and only one worker at a time has tickets of it. A worker may run several tickets at
-once (`concurrency`): of different groups while no other worker needs one, because different groups do not share a slow
-host; otherwise the next ones of the groups that it has. When a worker dies, each ticket that it was running is tried
-again alone, so that the next death shows which ticket caused it.
+The functions are pure: they know tickets, groups and names of workers, and run nothing.
+
+Tickets of a group start in order, and only one worker at a time has tickets of it. A worker may run
+several tickets at once (`concurrency`): of different groups while no other worker needs one,
+because different groups do not share a slow host; otherwise the next ones of the groups that it
+has. When a worker dies, each ticket that it was running is tried again alone, so that the next
+death shows which ticket caused it.
 """
 
 from __future__ import annotations
@@ -25,7 +28,10 @@ class Ticket:
 
 
 class TicketQueue:
-    """The tickets of a stage that have not ended. Each call costs O(concurrency), whatever the number of groups."""
+    """The tickets of a stage that have not ended.
+
+    A call costs O(concurrency), plus one step per group that waits for a retry or a suspect.
+    """
 
     def __init__(self, tickets: Iterable[Ticket], concurrency: int = 1) -> None:
         self.concurrency = concurrency
@@ -33,7 +39,8 @@ class TicketQueue:
         for ticket in tickets:
             self._pending.setdefault(ticket.group, deque()).append(ticket)
         self._unstarted = sum(len(pending) for pending in self._pending.values())
-        # Groups of no worker, with pending tickets. The longest group starts first: the stage ends sooner.
+        # Groups of no worker, with pending tickets. The longest group starts first: the stage ends
+        # sooner.
         longest_first = sorted(
             self._pending, key=lambda group: len(self._pending[group]), reverse=True
         )
@@ -60,8 +67,9 @@ class TicketQueue:
     ) -> Ticket | None:
         """The ticket that this worker starts now, or None.
 
-        `starting_workers` is how many workers will be ready soon. A busy worker gets no second group while these need
-        one. `now` is compared with the time before which a ticket is not tried again.
+        `starting_workers` is how many workers will be ready soon. A busy worker gets no second
+        group while these need one. `now` is compared with the time before which a ticket is not
+        tried again.
         """
         running = self._running.get(worker, [])
         if len(running) >= self.concurrency:
@@ -79,13 +87,16 @@ class TicketQueue:
         return ticket
 
     def retry_time(self, now: float) -> float | None:
-        """The earliest time after `now` at which a group may be tried again; None where none waits."""
+        """The earliest time after `now` at which a group may be retried; None where none waits."""
         return min((moment for moment in self._not_before.values() if moment > now), default=None)
 
     def finished(
         self, worker: Hashable, ticket: Ticket, *, retry: bool, not_before: float = -math.inf
     ) -> None:
-        """A try of a ticket has ended. With `retry` it is the next one of its group, from `not_before` on."""
+        """A try of a ticket has ended.
+
+        With `retry`, it is the next ticket of its group, but not before the time `not_before`.
+        """
         self._running[worker].remove(ticket)
         if retry:
             self._put_first(ticket)
@@ -128,11 +139,12 @@ class TicketQueue:
     def _release_groups(self, worker: Hashable, groups: Iterable[str]) -> None:
         """Free the groups of which a worker runs nothing any more.
 
-        They become the first free groups: their last worker is idle now and has open connections to these hosts.
+        They become the first free groups: their last worker is idle now and has open connections to
+        these hosts.
         """
-        held = {ticket.group for ticket in self._running.get(worker, [])}
+        running_groups = {ticket.group for ticket in self._running.get(worker, [])}
         for group in reversed(list(dict.fromkeys(groups))):
-            if group not in held and self._pending[group]:
+            if group not in running_groups and self._pending[group]:
                 self._free_groups[group] = None
                 # A group that waits for its retry goes to the end: nobody looks at it before.
                 self._free_groups.move_to_end(group, last=group in self._not_before)

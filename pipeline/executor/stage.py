@@ -1,8 +1,9 @@
-"""Tickets to commits: runs a stage's work over small records, in this process or on Ray, and counts how each ended.
+"""`execute`: runs all tickets of a stage, in this process or on Ray.
 
-A ticket carries names and numbers, never pixels; the work leaves committed files. Tickets of one group start in order
-and are on one worker at a time, wherever the workers are. A ticket that raises, or whose worker dies, is tried once
-more; after that it is in `Report.failed` and the rest continues.
+A ticket carries names and numbers, never pixels; the work leaves committed files. Tickets of one
+group start in order and are on one worker at a time, wherever the workers are. A ticket that
+raises, or whose worker dies, is tried once more; after that it is in `Report.failed` and the rest
+continues.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ def execute(
 ) -> Report:
     """Run every ticket once, to its end. ValueError where the factory refuses its config.
 
-    inline: in this process, in order, `stage.concurrency` at a time. ray: on at most `workers` actors (default: as many
-    as there is room for), `stage.concurrency` each at a time, the longest group first.
+    inline: in this process, in order, `stage.concurrency` at a time.
+    ray: on at most `workers` actors (default: as many as there is room for), the longest group
+    first, `stage.concurrency` tickets at a time on each.
     """
     todo = list(tickets)
     assert len({ticket.id for ticket in todo}) == len(todo), (
@@ -80,5 +82,6 @@ def _run_in_threads(worker: Worker, queue: TicketQueue, outcomes: Outcomes) -> N
                     THIS_PROCESS, ticket, retry=not ended, not_before=outcomes.retry_time(ticket)
                 )
     finally:
-        # After an interruption, running tickets wait for what the worker closes next: do not wait for them here.
+        # After an interruption, running tickets wait for what the worker closes next: do not wait
+        # for them here.
         threads.shutdown(wait=not running, cancel_futures=True)

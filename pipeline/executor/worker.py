@@ -1,7 +1,7 @@
 """A stage and its worker: a function that is loaded once and turns tickets into results.
 
-Only plain JSON values and the name of the function cross to a worker. Exceptions do not: an answer is a kind and a
-text.
+Only plain JSON values and the name of the function cross to a worker. Exceptions do not: an answer
+is a kind and a text.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ logger = logging.getLogger(__name__)
 class Stage:
     """What is done to a ticket.
 
-    `work` is a factory, a function or class at the top level of a module: work(config) is called once per worker
-    (models are loaded there) and returns the function that turns a ticket into a dict. If that has a `close()`, it is
-    called when the stage ends. `cpus` and `gpus` are what a worker asks of Ray. `concurrency` is how many tickets a
-    worker runs at once, each in a thread of its own: above 1, the function must be thread-safe.
+    `work` is a factory, a function or class at the top level of a module: work(config) is called
+    once per worker (models are loaded there) and returns the function that turns a ticket into a
+    dict. If that has a `close()`, it is called when the stage ends. `cpus` and `gpus` are what a
+    worker asks of Ray. `concurrency` is how many tickets a worker runs at once, each in a thread of
+    its own: above 1, the function must be thread-safe.
     """
 
     name: str
@@ -53,8 +54,8 @@ def work_reference(stage_name: str, work: WorkFactory) -> bytes:
     name = getattr(work, "__qualname__", repr(work))
     if getattr(work, "__module__", None) == "__main__":
         raise ValueError(
-            f"stage {stage_name}: work is {name} of the script that runs, which a worker cannot import; "
-            "import it from a module"
+            f"stage {stage_name}: work is {name} of the script that runs, "
+            "which a worker cannot import; import it from a module"
         )
     try:
         if not hasattr(work, "__qualname__"):
@@ -116,7 +117,10 @@ class Worker:
 
 
 def error_line(error: Exception) -> str:
-    """The error in one line, with the last of our files in its traceback, which itself stays in the worker's log."""
+    """The error in one line, with the last file of ours in its traceback.
+
+    The traceback itself is in the worker's log.
+    """
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, ValueError):
         return text
@@ -127,7 +131,7 @@ def error_line(error: Exception) -> str:
 
 
 def check_ready(stage: Stage, answer: list[str]) -> None:
-    """Raise what a factory raised: a person's mistake as ValueError, anything else as RuntimeError."""
+    """Raise what a factory raised: ValueError for a person's mistake, else RuntimeError."""
     kind, text = answer
     if kind == "refused":
         raise ValueError(text)

@@ -1,4 +1,7 @@
-"""The process that decodes: `python -m pipeline.images.child MEMORY_BYTES DEADLINE_S`, started by decoders.py."""
+"""The process that decodes images: `python -m pipeline.images.child MEMORY_BYTES DEADLINE_S`.
+
+decoders.py starts it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import signal
 import sys
 
 if __name__ == "__main__":
-    # A Ctrl-C of the terminal reaches this process too; its parent ends it by closing its standard input.
+    # Ctrl-C in the terminal reaches this process too. Its parent ends it: it closes the stdin.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 from pipeline.images.decoders import serve

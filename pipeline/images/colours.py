@@ -1,4 +1,4 @@
-"""Colours of an image by its ICC profile, to sRGB."""
+"""Colours of an image, from those of its ICC profile to sRGB."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ PROBE = np.array(
 
 @functools.lru_cache(maxsize=16)  # the same few profiles come again and again
 def to_srgb(profile: bytes, mode: str) -> ImageCmsTransform | None:
-    """What turns colours of a profile into sRGB; None where that changes nothing, and where the profile is damaged or
-    of other colours than `mode`."""
-    from PIL import ImageCms  # 5 ms, which only pictures with a profile need
+    """The transform from a profile's colours (of mode RGB or CMYK) to sRGB.
+
+    None where it would change nothing, where the profile is damaged, and where its colours are not
+    those of `mode`.
+    """
+    from PIL import ImageCms  # 5 ms, needed only for images with a profile
 
     try:
         source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
@@ -47,11 +50,12 @@ def to_srgb(profile: bytes, mode: str) -> ImageCmsTransform | None:
 
 def _is_srgb(transform: ImageCmsTransform) -> bool:
     """Whether no colour moves by more than two levels of 255."""
-    seen = np.asarray(apply_transform(Image.fromarray(PROBE), transform)).astype(int)
-    return bool(np.abs(seen - PROBE).max() < 3)
+    converted = np.asarray(apply_transform(Image.fromarray(PROBE), transform)).astype(int)
+    return bool(np.abs(converted - PROBE).max() < 3)
 
 
 def apply_transform(image: Image.Image, transform: ImageCmsTransform) -> Image.Image:
-    found = transform.apply(image)
-    assert found is not None
-    return found
+    """The image in the colours of the transform's output; `image` itself stays as it is."""
+    converted = transform.apply(image)
+    assert converted is not None
+    return converted

@@ -1,7 +1,8 @@
-"""Bytes of pictures to checked, upright, resized ones, in child processes that may die of it.
+"""Bytes of images to checked, upright, resized images, in child processes.
 
-`Decoders` runs `check_and_resize` in children started as `python -m pipeline.images.child`, which speak length-prefixed
-frames: a crash, a hang or a hunger for memory in a C decoder costs that one picture.
+`Decoders` runs `check_and_resize` in children started as `python -m pipeline.images.child`. They
+exchange length-prefixed frames with this process. A crash, an endless loop or too much memory in a
+C decoder costs only that image.
 """
 
 from __future__ import annotations
@@ -32,48 +33,45 @@ if TYPE_CHECKING:
     from manifests.schema import Fetch
 
 ROOT = Path(__file__).resolve().parents[2]
-MEMORY_BYTES = (
-    1536 * 2**20
-)  # of address space per child: 33 MP cost 400 MB, numpy and Pillow 300 MB
+# Address space per child: 33 MP cost 400 MB, numpy and Pillow 300 MB.
+MEMORY_BYTES = 1536 * 2**20
 OPEN_FILES = 32
-RECYCLE = 10_000  # pictures per child: what leaks, leaks no further; a new one costs 0.2 s of CPU
-DEADLINE_S = (
-    2.5  # of CPU per picture, so that a busy machine changes no outcome: 33 MP cost up to 1.5 s
-)
-PATIENCE = 4  # times that by the clock, for a child that sleeps
-HELLO_S = 60.0  # for a child to import its libraries, on a busy machine
-IN_FLIGHT = 4  # pictures that a child has at once: it never waits for the next
+RECYCLE = 10_000  # images per child, because libraries leak; a new child costs 0.2 s of CPU
+# CPU time per image, so that a busy machine changes no outcome: 33 MP cost up to 1.5 s.
+DEADLINE_S = 2.5
+PATIENCE = 4  # times the deadline in wall-clock time, for a child that sleeps
+START_S = 60.0  # for a child to import its libraries, on a busy machine
+IN_FLIGHT = 4  # images that a child has at once, so that it never waits for the next one
 CHILD = ("-m", "pipeline.images.child")
-INHERITED = (
-    "PATH",
-    "LD_LIBRARY_PATH",
-    "LANG",
-    "TMPDIR",
-)  # of the environment: a child has nothing to give away
+# Environment variables of a child: no others, so that it holds no secrets.
+INHERITED = ("PATH", "LD_LIBRARY_PATH", "LANG", "TMPDIR")
 
-# --- the child -----------------------------------------------------------------------------------------------------
-# Both ways: two big-endian 32-bit lengths, that much JSON, that many bytes. A child greets with an empty frame.
+# --- the child ------------------------------------------------------------------------------------
+# A frame, in both directions: two big-endian 32-bit lengths, then JSON, then bytes. The first frame
+# of a child is empty: it is ready.
 
 LENGTHS = struct.Struct(">II")
-FACTS = ("extension", "width", "height", "original_width", "original_height", "exif")
+IMAGE_FIELDS = ("extension", "width", "height", "original_width", "original_height", "exif")
 
 
 def _frame(text: bytes, data: bytes) -> bytes:
     return b"".join((LENGTHS.pack(len(text), len(data)), text, data))
 
 
-def _order(limits: Limits, boxes: Sequence[Box]) -> bytes:
-    """What a child is asked to do with a picture."""
-    return json.dumps(
-        [{name: getattr(limits, name) for name in Limits.__slots__}, list(boxes)]
-    ).encode()
+def _instruction(limits: Limits, boxes: Sequence[Box]) -> bytes:
+    """What a child does with an image, as JSON: limits and boxes."""
+    settings = {name: getattr(limits, name) for name in Limits.__slots__}
+    return json.dumps([settings, list(boxes)]).encode()
 
 
 def serve(memory_bytes: int, deadline_s: float) -> None:
-    """Answers frames on stdin until it is closed. Runs in a child, under limits that end it rather than the machine."""
+    """Answer frames on stdin until it is closed.
+
+    Runs in a child, with limits on memory, open files and CPU time per image.
+    """
     source, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints must not land among the answers
-    Image.init()  # every plugin is imported now: later there are few files to open
+    os.dup2(2, 1)  # what a library prints must not get between the answers
+    Image.init()  # imports every plugin: later, few files may be opened
     if features.check("avif"):
         from PIL import AvifImagePlugin
 
@@ -86,30 +84,29 @@ def serve(memory_bytes: int, deadline_s: float) -> None:
     known, limits, boxes = b"", None, ()
     while len(lengths := source.read(LENGTHS.size)) == LENGTHS.size:
         head, size = LENGTHS.unpack(lengths)
-        if (
-            order := source.read(head)
-        ) != known or limits is None:  # most pictures of a run have the same
-            settings, boxes = json.loads(order)
-            known, limits = order, Limits(**settings)
+        instruction = source.read(head)
+        if instruction != known or limits is None:  # most images of a run have the same one
+            settings, boxes = json.loads(instruction)
+            known, limits = instruction, Limits(**settings)
         body = source.read(size)
-        signal.setitimer(
-            signal.ITIMER_PROF, deadline_s
-        )  # SIGPROF ends the process, in C code and as an orphan too
+        # SIGPROF ends the process, even in C code and without a parent.
+        signal.setitimer(signal.ITIMER_PROF, deadline_s)
         try:
-            picture = contained(body, limits, boxes)
-            found, data = {n: getattr(picture, n) for n in FACTS}, picture.data
-        except RejectedImage as bad:
-            found, data = {"reason": bad.reason, "detail": bad.detail}, b""
+            image = contained(body, limits, boxes)
+            fields = {name: getattr(image, name) for name in IMAGE_FIELDS}
+            data = image.data
+        except RejectedImage as rejected:
+            fields, data = {"reason": rejected.reason, "detail": rejected.detail}, b""
         signal.setitimer(signal.ITIMER_PROF, 0)
-        answers.write(_frame(json.dumps(found).encode(), data))
+        answers.write(_frame(json.dumps(fields).encode(), data))
         answers.flush()
 
 
-# --- the parent ----------------------------------------------------------------------------------------------------
+# --- the parent -----------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
-class _Job:
+class _Request:
     frame: bytes
     answer: asyncio.Future[DecodedImage | RejectedImage]
 
@@ -117,17 +114,18 @@ class _Job:
 @dataclass(slots=True, eq=False)
 class _Child:
     process: asyncio.subprocess.Process
-    jobs: deque[_Job]  # sent and not answered; it works on the first
+    requests: deque[_Request]  # sent and not answered; the child works on the first
     sent: int = 0
-    overdue: asyncio.TimerHandle | None = None
-    late: bool = False  # it was ended because its picture took too long
+    timer: asyncio.TimerHandle | None = None
+    is_late: bool = False  # it was killed because its image took too long
 
 
 class Decoders:
-    """Child processes that decode. `async with Decoders() as decoders: await decoders.decode(body, settings)`.
+    """Child processes that decode images.
 
-    A child that dies, or is killed at the deadline, costs the picture it was working on; the others that it had been
-    sent go to the next child.
+    `async with Decoders() as decoders: await decoders.decode(body, settings)`. A child that dies,
+    or is killed at the deadline, costs the image it was working on; its other images are sent to
+    another child.
     """
 
     def __init__(
@@ -144,20 +142,20 @@ class Decoders:
         self._recycle = recycle
         self._in_flight = in_flight
         self._command = (sys.executable, *CHILD, str(memory_bytes), str(deadline_s))
-        self._waiting: deque[_Job] = deque()
+        self._waiting: deque[_Request] = deque()
         self._children: list[_Child] = []
         self._processes: list[asyncio.subprocess.Process] = []
-        self._places: list[asyncio.Task[None]] = []
+        self._slots: list[asyncio.Task[None]] = []
         self._closing = False
         self._broken: BaseException | None = None
-        self._settings: Fetch | None = None  # of the last picture, and what a child is told of them
-        self._plain = b""
+        self._settings: Fetch | None = None  # of the last image, and the instruction for it
+        self._plain_instruction = b""
 
     async def __aenter__(self) -> Decoders:
         for _ in range(self._count):
-            place = asyncio.create_task(self._place())
-            place.add_done_callback(self._left)
-            self._places.append(place)
+            slot = asyncio.create_task(self._keep_child())
+            slot.add_done_callback(self._slot_ended)
+            self._slots.append(slot)
         return self
 
     async def __aexit__(
@@ -168,123 +166,130 @@ class Decoders:
     ) -> None:
         self._closing = True
         for child in self._children:
-            _hang_up(child)
-        _, hanging = await asyncio.wait(self._places, timeout=1.0)
+            _close_stdin(child)
+        _, hanging = await asyncio.wait(self._slots, timeout=1.0)
         for child in self._children:
             _kill(child.process)
         if hanging:
             await asyncio.wait(hanging, timeout=1.0)
-        for place in self._places:
-            place.cancel()
-        await asyncio.gather(*self._places, return_exceptions=True)
-        for process in self._processes:  # of a place that was cancelled while it started one
+        for slot in self._slots:
+            slot.cancel()
+        await asyncio.gather(*self._slots, return_exceptions=True)
+        for process in self._processes:  # those that a cancelled slot was starting
             _kill(process)
             await _ended(process)
-        for job in self._waiting:
-            job.answer.cancel()
+        for request in self._waiting:
+            request.answer.cancel()
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the children that are at work."""
+        """Process ids of the children that have started."""
         return [child.process.pid for child in self._children]
 
     async def decode(
         self, body: bytes, settings: Fetch, boxes: Sequence[Box] = ()
     ) -> DecodedImage | RejectedImage:
-        """What `check_and_resize` gives or raises, from a child. RuntimeError where no child can be started."""
+        """What `check_and_resize` returns or raises, from a child; RejectedImage is returned.
+
+        RuntimeError where no child can be started.
+        """
         if self._broken is not None:
             raise self._broken
         if self._settings is not settings:
-            self._settings, self._plain = settings, _order(limits_of(settings), ())
-        order = _order(limits_of(settings), boxes) if boxes else self._plain
-        job = _Job(_frame(order, body), asyncio.get_running_loop().create_future())
-        self._waiting.append(job)
-        self._feed()
-        return await job.answer
+            self._settings = settings
+            self._plain_instruction = _instruction(limits_of(settings), ())
+        instruction = _instruction(limits_of(settings), boxes) if boxes else self._plain_instruction
+        request = _Request(_frame(instruction, body), asyncio.get_running_loop().create_future())
+        self._waiting.append(request)
+        self._send_waiting()
+        return await request.answer
 
-    def _feed(self) -> None:
-        """Sends what waits to the children that have the least to do."""
+    def _send_waiting(self) -> None:
+        """Send waiting requests to the children that have the fewest."""
         while self._waiting:
-            free = [c for c in self._children if self._takes(c)]
-            if not free:
+            free_children = [c for c in self._children if self._has_room(c)]
+            if not free_children:
                 return
-            job = self._waiting.popleft()
-            if job.answer.done():  # given up by who asked
+            request = self._waiting.popleft()
+            if request.answer.done():  # its caller was cancelled
                 continue
-            child = min(free, key=lambda c: len(c.jobs))
+            child = min(free_children, key=lambda c: len(c.requests))
             assert child.process.stdin is not None
-            child.process.stdin.write(job.frame)
+            child.process.stdin.write(request.frame)
             child.sent += 1
-            child.jobs.append(job)
-            if len(child.jobs) == 1:
-                self._watch(child)
+            child.requests.append(request)
+            if len(child.requests) == 1:
+                self._start_timer(child)
 
-    def _takes(self, child: _Child) -> bool:
-        """Whether one more picture can be sent to it; one that has died is not out of the list at once."""
+    def _has_room(self, child: _Child) -> bool:
+        """Whether the child can take one more request; a dead one stays in the list for a while."""
         assert child.process.stdin is not None
         return (
-            len(child.jobs) < self._in_flight
+            len(child.requests) < self._in_flight
             and child.sent < self._recycle
             and not child.process.stdin.is_closing()
         )
 
-    def _watch(self, child: _Child) -> None:
-        """Gives a child's first picture its time."""
-        if child.overdue is not None:
-            child.overdue.cancel()
-        child.overdue = None
-        if child.jobs:
-            child.overdue = asyncio.get_running_loop().call_later(
-                self._patience_s, self._too_late, child
+    def _start_timer(self, child: _Child) -> None:
+        """Start the deadline of a child's first request."""
+        if child.timer is not None:
+            child.timer.cancel()
+        child.timer = None
+        if child.requests:
+            child.timer = asyncio.get_running_loop().call_later(
+                self._patience_s, self._deadline_passed, child
             )
 
-    def _too_late(self, child: _Child) -> None:
-        """The answer may lie in the pipe unread, if this process was busy: one more turn of the loop decides."""
-        child.overdue = asyncio.get_running_loop().call_later(0.05, self._end_late, child)
+    def _deadline_passed(self, child: _Child) -> None:
+        """Kill the child 50 ms later: its answer may be unread in the pipe of a busy process."""
+        child.timer = asyncio.get_running_loop().call_later(0.05, self._kill_late, child)
 
-    def _end_late(self, child: _Child) -> None:
-        child.late = True
+    def _kill_late(self, child: _Child) -> None:
+        child.is_late = True
         _kill(child.process)
 
-    async def _place(self) -> None:
-        """Keeps one child at work, the next one when it ends."""
+    async def _keep_child(self) -> None:
+        """Keep one child running: start the next one when it ends."""
         while not self._closing:
             child = await self._start()
             if child is None:
                 return
             self._children.append(child)
-            self._feed()
+            self._send_waiting()
             await self._read(child)
             self._children.remove(child)
-            if child.overdue is not None:
-                child.overdue.cancel()
-            _hang_up(child)
+            if child.timer is not None:
+                child.timer.cancel()
+            _close_stdin(child)
             code = await _ended(child.process)
-            if child.jobs:
-                guilty = child.jobs.popleft()
-                slow = child.late or code == -signal.SIGPROF
-                bad = (
+            if child.requests:
+                current = child.requests.popleft()
+                too_slow = child.is_late or code == -signal.SIGPROF
+                rejected = (
                     RejectedImage("decoder_deadline", "too slow")
-                    if slow
+                    if too_slow
                     else RejectedImage("decoder_died", _cause(code))
                 )
-                if not guilty.answer.done():
-                    guilty.answer.set_result(bad)
-                self._waiting.extendleft(reversed(child.jobs))
-                self._feed()
+                if not current.answer.done():
+                    current.answer.set_result(rejected)
+                self._waiting.extendleft(reversed(child.requests))
+                self._send_waiting()
 
-    def _left(self, place: asyncio.Task[None]) -> None:
-        """A place that fails is no picture's fault: everybody who waits hears of it."""
-        if place.cancelled() or (error := place.exception()) is None:
+    def _slot_ended(self, slot: asyncio.Task[None]) -> None:
+        """Pass the error of a slot to all requests: no image caused it."""
+        if slot.cancelled() or (error := slot.exception()) is None:
             return
         self._broken = self._broken or error
-        for job in [*self._waiting, *(job for child in self._children for job in child.jobs)]:
-            if not job.answer.done():
-                job.answer.set_exception(error)
+        requests = list(self._waiting)
+        for child in self._children:
+            requests.extend(child.requests)
+        for request in requests:
+            if not request.answer.done():
+                request.answer.set_exception(error)
         self._waiting.clear()
 
     async def _start(self) -> _Child | None:
-        """A child that has greeted; None where all is being closed. RuntimeError where it cannot."""
+        """A child that is ready; None while closing. RuntimeError where it does not start."""
         process = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=asyncio.subprocess.PIPE,
@@ -296,7 +301,7 @@ class Decoders:
         self._processes = [p for p in self._processes if p.returncode is None] + [process]
         child = _Child(process, deque())
         try:
-            async with asyncio.timeout(HELLO_S):
+            async with asyncio.timeout(START_S):
                 await _answer(child)
         except (asyncio.IncompleteReadError, TimeoutError) as error:
             if isinstance(error, TimeoutError):
@@ -304,29 +309,30 @@ class Decoders:
             code = await _ended(process)
             if self._closing:
                 return None
-            raise RuntimeError(
-                f"a decoder ended before its first picture ({_cause(code)})"
-            ) from None
+            raise RuntimeError(f"a decoder ended before its first image ({_cause(code)})") from None
         return child
 
     async def _read(self, child: _Child) -> None:
-        """Hands out a child's answers until it ends."""
+        """Pass a child's answers to their requests until the child ends."""
         try:
             while True:
                 head, data = await _answer(child)
-                job = child.jobs.popleft()
-                self._watch(child)
-                if not job.answer.done():
-                    job.answer.set_result(_result(head, data))
-                if child.sent >= self._recycle and not child.jobs:
+                request = child.requests.popleft()
+                self._start_timer(child)
+                if not request.answer.done():
+                    request.answer.set_result(_result(head, data))
+                if child.sent >= self._recycle and not child.requests:
                     return
-                self._feed()
+                self._send_waiting()
         except (asyncio.IncompleteReadError, ConnectionError):
             return
 
 
 async def _ended(process: asyncio.subprocess.Process) -> int:
-    """Wait for the end of a child and close its pipes, which asyncio may do only after the event loop has ended."""
+    """Wait for the end of a child and close its pipes.
+
+    asyncio itself may close them too late, after the event loop has ended.
+    """
     code = await process.wait()
     process._transport.close()  # type: ignore[attr-defined]  # there is no public way
     await asyncio.sleep(0)
@@ -341,9 +347,9 @@ async def _answer(child: _Child) -> tuple[dict[str, Any], bytes]:
 
 
 def _environment() -> dict[str, str]:
-    kept = {name: os.environ[name] for name in INHERITED if name in os.environ}
+    environment = {name: os.environ[name] for name in INHERITED if name in os.environ}
     return {
-        **kept,
+        **environment,
         "PYTHONPATH": str(ROOT),
         "OPENBLAS_NUM_THREADS": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -354,17 +360,16 @@ def _result(head: dict[str, Any], data: bytes) -> DecodedImage | RejectedImage:
     return RejectedImage(**head) if "reason" in head else DecodedImage(data=data, **head)
 
 
-def _hang_up(child: _Child) -> None:
-    """Closes a child's stdin, which ends it when it has answered."""
+def _close_stdin(child: _Child) -> None:
+    """Close a child's stdin; the child ends when it has answered."""
     assert child.process.stdin is not None
     with contextlib.suppress(ConnectionError):
         child.process.stdin.close()
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:
-    if (
-        process.returncode is None
-    ):  # Popen.kill polls first, which takes the exit status from asyncio's watcher
+    # Not Popen.kill: it polls first, which takes the exit status from asyncio's watcher.
+    if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)
 

@@ -1,7 +1,7 @@
-"""What a picture says of itself in its first bytes: type, size, which way up. Nothing is decoded or allocated.
+"""Type, size and orientation of an image, read from its header without decoding anything.
 
-Pure Python over at most some hundred small steps, so that a hostile header costs microseconds; what a decoder would
-refuse anyway is refused here where it is seen.
+Pure Python with a limit on the number of steps, so that a hostile header costs little. Some damage
+that a decoder would refuse is refused here already.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from pipeline.images import exif as exif_tags
 
 Extension = Literal["jpg", "png", "webp", "gif", "avif"]
 MOST_SCANS = 100  # of a progressive JPEG, as djpeg's -maxscans; 2,000 scans of 16 MP cost 2.6 s
-MOST_STEPS = 4096  # segments, chunks or boxes: a photograph has about 20, a PNG of 20 MB in chunks of 8 KB 2,500
+# Segments, chunks or boxes: a photograph has about 20, a PNG of 20 MB in chunks of 8 KB 2,500.
+MOST_STEPS = 4096
 MOST_JUNK = 65536  # bytes between two segments of a JPEG
 MOST_PROFILE = 4 * 2**20  # bytes; those of printers have up to 2 MB
 
@@ -27,7 +28,8 @@ MAGIC = (
     (re.compile(rb"GIF8[79]a"), "GIF"),
     (re.compile(rb"....ftypavi[fs]", re.DOTALL), "AVIF"),
 )
-# Pictures all the same, but not ones that we open: TIFF, BMP, ICO, PSD, JPEG 2000, JPEG XL, HEIC, EPS, SVG, PNM, DDS …
+# Images of types that are not read: TIFF, BMP, ICO, PSD, JPEG 2000, JPEG XL, HEIC, EPS, SVG, PNM,
+# DDS and others.
 OTHER_MAGIC = re.compile(
     rb"II[*+]\0|MM\0[*+]|BM|\0\0[\1\2]\0|8BPS|\0\0\0\x0cj[PX]|\xff\x4f\xff\x51|\0\0\0\x0cJXL|\xff\x0a|....ftyp(he|mi|ms)"
     rb"|%!PS|\xc5\xd0\xd3\xc6|P[1-7]\s|DDS |\x01\xda|icns|BLP[12]|qoif|\x8aMNG"
@@ -41,23 +43,19 @@ EXTENSIONS: dict[str, Extension] = {
     "GIF": "gif",
     "AVIF": "avif",
 }
-FRAMES = frozenset(
-    (0xC0, 0xC1, 0xC2, 0xC9, 0xCA)
-)  # start of frame of the JPEGs that libjpeg-turbo reads
-OTHER_FRAMES = frozenset(
-    (0xC3, 0xC5, 0xC6, 0xC7, 0xCB, 0xCD, 0xCE, 0xCF)
-)  # lossless and hierarchical
+# Start of frame of the JPEGs that libjpeg-turbo reads, and of lossless and hierarchical ones.
+FRAMES = frozenset((0xC0, 0xC1, 0xC2, 0xC9, 0xCA))
+OTHER_FRAMES = frozenset((0xC3, 0xC5, 0xC6, 0xC7, 0xCB, 0xCD, 0xCE, 0xCF))
 PROGRESSIVE = (0xC2, 0xCA)
 STANDALONE = frozenset((0x01, *range(0xD0, 0xD9)))  # markers without a length
 RAW_PROFILE = b"Raw profile type exif\0"
 MARKER = re.compile(rb"\xff([^\xff\x00])")
-SCAN_MARKER = re.compile(
-    rb"\xff[^\x00\xd0-\xd7\xff]"
-)  # inside a scan, FF is followed by 0 or a restart number
+# The end of a scan: inside one, FF is followed by 0 or a restart number.
+SCAN_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 
 
 class RejectedImage(Exception):
-    """This picture is not stored; `reason` is one of manifests.columns.DECODE_REASONS, or hash_mismatch."""
+    """The image is not stored. `reason`: one of columns.DECODE_REASONS, or hash_mismatch."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -67,7 +65,7 @@ class RejectedImage(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What of a recipe's `fetch` concerns a picture."""
+    """The settings of a recipe's `fetch` that concern an image."""
 
     image_size: int
     resize_mode: str
@@ -86,7 +84,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """Width and height are those of the stored pixels; `size` is as the picture is seen."""
+    """Width and height are those of the encoded pixels; `size` is that of the upright image."""
 
     kind: str  # JPEG, PNG, WEBP, GIF or AVIF
     width: int
@@ -103,12 +101,12 @@ class Header:
 
 
 def check(body: bytes, limits: Limits) -> Header:
-    """The header of a picture that may be decoded. RejectedImage for one that may not, or that is none."""
-    found = read(body)
-    check_size((found.width, found.height), limits)
-    if found.scans > MOST_SCANS:
+    """The header of an image that may be decoded. RejectedImage for any other body."""
+    header = read(body)
+    check_size((header.width, header.height), limits)
+    if header.scans > MOST_SCANS:
         raise RejectedImage("decode_error", f"more than {MOST_SCANS} scans")
-    return found
+    return header
 
 
 def check_size(size: tuple[int, int], limits: Limits) -> None:
@@ -116,9 +114,9 @@ def check_size(size: tuple[int, int], limits: Limits) -> None:
     short, long = min(size), max(size)
     if short < 1:
         raise RejectedImage("decode_error", "a side of 0 pixels")
-    most = min(limits.max_pixels, limits.max_image_area or limits.max_pixels)
-    if short * long > most:
-        raise RejectedImage("too_many_pixels", f"{size[0]}x{size[1]} is more than {most}")
+    most_pixels = min(limits.max_pixels, limits.max_image_area or limits.max_pixels)
+    if short * long > most_pixels:
+        raise RejectedImage("too_many_pixels", f"{size[0]}x{size[1]} is more than {most_pixels}")
     if short < limits.min_image_size:
         raise RejectedImage(
             "too_small", f"{size[0]}x{size[1]}; the shorter side must be {limits.min_image_size}"
@@ -130,46 +128,51 @@ def check_size(size: tuple[int, int], limits: Limits) -> None:
 
 
 def sniff(body: bytes) -> str:
-    """JPEG, PNG, WEBP, GIF or AVIF, by the first bytes. RejectedImage("format") for other pictures, else not_an_image."""
+    """JPEG, PNG, WEBP, GIF or AVIF, by the first bytes.
+
+    RejectedImage: "format" for other known types of images, "not_an_image" for everything else.
+    """
     for magic, kind in MAGIC:
         if magic.match(body):
             return kind
     if OTHER_MAGIC.match(body[:2048]):
-        raise RejectedImage("format", "a picture, but not JPEG, PNG, WEBP, GIF or AVIF")
+        raise RejectedImage("format", "an image, but not JPEG, PNG, WEBP, GIF or AVIF")
     raise RejectedImage("not_an_image", f"begins with {body[:8].hex(' ')}")
 
 
 def read(body: bytes) -> Header:
-    """Type, size and orientation of a picture. RejectedImage where its header is damaged."""
-    return {"JPEG": _jpeg, "PNG": _png, "WEBP": _webp, "GIF": _gif, "AVIF": _avif}[sniff(body)](
-        body
-    )
+    """Type, size and orientation of an image. RejectedImage where its header is damaged."""
+    readers = {"JPEG": _jpeg, "PNG": _png, "WEBP": _webp, "GIF": _gif, "AVIF": _avif}
+    return readers[sniff(body)](body)
 
 
 def _damaged(what: str) -> RejectedImage:
     return RejectedImage("decode_error", f"a damaged header: {what}")
 
 
-# --- JPEG ----------------------------------------------------------------------------------------------------------
+# --- JPEG -----------------------------------------------------------------------------------------
 
 
 def _jpeg(body: bytes) -> Header:
-    """Segments up to the first scan. The last frame counts where there are two, as in Pillow; libjpeg refuses them."""
-    at, frame, exif, xmp, icc = 2, (0, 0, 0, 0), b"", b"", []
+    """Reads the segments up to the first scan.
+
+    Of two frames the last one counts, as in Pillow; libjpeg refuses such a file.
+    """
+    offset, frame, exif, xmp, icc = 2, (0, 0, 0, 0), b"", b"", []
     for _ in range(MOST_STEPS):
-        found = MARKER.search(body, at, at + MOST_JUNK)
-        if found is None:
+        match = MARKER.search(body, offset, offset + MOST_JUNK)
+        if match is None:
             raise _damaged("no scan")
-        marker, at = found[1][0], found.end()
+        marker, offset = match[1][0], match.end()
         if marker in STANDALONE:
             continue
-        length = int.from_bytes(body[at : at + 2], "big")
+        length = int.from_bytes(body[offset : offset + 2], "big")
         if length < 2 or marker == 0xD9:
             raise _damaged("no scan")
         if marker == 0xDA:
             break
         if marker in FRAMES:
-            part = body[at + 2 : at + 8]
+            part = body[offset + 2 : offset + 8]
             if len(part) < 6 or part[0] != 8:
                 raise _damaged("a JPEG of other than 8 bits")
             frame = (
@@ -180,28 +183,27 @@ def _jpeg(body: bytes) -> Header:
             )
         elif marker in OTHER_FRAMES:
             raise _damaged("a JPEG of a kind that decoders do not read")
-        elif marker == 0xE1 and body.startswith(b"Exif\0\0", at + 2):
-            part = body[at + 2 : at + length]
+        elif marker == 0xE1 and body.startswith(b"Exif\0\0", offset + 2):
+            part = body[offset + 2 : offset + length]
             exif = exif + part[6:] if 0 < len(exif) < MOST_JUNK else exif or part
-        elif marker == 0xE1 and body.startswith(b"http://ns.adobe.com/xap/1.0/\0", at + 2):
-            xmp = body[at + 31 : at + length]
-        elif marker == 0xE2 and body.startswith(b"ICC_PROFILE\0", at + 2):
-            icc.append(body[at + 14 : at + length])
-        at += length
+        elif marker == 0xE1 and body.startswith(b"http://ns.adobe.com/xap/1.0/\0", offset + 2):
+            xmp = body[offset + 31 : offset + length]
+        elif marker == 0xE2 and body.startswith(b"ICC_PROFILE\0", offset + 2):
+            icc.append(body[offset + 14 : offset + length])
+        offset += length
     else:
         raise _damaged(f"more than {MOST_STEPS} segments")
     kind, width, height, colours = frame
     if not kind:
         raise _damaged("a scan without a frame")
-    several = kind in PROGRESSIVE or body[at + 2 : at + 3] != bytes(
-        [colours]
-    )  # else a decoder stops after the first
-    up = exif_tags.orientation(exif, xmp) if exif or xmp else 1
+    # Where the first scan has all components, a decoder stops after it.
+    several = kind in PROGRESSIVE or body[offset + 2 : offset + 3] != bytes([colours])
+    orientation = exif_tags.orientation(exif, xmp) if exif or xmp else 1
     return Header(
         kind="JPEG",
         width=width,
         height=height,
-        orientation=up,
+        orientation=orientation,
         exif=exif,
         colours=colours,
         scans=scans(body) if several else 1,
@@ -210,71 +212,73 @@ def _jpeg(body: bytes) -> Header:
 
 
 def _joined(parts: list[bytes]) -> bytes:
-    """A profile from its segments, which have their number and how many there are in front; empty where one is lost."""
+    """An ICC profile from its segments; empty where one is missing.
+
+    The first two bytes of a segment are its number and the number of all segments.
+    """
     parts = sorted(parts)
-    if (
-        any(part[:2] != bytes([i, len(parts)]) for i, part in enumerate(parts[:255], 1))
-        or len(parts) > 255
-    ):
+    if len(parts) > 255:
+        return b""
+    if any(part[:2] != bytes([i, len(parts)]) for i, part in enumerate(parts, 1)):
         return b""
     profile = b"".join(part[2:] for part in parts)
     return profile if len(profile) <= MOST_PROFILE else b""
 
 
 def scans(body: bytes) -> int:
-    """Number of scans of a JPEG, by its markers, up to one more than are read; what lies in segments or behind the end
-    is not counted."""
+    """Number of scans of a JPEG, by its markers, up to MOST_SCANS + 1.
+
+    Markers inside segments (thumbnails) and behind the end of the image are not counted.
+    """
     if body.count(b"\xff\xda") <= MOST_SCANS:
         return body.count(b"\xff\xda")
-    at, count = 2, 0
-    while (
-        count <= MOST_SCANS
-        and (found := SCAN_MARKER.search(body, at)) is not None
-        and found[0] != b"\xff\xd9"
-    ):
-        count += found[0] == b"\xff\xda"
-        at = found.end() + int.from_bytes(body[found.end() : found.end() + 2], "big")
+    offset, count = 2, 0
+    while count <= MOST_SCANS:
+        match = SCAN_MARKER.search(body, offset)
+        if match is None or match[0] == b"\xff\xd9":
+            break
+        count += match[0] == b"\xff\xda"
+        offset = match.end() + int.from_bytes(body[match.end() : match.end() + 2], "big")
     return count
 
 
-# --- PNG, WebP, GIF ------------------------------------------------------------------------------------------------
+# --- PNG, WebP, GIF -------------------------------------------------------------------------------
 
 
 def _png(body: bytes) -> Header:
     if body[12:16] != b"IHDR" or len(body) < 33:
         raise _damaged("a PNG without a size")
-    at, exif, xmp = 33, b"", b""
+    offset, exif, xmp = 33, b"", b""
     raw: bytes | None = None
     for _ in range(MOST_STEPS):
-        name, length = body[at + 4 : at + 8], int.from_bytes(body[at : at + 4], "big")
+        name, length = (
+            body[offset + 4 : offset + 8],
+            int.from_bytes(body[offset : offset + 4], "big"),
+        )
         if len(name) < 4 or name == b"IEND":
             break
         if name == b"eXIf":
-            exif = body[at + 8 : at + 8 + length]
-        elif name == b"iTXt" and body.startswith(b"XML:com.adobe.xmp\0", at + 8):
-            xmp = body[at + 26 : at + 8 + length]
-        elif name in (b"tEXt", b"zTXt") and raw is None and body.startswith(RAW_PROFILE, at + 8):
-            raw = _raw_profile(
-                body[at + 8 + len(RAW_PROFILE) : at + 8 + length], packed=name == b"zTXt"
-            )
-        at += 12 + length
-    width, height, exif = (
-        int.from_bytes(body[16:20], "big"),
-        int.from_bytes(body[20:24], "big"),
-        exif or raw or b"",
-    )
-    up = exif_tags.orientation(exif, xmp) if exif or xmp else 1
-    return Header(kind="PNG", width=width, height=height, exif=exif, orientation=up)
+            exif = body[offset + 8 : offset + 8 + length]
+        elif name == b"iTXt" and body.startswith(b"XML:com.adobe.xmp\0", offset + 8):
+            xmp = body[offset + 26 : offset + 8 + length]
+        elif (
+            name in (b"tEXt", b"zTXt") and raw is None and body.startswith(RAW_PROFILE, offset + 8)
+        ):
+            text = body[offset + 8 + len(RAW_PROFILE) : offset + 8 + length]
+            raw = _raw_profile(text, packed=name == b"zTXt")
+        offset += 12 + length
+    width, height = int.from_bytes(body[16:20], "big"), int.from_bytes(body[20:24], "big")
+    exif = exif or raw or b""
+    orientation = exif_tags.orientation(exif, xmp) if exif or xmp else 1
+    return Header(kind="PNG", width=width, height=height, exif=exif, orientation=orientation)
 
 
 def _raw_profile(data: bytes, *, packed: bool) -> bytes:
-    """EXIF as ImageMagick writes it into a PNG: name and length on lines of their own, then hexadecimal digits."""
+    """EXIF as ImageMagick writes it into a PNG: lines with name and length, then hex digits."""
     try:
-        text = (
-            zlib.decompressobj().decompress(data[1:], 2 * MOST_JUNK)
-            if packed
-            else data[: 2 * MOST_JUNK]
-        )
+        text = data[: 2 * MOST_JUNK]
+        if packed:
+            text = zlib.decompressobj().decompress(data[1:], 2 * MOST_JUNK)
         return bytes.fromhex(b"".join(text.split(b"\n")[3:]).decode("ascii"))
     except (ValueError, zlib.error):
         return b""
@@ -306,14 +310,18 @@ def _webp(body: bytes) -> Header:
 
 
 def _riff(body: bytes, wanted: bytes) -> bytes:
-    at = 12
+    """Data of the first chunk of that name; empty where there is none."""
+    offset = 12
     for _ in range(MOST_STEPS):
-        name, length = body[at : at + 4], int.from_bytes(body[at + 4 : at + 8], "little")
+        name, length = (
+            body[offset : offset + 4],
+            int.from_bytes(body[offset + 4 : offset + 8], "little"),
+        )
         if name == wanted:
-            return body[at + 8 : at + 8 + length]
+            return body[offset + 8 : offset + 8 + length]
         if len(name) < 4:
             break
-        at += 8 + length + length % 2
+        offset += 8 + length + length % 2
     return b""
 
 
@@ -322,102 +330,105 @@ def _gif(body: bytes) -> Header:
     if len(body) < 13:
         raise _damaged("a GIF without a size")
     width, height = int.from_bytes(body[6:8], "little"), int.from_bytes(body[8:10], "little")
-    at, inside = 13 + (3 << (body[10] & 7) + 1 if body[10] & 0x80 else 0), False
+    offset, inside = 13 + (3 << (body[10] & 7) + 1 if body[10] & 0x80 else 0), False
     for _ in range(MOST_STEPS):
-        block = body[at : at + 1]
-        if inside:  # of an extension: blocks of up to 255 bytes, the last one empty
-            inside, at = block not in (b"", b"\0"), at + 1 + (block[0] if block else 0)
-        elif block == b"," and len(body) >= at + 9:
+        block = body[offset : offset + 1]
+        if inside:  # an extension: blocks of up to 255 bytes, the last one empty
+            inside, offset = block not in (b"", b"\0"), offset + 1 + (block[0] if block else 0)
+        elif block == b"," and len(body) >= offset + 9:
             left, top, wide, high = (
-                int.from_bytes(body[i : i + 2], "little") for i in range(at + 1, at + 9, 2)
+                int.from_bytes(body[i : i + 2], "little") for i in range(offset + 1, offset + 9, 2)
             )
             return Header(kind="GIF", width=max(width, left + wide), height=max(height, top + high))
         elif block in (b"", b",", b";"):
             break
-        else:  # what is no block is passed over, as Pillow does
-            inside, at = block == b"!", at + (2 if block == b"!" else 1)
-    raise _damaged("a GIF without a picture")
+        else:  # other bytes are skipped, as Pillow does
+            inside, offset = block == b"!", offset + (2 if block == b"!" else 1)
+    raise _damaged("a GIF without a frame")
 
 
-# --- AVIF ----------------------------------------------------------------------------------------------------------
+# --- AVIF -----------------------------------------------------------------------------------------
 
 
 def _avif(body: bytes) -> Header:
-    """Size of the primary item: its `ispe`, and `irot` where it is turned."""
-    meta = next(
-        (body[at + 4 : end] for name, at, end in _boxes(body, 0, len(body)) if name == b"meta"), b""
-    )
-    parts = {name: (at, end) for name, at, end in _boxes(meta, 0, len(meta))}
-    lists = {name: (at, end) for name, at, end in _boxes(meta, *parts.get(b"iprp", (0, 0)))}
-    properties = [
-        (name, meta[at:end]) for name, at, end in _boxes(meta, *lists.get(b"ipco", (0, 0)))
-    ]
+    """Size of the primary item by its `ispe` box, orientation by its `irot` box."""
+    meta = b""
+    for name, start, end in _boxes(body, 0, len(body)):
+        if name == b"meta":
+            meta = body[start + 4 : end]
+            break
+    parts = {name: (start, end) for name, start, end in _boxes(meta, 0, len(meta))}
+    lists = {name: (start, end) for name, start, end in _boxes(meta, *parts.get(b"iprp", (0, 0)))}
+    property_boxes = _boxes(meta, *lists.get(b"ipco", (0, 0)))
+    properties = [(name, meta[start:end]) for name, start, end in property_boxes]
     item = meta[slice(*parts.get(b"pitm", (0, 0)))]
-    own: Sequence[int] = range(len(properties))
+    item_properties: Sequence[int] = range(len(properties))
     if item and b"ipma" in lists:
         number = int.from_bytes(item[4:6] if item[0] == 0 else item[4:8], "big")
-        own = [
-            i for i in _associations(meta[slice(*lists[b"ipma"])], number) if i < len(properties)
-        ] or own
-    sizes = [
-        properties[i][1] for i in own if properties[i][0] == b"ispe" and len(properties[i][1]) >= 12
-    ]
+        associated = _associations(meta[slice(*lists[b"ipma"])], number)
+        known = [i for i in associated if i < len(properties)]
+        item_properties = known or item_properties
+    sizes, rotations = [], []
+    for i in item_properties:
+        name, data = properties[i]
+        if name == b"ispe" and len(data) >= 12:
+            sizes.append(data)
+        if name == b"irot" and data:
+            rotations.append(data[0] & 3)
     if not sizes:
-        return _avif_film(body)
-    turns = [
-        properties[i][1][0] & 3 for i in own if properties[i][0] == b"irot" and properties[i][1]
-    ]
+        return _avif_sequence(body)
     width, height = int.from_bytes(sizes[0][4:8], "big"), int.from_bytes(sizes[0][8:12], "big")
-    return Header(
-        kind="AVIF", width=width, height=height, orientation=(1, 8, 3, 6)[turns[0]] if turns else 1
-    )
+    orientation = (1, 8, 3, 6)[rotations[0]] if rotations else 1
+    return Header(kind="AVIF", width=width, height=height, orientation=orientation)
 
 
-def _avif_film(body: bytes) -> Header:
-    """Size of a sequence without a picture of its own: that of its first track's samples."""
-    at = body.find(b"stsd") + 16  # version, number of entries, length of the first
-    size = body[at + 28 : at + 32]
-    if at < 20 or body[at : at + 4] != b"av01" or len(size) < 4:
+def _avif_sequence(body: bytes) -> Header:
+    """Size of an image sequence without a still image: that of its first track's samples."""
+    offset = body.find(b"stsd") + 16  # version, number of entries, length of the first
+    size = body[offset + 28 : offset + 32]
+    if offset < 20 or body[offset : offset + 4] != b"av01" or len(size) < 4:
         raise _damaged("an AVIF without a size")
     return Header(
         kind="AVIF", width=int.from_bytes(size[:2], "big"), height=int.from_bytes(size[2:], "big")
     )
 
 
-def _boxes(data: bytes, at: int, end: int) -> Iterator[tuple[bytes, int, int]]:
-    """Name, start and end of what each box between two places holds."""
+def _boxes(data: bytes, offset: int, end: int) -> Iterator[tuple[bytes, int, int]]:
+    """Name of each box between two offsets, and start and end of its content."""
     for _ in range(MOST_STEPS):
-        length, name = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8]
-        if at + 8 > end:
+        length, name = (
+            int.from_bytes(data[offset : offset + 4], "big"),
+            data[offset + 4 : offset + 8],
+        )
+        if offset + 8 > end:
             return
         head = 8
         if length == 1:
-            length, head = int.from_bytes(data[at + 8 : at + 16], "big"), 16
-        stop = at + length if length else end
+            length, head = int.from_bytes(data[offset + 8 : offset + 16], "big"), 16
+        stop = offset + length if length else end
         if length and length < head:
             return
-        yield name, at + head, min(stop, end)
-        at = stop
+        yield name, offset + head, min(stop, end)
+        offset = stop
 
 
 def _associations(data: bytes, item: int) -> list[int]:
-    """Numbers, from 0, of the properties of an item, by an `ipma` box."""
+    """Indices of the properties of an item, by an `ipma` box; there they count from 1."""
     if len(data) < 8:
         return []
-    wide, at = data[3] & 1, 8
-    width = 4 if data[0] else 2
+    offset = 8
+    width = 4 if data[0] else 2  # of an item's number
+    size, mask = (2, 0x7FFF) if data[3] & 1 else (1, 0x7F)  # of a property's number
     for _ in range(min(int.from_bytes(data[4:8], "big"), MOST_STEPS)):
-        number, count = (
-            int.from_bytes(data[at : at + width], "big"),
-            int.from_bytes(data[at + width : at + width + 1]),
-        )
-        at += width + 1
-        size = 2 if wide else 1
+        number = int.from_bytes(data[offset : offset + width], "big")
+        count = int.from_bytes(data[offset + width : offset + width + 1])
+        offset += width + 1
         if number == item:
-            places = [
-                int.from_bytes(data[i : i + size], "big")
-                for i in range(at, at + count * size, size)
-            ]
-            return [i - 1 for i in (place & (0x7FFF if wide else 0x7F) for place in places) if i]
-        at += count * size
+            indices = []
+            for start in range(offset, offset + count * size, size):
+                index = int.from_bytes(data[start : start + size], "big") & mask
+                if index:
+                    indices.append(index - 1)
+            return indices
+        offset += count * size
     return []

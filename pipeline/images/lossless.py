@@ -1,7 +1,8 @@
-"""Removes from a JPEG, PNG or WebP what its pixels do not need: EXIF with GPS, XMP, comments, thumbnails, a tail.
+"""Removes from a JPEG, PNG or WebP what its pixels do not need.
 
-Nothing is decoded: segments and chunks are copied or left out. What decoders need stays: JFIF, Adobe's colour
-transform, the ICC profile, tables and scans.
+EXIF with GPS, XMP, comments, thumbnails and bytes behind the end are removed. JFIF, Adobe's colour
+transform, the ICC profile, tables and scans stay, because decoders need them. Nothing is decoded:
+segments and chunks are copied or left out.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from collections.abc import Callable
 
 from pipeline.images.header import MOST_STEPS, SCAN_MARKER, STANDALONE, Header
 
-# A stored image has at most this many bytes: more than its pixels are worth is padding. A JPEG of noise at quality 100
-# without chroma subsampling has 4 bytes per pixel, raw RGB has 3.
+# A stored image has at most this many bytes: more than its pixels are worth is padding. A JPEG of
+# noise at quality 100 without chroma subsampling has 4 bytes per pixel, raw RGB has 3.
 BYTES_PER_PIXEL = 6
 SPARE_BYTES = 65536
 MARKER = re.compile(rb"\xff([^\xff\x00])")
@@ -25,7 +26,7 @@ WEBP_METADATA_FLAGS = 0x0C  # EXIF and XMP, in the first byte of VP8X
 
 
 def without_metadata(body: bytes, image_header: Header) -> bytes | None:
-    """The same pixels in fewer bytes. None where the file is not built as it should be, or is padded."""
+    """The same pixels in fewer bytes. None where the file is malformed or padded."""
     strip = STRIP[image_header.kind]
     stripped = strip(body, bool(image_header.profile))
     pixels = image_header.width * image_header.height

@@ -1,4 +1,4 @@
-"""What a row asks of its image: boxes to blur, and a hash that the received bytes must have."""
+"""Options that a row has for its image: boxes to blur, and a hash of the received bytes."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ BOX_MARGIN, BOX_FEATHER, BOX_BLUR = 0.1, 0.05, 0.1
 
 
 def boxes_of(extra: Mapping[str, Any] | None, settings: Fetch) -> tuple[Box, ...]:
-    """What is to be blurred, by the row's bbox_column; none where that is missing or empty.
+    """The boxes to blur, from the row's bbox_column; () where that is missing or empty.
 
-    RejectedImage("bad_bbox") for anything but a list of up to 1,000 [left, top, right, bottom] as shares of the upright
-    picture. A detector's box may reach over the edge by half a picture; what has larger numbers is in pixels.
+    RejectedImage("bad_bbox") for anything but a list of up to 1,000 [left, top, right, bottom] as
+    shares of the upright image. A detector's box may reach beyond the edge by half an image; larger
+    numbers would be pixels.
     """
     value = (extra or {}).get(settings.bbox_column) if settings.bbox_column is not None else None
     if value is None or value == "":
         return ()
     try:
-        found = json.loads(value) if isinstance(value, str) else value
-        boxes = tuple((float(a), float(b), float(c), float(d)) for a, b, c, d in found or ())
+        rows = json.loads(value) if isinstance(value, str) else value
+        boxes = tuple((float(a), float(b), float(c), float(d)) for a, b, c, d in rows or ())
     except (ValueError, TypeError, RecursionError):
         raise RejectedImage(
             "bad_bbox", f"not a list of [left, top, right, bottom]: {str(value)[:80]}"
@@ -44,7 +45,7 @@ def boxes_of(extra: Mapping[str, Any] | None, settings: Fetch) -> tuple[Box, ...
             or box[1] >= box[3]
         ):
             raise RejectedImage(
-                "bad_bbox", f"not left, top, right, bottom as shares of the picture: {list(box)}"
+                "bad_bbox", f"not left, top, right, bottom as shares of the image: {list(box)}"
             )
     if len(boxes) > MOST_BOXES:
         raise RejectedImage("bad_bbox", f"{len(boxes)} boxes; at most {MOST_BOXES} are read")
@@ -52,10 +53,10 @@ def boxes_of(extra: Mapping[str, Any] | None, settings: Fetch) -> tuple[Box, ...
 
 
 def blurred(image: Image.Image, boxes: Sequence[Box]) -> Image.Image:
-    """What lies in the boxes without its detail, with soft edges outside of them.
+    """The image with the content of the boxes blurred; the soft edges lie outside the boxes.
 
-    The blur is as wide as a tenth of the largest box, as in img2dataset. Each box has a mask of its own size, so that a
-    small face beside a large one is hidden as well as that.
+    The blur is a tenth of the largest box wide, as in img2dataset. Each box has a mask of its own
+    size, so that a small face beside a large one is hidden equally well.
     """
     mask, largest = Image.new("L", image.size), 0.0
     for left, top, right, bottom in boxes:
@@ -83,17 +84,18 @@ def blurred(image: Image.Image, boxes: Sequence[Box]) -> Image.Image:
 
 
 def content_hashes(body: bytes, settings: Fetch) -> dict[str, str]:
-    """sha256 of the bytes as they were received, and compute_hash where that is another."""
-    return {
-        name: hashlib.new(name, body).hexdigest()
-        for name in dict.fromkeys(("sha256", settings.compute_hash))
-    }
+    """Hashes of the received bytes: sha256, and compute_hash where that is another algorithm."""
+    hashes = {"sha256": hashlib.sha256(body).hexdigest()}
+    name = settings.compute_hash
+    if name not in hashes:
+        hashes[name] = hashlib.new(name, body).hexdigest()
+    return hashes
 
 
 def check_hash(body: bytes, extra: Mapping[str, Any] | None, settings: Fetch) -> None:
-    """RejectedImage("hash_mismatch") where the bytes are not those that the row's verify_hash column promises.
+    """RejectedImage("hash_mismatch") where the bytes differ from the hash in verify_hash's column.
 
-    A row without a hash is refused too: whoever asks for verified pictures must not get one that nobody could verify.
+    A row without a hash is refused too: a pool of verified images must not have an unverified one.
     """
     if settings.verify_hash is None:
         return
@@ -101,7 +103,7 @@ def check_hash(body: bytes, extra: Mapping[str, Any] | None, settings: Fetch) ->
     value = (extra or {}).get(column)
     if not isinstance(value, str) or not value.strip():
         raise RejectedImage("hash_mismatch", f"the row has no {algorithm} in its column {column}")
-    if (found := hashlib.new(algorithm, body).hexdigest()) != value.strip().lower():
-        raise RejectedImage(
-            "hash_mismatch", f"{algorithm} is {found}, not {value.strip().lower()[:128]}"
-        )
+    expected = value.strip().lower()
+    actual = hashlib.new(algorithm, body).hexdigest()
+    if actual != expected:
+        raise RejectedImage("hash_mismatch", f"{algorithm} is {actual}, not {expected[:128]}")

@@ -1,7 +1,7 @@
 """Which shards are committed: a shard is visible from the moment that its commit record is there.
 
-The order of publication is tar, sidecar, commit record. Tars and sidecars without a commit record are leftovers of a
-build that was stopped.
+The order of publication is tar, sidecar, commit record. Tars and sidecars without a commit record
+are leftovers of a build that was stopped.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def read_commit_record(pool: str, shard: int | str) -> CommitRecord | None:
 
 
 def read_sidecar(pool: str, shard: int | str, columns: list[str] | None = None) -> pa.Table:
-    """The rows of a committed shard, or some columns of them. FileNotFoundError where there is none."""
+    """The rows of a committed shard, all columns or those named. FileNotFoundError without it."""
     return disk.read_parquet(PoolLayout(pool).sidecar(shard), columns)
 
 
@@ -43,8 +43,8 @@ def read_sidecar(pool: str, shard: int | str, columns: list[str] | None = None) 
 def publication_lock(pool: str, shard: int | str) -> Iterator[None]:
     """At most one process or thread of this machine publishes a shard of a local pool at a time.
 
-    The lock ends with its process. A remote pool, and a file system without locks, has none: there only the check
-    before publication protects a committed shard.
+    The lock ends with its process. A remote pool, and a file system without locks, has none: there
+    only the check before publication protects a committed shard.
     """
     folder = PoolLayout(pool).shards
     if disk.is_url(folder):
@@ -70,10 +70,10 @@ def publication_lock(pool: str, shard: int | str) -> Iterator[None]:
 
 
 def remove_uncommitted(pool: str) -> list[str]:
-    """Remove tars and sidecars without a commit record and files that were half written; returns their names.
+    """Remove tars and sidecars without a commit record, and partial files; returns their names.
 
-    For the start of a build: no other build may be writing into the pool. ValueError where a tar is in the way that
-    was not written here.
+    Call it at the start of a build, while no other build writes into the pool. ValueError for a tar
+    of a shard's name that another program wrote; then nothing is removed.
     """
     folder = PoolLayout(pool).shards
     committed = read_commit_records(pool)

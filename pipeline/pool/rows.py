@@ -1,7 +1,8 @@
-"""The row of one attempt: all columns of the sidecar, with values that every file of a shard can hold.
+"""The row of one attempt: all columns of the sidecar, with valid values.
 
-Rows carry text from strangers (headers, redirects, JSON of other programs). One value that no file can hold must not
-cost the shard: text becomes valid UTF-8, and an integer outside its column's range costs its own row.
+Rows carry text from strangers (headers, redirects, JSON of other programs). One value that no file
+can hold must not cost the shard: text becomes valid UTF-8, and an integer outside its column's
+range costs its own row.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ def outcome_row(
 ) -> dict[str, Any]:
     """All columns of a sidecar row, with the status and class that follow from its reason.
 
-    A stored row with an integer that its column cannot hold becomes a failed one: `reason` is decode_error.
+    A stored row with an integer that its column cannot hold becomes a failed one: `reason` is
+    decode_error.
     """
     reason = record.get("reason")
     assert (reason is None) == stored, f"stored is {stored} and reason is {reason!r}"
@@ -55,7 +57,7 @@ def outcome_row(
 
 
 def member_json(values: Mapping[str, Any], extra: Mapping[str, Any]) -> bytes:
-    """{key}.json: what the response decided, not when or how fast it came, nor where it lies in the tar."""
+    """{key}.json: the values that the response decided; no times and no offsets in the tar."""
     known = {}
     for name, value in values.items():
         if name not in NOT_IN_JSON and (value is not None or name in ALWAYS_IN_JSON):

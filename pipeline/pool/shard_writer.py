@@ -1,7 +1,7 @@
-"""Rows to a tar, a sidecar and a commit record: reproducible bytes, published whole, read only when committed.
+"""Rows to a tar, a sidecar and a commit record: reproducible bytes, published as a whole.
 
-A tar can be cut or altered without its readers noticing, so everything about it is written down beside it: size,
-sha256, and the offset and length of every member.
+Readers of a tar do not notice that it was cut or altered. The other two files therefore store its
+size and sha256, and the offset and length of every member.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ TAR_RECORD = 20 * BLOCK  # a tar's length is a multiple of it
 
 
 class ShardWriter:
-    """One shard in the making: rows come in any order, images are spooled to a local temporary file.
+    """Collects the rows of one shard in any order and commits them; images wait in a local file.
 
-    Use it as a context manager; what was not committed when it ends leaves nothing behind.
+    Use it as a context manager: what was not committed when it ends leaves no files.
     """
 
     def __init__(
@@ -75,10 +75,11 @@ class ShardWriter:
         extra: Mapping[str, Any] | None = None,
         extension: str = "jpg",
     ) -> None:
-        """The outcome of a row: `record` has columns of the sidecar; `image` is what is stored, or None with a reason.
+        """Add the outcome of a row: `record` has columns of the sidecar, `image` what is stored.
 
-        key, status, class, image_name and the offsets in the tar are filled in here. `extra` goes into {key}.json
-        only, `extension` is the end of the image's member name.
+        `image` is None where the record has a reason. key, status, class, image_name and the
+        offsets in the tar are filled in here. `extra` goes into {key}.json only; `extension` is
+        that of the image's member name.
         """
         assert 0 <= row < ROWS_PER_SHARD_LIMIT, row
         assert row not in self._rows, f"row {row} of shard {self.shard} has two outcomes"
@@ -96,8 +97,8 @@ class ShardWriter:
     ) -> CommitRecord:
         """Publish tar, sidecar and commit record. `count` is how many rows were asked for.
 
-        A shard that is committed already is not written again: its record is returned. `engine` and `engine_version`
-        name another program that fetched the images.
+        A shard that is committed already is not written again: its record is returned. `engine` and
+        `engine_version` name another program that fetched the images.
         """
         assert sorted(self._rows) == list(range(count)), (
             f"shard {self.shard}: {len(self._rows)} of {count} outcomes"
@@ -120,7 +121,7 @@ class ShardWriter:
             )
 
     def _write_tar(self, staged: Path) -> tuple[str, int]:
-        """Write the members in key order; their offsets go into the rows. Returns sha256 and size in bytes."""
+        """Write the members in key order; set the offsets in the rows. (sha256, size in bytes)."""
         content, offset = hashlib.sha256(), 0
         with open(staged, "wb") as f:
             for row in sorted(self._spooled):
@@ -148,7 +149,8 @@ class ShardWriter:
 def staged_file(path: str) -> Iterator[Path]:
     """A local file to fill before it is published.
 
-    It lies beside `path`, where `remove_uncommitted` finds it, or in a temporary folder where `path` is a URL.
+    It lies beside `path`, where `remove_uncommitted` finds it, or in a temporary folder where
+    `path` is a URL.
     """
     if disk.is_url(path):
         with tempfile.TemporaryDirectory(prefix="clipmill-shard-") as folder:
@@ -198,8 +200,8 @@ def publish_shard(
 ) -> CommitRecord:
     """Publish tar, sidecar of rows in key order, and commit record. Returns the record.
 
-    `staged_tar` is the local file to move into the pool; None where the tar stays where it is. A shard that is
-    committed already stays as it is, and its record is returned.
+    `staged_tar` is the local file to move into the pool; None where the tar stays where it is. A
+    shard that is committed already stays as it is, and its record is returned.
     """
     layout = PoolLayout(pool)
     table = pa.Table.from_pylist(list(rows), schema=schema)
@@ -246,14 +248,15 @@ def publish_shard(
             disk.create_json(layout.commit_record(shard), record.to_plain())
         except FileExistsError:
             raise RuntimeError(
-                f"{layout.commit_record(shard)} was written by another process in the meantime; only one build "
-                "may write into a pool: end the other one, then run audit.py with --verify"
+                f"{layout.commit_record(shard)} was written by another process in the meantime; "
+                "only one build may write into a pool: end the other one, then run audit.py with "
+                "--verify"
             ) from None
     return record
 
 
 def sidecar_hash(table: pa.Table) -> str:
-    """sha256 of a sidecar's values without VOLATILE_COLUMNS, whatever wrote the Parquet around them."""
+    """sha256 of a sidecar's values without VOLATILE_COLUMNS, the same for any Parquet writer."""
     content = hashlib.sha256()
     for field in table.schema:
         if field.name not in VOLATILE_COLUMNS:

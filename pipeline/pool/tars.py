@@ -1,4 +1,4 @@
-"""Where the members of a plain tar lie, without believing that damage is its end."""
+"""Offsets and lengths of the members of a plain tar; damage is an error, never the end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Member:
 
 @contextlib.contextmanager
 def local_copy(path: str) -> Iterator[Path]:
-    """A file on this machine: itself, or a temporary copy of what lies at a URL. ValueError where there is none."""
+    """A local file itself, or a temporary local copy of a URL. ValueError where there is none."""
     if not disk.is_url(path):
         if not disk.local_path(path).is_file():
             raise ValueError(f"{path} does not exist or is not a file")
@@ -52,57 +52,60 @@ def local_copy(path: str) -> Iterator[Path]:
         yield Path(copy.name)
 
 
-def index_tar(path: str, place: Path | None = None) -> list[Member]:
-    """The regular files of a plain tar (ustar, GNU or pax) in order; links and folders are left out. `place`: a local
-    copy of it that is there already.
+def index_tar(path: str, local: Path | None = None) -> list[Member]:
+    """The regular files of a plain tar (ustar, GNU or pax) in order, without links and folders.
 
-    Unlike a streaming reader it does not take damage for the end: ValueError that names the place for a header that is
-    wrong, a member or an end mark that is missing, anything behind the end, and for a compressed tar.
+    `local` is a local copy of the tar, where there is one already; else a URL is copied first.
+    Damage is not taken for the end, as streaming readers do. ValueError with the offset for a wrong
+    header, a member or end mark that is missing, and bytes behind the end; also for a compressed
+    tar.
     """
-    if place is None:
+    if local is None:
         with local_copy(path) as copy:
             return index_tar(path, copy)
-    with open(place, "rb") as f:
-        return list(_members(f, path, place.stat().st_size))
+    with open(local, "rb") as f:
+        return list(_members(f, path, local.stat().st_size))
 
 
 def _members(f: IO[bytes], path: str, size: int) -> Iterator[Member]:
     changed: dict[str, str] = {}  # what an extended header says about the next member
-    at = 0
+    offset = 0
     while True:
-        f.seek(at)
+        f.seek(offset)
         header = f.read(BLOCK)
-        if at == 0:
+        if offset == 0:
             _refuse_compressed(header, path)
         if len(header) < BLOCK:
             raise ValueError(f"{path} is cut off: it ends at byte {size} without an end mark")
         if not header.strip(b"\0"):
             break
-        _check_header(header, path, at)
+        _check_header(header, path, offset)
         kind, length = header[156:157], int(changed.get("size", _number(header[124:136])))
-        data, ends = at + BLOCK, at + BLOCK
+        data, ends = offset + BLOCK, offset + BLOCK
         if kind not in b"123456":  # links, devices, folders and pipes have no bytes
             ends += length + -length % BLOCK
         if ends > size:
             raise ValueError(
-                f"{path} is cut off: a member at byte {data} needs {length} bytes, the file has {size}"
+                f"{path} is cut off: a member at byte {data} needs {length} bytes, "
+                f"the file has {size}"
             )
         if kind in (b"x", b"L"):
-            changed |= _extended(f.read(length), kind, path, at)
+            changed |= _extended(f.read(length), kind, path, offset)
         elif kind == b"S" or any(key.startswith("GNU.sparse") for key in changed):
             raise ValueError(
-                f"{path} has a sparse member at byte {at}; pack it again without --sparse"
+                f"{path} has a sparse member at byte {offset}; pack it again without --sparse"
             )
         elif kind not in (b"g", b"K"):
             name = changed.get("path") or _name(header)
             changed = {}
             if kind in (b"0", b"\0", b"7") and not name.endswith("/"):
                 yield Member(name=name, offset=data, length=length)
-        at = ends
+        offset = ends
     for block in iter(lambda: f.read(CHUNK), b""):
         if block.strip(b"\0"):
             raise ValueError(
-                f"{path} goes on behind its end mark at byte {at}: two tars in one file? Pack them as one"
+                f"{path} has more data behind its end mark at byte {offset}: two tars in one file? "
+                "Pack them as one"
             )
 
 
@@ -110,19 +113,20 @@ def _refuse_compressed(header: bytes, path: str) -> None:
     for magic, name in COMPRESSED.items():
         if header.startswith(magic):
             raise ValueError(
-                f"{path} is compressed ({name}), so its members cannot be read by their place; unpack it"
+                f"{path} is compressed ({name}), so its members cannot be read by their offsets; "
+                "unpack it"
             )
 
 
-def _check_header(header: bytes, path: str, at: int) -> None:
-    """ValueError where the sum over the header's bytes (its own field as blanks) is not what the header says."""
+def _check_header(header: bytes, path: str, offset: int) -> None:
+    """ValueError for a wrong checksum: the sum of the header's bytes, its own field as blanks."""
     with contextlib.suppress(ValueError):
         blanked = header[:148] + b" " * 8 + header[156:]
         signed = sum(b - 256 if b > 127 else b for b in blanked)  # what some old writers did
         _number(header[124:136])
         if _number(header[148:156]) in (sum(blanked), signed):
             return
-    raise ValueError(f"{path} is damaged, or no tar: the header at byte {at} is wrong")
+    raise ValueError(f"{path} is damaged, or no tar: the header at byte {offset} is wrong")
 
 
 def _number(field: bytes) -> int:
@@ -140,18 +144,20 @@ def _name(header: bytes) -> str:
     return f"{prefix}/{_text(header[:100])}" if prefix else _text(header[:100])
 
 
-def _extended(data: bytes, kind: bytes, path: str, at: int) -> dict[str, str]:
+def _extended(data: bytes, kind: bytes, path: str, offset: int) -> dict[str, str]:
     """path and size from a pax header, or the long name of a GNU one."""
     if kind == b"L":
         return {"path": _text(data)}
-    found: dict[str, str] = {}
+    fields: dict[str, str] = {}
     try:
         while data.strip(b"\0"):
             length = int(data.split(b" ", 1)[0])
             key, value = data[:length].split(b" ", 1)[1].removesuffix(b"\n").split(b"=", 1)
-            found[key.decode()] = value.decode("utf-8", "backslashreplace")
+            fields[key.decode()] = value.decode("utf-8", "backslashreplace")
             data = data[length:]
-        int(found.get("size", "0"))
+        int(fields.get("size", "0"))
     except (ValueError, IndexError):
-        raise ValueError(f"{path} is damaged: the extended header at byte {at} is wrong") from None
-    return found
+        raise ValueError(
+            f"{path} is damaged: the extended header at byte {offset} is wrong"
+        ) from None
+    return fields

@@ -1,4 +1,4 @@
-"""Which worker gets which ticket: order in a group, one worker per group, and what a death costs."""
+"""Which worker gets which ticket: order in a group, one worker per group, deaths of workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tickets on both engines: order in a group, second tries, workers that die, and nothing but JSON across."""
+"""Tickets on both engines: order in a group, second tries, and workers that die."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def ray() -> Iterator[None]:
 
 @pytest.fixture
 def on(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
-    """Runs tickets of [(group, payload)] through a factory of this file and returns the report and its log."""
+    """Run tickets of [(group, payload)] through a factory of this file; its report and log."""
 
     def run(
         engine: Any,
@@ -63,7 +63,7 @@ def on(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
     return run
 
 
-# --- what the workers do -------------------------------------------------------------------------------------------
+# --- what the workers do --------------------------------------------------------------------------
 
 
 def note(config: dict[str, Any], *words: str) -> None:
@@ -118,7 +118,7 @@ def deadly(config: dict[str, Any]) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-# --- both engines --------------------------------------------------------------------------------------------------
+# --- both engines ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -181,7 +181,7 @@ def test_what_holds_something_is_closed(on: Run, engine: str) -> None:
     assert log == [["closed"]]
 
 
-# --- several at a time ---------------------------------------------------------------------------------------------
+# --- several at a time ----------------------------------------------------------------------------
 
 
 def overlaps(log: list[list[str]]) -> int:
@@ -265,7 +265,7 @@ def test_a_worker_that_is_killed_once_costs_nothing_but_time(on: Run) -> None:
     assert set(report.done) == {"0", "1", "2"}
 
 
-# --- mistakes ------------------------------------------------------------------------------------------------------
+# --- mistakes -------------------------------------------------------------------------------------
 
 
 def test_nothing_to_do_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,7 +284,7 @@ def test_bad_input_is_refused(on: Run) -> None:
         )
 
 
-# --- Ray -----------------------------------------------------------------------------------------------------------
+# --- Ray ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.ray
@@ -336,7 +336,8 @@ def test_a_cluster_that_is_there_is_joined_and_left_running(ray: None, tmp_path:
     import ray as r
 
     script = (
-        "import json, sys; from pipeline.executor import *; from tests.pipeline.executor.test_stage import obedient\n"
+        "import json, sys\nfrom pipeline.executor import *\n"
+        "from tests.pipeline.executor.test_stage import obedient\n"
         "tickets = [Ticket(id=str(i), group=str(i % 40)) for i in range(80)]\n"
         "work = Stage(name='s', work=obedient, config={'log': sys.argv[1]})\n"
         "print(json.dumps(len(execute(work, tickets, engine='ray').done)))\n"

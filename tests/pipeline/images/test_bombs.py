@@ -1,4 +1,4 @@
-"""Nine small files that ask for gigabytes or minutes: each ends with its reason, cheaply, and the others go on."""
+"""Nine small files that need gigabytes or minutes: each is rejected cheaply with its reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Children that decode: one that crashes, hangs or eats memory costs its own picture and nothing else."""
+"""Children that decode: a crash, an endless loop or too much memory costs only its own image."""
 
 from __future__ import annotations
 

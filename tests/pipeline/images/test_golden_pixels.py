@@ -1,4 +1,4 @@
-"""Small pictures of every make, and the pixels that they come to; pictures that were cut off, none of which passes."""
+"""Small images of every kind and their exact pixels; images that were cut off are rejected."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def near(seen: Array, expected: Any, levels: int = 0) -> None:
     assert np.abs(seen - np.array(expected)).max() <= levels
 
 
-# --- which way up --------------------------------------------------------------------------------------------------
+# --- which way up ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "AVIF"])
@@ -74,7 +74,7 @@ def test_orientation(orientation: int, kind: str) -> None:
     near(np.array(corners), COLOURS, {"JPEG": 3, "AVIF": 6}.get(kind, 0))
 
 
-# --- JPEG ----------------------------------------------------------------------------------------------------------
+# --- JPEG -----------------------------------------------------------------------------------------
 
 INKS = [
     (0, 255, 255, 0),
@@ -119,7 +119,7 @@ def test_grey_and_rgb_jpeg() -> None:
 
 
 def printers_profile() -> bytes:
-    """A CMYK profile whose inks are worth nothing but the black: white without it, black with it."""
+    """A CMYK profile in which only the black ink counts: white without it, black with it."""
     corners = b"".join(
         bytes((255 * (1 - i % 2), 128, 128)) for i in range(16)
     )  # Lab at every corner of CMYK
@@ -153,7 +153,7 @@ def test_cmyk_by_its_profile(size: int) -> None:
         assert golden(body, settings).shape == ((16, 21, 3) if size == 16 else (256, 341, 3))
 
 
-# --- PNG, GIF, WebP ------------------------------------------------------------------------------------------------
+# --- PNG, GIF, WebP -------------------------------------------------------------------------------
 
 
 def chunk(name: bytes, data: bytes) -> bytes:
@@ -161,7 +161,7 @@ def chunk(name: bytes, data: bytes) -> bytes:
 
 
 def png(rows: Array, depth: int, colours: int, *others: bytes) -> bytes:
-    """A PNG of rows of bytes; `colours` is its colour type, `others` are chunks before the pixels."""
+    """A PNG of rows of bytes; `colours`: colour type, `others`: chunks before the pixels."""
     channels = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}[colours]
     width = rows.shape[1] * 8 // depth // channels
     head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, rows.shape[0], depth, colours, 0, 0, 0))
@@ -247,7 +247,7 @@ def test_of_moving_pictures_the_first_frame(kind: str) -> None:
     near(seen[:8], COLOURS[0])
 
 
-# --- cut off -------------------------------------------------------------------------------------------------------
+# --- cut off --------------------------------------------------------------------------------------
 
 
 def whole_pictures() -> dict[str, bytes]:

@@ -1,4 +1,4 @@
-"""What a recipe can ask of a picture beyond its size: filters, formats, kept bytes, blurred boxes, EXIF, hashes."""
+"""Options for images besides the size: filters, formats, kept bytes, boxes, EXIF, hashes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def fetch(**settings: Any) -> Fetch:
     return Fetch(**{"encode_format": "png", "encode_quality": 1, **settings})
 
 
-# --- filters and formats -------------------------------------------------------------------------------------------
+# --- filters and formats --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -106,8 +106,10 @@ def test_encode_format(kind: Any, quality: int, resized: bool) -> None:
 def test_quality_decides_the_size() -> None:
     body = saved(noise(20, 12).resize((80, 48)))
     for kind, low, high in (("jpg", 30, 95), ("webp", 30, 95), ("png", 9, 0)):
-        sizes = [len(check_and_resize(body, fetch(encode_format=kind, encode_quality=q,
-                                                  skip_reencode=False)).data) for q in (low, high)]  # fmt: skip
+        sizes = []
+        for quality in (low, high):
+            settings = fetch(encode_format=kind, encode_quality=quality, skip_reencode=False)
+            sizes.append(len(check_and_resize(body, settings).data))
         assert sizes[0] < sizes[1], kind
     for kind, quality in (("jpg", 0), ("jpg", 101), ("webp", 0), ("png", 10), ("png", -1)):
         with pytest.raises(ValueError, match="encode_quality"):
@@ -172,7 +174,7 @@ def test_max_image_area() -> None:
             check_and_resize(saved(noise(), kind), Fetch(max_image_area=80 * 48 - 1))
 
 
-# --- bytes as they came --------------------------------------------------------------------------------------------
+# --- bytes as they came ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "AVIF"])
@@ -223,7 +225,7 @@ def test_settings_that_contradict_each_other() -> None:
         transform.limits_of(Fetch(disable_all_reencoding=True, bbox_column="faces"))
 
 
-# --- boxes ---------------------------------------------------------------------------------------------------------
+# --- boxes ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", BOXES, ids=[str(i) for i in range(len(BOXES))])
@@ -300,7 +302,7 @@ def test_boxes_over_the_edge() -> None:
     assert detail(seen[:, 75:]) > 60
 
 
-# --- EXIF and hashes -----------------------------------------------------------------------------------------------
+# --- EXIF and hashes ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
@@ -353,11 +355,11 @@ def test_verify_hash(algorithm: str) -> None:
         assert found.value.reason == "hash_mismatch"
 
 
-# --- profiles ------------------------------------------------------------------------------------------------------
+# --- profiles -------------------------------------------------------------------------------------
 
 
 def profile(kind: str = "sRGB") -> bytes:
-    """sRGB, or one of other primaries ("wide": red and green swapped, which no eye can miss), or one of grey."""
+    """A profile: sRGB, one with red and green swapped ("wide"), or one of grey."""
     from PIL import ImageCms
 
     body = bytearray(ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes())
@@ -407,7 +409,7 @@ def test_a_jpeg_is_kept_with_the_profile_of_srgb_and_with_a_damaged_one() -> Non
     assert check_and_resize(body, Fetch(resize_mode="no", skip_reencode=False)).data != body
 
 
-# --- in a shard ----------------------------------------------------------------------------------------------------
+# --- in a shard -----------------------------------------------------------------------------------
 
 
 def test_a_member_is_named_by_what_it_is(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A kept image has its pixels and nothing else: no position, no comment, no tail; padding is encoded again."""
+"""A kept image has its pixels and no metadata, comments or tail; a padded one is encoded again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One picture in, an upright RGB JPEG out, or a reason: sizes, modes, and what hostile bytes come to."""
+"""One image in, an upright RGB JPEG out, or a reason: sizes, modes, hostile bytes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def bad(body: bytes, **settings: Any) -> str:
     return found.value.reason
 
 
-# --- sizes ---------------------------------------------------------------------------------------------------------
+# --- sizes ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_bytes_are_kept_when_nothing_changes() -> None:
     assert check_and_resize(body, Fetch(encode_quality=10)).data == body
 
 
-# --- what pictures are made of -------------------------------------------------------------------------------------
+# --- what pictures are made of --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -279,7 +279,7 @@ def test_avif() -> None:
     assert corners(check_and_resize(saved(drawn(), "AVIF"), Fetch())) == [0, 1, 2, 3]
 
 
-# --- what is refused -----------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

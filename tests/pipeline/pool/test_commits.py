@@ -23,7 +23,7 @@ class Killed(BaseException):
 
 
 def killed_at(monkeypatch: pytest.MonkeyPatch, n: int, *, after: bool) -> None:
-    """The n-th publication, of a tar, sidecar or commit record, does not happen, or happens and nothing after it."""
+    """Stop before or right after the n-th publication (of tar, sidecar or commit record)."""
     calls = itertools.count(1)
 
     def deadly(real: Callable[..., None], target: int) -> Callable[..., None]:
@@ -142,7 +142,7 @@ def test_the_fingerprint_changes_with_every_shard(tmp_path: Path) -> None:
     assert list(read_commit_records(str(tmp_path))) == ["00000", "00001", "00002"]
 
 
-# --- two writers ---------------------------------------------------------------------------------------------------
+# --- two writers ----------------------------------------------------------------------------------
 
 
 def other_image() -> list[Any]:

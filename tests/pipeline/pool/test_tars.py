@@ -97,7 +97,7 @@ def test_no_flipped_bit_in_a_header_passes_for_an_end(tmp_path: Path) -> None:
     [
         (b"", "is cut off"),
         (b"<html>" * 200, "is damaged, or no tar"),
-        (bytes(1024) + b"more", "goes on behind its end mark"),
+        (bytes(1024) + b"more", "has more data behind its end mark"),
         (member_block("a", b"x" * 100)[:600], "needs 100 bytes"),
     ],
 )
