@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from manifests.columns import PAIRS
 from manifests.schema import Source
 from pipeline.archives import wat as wat_module
 from pipeline.crawl import sources
-from pipeline.crawl.crawler import crawl, parts
+from pipeline.crawl.crawler import crawl
 from tests.support.wats import INFO, image, page, zipped
 
 
@@ -108,39 +107,6 @@ def test_ray_and_inline_leave_the_same_bytes(tmp_path: Path) -> None:
         assert (tmp_path / "inline" / name).read_bytes() == (tmp_path / "ray" / name).read_bytes()
 
 
-def test_a_crawl_is_sampled_without_replacement_from_its_index(tmp_path: Path) -> None:
-    names = [f"crawl-data/CC-TEST/segments/1/wat/{i}.warc.wat.gz" for i in range(12)]
-    for i, name in enumerate(names):
-        wat(tmp_path / name, f"caption {i}", first=i)
-    (tmp_path / "crawl-data/CC-TEST/wat.paths.gz").write_bytes(
-        gzip.compress("\n".join(names).encode())
-    )
-
-    def sample(count: int, seed: int = 0) -> list[str]:
-        return parts(
-            Source(kind="wat_index", crawl="CC-TEST", sample=count, seed=seed, base=str(tmp_path))
-        )
-
-    assert sample(5) == sample(5)
-    assert len(set(sample(5))) == 5
-    assert sample(5) == sorted(
-        sample(5), key=lambda path: names.index(path.removeprefix(f"{tmp_path}/"))
-    )
-    assert set(sample(3)) < set(sample(5)) < set(sample(12))
-    assert sample(5, seed=1) != sample(5)
-    pool = str(tmp_path / "pool")
-    totals = crawl(
-        Source(kind="wat_index", crawl="CC-TEST", sample=4, base=f"file://{tmp_path}/"),
-        pool,
-        "inline",
-    )
-    assert (totals["parts"], totals["pairs"]) == (4, 4)
-    with pytest.raises(ValueError, match=r"sample is 13, but CC-TEST has 12 WATs"):
-        sample(13)
-    with pytest.raises(ValueError, match=r"there is no .*CC-NONE/wat\.paths\.gz"):
-        parts(Source(kind="wat_index", crawl="CC-NONE", sample=1, base=str(tmp_path)))
-
-
 # --- resuming -------------------------------------------------------------------------------------
 
 
@@ -213,20 +179,3 @@ def test_a_pool_of_another_source_is_refused(tmp_path: Path) -> None:
     wat(tmp_path / "a.wat.gz", "a", "more")
     with pytest.raises(ValueError, match="its files or its columns have changed"):
         crawl(Source(kind="wat", paths=(one,)), pool, "inline")
-
-
-# --- what cannot be read --------------------------------------------------------------------------
-
-
-def test_sources_that_cannot_be_read_are_refused_before_anything_runs(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"paths names .*/none\.wat\.gz, which does not exist"):
-        parts(Source(kind="wat", paths=(str(tmp_path / "none.wat.gz"),)))
-    for name in ("list.xls", "list.parquet.gz"):
-        (tmp_path / name).write_text("http://p.test/a.jpg\n")
-        with pytest.raises(ValueError, match=r"is no table: its name must end in \.parquet"):
-            parts(Source(kind="table", paths=(str(tmp_path / name),)))
-    with pytest.raises(ValueError, match="adopted, not crawled"):
-        crawl(Source(kind="shards", paths=("0.tar",)), str(tmp_path / "pool"), "inline")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=r"the folder .*/empty has no tables \(\.parquet"):
-        parts(Source(kind="table", paths=(str(tmp_path / "empty"),)))

@@ -1,0 +1,124 @@
+"""Kinds of sources: which parts each has, what identifies a part, and what is refused."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from manifests.schema import Source
+from manifests.sources import SOURCES
+from pipeline.crawl import sources
+from pipeline.crawl.crawler import crawl
+from pipeline.crawl.sources import parts
+from tests.support.wats import INFO, image, page, zipped
+
+
+def wat(path: Path, *captions: str, first: int = 0) -> str:
+    """A WAT with one page per caption; the picture of caption i is http://p.test/i.jpg."""
+    some = [
+        r
+        for i, text in enumerate(captions, first)
+        for r in page(f"http://p.test/{i}/", [image(f"/{i}.jpg", text), image("/spacer.gif", "")])
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(zipped([INFO, *some]))
+    return str(path)
+
+
+def test_a_crawl_is_sampled_without_replacement_from_its_index(tmp_path: Path) -> None:
+    names = [f"crawl-data/CC-TEST/segments/1/wat/{i}.warc.wat.gz" for i in range(12)]
+    for i, name in enumerate(names):
+        wat(tmp_path / name, f"caption {i}", first=i)
+    (tmp_path / "crawl-data/CC-TEST/wat.paths.gz").write_bytes(
+        gzip.compress("\n".join(names).encode())
+    )
+
+    def sample(count: int, seed: int = 0) -> list[str]:
+        return parts(
+            Source(kind="wat_index", crawl="CC-TEST", sample=count, seed=seed, base=str(tmp_path))
+        )
+
+    assert sample(5) == sample(5)
+    assert len(set(sample(5))) == 5
+    assert sample(5) == sorted(
+        sample(5), key=lambda path: names.index(path.removeprefix(f"{tmp_path}/"))
+    )
+    assert set(sample(3)) < set(sample(5)) < set(sample(12))
+    assert sample(5, seed=1) != sample(5)
+    pool = str(tmp_path / "pool")
+    totals = crawl(
+        Source(kind="wat_index", crawl="CC-TEST", sample=4, base=f"file://{tmp_path}/"),
+        pool,
+        "inline",
+    )
+    assert (totals["parts"], totals["pairs"]) == (4, 4)
+    with pytest.raises(ValueError, match=r"sample is 13, but CC-TEST has 12 WATs"):
+        sample(13)
+    with pytest.raises(ValueError, match=r"there is no .*CC-NONE/wat\.paths\.gz"):
+        parts(Source(kind="wat_index", crawl="CC-NONE", sample=1, base=str(tmp_path)))
+
+
+def test_sources_that_cannot_be_read_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"paths names .*/none\.wat\.gz, which does not exist"):
+        parts(Source(kind="wat", paths=(str(tmp_path / "none.wat.gz"),)))
+    for name in ("list.xls", "list.parquet.gz"):
+        (tmp_path / name).write_text("http://p.test/a.jpg\n")
+        with pytest.raises(ValueError, match=r"is no table: its name must end in \.parquet"):
+            parts(Source(kind="table", paths=(str(tmp_path / name),)))
+    with pytest.raises(ValueError, match="adopted, not crawled"):
+        crawl(Source(kind="shards", paths=("0.tar",)), str(tmp_path / "pool"), "inline")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"the folder .*/empty has no tables \(\.parquet"):
+        parts(Source(kind="table", paths=(str(tmp_path / "empty"),)))
+
+
+def test_a_folder_of_images_is_no_folder_of_tables(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").touch()
+    (tmp_path / "README.txt").write_text("Read me.")
+    for kind in ("files", "table"):
+        with pytest.raises(
+            ValueError, match=r"has no tables .* write kind: image_folder with capt"
+        ):
+            parts(Source(kind=kind, paths=(str(tmp_path),)))  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=r"a\.jpg is no table.* write kind: image_folder"):
+            parts(Source(kind=kind, paths=(str(tmp_path / "a.jpg"),)))  # type: ignore[arg-type]
+
+
+def test_a_readme_beside_a_table_does_no_harm(tmp_path: Path) -> None:
+    (tmp_path / "README.txt").write_text("Read me.")
+    (tmp_path / "captions.csv").write_text("file,caption\na.jpg,a\n")
+    source = Source(kind="files", paths=(str(tmp_path),), extra_columns={})
+    assert [Path(path).name for path in parts(source)] == ["captions.csv"]
+
+
+def test_every_kind_that_is_crawled_has_a_reader() -> None:
+    crawled = {kind for kind, row in SOURCES.items() if row.images != "tars"}
+    assert set(sources.READERS) == crawled
+
+
+def test_the_id_of_a_part_follows_its_path_its_size_and_what_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("url,caption\nhttp://p.test/1,a\n")
+    source = Source(kind="table", paths=(str(path),))
+    first = sources.source_id(source, str(path))
+    assert sources.source_id(source, str(path)) == first
+    others = [
+        sources.source_id(Source(kind="table", paths=(str(path),), **fields), str(path))
+        for fields in ({"caption_column": "text"}, {"extra_columns": {"n": "int"}})
+    ]
+    others.append(sources.source_id(source, str(tmp_path / "other.csv")))
+    path.write_text("url,caption\nhttp://p.test/1,ab\n")
+    others.append(sources.source_id(source, str(path)))
+    assert len({first, *others}) == 5
+
+
+def test_parts_of_a_tsv_that_was_read_with_quoting_are_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = Source(kind="table", paths=("a.tsv", "a.csv"))
+    before = [sources.source_id(source, path) for path in ("a.tsv", "a.tsv.gz", "a.csv")]
+    monkeypatch.setattr(sources, "TSV_VERSION", sources.READ_VERSION)
+    after = [sources.source_id(source, path) for path in ("a.tsv", "a.tsv.gz", "a.csv")]
+    assert [one == other for one, other in zip(before, after, strict=True)] == [False, False, True]

@@ -1,0 +1,212 @@
+"""Tables as files: formats, damaged rows, and memory that does not grow with the file."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from manifests import disk
+from manifests.schema import Source
+from pipeline.crawl import table_files
+from pipeline.crawl.crawler import crawl
+from tests.support.url_tables import LEFT, read, table, texts, write
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        (
+            '[{"url": "http://p.test/1", "caption": "a"}, '
+            '{"url": "http://p.test/2", "caption": "b"}]',
+            "ab",
+        ),
+        ('{"url": "http://p.test/1", "caption": "a"}', "a"),
+        (
+            '{"url": "http://p.test/1", "caption": "a"}\n'
+            '{"url": "http://p.test/2", "caption": "b"}\n',
+            "ab",
+        ),
+        ('{"url": ["http://p.test/1", "http://p.test/2"], "caption": ["a", "b"]}', "ab"),
+        (
+            '{"url": {"0": "http://p.test/1", "1": "http://p.test/2"}, '
+            '"caption": {"0": "a", "1": "b"}}',
+            "ab",
+        ),
+        ("[]", ""),
+        ("", ""),
+    ],
+)
+def test_a_json_file_is_an_array_one_object_or_several(
+    text: str, left: str, tmp_path: Path
+) -> None:
+    (tmp_path / "t.json").write_text(text)
+    assert "".join(caption for _, caption in texts(tmp_path / "t.json")) == left
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            '[{"url": "http://p.test/1", "caption": "a"}, {"url": ',
+            "is no JSON from its character 45 on",
+        ),
+        ('[{"url": "http://p.test/1", "caption": "a"}, ', "ends in the middle of its array"),
+        ('{"url": ["http://p.test/1"], "caption": ["a", "b"]}', "whose columns differ in length"),
+        (
+            '[{"url": "' + "x" * 300 + '", "caption": "a"}]',
+            "a value of more than 256 characters: write it as jsonl",
+        ),
+    ],
+)
+def test_a_json_file_that_cannot_be_read_on_is_an_error(
+    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_files, "CHUNK", 64)
+    monkeypatch.setattr(table_files, "LARGEST_VALUE", 256)
+    (tmp_path / "t.json").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path / "t.json")
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 7, 1000])
+def test_chunks_of_a_json_file_may_end_anywhere(
+    chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_files, "CHUNK", chunk)
+    rows, counts = read(table(tmp_path / "t.json"), extra_columns={"n": "int"})
+    assert [(row["url"], row["caption"], row["link"]) for row in rows if row["n"] != 5] == LEFT
+    assert counts["links"] == 7
+
+
+def test_a_cut_gzip_file_does_not_pass_for_a_whole_one(tmp_path: Path) -> None:
+    for name in ("t.csv.gz", "t.jsonl.gz", "t.json.gz"):
+        whole = Path(table(tmp_path / name)).read_bytes()
+        (tmp_path / name).write_bytes(whole[:-12])
+        with pytest.raises(EOFError):
+            read(tmp_path / name)
+
+
+def test_a_field_without_end_costs_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = csv.field_size_limit(100)
+    try:
+        (tmp_path / "t.csv").write_text(
+            f'url,caption\nhttp://p.test/1,a\n"{"x" * 200}",b\nhttp://p.test/3,c\n'
+        )
+        rows, counts = read(tmp_path / "t.csv")
+    finally:
+        csv.field_size_limit(old)
+    assert [row["caption"] for row in rows] == ["a", "c"]
+    assert counts["damaged"] == 1
+
+
+def test_memory_does_not_grow_with_the_table(tmp_path: Path) -> None:
+    import tracemalloc
+
+    peaks = []
+    for count in (2_000, 40_000):
+        path = write(
+            tmp_path / "t.json",
+            [{"url": f"http://p.test/{i}", "caption": f"c{i}"} for i in range(count)],
+        )
+        table_files.CHUNK, chunk = 1 << 14, table_files.CHUNK
+        tracemalloc.start()
+        try:
+            assert sum(1 for _ in table_files.values(path, ["url", "caption"])) == count
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+            table_files.CHUNK = chunk
+    assert peaks[1] < 1.5 * peaks[0]
+
+
+def test_a_tsv_caption_that_begins_with_a_quotation_mark_costs_nothing(tmp_path: Path) -> None:
+    lines = [f"http://p.test/{i}.jpg\tcaption {i}" for i in range(20_000)]
+    lines[100] = 'http://p.test/100.jpg\t"Never closed'
+    lines[200] = 'http://p.test/200.jpg\t"closed"'
+    (tmp_path / "t.tsv").write_text("\n".join(["url\tcaption", *lines, ""]))
+    rows, counts = read(tmp_path / "t.tsv")
+    assert counts == {"links": 20_000, "pairs": 20_000}
+    assert [rows[100]["caption"], rows[200]["caption"]] == ['"Never closed', '"closed"']
+    (tmp_path / "t.tsv").write_text('"url"\t"caption"\n"http://p.test/1"\t"a"\n')
+    with pytest.raises(
+        ValueError, match=r"no column 'url'; a \.tsv is read without quotation mark"
+    ):
+        read(tmp_path / "t.tsv")
+
+
+def test_a_csv_quotation_mark_that_never_closes_costs_its_row(tmp_path: Path) -> None:
+    lines = [f"http://p.test/{i}.jpg,caption {i}" for i in range(1000)]
+    lines[10] = 'http://p.test/10.jpg,"two\nlines ""quoted"""'
+    lines[500] = 'http://p.test/500.jpg,"Never closed'
+    (tmp_path / "t.csv").write_text("\n".join(["url,caption", *lines, ""]))
+    rows, counts = read(tmp_path / "t.csv")
+    assert counts == {"links": 1000, "pairs": 999, "damaged": 1}
+    assert rows[10]["caption"] == 'two\nlines "quoted"'
+    assert [row["link"] for row in rows] == [i for i in range(1000) if i != 500]
+
+
+DEEP = "[" * 100_000 + "]" * 100_000
+BAD_ROWS = {
+    "half a surrogate pair": '{"url": "http://p.test/bad", "caption": "a \\ud800 b", "n": "x"}',
+    "half a surrogate pair in the address": '{"url": "http://p.test/\\udfff", "caption": "c"}',
+    "nested 100,000 deep": f'{{"url": "http://p.test/bad", "caption": "c", "n": {DEEP}}}',
+    "a number of 5,000 digits": f'{{"url": "http://p.test/bad", "caption": {"9" * 5000}}}',
+    "no comma": '{"url": "http://p.test/bad" "caption": "c"}',
+}
+
+
+@pytest.mark.parametrize("name", ["t.json", "t.jsonl"])
+@pytest.mark.parametrize("bad", BAD_ROWS.values(), ids=BAD_ROWS)
+def test_a_bad_row_of_json_costs_itself(name: str, bad: str, tmp_path: Path) -> None:
+    good = [f'{{"url": "http://p.test/{i}", "caption": "c{i}", "n": "x"}}' for i in range(3)]
+    lines = [good[0], bad, *good[1:]]
+    array = f"[{','.join(lines)}]"
+    (tmp_path / name).write_text(array if name == "t.json" else "\n".join(lines))
+    pool = str(tmp_path / "pool")
+    source = Source(
+        kind="table", paths=(str(tmp_path / name),), extra_columns={"n": "string", "j": "n:json"}
+    )
+    totals = crawl(source, pool, "inline")
+    assert (totals["failed"], totals["pairs"], totals["reasons"]) == ({}, 3, {"damaged": 1})
+    rows = disk.read_parquet(disk.join(pool, "pairs", "part-00000.parquet")).to_pylist()
+    assert [row["caption"] for row in rows] == ["c0", "c1", "c2"]
+
+
+def test_invalid_utf8_in_a_parquet_column_costs_its_row(tmp_path: Path) -> None:
+    def text(*values: bytes) -> pa.Array:
+        offsets = [0]
+        for value in values:
+            offsets.append(offsets[-1] + len(value))
+        buffers = [None, pa.py_buffer(pa.array(offsets, pa.int32()).buffers()[1]), b"".join(values)]
+        buffers[2] = pa.py_buffer(buffers[2])
+        return pa.Array.from_buffers(pa.string(), len(values), buffers)
+
+    columns = {
+        "url": text(
+            b"http://p.test/1", b"http://p.test/2\xff", b"http://p.test/3", b"http://p.test/4"
+        ),
+        "caption": text(b"a", b"b", b"c\xe9", "é".encode()),
+        "label": text(b"\xff", b"l", b"l", b"l"),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    rows, counts = read(tmp_path / "t.parquet", extra_columns={"label": "string"})
+    assert [(row["caption"], row["label"]) for row in rows] == [("a", None), ("é", "l")]
+    assert counts == {"links": 4, "pairs": 2, "damaged": 2}
+
+
+def test_a_missing_column_and_a_file_that_is_no_parquet_are_refused(tmp_path: Path) -> None:
+    path = table(tmp_path / "t.csv")
+    with pytest.raises(ValueError, match=r"has no column 'similarity'"):
+        list(table_files.values(path, ["url", "similarity"]))
+    (tmp_path / "t.parquet").write_bytes(b"url,caption\n")
+    with pytest.raises(pa.ArrowInvalid, match=r"Parquet"):
+        list(table_files.values(str(tmp_path / "t.parquet"), ["url"]))
+    assert [table_files.is_table(name) for name in ("a.csv.gz", "a.parquet.gz", "a.xls")] == [
+        True,
+        False,
+        False,
+    ]
