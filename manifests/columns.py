@@ -11,8 +11,7 @@ from typing import Literal
 import pyarrow as pa
 
 # Every attempt that is not stored ends with exactly one of these. refused: we chose not to;
-# permanent: asking again
-# gives the same answer; transient: `--retry transient` may find it.
+# permanent: another request gives the same answer; transient: `--retry transient` may succeed.
 REASONS: dict[str, Literal["refused", "permanent", "transient"]] = {
     "bad_url": "refused",
     "scheme": "refused",
@@ -133,11 +132,8 @@ EXTRA_TYPES = {
     "bool": pa.bool_(),
     "json": pa.string(),  # anything nested, as JSON text
 }
-VOLATILE_COLUMNS = (
-    "fetched_at",
-    "elapsed_ms",
-    "attempts",
-)  # what may differ between two builds of the same bytes
+# What may differ between two builds of the same bytes.
+VOLATILE_COLUMNS = ("fetched_at", "elapsed_ms", "attempts")
 
 
 def with_extra(schema: pa.Schema, columns: Mapping[str, str]) -> pa.Schema:
@@ -158,6 +154,5 @@ def extra_column(name: str, kind: str) -> tuple[str, str]:
     return column or name, type_name
 
 
-VIEW = pa.schema(
-    [("kept", pa.bool_()), ("rule", pa.string())]
-)  # rule: NULL if kept, else the first that failed
+# rule: NULL if kept, else the name of the first rule that failed
+VIEW = pa.schema([("kept", pa.bool_()), ("rule", pa.string())])

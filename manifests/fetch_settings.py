@@ -29,8 +29,8 @@ IMAGE_SETTINGS = (
     "verify_hash",
 )
 # How politely and how patiently images are asked for. These settings decide no byte of a stored
-# image and no
-# permanent outcome, so they are not part of a pool's hash and may change while a pool is built.
+# image and no permanent outcome, so they are not part of a pool's hash and may change while a pool
+# is built.
 MANNERS = (
     "user_agent",
     "img2dataset_python",

@@ -1,0 +1,42 @@
+"""The block `fetch`: limits, and which settings are manners."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from manifests.fetch_settings import IMAGE_SETTINGS, MANNERS, Fetch, HostLimit
+
+
+def test_a_setting_is_a_manner_or_decides_bytes_and_not_both() -> None:
+    fields = {field.name for field in dataclasses.fields(Fetch)}
+    assert set(MANNERS) <= fields
+    assert set(IMAGE_SETTINGS) <= fields
+    assert not set(MANNERS) & set(IMAGE_SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"rows_per_shard": 10_001}, "rows_per_shard is 10001; it must lie in 1..10000"),
+        ({"image_size": 0}, "image_size is 0; it must be at least 1"),
+        ({"deadline_s": 0.0}, "deadline_s is 0.0; it must be above 0 seconds"),
+        ({"retries": -1}, "retries is -1; it must not be negative"),
+        ({"encode_quality": 101}, r"of jpg it must lie in 1..100"),
+        ({"encode_format": "png", "encode_quality": 10}, r"of png it must lie in 0..9"),
+        ({"verify_hash": ("column", "crc32")}, "verify_hash names 'crc32'"),
+    ],
+)
+def test_impossible_values_are_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Fetch(**values)
+
+
+def test_the_limits_of_a_host() -> None:
+    assert HostLimit(per_host=4).delay_s is None
+    with pytest.raises(ValueError, match="per_host is 0; it must be at least 1"):
+        HostLimit(per_host=0)
+    with pytest.raises(ValueError, match="delay_s is -1; it must not be negative"):
+        HostLimit(delay_s=-1)

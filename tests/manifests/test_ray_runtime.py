@@ -1,0 +1,66 @@
+"""Joining a cluster or starting a Ray in this process. The cluster itself is tested with stages."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from manifests import ray_runtime
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_without_a_connection_nothing_is_embedded_and_nothing_is_shut_down() -> None:
+    assert not ray_runtime.is_embedded()
+    ray_runtime.disconnect()
+    assert not ray_runtime.is_embedded()
+
+
+@pytest.mark.ray
+def test_the_embedded_ray_listens_on_loopback_and_leaves_no_folder() -> None:
+    code = """
+import os
+from manifests import ray_runtime
+ray_runtime.connect(cpus=1)
+import ray
+assert ray_runtime.is_embedded()
+assert ray.cluster_resources()["CPU"] == 1
+assert ray.get_runtime_context().gcs_address.startswith("127.0.0.1:")
+folder = ray_runtime._embedded_folder
+ray_runtime.connect()
+assert ray_runtime._embedded_folder == folder
+ray_runtime.disconnect()
+assert not os.path.exists(folder)
+print("done")
+"""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert done.stdout.strip() == "done", done.stderr
+
+
+def test_a_cluster_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    joined: list[dict[str, object]] = []
+
+    def refuse(**settings: object) -> None:
+        joined.append(settings)
+        raise ConnectionError("no cluster at 127.0.0.1:1")
+
+    monkeypatch.setattr(ray, "init", refuse)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(ConnectionError, match="no cluster"):
+        ray_runtime.connect()
+    assert "address" not in joined[0]
+    assert not ray_runtime.is_embedded()
