@@ -29,6 +29,7 @@ from pipeline.images import (
     transform,
 )
 from pipeline.pool import ShardWriter, read_sidecar
+from tests.support.profiles import srgb_profile, swapped_profile
 from tests.support.tables import table
 
 BOXES = table("boxes")
@@ -119,7 +120,7 @@ def test_quality_decides_the_size() -> None:
 def test_a_stored_picture_has_nothing_of_the_original_beside_its_pixels() -> None:
     tags = Image.Exif()
     tags[0x010F] = "A maker"
-    body = saved(noise(), exif=tags, icc_profile=profile())
+    body = saved(noise(), exif=tags, icc_profile=srgb_profile())
     for kind in ("jpg", "png", "webp"):
         settings = Fetch(encode_format=kind, encode_quality=9, skip_reencode=False)
         found = Image.open(io.BytesIO(check_and_resize(body, settings).data))
@@ -153,7 +154,7 @@ def test_bytes_are_not_kept_where_something_has_to_be_done(kind: str) -> None:
     bodies = [
         saved(noise(), kind, exif=turned),
         saved(clear, kind),
-        saved(noise(), kind, icc_profile=profile("wide")),
+        saved(noise(), kind, icc_profile=swapped_profile()),
     ]
     bodies.append(saved(noise(), kind, save_all=True, append_images=[noise(seed=1)]))
     if kind == "PNG":
@@ -358,25 +359,6 @@ def test_verify_hash(algorithm: str) -> None:
 # --- profiles -------------------------------------------------------------------------------------
 
 
-def profile(kind: str = "sRGB") -> bytes:
-    """A profile: sRGB, one with red and green swapped ("wide"), or one of grey."""
-    from PIL import ImageCms
-
-    body = bytearray(ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes())
-    if kind == "sRGB":
-        return bytes(body)
-    for old, new in ((b"rXYZ", b"tmp "), (b"gXYZ", b"rXYZ"), (b"tmp ", b"gXYZ")):
-        at = body.index(old, 128)
-        body[at : at + 4] = new
-    at = body.index(b"desc", 128)
-    place, size = (int.from_bytes(body[at + i : at + i + 4], "big") for i in (4, 8))
-    text = bytes(body[place : place + size]).replace(
-        "sRGB".encode("utf-16-be"), "wide".encode("utf-16-be")
-    )
-    body[place : place + size] = text.replace(b"sRGB", b"wide")
-    return bytes(body)
-
-
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
 def test_colours_are_turned_into_srgb(kind: str) -> None:
     red = Image.new("RGB", (64, 64), (200, 40, 60))
@@ -390,21 +372,21 @@ def test_colours_are_turned_into_srgb(kind: str) -> None:
     plain = opened(check_and_resize(saved(red, kind, **options), fetch()).data)[32, 32]
     assert np.abs(plain - (200, 40, 60)).max() <= 3
     same = opened(
-        check_and_resize(saved(red, kind, icc_profile=profile(), **options), fetch()).data
+        check_and_resize(saved(red, kind, icc_profile=srgb_profile(), **options), fetch()).data
     )[32, 32]
     assert np.array_equal(same, plain)
     for size in (256, 16):
         found = check_and_resize(
-            saved(red, kind, icc_profile=profile("wide"), **options), fetch(image_size=size)
+            saved(red, kind, icc_profile=swapped_profile(), **options), fetch(image_size=size)
         )
         assert np.abs(opened(found.data)[8, 8] - (40, 200, 60)).max() <= 4
 
 
 def test_a_jpeg_is_kept_with_the_profile_of_srgb_and_with_a_damaged_one() -> None:
-    for known in (profile(), b"rubbish", profile()[:200], profile("wide")[:300]):
+    for known in (srgb_profile(), b"rubbish", srgb_profile()[:200], swapped_profile()[:300]):
         body = saved(noise(), "JPEG", icc_profile=known)
         assert check_and_resize(body, Fetch()).data == body
-    body = saved(noise(), "JPEG", icc_profile=profile("wide"))
+    body = saved(noise(), "JPEG", icc_profile=swapped_profile())
     assert check_and_resize(body, Fetch()).data != body
     assert check_and_resize(body, Fetch(resize_mode="no", skip_reencode=False)).data != body
 

@@ -1,0 +1,180 @@
+"""The actors of a stage: how many, what happens when they die. Ray itself is replaced here.
+
+test_stage.py runs stages on a real Ray.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from manifests import ray_runtime
+from pipeline.executor.outcomes import Outcomes
+from pipeline.executor.ray_actors import MAX_FAILED_STARTS, ActorPool, pool_size
+from pipeline.executor.schedule import Ticket, TicketQueue
+from pipeline.executor.worker import Stage, Work
+
+
+class RayError(Exception):
+    """Takes the place of ray.exceptions.RayError."""
+
+
+class Reference:
+    """An answer that is there already, or the death of its actor."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class Method:
+    """`actor.method.remote(...)`, run at once."""
+
+    def __init__(self, function: Callable[..., Any], dies: bool) -> None:
+        self.function, self.dies = function, dies
+
+    def remote(self, *arguments: Any) -> Reference:
+        return Reference(RayError("killed") if self.dies else self.function(*arguments))
+
+
+class FakeRay:
+    """Ray in one thread: `deaths` names the methods whose next calls end in the actor's death."""
+
+    def __init__(self) -> None:
+        self.deaths: list[str] = []
+        self.killed: list[Any] = []
+        self.resources: dict[str, float] = {"CPU": 4.0}
+        self.exceptions = types.SimpleNamespace(RayError=RayError)
+
+    def remote(self, worker_class: type) -> Any:
+        ray = self
+
+        class Actor:
+            def __init__(self, *arguments: Any) -> None:
+                self.worker = worker_class(*arguments)
+
+            def __getattr__(self, name: str) -> Method:
+                dies = name in ray.deaths
+                if dies:
+                    ray.deaths.remove(name)
+                return Method(getattr(self.worker, name), dies)
+
+        return types.SimpleNamespace(options=lambda **_: types.SimpleNamespace(remote=Actor))
+
+    def get(self, reference: Reference, timeout: float | None = None) -> Any:
+        if isinstance(reference.value, Exception):
+            raise reference.value
+        return reference.value
+
+    def wait(
+        self, references: list[Reference], num_returns: int, timeout: float
+    ) -> tuple[list[Reference], list[Reference]]:
+        return references[:num_returns], references[num_returns:]
+
+    def kill(self, actor: Any) -> None:
+        self.killed.append(actor)
+
+    def cluster_resources(self) -> dict[str, float]:
+        return self.resources
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    fake = FakeRay()
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    return fake
+
+
+def echo(config: dict[str, Any]) -> Work:
+    """A factory: the work returns the payload."""
+    return lambda ticket: ticket.payload
+
+
+def refuse(config: dict[str, Any]) -> Work:
+    raise ValueError("no such model")
+
+
+def actor_pool(work: Any = echo, tickets: int = 1) -> ActorPool:
+    stage = Stage(name="s", work=work)
+    queue = TicketQueue([Ticket(id=f"t{i}", group=f"g{i}") for i in range(tickets)])
+    return ActorPool(stage, queue, Outcomes("s", lambda done: None), 1)
+
+
+def step(pool: ActorPool) -> None:
+    """One turn of the loop in run_on_ray."""
+    pool.assign_tickets()
+    for reference in pool.wait(0.0):
+        pool.handle(reference)
+
+
+def test_a_cluster_gets_as_many_workers_as_there_are_groups(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_runtime, "is_embedded", lambda: False)
+    stage = Stage(name="s", work=echo, cpus=100)  # the cluster may grow
+    assert pool_size(stage, 7, None) == 7
+    assert pool_size(stage, 7, 3) == 3
+    assert pool_size(stage, 5000, None) == 1024
+
+
+def test_this_machine_gets_as_many_workers_as_fit(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_runtime, "is_embedded", lambda: True)
+    assert pool_size(Stage(name="s", work=echo), 9, None) == 4
+    assert pool_size(Stage(name="s", work=echo, cpus=1.5), 9, None) == 2
+    assert pool_size(Stage(name="s", work=echo, cpus=0), 9, None) == 9
+    assert pool_size(Stage(name="s", work=echo), 9, 3) == 3
+    with pytest.raises(ValueError, match="asks for 1 GPU per worker and this machine has 0"):
+        pool_size(Stage(name="s", work=echo, gpus=1), 9, None)
+
+
+def test_tickets_run_and_idle_workers_end(ray: FakeRay) -> None:
+    pool = actor_pool(tickets=2)
+    for _ in range(4):
+        step(pool)
+    assert pool.outcomes.report.done == {"t0": {}, "t1": {}}
+    assert not pool.busy
+    assert not ray.killed
+    pool.release_idle()
+    assert len(ray.killed) == 1
+
+
+def test_a_factory_that_refuses_its_config_ends_the_stage(ray: FakeRay) -> None:
+    with pytest.raises(ValueError, match="no such model"):
+        step(actor_pool(refuse))
+
+
+def test_workers_that_die_before_they_are_ready_are_replaced_a_few_times(ray: FakeRay) -> None:
+    ray.deaths = ["ready"] * (MAX_FAILED_STARTS - 1)
+    pool = actor_pool()
+    for _ in range(MAX_FAILED_STARTS + 1):
+        step(pool)
+    assert pool.outcomes.report.done == {"t0": {}}
+    ray.deaths = ["ready"] * MAX_FAILED_STARTS
+    pool = actor_pool()
+    for _ in range(MAX_FAILED_STARTS - 1):
+        step(pool)
+    with pytest.raises(RuntimeError, match="3 workers in a row died before they were ready: kil"):
+        step(pool)
+
+
+def test_a_worker_that_dies_is_replaced_and_its_ticket_is_tried_again(
+    ray: FakeRay, caplog: pytest.LogCaptureFixture
+) -> None:
+    ray.deaths = ["run"]
+    pool = actor_pool()
+    for _ in range(4):
+        step(pool)
+    assert len(ray.killed) == 1
+    assert pool.outcomes.report.done == {"t0": {}}
+    assert "t0 failed in try 1 of 2: the worker died: killed" in caplog.text
+    ray.deaths = ["run", "run"]
+    pool = actor_pool()
+    for _ in range(4):
+        step(pool)
+    assert pool.outcomes.report.failed == {"t0": "the worker died: killed"}
+    assert not pool.busy
