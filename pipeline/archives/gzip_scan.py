@@ -19,7 +19,7 @@ Chunks = Iterator[tuple[int, bytes | None]]
 
 
 class Tape:
-    """A stream that can be wound back to `keep`: what was read since is held in memory.
+    """A stream that can be wound back to `keep`: the bytes read since then stay in memory.
 
     OSError of the stream itself is remembered in `broken`, as a reader of damaged data raises
     OSError too. A stream that ends before its size has a broken connection: ConnectionError.
@@ -50,7 +50,7 @@ class Tape:
         return data
 
     def peek(self, position: int, size: int) -> bytes:
-        """Bytes of a position that is held."""
+        """Bytes at a position that is still in memory."""
         offset = position - self._start
         return bytes(self._buffer[offset : offset + size])
 
@@ -58,7 +58,7 @@ class Tape:
         return self._position
 
     def seek(self, position: int, whence: int = 0) -> int:
-        """Back to a position that is held."""
+        """Return to a position that is still in memory."""
         assert whence == 0
         assert self._start <= position <= self._start + len(self._buffer)
         self._position = position
@@ -68,7 +68,7 @@ class Tape:
         """Nothing: who opened the stream closes it."""
 
     def rewind(self) -> int:
-        """Back to the first position that is held."""
+        """Return to the first position that is still in memory."""
         self._position = self._start
         if not self._buffer:
             self.read(CHUNK)

@@ -30,7 +30,7 @@ ADDRESSES = (
     "data-lateloadsrc", "data-img-src", "data-original", "data-gt-lazy-src", "data-lazy",
     "data-lazy-src", "src2",
 )  # fmt: skip
-# Names of pictures that stand in for others, without their endings
+# Names of images that stand in for others, without their endings
 PLACEHOLDERS = {
     "1px", "1x1", "ajax-loader", "blank", "clear", "clearpixel", "dot", "dummy", "empty", "gray",
     "grey", "lazy",
@@ -231,8 +231,8 @@ def largest(srcset: str) -> str:
 
 
 def is_placeholder(url: str) -> bool:
-    """True for what a lazy page shows until the picture comes: data: URLs, blank.gif and the like,
-    a template's gap.
+    """True for what a page shows until the image is loaded: data: URLs, blank.gif and the like,
+    an unfilled template.
     """
     url = url.strip(SPACE)
     if url[:5].lower() == "data:" or "{" in url:
@@ -242,10 +242,10 @@ def is_placeholder(url: str) -> bool:
 
 
 def _chosen(
-    attributes: Attributes, of_picture: Callable[[], str | None] | None
+    attributes: Attributes, picture_source: Callable[[], str | None] | None
 ) -> tuple[str | None, bool]:
-    """The address that an image would end up with, and whether it is of `src`; None where it has
-    none at all.
+    """The final address of an image after lazy loading, and True where it is that of `src`. None
+    where the image has no address.
     """
     stand_in: str | None = "" if "src" in attributes else None
     for name in ADDRESSES:
@@ -257,14 +257,14 @@ def _chosen(
         if value and not is_placeholder(value):
             return value, name == "src"
         stand_in = stand_in or value or stand_in
-    if of_picture and (from_source := of_picture()):
+    if picture_source and (from_source := picture_source()):
         return from_source, False
     return stand_in, True
 
 
-def _source(picture: LexborNode) -> str:
-    """The image of a <picture>'s first <source> of a usual type, else of its first."""
-    sources = [source.attributes for source in picture.css("source")]
+def _source(element: LexborNode) -> str:
+    """The image of a <picture> element's first <source> of a usual type, else of its first."""
+    sources = [source.attributes for source in element.css("source")]
     sources.sort(
         key=lambda attributes: (attributes.get("type") or "").strip().lower() not in SHOWABLE
     )
@@ -287,7 +287,9 @@ def _is_pixel(attributes: Attributes) -> bool:
 
 
 def page_of(text: str, url: str) -> Page:
-    """What a page says. ValueError where it is nested deeper than any page is, or a tag has more
+    """The images, language, metas and licence of a page.
+
+    ValueError where elements are nested deeper than DEEPEST, or a tag has more than MANY_ATTRIBUTES
     attributes.
     """
     pieces = text.split("<")
@@ -322,9 +324,8 @@ def _images(tree: LexborHTMLParser, base: str) -> Iterator[Image]:
     noscript_copy.
     """
     images: list[tuple[Image, bool]] = []
-    texts: dict[
-        tuple[str, int], str | None
-    ] = {}  # one element may be around thousands of images: it is read once
+    # One element may contain thousands of images, so it is read once.
+    texts: dict[tuple[str, int], str | None] = {}
 
     def once(read: Callable[[LexborNode], str | None], node: LexborNode) -> str | None:
         key = (read.__name__, node.mem_id)
@@ -336,9 +337,9 @@ def _images(tree: LexborHTMLParser, base: str) -> Iterator[Image]:
         attributes = node.attributes
         around = _around(node)
         parent = node.parent
-        source = parent if parent is not None and parent.tag == "picture" else None
+        picture = parent if parent is not None and parent.tag == "picture" else None
         address, plain = _chosen(
-            attributes, partial(once, _source, source) if source is not None else None
+            attributes, partial(once, _source, picture) if picture is not None else None
         )
         if address is None:
             continue
@@ -388,10 +389,10 @@ def _around(node: LexborNode) -> dict[str, LexborNode]:
 
 
 def _caption_of(figure: LexborNode) -> str | None:
-    """The caption of a figure with one picture: of several nobody knows which one it means."""
-    pictures = figure.css("img")
+    """The caption of a figure with one image. With several it is unclear which one it describes."""
+    images = figure.css("img")
     named = figure.css_first("figcaption")
-    alone = len(pictures) - sum(len(block.css("img")) for block in figure.css("noscript")) <= 1
+    alone = len(images) - sum(len(block.css("img")) for block in figure.css("noscript")) <= 1
     return _spaced(named) if named is not None and alone else None
 
 

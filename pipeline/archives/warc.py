@@ -1,8 +1,8 @@
 """A WARC file as pairs: the pages themselves, and so what a WAT leaves out of them.
 
-Lazy attributes, srcset, <picture>, the caption of a figure, pictures of one pixel. Where an image
-says everything in `src` and `alt`, the row is the one that the page's WAT gives, but for its place
-in the file.
+They have lazy attributes, srcset, <picture>, captions of figures and images of one pixel. Where
+`src` and `alt` of an image are enough, the row equals that of the page's WAT, except for the file
+and the offset in it.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def html_of(block: bytes) -> tuple[list[tuple[str, str]], str] | None:
         return None
     body = block[gap.end() :]
     for header in ("transfer-encoding", "content-encoding"):
-        said = ",".join(value for name, value in headers if name == header)
-        for coding in reversed(said.lower().split(",")):
+        codings = ",".join(value for name, value in headers if name == header)
+        for coding in reversed(codings.lower().split(",")):
             body = _decoded(coding.strip(), body)
     if len(body) > LONGEST_PAGE:
         raise ValueError(f"a page of more than {LONGEST_PAGE} bytes")
@@ -73,7 +73,7 @@ def html_of(block: bytes) -> tuple[list[tuple[str, str]], str] | None:
 
 def _decoded(coding: str, body: bytes) -> bytes:
     """A body without one of its codings. Archives often leave the header in and store the body
-    decoded: what begins as markup is taken as it lies.
+    decoded, so a body that begins as markup is not decoded again.
     """
     if coding in ("", "identity") or body.lstrip()[:1] == b"<":
         return body
@@ -115,7 +115,7 @@ def rows_of_warc(path: str, counts: Counter[str]) -> Iterator[Row]:
         yield from _rows(waiting, b"", name, counts)
 
 
-def _rows(stored: Stored, notes: bytes, warc: str, counts: Counter[str]) -> Iterator[Row]:
+def _rows(stored: Stored, metadata: bytes, warc: str, counts: Counter[str]) -> Iterator[Row]:
     try:
         html = html_of(stored.block)
         page = page_of(html[1], stored.url) if html else None
@@ -124,9 +124,9 @@ def _rows(stored: Stored, notes: bytes, warc: str, counts: Counter[str]) -> Iter
         return
     if html is None or page is None:
         return
-    language = _language(notes, page, html[0])
-    said = signals_of(page.metas, html[0])
-    robots_json = json.dumps(said, ensure_ascii=False) if said else None
+    language = _language(metadata, page, html[0])
+    signals = signals_of(page.metas, html[0])
+    robots_json = json.dumps(signals, ensure_ascii=False) if signals else None
     for number, image in enumerate(page.images):
         counts["links"] += 1
         if reason := _reason(image):
@@ -162,16 +162,16 @@ def _reason(image: Image) -> str | None:
     return image.reason
 
 
-def _language(notes: bytes, page: Page, headers: Sequence[tuple[str, str]]) -> str | None:
-    """The detector's language where it is sure, else the page's own word, else its header's, else
-    the detector's guess.
+def _language(metadata: bytes, page: Page, headers: Sequence[tuple[str, str]]) -> str | None:
+    """The detected language where it is reliable, else that of the page's <html>, else that of its
+    Content-Language, else the detected one.
     """
     header = next((value for name, value in headers if name == "content-language"), "")
-    said = page.language or header.split(",")[0].strip().lower().partition("-")[0] or None
-    for name, value in headers_of(notes.splitlines()):
+    declared = page.language or header.split(",")[0].strip().lower().partition("-")[0] or None
+    for name, value in headers_of(metadata.splitlines()):
         if name == "languages-cld2":
             with suppress(ValueError, TypeError, KeyError, IndexError):
-                found = msgspec.json.decode(value)
-                code = str(found["languages"][0]["code"])
-                return code if found.get("reliable") else said or code
-    return said
+                detected = msgspec.json.decode(value)
+                code = str(detected["languages"][0]["code"])
+                return code if detected.get("reliable") else declared or code
+    return declared

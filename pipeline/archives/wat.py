@@ -292,7 +292,7 @@ def _license(body: bytes, base: str) -> str | None:
 
 
 def _html_language(page: Page) -> str | None:
-    """What the page says at its <html>."""
+    """The language that the page declares at its <html>."""
     for meta in page.metas:
         if meta.name == "HTML@/lang":
             return text_of(meta.content).strip().lower().replace("_", "-").partition("-")[0] or None
@@ -300,15 +300,15 @@ def _html_language(page: Page) -> str | None:
 
 
 def _language(body: bytes, page: Page) -> str | None:
-    """The detector's language where it is sure, else the page's own word, else the detector's
-    guess.
+    """The detected language where it is reliable, else that of the page's <html>, else the detected
+    one.
     """
     envelope = decode(body).envelope if LANGUAGES in body else None
     if envelope and envelope.page == page.url:
-        for note in envelope.payload.notes.records:
-            if note.name == "languages-cld2":
+        for field in envelope.payload.metadata.records:
+            if field.name == "languages-cld2":
                 with suppress(ValueError, IndexError):
-                    detected = _detected.decode(text_of(note.value))
+                    detected = _detected.decode(text_of(field.value))
                     code = str(detected.languages[0].code)
                     return code if detected.reliable else _html_language(page) or code
     return _html_language(page)

@@ -148,7 +148,7 @@ class Link(msgspec.Struct, gc=False):  # a hundred a page, and none in a cycle
 
 
 class Rel:
-    """What a link says that it is: `Reader` is told of it, and nothing is kept."""
+    """The `rel` of a link. `Reader` looks for "license" in it and keeps nothing."""
 
 
 class Kind(msgspec.Struct, gc=False, tag_field="path"):
@@ -184,18 +184,18 @@ class Http(msgspec.Struct, Generic[L], gc=False):
     html: Html[L] = msgspec.field(name="HTML-Metadata", default_factory=Html)
 
 
-class Note(msgspec.Struct, gc=False):
+class MetadataField(msgspec.Struct, gc=False):
     name: Any = msgspec.field(name="Name", default=None)
     value: Any = msgspec.field(name="Value", default=None)
 
 
-class Notes(msgspec.Struct, gc=False):
-    records: list[Note] = msgspec.field(name="Metadata-Records", default_factory=list)
+class Metadata(msgspec.Struct, gc=False):
+    records: list[MetadataField] = msgspec.field(name="Metadata-Records", default_factory=list)
 
 
 class Payload(msgspec.Struct, Generic[L], gc=False):
     http: Http[L] = msgspec.field(name="HTTP-Response-Metadata", default_factory=Http)
-    notes: Notes = msgspec.field(name="WARC-Metadata-Metadata", default_factory=Notes)
+    metadata: Metadata = msgspec.field(name="WARC-Metadata-Metadata", default_factory=Metadata)
 
 
 class Warc(msgspec.Struct, gc=False):
@@ -249,8 +249,8 @@ class Reader:
         links: Any = Union[tuple(self._kinds.values())]  # noqa: UP007  (X | Y is for types that are known here)
         self._decode = msgspec.json.Decoder(Record[links], dec_hook=self._rel).decode
 
-    def _rel(self, kind: type, said: Any) -> Rel:
-        if "license" in str(said).lower():
+    def _rel(self, kind: type, value: Any) -> Rel:
+        if "license" in str(value).lower():
             self.named = True
         return REL
 

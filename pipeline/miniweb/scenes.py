@@ -1,8 +1,8 @@
-"""Draws the pictures of the small web: pure functions of (seed, stream, number).
+"""Draws the images of the small web: pure functions of (seed, stream, number).
 
 A scene is one to three objects of one shape and one colour before a background. It is drawn like a
 poor photograph (light, shadow, blur, sensor noise, JPEG), hard enough that a small CLIP does not
-reach the ceiling. Nothing here reads a file, a clock or a global random state, so a picture has the
+reach the ceiling. Nothing here reads a file, a clock or a global random state, so an image has the
 same bytes whenever it is asked for.
 """
 
@@ -19,8 +19,8 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 from pipeline.miniweb.shapes import F32, SHAPES, least
 
-DRAW_VERSION = 1  # raised whenever a picture or a caption of the same seed changes
-STREAMS = {"crawl": 0, "trusted": 1, "objects": 2, "retrieval": 3}  # no two streams share a picture
+DRAW_VERSION = 1  # raised whenever an image or a caption of the same seed changes
+STREAMS = {"crawl": 0, "trusted": 1, "objects": 2, "retrieval": 3}  # no two streams share an image
 COLOURS: dict[str, tuple[int, int, int]] = {
     "red": (200, 32, 38),
     "orange": (238, 126, 24),
@@ -53,7 +53,7 @@ BACKGROUNDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """What a picture shows. `key` is (seed, stream, number), from which everything that is not
+    """What an image shows. `key` is (seed, stream, number), from which everything that is not
     named here is drawn.
     """
 
@@ -69,7 +69,7 @@ class Scene:
 
     @property
     def label(self) -> str:
-        """The class of the picture: "red star"."""
+        """The class of the image: "red star"."""
         return f"{self.colour} {self.shape}"
 
 
@@ -105,14 +105,14 @@ CLASSES = tuple(f"{colour} {shape}" for colour in COLOURS for shape in SHAPES)
 
 
 def draw(scene: Scene, *, variant: int = 0, painted: str | None = None) -> bytes:
-    """The picture as JPEG bytes. A variant is the same scene cropped, lit and encoded a little
+    """The image as JPEG bytes. A variant is the same scene cropped, lit and encoded a little
     differently.
     """
     rng = np.random.default_rng([DRAW_VERSION, *scene.key])
     canvas = _background(scene, rng)
     colour = _jitter(COLOURS[scene.colour], rng, 22)
-    for place in _places(scene, rng):
-        _put(canvas, scene, colour, place, rng)
+    for centre in _centres(scene, rng):
+        _put(canvas, scene, colour, centre, rng)
     y, x = _grid(scene.width, scene.height)
     slope = rng.uniform(-0.22, 0.22, 2)
     canvas *= (rng.uniform(0.86, 1.1) + np.float32(slope[0]) * x + np.float32(slope[1]) * y)[
@@ -225,32 +225,32 @@ def _clutter(canvas: F32, colour: str, rng: np.random.Generator) -> F32:
     return np.array(image, np.float32)
 
 
-def _places(scene: Scene, rng: np.random.Generator) -> list[tuple[float, float]]:
-    """Centres in px, 1.8 radii apart and 0.8 from the edge; set ones where six rounds of draws find
-    no room.
+def _centres(scene: Scene, rng: np.random.Generator) -> list[tuple[float, float]]:
+    """Centres of the objects in px, 1.8 radii apart and 0.8 from the edge; SPOTS where six rounds
+    of draws find no room.
     """
     radius = scene.size * min(scene.width, scene.height)
     for draws in rng.normal(0.5, (0.06, 0.2, 0.24)[scene.count - 1], (6, 16, 2)) * (
         scene.width,
         scene.height,
     ):
-        places: list[tuple[float, float]] = []
+        centres: list[tuple[float, float]] = []
         for x, y in draws.tolist():
             edge = min(x, y, scene.width - x, scene.height - y)
             if edge > 0.8 * radius and all(
-                math.dist((x, y), other) > 1.8 * radius for other in places
+                math.dist((x, y), other) > 1.8 * radius for other in centres
             ):
-                places.append((x, y))
-            if len(places) == scene.count:
-                return places
+                centres.append((x, y))
+            if len(centres) == scene.count:
+                return centres
     return [(x * scene.width, y * scene.height) for x, y in SPOTS[scene.count - 1]]
 
 
 def _put(
-    canvas: F32, scene: Scene, colour: F32, place: tuple[float, float], rng: np.random.Generator
+    canvas: F32, scene: Scene, colour: F32, centre: tuple[float, float], rng: np.random.Generator
 ) -> None:
     """Paint one object with its shadow and texture into the canvas."""
-    cx, cy = place
+    cx, cy = centre
     radius = scene.size * min(scene.width, scene.height) * rng.uniform(0.92, 1.08)
     stretch, turn = rng.uniform(0.88, 1.14), rng.normal(0, 0.15)
     reach = 1.35 * radius + 3
@@ -310,7 +310,7 @@ def _vary(image: Image.Image, rng: np.random.Generator) -> tuple[Image.Image, in
 
 
 def _paint(image: Image.Image, text: str) -> Image.Image:
-    """White words on dark bars across the picture, as on shared pictures with a slogan."""
+    """White words on dark bars across the image, as on shared images with a slogan."""
     image = image.copy()
     font, pen = _font(max(9, image.width // 8)), ImageDraw.Draw(image)
     lines = [""]

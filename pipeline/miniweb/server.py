@@ -42,10 +42,10 @@ class Seen:
 
 
 class Server:
-    """The pictures of a site and what was asked for."""
+    """The images of a site and what was asked for."""
 
     def __init__(self, site: dict[str, Any]) -> None:
-        self.pictures: dict[str, dict[str, dict[str, Any]]] = site["pictures"]
+        self.images: dict[str, dict[str, dict[str, Any]]] = site["pictures"]
         self.cache: dict[tuple[str, str], tuple[bytes, bool]] = {}
         self.flaked: set[tuple[str, str]] = set()
         self.hosts: dict[str, Seen] = {}
@@ -61,19 +61,19 @@ class Server:
             return _reply("200 OK", self.stats(), "application/json"), False
         if path == "/robots.txt":
             return _reply("200 OK", FORBID if host == ROBOTS_HOST else ALLOW, "text/plain"), False
-        entry = self.pictures.get(host, {}).get(path)
+        entry = self.images.get(host, {}).get(path)
         if entry is None:
             return _reply("404 Not Found", b"no such page", "text/plain"), False
         if entry["kind"] == "flaky503" and (host, path) not in self.flaked:
             self.flaked.add((host, path))
             return _reply("503 Service Unavailable", b"", "text/plain", "Retry-After: 1\r\n"), False
-        found = self.cache.get((host, path))
-        if found is None:
-            found = _answer(host, path, entry)
+        answer = self.cache.get((host, path))
+        if answer is None:
+            answer = _answer(host, path, entry)
             if len(self.cache) >= CACHE:
                 del self.cache[next(iter(self.cache))]  # the oldest
-            self.cache[host, path] = found
-        return found
+            self.cache[host, path] = answer
+        return answer
 
     def stats(self) -> bytes:
         """The counters as JSON: of all hosts together, and host by host."""
@@ -96,7 +96,7 @@ def _reply(
 
 
 def _answer(host: str, path: str, entry: dict[str, Any]) -> tuple[bytes, bool]:
-    """What always comes back for a picture of this kind."""
+    """What always comes back for an image of this kind."""
     kind = entry["kind"]
     if kind == "dead_link":
         return _reply("404 Not Found", b"gone", "text/plain"), False
@@ -241,7 +241,7 @@ def start(out: str | Path, port: int = 0) -> tuple[subprocess.Popen[str], int]:
     ValueError where there is no web, or where it could not start.
     """
     load(out)
-    words = [
+    command = [
         sys.executable,
         str(ROOT / "pipeline/miniweb/small_web.py"),
         "serve",
@@ -251,16 +251,16 @@ def start(out: str | Path, port: int = 0) -> tuple[subprocess.Popen[str], int]:
         str(port),
         "--attached",
     ]
-    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout
-    said = process.stdout.readline().split()
-    if len(said) != 2 or said[0] != "ready":
+    first_line = process.stdout.readline().split()
+    if len(first_line) != 2 or first_line[0] != "ready":
         stop(process)
         raise ValueError(
             f"the small web in {out} did not start (exit status {process.returncode}); its message "
             "is above"
         )
-    return process, int(said[1])
+    return process, int(first_line[1])
 
 
 def stop(process: subprocess.Popen[str]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-F32 = npt.NDArray[np.floating[Any]]  # float32 throughout, which halves the time of a picture
+F32 = npt.NDArray[np.floating[Any]]  # float32 throughout, which halves the time of an image
 Parts = list[tuple[F32, tuple[int, int, int] | None]]
 
 

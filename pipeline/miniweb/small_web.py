@@ -2,8 +2,8 @@
 """A small web on loopback, for the demo and the tests: `write` makes it, `serve` answers for its
 hosts.
 
-Its pages are a WAT file as Common Crawl writes them, its pictures are drawn when they are asked
-for, and what is wrong with each pair is known: truth.parquet says it.
+Its pages are a WAT file as Common Crawl writes them, its images are drawn when they are requested,
+and truth.parquet has what is wrong with each pair.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 if not __package__:
-    sys.path[0] = str(
-        ROOT
-    )  # the checkout, not pipeline/, whose file names could shadow other modules
+    # The checkout, not pipeline/, whose file names could shadow other modules.
+    sys.path[0] = str(ROOT)
 
 import pyarrow as pa
 
-from manifests import disk
+from manifests import console, disk
 from manifests.schema import Miniweb
 from pipeline.miniweb import wat_file, web_plan
 from pipeline.miniweb.scenes import CLASSES, DRAW_VERSION, draw, scene
@@ -45,19 +44,17 @@ EXAMPLE = """example:
   curl --connect-to ::127.0.0.1:8700 http://gallery.miniweb.test/_stats
 """
 OBJECTS_PER_CLASS = 16  # × 64 classes: a standard error of 1.5 points at 60 %
-RETRIEVAL = 256  # pictures, each with a caption of its own
-FULL_SIZE = (
-    3000  # pairs from which on the held-out sets have these sizes; a smaller web has smaller ones
-)
+RETRIEVAL = 256  # images, each with a caption of its own
+FULL_SIZE = 3000  # pairs; the held-out sets of a smaller web are smaller in proportion
 TRUTH = pa.schema(
     [
         ("uid", pa.string()),
         ("url", pa.string()),
         ("caption", pa.string()),  # as the page has it
-        ("true_caption", pa.string()),  # of what the picture shows
+        ("true_caption", pa.string()),  # of what the image shows
         ("page_url", pa.string()),
         ("kind", pa.string()),
-        ("right", pa.bool_()),  # the caption describes the picture
+        ("right", pa.bool_()),  # the caption describes the image
         ("language", pa.string()),
         ("shape", pa.string()),
         ("colour", pa.string()),
@@ -66,7 +63,7 @@ TRUTH = pa.schema(
         ("background", pa.string()),
         ("width", pa.int32()),
         ("height", pa.int32()),
-        ("original", pa.string()),  # URL of the picture that a near duplicate repeats
+        ("original", pa.string()),  # URL of the image that a near duplicate repeats
     ]
 )
 logger = logging.getLogger("pipeline.miniweb.small_web")
@@ -80,8 +77,8 @@ def write(out: str | Path, settings: Miniweb) -> dict[str, Any]:
     """
     started = time.monotonic()
     items, trusted = web_plan.plan(settings), web_plan.trusted(settings)
-    pages = wat_file.deal(items, settings.seed)
-    trusted_pages = wat_file.deal(trusted, settings.seed)
+    pages = wat_file.pages_of(items, settings.seed)
+    trusted_pages = wat_file.pages_of(trusted, settings.seed)
     disk.write_bytes(disk.join(out, "crawl.warc.wat.gz"), wat_file.wat(pages, settings.seed))
     disk.write_bytes(
         disk.join(out, "trusted.warc.wat.gz"), wat_file.wat(trusted_pages, settings.seed)
@@ -108,7 +105,7 @@ def write(out: str | Path, settings: Miniweb) -> dict[str, Any]:
     site = {
         "version": DRAW_VERSION,
         "settings": settings,
-        "pictures": _pictures([*items, *trusted]),
+        "pictures": _images([*items, *trusted]),
     }
     disk.write_bytes(
         disk.join(out, "site.json"), json.dumps(disk.to_plain(site), separators=(",", ":")).encode()
@@ -148,8 +145,8 @@ def _row(page: Page, item: Item) -> dict[str, Any]:
     }
 
 
-def _pictures(items: Iterable[Item]) -> dict[str, dict[str, Any]]:
-    """What lies at each host and path; a redirected picture lies at its second address too."""
+def _images(items: Iterable[Item]) -> dict[str, dict[str, Any]]:
+    """The entry of each host and path; a redirected image has one at its second address too."""
     hosts: dict[str, dict[str, Any]] = {}
     for item in items:
         entry = {
@@ -168,7 +165,7 @@ def _pictures(items: Iterable[Item]) -> dict[str, dict[str, Any]]:
 
 
 def _write_objects(out: str | Path, seed: int, per_class: int) -> int:
-    """Held-out pictures in folders that are named as a prompt names them: eval/objects/red
+    """Held-out images in folders that are named as a prompt names them: eval/objects/red
     car/00.jpg.
     """
     for number, label in enumerate(CLASSES * per_class):
@@ -181,7 +178,7 @@ def _write_objects(out: str | Path, seed: int, per_class: int) -> int:
 
 
 def _write_retrieval(out: str | Path, seed: int, wanted: int) -> int:
-    """Held-out pictures whose captions, which name everything, all differ:
+    """Held-out images whose captions, which name everything, all differ:
     eval/retrieval/captions.csv beside them.
     """
     captions: dict[str, str] = {}
@@ -233,7 +230,7 @@ def options(argv: Sequence[str] | None) -> argparse.Namespace:
         "--near-duplicates",
         type=float,
         default=default.near_duplicates,
-        help="share of pictures shown again (default: %(default)s)",
+        help="share of images shown again (default: %(default)s)",
     )
     writing.add_argument(
         "--faults",
@@ -258,25 +255,24 @@ def options(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     args = options(argv)
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S"
+    console.start_logging()
+    return console.run_command(lambda: run(args), stopped="run the command again")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write or serve, as asked. Returns the exit status."""
+    if args.verb == "serve":
+        asyncio.run(serve(load(args.out), args.port, attached=args.attached))
+        return 0
+    settings = Miniweb(
+        pairs=args.pairs,
+        trusted_pairs=args.trusted_pairs,
+        noise=args.noise,
+        near_duplicates=args.near_duplicates,
+        faults=args.faults,
+        seed=args.seed,
     )
-    try:
-        if args.verb == "serve":
-            asyncio.run(serve(load(args.out), args.port, attached=args.attached))
-            return 0
-        settings = Miniweb(
-            pairs=args.pairs,
-            trusted_pairs=args.trusted_pairs,
-            noise=args.noise,
-            near_duplicates=args.near_duplicates,
-            faults=args.faults,
-            seed=args.seed,
-        )
-        totals = write(args.out, settings)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    totals = write(args.out, settings)
     logger.info("%s holds a web, made in %.1f s: %s", args.out, totals["seconds"], totals["kinds"])
     if args.json:
         print(json.dumps(totals, sort_keys=True))

@@ -66,9 +66,9 @@ class Page:
     items: tuple[Item, ...]
 
 
-def deal(items: Sequence[Item], seed: int) -> list[Page]:
-    """Every item onto one page: pages of one host and one language, and pages of their own for what
-    opts out.
+def pages_of(items: Sequence[Item], seed: int) -> list[Page]:
+    """The pages that show the items, each item on one. A page has one host and one language,
+    and items that opt out have pages of their own.
     """
     rng = random.Random(f"pages/{seed}")
     groups: dict[tuple[str, str, bool], list[Item]] = {}
@@ -171,10 +171,10 @@ def _envelopes(page: Page, rng: random.Random) -> Iterator[dict[str, Any]]:
         "score": 1500.0,
         "name": name,
     }
-    notes = [{"Name": "fetchTimeMs", "Value": str(50 + page.number % 400)}]
+    fields = [{"Name": "fetchTimeMs", "Value": str(50 + page.number % 400)}]
     if page.number % 20:  # the detector has nothing to say about one page in twenty
         value = json.dumps({"reliable": True, "text-bytes": 900, "languages": [language]})
-        notes += [
+        fields += [
             {"Name": "charset-detected", "Value": "UTF-8"},
             {"Name": "languages-cld2", "Value": value},
         ]
@@ -182,7 +182,7 @@ def _envelopes(page: Page, rng: random.Random) -> Iterator[dict[str, Any]]:
         "metadata",
         {
             "Actual-Content-Type": "application/metadata-fields",
-            "WARC-Metadata-Metadata": {"Metadata-Records": notes},
+            "WARC-Metadata-Metadata": {"Metadata-Records": fields},
         },
     )
 
@@ -222,7 +222,7 @@ def _links(page: Page, rng: random.Random) -> list[dict[str, str]]:
         if rng.random() < 0.1:
             link["title"] = "click to enlarge"
         links.append(link)
-        if rng.random() < 0.12:  # an A is written when it closes, so after the picture inside it
+        if rng.random() < 0.12:  # an A is written when it closes, so after the image inside it
             links.append({"path": "A@/href", "url": item.url, "text": "enlarge"})
     if page.number % 20 == 0 or urlsplit(page.url).netloc == TRUSTED:
         terms = "https://creativecommons.org/licenses/by/4.0/"
@@ -231,7 +231,7 @@ def _links(page: Page, rng: random.Random) -> list[dict[str, str]]:
 
 
 def _written(page: Page, item: Item, rng: random.Random) -> str:
-    """The address of a picture as one of the ways in which this page can say it."""
+    """The address of an image as one of the ways in which this page can say it."""
     base = urljoin(page.url, page.base or "")
     forms = [item.url, f"//{item.host}{item.path}"]
     if item.host == urlsplit(page.url).netloc:

@@ -1,4 +1,4 @@
-"""What the small web holds: each picture, the words beside it, and what is wrong with it. Pure and
+"""What the small web holds: each image, the words beside it, and what is wrong with it. Pure and
 seeded.
 
 The kinds of a pair, and how many there are, are fixed by the settings: nothing is drawn by chance
@@ -21,7 +21,7 @@ HOSTS = tuple(
     f"{name}.miniweb.test"
     for name in ("gallery", "shop", "blog", "forum", "school", "craft", "archive")
 )
-CDN = "cdn.miniweb.test"  # pictures of other hosts' pages, and where redirects lead
+CDN = "cdn.miniweb.test"  # images of other hosts' pages, and where redirects lead
 ROBOTS_HOST = "archive.miniweb.test"  # its robots.txt disallows /private/
 FAULTS = (
     "dead_link", "error500", "flaky503", "redirect", "redirect_loop", "truncated", "html",
@@ -30,13 +30,13 @@ FAULTS = (
 )  # fmt: skip
 LANGUAGES = ("de", "fr", "es", "pl")
 # Shares of the right pairs: tiny, in another language; of the wrong ones: words that say nothing,
-# words in the picture.
+# words in the image.
 THUMBNAILS, FOREIGN, GENERIC_SHARE, PAINTED_SHARE = 0.05, 0.08, 0.2, 0.08
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """One pair of the web: a picture, where it lies, and what its page says about it."""
+    """One pair of the web: an image, where it lies, and what its page says about it."""
 
     kind: str
     scene: Scene
@@ -44,11 +44,11 @@ class Item:
     path: str
     caption: str
     true_caption: str
-    right: bool  # the caption describes the picture
+    right: bool  # the caption describes the image
     language: str = "en"
-    variant: int = 0  # 0: the picture itself; above: a near duplicate of it
-    original: str | None = None  # URL of the picture that a near duplicate repeats
-    painted: str | None = None  # words in the picture
+    variant: int = 0  # 0: the image itself; above: a near duplicate of it
+    original: str | None = None  # URL of the image that a near duplicate repeats
+    painted: str | None = None  # words in the image
 
     @property
     def url(self) -> str:
@@ -132,7 +132,7 @@ def _item(seed: int, stream: str, number: int, kind: str) -> Item:
 
 
 def _with_wrong_captions(items: Sequence[Item], rng: random.Random) -> list[Item]:
-    """Noisy and painted pairs get the caption of a picture of another class, generic ones words
+    """Noisy and painted pairs get the caption of an image of another class, generic ones words
     that say nothing.
     """
     done = []
@@ -152,7 +152,7 @@ def _with_wrong_captions(items: Sequence[Item], rng: random.Random) -> list[Item
 
 
 def _another(items: Sequence[Item], item: Item, rng: random.Random) -> str:
-    """The English caption of a picture of another class; of an invented one where 50 draws find
+    """The English caption of an image of another class; of an invented one where 50 draws find
     none.
     """
     for _ in range(50):
@@ -245,7 +245,7 @@ def _counted(scene: Scene, bare: str, two: str) -> str:
 
 
 def generic(rng: random.Random) -> str:
-    """An alternative text that says nothing about any picture."""
+    """An alternative text that says nothing about any image."""
     return rng.choice(GENERIC).format(n=rng.randint(1000, 9999))
 
 

@@ -17,13 +17,13 @@ MEMBERS = [gzip.compress(data, mtime=0) for data in NOISE]
 
 def read(data: bytes, start: int = 0) -> list[tuple[int, bytes | None]]:
     """Members with their bytes joined; None for each break."""
-    found: list[tuple[int, bytes | None]] = []
+    spans: list[tuple[int, bytes | None]] = []
     for offset, chunk in chunks(Tape(io.BytesIO(data), start)):
-        if chunk is not None and found and found[-1][0] == offset and found[-1][1] is not None:
-            found[-1] = (offset, found[-1][1] + chunk)
+        if chunk is not None and spans and spans[-1][0] == offset and spans[-1][1] is not None:
+            spans[-1] = (offset, spans[-1][1] + chunk)
         else:
-            found.append((offset, chunk))
-    return found
+            spans.append((offset, chunk))
+    return spans
 
 
 def test_members_come_with_their_offsets_and_bytes() -> None:
@@ -41,16 +41,16 @@ def test_a_file_that_is_not_compressed_is_one_member() -> None:
 def test_a_broken_member_gives_what_is_in_front_of_the_break_and_the_next_follows() -> None:
     bad = bytearray(MEMBERS[0])
     bad[2 * CHUNK : 2 * CHUNK + 8] = b"\xff" * 8
-    found = read(bytes(bad) + MEMBERS[1])
-    assert [offset for offset, data in found if data is not None][-1] == len(bad)
-    assert (0, None) in found
-    assert found[-1][1] == NOISE[1]
+    spans = read(bytes(bad) + MEMBERS[1])
+    assert [offset for offset, data in spans if data is not None][-1] == len(bad)
+    assert (0, None) in spans
+    assert spans[-1][1] == NOISE[1]
 
 
 def test_a_member_that_is_cut_off_is_said_to_be() -> None:
-    found = read(MEMBERS[0] + MEMBERS[1][:-100])
-    assert found[-1] == (len(MEMBERS[0]), None)
-    assert NOISE[1].startswith(found[-2][1] or b"none")
+    spans = read(MEMBERS[0] + MEMBERS[1][:-100])
+    assert spans[-1] == (len(MEMBERS[0]), None)
+    assert NOISE[1].startswith(spans[-2][1] or b"none")
 
 
 def test_a_tape_is_wound_back_to_what_it_keeps() -> None:

@@ -88,5 +88,5 @@ def test_bytes_that_no_charset_fits_cost_themselves(tmp_path: Path) -> None:
     rows, _ = one(tmp_path, b"<img src=x.jpg alt='a \xff b'>", kind='text/html; charset="UTF-8"')
     assert captions(rows) == ["a � b"]
     assert page_images.charset_in("text/html; a=b; Charset = 'utf-8'") == "utf-8"
-    said = "<p>Schöne Straße</p>"
-    assert said.encode("cp1252").decode(page_images._guessed(said.encode("cp1252"))) == said
+    text = "<p>Schöne Straße</p>"
+    assert text.encode("cp1252").decode(page_images._guessed(text.encode("cp1252"))) == text

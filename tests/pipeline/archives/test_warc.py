@@ -55,9 +55,9 @@ def test_a_page_says_the_same_in_its_wat_and_its_warc(tmp_path: Path) -> None:
         "Content-Type": "text/html",
         "X-Robots-Tag": ["noindex", "otherbot: noai"],
     }
-    said = wats.page(PAGE, links, lang="de", headers=headers, Base="../b/", Metas=metas)
-    (tmp_path / "x.wat.gz").write_bytes(wats.zipped(said))
-    found = block(
+    wat_records = wats.page(PAGE, links, lang="de", headers=headers, Base="../b/", Metas=metas)
+    (tmp_path / "x.wat.gz").write_bytes(wats.zipped(wat_records))
+    response = block(
         html.encode(),
         "X-Robots-Tag: noindex",
         "X-Robots-Tag: otherbot: noai",
@@ -66,16 +66,16 @@ def test_a_page_says_the_same_in_its_wat_and_its_warc(tmp_path: Path) -> None:
     cld2 = b'{"reliable":true,"languages":[{"code":"de"}]}'
     detected = b"charset-detected: UTF-8\r\nlanguages-cld2: " + cld2 + b"\r\n"
     ours, counts = read(
-        tmp_path / "x.warc.gz", zipped([record(found), record(detected, kind="metadata")])
+        tmp_path / "x.warc.gz", zipped([record(response), record(detected, kind="metadata")])
     )
     theirs: Counter[str] = Counter()
     wat_rows = [
         dict(zip(PAIRS.names, row, strict=True))
         for row in wat.rows_of_wat(str(tmp_path / "x.wat.gz"), theirs)
     ]
-    place = ("wat", "warc_offset")
-    assert [{k: v for k, v in row.items() if k not in place} for row in ours] == [
-        {k: v for k, v in row.items() if k not in place} for row in wat_rows
+    position = ("wat", "warc_offset")
+    assert [{k: v for k, v in row.items() if k not in position} for row in ours] == [
+        {k: v for k, v in row.items() if k not in position} for row in wat_rows
     ]
     assert counts == theirs
     assert len(ours) == 3
@@ -87,7 +87,7 @@ def test_a_page_says_the_same_in_its_wat_and_its_warc(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("html", "headers", "notes", "language"),
+    ("html", "headers", "metadata", "language"),
     [
         ("<html lang=en-GB>", [], b"", "en"),
         ("<html lang=en_GB>", ["Content-Language: fr"], b"", "en"),
@@ -115,10 +115,10 @@ def test_a_page_says_the_same_in_its_wat_and_its_warc(tmp_path: Path) -> None:
     ],
 )
 def test_the_language_of_a_page(
-    html: str, headers: list[str], notes: bytes, language: str | None, tmp_path: Path
+    html: str, headers: list[str], metadata: bytes, language: str | None, tmp_path: Path
 ) -> None:
     page = record(block(f"{html}<img src=x.jpg alt=c>".encode(), *headers))
-    rows, _ = read(tmp_path / "x.warc.gz", zipped([page, record(notes, kind="metadata")]))
+    rows, _ = read(tmp_path / "x.warc.gz", zipped([page, record(metadata, kind="metadata")]))
     assert [row["page_lang"] for row in rows] == [language]
 
 

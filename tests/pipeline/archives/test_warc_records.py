@@ -1,4 +1,4 @@
-"""WARC records good and damaged: each is found at its offset, or counted; memory stays bounded."""
+"""WARC records good and damaged: each is read at its offset, or counted; memory stays bounded."""
 
 from __future__ import annotations
 
@@ -116,13 +116,13 @@ def test_two_hundred_damaged_files_raise_nothing_and_their_counts_add_up(tmp_pat
     for k in range(200):
         data = bytearray(kinds[k % 3])
         for _ in range(rng.choice([1, 1, 2, 8])):
-            place = rng.randrange(len(data))
+            offset = rng.randrange(len(data))
             if rng.random() < 0.5:
-                data[place] ^= 1 << rng.randrange(8)
+                data[offset] ^= 1 << rng.randrange(8)
             elif rng.random() < 0.5:
-                del data[place : place + rng.randrange(1, 200)]
+                del data[offset : offset + rng.randrange(1, 200)]
             else:
-                data[place:place] = rng.randbytes(rng.randrange(1, 100))
+                data[offset:offset] = rng.randbytes(rng.randrange(1, 100))
         kept += len(read(tmp_path / "x.warc.gz", bytes(data))[0])
     assert kept > 2 * 200
 

@@ -43,9 +43,9 @@ def test_only_images_with_text_are_pairs(tmp_path: Path) -> None:
 
 def test_captions_are_kept_as_they_are(tmp_path: Path) -> None:
     text = " Fish &amp; chips\n\t“déjà vu” 東京 \U0001f41f\xa0"
-    found = one(tmp_path, image("/a.jpg", text, title=" a title "))
-    assert (found.caption, found.title) == (text, "a title")
-    assert found.uid == disk.uid_of("http://page.test/a.jpg", text)
+    pair = one(tmp_path, image("/a.jpg", text, title=" a title "))
+    assert (pair.caption, pair.title) == (text, "a title")
+    assert pair.uid == disk.uid_of("http://page.test/a.jpg", text)
 
 
 def test_what_the_page_says_goes_along(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_what_the_page_says_goes_along(tmp_path: Path) -> None:
         {"property": "og:image", "content": "/og.jpg"},
         {"name": "tdm-reservation", "content": "1"},
     ]
-    found = one(
+    pair = one(
         tmp_path,
         image("a.jpg", "x"),
         {"path": "A@/href", "url": "//creativecommons.org/licenses/by/4.0/", "text": "CC BY"},
@@ -69,41 +69,41 @@ def test_what_the_page_says_goes_along(tmp_path: Path) -> None:
         Metas=metas,
         Base="http://cdn.test/base/",
     )
-    assert (found.url, found.page_url, found.page_lang) == (
+    assert (pair.url, pair.page_url, pair.page_lang) == (
         "http://cdn.test/base/a.jpg",
         PAGE,
         "sr",
     )
-    assert json.loads(found.robots or "") == {
+    assert json.loads(pair.robots or "") == {
         "meta": ["noai, noimageai", "googlebot: noindex", "google-extended: none"],
         "x-robots-tag": ["noarchive", "ccbot: noai"],
         "tdm-reservation": ["1"],
         "content-usage": ["train-ai=n"],
     }
-    assert found.license == "http://creativecommons.org/licenses/by/4.0/"
-    assert (found.wat, found.link) == ("x.warc.wat.gz", 0)
+    assert pair.license == "http://creativecommons.org/licenses/by/4.0/"
+    assert (pair.wat, pair.link) == ("x.warc.wat.gz", 0)
 
 
 def test_a_page_that_says_nothing_has_nulls(tmp_path: Path) -> None:
-    found = one(tmp_path, image("/a.jpg", "x"), headers={"Content-Type": "text/html"})
-    assert (found.robots, found.license, found.title, found.anchor) == (None, None, None, None)
+    pair = one(tmp_path, image("/a.jpg", "x"), headers={"Content-Type": "text/html"})
+    assert (pair.robots, pair.license, pair.title, pair.anchor) == (None, None, None, None)
 
 
 def test_a_link_that_is_called_the_licence_comes_before_other_licences(tmp_path: Path) -> None:
-    found = one(
+    pair = one(
         tmp_path,
         image("/a.jpg", "x"),
         {"path": "A@/href", "url": "https://creativecommons.org/licenses/by/4.0/"},
         Link=[{"path": "LINK@/href", "url": "/terms", "rel": "License"}],
     )
-    assert found.license == "http://page.test/terms"
+    assert pair.license == "http://page.test/terms"
 
 
 def test_a_link_may_say_that_it_is_the_licence_in_capitals(tmp_path: Path) -> None:
-    found = one(
+    pair = one(
         tmp_path, image("/a.jpg", "x"), {"path": "AREA@/href", "url": "/terms", "rel": ["LICENSE"]}
     )
-    assert found.license == "http://page.test/terms"
+    assert pair.license == "http://page.test/terms"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Metadata records of WAT files good and damaged: each is found at its offset, or counted."""
+"""Metadata records of WAT files good and damaged: each is read at its offset, or counted."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def test_one_gzip_member_other_line_ends_wrong_lengths_and_blank_first_lines(
         assert counts["damaged_records"] == 0
 
 
-@pytest.mark.parametrize("place", [0.0, 0.3, 0.5, 0.9])
-def test_a_broken_member_costs_its_record(tmp_path: Path, place: float) -> None:
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.5, 0.9])
+def test_a_broken_member_costs_its_record(tmp_path: Path, share: float) -> None:
     members = [bytearray(gzip.compress(r, mtime=0)) for r in pages(4)]
     hurt = members[4]  # the response of the second page
-    middle = 10 + int((len(hurt) - 20) * place)
+    middle = 10 + int((len(hurt) - 20) * share)
     hurt[middle : middle + 4] = b"\xff\x00\xff\x00"
     pairs, counts = read(tmp_path, b"".join(members))
     assert [p.caption for p in pairs] == list("023")
@@ -186,8 +186,8 @@ def test_kinds_of_links_that_nobody_knows_are_learned_up_to_a_number() -> None:
     links = [{"path": f"X@/{n}", "url": "/x", "rel": "license"} for n in range(KINDS)]
     body = response(PAGE, [image("/a.jpg", "x"), *links[:2], {"url": "/y"}])
     for _ in range(2):
-        found = reader(body).envelope.payload.http.html.links
-        assert (len(found), found[0], reader.named) == (4, Image(url="/a.jpg", alt="x"), True)
+        decoded = reader(body).envelope.payload.http.html.links
+        assert (len(decoded), decoded[0], reader.named) == (4, Image(url="/a.jpg", alt="x"), True)
         assert len(reader._kinds) == known + 2
     assert not Reader()(response(PAGE, [image("/a.jpg", "x")])).envelope.payload.http.html.links[1:]
     assert len(reader(response(PAGE, links)).envelope.payload.http.html.links) == KINDS

@@ -17,11 +17,11 @@ from tests.support.miniwebs import SETTINGS
 
 
 def test_a_scene_and_its_words_are_what_version_1_drew() -> None:
-    """Raise DRAW_VERSION with this test: pictures of webs already written change with it."""
+    """Raise DRAW_VERSION with this test: images of webs already written change with it."""
     assert scenes.DRAW_VERSION == 1
-    found = [scene(0, "crawl", number) for number in range(3)]
-    assert [(s.count, s.texture, s.colour, s.shape, s.background) for s in found] == GOLDEN_SCENES
-    assert [web_plan.caption(s, random.Random(s.key[2])) for s in found] == GOLDEN_CAPTIONS
+    drawn = [scene(0, "crawl", number) for number in range(3)]
+    assert [(s.count, s.texture, s.colour, s.shape, s.background) for s in drawn] == GOLDEN_SCENES
+    assert [web_plan.caption(s, random.Random(s.key[2])) for s in drawn] == GOLDEN_CAPTIONS
 
 
 GOLDEN_SCENES = [

@@ -18,9 +18,9 @@ from tests.support.miniwebs import SETTINGS, get, truth
 
 
 def urls(web: Path, kind: str) -> list[str]:
-    found = [r["url"] for r in truth(web) if r["kind"] == kind]
-    assert found, f"no {kind} on this web"
-    return found
+    urls = [r["url"] for r in truth(web) if r["kind"] == kind]
+    assert urls, f"no {kind} on this web"
+    return urls
 
 
 @pytest.mark.parametrize(

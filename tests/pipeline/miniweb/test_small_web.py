@@ -38,7 +38,7 @@ def test_held_out_sets_name_their_classes_and_captions(web: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["write", "--out", "{out}", "--noise", "1.5"], "noise is 1.5"),
         (["write", "--out", "{out}", "--pairs", "0"], "pairs is 0; it must be at least 1"),
@@ -47,13 +47,13 @@ def test_held_out_sets_name_their_classes_and_captions(web: Path) -> None:
     ],
 )
 def test_bad_settings_give_one_line_and_exit_status_2(
-    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert small_web.main([word.format(out=tmp_path / "web") for word in words]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert error.count("\n") == 1
-    assert said in error
+    assert message in error
     assert not (tmp_path / "web").exists()
 
 

@@ -91,17 +91,17 @@ def test_only_the_pages_of_optout_pairs_say_no(web: Path) -> None:
 
 
 def test_pages_say_the_language_of_their_captions(web: Path) -> None:
-    said: dict[str, str] = {}
+    languages: dict[str, str] = {}
     for envelope in envelopes(web / "crawl.warc.wat.gz"):
-        notes = (
+        fields = (
             envelope["Payload-Metadata"]
             .get("WARC-Metadata-Metadata", {})
             .get("Metadata-Records", [])
         )
-        for note in notes:
-            if note["Name"] == "languages-cld2":
+        for field in fields:
+            if field["Name"] == "languages-cld2":
                 page = envelope["WARC-Header-Metadata"]["WARC-Target-URI"]
-                said[page] = json.loads(note["Value"])["languages"][0]["code"]
-    rows = [r for r in truth(web) if r["page_url"] in said]
+                languages[page] = json.loads(field["Value"])["languages"][0]["code"]
+    rows = [r for r in truth(web) if r["page_url"] in languages]
     assert {r["language"] for r in rows} > {"en"}
-    assert all(said[r["page_url"]] == r["language"] for r in rows)
+    assert all(languages[r["page_url"]] == r["language"] for r in rows)

@@ -46,8 +46,8 @@ def test_noise_is_the_share_of_wrong_captions_among_pairs_without_fault() -> Non
 def test_a_noisy_caption_names_another_class() -> None:
     for item in web_plan.plan(Miniweb(pairs=400, noise=0.5, seed=2)):
         if item.kind in ("noisy", "text_in_picture"):
-            said = item.caption.lower()
-            assert not (item.scene.colour in said.split() and item.scene.shape in said), (
+            caption = item.caption.lower()
+            assert not (item.scene.colour in caption.split() and item.scene.shape in caption), (
                 item.caption,
                 item.scene.label,
             )
@@ -114,10 +114,10 @@ def test_a_caption_in_another_language_agrees_in_gender_and_number(
 
 def test_every_class_has_words_in_every_language() -> None:
     for language in web_plan.LANGUAGES:
-        said = {
+        captions = {
             web_plan.translated(
                 replace(scene(0, "crawl", n, label=label), count=1), language, random.Random(0)
             )
             for n, label in enumerate(CLASSES)
         }
-        assert len(said) == len(CLASSES)
+        assert len(captions) == len(CLASSES)
