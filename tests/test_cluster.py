@@ -13,7 +13,7 @@ import yaml
 
 from pipeline.executor import Stage
 from pipeline.fetch import make_downloader
-from pipeline.scoring.scorer import Scorer
+from pipeline.scoring.scorer import ScoreWorker
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -70,7 +70,7 @@ def test_there_are_nodes_for_what_the_stages_ask(written: dict[str, Any]) -> Non
     kinds = checked(written)["available_node_types"]
     for stage in (
         Stage(name="fetch", work=make_downloader),
-        Stage(name="score", work=Scorer, gpus=1),
+        Stage(name="score", work=ScoreWorker, gpus=1),
     ):
         fits = [
             name

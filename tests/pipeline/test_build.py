@@ -116,7 +116,7 @@ def test_a_pool_with_a_hole_is_not_complete(
     status, _, errors = run(tiny / "tiny.yaml", "--out", tiny / "pool", "--until", "fetch")
     assert status == 3
     assert errors.splitlines()[-1].startswith(
-        "error: the pool is not complete: 0 of 4 planned shards are committed"
+        "error: the pool is not complete: 0 of 3 planned shards are committed"
     )
 
 

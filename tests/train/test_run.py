@@ -103,7 +103,7 @@ def test_a_mistake_is_one_line_and_status_2(blend, tmp_path, capsys, arguments, 
         (["{blend}", "--seed", "3"], "--seed goes with --mix"),
         (["--mix", "{tmp}/none/all=1"], "pool 'none' of the blend does not exist: {tmp}/none"),
         (["--mix", "{pool}/al=1"], "has no view 'al'; did you mean 'all'? (it has all, half)"),
-        (["{blend}", "--out", "{blend}"], "blend.yaml is a file; choose a folder"),
+        (["{blend}", "--out", "{blend}"], "blend.yaml is a file; name a folder"),
         (["{blend}", "--out", "{blend}/x"], "blend.yaml"),
         (["{blend}", "--set", "init=nowhere"], "init: nowhere does not exist: give a finished run"),
         (
