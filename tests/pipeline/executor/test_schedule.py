@@ -13,19 +13,19 @@ from pipeline.executor.schedule import Ticket, TicketQueue
 def tickets(*groups: str) -> list[Ticket]:
     """One ticket for each letter; its id is the letter and how many there were."""
     seen: Counter[str] = Counter()
-    found = []
+    tickets = []
     for group in groups:
-        found.append(Ticket(id=f"{group}{seen[group]}", group=group))
+        tickets.append(Ticket(id=f"{group}{seen[group]}", group=group))
         seen[group] += 1
-    return found
+    return tickets
 
 
 def begun(queue: TicketQueue, worker: str, starting_workers: int = 0) -> list[str]:
     """All that a worker may begin now."""
-    found = []
+    started = []
     while (ticket := queue.start_next(worker, starting_workers)) is not None:
-        found.append(ticket.id)
-    return found
+        started.append(ticket.id)
+    return started
 
 
 def named(queue: TicketQueue, worker: str, name: str) -> Ticket:
@@ -35,7 +35,7 @@ def named(queue: TicketQueue, worker: str, name: str) -> Ticket:
 def test_one_at_a_time_where_nothing_else_is_said() -> None:
     queue = TicketQueue(tickets(*"aab"))
     assert begun(queue, "w") == ["a0"]
-    assert begun(queue, "v") == ["b0"], "a is held"
+    assert begun(queue, "v") == ["b0"], "a has a worker"
     queue.finished("w", named(queue, "w", "a0"), retry=False)
     assert begun(queue, "w") == ["a1"]
     assert not queue.has_unstarted()

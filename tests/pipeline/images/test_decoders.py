@@ -29,7 +29,7 @@ def saved(image: Image.Image, kind: str = "JPEG", comment: bytes = b"") -> bytes
 
 
 def stall(monkeypatch: pytest.MonkeyPatch, folder: Path, code: str) -> None:
-    """Children whose JPEG decoder runs `code` first; `body` is the picture."""
+    """Children whose JPEG decoder runs `code` first; `body` is the image."""
     script = (
         "import os, signal, sys, time\n"
         "import simplejpeg\n"
@@ -63,10 +63,10 @@ def test_children_give_what_the_function_gives() -> None:
 
     async def go() -> None:
         async with Decoders(2) as decoders:
-            found = await decode_all(decoders, bodies)
-        for body, end in zip(bodies[:-2], found[:-2], strict=True):
+            results = await decode_all(decoders, bodies)
+        for body, end in zip(bodies[:-2], results[:-2], strict=True):
             assert check_and_resize(body, Fetch()) == end
-        for body, end in zip(bodies[-2:], found[-2:], strict=True):
+        for body, end in zip(bodies[-2:], results[-2:], strict=True):
             with pytest.raises(RejectedImage) as expected:
                 check_and_resize(body, Fetch())
             assert isinstance(end, RejectedImage)
@@ -75,7 +75,7 @@ def test_children_give_what_the_function_gives() -> None:
     uvloop.run(go())
 
 
-def test_settings_and_boxes_go_with_every_picture() -> None:
+def test_settings_and_boxes_go_with_every_image() -> None:
     settings = [Fetch(), Fetch(encode_format="webp"), Fetch(image_size=16, extract_exif=True)]
     tags = Image.Exif()
     tags[0x010F] = "A maker"
@@ -89,13 +89,14 @@ def test_settings_and_boxes_go_with_every_picture() -> None:
                 *(decoders.decode(sink.getvalue(), s, boxes) for s, boxes in asked)
             )
 
-    found = uvloop.run(go())
-    assert found == [check_and_resize(sink.getvalue(), s, boxes) for s, boxes in asked]
-    assert len({end.data for end in found if isinstance(end, DecodedImage)}) == 6
-    assert [end.exif for end in found if isinstance(end, DecodedImage)][-1] == '{"Make": "A maker"}'
+    results = uvloop.run(go())
+    assert results == [check_and_resize(sink.getvalue(), s, boxes) for s, boxes in asked]
+    decoded = [result for result in results if isinstance(result, DecodedImage)]
+    assert len({image.data for image in decoded}) == 6
+    assert decoded[-1].exif == '{"Make": "A maker"}'
 
 
-def test_a_crash_costs_one_picture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_crash_costs_one_image(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stall(monkeypatch, tmp_path, "if b'CRASH' in body: os.kill(os.getpid(), signal.SIGSEGV)")
     bodies = [
         saved(drawn(20 + i, 20), comment=b"CRASH" if i in (3, 4, 17) else b"") for i in range(24)
@@ -105,19 +106,19 @@ def test_a_crash_costs_one_picture(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         async with Decoders(2, in_flight=4) as decoders:
             return await decode_all(decoders, bodies)
 
-    found = uvloop.run(go())
-    died = {i: end for i, end in enumerate(found) if isinstance(end, RejectedImage)}
+    results = uvloop.run(go())
+    died = {i: end for i, end in enumerate(results) if isinstance(end, RejectedImage)}
     assert sorted(died) == [3, 4, 17]
     assert {(end.reason, end.detail) for end in died.values()} == {
         ("decoder_died", "signal SIGSEGV")
     }
-    assert [end.width for end in found if isinstance(end, DecodedImage)] == [
+    assert [end.width for end in results if isinstance(end, DecodedImage)] == [
         20 + i for i in range(24) if i not in died
     ]
 
 
 @pytest.mark.parametrize("hang", ["while True: pass", "time.sleep(3600)"])
-def test_a_hang_ends_at_the_deadline_and_costs_one_picture(
+def test_a_hang_ends_at_the_deadline_and_costs_one_image(
     hang: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(decoders, "PATIENCE", 2 if "sleep" in hang else 200)
@@ -128,8 +129,8 @@ def test_a_hang_ends_at_the_deadline_and_costs_one_picture(
         async with Decoders(1, deadline_s=0.6) as decoders:
             return await decode_all(decoders, bodies)
 
-    found = uvloop.run(go())
-    assert [getattr(end, "reason", None) for end in found] == [
+    results = uvloop.run(go())
+    assert [getattr(end, "reason", None) for end in results] == [
         None,
         None,
         "decoder_deadline",
@@ -153,7 +154,7 @@ def test_memory_is_limited(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert isinstance(fine, DecodedImage)
 
 
-def test_a_child_killed_between_pictures_costs_none() -> None:
+def test_a_child_killed_between_images_costs_none() -> None:
     async def go() -> None:
         async with Decoders(1) as decoders:
             assert isinstance(await decoders.decode(sized(30), Fetch()), DecodedImage)
@@ -166,13 +167,13 @@ def test_a_child_killed_between_pictures_costs_none() -> None:
     uvloop.run(go())
 
 
-def test_children_are_replaced_after_so_many_pictures() -> None:
+def test_children_are_replaced_after_so_many_images() -> None:
     async def go() -> None:
         pids = set()
         async with Decoders(1, recycle=3, in_flight=2) as decoders:
             for i in range(3):
-                found = await decode_all(decoders, [sized(20 + i)] * 3)
-                assert all(isinstance(end, DecodedImage) for end in found)
+                results = await decode_all(decoders, [sized(20 + i)] * 3)
+                assert all(isinstance(end, DecodedImage) for end in results)
                 pids |= set(decoders.pids)
                 while not decoders.pids:
                     await asyncio.sleep(0.01)
@@ -183,7 +184,9 @@ def test_children_are_replaced_after_so_many_pictures() -> None:
     uvloop.run(go())
 
 
-def test_children_that_cannot_start_are_no_pictures_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_children_that_cannot_start_are_not_the_fault_of_an_image(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(decoders, "CHILD", ("-c", "raise SystemExit(7)"))
 
     async def go() -> None:
@@ -196,7 +199,7 @@ def test_children_that_cannot_start_are_no_pictures_fault(monkeypatch: pytest.Mo
     uvloop.run(go())
 
 
-def test_leaving_ends_the_children_even_in_the_middle_of_a_picture(
+def test_leaving_ends_the_children_even_in_the_middle_of_an_image(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     stall(monkeypatch, tmp_path, "time.sleep(3600)")

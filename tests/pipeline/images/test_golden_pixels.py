@@ -14,7 +14,8 @@ from PIL import Image, features
 
 from manifests.schema import Fetch
 from pipeline.images import transform
-from pipeline.images.transform import RejectedImage, check_and_resize
+from pipeline.images.header import RejectedImage
+from pipeline.images.transform import check_and_resize
 
 Array = np.ndarray[Any, Any]
 PLAIN = Fetch(encode_format="png", encode_quality=1, skip_reencode=False)
@@ -129,12 +130,12 @@ def printers_profile() -> bytes:
     white = b"XYZ " + bytes(4) + struct.pack(">iii", 63190, 65536, 54061)
     text = b"desc" + bytes(4) + struct.pack(">I", 6) + b"press\0" + bytes(78)
     tags = [(b"A2B0", lut), (b"wtpt", white), (b"desc", text)]
-    place, table, data = 128 + 4 + 12 * len(tags), struct.pack(">I", len(tags)), b""
+    offset, table, data = 128 + 4 + 12 * len(tags), struct.pack(">I", len(tags)), b""
     for name, content in tags:
-        table += name + struct.pack(">II", place + len(data), len(content))
+        table += name + struct.pack(">II", offset + len(data), len(content))
         data += content + bytes(-len(content) % 4)
     head = struct.pack(
-        ">I4sI4s4s4s", place + len(data), b"lcms", 0x02100000, b"prtr", b"CMYK", b"Lab "
+        ">I4sI4s4s4s", offset + len(data), b"lcms", 0x02100000, b"prtr", b"CMYK", b"Lab "
     )
     head += (
         struct.pack(">6H4s", 2026, 1, 1, 0, 0, 0, b"acsp")
@@ -234,7 +235,7 @@ def test_alpha_lies_on_white(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG"])
-def test_of_moving_pictures_the_first_frame(kind: str) -> None:
+def test_the_first_frame_of_an_animation(kind: str) -> None:
     frames = [Image.new("RGB", (40, 40), colour) for colour in COLOURS]
     near(
         golden(saved(frames[0], kind, save_all=True, append_images=frames[1:], duration=50)),
@@ -250,7 +251,7 @@ def test_of_moving_pictures_the_first_frame(kind: str) -> None:
 # --- cut off --------------------------------------------------------------------------------------
 
 
-def whole_pictures() -> dict[str, bytes]:
+def whole_images() -> dict[str, bytes]:
     noise = Image.fromarray(np.random.default_rng(1).integers(0, 255, (60, 80, 3), dtype=np.uint8))
     return {
         "JPEG": saved(noise, "JPEG"),
@@ -266,10 +267,10 @@ def whole_pictures() -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("settings", [Fetch(), Fetch(image_size=24)], ids=["kept", "resized"])
-def test_a_picture_that_is_cut_off_does_not_pass_as_whole(settings: Fetch) -> None:
+def test_an_image_that_is_cut_off_does_not_pass_as_whole(settings: Fetch) -> None:
     """20 places in each."""
     passed, reasons = [], []
-    for name, body in whole_pictures().items():
+    for name, body in whole_images().items():
         assert check_and_resize(body, settings).original_width == 80
         for share in np.linspace(0.02, 0.98, 20):
             try:
@@ -279,5 +280,5 @@ def test_a_picture_that_is_cut_off_does_not_pass_as_whole(settings: Fetch) -> No
             else:
                 passed.append((name, share))
     assert passed == []
-    assert len(reasons) == 20 * len(whole_pictures())
+    assert len(reasons) == 20 * len(whole_images())
     assert set(reasons) <= {"decode_error", "not_an_image"}

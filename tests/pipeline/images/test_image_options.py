@@ -84,24 +84,24 @@ def test_interpolation(name: Any, pillow: Image.Resampling) -> None:
 
 def test_nearest_takes_pixels_of_the_whole_jpeg() -> None:
     body = saved(noise(640, 480), "JPEG", quality=95)
-    found = check_and_resize(body, fetch(image_size=48, downscale_interpolation="nearest"))
+    result = check_and_resize(body, fetch(image_size=48, downscale_interpolation="nearest"))
     whole = Image.open(io.BytesIO(body)).resize((64, 48), Image.Resampling.NEAREST)
-    assert np.array_equal(opened(found.data), np.asarray(whole))
+    assert np.array_equal(opened(result.data), np.asarray(whole))
 
 
 @pytest.mark.parametrize("resized", [True, False])
 @pytest.mark.parametrize(("kind", "quality"), [("jpg", 90), ("png", 0), ("png", 9), ("webp", 80)])
 def test_encode_format(kind: Any, quality: int, resized: bool) -> None:
     settings = Fetch(encode_format=kind, encode_quality=quality, image_size=24 if resized else 256)
-    found = check_and_resize(saved(noise(), "GIF"), settings)
-    image = Image.open(io.BytesIO(found.data))
-    assert found.extension == kind
+    result = check_and_resize(saved(noise(), "GIF"), settings)
+    image = Image.open(io.BytesIO(result.data))
+    assert result.extension == kind
     assert (image.format, image.mode) == (
         {"jpg": "JPEG", "png": "PNG", "webp": "WEBP"}[kind],
         "RGB",
     )
-    assert image.size == (found.width, found.height) == ((40, 24) if resized else (80, 48))
-    assert check_and_resize(saved(noise(), "GIF"), settings) == found
+    assert image.size == (result.width, result.height) == ((40, 24) if resized else (80, 48))
+    assert check_and_resize(saved(noise(), "GIF"), settings) == result
 
 
 def test_quality_decides_the_size() -> None:
@@ -117,14 +117,14 @@ def test_quality_decides_the_size() -> None:
             fetch(encode_format=kind, encode_quality=quality)
 
 
-def test_a_stored_picture_has_nothing_of_the_original_beside_its_pixels() -> None:
+def test_a_stored_image_has_only_the_pixels_of_the_original() -> None:
     tags = Image.Exif()
     tags[0x010F] = "A maker"
     body = saved(noise(), exif=tags, icc_profile=srgb_profile())
     for kind in ("jpg", "png", "webp"):
         settings = Fetch(encode_format=kind, encode_quality=9, skip_reencode=False)
-        found = Image.open(io.BytesIO(check_and_resize(body, settings).data))
-        assert not {"exif", "icc_profile"} & found.info.keys()
+        result = Image.open(io.BytesIO(check_and_resize(body, settings).data))
+        assert not {"exif", "icc_profile"} & result.info.keys()
 
 
 @pytest.mark.parametrize("kind", ["jpg", "png", "webp"])
@@ -132,11 +132,11 @@ def test_bytes_are_kept_only_of_the_type_that_is_stored(kind: Any) -> None:
     settings = Fetch(encode_format=kind, encode_quality=9)
     for stored in ("JPEG", "PNG", "WEBP"):
         body = saved(noise(), stored)
-        found = check_and_resize(body, settings)
-        assert (found.data == body) == (
+        result = check_and_resize(body, settings)
+        assert (result.data == body) == (
             stored == {"jpg": "JPEG", "png": "PNG", "webp": "WEBP"}[kind]
         )
-        assert found.extension == kind
+        assert result.extension == kind
         assert (
             check_and_resize(
                 body, Fetch(encode_format=kind, encode_quality=9, skip_reencode=False)
@@ -184,9 +184,9 @@ def test_as_it_is(kind: str) -> None:
         pytest.skip("this Pillow has no AVIF")
     settings = Fetch(disable_all_reencoding=True, image_size=16)
     body = saved(noise(), kind)
-    found = as_it_is(body, settings)
-    assert (found.data, found.extension) == (body, {"JPEG": "jpg"}.get(kind, kind.lower()))
-    assert (found.width, found.height, found.original_width, found.original_height) == (
+    result = as_it_is(body, settings)
+    assert (result.data, result.extension) == (body, {"JPEG": "jpg"}.get(kind, kind.lower()))
+    assert (result.width, result.height, result.original_width, result.original_height) == (
         80,
         48,
         80,
@@ -209,13 +209,13 @@ def test_as_it_is_knows_which_way_up(kind: str) -> None:
     for orientation in range(1, 9):
         tags = Image.Exif()
         tags[0x0112] = orientation
-        found = as_it_is(saved(noise(), kind, exif=tags), Fetch(disable_all_reencoding=True))
-        assert (found.width, found.height) == ((48, 80) if orientation >= 5 else (80, 48)), (
+        result = as_it_is(saved(noise(), kind, exif=tags), Fetch(disable_all_reencoding=True))
+        assert (result.width, result.height) == ((48, 80) if orientation >= 5 else (80, 48)), (
             orientation
         )
 
 
-def test_as_it_is_refuses_what_is_no_picture() -> None:
+def test_as_it_is_refuses_other_files() -> None:
     for body in (b"<html>", b"", b"BM" + bytes(60), b"\xff\xd8\xff", b"GIF89a"):
         with pytest.raises(RejectedImage):
             as_it_is(body, Fetch(disable_all_reencoding=True))
@@ -234,9 +234,9 @@ def test_boxes(case: dict[str, Any]) -> None:
     """A value of bbox_column, and the boxes that it means: null where it is refused."""
     settings = Fetch(bbox_column="faces")
     if case["boxes"] is None:
-        with pytest.raises(RejectedImage) as found:
+        with pytest.raises(RejectedImage) as caught:
             boxes_of({"faces": case["value"]}, settings)
-        assert found.value.reason == "bad_bbox"
+        assert caught.value.reason == "bad_bbox"
         assert REASONS["bad_bbox"] == "refused"
     else:
         assert boxes_of({"faces": case["value"]}, settings) == tuple(map(tuple, case["boxes"]))
@@ -269,10 +269,10 @@ def test_what_lies_in_a_box_is_blurred_and_nothing_else(
     stored = upright if orientation == 1 else upright.transpose(transform.TRANSPOSE[back])
     settings = fetch(resize_mode=mode, image_size=100, downscale_interpolation="nearest")
     plain = opened(check_and_resize(saved(stored, kind, exif=tags), settings).data)
-    found = opened(
+    result = opened(
         check_and_resize(saved(stored, kind, exif=tags), settings, [(0.5, 0.5, 0.8, 0.9)]).data
     )
-    height, width = found.shape[:2]
+    height, width = result.shape[:2]
     shift = (
         (150 - width) / 2 / width if mode == "center_crop" else 0
     )  # the crop takes 25 of 150 columns on each side
@@ -280,9 +280,9 @@ def test_what_lies_in_a_box_is_blurred_and_nothing_else(
     left, right = round((0.5 * wide - shift) * width), round((0.8 * wide - shift) * width)
     inside = (slice(round(0.5 * height), round(0.9 * height)), slice(left, right))
     assert detail(plain[inside]) > 40
-    assert detail(found[inside]) < 8
+    assert detail(result[inside]) < 8
     away = (slice(0, round(0.25 * height)), slice(0, round(0.3 * width)))
-    assert np.array_equal(found[away], plain[away])
+    assert np.array_equal(result[away], plain[away])
 
 
 def test_a_small_box_beside_a_large_one_is_blurred_too() -> None:
@@ -314,12 +314,12 @@ def test_exif_as_text(kind: str) -> None:
     tags.get_ifd(0x8825).update({1: "N", 2: (52.0, 30.0, 0.5)})
     body = saved(noise(), kind, exif=tags)
     assert check_and_resize(body, Fetch()).exif is None
-    for found in (
+    for result in (
         check_and_resize(body, Fetch(extract_exif=True, image_size=16)),
         as_it_is(body, Fetch(extract_exif=True, disable_all_reencoding=True)),
     ):
-        assert found.exif is not None
-        assert json.loads(found.exif) == {
+        assert result.exif is not None
+        assert json.loads(result.exif) == {
             "DateTime": "2026:11:21 14:00:00",
             "ExifImageWidth": 4000,
             "ExposureTime": 0.01,
@@ -351,9 +351,9 @@ def test_verify_hash(algorithm: str) -> None:
         {},
         None,
     ):
-        with pytest.raises(RejectedImage) as found:
+        with pytest.raises(RejectedImage) as caught:
             check_hash(b"x", wrong, settings)
-        assert found.value.reason == "hash_mismatch"
+        assert caught.value.reason == "hash_mismatch"
 
 
 # --- profiles -------------------------------------------------------------------------------------
@@ -376,10 +376,10 @@ def test_colours_are_turned_into_srgb(kind: str) -> None:
     )[32, 32]
     assert np.array_equal(same, plain)
     for size in (256, 16):
-        found = check_and_resize(
+        result = check_and_resize(
             saved(red, kind, icc_profile=swapped_profile(), **options), fetch(image_size=size)
         )
-        assert np.abs(opened(found.data)[8, 8] - (40, 200, 60)).max() <= 4
+        assert np.abs(opened(result.data)[8, 8] - (40, 200, 60)).max() <= 4
 
 
 def test_a_jpeg_is_kept_with_the_profile_of_srgb_and_with_a_damaged_one() -> None:
@@ -400,7 +400,7 @@ def test_a_member_is_named_by_what_it_is(tmp_path: Path) -> None:
             writer.add(
                 row,
                 {"url": f"u{row}", "caption": "c", "uid": f"{row:032x}"},
-                b"picture",
+                b"image",
                 None,
                 extension,
             )
@@ -453,8 +453,8 @@ def test_options_on_their_way_to_the_sidecar(
     columns = {"faces": "json", "seen": "string"}
     rows = []
     for i, body in enumerate(bodies):
-        (tmp_path / f"picture{i}").write_bytes(body)
-        url = str(tmp_path / f"picture{i}")
+        (tmp_path / f"image{i}").write_bytes(body)
+        url = str(tmp_path / f"image{i}")
         rows.append(
             {"uid": f"{i:032x}", "url": url, "caption": f"c{i}", "link": i}
             | {"faces": faces[i], "seen": seen[i]}
@@ -480,9 +480,9 @@ def test_options_on_their_way_to_the_sidecar(
         worker(Ticket(id=task.id, group=str(task.group), payload={"shard": task.shard}))
     finally:
         worker.close()
-    found = {row["url"]: row for row in read_sidecar(pool, 0).to_pylist()}
+    rows_by_url = {row["url"]: row for row in read_sidecar(pool, 0).to_pylist()}
     for column, values in expected.items():
-        ends = [found[row["url"]][column] for row in rows]
+        ends = [rows_by_url[row["url"]][column] for row in rows]
         if column == "image_name":  # rows of a shard are in the order of their uid's hash
             ends, values = (
                 [e and e.rsplit(".")[1] for e in ends],
@@ -490,6 +490,6 @@ def test_options_on_their_way_to_the_sidecar(
             )
         assert ends == values, column
     for body, row in zip(bodies, rows, strict=True):
-        assert found[row["url"]]["sha256"] == hashlib.sha256(body).hexdigest()
+        assert rows_by_url[row["url"]]["sha256"] == hashlib.sha256(body).hexdigest()
         if "compute_hash" in options:
-            assert found[row["url"]]["md5"] == hashlib.md5(body).hexdigest()
+            assert rows_by_url[row["url"]]["md5"] == hashlib.md5(body).hexdigest()

@@ -15,7 +15,8 @@ from PIL import Image, features
 from manifests.columns import DECODE_REASONS
 from manifests.schema import Fetch
 from pipeline.images import exif, header, transform
-from pipeline.images.transform import DecodedImage, RejectedImage, check_and_resize
+from pipeline.images.header import RejectedImage
+from pipeline.images.transform import DecodedImage, check_and_resize
 
 COLOURS = [
     (220, 30, 40),
@@ -42,24 +43,24 @@ def saved(image: Image.Image, kind: str = "JPEG", **options: Any) -> bytes:
     return sink.getvalue()
 
 
-def pixels_of(found: DecodedImage) -> np.ndarray[Any, Any]:
-    image = Image.open(io.BytesIO(found.data))
-    assert (image.format, image.mode, image.size) == ("JPEG", "RGB", (found.width, found.height))
+def pixels_of(result: DecodedImage) -> np.ndarray[Any, Any]:
+    image = Image.open(io.BytesIO(result.data))
+    assert (image.format, image.mode, image.size) == ("JPEG", "RGB", (result.width, result.height))
     return np.asarray(image).astype(int)
 
 
-def corners(found: DecodedImage) -> list[int]:
+def corners(result: DecodedImage) -> list[int]:
     """Which of COLOURS lies in each corner, 4 pixels from the edges."""
-    seen = pixels_of(found)
+    seen = pixels_of(result)
     spots = [seen[4, 4], seen[4, -5], seen[-5, 4], seen[-5, -5]]
     return [int(np.abs(np.array(COLOURS) - spot).sum(axis=1).argmin()) for spot in spots]
 
 
 def bad(body: bytes, **settings: Any) -> str:
-    with pytest.raises(RejectedImage) as found:
+    with pytest.raises(RejectedImage) as caught:
         check_and_resize(body, Fetch(**settings))
-    assert found.value.reason in DECODE_REASONS
-    return found.value.reason
+    assert caught.value.reason in DECODE_REASONS
+    return caught.value.reason
 
 
 # --- sizes ----------------------------------------------------------------------------------------
@@ -90,11 +91,11 @@ def test_resize_modes(
     mode: Any, bigger_only: bool, original: tuple[int, int], size: tuple[int, int], kind: str
 ) -> None:
     settings = Fetch(resize_mode=mode, resize_only_if_bigger=bigger_only, image_size=32)
-    found = check_and_resize(saved(drawn(*original), kind), settings)
-    assert (found.width, found.height) == size
-    assert (found.original_width, found.original_height) == original
-    assert found.extension == "jpg"
-    pixels_of(found)
+    result = check_and_resize(saved(drawn(*original), kind), settings)
+    assert (result.width, result.height) == size
+    assert (result.original_width, result.original_height) == original
+    assert result.extension == "jpg"
+    pixels_of(result)
 
 
 def test_border_is_white_and_centred_and_a_crop_takes_the_middle() -> None:
@@ -114,14 +115,14 @@ def test_border_is_white_and_centred_and_a_crop_takes_the_middle() -> None:
     ) == [0, 1, 2, 3]
 
 
-def test_scaled_decoding_agrees_with_averaging_the_whole_picture() -> None:
+def test_scaled_decoding_agrees_with_averaging_the_whole_image() -> None:
     noise = np.random.default_rng(0).integers(0, 255, (15, 20), dtype=np.uint8)
     body = saved(
         Image.fromarray(noise).resize((1000, 750), Image.Resampling.BICUBIC).convert("RGB")
     )
-    found = pixels_of(check_and_resize(body, Fetch(image_size=64, encode_quality=100)))
+    pixels = pixels_of(check_and_resize(body, Fetch(image_size=64, encode_quality=100)))
     whole = Image.open(io.BytesIO(body)).resize((85, 64), Image.Resampling.BOX)
-    assert np.abs(found - np.asarray(whole).astype(int)).mean() < 4
+    assert np.abs(pixels - np.asarray(whole).astype(int)).mean() < 4
 
 
 @pytest.mark.parametrize(
@@ -159,7 +160,7 @@ def test_bytes_are_kept_when_nothing_changes() -> None:
     assert check_and_resize(body, Fetch(encode_quality=10)).data == body
 
 
-# --- what pictures are made of --------------------------------------------------------------------
+# --- kinds of images ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -171,11 +172,11 @@ def test_orientation_is_applied_and_dropped(orientation: int, kind: str, size: i
     stored = upright if orientation == 1 else upright.transpose(transform.TRANSPOSE[back])
     tags = Image.Exif()
     tags[exif.ORIENTATION] = orientation
-    found = check_and_resize(saved(stored, kind, exif=tags), Fetch(image_size=size))
-    assert (found.original_width, found.original_height) == (96, 64)
-    assert (found.width, found.height) == ((96, 64) if size == 256 else (36, 24))
-    assert corners(found) == [0, 1, 2, 3]
-    assert Image.open(io.BytesIO(found.data)).getexif().get(exif.ORIENTATION, 1) == 1
+    result = check_and_resize(saved(stored, kind, exif=tags), Fetch(image_size=size))
+    assert (result.original_width, result.original_height) == (96, 64)
+    assert (result.width, result.height) == ((96, 64) if size == 256 else (36, 24))
+    assert corners(result) == [0, 1, 2, 3]
+    assert Image.open(io.BytesIO(result.data)).getexif().get(exif.ORIENTATION, 1) == 1
 
 
 @pytest.mark.parametrize(
@@ -207,8 +208,8 @@ def png16(levels: np.ndarray[Any, Any], colour_type: int = 0) -> bytes:
 
 def test_16_bits_are_scaled() -> None:
     ramp = np.repeat(np.linspace(0, 65535, 64).round().astype(np.uint16)[None], 32, axis=0)
-    found = pixels_of(check_and_resize(png16(ramp), Fetch()))
-    assert np.abs(found[16, :, 0] - np.linspace(0, 255, 64)).max() < 4
+    pixels = pixels_of(check_and_resize(png16(ramp), Fetch()))
+    assert np.abs(pixels[16, :, 0] - np.linspace(0, 255, 64)).max() < 4
     colour = np.repeat(ramp[..., None], 3, axis=2)
     assert (
         np.abs(
@@ -263,15 +264,15 @@ def test_cmyk_and_grey_jpeg() -> None:
     assert np.abs(seen - 77).max() < 4
 
 
-def test_of_a_moving_picture_the_first_frame() -> None:
+def test_the_first_frame_of_an_animation() -> None:
     frames = [Image.new("RGB", (40, 40), colour) for colour in COLOURS]
     for kind in ("GIF", "WEBP", "PNG"):
         body = saved(frames[0], kind, save_all=True, append_images=frames[1:])
         assert corners(check_and_resize(body, Fetch())) == [0] * 4
     several = saved(frames[0], "MPO", save_all=True, append_images=frames[1:])
-    found = check_and_resize(several, Fetch())
-    assert corners(found) == [0] * 4
-    assert len(found.data) < len(several)
+    result = check_and_resize(several, Fetch())
+    assert corners(result) == [0] * 4
+    assert len(result.data) < len(several)
 
 
 @pytest.mark.skipif(not features.check("avif"), reason="this Pillow has no AVIF")
@@ -320,9 +321,9 @@ def test_details_repeat_from_run_to_run() -> None:
     for body in (b"GIF89a", b"\xff\xd8\xff", saved(drawn(), "PNG")[:60]):
         details = set()
         for _ in range(2):
-            with pytest.raises(RejectedImage) as found:
+            with pytest.raises(RejectedImage) as caught:
                 check_and_resize(body, Fetch())
-            details.add(found.value.detail)
+            details.add(caught.value.detail)
         assert len(details) == 1
         assert "0x" not in details.pop()
 

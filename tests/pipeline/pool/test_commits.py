@@ -44,13 +44,13 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, n: int, *, after: bool) -> None:
     monkeypatch.setattr(disk, "create_json", deadly(disk.create_json, 0))
 
 
-@pytest.mark.parametrize("place", ["local", "memory"])
+@pytest.mark.parametrize("store", ["local", "memory"])
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_a_kill_between_any_two_writes_leaves_nothing_readable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, after: bool, n: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str, after: bool, n: int
 ) -> None:
-    pool = str(tmp_path / "pool") if place == "local" else f"memory://{tmp_path.name}-{n}-{after}"
+    pool = str(tmp_path / "pool") if store == "local" else f"memory://{tmp_path.name}-{n}-{after}"
     whole = write_five(str(tmp_path / "whole"))
     with monkeypatch.context() as patch:
         killed_at(patch, n, after=after)
@@ -115,7 +115,7 @@ def test_a_committed_shard_is_not_written_again(tmp_path: Path) -> None:
     first = write_five(str(tmp_path))
     before = files_of(tmp_path)
     changed = five_rows()
-    changed[0] = (changed[0][0], b"another picture", {})
+    changed[0] = (changed[0][0], b"another image", {})
     assert write_five(str(tmp_path), given=changed) == first
     assert files_of(tmp_path) == before
 

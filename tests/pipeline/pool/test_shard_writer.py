@@ -99,12 +99,12 @@ def test_a_standard_tar_that_others_read(tmp_path: Path) -> None:
     ).stdout.splitlines()
     assert len(listed) == 9
     assert all(line.startswith("-rw-r--r-- 0/0") for line in listed)
-    found = {s["__key__"]: s for s in webdataset.WebDataset(str(path), shardshuffle=False)}
+    samples_by_key = {s["__key__"]: s for s in webdataset.WebDataset(str(path), shardshuffle=False)}
     gc.collect()  # while its warning is ignored
-    assert list(found) == ["000030000", "000030002", "000030004"]
+    assert list(samples_by_key) == ["000030000", "000030002", "000030004"]
     for i in (0, 2, 4):
         record, image, _ = five_rows()[i]
-        sample = found[f"00003{i:04d}"]
+        sample = samples_by_key[f"00003{i:04d}"]
         assert sample["jpg"] == image
         assert sample["txt"].decode() == record["caption"]
         assert json.loads(sample["json"])["url"] == record["url"]
@@ -136,9 +136,9 @@ def test_what_goes_in_comes_out(
             writer.add(i, *given_rows[i])
         record = writer.commit(len(given_rows))
     with tarfile.open(PoolLayout(pool).tar(record)) as tar:
-        found = [(tar.extractfile(m) or io.BytesIO()).read() for m in tar.getmembers()]
-    assert found[0::3] == [image for image, _ in samples]
-    assert [text.decode() for text in found[1::3]] == [caption for _, caption in samples]
+        contents = [(tar.extractfile(m) or io.BytesIO()).read() for m in tar.getmembers()]
+    assert contents[0::3] == [image for image, _ in samples]
+    assert [text.decode() for text in contents[1::3]] == [caption for _, caption in samples]
 
 
 def test_the_books_of_a_writer_must_balance(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Members of a tar are found by their offsets, and no damage passes for the end of the file."""
+"""Offsets of the members of a tar; damage is never taken for the end of the file."""
 
 from __future__ import annotations
 
@@ -85,11 +85,11 @@ def test_no_flipped_bit_in_a_header_passes_for_an_end(tmp_path: Path) -> None:
             flipped[member.offset - 512 + bit // 8] ^= 1 << bit % 8
             path.write_bytes(flipped)
             try:
-                found = index_tar(str(path))
+                listed = index_tar(str(path))
             except ValueError as error:
                 assert f"the header at byte {member.offset - 512} is wrong" in str(error)  # noqa: PT017
             else:  # a bit of the checksum's own field that its reading ignores
-                assert found == members
+                assert listed == members
 
 
 @pytest.mark.parametrize(
