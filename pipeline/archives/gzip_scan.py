@@ -76,7 +76,7 @@ class Tape:
         return self._start
 
     def keep(self, position: int) -> None:
-        """Let go of what lies before `position`."""
+        """Forget the bytes before `position`."""
         del self._buffer[: max(0, position - self._start)]
         self._start = max(self._start, position)
 

@@ -52,7 +52,7 @@ DIGITS = re.compile(r"[\t\n\f\r ]*\+?([0-9]+)")
 TAG = re.compile(r"<(/?)([a-z][a-z0-9]*)")
 QUOTED = re.compile(r"\"[^\"]*\"|'[^']*'")
 ATTRIBUTE_GAP = re.compile(r"[\s/]+")
-# Elements that need no closing tag, so that an unclosed one says nothing about depth
+# Elements that need no closing tag: an unclosed one does not add to the depth
 LOOSE = {
     "area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source",
     "track", "wbr",
@@ -104,7 +104,7 @@ class Image(NamedTuple):
 
 
 class Page(NamedTuple):
-    """What a page's HTML says; the images in document order."""
+    """The content of a page's HTML; the images are in document order."""
 
     images: list[Image]
     language: str | None
@@ -165,13 +165,13 @@ def charset_in(content_type: str) -> str | None:
 
 
 def _guessed(body: bytes) -> str:
-    """The likely encoding of a page that names none: lines of markup say nothing, so that only
-    others are looked at.
+    """The likely encoding of a page that names none. ASCII lines fit every encoding, so only the
+    other lines are examined.
     """
-    telling = b"\n".join(
+    other_lines = b"\n".join(
         line for line in body.replace(b"<", b"\n<").splitlines() if not line.isascii()
     )
-    best = from_bytes(telling[:GUESSED]).best()
+    best = from_bytes(other_lines[:GUESSED]).best()
     return (_known(best.encoding) if best else None) or "cp1252"
 
 
@@ -179,11 +179,11 @@ def _guessed(body: bytes) -> str:
 
 
 def candidates(srcset: str) -> list[tuple[str, float, float]]:
-    """The images of a srcset as (url, width, density), as the HTML standard splits it; 0 where it
-    says nothing.
+    """The images of a srcset as (url, width, density), as the HTML standard splits it. Width
+    is 0 and density 1 where not given.
 
-    A URL ends at white space, and may hold commas, but not at its end. What it says wrongly is left
-    out.
+    A URL ends at white space and may contain commas, but not at its end. Invalid candidates are
+    left out.
     """
     images: list[tuple[str, float, float]] = []
     position = 0
@@ -276,8 +276,8 @@ def _source(element: LexborNode) -> str:
 
 
 def _is_pixel(attributes: Attributes) -> bool:
-    """Width and height are given, and neither is above 1: a beacon. A larger box says nothing about
-    the file.
+    """Width and height are given, and neither is above 1: a beacon. A larger box does not
+    tell the size of the file.
     """
     sizes = [DIGITS.match(attributes.get(name) or "") for name in ("width", "height")]
     return all(size and int(size[1]) <= 1 for size in sizes)
@@ -402,8 +402,8 @@ def _spaced(node: LexborNode) -> str:
 
 
 def _license(tree: LexborHTMLParser, base: str) -> str | None:
-    """The first link that says it is the licence, else the first to Creative Commons; those of the
-    head first.
+    """The first link with rel=license, else the first to Creative Commons. Links of the head come
+    first.
     """
     links: list[Attributes] = []
     for selector in ("link[href]", "a[href]", "area[href]"):
@@ -419,7 +419,7 @@ def _license(tree: LexborHTMLParser, base: str) -> str | None:
 
 
 def _check_depth(text: str) -> None:
-    """ValueError where elements lie in each other deeper than DEEPEST."""
+    """ValueError where elements are nested deeper than DEEPEST."""
     opened: Counter[str] = Counter()
     depth = 0
     for closing, name in TAG.findall(text.lower()):

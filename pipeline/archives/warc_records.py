@@ -28,7 +28,7 @@ OVERLAP = 16  # bytes that are searched again: a record's first line may be cut 
 
 
 class Stored(NamedTuple):
-    """A record: where it lies, what it is, of which address, and its block."""
+    """A record: its offset in the file, its type, its URL and its block."""
 
     offset: int
     kind: str  # response or metadata
@@ -100,7 +100,7 @@ class Split(NamedTuple):
 
 
 def _split(data: bytes, offset: int, *, final: bool) -> Split:
-    """The whole records of `data`, which lies at `offset`. `final`: no more bytes come."""
+    """The complete records of `data`, which begins at `offset`. `final`: no more bytes follow."""
     records: list[Stored | None] = []
     end = 0
     while start := START.search(data, end):

@@ -59,7 +59,7 @@ IMAGE_URL = re.compile(r"(?i)\.(?:jpe?g|png|webp|gif|avif|bmp|tiff?)[\x00-\x20]*
 SUFFIX = 5  # characters at the end of an image's name in which its dot is
 COMMONS = "creativecommons.org/"
 LICENSES = (COMMONS + "licenses/", COMMONS + "publicdomain/")
-# Names of most meta tags, which say nothing to robots.
+# Names of most meta tags, which have no signals for robots.
 QUIET_TAGS = frozenset(
     (
         "viewport", "description", "keywords", "generator", "author", "HTML@/lang", "theme-color",
@@ -163,7 +163,7 @@ def _has_images(body: bytes) -> bool:
 
 
 def _page(reader: Reader, body: bytes, offset: int, counts: Counter[str]) -> Page:
-    """What `body` says; `counts` is left alone until all of it is read."""
+    """The page of `body`. `counts` does not change before all of it is read."""
     envelope = reader(body).envelope
     http, url = envelope.payload.http, envelope.page
     head, links = http.html.head, http.html.links
@@ -242,7 +242,7 @@ def _anchor(url: str, behind: Anchor) -> str | None:
 
 
 def _robots(metas: Sequence[Meta], headers: msgspec.Raw) -> str | None:
-    """What page and headers say to robots, raw, as JSON; None where they say nothing."""
+    """The signals of page and headers for robots, raw, as JSON; None where there are none."""
     tags = []
     for meta in metas:
         if meta.name and not (type(meta.name) is str and meta.name in QUIET_TAGS):
@@ -261,8 +261,8 @@ def _robots(metas: Sequence[Meta], headers: msgspec.Raw) -> str | None:
 def signals_of(
     metas: Iterable[tuple[str, str]], headers: Iterable[tuple[str, str]]
 ) -> dict[str, list[str]]:
-    """What a page's tags and headers (names in lower case) say to robots, raw; {} where they say
-    nothing.
+    """The signals for robots in a page's tags and headers (names in lower case), raw; {} where
+    there are none.
     """
     signals: dict[str, list[str]] = {"meta": [], "x-robots-tag": []}
     for name, content in metas:
@@ -279,7 +279,7 @@ def signals_of(
 
 
 def _license(body: bytes, base: str) -> str | None:
-    """The first link that says it is the licence, else the first to Creative Commons."""
+    """The first link with rel=license, else the first to Creative Commons."""
     html = decode(body).envelope.payload.http.html
     links = [*_links.decode(html.head.links), *html.links]
     named = [link for link in links if link.rel and "license" in text_of(link.rel).lower().split()]

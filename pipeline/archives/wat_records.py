@@ -121,7 +121,7 @@ def _metadata(offset: int, record: bytes) -> Iterator[tuple[int, bytes | None]]:
         yield offset, body if body.startswith(b"{") else None
 
 
-# --- what a record says ---------------------------------------------------------------------------
+# --- the content of a record ----------------------------------------------------------------------
 
 L = TypeVar("L")
 UNREAD = (msgspec.DecodeError, UnicodeDecodeError)
@@ -235,7 +235,7 @@ class Reader:
     """
 
     def __init__(self) -> None:
-        # A link of the last record may say that it is the licence. Searching the bytes takes 6 us.
+        # A link of the last record may have rel=license. A search of the bytes takes 6 us.
         self.named = False
         self._kinds: dict[str, Any] = {"IMG@/src": Image, "A@/href": Anchor}
         self._learn(USUAL)

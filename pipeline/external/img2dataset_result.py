@@ -68,10 +68,10 @@ def success(image: bytes, row: Mapping[str, Any], settings: Fetch) -> Outcome:
     if not settings.disable_all_reencoding:
         return columns, image, settings.encode_format
     try:
-        picture = as_it_is(image, settings)
+        kept = as_it_is(image, settings)
     except RejectedImage as bad:
         return columns | {"reason": bad.reason, "error_message": bad.detail}, None, ""
-    return columns | {name: getattr(picture, name) for name in SIZES}, image, picture.extension
+    return columns | {name: getattr(kept, name) for name in SIZES}, image, kept.extension
 
 
 def _position(name: str) -> int:

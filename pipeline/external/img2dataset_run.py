@@ -81,7 +81,7 @@ NEEDS: dict[str, tuple[Any, str]] = {
 DIRECTIVES = ("noai", "noimageai", "noindex", "noimageindex", "none", "noml")
 UNKNOWN = ("per_host", "max_bytes", "max_pixels", "min_rate", "max_redirects", "patience_s")
 START_S = 120.0  # for its three processes to come up on a busy machine
-ROW_S = 0.25  # for decoding and writing one row on a busy machine; a picture of 20 MP takes that
+ROW_S = 0.25  # for decoding and writing one row on a busy machine; an image of 20 MP takes that
 LAST_LINES = 8
 logger = logging.getLogger(__name__)
 

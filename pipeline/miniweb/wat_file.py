@@ -172,7 +172,7 @@ def _envelopes(page: Page, rng: random.Random) -> Iterator[dict[str, Any]]:
         "name": name,
     }
     fields = [{"Name": "fetchTimeMs", "Value": str(50 + page.number % 400)}]
-    if page.number % 20:  # the detector has nothing to say about one page in twenty
+    if page.number % 20:  # one page in twenty has no detected language
         value = json.dumps({"reliable": True, "text-bytes": 900, "languages": [language]})
         fields += [
             {"Name": "charset-detected", "Value": "UTF-8"},
@@ -231,7 +231,7 @@ def _links(page: Page, rng: random.Random) -> list[dict[str, str]]:
 
 
 def _written(page: Page, item: Item, rng: random.Random) -> str:
-    """The address of an image as one of the ways in which this page can say it."""
+    """The URL of an image in one of the forms in which this page can write it."""
     base = urljoin(page.url, page.base or "")
     forms = [item.url, f"//{item.host}{item.path}"]
     if item.host == urlsplit(page.url).netloc:

@@ -36,7 +36,7 @@ THUMBNAILS, FOREIGN, GENERIC_SHARE, PAINTED_SHARE = 0.05, 0.08, 0.2, 0.08
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """One pair of the web: an image, where it lies, and what its page says about it."""
+    """One pair of the web: an image, its host and path, and its caption on the page."""
 
     kind: str
     scene: Scene
@@ -245,7 +245,7 @@ def _counted(scene: Scene, bare: str, two: str) -> str:
 
 
 def generic(rng: random.Random) -> str:
-    """An alternative text that says nothing about any image."""
+    """An alternative text that describes no image."""
     return rng.choice(GENERIC).format(n=rng.randint(1000, 9999))
 
 
