@@ -146,7 +146,7 @@ class TicketQueue:
         for group in reversed(list(dict.fromkeys(groups))):
             if group not in running_groups and self._pending[group]:
                 self._free_groups[group] = None
-                # A group that waits for its retry goes to the end: nobody looks at it before.
+                # A group that waits for its retry goes to the end of the free groups.
                 self._free_groups.move_to_end(group, last=group in self._not_before)
         if not self._running.get(worker):
             self._running.pop(worker, None)

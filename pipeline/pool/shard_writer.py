@@ -208,17 +208,18 @@ def publish_shard(
     statuses = Counter(row["status"] for row in rows)
     reasons = Counter(row["reason"] for row in rows if row["reason"] is not None)
     assert len(rows) == statuses["success"] + reasons.total()
-    counts = {
-        "count": len(rows),
-        "successes": statuses["success"],
-        "reasons": dict(sorted(reasons.items())),
-    }
     with publication_lock(pool, shard), staged_file(layout.sidecar(shard)) as staged:
         if (existing := read_commit_record(pool, shard)) is not None:
             return existing
         if staged_tar is not None:
             disk.publish(staged_tar, layout.shard_tar(shard))
-        footer = {**counts, "shard": shard_name(shard), "version": SHARD_VERSION}
+        footer = {
+            "count": len(rows),
+            "successes": statuses["success"],
+            "reasons": dict(sorted(reasons.items())),
+            "shard": shard_name(shard),
+            "version": SHARD_VERSION,
+        }
         disk.write_parquet(staged, table, footer)
         sidecar_sha256, sidecar_bytes = disk.file_sha256(staged), staged.stat().st_size
         disk.publish(staged, layout.sidecar(shard))
@@ -244,15 +245,19 @@ def publish_shard(
             engine_version=engine_version,
             tar_stamp=tar.stamp,
         )
-        try:
-            disk.create_json(layout.commit_record(shard), record.to_plain())
-        except FileExistsError:
-            raise RuntimeError(
-                f"{layout.commit_record(shard)} was written by another process in the meantime; "
-                "only one build may write into a pool: end the other one, then run audit.py with "
-                "--verify"
-            ) from None
+        _create_commit_record(layout.commit_record(shard), record)
     return record
+
+
+def _create_commit_record(path: str, record: CommitRecord) -> None:
+    """Write a commit record that is not there yet. RuntimeError where another process wrote it."""
+    try:
+        disk.create_json(path, record.to_plain())
+    except FileExistsError:
+        raise RuntimeError(
+            f"{path} was written by another process in the meantime; only one build may write "
+            "into a pool: end the other one, then run audit.py with --verify"
+        ) from None
 
 
 def sidecar_hash(table: pa.Table) -> str:
