@@ -39,6 +39,6 @@ def reject_images(
 
 
 def shortened(text: str) -> str:
-    """Printable text of at most LONGEST_EXAMPLE characters: the text of a web page is not trusted."""
+    """Printable text of at most LONGEST_EXAMPLE characters. Text of web pages is not trusted."""
     text = printable(text)
     return text if len(text) <= LONGEST_EXAMPLE else text[: LONGEST_EXAMPLE - 1] + "…"
