@@ -30,7 +30,8 @@ from pipeline import ablation_run, recipe_run
 EXAMPLE = """example:
   python pipeline/build.py manifests/ablations/demo.yaml
   python pipeline/build.py manifests/recipes/datacomp_small.yaml --out /data/datacomp --until fetch
-  ray job submit --working-dir . -- python pipeline/build.py manifests/ablations/demo.yaml --out /data/demo
+  ray job submit --working-dir . -- \\
+      python pipeline/build.py manifests/ablations/demo.yaml --out /data/demo
 
 """
 

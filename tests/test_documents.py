@@ -34,7 +34,7 @@ def blocks(language: str) -> list[tuple[str, str]]:
 
 
 def commands() -> list[str]:
-    """Every command line `python FILE …` in a block or in backticks, with continued lines joined."""
+    """Every command line `python FILE …` that is shown, with continued lines joined."""
     lines = []
     for name in DOCUMENTS:
         text = (ROOT / name).read_text().replace("\\\n", " ")

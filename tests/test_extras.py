@@ -46,7 +46,7 @@ def normalized(name: str) -> str:
 
 
 def imported_by(folder: Path) -> set[str]:
-    """Top-level names that the Python files of a folder import, at their top or inside functions."""
+    """Top-level names that the Python files of a folder import, anywhere in them."""
     names: set[str] = set()
     for path in folder.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -10,6 +10,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+from collections import Counter
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -27,18 +28,21 @@ MAY_IMPORT = {
 ORDER = {
     "manifests": [
         "text", "console", "columns", "phash", "casting", "fetch_settings", "sources", "schema",
-        "ray_runtime", "disk", "identity", "pool_layout", "documents", "yaml_file", "reader", "__init__",
+        "ray_runtime", "disk", "identity", "pool_layout", "documents", "yaml_file",
+        "reader", "__init__",
     ],
     "filters": [
         "base", "caption", "language", "optout", "picture", "tokens", "clip_score", "__init__",
     ],
     "pipeline": [
         "executor", "pool", "images", "scoring", "views", "archives", "crawl", "fetch", "external",
-        "accounting", "miniweb", "recipe_run", "ablation_run", "ablation_run", "build", "score", "filter", "audit",
+        "accounting", "miniweb", "recipe_run", "ablation_run", "build", "score",
+        "filter", "audit",
     ],
     "train": [
         "rng", "model", "config", "data", "step", "formats", "dist", "evaluation", "identity",
-        "logbook", "nonfinite", "train_state", "loop", "mix", "ablation", "reporting", "run", "evaluate", "export",
+        "logbook", "nonfinite", "train_state", "loop", "mix", "ablation", "reporting",
+        "run", "evaluate", "export",
         "ablate", "report",
     ],
 }  # fmt: skip
@@ -250,3 +254,32 @@ def test_the_trainer_starts_with_torch_numpy_pyarrow_and_little_else() -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
     assert done.stdout.strip() == "started", done.stderr
+
+
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_every_module_has_a_test_of_its_name(package: str) -> None:
+    missing = []
+    for path in sources(package):
+        module = path.relative_to(ROOT)
+        test = ROOT / "tests" / module.parent / f"test_{module.name}"
+        if path.stem != "__init__" and not test.exists():
+            missing.append(str(test.relative_to(ROOT)))
+    assert not missing, "\n".join(missing)
+
+
+def test_no_folder_is_crowded() -> None:
+    folders = Counter(path.parent for package in MAY_IMPORT for path in sources(package))
+    crowded = {str(folder.relative_to(ROOT)): n for folder, n in folders.items() if n > 16}
+    assert not crowded
+
+
+@pytest.mark.parametrize("package", ["pipeline", "train"])
+def test_the_readme_of_a_package_lists_its_sub_packages_in_import_order(package: str) -> None:
+    text = (ROOT / package / "README.md").read_text()
+    assert text.count("\n") <= 40
+    rows = re.findall(r"^\| (?:\[(\w+)\]\(\1/README\.md\)|`(\w+)\.py`) \|", text, re.M)
+    listed = [folder or module for folder, module in rows]
+    assert listed == [unit for unit in ORDER[package] if unit in listed]
+    entries = {Path(entry).stem for entry in ENTRIES if entry.startswith(package)}
+    assert set(ORDER[package]) == set(listed) | entries
+    assert not [entry for entry in entries if f"`{entry}.py`" not in text]

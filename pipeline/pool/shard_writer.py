@@ -213,24 +213,21 @@ def publish_shard(
             return existing
         if staged_tar is not None:
             disk.publish(staged_tar, layout.shard_tar(shard))
-        footer = {
+        counts: dict[str, Any] = {
             "count": len(rows),
             "successes": statuses["success"],
             "reasons": dict(sorted(reasons.items())),
-            "shard": shard_name(shard),
-            "version": SHARD_VERSION,
         }
-        disk.write_parquet(staged, table, footer)
+        name_and_version: dict[str, Any] = {"shard": shard_name(shard), "version": SHARD_VERSION}
+        disk.write_parquet(staged, table, {**counts, **name_and_version})
         sidecar_sha256, sidecar_bytes = disk.file_sha256(staged), staged.stat().st_size
         disk.publish(staged, layout.sidecar(shard))
         record = CommitRecord(
-            shard=shard_name(shard),
+            **counts,
+            **name_and_version,
             tar=tar.name,
             tar_bytes=tar.bytes,
             tar_sha256=tar.sha256,
-            count=len(rows),
-            successes=statuses["success"],
-            reasons=dict(sorted(reasons.items())),
             sidecar_bytes=sidecar_bytes,
             sidecar_file_sha256=sidecar_sha256,
             sidecar_sha256=sidecar_hash(table),
@@ -239,7 +236,6 @@ def publish_shard(
             retries=sum(row["retry_of"] is not None for row in rows),
             task=task,
             group=group,
-            version=SHARD_VERSION,
             duration_s=round(duration_s, 3),
             engine=engine,
             engine_version=engine_version,

@@ -155,7 +155,8 @@ def test_forms_of_captions_of_an_image_folder(captions: str, tmp_path: Path) -> 
 
 
 def test_a_rule_draws_a_share_of_the_rows(tmp_path: Path) -> None:
-    text = "name: r\nsource: {kind: files, paths: [c.csv]}\nviews: {half: [{half: {sample: %s, seed: 3}}]}"
+    text = "name: r\nsource: {kind: files, paths: [c.csv]}\n"
+    text += "views: {half: [{half: {sample: %s, seed: 3}}]}"
     (tmp_path / "r.yaml").write_text(text % "0.5")
     rule = reader.read_manifest(tmp_path / "r.yaml", Recipe).views[0].rules[0]
     assert (rule.name, rule.sample, rule.seed) == ("half", 0.5, 3)

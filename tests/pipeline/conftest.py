@@ -1,4 +1,6 @@
-"""A web on loopback that does everything wrong on request: one asyncio server in a thread, a route per fault."""
+"""A web on loopback that does everything wrong on request: one asyncio server in a thread, a route
+per fault.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def jpeg(width: int = 64, height: int = 48, seed: int = 0) -> bytes:
 
 
 class PictureServer:
-    """Routes (the first part of the path) and what they do are in `answer`. Counts are kept per host and path."""
+    """Routes (the first part of the path) and what they do are in `answer`. Counts are kept per
+    host and path.
+    """
 
     def __init__(self) -> None:
         self.picture = jpeg()

@@ -79,7 +79,8 @@ def test_the_scorer_is_trained_before_the_pools_that_it_scores(tmp_path: Path) -
         ),
         (
             "build web",
-            f"python pipeline/build.py {out}/recipes/web.json --out {out}/pools/web --engine inline",
+            f"python pipeline/build.py {out}/recipes/web.json --out {out}/pools/web --engine "
+            "inline",
         ),
         (
             "choose web",
@@ -153,8 +154,8 @@ def test_a_run_without_a_result_does_not_cost_the_report(
 
     monkeypatch.setattr(ablation_run, "run", pretend)
     (tmp_path / "tiny.yaml").write_text(
-        """{name: tiny, question: "?", pools: {web: {out: pool}}, arms: {raw: web/raw}, baseline: raw,
-        seeds: [0, 1], train: {model: test}, primary: t,
+        """{name: tiny, question: "?", pools: {web: {out: pool}}, arms: {raw: web/raw},
+        baseline: raw, seeds: [0, 1], train: {model: test}, primary: t,
         evaluate: [{name: t, kind: classification, data: data}]}"""
     )
     with pytest.raises(subprocess.CalledProcessError) as error:

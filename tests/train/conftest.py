@@ -1,4 +1,6 @@
-"""A small pool on disk, written with tarfile and manifests.disk alone: the trainer's tests need no pipeline."""
+"""A small pool on disk, written with tarfile and manifests.disk alone: the trainer's tests need no
+pipeline.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ def picture(colour: int, size: int, seed: int) -> bytes:
 
 
 def write_shard(pool: str, shard: int, rows: Sequence[Mapping[str, Any]]) -> None:
-    """A tar, its sidecar and, last, its commit record. A row with no `image` ended with `http_4xx`."""
+    """A tar, its sidecar and its commit record. A row without `image` ended as `http_4xx`."""
     name = f"{shard:05d}"
     sink = io.BytesIO()
     with tarfile.open(fileobj=sink, mode="w", format=tarfile.USTAR_FORMAT) as tar:
@@ -123,7 +125,8 @@ def write_tokens(
     checksums = {}
     for shard, table in sidecars(pool).items():
         words = [c.split() if o is not None else None for c, o in zip(
-            table["caption"].to_pylist(), table["image_offset"].to_pylist(), strict=True)]  # fmt: skip
+            table["caption"].to_pylist(), table["image_offset"].to_pylist(), strict=True
+        )]  # fmt: skip
         tokens = [
             None
             if w is None
@@ -155,7 +158,7 @@ def write_tokens(
 
 
 def write_view(pool: str, view: str = "all", keep: Keep = 1.0) -> None:
-    """A view that keeps an even share of each shard's rows, or those that `keep(shard, row)` names."""
+    """A view of an even share of each shard's rows, or of those that `keep(shard, row)` names."""
     kept_rows = {}
     for number, (shard, table) in enumerate(sidecars(pool).items()):
         stored = [offset is not None for offset in table["image_offset"].to_pylist()]
@@ -205,8 +208,9 @@ def build_pool(
 ) -> str:
     """Write a pool with one view and return its path.
 
-    Each row shows one of four colours and its caption names it. `rows_per_shard` may be one number for each shard;
-    the last `failed` rows of each are not stored. `folder` may be a URL (memory://…).
+    Each row shows one of four colours and its caption names it. `rows_per_shard` may be one number
+    for each shard; the last `failed` rows of each are not stored. `folder` may be a URL
+    (memory://…).
     """
     pool = str(folder)
     counts = [rows_per_shard] * shards if isinstance(rows_per_shard, int) else list(rows_per_shard)
