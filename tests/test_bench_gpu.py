@@ -152,6 +152,7 @@ def test_help_and_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
         assert word in said.out + said.err
 
 
+@pytest.mark.slow
 def test_a_cell_that_breaks_costs_that_cell(tmp_path: Path) -> None:
     job = {
         "path": [],

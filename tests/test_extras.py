@@ -70,6 +70,7 @@ def test_the_product_imports_what_it_declares_and_declares_what_it_imports() -> 
     assert core <= imported, f"nothing imports {sorted(core - imported)}: leave it out"
 
 
+@pytest.mark.slow
 def test_a_package_that_only_tests_import_is_in_their_extra() -> None:
     for name in ("pytest", "hypothesis", "webdataset"):
         assert name in imported_by(ROOT / "tests")
@@ -110,6 +111,7 @@ def resolve(*words: str) -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     sys.version_info >= (3, 13), reason="img2dataset does not import on Python 3.13"
 )
@@ -120,6 +122,7 @@ def test_img2dataset_and_s3_resolve_beside_the_core_and_not_to_a_release_of_year
     assert {"s3fs", "ray", "duckdb"} <= set(found)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="faiss-gpu is for Linux")
 def test_faiss_gpu_is_a_wheel() -> None:
     assert "faiss-gpu" in resolve("--no-deps", "--only-binary", ":all:", *EXTRAS["gpu"])
@@ -129,6 +132,7 @@ def test_faiss_cpu_resolves() -> None:
     assert "faiss-cpu" in resolve("--no-deps", *EXTRAS["cpu"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])
 def test_what_a_run_may_log_to_is_there(name: str) -> None:
     assert name in resolve("--no-deps", *EXTRAS[name])

@@ -140,6 +140,7 @@ def test_entry_files_hold_no_classes_and_can_be_executed(entry: str) -> None:
     assert ast.get_docstring(tree)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry", [*ENTRIES, "pipeline/miniweb/small_web.py"])
 def test_every_entry_has_help_with_an_example_from_any_folder(entry: str, tmp_path: Path) -> None:
     done = subprocess.run(
@@ -158,6 +159,7 @@ def python_files() -> list[Path]:
     return [p for folder in (*MAY_IMPORT, "benchmarks") for p in (ROOT / folder).rglob("*.py")]
 
 
+@pytest.mark.slow
 def test_files_and_functions_stay_short() -> None:
     long = []
     for path in python_files():
@@ -243,6 +245,7 @@ BLOCKED = [
 ]
 
 
+@pytest.mark.slow
 def test_the_trainer_starts_with_torch_numpy_pyarrow_and_little_else() -> None:
     code = (
         "import sys\n"

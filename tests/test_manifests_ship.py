@@ -79,6 +79,7 @@ def test_a_task_can_be_read_alone_and_by_an_ablation(path: Path, tmp_path: Path)
     assert reader.read_manifest(tmp_path / "a.yaml", Ablation).evaluate == (task,)
 
 
+@pytest.mark.slow
 def test_the_recipe_of_an_image_folder_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -132,6 +132,7 @@ def test_a_rule_over_an_unknown_column(told, tiny) -> None:
     assert "caption_words" in line
 
 
+@pytest.mark.slow
 def test_a_view_that_keeps_nothing(told, tiny) -> None:
     line = told(
         build.main,
@@ -154,6 +155,7 @@ def test_no_user_agent_for_the_web(told, tiny) -> None:
     assert "user_agent" in told(build.main, [path, "--out", tiny / "pool", "--engine", "inline"])
 
 
+@pytest.mark.slow
 def test_a_changed_recipe_on_a_pool_that_is_there(told, tiny) -> None:
     pool = built(tiny)
     line = told(
@@ -163,6 +165,7 @@ def test_a_changed_recipe_on_a_pool_that_is_there(told, tiny) -> None:
     assert "image_size" in line
 
 
+@pytest.mark.slow
 def test_fewer_rows_than_a_batch(told, tiny) -> None:
     built(tiny)
     line = told(
@@ -176,6 +179,7 @@ def test_fewer_rows_than_a_batch(told, tiny) -> None:
     assert "batch" in line
 
 
+@pytest.mark.slow
 def test_an_evaluation_picture_in_the_training_pool(told, tiny) -> None:
     built(tiny)
     path = ablation(tiny)

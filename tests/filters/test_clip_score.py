@@ -49,6 +49,7 @@ def test_the_same_cosine_as_by_hand(clip_folder: Path) -> None:
     assert scores.std() > 0.01  # rows differ
 
 
+@pytest.mark.slow
 def test_the_batch_split_and_a_second_run_change_nothing(clip_folder: Path) -> None:
     whole = scored(clip_folder)
     assert np.array_equal(whole, scored(clip_folder))

@@ -30,6 +30,7 @@ def test_aliases_cannot_explode(form: str, tmp_path: Path) -> None:
         read(tmp_path, "\n".join(lines))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "message"),
     [

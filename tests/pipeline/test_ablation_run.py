@@ -188,6 +188,7 @@ raise SystemExit(console.run_command(body))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole_group", [False, True], ids=["kill", "terminal"])
 def test_a_stop_signal_reaches_the_command_once_and_waits_for_it(
     whole_group: bool, tmp_path: Path
@@ -217,6 +218,7 @@ def test_a_stop_signal_reaches_the_command_once_and_waits_for_it(
     assert "Traceback" not in errors
 
 
+@pytest.mark.slow
 def test_the_small_web_lends_its_variables_and_takes_them_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -38,6 +38,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Lines:
     return call
 
 
+@pytest.mark.slow
 def test_a_finished_build_names_the_pool_and_the_next_command(run: Lines, tiny: Path) -> None:
     pool = tiny / "pool"
     status, output, _ = run(tiny / "tiny.yaml", "--out", pool)
@@ -54,6 +55,7 @@ def test_a_finished_build_names_the_pool_and_the_next_command(run: Lines, tiny: 
     assert json.loads(output)["complete"] is True
 
 
+@pytest.mark.slow
 def test_a_build_that_stops_early_names_the_command_that_resumes_it(run: Lines, tiny: Path) -> None:
     status, output, _ = run(tiny / "tiny.yaml", "--out", tiny / "pool", "--until", "fetch")
     assert status == 0
@@ -150,6 +152,7 @@ def test_an_impossible_path_is_one_line(wrong: str, run: Lines, tiny: Path) -> N
     assert expected in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_stopped_build_says_so_in_one_line_and_leaves_no_child(
     number: signal.Signals, status: int, tmp_path: Path

@@ -25,6 +25,8 @@ from pipeline import accounting, audit, build, recipe_run
 from pipeline.miniweb import small_web
 from pipeline.pool import read_sidecar
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = """
 name: small

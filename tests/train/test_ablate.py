@@ -68,6 +68,7 @@ def manifest(folder: Path, pool: str, data: Path, **replaced: str) -> str:
 # --- the command ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_ablation_from_its_manifest_to_a_verdict(
     tiny_pool: str,
     data: Path,

@@ -65,6 +65,7 @@ def without_times(lines):
     return [{k: v for k, v in line.items() if k not in MEASURED} for line in lines]
 
 
+@pytest.mark.slow
 def test_a_run_leaves_its_books(blend, tmp_path):
     done = loop.train(blend, CONFIG, str(tmp_path))
     assert disk.to_plain(done) == disk.read_json(tmp_path / "run.json")
@@ -117,6 +118,7 @@ def kill_at(monkeypatch, step, how):
     monkeypatch.setattr(loop, "_step", step_or_end)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", range(6))
 def test_killed_at_any_step_and_resumed_it_ends_the_same_to_the_bit(
     blend, tmp_path, monkeypatch, step
@@ -141,6 +143,7 @@ def test_killed_at_any_step_and_resumed_it_ends_the_same_to_the_bit(
     assert without_times(log_of(tmp_path / "killed")) == without_times(log_of(tmp_path / "whole"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -169,6 +172,7 @@ def test_whatever_the_optimizer_keeps_is_resumed_to_the_bit(blend, tmp_path, mon
         assert_same(moments, other.optimizer[name])
 
 
+@pytest.mark.slow
 def test_micro_batches_train_the_same_weights_also_where_numbers_are_drawn(blend, tmp_path):
     settings = {
         **SETTINGS,
@@ -193,6 +197,7 @@ def test_micro_batches_train_the_same_weights_also_where_numbers_are_drawn(blend
     assert abs(log_of(tmp_path / "none")[0]["loss"] - whole[0]["loss"]) > 1e-3
 
 
+@pytest.mark.slow
 def test_an_overflow_of_fp16_costs_a_step_and_a_loss_that_is_none_the_run(
     blend, tmp_path, monkeypatch
 ):
@@ -214,6 +219,7 @@ def test_an_overflow_of_fp16_costs_a_step_and_a_loss_that_is_none_the_run(
         loop.train(blend, dataclasses.replace(config, samples_seen=8 * 40), str(tmp_path / "never"))
 
 
+@pytest.mark.slow
 def test_an_average_is_exported_and_the_run_goes_on_from_its_weights(blend, tmp_path):
     loop.train(blend, CONFIG, str(tmp_path / "plain"))
     loop.train(blend, dataclasses.replace(CONFIG, ema=0.5), str(tmp_path / "average"))
@@ -229,6 +235,7 @@ def test_an_average_is_exported_and_the_run_goes_on_from_its_weights(blend, tmp_
     )
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_costs_only_the_steps_since_the_one_before(
     blend, tmp_path, monkeypatch, caplog
 ):
@@ -249,6 +256,7 @@ def test_a_damaged_checkpoint_costs_only_the_steps_since_the_one_before(
     assert_same(weights_of(tmp_path / "run"), weights_of(tmp_path / "whole"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stop_signal_saves_the_next_step_and_exits_75(
     blend, tmp_path, monkeypatch, caplog, number
@@ -274,6 +282,7 @@ def stopped_after(blend, config, out, step, monkeypatch):
             loop.train(blend, config, str(out))
 
 
+@pytest.mark.slow
 def test_memory_settings_may_change_on_resume(blend, tmp_path, monkeypatch):
     loop.train(blend, CONFIG, str(tmp_path / "whole"))
     stopped_after(blend, CONFIG, tmp_path / "run", 3, monkeypatch)
@@ -305,6 +314,7 @@ def prepared(blend, config, out):
     return train_state.prepare(config, out, ranks, loader, run_identity(blend, config, loader))
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_the_weights_of_another(blend, tmp_path, export):
     config = dataclasses.replace(CONFIG, init=export)
     state = prepared(blend, config, str(tmp_path / "run"))
@@ -322,6 +332,7 @@ def test_a_run_starts_from_the_weights_of_another(blend, tmp_path, export):
     assert first_losses[0] < first_losses[1]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_does_not_read_its_initial_weights_again(
     blend, tmp_path, monkeypatch, export
 ):
@@ -366,6 +377,7 @@ def where(record):
     return [(bad["step"], bad["position"], bad["key"]) for bad in record.bad.samples]
 
 
+@pytest.mark.slow
 def test_damaged_samples_are_counted_over_resumes(damaged_blend, tmp_path, monkeypatch):
     config = dataclasses.replace(CONFIG, samples_seen=96)
     whole = loop.train(damaged_blend, config, str(tmp_path / "whole"))
@@ -472,6 +484,7 @@ def test_a_number_that_is_none_stops_before_the_step_and_is_traced_to_its_sample
     assert all(torch.isfinite(value).all() for value in saved.model.values())
 
 
+@pytest.mark.slow
 def test_the_reduced_token_table_trains_the_same_weights(blend, tmp_path, monkeypatch):
     config = dataclasses.replace(CONFIG, checkpoint_every=3)
     loop.train(blend, config, str(tmp_path / "reduced"))
@@ -493,6 +506,7 @@ def test_the_reduced_token_table_trains_the_same_weights(blend, tmp_path, monkey
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -559,6 +573,7 @@ def test_on_a_gpu_the_losses_are_those_of_the_processor(blend, tmp_path, precisi
 # --- settings reach what computes them ----------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_micro_batch_and_captions_reach_the_step(blend, tmp_path, monkeypatch):
     real, micro_batches, kinds = loop.accumulate.backward, [], []
 

@@ -124,6 +124,7 @@ def test_the_rows_of_a_rank_are_numbered_as_in_the_global_batch(blend, monkeypat
     assert rows == [list(range(first, first + 8 // world)), [first + 1]]
 
 
+@pytest.mark.slow
 def test_an_average_is_of_the_whole_token_table(blend, tmp_path, monkeypatch):
     config = configure({**SETTINGS, "ema": 0.5, "weight_decay": 50.0, "lr": 5e-3})
     loop.train(blend, config, str(tmp_path / "run"))

@@ -152,6 +152,7 @@ def test_a_number_that_is_none_is_status_3(blend, tmp_path, capsys, monkeypatch)
     assert "error: step 1: the loss is nan" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_two_ranks_train_as_one_process_does(blend, tmp_path, capfd):
     one, two = str(tmp_path / "one"), str(tmp_path / "two")
     assert run.main([blend, "--out", one, *changes(grad_clip=1)]) == 0
@@ -215,6 +216,7 @@ def under_torchrun(world, command):
     return [process.wait(timeout=300) for process in processes]
 
 
+@pytest.mark.slow
 def test_a_sharded_run_under_torchrun_is_gone_on_with_by_one_process_and_back(blend, tmp_path):
     one, out = tmp_path / "one", tmp_path / "run"
     assert run.main([blend, "--out", str(one), *changes(checkpoint_every=2)]) == 0
@@ -249,6 +251,7 @@ raise SystemExit(run.main(sys.argv[2:]))
 """
 
 
+@pytest.mark.slow
 def test_a_number_that_is_none_is_traced_to_its_rank_and_shard_also_where_gradients_are_shared_out(
     blend, tmp_path
 ):
@@ -283,6 +286,7 @@ def started(blend, out, arguments, **environment):
     return process
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("layout", [[], ["--ranks", "2", "--set", "dp_shard=2"]])
 def test_a_stop_signal_ends_with_status_75_and_the_run_is_saved(blend, tmp_path, layout, number):
@@ -314,6 +318,7 @@ raise SystemExit(run.main(sys.argv[3:]))
 """
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_the_run_at_once(blend, tmp_path):
     out, marker = tmp_path / "run", tmp_path / "marker"
     command = [sys.executable, "-c", SLOW, str(ROOT), str(marker), blend, "--out", str(out)]
@@ -381,6 +386,7 @@ def test_a_mix_needs_no_file_and_leaves_one(tiny_pool, tmp_path):
     assert torch.equal(first["visual.proj"], again["visual.proj"])
 
 
+@pytest.mark.slow
 def test_damaged_samples_of_all_ranks_are_counted(make_pool, tmp_path):
     pool = make_pool(tmp_path / "pool")
     for shard in (0, 2):
@@ -399,6 +405,7 @@ def test_damaged_samples_of_all_ranks_are_counted(make_pool, tmp_path):
     assert (records[1]["bad"]["count"], keys[1]) == (2, keys[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["dp_shard", "tp"])
 def test_initial_weights_are_loaded_before_the_model_is_sharded(blend, tmp_path, layout):
     first = tmp_path / "first"
@@ -471,6 +478,7 @@ raise SystemExit(run.main(sys.argv[3:]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_workers_of_ray_train_are_ranks(blend, tmp_path):
     out = tmp_path / "run"
@@ -509,6 +517,7 @@ BLOCKED = (
 )
 
 
+@pytest.mark.slow
 def test_a_resolved_blend_is_trained_without_any_of_the_pipeline_s_libraries(tiny_pool, tmp_path):
     blend = {
         "name": "b",

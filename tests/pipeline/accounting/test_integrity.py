@@ -65,6 +65,7 @@ def test_a_cut_file_and_a_missing_file_are_named(pool: Path, pattern: str) -> No
             assert any(str(path.relative_to(pool)) in line for line in lines), path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", ["shards/00001.tar", "shards/00001.parquet"])
 def test_every_flipped_bit_of_a_shard_is_noticed(pool: Path, pattern: str) -> None:
     path = pool / pattern
@@ -77,6 +78,7 @@ def test_every_flipped_bit_of_a_shard_is_noticed(pool: Path, pattern: str) -> No
         assert [line for line in lines if line.startswith(f"{pattern}: damaged")], bit
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_changes_a_score_or_a_mask_unnoticed(pool: Path) -> None:
     """Pages carry checksums; what may go unnoticed are statistics and the like, which change no
     value."""

@@ -252,6 +252,7 @@ HEADERS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(st.lists(IMAGES | OTHERS, max_size=6), HEADS, HEADERS), min_size=1, max_size=3

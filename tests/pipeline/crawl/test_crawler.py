@@ -90,6 +90,7 @@ def test_the_same_pair_twice_on_one_page_stays_once_in_its_first_place(tmp_path:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_ray_and_inline_leave_the_same_bytes(tmp_path: Path) -> None:
     from manifests import ray_runtime

@@ -53,6 +53,7 @@ def expected(source: Source) -> list[list[tuple[str, str, int]]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows_per_partition", [4_000_000, 500, 64, 7])
 @pytest.mark.parametrize("scheme", ["", "memory://"])
 def test_the_first_stays_however_many_partitions_there_are(
@@ -133,6 +134,7 @@ def test_a_step_that_fails_is_named_and_nothing_counts(
     assert crawl(source, pool, "inline")["failed"] == {}
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_workers_leave_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from manifests import ray_runtime

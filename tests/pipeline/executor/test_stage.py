@@ -20,6 +20,8 @@ from manifests import ray_runtime
 from pipeline.executor import Report, Stage, Ticket, Work, execute
 from pipeline.executor.worker import ROOT
 
+pytestmark = pytest.mark.slow
+
 Run = Callable[..., tuple[Report, list[list[str]]]]
 ENGINES = ["inline", pytest.param("ray", marks=pytest.mark.ray)]
 

@@ -325,6 +325,7 @@ def test_a_damaged_tar_fails_its_ticket_by_name_and_the_rest_goes_on(tmp_path: P
     assert list(read_commit_records(str(tmp_path / "pool"))) == ["00002"]
 
 
+@pytest.mark.slow
 def test_more_samples_than_a_key_of_four_digits_numbers(tmp_path: Path) -> None:
     members = [(f"{i}.txt", b"x") for i in range(10_001)]
     take(tmp_path / "pool", pack(tmp_path / "many.tar", members, tarfile.USTAR_FORMAT))

@@ -172,6 +172,7 @@ def calls(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_its_shards_become_ours(tmp_path: Path, stand_in: str) -> None:
     names = ["a.jpg", "404", "b.jpg", "late", "odd", "lost.jpg"]
     totals, found = build(tmp_path, stand_in, *names)
@@ -208,6 +209,7 @@ def test_its_shards_become_ours(tmp_path: Path, stand_in: str) -> None:
     assert call["samples"] == 10_000
 
 
+@pytest.mark.slow
 def test_the_same_answers_make_the_same_bytes(tmp_path: Path, stand_in: str) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -220,6 +222,7 @@ def test_the_same_answers_make_the_same_bytes(tmp_path: Path, stand_in: str) -> 
     assert first.sidecar_sha256 == second.sidecar_sha256
 
 
+@pytest.mark.slow
 def test_what_we_refuse_is_never_given_to_it(tmp_path: Path, stand_in: str) -> None:
     urls = ["http://h.test:22/x.jpg", "http://169.254.169.254/x", "a.jpg"]
     _, found = build(tmp_path, stand_in, *urls)
@@ -256,6 +259,7 @@ def test_rules_that_need_no_connection_hold(more: dict[str, Any], reason: str | 
     assert (refused and refused[0]) == reason
 
 
+@pytest.mark.slow
 def test_options_go_by_name(tmp_path: Path, stand_in: str) -> None:
     fetch: dict[str, Any] = {
         "image_size": 64, "resize_mode": "border", "resize_only_if_bigger": False,
@@ -287,6 +291,7 @@ def test_options_go_by_name(tmp_path: Path, stand_in: str) -> None:
     assert (row["image_name"], row["md5"], row["sha256"]) == ("000000000.webp", "ab" * 32, None)
 
 
+@pytest.mark.slow
 def test_limits_that_are_off_and_signals_that_are_ignored(tmp_path: Path, stand_in: str) -> None:
     build(tmp_path, stand_in, "a.jpg", optout="ignore")
     given = calls(tmp_path)[0]["options"]
@@ -294,6 +299,7 @@ def test_limits_that_are_off_and_signals_that_are_ignored(tmp_path: Path, stand_
     assert not {"max_image_area", "max_aspect_ratio", "bbox_col", "verify_hash"} & given.keys()
 
 
+@pytest.mark.slow
 def test_boxes_and_hashes_travel_beside_the_url(tmp_path: Path, stand_in: str) -> None:
     rows = [
         {
@@ -321,6 +327,7 @@ def test_boxes_and_hashes_travel_beside_the_url(tmp_path: Path, stand_in: str) -
     assert found["a.jpg"]["wanted"] == " AB "
 
 
+@pytest.mark.slow
 def test_what_it_stores_unread_is_looked_at(tmp_path: Path, stand_in: str) -> None:
     _, found = build(tmp_path, stand_in, "a.jpg", "page.jpg", "g.gif", disable_all_reencoding=True)
     assert {name: row["reason"] for name, row in found.items()} == {
@@ -330,6 +337,7 @@ def test_what_it_stores_unread_is_looked_at(tmp_path: Path, stand_in: str) -> No
     assert found["g.gif"]["image_name"].endswith(".gif")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -377,6 +385,7 @@ def test_a_recipe_that_asks_too_much_is_told_all_of_it() -> None:
         img2dataset_run.check_img2dataset(Fetch(**done), "files")
 
 
+@pytest.mark.slow
 def test_what_it_does_not_know_is_said_once(
     tmp_path: Path, stand_in: str, caplog: pytest.LogCaptureFixture
 ) -> None:

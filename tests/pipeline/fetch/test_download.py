@@ -75,6 +75,7 @@ def rows_by_url(pool: Path, number: int = 0) -> dict[str, dict[str, Any]]:
     return {row["url"]: row for row in read_sidecar(str(pool), number).to_pylist()}
 
 
+@pytest.mark.slow
 def test_pictures_from_the_web_and_what_went_wrong(tmp_path: Path, web: Any, workers: Any) -> None:
     paths = [
         "picture/1",
@@ -188,6 +189,7 @@ def test_half_of_a_surrogate_pair_in_the_signals_of_a_page_is_committed(
     assert optout["page"] == {"meta": ["\ufffd", "café"]}
 
 
+@pytest.mark.slow
 def test_the_outcome_does_not_depend_on_the_order_of_arrival(
     tmp_path: Path, web: Any, workers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,6 +233,7 @@ def mixed(hosts: int, rows: int) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_the_same_bytes_whatever_runs_at_once(tmp_path: Path, web: Any) -> None:
     shards: dict[tuple[str, int], list[tuple[Any, ...]]] = {}
@@ -264,6 +267,7 @@ def steady(pool: Path, name: str) -> list[dict[str, Any]]:
     return list(read_sidecar(str(pool), name, columns).to_pylist())
 
 
+@pytest.mark.slow
 def test_stragglers_of_a_shard_overlap_the_next(tmp_path: Path, web: Any) -> None:
     """Three shards, each with rows that take 1.8 s: 5.4 s one after the other, 2 s at once."""
     urls = [

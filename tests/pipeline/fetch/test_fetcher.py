@@ -126,12 +126,14 @@ def test_a_deadline_is_kept_and_a_timeout_is_not_repeated(web: Any, path: str) -
     assert web.hits[f"a.web.test{path}"] == 1
 
 
+@pytest.mark.slow
 def test_the_deadline_covers_all_retries(web: Any) -> None:
     end = one(web, "/status/503?Retry-After=1", deadline_s=1.5, retries=5)
     assert (end.reason, end.attempts) == ("http_5xx", 2)
     assert end.elapsed_s < 1.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "after",
     ["1", formatdate(time.time() + 86400 * 365, usegmt=True), "soon", "-3"],
@@ -341,6 +343,7 @@ def test_robots_txt_can_be_switched_off_and_kept_between_calls(web: Any) -> None
     assert web.hits["a.web.test/robots.txt"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("robots", "reason"),
     [
@@ -387,6 +390,7 @@ def test_redirects_both_ways_between_two_hosts_do_not_lock(web: Any) -> None:
     assert all(end.body for end in run(web.pairs(*urls), web.fetch(per_host=1)))
 
 
+@pytest.mark.slow
 def test_a_hanging_host_holds_nothing_up_and_its_queue_is_not_charged(web: Any) -> None:
     urls = [
         f"http://slow.web.test/hang/{i}" if i % 10 == 0 else f"http://h{i % 7}.web.test/picture/{i}"
@@ -408,6 +412,7 @@ def test_a_hanging_host_holds_nothing_up_and_its_queue_is_not_charged(web: Any) 
     assert all(end.body for end in waited)  # 1.8 s in all, each within its own second
 
 
+@pytest.mark.slow
 def test_a_silent_host_is_given_up(web: Any) -> None:
     urls = [f"http://dead.web.test/hang/{i}" for i in range(40)] + ["http://a.web.test/picture/1"]
     ends = run(web.pairs(*urls), web.fetch(per_host=2, deadline_s=0.2, robots_txt=False))
@@ -424,6 +429,7 @@ def test_a_silent_host_is_given_up(web: Any) -> None:
     assert all(end.attempts == 1 for end in ends)
 
 
+@pytest.mark.slow
 def test_ten_in_a_hundred_rows_on_hanging_hosts_hold_up_nobody(web: Any) -> None:
     """Counted, not timed: every other row ends before the deadline of the first hanging one."""
     urls = [
@@ -456,6 +462,7 @@ def test_a_host_that_has_no_time_does_not_hold_a_shard_for_ever(web: Any) -> Non
     assert ends[19].detail == "its host had no time for it in 0.7 s"
 
 
+@pytest.mark.slow
 def test_a_host_that_asks_to_wait_is_asked_nothing_meanwhile(web: Any) -> None:
     urls = [
         "http://a.web.test/flaky/1/503?Retry-After=1",
@@ -476,6 +483,7 @@ def test_a_host_that_asks_to_wait_is_asked_nothing_meanwhile(web: Any) -> None:
     assert [end.reason for end in ends] == ["http_5xx", *["host_busy"] * 4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ours", [True, False])
 def test_a_delay_holds_for_files_pictures_and_redirects(web: Any, ours: bool) -> None:
     web.robots["a.web.test"] = (
@@ -493,6 +501,7 @@ def test_a_delay_holds_for_files_pictures_and_redirects(web: Any, ours: bool) ->
     assert web.peak["a.web.test"] == 1
 
 
+@pytest.mark.slow
 def test_a_body_below_the_minimum_rate(web: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body, "RATE_AFTER_S", 0.3)
     end = one(web, "/drip", deadline_s=5.0, min_rate=1000)
@@ -503,6 +512,7 @@ def test_a_body_below_the_minimum_rate(web: Any, monkeypatch: pytest.MonkeyPatch
     assert one(web, "/drip", deadline_s=1.0, min_rate=0).reason == "deadline"
 
 
+@pytest.mark.slow
 def test_large_bodies_wait_for_their_share_of_memory(
     web: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -341,6 +341,7 @@ async def sequences(seeds: range) -> list[Fetched]:
     return outcomes
 
 
+@pytest.mark.slow
 def test_200_sequences_of_rebinding_names_connect_to_no_forbidden_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

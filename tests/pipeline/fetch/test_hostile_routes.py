@@ -118,6 +118,7 @@ def check_text(pool: Path, rows: list[dict[str, Any]]) -> None:
                 assert values.get("content_type") == row["content_type"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_site_files", [False, True], ids=["images", "site files"])
 def test_every_route_of_the_table_is_committed(
     with_site_files: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -101,6 +101,7 @@ def test_manners_may_change_in_the_middle_of_a_pool(
     assert retries_of_shard(str(tmp_path), retry.shard) == [key]
 
 
+@pytest.mark.slow
 def test_many_parts_are_planned_in_one_scan(tmp_path: Path) -> None:
     """A scan per part needed 2 GB for 2,500 parts, whatever their size."""
     table = pairs(urls(900, 40))

@@ -244,6 +244,7 @@ def test_a_server_that_nobody_runs_is_a_failure_and_not_an_unknown_name() -> Non
     uvloop.run(ask())
 
 
+@pytest.mark.slow
 def test_silent_names_cost_other_rows_no_time(web: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """150 names without an answer and 60 good rows on 60 hosts, whose deadline is short."""
     monkeypatch.setattr(resolver, "FIRST_TRY_S", 1.0)

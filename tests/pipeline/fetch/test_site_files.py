@@ -103,6 +103,7 @@ READERS: dict[str, tuple[Callable[[int], str], Callable[[bytes], Any], Callable[
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", READERS)
 def test_a_file_of_many_rules_is_read_up_to_a_cap(name: str) -> None:
     """At the cap a URL costs some milliseconds; 500 KB of such rules cost 0.3 s a URL."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import simplejpeg
 import uvloop
 from PIL import Image
@@ -104,6 +105,7 @@ def peak_bytes(pid: int) -> int:
     return int(match[1]) * 1024
 
 
+@pytest.mark.slow
 def test_nine_bombs() -> None:
     plain = saved(Image.new("RGB", (80, 48), (9, 99, 200)), "JPEG")
 

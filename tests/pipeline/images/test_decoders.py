@@ -54,6 +54,7 @@ async def decode_all(decoders: Decoders, bodies: list[bytes]) -> list[DecodedIma
     return await asyncio.gather(*(decoders.decode(body, Fetch()) for body in bodies))
 
 
+@pytest.mark.slow
 def test_children_give_what_the_function_gives() -> None:
     bodies = [sized(20 + i) for i in range(30)] + [
         saved(drawn(), "PNG"),

@@ -16,6 +16,7 @@ from pipeline.miniweb.scenes import CLASSES, draw
 from tests.support.miniwebs import SETTINGS, image_links
 
 
+@pytest.mark.slow
 def test_held_out_pictures_are_in_no_training_pair(web: Path) -> None:
     served = {
         hashlib.sha256(draw(item.scene, variant=item.variant, painted=item.painted)).hexdigest()

@@ -77,6 +77,7 @@ def test_a_web_of_any_size_has_that_many_pairs(
     assert len({item.url for item in items}) == len(items) == pairs
 
 
+@pytest.mark.slow
 def test_everything_follows_from_the_seed(web: Path, tmp_path: Path) -> None:
     def hashes(folder: Path) -> dict[str, str]:
         files = [p for p in sorted(folder.rglob("*")) if p.is_file()]

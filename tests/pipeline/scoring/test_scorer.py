@@ -215,6 +215,7 @@ def test_a_far_away_pool(tmp_path: Path) -> None:
     assert columns(far, far_name) == columns(pool, near_name)
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_ray_gives_the_same(tmp_path: Path) -> None:
     pools = [make_pool(tmp_path / engine, rows(20)) for engine in ("inline", "ray")]

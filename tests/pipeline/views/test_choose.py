@@ -61,6 +61,7 @@ def outcomes(rows: pa.Table, *views: View, name: str | None = None) -> list[str 
     return list(chosen["rule"].to_pylist())
 
 
+@pytest.mark.slow
 def test_the_first_rule_that_is_not_true_is_the_reason() -> None:
     rows = table(
         words=[1, 5, None, 5, 9],
@@ -190,6 +191,7 @@ def test_top_of_an_expression_and_of_numbers_that_are_none() -> None:
     assert outcomes(rows, view("v", ("w", rule))) == ["w", None, "w", "w"]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(
     st.lists(

@@ -86,6 +86,7 @@ def test_what_a_view_leaves_on_disk(pool: str) -> None:
     assert masks(pool, "long")["rule"].to_pylist() == expected
 
 
+@pytest.mark.slow
 def test_a_view_is_made_again_only_when_something_changed(pool: str) -> None:
     first = view_files.choose_views(pool, recipe(RAW, LONG, ALIKE, TOP))
     stamp = {name: Path(pool, "views", f"{name}.json").stat().st_mtime_ns for name in first}
@@ -114,6 +115,7 @@ def test_some_views_of_a_recipe(pool: str) -> None:
         view_files.choose_views(pool, recipe(RAW, LONG, TOP), ["short"])
 
 
+@pytest.mark.slow
 def test_the_cut_into_shards_changes_no_row(tmp_path: Path) -> None:
     found = []
     for size in (3, 10, 30):

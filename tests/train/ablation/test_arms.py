@@ -11,6 +11,8 @@ from manifests.schema import Ablation, Blend
 from tests.support.ablations import TRAIN, changed, tiny_ablation
 from train.ablation import Outcome, arms, expand_runs, finished_metrics, stale_because
 
+pytestmark = pytest.mark.slow
+
 RECIPE = """
 name: web
 source: {kind: files, paths: ["${NOT_SET}/captions.csv"]}

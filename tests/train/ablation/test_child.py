@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -15,12 +17,14 @@ def start() -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_child_ends_with_its_parent() -> None:
     process = start()
     process.communicate(timeout=120)  # closes its stdin
     assert process.returncode == 0
 
 
+@pytest.mark.slow
 def test_stdout_has_answers_only_and_a_line_that_is_no_request_ends_the_child() -> None:
     process = start()
     assert process.stdin is not None

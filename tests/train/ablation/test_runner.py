@@ -147,6 +147,7 @@ def child(tmp_path: Path) -> Child:
     return Child(runner.environment(0, 1, 0), tmp_path / "log")
 
 
+@pytest.mark.slow
 def test_a_child_that_dies_answers_with_that_and_is_started_again(
     tmp_path: Path, tiny_pool: str, data: str
 ) -> None:
@@ -216,6 +217,7 @@ def test_children_share_the_processors_and_the_gpus(monkeypatch: pytest.MonkeyPa
 # --- Ray -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_on_ray_the_same_runs_give_the_same_numbers(
     ran: tuple[Ablation, str, list[Outcome]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

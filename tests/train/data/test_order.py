@@ -102,6 +102,7 @@ def orders(draw: st.DrawFn) -> Order:
     return Order(sources, batch, lanes, draw(st.integers(1, 5)), draw(st.integers(0, 3)))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(orders())
 def test_after_any_step_no_row_was_drawn_more_than_once_oftener_than_another(order: Order) -> None:
@@ -119,6 +120,7 @@ def test_after_any_step_no_row_was_drawn_more_than_once_oftener_than_another(ord
         assert repeats[of.name].drawn == sum(counts.values())
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(orders())
 def test_every_prefix_of_every_batch_holds_each_source_within_one_sample_of_its_share(
@@ -131,6 +133,7 @@ def test_every_prefix_of_every_batch_holds_each_source_within_one_sample_of_its_
         assert np.abs(np.cumsum(source_of == s) - n * count / sum(slots)).max() < 1
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(orders(), st.integers(0, 400))
 def test_a_fresh_order_answers_as_one_that_ran(order: Order, step: int) -> None:

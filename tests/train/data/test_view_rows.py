@@ -100,6 +100,7 @@ def open_tars(pool: str) -> int:
     return count
 
 
+@pytest.mark.slow
 def test_only_so_many_shards_and_tars_are_held(
     tiny_pool: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

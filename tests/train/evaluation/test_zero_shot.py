@@ -143,6 +143,7 @@ def test_a_logit_scale_that_overflows_is_refused(colours: TaskSpec, tmp_path: Pa
 # --- the command ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_command_evaluates_a_model(colours: TaskSpec, model: CLIP, tmp_path: Path) -> None:
     open_clip_files.save_export(model, str(tmp_path / "run" / "export"))
     (tmp_path / "task.yaml").write_text(

@@ -114,6 +114,7 @@ def apart(a, b):
     return ((a.double() - b.double()).norm() / b.double().norm()).item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SIZES)
 def test_logits_and_every_gradient_are_open_clip_s(name):
     config = SIZES[name]
@@ -131,6 +132,7 @@ def test_logits_and_every_gradient_are_open_clip_s(name):
     assert worst[0] <= BOUND, worst
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ViT-S-32", "ViT-B-32", "ViT-L-14"])
 def test_in_32_bits_the_error_is_no_more_than_twice_open_clip_s(name):
     config = SIZES[name]
@@ -151,6 +153,7 @@ def test_in_32_bits_the_error_is_no_more_than_twice_open_clip_s(name):
     assert errors[0][1] <= 2 * errors[1][1]
 
 
+@pytest.mark.slow
 def test_fifty_steps_lead_to_the_same_weights():
     config = SIZES["ViT-S-32"]
     theirs, model = pair(config, torch.float32)

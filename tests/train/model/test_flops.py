@@ -32,6 +32,7 @@ def counted(config: ModelConfig, tokens: int, samples: int = 2) -> float:
     return counter.get_total_flops() / samples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "tokens"),
     [

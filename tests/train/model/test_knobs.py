@@ -192,6 +192,7 @@ def test_micro_batches_recomputation_and_other_ranks_draw_the_same():
         model.encode_image(image)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore::UserWarning", "ignore::DeprecationWarning"
 )  # torch.compile's about itself

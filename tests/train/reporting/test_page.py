@@ -123,6 +123,7 @@ def browse(path: Path, profile: Path, *more: str) -> tuple[str, list[str]]:
     return done.stdout, [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 def test_a_real_browser_renders_it_without_a_console_error(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from tests.support.ablations import changed
 from train.ablation import FailedRun, Outcome, stats
 from train.reporting import collect_results, read_results, results
 
+pytestmark = pytest.mark.slow
+
 
 def ablation_of(out: str) -> Ablation:
     made: Ablation = disk.from_plain(Ablation, disk.read_json(AblationLayout(out).ablation_json))

@@ -131,6 +131,7 @@ def peak(work):
     return most
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
 def test_a_large_batch_is_in_tiles_by_itself_and_needs_no_more_than_a_few(kind):
     count, width = 8192, 16  # 268 MB of logits
