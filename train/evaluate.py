@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Evaluate a run or an open_clip folder on tasks; one Parquet file per task, one row per sample.
+"""Evaluate a model on tasks; one Parquet file per task, one row per sample.
 
 The training pools of a run are searched for the tasks' images first: see
 train/evaluation/README.md.
@@ -23,7 +23,7 @@ from manifests.pool_layout import PoolLayout, RunLayout
 from manifests.schema import TaskSpec
 from train.dist import process_group
 from train.evaluation import evaluate, find_shared_images, overlap_lines, refuse_identical
-from train.formats import open_clip_files
+from train.formats import load_model
 
 EXAMPLE = """example:
   python train/evaluate.py out/demo/runs/raw/seed-0 --task objects.yaml
@@ -40,8 +40,8 @@ def options(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "model",
-        metavar="RUN|FOLDER",
-        help="a run, or a folder with open_clip_config.json and weights",
+        metavar="MODEL",
+        help="a run, an open_clip or Hugging Face folder, or open_clip:NAME/TAG",
     )
     parser.add_argument(
         "--task", required=True, nargs="+", metavar="TASK.yaml", help="name, kind, data …"
@@ -82,10 +82,12 @@ def check_overlap(run: str, tasks: Sequence[TaskSpec], out: str) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check the overlap, evaluate, print the metrics."""
     tasks = [reader.read_manifest(path, TaskSpec) for path in args.task]
-    export = RunLayout(args.model).export
-    model = open_clip_files.load_export(export if disk.exists(export) else args.model)
-    out = args.out or RunLayout(args.model).predictions
-    check_overlap(args.model, tasks, out)
+    if args.model.startswith("open_clip:") and not args.out:
+        raise ValueError(f"{args.model} has no folder for the predictions: name one with --out")
+    model = load_model(args.model)
+    folder = args.model.removeprefix("local-dir:")
+    out = args.out or RunLayout(folder).predictions
+    check_overlap(folder, tasks, out)
     device = process_group.init_distributed(args.device).device
     metrics_of = evaluate(model, tasks, out, device=device)
     for task, metrics in metrics_of.items():

@@ -31,7 +31,8 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="train/export.py",
         description=__doc__.split("\n")[0],
-        epilog="example: python train/export.py out/run --to out/run_huggingface --format huggingface",
+        epilog="example: python train/export.py out/run --to out/run_huggingface"
+        " --format huggingface",
     )
     parser.add_argument(
         "model",

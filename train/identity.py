@@ -1,4 +1,4 @@
-"""What makes two runs the same run: their identities as plain values, and how two of them differ."""
+"""The identity of a run as plain values, and the differences between two identities."""
 
 from __future__ import annotations
 
@@ -14,9 +14,23 @@ from train.data import Loader
 # Settings that change the weights by rounding at most: device, speed, memory, and what is written.
 # A run may be resumed with other values of these.
 INCIDENTAL = (
-    "device", "threads", "checkpoint_every", "log_every", "dp_shard", "tp", "reshard_after_forward", "cpu_offload",
-    "recompute", "compile", "attention", "captions", "log_to", "micro_batch", "loss_tile", "local_loss",
-)  # fmt: skip
+    "device",
+    "threads",
+    "checkpoint_every",
+    "log_every",
+    "dp_shard",
+    "tp",
+    "reshard_after_forward",
+    "cpu_offload",
+    "recompute",
+    "compile",
+    "attention",
+    "captions",
+    "log_to",
+    "micro_batch",
+    "loss_tile",
+    "local_loss",
+)
 
 
 def deciding_settings(config: TrainConfig) -> dict[str, Any]:

@@ -133,7 +133,7 @@ class Logbook:
         self._tokens = self._rows = 0
 
     def _write(self, line: str) -> None:
-        """Append to a local file that has the lines before. On a store the whole file is written."""
+        """Append to a local file. On a store the whole file is written again."""
         path = RunLayout(self.out).log
         self._lines.append(line)
         if self._file_is_current and not disk.is_url(path):
@@ -222,7 +222,7 @@ class _TensorBoard:
 
 
 class _Wandb:
-    """A W&B run with the name of the folder; a resumed run continues it. WANDB_… variables apply."""
+    """A W&B run named as the folder; a resumed run continues it. WANDB_… variables apply."""
 
     def __init__(self, book: Logbook, first: int) -> None:
         try:

@@ -55,7 +55,8 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="train/run.py",
         description=__doc__.split("\n")[0],
-        epilog="example: python train/run.py --mix out/pool/all=1 --out out/run --preset micro --set lr=5e-4",
+        epilog="example: python train/run.py --mix out/pool/all=1 --out out/run"
+        " --preset micro --set lr=5e-4",
     )
     parser.add_argument("blend", nargs="?", help="BLEND.yaml, or the blend.json of another run")
     parser.add_argument(
@@ -76,8 +77,8 @@ def parser() -> argparse.ArgumentParser:
         action="extend",
         default=[],
         metavar="KEY=VALUE",
-        help="change settings (--list-settings prints them); checkpoint_every=N saves every N steps, and the"
-        " default 0 only at the end, or when the run is stopped by SIGTERM or Ctrl-C",
+        help="change settings (--list-settings prints them); checkpoint_every=N saves every N steps, and"
+        " the default 0 only at the end, or when the run is stopped by SIGTERM or Ctrl-C",
     )
     parser.add_argument(
         "--ranks", type=int, default=1, help="processes on this machine; torchrun starts its own"

@@ -181,7 +181,7 @@ def save(state: TrainState, step: int) -> None:
 
 
 def damaged_samples(state: TrainState) -> DamagedSamples:
-    """Damaged samples of the whole run so far: of all ranks, and before every resume. A collective."""
+    """Damaged samples of all ranks, with those before every resume. A collective."""
     ranks = state.ranks
     parts = [DamageCounts.from_plain({**disk.to_plain(state.damaged_before), "drawn": 0})]
     every_rank = process_group.all_gather_json(state.loader.damage.to_plain(), ranks)

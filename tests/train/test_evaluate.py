@@ -9,7 +9,7 @@ from PIL import Image
 
 from manifests import disk
 from train.evaluate import main
-from train.formats import open_clip_files
+from train.formats import model_files, open_clip_files
 from train.model import CLIP, MODELS
 
 
@@ -41,3 +41,22 @@ def test_mistakes_are_one_line(
         assert main(words) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith("error: ")
+
+
+def test_a_hugging_face_folder_is_evaluated_like_an_open_clip_folder(
+    task: Path, tmp_path: Path
+) -> None:
+    model, tables = CLIP(MODELS["test"], seed=0), []
+    for name in ("open_clip", "huggingface"):
+        model_files.save_model(model, str(tmp_path / name), name)
+        command = [f"local-dir:{tmp_path / name}", "--task", str(task), "--device", "cpu"]
+        assert main(command) == 0
+        tables.append(disk.read_parquet(tmp_path / name / "eval" / "shades.parquet"))
+    assert tables[0].equals(tables[1])
+
+
+def test_a_model_of_a_list_needs_a_folder_for_the_predictions(
+    task: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["open_clip:ViT-B-32/openai", "--task", str(task)]) == 2
+    assert "--out" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -42,6 +43,7 @@ def expand_runs(ablation: Ablation, out: str, *, built: bool = True) -> tuple[Ru
     if the pools are `built`, for a view that is missing, with the command that makes it.
     """
     config = configure(ablation.train)
+    _refuse_relative_init(config.init)
     # The baseline is first: a resolved ablation.json has its arms in alphabetical order.
     names = dict.fromkeys([ablation.baseline, *ablation.arms])
     blends = {arm: _blend_of(ablation, out, arm) for arm in names}
@@ -72,6 +74,16 @@ def expand_runs(ablation: Ablation, out: str, *, built: bool = True) -> tuple[Ru
             )
             runs.append(run)
     return tuple(runs)
+
+
+def _refuse_relative_init(init: str | None) -> None:
+    """ValueError for a relative path: a run may start in another folder than the manifest's."""
+    if init is None or init.startswith("open_clip:") or disk.is_url(init):
+        return
+    if not os.path.isabs(init.removeprefix("local-dir:")):
+        raise ValueError(
+            f"train.init is {init!r}, a relative path; write the absolute path of the model's folder"
+        )
 
 
 def _blend_of(ablation: Ablation, out: str, arm: str) -> Blend:

@@ -14,7 +14,7 @@ from types import ModuleType
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 Pixels = NDArray[np.uint8]
 FORMATS = ("JPEG", "PNG", "WEBP")
@@ -43,6 +43,10 @@ def decode_image(data: bytes, min_size: int = 0) -> Pixels:
             return pixels
     try:
         return _by_pillow(data, min_size)
+    except UnidentifiedImageError:  # its message has the address of the buffer
+        raise ValueError(
+            f"not a readable image: the header is damaged or of none of {', '.join(FORMATS)}"
+        ) from None
     except Exception as error:
         # Pillow's readers raise anything on hostile bytes: SyntaxError, struct.error, EOFError.
         raise ValueError(f"not a readable image: {error}") from error

@@ -112,7 +112,7 @@ def publish(run: str, source: str, record: CheckpointRecord) -> str:
 
 
 def latest(run: str) -> Checkpoint | None:
-    """The newest complete checkpoint; None where there is none. Damaged ones are named in the log."""
+    """The newest complete checkpoint; None without one. Damaged ones are named in the log."""
     for step in reversed(_steps(run)):
         folder = RunLayout(run).checkpoint(step)
         try:

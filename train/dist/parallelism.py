@@ -108,7 +108,7 @@ def _column_parallel(layer: Any, mesh: Any, h: Tensor, **rest: Any) -> Any:
 
 
 def _row_parallel(layer: Any, mesh: Any, h: Tensor) -> Tensor:
-    """All output channels from this rank's input channels: the products are summed, then the bias."""
+    """All output channels from this rank's input channels: products are summed, then the bias."""
     from torch.distributed.tensor import DTensor, Partial, Replicate
 
     product = DTensor.from_local(F.linear(h, layer.weight.to_local()), mesh, [Partial()])

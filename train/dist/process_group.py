@@ -164,7 +164,7 @@ def all_gather_int(number: int, ranks: Ranks) -> list[int]:
 
 
 def all_gather_json(value: Any, ranks: Ranks) -> list[Any]:
-    """A plain value of each rank, in their order. It travels as JSON, so that nothing is unpickled."""
+    """A plain value of each rank, in rank order. It is sent as JSON: nothing is unpickled."""
     if ranks.world == 1:
         return [value]
     data = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8, device=ranks.device)

@@ -48,7 +48,8 @@ class Saver:
     def __init__(self, run: str, ranks: Ranks) -> None:
         if disk.is_url(run):
             raise ValueError(
-                f"--out is {run}, but the checkpoints of a sharded run (dp_shard or tp above 1) need a"
+                f"--out is {run}, but the checkpoints of a sharded run (dp_shard or tp above 1) "
+                "need a"
                 " folder that all its ranks see; choose a local or shared folder"
             )
         self.run, self.ranks = run, ranks

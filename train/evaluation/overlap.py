@@ -6,8 +6,9 @@ were received. Such an image is refused unless its task has `allow_overlap: true
 Near duplicates: the perceptual hash differs from the column `phash` in at most NEAR_BITS of 64
 bits. It needs a score set of the filter `picture`; a pool without one is named as not checked. Near
 duplicates are listed and counted, not refused: of 3.1 million pairs of different photographs
-(clothing, CIFAR-10) three are as near. Of 1,650 copies at JPEG quality 90 and 75 all are found, of
-copies at half the size 96 % (CIFAR-10) to 100 %. Crops, rotations and EXIF orientation are not.
+(clothing, CIFAR-10) three are as near. Measured with 500 images of each set: all 1,000
+copies at JPEG quality 90 and all 1,000 at 75 are found; of half-size copies at quality 75, 100 %
+(clothing) and 96 % (CIFAR-10). Crops, rotations and EXIF orientation are not.
 """
 
 from __future__ import annotations

@@ -3,10 +3,12 @@ format.
 
 A source is one of
     RUN                        a finished run; its export is read
-    FOLDER, local-dir:FOLDER   an open_clip folder (our exports are such folders) or a Hugging Face CLIP folder
+    FOLDER, local-dir:FOLDER   an open_clip folder (such as our exports) or a Hugging Face CLIP
+                               folder
     open_clip:NAME/TAG         a model of open_clip's list with its pretrained weights, for example
                                open_clip:ViT-B-32/laion2b_s34b_b79k
-    open_clip:NAME/FILE        the same with a file of weights (open_clip:ViT-B-32//data/epoch_32.pt)
+    open_clip:NAME/FILE        the same with a file of weights, for example
+                               open_clip:ViT-B-32//data/epoch_32.pt
 """
 
 from __future__ import annotations
@@ -97,7 +99,8 @@ def initial_weights(source: str, config: ModelConfig, setting: str = "init") -> 
         )
     if model.config.logit_bias and not config.logit_bias:
         raise ValueError(
-            f"{setting}: {source} has a logit bias, which loss clip does not use; set loss to siglip"
+            f"{setting}: {source} has a logit bias, which loss clip does not use; set loss to "
+            "siglip"
         )
     return {name: value.detach() for name, value in model.state_dict().items()}
 
@@ -123,6 +126,8 @@ def _architecture_differences(theirs: ModelConfig, ours: ModelConfig) -> list[tu
             continue
         one, other = getattr(theirs, name), getattr(ours, name)
         if name == "image_width":  # None stands for a square
+            if theirs.image_width is None and ours.image_width is None:
+                continue  # image_size says it
             one, other = theirs.height_width[1], ours.height_width[1]
         if one != other:
             different.append((name, one, other))
@@ -188,7 +193,8 @@ def _preprocessing(architecture: str, tag: str, settings: Mapping[str, Any]) -> 
     if tag not in tags:
         listed = ", ".join(tags) or "none"
         raise ValueError(
-            f"open_clip's {architecture} has no weights {tag!r}{disk.did_you_mean(tag, tags)}, and there is"
+            f"open_clip's {architecture} has no weights {tag!r}{disk.did_you_mean(tag, tags)}, and "
+            "there is"
             f" no such file; its tags: {listed}"
         )
     pretrained: dict[str, Any] = open_clip.get_pretrained_cfg(architecture, tag)
@@ -199,6 +205,7 @@ def _preprocessing(architecture: str, tag: str, settings: Mapping[str, Any]) -> 
         plain = architecture.removesuffix("-quickgelu")
         other = f"{plain}-quickgelu" if trained_quick else plain
         raise ValueError(
-            f"{tag} was trained with another activation than {architecture} has; write {OPEN_CLIP}{other}/{tag}"
+            f"{tag} was trained with another activation than {architecture} has; write "
+            f"{OPEN_CLIP}{other}/{tag}"
         )
     return pretrained

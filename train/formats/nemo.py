@@ -142,7 +142,8 @@ def _sizes(
         dim = values.get("output_dim")
         if dim is not None and sizes.setdefault("embed_dim", dim) != dim:
             raise ValueError(
-                f"{tower}.output_dim is {dim}, and the other output_dim {sizes['embed_dim']}: both are one"
+                f"{tower}.output_dim is {dim}, and the other output_dim {sizes['embed_dim']}: both "
+                "are one"
             )
         sizes |= {
             ours: values[k]
@@ -162,7 +163,8 @@ def _sizes(
         )
     if table is not None and length is not None and table > length:
         notes.append(
-            f"text.max_position_embeddings {table}: only the first {length} positions would ever be used"
+            f"text.max_position_embeddings {table}: only the first {length} positions would ever "
+            "be used"
         )
     if table is not None and length is None:
         sizes["context_length"] = table
@@ -179,7 +181,8 @@ def _notes(towers: Mapping[str, Mapping[str, Any]], config: ModelConfig, named: 
     if length is not None and length != config.patches:
         height, width = config.height_width
         notes.append(
-            f"vision.encoder_seq_length {length} is not used: pictures of {height} x {width} in patches of {p} have"
+            f"vision.encoder_seq_length {length} is not used: pictures of {height} x {width} in "
+            f"patches of {p} have"
             f" {config.patches}"
         )
     like = [
@@ -193,16 +196,19 @@ def _notes(towers: Mapping[str, Mapping[str, Any]], config: ModelConfig, named: 
     for name in like[:1]:
         if MODELS[name].vision_heads != config.vision_heads:
             notes.append(
-                f"vision.num_attention_heads is {config.vision_heads}; published {name} checkpoints have"
+                f"vision.num_attention_heads is {config.vision_heads}; published {name} "
+                "checkpoints have"
                 f" {MODELS[name].vision_heads}, and their weights would compute something else here"
             )
     if config.class_token_length > 1:
         notes.append(
-            f"class_token_length {config.class_token_length}: open_clip and Hugging Face have 1; they cannot load this"
+            f"class_token_length {config.class_token_length}: open_clip and Hugging Face have 1; "
+            "they cannot load this"
         )
     if config.global_average_pool:
         notes.append(
-            "global_average_pool: the mean is of the patches, without the class tokens, as in open_clip"
+            "global_average_pool: the mean is of the patches, without the class tokens, as in "
+            "open_clip"
         )
     return notes
 
@@ -212,7 +218,7 @@ def _tower(config: ModelConfig) -> tuple[int, int, int]:
 
 
 def _check_name(names: tuple[str, ...], config: ModelConfig) -> bool:
-    """Whether the file says which model it is. ValueError where that is one of another patch size."""
+    """Whether the file names a model. ValueError if that model has another patch size."""
     named = [(said, found) for said in names if (found := _NAMED.search(said))]
     for said, found in named:
         if int(found[2]) != config.patch_size:
@@ -222,7 +228,8 @@ def _check_name(names: tuple[str, ...], config: ModelConfig) -> bool:
                 else ""
             )
             raise ValueError(
-                f"it is named {said!r}, a {found[1]}/{found[2]}, but vision.patch_dim is {config.patch_size}{table};"
+                f"it is named {said!r}, a {found[1]}/{found[2]}, but vision.patch_dim is "
+                f"{config.patch_size}{table};"
                 f" write patch_dim: {found[2]}, or another name"
             )
     return bool(named)

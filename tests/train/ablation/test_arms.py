@@ -219,3 +219,11 @@ def test_missing_seeds_go_by_arm(tiny_pool: str) -> None:
     runs = expand_runs(tiny, "/out")
     finished = {"raw": {0: 0.1, 1: 0.1}, "half": {1: 0.1}}
     assert arms.missing_seeds(runs, finished) == {"half": (0,), "a_a": (1000, 1001)}
+
+
+@pytest.mark.parametrize("init", ["models/base", "local-dir:models/base"])
+def test_a_relative_init_is_refused(init):
+    with pytest.raises(ValueError, match=f"train.init is '{init}', a relative path; write the abs"):
+        arms._refuse_relative_init(init)
+    for accepted in (None, "/models/base", "local-dir:/models/base", "open_clip:ViT-B-32/openai"):
+        arms._refuse_relative_init(accepted)

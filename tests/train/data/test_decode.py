@@ -134,3 +134,12 @@ def test_a_thousand_damaged_pictures_are_pixels_or_a_value_error(decoder: str) -
         except ValueError:
             refused += 1
     assert refused > 300
+
+
+def test_the_message_about_a_damaged_image_has_no_memory_address(decoder: str) -> None:
+    jpeg = encoded(Image.fromarray(pixels(64, 64)), "JPEG")
+    for data in (jpeg[:12], jpeg[: len(jpeg) // 2], b"<html>not found</html>"):
+        with pytest.raises(ValueError, match=r"\w") as caught:
+            decode_image(data)
+        assert "BytesIO" not in str(caught.value)
+        assert "0x" not in str(caught.value)

@@ -10,7 +10,8 @@ def test_ranks_are_started_with_what_they_need_to_find_each_other(tmp_path):
         "import os, sys\n"
         "names = ['RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'GLOO_SOCKET_IFNAME']\n"
         "assert os.path.isdir(os.path.dirname(os.environ['CLIPMILL_STORE']))\n"
-        f"open({str(tmp_path)!r} + '/' + os.environ['RANK'], 'w').write(' '.join(os.environ[n] for n in names))\n"
+        f"open({str(tmp_path)!r} + '/' + os.environ['RANK'], 'w').write(' '.join(os.environ[n] for "
+        "n in names))\n"
     )
     assert launch.launch_ranks([sys.executable, "-c", code], 3) == 0
     assert sorted(path.read_text() for path in tmp_path.iterdir()) == [
