@@ -54,8 +54,8 @@ def output_folder(out: str) -> str:
     if not Path(out).is_absolute() and "runtime_resources" in Path.cwd().parts:
         raise ValueError(
             f"--out is {out!r}: under a submitted working directory a relative folder lies in "
-            "Ray's "
-            "temporary copy and is lost with the job; give an absolute path or set CLIPMILL_OUT"
+            "Ray's temporary copy and is lost with the job; "
+            "give an absolute path or set CLIPMILL_OUT"
         )
     folder = Path(os.path.abspath(local_path(out)))
     there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))

@@ -377,18 +377,18 @@ def _type_at(kind: Any, location: Iterable[Any]) -> Any:
 
 def _fields_at(kind: Any, location: Iterable[Any]) -> list[str]:
     """Field names of the dataclass that lies at `location` inside `kind`; [] where none does."""
-    found = _type_at(kind, location)
+    expected = _type_at(kind, location)
     return (
-        [field.name for field in dataclasses.fields(found)]
-        if dataclasses.is_dataclass(found)
+        [field.name for field in dataclasses.fields(expected)]
+        if dataclasses.is_dataclass(expected)
         else []
     )
 
 
 def _choices_at(kind: Any, location: Iterable[Any]) -> list[str]:
-    found = _type_at(kind, location)
+    expected = _type_at(kind, location)
     return (
-        [str(each) for each in typing.get_args(found)]
-        if typing.get_origin(found) is Literal
+        [str(each) for each in typing.get_args(expected)]
+        if typing.get_origin(expected) is Literal
         else []
     )

@@ -142,9 +142,12 @@ def summary(
     kept = [f"{name} {view['kept']:,}" for name, view in totals["views"].items()]
     lines.append(f"  rows of its views: {', '.join(kept) or 'none'}")
     view = recipe.views[-1].name if recipe.views else "VIEW"
+    following = f"next: python train/run.py --mix {folder}/{view}=1 --out out/run --preset micro"
+    if not any(name.startswith("tokens@") for name in totals["scores"]):
+        following = f"next: python pipeline/score.py {folder} --filters tokens (training needs it)"
     return [
         *lines,
-        f"next: python train/run.py --mix {folder}/{view}=1 --out out/run --preset micro",
+        following,
         f"or:   python pipeline/audit.py {folder} --verify",
     ]
 

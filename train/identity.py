@@ -99,6 +99,6 @@ def check_same_run(saved: Mapping[str, Any], now: Mapping[str, Any], out: str) -
     if different := differences(saved, identity):
         raise ValueError(
             f"{out} holds another run ({'; '.join(different[:3])});"
-            " choose another --out, or remove that folder"
+            " choose another --out, or start again with --restart"
         )
     return identity

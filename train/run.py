@@ -30,7 +30,7 @@ from typing import Any
 
 from manifests import console, disk
 from manifests.documents import RunRecord, read_document
-from manifests.pool_layout import RunLayout
+from manifests.pool_layout import PoolLayout, RunLayout
 from manifests.schema import Blend
 from train.config import (
     PRESETS,
@@ -77,8 +77,8 @@ def parser() -> argparse.ArgumentParser:
         action="extend",
         default=[],
         metavar="KEY=VALUE",
-        help="change settings (--list-settings prints them); checkpoint_every=N saves every N steps, and"
-        " the default 0 only at the end, or when the run is stopped by SIGTERM or Ctrl-C",
+        help="change settings (see --list-settings); checkpoint_every=N saves every N steps;"
+        " the default 0 saves only at the end, or when the run is stopped by SIGTERM or Ctrl-C",
     )
     parser.add_argument(
         "--ranks", type=int, default=1, help="processes on this machine; torchrun starts its own"
@@ -111,9 +111,9 @@ def settings(
     """
     values: dict[str, Any] = {}
     if nemo_file is not None:
-        _, values, notes = nemo.read(nemo_file)
-        for note in notes:
-            logger.info("%s: %s", nemo_file, note)
+        _, values, remarks = nemo.read(nemo_file)
+        for remark in remarks:
+            logger.info("%s: %s", nemo_file, remark)
     for change in changes:
         key, equals, value = change.partition("=")
         if not equals:
@@ -168,6 +168,9 @@ def run(args: argparse.Namespace, rank: int) -> int:
     if args.ranks < 1:
         raise ValueError(f"--ranks is {args.ranks}; it must be at least 1")
     args.out = disk.output_folder(args.out)
+    pool = PoolLayout(args.out)
+    if disk.exists(pool.pool_json) or disk.exists(pool.shards):
+        raise ValueError(f"--out {args.out} is a pool; choose a folder for the run beside it")
     if not disk.is_url(args.out) and disk.local_path(args.out).is_file():
         raise ValueError(f"--out {args.out} is a file; choose a folder")
     layout = RunLayout(args.out)

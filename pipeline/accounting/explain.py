@@ -219,8 +219,10 @@ def _match_lines(history: Mapping[str, Any]) -> Iterator[str]:
     matches = history["matches"]
     yield f"{len(matches)} rows fit {history['name']!r}; give one of these uids to --explain"
     for match in matches[:LISTED]:
-        place = f"shard {match['shard']} key {match['key']}" if match["shard"] else "not attempted"
-        yield f"match   {match['uid']}  {place}  {match['url']}"
+        location = "not attempted"
+        if match["shard"]:
+            location = f"shard {match['shard']} key {match['key']}"
+        yield f"match   {match['uid']}  {location}  {match['url']}"
     if len(matches) > LISTED:
         yield f"        and {len(matches) - LISTED} more"
 

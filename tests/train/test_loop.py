@@ -81,7 +81,8 @@ def test_a_run_leaves_its_books(blend, tmp_path):
     lines = log_of(tmp_path)
     assert [line["step"] for line in lines] == [1, 2, 4, 6]
     assert set(lines[0]) == {
-        "step", "samples", "loss", "accuracy", "lr", "logit_scale", "grad_norm", "sources", *MEASURED
+        "step", "samples", "loss", "accuracy", "lr", "logit_scale", "grad_norm",
+        "sources", *MEASURED,
     }  # fmt: skip
     assert lines[-1]["sources"]["p/half"] == {"samples": 16, "repeats": 16 / 24}
     assert os.listdir(tmp_path / "checkpoints") == ["step-6"]
@@ -408,9 +409,7 @@ def test_a_run_that_is_whole_is_not_trained_again_unless_asked(blend, tmp_path, 
     assert loop.train(blend, other, str(tmp_path), resume=False).seed == 7
 
 
-def test_how_it_is_computed_may_change_between_starts_and_a_setting_that_was_not_there_has_its_default(
-    blend, tmp_path
-):
+def test_how_it_is_computed_may_change_and_a_setting_that_is_new_has_its_default(blend, tmp_path):
     done = loop.train(blend, CONFIG, str(tmp_path))
     del done.identity["config"]["decay_groups"]
     disk.write_json(tmp_path / "run.json", done)

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from train import run
 from train.mix import blend_of, count_rows, list_views, read_blend
 
 
@@ -51,3 +54,10 @@ def test_pools_and_views_are_looked_for(tiny_pool, tmp_path):
         count_rows(blend_of([f"{tmp_path}/none/all=1"]))
     with pytest.raises(ValueError, match=r"is a pool, not a blend: write --mix .*/all=1 instead"):
         read_blend(tiny_pool)
+
+
+def test_a_pool_is_no_folder_for_a_run(tiny_pool, capsys):
+    before = sorted(path.name for path in Path(tiny_pool).iterdir())
+    assert run.main(["--mix", f"{tiny_pool}/all=1", "--out", tiny_pool, "--preset", "micro"]) == 2
+    assert "is a pool; choose a folder for the run" in capsys.readouterr().err
+    assert sorted(path.name for path in Path(tiny_pool).iterdir()) == before

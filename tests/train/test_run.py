@@ -425,7 +425,8 @@ def test_initial_weights_are_loaded_before_the_model_is_sharded(blend, tmp_path,
 
 
 def test_nvidia_s_file_says_what_is_trained(blend, tmp_path, caplog):
-    text = "model:\n  output_dim: 32\nvision:\n  patch_dim: 16\n  img_h: 32\n  num_layers: 1\n  hidden_size: 32\n"
+    text = "model:\n  output_dim: 32\nvision:\n  patch_dim: 16\n  img_h: 32\n  num_layers: 1\n"
+    text += "  hidden_size: 32\n"
     text += "  num_attention_heads: 2\n  encoder_seq_length: 196\n"
     text += "text:\n  num_layers: 1\n  hidden_size: 32\n  num_attention_heads: 2\n"
     (tmp_path / "clip.yaml").write_text(text)
@@ -468,9 +469,11 @@ sys.path.insert(0, sys.argv[1])
 import os
 os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 import ray
-ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=128 * 2**20, log_to_driver=False,
+ray.init(address="local", num_cpus=2, include_dashboard=False,
+         object_store_memory=128 * 2**20, log_to_driver=False,
          _node_ip_address="127.0.0.1", _temp_dir=sys.argv[2],
-         runtime_env={"env_vars": {"PYTHONPATH": sys.argv[1], "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}})
+         runtime_env={"env_vars": {"PYTHONPATH": sys.argv[1], "GLOO_SOCKET_IFNAME": "lo",
+                                   "OMP_NUM_THREADS": "1"}})
 from train import run
 from train.data import retry
 from train.data.view_rows import ViewRows
@@ -527,11 +530,12 @@ def test_a_resolved_blend_is_trained_without_any_of_the_pipeline_s_libraries(tin
         "max_repeats": None,
     }
     disk.write_json(tmp_path / "blend.json", blend)
+    arguments = [str(tmp_path / "blend.json"), "--out", str(tmp_path / "run"), *changes()]
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
         f"for name in {BLOCKED!r}: sys.modules[name] = None\n"
         f"from train import run\n"
-        f"raise SystemExit(run.main({[str(tmp_path / 'blend.json'), '--out', str(tmp_path / 'run'), *changes()]!r}))\n"
+        f"raise SystemExit(run.main({arguments!r}))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120

@@ -82,7 +82,7 @@ def _refuse_relative_init(init: str | None) -> None:
         return
     if not os.path.isabs(init.removeprefix("local-dir:")):
         raise ValueError(
-            f"train.init is {init!r}, a relative path; write the absolute path of the model's folder"
+            f"train.init is {init!r}, a relative path; write the model's absolute path"
         )
 
 

@@ -307,8 +307,8 @@ def load_hf(folder: str) -> CLIP:
         raise ValueError(
             f"{folder} holds no CLIPModel ({CONFIG_FILE} and one of {', '.join(WEIGHTS_FILES)})"
         )
-    place = disk.join(folder, PREPROCESS_FILE)
-    preprocess = disk.read_json(place) if disk.exists(place) else None
+    preprocess_path = disk.join(folder, PREPROCESS_FILE)
+    preprocess = disk.read_json(preprocess_path) if disk.exists(preprocess_path) else None
     config = model_config_of_hf(disk.read_json(disk.join(folder, CONFIG_FILE)), preprocess)
     model = CLIP(config)
     model.load_state_dict(from_hf(read_state(disk.join(folder, files[0])), config))

@@ -1,4 +1,4 @@
-"""NVIDIA's YAML for CLIP -> a model and changes to a run's settings, with notes on what it
+"""NVIDIA's YAML for CLIP -> a model and changes to a run's settings, with remarks on what it
 contradicts.
 
 The keys are those of NVIDIA's documentation: `model` with `vision` and `text`, inside it or beside
@@ -71,7 +71,7 @@ _NAMED = re.compile(r"(?<![A-Za-z])(B|L|H|g|G|e)[-_/ ]?(14|16|32)(?!\d)")
 
 
 def read(path: str) -> tuple[ModelConfig, dict[str, Any], list[str]]:
-    """The model, changes for `configure` (among them those that make this model), and notes.
+    """The model, changes for `configure` (among them those that make this model), and remarks.
 
     ValueError for an unknown key, with the nearest; for a reference to nothing; and for a name that
     contradicts the sizes. What is not given is a ViT-B/32's.
@@ -122,20 +122,20 @@ def _read(written: dict[str, Any], stem: str) -> tuple[ModelConfig, dict[str, An
         changes["precision"] = "bf16_o2"
     if (granularity := model.get("activations_checkpoint_granularity")) is not None:
         changes["recompute"] = granularity
-    sizes, notes = _sizes(model, towers)
+    sizes, remarks = _sizes(model, towers)
     base = "ViT-B-32"
     changes["model"] = base
     changes |= {f"model.{k}": v for k, v in sizes.items() if v != getattr(MODELS[base], k)}
     config = model_config(configure({k: v for k, v in changes.items() if k.startswith("model")}))
     named = _check_name((str(root.get("name", "")), stem), config)
-    return config, changes, [*notes, *_notes(towers, config, named)]
+    return config, changes, [*remarks, *_notes(towers, config, named)]
 
 
 def _sizes(
     model: Mapping[str, Any], towers: Mapping[str, Mapping[str, Any]]
 ) -> tuple[dict[str, Any], list[str]]:
     """Our settings as written, without what is null."""
-    vision, text, notes = towers["vision"], towers["text"], []
+    vision, text, remarks = towers["vision"], towers["text"], []
     sizes = {"embed_dim": model["output_dim"]} if "output_dim" in model else {}
     for tower, keys in (("vision", _VISION), ("text", _TEXT)):
         values = towers[tower]
@@ -162,7 +162,7 @@ def _sizes(
             f"text.max_position_embeddings {table} is less than text.encoder_seq_length {length}"
         )
     if table is not None and length is not None and table > length:
-        notes.append(
+        remarks.append(
             f"text.max_position_embeddings {table}: only the first {length} positions would ever "
             "be used"
         )
@@ -170,17 +170,17 @@ def _sizes(
         sizes["context_length"] = table
     for name in ("image_mean", "image_std"):
         if name in vision and vision[name] is None:
-            notes.append(f"vision.{name} is null: OpenAI's is taken, as NVIDIA's loader does")
-    return sizes, notes
+            remarks.append(f"vision.{name} is null: OpenAI's is taken, as NVIDIA's loader does")
+    return sizes, remarks
 
 
 def _notes(towers: Mapping[str, Mapping[str, Any]], config: ModelConfig, named: bool) -> list[str]:
     """What the file contradicts, or will surprise by."""
-    notes = []
+    remarks = []
     length, p = towers["vision"].get("encoder_seq_length"), config.patch_size
     if length is not None and length != config.patches:
         height, width = config.height_width
-        notes.append(
+        remarks.append(
             f"vision.encoder_seq_length {length} is not used: pictures of {height} x {width} in "
             f"patches of {p} have"
             f" {config.patches}"
@@ -192,25 +192,25 @@ def _notes(towers: Mapping[str, Mapping[str, Any]], config: ModelConfig, named: 
     ]
     if "ViT-B-32" in like and p in (16, 32) and not named:
         exchanged = "NVIDIA's table has the patches of B/32 and B/16 exchanged"
-        notes.append(f"vision.patch_dim {p} makes this a ViT-B/{p}; {exchanged}")
+        remarks.append(f"vision.patch_dim {p} makes this a ViT-B/{p}; {exchanged}")
     for name in like[:1]:
         if MODELS[name].vision_heads != config.vision_heads:
-            notes.append(
+            remarks.append(
                 f"vision.num_attention_heads is {config.vision_heads}; published {name} "
                 "checkpoints have"
                 f" {MODELS[name].vision_heads}, and their weights would compute something else here"
             )
     if config.class_token_length > 1:
-        notes.append(
+        remarks.append(
             f"class_token_length {config.class_token_length}: open_clip and Hugging Face have 1; "
             "they cannot load this"
         )
     if config.global_average_pool:
-        notes.append(
+        remarks.append(
             "global_average_pool: the mean is of the patches, without the class tokens, as in "
             "open_clip"
         )
-    return notes
+    return remarks
 
 
 def _tower(config: ModelConfig) -> tuple[int, int, int]:

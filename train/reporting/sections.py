@@ -116,9 +116,9 @@ def checks(report: Report) -> str:
         parts.append(f"{title}<p>{escape(report.aa.told)}</p>{arms_table(report, ('a_a',))}")
     if report.null_web is not None:
         null = report.null_web
-        told = "".join(f"<p>{escape(line)}</p>" for line in null.verdict.splitlines())
+        verdict = "".join(f"<p>{escape(line)}</p>" for line in null.verdict.splitlines())
         title = "<h3>The null web: the same comparison where no effect is planted</h3>"
-        parts.append(f"{title}{told}{arms_table(null, ('baseline', 'arm'))}")
+        parts.append(f"{title}{verdict}{arms_table(null, ('baseline', 'arm'))}")
     return "".join(parts)
 
 

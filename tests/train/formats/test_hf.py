@@ -15,11 +15,19 @@ SMALL = dataclasses.replace(
     MODELS["test"], vocab_size=60, embed_dim=24, vision_layers=1, text_layers=1, text_mlp=96
 )
 LAYER = {
-    "self_attn.k_proj.weight": [32, 32], "self_attn.k_proj.bias": [32], "self_attn.v_proj.weight": [32, 32],
-    "self_attn.v_proj.bias": [32], "self_attn.q_proj.weight": [32, 32], "self_attn.q_proj.bias": [32],
-    "self_attn.out_proj.weight": [32, 32], "self_attn.out_proj.bias": [32], "layer_norm1.weight": [32],
-    "layer_norm1.bias": [32], "layer_norm2.weight": [32], "layer_norm2.bias": [32],
-}  # fmt: skip
+    "self_attn.k_proj.weight": [32, 32],
+    "self_attn.k_proj.bias": [32],
+    "self_attn.v_proj.weight": [32, 32],
+    "self_attn.v_proj.bias": [32],
+    "self_attn.q_proj.weight": [32, 32],
+    "self_attn.q_proj.bias": [32],
+    "self_attn.out_proj.weight": [32, 32],
+    "self_attn.out_proj.bias": [32],
+    "layer_norm1.weight": [32],
+    "layer_norm1.bias": [32],
+    "layer_norm2.weight": [32],
+    "layer_norm2.bias": [32],
+}
 # Names and shapes of transformers.CLIPModel with the sizes of SMALL.
 NAMES = {
     "logit_scale": [],

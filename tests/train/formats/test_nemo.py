@@ -70,8 +70,13 @@ def inside(*parts):
 def test_nvidia_s_fragments_are_read_as_they_stand(told, text):
     config, changes, notes = told(text)
     assert config == dataclasses.replace(MODELS["ViT-B-16"], class_token_length=8)
-    assert changes == {"local_loss": False, "gather_with_grad": True, "model": "ViT-B-32", "model.patch_size": 16,
-                       "model.class_token_length": 8}  # fmt: skip
+    assert changes == {
+        "local_loss": False,
+        "gather_with_grad": True,
+        "model": "ViT-B-32",
+        "model.patch_size": 16,
+        "model.class_token_length": 8,
+    }
     run = configure({**changes, "batch_size": 128, "lanes": 32})
     assert model_config(run) == config
     assert (run.local_loss, run.gather_with_grad) == (False, True)
@@ -95,11 +100,23 @@ def test_a_fragment_alone_is_completed(told, text):
 def test_every_key_reaches_its_setting(told):
     changed = VISION
     for key, value in {
-        "patch_dim": 8, "img_h": 64, "img_w": 128, "image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.2, 0.2],
-        "drop_patch_rate": 0.5, "drop_path_rate": 0.1, "global_average_pool": True, "class_token_length": 2,
-        "num_layers": 3, "hidden_size": 96, "ffn_hidden_size": 200, "num_attention_heads": 3, "hidden_dropout": 0.2,
-        "attention_dropout": 0.3, "encoder_seq_length": 128,
-    }.items():  # fmt: skip
+        "patch_dim": 8,
+        "img_h": 64,
+        "img_w": 128,
+        "image_mean": [0.5, 0.4, 0.3],
+        "image_std": [0.2, 0.2, 0.2],
+        "drop_patch_rate": 0.5,
+        "drop_path_rate": 0.1,
+        "global_average_pool": True,
+        "class_token_length": 2,
+        "num_layers": 3,
+        "hidden_size": 96,
+        "ffn_hidden_size": 200,
+        "num_attention_heads": 3,
+        "hidden_dropout": 0.2,
+        "attention_dropout": 0.3,
+        "encoder_seq_length": 128,
+    }.items():
         changed = "\n".join(
             f"  {key}: {value}" if line.startswith(f"  {key}:") else line
             for line in changed.split("\n")
@@ -111,12 +128,27 @@ def test_every_key_reaches_its_setting(told):
     )
     config, _, _ = told(GENERAL.replace("512", "256") + changed + text)
     wanted = dataclasses.replace(
-        MODELS["ViT-B-32"], embed_dim=256, patch_size=8, image_size=64, image_width=128, image_mean=(0.5, 0.4, 0.3),
-        image_std=(0.2, 0.2, 0.2), drop_patch_rate=0.5, drop_path_rate=0.1, global_average_pool=True,
-        class_token_length=2, vision_layers=3, vision_width=96, vision_mlp=200, vision_heads=3,
-        vision_hidden_dropout=0.2, vision_attention_dropout=0.3, text_layers=5, context_length=40,
+        MODELS["ViT-B-32"],
+        embed_dim=256,
+        patch_size=8,
+        image_size=64,
+        image_width=128,
+        image_mean=(0.5, 0.4, 0.3),
+        image_std=(0.2, 0.2, 0.2),
+        drop_patch_rate=0.5,
+        drop_path_rate=0.1,
+        global_average_pool=True,
+        class_token_length=2,
+        vision_layers=3,
+        vision_width=96,
+        vision_mlp=200,
+        vision_heads=3,
+        vision_hidden_dropout=0.2,
+        vision_attention_dropout=0.3,
+        text_layers=5,
+        context_length=40,
         text_hidden_dropout=0.4,
-    )  # fmt: skip
+    )
     assert config == wanted
 
 
@@ -125,8 +157,11 @@ def test_precision_batch_and_relative_references(told):
         "encoder_seq_length: 77",
         "encoder_seq_length: 64\n  max_position_embeddings: ${.encoder_seq_length}",
     )
-    config, changes, _ = told(GENERAL.replace("output_dim", "global_batch_size: 32\n  output_dim") + text
-                              + "trainer:\n  precision: bf16\n")  # fmt: skip
+    config, changes, _ = told(
+        GENERAL.replace("output_dim", "global_batch_size: 32\n  output_dim")
+        + text
+        + "trainer:\n  precision: bf16\n"
+    )
     assert config.context_length == 64
     assert (changes["precision"], changes["batch_size"]) == ("bf16", 32)
 
@@ -164,22 +199,40 @@ def test_contradictions_are_named(told):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (GENERAL + VISION.replace("drop_path", "drop_pth"), "'vision.drop_pth_rate'; did you mean 'drop_path_rate'"),
-        (GENERAL.replace("local_loss", "locl_loss"), "'model.locl_loss'; did you mean 'local_loss'"),
+        (
+            GENERAL + VISION.replace("drop_path", "drop_pth"),
+            "'vision.drop_pth_rate'; did you mean 'drop_path_rate'",
+        ),
+        (
+            GENERAL.replace("local_loss", "locl_loss"),
+            "'model.locl_loss'; did you mean 'local_loss'",
+        ),
         (GENERAL + "vison:\n  patch_dim: 16\n", "'vison'; did you mean 'vision'"),
-        (GENERAL + TEXT.replace("model.output_dim", "model.output_dims"), "model.output_dims} names nothing"),
+        (
+            GENERAL + TEXT.replace("model.output_dim", "model.output_dims"),
+            "model.output_dims} names nothing",
+        ),
         ("model:\n  output_dim: ${model.output_dim}\n", "refers to itself"),
-        (GENERAL + TEXT.replace("${model.output_dim}", "768"), "text.output_dim is 768, and the other output_dim 512"),
+        (
+            GENERAL + TEXT.replace("${model.output_dim}", "768"),
+            "text.output_dim is 768, and the other output_dim 512",
+        ),
         (inside(VISION) + VISION, "vision is written twice"),
-        (GENERAL + VISION.replace("patch_dim: 16", "patch_dim: 15"), "not a multiple of patch_size 15"),
+        (
+            GENERAL + VISION.replace("patch_dim: 16", "patch_dim: 15"),
+            "not a multiple of patch_size 15",
+        ),
         (GENERAL + VISION.replace("heads: 12", "heads: 11"), "not a multiple of vision_heads 11"),
         (GENERAL + VISION.replace("num_layers: 12", "num_layers: many"), "must be a whole number"),
-        (GENERAL + TEXT + "  max_position_embeddings: 40\n", "max_position_embeddings 40 is less than"),
+        (
+            GENERAL + TEXT + "  max_position_embeddings: 40\n",
+            "max_position_embeddings 40 is less than",
+        ),
         (GENERAL + "trainer:\n  precision: fp7\n", "trainer.precision is 'fp7'"),
         ("- 1\n", "holds no settings"),
         ("a: [", "is no YAML"),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_is_refused_with_the_file_and_the_nearest_name(told, text, said):
     with pytest.raises(ValueError, match=r"clip\.yaml") as error:
         told(text)
@@ -189,7 +242,8 @@ def test_a_mistake_is_refused_with_the_file_and_the_nearest_name(told, text, sai
 def test_parallelism_o2_and_recomputation_are_read(told):
     _, changes, _ = told(
         GENERAL
-        + "  tensor_model_parallel_size: 2\n  megatron_amp_O2: True\n  activations_checkpoint_granularity: selective\n"
+        + "  tensor_model_parallel_size: 2\n  megatron_amp_O2: True\n"
+        + "  activations_checkpoint_granularity: selective\n"
     )
     config = configure(changes)
     assert (config.tp, config.precision, config.recompute) == (2, "bf16_o2", "selective")

@@ -144,8 +144,10 @@ def test_nothing_but_tensors_is_ever_unpickled():
 
 def test_weights_that_torch_saved_are_read(tmp_path):
     model = CLIP(SMALL, seed=3)
-    torch.save({"state_dict": {f"module.{k}": v for k, v in to_open_clip(model).items()}, "epoch": 3},
-               tmp_path / "open_clip_pytorch_model.bin")  # fmt: skip
+    torch.save(
+        {"state_dict": {f"module.{k}": v for k, v in to_open_clip(model).items()}, "epoch": 3},
+        tmp_path / "open_clip_pytorch_model.bin",
+    )
     (tmp_path / "open_clip_config.json").write_text(json.dumps(open_clip_config(SMALL)))
     found = load_export(str(tmp_path))
     assert all(

@@ -29,9 +29,16 @@ SIZES = {
         **({} if name == "ViT-S-32" else {"vision_layers": 2, "text_layers": 2}),
     )
     for name in (
-        "ViT-S-32", "ViT-B-32", "ViT-B-32-quickgelu", "ViT-L-14", "ViT-H-14", "ViT-g-14", "ViT-bigG-14", "ViT-e-14",
+        "ViT-S-32",
+        "ViT-B-32",
+        "ViT-B-32-quickgelu",
+        "ViT-L-14",
+        "ViT-H-14",
+        "ViT-g-14",
+        "ViT-bigG-14",
+        "ViT-e-14",
     )
-}  # fmt: skip
+}
 SCALE = 1 / 0.07
 BOUND = 1e-9  # of a tensor's gradient: the norm of the difference over the norm
 
@@ -147,8 +154,10 @@ def test_in_32_bits_the_error_is_no_more_than_twice_open_clip_s(name):
         errors.append(
             (apart(logits, exact), (off / sum((g**2).sum() for g in grads.values()).sqrt()).item())
         )
-    print(f"\n{name} in 32 bits, ours and open_clip's: logits %.1e %.1e, gradients %.1e %.1e" % (
-        errors[0][0], errors[1][0], errors[0][1], errors[1][1]))  # fmt: skip
+    print(
+        f"\n{name} in 32 bits, ours and open_clip's: logits %.1e %.1e, gradients %.1e %.1e"
+        % (errors[0][0], errors[1][0], errors[0][1], errors[1][1])
+    )
     assert errors[0][0] <= 2 * errors[1][0]
     assert errors[0][1] <= 2 * errors[1][1]
 
@@ -197,8 +206,10 @@ def test_fifty_steps_lead_to_the_same_weights():
     far = sum(((ours[n].double() - w.double()) ** 2).sum() for n, w in wanted.items()).sqrt()
     size = sum((w.double() ** 2).sum() for w in wanted.values()).sqrt()
     worst = max((apart(ours[n], w), n) for n, w in wanted.items())
-    print(f"\n50 steps: loss {losses[True][0]:.3f} to {losses[True][-1]:.3f}, apart {off:.1e};"
-          f" weights {far / size:.1e}, worst {worst[0]:.1e} ({worst[1]})")  # fmt: skip
+    print(
+        f"\n50 steps: loss {losses[True][0]:.3f} to {losses[True][-1]:.3f}, apart {off:.1e};"
+        f" weights {far / size:.1e}, worst {worst[0]:.1e} ({worst[1]})"
+    )
     assert losses[True][-1] < losses[True][0] - 0.5
     assert off <= 1e-4
     assert far / size <= 1e-4
