@@ -1,6 +1,8 @@
 # The whole project is driven from here; `.ci/run` calls the same targets.
 PYTHON ?= python3
-WORKERS ?= auto         # processes of pytest
+WORKERS ?= auto
+# Every process of pytest computes in one thread: there are as many processes as cores.
+PYTEST := OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n $(WORKERS) --dist loadfile
 V := .venv/bin
 
 .PHONY: venv demo quick test check bench bench-fetch bench-gpu
@@ -21,10 +23,10 @@ check: venv
 	$(V)/mypy
 
 quick: check            # before a commit: all tests that are not marked slow
-	$(V)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not ray"
+	$(PYTEST) -m "not slow and not ray"
 
 test: check
-	$(V)/python -m pytest -n $(WORKERS) --dist loadfile
+	$(PYTEST)
 
 bench: venv
 	$(V)/python benchmarks/engine.py
