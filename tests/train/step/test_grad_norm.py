@@ -2,37 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from train.config import configure
-from train.model import MODELS
-from train.model.clip import CLIP
 from train.step.grad_norm import local_part, mesh_of, total_norm
 
-SETTINGS = {
-    "model": "test",
-    "samples_seen": 80,
-    "batch_size": 8,
-    "lanes": 4,
-    "warmup": 4,
-    "precision": "fp32",
-}
-SMALL = dataclasses.replace(MODELS["test"], vocab_size=60)
-
-
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def config_of(**changes):
-    return configure({**SETTINGS, "lr": 1e-2, **changes})
-
-
-def model_of(seed=0):
-    return CLIP(SMALL, seed)
 
 
 def test_the_norm_is_that_of_all_numbers():

@@ -2,38 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 
-from train.config import configure
+from tests.support.steps import config_of, model_of
 from train.formats.open_clip_files import to_open_clip
-from train.model import MODELS
-from train.model.clip import CLIP
 from train.step.optimizers import parameter_groups
 from train.step.update import Update
 
-SETTINGS = {
-    "model": "test",
-    "samples_seen": 80,
-    "batch_size": 8,
-    "lanes": 4,
-    "warmup": 4,
-    "precision": "fp32",
-}
-SMALL = dataclasses.replace(MODELS["test"], vocab_size=60)
-
-
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def config_of(**changes):
-    return configure({**SETTINGS, "lr": 1e-2, **changes})
-
-
-def model_of(seed=0):
-    return CLIP(SMALL, seed)
 
 
 def test_only_matrices_decay_and_positions_by_convention():

@@ -1,39 +1,17 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import math
 
 import pytest
 import torch
 
-from train.config import configure
-from train.model import MODELS
-from train.model.clip import CLIP
+from tests.support.steps import config_of, model_of
 from train.step.optimizers import parameter_groups
 from train.step.precision import OVERFLOWS
 from train.step.update import Update
 
-SETTINGS = {
-    "model": "test",
-    "samples_seen": 80,
-    "batch_size": 8,
-    "lanes": 4,
-    "warmup": 4,
-    "precision": "fp32",
-}
-SMALL = dataclasses.replace(MODELS["test"], vocab_size=60)
-
-
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def config_of(**changes):
-    return configure({**SETTINGS, "lr": 1e-2, **changes})
-
-
-def model_of(seed=0):
-    return CLIP(SMALL, seed)
 
 
 def give(model, step, factor=1.0):

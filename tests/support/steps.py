@@ -1,0 +1,29 @@
+"""A model of the test size and settings for one training step."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from train.config import TrainConfig, configure
+from train.model import CLIP, MODELS
+
+SETTINGS = {
+    "model": "test",
+    "samples_seen": 80,
+    "batch_size": 8,
+    "lanes": 4,
+    "warmup": 4,
+    "precision": "fp32",
+}
+SMALL = dataclasses.replace(MODELS["test"], vocab_size=60)
+
+
+def config_of(**changes: Any) -> TrainConfig:
+    """SETTINGS with a learning rate of 0.01 and the changes."""
+    return configure({**SETTINGS, "lr": 1e-2, **changes})
+
+
+def model_of(seed: int = 0) -> CLIP:
+    """A small model with 60 tokens."""
+    return CLIP(SMALL, seed)
