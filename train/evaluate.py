@@ -84,8 +84,9 @@ def run(args: argparse.Namespace) -> int:
     tasks = [reader.read_manifest(path, TaskSpec) for path in args.task]
     if args.model.startswith("open_clip:") and not args.out:
         raise ValueError(f"{args.model} has no folder for the predictions: name one with --out")
-    model = load_model(args.model)
     folder = args.model.removeprefix("local-dir:")
+    export = RunLayout(folder).export
+    model = load_model(export if disk.exists(export) else args.model)
     out = args.out or RunLayout(folder).predictions
     check_overlap(folder, tasks, out)
     device = process_group.init_distributed(args.device).device

@@ -223,7 +223,8 @@ def test_missing_seeds_go_by_arm(tiny_pool: str) -> None:
 
 @pytest.mark.parametrize("init", ["models/base", "local-dir:models/base"])
 def test_a_relative_init_is_refused(init):
-    with pytest.raises(ValueError, match=f"train.init is '{init}', a relative path; write the abs"):
+    message = f"train.init is '{init}', a relative path; write the model's abs"
+    with pytest.raises(ValueError, match=message):
         arms._refuse_relative_init(init)
     for accepted in (None, "/models/base", "local-dir:/models/base", "open_clip:ViT-B-32/openai"):
         arms._refuse_relative_init(accepted)
