@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.blocked import BLOCKED
+
 ROOT = Path(__file__).resolve().parents[1]
 MAY_IMPORT = {
     "manifests": {"manifests"},
@@ -230,19 +232,6 @@ def test_other_packages_use_only_the_public_names_of_a_sub_package(package: str)
                 assert len(parts) < 3 or parts[1] == unit, (
                     f"{path.relative_to(ROOT)} imports from {node.module}"
                 )
-
-
-BLOCKED = [
-    "pydantic",
-    "ray",
-    "duckdb",
-    "open_clip",
-    "webdataset",
-    "simplejpeg",
-    "xxhash",
-    "scipy",
-    "yaml",
-]
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ import torch
 import yaml
 
 from manifests import disk
+from tests.support.blocked import BLOCKED
 from train import run
 from train.data import retry
 from train.data.view_rows import ViewRows
@@ -505,19 +506,6 @@ def test_workers_of_ray_train_are_ranks(blend, tmp_path):
     assert disk.read_json(out / "run.json")["world"] == 2
     assert run.main([blend, "--out", str(tmp_path / "one"), *changes(samples_seen=16)]) == 0
     assert_near(weights_of(out), weights_of(tmp_path / "one"))
-
-
-BLOCKED = (
-    "pydantic",
-    "ray",
-    "duckdb",
-    "open_clip",
-    "webdataset",
-    "simplejpeg",
-    "xxhash",
-    "scipy",
-    "yaml",
-)
 
 
 @pytest.mark.slow

@@ -9,8 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manifests import disk
-from manifests.columns import PAIRS
 from manifests.schema import Fetch
 from pipeline.fetch.host_groups import (
     PLAN_VERSION,
@@ -22,18 +20,7 @@ from pipeline.fetch.host_groups import (
     row_keys,
 )
 from pipeline.fetch.plan import settings_hash
-
-
-def pairs(urls: list[str]) -> pa.Table:
-    rows = [
-        {"uid": disk.uid_of(url, str(i)), "url": url, "caption": str(i)}
-        for i, url in enumerate(urls)
-    ]
-    return pa.Table.from_pylist(rows, PAIRS)
-
-
-def urls(count: int, hosts: int) -> list[str]:
-    return [f"http://h{i * i % hosts}.test/{i}.jpg" for i in range(count)]
+from tests.support.pairs import pairs, urls
 
 
 def planned(table: pa.Table, rows_per_shard: int, settings: str = "") -> list[PlannedShard]:

@@ -22,18 +22,7 @@ from pipeline.fetch.plan import (
     settings_hash,
     write_plan,
 )
-
-
-def pairs(urls: list[str]) -> pa.Table:
-    rows = [
-        {"uid": disk.uid_of(url, str(i)), "url": url, "caption": str(i)}
-        for i, url in enumerate(urls)
-    ]
-    return pa.Table.from_pylist(rows, PAIRS)
-
-
-def urls(count: int, hosts: int) -> list[str]:
-    return [f"http://h{i * i % hosts}.test/{i}.jpg" for i in range(count)]
+from tests.support.pairs import pairs, urls
 
 
 def write_pairs(pool: Path, *tables: pa.Table) -> None:
