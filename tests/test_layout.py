@@ -43,7 +43,8 @@ ORDER = {
     ],
     "train": [
         "rng", "model", "config", "data", "step", "formats", "dist", "evaluation", "identity",
-        "logbook", "nonfinite", "train_state", "loop", "mix", "ablation", "reporting",
+        "logbook", "nonfinite", "train_state", "loop", "mix", "stats", "ablation",
+        "reporting",
         "run", "evaluate", "export",
         "ablate", "report",
     ],
