@@ -31,6 +31,11 @@ def shard_name(shard: int | str) -> str:
     return f"{int(shard):05d}"
 
 
+def random_view_name(view: str, seed: int | None = None) -> str:
+    """The name of a random subset as large as `view`; .seed-N ends it where the seed is given."""
+    return f"random_like_{view}" if seed is None else f"random_like_{view}.seed-{seed}"
+
+
 def uids_checksum(uids: pa.ChunkedArray) -> str:
     """sha256 of the uids of a shard, one per line. Row-aligned files (scores, masks) carry it."""
     return hashlib.sha256("\n".join(uids.to_pylist()).encode()).hexdigest()

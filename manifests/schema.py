@@ -245,11 +245,9 @@ class Controls:
     """Arms that tell an effect from its imitations."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = STRICT
-    random_like: tuple[
-        str, ...
-    ] = ()  # arms; each gets a random subset of the baseline's pool, of its size
-    random_seed: int = 0
-    a_a: str | None = None  # an arm run again under other seeds
+    random_like: tuple[str, ...] = ()  # arms; each seed gets a random subset of the arm's size
+    random_seed: int = 0  # added to the seed of a run, it is the seed of that run's random subset
+    a_a: str | None = None  # an arm run again from the same weights, with another order
     null_web: str | None = None  # another ablation, on data where no effect is planted
 
 
@@ -298,6 +296,10 @@ class Ablation:
                 raise ValueError(
                     f"control of unknown arm {arm!r}; the arms are {sorted(self.arms)}"
                 )
+
+    def random_draw(self, seed: int) -> int:
+        """The seed of the random subsets that the runs of a seed train on."""
+        return self.controls.random_seed + seed
 
     def pool_folder(self, out: str, pool: str) -> str:
         """Where a pool lies: its own `out`, or pools/NAME inside the ablation's folder `out`."""

@@ -178,8 +178,8 @@ def commands(
         if pool != trusted:
             yield build(pool)
     for pool, view in random_views(ablation.arms, ablation.controls):
-        seed = str(ablation.controls.random_seed)
-        words = ["pipeline/filter.py", folders[pool], "--random-like", view, "--seed", seed]
+        words = ["pipeline/filter.py", folders[pool], "--random-like", view, "--seed"]
+        words += [str(ablation.random_draw(seed)) for seed in ablation.seeds]
         yield f"choose {pool}", command(*words)
     words = ["train/ablate.py", layout.ablation_json, "--out", out, "--engine", engine]
     yield TRAIN_STAGE, command(*words)

@@ -23,7 +23,7 @@ from pipeline import views
 EXAMPLE = """example:
   python pipeline/filter.py out/pool --recipe manifests/recipes/laion_like.yaml
   python pipeline/filter.py out/pool --recipe manifests/recipes/laion_like.yaml --views basic clip30
-  python pipeline/filter.py out/pool --random-like clip30 --seed 1
+  python pipeline/filter.py out/pool --random-like clip30 --seed 0 1 2
   python pipeline/filter.py out/pool --columns
 
 """
@@ -48,7 +48,13 @@ def options(argv: list[str] | None) -> argparse.Namespace:
         "--columns", action="store_true", help="list the columns that a rule may read"
     )
     parser.add_argument("--views", nargs="+", metavar="NAME", help="only these views of the recipe")
-    parser.add_argument("--seed", type=int, help="of --random-like (default: 0)")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        nargs="+",
+        help="of --random-like: one random_like_VIEW.seed-N each (default: random_like_VIEW, drawn "
+        "with seed 0)",
+    )
     parser.add_argument(
         "--scale", help="a block of the recipe's `scales` to merge over it, such as debug"
     )
@@ -86,7 +92,7 @@ def choose(args: argparse.Namespace) -> int:
     else:
         if args.views or args.scale:
             raise ValueError("--views and --scale are for --recipe")
-        documents = views.random_like(args.pool, args.random_like, args.seed or 0)
+        documents = views.random_like(args.pool, args.random_like, args.seed)
     if args.json:
         print(json.dumps(disk.to_plain(documents), sort_keys=True))
     else:

@@ -23,7 +23,12 @@ from filters import FILTERS, check_filters, specs_of_recipe
 from manifests import disk
 from manifests.columns import SIDECAR, with_extra
 from manifests.documents import ScoreSetDocument, ViewDocument, read_document
-from manifests.pool_layout import CommitRecord, PoolLayout, pool_fingerprint
+from manifests.pool_layout import (
+    CommitRecord,
+    PoolLayout,
+    pool_fingerprint,
+    random_view_name,
+)
 from manifests.schema import FilterSpec, Recipe, Rule, View
 from pipeline.scoring import score_set, shards_with_rows
 from pipeline.views.choose import Selection, check, choose
@@ -31,8 +36,8 @@ from pipeline.views.rules import columns_of
 from pipeline.views.steps import rule_text, rules_hash, rules_of
 
 READERS = 8  # files that are open at once: most are small, and remote ones wait for the network
+RANDOM_SEED = re.compile(r"(?<=.)\.seed-\d+$")  # ends the name of a random view of one seed
 VIEW_NAME = re.compile(r"[\w.-]+")
-RANDOM_PREFIX = "random_like_"
 FILTER_OF_COLUMN: dict[str, str] = {}  # score column -> filter
 for _name, _filter_class in FILTERS.items():
     FILTER_OF_COLUMN |= dict.fromkeys(_filter_class.adds, _name)
@@ -116,11 +121,14 @@ def choose_views(
     return {name: documents[name] for name in wanted}
 
 
-def random_like(pool: str, view: str, seed: int = 0) -> dict[str, ViewDocument]:
-    """Make the view `random_like_VIEW`: as many stored rows as `view` keeps, drawn by xxh3(uid,
-    seed).
+def random_like(
+    pool: str, view: str, seeds: Sequence[int] | None = None
+) -> dict[str, ViewDocument]:
+    """Make random views: as many stored rows as `view` keeps, drawn by xxh3(uid, seed).
 
-    ValueError if the pool has no view of that name, or one that is older than its shards.
+    There is one `random_like_VIEW.seed-N` for each of the seeds; without seeds it is
+    `random_like_VIEW`, which is drawn with seed 0. ValueError if the pool has no view of that name,
+    or one that is older than its shards.
     """
     records = shards_with_rows(pool)
     fingerprint = pool_fingerprint(records)
@@ -130,17 +138,26 @@ def random_like(pool: str, view: str, seed: int = 0) -> dict[str, ViewDocument]:
         raise ValueError(
             f"view {view!r} {state}; run pipeline/filter.py {pool} with its recipe first"
         )
-    name = f"{RANDOM_PREFIX}{view}"
-    random_view = View(name=name, rules=(Rule(name="random", random_like=view, seed=seed),))
-    like = rules_hash(model.rules)
-    rule = {"name": "random", "random_like": view, "seed": seed, "like": like}
-    inputs = Inputs(rules=(rule,), scores=model.scores, fingerprint=fingerprint)
-    document = read_view(pool, name)
-    if document is not None and inputs.made(document):
-        return {name: document}
-    tables = _tables(pool, records, {"status", "uid"}, {})
-    selections = choose(tables, [random_view], sizes={view: model.kept})
-    return {name: _write(pool, name, selections[name], inputs, document)}
+    documents: dict[str, ViewDocument] = {}
+    todo: dict[str, tuple[View, Inputs, ViewDocument | None]] = {}
+    for seed in [None] if seeds is None else seeds:
+        name = random_view_name(view, seed)
+        rule = Rule(name="random", random_like=view, seed=seed or 0)
+        plain = {"name": "random", "random_like": view, "seed": seed or 0}
+        rules = ({**plain, "like": rules_hash(model.rules)},)
+        inputs = Inputs(rules=rules, scores=model.scores, fingerprint=fingerprint)
+        document = read_view(pool, name)
+        if document is not None and inputs.made(document):
+            documents[name] = document
+        else:
+            todo[name] = (View(name=name, rules=(rule,)), inputs, document)
+    if todo:
+        tables = _tables(pool, records, {"status", "uid"}, {})
+        views = [random_view for random_view, _, _ in todo.values()]
+        selections = choose(tables, views, sizes={view: model.kept})
+        for name, (_, inputs, document) in todo.items():
+            documents[name] = _write(pool, name, selections[name], inputs, document)
+    return documents
 
 
 def read_view(pool: str, name: str) -> ViewDocument | None:
@@ -162,9 +179,13 @@ def views_not_in(recipe: Recipe, pool: str) -> list[str]:
     """Views of the pool that the recipe does not have. Random views of its own views are not
     among them."""
     listed = {view.name for view in recipe.views}
-    listed |= {f"{RANDOM_PREFIX}{name}" for name in listed}
-    files = disk.list_names(PoolLayout(pool).views, ".json")
-    return [name for file in files if (name := file.removesuffix(".json")) not in listed]
+    listed |= {random_view_name(name) for name in listed}
+    names = []
+    for file in disk.list_names(PoolLayout(pool).views, ".json"):
+        name = file.removesuffix(".json")
+        if RANDOM_SEED.sub("", name) not in listed:
+            names.append(name)
+    return names
 
 
 def unlisted_views_line(recipe: Recipe, names: Sequence[str]) -> str:

@@ -84,7 +84,7 @@ def test_the_scorer_is_trained_before_the_pools_that_it_scores(tmp_path: Path) -
         ),
         (
             "choose web",
-            f"python pipeline/filter.py {out}/pools/web --random-like clip --seed 5",
+            f"python pipeline/filter.py {out}/pools/web --random-like clip --seed 5 6",
         ),
         (
             "train and evaluate",

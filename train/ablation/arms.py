@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from manifests import disk, reader
-from manifests.pool_layout import AblationLayout, PoolLayout, RunLayout
+from manifests.pool_layout import AblationLayout, PoolLayout, RunLayout, random_view_name
 from manifests.schema import Ablation, Blend, TaskSpec
 from train.config import TrainConfig, configure
 from train.evaluation import Metrics, saved_metrics
 from train.identity import complete_settings, deciding_settings, differences, view_hashes
 
 A_A = "a_a"
-A_A_SEEDS = 1000  # added to the ablation's seeds
+A_A_ORDER = 1000  # added to a seed, it is the seed of the order of its A/A run
 RANDOM_LIKE = "random_like_"
 Json = dict[str, Any]
 
@@ -25,15 +25,21 @@ Json = dict[str, Any]
 class Run:
     """One training run of an arm.
 
-    `pair` is a seed of the ablation; `seed`, which trains, differs from it in A/A runs.
+    Runs of one seed start from the same weights. An A/A run differs from the run of its arm in the
+    order of the samples; a random subset is another one for each seed.
     """
 
     arm: str
     seed: int
-    pair: int
     blend: Blend
     config: TrainConfig
     out: str
+
+    @property
+    def blend_name(self) -> str:
+        """The name of the blend's file: the seeds of an arm share it, but for random subsets."""
+        random = self.arm.startswith(RANDOM_LIKE)
+        return f"{self.arm}.seed-{self.seed}" if random else self.arm
 
 
 def expand_runs(ablation: Ablation, out: str, *, built: bool = True) -> tuple[Run, ...]:
@@ -46,30 +52,24 @@ def expand_runs(ablation: Ablation, out: str, *, built: bool = True) -> tuple[Ru
     _refuse_relative_init(config.init)
     # The baseline is first: a resolved ablation.json has its arms in alphabetical order.
     names = dict.fromkeys([ablation.baseline, *ablation.arms])
-    blends = {arm: _blend_of(ablation, out, arm) for arm in names}
+    blends = {arm: dict.fromkeys(ablation.seeds, _blend_of(ablation, out, arm)) for arm in names}
     for arm in ablation.controls.random_like:
-        blends[RANDOM_LIKE + arm] = _random_blend(ablation, out, arm)
-    shifts = dict.fromkeys(blends, 0)
+        blends[RANDOM_LIKE + arm] = {
+            seed: _random_blend(ablation, out, arm, seed) for seed in ablation.seeds
+        }
     if ablation.controls.a_a:
-        if {seed + A_A_SEEDS for seed in ablation.seeds} & set(ablation.seeds):
-            raise ValueError(
-                f"seeds are {list(ablation.seeds)}: A/A runs take each + {A_A_SEEDS}; choose others"
-            )
         blends[A_A] = blends[ablation.controls.a_a]
-        shifts[A_A] = A_A_SEEDS
-    for blend in blends.values():
-        if built:
-            _require_views(ablation, blend)
     runs = []
-    for arm, blend in blends.items():
-        for pair in ablation.seeds:
-            seed = pair + shifts[arm]
+    for arm, by_seed in blends.items():
+        for seed, blend in by_seed.items():
+            if built:
+                _require_views(ablation, blend)
+            order_seed = seed + A_A_ORDER if arm == A_A else config.order_seed
             run = Run(
                 arm=arm,
                 seed=seed,
-                pair=pair,
                 blend=blend,
-                config=replace(config, seed=seed),
+                config=replace(config, seed=seed, order_seed=order_seed),
                 out=AblationLayout(out).run(arm, seed),
             )
             runs.append(run)
@@ -105,18 +105,19 @@ def _blend_of(ablation: Ablation, out: str, arm: str) -> Blend:
     return Blend(name=arm, pools={pool: ablation.pool_folder(out, pool)}, views={value: 1.0})
 
 
-def _random_blend(ablation: Ablation, out: str, arm: str) -> Blend:
-    """The random subset of an arm's pool that has the size of the arm's view."""
+def _random_blend(ablation: Ablation, out: str, arm: str, seed: int) -> Blend:
+    """The random subset of an arm's pool that has the size of the arm's view, drawn for a seed."""
     pool, _, view = ablation.arms[arm].partition("/")
     if pool not in ablation.pools:
         raise ValueError(
             f"controls.random_like: arm {arm!r} is a blend; only POOL/VIEW has a random subset "
             "of its size"
         )
+    name = random_view_name(view, ablation.random_draw(seed))
     return Blend(
         name=RANDOM_LIKE + arm,
         pools={pool: ablation.pool_folder(out, pool)},
-        views={f"{pool}/{RANDOM_LIKE}{view}": 1.0},
+        views={f"{pool}/{name}": 1.0},
     )
 
 
@@ -132,8 +133,9 @@ def _require_views(ablation: Ablation, blend: Blend) -> None:
         recipe = ablation.pools[pool].recipe if pool in ablation.pools else None
         options = f"--recipe {recipe or 'RECIPE'}"
         if view.startswith(RANDOM_LIKE):
-            like = view.removeprefix(RANDOM_LIKE)
-            options = f"--random-like {like} --seed {ablation.controls.random_seed}"
+            like = view.removeprefix(RANDOM_LIKE).rpartition(".seed-")[0]
+            draws = [str(ablation.random_draw(seed)) for seed in ablation.seeds]
+            options = f"--random-like {like} --seed {' '.join(draws)}"
         raise ValueError(
             f"there is no view {name} yet: run python pipeline/filter.py {folder} {options}"
         )
@@ -269,9 +271,9 @@ def arm_names(runs: Sequence[Run]) -> list[str]:
 def missing_seeds(
     runs: Sequence[Run], finished: Mapping[str, Mapping[int, Any]]
 ) -> dict[str, tuple[int, ...]]:
-    """The seeds without a result, of each arm that has such. `finished` goes by arm and `pair`."""
+    """The seeds without a result, of each arm that has such. `finished` goes by arm and seed."""
     missing: dict[str, tuple[int, ...]] = {}
     for run in runs:
-        if run.pair not in finished.get(run.arm, {}):
+        if run.seed not in finished.get(run.arm, {}):
             missing[run.arm] = (*missing.get(run.arm, ()), run.seed)
     return missing

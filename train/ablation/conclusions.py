@@ -37,7 +37,7 @@ class Conclusions:
     """What the runs show.
 
     comparisons: every arm against the baseline, primary task first, Holm over the arms of a task.
-    controls: arms against the random subset of their size; aa: equal data under other seeds. Both
+    controls: arms against the random subset of their size; aa: equal data in another order. Both
     are on the primary task, and each is a family of its own.
     headline: one sentence. verdict: the headline, then one line for each comparison and each gap.
     """
@@ -90,7 +90,7 @@ def conclude(
     lines = [headline, *(row.told for row in on_primary)]
     lines += [f"Against a random subset of its size: {row.told}" for row in controls]
     if aa is not None:
-        lines.append(f"A/A, equal data under other seeds: {aa.told}")
+        lines.append(f"A/A, equal data in another order: {aa.told}")
         if aa.verdict in ("better", "worse"):
             lines.append("Equal data differ: do not believe a verdict above without more seeds.")
     lines += _gaps(failed, missing, runs)
@@ -117,12 +117,12 @@ def _controls(ablation: Ablation, primary: Values) -> list[stats.Comparison]:
 
 
 def _a_a(ablation: Ablation, primary: Values, task: TaskSpec) -> TaskComparison | None:
-    """The A/A runs against the runs of their arm. They share no seed, so no run is paired."""
+    """The A/A runs against the runs of their arm from the same weights."""
     arm = ablation.controls.a_a
-    if arm is None or min(len(primary.get(A_A, {})), len(primary.get(arm, {}))) < 2:
+    if arm is None:
         return None
-    band = ablation.equivalence
-    return _on_task(task, stats.compare_unpaired(A_A, primary[A_A], arm, primary[arm], band))
+    rows = compare_with_baseline(primary, [A_A], arm, ablation.equivalence)
+    return _on_task(task, rows[0]) if rows else None
 
 
 def _on_task(task: TaskSpec, comparison: stats.Comparison) -> TaskComparison:

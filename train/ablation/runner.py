@@ -59,7 +59,7 @@ def run_all(ablation: Ablation, out: str, engine: Engine = "inline") -> list[Out
     """
     runs = arms.expand_runs(ablation, out)
     for run in runs:
-        disk.write_json(AblationLayout(out).blend_json(run.arm), run.blend)
+        disk.write_json(AblationLayout(out).blend_json(run.blend_name), run.blend)
         replace_stale(run, out)
     outcomes: dict[str, Outcome] = {}
     for run in runs:

@@ -35,8 +35,7 @@ class MeanSd:
 class Difference:
     """A difference over n seeds: mean, SD, 95 % and 90 % t intervals, two-sided p.
 
-    paired: the SD is of the paired differences and df is n − 1; otherwise it is the root of the sum
-    of the two variances and df is Welch's. The intervals are None where the SD is 0.
+    The intervals are None where the SD is 0.
     """
 
     n: int
@@ -48,7 +47,6 @@ class Difference:
     low90: float | None
     high90: float | None
     p: float
-    paired: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +70,7 @@ class Comparison:
 
     arm: str
     baseline: str
-    seeds: tuple[tuple[int, int], ...]  # (arm's, baseline's) of each pair; () if it is not paired
+    seeds: tuple[tuple[int, int], ...]  # (arm's, baseline's) of each pair
     n: int
     difference: float
     sd: float
@@ -111,30 +109,10 @@ def difference(first: Sequence[float], second: Sequence[float]) -> Difference:
         raise ValueError(f"an SD needs at least 2 seeds; there are {len(first)}")
     d = np.asarray(first, dtype=np.float64) - np.asarray(second, dtype=np.float64)
     n, sd = len(d), float(d.std(ddof=1))
-    return _t_interval(n, float(d.mean()), sd, sd / math.sqrt(n), n - 1, paired=True)
+    return _t_interval(n, float(d.mean()), sd, sd / math.sqrt(n), n - 1)
 
 
-def unpaired_difference(first: Sequence[float], second: Sequence[float]) -> Difference:
-    """mean(first) − mean(second) of runs that share no seed: Welch's t interval.
-
-    n is the smaller number of seeds. ValueError for fewer than two values on a side.
-    """
-    if min(len(first), len(second)) < 2:
-        raise ValueError(f"an SD needs at least 2 seeds; there are {min(len(first), len(second))}")
-    x, y = (np.asarray(values, dtype=np.float64) for values in (first, second))
-    mean = float(x.mean() - y.mean())
-    n = min(len(x), len(y))
-    parts = [float(x.var(ddof=1)) / len(x), float(y.var(ddof=1)) / len(y)]
-    error = math.sqrt(sum(parts))
-    if error < ZERO_SD:
-        return _t_interval(n, mean, 0.0, 0.0, n - 1, paired=False)
-    below = parts[0] ** 2 / (len(x) - 1) + parts[1] ** 2 / (len(y) - 1)
-    return _t_interval(n, mean, error * math.sqrt(n), error, sum(parts) ** 2 / below, paired=False)
-
-
-def _t_interval(
-    n: int, mean: float, sd: float, error: float, df: float, *, paired: bool
-) -> Difference:
+def _t_interval(n: int, mean: float, sd: float, error: float, df: float) -> Difference:
     """Intervals and p of a mean with a standard error."""
     from scipy.stats import t
 
@@ -150,7 +128,6 @@ def _t_interval(
             low90=None,
             high90=None,
             p=p,
-            paired=paired,
         )
     half = float(t.ppf(1 - ALPHA / 2, df)) * error
     half90 = float(t.ppf(1 - ALPHA, df)) * error
@@ -164,7 +141,6 @@ def _t_interval(
         low90=mean - half90,
         high90=mean + half90,
         p=float(2 * t.sf(abs(mean) / error, df)),
-        paired=paired,
     )
 
 
@@ -285,15 +261,6 @@ def compare(
     return [
         adjust(c, p_holm, len(comparisons)) for c, p_holm in zip(comparisons, adjusted, strict=True)
     ]
-
-
-def compare_unpaired(
-    arm: str, values: Mapping[int, float], baseline: str, others: Mapping[int, float], band: float
-) -> Comparison:
-    """Two arms whose seeds have nothing to do with each other (A/A). ValueError as in `compare`."""
-    _check_band(band)
-    measured = unpaired_difference(list(values.values()), list(others.values()))
-    return _comparison(arm, baseline, (), measured, band)
 
 
 def _check_band(band: float) -> None:

@@ -43,10 +43,9 @@ def describe(comparison: Comparison, task: str) -> str:
     """
     c = comparison
     p = "Holm p < 0.001" if c.p_holm < 0.001 else f"Holm p = {c.p_holm:.3f}"
-    seeds = f"{c.n} seeds" if c.seeds else f"{c.n} seeds each, unpaired"
     text = (
         f"{c.arm} {PHRASES[c.verdict]} {c.baseline} on {task}: "
-        f"{interval(c.difference, c.low, c.high)} points ({seeds}, {p})"
+        f"{interval(c.difference, c.low, c.high)} points ({c.n} seeds, {p})"
     )
     if c.mde is None:
         return f"{text}; every seed gives the same difference, so the noise is not known."

@@ -41,6 +41,9 @@ class TrainConfig:
     )
     batch_size: int = setting(4096, "samples of a step, of all ranks")
     seed: int = setting(0, "of the weights at the start, the order and every random number")
+    order_seed: int | None = setting(
+        None, "of the samples' order and crops, so that `seed` decides all else; none: `seed`"
+    )
     lanes: int = setting(64, "fixed blocks of a batch; a rank serves whole lanes")
     window: int = setting(4, "shards that a lane permutes together")
     crop_min: float = setting(0.9, "least share of an image's area that a random crop keeps")
@@ -151,6 +154,8 @@ class TrainConfig:
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must lie in [0, 1)")
+        if self.order_seed is not None and self.order_seed < 0:
+            raise ValueError(f"order_seed is {self.order_seed}; it must not be negative")
         if not 0 < self.crop_min <= 1:
             raise ValueError(f"crop_min is {self.crop_min}; it must lie in (0, 1]")
         if self.ema is not None and not 0 < self.ema < 1:

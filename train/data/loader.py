@@ -94,7 +94,7 @@ class Loader:
             config.batch_size,
             config.lanes,
             config.window,
-            seed=(blend.seed << 32) + config.seed,
+            seed=(blend.seed << 32) + _order_seed(config),
         )
         self.order.check_repeats(config.steps, blend.max_repeats)
         self.damage = DamageCounts()  # of the batches that were handed out; kept over a resume
@@ -241,6 +241,11 @@ class Loader:
             keys=tuple(planned.keys),
             substituted=len({sample.position for sample in damaged}),
         )
+
+
+def _order_seed(config: TrainConfig) -> int:
+    """The seed of a run's order and crops."""
+    return config.seed if config.order_seed is None else config.order_seed
 
 
 def copy_tokens(tokens: NDArray[np.uint16], into_T: NDArray[np.int64]) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 from manifests import disk
 from manifests.pool_layout import AblationLayout, RunLayout
-from manifests.schema import Ablation, TaskSpec
+from manifests.schema import Ablation, Blend, TaskSpec
 from train.ablation import A_A, Run, TaskComparison, arm_names, expand_runs, stats
 from train.evaluation import kind_of
 from train.reporting import gallery
@@ -39,7 +39,10 @@ def collect_report(out: str) -> Report:
     hashes = FileHashes(folder=out, sha256=dict(results.files))
     runs = expand_runs(ablation, out, built=False)
     finished = [run for run in runs if str(run.seed) in results.arms[run.arm].runs]
-    views = gallery.open_views({run.arm: run.blend for run in runs})
+    blends: dict[str, Blend] = {}
+    for run in runs:  # of a random control, the subset of the first seed stands for the others
+        blends.setdefault(run.arm, run.blend)
+    views = gallery.open_views(blends)
     values = {task.name: _values(runs, results, task) for task in ablation.evaluate}
     return Report(
         name=ablation.name,
@@ -79,7 +82,7 @@ def _values(runs: Sequence[Run], results: Results, task: TaskSpec) -> dict[str, 
     for run in runs:
         metrics = results.arms[run.arm].runs.get(str(run.seed), {}).get(task.name)
         if metrics is not None:
-            values[run.arm][run.pair] = metrics[kind_of(task).headline]
+            values[run.arm][run.seed] = metrics[kind_of(task).headline]
     return values
 
 
@@ -211,7 +214,7 @@ def _curves(runs: Sequence[Run], hashes: FileHashes) -> tuple[Curve, ...]:
         for line in disk.read_bytes(hashes.add(path)).decode().splitlines():
             numbers = json.loads(line)
             points.append((numbers["samples"], numbers["loss"], numbers["accuracy"]))
-        curves.append(Curve(arm=run.arm, seed=run.pair, points=tuple(points)))
+        curves.append(Curve(arm=run.arm, seed=run.seed, points=tuple(points)))
     return tuple(curves)
 
 

@@ -114,7 +114,7 @@ def _explanation(report: Report) -> str:
     text = (
         f"Scores are mean ± standard deviation over {len(report.seeds)} seeds, at "
         f"{report.samples_seen:,} samples seen per run. Intervals are 95 % t intervals of "
-        "differences paired by seed (A/A: unpaired). p values are Holm-adjusted over the arms. "
+        "differences paired by seed. p values are Holm-adjusted over the arms. "
         "Small circles are single seeds. Inside the grey band of "
         f"±{band} points, arms count as practically equal."
     )

@@ -151,7 +151,7 @@ def _headlines(
     for run in runs:
         if run.out in predictions:
             metric = predictions[run.out].metrics[kind_of(task).headline]
-            values[run.arm][run.pair] = metric
+            values[run.arm][run.seed] = metric
     return values
 
 
@@ -178,9 +178,8 @@ def _mcnemar(
     """McNemar's p of each arm against the baseline, for the first seed that both have finished."""
     of: dict[str, dict[int, BoolArray]] = {arm: {} for arm in arm_names(runs)}
     for run in runs:
-        # A/A runs have seeds of their own: none is a run of the baseline with other data.
-        if run.out in predictions and run.seed == run.pair:
-            of[run.arm][run.pair] = np.concatenate(predictions[run.out].correct)
+        if run.out in predictions:
+            of[run.arm][run.seed] = np.concatenate(predictions[run.out].correct)
     p_values = {}
     for arm, by_seed in of.items():
         common = [

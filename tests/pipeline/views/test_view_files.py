@@ -139,8 +139,20 @@ def test_a_random_view_on_demand_is_the_one_that_a_recipe_makes(pool: str) -> No
     stamp = place.stat().st_mtime_ns
     view_files.random_like(pool, "bright")
     assert place.stat().st_mtime_ns == stamp
-    view_files.random_like(pool, "bright", seed=1)
-    assert masks(pool, "random_like_bright")["kept"] != masks(pool, "alike")["kept"]
+
+
+def test_each_seed_has_a_random_view_of_its_own(pool: str) -> None:
+    view_files.choose_views(pool, recipe(TOP, ALIKE))
+    names = [f"random_like_bright.seed-{seed}" for seed in (0, 1, 2)]
+    documents = view_files.random_like(pool, "bright", [0, 1, 2])
+    assert list(documents) == names
+    assert masks(pool, names[0])["kept"] == masks(pool, "alike")["kept"]
+    assert masks(pool, names[1])["kept"] != masks(pool, "alike")["kept"]
+    assert len({document.kept for document in documents.values()}) == 1
+    stamp = Path(pool, "views", f"{names[1]}.json").stat().st_mtime_ns
+    view_files.random_like(pool, "bright", [1, 3])
+    assert Path(pool, "views", f"{names[1]}.json").stat().st_mtime_ns == stamp
+    assert view_files.views_not_in(recipe(TOP, ALIKE), pool) == []
 
 
 def test_a_random_view_of_what_is_not_there_or_is_old(pool: str) -> None:

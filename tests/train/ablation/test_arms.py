@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,15 +27,36 @@ scales: {debug: {views: {small: []}}}
 def test_every_arm_and_control_with_every_seed(tiny_pool: str) -> None:
     tiny = tiny_ablation(tiny_pool, "x", controls={"random_like": ["half"], "a_a": "half"})
     runs = expand_runs(tiny, "/out", built=False)
-    assert [(run.arm, run.seed, run.pair) for run in runs] == [
-        ("raw", 0, 0), ("raw", 1, 1), ("half", 0, 0), ("half", 1, 1),
-        ("random_like_half", 0, 0), ("random_like_half", 1, 1), ("a_a", 1000, 0), ("a_a", 1001, 1),
+    assert [(run.arm, run.seed) for run in runs] == [
+        ("raw", 0), ("raw", 1), ("half", 0), ("half", 1),
+        ("random_like_half", 0), ("random_like_half", 1), ("a_a", 0), ("a_a", 1),
     ]  # fmt: skip
     assert runs[0].blend == Blend(name="raw", pools={"web": tiny_pool}, views={"web/all": 1.0})
-    assert runs[4].blend.views == {"web/random_like_half": 1.0}
     assert runs[6].blend == runs[2].blend
-    assert runs[7].out == "/out/runs/a_a/seed-1001"
+    assert runs[7].out == "/out/runs/a_a/seed-1"
     assert [run.config.seed for run in runs] == [run.seed for run in runs]
+
+
+def test_each_seed_has_a_random_subset_of_its_own(tiny_pool: str) -> None:
+    controls = {"random_like": ["half"], "random_seed": 7}
+    runs = expand_runs(tiny_ablation(tiny_pool, "x", controls=controls), "/out", built=False)
+    assert [list(run.blend.views) for run in runs[4:]] == [
+        ["web/random_like_half.seed-7"],
+        ["web/random_like_half.seed-8"],
+    ]
+    assert [run.blend_name for run in runs[3:]] == [
+        "half",
+        "random_like_half.seed-0",
+        "random_like_half.seed-1",
+    ]
+
+
+def test_an_a_a_run_changes_the_order_and_nothing_else(tiny_pool: str) -> None:
+    tiny = tiny_ablation(tiny_pool, "x", controls={"a_a": "raw"})
+    runs = expand_runs(tiny, "/out", built=False)
+    raw, a_a = runs[1], runs[5]
+    assert (raw.arm, a_a.arm, raw.config.order_seed) == ("raw", "a_a", None)
+    assert a_a.config == replace(raw.config, order_seed=1001)
 
 
 def test_pools_without_a_folder_are_in_the_ablations_folder() -> None:
@@ -59,8 +81,8 @@ def test_an_arm_may_be_a_blend(tmp_path: Path, tiny_pool: str) -> None:
 def test_a_missing_view_is_named_with_the_command_that_makes_it(tiny_pool: str) -> None:
     tiny = tiny_ablation(tiny_pool, "x", controls={"random_like": ["half"], "random_seed": 5})
     message = (
-        rf"no view web/random_like_half yet: run python pipeline/filter.py {tiny_pool} "
-        "--random-like half --seed 5"
+        rf"no view web/random_like_half.seed-5 yet: run python pipeline/filter.py {tiny_pool} "
+        "--random-like half --seed 5 6"
     )
     with pytest.raises(ValueError, match=message):
         expand_runs(tiny, "/out")
@@ -79,10 +101,6 @@ def test_a_missing_view_is_named_with_the_command_that_makes_it(tiny_pool: str) 
         ({"arms": {"raw": "web/all", "a_a": "web/half"}}, "arm 'a_a': choose a name"),
         ({"arms": {"raw": "web/all", "../x": "web/half"}}, "arm '../x': choose a name"),
         ({"train": {"modle": "test"}}, "unknown training setting 'modle'; did you mean 'model'"),
-        (
-            {"seeds": [0, 1000], "controls": {"a_a": "raw"}},
-            r"seeds are \[0, 1000\]: A/A runs take each \+ 1000",
-        ),
     ],
 )
 def test_mistakes_are_refused(tiny_pool: str, change: dict[str, object], message: str) -> None:
@@ -218,7 +236,7 @@ def test_missing_seeds_go_by_arm(tiny_pool: str) -> None:
     tiny = tiny_ablation(tiny_pool, "x", controls={"a_a": "raw"})
     runs = expand_runs(tiny, "/out")
     finished = {"raw": {0: 0.1, 1: 0.1}, "half": {1: 0.1}}
-    assert arms.missing_seeds(runs, finished) == {"half": (0,), "a_a": (1000, 1001)}
+    assert arms.missing_seeds(runs, finished) == {"half": (0,), "a_a": (0, 1)}
 
 
 @pytest.mark.parametrize("init", ["models/base", "local-dir:models/base"])

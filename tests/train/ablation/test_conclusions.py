@@ -49,7 +49,7 @@ def test_controls_and_a_a_are_separate_from_the_arms() -> None:
         ("clip30", "random_like_clip30", "better")
     ]
     assert result.aa is not None
-    assert (result.aa.arm, result.aa.baseline, result.aa.seeds) == ("a_a", "raw", ())
+    assert (result.aa.arm, result.aa.baseline, result.aa.n) == ("a_a", "raw", 3)
     assert result.aa.p_holm == result.aa.p
     assert result.aa.difference == pytest.approx((0.304 + 0.306 + 0.307 - 0.915) / 3, abs=1e-12)
     lines = result.verdict.splitlines()
@@ -58,7 +58,7 @@ def test_controls_and_a_a_are_separate_from_the_arms() -> None:
     assert lines[0].endswith("points; no difference was found for 1 of 2 arms.")
     assert lines[1].startswith("clip30 is better than raw on objects: +10.0 [")
     assert "Against a random subset of its size: clip30 is better than random_like_" in lines[4]
-    assert lines[5].startswith("A/A, equal data under other seeds: a_a is ")
+    assert lines[5].startswith("A/A, equal data in another order: a_a is ")
     assert "believe" not in result.verdict
 
 

@@ -13,7 +13,6 @@ from train.ablation.stats import (
     Verdict,
     adjust,
     compare,
-    compare_unpaired,
     detectable,
     difference,
     equivalence,
@@ -21,7 +20,6 @@ from train.ablation.stats import (
     mcnemar,
     mean_sd,
     pairs,
-    unpaired_difference,
     verdict,
 )
 
@@ -74,31 +72,6 @@ def test_identical_scores_prove_no_equality() -> None:
     assert nothing.verdict == "not distinguishable"
     assert (nothing.difference, nothing.p, nothing.p_holm) == (0.0, 1.0, 1.0)
     assert (nothing.low, nothing.high, nothing.mde, nothing.p_equal) == (None,) * 4
-
-
-def test_unpaired_difference_is_welchs_test() -> None:
-    a, b = [0.41, 0.44, 0.40, 0.47], [0.38, 0.30, 0.39]
-    reference = stats.ttest_ind(a, b, equal_var=False)
-    ours = unpaired_difference(a, b)
-    assert ours.p == pytest.approx(reference.pvalue, abs=1e-9)
-    interval = tuple(reference.confidence_interval(0.95))
-    assert (ours.low, ours.high) == pytest.approx(interval, abs=1e-9)
-    assert (ours.n, ours.paired) == (3, False)
-    assert unpaired_difference([0.5, 0.5], [0.25, 0.25]).low is None
-    with pytest.raises(ValueError, match="at least 2 seeds; there are 1"):
-        unpaired_difference([0.5, 0.5], [0.25])
-
-
-def test_an_unpaired_comparison_does_not_depend_on_the_order_of_the_seeds() -> None:
-    first = {1000: 0.30, 1001: 0.34, 1002: 0.41}
-    one = compare_unpaired("a_a", first, "raw", {0: 0.31, 1: 0.36, 2: 0.39}, 0.01)
-    other = compare_unpaired("a_a", first, "raw", {0: 0.39, 1: 0.31, 2: 0.36}, 0.01)
-    assert (one.low, one.high) == pytest.approx((other.low, other.high), abs=1e-12)
-    assert (one.seeds, one.n) == ((), 3)
-    assert one.mde is not None
-    assert one.mde > abs(one.difference)
-    with pytest.raises(ValueError, match="band is 0; it must be above 0"):
-        compare_unpaired("a_a", first, "raw", first, 0)
 
 
 def test_equivalence_is_the_larger_of_two_one_sided_tests() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from train.ablation import wording
-from train.ablation.stats import compare, compare_unpaired
+from train.ablation.stats import compare
 from train.ablation.wording import DASH, MINUS
 
 RAW = {0: 0.30, 1: 0.34, 2: 0.32}
@@ -61,9 +61,3 @@ def test_identical_scores_are_described_without_a_claim() -> None:
         "a is not distinguishable from raw on objects: +0.0 points (3 seeds, Holm p = 1.000); "
         "every seed gives the same difference, so the noise is not known."
     )
-
-
-def test_a_a_is_called_unpaired() -> None:
-    other = {1000: 0.31, 1001: 0.33, 1002: 0.36}
-    text = wording.describe(compare_unpaired("a_a", other, "raw", RAW, 0.005), "objects")
-    assert "(3 seeds each, unpaired, Holm p = " in text

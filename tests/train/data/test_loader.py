@@ -193,6 +193,15 @@ def test_both_seeds_decide_the_order_and_an_epoch_is_cropped_anew(tiny_pool: str
     assert different > 24  # of 48; a crop is often the whole picture
 
 
+def test_the_order_seed_takes_the_place_of_the_seed(tiny_pool: str) -> None:
+    def first(**changes: int) -> Batch:
+        return next(iter(Loader(blend_of(tiny_pool, all=1), settings(**changes), model())))
+
+    assert_equal(first(seed=0, order_seed=5), first(seed=5))
+    assert_equal(first(seed=3, order_seed=5), first(seed=5))
+    assert first(seed=0, order_seed=5).keys != first(seed=0).keys
+
+
 def test_a_pool_at_a_url_gives_the_same_batches(make_pool: Make, tmp_path: Path) -> None:
     there, here = make_pool("memory://test_loader/pool", 8), make_pool(tmp_path / "pool", 8)
     for one, other in zip(
