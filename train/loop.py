@@ -42,7 +42,14 @@ from train.step import (
     matmul_precision,
     precision_context,
 )
-from train.train_state import StopRequest, TrainState, damaged_samples, prepare, save
+from train.train_state import (
+    StopRequest,
+    TrainState,
+    damaged_samples,
+    prepare,
+    refuse_damage,
+    save,
+)
 
 GROUPS = 4  # buckets of caption lengths, where captions are grouped
 logger = logging.getLogger(__name__)
@@ -234,8 +241,13 @@ def _step(state: TrainState, batch: Batch, stop: StopRequest) -> tuple[float, fl
     norm = state.update.grad_norm()
     # torch.full fills on the device: nothing is copied from the host.
     stopping = torch.full((), float(stop.number is not None), device=device)
-    values = torch.stack([result.loss.float(), result.accuracy, norm.float(), stopping])
-    loss, accuracy, mean_norm, any_stopping = process_group.mean(values, state.ranks)
+    damaged = torch.full((), float(batch.damaged), device=device)
+    values = torch.stack([result.loss.float(), result.accuracy, norm.float(), stopping, damaged])
+    loss, accuracy, mean_norm, any_stopping, mean_damaged = process_group.mean(values, state.ranks)
+    # Ranks of a tensor-parallel group read the same samples: the sum is over dp ranks.
+    state.damaged += round(mean_damaged * state.ranks.dp)
+    if mean_damaged > 0:
+        refuse_damage(state, batch.step)
     finite = math.isfinite(loss) and math.isfinite(mean_norm)
     if finite:
         state.update.step(batch.step, learning_rate(config, batch.step), norm)

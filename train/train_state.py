@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from manifests import console, disk
 from manifests.documents import CheckpointRecord, DamagedSamples
 from train.config import TrainConfig, model_config
-from train.data import DamageCounts, Loader
+from train.data import DamageCounts, DamagedSample, Loader, too_many_damaged
 from train.dist import Ranks, checkpoint, parallelize, process_group, sharded_checkpoint
 from train.formats import model_files, open_clip_files
 from train.identity import check_same_run
@@ -65,6 +65,7 @@ class TrainState:
     identity: dict[str, Any]
     first_step: int = 0  # steps that the checkpoint had done
     damaged_before: DamagedSamples = NO_DAMAGE  # up to first_step
+    damaged: int = 0  # damaged samples of all ranks since the run began
     log_lines: tuple[str, ...] = ()  # lines of log.jsonl up to first_step
 
 
@@ -150,6 +151,7 @@ def _restore(state: TrainState, saved: checkpoint.Checkpoint) -> None:
     state.log_lines = tuple(kept_lines(state.out, saved.step))
     if saved.record.bad is not None:
         state.damaged_before = saved.record.bad
+        state.damaged = saved.record.bad.count
     logger.info("resumed after step %d of %d", saved.step, state.config.steps)
 
 
@@ -189,3 +191,26 @@ def damaged_samples(state: TrainState) -> DamagedSamples:
     parts += [DamageCounts.from_plain(plain) for plain in every_rank[:: ranks.tp]]
     total = DamageCounts.merge(parts)
     return DamagedSamples(count=total.count, samples=tuple(disk.to_plain(total.samples)))
+
+
+def refuse_damage(state: TrainState, step: int) -> None:
+    """ValueError where too many samples up to and including `step` are damaged. A collective.
+
+    `state.damaged` is the count of all ranks; one sample at least is of this start of the run. The
+    message names the last of them, so it is the same for any number of ranks.
+    """
+    drawn = (step + 1) * state.config.batch_size
+    if not too_many_damaged(state.damaged, drawn):
+        return
+    if state.saver is not None:
+        state.saver.finish()
+    own = disk.to_plain(state.loader.last_damaged)
+    gathered = process_group.all_gather_json(own, state.ranks)
+    samples = [DamagedSample(**plain) for plain in gathered if plain is not None]
+    last = max(samples, key=lambda sample: (sample.step, sample.position))
+    pool = state.loader.views[state.loader.names.index(last.source)].pool
+    raise ValueError(
+        f"{state.damaged} of {drawn:,} samples cannot be used, more than 1 in 1,000; the last is "
+        f"key {last.key} of shard {last.shard} of {last.source}: {last.reason}; "
+        f"run python pipeline/audit.py {pool} --verify"
+    )

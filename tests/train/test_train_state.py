@@ -16,7 +16,13 @@ from train.formats.model_files import weights_sha256
 from train.formats.open_clip_files import save_export
 from train.identity import run_identity
 from train.model import CLIP, MODELS
-from train.train_state import StopRequest, damaged_samples, load_initial_weights, tokens_of_blend
+from train.train_state import (
+    StopRequest,
+    damaged_samples,
+    load_initial_weights,
+    refuse_damage,
+    tokens_of_blend,
+)
 
 CONFIG = configure(
     {
@@ -93,6 +99,27 @@ def test_damaged_samples_of_a_tensor_parallel_group_count_once(blend, tmp_path, 
     damaged = damaged_samples(state)
     assert damaged.count == 3  # one before the resume, one on each of two groups
     assert [sample["step"] for sample in damaged.samples] == [2, 5, 5]
+
+
+@pytest.mark.parametrize(
+    ("count", "step", "refused"), [(10, 0, False), (11, 0, True), (20, 2499, False), (21, 2, True)]
+)
+def test_the_limit_of_damaged_samples_is_that_of_the_whole_run(
+    blend, tmp_path, monkeypatch, count, step, refused
+):
+    state = prepared(blend, CONFIG, str(tmp_path))
+    assert state.config.batch_size == 8
+    own = DamagedSample(step=5, position=1, source="p/all", shard="00000", key="k", reason="r")
+    later = {**dataclasses.asdict(own), "position": 6, "key": "later"}
+    state.loader.last_damaged = own
+    state.damaged = count
+    monkeypatch.setattr(process_group, "all_gather_json", lambda value, _: [value, later, None])
+    if not refused:
+        refuse_damage(state, step)
+        return
+    message = f"{count} of {(step + 1) * 8} samples cannot be used, more than 1 in 1,000; the last"
+    with pytest.raises(ValueError, match=f"{message} is key later of shard 00000 of p/all: r; run"):
+        refuse_damage(state, step)
 
 
 @pytest.mark.parametrize(

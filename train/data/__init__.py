@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from train.data import augment
 from train.data.augment import normalise
-from train.data.damage import DamageCounts, DamagedSample
+from train.data.damage import DamageCounts, DamagedSample, too_many_damaged
 from train.data.decode import decode_image, fast_jpeg
 from train.data.loader import Batch, Loader
 from train.data.order import Repeats
@@ -25,4 +25,5 @@ __all__ = [
     "normalise",
     "read_columns",
     "read_view",
+    "too_many_damaged",
 ]

@@ -1,4 +1,7 @@
-"""Counts of samples that could not be used: serialisable, so that a resume and ranks add up."""
+"""Counts of samples that could not be used, and the limit that ends a run.
+
+The counts are serialisable: those of several ranks, and those before a resume, are added up.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,14 @@ from manifests import disk
 
 FREE, SHARE = 10, 0.001  # more damaged samples than both of these end the run
 LISTED = 1000  # damaged samples that are kept by name
+
+
+def too_many_damaged(count: int, drawn: int) -> bool:
+    """Whether more than 1 in 1,000 of the `drawn` samples, and more than ten, are damaged.
+
+    The counts are those of the whole run, so the answer does not depend on the number of ranks.
+    """
+    return count > max(FREE, SHARE * drawn)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +48,6 @@ class DamageCounts:
         self.drawn += drawn
         self.count += len(damaged)
         self.samples += damaged[: LISTED - len(self.samples)]
-
-    def too_many(self) -> bool:
-        """Whether more than 1 in 1,000 samples, and more than ten, are damaged."""
-        return self.count > max(FREE, SHARE * self.drawn)
 
     def to_plain(self) -> dict[str, Any]:
         """As plain values for JSON."""

@@ -47,6 +47,7 @@ class Batch:
     length_B: Tensor  # int64: tokens without padding
     keys: tuple[str, ...]  # POOL/VIEW:KEY of what was read, after substitution
     substituted: int  # rows of these that are substitutes
+    damaged: int  # rows that could not be used; more than `substituted` where substitutes failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -69,8 +70,9 @@ class Loader:
     """An iterable of Batch; `len` is the run's number of steps. One rank's share of every batch.
 
     ValueError for views that cannot be opened, a world size that does not divide the lanes, too
-    many repeats, and, while it runs, for a tar that is not there or more than 1 in 1,000 (and more
-    than ten) damaged samples. ReadFailed where a store does not answer.
+    many repeats, and, while it runs, for a tar that is not there or a row that no substitute can
+    replace. ReadFailed where a store does not answer. Damaged samples are counted; the training
+    loop, which knows the counts of all ranks, ends a run that has too many.
     """
 
     def __init__(
@@ -97,7 +99,8 @@ class Loader:
             seed=(blend.seed << 32) + _order_seed(config),
         )
         self.order.check_repeats(config.steps, blend.max_repeats)
-        self.damage = DamageCounts()  # of the batches that were handed out; kept over a resume
+        self.damage = DamageCounts()  # of the batches that were handed out
+        self.last_damaged: DamagedSample | None = None
         self._config, self._size, self._context = config, model.height_width, model.context_length
         self._lanes = range(rank * config.lanes // world, (rank + 1) * config.lanes // world)
         self._min_size = smallest_side(max(model.height_width), config.crop_min)
@@ -225,14 +228,8 @@ class Loader:
 
     def _finish(self, planned: _PlannedBatch, damaged: list[DamagedSample]) -> Batch:
         self.damage.add(len(planned.row), damaged)
-        if damaged and self.damage.too_many():
-            last = damaged[-1]
-            pool = self.views[self.names.index(last.source)].pool
-            raise ValueError(
-                f"{self.damage.count} of {self.damage.drawn:,} samples cannot be used, more than "
-                f"1 in 1,000; the last is key {last.key} of shard {last.shard} of {last.source}: "
-                f"{last.reason}; run python pipeline/audit.py {pool} --verify"
-            )
+        if damaged:
+            self.last_damaged = damaged[-1]
         return Batch(
             step=planned.step,
             image_BHWC=planned.image,
@@ -240,6 +237,7 @@ class Loader:
             length_B=planned.length,
             keys=tuple(planned.keys),
             substituted=len({sample.position for sample in damaged}),
+            damaged=len(damaged),
         )
 
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from train.data import damage
-from train.data.damage import DamageCounts, DamagedSample
+from train.data.damage import DamageCounts, DamagedSample, too_many_damaged
 
 
 def sample(step: int, position: int) -> DamagedSample:
@@ -57,7 +57,7 @@ def test_only_the_first_are_listed_but_all_are_counted(monkeypatch: pytest.Monke
 def test_ten_are_free_and_then_one_in_a_thousand(
     drawn: int, count: int, limit_passed: bool
 ) -> None:
-    assert DamageCounts(drawn=drawn, count=count).too_many() is limit_passed
+    assert too_many_damaged(count, drawn) is limit_passed
 
 
 def test_counts_that_lack_a_field_are_refused() -> None:
