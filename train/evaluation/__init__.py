@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from train.evaluation.metrics import METRICS, Metric, metric_values
 from train.evaluation.overlap import (
     SharedImages,
     find_shared_images,
@@ -20,8 +21,10 @@ from train.evaluation.tasks import (
 )
 
 __all__ = [
+    "METRICS",
     "TASKS",
     "BoolArray",
+    "Metric",
     "Metrics",
     "Samples",
     "SharedImages",
@@ -31,6 +34,7 @@ __all__ = [
     "find_shared_images",
     "headline",
     "kind_of",
+    "metric_values",
     "overlap_lines",
     "read_samples",
     "refuse_identical",

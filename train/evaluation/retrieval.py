@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,10 @@ from torch import Tensor
 from manifests import disk
 from manifests.schema import TaskSpec
 from train.evaluation.embeddings import BATCH_SIZE, Encoder
+from train.evaluation.metrics import DIRECTIONS, METRICS, mean_of_directions, metric_values
 from train.evaluation.task_kind import BoolArray, Columns, Metrics, Samples, TaskKind
 
-RECALLS = (1, 5, 10)
-DIRECTIONS = ("image_to_text", "text_to_image")
+LOSS_BATCH = 256  # most pairs of a batch of the contrastive loss
 
 
 def read_captions(task: TaskSpec) -> Samples:
@@ -85,30 +86,94 @@ def ranks(
     return np.concatenate(batches)
 
 
-def retrieve(image_NE: Tensor, text_ME: Tensor, samples: Samples) -> tuple[Columns, Metrics]:
-    """Columns of the predictions, and recall@1/5/10 per direction and their means.
+def first_captions(samples: Samples) -> list[int]:
+    """The first caption of each image."""
+    captions: dict[int, int] = {}
+    for image, caption in samples.matches:
+        captions.setdefault(image, caption)
+    return [captions[image] for image in range(len(samples.files))]
 
-    `image_to_text_recall@1` is the share of images whose nearest caption is one of theirs.
+
+def contrastive_losses(
+    image_NE: Tensor, text_ME: Tensor, samples: Samples, scale: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """(N,) and (M,) cross-entropy in nats of each image and of its first caption, in batches.
+
+    The pairs (image, first caption) are dealt out to the fewest batches of at most LOSS_BATCH
+    pairs, neighbours to different batches; the sizes of two batches differ by at most 1. Other
+    right answers inside a batch are no candidates. A caption that is no image's first has NaN; one
+    that is the first of several images has the mean of its losses.
+    """
+    captions = torch.tensor(first_captions(samples))
+    by_image = np.full(len(image_NE), np.nan, np.float32)
+    sums, counts = np.zeros(len(text_ME)), np.zeros(len(text_ME))
+    captions_of: list[list[int]] = [[] for _ in samples.files]
+    for image, caption in samples.matches:
+        captions_of[image].append(caption)
+    batches = math.ceil(len(image_NE) / LOSS_BATCH)
+    for first in range(batches):
+        rows = torch.arange(first, len(image_NE), batches)
+        logits_BB = (scale * image_NE[rows] @ text_ME[captions[rows]].T).double()
+        for b, other in _other_right_answers(rows.tolist(), captions[rows].tolist(), captions_of):
+            logits_BB[b, other] = -torch.inf
+        by_image[rows] = -logits_BB.log_softmax(dim=1).diagonal().float().numpy()
+        text_losses = -logits_BB.log_softmax(dim=0).diagonal().numpy()
+        np.add.at(sums, captions[rows].numpy(), text_losses)
+        np.add.at(counts, captions[rows].numpy(), 1)
+    by_text = np.divide(sums, counts, out=np.full(len(sums), np.nan), where=counts > 0)
+    return by_image, by_text.astype(np.float32)
+
+
+def _other_right_answers(
+    images: Sequence[int], captions: Sequence[int], captions_of: Sequence[Sequence[int]]
+) -> Iterator[tuple[int, int]]:
+    """(b, other) where the caption of pair `other` in the batch belongs to the image of b too."""
+    places: dict[int, list[int]] = {}
+    for place, caption in enumerate(captions):
+        places.setdefault(caption, []).append(place)
+    for b, image in enumerate(images):
+        for caption in captions_of[image]:
+            for other in places.get(caption, ()):
+                if other != b:
+                    yield b, other
+
+
+def retrieve(
+    image_NE: Tensor, text_ME: Tensor, samples: Samples, scale: float
+) -> tuple[Columns, Metrics]:
+    """Columns of the predictions, and recall@1/5/10 and the median rank per direction and both.
+
+    `image_to_text_recall@1` is the share of images whose nearest caption is one of theirs, as in
+    CLIP_benchmark. `loss` is described at `contrastive_losses`.
     """
     by_image = ranks(image_NE, text_ME, samples.matches)
     by_text = ranks(text_ME, image_NE, [(m, n) for n, m in samples.matches])
+    losses = np.concatenate(contrastive_losses(image_NE, text_ME, samples, scale))
     columns = {
         "direction": [DIRECTIONS[0]] * len(by_image) + [DIRECTIONS[1]] * len(by_text),
         "sample": [*samples.files, *samples.captions],
         "rank": np.concatenate([by_image, by_text]),
+        "loss": pa.array(losses, from_pandas=True),  # NaN becomes null
     }
+    table = pa.table(columns)
+    medians = [float(np.median(values) + 1) for values in (by_image, by_text)]
     metrics: Metrics = {}
-    for k in RECALLS:
-        both = float((by_image < k).mean()), float((by_text < k).mean())
-        metrics[f"recall@{k}"] = sum(both) / 2
-        for direction, recall in zip(DIRECTIONS, both, strict=True):
-            metrics[f"{direction}_recall@{k}"] = recall
+    for name, metric in METRICS.items():
+        if metric.values is not None and ("recall@" in name or name == "contrastive_loss"):
+            metrics[name] = mean_of_directions(metric_values(table, name))
+    metrics["median_rank"] = sum(medians) / 2
+    for direction, median in zip(DIRECTIONS, medians, strict=True):
+        metrics[f"{direction}_median_rank"] = median
     return columns, metrics
 
 
 def _predict(encoder: Encoder, task: TaskSpec, samples: Samples) -> tuple[Columns, Metrics]:
     image_NE = encoder.images(task.data, samples.files, task.name)
-    return retrieve(image_NE, encoder.texts(samples.captions, task.name), samples)
+    text_ME = encoder.texts(samples.captions, task.name)
+    scale = encoder.model.logit_scale.exp().item()
+    if not math.isfinite(scale):
+        raise ValueError(f"task {task.name!r}: the model's logit scale is {scale}; it is broken")
+    return retrieve(image_NE, text_ME, samples, scale)
 
 
 def _correct(predictions: pa.Table) -> list[BoolArray]:

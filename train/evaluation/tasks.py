@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import logging
 import re
 from collections.abc import Sequence
 
-import numpy as np
 import pyarrow as pa
 import torch
 
 from manifests import disk
 from manifests.schema import TaskSpec
 from train.evaluation.embeddings import Encoder
+from train.evaluation.metrics import mean_of_directions
 from train.evaluation.retrieval import RETRIEVAL
 from train.evaluation.task_kind import BoolArray, Metrics, Samples, TaskKind
 from train.evaluation.zero_shot import CLASSIFICATION
 from train.model import CLIP
 
+# 2: log-probabilities, margins and losses. 1 had no version in its metadata.
+PREDICTIONS_VERSION = 2
+logger = logging.getLogger(__name__)
 TASKS: dict[str, TaskKind] = {kind.name: kind for kind in (CLASSIFICATION, RETRIEVAL)}
 
 
@@ -86,6 +90,7 @@ def _evaluate(encoder: Encoder, task: TaskSpec, out: str) -> Metrics:
     samples = read_samples(task)
     columns, metrics = kind_of(task).predict(encoder, task, samples)
     metadata = {
+        "version": PREDICTIONS_VERSION,
         "task": task,
         "metrics": metrics,
         "classes": samples.classes,
@@ -96,16 +101,26 @@ def _evaluate(encoder: Encoder, task: TaskSpec, out: str) -> Metrics:
 
 
 def saved_metrics(out: str, task: TaskSpec) -> Metrics | None:
-    """The metrics in out/TASK.parquet if they are of this task and of its present images."""
+    """The metrics in out/TASK.parquet if they are of this task and of its present images.
+
+    None, with a line in the log, for predictions of an older version: they have fewer columns.
+    """
     path = disk.join(out, f"{task.name}.parquet")
     if not disk.exists(path):
         return None
     metadata = disk.read_metadata(path)
-    same_task = metadata.get("task") == disk.to_plain(task)
-    same = same_task and metadata.get("data_hash") == data_hash(task)
-    return metadata["metrics"] if same else None
+    if metadata.get("task") != disk.to_plain(task) or metadata.get("data_hash") != data_hash(task):
+        return None
+    version = metadata.get("version", 1)
+    if version != PREDICTIONS_VERSION:
+        logger.info(
+            "%s is of version %s, not %d: it is made anew", path, version, PREDICTIONS_VERSION
+        )
+        return None
+    metrics: Metrics = metadata["metrics"]
+    return metrics
 
 
 def headline(correct: Sequence[BoolArray]) -> float:
     """The headline metric from the boolean arrays of a predictions table (see TaskKind.correct)."""
-    return float(np.mean([samples.mean() for samples in correct]))
+    return mean_of_directions(correct)

@@ -6,11 +6,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+import torch.nn.functional as F
 
 from manifests import disk
 from manifests.schema import TaskSpec
-from train.evaluation import evaluate, read_samples, retrieval
-from train.model import CLIP
+from train.evaluation import Samples, evaluate, metric_values, read_samples, retrieval
+from train.model import CLIP, MODELS
 
 
 def test_ranks_by_hand() -> None:
@@ -40,7 +41,7 @@ def test_ranks_do_not_depend_on_the_batch() -> None:
 def test_retrieval_counts_both_directions(captioned: TaskSpec, model: CLIP, tmp_path: Path) -> None:
     metrics = evaluate(model, [captioned], str(tmp_path))["captioned"]
     table = disk.read_parquet(tmp_path / "captioned.parquet")
-    assert table.schema.names == ["direction", "sample", "rank"]
+    assert table.schema.names == ["direction", "sample", "rank", "loss"]
     assert table.schema.field("rank").type == pa.int32()
     rows = table.to_pylist()
     assert [r["sample"] for r in rows if r["direction"] == "image_to_text"] == [
@@ -56,6 +57,8 @@ def test_retrieval_counts_both_directions(captioned: TaskSpec, model: CLIP, tmp_
         assert metrics[f"{direction}_recall@1"] == pytest.approx(np.mean(correct))
     both = metrics["image_to_text_recall@1"] + metrics["text_to_image_recall@1"]
     assert metrics["recall@1"] == both / 2
+    images = [r["rank"] + 1 for r in rows if r["direction"] == "image_to_text"]
+    assert metrics["image_to_text_median_rank"] == np.median(images)
     assert metrics["recall@5"] == 1.0  # five candidates each way, or fewer wrong ones
     assert retrieval.RETRIEVAL.chance({}, 5) == 0.2
 
@@ -65,10 +68,54 @@ def test_images_with_one_caption_in_common_are_both_right(captioned: TaskSpec) -
     vectors = torch.nn.functional.normalize(
         torch.randn(5, 6, generator=torch.Generator().manual_seed(1)), dim=1
     )
-    columns, _ = retrieval.retrieve(vectors, vectors[[0, 0, 1, 2, 4]], samples)
+    columns, _ = retrieval.retrieve(vectors, vectors[[0, 0, 1, 2, 4]], samples, 10.0)
     assert columns["rank"][-1] == 0  # grey is nearest to e
     assert (3, 4) in samples.matches
     assert (4, 4) in samples.matches
+
+
+def one_caption_each(count: int) -> Samples:
+    pairs = tuple((n, n) for n in range(count))
+    names = tuple(f"{n}" for n in range(count))
+    return Samples(files=names, captions=names, matches=pairs)
+
+
+def test_the_loss_of_one_batch_is_the_loss_of_training() -> None:
+    generator = torch.Generator().manual_seed(2)
+    image_NE = torch.nn.functional.normalize(torch.randn(7, 5, generator=generator), dim=1)
+    text_NE = torch.nn.functional.normalize(torch.randn(7, 5, generator=generator), dim=1)
+    columns, metrics = retrieval.retrieve(image_NE, text_NE, one_caption_each(7), 20.0)
+    logits, right = 20 * image_NE @ text_NE.T, torch.arange(7)
+    expected = [F.cross_entropy(each, right, reduction="none") for each in (logits, logits.T)]
+    np.testing.assert_allclose(columns["loss"].to_numpy(), torch.cat(expected), rtol=1e-5)
+    assert metrics["contrastive_loss"] == pytest.approx(float(torch.cat(expected).mean()), rel=1e-6)
+    (by_image, by_text) = metric_values(pa.table(columns), "contrastive_loss")
+    np.testing.assert_allclose(by_text, expected[1], rtol=1e-5)
+    assert len(by_image) == 7
+
+
+def test_batches_of_the_loss_have_equal_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retrieval, "LOSS_BATCH", 4)
+    equal_E = torch.ones(10, 3)  # the loss of a pair is then the log of its batch's size
+    losses, _ = retrieval.contrastive_losses(equal_E, equal_E, one_caption_each(10), 1.0)
+    assert np.exp(losses).round().astype(int).tolist() == [4, 3, 3, 4, 3, 3, 4, 3, 3, 4]
+
+
+def test_other_right_answers_are_no_candidates(captioned: TaskSpec) -> None:
+    samples = read_samples(captioned)  # captions: red, a red picture, green, blue, grey
+    equal_NE = torch.ones(5, 3)
+    by_image, by_text = retrieval.contrastive_losses(equal_NE, equal_NE, samples, 1.0)
+    assert np.exp(by_image).round().astype(int).tolist() == [5, 5, 5, 4, 4]  # two have "grey"
+    assert np.isnan(by_text).tolist() == [False, True, False, False, False]
+    assert np.exp(by_text[[0, 2, 3, 4]]).round().astype(int).tolist() == [5, 5, 5, 4]
+
+
+def test_a_logit_scale_that_overflows_is_refused(captioned: TaskSpec, tmp_path: Path) -> None:
+    broken = CLIP(MODELS["test"], seed=3)
+    with torch.no_grad():
+        broken.logit_scale.fill_(1000.0)
+    with pytest.raises(ValueError, match="task 'captioned': the model's logit scale is inf"):
+        evaluate(broken, [captioned], str(tmp_path))
 
 
 def test_what_a_captions_file_lacks_is_named(captioned: TaskSpec) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from manifests import disk
 from manifests.schema import TaskSpec
 from tests.support.tasks import changed, draw
 from train.evaluation import TASKS, evaluate, headline, kind_of, read_samples, saved_metrics
@@ -48,6 +49,22 @@ def test_saved_metrics_are_of_this_task_and_these_images(
     assert saved_metrics(out, changed(colours, templates=["a {}"])) is None
     draw(Path(colours.data) / "green" / "new.png", (0, 0, 0), seed=99)
     assert saved_metrics(out, colours) is None
+
+
+def test_predictions_of_an_older_version_are_made_anew_with_a_reason(
+    colours: TaskSpec, model: CLIP, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    out, path = str(tmp_path), tmp_path / "colours.parquet"
+    evaluate(model, [colours], out)
+    metadata = disk.read_metadata(path)
+    del metadata["version"]
+    old = disk.read_parquet(path, ["sample", "label", "predicted", "correct", "correct5"])
+    disk.write_parquet(path, old, metadata)
+    with caplog.at_level("INFO"):
+        assert saved_metrics(out, colours) is None
+    assert "colours.parquet is of version 1, not 2: it is made anew" in caplog.text
+    (correct,) = kind_of(colours).correct(disk.read_parquet(path))  # it can still be read
+    assert correct.shape == (18,)
 
 
 def test_the_headline_is_the_mean_of_the_directions() -> None:

@@ -55,10 +55,16 @@ def test_it_agrees_with_open_clip_on_every_image(
     top = logits_NC.topk(2, dim=1)
     assert table["predicted"].to_pylist() == top.indices[:, 0].tolist()
     assert len(set(table["predicted"].to_pylist())) > 1, "the test would pass with a constant model"
-    np.testing.assert_allclose(
-        table["score"].to_numpy(), (top.values[:, 0] - top.values[:, 1]).numpy(), atol=2e-4
-    )
     labels = torch.tensor(table["label"].to_pylist())
+    logprobs_NC = logits_NC.log_softmax(dim=1)
+    right_N = logprobs_NC.gather(1, labels[:, None])[:, 0]
+    np.testing.assert_allclose(table["logprob"].to_numpy(), right_N.numpy(), atol=1e-4)
+    margin_N = right_N - logprobs_NC.scatter(1, labels[:, None], -torch.inf).amax(dim=1)
+    np.testing.assert_allclose(table["margin"].to_numpy(), margin_N.numpy(), atol=2e-4)
+    order = logprobs_NC.sort(dim=1, descending=True)
+    assert table["top_classes"].to_pylist() == order.indices.tolist()
+    stored = torch.tensor(table["top_logprobs"].to_pylist())
+    np.testing.assert_allclose(stored, order.values, rtol=1e-3, atol=1e-4)
     expected = (top.indices[:, 0] == labels).double().mean().item()
     assert metrics["accuracy"] == pytest.approx(expected, abs=1e-12)
 
@@ -71,11 +77,14 @@ def test_columns_and_metadata_are_as_promised(
     assert table.schema.remove_metadata() == pa.schema(
         [
             ("sample", pa.string()),
-            ("label", pa.int32()),
-            ("predicted", pa.int32()),
+            ("label", pa.int16()),
+            ("predicted", pa.int16()),
             ("correct", pa.bool_()),
             ("correct5", pa.bool_()),
-            ("score", pa.float32()),
+            ("logprob", pa.float32()),
+            ("margin", pa.float32()),
+            ("top_classes", pa.list_(pa.int16(), 3)),
+            ("top_logprobs", pa.list_(pa.float16(), 3)),
         ]
     )
     metadata = disk.read_metadata(tmp_path / "colours.parquet")
@@ -83,7 +92,8 @@ def test_columns_and_metadata_are_as_promised(
     assert metadata["metrics"] == metrics
     assert metadata["classes"] == ["dark red", "green", "sky blue"]
     assert np.mean(table["correct"].to_numpy()) == metrics["accuracy"]
-    assert metrics["accuracy5"] == 1.0  # of three classes
+    assert "accuracy5" not in metrics  # of three classes it is always 1
+    assert all(table["correct5"].to_pylist())
     assert zero_shot.CLASSIFICATION.chance(metadata, 18) == 1 / 3
     (correct,) = zero_shot.CLASSIFICATION.correct(table)
     assert correct.tolist() == table["correct"].to_pylist()
@@ -97,19 +107,45 @@ def test_classify_by_hand() -> None:
     assert columns["predicted"].tolist() == [0, 0, 1, 0]
     assert metrics["accuracy"] == 0.75
     assert metrics["mean_class_accuracy"] == (1.0 + 0.5) / 2
-    assert columns["score"][3] == pytest.approx(10.0)
+    assert columns["margin"][3] == pytest.approx(-10.0)
+    assert columns["logprob"][3] == pytest.approx(-np.log1p(np.exp(10.0)))
+    assert columns["top_classes"].to_pylist() == [[0, 1], [0, 1], [1, 0], [0, 1]]
+    assert metrics["logprob"] == pytest.approx(columns["logprob"].mean())
 
 
 def test_a_tie_counts_against_the_model() -> None:
     constant = torch.ones(6, 4) / 2
     columns, metrics = zero_shot.classify(constant, constant, [0, 1, 2, 3, 4, 5], scale=100.0)
-    assert metrics == {"accuracy": 0.0, "accuracy5": 0.0, "mean_class_accuracy": 0.0}
+    shares = {name: metrics[name] for name in ("accuracy", "accuracy5", "mean_class_accuracy")}
+    assert shares == {"accuracy": 0.0, "accuracy5": 0.0, "mean_class_accuracy": 0.0}
+    assert metrics["logprob"] == pytest.approx(-np.log(6))
     assert not (columns["predicted"] == columns["label"]).any()
-    assert columns["score"].tolist() == [0.0] * 6
+    assert columns["margin"].tolist() == [0.0] * 6
+    for label, classes in enumerate(columns["top_classes"].to_pylist()):
+        assert label not in classes  # five others are as good
     two = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])  # classes 0 and 1 are one
     columns, metrics = zero_shot.classify(two, two, [0, 1, 2], scale=1.0)
     assert columns["predicted"].tolist() == [1, 0, 2]
     assert metrics["accuracy"] == 1 / 3
+
+
+def test_the_right_class_stands_at_its_rank_among_the_best_five() -> None:
+    logits_NC = torch.tensor([[6.0, 5, 4, 3, 2, 1]]).repeat(6, 1)
+    columns = zero_shot.sample_columns(logits_NC, torch.arange(6))
+    assert columns["top_classes"].tolist() == [[0, 1, 2, 3, 4]] * 6
+    assert columns["correct5"].tolist() == [True] * 5 + [False]
+    tied = zero_shot.sample_columns(torch.tensor([[1.0, 1, 0], [1, 0, 1]]), torch.tensor([0, 0]))
+    assert tied["top_classes"].tolist() == [[1, 0, 2], [2, 0, 1]]
+    assert tied["predicted"].tolist() == [1, 2]
+
+
+def test_many_classes_and_steep_logits_fit_their_types() -> None:
+    logits_NC = torch.zeros(1, 40_000)
+    logits_NC[0, 39_999] = 1e6
+    columns = zero_shot.compact(zero_shot.sample_columns(logits_NC, torch.tensor([0])), 40_000)
+    assert columns["predicted"].tolist() == [39_999]
+    assert np.isfinite(columns["top_logprobs"].flatten().to_numpy()).all()
+    assert columns["logprob"].tolist() == [-1e6]
 
 
 def test_display_names_replace_the_folders(colours: TaskSpec) -> None:

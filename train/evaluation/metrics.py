@@ -1,0 +1,193 @@
+"""The metrics of evaluation tasks, and their values per sample from a predictions table. Pure.
+
+A classification table has one row per image. A retrieval table has one row per image and one per
+text; the column `direction` names which searches for which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from manifests import disk
+
+RECALLS = (1, 5, 10)
+DIRECTIONS = ("image_to_text", "text_to_image")
+CALIBRATION_BINS = 15
+TOP = 5  # classes whose log-probabilities are kept
+FloatArray = NDArray[np.float64]
+Values = Callable[[pa.Table], list[FloatArray]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """A metric by its name.
+
+    unit: `share` (0 to 1), `nats` (natural logarithm) or `rank` (1 is best).
+    values: the values per sample, one array per direction; the metric is the mean of their means.
+    None for a metric that is no mean over samples.
+    """
+
+    name: str
+    unit: str
+    higher_is_better: bool
+    meaning: str
+    values: Values | None
+
+
+def metric_values(table: pa.Table, metric: str) -> list[FloatArray]:
+    """Values per sample of a metric, one array per direction, in the order of the table.
+
+    The metric is the mean of the means of the arrays. Samples without a value are left out
+    (`contrastive_loss` has none for the further captions of an image). ValueError for an unknown
+    metric, one that is no mean over samples, and a table without its column.
+    """
+    if metric not in METRICS:
+        raise ValueError(
+            f"there is no metric {metric!r}{disk.did_you_mean(metric, METRICS)} "
+            f"(of {', '.join(METRICS)})"
+        )
+    values = METRICS[metric].values
+    if values is None:
+        raise ValueError(f"{metric} is no mean over samples: it has no values per sample")
+    try:
+        return values(table)
+    except KeyError as error:
+        raise ValueError(
+            f"{metric} needs the column {error.args[0]}, which these predictions do not have "
+            f"(they have {', '.join(table.schema.names)}); evaluate the model again"
+        ) from None
+
+
+def mean_of_directions(values: Sequence[NDArray[Any]]) -> float:
+    """The metric from its values per sample: the mean over the directions of their means."""
+    return float(np.mean([np.mean(samples) for samples in values]))
+
+
+def calibration_error(confidence_N: FloatArray, correct_N: NDArray[np.bool_]) -> float:
+    """Expected calibration error with 15 bins of equal width (Guo et al. 2017, equation 3).
+
+    `confidence_N` is the probability of the best class. A bin holds its upper edge.
+    """
+    bins_N = np.ceil(confidence_N * CALIBRATION_BINS).clip(1, CALIBRATION_BINS).astype(int) - 1
+    hits = np.bincount(bins_N, weights=correct_N, minlength=CALIBRATION_BINS)
+    confidence = np.bincount(bins_N, weights=confidence_N, minlength=CALIBRATION_BINS)
+    return float(np.abs(hits - confidence).sum() / len(confidence_N))
+
+
+# --- values per sample ----------------------------------------------------------------------------
+
+
+def _column(table: pa.Table, name: str) -> NDArray[Any]:
+    if name not in table.schema.names:
+        raise KeyError(name)
+    values: NDArray[Any] = table[name].to_numpy()
+    return values
+
+
+def _classification(name: str) -> Values:
+    """The values are a column of the table."""
+
+    def values(table: pa.Table) -> list[FloatArray]:
+        return [_column(table, name).astype(np.float64)]
+
+    return values
+
+
+def _class_recall(table: pa.Table) -> list[FloatArray]:
+    """Right or wrong, weighted so that every class that has samples counts the same."""
+    label_N, correct_N = _column(table, "label"), _column(table, "correct").astype(np.float64)
+    counts_C = np.bincount(label_N)
+    weight_C = len(label_N) / (np.count_nonzero(counts_C) * np.maximum(counts_C, 1))
+    return [correct_N * weight_C[label_N]]
+
+
+def _by_direction(table: pa.Table, values_N: NDArray[Any], *names: str) -> list[FloatArray]:
+    direction_N = _column(table, "direction")
+    return [values_N[direction_N == name].astype(np.float64) for name in names]
+
+
+def _recall(k: int, *directions: str) -> Values:
+    def values(table: pa.Table) -> list[FloatArray]:
+        return _by_direction(table, _column(table, "rank") < k, *directions)
+
+    return values
+
+
+def _contrastive_loss(table: pa.Table) -> list[FloatArray]:
+    return [
+        values[~np.isnan(values)]
+        for values in _by_direction(table, _column(table, "loss").astype(np.float64), *DIRECTIONS)
+    ]
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+
+def _share(name: str, meaning: str, values: Values | None, higher: bool = True) -> Metric:
+    return Metric(name=name, unit="share", higher_is_better=higher, meaning=meaning, values=values)
+
+
+def _all_metrics() -> list[Metric]:
+    metrics = [
+        _share("accuracy", "images whose best class is the right one", _classification("correct")),
+        _share(
+            "accuracy5",
+            "images whose right class is among the best five (from six classes on)",
+            _classification("correct5"),
+        ),
+        _share("mean_class_accuracy", "mean of the accuracies of the classes", _class_recall),
+        Metric(
+            name="logprob",
+            unit="nats",
+            higher_is_better=True,
+            meaning="log-probability of the right class",
+            values=_classification("logprob"),
+        ),
+        Metric(
+            name="margin",
+            unit="nats",
+            higher_is_better=True,
+            meaning="log-probability of the right class minus that of the best wrong one",
+            values=_classification("margin"),
+        ),
+        _share(
+            "calibration_error",
+            f"expected calibration error, {CALIBRATION_BINS} bins of equal width",
+            None,
+            higher=False,
+        ),
+    ]
+    queries = {(): DIRECTIONS} | {(name,): (name,) for name in DIRECTIONS}
+    for prefix, directions in queries.items():
+        for k in RECALLS:
+            name = "_".join([*prefix, f"recall@{k}"])
+            meaning = f"queries ({', '.join(directions)}) with a right answer among the first {k}"
+            metrics.append(_share(name, meaning, _recall(k, *directions)))
+        metrics.append(
+            Metric(
+                name="_".join([*prefix, "median_rank"]),
+                unit="rank",
+                higher_is_better=False,
+                meaning=f"median rank of the best right answer ({', '.join(directions)})",
+                values=None,
+            )
+        )
+    metrics.append(
+        Metric(
+            name="contrastive_loss",
+            unit="nats",
+            higher_is_better=False,
+            meaning="cross-entropy of pairs of image and first caption inside batches",
+            values=_contrastive_loss,
+        )
+    )
+    return metrics
+
+
+METRICS: dict[str, Metric] = {metric.name: metric for metric in _all_metrics()}
