@@ -346,7 +346,10 @@ def _dataclass_from_plain(kind: type, value: Any) -> Any:
     return kind(**{name: from_plain(hints[name], each) for name, each in value.items()})
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the closest of `known`, or nothing where none is close."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
+    """`; did you mean 'x'?` for the closest of `known`, or nothing where none is close.
+
+    cutoff: the similarity that is close enough, from 0 to 1.
+    """
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
     return f"; did you mean {close[0]!r}?" if close else ""

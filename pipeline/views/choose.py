@@ -33,7 +33,14 @@ from manifests.columns import VIEW
 from manifests.documents import Threshold
 from manifests.pool_layout import NOT_STORED
 from manifests.schema import View
-from pipeline.views.rules import DERIVED, connect, null_unless_known, parse, to_sql
+from pipeline.views.rules import (
+    DERIVED,
+    connect,
+    evaluation_error,
+    null_unless_known,
+    parse,
+    to_sql,
+)
 from pipeline.views.steps import Step, steps_of
 
 KEPT, UNSTORED, FIRST_STEP = 0, 1, 2  # codes of outcomes; each step has two: failed, missing
@@ -97,7 +104,7 @@ def check(views: Sequence[View], schema: pa.Schema) -> None:
                 try:
                     rows.sql(step, threshold)
                 except duckdb.Error as error:
-                    raise step.error(_message(error)) from None
+                    raise evaluation_error(step, error) from None
 
 
 def uid_hashes(uids: Sequence[str], seed: int) -> Hashes:
@@ -235,7 +242,7 @@ def _passed(
     try:
         answer = rows.evaluate(rows.sql(step, threshold), alive)
     except duckdb.Error as error:
-        raise step.error(_message(error)) from None
+        raise evaluation_error(step, error) from None
     return _is_true(answer), _is_true(pc.is_null(answer))
 
 
@@ -266,8 +273,3 @@ def _is_true(answer: Any) -> Mask:
     """True where a boolean column is true; NULL counts as false."""
     mask: Mask = pc.fill_null(answer, False).to_numpy(zero_copy_only=False)
     return mask
-
-
-def _message(error: duckdb.Error) -> str:
-    """DuckDB's message in one line, without the excerpt of the SQL."""
-    return " ".join(str(error).split("\n\nLINE")[0].split())

@@ -22,8 +22,8 @@ from typing import Any
 
 import duckdb
 
-from manifests import disk
 from manifests.schema import View
+from pipeline.views.sql_problems import binding_problem, syntax_problem, unknown_column
 from pipeline.views.steps import Step, steps_of
 
 Tree = dict[str, Any]
@@ -123,10 +123,7 @@ def parse(connection: duckdb.DuckDBPyConnection, step: Step, known: Iterable[str
     spelling = {column.lower(): column for column in known}
     for column in sorted(columns):
         if column not in spelling:
-            raise step.error(
-                f"there is no column {column!r}{disk.did_you_mean(column, spelling)}; "
-                "pipeline/filter.py POOL --columns lists them"
-            )
+            raise step.error(unknown_column(column, step.where, spelling))
     return Expression(
         tree=tree,
         columns=frozenset(spelling[column] for column in columns),
@@ -196,8 +193,7 @@ def syntax_tree(connection: duckdb.DuckDBPyConnection, sql: str, step: Step | No
     answer = connection.execute("SELECT json_serialize_sql(?)", [f"SELECT {sql}"]).fetchall()[0][0]
     parsed = json.loads(answer)
     if parsed["error"]:
-        message = " ".join(str(parsed["error_message"]).split())
-        raise step.error(f"it is no SQL expression: {message}")
+        raise step.error(syntax_problem(str(parsed["error_message"]), sql))
     node: Tree = parsed["statements"][0]["node"]
     is_one_expression = (
         len(parsed["statements"]) == 1
@@ -217,6 +213,11 @@ def text_of_tree(connection: duckdb.DuckDBPyConnection, node: Tree) -> str:
     statement = json.dumps({"error": False, "statements": [{"node": node}]})
     text = connection.execute("SELECT json_deserialize_sql(?)", [statement]).fetchall()[0][0]
     return str(text).removeprefix("SELECT ")
+
+
+def evaluation_error(step: Step, error: duckdb.Error) -> ValueError:
+    """What DuckDB says about a rule that it can read and not evaluate, as an error of the step."""
+    return step.error(binding_problem(error, _allowed_functions()))
 
 
 def _refuse(connection: duckdb.DuckDBPyConnection, step: Step, node: Tree) -> None:
@@ -240,14 +241,23 @@ def _refuse(connection: duckdb.DuckDBPyConnection, step: Step, node: Tree) -> No
 
 
 @functools.cache
+def _functions() -> list[tuple[str, str, str | None]]:
+    """(name, type, stability) of each function of DuckDB."""
+    query = "SELECT function_name, function_type, stability FROM duckdb_functions()"
+    return connect().execute(query).fetchall()
+
+
+def _allowed_functions() -> set[str]:
+    """Names of the functions that a rule may call."""
+    names = {name for name, kind, _ in _functions() if kind in ("scalar", "macro")}
+    return (names | {"top"}) - _refused_functions().keys()
+
+
+@functools.cache
 def _refused_functions() -> dict[str, str]:
     """Functions that a rule may not call: unstable, or aggregate without a scalar function of
     the same name."""
-    functions = (
-        connect()
-        .execute("SELECT function_name, function_type, stability FROM duckdb_functions()")
-        .fetchall()
-    )
+    functions = _functions()
     scalar = {name for name, kind, _ in functions if kind in ("scalar", "macro")}
     refused = {}
     for name, kind, stability in functions:

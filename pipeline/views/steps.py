@@ -4,7 +4,7 @@ rules."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from manifests import disk
@@ -24,6 +24,7 @@ class Step:
     random_like: str | None = None  # a view
     sample: float | None = None  # a share of the stored rows
     seed: int = 0
+    view: str = field(default="", compare=False)  # the view that is made, for messages
 
     def text(self) -> str:
         """The rule as a person reads it."""
@@ -34,8 +35,10 @@ class Step:
         return f"random_like {self.random_like}, seed {self.seed}"
 
     def error(self, reason: str) -> ValueError:
-        """A ValueError that names the rule."""
-        return ValueError(f"rule {self.name!r} ({self.text()}): {reason}")
+        """A ValueError that names the view, the rule and its expression in one line."""
+        view = f"view {self.view!r}, " if self.view else ""
+        text = " ".join(self.text().split())
+        return ValueError(f"{view}rule {self.name!r} ({text}): {reason}")
 
 
 def steps_of(views: Sequence[View], name: str) -> tuple[Step, ...]:
@@ -44,7 +47,7 @@ def steps_of(views: Sequence[View], name: str) -> tuple[Step, ...]:
     ValueError for unknown views, views that name each other in a circle, and rules of the same
     name.
     """
-    steps = tuple(_steps_of_view(views, name, ()))
+    steps = tuple(replace(step, view=name) for step in _steps_of_view(views, name, ()))
     names = [step.name for step in steps]
     for step in steps:
         if names.count(step.name) > 1:

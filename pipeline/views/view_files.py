@@ -72,8 +72,9 @@ def check_views(recipe: Recipe) -> None:
     if taken := sorted(recipe.sidecar_extra.keys() & FILTER_OF_COLUMN.keys()):
         raise ValueError(f"extra_columns names {taken[0]!r}, which is a filter's column")
     check(recipe.views, pa.schema([*with_extra(SIDECAR, recipe.sidecar_extra), *added]))
+    columns = [*SIDECAR.names, *recipe.sidecar_extra]
     for view in recipe.views:
-        _columns_and_filters(recipe, view.name)
+        _columns_and_filters(recipe, view.name, columns)
 
 
 def choose_views(
@@ -92,9 +93,11 @@ def choose_views(
     todo: dict[str, Inputs] = {}
     columns: set[str] = set()
     sets: ScoreSets = {}
+    # What filter.py --columns lists: extra columns are the pool's, whatever this recipe names.
+    in_sidecars = disk.read_schema(PoolLayout(pool).sidecar(next(iter(records)))).names
     for name in wanted:
         recipe.view(name)
-        used, specs = _columns_and_filters(recipe, name)
+        used, specs = _columns_and_filters(recipe, name, in_sidecars)
         for spec in specs:
             if spec.name not in sets:
                 sets[spec.name] = score_set(pool, spec, fingerprint)
@@ -212,11 +215,12 @@ def funnel_lines(documents: Mapping[str, ViewDocument]) -> list[str]:
     return lines
 
 
-def _columns_and_filters(recipe: Recipe, view: str) -> tuple[set[str], list[FilterSpec]]:
+def _columns_and_filters(
+    recipe: Recipe, view: str, in_sidecars: Sequence[str]
+) -> tuple[set[str], list[FilterSpec]]:
     """(columns that a view reads, the recipe's filters that give some of them)."""
     listed = {spec.name: spec for spec in specs_of_recipe(recipe)}
-    known = [*SIDECAR.names, *recipe.sidecar_extra, *FILTER_OF_COLUMN]
-    columns = columns_of(recipe.views, view, known)
+    columns = columns_of(recipe.views, view, [*in_sidecars, *FILTER_OF_COLUMN])
     used_filters = set()
     for column in sorted(columns & FILTER_OF_COLUMN.keys()):
         if FILTER_OF_COLUMN[column] not in listed:

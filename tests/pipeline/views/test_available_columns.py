@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
-from manifests.columns import SIDECAR
-from manifests.schema import FilterSpec
+from filters import FILTERS
+from manifests import disk
+from manifests.columns import PAIRS, SIDECAR
+from manifests.pool_layout import PoolLayout
+from manifests.schema import FilterSpec, Recipe, Rule, Source, View
 from pipeline.scoring import scorer
 from pipeline.views.available_columns import (
     DERIVED_COLUMNS,
@@ -16,8 +22,10 @@ from pipeline.views.available_columns import (
     list_columns,
 )
 from pipeline.views.rules import DERIVED
+from pipeline.views.view_files import FILTER_OF_COLUMN, check_views, choose_views
 from tests.support.small_pool import make_pool, rows, set_name, write_shard
 
+REFERENCE = (Path(__file__).resolve().parents[3] / "docs" / "manifests.md").read_text()
 CAPTION = FilterSpec(name="caption")
 
 
@@ -51,3 +59,48 @@ def test_scores_of_an_older_state_are_not_listed(tmp_path: Path) -> None:
 def test_a_folder_that_is_no_pool(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has no committed shard"):
         list_columns(str(tmp_path))
+
+
+def test_a_rule_can_read_every_listed_column_and_the_reference_lists_them(tmp_path: Path) -> None:
+    filters = (
+        *(FilterSpec(name=name) for name in ("caption", "picture", "tokens")),
+        FilterSpec(name="optout", options={"user_agent": "test/1"}),
+    )
+    pool = make_pool(tmp_path, rows(10))
+    scorer.score(pool, filters, engine="inline")
+    listed = [column.name for column in list_columns(pool)]
+    rules = tuple(Rule(name=f"r{i}", where=f'"{c}" IS NULL OR true') for i, c in enumerate(listed))
+    source = Source(kind="files", paths=("x.csv",))
+    recipe = Recipe(
+        name="r", source=source, filters=filters, views=(View(name="all", rules=rules),)
+    )
+    check_views(recipe)
+    assert choose_views(pool, recipe)["all"].kept == 8
+    every = {*SIDECAR.names, *DERIVED, *FILTER_OF_COLUMN}
+    assert set(listed) == every - {*FILTERS["language"].adds, *FILTERS["clip_score"].adds}
+    section = REFERENCE[REFERENCE.index("## Columns") :]
+    readable, _, pairs_only = section.partition("\nPairs (")
+    assert set(re.findall(r"`(\w+)`", readable)) - FILTERS.keys() == every - FILTERS.keys()
+    of_pairs = set(re.findall(r"`(\w+)`", pairs_only))
+    assert of_pairs == set(PAIRS.names)
+    for name in set(PAIRS.names) - every:
+        wrong = replace(
+            recipe, views=(View(name="v", rules=(Rule(name="r", where=f"{name} = 'x'"),)),)
+        )
+        with pytest.raises(ValueError, match=f"{name}' stands in the pairs, which no rule reads"):
+            choose_views(pool, wrong)
+
+
+def test_an_extra_column_of_the_pool_is_read_whatever_the_recipe_names(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path, rows(4))
+    path = PoolLayout(pool).sidecar(0)
+    table = disk.read_parquet(path)
+    disk.write_parquet(path, table.append_column("similarity", pa.array([0.1, 0.2, 0.3, 0.4])))
+    assert "similarity" in {column.name for column in list_columns(pool)}
+    rule = Rule(name="similar", where="similarity > 0.15")
+    recipe = Recipe(
+        name="r",
+        source=Source(kind="files", paths=("x.csv",)),
+        views=(View(name="v", rules=(rule,)),),
+    )
+    assert choose_views(pool, recipe)["v"].kept == 3

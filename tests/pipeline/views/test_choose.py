@@ -98,7 +98,7 @@ def test_a_rule_is_asked_only_of_the_rows_that_are_left() -> None:
     guarded = view("guarded", ("number", "words = 1"), ("large", "page_url::INTEGER > 8"))
     assert outcomes(rows, guarded) == ["large", "number", None]
     with pytest.raises(
-        ValueError, match=r"rule 'large' \(page_url::INTEGER > 8\): .*Could not convert"
+        ValueError, match=r"rule 'large' \(page_url::INTEGER > 8\): .*the text 'nine' is no INT32"
     ):
         outcomes(rows, view("bare", guarded.rules[1]))
 
@@ -407,8 +407,8 @@ def test_a_share_so_small_that_no_row_is_drawn() -> None:
 @pytest.mark.parametrize(
     ("where", "message"),
     [
-        ("words >> or", "it is no SQL expression: syntax error"),
-        ("", "no SQL expression|one SQL expression"),
+        ("words >> or", "it ends too early, after 'or'"),
+        ("", "it is empty; write one condition"),
         ("words > 1) OR (words > 2", "it is no SQL expression"),
         ("words > 1; SELECT 1", "one SQL expression and nothing beside it"),
         ("words > 1 AS x", "one SQL expression and nothing beside it"),
@@ -418,8 +418,8 @@ def test_a_share_so_small_that_no_row_is_drawn() -> None:
         ("word > 1", "there is no column 'word'; did you mean 'words'"),
         ("words", "it gives INTEGER, not true or false"),
         ("NULL", "not true or false"),
-        ("page_url > 5", "Cannot compare|Conversion Error|Could not convert"),
-        ("foo(words) > 1", "foo does not exist"),
+        ("page_url > 5", "it compares a text with a number"),
+        ("foo(words) > 1", "there is no function foo\\(\\)"),
         ("words > (SELECT 1)", "a subquery is not allowed"),
         ("EXISTS (FROM read_text('/etc/passwd'))", "a subquery is not allowed"),
         ("max(words) > 1", "looks at many rows"),

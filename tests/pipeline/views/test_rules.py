@@ -126,7 +126,7 @@ def test_the_database_reaches_no_file_and_no_variable(sql: str) -> None:
         ),
         ("random() < 0.5", r"write \{r: \{sample: 0\.5, seed: 0\}\}"),
         ("words > (SELECT 1)", "a subquery is not allowed"),
-        ("words >", "it is no SQL expression"),
+        ("words >", "it ends too early, after '>'"),
     ],
 )
 def test_what_a_rule_may_not_contain(where: str, message: str) -> None:

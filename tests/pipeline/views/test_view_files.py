@@ -328,7 +328,7 @@ def test_a_filter_that_is_not_scored_yet(tmp_path: Path) -> None:
     ("wrong", "message"),
     [
         (recipe(RAW, filters=(FilterSpec(name="captoin"),)), "did you mean 'caption'"),
-        (recipe(view("v", ("w", "caption_words >"))), "it is no SQL expression"),
+        (recipe(view("v", ("w", "caption_words >"))), "it ends too early, after '>'"),
         (recipe(view("v", ("w", "caption_words"))), "not true or false"),
         (recipe(view("v", ("w", "url > 5"))), "rule 'w'"),
         (
