@@ -1,10 +1,9 @@
 """What all commands have in common: log lines, exit statuses, stop signals, one line for a mistake.
 
 Exit statuses: 0 every task ended with its outcomes; 2 a mistake that its one line explains; 3 some
-task ended
-without an outcome; 75 a training run was stopped and saved; 128 + N stopped by signal N (130 for
-Ctrl-C, 143 for
-SIGTERM). With CLIPMILL_TRACEBACK=1 the traceback of a mistake is printed too.
+task ended without an outcome; 75 a training run was stopped and saved; 128 + N stopped by signal N
+(130 for Ctrl-C, 143 for SIGTERM). With CLIPMILL_TRACEBACK=1 the traceback of a mistake is printed
+too.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 
@@ -29,6 +28,12 @@ EXIT_HELP = """exit status:
   0  every task ended with its outcomes     3  some task ended without one
   2  a mistake, explained in one line       130, 143  stopped by Ctrl-C, SIGTERM; run again
 """
+# Statuses that mean the same for every command; see `exit_help`.
+COMMON_STATUSES = {
+    EXIT_MISTAKE: "a mistake, explained in one line",
+    128 + signal.SIGINT: "stopped by Ctrl-C",
+    128 + signal.SIGTERM: "stopped by SIGTERM",
+}
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # Errors of the operating system that a person mends: a path, its rights or its disk.
 PATH_ERRORS = {
@@ -65,6 +70,14 @@ class LineFormatter(logging.Formatter):
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
         return line
+
+
+def exit_help(meanings: Mapping[int, str]) -> str:
+    """The table of exit statuses for `--help`: those of a command, and COMMON_STATUSES."""
+    lines = ["exit status:"]
+    for status, meaning in sorted({**COMMON_STATUSES, **meanings}.items()):
+        lines.append(f"  {status:<5d}{meaning}")
+    return "\n".join(lines) + "\n"
 
 
 def start_logging(level: int = logging.INFO) -> None:
@@ -109,8 +122,7 @@ def run_command(
     """The exit status of a command. Mistakes and stop signals end in one line on stderr.
 
     `body` returns its own status. ValueError, a wrong path and a full disk give 2; SIGINT and
-    SIGTERM give
-    128 + N and the line `stopped by SIGINT: ` + `stopped`.
+    SIGTERM give 128 + N and the line `stopped by SIGINT: ` + `stopped`.
     """
     disabled = logging.root.manager.disable
     try:

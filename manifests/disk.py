@@ -13,6 +13,7 @@ import json
 import os
 import secrets
 import shutil
+import tempfile
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
@@ -43,26 +44,33 @@ def local_path(path: str | Path) -> Path:
     return Path(str(path).removeprefix("file://"))
 
 
-def output_folder(out: str) -> str:
-    """The absolute folder to write to. ValueError where none can be made there, or where it would
-    be lost.
+def output_folder(out: str, option: str = "--out") -> str:
+    """The absolute folder to write to; `option` is what the message names.
 
-    Under `ray job submit` a relative folder would lie in Ray's temporary copy of the checkout.
+    ValueError where nothing can be written, which is tried in the nearest folder that exists, and
+    where the folder would be lost: under `ray job submit` a relative one would lie in Ray's
+    temporary copy of the checkout.
     """
     if is_url(out):
         return out
     if not Path(out).is_absolute() and "runtime_resources" in Path.cwd().parts:
         raise ValueError(
-            f"--out is {out!r}: under a submitted working directory a relative folder lies in "
+            f"{option} is {out!r}: under a submitted working directory a relative folder lies in "
             "Ray's temporary copy and is lost with the job; "
             "give an absolute path or set CLIPMILL_OUT"
         )
     folder = Path(os.path.abspath(local_path(out)))
     there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     if not there.is_dir():
-        raise ValueError(f"--out is {out!r}, but {there} is a file; name a folder")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise ValueError(f"--out is {out!r}, but {there} cannot be written to; name another folder")
+        raise ValueError(f"{option} is {out!r}, but {there} is a file; name a folder")
+    try:  # os.access says yes to root for /proc and for read-only mounts
+        with tempfile.TemporaryDirectory(prefix=".writable-", dir=there):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"{option} is {out!r}, but nothing can be written to {there} ({error.strerror}); "
+            "name another folder"
+        ) from None
     return str(folder)
 
 

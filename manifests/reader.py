@@ -59,6 +59,21 @@ EXAMPLES = {
 }
 
 
+# The keys by which a kind of manifest is known, in the order in which they are looked for.
+KEYS_OF_KIND: dict[Any, set[str]] = {
+    Ablation: {"arms"},
+    Recipe: {"source"},
+    Blend: {"views", "pools"},
+    TaskSpec: {"kind", "data"},
+}
+USE_OF_KIND: dict[Any, str] = {
+    Ablation: "an ablation; run it with: python pipeline/build.py {path}",
+    Recipe: "a recipe; build its pool with: python pipeline/build.py {path}",
+    Blend: "a blend; train on it with: python train/run.py {path} --out RUN",
+    TaskSpec: "a task; evaluate with: python train/evaluate.py RUN --task {path}",
+}
+
+
 # --- reading -----------------------------------------------------------------------------------
 
 
@@ -77,7 +92,9 @@ def read_manifest(path: str | Path, kind: type[T], *, scale: str | None = None) 
         if scale is not None:
             raise ValueError(f"{path} is resolved already; it has no scale {scale!r}")
         return _read_resolved(where, kind)
-    raw = expand_variables(pick_scale(read_yaml(path), scale, where), where)
+    raw = read_yaml(path)
+    _refuse_other_kind(raw, kind, where)
+    raw = expand_variables(pick_scale(raw, scale, where), where)
     shaped = _shape(raw, kind, Path(where).resolve().parent, where)
     manifest = _validate(shaped, kind, where)
     if isinstance(manifest, Recipe):
@@ -86,8 +103,10 @@ def read_manifest(path: str | Path, kind: type[T], *, scale: str | None = None) 
 
 
 def _read_resolved(path: str, kind: type[T]) -> T:
+    raw = disk.read_json(path)
+    _refuse_other_kind(raw, kind, path)
     try:
-        manifest = typing.cast(T, disk.from_plain(kind, disk.read_json(path)))
+        manifest = typing.cast(T, disk.from_plain(kind, raw))
     except ValueError as error:
         prefix = "" if str(error).startswith(path) else f"{path}: "
         raise ValueError(f"{prefix}{error}") from None
@@ -115,22 +134,34 @@ def manifest_kind(path: str | Path) -> type[Recipe] | type[Ablation]:
     """Whether a YAML or JSON file is a recipe or an ablation, by its keys. ValueError where it is
     neither.
     """
-    raw = _raw(path)
-    if "arms" in raw:
-        return Ablation
-    if "source" in raw:
-        return Recipe
-    if "views" in raw and "pools" in raw:
-        raise ValueError(
-            f"{path} is a blend; train on it with: python train/run.py {path} --out RUN"
-        )
-    if "kind" in raw and "data" in raw:
-        raise ValueError(
-            f"{path} is a task; evaluate with: python train/evaluate.py RUN --task {path}"
-        )
+    kind = _kind_by_keys(_raw(path))
+    if kind is Ablation or kind is Recipe:
+        return kind
+    if kind is not None:
+        raise ValueError(_what_it_is(path, kind))
     raise ValueError(
         f"{path} is neither a recipe (it has no source) nor an ablation (it has no arms)"
     )
+
+
+def _kind_by_keys(raw: Any) -> Any:
+    """Recipe, Blend, Ablation or TaskSpec, whichever has these keys; None where none has."""
+    for kind, keys in KEYS_OF_KIND.items():
+        if isinstance(raw, Mapping) and keys <= raw.keys():
+            return kind
+    return None
+
+
+def _what_it_is(path: str | Path, kind: Any) -> str:
+    """`FILE is a blend; train on it with: …`."""
+    return f"{path} is {USE_OF_KIND[kind].format(path=path)}"
+
+
+def _refuse_other_kind(raw: Any, kind: Any, path: str) -> None:
+    """ValueError where the keys are those of another kind of manifest than `kind`."""
+    actual = _kind_by_keys(raw)
+    if actual not in (None, kind) and kind in KEYS_OF_KIND:
+        raise ValueError(_what_it_is(path, actual))
 
 
 def list_scales(path: str | Path) -> list[str]:

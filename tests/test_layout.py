@@ -42,8 +42,8 @@ ORDER = {
         "filter", "audit",
     ],
     "train": [
-        "rng", "model", "config", "data", "step", "formats", "dist", "evaluation", "identity",
-        "logbook", "nonfinite", "train_state", "loop", "mix", "stats", "ablation",
+        "startup", "rng", "model", "config", "data", "step", "formats", "dist", "evaluation",
+        "identity", "logbook", "nonfinite", "train_state", "loop", "mix", "stats", "ablation",
         "reporting",
         "run", "evaluate", "export",
         "ablate", "report",

@@ -3,14 +3,20 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 if not __package__:
     sys.path[0] = str(ROOT)
+
+from train import startup
+
+if __name__ == "__main__":
+    startup.end_on_stop_signals()
+
+import argparse
+import json
 
 from manifests import console, disk, reader
 from manifests.pool_layout import AblationLayout
@@ -24,7 +30,14 @@ EXAMPLE = """example:
 The pools must have been built: python pipeline/build.py ABLATION builds them and calls this.
 With --engine ray, runs go to the cluster that RAY_ADDRESS names (--out must be on storage that all
 of its machines share), or to this machine.
+
 """
+EXIT_STATUS = console.exit_help(
+    {
+        0: "every run has its result",
+        console.EXIT_INCOMPLETE: "some run ended without a result; run again",
+    }
+)
 STOPPED = "finished runs stay; run the same command again to do the others"
 
 
@@ -32,7 +45,7 @@ def options(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="train/ablate.py",
         description=__doc__,
-        epilog=EXAMPLE,
+        epilog=EXAMPLE + EXIT_STATUS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(

@@ -7,16 +7,22 @@ train/evaluation/README.md.
 
 from __future__ import annotations
 
-import argparse
-import json
-import logging
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 if not __package__:
     sys.path[0] = str(ROOT)
+
+from train import startup
+
+if __name__ == "__main__":
+    startup.end_on_stop_signals()
+
+import argparse
+import json
+import logging
+from collections.abc import Sequence
 
 from manifests import console, disk, reader
 from manifests.pool_layout import PoolLayout, RunLayout
@@ -27,7 +33,13 @@ from train.formats import load_model
 
 EXAMPLE = """example:
   python train/evaluate.py out/demo/runs/raw/seed-0 --task objects.yaml
+
 """
+EXIT_STATUS = console.exit_help(
+    {
+        0: "every task has its predictions and metrics",
+    }
+)
 logger = logging.getLogger(__name__)
 
 
@@ -35,7 +47,7 @@ def options(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="train/evaluate.py",
         description=__doc__,
-        epilog=EXAMPLE,
+        epilog=EXAMPLE + EXIT_STATUS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
@@ -86,8 +98,10 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"{args.model} has no folder for the predictions: name one with --out")
     folder = args.model.removeprefix("local-dir:")
     export = RunLayout(folder).export
-    model = load_model(export if disk.exists(export) else args.model)
     out = args.out or RunLayout(folder).predictions
+    if args.out or disk.exists(folder):  # before the model is loaded
+        disk.output_folder(out)
+    model = load_model(export if disk.exists(export) else args.model)
     check_overlap(folder, tasks, out)
     device = process_group.init_distributed(args.device).device
     metrics_of = evaluate(model, tasks, out, device=device)

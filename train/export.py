@@ -6,9 +6,6 @@ Example: python train/export.py out/run --to out/run_huggingface --format huggin
 
 from __future__ import annotations
 
-import argparse
-import json
-import logging
 import sys
 from pathlib import Path
 
@@ -16,10 +13,28 @@ ROOT = Path(__file__).resolve().parents[1]
 if not __package__:
     sys.path[0] = str(ROOT)
 
-from manifests import console
+from train import startup
+
+if __name__ == "__main__":
+    startup.end_on_stop_signals()
+
+import argparse
+import json
+import logging
+
+from manifests import console, disk
 from train.formats import model_files
 
 logger = logging.getLogger("train.export")
+EXAMPLE = """example:
+  python train/export.py out/run --to out/run_huggingface --format huggingface
+
+"""
+EXIT_STATUS = console.exit_help(
+    {
+        0: "the folder is written and was read back",
+    }
+)
 HOW_TO_LOAD = {
     "open_clip": 'open_clip.create_model_and_transforms("local-dir:{}"), or --set init={}',
     "huggingface": 'transformers.CLIPModel.from_pretrained("{}"), or --set init={}',
@@ -31,8 +46,8 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="train/export.py",
         description=__doc__.split("\n")[0],
-        epilog="example: python train/export.py out/run --to out/run_huggingface"
-        " --format huggingface",
+        epilog=EXAMPLE + EXIT_STATUS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "model",
@@ -52,6 +67,7 @@ def parser() -> argparse.ArgumentParser:
 
 def export(source: str, folder: str, format_name: str) -> dict[str, str | int]:
     """Convert a model; what was written, for the JSON line."""
+    disk.output_folder(folder, "--to")
     model = model_files.load_model(source)
     model_files.save_model(model, folder, format_name)
     weights = model.state_dict()

@@ -29,7 +29,7 @@ from manifests.schema import Blend
 from train.config import TrainConfig, model_config
 from train.data import Batch, Loader, normalise
 from train.dist import checkpoint, process_group, sharded_checkpoint
-from train.formats import open_clip_files
+from train.formats import model_files, open_clip_files
 from train.identity import check_same_run, run_identity
 from train.logbook import Logbook, peak_memory, progress_text
 from train.model import GroupedCaptions, PackedCaptions, group_by_length, pack_captions, to_device
@@ -56,12 +56,13 @@ logger = logging.getLogger(__name__)
 
 
 def train(blend: Blend, config: TrainConfig, out: str, *, resume: bool = True) -> RunRecord:
-    """Train and write RUN/ (log.jsonl, checkpoints/, export/, then run.json, which is returned).
+    """Train and write RUN/: blend.json, log.jsonl, checkpoints/, export/, and run.json at the end.
 
-    A finished run is returned as it is; with `resume=False` it is trained anew. ValueError for
-    settings and views that cannot be trained on, and for a folder that holds another run. NonFinite
-    is raised before the optimizer step that would have spoilt the weights. After SIGTERM or SIGINT
-    the step under way is saved and SystemExit(75) is raised.
+    Returns the record of run.json. A finished run is returned as it is; with `resume=False` it is
+    trained anew. ValueError for settings and views that cannot be trained on, and for a folder that
+    holds another run; nothing has been written then. NonFinite is raised before the optimizer step
+    that would have spoilt the weights. After SIGTERM or SIGINT the current step is saved and
+    SystemExit(75) is raised.
     """
     ranks = process_group.init_distributed(config.device)
     layout = RunLayout(out)
@@ -70,6 +71,8 @@ def train(blend: Blend, config: TrainConfig, out: str, *, resume: bool = True) -
         loader = Loader(blend, config, model_config(config), ranks.data_parallel.rank, ranks.dp)
         identity = run_identity(blend, config, loader)
         if not resume and ranks.rank == 0:
+            if config.init is not None:  # a source that is refused must not cost the old run
+                model_files.initial_weights(config.init, model_config(config))
             disk.remove(layout.run_json)
             disk.remove(layout.log)
             checkpoint.clear(out)
@@ -82,6 +85,8 @@ def train(blend: Blend, config: TrainConfig, out: str, *, resume: bool = True) -
         with console.on_stop_signal(stop), matmul_precision(config):
             started = time.perf_counter()
             state = prepare(config, out, ranks, loader, identity)
+            if ranks.rank == 0:
+                disk.write_json(layout.blend_json, blend)
             return _train(blend, state, stop, started)
     finally:
         process_group.close(ranks)

@@ -40,6 +40,8 @@ def blend_of(mix: Sequence[str], seed: int = 0) -> Blend:
     for text in mix:
         path, _, weight = text.rpartition("=")
         folder, _, view = path.rpartition("/")
+        if path and not folder and is_pool(path):
+            raise ValueError(_view_is_missing(path, weight))
         if not folder or not view:
             raise ValueError(f"--mix {text!r} is not POOL/VIEW=WEIGHT, like out/pool/all=0.7")
         try:
@@ -64,6 +66,14 @@ def count_rows(blend: Blend) -> int:
         if not disk.exists(layout.root):
             raise ValueError(f"pool {pool!r} of the blend does not exist: {layout.root}")
         if not disk.exists(layout.view_json(view)):
+            if is_pool(disk.join(layout.root, view)):
+                weight = f"{blend.views[name]:g}"
+                raise ValueError(_view_is_missing(disk.join(layout.root, view), weight))
+            if not is_pool(layout.root):
+                raise ValueError(
+                    f"{layout.root} is not a pool: it has neither pool.json nor shards/; a view is"
+                    " named POOL/VIEW, like out/pool/all"
+                )
             views = list_views(layout.root)
             raise ValueError(
                 f"pool {layout.root} has no view {view!r}{disk.did_you_mean(view, views)}"
@@ -71,6 +81,21 @@ def count_rows(blend: Blend) -> int:
             )
         rows += read_document(layout.view_json(view), ViewDocument).kept
     return rows
+
+
+def _view_is_missing(pool: str, weight: str) -> str:
+    """The message for a path that is a pool, where POOL/VIEW is wanted."""
+    views = list_views(pool)
+    return (
+        f"{pool} is a pool, and the view is missing: write POOL/VIEW=WEIGHT, like "
+        f"{pool}/{(views or ['VIEW'])[0]}={weight} (its views: {', '.join(views) or 'none yet'})"
+    )
+
+
+def is_pool(folder: str) -> bool:
+    """Whether a folder is a pool, built or in the making."""
+    layout = PoolLayout(folder)
+    return disk.exists(layout.pool_json) or disk.exists(layout.shards)
 
 
 def list_views(pool: str) -> list[str]:

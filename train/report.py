@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import argparse
-import datetime
-import json
 import sys
 from pathlib import Path
 
@@ -13,20 +10,36 @@ ROOT = Path(__file__).resolve().parents[1]
 if not __package__:
     sys.path[0] = str(ROOT)
 
+from train import startup
+
+if __name__ == "__main__":
+    startup.end_on_stop_signals()
+
+import argparse
+import datetime
+import json
+
 from manifests import console, disk
 from manifests.pool_layout import AblationLayout
 from train.reporting import collect_report, render, report_lines
 
 EXAMPLE = """example:
   python train/report.py out/demo
+
 """
+EXIT_STATUS = console.exit_help(
+    {
+        0: "the report is written",
+        console.EXIT_INCOMPLETE: "the report is written; some run has no result",
+    }
+)
 
 
 def options(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="train/report.py",
         description=__doc__,
-        epilog=EXAMPLE,
+        epilog=EXAMPLE + EXIT_STATUS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", help="the --out of train/ablate.py")
@@ -43,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(
             f"{args.folder} has no ablation.json: give the --out of pipeline/build.py ABLATION"
         )
+    disk.output_folder(args.folder, "folder")
     report = collect_report(args.folder)
     page = render(report, datetime.datetime.now(datetime.UTC).date())
     disk.write_json(layout.report_json, report)

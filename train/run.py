@@ -16,8 +16,10 @@ if not __package__:
 import os
 import signal
 
-if __name__ == "__main__":  # until `main` runs, Ctrl-C ends the process without a traceback
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+from train import startup
+
+if __name__ == "__main__":
+    startup.end_on_stop_signals()
 # Set before torch is imported. Threads that spin while they wait are a quarter faster alone, and
 # ten times slower beside other work.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -30,7 +32,7 @@ from typing import Any
 
 from manifests import console, disk
 from manifests.documents import RunRecord, read_document
-from manifests.pool_layout import PoolLayout, RunLayout
+from manifests.pool_layout import RunLayout
 from manifests.schema import Blend
 from train.config import (
     PRESETS,
@@ -44,9 +46,22 @@ from train.data import Loader, ReadFailed
 from train.dist import launch, ray_train
 from train.formats import model_files, nemo
 from train.loop import train
-from train.mix import blend_of, count_rows, read_blend
+from train.mix import blend_of, count_rows, is_pool, read_blend
 from train.nonfinite import NonFinite
 
+EXAMPLE = """example:
+  python train/run.py --mix out/pool/all=1 --out out/run --preset micro --set lr=5e-4
+
+"""
+EXIT_STATUS = console.exit_help(
+    {
+        0: "the run is finished",
+        console.EXIT_INCOMPLETE: "the run failed; the last checkpoint stays",
+        console.EXIT_SAVED: "stopped by Ctrl-C or SIGTERM and saved; run again to resume",
+        128 + signal.SIGINT: "stopped by Ctrl-C before the first step, or by a second one",
+        128 + signal.SIGTERM: "the same by SIGTERM",
+    }
+)
 logger = logging.getLogger("train.run")
 
 
@@ -55,8 +70,8 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="train/run.py",
         description=__doc__.split("\n")[0],
-        epilog="example: python train/run.py --mix out/pool/all=1 --out out/run"
-        " --preset micro --set lr=5e-4",
+        epilog=EXAMPLE + EXIT_STATUS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("blend", nargs="?", help="BLEND.yaml, or the blend.json of another run")
     parser.add_argument(
@@ -67,7 +82,9 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seed", type=int, help="seed of --mix: which rows are drawn when")
     parser.add_argument("--out", help="folder of the run; an interrupted run is resumed")
-    parser.add_argument("--preset", choices=sorted(PRESETS), help="named settings to start from")
+    parser.add_argument(
+        "--preset", metavar="NAME", help=f"settings to start from: {', '.join(PRESETS)}"
+    )
     parser.add_argument(
         "--nemo", metavar="YAML", help="NVIDIA's file of a model; --set goes over it"
     )
@@ -142,6 +159,7 @@ def start_ranks(args: argparse.Namespace, blend: Blend, config: TrainConfig) -> 
     resumes = disk.exists(layout.run_json) or bool(disk.list_names(layout.checkpoints))
     if config.init is not None and (args.restart or not resumes):
         model_files.initial_weights(config.init, model_config(config))
+    disk.write_json(layout.blend_json, blend)
     arguments = [layout.blend_json, "--out", args.out]
     arguments += ["--preset", args.preset] if args.preset else []
     arguments += ["--nemo", str(Path(args.nemo).absolute())] if args.nemo else []
@@ -168,17 +186,12 @@ def run(args: argparse.Namespace, rank: int) -> int:
     if args.ranks < 1:
         raise ValueError(f"--ranks is {args.ranks}; it must be at least 1")
     args.out = disk.output_folder(args.out)
-    pool = PoolLayout(args.out)
-    if disk.exists(pool.pool_json) or disk.exists(pool.shards):
+    if is_pool(args.out):
         raise ValueError(f"--out {args.out} is a pool; choose a folder for the run beside it")
-    if not disk.is_url(args.out) and disk.local_path(args.out).is_file():
-        raise ValueError(f"--out {args.out} is a file; choose a folder")
     layout = RunLayout(args.out)
     blend = blend_from(args)
     config = settings(args.preset, args.set, args.nemo, count_rows(blend))
     finished_before = disk.exists(layout.run_json) and not args.restart
-    if rank == 0 and args.blend != layout.blend_json:
-        disk.write_json(layout.blend_json, blend)
     try:
         if args.ranks == 1 and not args.ray:
             record = train(blend, config, args.out, resume=not args.restart)

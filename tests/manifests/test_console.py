@@ -49,6 +49,13 @@ def test_a_wrong_path_is_one_line_that_names_it(
     assert line.count("\n") == 1
 
 
+def test_the_table_of_exit_statuses_has_those_of_the_command_too() -> None:
+    table = console.exit_help({75: "saved", 0: "finished", 130: "Ctrl-C twice"}).splitlines()
+    assert table[:2] == ["exit status:", "  0    finished"]
+    assert [int(line.split()[0]) for line in table[1:]] == [0, 2, 75, 130, 143]
+    assert "  130  Ctrl-C twice" in table
+
+
 def test_an_error_that_is_not_a_mistake_keeps_its_traceback() -> None:
     def body() -> int:
         raise ConnectionResetError("a bug or the network")

@@ -91,6 +91,16 @@ def test_a_relative_folder_under_a_submitted_directory_is_refused(
     assert disk.output_folder("out") == str(tmp_path / "out")
 
 
+def test_a_folder_that_cannot_be_written_is_refused_and_nothing_is_made(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"--to is '/proc/a/b', but nothing .* to /proc \(No such"):
+        disk.output_folder("/proc/a/b", "--to")  # os.access says that root may write there
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ValueError, match=r"--out is .*/file/x', but .*/file is a file"):
+        disk.output_folder(str(tmp_path / "file" / "x"))
+    assert disk.output_folder(str(tmp_path / "new" / "er")) == str(tmp_path / "new" / "er")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 class CachingFileSystem(MemoryFileSystem):
     """A filesystem whose instances remember listings, as s3fs does."""
 

@@ -283,6 +283,19 @@ def test_a_folder_a_blend_and_a_task_are_named_as_what_they_are(tmp_path: Path) 
         reader.manifest_kind(task)
 
 
+def test_one_kind_of_manifest_in_the_place_of_another_is_named(tmp_path: Path) -> None:
+    recipe = write(tmp_path, "name: r\nsource: {kind: wat, paths: [x]}", "r.yaml")
+    ablation = write(tmp_path, "name: a\narms: {raw: web/raw}", "a.yaml")
+    blend = write(tmp_path, "name: b\npools: {web: p}\nviews: {web/raw: 1}", "b.yaml")
+    kinds = {recipe: Recipe, ablation: Ablation, blend: Blend}
+    says = {recipe: "a recipe; build", ablation: "an ablation; run", blend: "a blend; train on"}
+    for path, kind in kinds.items():
+        for other in (Recipe, Ablation, Blend, TaskSpec):
+            if other is not kind:
+                with pytest.raises(ValueError, match=f"{path.name} is {says[path]}"):
+                    reader.read_manifest(path, other)
+
+
 def test_an_ablation_may_name_a_task_file(tmp_path: Path) -> None:
     tasks = tmp_path / "tasks"
     tasks.mkdir()

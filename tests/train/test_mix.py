@@ -56,6 +56,19 @@ def test_pools_and_views_are_looked_for(tiny_pool, tmp_path):
         read_blend(tiny_pool)
 
 
+def test_a_forgotten_view_is_named_with_the_views_of_the_pool(tiny_pool, tmp_path, monkeypatch):
+    expected = f"{tiny_pool} is a pool, and the view is missing: write POOL/VIEW=WEIGHT, like"
+    with pytest.raises(ValueError, match=expected) as refused:
+        count_rows(blend_of([f"{tiny_pool}=0.5"]))
+    assert f"like {tiny_pool}/all=0.5 (its views: all, half)" in str(refused.value)
+    monkeypatch.chdir(Path(tiny_pool).parent)
+    with pytest.raises(ValueError, match=r"^pool is a pool, .* like pool/all=2 \(its views: all"):
+        blend_of(["pool=2"])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=f"{tmp_path} is not a pool: it has neither pool.json nor"):
+        count_rows(blend_of([f"{tmp_path}/empty=1"]))
+
+
 def test_a_pool_is_no_folder_for_a_run(tiny_pool, capsys):
     before = sorted(path.name for path in Path(tiny_pool).iterdir())
     assert run.main(["--mix", f"{tiny_pool}/all=1", "--out", tiny_pool, "--preset", "micro"]) == 2

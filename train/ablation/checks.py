@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from typing import Any
 
 from manifests import disk
 from manifests.pool_layout import AblationLayout
@@ -28,8 +30,9 @@ def check_ablation(ablation: Ablation, out: str) -> None:
             f"equivalence is {ablation.equivalence}; it must be above 0 "
             "(a share: 0.005 = 0.5 points)"
         )
+    _check_settings("train", ablation.train)
     if ablation.scorer:
-        configure({**ablation.train, **ablation.scorer.train})
+        _check_settings("scorer.train", {**ablation.train, **ablation.scorer.train})
         if ablation.scorer.view.partition("/")[0] not in ablation.pools:
             raise ValueError(
                 f"scorer.view is {ablation.scorer.view!r}; its pool must be of "
@@ -42,6 +45,14 @@ def check_ablation(ablation: Ablation, out: str) -> None:
     check_views(ablation, out)
     for task in ablation.evaluate:
         read_samples(task)
+
+
+def _check_settings(key: str, changes: Mapping[str, Any]) -> None:
+    """ValueError, with the key of the manifest, for settings that no run can have."""
+    try:
+        configure(changes)
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from None
 
 
 def check_pools(ablation: Ablation, out: str) -> SharedImages:

@@ -18,6 +18,15 @@ from train.ablation import check_ablation, check_pools
             {"scorer": {"view": "web/all", "train": {"lr": "fast"}}},
             "lr is 'fast'; it must be a number",
         ),
+        ({"train": {**TRAIN, "warmup": 5}}, "^train: warmup 5, but the run has 4 steps"),
+        (
+            {"scorer": {"view": "web/all", "train": {"warmup": 9}}},
+            "^scorer.train: warmup 9, but the run has 4 steps",
+        ),
+        (
+            {"scorer": {"view": "web/all", "train": {"samples_seen": 16, "warmup": 2}}},
+            "^scorer.train: warmup 2, but the run has 1 steps",
+        ),
         ({"arms": {"raw": "web/all", "half": "web/hlaf"}}, "no view 'hlaf'; did you mean 'half'"),
     ],
 )

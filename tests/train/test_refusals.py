@@ -1,0 +1,113 @@
+"""What is refused before a run begins: one line, status 2, and nothing is left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from manifests import console, disk
+from tests.support.ablations import TRAIN
+from train import ablate, evaluate, export, report, run
+
+SETTINGS = ["--set", *(f"{key}={value}" for key, value in TRAIN.items())]
+ENTRIES = {"run": run, "evaluate": evaluate, "ablate": ablate, "report": report, "export": export}
+
+
+def error_of(capsys: Any) -> str:
+    """The only line on stderr."""
+    error = str(capsys.readouterr().err)
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    return error
+
+
+@pytest.mark.parametrize("ranks", ["1", "2"])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--preset", "mikro"], "there is no preset 'mikro'; did you mean 'micro'? (of micro, "),
+        (["--set", "warmup=200"], "warmup 200, but the run has 4 steps"),
+        (["--set", "batch_size=64"], "fewer rows than a batch"),
+        (["--set", "init=nowhere"], "init: nowhere does not exist"),
+        (["--set", "lanes=5"], "lanes"),
+    ],
+)
+def test_a_refused_run_leaves_nothing(
+    tiny_pool: str, tmp_path: Path, capsys: Any, arguments: list[str], message: str, ranks: str
+) -> None:
+    out = tmp_path / "out" / "run"
+    given = ["--mix", f"{tiny_pool}/all=1", "--out", str(out), "--ranks", ranks]
+    assert run.main([*given, *SETTINGS, *arguments]) == 2
+    assert message in error_of(capsys)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_refused_restart_costs_nothing(tiny_pool: str, tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "run"
+    command = ["--mix", f"{tiny_pool}/all=1", "--out", str(out), *SETTINGS]
+    assert run.main(command) == 0
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
+    assert out / "blend.json" in before
+    capsys.readouterr()
+    assert run.main([*command, "init=nowhere", "--restart"]) == 2
+    other = [*command[:1], f"{tiny_pool}/half=1", *command[2:]]
+    assert run.main(other) == 2
+    assert "holds another run" in capsys.readouterr().err
+    after = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
+    assert after == before
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_the_work(
+    tiny_pool: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_work(*_: object, **__: object) -> None:
+        raise AssertionError("the folder was checked too late")
+
+    monkeypatch.setattr(run, "train", no_work)
+    monkeypatch.setattr(run, "count_rows", no_work)
+    monkeypatch.setattr(evaluate, "load_model", no_work)
+    monkeypatch.setattr(export.model_files, "load_model", no_work)
+    monkeypatch.setattr(ablate, "check_ablation", no_work)
+    task = tmp_path / "task.yaml"
+    task.write_text(f"name: colours\nkind: classification\ndata: {tmp_path}\n")
+    commands = {
+        "--out": [
+            (run, ["--mix", f"{tiny_pool}/all=1", "--out", "/proc/nope", *SETTINGS]),
+            (evaluate, ["run", "--task", str(task), "--out", "/proc/nope"]),
+            (ablate, ["missing.yaml", "--out", "/proc/nope"]),
+        ],
+        "--to": [(export, ["run", "--to", "/proc/nope"])],
+    }
+    for option, entries in commands.items():
+        for entry, arguments in entries:
+            assert entry.main(arguments) == 2
+            expected = f"{option} is '/proc/nope', but nothing can be written to /proc ("
+            assert expected in error_of(capsys)
+
+
+@pytest.mark.parametrize("entry", sorted(ENTRIES))
+def test_the_help_has_the_table_of_exit_statuses(entry: str, capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        ENTRIES[entry].main(["--help"])
+    table = capsys.readouterr().out.partition("exit status:\n")[2]
+    statuses = [int(line.split()[0]) for line in table.splitlines()]
+    incomplete = {console.EXIT_INCOMPLETE}
+    own = {"run": {*incomplete, console.EXIT_SAVED}, "ablate": incomplete, "report": incomplete}
+    assert statuses == sorted({0, 2, 130, 143, *own.get(entry, set())})
+
+
+def test_a_recipe_or_an_ablation_is_not_a_blend(tmp_path: Path, capsys: Any) -> None:
+    recipe = {"name": "r", "source": {"kind": "wat", "paths": ["x"]}, "views": {"raw": []}}
+    ablation = {"name": "a", "pools": {"web": {"recipe": "r.yaml"}}, "arms": {"raw": "web/raw"}}
+    for value, what in ((recipe, "a recipe; build its pool with"), (ablation, "an ablation; run")):
+        for path in (tmp_path / "m.yaml", tmp_path / "m.json"):
+            if path.suffix == ".json":
+                disk.write_json(path, value)
+            else:
+                path.write_text(yaml.safe_dump(value))
+            assert run.main([str(path), "--out", str(tmp_path / "run"), *SETTINGS]) == 2
+            assert f"{path} is {what}" in error_of(capsys)
+    assert not (tmp_path / "run").exists()
