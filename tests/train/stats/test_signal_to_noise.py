@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from train.stats.signal_to_noise import effect_interval, metric_signals
+
+
+def table(
+    means: tuple[float, ...], sd: float, generator: np.random.Generator, seeds: int = 6
+) -> dict[str, dict[int, float]]:
+    """Arms with these means, a seed effect that all share, and residuals of this SD."""
+    shared = 3 * generator.standard_normal(seeds)
+    return {
+        f"arm{i}": {
+            seed: mean + float(shared[seed]) + sd * float(generator.standard_normal())
+            for seed in range(seeds)
+        }
+        for i, mean in enumerate(means)
+    }
+
+
+def test_spread_and_noise_of_a_small_table_by_hand() -> None:
+    # Residuals of a 2 × 2 table are ± (a0 − a1 − b0 + b1) / 4; one degree of freedom.
+    values = {"top1": {"a": {0: 0.50, 1: 0.56}, "b": {0: 0.40, 1: 0.42}}}
+    (signal,) = metric_signals(values, np.random.default_rng(0))
+    assert signal.spread == pytest.approx(0.12, abs=1e-12)
+    assert signal.noise == pytest.approx(2 * 0.04 / 4, abs=1e-12)
+    assert signal.ratio is not None
+    assert signal.ratio.value == pytest.approx(6, abs=1e-9)
+    assert signal.best == "a"
+    assert signal.single_agreement == signal.half_agreement == 1
+
+
+def test_the_effect_interval_is_that_of_the_noncentral_f() -> None:
+    generator = np.random.default_rng(1)
+    array = generator.standard_normal((4, 5)) + np.array([0.0, 1, 2, 4])[:, None]
+    interval = effect_interval(array)
+    means = array.mean(axis=1, keepdims=True)
+    residuals = array - means - array.mean(axis=0) + array.mean()
+    f = 5 * means.var(ddof=1) / ((residuals**2).sum() / 12)
+    for limit, tail in ((interval.low, 0.975), (interval.high, 0.025)):
+        assert stats.ncf.cdf(f, 3, 12, 5 * 3 * limit**2) == pytest.approx(tail, abs=1e-8)
+    assert interval.low < interval.value < interval.high
+
+
+@pytest.mark.slow
+def test_the_effect_interval_holds_the_truth_in_95_percent_of_studies() -> None:
+    generator = np.random.default_rng(2)
+    means = np.array([0.0, 0.5, 1.0, 2.0, 2.0])
+    truth = float(means.std(ddof=1))
+    held, estimates = 0, []
+    for _ in range(600):
+        array = generator.standard_normal((5, 4)) + 2 * generator.standard_normal(4)
+        interval = effect_interval(array + means[:, None])
+        held += interval.low <= truth <= interval.high
+        estimates.append(interval.value)
+    assert 0.93 <= held / 600 <= 0.97
+    assert float(np.mean(np.square(estimates))) == pytest.approx(truth**2, rel=0.1)
+
+
+def test_a_metric_with_more_signal_comes_first_whatever_its_unit() -> None:
+    generator = np.random.default_rng(3)
+    means = (0.0, 1.0, 2.0)
+    noisy = table(means, 2.0, generator)
+    clear = table(means, 0.2, generator)
+    loss = {arm: {seed: -100 * value for seed, value in row.items()} for arm, row in clear.items()}
+    signals = metric_signals(
+        {"top1": noisy, "logprob": clear, "loss": loss},
+        np.random.default_rng(4),
+        lower_is_better=["loss"],
+    )
+    first, second, last = sorted(signals[:2], key=lambda signal: signal.metric) + signals[2:]
+    assert [first.metric, second.metric, last.metric] == ["logprob", "loss", "top1"]
+    assert first.ratio is not None
+    assert second.ratio is not None
+    assert last.ratio is not None
+    assert second.ratio.value == pytest.approx(first.ratio.value, rel=1e-9)
+    assert second.spread == pytest.approx(100 * first.spread, rel=1e-9)
+    assert first.best == second.best == "arm2"
+    assert not second.higher_is_better
+    assert first.ratio.low <= first.ratio.value <= first.ratio.high
+    assert first.half_agreement == 1
+    assert last.single_agreement < 1
+
+
+def test_agreement_is_counted_over_disjoint_seeds_and_ties_count_half() -> None:
+    # Seed 2 orders the arms the other way round; seed 3 ties them.
+    values = {"m": {"a": {0: 1.0, 1: 2.0, 2: 0.0, 3: 1.0}, "b": {0: 0.0, 1: 0.0, 2: 1.0, 3: 1.0}}}
+    (signal,) = metric_signals(values, np.random.default_rng(0))
+    # pairs of seeds: (0,1) agree, (0,2) (1,2) disagree, three with the tie
+    assert signal.single_agreement == pytest.approx((1 + 0 + 0 + 3 * 0.5) / 6, abs=1e-12)
+    # halves: {0,1}|{2,3} disagree, {0,2} ties against {1,3}, {0,3}|{1,2} agree
+    assert signal.half_agreement == pytest.approx((0 + 0.5 + 1) / 3, abs=1e-12)
+
+
+def test_many_seeds_are_split_by_random_draws_that_the_generator_fixes() -> None:
+    values = {"m": table((0.0, 0.3), 1.0, np.random.default_rng(5), seeds=24)}
+    first, second = (metric_signals(values, np.random.default_rng(6), draws=50) for _ in range(2))
+    assert first == second
+    assert 0.5 < first[0].half_agreement <= 1
+
+
+def test_identical_scores_have_no_ratio_and_come_last() -> None:
+    flat = {"a": {0: 0.5, 1: 0.5}, "b": {0: 0.5, 1: 0.5}}
+    noisy = table((0.0, 0.0), 1.0, np.random.default_rng(7), seeds=2)
+    signals = metric_signals({"flat": flat, "noisy": noisy}, np.random.default_rng(8))
+    assert [signal.metric for signal in signals] == ["noisy", "flat"]
+    assert signals[1].ratio is None
+    assert signals[1].effect is None
+    assert signals[1].single_agreement == 0.5
+
+
+def test_tables_with_holes_are_refused() -> None:
+    generator = np.random.default_rng(9)
+    with pytest.raises(ValueError, match=r"m: b has seeds .*all arms need the same seeds"):
+        metric_signals({"m": {"a": {0: 1, 1: 2}, "b": {0: 1}}}, generator)
+    with pytest.raises(ValueError, match="there are 1 and 2"):
+        metric_signals({"m": {"a": {0: 1, 1: 2}}}, generator)
+    with pytest.raises(ValueError, match="m: a value is not a finite number"):
+        metric_signals({"m": {"a": {0: 1, 1: math.inf}, "b": {0: 1, 1: 2}}}, generator)
+    with pytest.raises(ValueError, match="'loss' is not one of the metrics"):
+        metric_signals({}, generator, lower_is_better=["loss"])
+    with pytest.raises(ValueError, match=r"confidence 1\.5"):
+        metric_signals({}, generator, confidence=1.5)

@@ -1,0 +1,415 @@
+"""How the error of an arm falls with the samples seen, and what that says about larger runs. Pure.
+
+One arm's error at n samples seen is fitted as a + b · n^(−c) with a, b ≥ 0 and c > 0. Intervals
+come from a bootstrap over seeds: a resample draws the seeds with replacement, the same for all
+sizes and all arms, so that what a seed adds to every run stays together. The share of pairs of
+arms that two scales order alike is the decision accuracy of DataDecide (Magnusson et al. 2025) and
+of Signal and Noise (Heineman et al. 2025, arXiv 2508.13144).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+MINIMUM_SIZES = 3
+LARGEST_EXPONENT = 4.0
+SAFE_FACTOR = 4.0  # predictions further beyond the largest size than this carry a warning
+GRID = 400  # sizes at which two curves are compared in the search of a crossing
+
+Runs = Mapping[float, Mapping[int, float]]  # {samples seen: {seed: error}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PowerLaw:
+    """error(n) = floor + scale · (n / unit)^(−exponent).
+
+    unit is the geometric mean of the sizes, so that `scale` is the reducible error in the middle
+    of the data. Errors are shares, like the values that were fitted.
+    """
+
+    floor: float
+    scale: float
+    exponent: float
+    unit: float
+
+    def at(self, n: float | np.ndarray) -> np.ndarray:
+        """The error at n samples seen, a scalar or an array."""
+        return self.floor + self.scale * (np.asarray(n, dtype=float) / self.unit) ** -self.exponent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """An estimate with the limits of its bootstrap interval (percentiles)."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingFit:
+    """The curve of one arm. resamples: the curves of the bootstrap, in the order of the draws.
+
+    sizes: samples seen of the data, ascending. rmse: root mean square distance of the mean errors
+    from the curve.
+    """
+
+    arm: str
+    law: PowerLaw
+    resamples: tuple[PowerLaw, ...]
+    sizes: tuple[float, ...]
+    rmse: float
+    confidence: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """The error that a fit predicts at n samples seen. warning: why not to rely on it, or None."""
+
+    arm: str
+    n: float
+    error: Interval
+    warning: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crossing:
+    """Where the curves of two arms cross.
+
+    n is None where they do not cross between `start` and `end`. low and high: percentile interval
+    over the resamples that cross, None where fewer than two do. crossing_share: the share of
+    resamples that cross in the range. better_before and better_after: the arm with the smaller
+    error just before the crossing and at the end of the range; the same one without a crossing.
+    """
+
+    first: str
+    second: str
+    n: float | None
+    low: float | None
+    high: float | None
+    crossing_share: float
+    better_before: str
+    better_after: str
+    start: float
+    end: float
+    warning: str | None
+
+    def sentence(self) -> str:
+        """The crossing in words: a size with its interval, or none in range."""
+        if self.n is None:
+            return (
+                f"{self.first} and {self.second}: none in range; {self.better_before} has the "
+                f"smaller error from {self.start:.3g} to {self.end:.3g} samples seen "
+                f"({self.crossing_share:.0%} of the resamples cross)"
+            )
+        limits = "no interval" if self.low is None else f"{self.low:.3g} to {self.high:.3g}"
+        return (
+            f"{self.better_after} overtakes {self.better_before} at {self.n:.3g} samples seen "
+            f"({limits}; {self.crossing_share:.0%} of the resamples cross)"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleAgreement:
+    """Decisions at a small scale against those at a large one.
+
+    pairs: pairs of arms that neither scale ties. share: the part of them decided alike, with its
+    Wilson interval (pairs share arms, so it is narrower than the truth). rank_correlation:
+    Spearman's, None where all means of a scale are equal.
+    """
+
+    pairs: int
+    alike: int
+    ties: int
+    share: Interval
+    rank_correlation: float | None
+
+
+def fit_scaling(
+    runs: Mapping[str, Runs],
+    generator: np.random.Generator,
+    *,
+    draws: int = 200,
+    confidence: float = 0.95,
+) -> dict[str, ScalingFit]:
+    """Fit every arm of {arm: {samples seen: {seed: error}}}, with `draws` bootstrap resamples.
+
+    All arms need the same seeds at all sizes; one seed leaves the intervals without width.
+    ValueError for fewer than 3 sizes, a hole in the table, or a value that is not finite.
+    """
+    seeds = _common_seeds(runs)
+    if draws < 1 or not 0 < confidence < 1:
+        raise ValueError(
+            f"there are {draws} resamples at confidence {confidence}; "
+            "at least 1 and a confidence between 0 and 1 are needed"
+        )
+    picks = generator.integers(len(seeds), size=(draws, len(seeds)))
+    fits = {}
+    for arm, of_arm in runs.items():
+        sizes = np.array(sorted(of_arm), dtype=float)
+        errors = np.array([[of_arm[size][seed] for seed in seeds] for size in sorted(of_arm)])
+        weights = _weights(errors)
+        law = fit_power_law(sizes, errors.mean(axis=1), weights)
+        resamples = []
+        for pick in picks:
+            means = errors[:, pick].mean(axis=1)
+            resamples.append(fit_power_law(sizes, means, weights, start=law))
+        rmse = float(np.sqrt(np.mean((errors.mean(axis=1) - law.at(sizes)) ** 2)))
+        fits[arm] = ScalingFit(
+            arm=arm,
+            law=law,
+            resamples=tuple(resamples),
+            sizes=tuple(float(size) for size in sizes),
+            rmse=rmse,
+            confidence=confidence,
+        )
+    return fits
+
+
+def _common_seeds(runs: Mapping[str, Runs]) -> list[int]:
+    """The seeds that every arm has at every size, checked."""
+    if not runs:
+        raise ValueError("there is no arm to fit")
+    expected: set[int] | None = None
+    for arm, of_arm in runs.items():
+        if len(of_arm) < MINIMUM_SIZES:
+            raise ValueError(
+                f"{arm} has {len(of_arm)} sizes {sorted(of_arm)}; a curve with 3 parameters needs "
+                f"at least {MINIMUM_SIZES}"
+            )
+        for size, by_seed in of_arm.items():
+            if not size > 0 or not all(math.isfinite(value) for value in by_seed.values()):
+                raise ValueError(
+                    f"{arm} at {size} samples seen: sizes are above 0, errors are finite numbers"
+                )
+            expected = set(by_seed) if expected is None else expected
+            if set(by_seed) != expected or not by_seed:
+                raise ValueError(
+                    f"{arm} at {size} samples seen has seeds {sorted(by_seed)}; all arms need the "
+                    f"same seeds at all sizes, here {sorted(expected)}"
+                )
+    return sorted(expected or ())
+
+
+def _weights(errors: np.ndarray) -> np.ndarray:
+    """1 / SD per size of [sizes, seeds], shrunk halfway to the SD of all sizes in variance: 2 or 3
+    seeds say little about one size's spread. Equal weights for one seed or no spread at all."""
+    if errors.shape[1] < 2:
+        return np.ones(len(errors))
+    variances = errors.var(axis=1, ddof=1)
+    pooled = variances.mean()
+    if pooled < 1e-24:
+        return np.ones(len(errors))
+    weights: np.ndarray = 1 / np.sqrt((variances + pooled) / 2)
+    return weights
+
+
+def fit_power_law(
+    sizes: np.ndarray, errors: np.ndarray, weights: np.ndarray, start: PowerLaw | None = None
+) -> PowerLaw:
+    """Weighted least squares of floor + scale · (n / unit)^(−exponent); arrays of shape [sizes].
+
+    Bounds: 0 ≤ floor ≤ smallest error, scale ≥ 0, 0 < exponent ≤ 4. For a given exponent the rest
+    is linear, so the search starts at the best of a grid of exponents, and at `start` too.
+    """
+    from scipy.optimize import least_squares
+
+    unit = float(np.exp(np.mean(np.log(sizes))))
+    logs = np.log(sizes / unit)
+    ceiling = max(float(errors.min()), 1e-12)
+
+    def residuals(parameters: np.ndarray) -> np.ndarray:
+        floor, scale, exponent = parameters
+        distance: np.ndarray = weights * (floor + scale * np.exp(-exponent * logs) - errors)
+        return distance
+
+    def slopes(parameters: np.ndarray) -> np.ndarray:
+        _, scale, exponent = parameters
+        decay = np.exp(-exponent * logs)
+        columns = [np.ones_like(logs), decay, -scale * logs * decay]
+        jacobian: np.ndarray = np.stack(columns, axis=1) * weights[:, None]
+        return jacobian
+
+    candidates = [_linear_start(logs, errors, weights, c, ceiling) for c in (0.05, 0.2, 0.5, 1, 2)]
+    if start is not None:
+        floor = min(max(start.floor, 0.0), ceiling)
+        candidates.append(np.array([floor, start.scale, start.exponent]))
+    best = min(candidates, key=lambda parameters: float((residuals(parameters) ** 2).sum()))
+    bounds = ([0.0, 0.0, 1e-6], [ceiling, np.inf, LARGEST_EXPONENT])
+    solution = least_squares(
+        residuals,
+        np.clip(best, [0.0, 1e-12, 1e-6], [ceiling, np.inf, LARGEST_EXPONENT]),
+        jac=slopes,
+        bounds=bounds,
+        x_scale="jac",
+        xtol=1e-10,
+        ftol=1e-10,
+        gtol=1e-10,
+    )
+    floor, scale, exponent = (float(value) for value in solution.x)
+    return PowerLaw(floor=floor, scale=scale, exponent=exponent, unit=unit)
+
+
+def _linear_start(
+    logs: np.ndarray, errors: np.ndarray, weights: np.ndarray, exponent: float, ceiling: float
+) -> np.ndarray:
+    """Floor and scale by linear least squares for one exponent, moved into the bounds."""
+    decay = np.exp(-exponent * logs)
+    design = np.stack([np.ones_like(logs), decay], axis=1) * weights[:, None]
+    floor, scale = np.linalg.lstsq(design, errors * weights, rcond=None)[0]
+    if not 0 <= floor <= ceiling:
+        floor = min(max(floor, 0.0), ceiling)
+        target = (errors - floor) * weights
+        scale = float(target @ (decay * weights)) / float((decay * weights) @ (decay * weights))
+    return np.array([floor, max(scale, 0.0), exponent])
+
+
+def _percentiles(values: np.ndarray, confidence: float) -> tuple[float, float]:
+    low, high = np.quantile(values, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return float(low), float(high)
+
+
+def predict_error(fit: ScalingFit, n: float) -> Prediction:
+    """The error at n samples seen. ValueError for n that is not above 0."""
+    if not (n > 0 and math.isfinite(n)):
+        raise ValueError(f"a prediction at {n} samples seen is not possible; n must be above 0")
+    low, high = _percentiles(np.array([law.at(n) for law in fit.resamples]), fit.confidence)
+    value = float(fit.law.at(n))
+    return Prediction(
+        arm=fit.arm,
+        n=n,
+        error=Interval(value=value, low=min(low, value), high=max(high, value)),
+        warning=_extrapolation(n, fit.sizes[-1]),
+    )
+
+
+def _extrapolation(n: float, largest: float) -> str | None:
+    if n <= SAFE_FACTOR * largest:
+        return None
+    return (
+        f"{n:.3g} samples seen are {n / largest:.1f} times the largest size that was run "
+        f"({largest:.3g}); the interval does not hold the error of the curve's form"
+    )
+
+
+def find_crossing(
+    first: ScalingFit, second: ScalingFit, *, start: float | None = None, end: float | None = None
+) -> Crossing:
+    """The last size between start and end at which the curves of two arms change places.
+
+    By default from the smallest common size to 4 times the largest size of the data. Both fits
+    must come from the same call of `fit_scaling`, so that their resamples belong together:
+    ValueError otherwise, or for an empty range.
+    """
+    largest = min(first.sizes[-1], second.sizes[-1])
+    start = max(first.sizes[0], second.sizes[0]) if start is None else start
+    end = SAFE_FACTOR * largest if end is None else end
+    if not 0 < start < end:
+        raise ValueError(f"the range of sizes is {start} to {end}; its start must be below its end")
+    if len(first.resamples) != len(second.resamples):
+        raise ValueError(
+            f"{first.arm} has {len(first.resamples)} resamples and {second.arm} "
+            f"{len(second.resamples)}; fit both in one call"
+        )
+    n = _last_crossing(first.law, second.law, start, end)
+    sizes = [
+        _last_crossing(one, other, start, end)
+        for one, other in zip(first.resamples, second.resamples, strict=True)
+    ]
+    crossed = np.array([size for size in sizes if size is not None])
+    low, high = None, None
+    if n is not None and len(crossed) > 1:
+        low, high = _percentiles(crossed, first.confidence)
+        low, high = min(low, n), max(high, n)
+    after = first.arm if first.law.at(end) <= second.law.at(end) else second.arm
+    before = after
+    if n is not None:
+        before = second.arm if after == first.arm else first.arm
+    return Crossing(
+        first=first.arm,
+        second=second.arm,
+        n=n,
+        low=low,
+        high=high,
+        crossing_share=len(crossed) / len(sizes),
+        better_before=before,
+        better_after=after,
+        start=start,
+        end=end,
+        warning=None if n is None else _extrapolation(n, largest),
+    )
+
+
+def _last_crossing(first: PowerLaw, second: PowerLaw, start: float, end: float) -> float | None:
+    """The largest root of first − second between start and end, or None."""
+    from scipy.optimize import brentq
+
+    grid = np.geomspace(start, end, GRID)
+    gaps = first.at(grid) - second.at(grid)
+    changes = np.flatnonzero((gaps[:-1] > 0) != (gaps[1:] > 0))
+    if not len(changes):
+        return None
+    i = int(changes[-1])
+    return float(
+        brentq(lambda n: float(first.at(n) - second.at(n)), grid[i], grid[i + 1], xtol=1e-9 * start)
+    )
+
+
+def wilson(successes: int, trials: int, confidence: float = 0.95) -> Interval:
+    """A share with Wilson's score interval. ValueError without a trial."""
+    from scipy.special import ndtri
+
+    if not 0 <= successes <= trials or trials == 0:
+        raise ValueError(f"{successes} of {trials} is no share")
+    z2 = float(ndtri((1 + confidence) / 2)) ** 2
+    share = successes / trials
+    centre = (share + z2 / (2 * trials)) / (1 + z2 / trials)
+    spread = share * (1 - share) / trials + z2 / (4 * trials**2)
+    half = math.sqrt(z2 * spread) / (1 + z2 / trials)
+    return Interval(
+        value=share,
+        low=max(0.0, min(share, centre - half)),
+        high=min(1.0, max(share, centre + half)),
+    )
+
+
+def scale_agreement(
+    small: Mapping[str, float], large: Mapping[str, float], confidence: float = 0.95
+) -> ScaleAgreement:
+    """Pairs of arms that two scales order alike: {arm: mean value} at each, in the same metric.
+
+    A pair that either scale ties decides nothing and is counted apart. ValueError for different
+    arms, fewer than two, or no pair without a tie.
+    """
+    from scipy.stats import spearmanr
+
+    if set(small) != set(large) or len(small) < 2:
+        raise ValueError(
+            f"the small scale has arms {sorted(small)} and the large one {sorted(large)}; both "
+            "need the same arms, at least 2"
+        )
+    alike, ties, pairs = 0, 0, 0
+    for one, other in itertools.combinations(sorted(small), 2):
+        signs = np.sign([small[one] - small[other], large[one] - large[other]])
+        ties += int(not signs.all())
+        pairs += int(signs.all())
+        alike += int(signs[0] * signs[1] > 0)
+    if not pairs:
+        raise ValueError(f"all {ties} pairs of arms are tied; no decision can be compared")
+    arms = sorted(small)
+    correlation = None
+    if len(set(small.values())) > 1 and len(set(large.values())) > 1:
+        result = spearmanr([small[arm] for arm in arms], [large[arm] for arm in arms])
+        correlation = float(result.statistic)
+    return ScaleAgreement(
+        pairs=pairs,
+        alike=alike,
+        ties=ties,
+        share=wilson(alike, pairs, confidence),
+        rank_correlation=correlation,
+    )
