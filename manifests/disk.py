@@ -359,5 +359,11 @@ def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
 
     cutoff: the similarity that is close enough, from 0 to 1.
     """
+    close = closest(word, known, cutoff)
+    return f"; did you mean {close!r}?" if close is not None else ""
+
+
+def closest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
+    """The one of `known` that is most like `word`; None where none reaches `cutoff`."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    return close[0] if close else None

@@ -134,11 +134,13 @@ def manifest_kind(path: str | Path) -> type[Recipe] | type[Ablation]:
     """Whether a YAML or JSON file is a recipe or an ablation, by its keys. ValueError where it is
     neither.
     """
-    kind = _kind_by_keys(_raw(path))
+    raw = _raw(path)
+    kind = _kind_by_keys(raw)
     if kind is Ablation or kind is Recipe:
         return kind
     if kind is not None:
         raise ValueError(_what_it_is(path, kind))
+    _refuse_misspelt(raw, path)
     raise ValueError(
         f"{path} is neither a recipe (it has no source) nor an ablation (it has no arms)"
     )
@@ -162,6 +164,16 @@ def _refuse_other_kind(raw: Any, kind: Any, path: str) -> None:
     actual = _kind_by_keys(raw)
     if actual not in (None, kind) and kind in KEYS_OF_KIND:
         raise ValueError(_what_it_is(path, actual))
+
+
+def _refuse_misspelt(raw: Mapping[str, Any], path: str | Path) -> None:
+    """ValueError for an unknown key that is nearly `source` or `arms`, which tell the two kinds
+    apart.
+    """
+    known = {field.name for kind in (Recipe, Ablation) for field in dataclasses.fields(kind)}
+    for key in raw:
+        if key not in known and (close := disk.did_you_mean(key, ["source", "arms"])):
+            raise ValueError(f"{path}: unknown key {key!r}{close}")
 
 
 def list_scales(path: str | Path) -> list[str]:
@@ -359,7 +371,10 @@ def _message(error: Any, raw: Any, kind: Any, prefix: tuple[str, ...]) -> str:
     last = next((str(step) for step in reversed(location) if isinstance(step, str)), "")
     value, error_type = error["input"], str(error["type"])
     if error_type in UNKNOWN_KEY:
-        close = disk.did_you_mean(last, _fields_at(kind, location[:-1]))
+        known = _fields_at(kind, location[:-1])
+        if len(location) == 1 and not prefix:
+            known.append("scales")  # merged before the keys are checked
+        close = disk.did_you_mean(last, known)
         return f"unknown key {key!r}{close}"
     if error_type == "missing":
         example = f", as in {EXAMPLES[last]}" if last in EXAMPLES else ""

@@ -6,6 +6,7 @@ command resumes.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
@@ -80,36 +81,46 @@ def ablate(manifest: str, out: str, *, engine: Engine, scale: str | None = None)
     error of its own.
     """
     layout = AblationLayout(out)
-    costs: dict[str, float] = {}
     if reader.read_block(manifest, "scorer", Scorer, scale=scale):
         _export(SCORER=disk.join(layout.scorer, "export"))
-    with serve_miniweb(out, read_miniweb(manifest, scale)):
+    miniweb = read_miniweb(manifest, scale)
+    at_scale = ["--scale", scale] if scale else []
+    with contextlib.ExitStack() as stack:
+        port = stack.enter_context(miniweb_variables(out, miniweb))
         ablation = reader.read_manifest(manifest, Ablation, scale=scale)
         recipes = read_recipes(ablation, scale)
         check_ablation(ablation, recipes, disk.join(layout.scorer, "export"))
+        # Nothing is written into `out` before the checks; those of train/ablate.py read the
+        # evaluation images, which are a part of the small web.
+        stack.enter_context(serve_miniweb(out, miniweb, port))
+        run(command("train/ablate.py", manifest, "--out", out, "--check", *at_scale))
         disk.write_json(layout.ablation_json, ablation)
         for name, recipe in recipes.items():
             disk.write_json(layout.recipe_json(name), recipe)
-        again = ["pipeline/build.py", manifest, "--out", out]
-        again += ["--scale", scale] if scale else []
-        disk.write_json(layout.command_json, shlex.join(command(*again)))
-        run(command("train/ablate.py", layout.ablation_json, "--out", out, "--check"))
-        with one_ray(engine):
-            for name, words in commands(ablation, sorted(recipes), out, engine):
-                started = time.monotonic()
-                try:
-                    run(words)
-                except subprocess.CalledProcessError as error:
-                    # The report shows the finished runs, names the others and ends with the same
-                    # status.
-                    if name != TRAIN_STAGE or error.returncode != console.EXIT_INCOMPLETE:
-                        raise
-                costs[name] = round(costs.get(name, 0.0) + time.monotonic() - started, 2)
-                disk.write_json(layout.costs_json, costs)
+        again = command("pipeline/build.py", manifest, "--out", out, *at_scale)
+        disk.write_json(layout.command_json, shlex.join(again))
+        _run_stages(ablation, sorted(recipes), out, engine)
         if ablation.controls.null_web:
             null = ["pipeline/build.py", ablation.controls.null_web, "--out", layout.null]
             run(command(*null, "--engine", engine))
     run(command("train/report.py", out))
+
+
+def _run_stages(ablation: Ablation, built: Sequence[str], out: str, engine: Engine) -> None:
+    """Run the commands of an ablation in order, and write what each costs, in seconds."""
+    costs: dict[str, float] = {}
+    with one_ray(engine):
+        for name, words in commands(ablation, built, out, engine):
+            started = time.monotonic()
+            try:
+                run(words)
+            except subprocess.CalledProcessError as error:
+                # The report shows the finished runs, names the others and ends with the same
+                # status.
+                if name != TRAIN_STAGE or error.returncode != console.EXIT_INCOMPLETE:
+                    raise
+            costs[name] = round(costs.get(name, 0.0) + time.monotonic() - started, 2)
+            disk.write_json(AblationLayout(out).costs_json, costs)
 
 
 def read_recipes(ablation: Ablation, scale: str | None) -> dict[str, Recipe]:
@@ -241,31 +252,40 @@ def one_ray(engine: Engine) -> Iterator[None]:
 
 
 @contextmanager
-def serve_miniweb(out: str, settings: Miniweb | None) -> Iterator[None]:
-    """The small web of a demo, made and served while the block runs; ${MINIWEB} and ${MINIWEB_PORT}
-    name it.
+def miniweb_variables(out: str, settings: Miniweb | None) -> Iterator[int]:
+    """${MINIWEB} and ${MINIWEB_PORT} of the small web while the block runs. Gives its port; 0
+    without a small web.
     """
     if settings is None:
-        yield
+        yield 0
         return
-    web = AblationLayout(out).web
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        port: int = free.getsockname()[1]
     before = {name: os.environ.get(name) for name in ("MINIWEB", "MINIWEB_PORT")}
-    _export(MINIWEB=web, MINIWEB_PORT=str(port))
-    script = "pipeline/miniweb/small_web.py"
-    options = []
-    for key, value in disk.to_plain(settings).items():
-        options.append(f"--{key.replace('_', '-')}={value}")
-    run(command(script, "write", "--out", web, *options))
-    print(f"\n$ python {script} serve --out {web} --port {port} &", flush=True)
+    _export(MINIWEB=AblationLayout(out).web, MINIWEB_PORT=str(port))
     try:
-        with small_web.running(web, port):
-            yield
+        yield port
     finally:
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@contextmanager
+def serve_miniweb(out: str, settings: Miniweb | None, port: int) -> Iterator[None]:
+    """The small web of a demo, made and served while the block runs."""
+    if settings is None:
+        yield
+        return
+    web = AblationLayout(out).web
+    script = "pipeline/miniweb/small_web.py"
+    options = []
+    for key, value in disk.to_plain(settings).items():
+        options.append(f"--{key.replace('_', '-')}={value}")
+    run(command(script, "write", "--out", web, *options))
+    print(f"\n$ python {script} serve --out {web} --port {port} &", flush=True)
+    with small_web.running(web, port):
+        yield

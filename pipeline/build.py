@@ -107,11 +107,15 @@ def build_ablation(manifest: str, out: str, args: argparse.Namespace) -> int:
 
 def build_recipe(manifest: str, out: str, args: argparse.Namespace) -> int:
     """Run the stages of a recipe and print where the pool is and what may come next."""
-    with ablation_run.serve_miniweb(out, ablation_run.read_miniweb(manifest, args.scale)):
+    miniweb = ablation_run.read_miniweb(manifest, args.scale)
+    with ablation_run.miniweb_variables(out, miniweb) as port:
         recipe = reader.read_manifest(manifest, Recipe, scale=args.scale)
-        totals = recipe_run.build(
-            recipe, out, engine=args.engine, until=args.until, retry=args.retry
-        )
+        if miniweb is not None:
+            recipe_run.check_recipe(recipe, args.until, args.retry)  # before the web is made
+        with ablation_run.serve_miniweb(out, miniweb, port):
+            totals = recipe_run.build(
+                recipe, out, engine=args.engine, until=args.until, retry=args.retry
+            )
     for task, reason in totals["failed"].items():
         print(f"error: task {task} ended without an outcome: {reason}", file=sys.stderr)
     missing = recipe_run.incomplete(totals, args.until)

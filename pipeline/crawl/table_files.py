@@ -74,19 +74,30 @@ def values(path: str, columns: Sequence[str]) -> Generator[Values | None]:
             yield from _csv_rows(path, text, columns)
 
 
+class MissingColumn(ValueError):
+    """A table lacks a column `name`. `close`: the column that may have been meant, or None."""
+
+    def __init__(self, message: str, name: str, close: str | None) -> None:
+        super().__init__(message)
+        self.name = name
+        self.close = close
+
+
 def require_columns(path: str, columns: Sequence[str], present: Sequence[str]) -> None:
-    """ValueError for the first of `columns` that is not `present`."""
+    """MissingColumn for the first of `columns` that is not `present`."""
     for name in columns:
         if name in present:
             continue
+        hint, close = "", None
         if f'"{name}"' in present:
             hint = "; a .tsv is read without quotation marks: name the file .csv, with commas"
-        elif same := [other for other in present if other.lower() == name.lower()]:
-            hint = f"; did you mean {same[0]!r}?"
         else:
-            hint = disk.did_you_mean(name, present)
+            same = [other for other in present if other.lower() == name.lower()]
+            close = same[0] if same else disk.closest(name, present)
+            hint = f"; did you mean {close!r}?" if close else ""
         names = ", ".join(map(repr, present)) or "none"
-        raise ValueError(f"{path} has no column {name!r}{hint} (it has {names})")
+        message = f"{path} has no column {name!r}{hint} (it has {names})"
+        raise MissingColumn(message, name, close)
 
 
 # --- parquet ---------------------------------------------------------------------------------

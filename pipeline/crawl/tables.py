@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from itertools import islice
 from typing import Any
@@ -16,7 +16,7 @@ from manifests.casting import CASTS, as_text
 from manifests.columns import PAIRS, extra_column
 from manifests.schema import Source
 from pipeline.archives import SPACE, reject, resolve
-from pipeline.crawl.table_files import PROBE, values
+from pipeline.crawl.table_files import PROBE, MissingColumn, values
 
 Row = tuple[Any, ...]  # one row of PAIRS and the values of the extra columns
 FILE_COLUMNS = ("file", "caption")  # of a captions list
@@ -39,6 +39,7 @@ class PairTable:
     ) -> None:
         self.has_captions = caption_column is not None
         self.url_of = url_of
+        self.fixed_columns: tuple[str, ...] = ()  # named by the kind, not by the recipe
         self.on_address: Callable[[str], object] = str  # is told every address that can be read
         extra = [extra_column(name, kind) for name, kind in extra_columns.items()]
         self.casts = [CASTS[kind] for _, kind in extra]
@@ -52,7 +53,7 @@ class PairTable:
         the table lacks a column, or cannot be read further.
         """
         name = path if disk.is_url(path) else disk.local_path(path).name
-        for number, row in enumerate(values(path, self.columns)):
+        for number, row in enumerate(self._values(path)):
             counts["links"] += 1
             try:
                 url, caption = self._pair(row)
@@ -87,8 +88,21 @@ class PairTable:
 
     def check(self, path: str) -> None:
         """ValueError where a table lacks a column, as far as its first PROBE rows show."""
-        with closing(values(path, self.columns)) as rows, suppress(OSError, EOFError):
+        with closing(self._values(path)) as rows, suppress(OSError, EOFError):
             deque(islice(rows, PROBE + 1), maxlen=0)  # the stage names a file that cannot be read
+
+    def _values(self, path: str) -> Generator[Sequence[Any] | None]:
+        """The columns of a table, row by row."""
+        try:
+            yield from values(path, self.columns)
+        except MissingColumn as missing:
+            if missing.name not in self.fixed_columns:
+                raise
+            own = repr(missing.close) if missing.close else "the column that holds it"
+            raise ValueError(
+                f"{path} has no column {missing.name!r}: a source of kind files reads the columns "
+                f"{' and '.join(self.fixed_columns)}; rename {own} to {missing.name!r} in the table"
+            ) from None
 
 
 def _readable_text(value: Any) -> str | None:
@@ -115,7 +129,9 @@ def file_table(source: Source, path: str) -> PairTable:
         folder = path.rpartition("/")[0]
     else:
         folder = str(disk.local_path(path).absolute().parent)
-    return PairTable(*FILE_COLUMNS, source.extra_columns, lambda name: file_in(folder, name))
+    table = PairTable(*FILE_COLUMNS, source.extra_columns, lambda name: file_in(folder, name))
+    table.fixed_columns = FILE_COLUMNS
+    return table
 
 
 def file_in(folder: str, name: str) -> str:

@@ -6,7 +6,6 @@ its class, without DuckDB's list of candidates and without its excerpt of the SQ
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable
 
@@ -110,8 +109,7 @@ def _unknown_function(name: str, functions: Iterable[str]) -> str:
     is_operator = not re.search(r"\w", name)
     kind, shown = ("operator", name) if is_operator else ("function", f"{name}()")
     known = COMPARISONS if is_operator else sorted(functions)
-    close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=CLOSE_FUNCTION)
-    meant = SQL_WORDS.get(name.lower()) or (close[0] if close else None)
+    meant = SQL_WORDS.get(name.lower()) or disk.closest(name.lower(), known, CLOSE_FUNCTION)
     if meant:
         return f"there is no {kind} {shown}; did you mean {meant!r}?"
     return f"there is no {kind} {shown} in DuckDB's SQL"

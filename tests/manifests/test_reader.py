@@ -172,6 +172,24 @@ def test_kind_of_neither(tmp_path: Path) -> None:
         reader.manifest_kind(write(tmp_path, "name: x"))
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{name: x, sources: {kind: files}}", "unknown key 'sources'; did you mean 'source'"),
+        ("{name: x, Source: {kind: files}}", "unknown key 'Source'; did you mean 'source'"),
+        ("{name: x, arm: {raw: web/raw}, seeds: [0, 1]}", "'arm'; did you mean 'arms'"),
+    ],
+)
+def test_a_misspelt_key_that_tells_the_kind(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        reader.manifest_kind(write(tmp_path, text))
+
+
+def test_a_misspelt_scales_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="unknown key 'scale'; did you mean 'scales'"):
+        reader.read_manifest(write(tmp_path, RECIPE + "\nscale: {debug: {}}\n"), Recipe)
+
+
 # --- one plain line for a mistake -------------------------------------------------------------
 
 

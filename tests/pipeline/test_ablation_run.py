@@ -28,7 +28,7 @@ from manifests.schema import (
     TaskSpec,
     View,
 )
-from pipeline import ablation_run
+from pipeline import ablation_run, build
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPORT = "/out/scorer/export"
@@ -165,6 +165,30 @@ def test_a_run_without_a_result_does_not_cost_the_report(
     assert made[-2:] == ["train/ablate.py", "train/report.py"]
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("seeds: [0, 1]|seeds: [0]", "at least two different ones"),
+        ("model: test|modle: test", "did you mean 'model'"),
+        ("web/raw|wbe/raw", "it must be POOL/VIEW"),
+        ("data: data|data: nowhere", "nowhere"),
+    ],
+)
+def test_a_refused_ablation_leaves_no_folder(
+    change: str, message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "data" / "red").mkdir(parents=True)
+    text = """{name: tiny, question: "?", pools: {web: {out: pool}}, arms: {raw: web/raw},
+        baseline: raw, seeds: [0, 1], train: {model: test}, primary: t,
+        evaluate: [{name: t, kind: classification, data: data}]}"""
+    (tmp_path / "a.yaml").write_text(text.replace(*change.split("|")))
+    assert build.main([str(tmp_path / "a.yaml"), "--out", str(tmp_path / "out")]) == 2
+    errors = [line for line in capfd.readouterr().err.splitlines() if line]
+    assert errors[-1].startswith("error: ")
+    assert message in errors[-1]
+    assert not (tmp_path / "out").exists()
+
+
 SLOW = """
 import signal, sys, time
 print("started", flush=True)
@@ -179,7 +203,7 @@ PARENT = """
 import sys
 from pathlib import Path
 from manifests import console
-from pipeline import ablation_run
+from pipeline import ablation_run, build
 ablation_run.ROOT = Path(sys.argv[1])
 def body():
     ablation_run.run(["python", "slow.py"])
@@ -226,10 +250,13 @@ def test_the_small_web_lends_its_variables_and_takes_them_back(
 
     monkeypatch.setenv("MINIWEB", "before")
     monkeypatch.delenv("MINIWEB_PORT", raising=False)
-    with ablation_run.serve_miniweb(str(tmp_path), Miniweb(pairs=30, trusted_pairs=10)):
+    settings = Miniweb(pairs=30, trusted_pairs=10)
+    with ablation_run.miniweb_variables(str(tmp_path), settings) as port:
         assert os.environ["MINIWEB"] == f"{tmp_path}/web"
-        assert (tmp_path / "web" / "crawl.warc.wat.gz").exists()
-        assert int(os.environ["MINIWEB_PORT"]) > 0
+        assert int(os.environ["MINIWEB_PORT"]) == port > 0
+        assert not (tmp_path / "web").exists()
+        with ablation_run.serve_miniweb(str(tmp_path), settings, port):
+            assert (tmp_path / "web" / "crawl.warc.wat.gz").exists()
     assert os.environ["MINIWEB"] == "before"
     assert "MINIWEB_PORT" not in os.environ
     assert "small_web.py write" in capsys.readouterr().out

@@ -158,6 +158,25 @@ def test_files_become_absolute_paths_and_nothing_is_downloaded(tmp_path: Path) -
     assert totals["reasons"] == {"bad_url": 1, "empty_alt": 1}
 
 
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ("file_name,caption", "has no column 'file': .* rename 'file_name' to 'file' in the table"),
+        ("file,captions", "reads the columns file and caption; rename 'captions' to 'caption' in"),
+        ("x,y", "rename the column that holds it to 'file' in the table"),
+    ],
+)
+def test_a_captions_list_of_other_columns_is_told_to_rename_them(
+    header: str, message: str, tmp_path: Path
+) -> None:
+    """No key of a recipe names them, so "did you mean" would lead nowhere."""
+    (tmp_path / "c.csv").write_text(f"{header}\na.jpg,a cat\n")
+    source = Source(kind="files", paths=(str(tmp_path / "c.csv"),))
+    with pytest.raises(ValueError, match=message) as caught:
+        crawl(source, str(tmp_path / "pool"), "inline")
+    assert "did you mean" not in str(caught.value)
+
+
 @pytest.mark.parametrize("text", ['"\\ud800"', '{"a": "\\ud800"}', DEEP, '["\\udc00x", 1]'])
 def test_an_extra_value_that_no_column_can_hold_is_null(text: str, tmp_path: Path) -> None:
     row = f'{{"url": "http://p.test/1", "caption": "c", "n": {json.dumps(text)}}}'
