@@ -142,8 +142,8 @@ class Fetch:
         lowest, highest = (0, 9) if self.encode_format == "png" else (1, 100)
         if not lowest <= self.encode_quality <= highest:
             raise ValueError(
-                f"encode_quality is {self.encode_quality}; of {self.encode_format} it must lie in "
-                f"{lowest}..{highest}"
+                f"encode_quality is {self.encode_quality}; "
+                f"of {self.encode_format} it must lie in {lowest}..{highest}"
             )
         if self.verify_hash is not None and self.verify_hash[1] not in HASHES:
             raise ValueError(

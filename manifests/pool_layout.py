@@ -123,8 +123,8 @@ class CommitRecord:
         record: CommitRecord = disk.from_plain(cls, known)
         if not isinstance(record.version, int) or record.version > SHARD_VERSION:
             raise ValueError(
-                f"it has shard version {record.version!r}; this clipmill reads up to "
-                f"{SHARD_VERSION}"
+                f"it has shard version {record.version!r}; "
+                f"this clipmill reads up to {SHARD_VERSION}"
             )
         return record
 
@@ -137,8 +137,7 @@ class CommitRecord:
         except ValueError as error:
             raise ValueError(
                 f"{path} is not a commit record of clipmill: {error}; to use tars of another "
-                "program, "
-                "name them as a source of kind shards and build into another folder"
+                "program, name them as a source of kind shards and build into another folder"
             ) from None
 
 

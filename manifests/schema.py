@@ -82,8 +82,8 @@ class Rule:
         forms = (self.where, self.view, self.random_like, self.sample)
         if sum(form is not None for form in forms) != 1:
             raise ValueError(
-                f"rule {self.name!r} must be one of an SQL expression, a view, random_like or "
-                "sample"
+                f"rule {self.name!r} must be one of an SQL expression, "
+                "a view, random_like or sample"
             )
         if self.sample is not None and not 0 < self.sample < 1:
             raise ValueError(
@@ -185,8 +185,8 @@ class Blend:
             pool, _, view = name.partition("/")
             if not view or pool not in self.pools:
                 raise ValueError(
-                    f"blend {self.name!r}: {name!r} is not POOL/VIEW with a pool of "
-                    f"{sorted(self.pools)}"
+                    f"blend {self.name!r}: "
+                    f"{name!r} is not POOL/VIEW with a pool of {sorted(self.pools)}"
                 )
             if not weight > 0:
                 raise ValueError(
@@ -280,8 +280,8 @@ class Ablation:
             )
         if len(self.seeds) < 2 or len(set(self.seeds)) != len(self.seeds):
             raise ValueError(
-                f"seeds are {list(self.seeds)}; at least two different ones are needed for an "
-                "interval"
+                f"seeds are {list(self.seeds)}; "
+                "at least two different ones are needed for an interval"
             )
         if self.primary not in {t.name for t in self.evaluate}:
             raise ValueError(

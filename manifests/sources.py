@@ -110,8 +110,8 @@ class Source:
         if "crawl" in SOURCES[self.kind].required:
             if not self.crawl or not self.sample or self.sample < 1:
                 raise ValueError(
-                    f"source of kind {self.kind} needs crawl (CC-MAIN-YYYY-WW) and sample "
-                    "(a number of files >= 1)"
+                    f"source of kind {self.kind} needs crawl (CC-MAIN-YYYY-WW) "
+                    "and sample (a number of files >= 1)"
                 )
         elif not self.paths:
             raise ValueError(f"source of kind {self.kind} needs paths: {SOURCES[self.kind].paths}")
@@ -128,17 +128,15 @@ class Source:
             for name, is_set in table_keys.items():
                 if is_set:
                     raise ValueError(
-                        f"captions is {self.captions!r}, which has no columns: leave {name} "
-                        "out, or "
-                        "name a table such as captions: metadata.csv"
+                        f"captions is {self.captions!r}, which has no columns: "
+                        f"leave {name} out, or name a table such as captions: metadata.csv"
                     )
         elif self.captions is None or not self.captions.endswith(TABLE_ENDINGS):
             raise ValueError(
-                f"captions is {self.captions!r}; of a source of kind image_folder it is the "
-                "name of "
-                f"a table inside each folder (metadata.csv, metadata.jsonl, metadata.parquet), "
-                f"{CAPTION_FILES} (a text file beside each image) or {CLASS_FOLDERS} (the folder's "
-                "name is the caption)"
+                f"captions is {self.captions!r}; of a source of kind image_folder "
+                "it is the name of a table inside each folder (metadata.csv, metadata.jsonl, "
+                f"metadata.parquet), {CAPTION_FILES} (a text file beside each image) "
+                f"or {CLASS_FOLDERS} (the folder's name is the caption)"
             )
         elif self.caption_column is None:
             raise ValueError("caption_column is null; an image_folder needs captions")

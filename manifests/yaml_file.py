@@ -97,8 +97,8 @@ def _check_keys(node: yaml.MappingNode, path: str) -> None:
         if key.tag not in KEY_TAGS:
             text = getattr(key, "value", "")
             raise ValueError(
-                f"{path}: the key {text!r} in line {_line(key)} is not text to YAML; put it in "
-                "quotes"
+                f"{path}: the key {text!r} in line {_line(key)} is not text to YAML; "
+                "put it in quotes"
             )
         if key.value in seen:
             raise ValueError(f"{path}: the key {key.value!r} is repeated in line {_line(key)}")

@@ -151,8 +151,8 @@ def check_ablation(ablation: Ablation, recipes: Mapping[str, Recipe], scorer_exp
             continue
         if pool not in ablation.pools or not view:
             raise ValueError(
-                f"{user} is {pool_view!r}; it must be POOL/VIEW with a pool of "
-                f"{sorted(ablation.pools)}"
+                f"{user} is {pool_view!r}; "
+                f"it must be POOL/VIEW with a pool of {sorted(ablation.pools)}"
             )
         if pool in recipes:
             try:
@@ -217,8 +217,8 @@ def random_views(arms: Mapping[str, str], controls: Controls) -> list[tuple[str,
         pool, _, view = arms[arm].partition("/")
         if arms[arm].endswith((".yaml", ".json")) or not view:
             raise ValueError(
-                f"controls.random_like: arm {arm!r} is a blend; only an arm POOL/VIEW has a random "
-                "control"
+                f"controls.random_like: arm {arm!r} is a blend; "
+                "only an arm POOL/VIEW has a random control"
             )
         views.append((pool, view))
     return views

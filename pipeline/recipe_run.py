@@ -91,9 +91,8 @@ def check_recipe(recipe: Recipe, until: str = "choose", retry: str | None = None
     if until != "crawl":
         if source.needs_user_agent and not recipe.fetch.user_agent:
             raise ValueError(
-                f"recipe {recipe.name!r} fetches from the web: set fetch.user_agent to a name "
-                "and an "
-                "address to write to"
+                f"recipe {recipe.name!r} fetches from the web: "
+                "set fetch.user_agent to a name and an address to write to"
             )
         limits_of(recipe.fetch)
         if recipe.fetch.engine == "img2dataset":

@@ -201,8 +201,8 @@ class _TensorBoard:
     def __init__(self, book: Logbook, first: int) -> None:
         if disk.is_url(book.out):
             raise ValueError(
-                "log_to has tensorboard, which writes to a local folder, but the run's is"
-                f" {book.out}"
+                "log_to has tensorboard, which writes to a local folder, "
+                f"but the run's is {book.out}"
             )
         try:
             from torch.utils.tensorboard import SummaryWriter

@@ -22,9 +22,8 @@ def read_blend(path: str) -> Blend:
         views = list_views(path)
         listed = f"; its views: {', '.join(views)}" if views else "; it has no view yet"
         raise ValueError(
-            f"{path} is a pool, not a blend: write --mix "
-            f"{path.rstrip('/')}/{(views or ['VIEW'])[0]}=1"
-            f" instead of it{listed}"
+            f"{path} is a pool, not a blend: "
+            f"write --mix {path.rstrip('/')}/{(views or ['VIEW'])[0]}=1 instead of it{listed}"
         )
     if not disk.is_url(path) and os.path.isdir(path):
         raise ValueError(f"{path} is a folder; give the YAML file of a blend, or --mix POOL/VIEW=1")

@@ -219,8 +219,8 @@ def _difference(final: Sequence[Mapping[str, Any]], paths: Sequence[str]) -> str
     if changed:
         return changed[0]
     return (
-        "its files or its columns have changed, or this version of clipmill reads them in another "
-        "way"
+        "its files or its columns have changed, "
+        "or this version of clipmill reads them in another way"
     )
 
 

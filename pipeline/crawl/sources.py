@@ -145,9 +145,9 @@ def _folders(source: Source) -> list[str]:
     for path in _existing(source):
         if not disk.is_url(path) and not disk.local_path(path).is_dir():
             raise ValueError(
-                f"source.paths names {path}, which is no folder: a source of kind image_folder "
-                "needs folders of images; for a table with the columns file and caption write "
-                "kind: files"
+                f"source.paths names {path}, "
+                "which is no folder: a source of kind image_folder needs folders of images; "
+                "for a table with the columns file and caption write kind: files"
             )
     return list(source.paths)
 
@@ -166,8 +166,8 @@ def _sample(source: Source, *, kind: str) -> list[str]:
         raise ValueError(f"{index} cannot be read as a list of files: {error}") from error
     if source.sample is None or source.sample > len(listed):
         raise ValueError(
-            f"source.sample is {source.sample}, but {source.crawl} has {len(listed)} "
-            f"{kind.upper()}s"
+            f"source.sample is {source.sample}, "
+            f"but {source.crawl} has {len(listed)} {kind.upper()}s"
         )
 
     def order(path: str) -> int:

@@ -299,8 +299,8 @@ def _json_values(path: str, text: TextIO) -> Iterator[Any]:
             read, ended = read + len(more), not more
             if len(buffer) > LARGEST_VALUE:
                 raise ValueError(
-                    f"{path} has a value of more than {LARGEST_VALUE:,} characters: write it as "
-                    "jsonl, one row a line"
+                    f"{path} has a value of more than {LARGEST_VALUE:,} characters: "
+                    "write it as jsonl, one row a line"
                 ) from None
             continue
         position = end

@@ -190,8 +190,8 @@ def pool_size(stage: Stage, groups: int, workers: int | None) -> int:
         amount = available.get(resource, 0)
         if needed > amount:
             raise ValueError(
-                f"stage {stage.name} asks for {needed:g} {resource} per worker and this machine "
-                f"has {amount:g}"
+                f"stage {stage.name} asks for "
+                f"{needed:g} {resource} per worker and this machine has {amount:g}"
             )
         if needed:
             limits.append(int(amount // needed))

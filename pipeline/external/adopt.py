@@ -132,15 +132,15 @@ def _require_same(record: CommitRecord, tar: str, pool: str, columns: Sequence[s
         )
     if tar_changed(record):
         raise ValueError(
-            f"{tar} has changed since it was adopted; give the old tar back, or build into another "
-            f"folder than {pool}"
+            f"{tar} has changed since it was adopted; "
+            f"give the old tar back, or build into another folder than {pool}"
         )
     present = disk.read_schema(PoolLayout(pool).sidecar(record.shard)).names
     if list(present) != list(columns):
         raise ValueError(
-            f"{pool} was adopted with the extra_columns {present[len(SIDECAR) :]}, the source now "
-            f"names {list(columns)[len(SIDECAR) :]}; give the old list back, or build into another "
-            "folder"
+            f"{pool} was adopted with the extra_columns {present[len(SIDECAR) :]}, "
+            f"the source now names {list(columns)[len(SIDECAR) :]}; "
+            "give the old list back, or build into another folder"
         )
 
 

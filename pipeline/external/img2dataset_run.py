@@ -93,9 +93,8 @@ def img2dataset_stage(pool: str, recipe: Recipe) -> Stage:
     check_img2dataset(recipe.fetch, recipe.source.kind)
     logger.warning(
         "img2dataset does not know fetch.%s; deadline_s is its limit for each wait on a socket, "
-        "not for a row; it "
-        "calls itself Firefox and %s, without your address; it looks at no signal but "
-        "X-Robots-Tag%s",
+        "not for a row; it calls itself Firefox and %s, without your address; "
+        "it looks at no signal but X-Robots-Tag%s",
         ", ".join(UNKNOWN),
         product(user_agent(recipe.fetch)),
         ""
@@ -114,8 +113,8 @@ def check_img2dataset(settings: Fetch, source_kind: str) -> None:
     """ValueError that names everything this engine would have to ignore and may not."""
     if SOURCES[source_kind].images != "web":
         raise ValueError(
-            "fetch.engine is img2dataset, which fetches from the web; a source of kind "
-            f"{source_kind} has none"
+            "fetch.engine is img2dataset, which fetches from the web; "
+            f"a source of kind {source_kind} has none"
         )
     missing = [
         f"{name}: {json.dumps(disk.to_plain(value))} ({why})"
@@ -131,8 +130,8 @@ def check_img2dataset(settings: Fetch, source_kind: str) -> None:
         )
     if missing:
         raise ValueError(
-            "fetch.engine is img2dataset, which does less than this recipe asks; set "
-            f"{', '.join(missing)}"
+            "fetch.engine is img2dataset, "
+            f"which does less than this recipe asks; set {', '.join(missing)}"
         )
 
 

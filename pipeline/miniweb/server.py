@@ -194,8 +194,8 @@ def load(out: str | Path) -> Server:
     path = disk.join(out, "site.json")
     if not disk.exists(path):
         raise ValueError(
-            f"{out} holds no small web: make one with `python pipeline/miniweb/small_web.py write "
-            f"--out {out}`"
+            f"{out} holds no small web: "
+            f"make one with `python pipeline/miniweb/small_web.py write --out {out}`"
         )
     site = disk.read_json(path)
     if site["version"] != DRAW_VERSION:
@@ -257,8 +257,8 @@ def start(out: str | Path, port: int = 0) -> tuple[subprocess.Popen[str], int]:
     if len(first_line) != 2 or first_line[0] != "ready":
         stop(process)
         raise ValueError(
-            f"the small web in {out} did not start (exit status {process.returncode}); its message "
-            "is above"
+            f"the small web in {out} did not start (exit status {process.returncode}); "
+            "its message is above"
         )
     return process, int(first_line[1])
 

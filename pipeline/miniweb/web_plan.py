@@ -273,23 +273,18 @@ NOUNS = {
 }
 ADJECTIVES = {
     "de": "roter rote rotes rote,oranger orange oranges orange,gelber gelbe gelbes gelbe,"
-    "grüner grüne grünes grüne,"
-    "blauer blaue blaues blaue,violetter violette violettes violette,rosa rosa rosa rosa,brauner "
-    "braune braunes braune",
+    "grüner grüne grünes grüne,blauer blaue blaues blaue,"
+    "violetter violette violettes violette,rosa rosa rosa rosa,brauner braune braunes braune",
     "fr": "rouge rouge rouges rouges,orange orange orange orange,jaune jaune jaunes jaunes,"
-    "vert verte verts vertes,"
-    "bleu bleue bleus bleues,violet violette violets violettes,rose rose roses roses,marron marron "
-    "marron marron",
+    "vert verte verts vertes,bleu bleue bleus bleues,"
+    "violet violette violets violettes,rose rose roses roses,marron marron marron marron",
     "es": "rojo roja rojos rojas,naranja naranja naranjas naranjas,"
-    "amarillo amarilla amarillos amarillas,"
-    "verde verde verdes verdes,azul azul azules azules,morado morada morados moradas,rosa rosa "
-    "rosas rosas,"
-    "marrón marrón marrones marrones",
+    "amarillo amarilla amarillos amarillas,verde verde verdes verdes,azul azul azules azules,"
+    "morado morada morados moradas,rosa rosa rosas rosas,marrón marrón marrones marrones",
     "pl": "czerwony czerwona czerwone czerwone,pomarańczowy pomarańczowa pomarańczowe pomarańczowe,"
-    "żółty żółta żółte żółte,zielony zielona zielone zielone,niebieski niebieska niebieskie "
-    "niebieskie,"
-    "fioletowy fioletowa fioletowe fioletowe,różowy różowa różowe różowe,brązowy brązowa brązowe "
-    "brązowe",
+    "żółty żółta żółte żółte,zielony zielona zielone zielone,"
+    "niebieski niebieska niebieskie niebieskie,fioletowy fioletowa fioletowe fioletowe,"
+    "różowy różowa różowe różowe,brązowy brązowa brązowe brązowe",
 }
 NUMBERS = {  # one (m f n), two (m f n), three
     "de": "ein eine ein zwei zwei zwei drei",

@@ -209,8 +209,8 @@ def funnel_lines(documents: Mapping[str, ViewDocument]) -> list[str]:
             lines.append(f"  {step:<32} {left:>12} {left / total:>8.2%}")
         for call, threshold in document.thresholds.items():
             lines.append(
-                f"  {call} = {threshold.value:.6g}, which keeps {threshold.share:.4%} "
-                f"of {threshold.rows} rows"
+                f"  {call} = {threshold.value:.6g}, "
+                f"which keeps {threshold.share:.4%} of {threshold.rows} rows"
             )
     return lines
 

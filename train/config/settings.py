@@ -164,8 +164,8 @@ class TrainConfig:
     def _check_batch(self) -> None:
         if self.batch_size % self.lanes:
             raise ValueError(
-                f"batch_size {self.batch_size} is no multiple of lanes {self.lanes}; set lanes to "
-                "one of its divisors"
+                f"batch_size {self.batch_size} is no multiple of lanes {self.lanes}; "
+                "set lanes to one of its divisors"
             )
         if self.samples_seen < self.batch_size:
             raise ValueError(
@@ -181,14 +181,14 @@ class TrainConfig:
             )
         if not 0 <= self.cooldown_end_lr <= self.lr:
             raise ValueError(
-                f"cooldown_end_lr is {self.cooldown_end_lr}; it must lie in [0, lr], lr is "
-                f"{self.lr}"
+                f"cooldown_end_lr is {self.cooldown_end_lr}; "
+                f"it must lie in [0, lr], lr is {self.lr}"
             )
         for name, unset in (("cooldown", 0), ("cooldown_power", 1.0), ("cooldown_end_lr", 0.0)):
             if not cools and getattr(self, name) != unset:
                 raise ValueError(
-                    f"{name} is {getattr(self, name)}, but schedule is {self.schedule}, which has "
-                    "none"
+                    f"{name} is {getattr(self, name)}, "
+                    f"but schedule is {self.schedule}, which has none"
                 )
         planned = self.warmup + self.cooldown
         if planned > self.steps:
@@ -204,14 +204,14 @@ class TrainConfig:
     def _check_gradients(self) -> None:
         if self.micro_batch is not None and self.precision == "bf16_o2":
             raise ValueError(
-                "micro_batch adds up gradients, which bf16_o2 keeps in 8 bits; set precision to "
-                "bf16"
+                "micro_batch adds up gradients, "
+                "which bf16_o2 keeps in 8 bits; set precision to bf16"
             )
         if self.local_loss and not self.gather_with_grad:
             raise ValueError(
-                "local_loss without gather_with_grad trains on a wrong gradient (cosine 0.978 to "
-                "the true one, while the loss looks right); set gather_with_grad to true, or "
-                "local_loss to false"
+                "local_loss without gather_with_grad trains "
+                "on a wrong gradient (cosine 0.978 to the true one, while the loss looks right); "
+                "set gather_with_grad to true, or local_loss to false"
             )
 
     def _check_parallel(self) -> None:
@@ -224,8 +224,8 @@ class TrainConfig:
                 )
         if self.optimizer == "muon" and self.dp_shard * self.tp > 1:
             raise ValueError(
-                "optimizer is muon, which needs whole matrices; set it to adamw, or dp_shard and "
-                "tp to 1"
+                "optimizer is muon, which needs whole matrices; "
+                "set it to adamw, or dp_shard and tp to 1"
             )
         if not self.reshard_after_forward and self.dp_shard == 1:
             raise ValueError(
@@ -234,8 +234,8 @@ class TrainConfig:
             )
         if self.cpu_offload and (self.dp_shard == 1 or self.device == "cpu"):
             raise ValueError(
-                "cpu_offload moves shards from GPUs to host memory; set dp_shard above 1, device "
-                "to cuda"
+                "cpu_offload moves shards from GPUs to host memory; "
+                "set dp_shard above 1, device to cuda"
             )
 
     @property
@@ -335,8 +335,8 @@ def _changed_model(config: TrainConfig) -> ModelConfig:
     model = dataclasses.replace(MODELS[config.model], **changes)
     if model.num_channels not in (1, 3):
         raise ValueError(
-            f"num_channels is {model.num_channels}; images in shards have 3, or 1 as their "
-            "luminance"
+            f"num_channels is {model.num_channels}; "
+            "images in shards have 3, or 1 as their luminance"
         )
     return model
 

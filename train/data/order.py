@@ -92,8 +92,8 @@ def wheel_slots(sources: Sequence[SourceRows]) -> list[int]:
     if 0 in slots:
         name = sources[slots.index(0)].name
         raise ValueError(
-            f"the share of {name!r} is less than one in {PERIOD:,} samples; raise its weight or "
-            "drop it"
+            f"the share of {name!r} is less than one in {PERIOD:,} samples; "
+            "raise its weight or drop it"
         )
     return slots
 

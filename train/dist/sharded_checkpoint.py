@@ -49,8 +49,7 @@ class Saver:
         if disk.is_url(run):
             raise ValueError(
                 f"--out is {run}, but the checkpoints of a sharded run (dp_shard or tp above 1) "
-                "need a"
-                " folder that all its ranks see; choose a local or shared folder"
+                "need a folder that all its ranks see; choose a local or shared folder"
             )
         self.run, self.ranks = run, ranks
         self._written: Any = None  # a future of torch's

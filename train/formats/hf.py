@@ -137,8 +137,8 @@ def from_hf(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tenso
         for key in _their_names(name):
             if key not in theirs:
                 raise ValueError(
-                    f"the checkpoint has no {key!r}; is it another model than its {CONFIG_FILE} "
-                    "says?"
+                    f"the checkpoint has no {key!r}; "
+                    f"is it another model than its {CONFIG_FILE} says?"
                 )
             value = theirs.pop(key)
             if list(value.shape) != wanted:
@@ -174,8 +174,8 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
     ):
         if there:
             raise ValueError(
-                f"Hugging Face's CLIPModel cannot have {what}; export it as an open_clip folder "
-                "instead"
+                f"Hugging Face's CLIPModel cannot have {what}; "
+                "export it as an open_clip folder instead"
             )
     act = "quick_gelu" if config.quick_gelu else "gelu"
     end = config.vocab_size - 1

@@ -99,8 +99,8 @@ def initial_weights(source: str, config: ModelConfig, setting: str = "init") -> 
         )
     if model.config.logit_bias and not config.logit_bias:
         raise ValueError(
-            f"{setting}: {source} has a logit bias, which loss clip does not use; set loss to "
-            "siglip"
+            f"{setting}: {source} has a logit bias, "
+            "which loss clip does not use; set loss to siglip"
         )
     return {name: value.detach() for name, value in model.state_dict().items()}
 
@@ -193,9 +193,8 @@ def _preprocessing(architecture: str, tag: str, settings: Mapping[str, Any]) -> 
     if tag not in tags:
         listed = ", ".join(tags) or "none"
         raise ValueError(
-            f"open_clip's {architecture} has no weights {tag!r}{disk.did_you_mean(tag, tags)}, and "
-            "there is"
-            f" no such file; its tags: {listed}"
+            f"open_clip's {architecture} has no weights {tag!r}{disk.did_you_mean(tag, tags)}, "
+            f"and there is no such file; its tags: {listed}"
         )
     pretrained: dict[str, Any] = open_clip.get_pretrained_cfg(architecture, tag)
     # Weights that are run with another activation than they were trained with lose accuracy
@@ -205,7 +204,7 @@ def _preprocessing(architecture: str, tag: str, settings: Mapping[str, Any]) -> 
         plain = architecture.removesuffix("-quickgelu")
         other = f"{plain}-quickgelu" if trained_quick else plain
         raise ValueError(
-            f"{tag} was trained with another activation than {architecture} has; write "
-            f"{OPEN_CLIP}{other}/{tag}"
+            f"{tag} was trained with another activation than {architecture} has; "
+            f"write {OPEN_CLIP}{other}/{tag}"
         )
     return pretrained

@@ -142,8 +142,8 @@ def _sizes(
         dim = values.get("output_dim")
         if dim is not None and sizes.setdefault("embed_dim", dim) != dim:
             raise ValueError(
-                f"{tower}.output_dim is {dim}, and the other output_dim {sizes['embed_dim']}: both "
-                "are one"
+                f"{tower}.output_dim is {dim}, "
+                f"and the other output_dim {sizes['embed_dim']}: both are one"
             )
         sizes |= {
             ours: values[k]
@@ -163,8 +163,8 @@ def _sizes(
         )
     if table is not None and length is not None and table > length:
         remarks.append(
-            f"text.max_position_embeddings {table}: only the first {length} positions would ever "
-            "be used"
+            f"text.max_position_embeddings {table}: "
+            f"only the first {length} positions would ever be used"
         )
     if table is not None and length is None:
         sizes["context_length"] = table
@@ -181,9 +181,8 @@ def _notes(towers: Mapping[str, Mapping[str, Any]], config: ModelConfig, named: 
     if length is not None and length != config.patches:
         height, width = config.height_width
         remarks.append(
-            f"vision.encoder_seq_length {length} is not used: pictures of {height} x {width} in "
-            f"patches of {p} have"
-            f" {config.patches}"
+            f"vision.encoder_seq_length {length} is not used: "
+            f"pictures of {height} x {width} in patches of {p} have {config.patches}"
         )
     like = [
         name
@@ -196,9 +195,9 @@ def _notes(towers: Mapping[str, Mapping[str, Any]], config: ModelConfig, named: 
     for name in like[:1]:
         if MODELS[name].vision_heads != config.vision_heads:
             remarks.append(
-                f"vision.num_attention_heads is {config.vision_heads}; published {name} "
-                "checkpoints have"
-                f" {MODELS[name].vision_heads}, and their weights would compute something else here"
+                f"vision.num_attention_heads is {config.vision_heads}; "
+                f"published {name} checkpoints have {MODELS[name].vision_heads}, "
+                "and their weights would compute something else here"
             )
     if config.class_token_length > 1:
         remarks.append(
@@ -207,8 +206,8 @@ def _notes(towers: Mapping[str, Mapping[str, Any]], config: ModelConfig, named: 
         )
     if config.global_average_pool:
         remarks.append(
-            "global_average_pool: the mean is of the patches, without the class tokens, as in "
-            "open_clip"
+            "global_average_pool: the mean is of the patches, "
+            "without the class tokens, as in open_clip"
         )
     return remarks
 

@@ -97,8 +97,8 @@ def from_open_clip(state: Mapping[str, Any], config: ModelConfig) -> dict[str, T
     for name, (their_name, shape) in _names(config).items():
         if their_name not in theirs:
             raise ValueError(
-                f"the checkpoint has no {their_name!r}; is it another model than the one "
-                "configured?"
+                f"the checkpoint has no {their_name!r}; "
+                "is it another model than the one configured?"
             )
         value = theirs.pop(their_name)
         wanted = _their_shape(name, shape, config)
@@ -134,16 +134,16 @@ def _mend(name: str, shape: Sequence[int], config: ModelConfig) -> str:
     """How the settings would have to be for a table of this shape."""
     if name == "text.token_embedding.weight":
         return (
-            f": its vocabulary has {shape[0]} tokens; set vocab_size to {shape[0]} and use"
-            " its tokenizer"
+            f": its vocabulary has {shape[0]} tokens; "
+            f"set vocab_size to {shape[0]} and use its tokenizer"
         )
     if name == "text.positional_embedding":
         return f": it was trained on {shape[0]} tokens; set context_length to {shape[0]}"
     if name == "visual.positional_embedding":
         patches, first = config.patches, config.class_token_length
         return (
-            f": it saw {shape[0] - first} patches, not {patches}; set image_size or patch_size"
-            " to its own"
+            f": it saw {shape[0] - first} patches, not {patches}; "
+            "set image_size or patch_size to its own"
         )
     return ""
 

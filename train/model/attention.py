@@ -199,8 +199,8 @@ def _kernel(attention: Attention, q: Tensor, *, packed: bool) -> str:
     if attention != "sdpa" and not fits:
         actual = f"{q.dtype} on {q.device.type}".removeprefix("torch.")
         raise ValueError(
-            f"attention {attention!r} needs a GPU and bf16 or fp16, not {actual}; set attention to "
-            "auto"
+            f"attention {attention!r} needs a GPU and bf16 or fp16, "
+            f"not {actual}; set attention to auto"
         )
     return attention
 

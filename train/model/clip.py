@@ -127,8 +127,8 @@ class CLIP(nn.Module):
         if self._row_B is None or len(self._row_B) != samples:
             named = "none were named" if self._row_B is None else f"{len(self._row_B)} were named"
             raise ValueError(
-                f"a model with dropout got {samples} samples, but {named}; call reseed before each "
-                "forward"
+                f"a model with dropout got {samples} samples, but {named}; "
+                "call reseed before each forward"
             )
         key = self._keys[tower]
         signed = key - (1 << 64) * (key >> 63)  # 64 bits as torch's int64 holds them

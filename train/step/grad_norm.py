@@ -27,8 +27,8 @@ def total_norm(grads: Sequence[Tensor]) -> Tensor:
             placements = grad.placements  # type: ignore[attr-defined]
             if any(placement.is_partial() for placement in placements):
                 raise ValueError(
-                    "a gradient is still a partial sum over a mesh; reduce it before its norm is "
-                    "taken"
+                    "a gradient is still a partial sum over a mesh; "
+                    "reduce it before its norm is taken"
                 )
             sharded = tuple(k for k, p in enumerate(placements) if not p.is_replicate())
             buckets.setdefault((mesh, sharded), []).append(local_part(grad))

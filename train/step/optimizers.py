@@ -78,8 +78,8 @@ def build_optimizers(
         kind: Callable[..., torch.optim.Optimizer] | None = getattr(torch.optim, "Muon", None)
         if kind is None:
             raise ValueError(
-                f"optimizer is muon, but torch {torch.__version__} has none; install torch 2.9 or "
-                "later"
+                f"optimizer is muon, but torch {torch.__version__} has none; "
+                "install torch 2.9 or later"
             )
         optimizers.append(kind(muon, lr=config.lr, adjust_lr_fn="match_rms_adamw"))
     return optimizers

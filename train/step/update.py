@@ -92,8 +92,8 @@ class Update:
             muon = steps_by_muon(name, parameter, config)
             if muon and mesh_of(parameter) is not None:
                 raise ValueError(
-                    "optimizer is muon, which needs whole matrices, but they are sharded; set it "
-                    "to adamw"
+                    "optimizer is muon, which needs whole matrices, "
+                    "but they are sharded; set it to adamw"
                 )
             is_array = parameter.ndim > 0 and parameter.numel() > 1
             master = masters and config.precision == "bf16_o2" and is_array
