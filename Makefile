@@ -4,8 +4,10 @@ WORKERS ?= auto
 # Every process of pytest computes in one thread: there are as many processes as cores.
 PYTEST := OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n $(WORKERS) --dist loadfile
 V := .venv/bin
+# The tests start over a hundred Python children: each finds the project compiled, whatever the shell says.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: venv demo quick test check bench bench-fetch bench-gpu
+.PHONY: venv demo quick quick-tests test check bench bench-fetch bench-gpu
 venv: .venv/installed
 
 .venv/installed: pyproject.toml
@@ -22,7 +24,10 @@ check: venv
 	$(V)/ruff format --check --diff . >/dev/null || ($(V)/ruff format --diff . | head -n 40; exit 1)
 	$(V)/mypy
 
-quick: check            # before a commit: all tests that are not marked slow
+quick:                  # before a commit: all tests that are not marked slow, and mypy beside them
+	@$(MAKE) --no-print-directory -j2 check quick-tests
+
+quick-tests: venv
 	$(PYTEST) -m "not slow and not ray"
 
 test: check

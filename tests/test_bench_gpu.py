@@ -25,6 +25,7 @@ def test_captions_are_twenty_tokens_in_the_mean_and_one_fills_the_context() -> N
     assert tokens_BT[torch.arange(77) >= length_B[:, None]].sum() == 0
 
 
+@pytest.mark.slow
 def test_the_pool_is_one_that_the_trainer_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
+import runpy
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -68,22 +70,32 @@ def test_there_are_a_recipe_a_blend_and_an_ablation_to_copy() -> None:
     assert any("pools" in keys and "views" in keys for keys in texts)
 
 
-def options_of(script: str) -> set[str]:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / script), "--help"], capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    return set(re.findall(r"(--[a-z][a-z-]*)", done.stdout))
+def options_of(script: str, monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The options in a script's help. The script runs in this process: a child of its own would
+    import everything again, and tests/test_layout.py starts those.
+    """
+    output = io.StringIO()
+    with monkeypatch.context() as patch, contextlib.redirect_stdout(output):
+        patch.setattr(sys, "argv", [script, "--help"])
+        patch.setattr(sys, "path", sys.path[:])
+        with pytest.raises(SystemExit) as end:
+            runpy.run_path(str(ROOT / script), run_name="__main__")
+    assert end.value.code == 0, output.getvalue()
+    return set(re.findall(r"(--[a-z][a-z-]*)", output.getvalue()))
 
 
-def test_every_command_that_is_shown_has_options_that_exist() -> None:
+def test_every_command_that_is_shown_has_options_that_exist(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     options: dict[str, set[str]] = {}
     shown = commands()
     assert len(shown) > 10
     for line in shown:
         _, script, *words = shlex.split(line.replace("…", ""))
         assert (ROOT / script).exists(), line
-        known = options.setdefault(script, options_of(script))
+        if script not in options:
+            options[script] = options_of(script, monkeypatch)
+        known = options[script]
         used = {word.split("=")[0] for word in words if word.startswith("--")}
         assert used <= known, f"{line}: {sorted(used - known)} are not options of {script}"
 

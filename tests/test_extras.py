@@ -57,6 +57,7 @@ def imported_by(folder: Path) -> set[str]:
     return names - sys.stdlib_module_names - set(PACKAGES)
 
 
+@pytest.mark.slow
 def test_the_product_imports_what_it_declares_and_declares_what_it_imports() -> None:
     installed = packages_distributions()
     core = distribution_names(PROJECT["dependencies"])
@@ -78,6 +79,7 @@ def test_a_package_that_only_tests_import_is_in_their_extra() -> None:
         assert name not in distribution_names(PROJECT["dependencies"])
 
 
+@pytest.mark.slow
 def test_an_extra_that_nothing_imports_says_so() -> None:
     text = (ROOT / "pyproject.toml").read_text()
     for name in NOT_IMPORTED:
@@ -128,6 +130,7 @@ def test_faiss_gpu_is_a_wheel() -> None:
     assert "faiss-gpu" in resolve("--no-deps", "--only-binary", ":all:", *EXTRAS["gpu"])
 
 
+@pytest.mark.slow
 def test_faiss_cpu_resolves() -> None:
     assert "faiss-cpu" in resolve("--no-deps", *EXTRAS["cpu"])
 

@@ -5,6 +5,7 @@ that only call.
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import importlib.util
 import re
@@ -74,12 +75,19 @@ def module_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 2 else parts)
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    """A file, parsed. Most tests below look at all of them."""
+    return ast.parse(path.read_text())
+
+
+@functools.cache
 def imports(path: Path) -> set[str]:
     """Dotted names of the project's own modules that a file imports, at its top or inside
     functions.
     """
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.ImportFrom) and node.module:
             found.add(node.module)
             found |= {f"{node.module}.{name.name}" for name in node.names}
@@ -169,7 +177,7 @@ def test_files_and_functions_stay_short() -> None:
         text = path.read_text()
         if text.count("\n") > 450:
             long.append(f"{path.relative_to(ROOT)}: {text.count(chr(10))} lines")
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 lines = (node.end_lineno or node.lineno) - node.lineno + 1
                 if lines > 60:
@@ -223,7 +231,7 @@ def test_the_readme_of_a_package_names_what_is_public(folder: str) -> None:
 def test_other_packages_use_only_the_public_names_of_a_sub_package(package: str) -> None:
     for path in sources(package):
         unit = unit_of(module_of(path))
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if (
                 isinstance(node, ast.ImportFrom)
                 and node.module

@@ -136,6 +136,7 @@ def test_weights_that_are_not_there_are_refused_unless_the_scorer_makes_them() -
         ablation_run.check_ablation(ABLATION, elsewhere, EXPORT)
 
 
+@pytest.mark.slow
 def test_a_command_that_fails_ends_the_sequence() -> None:
     with pytest.raises(subprocess.CalledProcessError) as error:
         ablation_run.run(["python", "pipeline/audit.py", "/nowhere"])

@@ -390,6 +390,7 @@ def test_damaged_samples_are_counted_over_resumes(damaged_blend, tmp_path, monke
     assert (resumed.bad.count, where(resumed)) == (whole.bad.count, where(whole))
 
 
+@pytest.mark.slow
 def test_a_run_that_is_whole_is_not_trained_again_unless_asked(blend, tmp_path, monkeypatch):
     first = loop.train(blend, CONFIG, str(tmp_path))
     with monkeypatch.context() as patch:
@@ -426,6 +427,7 @@ def test_a_checkpoint_of_another_run_is_refused(blend, tmp_path):
         loop.train(blend, dataclasses.replace(CONFIG, weight_decay=0.1), str(tmp_path))
 
 
+@pytest.mark.slow
 def test_many_runs_in_one_process_leave_nothing_behind(blend, tmp_path):
     torch.manual_seed(11)
     state, threads = torch.get_rng_state(), torch.get_num_threads()

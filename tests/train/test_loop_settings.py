@@ -138,6 +138,7 @@ def test_an_average_is_of_the_whole_token_table(blend, tmp_path, monkeypatch):
     assert 0.2 < (unused / start).mean() < 0.99  # decayed, and behind the weights themselves
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

@@ -373,6 +373,7 @@ def test_a_finished_run_says_so_and_where_the_result_is(blend, tmp_path, caplog)
     assert f"weights in {out}/export" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_mix_needs_no_file_and_leaves_one(tiny_pool, tmp_path):
     out = tmp_path / "run"
     mix = ["--mix", f"{tiny_pool}/all=0.75", f"{tiny_pool}/half=0.25", "--seed", "5"]

@@ -35,6 +35,7 @@ def text_of(history: dict[str, Any]) -> str:
     return "\n".join(explain_lines(history))
 
 
+@pytest.mark.slow
 def test_the_whole_history_of_a_row(pool: str) -> None:
     for row in sidecar_rows(pool):
         history = explain_row(pool, row["uid"])
@@ -68,6 +69,7 @@ def test_the_whole_history_of_a_row(pool: str) -> None:
         )
 
 
+@pytest.mark.slow
 def test_a_row_that_is_not_in_a_sample(pool: str) -> None:
     half = View(name="half", rules=(Rule(name="part", sample=0.5, seed=1),))
     recipe = audited.recipe_with(half)

@@ -134,6 +134,7 @@ class NoRanges(SimpleHTTPRequestHandler):
         super().end_headers()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("handler", [Ranges, NoRanges])
 def test_a_wat_is_read_over_http_with_and_without_ranges(
     tmp_path: Path, handler: type[SimpleHTTPRequestHandler]

@@ -103,6 +103,7 @@ def test_a_field_without_end_costs_its_row(tmp_path: Path, monkeypatch: pytest.M
     assert counts["damaged"] == 1
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_table(tmp_path: Path) -> None:
     import tracemalloc
 

@@ -129,6 +129,7 @@ def test_a_committed_shard_is_not_fetched_again(tmp_path: Path, web: Any, worker
         workers(tmp_path, fetch)(Ticket(id="other", group="0", payload={"shard": 0}))
 
 
+@pytest.mark.slow
 def test_a_pool_goes_on_with_other_manners(tmp_path: Path, web: Any, workers: Any) -> None:
     urls = [f"http://a.web.test/picture/{i}" for i in range(8)]
     first = web.fetch(image_size=32, rows_per_shard=4, per_host=2)
@@ -149,6 +150,7 @@ def test_a_pool_goes_on_with_other_manners(tmp_path: Path, web: Any, workers: An
     assert web.requests[-1][2]["user-agent"] == "another/2.0 (+http://b.example)"
 
 
+@pytest.mark.slow
 def test_two_builds_give_the_same_bytes_and_robots_txt_is_read_once(
     tmp_path: Path, web: Any, workers: Any
 ) -> None:
@@ -352,6 +354,7 @@ def test_local_files(tmp_path: Path, web: Any, workers: Any) -> None:
     assert rows[urls[0]]["final_url"] is None
 
 
+@pytest.mark.slow
 def test_a_row_of_a_further_round_names_the_row_that_it_retries(
     tmp_path: Path, web: Any, workers: Any
 ) -> None:

@@ -118,6 +118,7 @@ def test_routes(web: Any, path: str, reason: str | None, attempts: int) -> None:
     assert (end.reason, end.attempts) == (reason, attempts), end.detail
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/hang", "/drip", "/slow/30", "/announced/5000"])
 def test_a_deadline_is_kept_and_a_timeout_is_not_repeated(web: Any, path: str) -> None:
     end = one(web, path, deadline_s=0.4)
@@ -148,6 +149,7 @@ def test_retry_after(web: Any, after: str) -> None:
         assert (end.reason, end.attempts) == ("http_429", 1)
 
 
+@pytest.mark.slow
 def test_words_repeat_from_run_to_run(web: Any) -> None:
     for path in ("/truncated", "/reset", "/status/500", "/hang", "/garbage"):
         first, second = (one(web, path, deadline_s=0.3, retries=0) for _ in range(2))
@@ -450,6 +452,7 @@ def test_ten_in_a_hundred_rows_on_hanging_hosts_hold_up_nobody(web: Any) -> None
     assert set(reasons[360:]) <= {"deadline", "host_busy"}
 
 
+@pytest.mark.slow
 def test_a_host_that_has_no_time_does_not_hold_a_shard_for_ever(web: Any) -> None:
     urls = [f"http://one.web.test/slow/0.2?{i}" for i in range(20)] + [
         "http://a.web.test/picture/1"
@@ -583,6 +586,7 @@ def test_unread_results_stop_the_fetching(web: Any) -> None:
     uvloop.run(look())
 
 
+@pytest.mark.slow
 def test_leaving_early_leaves_nothing_behind(web: Any) -> None:
     async def leave() -> None:
         pairs = web.pairs("http://a.web.test/picture/1", "http://b.web.test/hang")

@@ -148,6 +148,7 @@ def test_a_source_without_pairs_is_an_empty_plan(tmp_path: Path) -> None:
     assert write_plan(str(tmp_path), recipe()) == [] == read_plan(str(tmp_path))
 
 
+@pytest.mark.slow
 def test_retries_become_shards_of_their_own_and_can_be_retried_again(tmp_path: Path) -> None:
     write_pairs(tmp_path, pairs(urls(50, 9)))
     pool = str(tmp_path)

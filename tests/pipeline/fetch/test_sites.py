@@ -322,6 +322,7 @@ def test_a_site_that_is_slow_with_its_other_files_costs_a_quarter_of_the_deadlin
     )
 
 
+@pytest.mark.slow
 def test_the_pace_of_a_host_is_not_held_against_it() -> None:
     async def get(url: str) -> FileAnswer:
         await asyncio.sleep(0.1)

@@ -97,6 +97,7 @@ def test_settings_and_boxes_go_with_every_image() -> None:
     assert decoded[-1].exif == '{"Make": "A maker"}'
 
 
+@pytest.mark.slow
 def test_a_crash_costs_one_image(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stall(monkeypatch, tmp_path, "if b'CRASH' in body: os.kill(os.getpid(), signal.SIGSEGV)")
     bodies = [
@@ -118,6 +119,7 @@ def test_a_crash_costs_one_image(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hang", ["while True: pass", "time.sleep(3600)"])
 def test_a_hang_ends_at_the_deadline_and_costs_one_image(
     hang: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -155,6 +157,7 @@ def test_memory_is_limited(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert isinstance(fine, DecodedImage)
 
 
+@pytest.mark.slow
 def test_a_child_killed_between_images_costs_none() -> None:
     async def go() -> None:
         async with Decoders(1) as decoders:
@@ -168,6 +171,7 @@ def test_a_child_killed_between_images_costs_none() -> None:
     uvloop.run(go())
 
 
+@pytest.mark.slow
 def test_children_are_replaced_after_so_many_images() -> None:
     async def go() -> None:
         pids = set()
@@ -200,6 +204,7 @@ def test_children_that_cannot_start_are_not_the_fault_of_an_image(
     uvloop.run(go())
 
 
+@pytest.mark.slow
 def test_leaving_ends_the_children_even_in_the_middle_of_an_image(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -62,6 +62,7 @@ OPTIONS: list[tuple[dict[str, Any], dict[str, list[str | None]]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "expected"), OPTIONS, ids=["none", "format", "as it is", "boxes", "hash"]
 )

@@ -119,6 +119,7 @@ def test_a_connection_is_kept_and_its_requests_are_counted(web: Path) -> None:
     assert stats["requests"] == len(paths)
 
 
+@pytest.mark.slow
 def test_the_peak_counts_requests_that_overlap(web: Path) -> None:
     url = urlsplit(urls(web, "clean")[0])
     with small_web.running(web) as port:
@@ -138,6 +139,7 @@ def test_the_peak_counts_requests_that_overlap(web: Path) -> None:
     assert 2 <= seen["peak"] <= 6
 
 
+@pytest.mark.slow
 def test_the_server_ends_with_its_parent(web: Path) -> None:
     process, port = small_web.start(web)
     assert get(port, "http://gallery.miniweb.test/robots.txt")[0] == 200

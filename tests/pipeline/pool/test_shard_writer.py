@@ -88,6 +88,7 @@ def test_the_sidecar_is_one_row_per_attempt_with_the_places_of_its_members(tmp_p
         assert not {"fetched_at", "elapsed_ms", "attempts", "title", "image_offset"} & told.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore:unclosed file:ResourceWarning"
 )  # webdataset leaves closing to the collector

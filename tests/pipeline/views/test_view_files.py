@@ -215,6 +215,7 @@ def test_a_crash_between_masks_and_document_leaves_no_view(
     assert sum(masks(pool, "long")["kept"].to_pylist()) == document.kept
 
 
+@pytest.mark.slow
 def test_a_view_that_changed_is_told_in_one_line(
     pool: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -369,6 +370,7 @@ BASELINES: dict[str, tuple[str, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BASELINES)
 def test_datacomps_baselines_are_at_most_six_lines(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -33,6 +33,7 @@ def encoded(word, vocabulary, merges):
     return [vocabulary[part] for part in parts]
 
 
+@pytest.mark.slow
 def test_the_files_encode_as_open_clip_does(tmp_path):
     assert save_tokenizer(str(tmp_path), 77)
     vocabulary = json.loads((tmp_path / "vocab.json").read_text())
