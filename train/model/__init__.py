@@ -14,6 +14,7 @@ from train.model.blocks import Block
 from train.model.clip import CLIP, l2_normalise
 from train.model.flops import peak_flops, training_flops
 from train.model.initialise import LOGIT_SCALE
+from train.model.memory import StepMemory, StepShape, parameter_count, step_memory
 from train.model.token_table import ReducedTokenTable
 
 __all__ = [
@@ -27,10 +28,14 @@ __all__ = [
     "ModelConfig",
     "PackedCaptions",
     "ReducedTokenTable",
+    "StepMemory",
+    "StepShape",
     "group_by_length",
     "l2_normalise",
     "pack_captions",
+    "parameter_count",
     "peak_flops",
+    "step_memory",
     "to_device",
     "training_flops",
 ]

@@ -1,0 +1,429 @@
+"""The memory of a training step by formula: what each part of it holds, in bytes.
+
+The formula counts tensors as this model makes them: the inputs that each operation keeps for
+backward, the 16-bit copies of weights that autocast makes, the blocks that are recomputed. It is
+compared with what torch allocates in `tests/train/model/test_memory.py`. A step of micro-batches
+holds the activations of one of them and the features of all.
+
+Not counted: the context of a GPU (0.3 to 0.6 GiB), and memory that the allocator reserves and does
+not use. Callers leave a margin for these.
+
+Shapes: T tokens, C channels of a tower, M hidden channels of its MLP, H heads, b samples of a rank,
+B of all ranks, E channels of an embedding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from train.model.architecture import ModelConfig
+from train.model.flops import Captions
+
+Precision = Literal["fp32", "tf32", "bf16", "bf16_o2", "fp16"]
+FULL = 4  # bytes of fp32
+# The loss without tiles: logits or their logarithms of both directions, and their gradients.
+LOGIT_COPIES = 5
+TILE_COPIES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepShape:
+    """One step on one rank: its samples, and the settings that decide its memory."""
+
+    samples: int  # of this rank
+    micro_batch: int | None = None  # None: all samples at once
+    tokens: float  # computed for a caption, in the mean
+    longest: int  # tokens of the longest caption
+    captions: Captions = "padded"
+    precision: Precision = "bf16"
+    device: str = "cuda"  # or cpu
+    recompute_every: int = 0  # of how many blocks one is recomputed; 0: none
+    selective: bool = False  # recompute all but matrix products and attention
+    muon: bool = False
+    ema: bool = False
+    data_parallel: int = 1  # ranks that see other samples
+    dp_shard: int = 1
+    tp: int = 1
+    reshard: bool = True  # gathered weights of a block are freed after its forward
+    cpu_offload: bool = False
+    local_loss: bool = True
+    loss_tile: int | None = None  # side of a tile of logits; None: all at once
+
+    @property
+    def piece(self) -> int:
+        """Samples that are computed at once: of the largest of equal pieces."""
+        pieces = 1 if self.micro_batch is None else -(-self.samples // self.micro_batch)
+        return -(-self.samples // pieces)
+
+    @property
+    def half(self) -> bool:
+        """Whether matrix products are of 16 bits."""
+        return self.precision not in ("fp32", "tf32")
+
+    @property
+    def sharded(self) -> bool:
+        """Whether FSDP2 holds the weights. See `Ranks.fsdp`."""
+        return self.dp_shard > 1 or (self.tp > 1 and self.data_parallel > 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMemory:
+    """Bytes of a training step on one rank's device, by what holds them.
+
+    `peak` is less than the sum where some are freed before others are allocated.
+    """
+
+    weights: int  # fp32, or 16 bits with fp32 masters among `optimizer`
+    gradients: int
+    optimizer: int  # moments, masters, moving average
+    copies: int  # of weights: in 16 bits, or gathered from other ranks
+    activations: int  # kept for backward
+    loss: int  # logits and their gradients
+    features: int  # embeddings of a batch, gathered and with gradients
+    inputs: int  # images
+    workspace: int  # of the block whose backward runs
+    peak: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tower:
+    """A tower for counting: its shape, and which bytes its activations have."""
+
+    width: int
+    mlp: int
+    heads: int
+    layers: int
+    tokens: float
+    pruned: bool  # the last block computes the pooled token only
+    causal: bool
+    stream: int  # bytes of a value of the residual stream
+    norm_input: int  # bytes of a value that a norm keeps
+    quick_gelu: bool
+    hidden_dropout: bool
+    attention_dropout: bool
+
+
+# --- parameters ----------------------------------------------------------------------------------
+
+
+def block_parameters(width: int, mlp: int) -> tuple[int, int]:
+    """Numbers of a block: in its matrices and the biases beside their rows, and in the rest."""
+    split = 3 * width * (width + 1) + width * width + mlp * (width + 1) + width * mlp
+    return split, 6 * width  # two norms, and the biases of both outputs
+
+
+def parameter_count(config: ModelConfig) -> int:
+    """Numbers in a model, scale and bias of the logits included."""
+    vision = sum(block_parameters(config.vision_width, config.vision_mlp)) * config.vision_layers
+    text = sum(block_parameters(config.text_width, config.text_mlp)) * config.text_layers
+    return vision + text + _outside_vision(config) + _outside_text(config)
+
+
+def _outside_vision(config: ModelConfig) -> int:
+    """Numbers of the image tower's embeddings, outer norms and projection."""
+    width, first = config.vision_width, config.class_token_length
+    patch = config.num_channels * config.patch_size**2 * width
+    positions = (config.patches + first) * width
+    return patch + first * width + positions + 4 * width + width * config.embed_dim
+
+
+def _outside_text(config: ModelConfig) -> int:
+    """The same of the caption tower, and the scale and bias of the logits."""
+    rows = config.vocab_size + config.context_length + 2 + config.embed_dim
+    return rows * config.text_width + (2 if config.logit_bias else 1)
+
+
+def _block_matrices(config: ModelConfig) -> int:
+    """Numbers of the blocks' matrices, without biases: what Muon steps."""
+    vision = 4 * config.vision_width**2 + 2 * config.vision_width * config.vision_mlp
+    text = 4 * config.text_width**2 + 2 * config.text_width * config.text_mlp
+    return vision * config.vision_layers + text * config.text_layers
+
+
+# --- the whole step ------------------------------------------------------------------------------
+
+
+def step_memory(config: ModelConfig, shape: StepShape) -> StepMemory:
+    """The memory of one step on one rank's device, and its peak."""
+    numbers, text_numbers = _parameters_of_rank(config, shape)
+    size = 2 if shape.precision == "bf16_o2" and not shape.sharded else FULL
+    on_device = 0 if shape.sharded and shape.cpu_offload else 1
+    weights = round(on_device * size * numbers)
+    optimizer = on_device * _optimizer_bytes(config, shape, numbers)
+    vision, text = sample_activations(config, shape)
+    activations = round(shape.piece * (vision + text))
+    copies = _copies(config, shape)
+    loss, features = _loss_bytes(shape), _feature_bytes(config, shape)
+    workspace, inputs = _workspace(config, shape), _input_bytes(config, shape)
+    # Backward runs through the caption tower first. Its dense gradient of the token table is added
+    # to one that is there where pieces or groups of captions add up.
+    after_text = round(shape.piece * vision) + copies.vision + workspace
+    table = FULL * config.vocab_size * config.text_width
+    adds_up = shape.piece < shape.samples
+    if adds_up or shape.captions == "groups":
+        after_text += table
+    whole = activations + copies.vision + copies.text
+    if adds_up or shape.data_parallel > 1:
+        moving = weights + max(whole + max(loss, workspace), after_text)
+    else:
+        text_gradients = round(on_device * size * text_numbers)
+        moving = max(whole + max(loss, workspace), after_text + text_gradients, weights)
+    forward = activations + copies.forward + (weights if adds_up else 0)
+    return StepMemory(
+        weights=weights,
+        gradients=weights,
+        optimizer=optimizer,
+        copies=copies.gathered + copies.vision + copies.text,
+        activations=activations,
+        loss=loss,
+        features=features,
+        inputs=inputs,
+        workspace=workspace,
+        peak=weights + optimizer + inputs + copies.gathered + max(features + moving, forward),
+    )
+
+
+def _parameters_of_rank(config: ModelConfig, shape: StepShape) -> tuple[float, float]:
+    """Numbers that this rank holds of the model, and of its caption tower."""
+    of_blocks = []
+    for width, mlp, layers in _blocks(config):
+        split, rest = block_parameters(width, mlp)
+        of_blocks.append(layers * (split / shape.tp + rest))
+    outside = _outside_vision(config), _outside_text(config)
+    whole = sum(of_blocks) + sum(outside)
+    return whole / shape.dp_shard, (of_blocks[1] + outside[1]) / shape.dp_shard
+
+
+def _blocks(config: ModelConfig) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    """Width, MLP and number of blocks of both towers."""
+    vision = (config.vision_width, config.vision_mlp, config.vision_layers)
+    return vision, (config.text_width, config.text_mlp, config.text_layers)
+
+
+def _optimizer_bytes(config: ModelConfig, shape: StepShape, held: float) -> int:
+    numbers = 2.0 * held  # two moments
+    if shape.precision == "bf16_o2" and not shape.sharded:
+        numbers += held
+    if shape.muon:
+        numbers -= _block_matrices(config)  # one moment of a matrix
+        if shape.precision != "bf16_o2":  # queries, keys and values are stepped as copies
+            qkv = 3 * config.vision_width**2 * config.vision_layers
+            numbers += qkv + 3 * config.text_width**2 * config.text_layers
+    if shape.ema:
+        numbers += held
+    return round(FULL * numbers)
+
+
+class _Copies(NamedTuple):
+    """Bytes of weights beside the weights."""
+
+    gathered: int  # by FSDP2, all the time
+    vision: int  # kept for backward
+    text: int
+    forward: int  # at the end of the forward pass
+
+
+def _copies(config: ModelConfig, shape: StepShape) -> _Copies:
+    """Autocast casts every weight once and keeps it during the forward pass; selective
+    recomputation runs without that. The last block of a tower slices its queries from its fused
+    matrix. FSDP2 gathers the weights of some blocks, and holds whole gradients of two before they
+    are scattered.
+    """
+    size = 2 if shape.half else FULL
+    if shape.sharded:
+        numbers = []
+        for width, mlp, layers in _blocks(config):
+            split, rest = block_parameters(width, mlp)
+            numbers += [split / shape.tp + rest] * layers
+        numbers.sort()
+        at_once = sum(numbers[-3:]) if shape.reshard else sum(numbers)
+        outside = _outside_vision(config) + _outside_text(config)
+        gathered = round(size * at_once + FULL * (sum(numbers[-2:]) + outside))
+        return _Copies(gathered, 0, 0, 0)
+    is_cast = shape.precision in ("bf16", "fp16")
+    patch = config.num_channels * config.patch_size**2 * config.vision_width
+    cast = float(patch) if is_cast else 0.0  # backward does not need it: an image has no gradient
+    kept: list[float] = []
+    number = 0
+    pruned = (not config.global_average_pool, True)
+    for (width, mlp, layers), prunes in zip(_blocks(config), pruned, strict=True):
+        of_tower = float(width * config.embed_dim) if is_cast else 0.0
+        cast += of_tower
+        for depth in range(layers):
+            slices = 3 * width**2 if prunes and depth == layers - 1 else 0
+            copied = (4 * width**2 + 2 * width * mlp if is_cast else slices) / shape.tp
+            of_tower += 0 if _is_recomputed(number, shape) else copied
+            cast += copied
+            number += 1
+        kept.append(of_tower)
+    forward = sum(kept) if shape.selective else cast
+    return _Copies(0, round(size * kept[0]), round(size * kept[1]), round(size * forward))
+
+
+def _is_recomputed(number: int, shape: StepShape) -> bool:
+    """Whether a block is recomputed; blocks are numbered through both towers."""
+    return shape.recompute_every > 0 and number % shape.recompute_every == 0
+
+
+def _loss_bytes(shape: StepShape) -> int:
+    batch = shape.samples * shape.data_parallel
+    rows = shape.samples if shape.local_loss else batch
+    if shape.loss_tile is None or shape.loss_tile >= batch:
+        return LOGIT_COPIES * FULL * rows * batch
+    return TILE_COPIES * FULL * shape.loss_tile**2
+
+
+def _feature_bytes(config: ModelConfig, shape: StepShape) -> int:
+    """Both embeddings: as computed, as vectors of length 1, and their gradients."""
+    pair = 2 * FULL * config.embed_dim
+    gathered = 3 * shape.samples * shape.data_parallel if shape.data_parallel > 1 else 0
+    return pair * (3 * shape.samples + gathered)
+
+
+def _input_bytes(config: ModelConfig, shape: StepShape) -> int:
+    """The images of a piece in 32 bits; on a GPU also as bytes."""
+    height, width = config.height_width
+    values = config.num_channels * height * width
+    return shape.piece * values * (FULL + (1 if shape.device == "cuda" else 0))
+
+
+def _workspace(config: ModelConfig, shape: StepShape) -> int:
+    """Of the block whose backward runs: its gradients, and what it computes again."""
+    size = 2 if shape.half else FULL
+    largest = 0.0
+    for tower in _towers(config, shape):
+        gradients = size * tower.tokens * (tower.mlp / shape.tp + 2 * tower.width)
+        if shape.recompute_every:
+            gradients += _full_block(tower, shape)
+        largest = max(largest, gradients)
+    return round(shape.piece * largest)
+
+
+# --- activations ---------------------------------------------------------------------------------
+
+
+def sample_activations(config: ModelConfig, shape: StepShape) -> tuple[float, float]:
+    """Bytes that one image keeps for backward, and one caption."""
+    size = 2 if shape.half else FULL
+    of_towers = []
+    number = 0
+    for tower in _towers(config, shape):
+        total = 3.0 * FULL * (tower.width + config.embed_dim)  # the last norm and the projection
+        for depth in range(tower.layers):
+            last = tower.pruned and depth == tower.layers - 1
+            if _is_recomputed(number, shape):
+                total += _recomputed_block(tower, shape, last=last)
+            elif last:
+                total += _last_block(tower, shape)
+            else:
+                total += _full_block(tower, shape)
+            number += 1
+        if tower.hidden_dropout:
+            total += tower.stream * tower.tokens * tower.width
+        if tower.causal:
+            total += 8 * tower.tokens  # token numbers
+        else:
+            norms = tower.tokens * tower.width * tower.norm_input
+            total += norms if tower.pruned else 2 * norms
+            total += config.patches * config.num_channels * config.patch_size**2 * size
+        of_towers.append(total)
+    return of_towers[0], of_towers[1]
+
+
+def _towers(config: ModelConfig, shape: StepShape) -> tuple[_Tower, _Tower]:
+    """The towers with the tokens that training computes.
+
+    Autocast on a GPU computes norms in 32 bits and keeps their inputs so. The stream of captions
+    begins with 32-bit embeddings and stays in them, unless the weights themselves have 16 bits.
+    """
+    half = 2 if shape.half else FULL
+    text_stream = half if shape.precision == "bf16_o2" else FULL
+    on_gpu = shape.device == "cuda"
+    kept = config.patches
+    if config.drop_patch_rate:
+        kept = max(1, int(kept * (1 - config.drop_patch_rate)))
+    vision = _Tower(
+        width=config.vision_width,
+        mlp=config.vision_mlp,
+        heads=config.vision_heads,
+        layers=config.vision_layers,
+        tokens=kept + config.class_token_length,
+        pruned=not config.global_average_pool,
+        causal=False,
+        stream=half,
+        norm_input=FULL if on_gpu else half,
+        quick_gelu=config.quick_gelu,
+        hidden_dropout=config.vision_hidden_dropout > 0,
+        attention_dropout=config.vision_attention_dropout > 0,
+    )
+    text = _Tower(
+        width=config.text_width,
+        mlp=config.text_mlp,
+        heads=config.text_heads,
+        layers=config.text_layers,
+        tokens=shape.tokens,
+        pruned=True,
+        causal=True,
+        stream=text_stream,
+        norm_input=FULL if on_gpu else text_stream,
+        quick_gelu=config.quick_gelu,
+        hidden_dropout=config.text_hidden_dropout > 0,
+        attention_dropout=config.text_attention_dropout > 0,
+    )
+    return vision, text
+
+
+def _full_block(tower: _Tower, shape: StepShape) -> float:
+    """Bytes that a block keeps of one sample: the inputs of its norms, products and activation."""
+    size = 2 if shape.half else FULL
+    hidden = tower.mlp / shape.tp * (3 if tower.quick_gelu else 2)
+    dropped = 2 * tower.width if tower.hidden_dropout else 0
+    token = 2 * tower.norm_input * tower.width + size * (2 * tower.width + hidden + dropped)
+    token += 4 * FULL  # means and deviations of both norms
+    return tower.tokens * token + _attention(tower, shape)
+
+
+def _attention(tower: _Tower, shape: StepShape) -> float:
+    """Queries, keys, values, the mixed values, and what the kernel keeps beside them."""
+    size = 2 if shape.half else FULL
+    tokens, width, heads = tower.tokens, tower.width / shape.tp, tower.heads / shape.tp
+    if tower.attention_dropout:
+        # The kernel that materialises the weights: as probabilities, what stays, their product.
+        return 4 * size * tokens * width + heads * tokens * tokens * (2 * FULL + size)
+    if tower.causal and shape.captions == "packed" and shape.device == "cpu":
+        # No kernel reads packed captions there: queries, keys, values and the result are padded.
+        padded = shape.longest * width * 4 * size + shape.longest * heads * FULL
+        return padded + size * tokens * width
+    return tokens * (4 * size * width + FULL * heads)
+
+
+def _last_block(tower: _Tower, shape: StepShape) -> float:
+    """The last block: norm, keys and values of every token, the rest of the pooled one."""
+    size = 2 if shape.half else FULL
+    width = tower.width / shape.tp
+    token = tower.norm_input * tower.width + size * (tower.width + 2 * width) + 2 * FULL
+    tokens = tower.tokens
+    if tower.causal and shape.captions == "packed" and shape.device == "cpu":
+        token, tokens = token - size * 2 * width, tower.tokens
+        padded = shape.longest * 2 * size * width
+    else:
+        padded = 0.0
+    if shape.device == "cuda":  # the weights of one query are materialised, from copies
+        token += size * 2 * width + tower.heads / shape.tp * (FULL + size)
+    hidden = tower.mlp / shape.tp * (3 if tower.quick_gelu else 2)
+    pooled = 2 * tower.norm_input * tower.width + size * (5 * tower.width + hidden)
+    return tokens * token + padded + pooled
+
+
+def _recomputed_block(tower: _Tower, shape: StepShape, *, last: bool) -> float:
+    """The input of a block that is computed again; `selective` adds what its products gave."""
+    kept = tower.tokens * tower.stream * tower.width
+    if not shape.selective:
+        return kept
+    size = 2 if shape.half else FULL
+    if last:
+        pooled = size * (4 * tower.width + tower.mlp / shape.tp)
+        return kept + tower.tokens * size * 2 * tower.width / shape.tp + pooled
+    products = 4 * tower.width / shape.tp + 2 * tower.width + tower.mlp / shape.tp
+    return kept + tower.tokens * (size * products + FULL * tower.heads / shape.tp)
