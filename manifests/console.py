@@ -24,10 +24,6 @@ from manifests.text import printable
 EXIT_MISTAKE = 2
 EXIT_INCOMPLETE = 3
 EXIT_SAVED = 75
-EXIT_HELP = """exit status:
-  0  every task ended with its outcomes     3  some task ended without one
-  2  a mistake, explained in one line       130, 143  stopped by Ctrl-C, SIGTERM; run again
-"""
 # Statuses that mean the same for every command; see `exit_help`.
 COMMON_STATUSES = {
     EXIT_MISTAKE: "a mistake, explained in one line",

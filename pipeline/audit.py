@@ -28,12 +28,19 @@ EXAMPLE = """example:
 
 """
 
+EXIT_STATUS = console.exit_help(
+    {
+        0: "the pool is complete and nothing is wrong, or the row is explained",
+        console.EXIT_INCOMPLETE: "the pool is not complete, or a count or a file is wrong",
+    }
+)
+
 
 def options(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="pipeline/audit.py",
         description=__doc__,
-        epilog=EXAMPLE + console.EXIT_HELP,
+        epilog=EXAMPLE + EXIT_STATUS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("pool", help="the folder or URL that build.py filled")

@@ -35,12 +35,19 @@ EXAMPLE = """example:
 
 """
 
+EXIT_STATUS = console.exit_help(
+    {
+        0: "the stages are finished; rows that failed are outcomes too",
+        console.EXIT_INCOMPLETE: "a task ended without an outcome, or a count is wrong",
+    }
+)
+
 
 def options(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="pipeline/build.py",
         description=__doc__,
-        epilog=EXAMPLE + console.EXIT_HELP,
+        epilog=EXAMPLE + EXIT_STATUS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(

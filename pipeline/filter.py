@@ -28,12 +28,14 @@ EXAMPLE = """example:
 
 """
 
+EXIT_STATUS = console.exit_help({0: "the views are made, or the columns listed"})
+
 
 def options(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="pipeline/filter.py",
         description=__doc__,
-        epilog=EXAMPLE + console.EXIT_HELP,
+        epilog=EXAMPLE + EXIT_STATUS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("pool", help="the folder or URL that build.py filled and score.py scored")

@@ -31,12 +31,19 @@ EXAMPLE = """example:
 
 """
 
+EXIT_STATUS = console.exit_help(
+    {
+        0: "all shards are scored",
+        console.EXIT_INCOMPLETE: "a shard could not be scored; run it again",
+    }
+)
+
 
 def options(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="pipeline/score.py",
         description=__doc__,
-        epilog=EXAMPLE + console.EXIT_HELP,
+        epilog=EXAMPLE + EXIT_STATUS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("pool", help="the folder or URL that build.py filled")

@@ -16,7 +16,7 @@ from pipeline.accounting import counts as counting
 from pipeline.accounting.integrity import verify
 from pipeline.external import tar_changed
 from pipeline.scoring import example_row
-from pipeline.views import unlisted_views_line, views_not_in
+from pipeline.views import differing_views, unlisted_views_line, views_not_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +150,11 @@ def _notes(pool: str, counts: PoolCounts, records: Mapping[str, CommitRecord]) -
     recipe = counting.recipe_of_pool(pool)
     if recipe is not None and (unlisted := views_not_in(recipe, pool)):
         yield unlisted_views_line(recipe, unlisted)
+    for view, changes in (differing_views(recipe, pool) if recipe else {}).items():
+        yield (
+            f"view {view} has other rules than recipe.json of the pool: {changes}; "
+            "pipeline/filter.py made it with another recipe"
+        )
 
 
 def _reason_lines(reasons: Mapping[str, int], classes: Mapping[str, str]) -> Iterator[str]:

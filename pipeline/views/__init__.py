@@ -8,6 +8,7 @@ from pipeline.views.steps import rule_text
 from pipeline.views.view_files import (
     check_views,
     choose_views,
+    differing_views,
     funnel_lines,
     random_like,
     unlisted_views_line,
@@ -19,6 +20,7 @@ __all__ = [
     "choose_views",
     "column_lines",
     "columns_of",
+    "differing_views",
     "funnel_lines",
     "list_columns",
     "random_like",

@@ -37,7 +37,7 @@ from pipeline.views.steps import rule_text, rules_hash, rules_of
 
 READERS = 8  # files that are open at once: most are small, and remote ones wait for the network
 RANDOM_SEED = re.compile(r"(?<=.)\.seed-\d+$")  # ends the name of a random view of one seed
-VIEW_NAME = re.compile(r"[\w.-]+")
+VIEW_NAME = re.compile(r"[\w-][\w.-]*")  # not "..", and not hidden
 FILTER_OF_COLUMN: dict[str, str] = {}  # score column -> filter
 for _name, _filter_class in FILTERS.items():
     FILTER_OF_COLUMN |= dict.fromkeys(_filter_class.adds, _name)
@@ -74,6 +74,7 @@ def check_views(recipe: Recipe) -> None:
     check(recipe.views, pa.schema([*with_extra(SIDECAR, recipe.sidecar_extra), *added]))
     columns = [*SIDECAR.names, *recipe.sidecar_extra]
     for view in recipe.views:
+        check_view_name(view.name)
         _columns_and_filters(recipe, view.name, columns)
 
 
@@ -166,8 +167,7 @@ def random_like(
 def read_view(pool: str, name: str) -> ViewDocument | None:
     """NAME.json of a view, None where it does not exist or is damaged. ValueError for an
     impossible name."""
-    if not VIEW_NAME.fullmatch(name):
-        raise ValueError(f"a view cannot be named {name!r}: use letters, digits, '_', '-' and '.'")
+    check_view_name(name)
     path = PoolLayout(pool).view_json(name)
     if not disk.exists(path):
         return None
@@ -176,6 +176,15 @@ def read_view(pool: str, name: str) -> ViewDocument | None:
     except ValueError as error:
         logger.warning("view %s is made again: %s", name, error)
         return None
+
+
+def check_view_name(name: str) -> None:
+    """ValueError for a name that cannot be that of a file in the pool."""
+    if not VIEW_NAME.fullmatch(name):
+        raise ValueError(
+            f"a view cannot be named {name!r}: use letters, digits, '_', '-' and '.', and do not "
+            "begin with '.'"
+        )
 
 
 def views_not_in(recipe: Recipe, pool: str) -> list[str]:
@@ -189,6 +198,21 @@ def views_not_in(recipe: Recipe, pool: str) -> list[str]:
         if RANDOM_SEED.sub("", name) not in listed:
             names.append(name)
     return names
+
+
+def differing_views(recipe: Recipe, pool: str) -> dict[str, str]:
+    """Views of the pool that were made with other rules than the recipe has for them, and what
+    differs.
+    """
+    differing = {}
+    for view in recipe.views:
+        document = read_view(pool, view.name)
+        if document is None:
+            continue
+        rules = rules_of(recipe.views, view.name)
+        if disk.to_plain(rules) != disk.to_plain(document.rules):
+            differing[view.name] = "; ".join(_rule_changes(rules, document.rules))
+    return differing
 
 
 def unlisted_views_line(recipe: Recipe, names: Sequence[str]) -> str:
@@ -306,7 +330,7 @@ def _change_line(before: ViewDocument, after: ViewDocument) -> str:
     """What changed in a view that was made again."""
     changes = []
     if before.rules != after.rules:
-        changes += _rule_changes(before, after)
+        changes += _rule_changes(before.rules, after.rules)
     if before.scores != after.scores:
         old, new = sorted(before.scores.values()), sorted(after.scores.values())
         changes.append(f"scores were {', '.join(old)} and are {', '.join(new)}")
@@ -318,10 +342,10 @@ def _change_line(before: ViewDocument, after: ViewDocument) -> str:
     )
 
 
-def _rule_changes(before: ViewDocument, after: ViewDocument) -> list[str]:
+def _rule_changes(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> list[str]:
     """The rules that differ, each with what it was and what it is."""
-    old = {rule["name"]: rule_text(rule) for rule in before.rules}
-    new = {rule["name"]: rule_text(rule) for rule in after.rules}
+    old = {rule["name"]: rule_text(rule) for rule in before}
+    new = {rule["name"]: rule_text(rule) for rule in after}
     changes = []
     for name, text in old.items():
         if name not in new:

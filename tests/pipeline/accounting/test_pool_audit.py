@@ -11,12 +11,13 @@ import pytest
 from manifests import disk
 from manifests.columns import PAIRS
 from manifests.pool_layout import PoolLayout
-from manifests.schema import Recipe, Source, View
+from manifests.schema import Recipe, Rule, Source, View
 from pipeline.accounting.pool_audit import audit_lines, audit_plain, audit_pool
 from pipeline.audit import main
 from pipeline.external import adopt_tars, tar_tickets
 from pipeline.fetch import plan
 from pipeline.pool import member_block
+from pipeline.views import choose_views
 from tests.support import audited
 from tests.support.small_pool import Row, make_pool
 
@@ -63,6 +64,24 @@ def test_views_that_the_recipe_no_longer_has_are_a_note(
         "a view is removed by deleting views/NAME.json and then the folder views/NAME"
     ]
     assert json.loads(lines[-1])["notes"] == [lines[-3].removeprefix("note    ")]
+
+
+def test_a_view_with_other_rules_than_recipe_json_is_a_note(
+    pool: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    disk.write_json(PoolLayout(pool).recipe_json, audited.RECIPE)
+    assert main([pool]) == 0
+    assert "note" not in capsys.readouterr().out
+    rule = Rule(name="big", where="original_width >= 25")
+    choose_views(pool, audited.recipe_with(View(name="words", rules=(rule,))), ["words"])
+    assert main([pool]) == 0
+    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note")]
+    assert notes[0] == (
+        "note    view words has other rules than recipe.json of the pool: rule big was "
+        "(original_width >= 20) and is (original_width >= 25); rule many (caption_words >= "
+        "top(caption_words, 0.5)) is gone; pipeline/filter.py made it with another recipe"
+    )
+    assert len(notes) == 1
 
 
 def test_a_pool_that_lost_all_rows_names_one(

@@ -453,3 +453,9 @@ def test_the_funnel_for_a_person(pool: str) -> None:
     assert lines[1].split() == ["attempted", "30", "100.00%"]
     assert lines[3].split() == ["bright", "6", "20.00%"]
     assert "which keeps 25.0000% of 24 rows" in lines[4]
+
+
+@pytest.mark.parametrize("name", ["..", "a/b", "", ".hidden", "a b", "/etc/x"])
+def test_a_view_that_is_no_file_name_is_refused_before_there_is_a_pool(name: str) -> None:
+    with pytest.raises(ValueError, match=r"a view cannot be named '.*': use letters, digits"):
+        view_files.check_views(recipe(RAW, view(name)))
