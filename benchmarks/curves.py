@@ -46,11 +46,8 @@ from train.formats import open_clip_files
 from train.model import CLIP
 from train.run import settings
 
-COMMON = [
-    "decay_groups=open_clip",
-    "log_every=1",
-    "device=cpu",
-]  # what the preset is changed by, here as there
+# Changes to the preset that both programs get
+COMMON = ["decay_groups=open_clip", "log_every=1", "device=cpu"]
 BATCH = settings("micro", COMMON).batch_size
 VIEW, PICTURES = "raw", (".jpg", ".jpeg", ".png", ".webp")
 TEMPLATES = ["a photo of a {}", "a photo of an {}"]

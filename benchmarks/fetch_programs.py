@@ -91,9 +91,8 @@ class Run:
     stored: int
     wall_s: float
     cpu_s: float
-    busy_s: float | None = (
-        None  # img2dataset's own account: from the start of its first shard to the end of its last
-    )
+    # img2dataset's own account: from the start of its first shard to the end of its last
+    busy_s: float | None = None
 
 
 def measured(command: list[str], environment: dict[str, str], log: Path) -> tuple[float, float]:

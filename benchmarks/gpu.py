@@ -46,10 +46,8 @@ from train.model import MODELS, peak_flops
 
 MODELS_MEASURED = ["ViT-B-32", "ViT-L-14", "ViT-H-14", "ViT-g-14"]
 ENOUGH_S = 40.0  # a cell is begun with so much time left, on a GPU
-LONGEST_S = {
-    "ours": 150.0,
-    "open_clip": 300.0,
-}  # and ended after so long; all of open_clip is compiled as one
+# Seconds after which a program is ended; open_clip is compiled as one graph
+LONGEST_S = {"ours": 150.0, "open_clip": 300.0}
 END_S = 8.0  # kept for the results
 MEMORY = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}  # packed batches differ in size
 

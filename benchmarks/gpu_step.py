@@ -344,9 +344,8 @@ def prepare(program: Any) -> dict[str, Any]:
         program.load(job["batch"])
         if job["compile"]:
             program.compile()
-    _steps(
-        program, 3 if job["data"] == "memory" else 10
-    )  # from shards, until what was read ahead is used up
+    # With shards until the batches that were read ahead are used up
+    _steps(program, 3 if job["data"] == "memory" else 10)
     seconds = _steps(program, 2) / 2
     program.count = max(2, round(job["seconds"] / seconds))
     if program.device.type == "cuda":

@@ -152,9 +152,8 @@ class DamagedSamples:
     """Samples that training replaced because they could not be used."""
 
     count: int
-    samples: tuple[
-        dict[str, Any], ...
-    ]  # the first ones: step, position, source, shard, key, reason
+    # The first ones: step, position, source, shard, key, reason
+    samples: tuple[dict[str, Any], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,9 +191,8 @@ class CheckpointRecord:
     config_hash: str
     sha256: dict[str, str]  # file name -> hash
     bad: DamagedSamples | None = None  # up to this step; None in checkpoints of older versions
-    layout: dict[str, int] | None = (
-        None  # dp_replicate, dp_shard, tp of a sharded checkpoint; None of a whole one
-    )
+    # dp_replicate, dp_shard, tp of a sharded checkpoint; None of a whole one
+    layout: dict[str, int] | None = None
 
     def document(self) -> dict[str, Any]:
         """The JSON document, without what is None."""

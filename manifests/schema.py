@@ -204,13 +204,11 @@ class TaskSpec:
     name: str
     kind: Literal["classification", "retrieval"]
     data: str  # folder: CLASS/picture…, or captions.csv (columns file, caption) beside its pictures
-    classes: tuple[
-        str, ...
-    ] = ()  # display names, in the order of the sorted folders; default: the folders' names
+    # Display names, in the order of the sorted folders; default: the folders' names
+    classes: tuple[str, ...] = ()
     templates: tuple[str, ...] = ("a photo of a {}",)
-    allow_overlap: bool = (
-        False  # a picture that is in a training pool too is refused unless this says so
-    )
+    # An image that is in a training pool too is refused unless this says so
+    allow_overlap: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,9 +266,8 @@ class Ablation:
     controls: Controls = field(default_factory=Controls)
     scorer: Scorer | None = None
     miniweb: Miniweb | None = None
-    equivalence: float = (
-        0.005  # differences inside ± this are practically equal (a share: 0.005 = 0.5 points)
-    )
+    # Differences inside ± this are practically equal (a share: 0.005 = 0.5 points)
+    equivalence: float = 0.005
     jobs: int = 1  # runs at a time on one machine
 
     def __post_init__(self) -> None:

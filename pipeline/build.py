@@ -18,9 +18,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 if not __package__:
-    sys.path[0] = str(
-        ROOT
-    )  # the checkout, not pipeline/, whose file names could shadow other modules
+    # The checkout, not pipeline/, whose file names could shadow other modules
+    sys.path[0] = str(ROOT)
 
 from manifests import console, disk, reader
 from manifests.pool_layout import AblationLayout

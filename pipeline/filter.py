@@ -12,9 +12,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 if not __package__:
-    sys.path[0] = str(
-        ROOT
-    )  # the checkout, not pipeline/, whose file names could shadow other modules
+    # The checkout, not pipeline/, whose file names could shadow other modules
+    sys.path[0] = str(ROOT)
 
 from manifests import console, disk, reader
 from manifests.schema import Recipe

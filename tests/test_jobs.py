@@ -72,9 +72,8 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def head() -> Iterator[Head]:
-    folder = tempfile.mkdtemp(
-        prefix="mill-", dir="/tmp"
-    )  # a socket's path has at most 107 characters
+    # A socket's path has at most 107 characters
+    folder = tempfile.mkdtemp(prefix="mill-", dir="/tmp")
     port = free_port()
     environment = {
         **{k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "CLIPMILL_"))},
@@ -108,17 +107,15 @@ def head() -> Iterator[Head]:
             assert time.monotonic() < deadline, "the head did not start within 90 s"
             time.sleep(0.5)
         found = Head(f"http://127.0.0.1:{port}", environment)
-        while (
-            done := found.submit("--no-wait", "--", "true")
-        ).returncode:  # the agent that takes jobs comes up last
+        # The agent that takes jobs comes up last
+        while (done := found.submit("--no-wait", "--", "true")).returncode:
             assert "No available agent" in done.stderr, done.stderr
             assert time.monotonic() < deadline, "no agent took a job within 90 s"
             time.sleep(1)
         yield found
     finally:
-        os.killpg(
-            process.pid, signal.SIGTERM
-        )  # its own process group: nobody else's Ray is touched
+        # Its own process group: nobody else's Ray is touched
+        os.killpg(process.pid, signal.SIGTERM)
         try:
             process.wait(20)
         except subprocess.TimeoutExpired:

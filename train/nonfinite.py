@@ -41,9 +41,8 @@ def report_nonfinite(
     damaged_rows, tensors = _nonfinite_features(features)
     tensors += _nonfinite_gradients(model)
     keys = [batch.keys[row] for row in sorted(damaged_rows)] or list(batch.keys)
-    shards = sorted(
-        {key[:-4] for key in keys}
-    )  # a key is POOL/VIEW:SHARD and four digits of the row
+    # A key is POOL/VIEW:SHARD and four digits of the row
+    shards = sorted({key[:-4] for key in keys})
     report: dict[str, Any] = {
         "step": step,
         "rank": ranks.rank,

@@ -56,9 +56,8 @@ class TrainState:
     loader: Loader
     model: CLIP
     wrapped: nn.Module  # what forward is called on: DDP's module, or the model
-    used_tokens: (
-        Tensor | None
-    )  # tokens that the blend contains; None where they were not looked for
+    # Tokens that the blend contains; None where they were not looked for
+    used_tokens: Tensor | None
     reduced_table: ReducedTokenTable | None
     update: Update
     saver: sharded_checkpoint.Saver | None  # of a sharded run

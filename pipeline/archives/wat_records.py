@@ -22,9 +22,8 @@ from manifests import disk
 from pipeline.archives.gzip_scan import END_OF_HEAD, GZIP, LONGEST_RECORD, Tape, chunks
 
 OVERLAP = 16  # bytes that are searched again with the next chunk: a record's first line has 10
-START = re.compile(
-    rb"WARC/\d\.\d\r?\n"
-)  # a literal beginning is searched 5 times faster than a line's
+# A literal beginning is searched 5 times faster than a line's
+START = re.compile(rb"WARC/\d\.\d\r?\n")
 METADATA = re.compile(rb"(?im)^WARC-Type:\s*metadata\s*$")
 
 
@@ -178,9 +177,8 @@ class Html(msgspec.Struct, Generic[L], gc=False):
 
 
 class Http(msgspec.Struct, Generic[L], gc=False):
-    headers: msgspec.Raw = msgspec.field(
-        name="Headers", default=NOTHING
-    )  # of str, or list[str] since 2024-51
+    # Of str, or list[str] since 2024-51
+    headers: msgspec.Raw = msgspec.field(name="Headers", default=NOTHING)
     html: Html[L] = msgspec.field(name="HTML-Metadata", default_factory=Html)
 
 

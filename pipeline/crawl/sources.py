@@ -36,9 +36,8 @@ Content = Mapping[str, Any]
 class SourceReader:
     """How the sources of one kind are read."""
 
-    parts: Callable[
-        [Source], list[str]
-    ]  # path or URL of part 0, 1, …; ValueError where there is none
+    # Path or URL of part 0, 1, …; ValueError where there is none
+    parts: Callable[[Source], list[str]]
     batches: Callable[[str, Source, Counter[str]], Batches]  # path, source, counts
     check: Callable[[str, Source], None] = lambda path, source: None  # ValueError before any work
     # What identifies a part's content, and whether it still has it.

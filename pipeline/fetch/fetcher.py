@@ -299,9 +299,8 @@ class Fetcher:
         row.started_at = row.started_at or time.time()
         answer: Answer | None = None
         try:
-            await self.requests.wait_for_lookup(
-                row.target.host
-            )  # other names' time, not this row's
+            # Other names' time, not this row's
+            await self.requests.wait_for_lookup(row.target.host)
             row.started = time.monotonic()
             try:
                 async with asyncio.timeout(self.settings.deadline_s - row.spent_s) as limit:

@@ -84,9 +84,8 @@ def _has_ipv6() -> bool:
         lines = IPV6_ADDRESSES.read_text().splitlines()
     except OSError:  # not Linux: it may have one
         return True
-    return any(
-        line.split()[3] == GLOBAL_SCOPE for line in lines
-    )  # address, interface, prefix, scope
+    # Address, interface, prefix, scope
+    return any(line.split()[3] == GLOBAL_SCOPE for line in lines)
 
 
 def _as_gaierror(error: aiodns.error.DNSError) -> socket.gaierror:

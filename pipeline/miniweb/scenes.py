@@ -267,9 +267,8 @@ def _put(
     shift = tuple(int(s) for s in rng.integers(1, 4, 2))
     shade = np.roll(np.clip(np.float32(0.5) - outline * np.float32(0.5), 0, 1), shift, (0, 1))
     box *= (1 - np.float32(rng.uniform(0.15, 0.5)) * shade)[:, :, None]
-    light = (1 - np.float32(0.22) * (x * np.float32(0.7) + y) / np.float32(radius))[
-        :, :, None
-    ]  # from above left
+    # From above left
+    light = (1 - np.float32(0.22) * (x * np.float32(0.7) + y) / np.float32(radius))[:, :, None]
     for away, own in parts:
         cover = np.clip(np.float32(0.5) - away * np.float32(radius), 0, 1)[:, :, None]
         fill = (

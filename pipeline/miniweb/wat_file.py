@@ -45,9 +45,8 @@ JUNK: tuple[dict[str, str], ...] = (
     {"path": "VIDEO@/poster", "url": "/poster.jpg"},
     {"path": "STYLE/#text", "href": "/ground.png"},
 )
-OPTOUTS: tuple[
-    tuple[str, Any], ...
-] = (  # a page's no: as a meta tag, as a header, as one of two headers
+# A page's no: as a meta tag, as a header, as one of two headers
+OPTOUTS: tuple[tuple[str, Any], ...] = (
     ("meta", "noai, noimageai"),
     ("header", "noai"),
     ("header", ["max-image-preview:large", "noimageai, noai"]),

@@ -251,12 +251,8 @@ def generic(rng: random.Random) -> str:
 
 # Nouns as "singular plural gender"; colours in the forms of FORMS; in the order of SHAPES and
 # COLOURS.
-FORMS = {
-    "de": "mfnp",
-    "pl": "mfnp",
-    "fr": "mfMF",
-    "es": "mfMF",
-}  # p, M, F: plural of all, masculine, feminine
+# p, M, F: plural of all, masculine, feminine
+FORMS = {"de": "mfnp", "pl": "mfnp", "fr": "mfMF", "es": "mfMF"}
 NOUNS = {
     "de": "Auto Autos n,Haus Häuser n,Boot Boote n,Blume Blumen f,Fisch Fische m,Tasse Tassen f,"
     "Stern Sterne m,"

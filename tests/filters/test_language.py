@@ -41,9 +41,8 @@ def test_line_ends_are_spaces_and_nothing_is_cut(filter_: Language) -> None:
         "the dog runs on the beach " * 10
         + "der Hund läuft am Strand entlang und bellt die Möwen an " * 40
     )
-    assert detect(filter_, long)["language"] == [
-        "de"
-    ]  # the first 80 characters alone would be English
+    # The first 80 characters alone would be English
+    assert detect(filter_, long)["language"] == ["de"]
 
 
 def test_a_text_that_the_model_knows_nothing_of_gets_its_prior(filter_: Language) -> None:

@@ -41,11 +41,8 @@ ROWS: list[tuple[dict[str, Any] | None, str, str]] = [
         "robots.txt: train-ai=n",
         "robots.txt: train-ai=n",
     ),
-    (
-        {"site": {SITE: {"robots.txt": {"allowed": True, "disallowed": ["*"]}}}},
-        "",
-        "",
-    ),  # and we are allowed by name
+    # We are allowed by name
+    ({"site": {SITE: {"robots.txt": {"allowed": True, "disallowed": ["*"]}}}}, "", ""),
     (
         {"site": {SITE: {"tdmrep.json": {"location": "/", "tdm-reservation": 1}}}},
         "tdmrep.json: tdm-reservation 1 for /",
@@ -79,9 +76,8 @@ def test_the_words_of_each_policy() -> None:
     assert list(zip(found["optout_respect"], found["optout_strict"], strict=True)) == [
         row[1:] for row in ROWS
     ]
-    assert all(
-        strict for _, respect, strict in ROWS if respect
-    )  # strict refuses whatever respect refuses
+    # Strict refuses whatever respect refuses
+    assert all(strict for _, respect, strict in ROWS if respect)
     assert POLICIES == ("respect", "strict", "ignore")
 
 

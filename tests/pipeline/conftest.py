@@ -41,9 +41,8 @@ class PictureServer:
 
     def __init__(self) -> None:
         self.picture = jpeg()
-        self.robots: dict[
-            str, tuple[int, bytes] | str
-        ] = {}  # host -> answer, or a path that is served instead
+        # Host -> answer, or a path that is served instead
+        self.robots: dict[str, tuple[int, bytes] | str] = {}
         self.hits: Counter[str] = Counter()  # "host/path"
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.connections = 0

@@ -107,9 +107,8 @@ def test_every_planted_ill_ends_in_the_reason_it_deserves(
     assert len(seen) >= 5, "the web is too small to show its ills"
 
 
-@pytest.mark.filterwarnings(
-    "ignore:unclosed file:ResourceWarning"
-)  # webdataset leaves closing to the collector
+# webdataset leaves closing to the collector
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 def test_every_shard_is_read_by_webdataset_itself(inline: Path) -> None:
     for name, record in read_commit_records(str(inline)).items():
         rows = {row["key"]: row for row in read_sidecar(str(inline), name).to_pylist()}

@@ -50,9 +50,8 @@ def bodies() -> dict[str, bytes]:
         "gzip bomb": bomb,
         "deflate bomb": zlib.compress(bytes(BOMB)),
         "br bomb": bytes.fromhex("5bffff1f00") * 100,  # never looked at: the header decides
-        "zstd bomb": bytes.fromhex(
-            "28b52ffd0458540000100000010054fdff39c0022000"
-        ),  # the head of a frame of zeros
+        # The head of a frame of zeros
+        "zstd bomb": bytes.fromhex("28b52ffd0458540000100000010054fdff39c0022000"),
         "nested gzip bomb": gzip.compress(bomb, mtime=0),
     }
 
@@ -173,9 +172,8 @@ class HostileServer:
 
     async def _listen(self, name: str, answer: Any, **options: Any) -> asyncio.Server:
         listening = socket.socket()
-        listening.setsockopt(
-            socket.SOL_SOCKET, socket.SO_SNDBUF, 4096
-        )  # what is sent has been taken, nearly
+        # What is sent has been taken, nearly
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         listening.bind(("127.0.0.1", 0))
         self.ports[name] = listening.getsockname()[1]
 

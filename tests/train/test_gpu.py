@@ -81,9 +81,8 @@ def test_bf16_against_fp32() -> None:
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize(
-    "name", ["ViT-S-32", "ViT-H-14", "ViT-g-14"]
-)  # heads of 64, 80 and 88 channels
+# Heads of 64, 80 and 88 channels
+@pytest.mark.parametrize("name", ["ViT-S-32", "ViT-H-14", "ViT-g-14"])
 def test_every_kernel_gives_the_same_for_padded_and_packed_captions(kernel: str, name: str) -> None:
     config = dataclasses.replace(MODELS[name], vision_layers=2, text_layers=2)
     image_BCHW, tokens_BT = batch(8)

@@ -57,9 +57,8 @@ def launch_ranks(command: Sequence[str], world: int) -> int:
         for process in ranks:
             process.kill()
             process.wait()
-    if (
-        status < 0 and received
-    ):  # ended by the signal: there was nothing to save yet, or there were two signals
+    # Ended by the signal: there was nothing to save yet, or there were two signals
+    if status < 0 and received:
         return 128 + received[-1]
     return status
 

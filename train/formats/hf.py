@@ -234,10 +234,8 @@ def model_config_of_hf(
         if tower.get("layer_norm_eps", 1e-5) != 1e-5:
             raise ValueError(f"layer_norm_eps is {tower['layer_norm_eps']}; these towers have 1e-5")
     end = text["vocab_size"] - 1
-    if text["eos_token_id"] not in (
-        2,
-        end,
-    ):  # 2 is what old files say; CLIPModel then pools as is done here
+    # 2 is what old files say; CLIPModel then pools as is done here
+    if text["eos_token_id"] not in (2, end):
         raise ValueError(
             f"eos_token_id is {text['eos_token_id']}; these towers pool at the highest token, {end}"
         )

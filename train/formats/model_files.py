@@ -169,9 +169,8 @@ def _from_open_clip_list(source: str) -> CLIP:
     logging.disable(logging.INFO)  # open_clip writes every step to the root logger
     try:
         theirs = open_clip.create_model(architecture, pretrained=tag, device="cpu")
-    except (
-        Exception
-    ) as error:  # open_clip raises RuntimeError, OSError and the errors of its hub client
+    # open_clip raises RuntimeError, OSError and the errors of its hub client
+    except Exception as error:
         message = " ".join(str(error).split())[:200]
         raise ValueError(f"open_clip cannot load {source}: {message}") from error
     finally:

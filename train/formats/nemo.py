@@ -54,10 +54,8 @@ _RUN = {
     "global_batch_size": "batch_size",
     "tensor_model_parallel_size": "tp",
 }
-_OTHER = (
-    "megatron_amp_O2",
-    "activations_checkpoint_granularity",
-)  # of a run, with values of their own
+# Of a run, with values of their own
+_OTHER = ("megatron_amp_O2", "activations_checkpoint_granularity")
 _PRECISION = {
     "32": "fp32",
     "32-true": "fp32",

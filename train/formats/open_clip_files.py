@@ -266,10 +266,8 @@ def model_config_of(
         logit_bias=rest.pop("init_logit_bias", None) is not None,
         **{ours: vision.pop(theirs, usual) for ours, theirs, usual in _EXTRA},
     )
-    for name in (
-        "custom_text",
-        "init_logit_scale",
-    ):  # how it is stored and where it started: not what it computes
+    # How it is stored and where it started: not what it computes
+    for name in ("custom_text", "init_logit_scale"):
         rest.pop(name, None)
     others = sorted({**rest, **vision, **text})
     if others:

@@ -80,9 +80,8 @@ def test_img2datasets_tar_keeps_its_failed_rows(tmp_path: Path) -> None:
     )
     found = rows(tmp_path / "pool")
     assert [row["key"] for row in found] == ["000000000", "000000001", "000000002", "000000003"]
-    assert [row["url"] for row in found] == [
-        f"http://h.test/{i}.jpg" for i in (2, 0, 3, 1)
-    ]  # tar order, then failed
+    # Tar order, then failed
+    assert [row["url"] for row in found] == [f"http://h.test/{i}.jpg" for i in (2, 0, 3, 1)]
     assert found[0]["image_name"] == "000020002.jpg"
     assert (found[0]["width"], found[0]["height"], found[0]["original_width"]) == (8, 4, 60)
     assert found[0]["sha256"] == f"{2:064x}"
@@ -362,12 +361,8 @@ def test_extra_columns_come_from_the_parquet_or_the_json_member(tmp_path: Path) 
         0.5,
         0.75,
     ]
-    assert [found[f"http://h.test/{i}.jpg"]["unsafe"] for i in range(4)] == [
-        0,
-        None,
-        2,
-        None,
-    ]  # failed: no json member
+    # None: the row failed and has no JSON member
+    assert [found[f"http://h.test/{i}.jpg"]["unsafe"] for i in range(4)] == [0, None, 2, None]
     assert {row["faces"] for row in found.values()} == {None}
     take(tmp_path / "pool", path, extra_columns=columns)
     with pytest.raises(

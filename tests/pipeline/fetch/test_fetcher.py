@@ -25,9 +25,8 @@ from pipeline.fetch.fetcher import Fetched, Fetcher, fetch_all
 from pipeline.fetch.sites import SiteCache
 from tests.support.dns import fake_dns
 
-connected: list[
-    tuple[object, ...]
-] = []  # every address that this process asked a socket to connect to
+# Every address that this process asked a socket to connect to
+connected: list[tuple[object, ...]] = []
 sys.addaudithook(
     lambda event, args: connected.append(args[1]) if event == "socket.connect" else None
 )
@@ -92,11 +91,8 @@ def test_a_picture_arrives_with_its_circumstances(web: Any) -> None:
         ("/status/304?Content-Length=", "http_other", 1),
         ("/status/302", "http_other", 1),  # a redirect without a place
         ("/truncated", "truncated", 3),
-        (
-            "/reset",
-            "reset",
-            4,
-        ),  # the first on the connection of robots.txt, which could have been closed by then
+        # The first on the connection of robots.txt, which could have been closed by then
+        ("/reset", "reset", 4),
         ("/garbage", "http_other", 1),
         ("/bytes/0", "empty", 1),
         ("/picture/1?Content-Encoding=gzip", "encoding", 1),
@@ -281,10 +277,8 @@ def test_certificates_are_verified(web: Any) -> None:
     assert request.tls().check_hostname
     assert request.tls() is request.tls()
     end = run(web.pairs("https://a.web.test/picture/1"), web.fetch(robots_txt=False))[0]
-    assert (end.reason, end.attempts) == (
-        "tls",
-        1,
-    )  # the server speaks no TLS; there is no falling back
+    # The server speaks no TLS; there is no falling back
+    assert (end.reason, end.attempts) == ("tls", 1)
 
 
 # --- opt-outs ------------------------------------------------------------------------------

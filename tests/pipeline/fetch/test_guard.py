@@ -35,9 +35,8 @@ OPENED = [
     "::1", "fc00::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1",
 ]  # fmt: skip
 
-connected: list[
-    tuple[object, ...]
-] = []  # every address that this process asked a socket to connect to
+# Every address that this process asked a socket to connect to
+connected: list[tuple[object, ...]] = []
 sys.addaudithook(
     lambda event, args: connected.append(args[1]) if event == "socket.connect" else None
 )
@@ -357,9 +356,8 @@ def test_200_sequences_of_rebinding_names_connect_to_no_forbidden_address(
     assert set(counts) == {None, "private_address", "dns"}
     assert min(counts.values()) > 100
     assert len(connected) > 500
-    assert (
-        sum(turns > 1 for turns in names.turns.values()) > 400
-    )  # asked again, and answered otherwise
+    # Asked again, and answered otherwise
+    assert sum(turns > 1 for turns in names.turns.values()) > 400
     assert forbidden(connected) == []
 
 

@@ -287,9 +287,8 @@ def test_a_tdmrep_json_that_cannot_be_had_is_no_statement_and_strictly_a_no(
 ) -> None:
     [verdict], asked = ask({TDMREP: answer}, f"{ORIGIN}/a.jpg")
     assert (verdict.reason, (verdict.signal or {})["tdmrep.json"]) == (None, {"unread": why})
-    assert asked == [ROBOTS, TDMREP] + (
-        [] if answer.reason else [AI_TXT]
-    )  # who does not answer is not asked again
+    # Who does not answer is not asked again
+    assert asked == [ROBOTS, TDMREP] + ([] if answer.reason else [AI_TXT])
     assert ask({TDMREP: answer}, f"{ORIGIN}/a.jpg", policy="strict")[0][0].reason == "optout_site"
     assert (
         ask({TDMREP: answer}, f"{ORIGIN}/a.jpg", policy="strict", site_files=("ai.txt",))[0][
@@ -471,9 +470,8 @@ def test_the_site_that_was_used_longest_ago_is_forgotten(monkeypatch: pytest.Mon
 
 def test_a_file_of_many_names_or_rules_costs_no_more_than_its_lines() -> None:
     names = "".join(f"User-agent: b{i}\n" for i in range(12_000))
-    rules = "".join(
-        f"Disallow: /{i}*{i}\n" for i in range(14_000)
-    )  # for each of the names: 168 million entries
+    # For each of the names: 168 million entries
+    rules = "".join(f"Disallow: /{i}*{i}\n" for i in range(14_000))
     [c, d], _ = ask(
         {ROBOTS: text("User-agent: *\nDisallow: /c\n" + names + rules)},
         f"{ORIGIN}/c.jpg",

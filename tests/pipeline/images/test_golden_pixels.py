@@ -19,12 +19,8 @@ from pipeline.images.transform import check_and_resize
 
 Array = np.ndarray[Any, Any]
 PLAIN = Fetch(encode_format="png", encode_quality=1, skip_reencode=False)
-COLOURS = [
-    (220, 30, 40),
-    (30, 200, 50),
-    (40, 60, 210),
-    (230, 210, 40),
-]  # top left, right, bottom left, right
+# Top left, right, bottom left, right
+COLOURS = [(220, 30, 40), (30, 200, 50), (40, 60, 210), (230, 210, 40)]
 
 
 def drawn(width: int = 96, height: int = 64) -> Image.Image:
@@ -121,9 +117,8 @@ def test_grey_and_rgb_jpeg() -> None:
 
 def printers_profile() -> bytes:
     """A CMYK profile in which only the black ink counts: white without it, black with it."""
-    corners = b"".join(
-        bytes((255 * (1 - i % 2), 128, 128)) for i in range(16)
-    )  # Lab at every corner of CMYK
+    # Lab at every corner of CMYK
+    corners = b"".join(bytes((255 * (1 - i % 2), 128, 128)) for i in range(16))
     matrix = b"".join(struct.pack(">i", 65536 * (i % 4 == 0)) for i in range(9))
     ramp = bytes(range(256))
     lut = b"mft1" + bytes(4) + bytes((4, 3, 2, 0)) + matrix + ramp * 4 + corners + ramp * 3

@@ -165,10 +165,8 @@ SCAN = b"\xff\xda\0\x08\1\1\0\0\x3f\0"
         (b"\xff\xd8" + frame(9, 7) + SCAN, (9, 7)),
         (b"\xff\xd8" + b"\xff" * 99 + frame(9, 7) + b"\xff\xfe\0\2" + SCAN, (9, 7)),
         (b"\xff\xd8\xff\xe0\0\2" + b"junk" * 99 + frame(9, 7) + SCAN, (9, 7)),
-        (
-            b"\xff\xd8\xff\xfe\0\x40" + frame(5, 5) + bytes(49) + frame(9, 7) + SCAN,
-            (9, 7),
-        ),  # one inside a comment
+        # A frame header inside a comment
+        (b"\xff\xd8\xff\xfe\0\x40" + frame(5, 5) + bytes(49) + frame(9, 7) + SCAN, (9, 7)),
         (b"\xff\xd8\xff\xe0\0\1" + frame(9, 7) + SCAN, None),
         (b"\xff\xd8" + frame(9, 7) + b"\xff\xd9", None),
         (b"\xff\xd8" + frame(9, 7), None),

@@ -255,9 +255,8 @@ def test_what_lies_in_a_box_is_blurred_and_nothing_else(
         check_and_resize(saved(stored, kind, exif=tags), settings, [(0.5, 0.5, 0.8, 0.9)]).data
     )
     height, width = result.shape[:2]
-    shift = (
-        (150 - width) / 2 / width if mode == "center_crop" else 0
-    )  # the crop takes 25 of 150 columns on each side
+    # The crop takes 25 of 150 columns on each side
+    shift = (150 - width) / 2 / width if mode == "center_crop" else 0
     wide = 150 / 100 if mode == "center_crop" else 1
     left, right = round((0.5 * wide - shift) * width), round((0.8 * wide - shift) * width)
     inside = (slice(round(0.5 * height), round(0.9 * height)), slice(left, right))

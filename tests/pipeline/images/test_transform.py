@@ -18,12 +18,8 @@ from pipeline.images import exif, header, transform
 from pipeline.images.header import RejectedImage
 from pipeline.images.transform import DecodedImage, check_and_resize
 
-COLOURS = [
-    (220, 30, 40),
-    (30, 200, 50),
-    (40, 60, 210),
-    (230, 210, 40),
-]  # corners: top left, right, bottom left, right
+# Corners: top left, right, bottom left, right
+COLOURS = [(220, 30, 40), (30, 200, 50), (40, 60, 210), (230, 210, 40)]
 
 
 def drawn(width: int = 80, height: int = 48) -> Image.Image:

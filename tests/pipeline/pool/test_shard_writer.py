@@ -89,9 +89,8 @@ def test_the_sidecar_is_one_row_per_attempt_with_the_places_of_its_members(tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings(
-    "ignore:unclosed file:ResourceWarning"
-)  # webdataset leaves closing to the collector
+# webdataset leaves closing to the collector
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 def test_a_standard_tar_that_others_read(tmp_path: Path) -> None:
     write_five(str(tmp_path))
     path = tmp_path / "shards/00003.tar"

@@ -152,9 +152,10 @@ def test_top_is_the_kth_value_of_the_stored_rows_that_have_one() -> None:
         True,
         False,
     ]
+    # 3 rows are kept: ceil(0.5 × 5)
     assert chosen.thresholds == {
         "top(score, 0.5)": Threshold(value=0.5, asked=0.5, share=0.6, kept=3, rows=5)
-    }  # ceil(0.5 × 5)
+    }
 
 
 def test_top_looks_at_the_whole_pool_and_not_at_what_earlier_rules_left() -> None:

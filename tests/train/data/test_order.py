@@ -205,14 +205,12 @@ def test_a_lane_reads_a_window_of_shards_at_a_time() -> None:
 def test_a_rank_reads_few_shards_beside_those_of_its_lanes() -> None:
     order = Order([source("a", 0.6, *[40] * 96), source("b", 0.4, *[40] * 64)], 256, 64)
     for rank in range(4):
-        batches = [
-            order.batch(step, range(rank * 16, rank * 16 + 16)) for step in range(25)
-        ]  # one epoch of each
+        # One epoch of each
+        batches = [order.batch(step, range(rank * 16, rank * 16 + 16)) for step in range(25)]
         for s, shards in ((0, 96), (1, 64)):
             seen = {int(k) for of, shard, _ in batches for k in shard[of == s]}
-            assert (
-                len(seen) <= 0.4 * shards
-            )  # a quarter is its own; a window reaches over the edges
+            # A quarter is its own; a window reaches over the edges
+            assert len(seen) <= 0.4 * shards
 
 
 def test_a_source_with_fewer_rows_than_lanes_is_drawn_evenly() -> None:

@@ -56,9 +56,8 @@ def pair(config, dtype):
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if (
-                parameter.ndim == 1
-            ):  # biases start at 0 and norms at 1, which would hide a wrong order
+            # Biases start at 0 and norms at 1, which would hide a wrong order
+            if parameter.ndim == 1:
                 parameter += 0.05 * torch.randn(parameter.shape, generator=generator, dtype=dtype)
             elif "positional" in name:
                 parameter *= 4
@@ -67,9 +66,8 @@ def pair(config, dtype):
     theirs.load_state_dict(
         as_theirs({n: p.detach() for n, p in model.named_parameters()}, config), assign=True
     )
-    theirs.attn_mask = torch.full((CONTEXT, CONTEXT), -torch.inf).triu_(
-        1
-    )  # no parameter: made anew
+    # No parameter: made anew
+    theirs.attn_mask = torch.full((CONTEXT, CONTEXT), -torch.inf).triu_(1)
     return theirs.train(), model
 
 

@@ -193,9 +193,8 @@ def test_micro_batches_recomputation_and_other_ranks_draw_the_same():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings(
-    "ignore::UserWarning", "ignore::DeprecationWarning"
-)  # torch.compile's about itself
+# torch.compile warns about itself
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 @pytest.mark.parametrize("how", ["recomputed", "compiled"])
 def test_a_block_that_is_recomputed_or_compiled_draws_the_same(how):
     config = dataclasses.replace(TEST, **dict.fromkeys(RANDOM, 0.3))

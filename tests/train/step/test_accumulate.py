@@ -143,7 +143,6 @@ def most(count, micro_batch):
 def test_memory_grows_with_the_features_alone():
     pieces, whole = (most(1024, micro_batch) - most(256, micro_batch) for micro_batch in (32, None))
     features = 2 * 8 * 8 * (1024 - 256)  # both towers' in 64 bits
-    assert (
-        pieces < 5 * features
-    )  # in pieces, joined, their gradients, and what each row keeps of the loss
+    # In pieces, joined, their gradients, and what each row keeps of the loss
+    assert pieces < 5 * features
     assert whole > 2 * pieces

@@ -18,9 +18,8 @@ def test_the_norm_is_that_of_all_numbers():
 
 def test_the_norm_of_numbers_of_16_bits_has_32():
     parts = [torch.full((1001,), 1.0, dtype=torch.bfloat16), torch.zeros((), dtype=torch.float32)]
-    assert total_norm(parts).item() == pytest.approx(
-        1001**0.5, rel=1e-6
-    )  # 31.64; in 16 bits it would be 31.625
+    # 31.64; in 16 bits it would be 31.625
+    assert total_norm(parts).item() == pytest.approx(1001**0.5, rel=1e-6)
 
 
 def test_no_gradient_has_no_norm_and_a_plain_tensor_has_no_mesh():

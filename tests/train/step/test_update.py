@@ -117,9 +117,8 @@ def test_masters_of_32_bits_gather_what_16_bits_would_lose():
     }
     assert dtypes == {torch.bfloat16}
     assert update.model.logit_scale.dtype == torch.float32
-    before = (
-        update.model.visual.ln_pre.weight.detach().clone()
-    )  # ones: the next number below is 1 - 2^-8
+    # All ones: the next number below is 1 - 2^-8
+    before = update.model.visual.ln_pre.weight.detach().clone()
     for step in range(10):
         for parameter in update.model.parameters():
             parameter.grad = torch.full_like(parameter, 0.01)
@@ -207,9 +206,8 @@ def test_muon_takes_the_blocks_matrices_and_each_of_q_k_v_is_orthogonal_by_itsel
         before = parameter.detach().clone()
         give(model, 7)
         update.step(0, 1e-2, update.grad_norm())
-        moved = (before - parameter.detach()) / (
-            1e-2 * 0.2 * math.sqrt(32)
-        )  # matched to the size of AdamW's steps
+        # Matched to the size of AdamW's steps
+        moved = (before - parameter.detach()) / (1e-2 * 0.2 * math.sqrt(32))
         parts = moved.view(2, 3, 16, 32).unbind(1) if "qkv" in name else [moved]
         for part in parts:
             values = torch.linalg.svdvals(part.reshape(-1, 32))
