@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+from train.stats.analysis import (
+    AVERAGE,
+    Analysis,
+    LeftOut,
+    TaskAnalysis,
+    TaskScores,
+    analyse,
+)
+from train.stats.comparison import Comparison, Verdict
+from train.stats.dunnett import dunnett_critical, dunnett_p, equal_loadings
+from train.stats.moderation import LedgerEntry, fit_prior
 from train.stats.multiplicity import holm
+from train.stats.power import seeds_needed, smallest_visible
 from train.stats.scaling import (
     Crossing,
     Interval,
@@ -19,18 +31,33 @@ from train.stats.scaling import (
 from train.stats.signal_to_noise import MetricSignal, metric_signals
 
 __all__ = [
+    "AVERAGE",
+    "Analysis",
+    "Comparison",
     "Crossing",
     "Interval",
+    "LedgerEntry",
+    "LeftOut",
     "MetricSignal",
     "PowerLaw",
     "Prediction",
     "ScaleAgreement",
     "ScalingFit",
+    "TaskAnalysis",
+    "TaskScores",
+    "Verdict",
+    "analyse",
+    "dunnett_critical",
+    "dunnett_p",
+    "equal_loadings",
     "find_crossing",
+    "fit_prior",
     "fit_scaling",
     "holm",
     "metric_signals",
     "predict_error",
     "scale_agreement",
+    "seeds_needed",
+    "smallest_visible",
     "wilson",
 ]

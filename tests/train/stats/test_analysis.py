@@ -1,0 +1,310 @@
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from train.stats.analysis import AVERAGE, TaskScores, analyse
+from train.stats.moderation import LedgerEntry
+from train.stats.power import smallest_visible
+
+ARMS = ("base", "a", "b", "control", "again")
+
+
+def scores(
+    rng: np.random.Generator,
+    *,
+    arms: tuple[str, ...] = ARMS,
+    seeds: int = 3,
+    samples: int = 400,
+    effects: dict[str, float] | None = None,
+) -> TaskScores:
+    """Runs that are right on a sample where its easiness, seed and own luck say so."""
+    easiness = rng.normal(0, 1, samples)
+    values: dict[str, dict[int, float]] = {}
+    correct: dict[str, dict[int, np.ndarray]] = {}
+    for arm in arms:
+        values[arm], correct[arm] = {}, {}
+        taste = rng.normal(0, 0.4, samples)
+        for seed in range(seeds):
+            luck = rng.normal(0, 0.8, samples) + rng.normal(0, 0.05)
+            right = easiness + taste + luck + (effects or {}).get(arm, 0.0) > 0
+            correct[arm][seed] = right
+            values[arm][seed] = float(right.mean())
+    return TaskScores(values=values, samples=correct)
+
+
+def test_every_question_is_answered_once() -> None:
+    task = scores(np.random.default_rng(1), effects={"b": 1.5})
+    result = analyse(
+        {"task": task},
+        "base",
+        arms=["a", "b"],
+        controls=[("a", "control"), ("b", "control")],
+        a_a=("again", "base"),
+        band=0.02,
+    )
+    assert result.average is None
+    of_task = result.tasks["task"]
+    assert [(row.arm, row.baseline) for row in of_task.comparisons] == [
+        ("a", "base"),
+        ("b", "base"),
+    ]
+    assert {row.adjustment for row in of_task.comparisons} == {"Dunnett"}
+    assert {row.adjustment for row in of_task.controls} == {"Holm"}
+    assert of_task.a_a is not None
+    assert (of_task.a_a.arm, of_task.a_a.adjustment) == ("again", "none")
+    assert of_task.comparisons[1].verdict == "better"
+    assert of_task.df == of_task.own_df == 8.0
+    assert of_task.left_out == of_task.without_samples == ()
+    assert of_task.ledger == LedgerEntry(
+        variance=pytest.approx(of_task.own_sd**2),  # type: ignore[arg-type, operator]
+        df=8.0,
+    )
+
+
+def test_one_figure_says_what_could_have_been_seen() -> None:
+    task = scores(np.random.default_rng(1))
+    plain = TaskScores(values=task.values)
+    result = analyse({"task": plain}, "base", arms=["a", "b"], band=0.02).tasks["task"]
+    assert result.sd is not None
+    expected = smallest_visible(result.sd, seeds=3, arms=2, df=8.0)
+    assert result.mde == pytest.approx(expected, rel=1e-12)
+    with_samples = analyse({"task": task}, "base", arms=["a", "b"], band=0.02).tasks["task"]
+    assert with_samples.mde is not None
+    assert with_samples.mde >= expected
+
+
+def test_without_samples_the_interval_is_over_seeds_and_a_field_says_so() -> None:
+    task = scores(np.random.default_rng(1))
+    assert task.samples is not None
+    holed = {**task.samples, "a": {**task.samples["a"], 2: None}}
+    partly = TaskScores(values=task.values, samples=holed)
+    result = analyse({"task": partly}, "base", arms=["a", "b"], band=0.02).tasks["task"]
+    assert result.without_samples == (("a", "base"),)
+    assert result.comparisons[0].low_samples is None
+    assert result.comparisons[1].low_samples is not None
+    assert result.floor_sd is not None
+    none = analyse({"task": TaskScores(values=task.values)}, "base", arms=["a"], band=0.02)
+    assert none.tasks["task"].floor_sd is None
+    assert none.tasks["task"].without_samples == (("a", "base"),)
+
+
+def test_pairs_without_two_common_seeds_are_left_out_and_named() -> None:
+    task = scores(np.random.default_rng(1))
+    values = dict(task.values)
+    values["b"] = {2: values["b"][2], 7: 0.4}
+    values["control"] = {}
+    result = analyse(
+        {"task": TaskScores(values=values)},
+        "base",
+        arms=["a", "b", "never"],
+        controls=[("a", "control")],
+        a_a=("again", "base"),
+        band=0.02,
+    ).tasks["task"]
+    assert [row.arm for row in result.comparisons] == ["a"]
+    assert [(row.arm, row.seeds) for row in result.left_out] == [
+        ("b", (2,)),
+        ("never", ()),
+        ("a", ()),
+    ]
+    # one comparison is left: it is not adjusted
+    assert result.comparisons[0].p == pytest.approx(result.comparisons[0].p_adjusted, abs=1e-12)
+
+
+def test_a_baseline_without_runs_leaves_everything_out() -> None:
+    result = analyse(
+        {"task": TaskScores(values={"a": {0: 0.5}, "base": {}})}, "base", arms=["a"], band=0.02
+    ).tasks["task"]
+    assert (result.sd, result.df, result.mde, result.ledger) == (None, None, None, None)
+    assert result.comparisons == ()
+    assert [row.arm for row in result.left_out] == ["a"]
+
+
+def test_a_hole_in_a_table_keeps_the_other_runs() -> None:
+    task = scores(np.random.default_rng(1), seeds=4)
+    values = {arm: dict(row) for arm, row in task.values.items()}
+    del values["a"][3]
+    result = analyse({"task": TaskScores(values=values)}, "base", arms=["a", "b"], band=0.02)
+    rows = result.tasks["task"].comparisons
+    assert [row.n for row in rows] == [3, 4]
+    assert result.tasks["task"].df == 11.0
+
+
+def test_identical_scores_are_not_distinguishable() -> None:
+    right = np.array([True, False, True, True] * 5)
+    for changed in (right, ~right):
+        samples = {"base": dict.fromkeys(range(3), right), "a": dict.fromkeys(range(3), changed)}
+        values = {
+            arm: {seed: float(row.mean()) for seed, row in runs.items()}
+            for arm, runs in samples.items()
+        }
+        result = analyse(
+            {"task": TaskScores(values=values, samples=samples)}, "base", arms=["a"], band=0.02
+        ).tasks["task"]
+        (row,) = result.comparisons
+        assert (row.verdict, row.low, row.p, result.mde) == ("not distinguishable", None, 1.0, None)
+
+
+def test_a_coarse_metric_is_saved_by_a_ledger() -> None:
+    values = {"base": dict.fromkeys(range(3), 0.5), "a": dict.fromkeys(range(3), 0.625)}
+    ledger = {"task": [LedgerEntry(variance=1e-4, df=8.0)]}
+    result = analyse({"task": TaskScores(values=values)}, "base", arms=["a"], band=0.02)
+    assert result.tasks["task"].comparisons[0].low is None
+    result = analyse(
+        {"task": TaskScores(values=values)}, "base", arms=["a"], band=0.02, ledger=ledger
+    )
+    assert result.tasks["task"].comparisons[0].verdict == "better"
+    assert result.tasks["task"].prior is not None
+
+
+def test_a_ledger_narrows_two_seeds() -> None:
+    task = TaskScores(values=scores(np.random.default_rng(1), seeds=2).values)
+    plain = analyse({"task": task}, "base", arms=["a"], band=0.02).tasks["task"]
+    assert plain.own_sd is not None
+    entries = [LedgerEntry(variance=plain.own_sd**2, df=8.0)] * 4
+    lent = analyse({"task": task}, "base", arms=["a"], band=0.02, ledger={"task": entries}).tasks[
+        "task"
+    ]
+    assert plain.mde is not None
+    assert lent.mde is not None
+    assert lent.mde < plain.mde
+    assert lent.ledger == plain.ledger  # what is added to the ledger is what these runs say alone
+
+
+def test_the_average_is_over_runs_of_all_tasks_and_has_three_intervals() -> None:
+    rng = np.random.default_rng(5)
+    tasks = {f"task{i}": scores(rng, effects={"b": 1.2}) for i in range(4)}
+    result = analyse(tasks, "base", arms=["a", "b"], a_a=("again", "base"), band=0.02)
+    assert result.average is not None
+    assert result.average.task == AVERAGE
+    row = result.average.comparisons[1]
+    of_tasks = [result.tasks[task].comparisons[1].difference for task in tasks]
+    assert row.difference == pytest.approx(np.mean(of_tasks), abs=1e-12)
+    for low in (row.low_seeds, row.low_samples, row.low_tasks):
+        assert low is not None
+    assert result.tasks["task0"].comparisons[1].low_tasks is None
+    two = {task: tasks[task] for task in ("task0", "task1")}
+    average = analyse(two, "base", arms=["a", "b"], band=0.02).average
+    assert average is not None
+    assert average.comparisons[0].low_tasks is None
+
+
+def test_a_task_without_samples_takes_them_from_the_average() -> None:
+    rng = np.random.default_rng(5)
+    tasks = {"one": scores(rng), "two": scores(rng), "three": TaskScores(values=scores(rng).values)}
+    average = analyse(tasks, "base", arms=["a"], band=0.02).average
+    assert average is not None
+    assert average.without_samples == (("a", "base"),)
+    assert average.comparisons[0].low_samples is None
+
+
+def test_retrieval_gives_two_groups_of_samples() -> None:
+    rng = np.random.default_rng(3)
+    images, texts = scores(rng, samples=100), scores(rng, samples=500)
+    assert images.samples is not None
+    assert texts.samples is not None
+    values: dict[str, dict[int, float]] = {}
+    samples: dict[str, dict[int, tuple[np.ndarray, np.ndarray]]] = {}
+    for arm in ARMS:
+        values[arm], samples[arm] = {}, {}
+        for seed in range(3):
+            pair = (np.asarray(images.samples[arm][seed]), np.asarray(texts.samples[arm][seed]))
+            samples[arm][seed] = pair
+            values[arm][seed] = float(np.mean([group.mean() for group in pair]))
+    result = analyse(
+        {"retrieval": TaskScores(values=values, samples=samples)}, "base", arms=["a"], band=0.02
+    )
+    assert result.tasks["retrieval"].without_samples == ()
+
+
+@pytest.mark.slow
+def test_twenty_arms_with_ten_seeds_and_fifty_thousand_samples_take_about_a_second() -> None:
+    arms = tuple(f"arm{i}" for i in range(20))
+    task = scores(np.random.default_rng(0), arms=arms, seeds=10, samples=50_000)
+    small = scores(np.random.default_rng(0), arms=arms[:3])
+    analyse({"task": small}, "arm0", arms=arms[1:3], band=0.02)  # imports scipy
+    started = time.process_time()
+    analyse({"task": task}, "arm0", arms=arms[1:], band=0.02)
+    assert time.process_time() - started < 4  # 1.2 s on one idle core
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tasks": {}}, "there is no task"),
+        ({"band": 0.0}, "the equivalence band is 0.0; it must be above 0"),
+        ({"alpha": 0.5}, "alpha is between 0 and 0.5; got 0.5"),
+        ({"arms": ["a", "a"]}, "must differ from each other"),
+        ({"arms": ["a", "base"]}, "and from the baseline 'base'"),
+    ],
+)
+def test_wrong_arguments_are_refused(change, message: str) -> None:
+    values = {"base": {0: 0.1, 1: 0.2}, "a": {0: 0.3, 1: 0.4}}
+    arguments = {
+        "tasks": {"task": TaskScores(values=values)},
+        "baseline": "base",
+        "arms": ["a"],
+        "band": 0.02,
+        **change,
+    }
+    with pytest.raises(ValueError, match=message):
+        analyse(**arguments)
+
+
+def test_samples_of_another_metric_are_refused_with_task_arm_and_seed() -> None:
+    task = scores(np.random.default_rng(1))
+    values = {arm: {s: 100 * v for s, v in row.items()} for arm, row in task.values.items()}
+    with pytest.raises(ValueError, match="zeroshot, base seed 0: the samples' mean is"):
+        analyse({"zeroshot": replace(task, values=values)}, "base", arms=["a"], band=2.0)
+
+
+@pytest.mark.slow
+def test_the_pair_of_equal_arms_is_called_different_in_five_percent() -> None:
+    rng = np.random.default_rng(23)
+    called = 0
+    for _ in range(500):
+        values = {
+            arm: {seed: float(value) for seed, value in enumerate(rng.normal(0.3, 0.01, 3))}
+            for arm in ARMS
+        }
+        row = (
+            analyse(
+                {"task": TaskScores(values=values)},
+                "base",
+                arms=[],
+                a_a=("again", "base"),
+                band=0.001,
+            )
+            .tasks["task"]
+            .a_a
+        )
+        assert row is not None
+        called += row.verdict in ("better", "worse")
+    assert 0.03 <= called / 500 <= 0.07
+
+
+@pytest.mark.slow
+def test_the_smallest_visible_difference_is_seen_in_eighty_percent() -> None:
+    """Values only: 4 arms × 3 seeds, one arm with that true difference; s is known by design."""
+    rng = np.random.default_rng(29)
+    effect = smallest_visible(1.0, seeds=3, arms=4, df=8.0)
+    seen = 0
+    for _ in range(200):
+        values = {
+            arm: {seed: float(v) for seed, v in enumerate(rng.normal(0.0, 1.0, 3))}
+            for arm in ("base", "a", "b", "c", "d")
+        }
+        values["a"] = {seed: value + effect for seed, value in values["a"].items()}
+        rows = (
+            analyse(
+                {"task": TaskScores(values=values)}, "base", arms=["a", "b", "c", "d"], band=0.1
+            )
+            .tasks["task"]
+            .comparisons
+        )
+        seen += rows[0].verdict == "better"
+    assert 0.72 <= seen / 200 <= 0.88

@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from train.stats.comparison import Difference, Spread
+from train.stats.contrasts import (
+    add_drawing,
+    average_noise,
+    average_values,
+    comparable,
+    differences,
+    over_tasks,
+    pair_noise,
+    shared_noise,
+)
+from train.stats.moderation import LedgerEntry
+from train.stats.samples import SampleNoise
+
+VALUES = {
+    "base": {0: 0.30, 1: 0.34, 2: 0.31},
+    "a": {0: 0.36, 1: 0.37, 2: 0.35},
+    "b": {0: 0.29, 1: 0.36, 2: 0.30},
+}
+
+
+def noise(floor: float = 0.0, drawing: float = 0.0, df: float = 100.0) -> SampleNoise:
+    return SampleNoise(floor=floor, drawing=drawing, drawing_error=drawing**2 / df)
+
+
+def test_two_arms_have_the_paired_t_interval() -> None:
+    values = {arm: VALUES[arm] for arm in ("base", "a")}
+    shared = shared_noise(values, [])
+    assert shared is not None
+    (row,) = differences(values, shared, [("a", "base")], [None], one_baseline=True)
+    paired = stats.ttest_rel(list(VALUES["a"].values()), list(VALUES["base"].values()))
+    assert row.difference / math.sqrt(row.over_seeds.variance) == pytest.approx(
+        float(paired.statistic), rel=1e-9
+    )
+    assert row.over_seeds.df == paired.df == 2
+    assert row.over_samples is None
+
+
+def test_the_floor_of_the_samples_is_the_least_variance() -> None:
+    shared = shared_noise(VALUES, [])
+    assert shared is not None
+    pairs = [("a", "base"), ("b", "base")]
+    rows = differences(VALUES, shared, pairs, [noise(floor=4.0), None], one_baseline=True)
+    assert rows[0].sd == 2.0
+    assert rows[0].over_seeds.variance == pytest.approx(4.0 / 3)
+    assert rows[1].sd < 0.1
+
+
+def test_controls_are_not_moderated_by_each_other() -> None:
+    shared = shared_noise(VALUES, [])
+    assert shared is not None
+    pairs = [("a", "base"), ("b", "a")]
+    apart = differences(VALUES, shared, pairs, [None, None], one_baseline=False)
+    alone = [differences(VALUES, shared, [pair], [None], one_baseline=False)[0] for pair in pairs]
+    assert apart == alone
+
+
+def test_a_ledger_lends_its_degrees_of_freedom() -> None:
+    plain = shared_noise(VALUES, [])
+    lent = shared_noise(VALUES, [LedgerEntry(variance=1e-4, df=6.0)])
+    assert plain is not None
+    assert lent is not None
+    assert (plain.df, lent.df) == (4, 10.0)
+    assert lent.prior is not None
+    assert lent.fit.variance == plain.variance
+    assert lent.variance == pytest.approx(0.6 * lent.prior.variance + 0.4 * plain.variance)
+
+
+def test_without_a_run_or_a_residual_there_is_no_noise() -> None:
+    assert shared_noise({"a": {}}, []) is None
+    assert shared_noise({"a": {0: 0.5}, "b": {0: 0.6}}, []) is None
+    only_ledger = shared_noise({"a": {0: 0.5}}, [LedgerEntry(variance=1.0, df=4.0)])
+    assert only_ledger is not None
+    assert only_ledger.df == 4.0
+
+
+def test_drawing_adds_its_variance_and_satterthwaites_degrees_of_freedom() -> None:
+    over_seeds = Spread(variance=2.0, df=4.0)
+    both = add_drawing(over_seeds, noise(drawing=1.0, df=50.0))
+    assert both is not None
+    assert both.variance == 3.0
+    assert both.df == pytest.approx(9 / (4 / 4 + 1 / 50))
+    assert add_drawing(over_seeds, noise()) == over_seeds
+    assert add_drawing(over_seeds, None) is None
+
+
+def test_pairs_with_one_common_seed_cannot_be_compared() -> None:
+    values = {**VALUES, "c": {2: 0.4, 9: 0.5}}
+    pairs = [("a", "base"), ("c", "base"), ("missing", "base")]
+    assert comparable(values, pairs) == [("a", "base")]
+
+
+def test_one_run_without_samples_leaves_the_pair_without() -> None:
+    rng = np.random.default_rng(0)
+    samples = {arm: {s: [rng.random(20)] for s in range(3)} for arm in ("a", "base")}
+    assert pair_noise(samples, ("a", "base"), (0, 1, 2)) is not None
+    del samples["base"][1]
+    assert pair_noise(samples, ("a", "base"), (0, 1, 2)) is None
+    assert pair_noise(samples, ("a", "base"), (0, 2)) is not None
+    assert pair_noise(None, ("a", "base"), (0, 2)) is None
+
+
+def test_the_average_takes_runs_with_a_value_in_every_task() -> None:
+    tables = [
+        {"a": {0: 0.2, 1: 0.4}, "b": {0: 0.1}},
+        {"a": {0: 0.4, 2: 0.6}, "b": {0: 0.3}},
+    ]
+    rows = average_values(tables)
+    assert rows["a"] == pytest.approx({0: 0.3})
+    assert rows["b"] == pytest.approx({0: 0.2})
+    assert average_values([tables[0], {"a": {0: 0.4}}])["b"] == {}
+
+
+def test_the_noise_of_an_average_is_that_of_independent_tasks() -> None:
+    mean = average_noise([noise(1.0, 3.0, 10.0), noise(2.0, 5.0, 20.0)])
+    assert mean is not None
+    assert (mean.floor, mean.drawing) == (3.0 / 4, 8.0 / 4)
+    # degrees of freedom as by Satterthwaite
+    df = mean.drawing**2 / mean.drawing_error
+    assert df == pytest.approx(64 / (9 / 10 + 25 / 20))
+    assert average_noise([noise(1.0), None]) is None
+
+
+def average_difference(tables: list[dict[str, dict[int, float]]]) -> Difference:
+    values = average_values(tables)
+    shared = shared_noise(values, [])
+    assert shared is not None
+    return differences(values, shared, [("a", "base")], [None], one_baseline=True)[0]
+
+
+def test_the_spread_over_tasks_holds_tasks_and_the_common_part_of_seeds() -> None:
+    rng = np.random.default_rng(3)
+    d = rng.normal(size=(4, 1)) + 2 * rng.normal(size=(1, 3)) + 0.3 * rng.normal(size=(4, 3))
+    tables = []
+    for row in d:
+        tables.append({"a": dict(enumerate(row)), "base": dict.fromkeys(range(3), 0.0)})
+    one = average_difference(tables)
+    spread = over_tasks(tables, one)
+    assert spread is not None
+    tasks = d.mean(1).var(ddof=1) / 4
+    residual = d - d.mean(1, keepdims=True) - d.mean(0) + d.mean()
+    common = one.over_seeds.variance - (residual**2).sum() / 6 / 12
+    assert spread.variance == pytest.approx(tasks + common, rel=1e-9)
+    assert spread.df == pytest.approx((tasks + common) ** 2 / (tasks**2 / 3 + common**2 / 2))
+    assert over_tasks(tables[:2], one) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("task_sd", "seed_sd", "residual_sd"), [(1.0, 0.0, 1.0), (1.0, 1.0, 1.0), (0.2, 1.0, 0.5)]
+)
+def test_intervals_over_tasks_hold_what_they_promise(
+    task_sd: float, seed_sd: float, residual_sd: float
+) -> None:
+    """6 tasks × 4 seeds of differences with crossed random effects; 2,000 tables."""
+    rng = np.random.default_rng(1)
+    hits = 0
+    for _ in range(2000):
+        d = (
+            task_sd * rng.normal(size=(6, 1))
+            + seed_sd * rng.normal(size=(1, 4))
+            + residual_sd * rng.normal(size=(6, 4))
+        )
+        mean = d.mean()
+        one = Difference(
+            arm="a",
+            baseline="base",
+            seeds=(0, 1, 2, 3),
+            difference=float(mean),
+            sd=1.0,
+            over_seeds=Spread(variance=float(d.mean(0).var(ddof=1)) / 4, df=3.0),
+        )
+        tables = [{"a": dict(enumerate(row)), "base": dict.fromkeys(range(4), 0.0)} for row in d]
+        spread = over_tasks(tables, one)
+        assert spread is not None
+        hits += abs(mean) <= stats.t.isf(0.025, spread.df) * math.sqrt(spread.variance)
+    assert 0.93 <= hits / 2000 <= 0.98
