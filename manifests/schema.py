@@ -119,6 +119,11 @@ class Miniweb:
         for name in ("noise", "near_duplicates", "faults"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"miniweb {name} is {getattr(self, name)}; it must lie in [0, 1)")
+        for name, least in (("pairs", 1), ("trusted_pairs", 0), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(
+                    f"miniweb {name} is {getattr(self, name)}; it must be at least {least}"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

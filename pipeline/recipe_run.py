@@ -18,7 +18,13 @@ from manifests.sources import SOURCES
 from pipeline import accounting, scoring, views
 from pipeline.crawl import crawler, top_reasons
 from pipeline.executor import Engine, Stage, Ticket, execute
-from pipeline.external import adopt_tars, check_img2dataset, img2dataset_stage, tar_tickets
+from pipeline.external import (
+    adopt_tars,
+    check_adopted,
+    check_img2dataset,
+    img2dataset_stage,
+    tar_tickets,
+)
 from pipeline.fetch import make_downloader, plan
 from pipeline.images import limits_of
 from pipeline.pool import read_sidecar, remove_uncommitted
@@ -137,7 +143,11 @@ def _fetch(recipe: Recipe, pool: str, engine: Engine, retry: str | None) -> Mapp
     config: dict[str, Any] = {"pool": pool, "fetch": disk.to_plain(recipe.fetch)}
     if SOURCES[recipe.source.kind].images == "tars":
         stage = Stage(name="adopt", work=adopt_tars, config=config)
-        return execute(stage, tar_tickets(recipe.source), engine=engine).failed
+        tickets = tar_tickets(recipe.source)
+        check_adopted(pool, tickets)
+        tars = {ticket.id: str(ticket.payload["tar"]) for ticket in tickets}
+        failed = execute(stage, tickets, engine=engine).failed
+        return {tars[ticket]: reason for ticket, reason in failed.items()}
     planned = plan.write_plan(pool, recipe)
     if retry:
         planned += plan.add_retries(pool, recipe, transient(pool))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import pickle
 import traceback
 from collections.abc import Callable
@@ -107,7 +108,8 @@ class Worker:
         try:
             return ["done", json.dumps(self._work(Ticket(**json.loads(ticket))))]
         except Exception as error:
-            logger.exception("stage %s: a ticket raised", self.stage_name)
+            if not _explains_itself(error) or os.environ.get("CLIPMILL_TRACEBACK"):
+                logger.exception("stage %s: a ticket raised", self.stage_name)
             return ["raised", error_line(error)]
 
     def close(self) -> None:
@@ -121,13 +123,18 @@ def error_line(error: Exception) -> str:
 
     The traceback itself is in the worker's log.
     """
+    if _explains_itself(error):
+        return str(error)
     text = f"{type(error).__name__}: {error}"
-    if isinstance(error, ValueError):
-        return text
     frames = traceback.extract_tb(error.__traceback__)
     own_frames = [frame for frame in frames if Path(frame.filename).is_relative_to(ROOT)]
     last = own_frames[-1]
     return f"{text} ({Path(last.filename).name}:{last.lineno})"
+
+
+def _explains_itself(error: Exception) -> bool:
+    """True for a ValueError of ours. A subclass, such as ArrowInvalid, is another library's."""
+    return type(error) is ValueError
 
 
 def check_ready(stage: Stage, answer: list[str]) -> None:

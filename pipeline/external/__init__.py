@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from pipeline.external.adopt import adopt_tars, changed_tars, tar_changed, tar_tickets
+from pipeline.external.adopt import (
+    adopt_tars,
+    changed_tars,
+    check_adopted,
+    tar_changed,
+    tar_tickets,
+)
 from pipeline.external.img2dataset_run import (
     DRIVER,
     QUIET,
@@ -16,6 +22,7 @@ __all__ = [
     "QUIET",
     "adopt_tars",
     "changed_tars",
+    "check_adopted",
     "check_img2dataset",
     "img2dataset_stage",
     "tar_changed",

@@ -19,7 +19,12 @@ from typing import Any
 
 from manifests import disk
 from manifests.columns import SIDECAR, with_extra
-from manifests.pool_layout import CommitRecord, PoolLayout, read_commit_records
+from manifests.pool_layout import (
+    CommitRecord,
+    PoolLayout,
+    read_commit_records,
+    shard_name,
+)
 from manifests.schema import Fetch, Source
 from pipeline.crawl import file_stamp, has_stamp
 from pipeline.executor import Ticket
@@ -142,6 +147,31 @@ def _require_same(record: CommitRecord, tar: str, pool: str, columns: Sequence[s
             f"the source now names {list(columns)[len(SIDECAR) :]}; "
             "give the old list back, or build into another folder"
         )
+
+
+def check_adopted(pool: str, tickets: Sequence[Ticket]) -> None:
+    """ValueError where a shard that is committed is not of its ticket's tar as it is now.
+
+    Only a person can mend that: no further try of the stage would end otherwise.
+    """
+    records = read_commit_records(pool)
+
+    def problem(ticket: Ticket) -> str | None:
+        record = records.get(shard_name(int(ticket.payload["shard"])))
+        if record is None:
+            return None
+        schema = with_extra(SIDECAR, ticket.payload.get("extra_columns") or {})
+        try:
+            _require_same(record, str(ticket.payload["tar"]), pool, schema.names)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    with ThreadPoolExecutor(THREADS) as threads:
+        problems = [text for text in threads.map(problem, tickets) if text is not None]
+    if problems:
+        others = f" (so it is with {len(problems) - 1} more tars)" if len(problems) > 1 else ""
+        raise ValueError(problems[0] + others)
 
 
 def tar_changed(record: CommitRecord) -> bool:

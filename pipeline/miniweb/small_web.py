@@ -73,7 +73,7 @@ def write(out: str | Path, settings: Miniweb) -> dict[str, Any]:
     """Leave a web in `out`: two WATs, truth.parquet, pairs.parquet, eval/ and site.json. Returns
     what it holds.
 
-    Everything follows from the settings. ValueError for sizes that make no web.
+    Everything follows from the settings.
     """
     started = time.monotonic()
     items, trusted = web_plan.plan(settings), web_plan.trusted(settings)

@@ -60,8 +60,7 @@ class Item:
 
 
 def plan(settings: Miniweb) -> list[Item]:
-    """The pairs of the crawl, in no order. ValueError for sizes that make no web."""
-    check(settings)
+    """The pairs of the crawl, in no order."""
     faults = round(settings.faults * settings.pairs)
     others = settings.pairs - faults
     copies = min(round(settings.near_duplicates * others), max(others - 1, 0))
@@ -89,20 +88,10 @@ def plan(settings: Miniweb) -> list[Item]:
 
 def trusted(settings: Miniweb) -> list[Item]:
     """The pairs of the trusted host: right captions, no ills."""
-    check(settings)
     items = [
         _item(settings.seed, "trusted", number, "clean") for number in range(settings.trusted_pairs)
     ]
     return [replace(item, host=TRUSTED) for item in items]
-
-
-def check(settings: Miniweb) -> None:
-    """ValueError for sizes and seeds that the dataclass takes but no web can have."""
-    for name, least in (("pairs", 1), ("trusted_pairs", 0), ("seed", 0)):
-        if getattr(settings, name) < least:
-            raise ValueError(
-                f"miniweb {name} is {getattr(settings, name)}; it must be at least {least}"
-            )
 
 
 def _item(seed: int, stream: str, number: int, kind: str) -> Item:

@@ -192,6 +192,7 @@ def test_a_refused_ablation_leaves_no_folder(
 
 SLOW = """
 import signal, sys, time
+signal.signal(signal.SIGTERM, signal.default_int_handler)
 print("started", flush=True)
 try:
     time.sleep(60)
@@ -214,9 +215,18 @@ raise SystemExit(console.run_command(body))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("whole_group", [False, True], ids=["kill", "terminal"])
+@pytest.mark.parametrize(
+    ("number", "status", "whole_group"),
+    [
+        (signal.SIGINT, 130, False),
+        (signal.SIGINT, 130, True),
+        (signal.SIGTERM, 143, False),
+        (signal.SIGTERM, 143, True),
+    ],
+    ids=["kill-INT", "terminal-INT", "kill-TERM", "group-TERM"],
+)
 def test_a_stop_signal_reaches_the_command_once_and_waits_for_it(
-    whole_group: bool, tmp_path: Path
+    number: signal.Signals, status: int, whole_group: bool, tmp_path: Path
 ) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
     parent = subprocess.Popen(
@@ -233,13 +243,13 @@ def test_a_stop_signal_reaches_the_command_once_and_waits_for_it(
         seen += parent.stdout.readline()
     time.sleep(0.1)
     if whole_group:
-        os.killpg(parent.pid, signal.SIGINT)
+        os.killpg(parent.pid, number)
     else:
-        parent.send_signal(signal.SIGINT)
+        parent.send_signal(number)
     output, errors = parent.communicate(timeout=20)
-    assert parent.returncode == 130
+    assert parent.returncode == status
     assert "put away" in output
-    assert errors.strip().startswith("stopped by SIGINT: ")
+    assert errors.strip().startswith(f"stopped by {number.name}: ")
     assert "Traceback" not in errors
 
 

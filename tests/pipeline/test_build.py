@@ -17,6 +17,7 @@ import pytest
 
 from pipeline import build, recipe_run
 from pipeline.executor import Report
+from tests.support.other_tars import pack, picture
 
 ROOT = Path(__file__).resolve().parents[2]
 WAT = """
@@ -134,6 +135,34 @@ def test_weights_that_do_not_fit_are_refused_before_tars_are_adopted(
     assert status == 2
     assert "write model: ViT-B-32-quickgelu" in errors
     assert not (tmp_path / "pool").exists()
+
+
+def test_a_tar_that_changed_since_it_was_adopted_is_one_line(run: Lines, tmp_path: Path) -> None:
+    tars = [tmp_path / "tars" / f"{number}.tar" for number in range(2)]
+    for tar in tars:
+        pack(tar, [("a.jpg", picture(shade=7)), ("a.txt", b"one")])
+    (tmp_path / "r.yaml").write_text("{name: r, source: {kind: shards, paths: [tars]}}")
+    assert run(tmp_path / "r.yaml", "--out", tmp_path / "pool")[0] == 0
+    for tar in tars:
+        pack(tar, [("a.jpg", picture(shade=7)), ("a.txt", b"eno")])
+    status, _, errors = run(tmp_path / "r.yaml", "--out", tmp_path / "pool")
+    assert status == 2
+    assert errors.splitlines()[-1] == (
+        f"error: {tars[0]} has changed since it was adopted; give the old tar back, or build into "
+        f"another folder than {tmp_path / 'pool'} (so it is with 1 more tars)"
+    )
+    assert "Traceback" not in errors
+
+
+def test_a_damaged_tar_is_named_without_class_names(run: Lines, tmp_path: Path) -> None:
+    (tmp_path / "x.tar").write_bytes(b"no tar" * 100)
+    (tmp_path / "r.yaml").write_text("{name: r, source: {kind: shards, paths: [x.tar]}}")
+    status, _, errors = run(tmp_path / "r.yaml", "--out", tmp_path / "pool")
+    assert status == 3
+    last = errors.splitlines()[-1]
+    assert last.startswith(f"error: task {tmp_path}/x.tar ended without an outcome: {tmp_path}/x.")
+    assert "ValueError" not in errors
+    assert "Traceback" not in errors
 
 
 @pytest.mark.parametrize("wrong", ["file in the way", "parent is a file", "folder as manifest"])

@@ -7,6 +7,7 @@ import json
 import pickle
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from pipeline.executor import Stage, Ticket, Work
@@ -30,6 +31,11 @@ class Failing:
 
     def __call__(self, ticket: Ticket) -> dict[str, Any]:
         raise OSError(f"no space left for {ticket.id}")
+
+
+class Refusing(Failing):
+    def __call__(self, ticket: Ticket) -> dict[str, Any]:
+        raise ValueError(f"{ticket.id} is cut off")
 
 
 def worker_of(stage: Stage) -> Worker:
@@ -56,7 +62,22 @@ def test_an_error_is_one_line_with_the_line_of_our_code() -> None:
     kind, text = worker.run(ticket_json(Ticket(id="7", group="a")))
     assert kind == "raised"
     assert text.startswith("OSError: no space left for 7 (test_worker.py:")
-    assert error_line(ValueError("plain")) == "ValueError: plain"
+    assert error_line(ValueError("the tar is cut off")) == "the tar is cut off"
+    with pytest.raises(pa.ArrowInvalid) as invalid:
+        pa.array(["x"]).cast(pa.int64())
+    assert error_line(invalid.value).startswith("ArrowInvalid: ")
+
+
+def test_a_mistake_is_logged_without_a_traceback_unless_one_is_asked_for(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = worker_of(Stage(name="s", work=Refusing))
+    monkeypatch.delenv("CLIPMILL_TRACEBACK", raising=False)
+    assert worker.run(ticket_json(Ticket(id="7", group="a"))) == ["raised", "7 is cut off"]
+    assert not caplog.records
+    monkeypatch.setenv("CLIPMILL_TRACEBACK", "1")
+    worker.run(ticket_json(Ticket(id="7", group="a")))
+    assert caplog.records[0].exc_info
 
 
 def local_function() -> Any:
