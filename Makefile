@@ -1,13 +1,14 @@
 # The whole project is driven from here; `.ci/run` calls the same targets.
 PYTHON ?= python3
 WORKERS ?= auto
-# Every process of pytest computes in one thread: there are as many processes as cores.
-PYTEST := OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n $(WORKERS) --dist loadfile
+# Every process of pytest computes in one thread: there are as many processes as cores. Files start in the order of
+# tests/conftest.py: the longest first.
+PYTEST := OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 V := .venv/bin
 # The tests start over a hundred Python children: each finds the project compiled, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: venv demo quick quick-tests test check bench bench-fetch bench-gpu
+.PHONY: venv demo quick quick-tests test all-tests check bench bench-fetch bench-gpu
 venv: .venv/installed
 
 .venv/installed: pyproject.toml
@@ -30,7 +31,10 @@ quick:                  # before a commit: all tests that are not marked slow, a
 quick-tests: venv
 	$(PYTEST) -m "not slow and not ray"
 
-test: check
+test:
+	@$(MAKE) --no-print-directory -j2 check all-tests
+
+all-tests: venv
 	$(PYTEST)
 
 bench: venv

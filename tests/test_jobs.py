@@ -117,7 +117,7 @@ def head() -> Iterator[Head]:
         # Its own process group: nobody else's Ray is touched
         os.killpg(process.pid, signal.SIGTERM)
         try:
-            process.wait(20)
+            process.wait(5)  # it closes no earlier while an agent of a job is alive
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait(10)

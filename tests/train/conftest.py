@@ -23,6 +23,7 @@ from manifests.documents import ScoreSetDocument, ViewDocument
 from manifests.pool_layout import CommitRecord
 from manifests.schema import Ablation
 from tests.support import ablations
+from tests.support.once import once
 from train.ablation import Outcome, run_all
 
 START, END = 49_406, 49_407  # of a text, in CLIP's vocabulary
@@ -248,9 +249,13 @@ def add_view() -> Callable[..., None]:
 @pytest.fixture(scope="session")
 def tiny_pool(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A pool of 3 shards of 16 rows with the views `all` and `half`; for reading only."""
-    pool = build_pool(tmp_path_factory.mktemp("tiny") / "pool")
-    write_view(pool, "half", 0.5)
-    return pool
+
+    def make(folder: Path) -> str:
+        pool = build_pool(folder / "pool")
+        write_view(pool, "half", 0.5)
+        return pool
+
+    return once(tmp_path_factory, "tiny_pool", make)
 
 
 @pytest.fixture
@@ -265,7 +270,7 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     """An evaluation folder: two classes of four images."""
-    return ablations.two_classes(tmp_path_factory.mktemp("eval"))
+    return once(tmp_path_factory, "two_classes", ablations.two_classes)
 
 
 @pytest.fixture(scope="session")
@@ -273,6 +278,9 @@ def ran(
     tmp_path_factory: pytest.TempPathFactory, tiny_pool: str, data: str
 ) -> tuple[Ablation, str, list[Outcome]]:
     """An ablation that ran: three arms (one is A/A), two seeds. For reading only."""
-    out = str(tmp_path_factory.mktemp("ran"))
-    tiny = ablations.tiny_ablation(tiny_pool, data, controls={"a_a": "raw"}, jobs=2)
-    return tiny, out, run_all(tiny, out)
+
+    def make(folder: Path) -> tuple[Ablation, str, list[Outcome]]:
+        tiny = ablations.tiny_ablation(tiny_pool, data, controls={"a_a": "raw"}, jobs=2)
+        return tiny, str(folder), run_all(tiny, str(folder))
+
+    return once(tmp_path_factory, "ran", make)

@@ -186,7 +186,7 @@ def test_a_stopped_ablation_keeps_its_runs_and_is_resumed(
     tiny_pool: str, data: Path, tmp_path: Path
 ) -> None:
     train = TRAIN.replace(
-        "samples_seen: 64", "samples_seen: 1600, log_every: 1, checkpoint_every: 10"
+        "samples_seen: 64", "samples_seen: 960, log_every: 1, checkpoint_every: 30"
     )
     changes = {"controls: {a_a: raw}": "", "jobs: 2": "jobs: 1"}
     path, out = manifest(tmp_path, tiny_pool, data, train=train, **changes), tmp_path / "out"
