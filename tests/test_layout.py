@@ -43,7 +43,8 @@ ORDER = {
         "filter", "audit",
     ],
     "train": [
-        "startup", "rng", "model", "config", "data", "step", "formats", "dist", "evaluation",
+        "startup", "rng", "model", "config", "data", "step", "formats", "dist", "capacity",
+        "evaluation",
         "identity", "logbook", "nonfinite", "train_state", "loop", "mix", "stats", "ablation",
         "reporting",
         "run", "evaluate", "export",

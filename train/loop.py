@@ -26,6 +26,7 @@ from manifests import console, disk
 from manifests.documents import RunRecord, read_document
 from manifests.pool_layout import RunLayout
 from manifests.schema import Blend
+from train.capacity import resolve_micro_batch
 from train.config import TrainConfig, model_config
 from train.data import Batch, Loader, normalise
 from train.dist import checkpoint, process_group, sharded_checkpoint
@@ -84,6 +85,7 @@ def train(blend: Blend, config: TrainConfig, out: str, *, resume: bool = True) -
         stop = StopRequest(ranks.rank)
         with console.on_stop_signal(stop), matmul_precision(config):
             started = time.perf_counter()
+            config = resolve_micro_batch(config, ranks)
             state = prepare(config, out, ranks, loader, identity)
             if ranks.rank == 0:
                 disk.write_json(layout.blend_json, blend)
@@ -215,6 +217,7 @@ def _step(state: TrainState, batch: Batch, stop: StopRequest) -> tuple[float, fl
     rank shall stop.
     """
     config, device, model = state.config, state.ranks.device, state.model
+    assert config.micro_batch != "auto"
     tokens_BT = batch.tokens_BT[:, : int(batch.length_B.max())]
     first_row = state.ranks.data_parallel.rank * len(tokens_BT)  # of this rank, in the global batch
 

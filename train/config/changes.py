@@ -106,8 +106,11 @@ def _unknown(key: str, value: Any, base: TrainConfig, epoch_samples: int | None)
 def _read(key: str, value: Any, kind: Any) -> Any:
     """`value` as `kind`: one of int, float, bool, str, tuple[…, ...], Literal[…] and X | None."""
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        inner = next(part for part in typing.get_args(kind) if part is not type(None))
-        return None if value is None or value in ("none", "null") else _read(key, value, inner)
+        parts = [part for part in typing.get_args(kind) if part is not type(None)]
+        if value is None or value in ("none", "null"):
+            return None
+        words = [part for part in parts[1:] if value in typing.get_args(part)]
+        return value if words else _read(key, value, parts[0])
     if typing.get_origin(kind) is tuple:
         return _read_list(key, value, typing.get_args(kind)[0])
     if typing.get_origin(kind) is Literal:

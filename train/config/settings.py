@@ -87,8 +87,10 @@ class TrainConfig:
     precision: Literal["fp32", "tf32", "bf16", "bf16_o2", "fp16"] = setting(
         "bf16", "bf16_o2: weights of 16 bits with fp32 masters", heading="Precision and memory"
     )
-    micro_batch: int | None = setting(
-        None, "samples of a rank that are computed at once; gradients stay those of the batch"
+    micro_batch: int | Literal["auto"] | None = setting(
+        None,
+        "samples of a rank that are computed at once; gradients stay those of the batch;"
+        " auto: as many as the device has memory for",
     )
     recompute: str = setting(
         "none", "blocks recomputed in backward: none, selective, full or every_N, like every_2"
@@ -142,7 +144,7 @@ class TrainConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         for name in ("loss_tile", "micro_batch"):
-            if (value := getattr(self, name)) is not None and value < 1:
+            if isinstance(value := getattr(self, name), int) and value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1")
         for name in ("warmup", "checkpoint_every", "seed", "weight_decay", "threads"):
             if getattr(self, name) < 0:
@@ -202,7 +204,7 @@ class TrainConfig:
             )
 
     def _check_gradients(self) -> None:
-        if self.micro_batch is not None and self.precision == "bf16_o2":
+        if isinstance(self.micro_batch, int) and self.precision == "bf16_o2":
             raise ValueError(
                 "micro_batch adds up gradients, "
                 "which bf16_o2 keeps in 8 bits; set precision to bf16"
@@ -300,7 +302,7 @@ def _choices(kind: Any) -> str:
     if typing.get_origin(kind) is tuple:
         return f"list of {_choices(parts[0])}"
     if type(None) in parts:
-        return f"{_choices(parts[0])}, or none"
+        return ", or ".join([*(_choices(part) for part in parts if part is not type(None)), "none"])
     return {int: "whole number", float: "number", bool: "true | false", str: "text"}[kind]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from train.step import accumulate
-from train.step.loss import DataParallel, contrastive
+from train.step.loss import DataParallel, contrastive, loss_tile
 from train.step.optimizers import parameter_groups
 from train.step.precision import matmul_precision, precision_context
 from train.step.schedule import decay_factor, learning_rate
@@ -16,6 +16,7 @@ __all__ = [
     "contrastive",
     "decay_factor",
     "learning_rate",
+    "loss_tile",
     "matmul_precision",
     "parameter_groups",
     "precision_context",

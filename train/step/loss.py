@@ -107,7 +107,7 @@ def contrastive(
             else:
                 image_bE, text_bE = all_image_BE, all_text_BE
         b, B = len(image_bE), len(all_text_BE)
-        side = (B if b * B <= WHOLE else TILE) if tile is None else tile
+        side = loss_tile(b, B, tile) or B
         if kind == "siglip":
             assert bias is not None
             if side < B:
@@ -120,6 +120,13 @@ def contrastive(
         if b != B:
             loss = (loss + _Softmax.apply(text_bE, all_image_BE, scale, start, side, False)[0]) / 2
         return loss, right_b.float().mean()
+
+
+def loss_tile(rows: int, columns: int, tile: int | None = None) -> int | None:
+    """The side of a tile of logits that `contrastive` computes; None: all at once."""
+    if tile is None:
+        return None if rows * columns <= WHOLE else TILE
+    return tile if tile < columns else None
 
 
 # --- all logits at once --------------------------------------------------------------------------
