@@ -30,9 +30,10 @@ class Spread:
 class Difference:
     """An estimated difference and what is known of its noise, before any interval.
 
-    sd: standard deviation of a single-seed difference. over_seeds: on this test set. over_samples:
-    over seeds and samples; None without per-sample values. over_tasks: over seeds, samples and
-    tasks; None for a single task and for fewer than 3.
+    sd: standard deviation of a single-seed difference. Several spreads are lower bounds of the
+    noise (what the runs showed; what the samples leave at least): the widest interval counts.
+    over_seeds: on this test set. over_samples: over seeds and samples; empty without per-sample
+    values. over_tasks: over seeds and tasks; empty for a single task and for fewer than 3.
     """
 
     arm: str
@@ -40,9 +41,9 @@ class Difference:
     seeds: tuple[int, ...]
     difference: float
     sd: float
-    over_seeds: Spread
-    over_samples: Spread | None = None
-    over_tasks: Spread | None = None
+    over_seeds: tuple[Spread, ...]
+    over_samples: tuple[Spread, ...] = ()
+    over_tasks: tuple[Spread, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +54,11 @@ class Comparison:
     low_seeds, high_seeds: over seeds on this test set. low_samples, high_samples: over seeds and
     samples; None without per-sample values. low_tasks, high_tasks: over tasks as well (averages of
     at least 3 tasks). low, high: the headline, the wider of the first two; `headline` says which,
-    and df, p, low90, high90 (the interval of 1 − 2 alpha) and p_equal (TOST) are those of the
-    headline. Intervals and p values are simultaneous over the family where `adjustment` is
-    Dunnett's; p is not adjusted. Every interval is None where nothing varies.
+    and df is that of the widest (infinite where it is known from the samples alone). low90, high90:
+    the widest interval of 1 − 2 alpha. p, p_adjusted and p_equal (TOST) are the largest that a part
+    of the headline gives, so that they agree with the intervals at every level. Intervals and p
+    values are simultaneous over the family where `adjustment` is Dunnett's; p is not adjusted.
+    Every interval is None where nothing varies.
     """
 
     arm: str
@@ -165,24 +168,20 @@ def _compare(
         raise ValueError(f"the equivalence band is {band}; it must be above 0")
 
     base = _without_interval(one, adjustment, band)
-    if one.over_seeds.variance == 0:
+    bounds = [spread for spread in one.over_seeds + one.over_samples if spread.variance > 0]
+    if not bounds or not any(spread.variance > 0 for spread in one.over_seeds):
         return base
-    chosen, headline = _wider(one, loadings, alpha)
-    low, high = _interval(one.difference, chosen, loadings, alpha / factors[0])
-    low90, high90 = _interval(one.difference, chosen, loadings, 2 * alpha / factors[1])
-    low_seeds, high_seeds = _interval(one.difference, one.over_seeds, loadings, alpha / factors[0])
-    low_samples, high_samples = _interval(
-        one.difference, one.over_samples, loadings, alpha / factors[0]
-    )
-    low_tasks, high_tasks = _interval(one.difference, one.over_tasks, loadings, alpha / factors[0])
-    error = math.sqrt(chosen.variance)
-    t = one.difference / error
-    t_equal = (band - abs(one.difference)) / error
-    p_adjusted = min(1.0, factors[0] * dunnett_p(t, chosen.df, loadings))
+    level = alpha / factors[0]
+    low_seeds, high_seeds = _interval(one.difference, one.over_seeds, loadings, level)
+    low_samples, high_samples = _interval(one.difference, one.over_samples, loadings, level)
+    low_tasks, high_tasks = _interval(one.difference, one.over_tasks, loadings, level)
+    low, high = _interval(one.difference, bounds, loadings, level)
+    low90, high90 = _interval(one.difference, bounds, loadings, 2 * alpha / factors[1])
+    p_adjusted = min(1.0, factors[0] * _p_different(one.difference, bounds, loadings))
     return replace(
         base,
-        df=chosen.df,
-        headline=headline,
+        df=max(bounds, key=lambda spread: _half_width(spread, loadings, level)).df,
+        headline="seeds" if low == low_seeds else "seeds and samples",
         low=low,
         high=high,
         low90=low90,
@@ -193,20 +192,11 @@ def _compare(
         high_samples=high_samples,
         low_tasks=low_tasks,
         high_tasks=high_tasks,
-        p=dunnett_p(t, chosen.df, STUDENT),
+        p=_p_different(one.difference, bounds, STUDENT),
         p_adjusted=p_adjusted,
-        p_equal=min(1.0, factors[1] * _p_equal(t_equal, chosen.df, loadings)),
+        p_equal=min(1.0, factors[1] * _p_equal(one.difference, bounds, loadings, band)),
         verdict=decide(one.difference, p_adjusted, low90, high90, band, alpha),
     )
-
-
-def _wider(one: Difference, loadings: tuple[float, ...], alpha: float) -> tuple[Spread, Headline]:
-    """The spread with the wider interval at alpha, and what it is over."""
-    if one.over_samples is not None:
-        half_seeds = _half_width(one.over_seeds, loadings, alpha)
-        if _half_width(one.over_samples, loadings, alpha) > half_seeds:
-            return one.over_samples, "seeds and samples"
-    return one.over_seeds, "seeds"
 
 
 def _half_width(spread: Spread, loadings: tuple[float, ...], alpha: float) -> float:
@@ -214,21 +204,38 @@ def _half_width(spread: Spread, loadings: tuple[float, ...], alpha: float) -> fl
 
 
 def _interval(
-    difference: float, spread: Spread | None, loadings: tuple[float, ...], alpha: float
+    difference: float, spreads: Sequence[Spread], loadings: tuple[float, ...], alpha: float
 ) -> tuple[float, float] | tuple[None, None]:
-    if spread is None:
+    """The widest interval of the spreads."""
+    if not spreads:
         return None, None
-    half = _half_width(spread, loadings, alpha)
+    half = max(_half_width(spread, loadings, alpha) for spread in spreads)
     return difference - half, difference + half
 
 
-def _p_equal(t: float, df: float, loadings: tuple[float, ...]) -> float:
-    """The larger p of two one-sided tests, from the distance to the nearer bound.
+def _p_different(
+    difference: float, spreads: Sequence[Spread], loadings: tuple[float, ...]
+) -> float:
+    """The largest two-sided p of the spreads, none of which has variance 0."""
+    p_values = []
+    for spread in spreads:
+        t = difference / math.sqrt(spread.variance)
+        p_values.append(dunnett_p(t, spread.df, loadings))
+    return max(p_values)
+
+
+def _p_equal(
+    difference: float, spreads: Sequence[Spread], loadings: tuple[float, ...], band: float
+) -> float:
+    """The largest p of two one-sided tests, from the distance to the nearer bound of the band.
 
     Half the two-sided p, so that it is below alpha where the interval of 1 − 2 alpha is inside.
     """
-    half = dunnett_p(t, df, loadings) / 2
-    return half if t > 0 else 1 - half
+    inside = band - abs(difference)
+    half = _p_different(inside, spreads, loadings) / 2
+    if inside > 0:
+        return half
+    return 1 - half  # at least a half: outside the band nothing speaks for equality
 
 
 def _without_interval(one: Difference, adjustment: Adjustment, band: float) -> Comparison:
@@ -239,7 +246,7 @@ def _without_interval(one: Difference, adjustment: Adjustment, band: float) -> C
         n=len(one.seeds),
         difference=one.difference,
         sd=one.sd,
-        df=one.over_seeds.df,
+        df=one.over_seeds[0].df,
         headline=None,
         low=None,
         high=None,

@@ -69,6 +69,11 @@ def _difference(first: Array, second: Array) -> Array:
     return difference
 
 
+def _square_sum(x: Array) -> float:
+    """Without BLAS, whose threads wait for each other on a busy machine."""
+    return float(np.einsum("i,i->", x, x))
+
+
 def _mean_squares(rows: Sequence[Array]) -> tuple[float, float]:
     """Mean squares of the residual and of samples in a table with one row for each seed."""
     seeds, n = len(rows), len(rows[0])
@@ -76,10 +81,10 @@ def _mean_squares(rows: Sequence[Array]) -> tuple[float, float]:
     squares, row_squares = 0.0, 0.0
     for row in rows:
         total += row
-        squares += float(row @ row)
+        squares += _square_sum(row)
         row_squares += float(row.sum()) ** 2 / n
     correction = float(total.sum()) ** 2 / (seeds * n)
-    samples = max(0.0, float(total @ total) / seeds - correction)
+    samples = max(0.0, _square_sum(total) / seeds - correction)
     residual = max(0.0, squares - correction - samples - (row_squares - correction))
     if residual < 1e-12 * squares:
         residual = 0.0

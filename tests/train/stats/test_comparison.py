@@ -28,7 +28,7 @@ def difference(mean: float, error: float = 1.0, df: float = 6.0, arm: str = "a")
         seeds=(0, 1, 2),
         difference=mean,
         sd=error * math.sqrt(3),
-        over_seeds=Spread(variance=error**2, df=df),
+        over_seeds=(Spread(variance=error**2, df=df),),
     )
 
 
@@ -45,7 +45,7 @@ def test_a_single_comparison_is_students_t() -> None:
 
 def test_the_headline_is_the_wider_of_two_intervals() -> None:
     seeds_only = difference(2.9, df=3.0)
-    more_variance = replace(seeds_only, over_samples=Spread(variance=4.0, df=50.0))
+    more_variance = replace(seeds_only, over_samples=(Spread(variance=4.0, df=50.0),))
     row = single(more_variance, band=0.5)
     assert row.headline == "seeds and samples"
     assert (row.low, row.high, row.df) == (row.low_samples, row.high_samples, 50.0)
@@ -54,7 +54,7 @@ def test_the_headline_is_the_wider_of_two_intervals() -> None:
         single(seeds_only, band=0.5).high,
     )
     # a little more variance with many more degrees of freedom: the interval over seeds is wider
-    row = single(replace(seeds_only, over_samples=Spread(variance=1.1, df=50.0)), band=0.5)
+    row = single(replace(seeds_only, over_samples=(Spread(variance=1.1, df=50.0),)), band=0.5)
     assert row.headline == "seeds"
     assert (row.low, row.df) == (row.low_seeds, 3.0)
     assert row.low_samples is not None
@@ -62,7 +62,7 @@ def test_the_headline_is_the_wider_of_two_intervals() -> None:
 
 
 def test_tasks_have_an_interval_that_is_not_the_headline() -> None:
-    row = single(replace(difference(2.0), over_tasks=Spread(variance=9.0, df=2.0)), band=0.5)
+    row = single(replace(difference(2.0), over_tasks=(Spread(variance=9.0, df=2.0),)), band=0.5)
     half = 3 * float(stats.t.isf(0.025, 2))
     assert (row.low_tasks, row.high_tasks) == pytest.approx((2 - half, 2 + half), rel=1e-10)
     assert row.headline == "seeds"
@@ -113,7 +113,7 @@ def test_intervals_and_p_values_always_agree(family: str) -> None:
                 float(rng.normal(0, 2)), float(rng.uniform(0.2, 1.5)), float(rng.choice([2, 7.5]))
             )
             wider = Spread(variance=float(rng.uniform(0.1, 2)), df=30.0)
-            rows.append(replace(row, arm=f"arm{arm}", over_samples=wider))
+            rows.append(replace(row, arm=f"arm{arm}", over_samples=(wider,)))
         if family == "Dunnett":
             compared = dunnett_family(rows, 0.5, 1.5, alpha)
         else:
