@@ -22,8 +22,8 @@ INT64 = 1 << 63
 
 def as_text(value: Any) -> str | None:
     """Anything as text: nested values as JSON, bytes as UTF-8. None where it is not valid text:
-    bytes
-    that are not UTF-8, half of a surrogate pair."""
+    bytes that are not UTF-8, half of a surrogate pair.
+    """
     if value is None:
         return None
     if isinstance(value, str):

@@ -242,8 +242,8 @@ def read_parquet(
     where: list[tuple[str, str, Any]] | None = None,
 ) -> pa.Table:
     """A table, or some columns of it, or the rows that `where` (pyarrow's filters) lets through:
-    only their row groups
-    are read."""
+    only their row groups are read.
+    """
     with _opened(path) as f:
         return pq.read_table(f, columns=columns, filters=where, partitioning=None)
 

@@ -1,9 +1,8 @@
 """What decides the rows and bytes of a pool, as plain values and as a hash.
 
 Views, scores and manners decide no byte, and a folder may move: they are left out, so they may
-change while a pool is
-built. A setting that came after the first pools is left out while it has its default, so old pools
-keep their hash.
+change while a pool is built. A setting that came after the first pools is left out while it has its
+default, so old pools keep their hash.
 """
 
 from __future__ import annotations
@@ -46,8 +45,7 @@ def recipe_changes(stored: Mapping[str, Any], recipe: Recipe) -> list[str]:
     """What decides bytes and differs between a stored identity and a recipe; [] where nothing does.
 
     `stored` is what `recipe_identity` gave, now or in an earlier version, which had absolute paths
-    and manners.
-    Each line reads `fetch.image_size was 256 and is 512`.
+    and manners. Each line reads `fetch.image_size was 256 and is 512`.
     """
     now = recipe_identity(recipe)
     before = {

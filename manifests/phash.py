@@ -22,8 +22,8 @@ _COSINES = np.cos(np.pi * (2 * np.arange(SIDE) + 1) * np.arange(LOW_TERMS)[:, No
 def phash(image: Image.Image) -> int:
     """64-bit hash: which of the 8 × 8 lowest cosine terms of the 32 × 32 luma exceed their median.
 
-    Row by row, the first bit highest. Returned as a signed
-    number, because int64 is the 64-bit column type that Parquet and SQL share.
+    Row by row, the first bit highest. Returned as a signed number, because int64 is the 64-bit
+    column type that Parquet and SQL share.
     """
     resized = image.convert("L").resize((SIDE, SIDE), Image.Resampling.LANCZOS)
     luma = np.asarray(resized, np.float64)

@@ -82,10 +82,9 @@ def read_manifest(path: str | Path, kind: type[T], *, scale: str | None = None) 
     it.
 
     Paths inside are relative to the file. `${NAME}` is expanded for the names in
-    yaml_file.VARIABLES and those that
-    begin with CLIPMILL_. Text such as 20MiB and 12.8M is a number where the field is one.
-    ValueError names the file,
-    the key, the value and the nearest right one. A resolved manifest (JSON) is read as it is.
+    yaml_file.VARIABLES and those that begin with CLIPMILL_. Text such as 20MiB and 12.8M is a
+    number where the field is one. ValueError names the file, the key, the value and the nearest
+    right one. A resolved manifest (JSON) is read as it is.
     """
     where = str(path)
     if where.endswith(".json") and disk.exists(path):

@@ -1,10 +1,8 @@
 """The nouns: recipes, views, blends and ablations as frozen dataclasses.
 
 Nothing but the standard library and columns.py, so that a trainer can import it anywhere.
-`reader.py` reads these
-from YAML and checks types. What a type cannot say (a share between 0 and 1, a baseline that is one
-of the arms) is
-checked here in `__post_init__`.
+`reader.py` reads these from YAML and checks types. What a type cannot say (a share between 0 and 1,
+a baseline that is one of the arms) is checked here in `__post_init__`.
 """
 
 from __future__ import annotations
@@ -67,8 +65,8 @@ class FilterSpec:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """One step of a view, one of: an SQL boolean expression, another view's rules, a random subset
-    as large as a
-    view, or a share of all rows drawn by xxh3(uid, seed)."""
+    as large as a view, or a share of all rows drawn by xxh3(uid, seed).
+    """
 
     __pydantic_config__: ClassVar[dict[str, str]] = STRICT
     name: str

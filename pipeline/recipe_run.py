@@ -42,10 +42,8 @@ def build(
     """Every stage up to `until`. Returns the totals of pool.json, and beside them:
 
     `failed`: {task: reason} of tasks that ended without an outcome; the stages after them did not
-    run.
-    `changed`: False where everything was there before.
-    ValueError where the recipe cannot be built, or differs from the one that this pool was begun
-    with.
+    run. `changed`: False where everything was there before. ValueError where the recipe cannot be
+    built, or differs from the one that this pool was begun with.
     """
     check_recipe(recipe, until, retry)
     before = _finished_state(pool)
@@ -116,8 +114,7 @@ def check_filter(spec: FilterSpec, *, scored: bool = True) -> None:
     """ValueError for models and weights that are not there or do not fit each other.
 
     Where the build ends before the filter is used (`scored` is False), weights may come into being
-    later, and the
-    packages that the filter needs may be missing.
+    later, and the packages that the filter needs may be missing.
     """
     filter_ = make(spec)
     if scored:
