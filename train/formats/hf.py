@@ -1,7 +1,6 @@
-"""Checkpoints under the names of Hugging Face's CLIPModel, both ways and bit for bit, and the
-folder that it loads.
+"""Convert weights to and from Hugging Face's CLIPModel, bit for bit, and write its folder.
 
-There queries, keys and values are three matrices, and projections are stored transposed.
+CLIPModel has one matrix each for queries, keys and values, and stores projections transposed.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from manifests import disk
 from train.formats.hf_tokenizer import CLIP_VOCABULARY, save_tokenizer
-from train.formats.open_clip_files import read_state
+from train.formats.open_clip_files import head_count, read_state
 from train.model import CLIP, IMAGE_MEAN, IMAGE_STD, LOGIT_SCALE, ModelConfig
 
 CONFIG_FILE, PREPROCESS_FILE = "config.json", "preprocessor_config.json"
@@ -24,7 +23,8 @@ WEIGHTS_FILES = ("model.safetensors", "pytorch_model.bin")
 
 logger = logging.getLogger(__name__)
 
-_TOP = {
+# Our parameter -> CLIPModel's, outside the blocks and inside one.
+_OUTER_NAMES = {
     "logit_scale": "logit_scale",
     "visual.class_embedding": "vision_model.embeddings.class_embedding",
     "visual.patch.weight": "vision_model.embeddings.patch_embedding.weight",
@@ -40,14 +40,14 @@ _TOP = {
     "text.ln_final.bias": "text_model.final_layer_norm.bias",
     "text.proj": "text_projection.weight",
 }
-_BLOCK = {
+_BLOCK_NAMES = {
     "ln_1": "layer_norm1",
     "ln_2": "layer_norm2",
     "out": "self_attn.out_proj",
     "fc1": "mlp.fc1",
     "fc2": "mlp.fc2",
 }
-_USUAL = {  # what a config.json leaves out
+_CONFIG_DEFAULTS = {  # of CLIPModel: config.json may leave these out
     "text_config": {
         "hidden_size": 512,
         "intermediate_size": 2048,
@@ -69,30 +69,28 @@ _USUAL = {  # what a config.json leaves out
 }
 
 
-def _their_names(name: str) -> tuple[str, ...]:
-    """Hugging Face's name of one of our parameters; three for queries, keys and values together."""
-    if name in _TOP:
-        return (_TOP[name],)
+def _hf_names(name: str) -> tuple[str, ...]:
+    """CLIPModel's name of one of our parameters; three names for queries, keys and values."""
+    if name in _OUTER_NAMES:
+        return (_OUTER_NAMES[name],)
     tower, _, rest = name.partition(".blocks.")
     number, _, inner = rest.partition(".")
     layer = f"{'vision' if tower == 'visual' else 'text'}_model.encoder.layers.{number}"
     part, _, kind = inner.rpartition(".")
     if part == "qkv":
         return tuple(f"{layer}.self_attn.{letter}_proj.{kind}" for letter in "qkv")
-    return (f"{layer}.{_BLOCK[part]}.{kind}",)
+    return (f"{layer}.{_BLOCK_NAMES[part]}.{kind}",)
 
 
-def _shapes(config: ModelConfig) -> Iterator[tuple[str, torch.Size]]:
+def _parameter_shapes(config: ModelConfig) -> Iterator[tuple[str, torch.Size]]:
+    """Our name and shape of every parameter; no memory is allocated for them."""
     with torch.device("meta"):
-        ours = CLIP(config).state_dict()
-    yield from ((name, value.shape) for name, value in ours.items())
+        state = CLIP(config).state_dict()
+    for name, value in state.items():
+        yield name, value.shape
 
 
-def _heads(config: ModelConfig, name: str) -> int:
-    return config.vision_heads if name.startswith("visual.") else config.text_heads
-
-
-def _their_shape(name: str, shape: torch.Size, config: ModelConfig) -> list[int]:
+def _hf_shape(name: str, shape: torch.Size, config: ModelConfig) -> list[int]:
     if ".qkv." in name:
         return [shape[0] // 3, *shape[1:]]
     if name.endswith(".proj"):
@@ -103,82 +101,82 @@ def _their_shape(name: str, shape: torch.Size, config: ModelConfig) -> list[int]
 
 
 def to_hf(model: CLIP) -> dict[str, Tensor]:
-    """The model's parameters as CLIPModel's state dict: contiguous copies in main memory.
+    """The model's parameters as CLIPModel's state dict: contiguous copies in host memory.
 
-    ValueError for what CLIPModel cannot compute.
+    ValueError for a model that CLIPModel cannot compute.
     """
     config = model.config
     hf_config(config)
-    theirs: dict[str, Tensor] = {}
-    for name, value in model.state_dict().items():
-        value, names = value.detach().cpu(), _their_names(name)
+    hf_state: dict[str, Tensor] = {}
+    for name, parameter in model.state_dict().items():
+        value, names = parameter.detach().cpu(), _hf_names(name)
         if len(names) == 3:  # [H, 3, D] -> three of [H x D]
-            parts = value.view(_heads(config, name), 3, -1, *value.shape[1:]).unbind(1)
+            parts = value.view(head_count(config, name), 3, -1, *value.shape[1:]).unbind(1)
             values = [part.reshape(-1, *value.shape[1:]) for part in parts]
         elif name.endswith(".proj"):
             values = [value.T]
         else:
-            values = [value.reshape(_their_shape(name, value.shape, config))]
-        theirs |= {
-            key: x.clone(memory_format=torch.contiguous_format)
-            for key, x in zip(names, values, strict=True)
-        }
-    return theirs
+            values = [value.reshape(_hf_shape(name, value.shape, config))]
+        for hf_name, part in zip(names, values, strict=True):
+            hf_state[hf_name] = part.clone(memory_format=torch.contiguous_format)
+    return hf_state
 
 
 def from_hf(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """CLIPModel's state dict as ours. ValueError names what is missing, left over or of another
-    shape.
+    """CLIPModel's state dict under our names.
+
+    ValueError names a parameter that is missing, unknown or of another shape.
     """
-    theirs = {name: value for name, value in state.items() if not name.endswith(".position_ids")}
-    ours = {}
-    for name, shape in _shapes(config):
-        parts, wanted = [], _their_shape(name, shape, config)
-        for key in _their_names(name):
-            if key not in theirs:
+    remaining = {}
+    for hf_name, value in state.items():
+        if not hf_name.endswith(".position_ids"):  # a buffer of older versions
+            remaining[hf_name] = value
+    converted = {}
+    for name, shape in _parameter_shapes(config):
+        parts = []
+        expected_shape = _hf_shape(name, shape, config)
+        for hf_name in _hf_names(name):
+            if hf_name not in remaining:
                 raise ValueError(
-                    f"the checkpoint has no {key!r}; "
+                    f"the checkpoint has no {hf_name!r}; "
                     f"is it another model than its {CONFIG_FILE} says?"
                 )
-            value = theirs.pop(key)
-            if list(value.shape) != wanted:
+            value = remaining.pop(hf_name)
+            if list(value.shape) != expected_shape:
                 raise ValueError(
-                    f"{key} has shape {list(value.shape)}; {wanted} is what the model takes"
+                    f"{hf_name} has shape {list(value.shape)}; the model needs {expected_shape}"
                 )
             parts.append(value)
         if len(parts) == 3:
-            heads = [part.view(_heads(config, name), -1, *part.shape[1:]) for part in parts]
-            ours[name] = torch.stack(heads, dim=1).reshape(shape)
+            heads = [part.view(head_count(config, name), -1, *part.shape[1:]) for part in parts]
+            converted[name] = torch.stack(heads, dim=1).reshape(shape)
         else:
-            ours[name] = (parts[0].T if name.endswith(".proj") else parts[0].reshape(shape)).clone(
-                memory_format=torch.contiguous_format
-            )
-    if theirs:
-        raise ValueError(
-            "the checkpoint has parameters that the model does not: "
-            f"{', '.join(sorted(theirs)[:3])}"
-        )
-    return ours
+            value = parts[0].T if name.endswith(".proj") else parts[0].reshape(shape)
+            converted[name] = value.clone(memory_format=torch.contiguous_format)
+    if remaining:
+        names = ", ".join(sorted(remaining)[:3])
+        raise ValueError(f"the checkpoint has parameters that the model lacks: {names}")
+    return converted
 
 
 # --- settings -------------------------------------------------------------------------------------
 
 
 def hf_config(config: ModelConfig) -> dict[str, Any]:
-    """`config.json` of a CLIPModel. ValueError for what CLIPModel cannot be."""
-    for there, what in (
+    """`config.json` of a CLIPModel. ValueError for a model that CLIPModel cannot compute."""
+    for is_set, feature in (
         (config.logit_bias, "a logit bias (the SigLIP loss)"),
-        (config.image_width not in (None, config.image_size), "pictures that are not square"),
+        (config.image_width not in (None, config.image_size), "images that are not square"),
         (config.class_token_length != 1, f"{config.class_token_length} class tokens"),
         (config.global_average_pool, "global average pooling"),
     ):
-        if there:
+        if is_set:
             raise ValueError(
-                f"Hugging Face's CLIPModel cannot have {what}; "
+                f"Hugging Face's CLIPModel cannot have {feature}; "
                 "export it as an open_clip folder instead"
             )
-    act = "quick_gelu" if config.quick_gelu else "gelu"
-    end = config.vocab_size - 1
+    activation = "quick_gelu" if config.quick_gelu else "gelu"
+    end_token = config.vocab_size - 1
     return {
         "architectures": ["CLIPModel"],
         "model_type": "clip",
@@ -186,16 +184,16 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
         "logit_scale_init_value": LOGIT_SCALE,
         "text_config": {
             "model_type": "clip_text_model",
-            **_tower(config, "text", act),
+            **_tower_config(config, "text", activation),
             "max_position_embeddings": config.context_length,
             "vocab_size": config.vocab_size,
-            "bos_token_id": end - 1,
-            "eos_token_id": end,
+            "bos_token_id": end_token - 1,
+            "eos_token_id": end_token,
             "pad_token_id": 0,
         },
         "vision_config": {
             "model_type": "clip_vision_model",
-            **_tower(config, "vision", act),
+            **_tower_config(config, "vision", activation),
             "num_channels": config.num_channels,
             "image_size": config.image_size,
             "patch_size": config.patch_size,
@@ -203,14 +201,14 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _tower(config: ModelConfig, tower: str, act: str) -> dict[str, Any]:
+def _tower_config(config: ModelConfig, tower: str, activation: str) -> dict[str, Any]:
     return {
         "hidden_size": getattr(config, f"{tower}_width"),
         "intermediate_size": getattr(config, f"{tower}_mlp"),
         "num_hidden_layers": getattr(config, f"{tower}_layers"),
         "num_attention_heads": getattr(config, f"{tower}_heads"),
         "attention_dropout": getattr(config, f"{tower}_attention_dropout"),
-        "hidden_act": act,
+        "hidden_act": activation,
         "layer_norm_eps": 1e-5,
         "projection_dim": config.embed_dim,
     }
@@ -219,25 +217,31 @@ def _tower(config: ModelConfig, tower: str, act: str) -> dict[str, Any]:
 def model_config_of_hf(
     settings: Mapping[str, Any], preprocess: Mapping[str, Any] | None = None
 ) -> ModelConfig:
-    """A ModelConfig from a CLIPModel's `config.json` and `preprocessor_config.json`."""
+    """A ModelConfig from a CLIPModel's `config.json` and `preprocessor_config.json`.
+
+    ValueError for another kind of model and for settings that these towers do not have.
+    """
     if settings.get("model_type") != "clip":
         raise ValueError(
-            f"model_type is {settings.get('model_type')!r}; only CLIPModel's, 'clip', can be read"
+            f"model_type is {settings.get('model_type')!r}; only 'clip', a CLIPModel, can be read"
         )
-    text, vision = ({**usual, **(settings.get(tower) or {})} for tower, usual in _USUAL.items())
-    acts = {tower.get("hidden_act", "quick_gelu") for tower in (text, vision)}
-    if len(acts) != 1 or not acts <= {"gelu", "quick_gelu"}:
+    text = {**_CONFIG_DEFAULTS["text_config"], **(settings.get("text_config") or {})}
+    vision = {**_CONFIG_DEFAULTS["vision_config"], **(settings.get("vision_config") or {})}
+    activations = {tower.get("hidden_act", "quick_gelu") for tower in (text, vision)}
+    if len(activations) != 1 or not activations <= {"gelu", "quick_gelu"}:
         raise ValueError(
-            f"hidden_act is {' and '.join(sorted(acts))}; both towers must have gelu, or quick_gelu"
+            f"hidden_act is {' and '.join(sorted(activations))}; "
+            "both towers must have gelu, or both quick_gelu"
         )
     for tower in (text, vision):
         if tower.get("layer_norm_eps", 1e-5) != 1e-5:
-            raise ValueError(f"layer_norm_eps is {tower['layer_norm_eps']}; these towers have 1e-5")
-    end = text["vocab_size"] - 1
-    # 2 is what old files say; CLIPModel then pools as is done here
-    if text["eos_token_id"] not in (2, end):
+            raise ValueError(f"layer_norm_eps is {tower['layer_norm_eps']}; it must be 1e-5")
+    end_token = text["vocab_size"] - 1
+    # Old files have 2; CLIPModel then pools at the highest token, as this model does.
+    if text["eos_token_id"] not in (2, end_token):
         raise ValueError(
-            f"eos_token_id is {text['eos_token_id']}; these towers pool at the highest token, {end}"
+            f"eos_token_id is {text['eos_token_id']}; "
+            f"these towers pool at the highest token, {end_token}"
         )
     preprocess = preprocess or {}
     towers: dict[str, Any] = {}
@@ -256,7 +260,7 @@ def model_config_of_hf(
         num_channels=vision["num_channels"],
         context_length=text["max_position_embeddings"],
         vocab_size=text["vocab_size"],
-        quick_gelu=acts == {"quick_gelu"},
+        quick_gelu=activations == {"quick_gelu"},
         image_mean=tuple(preprocess.get("image_mean", IMAGE_MEAN)),
         image_std=tuple(preprocess.get("image_std", IMAGE_STD)),
         **towers,
@@ -267,8 +271,9 @@ def model_config_of_hf(
 
 
 def save_hf(model: CLIP, folder: str) -> None:
-    """Write the folder that `transformers.CLIPModel.from_pretrained(FOLDER)` loads; config.json
-    comes last.
+    """Write the folder that `transformers.CLIPModel.from_pretrained(FOLDER)` loads.
+
+    config.json is written last. ValueError for a model that CLIPModel cannot compute.
     """
     config, settings = model.config, hf_config(model.config)
     disk.write_bytes(
@@ -297,17 +302,18 @@ def save_hf(model: CLIP, folder: str) -> None:
 
 
 def load_hf(folder: str) -> CLIP:
-    """The model of a CLIPModel's folder (safetensors, or a .bin of which nothing is executed), in
-    32 bits.
+    """The model of a CLIPModel's folder, in fp32.
+
+    The weights are .safetensors or .bin; nothing in a .bin is executed.
     """
-    files = [name for name in WEIGHTS_FILES if disk.exists(disk.join(folder, name))]
-    if not files or not disk.exists(disk.join(folder, CONFIG_FILE)):
+    weights_files = [name for name in WEIGHTS_FILES if disk.exists(disk.join(folder, name))]
+    if not weights_files or not disk.exists(disk.join(folder, CONFIG_FILE)):
         raise ValueError(
-            f"{folder} holds no CLIPModel ({CONFIG_FILE} and one of {', '.join(WEIGHTS_FILES)})"
+            f"{folder} has no CLIPModel ({CONFIG_FILE} and one of {', '.join(WEIGHTS_FILES)})"
         )
     preprocess_path = disk.join(folder, PREPROCESS_FILE)
     preprocess = disk.read_json(preprocess_path) if disk.exists(preprocess_path) else None
     config = model_config_of_hf(disk.read_json(disk.join(folder, CONFIG_FILE)), preprocess)
     model = CLIP(config)
-    model.load_state_dict(from_hf(read_state(disk.join(folder, files[0])), config))
+    model.load_state_dict(from_hf(read_state(disk.join(folder, weights_files[0])), config))
     return model

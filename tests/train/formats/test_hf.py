@@ -82,27 +82,31 @@ def test_a_checkpoint_goes_through_both_ways_bit_for_bit():
         assert torch.equal(value, state[name]), name
 
 
-def by_the_book(state, image, tokens):
+def reference_features(state, image, tokens):
     """CLIPModel's features written out from its own names."""
     norm = torch.nn.functional.layer_norm
 
     def linear(x, name):
         return x @ state[f"{name}.weight"].T + state.get(f"{name}.bias", torch.zeros(()))
 
-    def layer(x, place, causal):
-        h = norm(x, (32,), state[f"{place}.layer_norm1.weight"], state[f"{place}.layer_norm1.bias"])
+    def layer(x, prefix, causal):
+        h = norm(
+            x, (32,), state[f"{prefix}.layer_norm1.weight"], state[f"{prefix}.layer_norm1.bias"]
+        )
         q, k, v = (
-            linear(h, f"{place}.self_attn.{n}_proj").unflatten(-1, (2, 16)).transpose(1, 2)
+            linear(h, f"{prefix}.self_attn.{n}_proj").unflatten(-1, (2, 16)).transpose(1, 2)
             for n in "qkv"
         )
         weight = q @ k.mT / 4
         if causal:
             weight = weight + torch.full(weight.shape[-2:], -torch.inf).triu(1)
         mixed = (weight.softmax(-1) @ v).transpose(1, 2).flatten(2)
-        x = x + linear(mixed, f"{place}.self_attn.out_proj")
-        h = norm(x, (32,), state[f"{place}.layer_norm2.weight"], state[f"{place}.layer_norm2.bias"])
+        x = x + linear(mixed, f"{prefix}.self_attn.out_proj")
+        h = norm(
+            x, (32,), state[f"{prefix}.layer_norm2.weight"], state[f"{prefix}.layer_norm2.bias"]
+        )
         return x + linear(
-            torch.nn.functional.gelu(linear(h, f"{place}.mlp.fc1")), f"{place}.mlp.fc2"
+            torch.nn.functional.gelu(linear(h, f"{prefix}.mlp.fc1")), f"{prefix}.mlp.fc2"
         )
 
     patch = torch.nn.functional.conv2d(
@@ -147,7 +151,7 @@ def test_the_names_mean_the_same_there():
     model = CLIP(SMALL).double()
     state = {name: value.double() / 4 for name, value in theirs().items()}
     model.load_state_dict(from_hf(state, SMALL))
-    image, text = by_the_book(state, *given())
+    image, text = reference_features(state, *given())
     torch.testing.assert_close(model.visual(given()[0]), image, rtol=1e-9, atol=1e-10)
     torch.testing.assert_close(model.text(given()[1]), text, rtol=1e-9, atol=1e-10)
 
@@ -198,7 +202,7 @@ def test_settings_that_are_left_out_are_hugging_face_s_own():
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"model_type": "siglip"}, "model_type is 'siglip'"),
         ({"text_config": {"hidden_act": "gelu"}}, "hidden_act is gelu and quick_gelu"),
@@ -207,19 +211,19 @@ def test_settings_that_are_left_out_are_hugging_face_s_own():
         ({"text_config": {"eos_token_id": 7}}, "these towers pool at the highest token, 49407"),
     ],
 )
-def test_other_models_are_refused(change, said):
-    with pytest.raises(ValueError, match=said):
+def test_other_models_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
         model_config_of_hf({**BASE_32, **change})
 
 
 def test_what_clip_model_cannot_be_is_refused_before_anything_is_written(tmp_path):
-    for change, said in (
+    for change, message in (
         ({"logit_bias": True}, "a logit bias"),
         ({"image_width": 64}, "not square"),
         ({"class_token_length": 4}, "4 class tokens"),
         ({"global_average_pool": True}, "global average pooling"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             save_hf(CLIP(dataclasses.replace(SMALL, **change)), str(tmp_path))
     assert not list(tmp_path.iterdir())
 
@@ -239,14 +243,14 @@ def test_what_does_not_fit_is_named(tmp_path):
             SMALL,
         )
     with pytest.raises(
-        ValueError, match=r"text_projection.weight has shape \[32, 24\]; \[24, 32\] is what"
+        ValueError, match=r"text_projection.weight has shape \[32, 24\]; the model needs \[24, 32\]"
     ):
         from_hf({**state, "text_projection.weight": state["text_projection.weight"].T}, SMALL)
-    with pytest.raises(ValueError, match="does not: more"):
+    with pytest.raises(ValueError, match="model lacks: more"):
         from_hf({**state, "more": torch.zeros(1)}, SMALL)
-    with pytest.raises(ValueError, match="holds no CLIPModel"):
+    with pytest.raises(ValueError, match="has no CLIPModel"):
         load_hf(str(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps(BASE_32))
     (tmp_path / "pytorch_model.bin").write_bytes(b"no pickle")
-    with pytest.raises(ValueError, match="holds no plain tensors"):
+    with pytest.raises(ValueError, match="is not a file of plain tensors"):
         load_hf(str(tmp_path))

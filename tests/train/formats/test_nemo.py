@@ -50,14 +50,14 @@ text:
 
 
 @pytest.fixture
-def told(tmp_path):
-    """`told(text, file)`: what a file with this text says."""
+def read_text(tmp_path):
+    """`read_text(text, file)`: what `read` returns for a file with this text."""
 
-    def told(text, file="clip.yaml"):
+    def read_text(text, file="clip.yaml"):
         (tmp_path / file).write_text(text)
         return read(str(tmp_path / file))
 
-    return told
+    return read_text
 
 
 def inside(*parts):
@@ -67,8 +67,8 @@ def inside(*parts):
 
 
 @pytest.mark.parametrize("text", [GENERAL + VISION + TEXT, inside(VISION, TEXT)])
-def test_nvidia_s_fragments_are_read_as_they_stand(told, text):
-    config, changes, notes = told(text)
+def test_nvidia_s_fragments_are_read_as_they_stand(read_text, text):
+    config, changes, remarks = read_text(text)
     assert config == dataclasses.replace(MODELS["ViT-B-16"], class_token_length=8)
     assert changes == {
         "local_loss": False,
@@ -81,23 +81,27 @@ def test_nvidia_s_fragments_are_read_as_they_stand(told, text):
     assert model_config(run) == config
     assert (run.local_loss, run.gather_with_grad) == (False, True)
     assert config.image_mean == IMAGE_MEAN
-    assert any("vision.image_mean is null" in note for note in notes)
+    assert any("vision.image_mean is null" in remark for remark in remarks)
     assert any(
-        "makes this a ViT-B/16; NVIDIA's table has the patches of B/32 and B/16 exchanged" in n
-        for n in notes
+        "makes this a ViT-B/16; NVIDIA's table has the patches of B/32 and B/16 exchanged" in remark
+        for remark in remarks
     )
-    assert any("class_token_length 8: open_clip and Hugging Face have 1" in note for note in notes)
-    assert not any("encoder_seq_length" in note for note in notes)  # 196 is right for patches of 16
+    assert any(
+        "class_token_length 8: open_clip and Hugging Face have 1" in remark for remark in remarks
+    )
+    assert not any(
+        "encoder_seq_length" in remark for remark in remarks
+    )  # 196 is right for patches of 16
 
 
 @pytest.mark.parametrize(
     "text", [GENERAL, VISION.replace("${model.output_dim}", "512"), inside(TEXT)]
 )
-def test_a_fragment_alone_is_completed(told, text):
-    assert told(text)[0].text_width == 512
+def test_a_fragment_alone_is_completed(read_text, text):
+    assert read_text(text)[0].text_width == 512
 
 
-def test_every_key_reaches_its_setting(told):
+def test_every_key_reaches_its_setting(read_text):
     changed = VISION
     for key, value in {
         "patch_dim": 8,
@@ -126,7 +130,7 @@ def test_every_key_reaches_its_setting(told):
         .replace("77", "40")
         .replace("hidden_dropout: 0.", "hidden_dropout: 0.4")
     )
-    config, _, _ = told(GENERAL.replace("512", "256") + changed + text)
+    config, _, _ = read_text(GENERAL.replace("512", "256") + changed + text)
     wanted = dataclasses.replace(
         MODELS["ViT-B-32"],
         embed_dim=256,
@@ -152,12 +156,12 @@ def test_every_key_reaches_its_setting(told):
     assert config == wanted
 
 
-def test_precision_batch_and_relative_references(told):
+def test_precision_batch_and_relative_references(read_text):
     text = TEXT.replace(
         "encoder_seq_length: 77",
         "encoder_seq_length: 64\n  max_position_embeddings: ${.encoder_seq_length}",
     )
-    config, changes, _ = told(
+    config, changes, _ = read_text(
         GENERAL.replace("output_dim", "global_batch_size: 32\n  output_dim")
         + text
         + "trainer:\n  precision: bf16\n"
@@ -166,38 +170,39 @@ def test_precision_batch_and_relative_references(told):
     assert (changes["precision"], changes["batch_size"]) == ("bf16", 32)
 
 
-def test_contradictions_are_named(told):
+def test_contradictions_are_named(read_text):
     table = VISION.replace("class_token_length: 8", "class_token_length: 1")
     with pytest.raises(
-        ValueError, match=r"named 'ViT-B-32', a B/32, but vision.patch_dim is 16 \(NVIDIA's table"
+        ValueError, match=r"name 'ViT-B-32' means B/32, but vision.patch_dim is 16 \(NVIDIA's table"
     ):
-        told("name: ViT-B-32\n" + GENERAL + table)
+        read_text("name: ViT-B-32\n" + GENERAL + table)
     with pytest.raises(
-        ValueError, match=r"named 'megatron_clip_VIT-L-14', a L/14, but vision\.patch_dim is 16"
+        ValueError, match=r"name 'megatron_clip_VIT-L-14' means L/14, but vision\.patch_dim is 16"
     ):
-        told(GENERAL + table, "megatron_clip_VIT-L-14.yaml")
-    assert told("name: ViT-B-16\n" + GENERAL + table)[0] == MODELS["ViT-B-16"]
+        read_text(GENERAL + table, "megatron_clip_VIT-L-14.yaml")
+    assert read_text("name: ViT-B-16\n" + GENERAL + table)[0] == MODELS["ViT-B-16"]
     large = table.replace("patch_dim: 16", "patch_dim: 14").replace(
         "num_layers: 12", "num_layers: 32"
     )
     large = large.replace("3072", "5120").replace("768", "1280").replace("heads: 12", "heads: 20")
-    _, _, notes = told(GENERAL + large)
+    _, _, remarks = read_text(GENERAL + large)
     assert any(
-        "encoder_seq_length 196 is not used: pictures of 224 x 224 in patches of 14 have 256" in n
-        for n in notes
+        "encoder_seq_length 196 is not used: images of 224 x 224 with patches of 14 x 14 have 256"
+        in remark
+        for remark in remarks
     )
     assert any(
-        "num_attention_heads is 20; published ViT-H-14 checkpoints have 16" in note
-        for note in notes
+        "num_attention_heads is 20; published ViT-H-14 checkpoints have 16" in remark
+        for remark in remarks
     )
-    _, _, notes = told(
+    _, _, remarks = read_text(
         GENERAL + TEXT.replace("  num_layers", "  max_position_embeddings: 99\n  num_layers")
     )
-    assert any("only the first 77 positions" in note for note in notes)
+    assert any("only the first 77 positions" in remark for remark in remarks)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (
             GENERAL + VISION.replace("drop_path", "drop_pth"),
@@ -210,12 +215,12 @@ def test_contradictions_are_named(told):
         (GENERAL + "vison:\n  patch_dim: 16\n", "'vison'; did you mean 'vision'"),
         (
             GENERAL + TEXT.replace("model.output_dim", "model.output_dims"),
-            "model.output_dims} names nothing",
+            "model.output_dims} does not exist",
         ),
         ("model:\n  output_dim: ${model.output_dim}\n", "refers to itself"),
         (
             GENERAL + TEXT.replace("${model.output_dim}", "768"),
-            "text.output_dim is 768, and the other output_dim 512",
+            "text.output_dim is 768, but another output_dim is 512",
         ),
         (inside(VISION) + VISION, "vision is written twice"),
         (
@@ -229,29 +234,29 @@ def test_contradictions_are_named(told):
             "max_position_embeddings 40 is less than",
         ),
         (GENERAL + "trainer:\n  precision: fp7\n", "trainer.precision is 'fp7'"),
-        ("- 1\n", "holds no settings"),
-        ("a: [", "is no YAML"),
+        ("- 1\n", "has no keys"),
+        ("a: [", "is not YAML"),
     ],
 )
-def test_a_mistake_is_refused_with_the_file_and_the_nearest_name(told, text, said):
+def test_a_mistake_is_refused_with_the_file_and_the_nearest_name(read_text, text, message):
     with pytest.raises(ValueError, match=r"clip\.yaml") as error:
-        told(text)
-    assert said in str(error.value)
+        read_text(text)
+    assert message in str(error.value)
 
 
-def test_parallelism_o2_and_recomputation_are_read(told):
-    _, changes, _ = told(
+def test_parallelism_o2_and_recomputation_are_read(read_text):
+    _, changes, _ = read_text(
         GENERAL
         + "  tensor_model_parallel_size: 2\n  megatron_amp_O2: True\n"
         + "  activations_checkpoint_granularity: selective\n"
     )
     config = configure(changes)
     assert (config.tp, config.precision, config.recompute) == (2, "bf16_o2", "selective")
-    _, changes, _ = told(
+    _, changes, _ = read_text(
         GENERAL + "  megatron_amp_O2: False\n  activations_checkpoint_granularity: null\n"
     )
     assert not {"precision", "recompute"} & set(changes)
     with pytest.raises(
-        ValueError, match=r"megatron_amp_O2 goes with bf16, and trainer.precision is '16'"
+        ValueError, match=r"megatron_amp_O2 needs bf16, but trainer.precision is '16'"
     ):
-        told(GENERAL + "  megatron_amp_O2: True\ntrainer:\n  precision: 16\n")
+        read_text(GENERAL + "  megatron_amp_O2: True\ntrainer:\n  precision: 16\n")

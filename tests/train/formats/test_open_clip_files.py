@@ -54,23 +54,23 @@ def test_what_does_not_fit_is_named_with_the_setting_that_would():
     state = to_open_clip(CLIP(SMALL))
     with pytest.raises(ValueError, match=r"has no 'visual.proj'"):
         from_open_clip({k: v for k, v in state.items() if k != "visual.proj"}, SMALL)
-    with pytest.raises(ValueError, match=r"does not: visual.extra"):
+    with pytest.raises(ValueError, match=r"model lacks: visual.extra"):
         from_open_clip({**state, "visual.extra": torch.zeros(1)}, SMALL)
-    for name, shape, said in (
+    for name, shape, message in (
         ("token_embedding.weight", (7, 32), "its vocabulary has 7 tokens; set vocab_size to 7"),
         ("positional_embedding", (77, 32), "it was trained on 77 tokens; set context_length to 77"),
         (
             "visual.positional_embedding",
             (50, 32),
-            "it saw 49 patches, not 4; set image_size or patch_size",
+            "trained on 49 patches, and this model has 4; set image_size or patch_size",
         ),
         (
             "visual.conv1.weight",
             (32, 3, 32, 8),
-            r"has shape \[32, 3, 32, 8\]; \[32, 3, 16, 16\] is what",
+            r"has shape \[32, 3, 32, 8\]; the model needs \[32, 3, 16, 16\]",
         ),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             from_open_clip({**state, name: torch.zeros(shape)}, SMALL)
 
 
@@ -94,8 +94,8 @@ def test_wrapped_names_and_whole_checkpoints_are_read():
         },
         {f"_orig_mod.{k}": v for k, v in state.items()},
     ):
-        found = from_open_clip(given, SMALL)
-        assert all(torch.equal(found[name], value) for name, value in wanted.items())
+        converted = from_open_clip(given, SMALL)
+        assert all(torch.equal(converted[name], value) for name, value in wanted.items())
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -124,11 +124,11 @@ def test_a_malicious_pickle_is_refused_and_runs_nothing(tmp_path, kind):
     }[kind]
     state = {**to_open_clip(CLIP(SMALL)), "visual.extra": bad}
     torch.save(state, path, _use_new_zipfile_serialization=kind != "legacy")
-    with pytest.raises(ValueError, match="holds no plain tensors"):
+    with pytest.raises(ValueError, match="is not a file of plain tensors"):
         read_state(path)
     assert not marker.exists()
     (tmp_path / "open_clip_config.json").write_text(json.dumps(open_clip_config(SMALL)))
-    with pytest.raises(ValueError, match="holds no plain tensors"):
+    with pytest.raises(ValueError, match="is not a file of plain tensors"):
         load_export(str(tmp_path))
     assert not marker.exists()
 
@@ -149,15 +149,15 @@ def test_weights_that_torch_saved_are_read(tmp_path):
         tmp_path / "open_clip_pytorch_model.bin",
     )
     (tmp_path / "open_clip_config.json").write_text(json.dumps(open_clip_config(SMALL)))
-    found = load_export(str(tmp_path))
+    loaded = load_export(str(tmp_path))
     assert all(
-        torch.equal(value, found.state_dict()[name]) for name, value in model.state_dict().items()
+        torch.equal(value, loaded.state_dict()[name]) for name, value in model.state_dict().items()
     )
     torch.save(torch.zeros(3), tmp_path / "other.pt")
-    with pytest.raises(ValueError, match="holds a Tensor, not parameters by name"):
+    with pytest.raises(ValueError, match="holds a Tensor; it must hold parameters by name"):
         read_state(str(tmp_path / "other.pt"))
     (tmp_path / "broken.safetensors").write_bytes(b"12345678")
-    with pytest.raises(ValueError, match="holds no plain tensors"):
+    with pytest.raises(ValueError, match="is not a file of plain tensors"):
         read_state(str(tmp_path / "broken.safetensors"))
 
 
@@ -180,7 +180,9 @@ def test_open_clip_s_settings_and_ours_say_the_same(name):
 
 def test_other_models_are_refused():
     written = open_clip_config(SMALL)["model_cfg"]
-    with pytest.raises(ValueError, match="'hf_model_name' makes this another model"):
+    with pytest.raises(
+        ValueError, match="setting 'hf_model_name' is of a model that is not supported"
+    ):
         model_config_of(
             {**written, "text_cfg": {**written["text_cfg"], "hf_model_name": "roberta-base"}}
         )
@@ -238,14 +240,14 @@ def test_a_model_that_open_clip_cannot_be_comes_back_here_and_is_refused_there(t
     )
     with pytest.raises(TypeError, match=r"class_token_length|num_channels"):
         open_clip.create_model_and_transforms(f"local-dir:{tmp_path}")
-    with pytest.raises(ValueError, match="pool_type 'none'"):
+    with pytest.raises(ValueError, match="pool_type is 'none'; only tok"):
         model_config_of(
             {**open_clip_config(SMALL)["model_cfg"], "vision_cfg": {"pool_type": "none"}}
         )
 
 
 def test_a_folder_that_holds_no_model_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="holds no open_clip model"):
+    with pytest.raises(ValueError, match="has no open_clip model"):
         load_export(str(tmp_path))
     save_export(CLIP(SMALL), str(tmp_path))
     (tmp_path / "open_clip_config.json").write_text(json.dumps({"hello": 1}))

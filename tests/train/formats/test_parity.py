@@ -13,7 +13,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from train.formats.open_clip_files import from_open_clip, open_clip_config, open_clip_name, renamed
+from train.formats.open_clip_files import (
+    from_open_clip,
+    open_clip_config,
+    open_clip_name,
+    to_open_clip_names,
+)
 from train.model.architecture import MODELS
 from train.model.clip import CLIP
 
@@ -74,7 +79,7 @@ def pair(config, dtype):
 def as_theirs(values, config):
     """Under open_clip's names; copied only where the order of the numbers differs."""
     return {
-        open_clip_name(name): next(iter(renamed({name: value}, config).values()))
+        open_clip_name(name): next(iter(to_open_clip_names({name: value}, config).values()))
         if ".qkv." in name or name == "visual.patch.weight"
         else value
         for name, value in values.items()
@@ -126,14 +131,12 @@ def test_logits_and_every_gradient_are_open_clip_s(name):
     theirs, model = pair(config, torch.float64)
     image, tokens = inputs(config, 3, torch.float64)
     wanted, their_grads = run(theirs, image, tokens, ours=False)
-    found, our_grads = run(model, image, tokens, ours=True)
+    ours, our_grads = run(model, image, tokens, ours=True)
     assert model.logit_scale.exp().item() == pytest.approx(SCALE)
     assert set(our_grads) == set(their_grads)
     worst = max((apart(our_grads[n], grad), n) for n, grad in their_grads.items())
-    print(
-        f"\n{name}: logits {apart(found, wanted):.1e}, worst gradient {worst[0]:.1e} ({worst[1]})"
-    )
-    assert apart(found, wanted) <= BOUND
+    print(f"\n{name}: logits {apart(ours, wanted):.1e}, worst gradient {worst[0]:.1e} ({worst[1]})")
+    assert apart(ours, wanted) <= BOUND
     assert worst[0] <= BOUND, worst
 
 
@@ -147,8 +150,8 @@ def test_in_32_bits_the_error_is_no_more_than_twice_open_clip_s(name):
     exact, grads = run(true, image.double(), tokens, ours=False)
     errors = []
     for candidate, ours in ((model, True), (theirs, False)):
-        logits, found = run(candidate, image, tokens, ours)
-        off = sum(((found[n].double() - g) ** 2).sum() for n, g in grads.items()).sqrt()
+        logits, gradients = run(candidate, image, tokens, ours)
+        off = sum(((gradients[n].double() - g) ** 2).sum() for n, g in grads.items()).sqrt()
         errors.append(
             (apart(logits, exact), (off / sum((g**2).sum() for g in grads.values()).sqrt()).item())
         )
