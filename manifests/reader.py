@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from manifests import disk
-from manifests.schema import Ablation, Blend, Fetch, Recipe, Source, TaskSpec
+from manifests.schema import Ablation, Blend, Fetch, Recipe, Source, Suite, TaskSpec
 from manifests.sources import refuse_unused
 from manifests.yaml_file import expand_variables, merge, pick_scale, read_yaml
 
@@ -216,8 +216,10 @@ def _shape(raw: Mapping[str, Any], kind: type, folder: Path, where: str) -> dict
         _shape_recipe(shaped, folder, where)
     elif kind is Blend and isinstance(shaped.get("pools"), dict):
         shaped["pools"] = {k: _absolute(v, folder) for k, v in shaped["pools"].items()}
-    elif kind is TaskSpec and "data" in shaped:
-        shaped["data"] = _absolute(shaped["data"], folder)
+    elif kind is TaskSpec:
+        _shape_task(shaped, folder)
+    elif kind is Suite and isinstance(shaped.get("tasks"), list):
+        shaped["tasks"] = [_task(task, folder) for task in shaped["tasks"]]
     elif kind is Ablation:
         _shape_ablation(shaped, folder)
     return shaped
@@ -312,9 +314,24 @@ def _task(task: Any, folder: Path) -> Any:
         path = _absolute(task, folder)
         raw = expand_variables(pick_scale(read_yaml(path), None, path), path)
         return _shape(raw, TaskSpec, Path(path).parent, path)
-    if isinstance(task, dict) and "data" in task:
-        return {**task, "data": _absolute(task["data"], folder)}
-    return task
+    if not isinstance(task, dict):
+        return task
+    shaped = dict(task)
+    _shape_task(shaped, folder)
+    return shaped
+
+
+def _shape_task(shaped: dict[str, Any], folder: Path) -> None:
+    """Absolute paths, and `classes: imagenet` or `templates: file.txt` as *_from."""
+    for key in ("data", "train_data"):
+        if key in shaped:
+            shaped[key] = _absolute(shaped[key], folder)
+    for key in ("classes", "templates"):
+        value = shaped.get(key)
+        if isinstance(value, str):
+            is_file = value.endswith((".txt", ".json"))
+            shaped[f"{key}_from"] = _absolute(value, folder) if is_file else value
+            del shaped[key]
 
 
 # --- types -------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ VARIABLES = {
     "SCORER": "the exported model of an ablation's scorer; build.py sets it",
     "CIFAR": "the folder of the manifests cifar10 and cifar10_clean",
     "DATACOMP": "the folder of DataComp's metadata, for datacomp_small",
+    "EVAL": "the folder of evaluation data, for the suite datacomp_38",
     "IMAGENET": "the folder that holds ImageNet's val/CLASS/ folders",
 }
 OWN_PREFIX = "CLIPMILL_"

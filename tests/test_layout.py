@@ -44,7 +44,7 @@ ORDER = {
     ],
     "train": [
         "startup", "rng", "model", "config", "data", "step", "formats", "dist", "capacity",
-        "evaluation",
+        "task_data", "evaluation",
         "identity", "logbook", "nonfinite", "train_state", "loop", "mix", "stats", "ablation",
         "reporting",
         "run", "evaluate", "export",

@@ -28,11 +28,18 @@ from manifests import console, disk, reader
 from manifests.pool_layout import PoolLayout, RunLayout
 from manifests.schema import TaskSpec
 from train.dist import process_group
-from train.evaluation import evaluate, find_shared_images, overlap_lines, refuse_identical
+from train.evaluation import (
+    evaluate,
+    find_shared_images,
+    on_rank_0,
+    overlap_lines,
+    refuse_identical,
+)
 from train.formats import load_model
 
 EXAMPLE = """example:
   python train/evaluate.py out/demo/runs/raw/seed-0 --task objects.yaml
+  torchrun --nproc-per-node 4 train/evaluate.py out/run --task imagenet.yaml
 
 """
 EXIT_STATUS = console.exit_help(
@@ -101,10 +108,15 @@ def run(args: argparse.Namespace) -> int:
     out = args.out or RunLayout(folder).predictions
     if args.out or disk.exists(folder):  # before the model is loaded
         disk.output_folder(out)
-    model = load_model(export if disk.exists(export) else args.model)
-    check_overlap(folder, tasks, out)
-    device = process_group.init_distributed(args.device).device
-    metrics_of = evaluate(model, tasks, out, device=device)
+    ranks = process_group.init_distributed(args.device)
+    try:
+        model = load_model(export if disk.exists(export) else args.model)
+        on_rank_0(ranks, lambda: check_overlap(folder, tasks, out))
+        metrics_of = evaluate(model, tasks, out, device=ranks.device, ranks=ranks)
+    finally:
+        process_group.close(ranks)
+    if ranks.rank > 0:
+        return 0
     for task, metrics in metrics_of.items():
         values = ", ".join(f"{metric} {value:.4f}" for metric, value in metrics.items())
         print(f"{task}: {values}")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from manifests import disk, reader
-from manifests.schema import Ablation, Blend, Miniweb, Recipe, TaskSpec
+from manifests.schema import Ablation, Blend, Miniweb, Recipe, Suite, TaskSpec
 
 RECIPE = """
 name: small
@@ -152,6 +152,12 @@ def test_blend_and_task(tmp_path: Path) -> None:
         write(tmp_path, "name: t\nkind: retrieval\ndata: pictures\n"), TaskSpec
     )
     assert task.data == str(tmp_path / "pictures")
+    lists = "{name: t, kind: classification, data: d, classes: imagenet, templates: t/one.txt}"
+    task = reader.read_manifest(write(tmp_path, lists), TaskSpec)
+    assert (task.classes_from, task.templates_from) == ("imagenet", str(tmp_path / "t/one.txt"))
+    suite = reader.read_manifest(write(tmp_path, f"name: s\ntasks: [{lists}]\n"), Suite)
+    assert suite.tasks == (task,)
+    assert disk.from_plain(Suite, disk.to_plain(suite)) == suite
 
 
 def test_json_is_read_without_checks_but_with_the_nearest_name(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from manifests.schema import (
     Recipe,
     Rule,
     Scorer,
+    Suite,
     TaskSpec,
 )
 from manifests.sources import SOURCES, Source
@@ -39,11 +40,14 @@ SECTIONS: dict[str, type] = {
     "`miniweb`": Miniweb,
     "A blend": Blend,
     "A task": TaskSpec,
+    "A suite": Suite,
     "An ablation": Ablation,
     "`pools` of an ablation": PoolRef,
     "`scorer`": Scorer,
     "`controls`": Controls,
 }
+
+TASK: dict[str, Any] = {"name": "t", "kind": "classification", "data": "/d"}
 
 
 def section(title: str) -> str:
@@ -90,6 +94,15 @@ def test_the_reference_has_every_kind_manner_variable_reason_and_column() -> Non
         (Miniweb, {"noise": 1.0}, "noise is 1.0"),
         (PoolRef, {}, "a pool needs a recipe"),
         (Blend, {"name": "b", "pools": {}, "views": {}}, "has no views"),
+        (TaskSpec, {**TASK, "classes": ("a",), "classes_from": "imagenet"}, "give one of them"),
+        (TaskSpec, {**TASK, "columns": {"labels": "x"}}, "columns names 'labels'; it takes image"),
+        (TaskSpec, {**TASK, "train_data": "/x"}, "which only the kind linear_probe uses"),
+        (Suite, {"name": "s", "tasks": (TaskSpec(**TASK),) * 2}, "has two tasks of one name"),
+        (
+            Suite,
+            {"name": "s", "tasks": (TaskSpec(**TASK),), "groups": {"g": ("u",)}},
+            "group 'g' must name different tasks of the suite, not 'u'",
+        ),
         (HostLimit, {"per_host": 0}, "per_host is 0"),
         (Fetch, {"encode_format": "png", "encode_quality": 95}, "must lie in 0..9"),
     ],

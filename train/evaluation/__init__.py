@@ -9,16 +9,19 @@ from train.evaluation.overlap import (
     overlap_lines,
     refuse_identical,
 )
-from train.evaluation.task_kind import BoolArray, Metrics, Samples, TaskKind
+from train.evaluation.sharing import on_rank_0
+from train.evaluation.task_kind import BoolArray, Metrics, Predicted, TaskKind
 from train.evaluation.tasks import (
     TASKS,
     data_hash,
+    deciding_metric,
     evaluate,
     headline,
     kind_of,
     read_samples,
     saved_metrics,
 )
+from train.task_data import Samples
 
 __all__ = [
     "METRICS",
@@ -26,15 +29,18 @@ __all__ = [
     "BoolArray",
     "Metric",
     "Metrics",
+    "Predicted",
     "Samples",
     "SharedImages",
     "TaskKind",
     "data_hash",
+    "deciding_metric",
     "evaluate",
     "find_shared_images",
     "headline",
     "kind_of",
     "metric_values",
+    "on_rank_0",
     "overlap_lines",
     "read_samples",
     "refuse_identical",

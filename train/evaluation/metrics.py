@@ -80,6 +80,31 @@ def calibration_error(confidence_N: FloatArray, correct_N: NDArray[np.bool_]) ->
     return float(np.abs(hits - confidence).sum() / len(confidence_N))
 
 
+def f1_macro(label_N: NDArray[Any], predicted_N: NDArray[Any]) -> float:
+    """The mean over the classes that have samples of the harmonic mean of precision and recall."""
+    classes = int(max(label_N.max(), predicted_N.max())) + 1
+    hits_C = np.bincount(label_N[label_N == predicted_N], minlength=classes)
+    labels_C = np.bincount(label_N, minlength=classes)
+    total_C = labels_C + np.bincount(predicted_N, minlength=classes)
+    present = labels_C > 0
+    return float((2 * hits_C[present] / total_C[present]).mean())
+
+
+def worst_group(
+    correct_N: NDArray[np.bool_], group_N: NDArray[Any], ignored: Sequence[str] = ()
+) -> float:
+    """The lowest share of right samples over the groups. ValueError where none is left."""
+    shares = []
+    for group in np.unique(group_N):
+        if str(group) not in ignored:
+            shares.append(float(correct_N[group_N == group].mean()))
+    if not shares:
+        raise ValueError(
+            f"ignore_groups names all groups: {', '.join(map(str, np.unique(group_N)))}"
+        )
+    return min(shares)
+
+
 # --- values per sample ----------------------------------------------------------------------------
 
 
@@ -163,6 +188,12 @@ def _all_metrics() -> list[Metric]:
             higher=False,
         ),
     ]
+    for name, meaning in (
+        ("f1_macro", "mean of the F1 scores of the classes that have samples"),
+        ("worst_group_accuracy", "accuracy in the group where it is lowest"),
+        ("worst_group_accuracy5", "share of right classes among the best five in the worst group"),
+    ):
+        metrics.append(_share(name, meaning, None))
     queries = {(): DIRECTIONS} | {(name,): (name,) for name in DIRECTIONS}
     for prefix, directions in queries.items():
         for k in RECALLS:

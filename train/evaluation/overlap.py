@@ -16,13 +16,11 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import torch
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -32,7 +30,8 @@ from manifests.phash import phash
 from manifests.pool_layout import PoolLayout, uids_checksum
 from manifests.schema import TaskSpec
 from train.data import decode_image, read_columns
-from train.evaluation.tasks import file_hashes, read_samples
+from train.evaluation.tasks import read_samples
+from train.task_data import ImageSource, image_hashes, map_images
 
 NEAR_BITS = 4  # of 64
 SHOWN = 3  # images of a task that a message names
@@ -80,8 +79,8 @@ def find_shared_images(pools: Sequence[str], tasks: Sequence[TaskSpec]) -> Share
     """The images of the tasks that are stored rows of the pools. Rows of no view count too."""
     identical: dict[str, list[tuple[str, str]]] = {}
     for task in tasks:
-        files = read_samples(task).files
-        for file, sha256 in zip(files, file_hashes(task.data, files), strict=True):
+        images_of_task = read_samples(task).images
+        for file, sha256 in zip(images_of_task.names, image_hashes(images_of_task), strict=True):
             identical.setdefault(sha256, []).append((task.name, file))
     images: list[SharedImage] = []
     without_phash = []
@@ -127,18 +126,10 @@ def _phash_set(pool: str) -> str | None:
 
 
 @functools.lru_cache(maxsize=32)
-def perceptual_hashes(folder: str, files: tuple[str, ...]) -> Hashes:
-    """(N,) perceptual hash of each file. ValueError names a file that is no image."""
-
-    def hash_file(file: str) -> int:
-        path = disk.join(folder, file)
-        try:
-            return phash(Image.fromarray(decode_image(disk.read_bytes(path))))
-        except ValueError as error:
-            raise ValueError(f"{path} cannot be decoded as an image: {error}") from error
-
-    with ThreadPoolExecutor(max_workers=max(1, torch.get_num_threads())) as threads:
-        return np.array(list(threads.map(hash_file, files)), np.int64).view(np.uint64)
+def perceptual_hashes(images: ImageSource) -> Hashes:
+    """(N,) perceptual hash of each image. ValueError names a file that is no image."""
+    hashes = map_images(images, lambda data: phash(Image.fromarray(decode_image(data))))
+    return np.array(hashes, np.int64).view(np.uint64)
 
 
 def _near(pool: str, tasks: Sequence[TaskSpec]) -> list[SharedImage]:
@@ -156,12 +147,12 @@ def _near(pool: str, tasks: Sequence[TaskSpec]) -> list[SharedImage]:
         rows = rows.filter(pa.array(shard.kept)).filter(pc.is_valid(pc.field("phash")))
         stored = rows["phash"].to_numpy().view(np.uint64)
         for task in tasks:
-            files = read_samples(task).files
-            pairs = near_pairs(stored, perceptual_hashes(task.data, files))
+            images_of_task = read_samples(task).images
+            pairs = near_pairs(stored, perceptual_hashes(images_of_task))
             for row, file, distance in zip(*pairs, strict=True):
                 image = SharedImage(
                     task=task.name,
-                    file=files[int(file)],
+                    file=images_of_task.names[int(file)],
                     pool=pool,
                     key=rows["key"][int(row)].as_py(),
                     uid=rows["uid"][int(row)].as_py(),

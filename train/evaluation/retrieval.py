@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -13,77 +11,42 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from manifests import disk
 from manifests.schema import TaskSpec
-from train.evaluation.embeddings import BATCH_SIZE, Encoder
+from train.dist import Ranks
+from train.evaluation.embeddings import Encoder
 from train.evaluation.metrics import DIRECTIONS, METRICS, mean_of_directions, metric_values
-from train.evaluation.task_kind import BoolArray, Columns, Metrics, Samples, TaskKind
+from train.evaluation.sharing import ALONE, Arrays, in_batches
+from train.evaluation.task_kind import BoolArray, Columns, Metrics, Predicted, TaskKind
+from train.task_data import Samples, read_captioned
 
 LOSS_BATCH = 256  # most pairs of a batch of the contrastive loss
-
-
-def read_captions(task: TaskSpec) -> Samples:
-    """Images and captions from DATA/captions.csv (columns file, caption).
-
-    Equal captions are one text that belongs to several images. ValueError names a missing file,
-    column or cell with its line.
-    """
-    path = disk.join(task.data, "captions.csv")
-    if not disk.exists(path):
-        raise ValueError(
-            f"task {task.name!r}: {path} does not exist; retrieval reads its columns "
-            "file and caption"
-        )
-    text = disk.read_bytes(path).decode("utf-8-sig")
-    rows = csv.DictReader(io.StringIO(text, newline=""))
-    columns = list(rows.fieldnames or ())
-    for column in ("file", "caption"):
-        if column not in columns:
-            raise ValueError(
-                f"{path} has no column {column!r}{disk.did_you_mean(column, columns)} "
-                f"(of {', '.join(columns) or 'none'})"
-            )
-    images: dict[str, int] = {}
-    captions: dict[str, int] = {}
-    matches: dict[tuple[int, int], None] = {}
-    for row in rows:
-        if not row["file"] or not row["caption"]:
-            raise ValueError(f"{path} line {rows.line_num}: file and caption must both be given")
-        image = images.setdefault(row["file"], len(images))
-        caption = captions.setdefault(row["caption"], len(captions))
-        matches[image, caption] = None
-    if len(images) < 2:
-        raise ValueError(f"{path} names {len(images)} images; retrieval needs at least two")
-    for file in images:
-        if not disk.exists(disk.join(task.data, file)):
-            raise ValueError(f"{path}: image {disk.join(task.data, file)} does not exist")
-    return Samples(files=tuple(images), captions=tuple(captions), matches=tuple(matches))
 
 
 def ranks(
     query_NE: Tensor,
     candidate_ME: Tensor,
     matches: Sequence[tuple[int, int]],
-    batch_size: int = BATCH_SIZE,
+    shared_by: Ranks = ALONE,
 ) -> np.ndarray:
     """(N,) number of wrong candidates at least as similar as the best right one of each query.
 
-    `matches` are pairs (n, m). A tie counts against the model, and so does a NaN.
-    Memory is O(batch_size × M).
+    `matches` are pairs (n, m). A tie counts against the model, and so does a NaN. Memory is
+    O(BATCH_SIZE × M). A collective of `shared_by`.
     """
     right: list[list[int]] = [[] for _ in range(len(query_NE))]
     for n, m in matches:
         right[n].append(m)
-    batches = []
-    for start in range(0, len(query_NE), batch_size):
-        similarity_BM = query_NE[start : start + batch_size] @ candidate_ME.T
+
+    def of_batch(rows: slice) -> Arrays:
+        similarity_BM = query_NE[rows] @ candidate_ME.T
         right_BM = torch.zeros_like(similarity_BM, dtype=torch.bool)
-        for row, columns in enumerate(right[start : start + batch_size]):
+        for row, columns in enumerate(right[rows]):
             right_BM[row, columns] = True
         best_B = similarity_BM.masked_fill(~right_BM, -torch.inf).amax(dim=1)
         above_BM = ~(similarity_BM < best_B[:, None]) & ~right_BM
-        batches.append(above_BM.sum(dim=1).int().numpy())
-    return np.concatenate(batches)
+        return {"rank": above_BM.sum(dim=1).int().numpy()}
+
+    return in_batches(shared_by, len(query_NE), of_batch)["rank"]
 
 
 def first_captions(samples: Samples) -> list[int]:
@@ -139,15 +102,15 @@ def _other_right_answers(
 
 
 def retrieve(
-    image_NE: Tensor, text_ME: Tensor, samples: Samples, scale: float
+    image_NE: Tensor, text_ME: Tensor, samples: Samples, scale: float, shared_by: Ranks = ALONE
 ) -> tuple[Columns, Metrics]:
     """Columns of the predictions, and recall@1/5/10 and the median rank per direction and both.
 
     `image_to_text_recall@1` is the share of images whose nearest caption is one of theirs, as in
     CLIP_benchmark. `loss` is described at `contrastive_losses`.
     """
-    by_image = ranks(image_NE, text_ME, samples.matches)
-    by_text = ranks(text_ME, image_NE, [(m, n) for n, m in samples.matches])
+    by_image = ranks(image_NE, text_ME, samples.matches, shared_by)
+    by_text = ranks(text_ME, image_NE, [(m, n) for n, m in samples.matches], shared_by)
     losses = np.concatenate(contrastive_losses(image_NE, text_ME, samples, scale))
     columns = {
         "direction": [DIRECTIONS[0]] * len(by_image) + [DIRECTIONS[1]] * len(by_text),
@@ -167,13 +130,14 @@ def retrieve(
     return columns, metrics
 
 
-def _predict(encoder: Encoder, task: TaskSpec, samples: Samples) -> tuple[Columns, Metrics]:
-    image_NE = encoder.images(task.data, samples.files, task.name)
+def _predict(encoder: Encoder, task: TaskSpec, samples: Samples) -> Predicted:
+    image_NE = encoder.images(samples.images, task.name)
     text_ME = encoder.texts(samples.captions, task.name)
     scale = encoder.model.logit_scale.exp().item()
     if not math.isfinite(scale):
         raise ValueError(f"task {task.name!r}: the model's logit scale is {scale}; it is broken")
-    return retrieve(image_NE, text_ME, samples, scale)
+    columns, metrics = retrieve(image_NE, text_ME, samples, scale, encoder.ranks)
+    return Predicted(columns=columns, metrics=metrics)
 
 
 def _correct(predictions: pa.Table) -> list[BoolArray]:
@@ -189,7 +153,7 @@ def _chance(metadata: Mapping[str, Any], samples: int) -> float:
 RETRIEVAL = TaskKind(
     name="retrieval",
     headline="recall@1",
-    read=read_captions,
+    read=read_captioned,
     predict=_predict,
     correct=_correct,
     chance=_chance,

@@ -6,7 +6,7 @@ A new kind is one module with a `TaskKind`, one line in `tasks.TASKS`, and one t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,22 +15,20 @@ from numpy.typing import NDArray
 
 from manifests.schema import TaskSpec
 from train.evaluation.embeddings import Encoder
+from train.task_data import Samples
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 Metrics = dict[str, float]
 Columns = dict[str, Any]
 BoolArray = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Samples:
-    """The content of a task's folder. Image paths are relative to the folder."""
+class Predicted:
+    """The predictions of a model: columns with a row per sample, metrics, further metadata."""
 
-    files: tuple[str, ...]
-    labels: tuple[int, ...] = ()  # classification: the class of each image
-    classes: tuple[str, ...] = ()  # classification: display names
-    captions: tuple[str, ...] = ()  # retrieval: different texts, in the order of the file
-    matches: tuple[tuple[int, int], ...] = ()  # retrieval: (image, caption) that belong together
+    columns: Columns
+    metrics: Metrics
+    details: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +37,7 @@ class TaskKind:
 
     name: the `kind` of a task manifest. headline: the metric that arms are compared by.
     read: the samples of a task; ValueError names what the folder lacks.
-    predict: the columns of the predictions (one row per sample) and the metrics.
+    predict: the columns of the predictions (one row per sample) and the metrics; a collective.
     correct: from a predictions table, one boolean array per direction, in the order of the table;
     the headline metric is the mean of their means.
     chance: the headline metric of random guesses, from the metadata and the number of samples.
@@ -48,6 +46,6 @@ class TaskKind:
     name: str
     headline: str
     read: Callable[[TaskSpec], Samples]
-    predict: Callable[[Encoder, TaskSpec, Samples], tuple[Columns, Metrics]]
+    predict: Callable[[Encoder, TaskSpec, Samples], Predicted]
     correct: Callable[[pa.Table], list[BoolArray]]
     chance: Callable[[Mapping[str, Any], int], float]

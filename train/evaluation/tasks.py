@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 import torch
 
 from manifests import disk
 from manifests.schema import TaskSpec
+from train.dist import Ranks, process_group
 from train.evaluation.embeddings import Encoder
-from train.evaluation.metrics import mean_of_directions
+from train.evaluation.linear_probe import LINEAR_PROBE
+from train.evaluation.metrics import METRICS, mean_of_directions
 from train.evaluation.retrieval import RETRIEVAL
-from train.evaluation.task_kind import BoolArray, Metrics, Samples, TaskKind
+from train.evaluation.sharing import ALONE
+from train.evaluation.task_kind import BoolArray, Metrics, TaskKind
 from train.evaluation.zero_shot import CLASSIFICATION
 from train.model import CLIP
+from train.task_data import ImageSource, Samples, image_hashes
 
 # 2: log-probabilities, margins and losses. 1 had no version in its metadata.
 PREDICTIONS_VERSION = 2
 logger = logging.getLogger(__name__)
-TASKS: dict[str, TaskKind] = {kind.name: kind for kind in (CLASSIFICATION, RETRIEVAL)}
+TASKS: dict[str, TaskKind] = {kind.name: kind for kind in (CLASSIFICATION, RETRIEVAL, LINEAR_PROBE)}
 
 
 def kind_of(task: TaskSpec) -> TaskKind:
@@ -43,24 +45,26 @@ def read_samples(task: TaskSpec) -> Samples:
         raise ValueError(
             f"task {task.name!r}: a task name is a file name of letters, digits, '.', '_' and '-'"
         )
-    if not disk.exists(task.data):
-        raise ValueError(f"task {task.name!r}: there is no folder {task.data}")
     return kind.read(task)
 
 
-@functools.lru_cache(maxsize=32)
-def file_hashes(folder: str, files: tuple[str, ...]) -> tuple[str, ...]:
-    """sha256 of each file, read once per process."""
-    hashes = []
-    for file in files:
-        hashes.append(hashlib.sha256(disk.read_bytes(disk.join(folder, file))).hexdigest())
-    return tuple(hashes)
+def data_hash(samples: Samples, known: Mapping[ImageSource, tuple[str, ...]] | None = None) -> str:
+    """Hash of a task's images and annotations: equal for equal data in any folder.
+
+    `known`: the sha256 of images that were read already.
+    """
+    content = {"samples": samples.content(), "sha256": _hashes(samples.images, known)}
+    if samples.train is not None:
+        content["train"] = data_hash(samples.train, known)
+    return disk.content_hash(content)
 
 
-def data_hash(task: TaskSpec) -> str:
-    """Hash of a task's images and annotations: equal for equal data in any folder."""
-    samples = read_samples(task)
-    return disk.content_hash({"samples": samples, "sha256": file_hashes(task.data, samples.files)})
+def _hashes(
+    images: ImageSource, known: Mapping[ImageSource, tuple[str, ...]] | None
+) -> tuple[str, ...]:
+    if known is not None and images in known:
+        return known[images]
+    return image_hashes(images)
 
 
 def evaluate(
@@ -70,13 +74,16 @@ def evaluate(
     *,
     tokenizer: str = "clip",
     device: str | torch.device = "cpu",
+    ranks: Ranks = ALONE,
 ) -> dict[str, Metrics]:
     """The metrics of every task. out/TASK.parquet gets one row per sample, and the metrics.
 
-    ValueError for a task whose folder cannot be read and for features that are not finite. The
-    model stays on `device` and keeps its training mode.
+    Every one of `ranks` computes its share of the batches; rank 0 writes. The files are the same,
+    byte for byte, for any number of ranks with the same number of threads. ValueError for a task
+    whose data cannot be read and for features that are not finite. The model stays on `device` and
+    keeps its training mode.
     """
-    encoder = Encoder(model=model, device=torch.device(device), tokenizer=tokenizer)
+    encoder = Encoder(model=model, device=torch.device(device), tokenizer=tokenizer, ranks=ranks)
     was_training = model.training
     model.to(encoder.device).eval()
     try:
@@ -88,16 +95,20 @@ def evaluate(
 
 def _evaluate(encoder: Encoder, task: TaskSpec, out: str) -> Metrics:
     samples = read_samples(task)
-    columns, metrics = kind_of(task).predict(encoder, task, samples)
-    metadata = {
-        "version": PREDICTIONS_VERSION,
-        "task": task,
-        "metrics": metrics,
-        "classes": samples.classes,
-        "data_hash": data_hash(task),
-    }
-    disk.write_parquet(disk.join(out, f"{task.name}.parquet"), pa.table(columns), metadata)
-    return metrics
+    predicted = kind_of(task).predict(encoder, task, samples)
+    if encoder.ranks.rank == 0:
+        metadata = {
+            **predicted.details,
+            "version": PREDICTIONS_VERSION,
+            "task": task,
+            "metrics": predicted.metrics,
+            "classes": samples.classes,
+            "data_hash": data_hash(samples, encoder.hashes),
+        }
+        path = disk.join(out, f"{task.name}.parquet")
+        disk.write_parquet(path, pa.table(predicted.columns), metadata)
+    process_group.barrier(encoder.ranks)
+    return predicted.metrics
 
 
 def saved_metrics(out: str, task: TaskSpec) -> Metrics | None:
@@ -109,7 +120,9 @@ def saved_metrics(out: str, task: TaskSpec) -> Metrics | None:
     if not disk.exists(path):
         return None
     metadata = disk.read_metadata(path)
-    if metadata.get("task") != disk.to_plain(task) or metadata.get("data_hash") != data_hash(task):
+    if metadata.get("task") != disk.to_plain(task) or metadata.get("data_hash") != _present_hash(
+        task
+    ):
         return None
     version = metadata.get("version", 1)
     if version != PREDICTIONS_VERSION:
@@ -119,6 +132,23 @@ def saved_metrics(out: str, task: TaskSpec) -> Metrics | None:
         return None
     metrics: Metrics = metadata["metrics"]
     return metrics
+
+
+def _present_hash(task: TaskSpec) -> str:
+    return data_hash(read_samples(task))
+
+
+def deciding_metric(task: TaskSpec) -> str:
+    """The metric that decides on a task: its own `metric`, else the headline of its kind.
+
+    ValueError for a metric that there is not.
+    """
+    name = task.metric or kind_of(task).headline
+    if name not in METRICS:
+        raise ValueError(
+            f"task {task.name!r}: there is no metric {name!r}{disk.did_you_mean(name, METRICS)}"
+        )
+    return name
 
 
 def headline(correct: Sequence[BoolArray]) -> float:

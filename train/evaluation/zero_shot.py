@@ -1,4 +1,4 @@
-"""The task kind `classification`: zero-shot, one folder of images per class."""
+"""The task kind `classification`: zero-shot, by the similarity to the names of the classes."""
 
 from __future__ import annotations
 
@@ -10,63 +10,19 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from manifests import disk
 from manifests.schema import TaskSpec
-from train.evaluation.embeddings import BATCH_SIZE, Encoder, require_finite
-from train.evaluation.metrics import TOP, calibration_error, mean_of_directions, metric_values
-from train.evaluation.task_kind import (
-    IMAGE_SUFFIXES,
-    BoolArray,
-    Columns,
-    Metrics,
-    Samples,
-    TaskKind,
+from train.evaluation.embeddings import Encoder, finite_rows, require_finite
+from train.evaluation.metrics import (
+    TOP,
+    calibration_error,
+    f1_macro,
+    mean_of_directions,
+    metric_values,
+    worst_group,
 )
-
-
-def read_class_folders(task: TaskSpec) -> Samples:
-    """Images and labels from DATA/CLASS/IMAGE. Folders are sorted; `classes` gives display names.
-
-    ValueError for fewer than two folders, other numbers of names, and templates without `{}`.
-    """
-    files_of = {}
-    for folder in disk.list_names(task.data):
-        names = disk.list_names(disk.join(task.data, folder))
-        images = [name for name in names if name.lower().endswith(IMAGE_SUFFIXES)]
-        if images:
-            files_of[folder] = images
-    if len(files_of) < 2:
-        raise ValueError(
-            f"task {task.name!r}: {task.data} has {len(files_of)} folders of images "
-            f"({', '.join(IMAGE_SUFFIXES)}); classification needs one folder per class, "
-            "at least two"
-        )
-    if task.classes and len(task.classes) != len(files_of):
-        raise ValueError(
-            f"task {task.name!r} names {len(task.classes)} classes, but {task.data} has "
-            f"{len(files_of)} folders: {', '.join(list(files_of)[:5])} …"
-        )
-    _check_templates(task)
-    files: list[str] = []
-    labels: list[int] = []
-    for label, (folder, images) in enumerate(files_of.items()):
-        files += [f"{folder}/{name}" for name in images]
-        labels += [label] * len(images)
-    names = [folder.replace("_", " ") for folder in files_of]
-    return Samples(files=tuple(files), labels=tuple(labels), classes=task.classes or tuple(names))
-
-
-def _check_templates(task: TaskSpec) -> None:
-    for template in task.templates:
-        if template.count("{}") != 1:
-            raise ValueError(
-                f"task {task.name!r}: template {template!r} must contain {{}} once, "
-                "where the class name goes"
-            )
-    if not task.templates:
-        raise ValueError(
-            f"task {task.name!r} has no templates; leave the key out for 'a photo of a {{}}'"
-        )
+from train.evaluation.sharing import Arrays
+from train.evaluation.task_kind import BoolArray, Columns, Metrics, Predicted, TaskKind
+from train.task_data import Samples, read_labelled
 
 
 def sample_columns(logits_NC: Tensor, label_N: Tensor) -> Columns:
@@ -102,33 +58,34 @@ def sample_columns(logits_NC: Tensor, label_N: Tensor) -> Columns:
     }
 
 
-def classify(
-    image_NE: Tensor, class_CE: Tensor, labels: Sequence[int], scale: float
-) -> tuple[Columns, Metrics]:
+def classify(logits_NC: Tensor, labels: Sequence[int]) -> tuple[Columns, Metrics]:
     """Columns of the predictions (see `sample_columns`), and the metrics."""
-    label_N = torch.as_tensor(labels)
-    batches = []
-    for start in range(0, len(image_NE), BATCH_SIZE):
-        rows = slice(start, start + BATCH_SIZE)
-        batches.append(sample_columns(scale * image_NE[rows] @ class_CE.T, label_N[rows]))
-    columns = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
-    return compact(columns, len(class_CE)), summarise(columns, len(class_CE))
+    columns = sample_columns(logits_NC, torch.as_tensor(labels))
+    classes = logits_NC.shape[1]
+    return compact(columns, classes), summarise(columns, classes)
 
 
-def summarise(columns: Columns, classes: int) -> Metrics:
+def summarise(columns: Columns, classes: int, ignore_groups: Sequence[str] = ()) -> Metrics:
     """The metrics of classification. There is no accuracy5 with five classes or fewer.
 
-    In mean_class_accuracy every class that has samples has the same weight.
+    In mean_class_accuracy and f1_macro every class that has samples has the same weight. The
+    metrics of the worst group are there if `columns` has `group`.
     """
-    table = pa.table({name: columns[name] for name in ("label", "correct", "correct5")})
-    table = table.append_column("logprob", pa.array(columns["logprob"]))
-    table = table.append_column("margin", pa.array(columns["margin"]))
-    names = ["accuracy", "mean_class_accuracy", "logprob", "margin"]
-    if classes > TOP:
-        names.insert(1, "accuracy5")
-    metrics = {name: mean_of_directions(metric_values(table, name)) for name in names}
+    names = ["label", "correct", "correct5", "logprob", "margin"]
+    table = pa.table({name: columns[name] for name in names})
+    metrics = {}
+    for name in ("accuracy", "accuracy5", "mean_class_accuracy", "logprob", "margin"):
+        if name != "accuracy5" or classes > TOP:
+            metrics[name] = mean_of_directions(metric_values(table, name))
     confidence_N = np.exp(columns["top_logprobs"][:, 0])
     metrics["calibration_error"] = calibration_error(confidence_N, columns["correct"])
+    metrics["f1_macro"] = f1_macro(columns["label"], columns["predicted"])
+    if "group" in columns:
+        worst = {"worst_group_accuracy": "correct"}
+        if classes > TOP:
+            worst["worst_group_accuracy5"] = "correct5"
+        for name, column in worst.items():
+            metrics[name] = worst_group(columns[column], columns["group"], ignore_groups)
     return metrics
 
 
@@ -148,14 +105,34 @@ def compact(columns: Columns, classes: int) -> Columns:
     return stored
 
 
-def _predict(encoder: Encoder, task: TaskSpec, samples: Samples) -> tuple[Columns, Metrics]:
-    image_NE = encoder.images(task.data, samples.files, task.name)
-    class_CE = encoder.classes(samples.classes, task.templates, task.name)
+def with_groups(columns: Columns, samples: Samples) -> Columns:
+    """The columns with the samples' groups, if they have any."""
+    if not samples.groups:
+        return columns
+    return {**columns, "group": np.array(samples.groups)}
+
+
+def predicted_of(columns: Columns, task: TaskSpec, samples: Samples) -> Predicted:
+    """Metrics of `sample_columns`, and the columns as they are stored, with names and groups."""
+    columns, classes = with_groups(columns, samples), len(samples.classes)
+    metrics = summarise(columns, classes, task.ignore_groups)
+    stored = {"sample": list(samples.files), **compact(columns, classes)}
+    return Predicted(columns=stored, metrics=metrics)
+
+
+def _predict(encoder: Encoder, task: TaskSpec, samples: Samples) -> Predicted:
+    class_CE = encoder.classes(samples.classes, samples.templates, task.name)
     scale = encoder.model.logit_scale.exp().item()
+    label_N = torch.tensor(samples.labels)
+
+    def columns_of(image_BE: Tensor, rows: slice) -> Arrays:
+        logits_BC = scale * image_BE @ class_CE.T
+        return {**sample_columns(logits_BC, label_N[rows]), "finite_logits": finite_rows(logits_BC)}
+
+    columns = encoder.map_images(samples.images, task.name, columns_of)
     # The logit scale can overflow where the features are finite.
-    require_finite(scale * image_NE @ class_CE.T, samples.files, task.name, "logits")
-    columns, metrics = classify(image_NE, class_CE, samples.labels, scale)
-    return {"sample": list(samples.files), **columns}, metrics
+    require_finite(columns.pop("finite_logits"), samples.files, task.name, "logits")
+    return predicted_of(columns, task, samples)
 
 
 def _correct(predictions: pa.Table) -> list[BoolArray]:
@@ -169,7 +146,7 @@ def _chance(metadata: Mapping[str, Any], samples: int) -> float:
 CLASSIFICATION = TaskKind(
     name="classification",
     headline="accuracy",
-    read=read_class_folders,
+    read=read_labelled,
     predict=_predict,
     correct=_correct,
     chance=_chance,

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -10,6 +9,7 @@ from manifests.schema import TaskSpec
 from train.evaluation import embeddings, evaluate, read_samples
 from train.evaluation.embeddings import Encoder
 from train.model import CLIP, MODELS
+from train.task_data import image_hashes
 
 CPU = torch.device("cpu")
 
@@ -50,31 +50,21 @@ def test_features_that_are_not_finite_are_refused_with_task_and_sample(
 
 def test_one_row_that_is_not_finite_is_enough() -> None:
     vectors = torch.ones(3, 4)
-    embeddings.require_finite(vectors, ["a", "b", "c"], "t", "features")
+    names = ["a", "b", "c"]
+    embeddings.require_finite(embeddings.finite_rows(vectors), names, "t", "features")
     vectors[1, 2] = -torch.inf
     with pytest.raises(ValueError, match="features of 'b' are not finite, as for 1 of 3 samples"):
-        embeddings.require_finite(vectors, ["a", "b", "c"], "t", "features")
+        embeddings.require_finite(embeddings.finite_rows(vectors), names, "t", "features")
 
 
-def test_images_are_decoded_once(colours: TaskSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = read_samples(colours).files
-    first = np.concatenate(list(embeddings.image_batches(colours.data, files, (32, 32))))
-    assert first.shape == (18, 32, 32, 3)
-    monkeypatch.setattr(embeddings, "decode_image", lambda data: pytest.fail("decoded again"))
-    again = np.concatenate(list(embeddings.image_batches(colours.data, files, (32, 32))))
-    np.testing.assert_array_equal(first, again)
-
-
-def test_what_does_not_fit_is_decoded_again(
-    colours: TaskSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(embeddings, "CACHE_BYTES", 100)
-    monkeypatch.setattr(embeddings, "BATCH_SIZE", 7)
-    files = read_samples(colours).files
-    for _ in range(2):
-        batches = embeddings.image_batches(colours.data, files, (16, 16))
-        assert [len(batch) for batch in batches] == [7, 7, 4]
-    assert (colours.data, files, (16, 16)) not in embeddings._decoded_images
+def test_images_are_hashed_while_they_are_embedded(colours: TaskSpec, model: CLIP) -> None:
+    images = read_samples(colours).images
+    encoder = Encoder(model=model, device=CPU)
+    with torch.inference_mode():
+        vectors = encoder.images(images, "t")
+    assert vectors.shape == (18, MODELS["test"].embed_dim)
+    torch.testing.assert_close(vectors.norm(dim=1), torch.ones(18))
+    assert encoder.hashes[images] == image_hashes(images)
 
 
 def test_a_file_that_is_no_image_is_named(colours: TaskSpec, model: CLIP, tmp_path: Path) -> None:

@@ -9,7 +9,12 @@ import pytest
 from manifests import disk
 from manifests.schema import TaskSpec
 from train.evaluation import METRICS, TASKS, evaluate, metric_values
-from train.evaluation.metrics import calibration_error, mean_of_directions
+from train.evaluation.metrics import (
+    calibration_error,
+    f1_macro,
+    mean_of_directions,
+    worst_group,
+)
 from train.model import CLIP
 
 
@@ -27,8 +32,8 @@ def test_the_metrics_are_the_means_of_their_values_per_sample(
             assert len(values) == (1 if "_to_" in name else directions)
             assert mean_of_directions(values) == pytest.approx(value, abs=1e-12)
             checked.add(name)
-    without = {"accuracy5", "calibration_error"}  # three classes; no mean over samples
-    assert set(METRICS) - checked - without == {
+    assert set(METRICS) - checked - {"accuracy5"} == {  # there are three classes
+        "calibration_error", "f1_macro", "worst_group_accuracy", "worst_group_accuracy5",
         "median_rank", "image_to_text_median_rank", "text_to_image_median_rank",
     }  # fmt: skip
 
@@ -80,3 +85,14 @@ def test_the_calibration_error_by_hand() -> None:
     assert calibration_error(confidence, correct) == pytest.approx(expected)
     assert calibration_error(np.array([1.0, 1.0]), np.array([True, True])) == 0.0
     assert calibration_error(np.array([0.0]), np.array([False])) == 0.0
+
+
+def test_f1_and_the_worst_group_by_hand() -> None:
+    label, predicted = np.array([0, 0, 1, 1, 3]), np.array([0, 1, 1, 1, 2])
+    # Class 0: precision 1, recall 1/2. Class 1: 2/3 and 1. Class 3: 0. Class 2 has no sample.
+    assert f1_macro(label, predicted) == pytest.approx((2 / 3 + 4 / 5 + 0) / 3)
+    group = np.array(["a", "a", "b", "b", "other"])
+    assert worst_group(label == predicted, group) == 0.0
+    assert worst_group(label == predicted, group, ("other",)) == 0.5
+    with pytest.raises(ValueError, match="ignore_groups names all groups: a, b, other"):
+        worst_group(label == predicted, group, ("a", "b", "other"))

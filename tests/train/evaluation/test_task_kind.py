@@ -6,6 +6,7 @@ import pytest
 
 from manifests.schema import TaskSpec
 from train.evaluation import TASKS, Samples, TaskKind
+from train.task_data import ImageFiles
 
 
 def test_a_new_kind_needs_its_entry_in_the_table_and_nothing_else(
@@ -13,7 +14,7 @@ def test_a_new_kind_needs_its_entry_in_the_table_and_nothing_else(
 ) -> None:
     from train.evaluation import read_samples
 
-    one = Samples(files=("a.png",))
+    one = Samples(images=ImageFiles("", ("a.png",)))
     kind = dataclasses.replace(TASKS["classification"], name="counting", read=lambda task: one)
     monkeypatch.setitem(TASKS, "counting", kind)
     assert read_samples(dataclasses.replace(colours, kind="counting")) == one  # type: ignore[arg-type]

@@ -13,19 +13,11 @@ from PIL import Image
 
 from manifests import disk
 from manifests.schema import TaskSpec
-from tests.support.tasks import changed, draw
 from train.evaluation import evaluate, read_samples, zero_shot
 from train.formats import open_clip_files
 from train.model import CLIP, MODELS
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
-def test_folders_are_classes_in_order_and_underscores_are_spaces(colours: TaskSpec) -> None:
-    samples = zero_shot.read_class_folders(colours)
-    assert samples.classes == ("dark red", "green", "sky blue")
-    assert samples.files[0] == "dark_red/0.jpg"
-    assert samples.labels == (0,) * 6 + (1,) * 6 + (2,) * 6
 
 
 def test_it_agrees_with_open_clip_on_every_image(
@@ -103,7 +95,7 @@ def test_classify_by_hand() -> None:
     images = torch.nn.functional.normalize(
         torch.tensor([[1.0, 0.1], [0.9, 0.2], [0.2, 1.0], [1.0, 0.0]]), dim=1
     )
-    columns, metrics = zero_shot.classify(images, torch.eye(2), [0, 0, 1, 1], scale=10.0)
+    columns, metrics = zero_shot.classify(10 * images @ torch.eye(2).T, [0, 0, 1, 1])
     assert columns["predicted"].tolist() == [0, 0, 1, 0]
     assert metrics["accuracy"] == 0.75
     assert metrics["mean_class_accuracy"] == (1.0 + 0.5) / 2
@@ -115,7 +107,7 @@ def test_classify_by_hand() -> None:
 
 def test_a_tie_counts_against_the_model() -> None:
     constant = torch.ones(6, 4) / 2
-    columns, metrics = zero_shot.classify(constant, constant, [0, 1, 2, 3, 4, 5], scale=100.0)
+    columns, metrics = zero_shot.classify(100 * constant @ constant.T, [0, 1, 2, 3, 4, 5])
     shares = {name: metrics[name] for name in ("accuracy", "accuracy5", "mean_class_accuracy")}
     assert shares == {"accuracy": 0.0, "accuracy5": 0.0, "mean_class_accuracy": 0.0}
     assert metrics["logprob"] == pytest.approx(-np.log(6))
@@ -124,7 +116,7 @@ def test_a_tie_counts_against_the_model() -> None:
     for label, classes in enumerate(columns["top_classes"].to_pylist()):
         assert label not in classes  # five others are as good
     two = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])  # classes 0 and 1 are one
-    columns, metrics = zero_shot.classify(two, two, [0, 1, 2], scale=1.0)
+    columns, metrics = zero_shot.classify(two @ two.T, [0, 1, 2])
     assert columns["predicted"].tolist() == [1, 0, 2]
     assert metrics["accuracy"] == 1 / 3
 
@@ -146,25 +138,6 @@ def test_many_classes_and_steep_logits_fit_their_types() -> None:
     assert columns["predicted"].tolist() == [39_999]
     assert np.isfinite(columns["top_logprobs"].flatten().to_numpy()).all()
     assert columns["logprob"].tolist() == [-1e6]
-
-
-def test_display_names_replace_the_folders(colours: TaskSpec) -> None:
-    named = changed(colours, classes=["red", "green", "blue"])
-    assert read_samples(named).classes == ("red", "green", "blue")
-    with pytest.raises(ValueError, match=r"names 2 classes, but .* has 3 folders: dark_red"):
-        read_samples(changed(colours, classes=["red", "green"]))
-
-
-def test_what_a_folder_lacks_is_named(tmp_path: Path, colours: TaskSpec) -> None:
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=r"empty has 0 folders of images .* at least two"):
-        read_samples(changed(colours, data=str(tmp_path / "empty")))
-    with pytest.raises(ValueError, match=r"template 'a photo' must contain \{\} once"):
-        read_samples(changed(colours, templates=["a photo"]))
-    with pytest.raises(ValueError, match="has no templates; leave the key out"):
-        read_samples(changed(colours, templates=[]))
-    draw(Path(colours.data) / "other" / "0.gif", (0, 0, 0), 0)
-    assert len(read_samples(colours).classes) == 3  # a folder without images is no class
 
 
 def test_a_logit_scale_that_overflows_is_refused(colours: TaskSpec, tmp_path: Path) -> None:

@@ -1,0 +1,43 @@
+"""What test_sharing.py runs as several processes: `python evaluation_ranks.py TASKS OUT`.
+
+The environment names the rank, the world and the store, as under torchrun.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import torch
+
+from manifests import disk
+from manifests.schema import TaskSpec
+from train.dist import process_group
+from train.evaluation import evaluate
+from train.model import CLIP, MODELS
+from train.task_data import images
+
+BATCH = 5  # of 18 images: three batches of 5 and one of 3
+
+
+def main(tasks: str, out: str) -> int:
+    """Evaluate the tasks of a JSON file; the message of a ValueError is printed, with status 2."""
+    torch.set_num_threads(1)
+    images.BATCH_SIZE = BATCH
+    specs = [disk.from_plain(TaskSpec, task) for task in json.loads(Path(tasks).read_text())]
+    ranks = process_group.init_distributed("cpu")
+    try:
+        evaluate(CLIP(MODELS["test"], seed=3), specs, out, ranks=ranks)
+    except ValueError as error:
+        print(error)
+        return 2
+    finally:
+        process_group.close(ranks)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(*sys.argv[1:]))

@@ -1,0 +1,47 @@
+"""The samples of small tasks in other formats."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from manifests import disk
+from manifests.schema import TaskSpec
+from train.task_data import Samples
+
+
+def images_of(samples: Samples) -> list[bytes]:
+    """The encoded images."""
+    return [read() for read in samples.images.readers(0, len(samples.files))]
+
+
+def write_tar(path: Path, members: Iterable[tuple[str, bytes]]) -> str:
+    """A plain tar of (name, content)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return str(path)
+
+
+def tar_members(
+    images: Sequence[bytes], texts: Sequence[str], extension: str, first: int = 0
+) -> list[tuple[str, bytes]]:
+    """An image and a text for each sample, with the keys k0000 and so on."""
+    members = []
+    for number, (image, text) in enumerate(zip(images, texts, strict=True), first):
+        suffix = "png" if image.startswith(b"\x89PNG") else "jpg"
+        members += [(f"k{number:04d}.{suffix}", image)]
+        members += [(f"k{number:04d}.{extension}", text.encode())]
+    return members
+
+
+def task_of(data: Path | str, kind: str = "classification", **changes: object) -> TaskSpec:
+    """A task named t."""
+    plain = {"name": "t", "kind": kind, "data": str(data), **changes}
+    task: TaskSpec = disk.from_plain(TaskSpec, plain)
+    return task

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from manifests import disk
+from manifests.schema import TaskSpec
+from tests.support import evaluation_ranks
+from tests.support.tasks import changed, class_folders
+from train.dist import process_group
+from train.evaluation.sharing import ALONE, gather, in_batches, on_rank_0
+from train.task_data import images
+
+
+def run_ranks(world: int, tasks: list[TaskSpec], folder: Path) -> list[tuple[int, str]]:
+    """Status and output of every rank; the predictions are in `folder`/out."""
+    folder.mkdir()
+    (folder / "tasks.json").write_text(json.dumps(disk.to_plain(tasks)))
+    command = [sys.executable, evaluation_ranks.__file__]
+    shared = {"WORLD_SIZE": str(world), process_group.STORE: str(folder / "store")}
+    shared |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    processes = []
+    for rank in range(world):
+        processes.append(
+            subprocess.Popen(
+                [*command, str(folder / "tasks.json"), str(folder / "out")],
+                env={**os.environ, **shared, "RANK": str(rank)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    outputs = [process.communicate(timeout=300) for process in processes]
+    for process, (_, errors) in zip(processes, outputs, strict=True):
+        assert process.returncode in (0, 2), errors
+    return [
+        (process.returncode, output)
+        for process, (output, _) in zip(processes, outputs, strict=True)
+    ]
+
+
+@pytest.mark.slow
+def test_the_predictions_are_the_same_bytes_for_one_two_and_three_ranks(
+    colours: TaskSpec, captioned: TaskSpec, tmp_path: Path
+) -> None:
+    class_folders(tmp_path / "more")
+    probe = changed(colours, kind="linear_probe", name="probe", train_data=str(tmp_path / "more"))
+    tasks = [colours, captioned, probe]
+    contents = []
+    for world in (1, 2, 3):
+        folder = tmp_path / f"{world}"
+        assert run_ranks(world, tasks, folder) == [(0, "")] * world
+        files = sorted((folder / "out").iterdir())
+        assert [path.stem for path in files] == ["captioned", "colours", "probe"]
+        contents.append([path.read_bytes() for path in files])
+    assert contents[0] == contents[1] == contents[2]
+
+
+@pytest.mark.slow
+def test_an_error_of_one_rank_ends_all(colours: TaskSpec, tmp_path: Path) -> None:
+    (Path(colours.data) / "green" / "0.jpg").write_bytes(b"\xff\xd8\xff no picture")
+    for status, output in run_ranks(2, [colours], tmp_path / "r"):
+        assert status == 2
+        assert "green/0.jpg cannot be decoded as an image" in output
+
+
+def test_one_rank_computes_every_batch_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "BATCH_SIZE", 4)
+    joined = in_batches(ALONE, 10, lambda rows: {"n": np.arange(rows.start, rows.stop)})
+    assert joined["n"].tolist() == list(range(10))
+    assert gather(ALONE, 0, lambda batches: iter(())) == {}
+
+
+def test_an_error_of_the_only_rank_is_itself() -> None:
+    def fail() -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        on_rank_0(ALONE, fail)
+    with pytest.raises(ValueError, match="no"):
+        in_batches(ALONE, 3, lambda rows: fail() or {})  # type: ignore[func-returns-value]
