@@ -60,8 +60,10 @@ class TaskAnalysis:
     sd, df: standard deviation of one run's residual, shared by all arms, with the ledger in it and
     not below the floor; its degrees of freedom. None where no comparison is possible.
     own_sd, own_df: of these runs alone. floor_sd: what the samples of the test set leave at least;
-    None without per-sample values. prior: what the ledger said. mde: the smallest true difference
-    that 80 % of such ablations would call better or worse; None where the noise is not known.
+    drawing_sd: what drawing other samples adds to a difference, however many seeds there are
+    (the median comparison). Both None without per-sample values. prior: what the ledger said. mde:
+    the smallest true difference that 80 % of such ablations would call better or worse; None where
+    the noise is not known.
     comparisons: the arms against the baseline, Dunnett. controls: Holm. a_a: not adjusted.
     without_samples: pairs whose interval is over seeds only, as per-sample values are missing.
     ledger: what these runs add to a ledger; None without degrees of freedom.
@@ -73,6 +75,7 @@ class TaskAnalysis:
     own_sd: float | None
     own_df: float
     floor_sd: float | None
+    drawing_sd: float | None
     prior: LedgerEntry | None
     mde: float | None
     comparisons: tuple[Comparison, ...]
@@ -87,7 +90,7 @@ class TaskAnalysis:
 class Analysis:
     """All tasks in the order given, and their average (None for a single task)."""
 
-    tasks: Mapping[str, TaskAnalysis]
+    tasks: dict[str, TaskAnalysis]
     average: TaskAnalysis | None
 
 
@@ -236,6 +239,7 @@ def _analyse_table(
     floors = [noises[pair] for pair in compared]
     known = [one for one in floors if one is not None]
     floor = float(np.mean([one.floor for one in known])) / 2 if known else None
+    drawing = _typical_drawing(family, noises)
     return TaskAnalysis(
         task=task,
         sd=math.sqrt(max(noise.variance, floor or 0.0)) if noise else None,
@@ -243,8 +247,9 @@ def _analyse_table(
         own_sd=_own_sd(noise),
         own_df=float(noise.fit.df) if noise else 0.0,
         floor_sd=math.sqrt(floor) if floor is not None else None,
+        drawing_sd=math.sqrt(drawing[0]) if drawing else None,
         prior=noise.prior if noise else None,
-        mde=_smallest_visible(noise, floor, in_family, noises, design.alpha),
+        mde=_smallest_visible(noise, floor, in_family, drawing, design.alpha),
         comparisons=dunnett_family(
             in_family, _least_correlation(noise, family), design.band, design.alpha
         ),
@@ -286,7 +291,7 @@ def _smallest_visible(
     noise: Noise | None,
     floor: float | None,
     family: Sequence[Difference],
-    noises: Mapping[Pair, SampleNoise | None],
+    drawing: tuple[float, float] | None,
     alpha: float,
 ) -> float | None:
     """One figure for the family: shared spread, median number of seeds and sampling part."""
@@ -295,20 +300,27 @@ def _smallest_visible(
     variance = max(noise.variance, floor or 0.0)
     if variance == 0:
         return None
-    drawing = (0.0, math.inf)
-    of_pairs = [noises[one.arm, one.baseline] for one in family]
-    known = sorted((one for one in of_pairs if one is not None), key=lambda one: one.drawing)
-    if known and known[len(known) // 2].drawing > 0:
-        middle = known[len(known) // 2]
-        drawing = (middle.drawing, middle.drawing**2 / middle.drawing_error)
     return smallest_visible(
         math.sqrt(variance),
         seeds=int(np.median([len(one.seeds) for one in family])),
         arms=len(family),
         df=noise.df,
-        drawing=drawing,
+        drawing=drawing or (0.0, math.inf),
         alpha=alpha,
     )
+
+
+def _typical_drawing(
+    family: Sequence[Pair], noises: Mapping[Pair, SampleNoise | None]
+) -> tuple[float, float] | None:
+    """The median variance from drawing other samples, and its df; None without samples."""
+    known = [one for one in (noises[pair] for pair in family) if one is not None]
+    if not known:
+        return None
+    middle = sorted(known, key=lambda one: one.drawing)[len(known) // 2]
+    if middle.drawing == 0:
+        return 0.0, math.inf
+    return middle.drawing, middle.drawing**2 / middle.drawing_error
 
 
 def _left_out(

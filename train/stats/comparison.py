@@ -54,8 +54,8 @@ class Comparison:
     low_seeds, high_seeds: over seeds on this test set. low_samples, high_samples: over seeds and
     samples; None without per-sample values. low_tasks, high_tasks: over tasks as well (averages of
     at least 3 tasks). low, high: the headline, the wider of the first two; `headline` says which,
-    and df is that of the widest (infinite where it is known from the samples alone). low90, high90:
-    the widest interval of 1 − 2 alpha. p, p_adjusted and p_equal (TOST) are the largest that a part
+    and df is that of the widest (None where the samples alone give it). low90, high90: the widest
+    interval of 1 − 2 alpha. p, p_adjusted and p_equal (TOST) are the largest that a part
     of the headline gives, so that they agree with the intervals at every level. Intervals and p
     values are simultaneous over the family where `adjustment` is Dunnett's; p is not adjusted.
     Every interval is None where nothing varies.
@@ -67,7 +67,7 @@ class Comparison:
     n: int
     difference: float
     sd: float
-    df: float
+    df: float | None
     headline: Headline | None
     low: float | None
     high: float | None
@@ -178,9 +178,10 @@ def _compare(
     low, high = _interval(one.difference, bounds, loadings, level)
     low90, high90 = _interval(one.difference, bounds, loadings, 2 * alpha / factors[1])
     p_adjusted = min(1.0, factors[0] * _p_different(one.difference, bounds, loadings))
+    widest = max(bounds, key=lambda spread: _half_width(spread, loadings, level))
     return replace(
         base,
-        df=max(bounds, key=lambda spread: _half_width(spread, loadings, level)).df,
+        df=widest.df if math.isfinite(widest.df) else None,
         headline="seeds" if low == low_seeds else "seeds and samples",
         low=low,
         high=high,

@@ -74,17 +74,15 @@ def dunnett_critical(alpha: float, df: float, loadings: tuple[float, ...], sides
     alpha: in 0..1; two-sided (sides=2) or one-sided (sides=1). The rest as in `dunnett_p`.
     """
     from scipy.optimize import brentq
-    from scipy.special import stdtrit
 
     _check(df, loadings, sides)
     if not 0 < alpha < 1:
         raise ValueError(f"alpha is between 0 and 1; got {alpha}")
-    effective_df = min(float(df), LARGE_DF)
-    one = float(stdtrit(effective_df, 1 - alpha / sides))
+    one = _student_quantile(alpha / sides, df)
     if len(loadings) == 1:
         return one
     # One comparison alone is a lower bound of the quantile, Bonferroni an upper one.
-    most = float(stdtrit(effective_df, 1 - alpha / sides / len(loadings)))
+    most = _student_quantile(alpha / sides / len(loadings), df)
     ordered = tuple(sorted(loadings))
 
     # The inner integral is tabulated once for all degrees of freedom: its error, 1e-13, is small
@@ -99,6 +97,14 @@ def dunnett_critical(alpha: float, df: float, loadings: tuple[float, ...], sides
 
     low, high = math.log(one * (1 - 1e-6)), math.log(most * (1 + 1e-6))
     return math.exp(brentq(excess, low, high, xtol=1e-11, rtol=1e-12))
+
+
+def _student_quantile(tail: float, df: float) -> float:
+    from scipy.special import ndtri, stdtrit
+
+    if df > LARGE_DF:
+        return float(-ndtri(tail))
+    return float(-stdtrit(df, tail))
 
 
 def _check(df: float, loadings: Sequence[float], sides: int) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import math
 
-import numpy as np
-
 from train.stats.dunnett import chi_nodes, dunnett_critical, equal_loadings
 from train.stats.moderation import TYPICAL_RAISE
 
@@ -120,13 +118,3 @@ def seeds_needed(
         else:
             high = middle
     return high
-
-
-def power_of(effect: float, error: float, df: float, critical: float) -> float:
-    """The probability that an effect over its standard error exceeds ±critical."""
-    from scipy.special import ndtr
-
-    s, weights, mass = chi_nodes(df, critical)
-    mean = effect / error
-    tails = np.asarray(ndtr(mean - critical * s) + ndtr(-mean - critical * s))
-    return float(weights @ tails) + mass * float(tails[0])

@@ -39,10 +39,9 @@ def sample_noise(arm: SampleRuns, baseline: SampleRuns) -> SampleNoise:
     ValueError for fewer than two common seeds or for arrays that do not match.
     """
     seeds = sorted(set(arm) & set(baseline))
-    chosen = {seed: arm[seed] for seed in seeds}
-    _check_runs(chosen)
-    _check_runs({**chosen, -1: baseline[seeds[0]]})
-    _check_runs({seed: baseline[seed] for seed in seeds})
+    if len(seeds) < 2:
+        raise ValueError(f"the noise of samples needs at least 2 common seeds; got {len(seeds)}")
+    _check_shapes([runs[seed] for runs in (arm, baseline) for seed in seeds])
     floors, drawings, errors = [], [], []
     for group in range(len(arm[seeds[0]])):
         n = len(arm[seeds[0]][group])
@@ -91,11 +90,9 @@ def _mean_squares(rows: Sequence[Array]) -> tuple[float, float]:
     return residual / ((seeds - 1) * (n - 1)), samples / (n - 1)
 
 
-def _check_runs(runs: SampleRuns) -> None:
-    """ValueError unless there are two seeds, and all have the same groups of at least 2 samples."""
-    if len(runs) < 2:
-        raise ValueError(f"the noise of samples needs at least 2 seeds; there are {len(runs)}")
-    shapes = [tuple(np.shape(group) for group in groups) for groups in runs.values()]
+def _check_shapes(runs: Sequence[Groups]) -> None:
+    """ValueError unless all runs have the same groups of at least 2 samples."""
+    shapes = [tuple(np.shape(group) for group in groups) for groups in runs]
     for shape in shapes:
         if shape != shapes[0]:
             raise ValueError(

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from train.stats.analysis import AVERAGE, TaskScores, analyse
+from manifests import disk
+from train.stats.analysis import AVERAGE, Analysis, TaskScores, analyse
 from train.stats.moderation import LedgerEntry
 from train.stats.power import smallest_visible
 
@@ -75,6 +77,9 @@ def test_one_figure_says_what_could_have_been_seen() -> None:
     with_samples = analyse({"task": task}, "base", arms=["a", "b"], band=0.02).tasks["task"]
     assert with_samples.mde is not None
     assert with_samples.mde >= expected
+    assert result.drawing_sd is None
+    assert with_samples.drawing_sd is not None
+    assert with_samples.drawing_sd > 0
 
 
 def test_without_samples_the_interval_is_over_seeds_and_a_field_says_so() -> None:
@@ -230,6 +235,16 @@ def test_twenty_arms_with_ten_seeds_and_fifty_thousand_samples_take_about_a_seco
     started = time.process_time()
     analyse({"task": task}, "arm0", arms=arms[1:], band=0.02)
     assert time.process_time() - started < 4  # 1.2 s on one idle core
+
+
+def test_a_result_goes_through_json_and_back() -> None:
+    rng = np.random.default_rng(2)
+    tasks = {"one": scores(rng), "two": scores(rng)}
+    result = analyse(
+        tasks, "base", arms=["a", "b"], controls=[("a", "control")], a_a=("again", "base"), band=1.0
+    )
+    text = json.dumps(disk.to_plain(result), allow_nan=False)
+    assert disk.from_plain(Analysis, json.loads(text)) == result
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,19 @@ def test_the_headline_is_the_wider_of_two_intervals() -> None:
     assert row.low_samples > row.low
 
 
+def test_the_samples_floor_counts_where_its_interval_is_the_wider() -> None:
+    floor = Spread(variance=4.0, df=math.inf)
+    runs = Spread(variance=0.5, df=2.0)  # 4.3 × 0.7 is below 1.96 × 2
+    row = single(replace(difference(9.0), over_seeds=(runs, floor)), band=0.5)
+    assert row.df is None
+    assert row.high == pytest.approx(9 + 2 * float(stats.norm.isf(0.025)), rel=1e-9)
+    # far out, the runs' few degrees of freedom give the larger p
+    assert row.p == pytest.approx(2 * stats.t.sf(9 / math.sqrt(0.5), 2), rel=1e-9)
+    nothing_varied = Spread(variance=0.0, df=2.0)
+    row = single(replace(difference(9.0), over_seeds=(nothing_varied, floor)), band=0.5)
+    assert row.p == pytest.approx(2 * stats.norm.sf(4.5), rel=1e-9)
+
+
 def test_tasks_have_an_interval_that_is_not_the_headline() -> None:
     row = single(replace(difference(2.0), over_tasks=(Spread(variance=9.0, df=2.0),)), band=0.5)
     half = 3 * float(stats.t.isf(0.025, 2))

@@ -90,12 +90,20 @@ def test_only_common_seeds_count() -> None:
 @pytest.mark.parametrize(
     ("arm", "baseline", "message"),
     [
-        ({0: [np.ones(5)]}, {0: [np.ones(5)], 1: [np.ones(5)]}, "at least 2 seeds; there are 1"),
+        ({0: [np.ones(5)]}, {0: [np.ones(5)], 1: [np.ones(5)]}, "at least 2 common seeds; got 1"),
         ({0: [np.ones(5)], 1: [np.ones(4)]}, {0: [np.ones(5)], 1: [np.ones(5)]}, "same samples"),
         ({0: [np.ones(4)], 1: [np.ones(4)]}, {0: [np.ones(5)], 1: [np.ones(5)]}, "same samples"),
         ({0: [], 1: []}, {0: [], 1: []}, "no group of samples"),
-        ({0: [np.ones((2, 2))], 1: [np.ones((2, 2))]}, {0: [], 1: []}, "its shape is"),
-        ({0: [np.ones(1)], 1: [np.ones(1)]}, {0: [], 1: []}, "at least 2 values"),
+        (
+            {0: [np.ones((2, 2))], 1: [np.ones((2, 2))]},
+            {0: [np.ones((2, 2))], 1: [np.ones((2, 2))]},
+            "its shape is",
+        ),
+        (
+            {0: [np.ones(1)], 1: [np.ones(1)]},
+            {0: [np.ones(1)], 1: [np.ones(1)]},
+            "at least 2 values",
+        ),
     ],
 )
 def test_tables_that_do_not_match_are_refused(arm, baseline, message: str) -> None:
