@@ -298,14 +298,26 @@ def _shape_ablation(shaped: dict[str, Any], folder: Path) -> None:
     if isinstance(shaped.get("arms"), dict):
         arms = {}
         for name, arm in shaped["arms"].items():
-            is_blend = isinstance(arm, dict) and set(arm) == {"blend"}
-            arms[name] = _absolute(arm["blend"], folder) if is_blend else arm
+            arms[name] = _arm(arm, folder)
         shaped["arms"] = arms
     if isinstance(shaped.get("evaluate"), list):
         shaped["evaluate"] = [_task(task, folder) for task in shaped["evaluate"]]
     controls = shaped.get("controls")
     if isinstance(controls, dict) and controls.get("null_web"):
         shaped["controls"] = {**controls, "null_web": _absolute(controls["null_web"], folder)}
+
+
+def _arm(arm: Any, folder: Path) -> Any:
+    """POOL/VIEW as text, or the fields of an Arm with absolute paths."""
+    if isinstance(arm, str):
+        return {"view": arm}
+    if not isinstance(arm, dict):
+        return arm
+    fields = {}
+    for key, value in arm.items():
+        is_path = key in ("blend", "predictions") and value is not None
+        fields[key] = _absolute(value, folder) if is_path else value
+    return fields
 
 
 def _task(task: Any, folder: Path) -> Any:

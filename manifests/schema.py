@@ -16,6 +16,7 @@ from manifests.sources import Source
 __all__ = [
     "ROWS_PER_SHARD_LIMIT",
     "Ablation",
+    "Arm",
     "Blend",
     "Controls",
     "Fetch",
@@ -209,7 +210,8 @@ class TaskSpec:
     __pydantic_config__: ClassVar[dict[str, str]] = STRICT
     name: str
     kind: Literal["classification", "retrieval", "linear_probe"]
-    data: str  # folder, tar or Parquet file; train/task_data/README.md has the formats
+    # Folder, tar or Parquet file (train/task_data/README.md); not needed for given predictions
+    data: str = ""
     split: str = "test"  # of CLIP_benchmark's layout
     classes: tuple[str, ...] = ()  # display names, in the order of the labels
     classes_from: str | None = None
@@ -299,19 +301,52 @@ class Controls:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """What an arm is: a view or a blend to train on, or predictions that exist. Exactly one.
+
+    view: POOL/VIEW, in a manifest also the plain text. blend: the path of a blend's file.
+    predictions: the path of a Parquet file per run, with {seed} and, for several tasks, {task}; its
+    columns are `sample`, `label`, `predicted` and `correct`.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = STRICT
+    view: str | None = None
+    blend: str | None = None
+    predictions: str | None = None
+
+    def __post_init__(self) -> None:
+        given = [self.view, self.blend, self.predictions]
+        if sum(each is not None for each in given) != 1:
+            raise ValueError(
+                "an arm is POOL/VIEW, {blend: FILE.yaml} or "
+                '{predictions: "FOLDER/seed-{seed}/{task}.parquet"}'
+            )
+        if self.predictions is not None and "{seed}" not in self.predictions:
+            raise ValueError(
+                f"predictions is {self.predictions!r}; the place of the seed must be written as "
+                "{seed}, because every seed has a file of its own"
+            )
+
+    def split_view(self) -> tuple[str, str]:
+        """(pool, view) of POOL/VIEW; both are empty where the arm is something else."""
+        pool, _, view = (self.view or "").partition("/")
+        return (pool, view) if view else ("", "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ablation:
     """Arms × seeds under one training preset."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = STRICT
     name: str
     question: str
-    pools: dict[str, PoolRef]
-    arms: dict[str, str]  # arm -> POOL/VIEW, or the path of a blend (*.yaml)
+    arms: dict[str, Arm]
     baseline: str
     seeds: tuple[int, ...]
-    train: dict[str, Any]
     evaluate: tuple[TaskSpec, ...]
     primary: str  # the task that the verdict is about
+    pools: dict[str, PoolRef] = field(default_factory=dict)
+    train: dict[str, Any] = field(default_factory=dict)
     controls: Controls = field(default_factory=Controls)
     scorer: Scorer | None = None
     miniweb: Miniweb | None = None
@@ -341,6 +376,34 @@ class Ablation:
             if arm not in self.arms:
                 raise ValueError(
                     f"control of unknown arm {arm!r}; the arms are {sorted(self.arms)}"
+                )
+
+        trained = sorted(name for name, arm in self.arms.items() if arm.predictions is None)
+        if trained and not self.train:
+            raise ValueError(f"arm {trained[0]!r} is trained, but there are no settings in train")
+        self._check_predictions(trained)
+
+    def _check_predictions(self, trained: list[str]) -> None:
+        """ValueError for tasks without data that a model is evaluated on, and for controls of
+        predictions.
+        """
+        for task in self.evaluate:
+            if trained and not task.data:
+                raise ValueError(
+                    f"task {task.name!r} has no data, but arm {trained[0]!r} is evaluated on it"
+                )
+        for control in (*self.controls.random_like, self.controls.a_a):
+            if control is not None and self.arms[control].predictions is not None:
+                raise ValueError(
+                    f"arm {control!r} is predictions that exist; only an arm that is trained has "
+                    "controls"
+                )
+        for name, arm in self.arms.items():
+            several = len(self.evaluate) > 1 and arm.predictions is not None
+            if several and "{task}" not in str(arm.predictions):
+                raise ValueError(
+                    f"arm {name!r}: predictions is {arm.predictions!r}; with {len(self.evaluate)} "
+                    "tasks the place of the task must be written as {task}"
                 )
 
     def random_draw(self, seed: int) -> int:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from manifests import console, disk, ray_runtime, reader
 from manifests.pool_layout import AblationLayout
-from manifests.schema import Ablation, Blend, Controls, Miniweb, Recipe, Scorer
+from manifests.schema import Ablation, Arm, Blend, Controls, Miniweb, Recipe, Scorer
 from pipeline import recipe_run
 from pipeline.executor import Engine
 from pipeline.miniweb import small_web
@@ -142,13 +142,14 @@ def check_ablation(ablation: Ablation, recipes: Mapping[str, Recipe], scorer_exp
     Filters that read the scorer, which is trained in between, are checked by the build that uses
     them.
     """
-    views = {f"arm {arm!r}": view for arm, view in ablation.arms.items()}
+    views = {}
+    for name, arm in ablation.arms.items():
+        if arm.view is not None:
+            views[f"arm {name!r}"] = arm.view
     if ablation.scorer:
         views["scorer.view"] = ablation.scorer.view
     for user, pool_view in views.items():
         pool, _, view = pool_view.partition("/")
-        if pool_view.endswith((".yaml", ".json")):
-            continue
         if pool not in ablation.pools or not view:
             raise ValueError(
                 f"{user} is {pool_view!r}; "
@@ -208,16 +209,16 @@ def _train_scorer(
     return command(*words)
 
 
-def random_views(arms: Mapping[str, str], controls: Controls) -> list[tuple[str, str]]:
+def random_views(arms: Mapping[str, Arm], controls: Controls) -> list[tuple[str, str]]:
     """(pool, view) of each random control. ValueError where an arm is a blend, which has no one
     view to be like.
     """
     views = []
-    for arm in controls.random_like:
-        pool, _, view = arms[arm].partition("/")
-        if arms[arm].endswith((".yaml", ".json")) or not view:
+    for name in controls.random_like:
+        pool, view = arms[name].split_view()
+        if not view:
             raise ValueError(
-                f"controls.random_like: arm {arm!r} is a blend; "
+                f"controls.random_like: arm {name!r} is a blend; "
                 "only an arm POOL/VIEW has a random control"
             )
         views.append((pool, view))

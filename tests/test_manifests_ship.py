@@ -48,8 +48,8 @@ def test_it_can_be_read(path: Path, scale: str | None) -> None:
     assert isinstance(manifest, Ablation)
     configure({**manifest.train, "seed": manifest.seeds[0]})
     recipes = ablation_run.read_recipes(manifest, scale)
-    for pool_view in manifest.arms.values():
-        pool, _, view = pool_view.partition("/")
+    for arm in manifest.arms.values():
+        pool, view = arm.split_view()
         assert recipes[pool].view(view).name == view
 
 

@@ -21,7 +21,7 @@ import json
 from manifests import console, disk, reader
 from manifests.pool_layout import AblationLayout
 from manifests.schema import Ablation
-from train.ablation import FailedRun, check_ablation, check_pools, expand_runs, run_all
+from train.ablation import FailedRun, all_runs, check_ablation, check_pools, run_all
 from train.reporting import collect_results
 
 EXAMPLE = """example:
@@ -72,7 +72,7 @@ def options(argv: list[str] | None) -> argparse.Namespace:
 
 def check_only(ablation: Ablation, out: str, as_json: bool) -> int:
     """`--check`: the number of runs, after the checks that need no pool."""
-    number = len(expand_runs(ablation, out, built=False))
+    number = len(all_runs(ablation, out))
     if as_json:
         print(json.dumps({"ablation_hash": disk.content_hash(ablation), "runs": number}))
     else:
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"\nresults: {layout.results_json}\nnext: python train/report.py {out}")
     if args.json:
         print(json.dumps(disk.to_plain(results), sort_keys=True))
-    return console.EXIT_INCOMPLETE if failed else 0
+    return console.EXIT_INCOMPLETE if results.failed else 0
 
 
 def main(argv: list[str] | None = None) -> int:

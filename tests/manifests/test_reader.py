@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from manifests import disk, reader
-from manifests.schema import Ablation, Blend, Miniweb, Recipe, Suite, TaskSpec
+from manifests.schema import Ablation, Arm, Blend, Miniweb, Recipe, Suite, TaskSpec
 
 RECIPE = """
 name: small
@@ -114,7 +114,7 @@ def test_variables_come_from_the_environment(
 def test_ablation(tmp_path: Path) -> None:
     ablation = reader.read_manifest(write(tmp_path, ABLATION), Ablation)
     assert ablation.pools["web"].recipe == str(tmp_path / "small.yaml")
-    assert ablation.arms["mixed"] == str(tmp_path / "mixed.yaml")
+    assert ablation.arms["mixed"] == Arm(blend=str(tmp_path / "mixed.yaml"))
     assert ablation.train["samples_seen"] == "12.8k"  # read by the type of the setting
     assert disk.from_plain(Ablation, disk.to_plain(ablation)) == ablation
     assert reader.manifest_kind(tmp_path / "small.yaml") is Ablation

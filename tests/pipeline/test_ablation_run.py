@@ -19,6 +19,7 @@ import pytest
 
 from manifests.schema import (
     Ablation,
+    Arm,
     Controls,
     FilterSpec,
     PoolRef,
@@ -36,7 +37,7 @@ ABLATION = Ablation(
     name="a",
     question="?",
     pools={"web": PoolRef(recipe="web.yaml"), "trusted": PoolRef(recipe="trusted.yaml")},
-    arms={"raw": "web/raw", "clip": "web/clip"},
+    arms={"raw": Arm(view="web/raw"), "clip": Arm(view="web/clip")},
     baseline="raw",
     seeds=(0, 1),
     train={"preset": "micro", "samples_seen": "12.8k"},
@@ -105,11 +106,14 @@ def test_a_pool_without_a_recipe_is_used_as_it_is(tmp_path: Path) -> None:
     ("change", "message"),
     [
         (
-            {"arms": {"raw": "web/raw", "clip": "web/clpi"}},
+            {"arms": {"raw": Arm(view="web/raw"), "clip": Arm(view="web/clpi")}},
             "arm 'clip' is 'web/clpi': recipe 'r' has no view",
         ),
-        ({"arms": {"raw": "web/raw", "clip": "wbe/clip"}}, "it must be POOL/VIEW with a pool of"),
-        ({"arms": {"raw": "web/raw", "clip": "web"}}, "it must be POOL/VIEW"),
+        (
+            {"arms": {"raw": Arm(view="web/raw"), "clip": Arm(view="wbe/clip")}},
+            "it must be POOL/VIEW with a pool of",
+        ),
+        ({"arms": {"raw": Arm(view="web/raw"), "clip": Arm(view="web")}}, "it must be POOL/VIEW"),
         (
             {"scorer": Scorer(view="trusted/al")},
             "scorer.view is 'trusted/al': recipe 'r' has no view",
@@ -118,7 +122,10 @@ def test_a_pool_without_a_recipe_is_used_as_it_is(tmp_path: Path) -> None:
             {"scorer": Scorer(view="nowhere/all")},
             "scorer.view is 'nowhere/all'; it must be POOL/VIEW",
         ),
-        ({"arms": {"raw": "web/raw", "clip": "/mixed.yaml"}}, "arm 'clip' is a blend"),
+        (
+            {"arms": {"raw": Arm(view="web/raw"), "clip": Arm(blend="/mixed.yaml")}},
+            "arm 'clip' is a blend",
+        ),
     ],
 )
 def test_what_the_recipes_tell_is_refused_before_the_first_command(

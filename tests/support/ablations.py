@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -20,7 +21,7 @@ Values = Mapping[str, Mapping[int, float]]
 
 def tiny_ablation(pool: str, data: str, **changes: object) -> Ablation:
     """Two arms, two seeds, one task. Each run takes a second."""
-    fields = {
+    fields: dict[str, Any] = {
         "name": "tiny",
         "question": "Is half as good as all?",
         "pools": {"web": {"out": pool}},
@@ -31,13 +32,22 @@ def tiny_ablation(pool: str, data: str, **changes: object) -> Ablation:
         "evaluate": [{"name": "colours", "kind": "classification", "data": data}],
         "primary": "colours",
     }
-    made: Ablation = disk.from_plain(Ablation, {**fields, **changes})
+    fields |= changes
+    fields["arms"] = arms_of(fields["arms"])
+    made: Ablation = disk.from_plain(Ablation, fields)
     return made
+
+
+def arms_of(arms: Any) -> dict[str, Any]:
+    """Arms as a manifest may write them: POOL/VIEW, or the fields of an Arm."""
+    return {name: {"view": arm} if isinstance(arm, str) else arm for name, arm in arms.items()}
 
 
 def changed(ablation: Ablation, **changes: object) -> Ablation:
     """The ablation with other values of some fields."""
-    other: Ablation = disk.from_plain(Ablation, {**disk.to_plain(ablation), **changes})
+    fields = {**disk.to_plain(ablation), **changes}
+    fields["arms"] = arms_of(fields["arms"])
+    other: Ablation = disk.from_plain(Ablation, fields)
     return other
 
 
@@ -54,21 +64,23 @@ def two_classes(folder: Path) -> str:
 
 def three_arms(**changes: object) -> Ablation:
     """An ablation of a pool that does not exist: for conclusions."""
-    fields = {
+    fields: dict[str, Any] = {
         "name": "n",
         "question": "q",
         "pools": {"web": {"out": "/p"}},
         "arms": {"raw": "web/raw", "clip30": "web/clip30", "basic": "web/basic"},
         "baseline": "raw",
         "seeds": [0, 1, 2],
-        "train": {},
+        "train": {"preset": "micro"},
         "evaluate": [
             {"name": "other", "kind": "retrieval", "data": "d"},
             {"name": "objects", "kind": "classification", "data": "d"},
         ],
         "primary": "objects",
+        **changes,
     }
-    made: Ablation = disk.from_plain(Ablation, {**fields, **changes})
+    fields["arms"] = arms_of(fields["arms"])
+    made: Ablation = disk.from_plain(Ablation, fields)
     return made
 
 

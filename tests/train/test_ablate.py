@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from manifests import disk
-from manifests.schema import Ablation
+from manifests.schema import Ablation, Arm
 from train import ablate
 from train.ablation import Outcome, Run, runner
 
@@ -82,8 +82,8 @@ def test_an_ablation_from_its_manifest_to_a_verdict(
     printed = capsys.readouterr().out
     assert json.loads(printed.splitlines()[-1]) == found
     assert disk.from_plain(Ablation, disk.read_json(out / "ablation.json")).arms == {
-        "raw": "web/all",
-        "half": "web/half",
+        "raw": Arm(view="web/all"),
+        "half": Arm(view="web/half"),
     }
     assert found["overlap"] == {"colours": 0, "captions": 0}
     assert set(found["arms"]["half"]["runs"]["1"]) == {"colours", "captions"}

@@ -6,6 +6,7 @@ from train.ablation import stats, wording
 from train.ablation.arms import (
     A_A,
     Run,
+    all_runs,
     arm_names,
     expand_runs,
     finished_metrics,
@@ -14,6 +15,7 @@ from train.ablation.arms import (
 )
 from train.ablation.checks import check_ablation, check_pools
 from train.ablation.conclusions import Conclusions, FailedRun, TaskComparison, conclude
+from train.ablation.given import GivenRun, GivenTask, given_runs
 from train.ablation.runner import Outcome, run_all
 from train.ablation.stats import Verdict
 
@@ -21,16 +23,20 @@ __all__ = [
     "A_A",
     "Conclusions",
     "FailedRun",
+    "GivenRun",
+    "GivenTask",
     "Outcome",
     "Run",
     "TaskComparison",
     "Verdict",
+    "all_runs",
     "arm_names",
     "check_ablation",
     "check_pools",
     "conclude",
     "expand_runs",
     "finished_metrics",
+    "given_runs",
     "missing_seeds",
     "run_all",
     "stale_because",

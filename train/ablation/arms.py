@@ -11,6 +11,7 @@ from typing import Any
 from manifests import disk, reader
 from manifests.pool_layout import AblationLayout, PoolLayout, RunLayout, random_view_name
 from manifests.schema import Ablation, Blend, TaskSpec
+from train.ablation.given import GivenRun, given_runs
 from train.config import TrainConfig, configure
 from train.evaluation import Metrics, saved_metrics
 from train.identity import complete_settings, deciding_settings, differences, view_hashes
@@ -35,6 +36,10 @@ class Run:
     config: TrainConfig
     out: str
 
+    def predictions(self, task: str) -> str:
+        """The file with the predictions of a task."""
+        return RunLayout(self.out).task_predictions(task)
+
     @property
     def blend_name(self) -> str:
         """The name of the blend's file: the seeds of an arm share it, but for random subsets."""
@@ -43,16 +48,22 @@ class Run:
 
 
 def expand_runs(ablation: Ablation, out: str, *, built: bool = True) -> tuple[Run, ...]:
-    """Every run: baseline, arms, a random subset for each arm that asks for one, and A/A.
+    """Every run to train: baseline, arms, their random subsets, and A/A.
 
-    ValueError for an arm that is neither POOL/VIEW nor a blend, for unknown training settings, and,
-    if the pools are `built`, for a view that is missing, with the command that makes it.
+    Arms whose predictions exist have none (see `given_runs`). ValueError for an arm that
+    is neither POOL/VIEW nor a blend, for unknown training settings, and, if the pools are `built`,
+    for a view that is missing, with the command that makes it.
     """
+    # The baseline is first: a resolved ablation.json has its arms in alphabetical order.
+    blends: dict[str, dict[int, Blend]] = {}
+    for arm in dict.fromkeys([ablation.baseline, *ablation.arms]):
+        blend_of_arm = _blend_of(ablation, out, arm)
+        if blend_of_arm is not None:
+            blends[arm] = dict.fromkeys(ablation.seeds, blend_of_arm)
+    if not blends:
+        return ()
     config = configure(ablation.train)
     _refuse_relative_init(config.init)
-    # The baseline is first: a resolved ablation.json has its arms in alphabetical order.
-    names = dict.fromkeys([ablation.baseline, *ablation.arms])
-    blends = {arm: dict.fromkeys(ablation.seeds, _blend_of(ablation, out, arm)) for arm in names}
     for arm in ablation.controls.random_like:
         blends[RANDOM_LIKE + arm] = {
             seed: _random_blend(ablation, out, arm, seed) for seed in ablation.seeds
@@ -76,6 +87,14 @@ def expand_runs(ablation: Ablation, out: str, *, built: bool = True) -> tuple[Ru
     return tuple(runs)
 
 
+def all_runs(ablation: Ablation, out: str) -> tuple[Run | GivenRun, ...]:
+    """Every run, trained here or given by its predictions; the baseline's first. The pools need
+    not be built.
+    """
+    runs: list[Run | GivenRun] = [*expand_runs(ablation, out, built=False), *given_runs(ablation)]
+    return tuple(sorted(runs, key=lambda run: run.arm != ablation.baseline))
+
+
 def _refuse_relative_init(init: str | None) -> None:
     """ValueError for a relative path: a run may start in another folder than the manifest's."""
     if init is None or init.startswith("open_clip:") or disk.is_url(init):
@@ -86,28 +105,31 @@ def _refuse_relative_init(init: str | None) -> None:
         )
 
 
-def _blend_of(ablation: Ablation, out: str, arm: str) -> Blend:
-    """The blend of an arm: POOL/VIEW, or a blend read from its file."""
-    value = ablation.arms[arm]
+def _blend_of(ablation: Ablation, out: str, arm: str) -> Blend | None:
+    """The blend of an arm: POOL/VIEW, or a blend read from its file. None: it has predictions."""
     reserved = arm == A_A or arm.startswith(RANDOM_LIKE)
     if reserved or not re.fullmatch(r"[\w.-]+", arm):
         raise ValueError(
             f"arm {arm!r}: choose a name of letters, digits, '.', '_' and '-' that no control has"
         )
-    if value.endswith((".yaml", ".yml", ".json")):
-        return reader.read_manifest(value, Blend)
-    pool, _, view = value.partition("/")
+    given = ablation.arms[arm]
+    if given.predictions is not None:
+        return None
+    if given.blend is not None:
+        return reader.read_manifest(given.blend, Blend)
+    pool, view = given.split_view()
     if not view or pool not in ablation.pools:
         raise ValueError(
-            f"arm {arm!r} is {value!r}; it must be POOL/VIEW with a pool of "
+            f"arm {arm!r} is {given.view!r}; it must be POOL/VIEW with a pool of "
             f"{sorted(ablation.pools)}"
         )
-    return Blend(name=arm, pools={pool: ablation.pool_folder(out, pool)}, views={value: 1.0})
+    folder = ablation.pool_folder(out, pool)
+    return Blend(name=arm, pools={pool: folder}, views={f"{pool}/{view}": 1.0})
 
 
 def _random_blend(ablation: Ablation, out: str, arm: str, seed: int) -> Blend:
     """The random subset of an arm's pool that has the size of the arm's view, drawn for a seed."""
-    pool, _, view = ablation.arms[arm].partition("/")
+    pool, view = ablation.arms[arm].split_view()
     if pool not in ablation.pools:
         raise ValueError(
             f"controls.random_like: arm {arm!r} is a blend; only POOL/VIEW has a random subset "
@@ -165,6 +187,8 @@ def check_views(ablation: Ablation, out: str) -> None:
     wanted = []
     for arm in ablation.arms:
         blend = _blend_of(ablation, out, arm)
+        if blend is None:
+            continue
         wanted += [(f"arm {arm!r}", name, blend.pools) for name in blend.views]
     if ablation.scorer:
         folders = {pool: ablation.pool_folder(out, pool) for pool in ablation.pools}
@@ -263,13 +287,13 @@ def _move_folder(source: str, target: str) -> None:
     disk.local_path(source).rename(disk.local_path(target))
 
 
-def arm_names(runs: Sequence[Run]) -> list[str]:
+def arm_names(runs: Sequence[Run | GivenRun]) -> list[str]:
     """The arms of some runs, each once, in order."""
     return list(dict.fromkeys(run.arm for run in runs))
 
 
 def missing_seeds(
-    runs: Sequence[Run], finished: Mapping[str, Mapping[int, Any]]
+    runs: Sequence[Run | GivenRun], finished: Mapping[str, Mapping[int, Any]]
 ) -> dict[str, tuple[int, ...]]:
     """The seeds without a result, of each arm that has such. `finished` goes by arm and seed."""
     missing: dict[str, tuple[int, ...]] = {}

@@ -10,6 +10,7 @@ from manifests import disk
 from manifests.pool_layout import AblationLayout
 from manifests.schema import Ablation
 from train.ablation.arms import check_views, expand_runs
+from train.ablation.given import given_runs
 from train.config import configure, model_config
 from train.data import Loader
 from train.evaluation import (
@@ -30,7 +31,8 @@ def check_ablation(ablation: Ablation, out: str) -> None:
             f"equivalence is {ablation.equivalence}; it must be above 0 "
             "(a share: 0.005 = 0.5 points)"
         )
-    _check_settings("train", ablation.train)
+    if ablation.train:
+        _check_settings("train", ablation.train)
     if ablation.scorer:
         _check_settings("scorer.train", {**ablation.train, **ablation.scorer.train})
         if ablation.scorer.view.partition("/")[0] not in ablation.pools:
@@ -41,10 +43,12 @@ def check_ablation(ablation: Ablation, out: str) -> None:
     names = [task.name for task in ablation.evaluate]
     if len(set(names)) < len(names):
         raise ValueError(f"evaluate has two tasks of one name: {', '.join(names)}")
-    expand_runs(ablation, out, built=False)
+    runs = expand_runs(ablation, out, built=False)
+    given_runs(ablation)
     check_views(ablation, out)
-    for task in ablation.evaluate:
-        read_samples(task)
+    if runs:
+        for task in ablation.evaluate:
+            read_samples(task)
 
 
 def _check_settings(key: str, changes: Mapping[str, Any]) -> None:
@@ -55,11 +59,11 @@ def _check_settings(key: str, changes: Mapping[str, Any]) -> None:
         raise ValueError(f"{key}: {error}") from None
 
 
-def check_pools(ablation: Ablation, out: str) -> SharedImages:
+def check_pools(ablation: Ablation, out: str) -> SharedImages | None:
     """What the pools show. ValueError for missing or stale views and for too few rows.
 
     ValueError too for evaluation images among the stored rows, unless their task allows them. All
-    shared images are written to overlap.json and returned.
+    shared images are written to overlap.json and returned; None where nothing is trained.
     """
     runs = expand_runs(ablation, out)
     for run in {run.arm: run for run in runs}.values():
@@ -69,6 +73,8 @@ def check_pools(ablation: Ablation, out: str) -> SharedImages:
         pools.update(run.blend.pools.values())
     if ablation.scorer:
         pools.add(ablation.pool_folder(out, ablation.scorer.view.partition("/")[0]))
+    if not runs:
+        return None
     shared = find_shared_images(sorted(pools), ablation.evaluate)
     path = AblationLayout(out).overlap_json
     disk.write_json(path, shared)

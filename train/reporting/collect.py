@@ -9,7 +9,7 @@ from typing import Any
 from manifests import disk
 from manifests.pool_layout import AblationLayout, RunLayout
 from manifests.schema import Ablation, Blend, TaskSpec
-from train.ablation import A_A, Run, TaskComparison, arm_names, expand_runs, stats
+from train.ablation import A_A, GivenRun, Run, TaskComparison, all_runs, arm_names, stats
 from train.evaluation import kind_of
 from train.reporting import gallery
 from train.reporting.results import FileHashes, read_results
@@ -37,10 +37,11 @@ def collect_report(out: str) -> Report:
     ablation: Ablation = disk.from_plain(Ablation, disk.read_json(layout.ablation_json))
     results = read_results(ablation, out)
     hashes = FileHashes(folder=out, sha256=dict(results.files))
-    runs = expand_runs(ablation, out, built=False)
-    finished = [run for run in runs if str(run.seed) in results.arms[run.arm].runs]
+    runs = all_runs(ablation, out)
+    trained = [run for run in runs if isinstance(run, Run)]
+    finished = [run for run in trained if str(run.seed) in results.arms[run.arm].runs]
     blends: dict[str, Blend] = {}
-    for run in runs:  # of a random control, the subset of the first seed stands for the others
+    for run in trained:  # of a random control, the subset of the first seed stands for the others
         blends.setdefault(run.arm, run.blend)
     views = gallery.open_views(blends)
     values = {task.name: _values(runs, results, task) for task in ablation.evaluate}
@@ -51,7 +52,7 @@ def collect_report(out: str) -> Report:
         primary=ablation.primary,
         equivalence=ablation.equivalence,
         seeds=ablation.seeds,
-        samples_seen=runs[0].config.samples_seen,
+        samples_seen=trained[0].config.samples_seen if trained else None,
         headline=results.headline,
         verdict=results.verdict,
         arms=tuple(
@@ -76,7 +77,9 @@ def collect_report(out: str) -> Report:
     )
 
 
-def _values(runs: Sequence[Run], results: Results, task: TaskSpec) -> dict[str, dict[int, float]]:
+def _values(
+    runs: Sequence[Run | GivenRun], results: Results, task: TaskSpec
+) -> dict[str, dict[int, float]]:
     """{arm: {seed of the ablation: headline metric}}."""
     values: dict[str, dict[int, float]] = {arm: {} for arm in arm_names(runs)}
     for run in runs:

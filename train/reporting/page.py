@@ -111,10 +111,13 @@ def _explanation(report: Report) -> str:
     for arm in report.arms:
         if arm.difference is not None and arm.difference.mde is not None:
             smallest.append(arm.difference.mde)
+    trained = ""
+    if report.samples_seen is not None:
+        trained = f", at {report.samples_seen:,} samples seen per run"
     text = (
-        f"Scores are mean ± standard deviation over {len(report.seeds)} seeds, at "
-        f"{report.samples_seen:,} samples seen per run. Intervals are 95 % t intervals of "
-        "differences paired by seed. p values are Holm-adjusted over the arms. "
+        f"Scores are mean ± standard deviation over {len(report.seeds)} seeds{trained}. "
+        "Intervals are 95 % t intervals of differences paired by seed. "
+        "p values are Holm-adjusted over the arms. "
         "Small circles are single seeds. Inside the grey band of "
         f"±{band} points, arms count as practically equal."
     )

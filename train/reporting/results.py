@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -18,7 +19,10 @@ from manifests.pool_layout import AblationLayout, RunLayout
 from manifests.schema import Ablation, TaskSpec
 from train.ablation import (
     FailedRun,
+    GivenRun,
+    GivenTask,
     Run,
+    all_runs,
     arm_names,
     conclude,
     expand_runs,
@@ -29,6 +33,8 @@ from train.ablation import (
 from train.evaluation import BoolArray, Metrics, SharedImages, headline, kind_of
 from train.reporting.schema import ArmRuns, Results, TaskFacts
 
+AnyRun = Run | GivenRun
+RunKey = tuple[str, int]  # arm, seed
 ROUNDING = 1e-6  # metrics are means of up to a million float64 values
 
 
@@ -68,18 +74,20 @@ def collect_results(
 
     ValueError for a run that has neither failed nor left its predictions.
     """
-    runs = expand_runs(ablation, out, built=False)
-    failures = {(run.arm, run.seed) for run in failed}
-    finished = [run for run in runs if (run.arm, run.seed) not in failures]
+    runs = all_runs(ablation, out)
+    failures = [*failed, *_missing_files(runs)]
+    without = {(run.arm, run.seed) for run in failures}
+    finished = [run for run in runs if (run.arm, run.seed) not in without]
     hashes = FileHashes(folder=out)
     by_task = {task.name: _read_task(finished, task, hashes) for task in ablation.evaluate}
     for run in finished:
-        hashes.add(RunLayout(run.out).run_json)
+        if isinstance(run, Run):
+            hashes.add(RunLayout(run.out).run_json)
     values = {}
     for task in ablation.evaluate:
         values[task.name] = _headlines(runs, by_task[task.name], task)
     incomplete = missing_seeds(runs, values[ablation.primary])
-    conclusions = conclude(ablation, values, failed, incomplete, len(runs))
+    conclusions = conclude(ablation, values, failures, incomplete, len(runs))
     overlap, near_overlap = _overlaps(ablation, shared)
     return Results(
         headline=conclusions.headline,
@@ -99,6 +107,18 @@ def collect_results(
     )
 
 
+def _missing_files(runs: Sequence[AnyRun]) -> list[FailedRun]:
+    """The given runs of which a file is missing."""
+    missing = []
+    for run in runs:
+        if isinstance(run, GivenRun):
+            paths = [path for path in run.files.values() if not disk.exists(path)]
+            if paths:
+                error = f"{paths[0]} does not exist"
+                missing.append(FailedRun(arm=run.arm, seed=run.seed, error=error))
+    return missing
+
+
 def _overlaps(
     ablation: Ablation, shared: SharedImages | None
 ) -> tuple[dict[str, int], dict[str, int]]:
@@ -109,16 +129,41 @@ def _overlaps(
     return shared.count_files(ablation.evaluate, near=False), near
 
 
-def _read_task(runs: Sequence[Run], task: TaskSpec, hashes: FileHashes) -> dict[str, Predictions]:
-    """The predictions of every run on a task, by the run's folder."""
-    predictions = {}
+def _read_task(
+    runs: Sequence[AnyRun], task: TaskSpec, hashes: FileHashes
+) -> dict[RunKey, Predictions]:
+    """The predictions of every run on a task, by arm and seed."""
+    predictions, given = {}, GivenTask(task.name)
     for run in runs:
-        path = RunLayout(run.out).task_predictions(task.name)
+        path = run.predictions(task.name)
         if not disk.exists(path):
             raise ValueError(f"{path} does not exist; {_remedy(hashes.folder)}")
-        table, metadata = disk.read_parquet(hashes.add(path)), disk.read_metadata(path)
-        predictions[run.out] = read_predictions(table, metadata, task, path)
+        hashes.add(path)
+        if isinstance(run, Run):
+            table, metadata = disk.read_parquet(path), disk.read_metadata(path)
+            predictions[run.arm, run.seed] = read_predictions(table, metadata, task, path)
+            continue
+        correct = [given.read(path)]
+        metrics = {kind_of(task).headline: headline(correct)}
+        chance = 1 / max(1, given.classes)
+        one = Predictions(correct=correct, metrics=metrics, chance=chance)
+        predictions[run.arm, run.seed] = one
+    _check_sizes(predictions, task)
     return predictions
+
+
+def _check_sizes(predictions: Mapping[RunKey, Predictions], task: TaskSpec) -> None:
+    """ValueError where two runs have different numbers of samples: they are not comparable."""
+    sizes: dict[tuple[int, ...], RunKey] = {}
+    for key, one in predictions.items():
+        sizes.setdefault(tuple(len(samples) for samples in one.correct), key)
+    if len(sizes) > 1:
+        parts = []
+        for size, (arm, seed) in sizes.items():
+            parts.append(f"{arm} seed {seed} has {' + '.join(f'{count:,}' for count in size)}")
+        raise ValueError(
+            f"task {task.name!r}: the runs are of different samples: {', '.join(parts)}"
+        )
 
 
 def read_predictions(
@@ -144,42 +189,42 @@ def read_predictions(
 
 
 def _headlines(
-    runs: Sequence[Run], predictions: Mapping[str, Predictions], task: TaskSpec
+    runs: Sequence[AnyRun], predictions: Mapping[RunKey, Predictions], task: TaskSpec
 ) -> dict[str, dict[int, float]]:
     """{arm: {seed of the ablation: headline metric}} of the finished runs, the arms in order."""
     values: dict[str, dict[int, float]] = {arm: {} for arm in arm_names(runs)}
     for run in runs:
-        if run.out in predictions:
-            metric = predictions[run.out].metrics[kind_of(task).headline]
+        if (run.arm, run.seed) in predictions:
+            metric = predictions[run.arm, run.seed].metrics[kind_of(task).headline]
             values[run.arm][run.seed] = metric
     return values
 
 
 def _arm_runs(
-    runs: Sequence[Run], arm: str, by_task: Mapping[str, Mapping[str, Predictions]]
+    runs: Sequence[AnyRun], arm: str, by_task: Mapping[str, Mapping[RunKey, Predictions]]
 ) -> ArmRuns:
     seeds: dict[str, dict[str, Metrics]] = {}
     for run in runs:
         for task, predictions in by_task.items():
-            if run.arm == arm and run.out in predictions:
-                seeds.setdefault(str(run.seed), {})[task] = predictions[run.out].metrics
+            if run.arm == arm and (run.arm, run.seed) in predictions:
+                seeds.setdefault(str(run.seed), {})[task] = predictions[run.arm, run.seed].metrics
     return ArmRuns(runs=seeds)
 
 
-def _facts(predictions: Mapping[str, Predictions]) -> TaskFacts:
+def _facts(predictions: Mapping[RunKey, Predictions]) -> TaskFacts:
     for one in predictions.values():
         return TaskFacts(samples=len(one.correct[0]), chance=one.chance)
     return TaskFacts(samples=0, chance=0.0)
 
 
 def _mcnemar(
-    runs: Sequence[Run], predictions: Mapping[str, Predictions], ablation: Ablation
+    runs: Sequence[AnyRun], predictions: Mapping[RunKey, Predictions], ablation: Ablation
 ) -> dict[str, float]:
     """McNemar's p of each arm against the baseline, for the first seed that both have finished."""
     of: dict[str, dict[int, BoolArray]] = {arm: {} for arm in arm_names(runs)}
     for run in runs:
-        if run.out in predictions:
-            of[run.arm][run.seed] = np.concatenate(predictions[run.out].correct)
+        if (run.arm, run.seed) in predictions:
+            of[run.arm][run.seed] = np.concatenate(predictions[run.arm, run.seed].correct)
     p_values = {}
     for arm, by_seed in of.items():
         common = [
@@ -208,7 +253,8 @@ def read_results(ablation: Ablation, out: str) -> Results:
     if results.ablation_hash != disk.content_hash(ablation):
         raise ValueError(f"{layout.results_json} is of another ablation; {_remedy(out)}")
     for path, sha256 in results.files.items():
-        full = disk.join(out, path)
+        outside = disk.is_url(path) or os.path.isabs(path)  # predictions that were given
+        full = path if outside else disk.join(out, path)
         if not disk.exists(full):
             raise ValueError(f"{full} is missing; {_remedy(out)}")
         if hashlib.sha256(disk.read_bytes(full)).hexdigest() != sha256:

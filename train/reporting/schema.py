@@ -188,7 +188,7 @@ class Report:
     primary: str
     equivalence: float
     seeds: tuple[int, ...]
-    samples_seen: int
+    samples_seen: int | None  # None where all predictions were given
     headline: str
     verdict: str
     arms: tuple[ArmReport, ...]

@@ -69,7 +69,7 @@ def test_an_arm_may_be_a_blend(tmp_path: Path, tiny_pool: str) -> None:
         f"{{name: mixed, pools: {{p: {tiny_pool}}}, views: {{p/all: 0.7, p/half: 0.3}}, "
         "max_repeats: 9}"
     )
-    mixed = {"raw": "web/all", "mixed": str(tmp_path / "mixed.yaml")}
+    mixed = {"raw": "web/all", "mixed": {"blend": str(tmp_path / "mixed.yaml")}}
     tiny = tiny_ablation(tiny_pool, "x", arms=mixed)
     runs = expand_runs(tiny, "/out")
     assert runs[2].blend.views == {"p/all": 0.7, "p/half": 0.3}
@@ -162,7 +162,7 @@ def test_a_blend_of_an_unbuilt_pool_is_checked_too(recipe: str, tmp_path: Path) 
         "x",
         "x",
         pools={"web": {"recipe": recipe, "out": f"{tmp_path}/pool"}},
-        arms={"raw": "web/all", "mixed": str(tmp_path / "mixed.yaml")},
+        arms={"raw": "web/all", "mixed": {"blend": str(tmp_path / "mixed.yaml")}},
     )
     with pytest.raises(ValueError, match="arm 'mixed' is 'p/lon', but there is no view 'lon'"):
         arms.check_views(tiny, "/out")
