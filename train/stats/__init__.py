@@ -28,6 +28,12 @@ from train.stats.scaling import (
     scale_agreement,
     wilson,
 )
+from train.stats.sequential import (
+    SequentialComparison,
+    SequentialDecision,
+    SequentialPlan,
+    decide_study,
+)
 from train.stats.signal_to_noise import MetricSignal, metric_signals
 
 __all__ = [
@@ -43,10 +49,14 @@ __all__ = [
     "Prediction",
     "ScaleAgreement",
     "ScalingFit",
+    "SequentialComparison",
+    "SequentialDecision",
+    "SequentialPlan",
     "TaskAnalysis",
     "TaskScores",
     "Verdict",
     "analyse",
+    "decide_study",
     "dunnett_critical",
     "dunnett_p",
     "equal_loadings",

@@ -1,0 +1,381 @@
+"""Ablations that run their seeds in rounds: which comparisons are decided, which runs are still
+needed. Pure.
+
+The model is arm + seed + residual with one residual SD. After every round each arm has an interval
+for its difference to the baseline that is simultaneous over the arms and over all rounds, so a
+study may stop after any of them. Two methods:
+
+- `group-sequential` (the default): repeated confidence intervals for a maximum number of seeds
+  that is fixed before the first round (`spending.py`). Not valid for seeds beyond the maximum.
+- `e-process`: confidence sequences without a maximum, at 1/arms of the error for each arm
+  (Bonferroni), because the e-processes of two arms live in different filtrations and their mean
+  is not an e-process (`e_process.py`). Wider, but valid when seeds are added later.
+
+Both are exact for normal residuals of one SD and tables in which every arm has every seed. An arm
+that stopped early leaves a smaller table: the critical value is then taken at the same level with
+the degrees of freedom that are there. Moderation, floor and a prior that is dropped widen intervals
+only. Simulated: 4 arms, 2 to 5 seeds, band and smallest difference of interest 1 residual SD, 1,000
+studies each (standard error of 3 % false calls: 0.5 points); differences in residual SDs:
+
+| method           | true differences | false calls | runs of 25 | finds 1 | finds 3 | finds 6 |
+| 5 seeds, no stop | 0 1 3 6          | 0.6 %       | 25.0       | 14 %    | 94 %    | 100 %   |
+| group-sequential | 0 0 0 0          | 2.8 %       | 13.2       |         |         |         |
+|                  | 0 1 3 6          | 1.2 %       | 16.8       | 9 %     | 84 %    | 100 %   |
+|                  | 3 3 3 3          | 0.0 %       | 19.3       |         | 89 %    |         |
+|                  | 6 6 6 6          | 0.0 %       | 14.6       |         |         | 100 %   |
+| e-process        | 0 0 0 0          | 0.5 %       | 10.9       |         |         |         |
+|                  | 0 1 3 6          | 0.1 %       | 15.7       | 2 %     | 42 %    | 98 %    |
+|                  | 3 3 3 3          | 0.0 %       | 18.5       |         | 52 %    |         |
+|                  | 6 6 6 6          | 0.0 %       | 15.3       |         |         | 100 %   |
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from train.stats.e_process import e_radius, mixture_precision
+from train.stats.model import AdditiveFit, Values, fit_additive, paired_variance
+from train.stats.moderation import LedgerEntry, combine_with_prior, moderated_variances
+from train.stats.spending import Spending, critical_values
+
+Method = Literal["group-sequential", "e-process"]
+State = Literal["better", "worse", "practically equal", "open", "hopeless"]
+
+PRIOR_CONFLICT = 0.80  # an own variance above this quantile, given the prior, switches it off
+HOPELESS = 0.10  # a comparison with less conditional power than this is given up
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequentialPlan:
+    """What is fixed before the first round.
+
+    maximum: seeds per arm. band: a difference inside ±band is practically equal. smallest: the
+    smallest difference of interest, for conditional power; band where it is None. effect: the
+    difference, in residual SDs, for which the e-process is tuned. prior: the residual variance of
+    earlier ablations, counted as `df` residuals that were seen before; None switches it off. With a
+    prior the guarantee holds if the earlier residuals have the same variance as these, or, on
+    average over ablations, if the variances of ablations follow the scaled inverse chi-squared
+    distribution of the prior; it does not hold for one ablation whose noise is unlike the ledger's.
+    floor_sd: SD of one run's value that the test set's own sampling gives; the residual SD used is
+    never below it.
+    """
+
+    maximum: int
+    band: float
+    minimum: int = 2
+    smallest: float | None = None
+    alpha: float = 0.05
+    method: Method = "group-sequential"
+    spending: Spending = "obrien-fleming"
+    effect: float = 4.0
+    prior: LedgerEntry | None = None
+    moderate: bool = True
+    floor_sd: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.minimum <= self.maximum:
+            raise ValueError(
+                f"seeds are run from {self.minimum} to {self.maximum}; "
+                "the minimum is 2 and not above the maximum"
+            )
+        if not self.band > 0 or (self.smallest is not None and not self.smallest > 0):
+            raise ValueError(
+                f"band is {self.band} and the smallest difference of interest {self.smallest}; "
+                "both must be above 0"
+            )
+        if not 0 < self.alpha < 1:
+            raise ValueError(f"alpha is {self.alpha}; it must lie between 0 and 1")
+        if self.method not in ("group-sequential", "e-process"):
+            raise ValueError(f"method is {self.method!r}; it is 'group-sequential' or 'e-process'")
+        if self.prior is not None and not (self.prior.variance > 0 and self.prior.df > 0):
+            raise ValueError(f"a noise prior has a variance and a df above 0; got {self.prior}")
+        if not self.floor_sd >= 0:
+            raise ValueError(f"the floor of the SD is {self.floor_sd}; it cannot be negative")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequentialComparison:
+    """One arm against the baseline after the last round that it took part in.
+
+    low and high: the intersection of the intervals of all its rounds, None before the minimum and
+    where identical scores give no noise. conflict: the intervals of two rounds do not overlap,
+    which the model allows for at most alpha of all studies; the interval is then that before the
+    conflict. decided_after: seeds at which the state first was better, worse or practically equal.
+    conditional_power: the largest chance, over the effects looked at, that the seeds left decide
+    it; None where nothing is left to decide or no noise is known.
+    """
+
+    arm: str
+    baseline: str
+    n: int
+    difference: float | None
+    residual_sd: float | None
+    df: float
+    low: float | None
+    high: float | None
+    state: State
+    decided_after: int | None
+    conditional_power: float | None
+    conflict: bool = False
+    prior_used: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequentialDecision:
+    """The state of a study after a round. next_arms: arms that need a run with the next seed,
+    baseline first, empty if the study stops."""
+
+    rounds: int
+    comparisons: tuple[SequentialComparison, ...]
+    stop: bool
+    next_arms: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Noise:
+    """The residual SD that is used for each arm at a look, and its degrees of freedom."""
+
+    sd: dict[str, float]
+    df: float
+    prior_used: bool
+
+
+def decide_study(
+    values: Values,
+    baseline: str,
+    plan: SequentialPlan,
+    seeds: Sequence[int] | None = None,
+) -> SequentialDecision:
+    """The state of every comparison of {arm: {seed: value}} after the rounds that are done.
+
+    seeds: the order of the rounds, ascending where it is None; the baseline has a value for each.
+    All rounds are replayed, so the result depends on the values alone. An arm without a value in
+    a round is not looked at in that round and keeps its interval. ValueError for an unknown
+    baseline, no other arm, a value that is not finite, a seed that the baseline lacks, or more
+    seeds than the maximum of a group-sequential plan.
+    """
+    order = _round_order(values, baseline, plan, seeds)
+    arms = [arm for arm in values if arm != baseline]
+    states = {arm: _waiting(arm, baseline, len(values[arm])) for arm in arms}
+    for rounds in range(plan.minimum, len(order) + 1):
+        done = order[:rounds]
+        # Sorted, so that the order of the arms changes no bit of the result.
+        table = {arm: _only(values[arm], done) for arm in sorted(values)}
+        present = [arm for arm in arms if done[-1] in values[arm] and len(table[arm]) > 1]
+        if not present:
+            continue
+        fit = fit_additive(table)
+        noise = _noise(table, fit, plan, baseline, present)
+        for arm in present:
+            states[arm] = _look(states[arm], fit, noise, plan, rounds, len(arms), len(table[arm]))
+    if len(order) >= plan.maximum:
+        # A run that failed in the last round leaves its comparison open, and no seed is left.
+        for arm in arms:
+            if states[arm].state == "open":
+                states[arm] = replace(states[arm], state="hopeless", conditional_power=None)
+    waiting = [arm for arm in arms if states[arm].state == "open"]
+    stop = not waiting
+    return SequentialDecision(
+        rounds=len(order),
+        comparisons=tuple(states[arm] for arm in arms),
+        stop=stop,
+        next_arms=() if stop else (baseline, *waiting),
+    )
+
+
+def _only(of_arm: Mapping[int, float], seeds: Sequence[int]) -> dict[int, float]:
+    return {seed: of_arm[seed] for seed in seeds if seed in of_arm}
+
+
+def _round_order(
+    values: Values,
+    baseline: str,
+    plan: SequentialPlan,
+    seeds: Sequence[int] | None,
+) -> list[int]:
+    """The seeds of the rounds in order, checked."""
+    if baseline not in values:
+        raise ValueError(f"baseline {baseline!r} is not one of the arms {sorted(values)}")
+    if len(values) < 2:
+        raise ValueError(f"only the baseline {baseline!r} has values; there is nothing to compare")
+    order = sorted(values[baseline]) if seeds is None else list(seeds)
+    for arm, of_arm in values.items():
+        wrong = [seed for seed, value in of_arm.items() if not math.isfinite(value)]
+        if wrong:
+            raise ValueError(f"{arm}, seed {wrong[0]}: the value is {of_arm[wrong[0]]}")
+        unknown = sorted(set(of_arm) - set(order))
+        if unknown:
+            raise ValueError(f"{arm} has seed {unknown[0]}, which is not one of the rounds {order}")
+    if len(set(order)) < len(order):
+        raise ValueError(f"the rounds are {order}; each has a seed of its own")
+    missing = [seed for seed in order if seed not in values[baseline]]
+    if missing:
+        raise ValueError(f"the baseline {baseline!r} has no run with seed {missing[0]}")
+    if plan.method == "group-sequential" and len(order) > plan.maximum:
+        raise ValueError(
+            f"{len(order)} seeds were run and the plan's maximum is {plan.maximum}; a "
+            "group-sequential plan is not valid beyond it, method 'e-process' is"
+        )
+    return order
+
+
+def _waiting(arm: str, baseline: str, n: int) -> SequentialComparison:
+    """A comparison before its first look."""
+    return SequentialComparison(
+        arm=arm,
+        baseline=baseline,
+        n=n,
+        difference=None,
+        residual_sd=None,
+        df=0.0,
+        low=None,
+        high=None,
+        state="open",
+        decided_after=None,
+        conditional_power=None,
+    )
+
+
+def _noise(
+    table: Values, fit: AdditiveFit, plan: SequentialPlan, baseline: str, present: Sequence[str]
+) -> _Noise:
+    """The noise that is used: prior and moderation included, floor applied."""
+    variance, df, prior = fit.variance, float(fit.df), plan.prior
+    if prior is not None and fit.variance is not None:
+        from scipy.special import fdtri
+
+        if fit.variance > prior.variance * float(fdtri(fit.df, prior.df, PRIOR_CONFLICT)):
+            prior = None
+    variance, df = combine_with_prior(variance, df, prior)
+    pooled = 0.0 if variance is None else variance
+    variances = [2 * pooled] * len(present)
+    if plan.moderate:
+        own = [paired_variance(table, arm, baseline) for arm in present]
+        variances = moderated_variances(2 * pooled, own)
+    return _Noise(
+        sd={
+            arm: max(math.sqrt(of_arm / 2), plan.floor_sd)
+            for arm, of_arm in zip(present, variances, strict=True)
+        },
+        df=df,
+        prior_used=prior is not None,
+    )
+
+
+def _radius(plan: SequentialPlan, arms: int, rounds: int, df: float, information: float) -> float:
+    """Half the width of the interval of this look, in standard errors."""
+    if df == 0:
+        return math.inf
+    if plan.method == "e-process":
+        precision = mixture_precision(plan.effect)
+        return e_radius(df, information, precision, plan.alpha / arms)
+    from scipy.special import stdtr, stdtrit
+
+    prior_df = 0.0 if plan.prior is None else plan.prior.df
+    criticals = critical_values(
+        arms, plan.minimum, plan.maximum, plan.alpha, plan.spending, prior_df
+    )
+    critical = criticals[rounds - plan.minimum]
+    complete_df = arms * (rounds - 1) + prior_df
+    if df >= complete_df:
+        return critical
+    return -float(stdtrit(df, stdtr(complete_df, -critical)))
+
+
+def _look(
+    before: SequentialComparison,
+    fit: AdditiveFit,
+    noise: _Noise,
+    plan: SequentialPlan,
+    rounds: int,
+    arms: int,
+    n: int,
+) -> SequentialComparison:
+    """The comparison after one more round."""
+    sd, df = noise.sd[before.arm], noise.df
+    difference = fit.estimate(before.arm, before.baseline)
+    information = 1 / fit.factor(before.arm, before.baseline)
+    low, high, conflict = before.low, before.high, before.conflict
+    if sd > 0:
+        half = _radius(plan, arms, rounds, df, information) * sd / math.sqrt(information)
+        new_low = max(difference - half, -math.inf if low is None else low)
+        new_high = min(difference + half, math.inf if high is None else high)
+        conflict = conflict or new_low > new_high
+        if not conflict and math.isfinite(half):
+            low, high = new_low, new_high
+    state, power = _state(low, high, plan.band), None
+    decided_after = before.decided_after
+    if state != "open":
+        decided_after = rounds if decided_after is None else decided_after
+    elif sd > 0 and rounds < plan.maximum:
+        power = conditional_power(difference, sd, n, rounds, df, plan, arms)
+        state = "hopeless" if power < HOPELESS else "open"
+    return SequentialComparison(
+        arm=before.arm,
+        baseline=before.baseline,
+        n=n,
+        difference=difference,
+        residual_sd=sd,
+        df=df,
+        low=low,
+        high=high,
+        state=state,
+        decided_after=decided_after,
+        conditional_power=power,
+        conflict=conflict,
+        prior_used=noise.prior_used,
+    )
+
+
+def _state(low: float | None, high: float | None, band: float) -> State:
+    """The verdict that an interval allows; 0 outside comes before inside ±band."""
+    if low is None or high is None:
+        return "open"
+    if low > 0:
+        return "better"
+    if high < 0:
+        return "worse"
+    if -band < low and high < band:
+        return "practically equal"
+    return "open"
+
+
+def conditional_power(
+    difference: float,
+    sd: float,
+    n: int,
+    rounds: int,
+    df: float,
+    plan: SequentialPlan,
+    arms: int,
+) -> float:
+    """The chance that the seeds left decide a comparison, at the most favourable of these truths.
+
+    Better or worse: the true difference is the present estimate, or the smallest difference of
+    interest on either side. Practically equal: it is the present estimate, or 0. The last round
+    alone is looked at, with the interval that the present SD gives there and a t distribution for
+    what the seeds left add: a guide for giving up, which no error rate depends on. `n` seeds give
+    the present estimate.
+    """
+    from scipy.special import stdtr
+
+    left = plan.maximum - rounds
+    total = n + left
+    radius = _radius(plan, arms, plan.maximum, df + arms * left, total / 2) * sd
+    radius *= math.sqrt(2 / total)
+    inside = plan.band - radius
+    spread = sd * math.sqrt(2 * left) / total
+    smallest = plan.band if plan.smallest is None else plan.smallest
+    powers = []
+    for truth in (difference, smallest, -smallest, 0.0):
+        mean = (n * difference + left * truth) / total
+        if truth != 0:
+            tails = stdtr(df, [(mean - radius) / spread, (-mean - radius) / spread])
+            powers.append(float(tails.sum()))
+        if truth in (difference, 0.0) and inside > 0:
+            edges = stdtr(df, [(inside - mean) / spread, (-inside - mean) / spread])
+            powers.append(float(edges[0] - edges[1]))
+    return max(powers)
