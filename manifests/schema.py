@@ -144,6 +144,10 @@ class Recipe:
         )
         if doubled:
             raise ValueError(f"filters named twice: {', '.join(doubled)}")
+        names = [view.name for view in self.views]
+        if len(set(names)) < len(names):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            raise ValueError(f"views named twice: {', '.join(twice)}")
         for what, column in (
             ("bbox_column", self.fetch.bbox_column),
             ("verify_hash", (self.fetch.verify_hash or [None])[0]),

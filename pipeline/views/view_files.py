@@ -37,7 +37,7 @@ from pipeline.views.steps import rule_text, rules_hash, rules_of
 
 READERS = 8  # files that are open at once: most are small, and remote ones wait for the network
 RANDOM_SEED = re.compile(r"(?<=.)\.seed-\d+$")  # ends the name of a random view of one seed
-VIEW_NAME = re.compile(r"[\w-][\w.-]*")  # not "..", and not hidden
+VIEW_NAME = re.compile(r"[\w-][\w.-]{0,99}")  # not "..", not hidden, fits a file name
 FILTER_OF_COLUMN: dict[str, str] = {}  # score column -> filter
 for _name, _filter_class in FILTERS.items():
     FILTER_OF_COLUMN |= dict.fromkeys(_filter_class.adds, _name)
@@ -182,8 +182,8 @@ def check_view_name(name: str) -> None:
     """ValueError for a name that cannot be that of a file in the pool."""
     if not VIEW_NAME.fullmatch(name):
         raise ValueError(
-            f"a view cannot be named {name!r}: use letters, digits, '_', '-' and '.', and do not "
-            "begin with '.'"
+            f"a view cannot be named {name!r}: use letters, digits, '_', '-' and '.', at most "
+            "100 of them, and do not begin with '.'"
         )
 
 

@@ -26,6 +26,7 @@ from manifests.schema import (
     Scorer,
     Suite,
     TaskSpec,
+    View,
 )
 from manifests.sources import SOURCES, Source
 from manifests.yaml_file import VARIABLES
@@ -93,6 +94,16 @@ def test_the_reference_has_every_kind_manner_variable_reason_and_column() -> Non
         (Rule, {"name": "x", "sample": 1.5}, "sample is 1.5; it must lie between 0 and 1"),
         (Miniweb, {"noise": 1.0}, "noise is 1.0"),
         (PoolRef, {}, "a pool needs a recipe"),
+        (
+            Recipe,
+            {
+                "name": "r",
+                "source": Source(kind="files", paths=("x.csv",)),
+                "views": (View(name="a"), View(name="a")),
+            },
+            "views named twice: a",
+        ),
+        (Miniweb, {"pairs": -3}, "miniweb pairs is -3; it must be at least 1"),
         (Blend, {"name": "b", "pools": {}, "views": {}}, "has no views"),
         (TaskSpec, {**TASK, "classes": ("a",), "classes_from": "imagenet"}, "give one of them"),
         (TaskSpec, {**TASK, "columns": {"labels": "x"}}, "columns names 'labels'; it takes image"),

@@ -455,7 +455,7 @@ def test_the_funnel_for_a_person(pool: str) -> None:
     assert "which keeps 25.0000% of 24 rows" in lines[4]
 
 
-@pytest.mark.parametrize("name", ["..", "a/b", "", ".hidden", "a b", "/etc/x"])
+@pytest.mark.parametrize("name", ["..", "a/b", "", ".hidden", "a b", "/etc/x", "v" * 101])
 def test_a_view_that_is_no_file_name_is_refused_before_there_is_a_pool(name: str) -> None:
     with pytest.raises(ValueError, match=r"a view cannot be named '.*': use letters, digits"):
         view_files.check_views(recipe(RAW, view(name)))
