@@ -82,6 +82,7 @@ def test_a_decided_arm_needs_no_more_runs_and_the_baseline_always_does() -> None
     assert set(decide_study(shuffled, "raw", plan).comparisons) == set(later.comparisons)
 
 
+@pytest.mark.slow
 def test_fewer_degrees_of_freedom_take_the_critical_value_of_the_same_level() -> None:
     prior = LedgerEntry(variance=1.0, df=50.0)
     plan = SequentialPlan(maximum=3, band=0.1, prior=prior, moderate=False)
@@ -114,6 +115,7 @@ def test_an_e_process_goes_on_beyond_the_maximum_and_a_group_sequential_plan_doe
     assert decision.stop
 
 
+@pytest.mark.slow
 def test_prior_and_floor_move_the_noise_and_can_be_switched_off() -> None:
     rows = table_of({"raw": [0.0, 1.0, 0.2], "a": [1.0, 2.1, 1.3]})
     plain = one(decide_study(rows, "raw", SequentialPlan(maximum=3, band=0.1, minimum=3)), "a")
@@ -130,6 +132,7 @@ def test_prior_and_floor_move_the_noise_and_can_be_switched_off() -> None:
     assert moved.residual_sd == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_a_prior_that_the_runs_contradict_is_not_used() -> None:
     rows = table_of({"raw": [0.0, 1.0, 0.2], "a": [1.0, 2.1, 1.9]})
     plain = one(decide_study(rows, "raw", SequentialPlan(maximum=3, band=0.1)), "a")
@@ -143,6 +146,7 @@ def test_a_prior_that_the_runs_contradict_is_not_used() -> None:
         assert comparison.residual_sd == pytest.approx(plain.residual_sd, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_an_arm_with_a_wide_spread_of_its_own_has_a_wider_interval() -> None:
     rows = table_of({"raw": [0.0, 0.1, 0.0], "calm": [0.1, 0.1, 0.0], "wild": [3.0, -2.0, 0.5]})
     wide, shared = (
@@ -170,6 +174,7 @@ def test_identical_scores_decide_nothing() -> None:
     assert end.stop
 
 
+@pytest.mark.slow
 def test_a_narrow_interval_around_zero_is_practically_equal_and_a_wide_one_is_hopeless() -> None:
     generator = np.random.default_rng(4)
     noise = generator.standard_normal((3, 6))
@@ -215,6 +220,7 @@ def test_a_failed_run_leaves_its_interval_and_the_arm_is_run_again() -> None:
     assert one(last, "a").state == "hopeless"
 
 
+@pytest.mark.slow
 def test_conditional_power_is_the_share_of_simulated_ends_that_decide() -> None:
     prior = LedgerEntry(variance=1.0, df=1e6)  # the SD is known: 1
     plan = SequentialPlan(maximum=5, minimum=5, band=1.0, smallest=2.0, prior=prior)
@@ -340,8 +346,8 @@ def test_stopping_early_costs_little_power_at_three_residual_sds(
     # 10 points were fixed before; with moderation 11 are lost (0.84 for 0.95 in 2,000 studies), of
     # which 8 by giving up early.
     plan = SequentialPlan(maximum=5, band=1.0, moderate=moderate)
-    sequential = simulate(MIXED, plan, 400)
-    fixed = simulate(MIXED, replace(plan, minimum=5), 400)
+    sequential = simulate(MIXED, plan, 300)
+    fixed = simulate(MIXED, replace(plan, minimum=5), 300)
     assert sequential.power[2] >= fixed.power[2] - most
     assert sequential.power[3] >= fixed.power[3] - 0.01
     assert sequential.runs < 0.7 * FIXED_RUNS
@@ -350,11 +356,11 @@ def test_stopping_early_costs_little_power_at_three_residual_sds(
 @pytest.mark.slow
 def test_a_ledger_saves_runs_and_one_that_is_wrong_is_mostly_noticed() -> None:
     plan = SequentialPlan(maximum=5, band=1.0, prior=LedgerEntry(variance=1.0, df=20.0))
-    right = simulate(LARGE, plan, 200)
+    right = simulate(LARGE, plan, 100)
     assert right.missed <= 0.05
     assert right.runs < 0.5 * FIXED_RUNS
     # The true SD is 1.5 times the ledger's: 14 % false calls where it is believed.
-    wrong = simulate(NULL, replace(plan, prior=LedgerEntry(variance=1 / 2.25, df=20.0)), 400)
+    wrong = simulate(NULL, replace(plan, prior=LedgerEntry(variance=1 / 2.25, df=20.0)), 250)
     assert wrong.false_calls <= 0.10
 
 
