@@ -18,7 +18,7 @@ from train.stats.contrasts import (
     shared_noise,
 )
 from train.stats.moderation import LedgerEntry
-from train.stats.samples import SampleNoise
+from train.stats.samples import SampleNoise, sample_noise
 
 VALUES = {
     "base": {0: 0.30, 1: 0.34, 2: 0.31},
@@ -180,3 +180,28 @@ def test_intervals_over_tasks_hold_what_they_promise(
         (spread,) = over_tasks(tables, one)
         hits += abs(mean) <= stats.t.isf(0.025, spread.df) * math.sqrt(spread.variance)
     assert 0.93 <= hits / 2000 <= 0.98
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sample_sd", "seed_sd"), [(1.0, 0.0), (1.0, 0.15), (0.3, 0.3), (3.0, 0.1)]
+)
+def test_intervals_over_seeds_and_samples_hold_what_they_promise(
+    sample_sd: float, seed_sd: float
+) -> None:
+    """5 seeds × 60 samples of differences with crossed random effects; 2,000 tables."""
+    rng = np.random.default_rng(6)
+    zero = {seed: [np.zeros(60)] for seed in range(5)}
+    hits = 0
+    for _ in range(2000):
+        d = (
+            sample_sd * rng.normal(size=(1, 60))
+            + seed_sd * rng.normal(size=(5, 1))
+            + rng.normal(size=(5, 60))
+        )
+        samples = sample_noise({seed: [row] for seed, row in enumerate(d)}, zero)
+        over_seeds = Spread(variance=float(d.mean(1).var(ddof=1)) / 5, df=4.0)
+        both = add_drawing(over_seeds, samples)
+        half = stats.t.isf(0.025, both.df) * math.sqrt(both.variance)
+        hits += abs(d.mean()) <= half
+    assert 0.935 <= hits / 2000 <= 0.975
