@@ -213,7 +213,7 @@ class TaskSpec:
 
     __pydantic_config__: ClassVar[dict[str, str]] = STRICT
     name: str
-    kind: Literal["classification", "retrieval", "linear_probe"]
+    kind: Literal["classification", "retrieval", "linear_probe", "association"]
     # Folder, tar or Parquet file (train/task_data/README.md); not needed for given predictions
     data: str = ""
     split: str = "test"  # of CLIP_benchmark's layout

@@ -14,11 +14,12 @@ from PIL import Image
 
 from filters import make
 from manifests import reader
-from manifests.schema import Ablation, Blend, Recipe, TaskSpec
+from manifests.schema import Ablation, Blend, Recipe, Suite, TaskSpec
 from manifests.sources import SOURCES
 from manifests.yaml_file import VARIABLES
 from pipeline import ablation_run, build
 from train.config import configure
+from train.evaluation import METRICS, deciding_metric
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "manifests"
@@ -68,7 +69,31 @@ def test_a_blend_draws_views_that_its_recipe_makes(path: Path) -> None:
         assert reader.read_manifest(recipe_path, Recipe).view(view).name == view
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("tasks/*.yaml")), ids=lambda path: path.stem)
+SUITES = [path for path in sorted(FOLDER.glob("tasks/*.yaml")) if "\ntasks:" in path.read_text()]
+TASKS = [path for path in sorted(FOLDER.glob("tasks/*.yaml")) if path not in SUITES]
+
+
+def test_the_suite_of_datacomp_has_its_tasks_metrics_and_groups() -> None:
+    (path,) = SUITES
+    suite = reader.read_manifest(path, Suite)
+    groups = suite.groups
+    sizes = {name: len(tasks) for name, tasks in groups.items()}
+    assert sizes == {
+        "imagenet": 1, "imagenet_shifts": 6, "vtab": 13, "retrieval": 3, "others": 15,
+        "average_38": 38, "clean_33": 33,
+    }  # fmt: skip
+    parts = ("imagenet", "imagenet_shifts", "vtab", "retrieval", "others")
+    assert sorted(task for part in parts for task in groups[part]) == sorted(groups["average_38"])
+    assert set(groups["average_38"]) - set(groups["clean_33"]) == {
+        "clevr_count_all", "clevr_closest_object_distance", "pcam", "camelyon17",
+        "kitti_closest_vehicle_distance",
+    }  # fmt: skip
+    for task in suite.tasks:
+        assert deciding_metric(task) in METRICS
+        assert task.data.startswith("/given/eval/")
+
+
+@pytest.mark.parametrize("path", TASKS, ids=lambda path: path.stem)
 def test_a_task_can_be_read_alone_and_by_an_ablation(path: Path, tmp_path: Path) -> None:
     task = reader.read_manifest(path, TaskSpec)
     assert task.name == path.stem

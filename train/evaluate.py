@@ -26,25 +26,32 @@ from collections.abc import Sequence
 
 from manifests import console, disk, reader
 from manifests.pool_layout import PoolLayout, RunLayout
-from manifests.schema import TaskSpec
-from train.dist import process_group
+from manifests.schema import Suite, TaskSpec
+from train.dist import averaging, process_group
 from train.evaluation import (
     evaluate,
+    evaluate_suite,
     find_shared_images,
     on_rank_0,
     overlap_lines,
+    read_samples,
+    readable_tasks,
     refuse_identical,
 )
 from train.formats import load_model
+from train.model import CLIP
+from train.task_data import write_benchmark
 
 EXAMPLE = """example:
   python train/evaluate.py out/demo/runs/raw/seed-0 --task objects.yaml
+  python train/evaluate.py out/run --suite manifests/tasks/datacomp_38.yaml --average-last 2
   torchrun --nproc-per-node 4 train/evaluate.py out/run --task imagenet.yaml
 
 """
 EXIT_STATUS = console.exit_help(
     {
-        0: "every task has its predictions and metrics",
+        0: "every task whose data is there has its predictions and metrics",
+        3: "a task of the suite failed; the others have theirs",
     }
 )
 logger = logging.getLogger(__name__)
@@ -59,11 +66,29 @@ def options(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "model",
+        nargs="?",
         metavar="MODEL",
         help="a run, an open_clip or Hugging Face folder, or open_clip:NAME/TAG",
     )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--task", nargs="+", metavar="TASK.yaml", help="name, kind, data …")
+    what.add_argument(
+        "--suite", metavar="SUITE.yaml", help="many tasks: those whose data is there are evaluated"
+    )
+    weights = parser.add_mutually_exclusive_group()
+    weights.add_argument(
+        "--average-last",
+        type=int,
+        metavar="N",
+        help="of a run: the mean of the weights of its last N checkpoints",
+    )
+    weights.add_argument(
+        "--ema", action="store_true", help="of a run: the moving average in its last checkpoint"
+    )
     parser.add_argument(
-        "--task", required=True, nargs="+", metavar="TASK.yaml", help="name, kind, data …"
+        "--write-benchmark",
+        metavar="DIR",
+        help="no MODEL: write each task to DIR/TASK in CLIP_benchmark's webdataset layout",
     )
     parser.add_argument(
         "--out", help="folder of the predictions (default: eval/ inside the model's folder)"
@@ -72,7 +97,12 @@ def options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--json", action="store_true", help="end with one JSON line: {task: {metric: value}}"
     )
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.write_benchmark and (args.model or not args.task):
+        parser.error("--write-benchmark takes --task and no MODEL")
+    if not args.write_benchmark and args.model is None:
+        parser.error("MODEL is missing")
+    return args
 
 
 def check_overlap(run: str, tasks: Sequence[TaskSpec], out: str) -> None:
@@ -98,25 +128,69 @@ def check_overlap(run: str, tasks: Sequence[TaskSpec], out: str) -> None:
         logger.info("%s", line)
 
 
+def load(args: argparse.Namespace) -> CLIP:
+    """The model, with the weights that --average-last or --ema ask for."""
+    folder = args.model.removeprefix("local-dir:")
+    if args.average_last is not None:
+        model, steps = averaging.mean_of_last(folder, args.average_last)
+        logger.info("the mean of the weights after steps %s", ", ".join(map(str, steps)))
+        return model
+    if args.ema:
+        model, step = averaging.moving_average(folder)
+        logger.info("the moving average of the weights after step %d", step)
+        return model
+    export = RunLayout(folder).export
+    return load_model(export if disk.exists(export) else args.model)
+
+
+def predictions_folder(args: argparse.Namespace) -> str:
+    """--out, or a folder beside the model: weights that were averaged have one of their own."""
+    if args.out:
+        return str(args.out)
+    if args.model.startswith("open_clip:"):
+        raise ValueError(f"{args.model} has no folder for the predictions: name one with --out")
+    folder = RunLayout(args.model.removeprefix("local-dir:")).predictions
+    if args.average_last is not None:
+        return f"{folder}-average-{args.average_last}"
+    return f"{folder}-ema" if args.ema else folder
+
+
+def write_layouts(tasks: Sequence[TaskSpec], folder: str) -> int:
+    """Each task in CLIP_benchmark's layout, in FOLDER/TASK."""
+    for task in tasks:
+        out = disk.join(folder, task.name)
+        count = write_benchmark(read_samples(task), out, task.split)
+        print(f"{task.name}: {count} images in CLIP_benchmark's layout: {out}")
+    return 0
+
+
 def run(args: argparse.Namespace) -> int:
     """Check the overlap, evaluate, print the metrics."""
-    tasks = [reader.read_manifest(path, TaskSpec) for path in args.task]
-    if args.model.startswith("open_clip:") and not args.out:
-        raise ValueError(f"{args.model} has no folder for the predictions: name one with --out")
-    folder = args.model.removeprefix("local-dir:")
-    export = RunLayout(folder).export
-    out = args.out or RunLayout(folder).predictions
+    tasks = [reader.read_manifest(path, TaskSpec) for path in args.task or ()]
+    if args.write_benchmark:
+        return write_layouts(tasks, args.write_benchmark)
+    suite = reader.read_manifest(args.suite, Suite) if args.suite else None
+    out, folder = predictions_folder(args), args.model.removeprefix("local-dir:")
     if args.out or disk.exists(folder):  # before the model is loaded
         disk.output_folder(out)
     ranks = process_group.init_distributed(args.device)
     try:
-        model = load_model(export if disk.exists(export) else args.model)
-        on_rank_0(ranks, lambda: check_overlap(folder, tasks, out))
-        metrics_of = evaluate(model, tasks, out, device=ranks.device, ranks=ranks)
+        model = load(args)
+        searched = tasks if suite is None else readable_tasks(suite.tasks)
+        on_rank_0(ranks, lambda: check_overlap(folder, searched, out))
+        if suite is not None:
+            results = evaluate_suite(model, suite, out, device=ranks.device, ranks=ranks)
+        else:
+            metrics_of = evaluate(model, tasks, out, device=ranks.device, ranks=ranks)
     finally:
         process_group.close(ranks)
     if ranks.rank > 0:
         return 0
+    if suite is not None:
+        print("\n".join([*results.lines(), f"\npredictions: {out}"]))
+        if args.json:
+            print(json.dumps(disk.to_plain(results)))
+        return console.EXIT_INCOMPLETE if results.failed else 0
     for task, metrics in metrics_of.items():
         values = ", ".join(f"{metric} {value:.4f}" for metric, value in metrics.items())
         print(f"{task}: {values}")

@@ -78,7 +78,11 @@ def prepare(
     if ranks.rank == 0:
         checkpoint.clean(out)
     saved = sharded_checkpoint.newest(out, ranks)
-    saver = None if ranks.mesh is None else sharded_checkpoint.Saver(out, ranks)
+    saver = (
+        None
+        if ranks.mesh is None
+        else sharded_checkpoint.Saver(out, ranks, config.keep_checkpoints)
+    )
     model = CLIP(model_config(config), config.seed, attention=config.attention)
     if saved is not None:
         identity = check_same_run(saved.record.identity, identity, out)
@@ -177,7 +181,9 @@ def save(state: TrainState, step: int) -> None:
             factor = decay_factor(state.config, step)
             table = state.reduced_table.full_table(state.model.text, factor)
             weights["token_embedding.weight"] = table.cpu()
-        checkpoint.save(state.out, weights, state.update.state(), record)
+        checkpoint.save(
+            state.out, weights, state.update.state(), record, state.config.keep_checkpoints
+        )
     process_group.barrier(state.ranks)
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+import safetensors.torch
+import torch
 from PIL import Image
 
 from manifests import disk
+from manifests.schema import Blend
+from train import loop
+from train.config import configure
 from train.evaluate import main
 from train.formats import model_files, open_clip_files
 from train.model import CLIP, MODELS
@@ -60,3 +66,115 @@ def test_a_model_of_a_list_needs_a_folder_for_the_predictions(
 ) -> None:
     assert main(["open_clip:ViT-B-32/openai", "--task", str(task)]) == 2
     assert "--out" in capsys.readouterr().err
+
+
+@pytest.fixture
+def trained(tiny_pool: str, tmp_path: Path) -> Path:
+    """A run that keeps its last three checkpoints and a moving average."""
+    settings = {
+        "model": "test", "samples_seen": 32, "batch_size": 8, "lanes": 4, "warmup": 1,
+        "precision": "fp32", "threads": 0, "device": "cpu", "ema": 0.5,
+        "checkpoint_every": 1, "keep_checkpoints": 3,
+    }  # fmt: skip
+    blend = Blend(name="tiny", pools={"p": tiny_pool}, views={"p/all": 1.0})
+    loop.train(blend, configure(settings), str(tmp_path / "run"))
+    return tmp_path / "run"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+def test_averaged_weights_are_evaluated_under_a_name_of_their_own(
+    task: Path, trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [str(trained), "--task", str(task), "--device", "cpu"]
+    for options in ([], ["--ema"], ["--average-last", "3"], ["--average-last", "1"]):
+        assert main([*command, *options]) == 0
+    table = {}
+    for name in ("eval", "eval-ema", "eval-average-3", "eval-average-1"):
+        table[name] = disk.read_parquet(trained / name / "shades.parquet")
+    assert table["eval"].equals(table["eval-ema"])  # the export of such a run is its average
+    assert not table["eval-average-3"].equals(table["eval-average-1"])
+    capsys.readouterr()
+    assert main([*command, "--average-last", "4"]) == 2
+    assert "has 3 checkpoints, not 4" in capsys.readouterr().err
+
+
+def test_a_suite_says_what_is_missing_and_from_how_many_it_averages(
+    task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    open_clip_files.save_export(CLIP(MODELS["test"], seed=0), str(tmp_path / "model"))
+    gone = "{name: gone, kind: classification, data: nowhere}"
+    bad = f"{{name: bad, kind: classification, data: {tmp_path / 'data'}, templates: [x]}}"
+    path = tmp_path / "suite.yaml"
+    for tasks, status in ((f"[{task}, {gone}]", 0), (f"[{task}, {bad}]", 3)):
+        path.write_text(f"name: s\ntasks: {tasks}\ngroups: {{one: [shades]}}\n")
+        command = [str(tmp_path / "model"), "--suite", str(path), "--device", "cpu", "--json"]
+        assert main(command) == status
+    printed = capsys.readouterr().out
+    assert f"gone: missing, there is no {tmp_path}/nowhere" in printed
+    assert "bad: failed, task 'bad': template 'x' must contain {} once" in printed
+    assert "the mean of 1 tasks" in printed
+    assert json.loads(printed.splitlines()[-1])["averages"][0]["group"] == "one"
+
+
+def test_tasks_are_written_in_the_layout_of_clip_benchmark(task: Path, tmp_path: Path) -> None:
+    assert main(["--task", str(task), "--write-benchmark", str(tmp_path / "b")]) == 0
+    assert (tmp_path / "b" / "shades" / "classnames.txt").read_text() == "dark\nlight\n"
+    model = tmp_path / "model"
+    open_clip_files.save_export(CLIP(MODELS["test"], seed=0), str(model))
+    text = f"{{name: again, kind: classification, data: {tmp_path / 'b' / 'shades'}}}"
+    (tmp_path / "again.yaml").write_text(text)
+    command = [str(model), "--task", str(task), str(tmp_path / "again.yaml"), "--device", "cpu"]
+    assert main(command) == 0
+    tables = [disk.read_parquet(model / "eval" / f"{n}.parquet") for n in ("shades", "again")]
+    assert tables[0].drop(["sample"]).equals(tables[1].drop(["sample"]))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["m", "--task", "t.yaml", "--suite", "s.yaml"],
+        ["m", "--task", "t.yaml", "--ema", "--average-last", "2"],
+        ["m", "--task", "t.yaml", "--write-benchmark", "d"],
+        ["--suite", "s.yaml", "--write-benchmark", "d"],
+        ["--task", "t.yaml"],
+        ["m"],
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(words: list[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+
+
+def test_a_model_of_open_clips_is_read_by_folder_and_by_name(
+    task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """open_clip builds the model; both ways give its features to 1e-5 and the same predictions."""
+    import open_clip
+
+    settings = open_clip_files.open_clip_config(MODELS["test"])["model_cfg"]
+    (tmp_path / "clipmill-evaluated.json").write_text(json.dumps(settings))
+    open_clip.add_model_config(str(tmp_path / "clipmill-evaluated.json"))
+    torch.manual_seed(5)
+    theirs = open_clip.create_model("clipmill-evaluated").eval()
+    folder, weights = tmp_path / "theirs", tmp_path / "weights.pt"
+    torch.save(theirs.state_dict(), weights)
+    folder.mkdir()
+    safetensors.torch.save_file(theirs.state_dict(), folder / "open_clip_model.safetensors")
+    preprocess = {"mean": list(MODELS["test"].image_mean), "std": list(MODELS["test"].image_std)}
+    config = {"model_cfg": settings, "preprocess_cfg": preprocess}
+    (folder / "open_clip_config.json").write_text(json.dumps(config))
+    tables = []
+    for number, model in enumerate(
+        (f"local-dir:{folder}", f"open_clip:clipmill-evaluated/{weights}")
+    ):
+        out = tmp_path / f"out-{number}"
+        assert main([model, "--task", str(task), "--device", "cpu", "--out", str(out)]) == 0
+        tables.append(disk.read_parquet(out / "shades.parquet"))
+    assert tables[0].equals(tables[1])
+    image = torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        ours = model_files.load_model(f"local-dir:{folder}").eval().encode_image(image)
+        torch.testing.assert_close(
+            ours, theirs.encode_image(image, normalize=True), atol=1e-5, rtol=0
+        )

@@ -117,6 +117,7 @@ class TrainConfig:
     checkpoint_every: int = setting(
         0, "steps between checkpoints; 0: only at the end", heading="Checkpoints and logs"
     )
+    keep_checkpoints: int = setting(2, "checkpoints that are kept; older ones are removed")
     log_every: int = setting(100, "steps between lines of log.jsonl")
     log_to: tuple[Literal["tensorboard", "wandb"], ...] = setting((), "logs beside log.jsonl")
 
@@ -140,7 +141,15 @@ class TrainConfig:
             )
 
     def _check_ranges(self) -> None:
-        for name in ("batch_size", "lanes", "window", "log_every", "dp_shard", "tp"):
+        for name in (
+            "batch_size",
+            "lanes",
+            "window",
+            "log_every",
+            "dp_shard",
+            "tp",
+            "keep_checkpoints",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         for name in ("loss_tile", "micro_batch"):

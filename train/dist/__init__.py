@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from train.dist import checkpoint, launch, process_group, ray_train, sharded_checkpoint
+from train.dist import averaging, checkpoint, launch, process_group, ray_train, sharded_checkpoint
 from train.dist.parallelism import parallelize
 from train.dist.process_group import Ranks
 
 __all__ = [
     "Ranks",
+    "averaging",
     "checkpoint",
     "launch",
     "parallelize",

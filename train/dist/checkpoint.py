@@ -31,7 +31,7 @@ from manifests import disk
 from manifests.documents import CheckpointRecord, read_document
 from manifests.pool_layout import RunLayout
 
-KEEP = 2
+KEEP = 2  # checkpoints, unless a run says otherwise
 MODEL_FILE, OPTIMIZER_FILE, STATE_FILE = "model.safetensors", "optimizer.pt", "state.json"
 logger = logging.getLogger(__name__)
 
@@ -59,9 +59,13 @@ class Checkpoint:
 
 
 def save(
-    run: str, model: Mapping[str, Tensor], optimizer: Moments, record: CheckpointRecord
+    run: str,
+    model: Mapping[str, Tensor],
+    optimizer: Moments,
+    record: CheckpointRecord,
+    keep: int = KEEP,
 ) -> str:
-    """Write and check a checkpoint, then remove all but the last two. Returns its folder.
+    """Write and check a checkpoint, then remove all but the last `keep`. Returns its folder.
 
     The hashes of the record are filled in. OSError where it cannot be read back as it was written.
     """
@@ -75,7 +79,7 @@ def save(
     for name, data in files.items():
         disk.write_bytes(disk.join(target, name), data)
         hashes[name] = hashlib.sha256(data).hexdigest()
-    return publish(run, target, dataclasses.replace(record, sha256=hashes))
+    return publish(run, target, dataclasses.replace(record, sha256=hashes), keep)
 
 
 def unfinished(run: str, step: int) -> str:
@@ -83,7 +87,7 @@ def unfinished(run: str, step: int) -> str:
     return disk.join(run, "checkpoints", f".step-{step}.partial.{os.getpid()}")
 
 
-def publish(run: str, source: str, record: CheckpointRecord) -> str:
+def publish(run: str, source: str, record: CheckpointRecord, keep: int = KEEP) -> str:
     """Write state.json beside the files in `source`, make that the checkpoint, check it, remove
     older ones.
 
@@ -103,20 +107,20 @@ def publish(run: str, source: str, record: CheckpointRecord) -> str:
         _check(folder)
     except ValueError as error:
         raise OSError(f"{folder} was written and reads back differently: {error}") from error
-    saved_steps = _steps(run)
+    saved_steps = steps(run)
     earlier = [other for other in saved_steps if other <= step]
     for other in saved_steps:  # a later one is damaged: the run came back to before it
-        if other not in earlier[-KEEP:]:
+        if other not in earlier[-keep:]:
             _remove(RunLayout(run).checkpoint(other))
     return folder
 
 
 def latest(run: str) -> Checkpoint | None:
     """The newest complete checkpoint; None without one. Damaged ones are named in the log."""
-    for step in reversed(_steps(run)):
+    for step in reversed(steps(run)):
         folder = RunLayout(run).checkpoint(step)
         try:
-            return _read(folder)
+            return read(folder)
         except (ValueError, KeyError, OSError, pickle.UnpicklingError) as error:
             reason = " ".join(str(error).split())[:200]
             logger.warning("%s is damaged and is not used: %s", folder, reason)
@@ -128,11 +132,12 @@ def at(run: str, step: int) -> Checkpoint:
     folder = RunLayout(run).checkpoint(step)
     record = read_document(disk.join(folder, STATE_FILE), CheckpointRecord)
     if record.layout is None:
-        return _read(folder)
+        return read(folder)
     return Checkpoint(folder=folder, model={}, optimizer={}, record=record)
 
 
-def _read(folder: str) -> Checkpoint:
+def read(folder: str) -> Checkpoint:
+    """A checkpoint whose hashes are right; ValueError where one is not."""
     record, data = _check(folder)
     if record.layout is not None:
         return Checkpoint(folder=folder, model={}, optimizer={}, record=record)
@@ -143,7 +148,7 @@ def _read(folder: str) -> Checkpoint:
 
 def clear(run: str) -> None:
     """Remove every checkpoint of a run, and what a killed save left."""
-    for step in _steps(run):
+    for step in steps(run):
         _remove(RunLayout(run).checkpoint(step))
     clean(run)
 
@@ -171,11 +176,11 @@ def _check(folder: str) -> tuple[CheckpointRecord, dict[str, bytes]]:
     return record, data
 
 
-def _steps(run: str) -> list[int]:
+def steps(run: str) -> list[int]:
     """Steps of the folders that are there, rising."""
     names = disk.list_names(RunLayout(run).checkpoints)
-    steps = [name.removeprefix("step-") for name in names if name.startswith("step-")]
-    return sorted(int(step) for step in steps if step.isdigit())
+    numbers = [name.removeprefix("step-") for name in names if name.startswith("step-")]
+    return sorted(int(number) for number in numbers if number.isdigit())
 
 
 def _remove(folder: str) -> None:

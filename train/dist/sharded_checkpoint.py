@@ -45,13 +45,13 @@ TABLE = "text.token_embedding.weight"
 class Saver:
     """Writes the checkpoints of a sharded run in the background."""
 
-    def __init__(self, run: str, ranks: Ranks) -> None:
+    def __init__(self, run: str, ranks: Ranks, keep: int = checkpoint.KEEP) -> None:
         if disk.is_url(run):
             raise ValueError(
                 f"--out is {run}, but the checkpoints of a sharded run (dp_shard or tp above 1) "
                 "need a folder that all its ranks see; choose a local or shared folder"
             )
-        self.run, self.ranks = run, ranks
+        self.run, self.ranks, self.keep = run, ranks, keep
         self._written: Any = None  # a future of torch's
         self._commit: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -126,7 +126,7 @@ class Saver:
             with ThreadPoolExecutor(4) as threads:
                 hashes = list(threads.map(disk.file_sha256, paths))
             complete = dataclasses.replace(record, sha256=dict(zip(names, hashes, strict=True)))
-            checkpoint.publish(self.run, folder, complete)
+            checkpoint.publish(self.run, folder, complete, self.keep)
         except BaseException as error:  # raised by `finish`, in the thread that trains
             self._error = error
 

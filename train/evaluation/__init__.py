@@ -10,6 +10,13 @@ from train.evaluation.overlap import (
     refuse_identical,
 )
 from train.evaluation.sharing import on_rank_0
+from train.evaluation.suite import (
+    GroupAverage,
+    SuiteResults,
+    evaluate_suite,
+    group_averages,
+    readable_tasks,
+)
 from train.evaluation.task_kind import BoolArray, Metrics, Predicted, TaskKind
 from train.evaluation.tasks import (
     TASKS,
@@ -27,22 +34,27 @@ __all__ = [
     "METRICS",
     "TASKS",
     "BoolArray",
+    "GroupAverage",
     "Metric",
     "Metrics",
     "Predicted",
     "Samples",
     "SharedImages",
+    "SuiteResults",
     "TaskKind",
     "data_hash",
     "deciding_metric",
     "evaluate",
+    "evaluate_suite",
     "find_shared_images",
+    "group_averages",
     "headline",
     "kind_of",
     "metric_values",
     "on_rank_0",
     "overlap_lines",
     "read_samples",
+    "readable_tasks",
     "refuse_identical",
     "saved_metrics",
 ]

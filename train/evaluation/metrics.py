@@ -124,6 +124,16 @@ def _classification(name: str) -> Values:
     return values
 
 
+def _jaccard(fewest: int) -> Values:
+    """The column `jaccard` where there are at least so many candidates."""
+
+    def values(table: pa.Table) -> list[FloatArray]:
+        enough_N = _column(table, "candidates") >= fewest
+        return [_column(table, "jaccard")[enough_N].astype(np.float64)]
+
+    return values
+
+
 def _class_recall(table: pa.Table) -> list[FloatArray]:
     """Right or wrong, weighted so that every class that has samples counts the same."""
     label_N, correct_N = _column(table, "label"), _column(table, "correct").astype(np.float64)
@@ -194,6 +204,11 @@ def _all_metrics() -> list[Metric]:
         ("worst_group_accuracy5", "share of right classes among the best five in the worst group"),
     ):
         metrics.append(_share(name, meaning, None))
+    what = "Jaccard index of chosen and right images"
+    metrics.append(_share("jaccard", what, _jaccard(0)))
+    metrics.append(
+        _share("jaccard_10_12", f"{what}, cues with ten candidates or more", _jaccard(10))
+    )
     queries = {(): DIRECTIONS} | {(name,): (name,) for name in DIRECTIONS}
     for prefix, directions in queries.items():
         for k in RECALLS:

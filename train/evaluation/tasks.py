@@ -12,6 +12,7 @@ import torch
 from manifests import disk
 from manifests.schema import TaskSpec
 from train.dist import Ranks, process_group
+from train.evaluation.association import ASSOCIATION
 from train.evaluation.embeddings import Encoder
 from train.evaluation.linear_probe import LINEAR_PROBE
 from train.evaluation.metrics import METRICS, mean_of_directions
@@ -25,7 +26,9 @@ from train.task_data import ImageSource, Samples, image_hashes
 # 2: log-probabilities, margins and losses. 1 had no version in its metadata.
 PREDICTIONS_VERSION = 2
 logger = logging.getLogger(__name__)
-TASKS: dict[str, TaskKind] = {kind.name: kind for kind in (CLASSIFICATION, RETRIEVAL, LINEAR_PROBE)}
+TASKS: dict[str, TaskKind] = {
+    kind.name: kind for kind in (CLASSIFICATION, RETRIEVAL, LINEAR_PROBE, ASSOCIATION)
+}
 
 
 def kind_of(task: TaskSpec) -> TaskKind:
@@ -45,6 +48,8 @@ def read_samples(task: TaskSpec) -> Samples:
         raise ValueError(
             f"task {task.name!r}: a task name is a file name of letters, digits, '.', '_' and '-'"
         )
+    if not task.data:
+        raise ValueError(f"task {task.name!r} has no data; only predictions that exist need none")
     return kind.read(task)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from train.task_data.associations import read_associations
 from train.task_data.benchmark_layout import write_benchmark
 from train.task_data.images import (
     BATCH_SIZE,
@@ -24,6 +25,7 @@ __all__ = [
     "decoded_batches",
     "image_hashes",
     "map_images",
+    "read_associations",
     "read_captioned",
     "read_labelled",
     "read_probe",

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
@@ -85,7 +86,7 @@ class TarImages:
 
 @dataclass(frozen=True, slots=True)
 class TableImages:
-    """A column of Parquet files with bytes, or with structs that have a field `bytes`.
+    """A column of Parquet files with bytes, structs that have a field `bytes`, or lists of them.
 
     `groups` are (file, number of the row group, first image, images). Whole row groups are read,
     and the last two stay in memory.
@@ -108,7 +109,8 @@ class TableImages:
         return readers
 
     def _read(self, file: int, group: int, row: int, index: int) -> bytes:
-        value = read_row_group(self.files[file], group, self.column)[row].as_py()
+        column = read_row_group(self.files[file], group, self.column)
+        value = column[row].as_py() if row < len(column) else None
         data = value.get("bytes") if isinstance(value, dict) else value
         if not isinstance(data, bytes):
             raise ValueError(f"{self.path(index)} has no bytes in the column {self.column!r}")
@@ -123,9 +125,12 @@ class TableImages:
 
 @functools.lru_cache(maxsize=2)
 def read_row_group(path: str, group: int, column: str) -> Any:
-    """A column of one row group of a Parquet file."""
+    """A column of one row group of a Parquet file; lists are laid end to end."""
     with open_parquet(path) as file:
-        return file.read_row_group(group, columns=[column])[column]
+        values = file.read_row_group(group, columns=[column])[column].combine_chunks()
+    if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
+        return values.flatten()
+    return values
 
 
 def open_parquet(path: str) -> pq.ParquetFile:

@@ -37,6 +37,8 @@ def test_names_and_folders_are_checked(captioned: TaskSpec, tmp_path: Path) -> N
         read_samples(changed(captioned, name="a/b"))
     with pytest.raises(ValueError, match=r"there is no folder .*/nowhere"):
         read_samples(changed(captioned, data=str(tmp_path / "nowhere")))
+    with pytest.raises(ValueError, match="task 'captioned' has no data; only predictions"):
+        read_samples(changed(captioned, data=""))
 
 
 def test_saved_metrics_are_of_this_task_and_these_images(
