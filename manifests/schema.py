@@ -357,8 +357,16 @@ class Ablation:
     # Differences inside ± this are practically equal (a share: 0.005 = 0.5 points)
     equivalence: float = 0.005
     jobs: int = 1  # runs at a time on one machine
+    ranks: int = 1  # processes that train one run together; a GPU each where there are GPUs
+    hardware: str | None = None  # a device of train/sizing.py; None: that of the machine
+    limit_hours: float | None = None  # more hours of training, all runs together, are refused
 
     def __post_init__(self) -> None:
+        for name in ("jobs", "ranks"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.limit_hours is not None and not self.limit_hours > 0:
+            raise ValueError(f"limit_hours is {self.limit_hours}; it must be above 0")
         if self.baseline not in self.arms:
             raise ValueError(
                 f"baseline {self.baseline!r} is not one of the arms {sorted(self.arms)}"

@@ -93,7 +93,8 @@ def ablate(manifest: str, out: str, *, engine: Engine, scale: str | None = None)
         # Nothing is written into `out` before the checks; those of train/ablate.py read the
         # evaluation images, which are a part of the small web.
         stack.enter_context(serve_miniweb(out, miniweb, port))
-        run(command("train/ablate.py", manifest, "--out", out, "--check", *at_scale))
+        check = ["train/ablate.py", manifest, "--out", out, "--engine", engine, "--check"]
+        run(command(*check, *at_scale))
         disk.write_json(layout.ablation_json, ablation)
         for name, recipe in recipes.items():
             disk.write_json(layout.recipe_json(name), recipe)

@@ -48,12 +48,13 @@ ORDER = {
         "identity", "logbook", "nonfinite", "train_state", "loop", "mix", "stats", "ablation",
         "reporting",
         "run", "evaluate", "export",
-        "ablate", "report",
+        "ablate", "report", "sizing",
     ],
 }  # fmt: skip
 ENTRIES = [
     "pipeline/build.py", "pipeline/score.py", "pipeline/filter.py", "pipeline/audit.py",
     "train/run.py", "train/evaluate.py", "train/ablate.py", "train/report.py", "train/export.py",
+    "train/sizing.py",
 ]  # fmt: skip
 
 

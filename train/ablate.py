@@ -17,15 +17,28 @@ if __name__ == "__main__":
 
 import argparse
 import json
+import os
 
 from manifests import console, disk, reader
 from manifests.pool_layout import AblationLayout
 from manifests.schema import Ablation
-from train.ablation import FailedRun, all_runs, check_ablation, check_pools, run_all
+from train.ablation import (
+    FailedRun,
+    Hardware,
+    all_runs,
+    check_ablation,
+    check_plan,
+    check_pools,
+    plan_ablation,
+    plan_lines,
+    run_all,
+)
 from train.reporting import collect_results
 
 EXAMPLE = """example:
   python train/ablate.py manifests/ablations/demo.yaml --out out/demo
+  python train/ablate.py manifests/ablations/datacomp_small.yaml --out out/datacomp \\
+      --plan --sd 0.004 --budget-hours 100
 
 The pools must have been built: python pipeline/build.py ABLATION builds them and calls this.
 With --engine ray, runs go to the cluster that RAY_ADDRESS names (--out must be on storage that all
@@ -67,7 +80,62 @@ def options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--json", action="store_true", help="end with results.json as one line on stdout"
     )
+    plan = parser.add_argument_group("a plan, which needs no pool")
+    plan.add_argument(
+        "--plan", action="store_true", help="print runs, memory, hours and what they show, and end"
+    )
+    plan.add_argument("--device", metavar="NAME", help="hardware to plan for, as in sizing.py")
+    plan.add_argument("--ranks", type=int, metavar="N", help="processes of a run to plan for")
+    plan.add_argument(
+        "--utilisation", type=float, metavar="SHARE", help="of the device's peak (GPU 0.2, CPU 0.7)"
+    )
+    plan.add_argument("--price", type=float, metavar="X", help="of a device for an hour")
+    plan.add_argument(
+        "--sd", type=float, metavar="SHARE", help="standard deviation of one run's result"
+    )
+    plan.add_argument(
+        "--effect", type=float, metavar="SHARE", help="how many seeds this difference needs"
+    )
+    plan.add_argument(
+        "--budget-hours", type=float, metavar="H", help="what so many device-hours buy"
+    )
+    plan.add_argument(
+        "--limit-hours", type=float, metavar="H", help="refuse more hours than this in all"
+    )
     return parser.parse_args(argv)
+
+
+def hardware_of(args: argparse.Namespace) -> Hardware:
+    """The hardware that the command line names. ValueError for options that need --plan."""
+    only_plan = ("device", "ranks", "utilisation", "price", "sd", "effect", "budget_hours")
+    for name in only_plan:
+        if getattr(args, name) is not None and not args.plan:
+            raise ValueError(f"--{name.replace('_', '-')} goes with --plan")
+    on_cluster = args.engine == "ray" and bool(os.environ.get("RAY_ADDRESS"))
+    return Hardware(
+        name=args.device,
+        ranks=args.ranks,
+        utilisation=args.utilisation,
+        price=args.price,
+        limit_hours=args.limit_hours,
+        here=not args.plan and not on_cluster,
+    )
+
+
+def plan_only(ablation: Ablation, out: str, args: argparse.Namespace) -> int:
+    """`--plan`: what the ablation takes, in lines or as JSON."""
+    plan = plan_ablation(
+        ablation,
+        out,
+        hardware_of(args),
+        run_sd=args.sd,
+        effect=args.effect,
+        budget_hours=args.budget_hours,
+    )
+    print("\n".join(plan_lines(plan)))
+    if args.json:
+        print(json.dumps(disk.to_plain(plan), sort_keys=True))
+    return 0
 
 
 def check_only(ablation: Ablation, out: str, as_json: bool) -> int:
@@ -84,7 +152,11 @@ def run(args: argparse.Namespace) -> int:
     """Check, run, conclude. The exit status."""
     out = disk.output_folder(args.out)
     ablation = reader.read_manifest(args.ablation, Ablation, scale=args.scale)
+    hardware = hardware_of(args)
+    if args.plan:
+        return plan_only(ablation, out, args)
     check_ablation(ablation, out)
+    check_plan(ablation, out, hardware)
     if args.check:
         return check_only(ablation, out, args.json)
     layout = AblationLayout(out)

@@ -16,6 +16,14 @@ from train.ablation.arms import (
 from train.ablation.checks import check_ablation, check_pools
 from train.ablation.conclusions import Conclusions, FailedRun, TaskComparison, conclude
 from train.ablation.given import GivenRun, GivenTask, given_runs
+from train.ablation.plan import (
+    Hardware,
+    Plan,
+    check_plan,
+    plan_ablation,
+    plan_lines,
+    refuse_plan,
+)
 from train.ablation.runner import Outcome, run_all
 from train.ablation.stats import Verdict
 
@@ -25,19 +33,25 @@ __all__ = [
     "FailedRun",
     "GivenRun",
     "GivenTask",
+    "Hardware",
     "Outcome",
+    "Plan",
     "Run",
     "TaskComparison",
     "Verdict",
     "all_runs",
     "arm_names",
     "check_ablation",
+    "check_plan",
     "check_pools",
     "conclude",
     "expand_runs",
     "finished_metrics",
     "given_runs",
     "missing_seeds",
+    "plan_ablation",
+    "plan_lines",
+    "refuse_plan",
     "run_all",
     "stale_because",
     "stats",

@@ -35,6 +35,7 @@ class Run:
     blend: Blend
     config: TrainConfig
     out: str
+    ranks: int = 1
 
     def predictions(self, task: str) -> str:
         """The file with the predictions of a task."""
@@ -82,6 +83,7 @@ def expand_runs(ablation: Ablation, out: str, *, built: bool = True) -> tuple[Ru
                 blend=blend,
                 config=replace(config, seed=seed, order_seed=order_seed),
                 out=AblationLayout(out).run(arm, seed),
+                ranks=ablation.ranks,
             )
             runs.append(run)
     return tuple(runs)

@@ -1,8 +1,13 @@
-"""The process of one run after another: `python -m train.ablation.child`, started by runner.py."""
+"""A process of runner.py, `python -m train.ablation.child`: it does one run after another.
+
+With the path of a request it is one rank of that run.
+"""
 
 from __future__ import annotations
 
-from train.ablation.worker import serve
+import sys
+
+from train.ablation.worker import serve, train_as_rank
 
 if __name__ == "__main__":
-    raise SystemExit(serve())
+    raise SystemExit(train_as_rank(sys.argv[1]) if len(sys.argv) > 1 else serve())

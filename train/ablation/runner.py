@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from manifests import disk, ray_runtime
 from manifests.pool_layout import AblationLayout
@@ -27,6 +27,7 @@ from manifests.schema import Ablation, TaskSpec
 from train.ablation import arms
 from train.ablation.arms import Run
 from train.ablation.worker import Json, request_of, train_and_evaluate
+from train.capacity import DEVICE_SHARE
 from train.evaluation import Metrics, kind_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -126,15 +127,22 @@ def threads_of(jobs: int) -> int:
     return max(1, (os.cpu_count() or 1) // jobs)
 
 
-def environment(number: int, jobs: int, gpus: int) -> dict[str, str]:
-    """Variables of child `number`: threads, the project's path and, of several GPUs, its GPU."""
+def environment(number: int, jobs: int, gpus: int, ranks: int = 1) -> dict[str, str]:
+    """Variables of child `number` of `jobs`: threads, the project's path and its GPUs.
+
+    A child has `ranks` of the GPUs. Children that share GPUs, or the processor, share its memory.
+    """
     # Threads that wait must not spin beside other work (see run.py).
     variables = {"OMP_WAIT_POLICY": "passive", **os.environ}
     variables |= {"OMP_NUM_THREADS": str(threads_of(jobs)), "PYTHONPATH": str(ROOT)}
+    sets = max(1, gpus // ranks)
     if gpus > 1:
         every = ",".join(map(str, range(gpus)))
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", every).split(",")
-        variables["CUDA_VISIBLE_DEVICES"] = visible[number % gpus]
+        first = number % sets * ranks
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(visible[first : first + ranks])
+    sharing = [other for other in range(jobs) if other % sets == number % sets]
+    variables[DEVICE_SHARE] = str(len(sharing))
     return variables
 
 
@@ -220,7 +228,11 @@ def run_in_children(
     jobs = min(jobs, len(to_do))
     gpus = torch.cuda.device_count()
     logs = _log_folder(out)
-    children = [Child(environment(n, jobs, gpus), logs / f"worker-{n}.log") for n in range(jobs)]
+    ranks = max(run.ranks for run in to_do)
+    children = []
+    for number in range(jobs):
+        variables = environment(number, jobs, gpus, ranks)
+        children.append(Child(variables, logs / f"worker-{number}.log"))
     waiting = iter(to_do)
     lock = threading.Lock()
     stopped = threading.Event()
@@ -282,7 +294,7 @@ def run_on_ray(
     to_do: Sequence[Run], tasks: Sequence[TaskSpec], jobs: int, out: str, report: Report
 ) -> None:
     """Do the runs as Ray tasks and report each outcome. `out` must be on shared storage."""
-    threads = threads_of(jobs)
+    threads = max(threads_of(jobs), *(run.ranks for run in to_do))
     embedded_before = ray_runtime.is_embedded()
     ray_runtime.connect(cpus=jobs * threads)
     try:
@@ -297,14 +309,20 @@ def _run_ray_tasks(
 ) -> None:
     import ray
 
-    gpus = 1 if ray.cluster_resources().get("GPU") else 0
-    remote = ray.remote(train_and_evaluate).options(
-        num_cpus=threads, num_gpus=gpus, max_retries=0, scheduling_strategy="SPREAD"
-    )
+    def submit(run: Run) -> Any:
+        spread = _is_spread(run.ranks, ray.nodes())
+        gpus = run.ranks if ray.cluster_resources().get("GPU") else 0
+        remote = ray.remote(train_and_evaluate).options(
+            # Ray Train's workers have the CPUs and GPUs of a spread run; its task only waits.
+            num_cpus=0 if spread else threads,
+            num_gpus=0 if spread else gpus,
+            max_retries=0,
+            scheduling_strategy="SPREAD",
+        )
+        return remote.remote(request_of(run, tasks, threads, spread=spread))
+
     started = {run.out: time.monotonic() for run in to_do}
-    pending = {}
-    for run in to_do:
-        pending[remote.remote(request_of(run, tasks, threads))] = (run, 1)
+    pending = {submit(run): (run, 1) for run in to_do}
     while pending:
         (reference,), _ = ray.wait(list(pending), num_returns=1)
         run, attempts = pending.pop(reference)
@@ -313,7 +331,19 @@ def _run_ray_tasks(
         except ray.exceptions.RayError as error:
             answer = {"error": f"its process died: {' '.join(str(error).split())}"}
         if _needs_retry(answer, attempts):
-            again = remote.remote(request_of(run, tasks, threads))
-            pending[again] = (run, attempts + 1)
+            pending[submit(run)] = (run, attempts + 1)
         else:
             report(_outcome(run, answer, time.monotonic() - started[run.out]))
+
+
+def _is_spread(ranks: int, nodes: Sequence[Json]) -> bool:
+    """Whether a run's ranks need several machines. ValueError where the cluster is too small."""
+    resources = [node["Resources"] for node in nodes if node["Alive"]]
+    kind = "GPU" if any(each.get("GPU") for each in resources) else "CPU"
+    counts = [int(each.get(kind, 0)) for each in resources]
+    if ranks > sum(counts):
+        raise ValueError(
+            f"ranks is {ranks}, but the cluster has {sum(counts)} {kind}s; set ranks to at most "
+            "that, or add machines"
+        )
+    return ranks > max(counts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from train.capacity.devices import DEVICE_SHARE, GIB, Device, device_of, free_memory
+from train.capacity.devices import DEVICE_SHARE, GIB, GPUS, Device, device_of, free_memory
 from train.capacity.footprint import (
     Fit,
     fit,
@@ -23,6 +23,7 @@ from train.capacity.throughput import (
 __all__ = [
     "DEVICE_SHARE",
     "GIB",
+    "GPUS",
     "Device",
     "Fit",
     "Speed",

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import FrameType
 
 from manifests import console
@@ -18,9 +18,11 @@ GRACE_S = 30.0  # for the other ranks to end by themselves once one has failed
 SIGNALS = (*console.STOP_SIGNALS, signal.SIGHUP)
 
 
-def launch_ranks(command: Sequence[str], world: int) -> int:
+def launch_ranks(
+    command: Sequence[str], world: int, variables: Mapping[str, str] | None = None
+) -> int:
     """Run `command` as `world` ranks on this machine. The exit status of the first that fails, or
-    0.
+    0. `variables` go over those of this process.
 
     The first SIGINT or SIGTERM is passed on to every rank; the second kills them. Ranks have a
     session of their own, so that Ctrl-C reaches them once, through this process. 128 + N where
@@ -44,10 +46,11 @@ def launch_ranks(command: Sequence[str], world: int) -> int:
         with tempfile.TemporaryDirectory() as folder:
             shared = {"WORLD_SIZE": str(world), STORE: os.path.join(folder, "store")}
             shared |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+            shared = {"OMP_NUM_THREADS": threads, **os.environ, **(variables or {}), **shared}
             for rank in range(world):
                 own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-                variables = {"OMP_NUM_THREADS": threads, **os.environ, **shared, **own}
-                ranks.append(subprocess.Popen(command, env=variables, start_new_session=True))
+                process = subprocess.Popen(command, env={**shared, **own}, start_new_session=True)
+                ranks.append(process)
                 if received:  # while the ranks before this one were started
                     ranks[-1].terminate()
             status = _wait(ranks)

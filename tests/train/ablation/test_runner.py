@@ -14,6 +14,7 @@ from tests.support.ablations import TRAIN, changed, tiny_ablation
 from train.ablation import Outcome, Run, expand_runs, runner
 from train.ablation.runner import Child
 from train.ablation.worker import request_of
+from train.capacity import DEVICE_SHARE
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -211,6 +212,11 @@ def test_children_share_the_processors_and_the_gpus(monkeypatch: pytest.MonkeyPa
     ]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
     assert runner.environment(1, 3, 2)["CUDA_VISIBLE_DEVICES"] == "6"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    pairs = [runner.environment(n, 3, 4, ranks=2) for n in range(3)]
+    assert [each["CUDA_VISIBLE_DEVICES"] for each in pairs] == ["0,1", "2,3", "0,1"]
+    assert [each[DEVICE_SHARE] for each in pairs] == ["2", "1", "2"]
+    assert runner.environment(0, 3, 0)[DEVICE_SHARE] == "3", "they share host memory"
     assert runner.threads_of(20) == 1
 
 

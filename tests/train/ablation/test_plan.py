@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from manifests import disk, reader
+from manifests.documents import RunRecord, read_document
+from manifests.schema import Ablation
+from tests.support.ablations import TRAIN, changed, three_arms, tiny_ablation
+from train.ablation import (
+    Hardware,
+    Outcome,
+    Plan,
+    check_plan,
+    plan,
+    plan_ablation,
+    plan_lines,
+    refuse_plan,
+)
+from train.capacity import GIB, sample_flops
+from train.config import configure
+from train.stats import smallest_visible
+
+SHIPPED = Path(__file__).resolve().parents[3] / "manifests" / "ablations"
+A100 = Hardware(name="a100-80gb")
+
+
+def shipped(name: str, monkeypatch: pytest.MonkeyPatch, scale: str | None = None) -> Ablation:
+    monkeypatch.setenv("IMAGENET", "/images")
+    monkeypatch.setenv("MINIWEB", "/web")
+    return reader.read_manifest(SHIPPED / f"{name}.yaml", Ablation, scale=scale)
+
+
+def small(**changes: object) -> Ablation:
+    """Three arms, three seeds, of DataComp's small scale."""
+    train = {"preset": "datacomp_small", "micro_batch": "auto"}
+    return three_arms(train=train, **changes)
+
+
+def test_runs_samples_and_hours_are_counted() -> None:
+    two = small(controls={"random_like": ["clip30"], "a_a": "raw"}, jobs=2)
+    made = plan_ablation(two, "/out", A100)
+    assert made.runs == {"arms": 9, "random": 3, "a_a": 3, "scorer": 0}
+    assert made.samples == 15 * 12_800_000
+    config = configure(two.train)
+    assert made.flops == pytest.approx(15 * 12_800_000 * sample_flops(config))
+    assert made.samples_per_s == pytest.approx(0.2 * 312e12 / (sample_flops(config) * 4 / 3))
+    assert made.hours_per_run == pytest.approx(12_800_000 / made.samples_per_s / 3600)
+    assert made.device_hours == pytest.approx(15 * made.hours_per_run)
+    assert made.hours == pytest.approx(made.device_hours / 2)
+    assert made.cost is None
+    assert made.micro_batch == 2048
+    assert made.memory_needed < 0.9 * made.memory_device
+    assert not made.problems
+
+
+def test_a_price_utilisation_and_ranks_are_those_that_are_stated() -> None:
+    hardware = Hardware(name="h100-80gb", ranks=8, utilisation=0.4, price=2.5)
+    made = plan_ablation(small(), "/out", hardware)
+    rate = 8 * 0.4 * 989.4e12 / sample_flops(configure(small().train))
+    assert made.samples_per_s == pytest.approx(rate)
+    assert made.micro_batch is None
+    assert made.device_hours == pytest.approx(8 * made.hours)
+    assert made.cost == pytest.approx(2.5 * made.device_hours)
+
+
+def test_the_scorer_is_a_run_on_one_rank() -> None:
+    scorer = {"view": "web/all", "train": {"samples_seen": 6_400_000}}
+    without = plan_ablation(small(ranks=4), "/out", A100)
+    made = plan_ablation(small(ranks=4, scorer=scorer), "/out", A100)
+    assert made.runs["scorer"] == 1
+    assert made.samples == without.samples + 6_400_000 // 4096 * 4096
+    assert made.device_hours > without.device_hours
+
+
+def test_the_smallest_effect_and_the_seeds_are_those_of_the_statistics() -> None:
+    made = plan_ablation(small(), "/out", A100, run_sd=0.004, effect=0.01)
+    wanted = smallest_visible(0.004, seeds=3, arms=2, df=4)
+    assert made.smallest_effect == pytest.approx(wanted)
+    assert made.seeds_for_effect is not None
+    enough = plan.smallest_effect(0.004, made.seeds_for_effect, 2)
+    too_few = plan.smallest_effect(0.004, made.seeds_for_effect - 1, 2)
+    assert enough is not None
+    assert too_few is not None
+    assert enough <= 0.01 < too_few
+
+
+def test_a_budget_buys_runs_that_cost_it() -> None:
+    made = plan_ablation(small(), "/out", A100, run_sd=0.004, budget_hours=30.0)
+    per_sample = made.device_hours / made.samples
+    assert [row.seeds for row in made.budget] == [2, 3, 5, 8, 12]
+    for row in made.budget:
+        assert row.runs == 3 * row.seeds
+        assert row.samples_seen % 4096 == 0
+        spent = row.samples_seen * row.runs * per_sample
+        assert 29 < spent <= 30
+    effects = [row.smallest_effect for row in made.budget]
+    assert effects == sorted(effects, reverse=True)  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"run_sd": 1.5}, r"--sd is 1.5; it is a share"),
+        ({"effect": 0.01}, "--effect needs --sd"),
+        ({"run_sd": 0.1, "effect": 2.0}, r"--effect is 2.0; it is a share"),
+        ({"budget_hours": 0.0}, "--budget-hours is 0.0; it must be above 0"),
+    ],
+)
+def test_impossible_numbers_are_refused(options: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        plan_ablation(small(), "/out", A100, **options)
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+def test_what_does_not_fit_is_refused_with_what_would() -> None:
+    whole = small()
+    whole = changed(whole, train={"preset": "datacomp_small"})
+    made = plan_ablation(whole, "/out", A100)
+    with pytest.raises(
+        ValueError, match=r"n cannot run as it is: .*it fits with micro_batch: auto"
+    ):
+        refuse_plan(made)
+
+
+def test_what_takes_longer_than_the_limit_is_refused_with_the_hours() -> None:
+    made = plan_ablation(small(limit_hours=10), "/out", A100)
+    with pytest.raises(
+        ValueError, match=r"9 runs take 28.1 hours \(3.1 hours for a run .*limit_hours is 10; "
+    ):
+        refuse_plan(made)
+    refuse_plan(plan_ablation(small(limit_hours=29), "/out", A100))
+    stricter = dataclasses.replace(A100, limit_hours=5.0)
+    assert plan_ablation(small(limit_hours=29), "/out", stricter).problems
+
+
+@pytest.mark.parametrize("name", ["datacomp_small", "nvidia_question"])
+def test_what_is_shipped_runs_on_the_hardware_that_it_states(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ablation = shipped(name, monkeypatch)
+    made = plan_ablation(ablation, "/out", Hardware())
+    refuse_plan(made)
+    assert ablation.limit_hours is not None
+    assert made.hours < ablation.limit_hours
+    without_ranks = changed(ablation, ranks=1, train={"preset": ablation.train["preset"]})
+    assert "GiB" in plan_ablation(without_ranks, "/out", Hardware()).problems[0]
+
+
+def test_on_a_machine_without_gpus_the_flagship_is_refused_with_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    ablation = shipped("nvidia_question", monkeypatch)
+    made = plan_ablation(ablation, "/out", Hardware(here=True))
+    with pytest.raises(ValueError, match="cannot run") as refused:
+        refuse_plan(made)
+    message = str(refused.value)
+    assert "ranks is 64, but this machine has no GPU and 2 cores" in message
+    assert "the ablation is written for h100-80gb" in message
+    assert "12 runs take" in message
+    assert "years" in message
+
+
+@pytest.mark.parametrize("name", ["datacomp_small", "nvidia_question", "demo_null"])
+def test_the_debug_scale_runs_on_any_machine(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ablation = shipped(name, monkeypatch, "debug")
+    assert (ablation.ranks, ablation.hardware) == (1, None)
+    made = plan_ablation(ablation, "/out", Hardware(here=True))
+    refuse_plan(made)
+    assert made.hours < 1
+
+
+def test_predictions_that_exist_need_nothing(tmp_path: Path) -> None:
+    given = {"predictions": str(tmp_path / "{seed}-{task}.parquet")}
+    judged = three_arms(arms={"raw": given, "clip30": given}, pools={}, train={})
+    check_plan(judged, "/out", A100)
+    with pytest.raises(ValueError, match="n trains nothing"):
+        plan_ablation(judged, "/out", A100)
+
+
+# --- speed and words ------------------------------------------------------------------------------
+
+
+def test_finished_runs_give_the_speed(ran: tuple[Ablation, str, list[Outcome]]) -> None:
+    tiny, out, outcomes = ran
+    made = plan_ablation(tiny, out, Hardware(name="cpu"))
+    records = []
+    for outcome in outcomes:
+        records.append(read_document(f"{outcome.run.out}/run.json", RunRecord).samples_per_s)
+    assert made.speed == "measured in 6 finished runs"
+    assert made.samples_per_s == pytest.approx(sum(records) / 6)
+    other = changed(tiny, train={**TRAIN, "model": "micro"})
+    assert "of the peak of cpu" in plan_ablation(other, out, Hardware(name="cpu")).speed
+    assert plan_ablation(tiny, out, A100).speed == "20% of the peak of NVIDIA A100"
+
+
+def test_the_lines_name_every_number_and_the_document_is_json() -> None:
+    hardware = dataclasses.replace(A100, price=2.0)
+    made = plan_ablation(small(), "/out", hardware, run_sd=0.004, effect=0.01, budget_hours=30)
+    text = "\n".join(plan_lines(made))
+    for words in (
+        "n: 9 runs (9 arms), 3 seeds",
+        "115,200,000 in all",
+        "of 79.1 GiB a rank in micro-batches of 2,048",
+        "3.1 hours for a run, 28.1 hours in all, 28.1 device-hours, 56 at the stated price",
+        "smallest effect that 3 seeds show",
+        "what the budget buys",
+    ):
+        assert words in text
+    document = json.loads(json.dumps(disk.to_plain(made)))
+    assert disk.from_plain(Plan, document) == made
+    assert made.memory["activations"] > 10 * GIB
+
+
+def test_a_tiny_ablation_takes_seconds(tiny_pool: str, data: str) -> None:
+    made = plan_ablation(tiny_ablation(tiny_pool, data), "/out", Hardware(here=True))
+    assert not made.problems
+    assert made.hours < 0.01
+    assert any("minutes" in line for line in plan_lines(made))

@@ -1,0 +1,378 @@
+"""What an ablation takes before anything is built: runs, memory, hours, cost, and what it can show.
+
+It needs no pool. The memory is that of the largest step, with captions as long as the context; the
+hours are those of training alone, without evaluation, fetching and scoring.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from manifests import disk
+from manifests.documents import RunRecord, read_document
+from manifests.pool_layout import RunLayout
+from manifests.schema import Ablation
+from train.ablation.arms import A_A, RANDOM_LIKE, Run, expand_runs
+from train.capacity import (
+    GIB,
+    Device,
+    Fit,
+    Speed,
+    device_of,
+    estimated_speed,
+    fit,
+    measured_speed,
+    remedies,
+    sample_flops,
+    unfit_message,
+)
+from train.config import TrainConfig, configure
+from train.stats import seeds_needed, smallest_visible
+
+SEEDS = (2, 3, 5, 8, 12)  # for which a budget is shown
+YEAR_HOURS = 8766
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """What a number of device-hours buys: with so many seeds, samples seen in each run."""
+
+    seeds: int
+    runs: int
+    samples_seen: int
+    smallest_effect: float | None  # None where no standard deviation was given
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """An ablation in numbers. Effects are shares, memory is in bytes, hours are of the wall."""
+
+    name: str
+    runs: dict[str, int]  # arms, random, a_a, scorer -> number of runs
+    seeds: int
+    ranks: int
+    jobs: int  # runs at a time
+    device: str
+    samples: int  # seen by all runs together
+    flops: float  # that the result needs
+    samples_per_s: float  # of one run, the slowest
+    speed: str  # where that number comes from
+    hours_per_run: float  # of the longest
+    hours: float  # of all runs, `jobs` at a time
+    device_hours: float
+    cost: float | None  # of all device-hours; None without a price
+    memory: dict[str, int]  # of the largest step on a rank, by what holds it
+    memory_needed: int
+    memory_device: int
+    micro_batch: int | None
+    problems: tuple[str, ...]  # why it cannot run there
+    smallest_effect: float | None
+    seeds_for_effect: int | None
+    budget: tuple[Budget, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """What an ablation would run on, and by whose word."""
+
+    name: str | None = None  # a device of `device_of`; None: the ablation's, or this machine's
+    ranks: int | None = None  # None: the ablation's
+    utilisation: float | None = None
+    price: float | None = None  # of a device-hour
+    limit_hours: float | None = None  # None: the ablation's
+    here: bool = False  # runs start on this machine, whatever hardware the ablation states
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Load:
+    """Runs that need the same: their settings, their number, memory and speed."""
+
+    config: TrainConfig
+    ranks: int
+    count: int
+    fit: Fit
+    speed: Speed
+
+    @property
+    def hours(self) -> float:
+        return self.speed.hours(self.config.steps * self.config.batch_size)
+
+
+def plan_ablation(
+    ablation: Ablation,
+    out: str,
+    hardware: Hardware,
+    *,
+    run_sd: float | None = None,
+    effect: float | None = None,
+    budget_hours: float | None = None,
+) -> Plan:
+    """The plan of an ablation on some hardware.
+
+    `run_sd`: standard deviation of one run's result, a share. `effect`: a difference that shall be
+    seen. `budget_hours`: device-hours to spend. Finished runs in `out` with the same settings,
+    ranks and device give the speed. ValueError for settings that no run can have.
+    """
+    _check_numbers(run_sd, effect, budget_hours, hardware)
+    runs = expand_runs(ablation, out, built=False)
+    if not runs:
+        raise ValueError(f"{ablation.name} trains nothing: every arm has predictions")
+    device = _device(ablation, hardware)
+    loads = _loads(ablation, runs, hardware, device)
+    jobs = _parallel(ablation, hardware)
+    arms = max(1, len(ablation.arms) - 1)
+    largest = max(loads, key=lambda load: load.fit.needed)
+    hours = sum(load.hours * load.count for load in loads) / jobs
+    longest = max(loads, key=lambda load: load.hours)
+    device_hours = sum(load.hours * load.count * load.ranks for load in loads)
+    plan = Plan(
+        name=ablation.name,
+        runs=_kinds(ablation, runs),
+        seeds=len(ablation.seeds),
+        ranks=longest.ranks,
+        jobs=jobs,
+        device=device.name,
+        samples=sum(load.config.steps * load.config.batch_size * load.count for load in loads),
+        flops=sum(_flops(load) for load in loads),
+        samples_per_s=longest.speed.samples_per_s,
+        speed=longest.speed.source,
+        hours_per_run=longest.hours,
+        hours=max(hours, longest.hours),
+        device_hours=device_hours,
+        cost=None if hardware.price is None else hardware.price * device_hours,
+        memory=disk.to_plain(largest.fit.memory),
+        memory_needed=largest.fit.needed,
+        memory_device=largest.fit.device.memory,
+        micro_batch=largest.fit.micro_batch,
+        problems=(),
+        smallest_effect=smallest_effect(run_sd, len(ablation.seeds), arms),
+        seeds_for_effect=_seeds_for(effect, run_sd, arms),
+        budget=tuple(_budgets(ablation, loads, budget_hours, run_sd, arms)),
+    )
+    problems = _problems(ablation, hardware, loads, plan)
+    return dataclasses.replace(plan, problems=tuple(problems))
+
+
+def refuse_plan(plan: Plan) -> None:
+    """ValueError where the ablation cannot run on the plan's hardware, with all reasons."""
+    if plan.problems:
+        raise ValueError(f"{plan.name} cannot run as it is: {'. '.join(plan.problems)}")
+
+
+def check_plan(ablation: Ablation, out: str, hardware: Hardware) -> None:
+    """`refuse_plan` of the ablation's plan; an ablation that trains nothing needs nothing."""
+    if expand_runs(ablation, out, built=False):
+        refuse_plan(plan_ablation(ablation, out, hardware))
+
+
+def _check_numbers(
+    run_sd: float | None, effect: float | None, budget_hours: float | None, hardware: Hardware
+) -> None:
+    if run_sd is not None and not 0 <= run_sd < 1:
+        raise ValueError(f"--sd is {run_sd}; it is a share, such as 0.005 for 0.5 points")
+    if effect is not None and not 0 < effect < 1:
+        raise ValueError(f"--effect is {effect}; it is a share, such as 0.01 for 1 point")
+    if effect is not None and run_sd is None:
+        raise ValueError("--effect needs --sd, the standard deviation of one run's result")
+    limits = {"--budget-hours": budget_hours, "--price": hardware.price}
+    for name, value in {**limits, "--limit-hours": hardware.limit_hours}.items():
+        if value is not None and not 0 < value < math.inf:
+            raise ValueError(f"{name} is {value}; it must be above 0")
+    if hardware.ranks is not None and hardware.ranks < 1:
+        raise ValueError(f"--ranks is {hardware.ranks}; it must be at least 1")
+
+
+# --- runs and their load --------------------------------------------------------------------------
+
+
+def _device(ablation: Ablation, hardware: Hardware) -> Device:
+    name = hardware.name or (None if hardware.here else ablation.hardware) or "auto"
+    ranks = hardware.ranks or ablation.ranks
+    return device_of(name, hardware.utilisation, ranks * ablation.jobs)
+
+
+def _parallel(ablation: Ablation, hardware: Hardware) -> int:
+    """Runs at a time: fewer than `jobs` where this machine's GPUs are too few."""
+    gpus = torch.cuda.device_count()
+    if not hardware.here or not gpus:
+        return ablation.jobs
+    return max(1, min(ablation.jobs, gpus // (hardware.ranks or ablation.ranks)))
+
+
+def _loads(
+    ablation: Ablation, runs: Sequence[Run], hardware: Hardware, device: Device
+) -> list[_Load]:
+    """The runs by what they need. The scorer trains on one rank."""
+    counts: dict[str, int] = {}
+    settings: dict[str, tuple[TrainConfig, int]] = {}
+    for run in runs:
+        config = dataclasses.replace(run.config, seed=0, order_seed=None)
+        key = disk.content_hash([config, run.ranks])
+        settings[key] = (config, hardware.ranks or run.ranks)
+        counts[key] = counts.get(key, 0) + 1
+    if ablation.scorer:
+        config = configure({**ablation.train, **ablation.scorer.train})
+        settings["scorer"], counts["scorer"] = (config, 1), 1
+    records = [record for record in _finished(runs) if _is_of(record["device"], device)]
+    loads = []
+    for key, (config, ranks) in settings.items():
+        needed = fit(config, ranks, device)
+        speed = measured_speed(config, ranks, records)
+        if speed is None:
+            speed = estimated_speed(config, ranks, device, needed)
+        loads.append(_Load(config=config, ranks=ranks, count=counts[key], fit=needed, speed=speed))
+    return loads
+
+
+def _finished(runs: Sequence[Run]) -> list[Mapping[str, Any]]:
+    """The run.json of the runs that are finished."""
+    records = []
+    for run in runs:
+        path = RunLayout(run.out).run_json
+        if disk.exists(path):
+            records.append(disk.to_plain(read_document(path, RunRecord)))
+    return records
+
+
+def _is_of(name: str, device: Device) -> bool:
+    """Whether a run.json names this device."""
+    return "processor" in name if device.kind == "cpu" else device.name in name
+
+
+def _kinds(ablation: Ablation, runs: Sequence[Run]) -> dict[str, int]:
+    """Number of runs of the arms, the random controls, the A/A arm and the scorer."""
+    kinds = {"arms": 0, "random": 0, "a_a": 0, "scorer": 1 if ablation.scorer else 0}
+    for run in runs:
+        kind = "a_a" if run.arm == A_A else "random" if run.arm.startswith(RANDOM_LIKE) else "arms"
+        kinds[kind] += 1
+    return kinds
+
+
+def _flops(load: _Load) -> float:
+    return sample_flops(load.config) * load.config.steps * load.config.batch_size * load.count
+
+
+# --- what speaks against it -----------------------------------------------------------------------
+
+
+def _problems(
+    ablation: Ablation, hardware: Hardware, loads: Iterable[_Load], plan: Plan
+) -> Iterator[str]:
+    """Why the ablation cannot run: processes, memory, time."""
+    ranks = hardware.ranks or ablation.ranks
+    if hardware.here:
+        gpus, cores = torch.cuda.device_count(), os.cpu_count() or 1
+        stated = f" (the ablation is written for {ablation.hardware})" if ablation.hardware else ""
+        if gpus and ranks > gpus:
+            yield f"ranks is {ranks}, but this machine has {gpus} GPUs{stated}"
+        if not gpus and ranks > cores:
+            yield f"ranks is {ranks}, but this machine has no GPU and {cores} cores{stated}"
+    for load in loads:
+        if not load.fit.fits:
+            ways = remedies(load.config, load.ranks, load.fit.device)
+            yield f"{unfit_message(load.fit)}; {'; '.join(ways)}"
+    limit = hardware.limit_hours or ablation.limit_hours
+    if limit is not None and plan.hours > limit:
+        per_run = f"{_hours(plan.hours_per_run)} for a run of {plan.samples_per_s:,.0f} samples/s"
+        yield (
+            f"{sum(plan.runs.values())} runs take {_hours(plan.hours)} ({per_run}, {plan.speed}), "
+            f"and limit_hours is {limit:g}; python train/ablate.py ABLATION --out DIR --plan "
+            f"--budget-hours {limit * ranks * plan.jobs:g} shows the scale that this buys"
+        )
+
+
+# --- effects and budgets --------------------------------------------------------------------------
+
+
+def smallest_effect(run_sd: float | None, seeds: int, arms: int) -> float | None:
+    """The smallest true difference that 80 % of such ablations show, a share; None without an SD.
+
+    `arms` are compared with the baseline. The noise of the test set is not in it.
+    """
+    if run_sd is None:
+        return None
+    return smallest_visible(run_sd, seeds=seeds, arms=arms, df=arms * (seeds - 1))
+
+
+def _seeds_for(effect: float | None, run_sd: float | None, arms: int) -> int | None:
+    if effect is None or run_sd is None:
+        return None
+    return seeds_needed(effect, run_sd, arms=arms)
+
+
+def _budgets(
+    ablation: Ablation,
+    loads: Sequence[_Load],
+    budget_hours: float | None,
+    run_sd: float | None,
+    arms: int,
+) -> Iterator[Budget]:
+    """What so many device-hours buy with each number of seeds, all runs cut alike."""
+    if budget_hours is None:
+        return
+    of_arms = [load for load in loads if load.count > 1 or not ablation.scorer]
+    once = sum(load.hours * load.count * load.ranks for load in loads if load not in of_arms)
+    per_seed = sum(load.hours * load.count * load.ranks for load in of_arms) / len(ablation.seeds)
+    runs = sum(load.count for load in of_arms) // len(ablation.seeds)
+    config = of_arms[0].config
+    for seeds in sorted({*SEEDS, len(ablation.seeds)}):
+        share = max(0.0, budget_hours - once) / (per_seed * seeds)
+        steps = int(config.steps * share)
+        yield Budget(
+            seeds=seeds,
+            runs=runs * seeds,
+            samples_seen=steps * config.batch_size,
+            smallest_effect=smallest_effect(run_sd, seeds, arms),
+        )
+
+
+# --- in words -------------------------------------------------------------------------------------
+
+
+def plan_lines(plan: Plan) -> list[str]:
+    """The plan for a person."""
+    kinds = ", ".join(f"{count} {name}" for name, count in plan.runs.items() if count)
+    pieces = "" if plan.micro_batch is None else f" in micro-batches of {plan.micro_batch:,}"
+    cost = "" if plan.cost is None else f", {plan.cost:,.0f} at the stated price"
+    lines = [
+        f"{plan.name}: {sum(plan.runs.values())} runs ({kinds}), {plan.seeds} seeds",
+        f"samples: {plan.samples:,} in all; {plan.flops:.2e} FLOPs",
+        f"device: {plan.device}, {plan.ranks} rank{'s' if plan.ranks > 1 else ''} a run, "
+        f"{plan.jobs} run{'s' if plan.jobs > 1 else ''} at a time",
+        f"memory: {plan.memory_needed / GIB:,.1f} of {plan.memory_device / GIB:,.1f} GiB a rank"
+        f"{pieces}",
+        f"speed: {plan.samples_per_s:,.0f} samples/s for a run ({plan.speed})",
+        f"time: {_hours(plan.hours_per_run)} for a run, {_hours(plan.hours)} in all, "
+        f"{plan.device_hours:,.1f} device-hours{cost}",
+    ]
+    if plan.smallest_effect is not None:
+        text = f"smallest effect that {plan.seeds} seeds show in 80 % of such studies: "
+        lines.append(f"{text}{100 * plan.smallest_effect:.2f} points")
+    if plan.seeds_for_effect is not None:
+        lines.append(f"seeds for the wanted effect: {plan.seeds_for_effect}")
+    if plan.budget:
+        lines += ["what the budget buys:", "  seeds  runs  samples seen  smallest effect"]
+    for row in plan.budget:
+        effect = "-"
+        if row.smallest_effect is not None:
+            effect = f"{100 * row.smallest_effect:.2f} points"
+        lines.append(f"  {row.seeds:>5}  {row.runs:>4}  {row.samples_seen:>12,}  {effect}")
+    return [*lines, *(f"it cannot run there: {problem}" for problem in plan.problems)]
+
+
+def _hours(hours: float) -> str:
+    """Hours in the unit that a person reads: minutes, hours, days or years."""
+    if hours < 1:
+        return f"{60 * hours:.1f} minutes"
+    if hours < 100:
+        return f"{hours:.1f} hours"
+    if hours < YEAR_HOURS:
+        return f"{hours / 24:,.1f} days"
+    return f"{hours / YEAR_HOURS:,.1f} years"
