@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import optimize, stats
 
 from train.stats.scaling import (
     PowerLaw,
@@ -52,6 +52,28 @@ def test_three_sizes_have_a_closed_form() -> None:
     assert law.floor == pytest.approx(0.9 - b, abs=1e-7)
 
 
+def test_sizes_with_a_wide_spread_count_less() -> None:
+    generator = np.random.default_rng(6)
+    runs = runs_of(EARLY, 0.002, generator)
+    runs[3e5] = {seed: value + 0.05 * (-1) ** seed for seed, value in runs[3e5].items()}
+    errors = np.array([list(runs[size].values()) for size in SIZES])
+    variances = errors.var(axis=1, ddof=1)
+    sd = np.sqrt((variances + variances.mean()) / 2)
+    expected, _ = optimize.curve_fit(
+        lambda n, floor, scale, exponent: floor + scale * (n / 1e5) ** -exponent,
+        np.array(SIZES),
+        errors.mean(axis=1),
+        p0=(0.3, 0.05, 0.8),
+        sigma=sd,
+        bounds=([0, 0, 0], [1, 1, 4]),
+        xtol=1e-12,
+        ftol=1e-12,
+    )
+    law = fit_scaling({"a": runs}, generator, draws=1)["a"].law
+    curve = expected[0] + expected[1] * (np.array(SIZES) / 1e5) ** -expected[2]
+    np.testing.assert_allclose(law.at(np.array(SIZES)), curve, atol=1e-6)
+
+
 def test_an_error_that_does_not_fall_is_a_flat_line_within_the_bounds() -> None:
     law = fit_power_law(np.array(SIZES), np.array([0.5, 0.51, 0.5, 0.52, 0.51]), np.ones(5))
     assert 0 <= law.floor <= 0.5
@@ -92,6 +114,20 @@ def test_two_arms_cross_where_their_laws_do() -> None:
     assert short.better_before == short.better_after == "early"
     far = find_crossing(fits["early"], fits["late"], start=float(found.n) / 2, end=1e9)
     assert far.warning is None  # the range reaches far, the crossing does not
+
+
+def test_of_two_crossings_the_last_one_counts_up_to_four_times_the_common_sizes() -> None:
+    steep = PowerLaw(floor=0.30, scale=0.10, exponent=0.8, unit=1e5)
+    generator = np.random.default_rng(7)
+    runs = {"steep": runs_of(steep, 0, generator, 2), "late": runs_of(LATE, 0, generator, 2)}
+    del runs["late"][1e6]
+    fits = fit_scaling(runs, generator, draws=1)
+    crossing = find_crossing(fits["steep"], fits["late"])
+    assert crossing.end == 4 * 3e5
+    grid = np.geomspace(1e4, 1.2e6, 100_001)
+    changes = np.flatnonzero(np.diff(np.sign(steep.at(grid) - LATE.at(grid))))
+    assert len(changes) == 2
+    assert crossing.n == pytest.approx(grid[changes[1]], rel=1e-3)
 
 
 def test_a_prediction_far_beyond_the_largest_size_carries_a_warning() -> None:

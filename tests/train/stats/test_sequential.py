@@ -84,20 +84,20 @@ def test_a_decided_arm_needs_no_more_runs_and_the_baseline_always_does() -> None
 
 @pytest.mark.slow
 def test_fewer_degrees_of_freedom_take_the_critical_value_of_the_same_level() -> None:
-    prior = LedgerEntry(variance=1.0, df=50.0)
-    plan = SequentialPlan(maximum=3, band=0.1, prior=prior, moderate=False)
+    prior = LedgerEntry(variance=1.0, df=5.0)
+    plan = SequentialPlan(maximum=3, minimum=3, band=0.1, prior=prior, moderate=False)
     generator = np.random.default_rng(0)
     rows = {arm: generator.standard_normal(3).tolist() for arm in "abcd"}
     rows["d"] = rows["d"][:2]
     comparison = one(decide_study(table_of(rows), "a", plan), "b")
-    assert comparison.df == 50 + 5
+    assert comparison.df == 5 + 5
     assert comparison.residual_sd is not None
     assert comparison.difference is not None
-    critical = critical_values(3, 2, 3, 0.05, "obrien-fleming", 50.0)[1]
-    level = stats.t.sf(critical, 56)
-    half = stats.t.isf(level, 55) * comparison.residual_sd * math.sqrt(2 / 3)
-    assert comparison.high is not None
-    assert comparison.high <= comparison.difference + half + 1e-9
+    (critical,) = critical_values(3, 3, 3, 0.05, "obrien-fleming", 5.0)
+    half = stats.t.isf(stats.t.sf(critical, 5 + 6), 10) * comparison.residual_sd * math.sqrt(2 / 3)
+    assert half > critical * comparison.residual_sd * math.sqrt(2 / 3) * 1.005
+    assert comparison.low == pytest.approx(comparison.difference - half, abs=1e-9)
+    assert comparison.high == pytest.approx(comparison.difference + half, abs=1e-9)
 
 
 def test_an_e_process_goes_on_beyond_the_maximum_and_a_group_sequential_plan_does_not() -> None:
@@ -113,6 +113,19 @@ def test_an_e_process_goes_on_beyond_the_maximum_and_a_group_sequential_plan_doe
     assert long.low is not None
     assert long.low >= long.difference - half - 1e-12
     assert decision.stop
+
+
+def test_the_e_process_shares_its_error_among_the_arms_and_waits_for_a_second_seed() -> None:
+    plan = SequentialPlan(maximum=4, minimum=4, band=0.01, method="e-process", moderate=False)
+    rows = table_of(ROWS)
+    long = one(decide_study(rows, "raw", plan), "long")
+    assert long.residual_sd is not None
+    assert long.difference is not None
+    half = e_radius(6, 2.0, 1 / 16, 0.025) * long.residual_sd / math.sqrt(2)
+    assert long.low == pytest.approx(long.difference - half, abs=1e-12)
+    rows["clip"] = {3: 0.343}
+    assert one(decide_study(rows, "raw", replace(plan, maximum=5)), "clip").state == "open"
+    assert one(decide_study(rows, "raw", replace(plan, moderate=True)), "clip").low is None
 
 
 @pytest.mark.slow

@@ -35,6 +35,24 @@ def test_spread_and_noise_of_a_small_table_by_hand() -> None:
     assert signal.single_agreement == signal.half_agreement == 1
 
 
+def test_the_bootstrap_draws_seeds_and_puts_the_noise_of_repeated_seeds_right() -> None:
+    values = {"m": table((0.0, 1.0, 3.0), 1.0, np.random.default_rng(1), seeds=4)}
+    array = np.array([list(row.values()) for row in values["m"].values()])
+    ratios = []
+    for pick in np.random.default_rng(2).integers(4, size=(101, 4)):
+        part = array[:, pick]
+        means = part.mean(axis=1, keepdims=True)
+        residuals = part - means - part.mean(axis=0) + part.mean()
+        if len(set(pick.tolist())) > 1:
+            noise = math.sqrt((residuals**2).sum() / (2 * 3) * 4 / 3)
+            ratios.append(float(np.ptp(means)) / noise)
+    (signal,) = metric_signals(values, np.random.default_rng(2), draws=101)
+    assert signal.ratio is not None
+    low, high = np.quantile(ratios, [0.025, 0.975], method="nearest")
+    assert signal.ratio.low == pytest.approx(min(low, signal.ratio.value), abs=1e-9)
+    assert signal.ratio.high == pytest.approx(max(high, signal.ratio.value), abs=1e-9)
+
+
 def test_the_effect_interval_is_that_of_the_noncentral_f() -> None:
     generator = np.random.default_rng(1)
     array = generator.standard_normal((4, 5)) + np.array([0.0, 1, 2, 4])[:, None]
