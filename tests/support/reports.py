@@ -19,10 +19,18 @@ from manifests.documents import (
 )
 from manifests.pool_layout import PoolLayout, uids_checksum
 from train.reporting import schema
+from train.stats import LedgerEntry
 
 PIXEL = "data:image/gif;base64,R0lGODlhAQABAAAAACwAAAAAAQABAAA="
 DIFFERENCE = schema.BaselineDifference(
-    mean=0.041, low=0.029, high=0.053, p=0.002, p_holm=0.004, mde=0.012, verdict="better"
+    mean=0.041,
+    low=0.029,
+    high=0.053,
+    low_seeds=0.031,
+    high_seeds=0.051,
+    p=0.002,
+    p_adjusted=0.004,
+    verdict="better",
 )
 
 
@@ -54,28 +62,52 @@ def task_row(name: str, mean: float, mcnemar: float | None = None) -> schema.Tas
     return schema.TaskRow(arm=name, difference=difference, mcnemar=mcnemar, **values)
 
 
-def comparison(arm: str, baseline: str, told: str) -> schema.TaskComparison:
+def comparison(arm: str, baseline: str, sentence: str) -> schema.TaskComparison:
     return schema.TaskComparison(
         arm=arm,
         baseline=baseline,
-        seeds=((0, 0), (1, 1)),
+        seeds=(0, 1),
         n=2,
         difference=0.041,
         sd=0.01,
-        df=1,
+        df=4.0,
+        headline="seeds and samples",
         low=0.029,
         high=0.053,
         low90=0.03,
         high90=0.05,
+        low_seeds=0.031,
+        high_seeds=0.051,
+        low_samples=0.029,
+        high_samples=0.053,
+        low_tasks=None,
+        high_tasks=None,
         p=0.002,
-        p_holm=0.004,
+        p_adjusted=0.004,
+        adjustment="Dunnett",
         p_equal=0.9,
-        mde=0.012,
         band=0.01,
         verdict="better",
         task="objects",
         metric="accuracy",
-        told=told,
+        unit="share",
+        sentence=sentence,
+    )
+
+
+def noise() -> schema.TaskNoise:
+    return schema.TaskNoise(
+        task="objects",
+        metric="accuracy",
+        unit="share",
+        own_sd=0.009,
+        own_df=4.0,
+        prior=LedgerEntry(variance=0.0121**2, df=6.0),
+        sd=0.011,
+        df=10.0,
+        floor_sd=0.004,
+        drawing_sd=0.002,
+        mde=0.029,
     )
 
 
@@ -102,6 +134,7 @@ def sample_report() -> schema.Report:
                 task="objects",
                 kind="classification",
                 metric="accuracy",
+                unit="share",
                 samples=640,
                 chance=1 / 64,
                 rows=(task_row("raw", 0.3), task_row("clip30", 0.341, 0.01)),
@@ -110,6 +143,8 @@ def sample_report() -> schema.Report:
         comparisons=(comparison("clip30", "raw", "clip30 is better than raw on objects."),),
         controls=(comparison("clip30", "random_like_clip30", "clip30 is better than random."),),
         aa=comparison("a_a", "raw", "a_a is not distinguishable from raw."),
+        average=(),
+        noise=(noise(),),
         gaps=(),
         curves=(schema.Curve(arm="raw", seed=0, points=((128, 4.8, 0.01), (256, 4.1, 0.05))),),
         funnels=(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from train.ablation import stats, wording
+from train.ablation import wording
 from train.ablation.arms import (
     A_A,
     Run,
@@ -14,7 +14,14 @@ from train.ablation.arms import (
     stale_because,
 )
 from train.ablation.checks import check_ablation, check_pools
-from train.ablation.conclusions import Conclusions, FailedRun, TaskComparison, conclude
+from train.ablation.conclusions import (
+    Conclusions,
+    FailedRun,
+    Ledger,
+    TaskComparison,
+    TaskNoise,
+    conclude,
+)
 from train.ablation.given import GivenRun, GivenTask, given_runs
 from train.ablation.plan import (
     Hardware,
@@ -25,7 +32,6 @@ from train.ablation.plan import (
     refuse_plan,
 )
 from train.ablation.runner import Outcome, run_all
-from train.ablation.stats import Verdict
 
 __all__ = [
     "A_A",
@@ -34,11 +40,12 @@ __all__ = [
     "GivenRun",
     "GivenTask",
     "Hardware",
+    "Ledger",
     "Outcome",
     "Plan",
     "Run",
     "TaskComparison",
-    "Verdict",
+    "TaskNoise",
     "all_runs",
     "arm_names",
     "check_ablation",
@@ -54,6 +61,5 @@ __all__ = [
     "refuse_plan",
     "run_all",
     "stale_because",
-    "stats",
     "wording",
 ]

@@ -1,26 +1,65 @@
-"""Comparisons, controls, A/A and the verdict in words, from the metrics of the runs. Pure."""
+"""Comparisons, controls, A/A and the verdict in words, from the scores of the runs. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from manifests import disk
-from manifests.schema import Ablation, TaskSpec
-from train.ablation import stats, wording
+from manifests.schema import Ablation
+from train.ablation import wording
 from train.ablation.arms import A_A, RANDOM_LIKE
-from train.evaluation import kind_of
+from train.evaluation import METRICS, deciding_metric
+from train.stats import (
+    Comparison,
+    LedgerEntry,
+    TaskAnalysis,
+    TaskScores,
+    Verdict,
+    analyse,
+    seeds_needed,
+)
 
-Values = Mapping[str, Mapping[int, float]]  # {arm: {seed of the ablation: headline metric}}
+OPPOSITE: dict[Verdict, Verdict] = {
+    "better": "worse",
+    "worse": "better",
+    "practically equal": "practically equal",
+    "not distinguishable": "not distinguishable",
+}
+Ledger = Mapping[str, Sequence[LedgerEntry]]  # by task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskComparison(stats.Comparison):
-    """A comparison on a task, and its sentence."""
+class TaskComparison(Comparison):
+    """A comparison on a task, the unit of its metric, and its sentence."""
 
     task: str
     metric: str
-    told: str
+    unit: str
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskNoise:
+    """The noise of a task's metric, shared by all arms, as standard deviations of one run.
+
+    own_sd, own_df: of these runs alone. prior: of earlier ablations, from the ledger. sd, df: of
+    both. floor_sd: what the samples of the test set leave at least. drawing_sd: what another test
+    set would add to a difference, however many seeds there are. mde: the smallest true difference
+    that 80 % of such ablations call better or worse.
+    """
+
+    task: str
+    metric: str
+    unit: str
+    own_sd: float | None
+    own_df: float
+    prior: LedgerEntry | None
+    sd: float | None
+    df: float | None
+    floor_sd: float | None
+    drawing_sd: float | None
+    mde: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,137 +75,174 @@ class FailedRun:
 class Conclusions:
     """What the runs show.
 
-    comparisons: every arm against the baseline, primary task first, Holm over the arms of a task.
-    controls: arms against the random subset of their size; aa: equal data in another order. Both
-    are on the primary task, and each is a family of its own.
+    comparisons: every arm of the manifest against the baseline, primary task first; the intervals
+    of a task hold together (Dunnett). average: the same for the mean over tasks; empty for one
+    task. controls, on the primary task: arms against the random subset of their size, and the
+    subsets against the baseline (Holm). aa: the A/A arm against the arm that it repeats.
+    noise: of each task, primary first.
     headline: one sentence. verdict: the headline, then one line for each comparison and each gap.
     """
 
     headline: str
     verdict: str
     comparisons: tuple[TaskComparison, ...]
+    average: tuple[TaskComparison, ...]
     controls: tuple[TaskComparison, ...]
     aa: TaskComparison | None
+    noise: tuple[TaskNoise, ...]
     failed: tuple[FailedRun, ...]
     incomplete: dict[str, tuple[int, ...]]  # arm -> seeds without a result
 
 
-def compare_with_baseline(
-    values: Values, arms: Sequence[str], baseline: str, band: float
-) -> list[stats.Comparison]:
-    """The arms that share two seeds with the baseline, compared with it; Holm over them."""
-    of_baseline = values.get(baseline, {})
-    enough = []
-    for arm in arms:
-        shared = set(values.get(arm, {})) & set(of_baseline)
-        if arm != baseline and len(shared) >= 2:
-            enough.append(arm)
-    if not enough:
-        return []
-    return stats.compare({arm: values[arm] for arm in [baseline, *enough]}, baseline, band)
-
-
 def conclude(
     ablation: Ablation,
-    values: Mapping[str, Values],
+    scores: Mapping[str, TaskScores],
     failed: Sequence[FailedRun] = (),
     incomplete: Mapping[str, tuple[int, ...]] | None = None,
     runs: int = 0,
+    ledger: Ledger | None = None,
 ) -> Conclusions:
-    """All comparisons and the verdict, from {task: values}. `failed` are of `runs` runs."""
+    """All comparisons and the verdict, from the scores by task. `failed` are of `runs` runs."""
     tasks = sorted(ablation.evaluate, key=lambda task: task.name != ablation.primary)
-    comparisons = []
-    for task in tasks:
-        names = [arm for arm in values[task.name] if arm != A_A]
-        band = ablation.equivalence
-        rows = compare_with_baseline(values[task.name], names, ablation.baseline, band)
-        comparisons += [_on_task(task, row) for row in rows]
-    primary = values[ablation.primary]
-    controls = [_on_task(tasks[0], row) for row in _controls(ablation, primary)]
-    aa = _a_a(ablation, primary, tasks[0])
+    metrics = {task.name: deciding_metric(task) for task in tasks}
+    analysis = analyse(
+        {task.name: scores[task.name] for task in tasks},
+        ablation.baseline,
+        arms=[arm for arm in ablation.arms if arm != ablation.baseline],
+        band=ablation.equivalence,
+        controls=_control_pairs(ablation),
+        a_a=(A_A, ablation.controls.a_a) if ablation.controls.a_a else None,
+        ledger=ledger,
+    )
+    comparisons: list[TaskComparison] = []
+    for name, of_task in analysis.tasks.items():
+        comparisons += _on_task(of_task, of_task.comparisons, metrics[name])
+    primary = analysis.tasks[ablation.primary]
+    decides = metrics[ablation.primary]
+    controls = _on_task(primary, primary.controls, decides)
+    aa = _on_task(primary, [primary.a_a], decides)[0] if primary.a_a else None
+    average: list[TaskComparison] = []
+    units = {METRICS[metric].unit for metric in metrics.values()}
+    if analysis.average is not None and len(units) == 1:
+        average = _on_task(analysis.average, analysis.average.comparisons, decides)
     missing = dict(incomplete or {})
     on_primary = [row for row in comparisons if row.task == ablation.primary]
-    headline = _headline(ablation, on_primary)
-    lines = [headline, *(row.told for row in on_primary)]
-    lines += [f"Against a random subset of its size: {row.told}" for row in controls]
+    headline = _headline(ablation, on_primary, primary)
+    lines = [headline, *(row.sentence for row in on_primary)]
+    lines += [f"Control: {row.sentence}" for row in controls]
     if aa is not None:
-        lines.append(f"A/A, equal data in another order: {aa.told}")
+        lines.append(f"A/A, equal data in another order: {aa.sentence}")
         if aa.verdict in ("better", "worse"):
-            lines.append("Equal data differ: do not believe a verdict above without more seeds.")
+            lines.append(
+                "Equal data differ: by chance alone this happens in 1 of 20 ablations; "
+                "do not believe a verdict above without more seeds."
+            )
     lines += _gaps(failed, missing, runs)
+    noise = [_noise(of_task, metrics[name]) for name, of_task in analysis.tasks.items()]
     return Conclusions(
         headline=headline,
         verdict="\n".join(lines),
         comparisons=tuple(comparisons),
+        average=tuple(average),
         controls=tuple(controls),
         aa=aa,
+        noise=tuple(noise),
         failed=tuple(failed),
         incomplete=missing,
     )
 
 
-def _controls(ablation: Ablation, primary: Values) -> list[stats.Comparison]:
-    """Each arm against its random subset; Holm over these comparisons together."""
+def _control_pairs(ablation: Ablation) -> list[tuple[str, str]]:
+    """Each arm with its random subsets, then the random subsets with the baseline."""
+    arms = ablation.controls.random_like
+    pairs = [(arm, RANDOM_LIKE + arm) for arm in arms]
+    return pairs + [(RANDOM_LIKE + arm, ablation.baseline) for arm in arms]
+
+
+def _on_task(
+    of_task: TaskAnalysis, comparisons: Sequence[Comparison], metric: str
+) -> list[TaskComparison]:
+    unit = METRICS[metric].unit
     rows = []
-    for arm in ablation.controls.random_like:
-        rows += compare_with_baseline(primary, [arm], RANDOM_LIKE + arm, ablation.equivalence)
-    adjusted = stats.holm([row.p for row in rows])
-    return [
-        stats.adjust(row, p_holm, len(rows)) for row, p_holm in zip(rows, adjusted, strict=True)
-    ]
+    for one in comparisons:
+        comparison = one
+        if not METRICS[metric].higher_is_better:
+            comparison = replace(one, verdict=OPPOSITE[one.verdict])
+        sentence = wording.describe(comparison, of_task.task, unit, of_task.mde)
+        fields = {"task": of_task.task, "metric": metric, "unit": unit, "sentence": sentence}
+        plain = {**disk.to_plain(comparison), **fields}
+        rows.append(disk.from_plain(TaskComparison, plain))
+    return rows
 
 
-def _a_a(ablation: Ablation, primary: Values, task: TaskSpec) -> TaskComparison | None:
-    """The A/A runs against the runs of their arm from the same weights."""
-    arm = ablation.controls.a_a
-    if arm is None:
-        return None
-    rows = compare_with_baseline(primary, [A_A], arm, ablation.equivalence)
-    return _on_task(task, rows[0]) if rows else None
-
-
-def _on_task(task: TaskSpec, comparison: stats.Comparison) -> TaskComparison:
-    row: TaskComparison = disk.from_plain(
-        TaskComparison,
-        {
-            **disk.to_plain(comparison),
-            "task": task.name,
-            "metric": kind_of(task).headline,
-            "told": wording.describe(comparison, task.name),
-        },
+def _noise(of_task: TaskAnalysis, metric: str) -> TaskNoise:
+    return TaskNoise(
+        task=of_task.task,
+        metric=metric,
+        unit=METRICS[metric].unit,
+        own_sd=of_task.own_sd,
+        own_df=of_task.own_df,
+        prior=of_task.prior,
+        sd=of_task.sd,
+        df=of_task.df,
+        floor_sd=of_task.floor_sd,
+        drawing_sd=of_task.drawing_sd,
+        mde=of_task.mde,
     )
-    return row
 
 
-def _headline(ablation: Ablation, rows: Sequence[TaskComparison]) -> str:
+# --- the headline ---------------------------------------------------------------------------------
+
+
+def _headline(ablation: Ablation, rows: Sequence[TaskComparison], primary: TaskAnalysis) -> str:
     """One sentence about the arms of the manifest on the primary task, without the controls."""
-    arms = [row for row in rows if row.arm in ablation.arms]
-    if not arms:
+    if not rows:
         return "Nothing can be compared: no arm shares two finished seeds with the baseline."
     base, task = ablation.baseline, ablation.primary
-    clear = [row for row in arms if row.verdict in ("better", "worse")]
+    clear = [row for row in rows if row.verdict in ("better", "worse")]
     if not clear:
-        equal = [row for row in arms if row.verdict == "practically equal"]
-        if len(equal) == len(arms):
-            names = ", ".join(row.arm for row in arms)
+        equal = [row for row in rows if row.verdict == "practically equal"]
+        if len(equal) == len(rows):
+            names = ", ".join(row.arm for row in rows)
             return f"No difference on {task}: practically equal to {base} are {names}."
-        return f"No difference to {base} was found on {task} ({_differences(arms)})."
+        power = _power(rows[0], primary)
+        return f"No difference to {base} found on {task}: {_differences(rows)}{power}."
     parts = []
     for word in ("better", "worse"):
         some = [row for row in clear if row.verdict == word]
         if some:
             parts.append(f"{word} than {base}: {_differences(some)}")
     text = "; ".join(parts)
-    rest = len(arms) - len(clear)
-    others = f"; no difference was found for {rest} of {len(arms)} arms" if rest else ""
+    rest = len(rows) - len(clear)
+    others = f"; no difference was found for {rest} of {len(rows)} arms" if rest else ""
     return f"On {task}, {text}{others}."
+
+
+def _power(row: TaskComparison, primary: TaskAnalysis) -> str:
+    """What these runs could have shown, and how many seeds would show half of that."""
+    if primary.mde is None or primary.sd is None:
+        return ""
+    text = f"; these runs could only have seen {wording.percent(primary.mde, row.unit)} or more"
+    half = primary.mde / 2
+    drawing = (primary.drawing_sd or 0.0) ** 2
+    seeds = seeds_needed(
+        half,
+        primary.sd,
+        arms=len(primary.comparisons),
+        drawing=(drawing, float("inf")),
+        prior_df=primary.prior.df if primary.prior else 0.0,
+    )
+    shown = wording.percent(half, row.unit)
+    if seeds is None:
+        return f"{text}; no number of seeds would show {shown} on this test set"
+    return f"{text}; {seeds} seeds would see {shown}"
 
 
 def _differences(rows: Sequence[TaskComparison]) -> str:
     texts = []
     for row in rows:
-        difference = wording.interval(row.difference, row.low, row.high)
-        texts.append(f"{row.arm} {difference} points")
+        difference = wording.interval(row.difference, row.low, row.high, row.unit)
+        texts.append(f"{row.arm} {difference} {wording.unit_of_difference(row.unit)}")
     return ", ".join(texts)
 
 

@@ -68,7 +68,8 @@ def run_all(ablation: Ablation, out: str, engine: Engine = "inline") -> list[Out
         if metrics is not None:
             outcomes[run.out] = Outcome(run=run, metrics=metrics, reused=True)
     to_do = [run for run in runs if run.out not in outcomes]
-    logger.info("%d runs, %d of them are finished already", len(runs), len(outcomes))
+    if runs:
+        logger.info("%d runs, %d of them are finished already", len(runs), len(outcomes))
 
     def report(outcome: Outcome) -> None:
         outcomes[outcome.run.out] = outcome

@@ -1,11 +1,16 @@
-"""Numbers and comparisons in words, the same in the terminal, the JSON and the page. Pure."""
+"""Numbers and comparisons in words, the same in the terminal, the JSON and the page. Pure.
+
+Values have the unit of their metric: `share` (0 to 1; shown as percentages, differences as points),
+`nats` or `rank` (shown as they are).
+"""
 
 from __future__ import annotations
 
-from train.ablation.stats import ALPHA, Comparison, Verdict
+from train.stats import Comparison, Verdict
 
 MINUS = "\N{MINUS SIGN}"  # as wide as "+"
 DASH = "\N{EN DASH}"
+ROUNDING = 1e-12
 PHRASES: dict[Verdict, str] = {
     "better": "is better than",
     "worse": "is worse than",
@@ -14,43 +19,72 @@ PHRASES: dict[Verdict, str] = {
 }
 
 
-def percent(share: float | None) -> str:
-    """A share of 0..1 as a percentage with one decimal; a dash for None."""
-    return DASH if share is None else f"{100 * share:.1f}".replace("-", MINUS)
+def percent(value: float | None, unit: str = "share") -> str:
+    """A value of a metric: a share as a percentage with one decimal; a dash for None."""
+    return DASH if value is None else _digits(value, unit, sign=False)
 
 
-def points(share: float | None) -> str:
-    """A difference of shares in points, always with a sign, one decimal; a dash for None."""
-    return DASH if share is None else f"{100 * share:+.1f}".replace("-", MINUS)
+def points(difference: float | None, unit: str = "share") -> str:
+    """A difference, always with a sign: of shares in points, one decimal; a dash for None."""
+    return DASH if difference is None else _digits(difference, unit, sign=True)
 
 
-def interval(mean: float | None, low: float | None, high: float | None) -> str:
+def _digits(value: float, unit: str, *, sign: bool) -> str:
+    if abs(value) < ROUNDING:
+        value = 0.0  # no "−0.0" for a difference of rounding errors
+    if unit == "share":
+        text = f"{100 * value:+.1f}" if sign else f"{100 * value:.1f}"
+    else:
+        text = f"{value:+.3f}" if sign else f"{value:.3f}"
+    return text.replace("-", MINUS)
+
+
+def unit_of_difference(unit: str) -> str:
+    """What stands behind a difference: `points` of shares, otherwise the unit."""
+    return "points" if unit == "share" else unit
+
+
+def interval(mean: float | None, low: float | None, high: float | None, unit: str = "share") -> str:
     """A difference with its interval, `+4.1 [+2.9, +5.3]`, or without where there is none."""
     if low is None or high is None:
-        return points(mean)
-    return f"{points(mean)} [{points(low)}, {points(high)}]"
+        return points(mean, unit)
+    return f"{points(mean, unit)} [{points(low, unit)}, {points(high, unit)}]"
 
 
-def mean_and_sd(mean: float | None, sd: float | None) -> str:
+def mean_and_sd(mean: float | None, sd: float | None, unit: str = "share") -> str:
     """`34.1 ± 1.0`, or `34.1` for one seed."""
-    return percent(mean) if sd is None else f"{percent(mean)} ± {percent(sd)}"
+    if sd is None:
+        return percent(mean, unit)
+    return f"{percent(mean, unit)} ± {percent(sd, unit)}"
 
 
-def describe(comparison: Comparison, task: str) -> str:
-    """A comparison in words: verdict, difference and 95 % interval in points, seeds and p.
+def p_value(p: float, adjustment: str) -> str:
+    """A p value with the name of its adjustment."""
+    name = "p" if adjustment == "none" else f"{adjustment} p"
+    return f"{name} < 0.001" if p < 0.001 else f"{name} = {p:.3f}"
 
-    Where no difference was found, the smallest one that could have been follows.
+
+def describe(
+    comparison: Comparison, task: str, unit: str = "share", visible: float | None = None
+) -> str:
+    """A comparison in words: verdict, difference, 95 % interval, seeds and p.
+
+    visible: the smallest difference that these runs could have shown; it follows where nothing was
+    found.
     """
     c = comparison
-    p = "Holm p < 0.001" if c.p_holm < 0.001 else f"Holm p = {c.p_holm:.3f}"
+    p = p_value(c.p_adjusted, c.adjustment)
     text = (
         f"{c.arm} {PHRASES[c.verdict]} {c.baseline} on {task}: "
-        f"{interval(c.difference, c.low, c.high)} points ({c.n} seeds, {p})"
+        f"{interval(c.difference, c.low, c.high, unit)} {unit_of_difference(unit)} "
+        f"({c.n} seeds, {p})"
     )
-    if c.mde is None:
-        return f"{text}; every seed gives the same difference, so the noise is not known."
-    if c.verdict == "not distinguishable":
-        return f"{text}; differences below {percent(c.mde)} points could not have been found."
-    if c.verdict != "practically equal" and c.p_equal is not None and c.p_equal < ALPHA:
-        return f"{text}; it is inside the band of ±{100 * c.band:g} points that counts as equal."
+    if c.low is None:
+        return f"{text}; nothing varies between these runs, so the noise is not known."
+    if c.verdict == "not distinguishable" and visible is not None:
+        return f"{text}; these runs could only have seen {percent(visible, unit)} or more."
+    inside = c.low90 is not None and c.high90 is not None and -c.band < c.low90 < c.high90 < c.band
+    if c.verdict in ("better", "worse") and inside:
+        band = percent(c.band, unit)
+        return f"{text}; it is inside the band of ±{band} that counts as equal."
     return f"{text}."

@@ -9,8 +9,8 @@ from typing import Any
 from manifests import disk
 from manifests.pool_layout import AblationLayout, RunLayout
 from manifests.schema import Ablation, Blend, TaskSpec
-from train.ablation import A_A, GivenRun, Run, TaskComparison, all_runs, arm_names, stats
-from train.evaluation import kind_of
+from train.ablation import A_A, GivenRun, Run, TaskComparison, all_runs, arm_names
+from train.evaluation import METRICS, deciding_metric
 from train.reporting import gallery
 from train.reporting.results import FileHashes, read_results
 from train.reporting.schema import (
@@ -25,6 +25,7 @@ from train.reporting.schema import (
     TaskReport,
     TaskRow,
 )
+from train.stats import mean_sd
 
 
 def collect_report(out: str) -> Report:
@@ -58,8 +59,12 @@ def collect_report(out: str) -> Report:
         arms=tuple(
             _arm(arm, ablation, finished, values, results, views) for arm in arm_names(runs)
         ),
-        tasks=tuple(_task(task, values[task.name], results) for task in ablation.evaluate),
+        tasks=tuple(
+            _task(task, values[task.name], results, ablation.baseline) for task in ablation.evaluate
+        ),
         comparisons=results.comparisons,
+        average=results.average,
+        noise=results.noise,
         controls=results.controls,
         aa=results.aa,
         gaps=_gaps(results),
@@ -85,7 +90,7 @@ def _values(
     for run in runs:
         metrics = results.arms[run.arm].runs.get(str(run.seed), {}).get(task.name)
         if metrics is not None:
-            values[run.arm][run.seed] = metrics[kind_of(task).headline]
+            values[run.arm][run.seed] = metrics[deciding_metric(task)]
     return values
 
 
@@ -94,7 +99,7 @@ def seed_values(values: Mapping[int, float]) -> SeedValues:
     by_seed = {str(seed): value for seed, value in values.items()}
     if not values:
         return SeedValues(mean=None, sd=None, values={})
-    over_seeds = stats.mean_sd(list(values.values()))
+    over_seeds = mean_sd(list(values.values()))
     return SeedValues(mean=over_seeds.mean, sd=over_seeds.sd, values=by_seed)
 
 
@@ -105,16 +110,19 @@ def _difference(comparison: TaskComparison | None) -> BaselineDifference | None:
         mean=comparison.difference,
         low=comparison.low,
         high=comparison.high,
+        low_seeds=comparison.low_seeds,
+        high_seeds=comparison.high_seeds,
         p=comparison.p,
-        p_holm=comparison.p_holm,
-        mde=comparison.mde,
+        p_adjusted=comparison.p_adjusted,
         verdict=comparison.verdict,
     )
 
 
-def _of(results: Results, task: str, arm: str) -> TaskComparison | None:
-    for comparison in results.comparisons:
-        if (comparison.task, comparison.arm) == (task, arm):
+def _of(results: Results, task: str, arm: str, baseline: str) -> TaskComparison | None:
+    """The comparison of an arm or a control with the baseline."""
+    for comparison in (*results.comparisons, *results.controls):
+        key = (comparison.task, comparison.arm, comparison.baseline)
+        if key == (task, arm, baseline):
             return comparison
     return None
 
@@ -139,7 +147,9 @@ def _arm(
             sources = disk.read_json(RunLayout(run.out).run_json)["sources"]
             drawn = sum(source["drawn"] for source in sources.values())
             break
-    comparison = results.aa if arm == A_A else _of(results, ablation.primary, arm)
+    comparison = (
+        results.aa if arm == A_A else _of(results, ablation.primary, arm, ablation.baseline)
+    )
     return ArmReport(
         arm=arm,
         role=_role(arm, ablation),
@@ -163,7 +173,10 @@ def _role(arm: str, ablation: Ablation) -> Role:
 
 
 def _task(
-    task: TaskSpec, values: Mapping[str, Mapping[int, float]], results: Results
+    task: TaskSpec,
+    values: Mapping[str, Mapping[int, float]],
+    results: Results,
+    baseline: str,
 ) -> TaskReport:
     rows = []
     for arm, by_seed in values.items():
@@ -173,7 +186,7 @@ def _task(
             mean=over_seeds.mean,
             sd=over_seeds.sd,
             values=over_seeds.values,
-            difference=_difference(_of(results, task.name, arm)),
+            difference=_difference(_of(results, task.name, arm, baseline)),
             mcnemar=results.mcnemar[task.name].get(arm),
         )
         rows.append(row)
@@ -181,7 +194,8 @@ def _task(
     return TaskReport(
         task=task.name,
         kind=task.kind,
-        metric=kind_of(task).headline,
+        metric=deciding_metric(task),
+        unit=METRICS[deciding_metric(task)].unit,
         samples=facts.samples,
         chance=facts.chance,
         rows=tuple(rows),

@@ -68,7 +68,7 @@ def _verdict(report: Report) -> str:
 
 def _details(report: Report) -> list[str]:
     on_primary = [row for row in report.comparisons if row.task == report.primary]
-    return [row.told for row in on_primary]
+    return [row.sentence for row in on_primary]
 
 
 def _comparison(report: Report) -> str:
@@ -91,10 +91,7 @@ def _forest_row(report: Report, arm: ArmReport) -> charts.ForestRow:
     baseline = next(one for one in report.arms if one.arm == report.baseline)
     seeds = arm.metrics[report.primary].values
     reference = baseline.metrics[report.primary].values
-    dots = []
-    # A/A runs have seeds of their own: no difference of single seeds exists.
-    if arm.role != "a_a":
-        dots = [100 * (value - reference[s]) for s, value in seeds.items() if s in reference]
+    dots = [100 * (value - reference[s]) for s, value in seeds.items() if s in reference]
     return charts.ForestRow(
         name=arm.arm,
         mean=100 * d.mean,
@@ -106,24 +103,33 @@ def _forest_row(report: Report, arm: ArmReport) -> charts.ForestRow:
 
 
 def _explanation(report: Report) -> str:
-    band = wording.percent(report.equivalence)
-    smallest = []
-    for arm in report.arms:
-        if arm.difference is not None and arm.difference.mde is not None:
-            smallest.append(arm.difference.mde)
     trained = ""
     if report.samples_seen is not None:
         trained = f", at {report.samples_seen:,} samples seen per run"
+    noise = next((one for one in report.noise if one.task == report.primary), None)
+    unit = "share" if noise is None else noise.unit
+    band = wording.percent(report.equivalence, unit)
     text = (
         f"Scores are mean ± standard deviation over {len(report.seeds)} seeds{trained}. "
-        "Intervals are 95 % t intervals of differences paired by seed. "
-        "p values are Holm-adjusted over the arms. "
-        "Small circles are single seeds. Inside the grey band of "
-        f"±{band} points, arms count as practically equal."
+        "All runs together give one estimate of the noise of a run. Intervals are of 95 %, hold "
+        "for all arms together (Dunnett's test; Holm's for controls), and count the noise of the "
+        "seeds and of the test samples. Small circles are single seeds. Inside the grey band of "
+        f"±{band}, arms count as practically equal."
     )
-    if smallest:
+    if noise is None or noise.sd is None:
+        return text
+    text += f" One run varies by {wording.percent(noise.sd, unit)} (standard deviation)"
+    if noise.prior is not None:
         text += (
-            " The smallest difference that a comparison finds with 80 % power is between "
-            f"{wording.percent(min(smallest))} and {wording.percent(max(smallest))} points."
+            f"; earlier ablations, which vary by {wording.percent(noise.prior.variance**0.5, unit)}"
+            ", are counted in"
+        )
+    if noise.floor_sd is not None:
+        text += f"; the test samples alone leave {wording.percent(noise.floor_sd, unit)}"
+    text += "."
+    if noise.mde is not None:
+        text += (
+            " The smallest true difference that 80 % of such ablations would find is "
+            f"{wording.percent(noise.mde, unit)}."
         )
     return text

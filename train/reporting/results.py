@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from manifests import disk
 from manifests.documents import read_document
@@ -21,6 +22,7 @@ from train.ablation import (
     FailedRun,
     GivenRun,
     GivenTask,
+    Ledger,
     Run,
     all_runs,
     arm_names,
@@ -28,12 +30,22 @@ from train.ablation import (
     expand_runs,
     missing_seeds,
     stale_because,
-    stats,
 )
-from train.evaluation import BoolArray, Metrics, SharedImages, headline, kind_of
+from train.evaluation import (
+    METRICS,
+    BoolArray,
+    Metrics,
+    SharedImages,
+    deciding_metric,
+    headline,
+    kind_of,
+    metric_values,
+)
 from train.reporting.schema import ArmRuns, Results, TaskFacts
+from train.stats import TaskScores, mcnemar
 
 AnyRun = Run | GivenRun
+Samples = tuple[NDArray[np.float64], ...] | None
 RunKey = tuple[str, int]  # arm, seed
 ROUNDING = 1e-6  # metrics are means of up to a million float64 values
 
@@ -57,9 +69,14 @@ class FileHashes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predictions:
-    """One task of one run: right or wrong per sample and direction, and the metrics."""
+    """One task of one run: right or wrong per sample and direction, and the metrics.
+
+    values: those of the deciding metric per sample and direction; None if it is no mean over
+    samples.
+    """
 
     correct: list[BoolArray]
+    values: list[NDArray[np.float64]] | None
     metrics: Metrics
     chance: float
 
@@ -69,6 +86,7 @@ def collect_results(
     out: str,
     failed: Sequence[FailedRun] = (),
     shared: SharedImages | None = None,
+    ledger: Ledger | None = None,
 ) -> Results:
     """The results of an ablation's folder, without the failed runs.
 
@@ -83,16 +101,18 @@ def collect_results(
     for run in finished:
         if isinstance(run, Run):
             hashes.add(RunLayout(run.out).run_json)
-    values = {}
+    scores = {}
     for task in ablation.evaluate:
-        values[task.name] = _headlines(runs, by_task[task.name], task)
-    incomplete = missing_seeds(runs, values[ablation.primary])
-    conclusions = conclude(ablation, values, failures, incomplete, len(runs))
+        scores[task.name] = _scores(runs, by_task[task.name], task)
+    incomplete = missing_seeds(runs, scores[ablation.primary].values)
+    conclusions = conclude(ablation, scores, failures, incomplete, len(runs), ledger)
     overlap, near_overlap = _overlaps(ablation, shared)
     return Results(
         headline=conclusions.headline,
         verdict=conclusions.verdict,
         comparisons=conclusions.comparisons,
+        average=conclusions.average,
+        noise=conclusions.noise,
         controls=conclusions.controls,
         aa=conclusions.aa,
         failed=conclusions.failed,
@@ -144,9 +164,16 @@ def _read_task(
             predictions[run.arm, run.seed] = read_predictions(table, metadata, task, path)
             continue
         correct = [given.read(path)]
-        metrics = {kind_of(task).headline: headline(correct)}
+        metric = deciding_metric(task)
+        if metric != kind_of(task).headline:
+            raise ValueError(
+                f"task {task.name!r} is decided by {metric}, but the predictions of arm "
+                f"{run.arm!r} tell right and wrong only"
+            )
+        values = [correct[0].astype(np.float64)]
         chance = 1 / max(1, given.classes)
-        one = Predictions(correct=correct, metrics=metrics, chance=chance)
+        metrics = {metric: headline(correct)}
+        one = Predictions(correct=correct, values=values, metrics=metrics, chance=chance)
         predictions[run.arm, run.seed] = one
     _check_sizes(predictions, task)
     return predictions
@@ -184,20 +211,32 @@ def read_predictions(
             f"{computed}; remove the file and run train/ablate.py again"
         )
     metrics = {**stated, kind.headline: computed}
+    decides = deciding_metric(task)
+    if decides not in metrics:
+        raise ValueError(
+            f"{path} has no metric {decides} (it has {', '.join(sorted(metrics))}), which decides "
+            f"on task {task.name!r}"
+        )
+    values = None
+    if METRICS[decides].values is not None:
+        values = metric_values(table, decides)
+        metrics[decides] = float(np.mean([samples.mean() for samples in values]))
     chance = kind.chance(metadata, len(correct[0]))
-    return Predictions(correct=correct, metrics=metrics, chance=chance)
+    return Predictions(correct=correct, values=values, metrics=metrics, chance=chance)
 
 
-def _headlines(
+def _scores(
     runs: Sequence[AnyRun], predictions: Mapping[RunKey, Predictions], task: TaskSpec
-) -> dict[str, dict[int, float]]:
-    """{arm: {seed of the ablation: headline metric}} of the finished runs, the arms in order."""
+) -> TaskScores:
+    """The deciding metric of the finished runs, and its values per sample; the arms in order."""
     values: dict[str, dict[int, float]] = {arm: {} for arm in arm_names(runs)}
+    samples: dict[str, dict[int, Samples]] = {arm: {} for arm in values}
     for run in runs:
         if (run.arm, run.seed) in predictions:
-            metric = predictions[run.arm, run.seed].metrics[kind_of(task).headline]
-            values[run.arm][run.seed] = metric
-    return values
+            one = predictions[run.arm, run.seed]
+            values[run.arm][run.seed] = one.metrics[deciding_metric(task)]
+            samples[run.arm][run.seed] = None if one.values is None else tuple(one.values)
+    return TaskScores(values=values, samples=samples)
 
 
 def _arm_runs(
@@ -232,7 +271,7 @@ def _mcnemar(
         ]
         if arm != ablation.baseline and common:
             first, second = by_seed[common[0]], of[ablation.baseline][common[0]]
-            p_values[arm] = stats.mcnemar(first, second).p
+            p_values[arm] = mcnemar(first, second).p
     return p_values
 
 

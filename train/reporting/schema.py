@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from train.ablation import Conclusions, TaskComparison, Verdict
+from train.ablation import Conclusions, TaskComparison, TaskNoise
 from train.evaluation import Metrics
+from train.stats import Verdict
 
 # --- results.json --------------------------------------------------------------------------------
 
@@ -61,14 +62,18 @@ class SeedValues:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaselineDifference:
-    """An arm's difference to the baseline (see train.ablation.stats.Comparison)."""
+    """An arm's difference to the baseline (see train.stats.Comparison).
+
+    low, high: the headline interval; low_seeds, high_seeds: over seeds on this test set alone.
+    """
 
     mean: float
     low: float | None
     high: float | None
+    low_seeds: float | None
+    high_seeds: float | None
     p: float
-    p_holm: float
-    mde: float | None
+    p_adjusted: float
     verdict: Verdict
 
 
@@ -104,6 +109,7 @@ class TaskReport:
     task: str
     kind: str
     metric: str
+    unit: str
     samples: int
     chance: float
     rows: tuple[TaskRow, ...]
@@ -194,8 +200,10 @@ class Report:
     arms: tuple[ArmReport, ...]
     tasks: tuple[TaskReport, ...]
     comparisons: tuple[TaskComparison, ...]
+    average: tuple[TaskComparison, ...]
     controls: tuple[TaskComparison, ...]
     aa: TaskComparison | None
+    noise: tuple[TaskNoise, ...]
     gaps: tuple[str, ...]  # failed runs and incomplete arms, one line each
     curves: tuple[Curve, ...]
     funnels: tuple[Funnel, ...]

@@ -48,7 +48,7 @@ def arms_table(report: Report, roles: Sequence[str]) -> str:
                 name,
                 wording.mean_and_sd(metric.mean, metric.sd),
                 *difference_cells(d),
-                wording.DASH if d is None else f"{d.p_holm:.3g}",
+                wording.DASH if d is None else f"{d.p_adjusted:.3g}",
                 f"{arm.rows:,}",
                 wording.percent(arm.share),
                 wording.DASH if arm.repeats is None else f"{arm.repeats:.1f}",
@@ -59,7 +59,7 @@ def arms_table(report: Report, roles: Sequence[str]) -> str:
         f"{escape(report.primary)}, %",
         f"points to {escape(report.baseline)} [95 %]",
         "verdict",
-        "p (Holm)",
+        "adjusted p",
         "pairs",
         "% of stored",
         "repeats",
@@ -107,13 +107,13 @@ def _mcnemar_row(task: str, row: TaskRow) -> list[str]:
 def checks(report: Report) -> str:
     """Random subsets, A/A, and the null web: whatever was run."""
     parts = []
-    lines = [f"<p>{escape(row.told)}</p>" for row in report.controls]
+    lines = [f"<p>{escape(row.sentence)}</p>" for row in report.controls]
     if lines:
         title = "<h3>Against a random subset of the same size</h3>"
         parts.append(title + "".join(lines) + arms_table(report, ("random",)))
     if report.aa is not None:
-        title = "<h3>A/A: the same data under other seeds</h3>"
-        parts.append(f"{title}<p>{escape(report.aa.told)}</p>{arms_table(report, ('a_a',))}")
+        title = "<h3>A/A: the same data in another order</h3>"
+        parts.append(f"{title}<p>{escape(report.aa.sentence)}</p>{arms_table(report, ('a_a',))}")
     if report.null_web is not None:
         null = report.null_web
         verdict = "".join(f"<p>{escape(line)}</p>" for line in null.verdict.splitlines())

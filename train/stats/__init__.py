@@ -35,15 +35,18 @@ from train.stats.sequential import (
     decide_study,
 )
 from train.stats.signal_to_noise import MetricSignal, metric_signals
+from train.stats.single_runs import Discordance, MeanSd, mcnemar, mean_sd
 
 __all__ = [
     "AVERAGE",
     "Analysis",
     "Comparison",
     "Crossing",
+    "Discordance",
     "Interval",
     "LedgerEntry",
     "LeftOut",
+    "MeanSd",
     "MetricSignal",
     "PowerLaw",
     "Prediction",
@@ -64,6 +67,8 @@ __all__ = [
     "fit_prior",
     "fit_scaling",
     "holm",
+    "mcnemar",
+    "mean_sd",
     "metric_signals",
     "predict_error",
     "scale_agreement",

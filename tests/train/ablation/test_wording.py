@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from train.ablation import wording
-from train.ablation.stats import compare
 from train.ablation.wording import DASH, MINUS
+from train.stats import Comparison, TaskScores, analyse
 
 RAW = {0: 0.30, 1: 0.34, 2: 0.32}
 
@@ -31,33 +31,51 @@ def test_intervals_are_written_one_way() -> None:
     assert wording.mean_and_sd(None, None) == DASH
 
 
+def compared(values: dict[int, float], band: float = 0.005) -> Comparison:
+    scores = TaskScores(values={"raw": RAW, "a": values})
+    analysis = analyse({"objects": scores}, "raw", arms=["a"], band=band)
+    return analysis.tasks["objects"].comparisons[0]
+
+
+def test_other_units_are_shown_as_they_are() -> None:
+    assert wording.interval(0.0412, -0.1, 0.5, "nats") == f"+0.041 [{MINUS}0.100, +0.500]"
+    assert wording.mean_and_sd(-1.5, 0.25, "nats") == f"{MINUS}1.500 ± 0.250"
+    text = wording.describe(compared({0: 0.401, 1: 0.439, 2: 0.422}), "objects", "nats")
+    assert "+0.101 [" in text
+    assert " nats (3 seeds, " in text
+
+
 def test_a_difference_is_described_in_points() -> None:
-    (clip30,) = compare({"raw": RAW, "clip30": {0: 0.401, 1: 0.439, 2: 0.422}}, "raw", 0.005)
-    assert wording.describe(clip30, "objects") == (
-        "clip30 is better than raw on objects: +10.1 [+9.7, +10.4] points "
-        "(3 seeds, Holm p < 0.001)."
+    clip30 = compared({0: 0.401, 1: 0.439, 2: 0.422})
+    assert wording.describe(clip30, "objects", visible=0.02) == (
+        "a is better than raw on objects: +10.1 [+9.7, +10.4] points (3 seeds, Dunnett p < 0.001)."
     )
 
 
 def test_a_tiny_difference_is_named_as_inside_the_band() -> None:
-    (tiny,) = compare({"raw": RAW, "a": {0: 0.2981, 1: 0.3380, 2: 0.3179}}, "raw", 0.005)
-    text = wording.describe(tiny, "objects")
+    text = wording.describe(compared({0: 0.2981, 1: 0.3380, 2: 0.3179}), "objects")
     assert f"a is worse than raw on objects: {MINUS}0.2 [" in text
-    assert text.endswith("; it is inside the band of ±0.5 points that counts as equal.")
+    assert text.endswith("; it is inside the band of ±0.5 that counts as equal.")
 
 
 def test_what_could_not_have_been_found_is_said_where_nothing_was() -> None:
-    (noisy,) = compare({"raw": RAW, "a": {0: 0.33, 1: 0.30, 2: 0.35}}, "raw", 0.005)
-    text = wording.describe(noisy, "objects")
+    noisy = compared({0: 0.33, 1: 0.30, 2: 0.35})
+    text = wording.describe(noisy, "objects", visible=0.123)
     assert "a is not distinguishable from raw on objects" in text
-    assert text.endswith(
-        f"differences below {100 * (noisy.mde or 0):.1f} points could not have been found."
-    )
+    assert text.endswith("; these runs could only have seen 12.3 or more.")
+    assert wording.describe(noisy, "objects").endswith(").")
 
 
 def test_identical_scores_are_described_without_a_claim() -> None:
-    (same,) = compare({"raw": RAW, "a": RAW}, "raw", 0.005)
-    assert wording.describe(same, "objects") == (
-        "a is not distinguishable from raw on objects: +0.0 points (3 seeds, Holm p = 1.000); "
-        "every seed gives the same difference, so the noise is not known."
+    assert wording.describe(compared(RAW), "objects", visible=0.1) == (
+        "a is not distinguishable from raw on objects: +0.0 points (3 seeds, Dunnett p = 1.000); "
+        "nothing varies between these runs, so the noise is not known."
     )
+
+
+@pytest.mark.parametrize(
+    ("p", "adjustment", "text"),
+    [(0.0004, "Holm", "Holm p < 0.001"), (0.25, "none", "p = 0.250")],
+)
+def test_p_values_have_the_name_of_their_adjustment(p: float, adjustment: str, text: str) -> None:
+    assert wording.p_value(p, adjustment) == text

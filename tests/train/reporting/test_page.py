@@ -88,7 +88,7 @@ def test_the_verdict_is_one_sentence_and_one_line_per_arm() -> None:
 def test_identical_scores_have_no_interval() -> None:
     report = sample_report()
     same = dataclasses.replace(
-        DIFFERENCE, mean=0.0, low=None, high=None, mde=None, verdict="not distinguishable"
+        DIFFERENCE, mean=0.0, low=None, high=None, verdict="not distinguishable"
     )
     arm = dataclasses.replace(report.arms[1], difference=same)
     html = page.render(dataclasses.replace(report, arms=(report.arms[0], arm), null_web=None))

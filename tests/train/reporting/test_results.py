@@ -11,8 +11,9 @@ from manifests import disk
 from manifests.pool_layout import AblationLayout
 from manifests.schema import Ablation
 from tests.support.ablations import changed
-from train.ablation import FailedRun, Outcome, stats
+from train.ablation import FailedRun, Outcome
 from train.reporting import collect_results, read_results, results
+from train.stats import mcnemar
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +49,7 @@ def test_mcnemar_compares_the_first_seed_sample_by_sample(concluded: str) -> Non
     columns = []
     for run in ("half/seed-0", "raw/seed-0"):
         columns.append(disk.read_parquet(predictions(concluded, run))["correct"].to_numpy())
-    assert collected.mcnemar["colours"]["half"] == stats.mcnemar(*columns).p
+    assert collected.mcnemar["colours"]["half"] == mcnemar(*columns).p
 
 
 def write_correct(path: str, correct: list[bool]) -> None:
