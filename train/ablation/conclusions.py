@@ -229,6 +229,7 @@ def _power(row: TaskComparison, primary: TaskAnalysis) -> str:
         half,
         primary.sd,
         arms=len(primary.comparisons),
+        floor_sd=primary.floor_sd or 0.0,
         drawing=(drawing, float("inf")),
         prior_df=primary.prior.df if primary.prior else 0.0,
     )

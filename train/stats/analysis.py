@@ -57,8 +57,8 @@ class LeftOut:
 class TaskAnalysis:
     """What the runs show on one task, or on the average over tasks.
 
-    sd, df: standard deviation of one run's residual, shared by all arms, with the ledger in it and
-    not below the floor; its degrees of freedom. None where no comparison is possible.
+    sd, df: standard deviation of one run's residual, shared by all arms, with the ledger in it; its
+    degrees of freedom. None where no comparison is possible.
     own_sd, own_df: of these runs alone. floor_sd: what the samples of the test set leave at least;
     drawing_sd: what drawing other samples adds to a difference, however many seeds there are
     (the median comparison). Both None without per-sample values. prior: what the ledger said. mde:
@@ -242,7 +242,7 @@ def _analyse_table(
     drawing = _typical_drawing(family, noises)
     return TaskAnalysis(
         task=task,
-        sd=math.sqrt(max(noise.variance, floor or 0.0)) if noise else None,
+        sd=math.sqrt(noise.variance) if noise else None,
         df=noise.df if noise else None,
         own_sd=_own_sd(noise),
         own_df=float(noise.fit.df) if noise else 0.0,
@@ -297,14 +297,14 @@ def _smallest_visible(
     """One figure for the family: shared spread, median number of seeds and sampling part."""
     if noise is None or not family:
         return None
-    variance = max(noise.variance, floor or 0.0)
-    if variance == 0:
+    if max(noise.variance, floor or 0.0) == 0:
         return None
     return smallest_visible(
-        math.sqrt(variance),
+        math.sqrt(noise.variance),
         seeds=int(np.median([len(one.seeds) for one in family])),
         arms=len(family),
         df=noise.df,
+        floor_sd=math.sqrt(floor or 0.0),
         drawing=drawing or (0.0, math.inf),
         alpha=alpha,
     )

@@ -55,6 +55,7 @@ def smallest_visible(
     seeds: int,
     arms: int,
     df: float,
+    floor_sd: float = 0.0,
     drawing: tuple[float, float] = (0.0, math.inf),
     alpha: float = ALPHA,
     power: float = POWER,
@@ -62,19 +63,21 @@ def smallest_visible(
     """The smallest true difference of one arm that `power` of such ablations call better or worse.
 
     run_sd: standard deviation of one run's residual. arms: those compared with the baseline.
-    df: that of run_sd. drawing: variance of a difference from drawing other samples, and its df.
-    As the verdict takes the wider of two intervals, this is the larger figure of the two.
-    ValueError for fewer than 2 seeds or a negative SD.
+    df: that of run_sd. floor_sd: what the samples leave of run_sd at least; its df is infinite.
+    drawing: variance of a difference from drawing other samples, and its df. As the verdict takes
+    the widest of its intervals, this is the largest figure that one of them gives. ValueError for fewer than 2 seeds or a negative SD.
     """
     if seeds < 2:
         raise ValueError(f"a comparison needs at least 2 seeds; got {seeds}")
     if not run_sd >= 0:
         raise ValueError(f"a standard deviation is at least 0; got {run_sd}")
     raised = TYPICAL_RAISE**2 if arms > 1 else 1.0
-    over_seeds = (2 * run_sd**2 * raised / seeds, df)
     loadings = equal_loadings(arms)
+    spreads = []
+    for part in ((2 * run_sd**2 * raised / seeds, df), (2 * floor_sd**2 / seeds, math.inf)):
+        spreads += [part, satterthwaite([part, drawing])]
     figures = []
-    for variance, used_df in (over_seeds, satterthwaite([over_seeds, drawing])):
+    for variance, used_df in spreads:
         if variance == 0:
             figures.append(0.0)
             continue
@@ -88,6 +91,7 @@ def seeds_needed(
     run_sd: float,
     *,
     arms: int,
+    floor_sd: float = 0.0,
     drawing: tuple[float, float] = (0.0, math.inf),
     prior_df: float = 0.0,
     alpha: float = ALPHA,
@@ -105,7 +109,14 @@ def seeds_needed(
     def visible(seeds: int) -> float:
         df = arms * (seeds - 1) + prior_df
         return smallest_visible(
-            run_sd, seeds=seeds, arms=arms, df=df, drawing=drawing, alpha=alpha, power=power
+            run_sd,
+            seeds=seeds,
+            arms=arms,
+            df=df,
+            floor_sd=floor_sd,
+            drawing=drawing,
+            alpha=alpha,
+            power=power,
         )
 
     if visible(MOST_SEEDS) > effect:

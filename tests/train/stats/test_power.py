@@ -101,3 +101,11 @@ def test_no_number_of_seeds_suffices_where_the_samples_hide_the_effect() -> None
 def test_wrong_arguments_are_refused(call, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_the_floor_has_no_degrees_of_freedom_to_lose() -> None:
+    from_runs = smallest_visible(0.01, seeds=3, arms=2, df=4)
+    from_samples = smallest_visible(0.0, seeds=3, arms=2, df=4, floor_sd=0.01)
+    assert 0 < from_samples < from_runs
+    assert smallest_visible(0.01, seeds=3, arms=2, df=4, floor_sd=0.001) == from_runs
+    assert smallest_visible(0.001, seeds=3, arms=2, df=4, floor_sd=0.01) == from_samples
