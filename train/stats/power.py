@@ -65,7 +65,8 @@ def smallest_visible(
     run_sd: standard deviation of one run's residual. arms: those compared with the baseline.
     df: that of run_sd. floor_sd: what the samples leave of run_sd at least; its df is infinite.
     drawing: variance of a difference from drawing other samples, and its df. As the verdict takes
-    the widest of its intervals, this is the largest figure that one of them gives. ValueError for fewer than 2 seeds or a negative SD.
+    the widest of its intervals, this is the largest figure that one of them gives.
+    ValueError for fewer than 2 seeds or a negative SD.
     """
     if seeds < 2:
         raise ValueError(f"a comparison needs at least 2 seeds; got {seeds}")
