@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar
 from manifests import disk
 from manifests.schema import Ablation, Blend, Fetch, Recipe, Source, Suite, TaskSpec
 from manifests.sources import refuse_unused
+from manifests.sweeps import expand_arms
 from manifests.yaml_file import expand_variables, merge, pick_scale, read_yaml
 
 __all__ = ["list_scales", "manifest_kind", "merge", "read_block", "read_manifest"]
@@ -300,6 +301,7 @@ def _shape_ablation(shaped: dict[str, Any], folder: Path) -> None:
         for name, arm in shaped["arms"].items():
             arms[name] = _arm(arm, folder)
         shaped["arms"] = arms
+    expand_arms(shaped)
     if isinstance(shaped.get("evaluate"), list):
         shaped["evaluate"] = [_task(task, folder) for task in shaped["evaluate"]]
     controls = shaped.get("controls")

@@ -308,7 +308,8 @@ class Controls:
 class Arm:
     """What an arm is: a view or a blend to train on, or predictions that exist. Exactly one.
 
-    view: POOL/VIEW, in a manifest also the plain text. blend: the path of a blend's file.
+    view: POOL/VIEW, in a manifest also the plain text. blend: the path of a blend's file. views: a
+    blend as POOL/VIEW -> weight. train: the setting that differs from the ablation's (see `vary`).
     predictions: the path of a Parquet file per run, with {seed} and, for several tasks, {task}; its
     columns are `sample`, `label`, `predicted` and `correct`.
     """
@@ -316,15 +317,22 @@ class Arm:
     __pydantic_config__: ClassVar[dict[str, str]] = STRICT
     view: str | None = None
     blend: str | None = None
+    views: dict[str, float] | None = None
     predictions: str | None = None
+    train: dict[str, Any] = field(default_factory=dict)
+    ranks: int | None = None  # None: the ablation's
 
     def __post_init__(self) -> None:
-        given = [self.view, self.blend, self.predictions]
+        given = [self.view, self.blend, self.views, self.predictions]
         if sum(each is not None for each in given) != 1:
             raise ValueError(
-                "an arm is POOL/VIEW, {blend: FILE.yaml} or "
+                "an arm is POOL/VIEW, {blend: FILE.yaml}, {views: {POOL/VIEW: WEIGHT}} or "
                 '{predictions: "FOLDER/seed-{seed}/{task}.parquet"}'
             )
+        if self.predictions is not None and (self.train or self.ranks):
+            raise ValueError("an arm of predictions is not trained: it has no train and no ranks")
+        if self.ranks is not None and self.ranks < 1:
+            raise ValueError(f"ranks is {self.ranks}; it must be at least 1")
         if self.predictions is not None and "{seed}" not in self.predictions:
             raise ValueError(
                 f"predictions is {self.predictions!r}; the place of the seed must be written as "
@@ -351,6 +359,9 @@ class Ablation:
     primary: str  # the task that the verdict is about
     pools: dict[str, PoolRef] = field(default_factory=dict)
     train: dict[str, Any] = field(default_factory=dict)
+    vary: dict[str, tuple[Any, ...]] = field(
+        default_factory=dict
+    )  # one setting that arms differ in
     controls: Controls = field(default_factory=Controls)
     scorer: Scorer | None = None
     miniweb: Miniweb | None = None
@@ -365,6 +376,10 @@ class Ablation:
         for name in ("jobs", "ranks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if len(self.vary) > 1:
+            raise ValueError(
+                f"vary names {' and '.join(self.vary)}; one setting varies, all others are equal"
+            )
         if self.limit_hours is not None and not self.limit_hours > 0:
             raise ValueError(f"limit_hours is {self.limit_hours}; it must be above 0")
         if self.baseline not in self.arms:

@@ -11,8 +11,9 @@ from typing import Any
 from manifests import disk, reader
 from manifests.pool_layout import AblationLayout, PoolLayout, RunLayout, random_view_name
 from manifests.schema import Ablation, Blend, TaskSpec
+from train.ablation.factors import arm_config
 from train.ablation.given import GivenRun, given_runs
-from train.config import TrainConfig, configure
+from train.config import TrainConfig
 from train.evaluation import Metrics, saved_metrics
 from train.identity import complete_settings, deciding_settings, differences, view_hashes
 
@@ -63,16 +64,20 @@ def expand_runs(ablation: Ablation, out: str, *, built: bool = True) -> tuple[Ru
             blends[arm] = dict.fromkeys(ablation.seeds, blend_of_arm)
     if not blends:
         return ()
-    config = configure(ablation.train)
-    _refuse_relative_init(config.init)
+    settings = {arm: arm_config(ablation, arm) for arm in blends}
+    for config in settings.values():
+        _refuse_relative_init(config.init)
     for arm in ablation.controls.random_like:
         blends[RANDOM_LIKE + arm] = {
             seed: _random_blend(ablation, out, arm, seed) for seed in ablation.seeds
         }
+        settings[RANDOM_LIKE + arm] = settings[arm]
     if ablation.controls.a_a:
         blends[A_A] = blends[ablation.controls.a_a]
+        settings[A_A] = settings[ablation.controls.a_a]
     runs = []
     for arm, by_seed in blends.items():
+        config = settings[arm]
         for seed, blend in by_seed.items():
             if built:
                 _require_views(ablation, blend)
@@ -83,10 +88,17 @@ def expand_runs(ablation: Ablation, out: str, *, built: bool = True) -> tuple[Ru
                 blend=blend,
                 config=replace(config, seed=seed, order_seed=order_seed),
                 out=AblationLayout(out).run(arm, seed),
-                ranks=ablation.ranks,
+                ranks=_ranks_of(ablation, arm),
             )
             runs.append(run)
     return tuple(runs)
+
+
+def _ranks_of(ablation: Ablation, arm: str) -> int:
+    """The ranks of an arm; a control has those of the arm that it is for."""
+    of = ablation.controls.a_a if arm == A_A else arm.removeprefix(RANDOM_LIKE)
+    assert of is not None
+    return ablation.arms[of].ranks or ablation.ranks
 
 
 def all_runs(ablation: Ablation, out: str) -> tuple[Run | GivenRun, ...]:
@@ -119,6 +131,10 @@ def _blend_of(ablation: Ablation, out: str, arm: str) -> Blend | None:
         return None
     if given.blend is not None:
         return reader.read_manifest(given.blend, Blend)
+    if given.views is not None:
+        pools = {name.partition("/")[0] for name in given.views} & set(ablation.pools)
+        folders = {pool: ablation.pool_folder(out, pool) for pool in sorted(pools)}
+        return Blend(name=arm, pools=folders, views=given.views)
     pool, view = given.split_view()
     if not view or pool not in ablation.pools:
         raise ValueError(

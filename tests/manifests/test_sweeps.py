@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from manifests import disk, reader
+from manifests.schema import Ablation, Arm
+from manifests.sweeps import cross_arms, expand_sweep
+
+MANIFEST = """
+name: a
+question: q
+pools: {web: {recipe: r.yaml}}
+BODY
+seeds: [0, 1]
+train: {preset: micro}
+evaluate: [{name: t, kind: classification, data: d}]
+primary: t
+"""
+
+
+def read(tmp_path: Path, body: str) -> Ablation:
+    path = tmp_path / "a.yaml"
+    path.write_text(MANIFEST.replace("BODY", body))
+    return reader.read_manifest(path, Ablation)
+
+
+def test_a_sweep_over_views_is_one_arm_for_each_value() -> None:
+    arms = expand_sweep({"clip": {"view": "web/clip{}", "values": [10, 30]}})
+    assert arms == {"clip10": {"view": "web/clip10"}, "clip30": {"view": "web/clip30"}}
+
+
+def test_a_sweep_over_weights_gives_what_is_left_to_the_rest() -> None:
+    views = {"web/a": [0.1, 0.5], "web/b": 0.2, "web/c": "rest"}
+    arms = expand_sweep({"mix": {"views": views}})
+    assert arms["mix-0.1"] == {"views": {"web/b": 0.2, "web/a": 0.1, "web/c": 0.7}}
+    assert arms["mix-0.5"]["views"]["web/c"] == 0.3
+
+
+def test_a_setting_that_varies_is_crossed_with_the_arms() -> None:
+    own = {"view": "web/c", "train": {"precision": "tf32"}}
+    given = {"predictions": "p/{seed}"}
+    arms = {"raw": {"view": "web/raw"}, "own": own, "given": given}
+    assert cross_arms(arms, {"precision": ["bf16", "fp32"]}) == {
+        "raw-bf16": {"view": "web/raw", "train": {"precision": "bf16"}},
+        "raw-fp32": {"view": "web/raw", "train": {"precision": "fp32"}},
+        "own": own,
+        "given": given,
+    }
+
+
+def test_a_manifest_is_expanded_once_and_its_json_is_what_it_is(tmp_path: Path) -> None:
+    body = (
+        "arms: {raw: web/raw}\n"
+        'sweep: {clip: {view: "web/clip{}", values: [10, 30]}}\n'
+        "vary: {samples_seen: [12.8k, 25.6k]}\n"
+        "baseline: raw-12.8k\n"
+        "controls: {random_like: [clip30-25.6k]}\n"
+    )
+    ablation = read(tmp_path, body)
+    assert list(ablation.arms) == [
+        "raw-12.8k", "raw-25.6k", "clip10-12.8k", "clip10-25.6k", "clip30-12.8k", "clip30-25.6k",
+    ]  # fmt: skip
+    assert ablation.arms["clip10-12.8k"] == Arm(view="web/clip10", train={"samples_seen": "12.8k"})
+    disk.write_json(tmp_path / "ablation.json", ablation)
+    assert reader.read_manifest(tmp_path / "ablation.json", Ablation) == ablation
+
+
+def test_without_arms_a_sweep_is_enough(tmp_path: Path) -> None:
+    body = 'sweep: {clip: {view: "web/clip{}", values: [10, 30]}}\nbaseline: clip10\n'
+    assert list(read(tmp_path, body).arms) == ["clip10", "clip30"]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("sweep: [1]", r"sweep is \[1\]; it must be such as clip: {view"),
+        ("sweep: {clip: {view: web/clip, values: [1]}}", "write {} where a value stands"),
+        ('sweep: {clip: {view: "web/c{}", values: [1, 1]}}', "a list of different values"),
+        ('sweep: {clip: {view: "web/c{}"}}', "sweep.clip is"),
+        ("sweep: {mix: {views: {web/a: [0.5], web/b: [0.5]}}}", "one is `rest`"),
+        ("sweep: {mix: {views: {web/a: [1.5], web/b: rest}}}", "leaves -0.5 for web/b"),
+        ('arms: {c1: web/c}\nsweep: {c: {view: "web/c{}", values: [1]}}', "in arms and in sweep"),
+        ("arms: {raw: web/raw}\nvary: {lr: [1, 2], warmup: [1]}", "it names one setting"),
+        ("arms: {raw: web/raw}\nvary: {lr: 1}", "vary.lr is 1; it must be a list"),
+    ],
+)
+def test_other_forms_are_refused(tmp_path: Path, body: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path, body + "\nbaseline: raw")
