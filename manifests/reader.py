@@ -19,8 +19,7 @@ from typing import Any, Literal, TypeVar
 from manifests import disk
 from manifests.schema import Ablation, Blend, Fetch, Recipe, Source, Suite, TaskSpec
 from manifests.sources import refuse_unused
-from manifests.sweeps import expand_arms
-from manifests.yaml_file import expand_variables, merge, pick_scale, read_yaml
+from manifests.yaml_file import expand_arms, expand_variables, merge, pick_scale, read_yaml
 
 __all__ = ["list_scales", "manifest_kind", "merge", "read_block", "read_manifest"]
 

@@ -31,7 +31,7 @@ MAY_IMPORT = {
 ORDER = {
     "manifests": [
         "text", "console", "columns", "phash", "casting", "fetch_settings", "sources", "schema",
-        "ray_runtime", "disk", "identity", "pool_layout", "documents", "yaml_file", "sweeps",
+        "ray_runtime", "disk", "identity", "pool_layout", "documents", "yaml_file",
         "reader", "__init__",
     ],
     "filters": [
