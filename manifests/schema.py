@@ -371,6 +371,7 @@ class Ablation:
     ranks: int = 1  # processes that train one run together; a GPU each where there are GPUs
     hardware: str | None = None  # a device of train/sizing.py; None: that of the machine
     limit_hours: float | None = None  # more hours of training, all runs together, are refused
+    ledger: bool = True  # ablations in folders beside this one tell how much runs vary
 
     def __post_init__(self) -> None:
         for name in ("jobs", "ranks"):

@@ -29,6 +29,7 @@ from train.ablation import (
     check_ablation,
     check_plan,
     check_pools,
+    ledger,
     plan_ablation,
     plan_lines,
     run_all,
@@ -91,7 +92,10 @@ def options(argv: list[str] | None) -> argparse.Namespace:
     )
     plan.add_argument("--price", type=float, metavar="X", help="of a device for an hour")
     plan.add_argument(
-        "--sd", type=float, metavar="SHARE", help="standard deviation of one run's result"
+        "--sd",
+        type=float,
+        metavar="SHARE",
+        help="standard deviation of one run's result (default: that of ablations beside --out)",
     )
     plan.add_argument(
         "--effect", type=float, metavar="SHARE", help="how many seeds this difference needs"
@@ -128,7 +132,7 @@ def plan_only(ablation: Ablation, out: str, args: argparse.Namespace) -> int:
         ablation,
         out,
         hardware_of(args),
-        run_sd=args.sd,
+        run_sd=ledger.planned_sd(ablation, out) if args.sd is None else args.sd,
         effect=args.effect,
         budget_hours=args.budget_hours,
     )
@@ -170,6 +174,7 @@ def run(args: argparse.Namespace) -> int:
             failed.append(FailedRun(arm=arm, seed=seed, error=outcome.error))
     results = collect_results(ablation, out, failed, shared)
     disk.write_json(layout.results_json, results)
+    ledger.write_ledger(ablation, out, results.prior, results.entries)
     print(results.verdict)
     print(f"\nresults: {layout.results_json}\nnext: python train/report.py {out}")
     if args.json:

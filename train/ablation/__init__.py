@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from train.ablation import wording
+from train.ablation import ledger, wording
 from train.ablation.arms import (
     A_A,
     Run,
@@ -17,7 +17,6 @@ from train.ablation.checks import check_ablation, check_pools
 from train.ablation.conclusions import (
     Conclusions,
     FailedRun,
-    Ledger,
     TaskComparison,
     TaskNoise,
     conclude,
@@ -40,7 +39,6 @@ __all__ = [
     "GivenRun",
     "GivenTask",
     "Hardware",
-    "Ledger",
     "Outcome",
     "Plan",
     "Run",
@@ -55,6 +53,7 @@ __all__ = [
     "expand_runs",
     "finished_metrics",
     "given_runs",
+    "ledger",
     "missing_seeds",
     "plan_ablation",
     "plan_lines",

@@ -137,6 +137,8 @@ def conclude(
                 "Equal data differ: by chance alone this happens in 1 of 20 ablations; "
                 "do not believe a verdict above without more seeds."
             )
+    if primary.prior is not None:
+        lines.append(_prior_line(primary, len((ledger or {})[ablation.primary]), decides))
     lines += _gaps(failed, missing, runs)
     noise = [_noise(of_task, metrics[name]) for name, of_task in analysis.tasks.items()]
     return Conclusions(
@@ -216,6 +218,19 @@ def _headline(ablation: Ablation, rows: Sequence[TaskComparison], primary: TaskA
     rest = len(rows) - len(clear)
     others = f"; no difference was found for {rest} of {len(rows)} arms" if rest else ""
     return f"On {task}, {text}{others}."
+
+
+def _prior_line(primary: TaskAnalysis, ablations: int, metric: str) -> str:
+    """What earlier ablations said of the noise, beside what these runs say."""
+    assert primary.prior is not None
+    unit = METRICS[metric].unit
+    earlier = wording.percent(primary.prior.variance**0.5, unit)
+    own = wording.percent(primary.own_sd, unit)
+    return (
+        f"Noise of one run: {own} in these runs, {earlier} in {ablations} earlier "
+        f"ablation{'s' if ablations > 1 else ''}, which count as {primary.prior.df:.0f} degrees of "
+        "freedom (`ledger: false` leaves them out)."
+    )
 
 
 def _power(row: TaskComparison, primary: TaskAnalysis) -> str:

@@ -22,12 +22,12 @@ from train.ablation import (
     FailedRun,
     GivenRun,
     GivenTask,
-    Ledger,
     Run,
     all_runs,
     arm_names,
     conclude,
     expand_runs,
+    ledger,
     missing_seeds,
     stale_because,
 )
@@ -79,6 +79,7 @@ class Predictions:
     values: list[NDArray[np.float64]] | None
     metrics: Metrics
     chance: float
+    data: str = ""  # hash of the task's samples
 
 
 def collect_results(
@@ -86,9 +87,10 @@ def collect_results(
     out: str,
     failed: Sequence[FailedRun] = (),
     shared: SharedImages | None = None,
-    ledger: Ledger | None = None,
 ) -> Results:
     """The results of an ablation's folder, without the failed runs.
+
+    The noise of its neighbours is the prior (see train.ablation.ledger).
 
     ValueError for a run that has neither failed nor left its predictions.
     """
@@ -105,7 +107,10 @@ def collect_results(
     for task in ablation.evaluate:
         scores[task.name] = _scores(runs, by_task[task.name], task)
     incomplete = missing_seeds(runs, scores[ablation.primary].values)
-    conclusions = conclude(ablation, scores, failures, incomplete, len(runs), ledger)
+    data = {task: _data_hash(predictions) for task, predictions in by_task.items()}
+    prior = ledger.read_prior(ablation, out, data)
+    entries = ledger.by_task(prior)
+    conclusions = conclude(ablation, scores, failures, incomplete, len(runs), entries)
     overlap, near_overlap = _overlaps(ablation, shared)
     return Results(
         headline=conclusions.headline,
@@ -113,6 +118,8 @@ def collect_results(
         comparisons=conclusions.comparisons,
         average=conclusions.average,
         noise=conclusions.noise,
+        prior=prior,
+        entries=ledger.own_entries(ablation, conclusions.noise, data),
         controls=conclusions.controls,
         aa=conclusions.aa,
         failed=conclusions.failed,
@@ -222,7 +229,8 @@ def read_predictions(
         values = metric_values(table, decides)
         metrics[decides] = float(np.mean([samples.mean() for samples in values]))
     chance = kind.chance(metadata, len(correct[0]))
-    return Predictions(correct=correct, values=values, metrics=metrics, chance=chance)
+    data = str(metadata.get("data_hash", ""))
+    return Predictions(correct=correct, values=values, metrics=metrics, chance=chance, data=data)
 
 
 def _scores(
@@ -248,6 +256,14 @@ def _arm_runs(
             if run.arm == arm and (run.arm, run.seed) in predictions:
                 seeds.setdefault(str(run.seed), {})[task] = predictions[run.arm, run.seed].metrics
     return ArmRuns(runs=seeds)
+
+
+def _data_hash(predictions: Mapping[RunKey, Predictions]) -> str:
+    """The hash of a task's samples; empty where no run is finished."""
+    for one in predictions.values():
+        if one.data:
+            return one.data
+    return ""
 
 
 def _facts(predictions: Mapping[RunKey, Predictions]) -> TaskFacts:

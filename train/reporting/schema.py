@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from train.ablation import Conclusions, TaskComparison, TaskNoise
+from train.ablation import Conclusions, TaskComparison, TaskNoise, ledger
 from train.evaluation import Metrics
 from train.stats import Verdict
 
@@ -31,12 +31,16 @@ class TaskFacts:
 class Results(Conclusions):
     """results.json: every metric of every finished run, and the conclusions from them.
 
+    prior: the noise of other ablations that the verdict started from. entries: the noise of this
+    one, for others.
     overlap: evaluation images of each task that a pool stores too, byte for byte.
     near_overlap: the same for near duplicates by perceptual hash.
     mcnemar: {task: {arm: p}}, between the arm's and the baseline's run of the first common seed.
     files: path inside the folder -> sha256, of all files that a number was read from.
     """
 
+    prior: tuple[ledger.NoiseEntry, ...]
+    entries: tuple[ledger.NoiseEntry, ...]
     ablation_hash: str
     arms: dict[str, ArmRuns]
     tasks: dict[str, TaskFacts]
