@@ -19,7 +19,15 @@ from typing import Any, Literal, TypeVar
 from manifests import disk
 from manifests.schema import Ablation, Blend, Fetch, Recipe, Source, Suite, TaskSpec
 from manifests.sources import refuse_unused
-from manifests.yaml_file import expand_arms, expand_variables, merge, pick_scale, read_yaml
+from manifests.yaml_file import (
+    expand_arms,
+    expand_variables,
+    filter_fields,
+    merge,
+    pick_scale,
+    read_yaml,
+    rule_fields,
+)
 
 __all__ = ["list_scales", "manifest_kind", "merge", "read_block", "read_manifest"]
 
@@ -242,7 +250,7 @@ def _shape_recipe(shaped: dict[str, Any], folder: Path, where: str) -> None:
         if isinstance(paths, list):
             shaped["source"] = {**source, "paths": [_absolute(path, folder) for path in paths]}
     if isinstance(shaped.get("filters"), list):
-        shaped["filters"] = [_filter(entry) for entry in shaped["filters"]]
+        shaped["filters"] = [filter_fields(entry) for entry in shaped["filters"]]
     if isinstance(shaped.get("views"), dict):
         views = []
         for name, rules in shaped["views"].items():
@@ -251,40 +259,10 @@ def _shape_recipe(shaped: dict[str, Any], folder: Path, where: str) -> None:
                     f"{where}: views.{name} is {rules!r}; it must be a list of named rules, as in "
                     f'{name}: [{{words: "caption_words >= 4"}}]'
                 )
-            views.append({"name": name, "rules": [_rule(r, name, where) for r in rules or []]})
+            views.append(
+                {"name": name, "rules": [rule_fields(r, name, where) for r in rules or []]}
+            )
         shaped["views"] = views
-
-
-def _filter(entry: Any) -> Any:
-    if isinstance(entry, str):
-        return {"name": entry}
-    if isinstance(entry, dict) and len(entry) == 1:
-        name, options = next(iter(entry.items()))
-        return {"name": name, "options": options or {}}
-    return entry
-
-
-def _rule(entry: Any, view: str, where: str) -> dict[str, Any]:
-    """`{english: language = 'en'}`, `{view: basic}`, `{random_like: clip30, seed: 1}` or
-    `{half: {sample: 0.5, seed: 0}}` as the fields of Rule."""
-    if isinstance(entry, dict):
-        if "name" in entry and len(entry) > 1:
-            return entry
-        if "view" in entry or "random_like" in entry:
-            return {"name": str(entry.get("view") or "random"), **entry}
-        if len(entry) == 1:
-            name, value = next(iter(entry.items()))
-            if isinstance(value, dict):
-                return {"name": str(name), **value}
-            if isinstance(value, str):
-                return {"name": str(name), "where": value}
-            if isinstance(value, bool):
-                return {"name": str(name), "where": str(value).lower()}
-    raise ValueError(
-        f"{where}: views.{view} has the rule {entry!r}; a rule is one of "
-        '{words: "caption_words >= 4"}, {view: basic}, {random_like: clip30, seed: 0}, '
-        "{half: {sample: 0.5, seed: 0}}"
-    )
 
 
 def _shape_ablation(shaped: dict[str, Any], folder: Path) -> None:

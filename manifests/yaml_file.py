@@ -1,5 +1,5 @@
 """A YAML file as plain values: bounded aliases, no repeated keys, scales merged, a stated set of
-variables.
+variables; and the short forms of filters, rules and arms as fields.
 
 yaml is imported where a file is read: a trainer that reads resolved JSON needs none.
 """
@@ -175,6 +175,42 @@ def _check_variable(name: str, path: str, key: str) -> None:
         )
     if name not in os.environ:
         raise ValueError(f"{path}: {key} names ${{{name}}}, which is not set in the environment")
+
+
+# --- filters and rules in short form -------------------------------------------------------------
+
+
+def filter_fields(entry: Any) -> Any:
+    """`caption` or `{clip_score: {…}}` as the fields of FilterSpec."""
+    if isinstance(entry, str):
+        return {"name": entry}
+    if isinstance(entry, dict) and len(entry) == 1:
+        name, options = next(iter(entry.items()))
+        return {"name": name, "options": options or {}}
+    return entry
+
+
+def rule_fields(entry: Any, view: str, where: str) -> dict[str, Any]:
+    """`{english: language = 'en'}`, `{view: basic}`, `{random_like: clip30, seed: 1}` or
+    `{half: {sample: 0.5, seed: 0}}` as the fields of Rule."""
+    if isinstance(entry, dict):
+        if "name" in entry and len(entry) > 1:
+            return entry
+        if "view" in entry or "random_like" in entry:
+            return {"name": str(entry.get("view") or "random"), **entry}
+        if len(entry) == 1:
+            name, value = next(iter(entry.items()))
+            if isinstance(value, dict):
+                return {"name": str(name), **value}
+            if isinstance(value, str):
+                return {"name": str(name), "where": value}
+            if isinstance(value, bool):
+                return {"name": str(name), "where": str(value).lower()}
+    raise ValueError(
+        f"{where}: views.{view} has the rule {entry!r}; a rule is one of "
+        '{words: "caption_words >= 4"}, {view: basic}, {random_like: clip30, seed: 0}, '
+        "{half: {sample: 0.5, seed: 0}}"
+    )
 
 
 # --- the arms of an ablation in compact form ------------------------------------------------------

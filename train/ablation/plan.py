@@ -19,7 +19,7 @@ from manifests import disk
 from manifests.documents import RunRecord, read_document
 from manifests.pool_layout import RunLayout
 from manifests.schema import Ablation
-from train.ablation.arms import A_A, RANDOM_LIKE, Run, expand_runs
+from train.ablation.arms import A_A, RANDOM_LIKE, Run, expand_runs, finished_metrics
 from train.capacity import (
     GIB,
     Device,
@@ -34,7 +34,8 @@ from train.capacity import (
     unfit_message,
 )
 from train.config import TrainConfig, configure
-from train.stats import seeds_needed, smallest_visible
+from train.evaluation import deciding_metric
+from train.stats import TaskScores, analyse, seeds_needed, smallest_visible
 
 SEEDS = (2, 3, 5, 8, 12)  # for which a budget is shown
 YEAR_HOURS = 8766
@@ -73,6 +74,8 @@ class Plan:
     memory_device: int
     micro_batch: int | None
     problems: tuple[str, ...]  # why it cannot run there
+    run_sd: float | None  # standard deviation of one run's result
+    run_sd_source: str
     smallest_effect: float | None
     seeds_for_effect: int | None
     budget: tuple[Budget, ...]
@@ -116,14 +119,20 @@ def plan_ablation(
 ) -> Plan:
     """The plan of an ablation on some hardware.
 
-    `run_sd`: standard deviation of one run's result, a share. `effect`: a difference that shall be
-    seen. `budget_hours`: device-hours to spend. Finished runs in `out` with the same settings,
-    ranks and device give the speed. ValueError for settings that no run can have.
+    `run_sd`: standard deviation of one run's result, a share; without it that of the finished runs
+    in `out` counts, if they give one. `effect`: a difference that shall be seen. `budget_hours`:
+    device-hours to spend. Finished runs with the same settings, ranks and device give the speed.
+    ValueError for settings that no run can have.
     """
     _check_numbers(run_sd, effect, budget_hours, hardware)
+    sd_source = "" if run_sd is None else "as given"
     runs = expand_runs(ablation, out, built=False)
     if not runs:
         raise ValueError(f"{ablation.name} trains nothing: every arm has predictions")
+    if run_sd is None and (earlier := _earlier_sd(ablation, runs)) is not None:
+        run_sd, sd_source = earlier
+    if effect is not None and run_sd is None:
+        raise ValueError("--effect needs --sd, the standard deviation of one run's result")
     device = _device(ablation, hardware)
     loads = _loads(ablation, runs, hardware, device)
     jobs = _parallel(ablation, hardware)
@@ -152,6 +161,8 @@ def plan_ablation(
         memory_device=largest.fit.device.memory,
         micro_batch=largest.fit.micro_batch,
         problems=(),
+        run_sd=run_sd,
+        run_sd_source=sd_source,
         smallest_effect=smallest_effect(run_sd, len(ablation.seeds), arms),
         seeds_for_effect=_seeds_for(effect, run_sd, arms),
         budget=tuple(_budgets(ablation, loads, budget_hours, run_sd, arms)),
@@ -179,8 +190,6 @@ def _check_numbers(
         raise ValueError(f"--sd is {run_sd}; it is a share, such as 0.005 for 0.5 points")
     if effect is not None and not 0 < effect < 1:
         raise ValueError(f"--effect is {effect}; it is a share, such as 0.01 for 1 point")
-    if effect is not None and run_sd is None:
-        raise ValueError("--effect needs --sd, the standard deviation of one run's result")
     limits = {"--budget-hours": budget_hours, "--price": hardware.price}
     for name, value in {**limits, "--limit-hours": hardware.limit_hours}.items():
         if value is not None and not 0 < value < math.inf:
@@ -301,6 +310,29 @@ def smallest_effect(run_sd: float | None, seeds: int, arms: int) -> float | None
     return smallest_visible(run_sd, seeds=seeds, arms=arms, df=arms * (seeds - 1))
 
 
+def _earlier_sd(ablation: Ablation, runs: Sequence[Run]) -> tuple[float, str] | None:
+    """The spread of the runs that are finished, A/A and random subsets among them; and its source.
+
+    It is that of the primary task. None where fewer than two arms have two seeds in common.
+    """
+    task = next(task for task in ablation.evaluate if task.name == ablation.primary)
+    values: dict[str, dict[int, float]] = {}
+    for run in runs:
+        metrics = finished_metrics(run, [task])
+        if metrics is not None:
+            values.setdefault(run.arm, {})[run.seed] = metrics[task.name][deciding_metric(task)]
+    others = [arm for arm in values if arm != ablation.baseline]
+    if ablation.baseline not in values or not others:
+        return None
+    scores = {task.name: TaskScores(values=values)}
+    analysis = analyse(scores, ablation.baseline, arms=others, band=ablation.equivalence)
+    noise = analysis.tasks[task.name]
+    if noise.sd is None:
+        return None
+    number = sum(len(by_seed) for by_seed in values.values())
+    return noise.sd, f"of {number} finished runs, {noise.df:g} degrees of freedom"
+
+
 def _seeds_for(effect: float | None, run_sd: float | None, arms: int) -> int | None:
     if effect is None or run_sd is None:
         return None
@@ -353,8 +385,10 @@ def plan_lines(plan: Plan) -> list[str]:
         f"{plan.device_hours:,.1f} device-hours{cost}",
     ]
     if plan.smallest_effect is not None:
+        assert plan.run_sd is not None
         text = f"smallest effect that {plan.seeds} seeds show in 80 % of such studies: "
-        lines.append(f"{text}{100 * plan.smallest_effect:.2f} points")
+        spread = f"SD of a run {100 * plan.run_sd:.2f} points, {plan.run_sd_source}"
+        lines.append(f"{text}{100 * plan.smallest_effect:.2f} points ({spread})")
     if plan.seeds_for_effect is not None:
         lines.append(f"seeds for the wanted effect: {plan.seeds_for_effect}")
     if plan.budget:

@@ -199,6 +199,10 @@ def test_finished_runs_give_the_speed(ran: tuple[Ablation, str, list[Outcome]]) 
     assert made.speed == "measured in 6 finished runs"
     assert made.samples_per_s == pytest.approx(sum(records) / 6)
     other = changed(tiny, train={**TRAIN, "model": "micro"})
+    assert made.run_sd is not None
+    assert made.run_sd_source.startswith("of 6 finished runs, ")
+    assert made.smallest_effect == plan.smallest_effect(made.run_sd, 2, 1)
+    assert plan_ablation(tiny, out, A100, run_sd=0.01).run_sd_source == "as given"
     assert "of the peak of cpu" in plan_ablation(other, out, Hardware(name="cpu")).speed
     assert plan_ablation(tiny, out, A100).speed == "20% of the peak of NVIDIA A100"
 
