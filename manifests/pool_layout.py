@@ -269,6 +269,16 @@ class RunLayout:
         """The folder with one Parquet file per evaluation task."""
         return disk.join(self.root, "eval")
 
+    @property
+    def until(self) -> str:
+        """The folder of the evaluations of a run that trains until a target."""
+        return disk.join(self.root, "until")
+
+    @property
+    def target_json(self) -> str:
+        """What these evaluations were."""
+        return disk.join(self.until, "target.json")
+
     def task_predictions(self, task: str) -> str:
         return disk.join(self.predictions, f"{task}.parquet")
 

@@ -45,7 +45,8 @@ ORDER = {
     "train": [
         "startup", "rng", "model", "config", "data", "step", "formats", "dist", "capacity",
         "task_data", "evaluation",
-        "identity", "logbook", "nonfinite", "train_state", "loop", "mix", "stats", "ablation",
+        "identity", "logbook", "nonfinite", "train_state", "until", "loop", "mix",
+        "stats", "ablation",
         "reporting",
         "run", "evaluate", "export",
         "ablate", "report", "sizing",

@@ -51,6 +51,7 @@ from train.train_state import (
     refuse_damage,
     save,
 )
+from train.until import Target, load_target
 
 GROUPS = 4  # buckets of caption lengths, where captions are grouped
 logger = logging.getLogger(__name__)
@@ -89,21 +90,25 @@ def train(blend: Blend, config: TrainConfig, out: str, *, resume: bool = True) -
             state = prepare(config, out, ranks, loader, identity)
             if ranks.rank == 0:
                 disk.write_json(layout.blend_json, blend)
-            return _train(blend, state, stop, started)
+            target = load_target(state, blend)
+            return _train(blend, state, stop, target, started)
     finally:
         process_group.close(ranks)
 
 
-def _train(blend: Blend, state: TrainState, stop: StopRequest, started: float) -> RunRecord:
-    """All steps, then export/ and run.json. `started`: time.perf_counter() before the state was
-    prepared.
+def _train(
+    blend: Blend, state: TrainState, stop: StopRequest, target: Target | None, started: float
+) -> RunRecord:
+    """All steps, or those to the target, then export/ and run.json.
+
+    `started`: time.perf_counter() before the state was prepared.
     """
     layout, ranks = RunLayout(state.out), state.ranks
     ready = time.perf_counter()
-    _steps(state, stop)
+    steps = _steps(state, stop, target)
     trained = time.perf_counter()
     if state.reduced_table is not None:
-        factor = decay_factor(state.config, state.config.steps)
+        factor = decay_factor(state.config, steps)
         state.reduced_table.restore(state.model.text, factor)
     process_group.barrier(ranks)
     damaged = damaged_samples(state)
@@ -123,34 +128,33 @@ def _train(blend: Blend, state: TrainState, stop: StopRequest, started: float) -
             versions=_versions(),
             layout=ranks.layout,
             parameters=sum(parameter.numel() for parameter in state.model.parameters()),
-            steps=state.config.steps,
-            samples=state.config.steps * state.config.batch_size,
+            steps=steps,
+            samples=steps * state.config.batch_size,
             resumed_at=state.first_step,
-            sources=state.loader.sources(),
+            sources=state.loader.sources(steps),
             bad=damaged,
-            samples_per_s=_samples(state) / (trained - ready),
+            samples_per_s=(steps - state.first_step) * state.config.batch_size / (trained - ready),
             peak_memory_bytes=peak_memory(ranks.device),
             seconds={
                 "start": ready - started,
                 "train": trained - ready,
                 "whole": time.perf_counter() - started,
             },
+            until=None if target is None else target.record,
         )
         disk.write_json(layout.run_json, record)
     process_group.barrier(ranks)
     return read_document(layout.run_json, RunRecord)
 
 
-def _samples(state: TrainState) -> int:
-    """Samples that this start of the run has trained on."""
-    return (state.config.steps - state.first_step) * state.config.batch_size
-
-
 # --- the steps ------------------------------------------------------------------------------------
 
 
-def _steps(state: TrainState, stop: StopRequest) -> None:
+def _steps(state: TrainState, stop: StopRequest, target: Target | None) -> int:
+    """Train to the last step, or to the target; the number of steps that the run then has."""
     config, ranks, first = state.config, state.ranks, state.first_step
+    if target is not None and target.reached_after(first):
+        return first
     book = Logbook(
         state.out,
         config,
@@ -180,7 +184,7 @@ def _steps(state: TrainState, stop: StopRequest) -> None:
             batch = next(batches)
             book.batch(batch.length_B, time.perf_counter() - asked)
             loss, accuracy, norm, stopping = _step(state, batch, stop)
-            done = step + 1
+            done: int = step + 1
             if done % config.log_every == 0 or done in (1, config.steps):
                 values: dict[str, float | None] = {
                     "loss": loss,
@@ -192,13 +196,18 @@ def _steps(state: TrainState, stop: StopRequest) -> None:
                 bar.set_postfix_str(text)
                 if bar.disable and ranks.rank == 0:
                     logger.info("step %d of %d: %s", done, config.steps, text)
+            reached = target is not None and target.reached(state, done)
+            last = reached or done == config.steps
             due = config.checkpoint_every > 0 and done % config.checkpoint_every == 0
-            if due or stopping or done == config.steps:
+            if due or stopping or last:
                 save(state, done)
-            if state.saver is not None and (stopping or done == config.steps):
+            if state.saver is not None and (stopping or last):
                 state.saver.finish()
-            if stopping and done < config.steps:
+            if last:
+                return done
+            if stopping:
                 _exit_saved(done, config.steps, stop)
+    return config.steps
 
 
 def _exit_saved(step: int, steps: int, stop: StopRequest) -> None:

@@ -43,12 +43,19 @@ LENGTHS = ("epochs", "num_epochs", "max_epochs", "steps", "max_steps", "num_step
 def configure(changes: Mapping[str, Any], epoch_samples: int | None = None) -> TrainConfig:
     """A preset (key `preset`) or the defaults, with `changes` over it.
 
-    `model.NAME` changes a setting of the model. Text is read as the type of the setting, so `5e-4`
+    `model.NAME` changes a setting of the model, `until: {task, accuracy, every}` the settings
+    until_task and so on. Text is read as the type of the setting, so `5e-4`
     (text in YAML 1.1) and `12.8M` are numbers. `epoch_samples`, the kept rows of the blend, is
     named in the message for `epochs`. ValueError for an unknown key, a wrong type and an
     impossible value.
     """
-    rest = {key: value for key, value in changes.items() if key != "preset"}
+    rest = {key: value for key, value in changes.items() if key not in ("preset", "until")}
+    until = changes.get("until") or {}
+    if not isinstance(until, Mapping):
+        raise ValueError(
+            f"until is {until!r}; it must be {{task: FILE, accuracy: NUMBER, every: STEPS}}"
+        )
+    rest |= {f"until_{key}": value for key, value in until.items()}
     preset = changes.get("preset")
     if preset is not None and preset not in PRESETS:
         suggestion = did_you_mean(str(preset), PRESETS)

@@ -46,6 +46,13 @@ class TrainConfig:
     )
     lanes: int = setting(64, "fixed blocks of a batch; a rank serves whole lanes")
     window: int = setting(4, "shards that a lane permutes together")
+    until_task: str | None = setting(
+        None, "task file; training stops when the model reaches until_accuracy on it"
+    )
+    until_accuracy: float | None = setting(
+        None, "value of the task's metric (accuracy, recall@1 or its `metric`) that ends the run"
+    )
+    until_every: int = setting(0, "steps between evaluations of until_task")
     crop_min: float = setting(0.9, "least share of an image's area that a random crop keeps")
     # --- learning rate
     lr: float = setting(5e-4, "highest learning rate", heading="Learning rate")
@@ -129,6 +136,7 @@ class TrainConfig:
             )
         self._check_ranges()
         self._check_batch()
+        self._check_until()
         self._check_schedule()
         self._check_gradients()
         self._check_parallel()
@@ -182,6 +190,17 @@ class TrainConfig:
             raise ValueError(
                 f"samples_seen {self.samples_seen} is less than one batch of {self.batch_size}"
             )
+
+    def _check_until(self) -> None:
+        given = (self.until_task, self.until_accuracy, self.until_every or None)
+        if any(value is not None for value in given) and None in given:
+            raise ValueError(
+                f"until_task is {self.until_task!r}, until_accuracy {self.until_accuracy} and "
+                f"until_every {self.until_every}; training until a target needs all three, as in "
+                "until: {task: objects.yaml, accuracy: 0.4, every: 100}"
+            )
+        if self.until_every < 0:
+            raise ValueError(f"until_every is {self.until_every}; it must not be negative")
 
     def _check_schedule(self) -> None:
         cools = self.schedule == "constant_cooldown"

@@ -138,9 +138,9 @@ class Loader:
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def sources(self) -> dict[str, dict[str, Any]]:
-        """What the whole run draws: {POOL/VIEW: {"rows", "drawn", "repeats"}}."""
-        repeats = self.order.repeats(len(self))
+    def sources(self, steps: int | None = None) -> dict[str, dict[str, Any]]:
+        """What the run draws in all or some steps: {POOL/VIEW: {"rows", "drawn", "repeats"}}."""
+        repeats = self.order.repeats(len(self) if steps is None else steps)
         return {name: disk.to_plain(of_source) for name, of_source in repeats.items()}
 
     def _ahead(self) -> int:
