@@ -276,15 +276,11 @@ def _problems(
 ) -> Iterator[str]:
     """Why the ablation cannot run: processes, memory, time."""
     ranks = hardware.ranks or ablation.ranks
-    if hardware.here:
-        gpus, cores = torch.cuda.device_count(), os.cpu_count() or 1
-        stated = f" (the ablation is written for {ablation.hardware})" if ablation.hardware else ""
-        if gpus and ranks > gpus:
-            yield f"ranks is {ranks}, but this machine has {gpus} GPUs{stated}"
-        if not gpus and ranks > cores:
-            yield f"ranks is {ranks}, but this machine has no GPU and {cores} cores{stated}"
+    missing = _missing_devices(ablation, ranks) if hardware.here else None
+    if missing is not None:
+        yield missing
     for load in loads:
-        if not load.fit.fits:
+        if missing is None and not load.fit.fits:
             ways = remedies(load.config, load.ranks, load.fit.device)
             yield f"{unfit_message(load.fit)}; {'; '.join(ways)}"
     limit = hardware.limit_hours or ablation.limit_hours
@@ -295,6 +291,17 @@ def _problems(
             f"and limit_hours is {limit:g}; python train/ablate.py ABLATION --out DIR --plan "
             f"--budget-hours {limit * ranks * plan.jobs:g} shows the scale that this buys"
         )
+
+
+def _missing_devices(ablation: Ablation, ranks: int) -> str | None:
+    """Why this machine cannot start so many ranks; None where it can."""
+    gpus, cores = torch.cuda.device_count(), os.cpu_count() or 1
+    stated = f" (the ablation is written for {ablation.hardware})" if ablation.hardware else ""
+    if gpus and ranks > gpus:
+        return f"ranks is {ranks}, but this machine has {gpus} GPUs{stated}"
+    if not gpus and ranks > cores:
+        return f"ranks is {ranks}, but this machine has no GPU and {cores} cores{stated}"
+    return None
 
 
 # --- effects and budgets --------------------------------------------------------------------------

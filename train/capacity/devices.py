@@ -41,7 +41,7 @@ class Device:
     kind: str  # cuda or cpu
     memory: int  # bytes that a rank may hold, before the margin
     utilisation: float  # share of the peak that training reaches
-    cores: int = 1  # of a processor
+    cores: float = 1.0  # of a processor, for one rank
 
     @property
     def budget(self) -> int:
@@ -73,7 +73,7 @@ def device_of(name: str, utilisation: float | None = None, ranks: int = 1) -> De
             kind="cpu",
             memory=free_host_memory() // ranks,
             utilisation=utilisation or CPU_UTILISATION,
-            cores=max(1, (os.cpu_count() or 1) // ranks),
+            cores=(os.cpu_count() or 1) / ranks,
         )
     if name in GPUS:
         memory, sheet = GPUS[name]

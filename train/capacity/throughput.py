@@ -55,7 +55,7 @@ def estimated_speed(config: TrainConfig, ranks: int, device: Device, result: Fit
     """The speed by operations: each rank reaches the device's share of its peak."""
     flops = computed_flops(config, pieces=result.micro_batch is not None)
     rate = ranks * device.flops_per_s(config.precision) / flops
-    cores = f", {device.cores} cores" if device.kind == "cpu" else ""
+    cores = f", {device.cores:.3g} cores a rank" if device.kind == "cpu" else ""
     source = f"{device.utilisation:.0%} of the peak of {device.name}{cores}"
     return Speed(samples_per_s=rate, source=source)
 
