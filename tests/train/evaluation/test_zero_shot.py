@@ -13,6 +13,7 @@ from PIL import Image
 
 from manifests import disk
 from manifests.schema import TaskSpec
+from tests.support.task_data import images_of, task_of, write_tar
 from train.evaluation import evaluate, read_samples, zero_shot
 from train.formats import open_clip_files
 from train.model import CLIP, MODELS
@@ -147,6 +148,27 @@ def test_a_logit_scale_that_overflows_is_refused(colours: TaskSpec, tmp_path: Pa
     with pytest.raises(ValueError, match=r"task 'colours': the logits of 'dark_red/0.jpg' are not"):
         evaluate(broken, [colours], str(tmp_path))
     assert not (tmp_path / "colours.parquet").exists()
+
+
+def test_the_worst_group_is_that_of_the_data(
+    colours: TaskSpec, model: CLIP, tmp_path: Path
+) -> None:
+    samples = read_samples(colours)
+    members = []
+    for number, image in enumerate(images_of(samples)):
+        content = {"colour": samples.classes[samples.labels[number]], "place": number % 4}
+        suffix = "png" if number % 2 else "jpg"
+        members += [(f"{number:02d}.{suffix}", image)]
+        members += [(f"{number:02d}.json", json.dumps(content).encode())]
+    tar = write_tar(tmp_path / "grouped.tar", members)
+    columns = {"label": "json:colour", "group": "json:place"}
+    task = task_of(tar, columns=columns, ignore_groups=["3"])
+    metrics = evaluate(model, [task], str(tmp_path / "out"))["t"]
+    table = disk.read_parquet(tmp_path / "out" / "t.parquet")
+    assert table["group"].to_pylist()[:5] == ["0", "1", "2", "3", "0"]
+    right = table["correct"].to_numpy()
+    assert metrics["worst_group_accuracy"] == min(right[place::4].mean() for place in range(3))
+    assert "worst_group_accuracy5" not in metrics  # three classes
 
 
 # --- the command ---------------------------------------------------------------------------------
