@@ -178,7 +178,12 @@ def refuse_plan(plan: Plan) -> None:
 
 
 def check_plan(ablation: Ablation, out: str, hardware: Hardware) -> None:
-    """`refuse_plan` of the ablation's plan; an ablation that trains nothing needs nothing."""
+    """`refuse_plan` of the ablation's plan; an ablation that trains nothing needs nothing.
+
+    Of a cluster's machines nothing is known where no hardware is stated: then nothing is refused.
+    """
+    if not hardware.here and hardware.name is None and ablation.hardware is None:
+        return
     if expand_runs(ablation, out, built=False):
         refuse_plan(plan_ablation(ablation, out, hardware))
 

@@ -179,6 +179,13 @@ def test_the_debug_scale_runs_on_any_machine(name: str, monkeypatch: pytest.Monk
     assert made.hours < 1
 
 
+def test_a_cluster_of_unknown_machines_is_not_refused() -> None:
+    whole = changed(small(), train={"preset": "datacomp_small"})
+    check_plan(whole, "/out", Hardware())
+    with pytest.raises(ValueError, match="it fits with micro_batch: auto"):
+        check_plan(changed(whole, hardware="a100-80gb"), "/out", Hardware())
+
+
 def test_predictions_that_exist_need_nothing(tmp_path: Path) -> None:
     given = {"predictions": str(tmp_path / "{seed}-{task}.parquet")}
     judged = three_arms(arms={"raw": given, "clip30": given}, pools={}, train={})
