@@ -53,6 +53,45 @@ def arm_report(
         metrics={"objects": seed_values(mean)},
         difference=difference,
         missing=(),
+        device_seconds=82.0,
+    )
+
+
+def arm_changes(name: str) -> schema.ArmChanges:
+    """Changes with one class, one confusion, and a sample with and one without its image."""
+    shown = schema.Disagreement(
+        sample="star/1.jpg",
+        label="red <star>",
+        arm_answer="red <star>",
+        baseline_answer="red fish",
+        arm_right=1.0,
+        baseline_right=1 / 3,
+        image=PIXEL,
+    )
+    return schema.ArmChanges(
+        arm=name,
+        task="objects",
+        classes_in_all=64,
+        classes=(schema.ClassChange(name="red <star>", samples=16, baseline=0.25, arm=0.5),),
+        confusions=(
+            schema.ConfusionChange(label="red <star>", predicted="fish", baseline=8.0, arm=2.5),
+        ),
+        gained=12,
+        lost=3,
+        shown=(shown, dataclasses.replace(shown, image=None)),
+    )
+
+
+def run_row(name: str, seed: int, value: float) -> schema.RunRow:
+    return schema.RunRow(
+        arm=name,
+        seed=seed,
+        model="micro",
+        batch_size=128,
+        samples_seen=6400,
+        value=value,
+        low=value - 0.02,
+        high=value + 0.02,
     )
 
 
@@ -145,6 +184,9 @@ def sample_report() -> schema.Report:
         aa=comparison("a_a", "raw", "a_a is not distinguishable from raw."),
         average=(),
         noise=(noise(),),
+        power=schema.Power(smallest=0.029, half=0.0145, seeds_for_half=11),
+        runs=(run_row("raw", 0, 0.29), run_row("clip30", 0, 0.331)),
+        changes=(arm_changes("clip30"), arm_changes("random_like_clip30")),
         gaps=(),
         curves=(schema.Curve(arm="raw", seed=0, points=((128, 4.8, 0.01), (256, 4.1, 0.05))),),
         funnels=(
@@ -186,6 +228,10 @@ def empty_report() -> schema.Report:
         sample_report(),
         aa=None,
         controls=(),
+        power=None,
+        runs=(),
+        changes=(),
+        arms=tuple(dataclasses.replace(arm, device_seconds=None) for arm in sample_report().arms),
         null_web=None,
         costs=(),
         curves=(),
@@ -194,6 +240,21 @@ def empty_report() -> schema.Report:
         gallery=(),
         evaluation_overlap={},
         settings={},
+    )
+
+
+def given_report() -> schema.Report:
+    """A report of which only the predictions are known: no pool, no training."""
+    report = empty_report()
+    arms = []
+    for arm in report.arms[:2]:
+        arms.append(dataclasses.replace(arm, view="", rows=0, share=0.0, drawn=None, repeats=None))
+    return dataclasses.replace(
+        report,
+        arms=tuple(arms),
+        samples_seen=None,
+        overlap=schema.Overlap(arms=(), jaccard=()),
+        runs=(dataclasses.replace(run_row("raw", 0, 0.29), model=None),),
     )
 
 

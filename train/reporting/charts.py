@@ -9,12 +9,14 @@ from math import floor, isfinite, log10
 
 from train.ablation import wording
 
-COLOURS = ("#5b6470", "#2f6fb7", "#c8561b", "#1f8a5b", "#8a5bb5", "#b8881a", "#b33c6a", "#3a8f9c")
+COLOURS = 8  # --c0 to --c7 of the style sheet, which differ in the dark
+LETTER = 6.6  # width of a letter of a label, for labels that must not overlap
+WIDE_LETTER = 9.0  # the same on a phone, where the letters of a forest are larger
 
 
 def colour(index: int) -> str:
     """The colour of the arm with that index: the same in every chart of a page."""
-    return COLOURS[index % len(COLOURS)]
+    return f"var(--c{index % COLOURS})"
 
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
@@ -57,7 +59,7 @@ def _line(x1: float, y1: float, x2: float, y2: float, kind: str = "grid") -> str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForestRow:
-    """A difference in points with its interval (None: there is none), and one dot per seed."""
+    """A difference with its interval (None: there is none), and one dot per seed."""
 
     name: str
     mean: float
@@ -68,8 +70,9 @@ class ForestRow:
 
 
 def forest(rows: Sequence[ForestRow], band: float, title: str) -> str:
-    """Differences with their intervals and single seeds, in points. `band` is drawn around 0."""
-    width, left, right, step = 560, 170, 20, 30
+    """Differences with their intervals and single seeds. `band` is drawn around 0."""
+    width, right, step = 560, 20, 30
+    left = min(300, max(90, 20 + WIDE_LETTER * max([len(row.name) for row in rows] or [0])))
     values = [-band * 2, band * 2]
     for row in rows:
         values += [row.mean, *row.dots]
@@ -82,7 +85,7 @@ def forest(rows: Sequence[ForestRow], band: float, title: str) -> str:
 
     bottom = 12 + step * len(rows)
     zone = f'x="{x(-band):.1f}" y="6" width="{x(band) - x(-band):.1f}" height="{bottom - 6}"'
-    body = [f'<rect {zone} class="band"/>']
+    body = [f'<rect {zone} class="zone"/>']
     for tick in ticks(low, high, 6):
         label = f"{tick:+g}".replace("-", wording.MINUS) if tick else "0"
         body.append(_line(x(tick), 6, x(tick), bottom))
@@ -102,50 +105,173 @@ def forest(rows: Sequence[ForestRow], band: float, title: str) -> str:
     return _svg(width, 12 + step * len(rows) + 26, body, title, "fit")
 
 
-def _finite(curve: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    return [point for point in curve if all(map(isfinite, point))]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Band:
+    """A mean with the lowest and the highest value over seeds: (x, mean, low, high) per point."""
+
+    name: str
+    colour: str
+    points: tuple[tuple[float, float, float, float], ...]
 
 
-def lines(
-    series: Sequence[tuple[str, str, Sequence[tuple[float, float]]]],
-    x_name: str,
-    y_name: str,
+def band_over_seeds(name: str, shade: str, curves: Sequence[Sequence[tuple[float, float]]]) -> Band:
+    """The band of one curve per seed, at the x that all curves have; other points are left out."""
+    values: dict[float, list[float]] = {}
+    for curve in curves:
+        for x, y in curve:
+            if isfinite(x) and isfinite(y):
+                values.setdefault(x, []).append(y)
+    points = []
+    for x in sorted(values):
+        ys = values[x]
+        if len(ys) == len(curves):
+            points.append((x, sum(ys) / len(ys), min(ys), max(ys)))
+    return Band(name=name, colour=shade, points=tuple(points))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axes:
+    """A pair of axes in a picture of fixed size; `x` and `y` give pixels."""
+
+    x_range: tuple[float, float]
+    y_range: tuple[float, float]
+    width: int = 720
+    height: int = 300
+    left: int = 56
+    right: int = 16
+    top: int = 22
+    bottom: int = 40
+
+    def x(self, value: float) -> float:
+        low, high = self.x_range
+        return self.left + (value - low) / (high - low) * (self.width - self.left - self.right)
+
+    def y(self, value: float) -> float:
+        low, high = self.y_range
+        span = self.height - self.top - self.bottom
+        return self.height - self.bottom - (value - low) / (high - low) * span
+
+    def frame(self, x_name: str, y_name: str) -> list[str]:
+        """Grid, numbers and names."""
+        body = []
+        for tick in ticks(*self.y_range):
+            y = self.y(tick)
+            body.append(_line(self.left, y, self.width - self.right, y))
+            body.append(_text(self.left - 8, y + 4, number(tick), "end"))
+        base = self.height - self.bottom
+        for tick in ticks(*self.x_range, 7):
+            body.append(_text(self.x(tick), base + 18, number(tick), "middle"))
+        body.append(_line(self.left, base, self.width - self.right, base, "axis"))
+        body.append(_text((self.left + self.width) / 2, self.height - 4, x_name, "middle"))
+        body.append(_text(self.left, 12, y_name))
+        return body
+
+
+def _range(values: Sequence[float], pad: float = 0.0) -> tuple[float, float]:
+    """From the lowest to the highest value; never empty."""
+    low, high = min(values), max(values)
+    if high <= low:
+        return low - 0.5, high + 0.5
+    return low - pad * (high - low), high + pad * (high - low)
+
+
+def bands(series: Sequence[Band], x_name: str, y_name: str, title: str) -> str:
+    """Means as lines and the spread of the seeds as bands, over one pair of axes."""
+    xs: list[float] = []
+    ys: list[float] = []
+    for band in series:
+        for x, _, low, high in band.points:
+            xs.append(x)
+            ys += [low, high]
+    if not xs:
+        return _svg(720, 40, [_text(12, 24, "no points were logged")], title)
+    axes = Axes(x_range=_range(xs), y_range=_range(ys))
+    body = axes.frame(x_name, y_name)
+    for band in series:
+        mean, low_edge, high_edge = [], [], []
+        for x, middle, low, high in band.points:
+            mean.append(f"{axes.x(x):.1f},{axes.y(middle):.1f}")
+            low_edge.append(f"{axes.x(x):.1f},{axes.y(low):.1f}")
+            high_edge.append(f"{axes.x(x):.1f},{axes.y(high):.1f}")
+        outline = " ".join([*high_edge, *reversed(low_edge)])
+        name = f"<title>{escape(band.name)}</title>"
+        body.append(f'<polygon points="{outline}" fill="{band.colour}" class="spread"/>')
+        body.append(
+            f'<polyline points="{" ".join(mean)}" stroke="{band.colour}" class="curve">{name}'
+            "</polyline>"
+        )
+    return _svg(axes.width, axes.height, body, title)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A point of a scatter, with a vertical interval where there is one."""
+
+    name: str
+    colour: str
+    x: float
+    y: float
+    low: float | None = None
+    high: float | None = None
+    hollow: bool = False
+
+
+def scatter(
+    points: Sequence[Point], x_name: str, y_name: str, title: str, *, zero: bool = True
+) -> str:
+    """Points with their intervals. `zero`: the y axis contains 0, with a line there."""
+    ys = [0.0] if zero else []
+    for point in points:
+        ys += [end for end in (point.y, point.low, point.high) if end is not None]
+    xs = [point.x for point in points]
+    axes = Axes(x_range=_range(xs, 0.08), y_range=_range(ys, 0.08))
+    body = axes.frame(x_name, y_name)
+    if zero:
+        body.append(_line(axes.left, axes.y(0), axes.width - axes.right, axes.y(0), "axis"))
+    for point in points:
+        x, y = axes.x(point.x), axes.y(point.y)
+        title_of = f"<title>{escape(point.name)}</title>"
+        if point.low is not None and point.high is not None:
+            ends = f'y1="{axes.y(point.low):.1f}" y2="{axes.y(point.high):.1f}"'
+            body.append(
+                f'<line x1="{x:.1f}" x2="{x:.1f}" {ends} stroke="{point.colour}" class="whisker"/>'
+            )
+        fill = "var(--paper)" if point.hollow else point.colour
+        body.append(
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6" fill="{fill}" stroke="{point.colour}" '
+            f'stroke-width="2">{title_of}</circle>'
+        )
+    return _svg(axes.width, axes.height, body, title)
+
+
+def strip(
+    values: Sequence[float],
+    shade: str,
+    axis: tuple[float, float],
+    reference: float | None,
     title: str,
 ) -> str:
-    """Curves over one pair of axes. series: (name, colour, points)."""
-    width, height, left, right, top, bottom = 720, 300, 56, 16, 12, 40
-    curves = [(name, shade, _finite(curve)) for name, shade, curve in series]
-    points: list[tuple[float, float]] = []
-    for _, _, curve in curves:
-        points += curve
-    if not points:
-        return _svg(width, 40, [_text(12, 24, "no points were logged")], title)
-    x0, x1 = min(p[0] for p in points), max(p[0] for p in points)
-    y0, y1 = min(p[1] for p in points), max(p[1] for p in points)
-    x1, y1 = x1 if x1 > x0 else x0 + 1, y1 if y1 > y0 else y0 + 1
+    """One line: a dot per seed, their mean as a bar, the baseline's mean as a dashed line."""
+    width, height, pad = 210, 24, 8
+    low, high = axis if axis[1] > axis[0] else (axis[0] - 0.5, axis[0] + 0.5)
 
-    def pixel(point: tuple[float, float]) -> tuple[float, float]:
-        return (
-            left + (point[0] - x0) / (x1 - x0) * (width - left - right),
-            height - bottom - (point[1] - y0) / (y1 - y0) * (height - top - bottom),
+    def x(value: float) -> float:
+        return pad + (value - low) / (high - low) * (width - 2 * pad)
+
+    middle = height / 2
+    body = [_line(pad, middle, width - pad, middle)]
+    if reference is not None:
+        body.append(_line(x(reference), 1, x(reference), height - 1, "reference"))
+    for value in values:
+        circle = f'cx="{x(value):.1f}" cy="{middle}" r="4.5" stroke="{shade}"'
+        body.append(f'<circle {circle} class="seed"/>')
+    if values:
+        mean = x(sum(values) / len(values))
+        body.append(
+            f'<line x1="{mean:.1f}" y1="4" x2="{mean:.1f}" y2="{height - 4}" stroke="{shade}" '
+            'class="mean-mark"/>'
         )
-
-    body = []
-    for tick in ticks(y0, y1):
-        y = pixel((x0, tick))[1]
-        body += [_line(left, y, width - right, y), _text(left - 8, y + 4, number(tick), "end")]
-    for tick in ticks(x0, x1, 7):
-        body.append(_text(pixel((tick, y0))[0], height - bottom + 18, number(tick), "middle"))
-    body.append(_line(left, height - bottom, width - right, height - bottom, "axis"))
-    body += [
-        _text((left + width) / 2, height - 4, x_name, "middle"),
-        _text(width - right, top + 2, y_name, "end"),
-    ]
-    for name, shade, curve in curves:
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(pixel, curve))
-        line = f'<polyline points="{path}" stroke="{shade}" class="curve">'
-        body.append(f"{line}<title>{escape(name)}</title></polyline>")
-    return _svg(width, height, body, title)
+    return _svg(width, height, body, title, "strip")
 
 
 def histogram(
@@ -156,7 +282,10 @@ def histogram(
     title: str,
 ) -> str:
     """Counts per bin as steps, one outline per name. `marks` are labelled vertical lines."""
-    width, height, left, right, top, bottom = 720, 240, 56, 16, 26, 30
+    inside = {name: value for name, value in marks.items() if edges[0] <= value <= edges[-1]}
+    width, left, right, bottom = 720, 56, 16, 30
+    top = 12 + 14 * max(1, len(inside))
+    height = 214 + top
     top_count = max([1, *map(max, counts.values())])
     x0, x1 = edges[0], edges[-1]
 
@@ -184,16 +313,17 @@ def histogram(
             f'<polygon points="{" ".join(points)}" fill="{shade}" stroke="{shade}" '
             f'class="steps"><title>{escape(name)}</title></polygon>'
         )
-    for name, value in marks.items():
-        if x0 <= value <= x1:
-            body += [
-                _line(x(value), top - 6, x(value), height - bottom, "mark"),
-                _text(x(value), top - 10, name, "middle"),
-            ]
+    # One line of text per label, so that labels of near thresholds do not overlap.
+    for line, (name, value) in enumerate(inside.items()):
+        above = 12 + 14 * line
+        body.append(_line(x(value), above + 3, x(value), height - bottom, "mark"))
+        half = LETTER * len(name) / 2
+        centre = min(max(x(value), left + half), width - right - half)
+        body.append(_text(centre, above, name, "middle"))
     return _svg(width, height, body, title)
 
 
-def bars(rows: Sequence[tuple[str, float, str]], title: str, shade: str = COLOURS[1]) -> str:
+def bars(rows: Sequence[tuple[str, float, str]], title: str, shade: str = colour(1)) -> str:
     """Horizontal bars from 0. rows: (name, value, label)."""
     width, left, right, step = 720, 190, 150, 24
     most = max([value for _, value, _ in rows] or [1]) or 1

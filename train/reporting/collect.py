@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from manifests import disk
@@ -12,11 +12,13 @@ from manifests.schema import Ablation, Blend, TaskSpec
 from train.ablation import A_A, GivenRun, Run, TaskComparison, all_runs, arm_names
 from train.evaluation import METRICS, deciding_metric
 from train.reporting import gallery
+from train.reporting.changes import collect_changes
 from train.reporting.results import FileHashes, read_results
+from train.reporting.runs import costs_of, device_seconds, power_of, read_curves, run_rows
 from train.reporting.schema import (
     ArmReport,
     BaselineDifference,
-    Curve,
+    Power,
     Provenance,
     Report,
     Results,
@@ -40,7 +42,10 @@ def collect_report(out: str) -> Report:
     hashes = FileHashes(folder=out, sha256=dict(results.files))
     runs = all_runs(ablation, out)
     trained = [run for run in runs if isinstance(run, Run)]
-    finished = [run for run in trained if str(run.seed) in results.arms[run.arm].runs]
+    with_result = [run for run in runs if str(run.seed) in results.arms[run.arm].runs]
+    finished = [run for run in with_result if isinstance(run, Run)]
+    seconds = device_seconds(finished)
+    primary = next(task for task in ablation.evaluate if task.name == ablation.primary)
     blends: dict[str, Blend] = {}
     for run in trained:  # of a random control, the subset of the first seed stands for the others
         blends.setdefault(run.arm, run.blend)
@@ -57,7 +62,11 @@ def collect_report(out: str) -> Report:
         headline=results.headline,
         verdict=results.verdict,
         arms=tuple(
-            _arm(arm, ablation, finished, values, results, views) for arm in arm_names(runs)
+            replace(
+                _arm(arm, ablation, finished, values, results, views),
+                device_seconds=seconds.get(arm),
+            )
+            for arm in arm_names(runs)
         ),
         tasks=tuple(
             _task(task, values[task.name], results, ablation.baseline) for task in ablation.evaluate
@@ -67,8 +76,11 @@ def collect_report(out: str) -> Report:
         noise=results.noise,
         controls=results.controls,
         aa=results.aa,
+        power=_power(ablation, results),
+        runs=run_rows(runs, results, primary),
+        changes=collect_changes(with_result, primary, ablation.baseline),
         gaps=_gaps(results),
-        curves=_curves(finished, hashes),
+        curves=read_curves(finished, hashes),
         funnels=gallery.funnels(views),
         histograms=gallery.histograms(views),
         gallery=gallery.examples(views, ablation.baseline),
@@ -76,7 +88,7 @@ def collect_report(out: str) -> Report:
         evaluation_overlap=results.overlap,
         near_evaluation_overlap=results.near_overlap,
         null_web=_null_web(out, ablation),
-        costs=_costs(layout),
+        costs=costs_of(layout.costs_json),
         settings=_settings(ablation, views),
         provenance=_provenance(layout, finished, hashes),
     )
@@ -202,6 +214,15 @@ def _task(
     )
 
 
+def _power(ablation: Ablation, results: Results) -> Power | None:
+    """What the runs could have seen on the primary task."""
+    compared = [row for row in results.comparisons if row.task == ablation.primary]
+    for noise in results.noise:
+        if noise.task == ablation.primary:
+            return power_of(noise, len(compared))
+    return None
+
+
 def _gaps(results: Results) -> tuple[str, ...]:
     """Failed runs, each with its error; then incomplete arms."""
     lines = []
@@ -218,28 +239,7 @@ def _null_web(out: str, ablation: Ablation) -> Report | None:
     return collect_report(folder) if ablation.controls.null_web and exists else None
 
 
-# --- curves, cost, settings, provenance ----------------------------------------------------------
-
-
-def _curves(runs: Sequence[Run], hashes: FileHashes) -> tuple[Curve, ...]:
-    curves = []
-    for run in runs:
-        path = RunLayout(run.out).log
-        if not disk.exists(path):
-            continue
-        points = []
-        for line in disk.read_bytes(hashes.add(path)).decode().splitlines():
-            numbers = json.loads(line)
-            points.append((numbers["samples"], numbers["loss"], numbers["accuracy"]))
-        curves.append(Curve(arm=run.arm, seed=run.seed, points=tuple(points)))
-    return tuple(curves)
-
-
-def _costs(layout: AblationLayout) -> tuple[tuple[str, float], ...]:
-    if not disk.exists(layout.costs_json):
-        return ()
-    costs = disk.read_json(layout.costs_json)
-    return tuple((name, float(seconds)) for name, seconds in costs.items())
+# --- settings, provenance ------------------------------------------------------------------------
 
 
 def _settings(ablation: Ablation, views: Sequence[gallery.ArmView]) -> dict[str, str]:
@@ -254,10 +254,14 @@ def _settings(ablation: Ablation, views: Sequence[gallery.ArmView]) -> dict[str,
     plain = disk.to_plain(ablation)
     design = {key: plain[key] for key in ("arms", "baseline", "seeds", "controls", "evaluate")}
     return {
-        "Arms and tasks": _yaml(design),
-        "Rules of the views": _yaml(rules),
-        **({"Resolved thresholds": _yaml(thresholds)} if thresholds else {}),
-        "Training": _yaml(plain["train"]),
+        title: _yaml(value)
+        for title, value in (
+            ("Arms and tasks", design),
+            ("Rules of the views", rules),
+            ("Resolved thresholds", thresholds),
+            ("Training", plain["train"]),
+        )
+        if value
     }
 
 

@@ -244,7 +244,7 @@ def _read_examples(view: ArmView, rows: set[int], scores: np.ndarray | None) -> 
                 data = disk.read_bytes(tar, values["image_offset"], values["image_length"])
                 score = None if scores is None or not np.isfinite(scores[row]) else scores[row]
                 shown[row] = Example(
-                    image=_data_uri(data),
+                    image=data_uri(data),
                     caption=values["caption"],
                     score=None if score is None else float(score),
                     rule=view.rule[row].as_py(),
@@ -253,8 +253,11 @@ def _read_examples(view: ArmView, rows: set[int], scores: np.ndarray | None) -> 
     return shown
 
 
-def _data_uri(data: bytes) -> str:
-    """An image as a data URI, at most SIDE pixels wide or high."""
+def data_uri(data: bytes) -> str:
+    """An encoded image as a data URI, at most SIDE pixels wide or high.
+
+    A smaller image keeps its bytes. OSError for bytes that are no image.
+    """
     from PIL import Image
 
     with Image.open(io.BytesIO(data)) as image:

@@ -1,57 +1,82 @@
-"""Pieces of the page: its style sheet, tables, chips. Text becomes HTML by `html.escape` here."""
+"""Pieces of the page: style sheet, script, tables, chips. Text is escaped here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
-STYLE = """
-:root { --ink:#1b2026; --soft:#5d6670; --paper:#fbfaf7; --card:#fff; --rule:#dcd8ce;
-  --good:#1f7a4d; --bad:#b3372f }
-@media (prefers-color-scheme: dark) { :root { --ink:#e8e6e1; --soft:#a3a9b0; --paper:#16181b;
-  --card:#1e2125; --rule:#363b41; --good:#5cc08c; --bad:#e58078 } }
+SORTABLE_ROWS = 3
+LIGHT = """--ink:#1b2026; --soft:#59616b; --paper:#fbfaf7; --card:#fff; --rule:#dcd8ce;
+  --good:#1f7a4d; --bad:#b3372f; --c0:#5b6470; --c1:#2f6fb7; --c2:#c8561b; --c3:#1f8a5b;
+  --c4:#8a5bb5; --c5:#a37614; --c6:#b33c6a; --c7:#2d8592"""
+DARK = """--ink:#e8e6e1; --soft:#a9afb6; --paper:#16181b; --card:#1e2125; --rule:#3a4047;
+  --good:#5cc08c; --bad:#ec8b83; --c0:#9aa3ae; --c1:#6aa9ec; --c2:#f08a4f; --c3:#4fc38d;
+  --c4:#bd93e3; --c5:#d9ad45; --c6:#e87aa3; --c7:#63bfcc"""
+STYLE = (
+    f":root {{ color-scheme:light dark; {LIGHT} }}\n"
+    f"@media (prefers-color-scheme: dark) {{ :root {{ {DARK} }} }}\n"
+    f"@media print {{ :root {{ {LIGHT} }} }}\n"
+    """
 * { box-sizing:border-box }
 html { scroll-behavior:smooth }
+@media (prefers-reduced-motion: reduce) { html { scroll-behavior:auto } }
 body { margin:0; background:var(--paper); color:var(--ink); font:15px/1.55 system-ui,sans-serif }
-main { max-width:1040px; margin:0 auto; padding:40px 24px 80px }
+main { max-width:1040px; margin:0 auto; padding:36px 24px 80px }
 h1 { font-size:30px; line-height:1.2; margin:0 0 8px; overflow-wrap:anywhere }
 h2 { font-size:20px; margin:44px 0 10px; border-top:1px solid var(--rule); padding-top:18px }
-h3 { font-size:15px; margin:22px 0 6px }
+h3 { font-size:15px; margin:22px 0 6px; overflow-wrap:anywhere }
 a { color:inherit }
+:focus-visible { outline:3px solid var(--c1); outline-offset:2px }
+p { overflow-wrap:anywhere }
 p.lead { font-size:18px; color:var(--soft); margin:0 0 18px }
 .verdict { background:var(--card); border:1px solid var(--rule); border-left:5px solid var(--ink);
   padding:16px 20px; border-radius:6px; margin:0 0 18px }
 .verdict p { font-size:18px; font-weight:600; line-height:1.4; margin:0 }
 .verdict ul { margin:10px 0 0; padding:0; list-style:none }
 .verdict li { margin:4px 0 }
+ul.arms { margin:0 0 6px; padding:0; list-style:none }
+ul.arms li { display:grid; grid-template-columns:minmax(0,1.2fr) 210px 3.4em minmax(0,1.5fr) 11em;
+  gap:4px 14px; align-items:center; padding:5px 2px; border-bottom:1px solid var(--rule) }
+ul.arms .arm { overflow-wrap:anywhere; font-weight:600 }
+ul.arms .mean { text-align:right; font-variant-numeric:tabular-nums }
+ul.arms .difference { font-variant-numeric:tabular-nums }
+.key { display:flex; flex-wrap:wrap; gap:0 18px }
 .gap { color:var(--bad); overflow-wrap:anywhere }
 .note { color:var(--soft); font-size:13.5px }
-nav { font-size:14px; color:var(--soft); margin:0 0 18px; line-height:2 }
+nav { font-size:14px; margin:18px 0; line-height:2 }
 nav a { margin-right:14px; white-space:nowrap }
-.scroll { overflow-x:auto }
+.scroll { overflow-x:auto; max-width:100% }
 table { border-collapse:collapse; width:100%; font-size:14px }
+caption { text-align:left; color:var(--soft); font-size:13px; padding:2px 0 4px }
 th,td { text-align:left; padding:6px 10px; border-bottom:1px solid var(--rule);
   vertical-align:baseline }
 th { color:var(--soft); font-weight:600 }
+td > span:first-child { white-space:nowrap }
 td.n,th.n { text-align:right; font-variant-numeric:tabular-nums; white-space:nowrap }
+th button { all:unset; cursor:pointer; font-weight:600 }
+th button:focus-visible { outline:3px solid var(--c1); outline-offset:2px }
+th[aria-sort=ascending] button::after { content:" \\2191" }
+th[aria-sort=descending] button::after { content:" \\2193" }
 .chip { display:inline-block; width:11px; height:11px; border-radius:3px; margin-right:7px }
-.nowrap { white-space:nowrap }
 .better { color:var(--good); font-weight:600 }
 .worse { color:var(--bad); font-weight:600 }
 svg { width:100%; min-width:560px; max-width:880px; height:auto; display:block; margin:8px 0;
   font:12px system-ui,sans-serif }
 svg.fit { min-width:0; max-width:720px; font-size:13px }
+svg.strip { min-width:0; width:210px; height:24px; margin:0 }
 svg text { fill:var(--soft) }
 svg text.name { fill:var(--ink) }
 .grid { stroke:var(--rule) }
 .axis { stroke:var(--soft) }
-.band { fill:var(--rule); opacity:.55 }
+.zone { fill:var(--rule); opacity:.55 }
 .whisker { stroke-width:2.5 }
-.seed { fill:none; stroke-width:1.3; opacity:.75 }
-.curve { fill:none; stroke-width:1.6; opacity:.8 }
+.seed { fill:none; stroke-width:1.3; opacity:.85 }
+.mean-mark { stroke-width:3 }
+.reference { stroke:var(--soft); stroke-dasharray:3 3 }
+.curve { fill:none; stroke-width:2 }
+.spread { stroke:none; fill-opacity:.16 }
 .steps { fill-opacity:.12; stroke-width:1.5 }
 .mark { stroke:var(--ink); stroke-dasharray:4 3 }
-.legend span { display:inline-block; margin-right:18px }
 .shots { display:grid; grid-template-columns:repeat(auto-fill,minmax(118px,1fr)); gap:10px }
 figure { margin:0; background:var(--card); border:1px solid var(--rule); border-radius:6px;
   overflow:hidden }
@@ -64,42 +89,115 @@ pre { font-size:12.5px; background:var(--card); border:1px solid var(--rule); bo
   padding:10px 12px; overflow-x:auto; margin:6px 0 }
 details { margin:10px 0 }
 summary { cursor:pointer; color:var(--soft) }
-@media (max-width:640px) {
+@media (max-width:760px) {
   main { padding:20px 14px 60px }
   h1 { font-size:24px }
   p.lead { font-size:16px }
   .verdict { padding:12px 14px }
   .verdict p { font-size:16px }
   th,td { padding:5px 7px; font-size:13px }
+  ul.arms li { grid-template-columns:minmax(0,1fr) auto; padding:8px 0 }
+  ul.arms .picture { grid-row:2 }
+  ul.arms .mean { grid-row:2; grid-column:2 }
+  ul.arms .difference { grid-row:3; grid-column:1 }
+  ul.arms .word { text-align:right }
+  svg.fit { font-size:16px }
   .shots { grid-template-columns:repeat(auto-fill,minmax(92px,1fr)) }
+}
+@media print {
+  main { max-width:none; padding:0 }
+  nav { display:none }
+  h2,h3 { break-after:avoid }
+  tr,figure,svg,ul.arms li { break-inside:avoid }
+  .scroll { overflow:visible }
+  svg { min-width:0 }
+  details::details-content { content-visibility:visible; height:auto }
+  summary { list-style:none }
+}
+"""
+)
+# Sorts a table by a click on a head, and opens every folded part for the printer. Without it the
+# page shows the same.
+SCRIPT = """
+addEventListener("beforeprint", () => {
+  for (const part of document.querySelectorAll("details")) part.open = true;
+});
+const value = cell => {
+  const text = (cell.dataset.sort || cell.textContent).replace(/\\u2212/g, "-").replace(/,/g, "");
+  const number = parseFloat(text);
+  return Number.isNaN(number) ? text.trim().toLowerCase() : number;
+};
+const order = (a, b) => {
+  if (typeof a === typeof b) return a < b ? -1 : a > b ? 1 : 0;
+  return typeof a === "number" ? -1 : 1;
+};
+for (const table of document.querySelectorAll("table.sortable")) {
+  const heads = [...table.tHead.rows[0].cells];
+  heads.forEach((head, column) => {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.title = "sort by this column";
+    button.append(...head.childNodes);
+    head.append(button);
+    button.addEventListener("click", () => {
+      const up = head.getAttribute("aria-sort") !== "ascending";
+      const rows = [...table.tBodies[0].rows];
+      rows.sort((a, b) => order(value(a.cells[column]), value(b.cells[column])) * (up ? 1 : -1));
+      heads.forEach(other => other.removeAttribute("aria-sort"));
+      head.setAttribute("aria-sort", up ? "ascending" : "descending");
+      table.tBodies[0].append(...rows);
+    });
+  });
 }
 """
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], numeric: Iterable[int] = ()) -> str:
-    """An HTML table. Cells are HTML already; columns in `numeric` are aligned to the right."""
+def table(
+    head: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    numeric: Iterable[int] = (),
+    caption: str = "",
+) -> str:
+    """An HTML table that scrolls inside its box; with three rows or more it can be sorted.
+
+    Cells are HTML already; columns in `numeric` are aligned to the right. `caption` is text.
+    """
     right = set(numeric)
 
     def line(cells: Sequence[str], tag: str) -> str:
         parts = []
         for index, cell in enumerate(cells):
             mark = ' class="n"' if index in right else ""
-            parts.append(f"<{tag}{mark}>{cell}</{tag}>")
+            scope = ' scope="col"' if tag == "th" else ""
+            parts.append(f"<{tag}{mark}{scope}>{cell}</{tag}>")
         return f"<tr>{''.join(parts)}</tr>"
 
-    body = "".join(line(row, "td") for row in rows)
-    return f'<div class="scroll"><table>{line(head, "th")}{body}</table></div>'
+    lines = [line(row, "td") for row in rows]
+    kind = ' class="sortable"' if len(lines) >= SORTABLE_ROWS else ""
+    title = f"<caption>{escape(caption)}</caption>" if caption else ""
+    body = f"<thead>{line(head, 'th')}</thead><tbody>{''.join(lines)}</tbody>"
+    return _scroll(f"<table{kind}>{title}{body}</table>", caption or "table")
 
 
-def chart(svg: str) -> str:
+def chart(svg: str, name: str = "chart") -> str:
     """A chart that scrolls sideways where the screen is narrower than it can be read."""
-    return f'<div class="scroll">{svg}</div>'
+    return _scroll(svg, name)
+
+
+def _scroll(body: str, name: str) -> str:
+    """A box that the keyboard can scroll, with a name for screen readers."""
+    return f'<div class="scroll" tabindex="0" role="group" aria-label="{escape(name)}">{body}</div>'
 
 
 def chip(shade: str, name: str) -> str:
     """A name after a small square of its colour."""
     square = f'<span class="chip" style="background:{escape(shade)}"></span>'
-    return f'<span class="nowrap">{square}{escape(name)}</span>'
+    return f"<span>{square}{escape(name)}</span>"
+
+
+def legend(shades: Mapping[str, str]) -> str:
+    """The names with their colours, beside a chart: text in HTML never overlaps."""
+    return f'<p class="key">{"".join(chip(shade, name) for name, shade in shades.items())}</p>'
 
 
 def verdict_word(verdict: str) -> str:
@@ -109,9 +207,13 @@ def verdict_word(verdict: str) -> str:
 
 
 def details(summary: str, body: str) -> str:
-    """A part that opens at a click."""
-    return f"<details><summary>{escape(summary)}</summary>{body}</details>"
+    """A part that opens at a click; "" where there is nothing in it."""
+    return f"<details><summary>{escape(summary)}</summary>{body}</details>" if body else ""
 
 
 def note(text: str) -> str:
     return f'<p class="note">{escape(text)}</p>'
+
+
+def paragraphs(texts: Iterable[str]) -> str:
+    return "".join(f"<p>{escape(text)}</p>" for text in texts)

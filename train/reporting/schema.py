@@ -95,6 +95,7 @@ class ArmReport:
     metrics: dict[str, SeedValues]  # by task
     difference: BaselineDifference | None  # on the primary task
     missing: tuple[int, ...]
+    device_seconds: float | None = None  # of one run, all its ranks; the mean over seeds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +171,91 @@ class Examples:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClassChange:
+    """The accuracy of one class: means over the seeds of the baseline and of an arm."""
+
+    name: str
+    samples: int
+    baseline: float
+    arm: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfusionChange:
+    """Samples of a class that were taken for another one: means over the seeds."""
+
+    label: str
+    predicted: str
+    baseline: float
+    arm: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disagreement:
+    """A sample that most seeds of one arm have right, and most seeds of the other wrong.
+
+    arm_right, baseline_right: share of the seeds. The answers are the most frequent ones. image:
+    a data URI, None where the image cannot be read.
+    """
+
+    sample: str
+    label: str
+    arm_answer: str
+    baseline_answer: str
+    arm_right: float
+    baseline_right: float
+    image: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmChanges:
+    """What an arm changed on a classification task against the baseline, by class and sample.
+
+    classes: the largest gains, then the largest losses, of `classes_in_all`. gained: samples that
+    most seeds of the arm have right and most of the baseline wrong; lost: the reverse. shown: a
+    random part of both, drawn with a fixed seed.
+    """
+
+    arm: str
+    task: str
+    classes_in_all: int
+    classes: tuple[ClassChange, ...]
+    confusions: tuple[ConfusionChange, ...]
+    gained: int
+    lost: int
+    shown: tuple[Disagreement, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRow:
+    """One finished run on the primary task; the Wilson interval is over the test samples alone.
+
+    model, batch_size, samples_seen: None where only the predictions are known.
+    """
+
+    arm: str
+    seed: int
+    model: str | None
+    batch_size: int | None
+    samples_seen: int | None
+    value: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Power:
+    """The smallest visible difference, and the seeds of each arm that half of it would need.
+
+    None where no number of seeds suffices.
+    """
+
+    smallest: float
+    half: float
+    seeds_for_half: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
     """The Jaccard index of the rows of each two arms."""
 
@@ -208,6 +294,9 @@ class Report:
     controls: tuple[TaskComparison, ...]
     aa: TaskComparison | None
     noise: tuple[TaskNoise, ...]
+    power: Power | None
+    runs: tuple[RunRow, ...]
+    changes: tuple[ArmChanges, ...]
     gaps: tuple[str, ...]  # failed runs and incomplete arms, one line each
     curves: tuple[Curve, ...]
     funnels: tuple[Funnel, ...]

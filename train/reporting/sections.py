@@ -1,4 +1,4 @@
-"""The sections of the page below its headline. Each is HTML, or "" where it has nothing to show."""
+"""Sections about the scores and the data of the arms. Each is HTML, or "" if there is nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from html import escape
 
 from train.ablation import wording
 from train.reporting import charts
-from train.reporting.markup import chart, chip, details, note, table, verdict_word
+from train.reporting.markup import chart, chip, details, legend, note, table, verdict_word
+from train.reporting.overview import colours_of, primary_task
 from train.reporting.schema import BaselineDifference, Example, Report, TaskRow
 
 EXAMPLE_KINDS = (
@@ -17,54 +18,44 @@ EXAMPLE_KINDS = (
 )
 
 
-def colours_of(report: Report) -> dict[str, str]:
-    """The colour of each arm, the same in every chart."""
-    return {arm.arm: charts.colour(index) for index, arm in enumerate(report.arms)}
-
-
-def difference_cells(difference: BaselineDifference | None) -> list[str]:
+def difference_cells(difference: BaselineDifference | None, unit: str) -> list[str]:
     """The difference with its interval, and the verdict."""
     if difference is None:
         return [wording.DASH, wording.DASH]
-    interval = wording.interval(difference.mean, difference.low, difference.high)
+    interval = wording.interval(difference.mean, difference.low, difference.high, unit)
     return [interval, verdict_word(difference.verdict)]
+
+
+def in_unit(metric: str, unit: str) -> str:
+    """The head of a column of scores."""
+    return f"{escape(metric)}, %" if unit == "share" else escape(metric)
 
 
 def arms_table(report: Report, roles: Sequence[str]) -> str:
     """One row per arm of these roles, on the primary task; "" where there is none."""
-    shades = colours_of(report)
+    shades, unit = colours_of(report), primary_task(report).unit
+    with_data = any(arm.rows for arm in report.arms)
     rows = []
     for arm in report.arms:
         if arm.role not in roles:
             continue
-        metric = arm.metrics[report.primary]
-        d = arm.difference
+        metric, d = arm.metrics[report.primary], arm.difference
         name = chip(shades[arm.arm], arm.arm)
         if arm.missing:
             seeds = ", ".join(map(str, arm.missing))
             name += f' <span class="gap">(without seed {escape(seeds)})</span>'
-        rows.append(
-            [
-                name,
-                wording.mean_and_sd(metric.mean, metric.sd),
-                *difference_cells(d),
-                wording.DASH if d is None else f"{d.p_adjusted:.3g}",
-                f"{arm.rows:,}",
-                wording.percent(arm.share),
-                wording.DASH if arm.repeats is None else f"{arm.repeats:.1f}",
-            ]
-        )
-    head = [
-        "arm",
-        f"{escape(report.primary)}, %",
-        f"points to {escape(report.baseline)} [95 %]",
-        "verdict",
-        "adjusted p",
-        "pairs",
-        "% of stored",
-        "repeats",
-    ]
-    return table(head, rows, (1, 2, 4, 5, 6, 7)) if rows else ""
+        row = [name, wording.mean_and_sd(metric.mean, metric.sd, unit)]
+        row += [*difference_cells(d, unit), wording.DASH if d is None else f"{d.p_adjusted:.3g}"]
+        if with_data:
+            repeats = wording.DASH if arm.repeats is None else f"{arm.repeats:.1f}"
+            row += [f"{arm.rows:,}", wording.percent(arm.share), repeats]
+        rows.append(row)
+    against = f"{wording.unit_of_difference(unit)} to {escape(report.baseline)} [95 %]"
+    head = ["arm", in_unit(report.primary, unit), against, "verdict", "adjusted p"]
+    if with_data:
+        head += ["pairs", "% of stored", "repeats"]
+    caption = f"Mean ± standard deviation over seeds on {report.primary}"
+    return table(head, rows, (1, 2, 4, 5, 6, 7), caption) if rows else ""
 
 
 def tasks(report: Report) -> str:
@@ -74,13 +65,15 @@ def tasks(report: Report) -> str:
     for task in report.tasks:
         rows = []
         for row in task.rows:
-            score = wording.mean_and_sd(row.mean, row.sd)
-            rows.append([chip(shades[row.arm], row.arm), score, *difference_cells(row.difference)])
-        head = ["arm", f"{escape(task.metric)}, %", "points to baseline [95 %]", "verdict"]
+            score = wording.mean_and_sd(row.mean, row.sd, task.unit)
+            difference = difference_cells(row.difference, task.unit)
+            rows.append([chip(shades[row.arm], row.arm), score, *difference])
+        against = f"{wording.unit_of_difference(task.unit)} to baseline [95 %]"
+        head = ["arm", in_unit(task.metric, task.unit), against, "verdict"]
         chance = wording.percent(task.chance)
-        size = f"({escape(task.kind)}, {task.samples:,} samples, chance {chance} %)"
-        title = f"<h3>{escape(task.task)} <span class='note'>{size}</span></h3>"
-        parts.append(title + table(head, rows, (1, 2)))
+        size = f"{task.kind}, {task.samples:,} samples, chance {chance} %"
+        numbers = table(head, rows, (1, 2), f"{task.task}: {size}")
+        parts.append(f"<h3>{escape(task.task)}</h3>{numbers}")
     return "".join(parts) + _mcnemar(report)
 
 
@@ -97,7 +90,7 @@ def _mcnemar(report: Report) -> str:
         "where the arms are not distinguishable: these two models differ, other seeds may not."
     )
     head = ["task", "arm", "p"]
-    return details("two single models compared (McNemar)", note(text) + table(head, rows, (2,)))
+    return details("Two single models compared (McNemar)", note(text) + table(head, rows, (2,)))
 
 
 def _mcnemar_row(task: str, row: TaskRow) -> list[str]:
@@ -134,20 +127,6 @@ def evaluation_overlap(report: Report) -> str:
     return table(head, rows, (1, 2, 3)) if report.evaluation_overlap else ""
 
 
-def curves(report: Report) -> str:
-    """Training loss of every run."""
-    if not report.curves:
-        return ""
-    shades = colours_of(report)
-    legend = "".join(f"<span>{chip(shade, name)}</span>" for name, shade in shades.items())
-    series = []
-    for curve in report.curves:
-        points = [(point[0], point[1]) for point in curve.points]
-        series.append((f"{curve.arm}, seed {curve.seed}", shades[curve.arm], points))
-    svg = charts.lines(series, "samples seen", "training loss", "Training loss of every run")
-    return f'<p class="legend">{legend}</p>{chart(svg)}'
-
-
 def funnels(report: Report) -> str:
     """What happened to the rows of each pool and view."""
     parts = []
@@ -156,13 +135,16 @@ def funnels(report: Report) -> str:
         steps = []
         for name, count in funnel.steps:
             steps.append((name, float(count), f"{count:,} ({100 * count / first:.1f} %)"))
-        parts.append(f"<h3>{escape(funnel.title)}</h3>" + chart(charts.bars(steps, funnel.title)))
+        parts.append(
+            f"<h3>{escape(funnel.title)}</h3>"
+            + chart(charts.bars(steps, funnel.title), funnel.title)
+        )
         if funnel.reasons:
             ordered = sorted(funnel.reasons.items(), key=lambda item: -item[1])
             lost = [(name, float(count), f"{count:,}") for name, count in ordered]
-            bars = chart(charts.bars(lost, "reasons", charts.colour(2)))
+            bars = chart(charts.bars(lost, "reasons", charts.colour(2)), "reasons")
             total = sum(funnel.reasons.values())
-            parts.append(details(f"the reasons of the {total:,} other rows", bars))
+            parts.append(details(f"The reasons of the {total:,} other rows", bars))
     return "".join(parts)
 
 
@@ -175,12 +157,12 @@ def histograms(report: Report) -> str:
     parts = []
     for histogram in report.histograms:
         colours = {"stored": charts.colour(0), **by_view}
-        legend = ""
+        names = {}
         for index, name in enumerate(histogram.counts):
-            legend += f"<span>{chip(colours.get(name, charts.colour(index)), name)}</span>"
+            names[name] = colours.get(name, charts.colour(index))
         title = f"{histogram.column} in {histogram.pool}"
         svg = charts.histogram(histogram.edges, histogram.counts, histogram.marks, colours, title)
-        parts.append(f"<h3>{escape(title)}</h3><p class='legend'>{legend}</p>{chart(svg)}")
+        parts.append(f"<h3>{escape(title)}</h3>{legend(names)}{chart(svg, title)}")
     return "".join(parts)
 
 
@@ -218,6 +200,8 @@ def _figure(example: Example) -> str:
 
 def composition(report: Report) -> str:
     """How much of its data each arm draws, and how much of it the arms share."""
+    if not any(arm.rows for arm in report.arms):
+        return ""  # only predictions are known
     drawn = []
     for arm in report.arms:
         samples = wording.DASH if arm.drawn is None else f"{arm.drawn:,}"
@@ -229,15 +213,7 @@ def composition(report: Report) -> str:
         rows.append([escape(name), *(f"{share:.2f}" for share in shares)])
     names = [escape(name) for name in report.overlap.arms]
     overlap = table(["", *names], rows, range(1, len(names) + 1))
-    return table(head, drawn, (2, 3, 4)) + details("overlap of the arms (Jaccard)", overlap)
-
-
-def costs(report: Report) -> str:
-    """Seconds of each stage."""
-    if not report.costs:
-        return ""
-    rows = [(name, seconds, f"{seconds:.1f} s") for name, seconds in report.costs]
-    return chart(charts.bars(rows, "Seconds of each stage", charts.colour(3)))
+    return table(head, drawn, (2, 3, 4)) + details("Overlap of the arms (Jaccard)", overlap)
 
 
 def settings(report: Report) -> str:

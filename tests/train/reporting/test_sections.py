@@ -4,17 +4,15 @@ import dataclasses
 
 import pytest
 
-from tests.support.reports import empty_report, sample_report
+from tests.support.reports import empty_report, given_report, sample_report
 from train.reporting import sections
 
 OPTIONAL = (
     sections.checks,
     sections.evaluation_overlap,
-    sections.curves,
     sections.funnels,
     sections.histograms,
     sections.examples,
-    sections.costs,
     sections.settings,
 )
 
@@ -46,3 +44,11 @@ def test_near_duplicates_that_were_not_searched_are_not_called_none() -> None:
 def test_a_task_without_its_arm_is_an_error() -> None:
     with pytest.raises(KeyError, match="clip30"):
         sections.tasks(dataclasses.replace(sample_report(), arms=sample_report().arms[:1]))
+
+
+def test_columns_of_data_are_left_out_where_only_predictions_are_known() -> None:
+    numbers = sections.arms_table(given_report(), ("baseline", "arm"))
+    assert "pairs" not in numbers
+    assert "+4.1 [+2.9, +5.3]" in numbers
+    assert sections.composition(given_report()) == ""
+    assert sections.composition(sample_report()) != ""
