@@ -44,7 +44,6 @@ def collect_report(out: str) -> Report:
     trained = [run for run in runs if isinstance(run, Run)]
     with_result = [run for run in runs if str(run.seed) in results.arms[run.arm].runs]
     finished = [run for run in with_result if isinstance(run, Run)]
-    seconds = device_seconds(finished)
     primary = next(task for task in ablation.evaluate if task.name == ablation.primary)
     blends: dict[str, Blend] = {}
     for run in trained:  # of a random control, the subset of the first seed stands for the others
@@ -61,13 +60,7 @@ def collect_report(out: str) -> Report:
         samples_seen=trained[0].config.samples_seen if trained else None,
         headline=results.headline,
         verdict=results.verdict,
-        arms=tuple(
-            replace(
-                _arm(arm, ablation, finished, values, results, views),
-                device_seconds=seconds.get(arm),
-            )
-            for arm in arm_names(runs)
-        ),
+        arms=_arms(runs, ablation, finished, values, results, views),
         tasks=tuple(
             _task(task, values[task.name], results, ablation.baseline) for task in ablation.evaluate
         ),
@@ -140,6 +133,22 @@ def _of(results: Results, task: str, arm: str, baseline: str) -> TaskComparison 
 
 
 # --- arms and tasks ------------------------------------------------------------------------------
+
+
+def _arms(
+    runs: Sequence[Run | GivenRun],
+    ablation: Ablation,
+    finished: Sequence[Run],
+    values: Mapping[str, Mapping[str, Mapping[int, float]]],
+    results: Results,
+    views: Sequence[gallery.ArmView],
+) -> tuple[ArmReport, ...]:
+    seconds = device_seconds(finished)
+    arms = []
+    for name in arm_names(runs):
+        arm = _arm(name, ablation, finished, values, results, views)
+        arms.append(replace(arm, device_seconds=seconds.get(name)))
+    return tuple(arms)
 
 
 def _arm(

@@ -30,7 +30,8 @@ def test_a_run_has_its_settings_and_the_interval_of_its_samples(concluded: str) 
     assert len(rows) == 6
     first = rows[0]
     assert (first.arm, first.model, first.batch_size, first.samples_seen) == ("raw", "test", 16, 64)
-    assert first.low is not None and first.high is not None
+    assert first.low is not None
+    assert first.high is not None
     assert first.low < first.value < first.high
     assert first.high - first.low > 0.3, "eight samples say little"
 
@@ -51,7 +52,7 @@ def test_curves_are_read_where_there_is_a_log(folder: str) -> None:
     _, trained = of_folder(folder)
     Path(folder, "runs/raw/seed-0/log.jsonl").unlink()
     curves = runs.read_curves(trained, FileHashes(folder=folder))
-    assert [(curve.arm, curve.seed) for curve in curves][0] == ("raw", 1)
+    assert (curves[0].arm, curves[0].seed) == ("raw", 1)
     assert len(curves) == 5
 
 
