@@ -287,10 +287,10 @@ def test_a_damaged_picture_is_replaced_and_counted(
 def test_a_row_without_tokens_is_replaced(make_pool: Make, tmp_path: Path) -> None:
     pool = make_pool(tmp_path / "pool", 16, 1)
     path = disk.join(pool, "scores", "tokens@0123456789ab", "00000.parquet")
-    table, note = disk.read_parquet(path), disk.read_metadata(path)
+    table, metadata = disk.read_parquet(path), disk.read_metadata(path)
     tokens = table["tokens"].to_pylist()
     tokens[4] = None
-    disk.write_parquet(path, pa.table({"tokens": tokens}, schema=table.schema), note)
+    disk.write_parquet(path, pa.table({"tokens": tokens}, schema=table.schema), metadata)
     loader = Loader(blend_of(pool, all=1), settings(samples_seen=16), model())
     (batch,) = loader
     assert batch.substituted == 1

@@ -31,10 +31,10 @@ def test_widths_are_those_that_were_published():
 
 def test_impossible_models_are_refused():
     good = disk.to_plain(MODELS["test"])
-    for change, said in (
+    for change, message in (
         ({"image_size": 33}, "multiple of patch_size"),
         ({"text_heads": 3}, "multiple of text_heads"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             ModelConfig(**{**good, **change})
     assert math.isclose(MODELS["test"].vision_mlp / MODELS["test"].vision_width, 4)

@@ -237,7 +237,7 @@ def test_a_run_changes_its_model_by_name():
     wanted = {"drop_path_rate": 0.1, "image_mean": (0.5, 0.5, 0.5), "global_average_pool": True}
     assert model_config(config) == dataclasses.replace(MODELS["micro"], **wanted)
     assert model_config(configure({"model.context_length": 40})).context_length == 40
-    for changes, said in (
+    for changes, message in (
         ({"model.drop_pth_rate": 0.1}, "did you mean 'drop_path_rate'"),
         ({"model.logit_bias": True}, "unknown setting 'logit_bias'"),
         ({"model.drop_path_rate": 1}, r"drop_path_rate is 1.0; it must lie in \[0, 1\)"),
@@ -251,7 +251,7 @@ def test_a_run_changes_its_model_by_name():
         ({"model.class_token_length": 0}, "class_token_length is 0; it must be at least 1"),
         ({"model.image_std": [0, 1, 1]}, "every value must be above 0"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             configure(changes)
 
 
