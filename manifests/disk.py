@@ -26,6 +26,14 @@ import pyarrow.parquet as pq
 
 from manifests.text import valid_text
 
+# What installs the filesystem of a protocol that fsspec does not bring along.
+EXTRAS = {
+    "s3": "the extra `s3` of clipmill (pip install 'clipmill[s3]')",
+    "s3a": "the extra `s3` of clipmill (pip install 'clipmill[s3]')",
+    "gs": "the package gcsfs",
+    "gcs": "the package gcsfs",
+}
+
 # --- files ------------------------------------------------------------------------------------
 
 
@@ -213,8 +221,10 @@ def read_json(path: str | Path) -> Any:
     """A JSON file as plain values. ValueError that names the file where it is no JSON."""
     try:
         return json.loads(read_bytes(path))
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
+    except RecursionError:
+        raise ValueError(f"{path} is not JSON that can be read: it is nested too deeply") from None
 
 
 def write_parquet(
@@ -278,7 +288,14 @@ def _filesystem(path: str | Path) -> tuple[Any, str]:
     """
     import fsspec
 
-    fs, name = fsspec.core.url_to_fs(str(path), use_listings_cache=False)
+    try:
+        fs, name = fsspec.core.url_to_fs(str(path), use_listings_cache=False)
+    except ImportError as error:
+        protocol = str(path).partition("://")[0]
+        install = EXTRAS.get(protocol, "the package that the message names")
+        raise ValueError(
+            f"{path} cannot be opened: {error}; install {install}, or give a local path"
+        ) from None
     return fs, name
 
 
@@ -352,6 +369,47 @@ def _dataclass_from_plain(kind: type, value: Any) -> Any:
         if field.name not in value and not has_default:
             raise ValueError(f"{kind.__name__} has no value for {field.name!r}")
     return kind(**{name: from_plain(hints[name], each) for name, each in value.items()})
+
+
+JSON_TYPES = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+
+
+def check_types(kind: Any, value: Any, name: str) -> None:
+    """Compare JSON with the annotations of a dataclass, before `from_plain` makes it.
+
+    name: where `value` stands, for the message. ValueError for the first value of another type. A
+    missing or unknown key is left to `from_plain`.
+    """
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        if value is not None or type(None) not in args:
+            check_types(next(a for a in args if a is not type(None)), value, name)
+    elif dataclasses.is_dataclass(kind):
+        _require(isinstance(value, Mapping), value, name, "a mapping of keys to values")
+        hints = typing.get_type_hints(kind)
+        for key in value.keys() & hints.keys():
+            check_types(hints[key], value[key], f"{name}.{key}")
+    elif origin is dict:
+        _require(isinstance(value, Mapping), value, name, "a mapping of keys to values")
+        for key, each in value.items():
+            check_types(args[1], each, f"{name}[{key!r}]")
+    elif origin is tuple:
+        _require(isinstance(value, list), value, name, "a list")
+        kinds = args[:1] * len(value) if args[-1] is Ellipsis else args
+        _require(len(value) == len(kinds), value, name, f"a list of {len(kinds)} values")
+        for i, (each_kind, each) in enumerate(zip(kinds, value, strict=True)):
+            check_types(each_kind, each, f"{name}[{i}]")
+    elif kind in JSON_TYPES:
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        fits = type(value) is kind or (kind is float and is_number)
+        _require(fits, value, name, JSON_TYPES[kind])
+
+
+def _require(fits: bool, value: Any, name: str, wanted: str) -> None:
+    if not fits:
+        shown = repr(value)
+        shown = shown if len(shown) <= 60 else shown[:60] + "…"
+        raise ValueError(f"{name} is {shown}; it must be {wanted}")
 
 
 def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:

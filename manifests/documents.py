@@ -22,6 +22,7 @@ def read_document(path: str | Path, kind: type[T]) -> T:
     """
     value = disk.read_json(path)
     try:
+        disk.check_types(kind, value, kind.__name__)
         document: T = disk.from_plain(kind, value)
     except (TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{path} is no {kind.__name__}: {error}") from error

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 STRICT: dict[str, str] = {"extra": "forbid"}  # read by pydantic inside reader.py
 ROWS_PER_SHARD_LIMIT = 10_000  # keys are {shard:05d}{row:04d}
+# The longest side that WebP can store; a square of it is decoded in 0.8 GB.
+IMAGE_SIZE_LIMIT = 16_383
 HASHES = ("md5", "sha256", "sha512")
 
 # What is checked of an image that is not decoded.
@@ -62,6 +65,8 @@ class HostLimit:
             raise ValueError(f"per_host is {self.per_host}; it must be at least 1")
         if self.delay_s is not None and self.delay_s < 0:
             raise ValueError(f"delay_s is {self.delay_s}; it must not be negative")
+        if self.delay_s is not None and not math.isfinite(self.delay_s):
+            raise ValueError(f"delay_s is {self.delay_s}; it must be a finite number")
 
 
 Interpolation = Literal[
@@ -133,12 +138,31 @@ class Fetch:
         for name in ("image_size", "max_pixels", "max_bytes", "per_host", "concurrency"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.image_size > IMAGE_SIZE_LIMIT:
+            raise ValueError(
+                f"image_size is {self.image_size}; it must be at most {IMAGE_SIZE_LIMIT}, "
+                "the longest side that WebP can store"
+            )
+        for name in ("deadline_s", "patience_s", "delay_s", "max_aspect_ratio"):
+            if not math.isfinite(getattr(self, name)):
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be a finite number")
         for name in ("deadline_s", "patience_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0 seconds")
         for name in (*SIZE_LIMITS, "min_rate", "retries", "delay_s"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must not be negative")
+        if not self.allow_ports or not all(1 <= port <= 65_535 for port in self.allow_ports):
+            raise ValueError(
+                f"allow_ports is {list(self.allow_ports)}; "
+                "it must name at least one port, each in 1..65535"
+            )
+        agent = self.user_agent or ""
+        if not (agent.isascii() and agent.isprintable()):
+            raise ValueError(
+                f"user_agent is {agent!r}; it must be printable ASCII in one line, "
+                "because it is sent as an HTTP header"
+            )
         lowest, highest = (0, 9) if self.encode_format == "png" else (1, 100)
         if not lowest <= self.encode_quality <= highest:
             raise ValueError(

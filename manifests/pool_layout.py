@@ -120,12 +120,13 @@ class CommitRecord:
                 known[name] = document[name]
             elif name not in ("engine", "engine_version", "tar_stamp"):
                 raise ValueError(f"it has no {name!r}")
-        record: CommitRecord = disk.from_plain(cls, known)
-        if not isinstance(record.version, int) or record.version > SHARD_VERSION:
+        version = known["version"]
+        if not isinstance(version, int) or version > SHARD_VERSION:
             raise ValueError(
-                f"it has shard version {record.version!r}; "
-                f"this clipmill reads up to {SHARD_VERSION}"
+                f"it has shard version {version!r}; this clipmill reads up to {SHARD_VERSION}"
             )
+        disk.check_types(cls, known, "CommitRecord")
+        record: CommitRecord = disk.from_plain(cls, known)
         return record
 
     @classmethod

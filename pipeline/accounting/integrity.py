@@ -106,7 +106,7 @@ def _records(layout: PoolLayout) -> tuple[dict[str, CommitRecord], list[str]]:
 def _record(layout: PoolLayout, file: str) -> CommitRecord | str:
     """A commit record, or what is wrong with it."""
     try:
-        document = json.loads(disk.read_bytes(disk.join(layout.shards, file)))
+        document = disk.read_json(disk.join(layout.shards, file))
     except ValueError:
         return "it is not JSON"
     try:

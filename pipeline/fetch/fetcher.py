@@ -120,14 +120,12 @@ async def fetch_all(
 
 
 def user_agent(settings: Fetch) -> str:
-    """The User-Agent header. ValueError where it is not set, or cannot be sent."""
+    """The User-Agent header. ValueError where it is not set."""
     if not settings.user_agent or not settings.user_agent.strip():
         raise ValueError(
             "fetch.user_agent is not set: give a name and an address to write to, "
             'as in "mycrawler/1.0 (+https://example.org/bot)"'
         )
-    if not (settings.user_agent.isascii() and settings.user_agent.isprintable()):
-        raise ValueError(f"fetch.user_agent is {settings.user_agent!r}; it must be printable ASCII")
     return settings.user_agent.strip()
 
 

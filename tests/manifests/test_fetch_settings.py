@@ -26,6 +26,13 @@ def test_a_setting_is_a_manner_or_decides_bytes_and_not_both() -> None:
         ({"retries": -1}, "retries is -1; it must not be negative"),
         ({"encode_quality": 101}, r"of jpg it must lie in 1..100"),
         ({"encode_format": "png", "encode_quality": 10}, r"of png it must lie in 0..9"),
+        ({"image_size": 99_999_999_999_999}, "it must be at most 16383, the longest side"),
+        ({"deadline_s": float("inf")}, "deadline_s is inf; it must be a finite number"),
+        ({"patience_s": float("nan")}, "patience_s is nan; it must be a finite number"),
+        ({"allow_ports": ()}, r"allow_ports is \[\]; it must name at least one port"),
+        ({"allow_ports": (80, 65_536)}, r"each in 1\.\.65535"),
+        ({"user_agent": "x/1\r\nCookie: a"}, "it must be printable ASCII in one line"),
+        ({"user_agent": "café/1"}, "it must be printable ASCII in one line"),
         ({"verify_hash": ("column", "crc32")}, "verify_hash names 'crc32'"),
     ],
 )
@@ -40,3 +47,5 @@ def test_the_limits_of_a_host() -> None:
         HostLimit(per_host=0)
     with pytest.raises(ValueError, match="delay_s is -1; it must not be negative"):
         HostLimit(delay_s=-1)
+    with pytest.raises(ValueError, match="delay_s is inf; it must be a finite number"):
+        HostLimit(delay_s=float("inf"))

@@ -116,6 +116,8 @@ def test_a_record_may_have_keys_that_this_version_does_not_know() -> None:
         ),
         ({"version": None}, "has shard version None"),
         ({"tar_sha256": ...}, "has no 'tar_sha256'"),
+        ({"count": "3"}, "CommitRecord.count is '3'; it must be a whole number"),
+        ({"reasons": {"dns": None}}, r"CommitRecord.reasons\['dns'\] is None; it must be a whole"),
     ],
 )
 def test_a_record_that_cannot_be_read_is_named(

@@ -1,0 +1,140 @@
+"""score.py, filter.py and audit.py on what is no pool, or a pool with damaged JSON documents: one
+line, exit status 2 (3 where the audit counts the damage), and never a traceback."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from manifests import disk
+from pipeline import audit, filter, score
+from tests.support import audited
+
+Main = Callable[[list[str]], int]
+READERS: tuple[tuple[Main, tuple[str, ...]], ...] = (
+    (audit.main, ()),
+    (audit.main, ("--verify",)),
+    (audit.main, ("--explain", "000000001")),
+    (filter.main, ("--columns",)),
+    (filter.main, ("--random-like", "words")),
+    (score.main, ("--filters", "caption", "--engine", "inline")),
+)
+AUDIT, VERIFY, EXPLAIN, COLUMNS, RANDOM, SCORE = READERS
+
+
+def run(
+    reader: tuple[Main, Sequence[str]], pool: str | Path, capsys: pytest.CaptureFixture[str]
+) -> tuple[int, list[str]]:
+    """The exit status of a command and the lines that name a problem."""
+    main, words = reader
+    capsys.readouterr()
+    status = main([str(pool), *words])
+    output = capsys.readouterr()
+    lines = [line for line in output.out.splitlines() if line.startswith("WRONG")]
+    return status, lines + [line for line in output.err.splitlines() if line.startswith("error: ")]
+
+
+@pytest.fixture(scope="module")
+def complete_pool(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(audited.make(tmp_path_factory.mktemp("complete") / "pool"))
+
+
+@pytest.fixture
+def pool(complete_pool: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(complete_pool, tmp_path / "pool"))
+
+
+@pytest.mark.parametrize("reader", READERS, ids=lambda reader: " ".join(reader[1]))
+def test_what_is_no_pool_is_one_line(
+    reader: tuple[Main, Sequence[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "empty").mkdir()
+    for name in ("missing", "file", "empty"):
+        status, lines = run(reader, tmp_path / name, capsys)
+        assert (status, len(lines)) == (2, 1)
+        assert name in lines[0]
+
+
+@pytest.mark.parametrize("reader", READERS, ids=lambda reader: " ".join(reader[1]))
+def test_a_url_without_its_package_names_the_extra(
+    reader: tuple[Main, Sequence[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    status, lines = run(reader, "s3://bucket/pool", capsys)
+    assert (status, len(lines)) == (2, 1)
+    assert "pip install 'clipmill[s3]'" in lines[0]
+
+
+DAMAGE = {
+    "truncated": lambda text: text[: len(text) // 2],
+    "empty": lambda text: "",
+    "list": lambda text: "[]",
+    "number": lambda text: "5",
+    "deep": lambda text: "[" * 100_000,
+    "no UTF-8": lambda text: text.replace('"', "\udcff", 1),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize(
+    ("document", "readers", "status"),
+    [
+        ("views/words.json", (AUDIT, VERIFY), 3),
+        ("views/words.json", (EXPLAIN,), 2),
+        ("scores/*/scores.json", (AUDIT, VERIFY), 3),
+        ("scores/*/scores.json", (COLUMNS,), 2),
+        ("shards/00001_stats.json", (VERIFY,), 3),
+        ("shards/00001_stats.json", (AUDIT, EXPLAIN, COLUMNS, RANDOM, SCORE), 2),
+    ],
+)
+def test_a_damaged_document_is_named(
+    document: str,
+    readers: Sequence[tuple[Main, Sequence[str]]],
+    status: int,
+    damage: str,
+    pool: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = next(pool.glob(document))
+    path.write_bytes(DAMAGE[damage](path.read_text()).encode(errors="surrogateescape"))
+    for reader in readers:
+        result, lines = run(reader, pool, capsys)
+        assert result == status, reader[1]
+        assert path.name in lines[0]
+        assert status == 3 or len(lines) == 1
+
+
+@pytest.mark.parametrize(
+    ("document", "key", "value", "message"),
+    [
+        ("views/words.json", "kept", "all", "ViewDocument.kept is 'all'; it must be a whole"),
+        ("views/words.json", "funnel", [["x", 1, 2]], "a list of 2 values"),
+        ("views/words.json", "funnel", [None], "ViewDocument.funnel[0] is None; it must be a list"),
+        ("views/words.json", "shards", None, "shards is None; it must be a mapping"),
+        ("scores/*/scores.json", "rows", None, "ScoreSetDocument.rows is None"),
+        ("scores/*/scores.json", "columns", "x", "ScoreSetDocument.columns is 'x'"),
+        ("shards/00001_stats.json", "count", "8", "CommitRecord.count is '8'"),
+        ("shards/00001_stats.json", "reasons", [], "CommitRecord.reasons is []"),
+    ],
+)
+def test_a_value_of_another_type_is_named(
+    document: str,
+    key: str,
+    value: object,
+    message: str,
+    pool: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = next(pool.glob(document))
+    disk.write_json(path, {**disk.read_json(path), key: value})
+    status, lines = run(AUDIT, pool, capsys)
+    assert status == (2 if document.startswith("shards") else 3)
+    assert message in lines[0]
+    assert path.name in lines[0]
