@@ -3,7 +3,7 @@
 Exit statuses: 0 every task ended with its outcomes; 2 a mistake that its one line explains; 3 some
 task ended without an outcome; 75 a training run was stopped and saved; 128 + N stopped by signal N
 (130 for Ctrl-C, 143 for SIGTERM). With CLIPMILL_TRACEBACK=1 the traceback of a mistake is printed
-too.
+too. It imports the standard library only, and so does `manifests/__init__.py`.
 """
 
 from __future__ import annotations
@@ -86,6 +86,23 @@ def start_logging(level: int = logging.INFO) -> None:
 def signal_name(number: int) -> str:
     """SIGINT for 2."""
     return signal.Signals(number).name
+
+
+def end_on_stop_signals() -> None:
+    """From now on SIGINT and SIGTERM end the process with 128 + N and one line on stderr.
+
+    For a command's imports: torch, Ray and PyArrow take seconds, in which Ctrl-C would end the
+    process with a traceback and SIGTERM without a word. `run_command` then installs its own
+    handlers.
+    """
+    for number in STOP_SIGNALS:
+        signal.signal(number, _end)
+
+
+def _end(number: int, _: FrameType | None) -> None:
+    """os._exit, because an exception inside an import is caught by some libraries."""
+    os.write(2, f"\nstopped by {signal_name(number)}: run the command again\n".encode())
+    os._exit(128 + number)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """The nouns: recipes, views, blends and ablations as frozen dataclasses.
 
-Nothing but the standard library and columns.py, so that a trainer can import it anywhere.
+Nothing but the standard library, so that a trainer can import it anywhere.
 `reader.py` reads these from YAML and checks types. What a type cannot say (a share between 0 and 1,
 a baseline that is one of the arms) is checked here in `__post_init__`.
 """

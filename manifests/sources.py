@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from manifests.columns import EXTRA_TYPES, PAIRS, SIDECAR, extra_column
 from manifests.fetch_settings import IMAGE_SETTINGS, SIZE_LIMITS, STRICT
 
 TABLE_ENDINGS = (".parquet", ".csv", ".tsv", ".json", ".jsonl", ".ndjson")
@@ -146,6 +145,11 @@ def check_extra(columns: dict[str, str], kind: str) -> None:
     """ValueError for a type that is not one of EXTRA_TYPES, a name that is taken, or a source
     without columns.
     """
+    if not columns:
+        return
+    # Imported here: a command installs its stop signals before PyArrow is imported.
+    from manifests.columns import EXTRA_TYPES, PAIRS, SIDECAR, extra_column
+
     taken_names = {name.lower() for name in [*SIDECAR.names, *PAIRS.names]}
     for name, kind_of_values in columns.items():
         column, type_name = extra_column(name, kind_of_values)
@@ -158,7 +162,7 @@ def check_extra(columns: dict[str, str], kind: str) -> None:
                 f"extra_columns names {name!r}, which every pool has a column of its own for; "
                 f"rename it, as in source_{name}: {column}:{type_name}"
             )
-    if columns and "extra_columns" not in SOURCES[kind].keys:
+    if "extra_columns" not in SOURCES[kind].keys:
         with_columns = [name for name, line in SOURCES.items() if "extra_columns" in line.keys]
         raise ValueError(
             f"extra_columns come from {', '.join(with_columns)}; a source of kind {kind} has none"

@@ -5,11 +5,8 @@ row.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 if not __package__:
@@ -17,6 +14,14 @@ if not __package__:
     sys.path[0] = str(ROOT)
 
 from manifests import console
+
+if __name__ == "__main__":
+    console.end_on_stop_signals()
+
+import argparse
+import json
+from typing import Any
+
 from pipeline import accounting
 
 EXAMPLE = """example:

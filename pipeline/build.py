@@ -7,21 +7,27 @@ fetch.engine img2dataset it names the program that is run.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import shlex
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 if not __package__:
     # The checkout, not pipeline/, whose file names could shadow other modules
     sys.path[0] = str(ROOT)
 
-from manifests import console, disk, reader
+from manifests import console
+
+if __name__ == "__main__":
+    console.end_on_stop_signals()
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+from typing import Any
+
+from manifests import disk, reader
 from manifests.pool_layout import AblationLayout
 from manifests.schema import Ablation, Recipe
 from pipeline import ablation_run, recipe_run

@@ -5,8 +5,6 @@ each funnel.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from pathlib import Path
 
@@ -15,7 +13,15 @@ if not __package__:
     # The checkout, not pipeline/, whose file names could shadow other modules
     sys.path[0] = str(ROOT)
 
-from manifests import console, disk, reader
+from manifests import console
+
+if __name__ == "__main__":
+    console.end_on_stop_signals()
+
+import argparse
+import json
+
+from manifests import disk, reader
 from manifests.schema import Recipe
 from pipeline import views
 

@@ -222,9 +222,14 @@ def _has_rows(pool: str) -> bool:
 
 
 def _finished_state(pool: str) -> dict[str, Any] | None:
-    """pool.json without times; None where there is none."""
+    """pool.json without times; None where there is none, or a damaged one."""
     path = PoolLayout(pool).pool_json
     if not disk.exists(path):
         return None
-    state: dict[str, Any] = disk.read_json(path)
+    try:
+        state = disk.read_json(path)
+    except ValueError:
+        return None
+    if not isinstance(state, dict):
+        return None
     return {key: value for key, value in state.items() if key not in ("seconds", "versions")}

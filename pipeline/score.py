@@ -5,20 +5,26 @@ left as it is.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 if not __package__:
     # The checkout, not pipeline/, whose file names could shadow other modules
     sys.path[0] = str(ROOT)
 
+from manifests import console
+
+if __name__ == "__main__":
+    console.end_on_stop_signals()
+
+import argparse
+import json
+from typing import Any
+
 import yaml
 
-from manifests import console, disk, reader
+from manifests import disk, reader
 from manifests.schema import Recipe
 from pipeline import scoring
 

@@ -43,7 +43,7 @@ ORDER = {
         "filter", "audit",
     ],
     "train": [
-        "startup", "rng", "model", "config", "data", "step", "formats", "dist", "capacity",
+        "rng", "model", "config", "data", "step", "formats", "dist", "capacity",
         "task_data", "evaluation",
         "identity", "logbook", "nonfinite", "train_state", "until", "loop", "mix",
         "stats", "ablation",

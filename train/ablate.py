@@ -10,16 +10,16 @@ ROOT = Path(__file__).resolve().parents[1]
 if not __package__:
     sys.path[0] = str(ROOT)
 
-from train import startup
+from manifests import console
 
 if __name__ == "__main__":
-    startup.end_on_stop_signals()
+    console.end_on_stop_signals()
 
 import argparse
 import json
 import os
 
-from manifests import console, disk, reader
+from manifests import disk, reader
 from manifests.pool_layout import AblationLayout
 from manifests.schema import Ablation
 from train.ablation import (

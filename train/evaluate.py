@@ -14,17 +14,17 @@ ROOT = Path(__file__).resolve().parents[1]
 if not __package__:
     sys.path[0] = str(ROOT)
 
-from train import startup
+from manifests import console
 
 if __name__ == "__main__":
-    startup.end_on_stop_signals()
+    console.end_on_stop_signals()
 
 import argparse
 import json
 import logging
 from collections.abc import Sequence
 
-from manifests import console, disk, reader
+from manifests import disk, reader
 from manifests.pool_layout import PoolLayout, RunLayout
 from manifests.schema import Suite, TaskSpec
 from train.dist import averaging, process_group

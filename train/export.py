@@ -13,16 +13,16 @@ ROOT = Path(__file__).resolve().parents[1]
 if not __package__:
     sys.path[0] = str(ROOT)
 
-from train import startup
+from manifests import console
 
 if __name__ == "__main__":
-    startup.end_on_stop_signals()
+    console.end_on_stop_signals()
 
 import argparse
 import json
 import logging
 
-from manifests import console, disk
+from manifests import disk
 from train.formats import model_files
 
 logger = logging.getLogger("train.export")

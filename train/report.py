@@ -10,16 +10,16 @@ ROOT = Path(__file__).resolve().parents[1]
 if not __package__:
     sys.path[0] = str(ROOT)
 
-from train import startup
+from manifests import console
 
 if __name__ == "__main__":
-    startup.end_on_stop_signals()
+    console.end_on_stop_signals()
 
 import argparse
 import datetime
 import json
 
-from manifests import console, disk
+from manifests import disk
 from manifests.pool_layout import AblationLayout
 from train.reporting import collect_report, render, report_lines
 

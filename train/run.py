@@ -16,10 +16,10 @@ if not __package__:
 import os
 import signal
 
-from train import startup
+from manifests import console
 
 if __name__ == "__main__":
-    startup.end_on_stop_signals()
+    console.end_on_stop_signals()
 # Set before torch is imported. Threads that spin while they wait are a quarter faster alone, and
 # ten times slower beside other work.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -30,7 +30,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from manifests import console, disk
+from manifests import disk
 from manifests.documents import RunRecord, read_document
 from manifests.pool_layout import RunLayout
 from manifests.schema import Blend

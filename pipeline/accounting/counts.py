@@ -88,6 +88,23 @@ def recipe_of_pool(pool: str) -> Recipe | None:
     return reader.read_manifest(path, Recipe) if disk.exists(path) else None
 
 
+def _seconds_before(path: str) -> dict[str, float]:
+    """The times of earlier builds; {} with a warning where pool.json is damaged, because all else
+    in it is computed again.
+    """
+    if not disk.exists(path):
+        return {}
+    try:
+        document = disk.read_json(path)
+        disk.check_types(dict[str, Any], document, "pool.json")
+        seconds: dict[str, float] = document.get("seconds")
+        disk.check_types(dict[str, float], seconds, "seconds")
+    except ValueError as error:
+        logger.warning("%s is written again without the times of earlier builds: %s", path, error)
+        return {}
+    return seconds
+
+
 def write_pool_json(pool: str, recipe: Recipe, seconds: Mapping[str, float]) -> dict[str, Any]:
     """Write pool.json from what is committed, and return it as plain values.
 
@@ -97,7 +114,7 @@ def write_pool_json(pool: str, recipe: Recipe, seconds: Mapping[str, float]) -> 
     layout = PoolLayout(pool)
     records = read_commit_records(pool)
     counts = count_pool(pool, records)
-    before = disk.read_json(layout.pool_json)["seconds"] if disk.exists(layout.pool_json) else {}
+    before = _seconds_before(layout.pool_json)
     total_seconds = {}
     for name in {*before, *seconds}:
         total_seconds[name] = round(before.get(name, 0.0) + seconds.get(name, 0.0), 2)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 SLOW_IMPORT = """
 import os, time
 open(os.environ["MARKER"], "w").close()
@@ -23,21 +23,27 @@ time.sleep(60)
 @pytest.mark.parametrize(
     ("entry", "number", "status"),
     [
-        ("run", signal.SIGINT, 130),
-        ("run", signal.SIGTERM, 143),
-        ("evaluate", signal.SIGINT, 130),
-        ("ablate", signal.SIGTERM, 143),
-        ("report", signal.SIGINT, 130),
-        ("export", signal.SIGINT, 130),
+        ("train/run.py", signal.SIGINT, 130),
+        ("train/run.py", signal.SIGTERM, 143),
+        ("train/evaluate.py", signal.SIGINT, 130),
+        ("train/ablate.py", signal.SIGTERM, 143),
+        ("train/report.py", signal.SIGINT, 130),
+        ("train/export.py", signal.SIGINT, 130),
+        ("pipeline/build.py", signal.SIGINT, 130),
+        ("pipeline/build.py", signal.SIGTERM, 143),
+        ("pipeline/score.py", signal.SIGINT, 130),
+        ("pipeline/filter.py", signal.SIGINT, 130),
+        ("pipeline/audit.py", signal.SIGTERM, 143),
     ],
 )
 def test_a_stop_signal_during_an_import_has_the_documented_status(
     tmp_path: Path, entry: str, number: signal.Signals, status: int
 ) -> None:
-    (tmp_path / "torch.py").write_text(SLOW_IMPORT)  # in the place of the real torch
+    library = "torch" if entry.startswith("train") else "pyarrow"
+    (tmp_path / f"{library}.py").write_text(SLOW_IMPORT)  # in the place of the real one
     marker = tmp_path / "marker"
     with subprocess.Popen(
-        [sys.executable, str(ROOT / "train" / f"{entry}.py"), "--help"],
+        [sys.executable, str(ROOT / entry), "--help"],
         env={**os.environ, "PYTHONPATH": str(tmp_path), "MARKER": str(marker)},
         stderr=subprocess.PIPE,
         text=True,
@@ -53,7 +59,15 @@ def test_a_stop_signal_during_an_import_has_the_documented_status(
 
 def test_without_it_the_status_is_none_of_the_documented_ones() -> None:
     code = "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"
-    early = f"from train import startup; startup.end_on_stop_signals(); {code}"
+    early = f"from manifests import console; console.end_on_stop_signals(); {code}"
     for program, status in ((code, -signal.SIGTERM), (early, 128 + signal.SIGTERM)):
         done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=60)
         assert done.returncode == status
+
+
+def test_nothing_heavy_is_imported_before_stop_signals_are_handled() -> None:
+    code = "import sys, manifests.console; print(*{'pyarrow', 'numpy', 'torch'} & {*sys.modules})"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, timeout=60, capture_output=True, text=True
+    )
+    assert done.stdout == "\n"
