@@ -309,11 +309,11 @@ def child(way: str, wat: str, folder: str) -> dict[str, Any]:
     run = {"bare": bare, "cc2dataset": cc2dataset, "ours": ours}[way]
     run(str(small), f"{out}-small")
     started = time.process_time()
-    found = run(wat, str(out))
+    result = run(wat, str(out))
     cpu = time.process_time() - started
     return {
         "cpu_s": cpu,
-        **found,
+        **result,
         "peak_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
     }
 

@@ -57,17 +57,17 @@ def parse_log(text: str, batch_size: int) -> dict[str, list[float]]:
     A line gives every loss as `Name: value (mean so far)`; the value of `Loss` is that of the step,
     summed over the losses there are. ValueError where a step is missing or written twice.
     """
-    found: dict[str, list[float]] = {"loss": [], "lr": [], "factor": []}
+    columns: dict[str, list[float]] = {"loss": [], "lr": [], "factor": []}
     for line in text.splitlines():
         if match := LINE.search(line):
-            step, wanted = int(match["samples"]) / batch_size, len(found["loss"]) + 1
+            step, wanted = int(match["samples"]) / batch_size, len(columns["loss"]) + 1
             if step != wanted:
                 raise ValueError(
                     f"open_clip's log goes on with step {step:g}; {wanted} was to come"
                 )
-            for name, values in found.items():
+            for name, values in columns.items():
                 values.append(float(match[name]))
-    return found
+    return columns
 
 
 def window_means(losses: Sequence[float], window: int) -> list[float]:
@@ -149,9 +149,9 @@ def table(result: Mapping[str, Any]) -> str:
         f"outside the 95 % interval: {summary['windows_outside_welch']} of {summary['windows']} "
         "windows",
     ]
-    for name, said in PROGRAMS.items():
-        if found := summary.get(f"accuracy_{name}"):
+    for name, title in PROGRAMS.items():
+        if accuracy := summary.get(f"accuracy_{name}"):
             lines.append(
-                f"zero-shot accuracy, {said}: {100 * found['mean']:.1f} ± {100 * found['sd']:.1f} %"
+                f"zero-shot accuracy, {title}: {100 * accuracy['mean']:.1f} ± {100 * accuracy['sd']:.1f} %"
             )
     return "\n".join(lines)

@@ -77,10 +77,10 @@ print(json.dumps({"python": platform.python_version(), **{name: version(name) fo
 
 def tars_of(pool: Path) -> list[Path]:
     """The pool's shards. ValueError where there are none."""
-    found = sorted((pool / "shards").glob("*.tar"))
-    if not found:
+    tars = sorted((pool / "shards").glob("*.tar"))
+    if not tars:
         raise ValueError(f"{pool / 'shards'} holds no tars; --pool takes the folder of a pool")
-    return found
+    return tars
 
 
 def pictures_with_captions(tar: Path) -> int:
@@ -166,7 +166,7 @@ def peer_arguments(config: TrainConfig, tars: Sequence[Path], logs: Path) -> lis
     after pass.
     """
     model = model_config(config)
-    said: dict[str, Any] = {
+    values: dict[str, Any] = {
         "model": MODEL,
         "train-data": "::".join(map(str, tars)),
         "dataset-type": "webdataset",
@@ -189,8 +189,8 @@ def peer_arguments(config: TrainConfig, tars: Sequence[Path], logs: Path) -> lis
         "name": "run",
     }
     if config.grad_clip is not None:
-        said["grad-clip-norm"] = config.grad_clip
-    arguments = [text for key, value in said.items() for text in (f"--{key}", str(value))]
+        values["grad-clip-norm"] = config.grad_clip
+    arguments = [text for key, value in values.items() for text in (f"--{key}", str(value))]
     arguments += [
         "--image-mean",
         *map(str, model.image_mean),
@@ -221,12 +221,12 @@ def train_theirs(
     )
     arguments = peer_arguments(config, tars_of(pool), folder / "logs")
     took = execute([*peer, str(folder / "architectures"), *arguments], folder, threads)
-    found = parse_log((folder / "logs" / "run" / "out.log").read_text(), config.batch_size)
+    curve = parse_log((folder / "logs" / "run" / "out.log").read_text(), config.batch_size)
     clip = CLIP(model)
     state = open_clip_files.read_state(str(folder / "logs" / "run" / "checkpoints" / "epoch_1.pt"))
     clip.load_state_dict(open_clip_files.from_open_clip(state, model))
     open_clip_files.save_export(clip, str(folder / "model"))
-    return {**took, **found}
+    return {**took, **curve}
 
 
 def accuracy(folder: Path, test: Path, threads: int) -> float:
@@ -242,8 +242,8 @@ def accuracy(folder: Path, test: Path, threads: int) -> float:
         "--json",
     ]
     execute([*command, "--task", str(folder / "task.json")], folder, threads)
-    found: dict[str, Any] = json.loads((folder / "output.txt").read_text().splitlines()[-1])
-    return float(found["test"]["accuracy"])
+    metrics: dict[str, Any] = json.loads((folder / "output.txt").read_text().splitlines()[-1])
+    return float(metrics["test"]["accuracy"])
 
 
 def measure(program: str, seed: int, args: argparse.Namespace, work: Path) -> dict[str, Any]:
@@ -259,26 +259,28 @@ def measure(program: str, seed: int, args: argparse.Namespace, work: Path) -> di
     }
     about["peer_fused"] = args.peer_fused
     if (folder / "curve.json").exists():
-        held: dict[str, Any] = disk.read_json(str(folder / "curve.json"))
-        if held["about"] != about:
-            raise ValueError(f"{folder} holds another run ({held['about']}); choose another --work")
-        return held
+        stored: dict[str, Any] = disk.read_json(str(folder / "curve.json"))
+        if stored["about"] != about:
+            raise ValueError(
+                f"{folder} holds another run ({stored['about']}); choose another --work"
+            )
+        return stored
     shutil.rmtree(folder, ignore_errors=True)
     if program == "ours":
-        found = train_ours(changes, pool, folder, args.threads)
+        curve = train_ours(changes, pool, folder, args.threads)
     else:
         peer = [args.peer_python, "-c", FUSED + PEER if args.peer_fused else PEER]
-        found = train_theirs(settings("micro", changes), peer, pool, folder, args.threads)
-    if len(found["loss"]) != args.steps:
-        raise ValueError(f"{PROGRAMS[program]} logged {len(found['loss'])} steps of {args.steps}")
-    found |= {
+        curve = train_theirs(settings("micro", changes), peer, pool, folder, args.threads)
+    if len(curve["loss"]) != args.steps:
+        raise ValueError(f"{PROGRAMS[program]} logged {len(curve['loss'])} steps of {args.steps}")
+    curve |= {
         "about": about,
         "accuracy": accuracy(folder, Path(args.test).resolve(), args.threads)
         if args.test
         else None,
     }
-    disk.write_json(str(folder / "curve.json"), found)
-    return found
+    disk.write_json(str(folder / "curve.json"), curve)
+    return curve
 
 
 # --- the result -----------------------------------------------------------------------------------
@@ -289,8 +291,8 @@ def conclude(
 ) -> dict[str, Any]:
     """Curves in windows, the summary and what was seen in passing."""
     windows = {
-        name: [window_means(run["loss"], args.window) for run in found]
-        for name, found in runs.items()
+        name: [window_means(run["loss"], args.window) for run in measured]
+        for name, measured in runs.items()
     }
     summary = compare(windows["ours"], windows["theirs"])
     difference, half = summary.pop("difference"), summary.pop("welch_half")
@@ -303,20 +305,20 @@ def conclude(
     passing: dict[str, Any] = {
         "note": "shared cores, no timing claim; a run's seconds hold its start and its end"
     }
-    for name, found in runs.items():
+    for name, measured in runs.items():
         if args.test:
-            shares = [run["accuracy"] for run in found]
+            shares = [run["accuracy"] for run in measured]
             summary[f"accuracy_{name}"] = {
                 "mean": statistics.fmean(shares),
                 "sd": statistics.stdev(shares),
                 "seeds": shares,
             }
-        rates = [len(run["loss"]) * BATCH / run["wall_s"] for run in found]
+        rates = [len(run["loss"]) * BATCH / run["wall_s"] for run in measured]
         passing[name] = {
-            "cpu_s": [run["cpu_s"] for run in found],
-            "wall_s": [run["wall_s"] for run in found],
+            "cpu_s": [run["cpu_s"] for run in measured],
+            "wall_s": [run["wall_s"] for run in measured],
             "samples_per_s": [round(rate, 1) for rate in rates],
-            "logit_factor_at_end": [round(run["factor"][-1], 3) for run in found],
+            "logit_factor_at_end": [round(run["factor"][-1], 3) for run in measured],
         }
     curves: dict[str, Any] = {
         "last_step_of_window": [(w + 1) * args.window for w in range(len(difference))]
@@ -407,10 +409,10 @@ def main(argv: list[str] | None = None) -> int:
             work = Path(args.work or temporary).resolve()
             runs: dict[str, list[dict[str, Any]]] = {name: [] for name in PROGRAMS}
             for seed in args.seeds:
-                for name, said in PROGRAMS.items():
+                for name, title in PROGRAMS.items():
                     runs[name].append(run := measure(name, seed, args, work))
                     print(
-                        f"{said}, seed {seed}: last loss {run['loss'][-1]:.4f}, {run['wall_s']} s",
+                        f"{title}, seed {seed}: last loss {run['loss'][-1]:.4f}, {run['wall_s']} s",
                         flush=True,
                     )
             result = conclude(runs, args)

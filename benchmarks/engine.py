@@ -206,14 +206,14 @@ def child(way: str, trouble: str, count: int, groups: int, log: str) -> dict[str
     up = time.monotonic()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     if way.startswith("ray_data"):
-        found = with_ray_data(tickets, log, limited=way.endswith("limited"))
+        report = with_ray_data(tickets, log, limited=way.endswith("limited"))
     else:
-        found = {"actors": with_actors, "ray_tasks": with_ray_tasks}[way](tickets, log)
+        report = {"actors": with_actors, "ray_tasks": with_ray_tasks}[way](tickets, log)
     ended = time.monotonic()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     disconnect()
     return {
-        **found,
+        **report,
         **from_log(Path(log)),
         "start_s": round(up - started, 2),
         "wall_s": round(ended - up, 2),

@@ -72,24 +72,22 @@ def spread(values: list[float]) -> dict[str, float]:
 
 def one_round(number: int, web: static_web.Web, args: Any, folder: Path) -> dict[str, Any]:
     """Each case by each program, in an order that turns from round to round."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name in args.cases:
         case = CASES[name]
         programs = [OURS, *case.peers]
-        found[name] = {}
+        results[name] = {}
         for who in programs[number % len(programs) :] + programs[: number % len(programs)]:
             share = case.share if who == OURS else case.peer_share
-            place = folder / f"round{number}-{name}-{who.replace(', ', '-').replace(' ', '-')}"
-            start = program(who, web, case, PEERS.get(who, 1), args, place / "start")
-            whole = program(
-                who, web, case, max(20, round(args.count * share)), args, place / "whole"
-            )
-            found[name][who] = {**figures(whole, start), "runs": [asdict(start), asdict(whole)]}
+            out = folder / f"round{number}-{name}-{who.replace(', ', '-').replace(' ', '-')}"
+            start = program(who, web, case, PEERS.get(who, 1), args, out / "start")
+            whole = program(who, web, case, max(20, round(args.count * share)), args, out / "whole")
+            results[name][who] = {**figures(whole, start), "runs": [asdict(start), asdict(whole)]}
             print(
-                f"round {number + 1}: {case.title}: {who}: {found[name][who]['cpu_ms']:.2f} ms CPU",
+                f"round {number + 1}: {case.title}: {who}: {results[name][who]['cpu_ms']:.2f} ms CPU",
                 flush=True,
             )
-    return found
+    return results
 
 
 def floor(web: static_web.Web, kind: str) -> float:
@@ -108,23 +106,30 @@ def floor(web: static_web.Web, kind: str) -> float:
 
 def summary(rounds: list[dict[str, Any]], floors: dict[str, list[float]]) -> dict[str, Any]:
     """Medians, ranges, ratios and bars of all cases."""
-    found: dict[str, Any] = {}
+    cases: dict[str, Any] = {}
     for name in rounds[0]:
         case = CASES[name]
         programs = (OURS, *case.peers)
         keys = ("cpu_ms", "rate", "rate_per_core", "start_cpu_s")
-        told = {
+        numbers = {
             who: {key: spread([r[name][who][key] for r in rounds]) for key in keys}
             for who in programs
         }
         best = min(
             (who for who in case.peers if who != DEFAULTS),
-            key=lambda who: told[who]["cpu_ms"]["median"],
+            key=lambda who: numbers[who]["cpu_ms"]["median"],
         )
         ratio = spread([r[name][OURS]["cpu_ms"] / r[name][best]["cpu_ms"] for r in rounds])
-        measured_value = ratio["median"] if case.goal_of == "cpu" else told[OURS]["rate"]["median"]
-        found[name] = {"title": case.title, "programs": told, "against": best, "cpu_ratio": ratio}
-        found[name]["bar"] = {
+        measured_value = (
+            ratio["median"] if case.goal_of == "cpu" else numbers[OURS]["rate"]["median"]
+        )
+        cases[name] = {
+            "title": case.title,
+            "programs": numbers,
+            "against": best,
+            "cpu_ratio": ratio,
+        }
+        cases[name]["bar"] = {
             "of": "CPU per picture, ours / img2dataset's, at most"
             if case.goal_of == "cpu"
             else "pictures/s, at least",
@@ -134,8 +139,8 @@ def summary(rounds: list[dict[str, Any]], floors: dict[str, list[float]]) -> dic
         }
         if not case.raw:
             least = statistics.median(floors[case.kind])
-            found[name]["floor"] = {"ms": least, "share": least / told[OURS]["cpu_ms"]["median"]}
-    return found
+            cases[name]["floor"] = {"ms": least, "share": least / numbers[OURS]["cpu_ms"]["median"]}
+    return cases
 
 
 # --- fidelity -------------------------------------------------------------------------------------
@@ -171,7 +176,7 @@ def stored_by_peer(folder: Path) -> Iterator[tuple[str, bytes]]:
 
 def fidelities(web: static_web.Web, folder: Path, cases: list[str]) -> dict[str, Any]:
     """PSNR of what both stored in the first round, by case."""
-    found: dict[str, Any] = {}
+    images: dict[str, Any] = {}
     for name in cases:
         case = CASES[name]
         if case.raw:
@@ -184,7 +189,7 @@ def fidelities(web: static_web.Web, folder: Path, cases: list[str]) -> dict[str,
         urls = [
             url for url in web.urls(case.kind, len(stored[OURS])) if url in stored["img2dataset"]
         ]
-        found[name] = fidelity.compare(
+        images[name] = fidelity.compare(
             (
                 (static_web.picture_of(web, url), {who: stored[who][url] for who in stored})
                 for url in urls
@@ -192,7 +197,7 @@ def fidelities(web: static_web.Web, folder: Path, cases: list[str]) -> dict[str,
             FIDELITY_PICTURES[case.kind],
             PICTURE["image_size"],
         )
-    return found
+    return images
 
 
 # --- the command ----------------------------------------------------------------------------------
@@ -203,13 +208,13 @@ def table(results: dict[str, Any]) -> str:
     rows = []
     for name, case in results["cases"].items():
         rows.append(case["title"])
-        for who, told in case["programs"].items():
-            cpu, rate = told["cpu_ms"], told["rate"]
+        for who, numbers in case["programs"].items():
+            cpu, rate = numbers["cpu_ms"], numbers["rate"]
             rows.append(
                 f"  {who:26} {cpu['median']:7.2f} ms CPU/picture "
                 f"({cpu['least']:.2f}..{cpu['most']:.2f})"
                 f" {rate['median']:7.0f}/s ({rate['least']:.0f}..{rate['most']:.0f})"
-                f" {told['rate_per_core']['median']:7.0f}/s/core"
+                f" {numbers['rate_per_core']['median']:7.0f}/s/core"
             )
         ratio, bar = case["cpu_ratio"], case["bar"]
         rows.append(

@@ -30,7 +30,7 @@ def compare(
     Left out: pictures that were small already, rotated ones (one program turns them upright), and
     other modes than RGB.
     """
-    found: dict[str, list[float]] = {CEILING: []}
+    psnr: dict[str, list[float]] = {CEILING: []}
     left_out, seen = 0, set()
     for path, stored in pictures:
         if path in seen:
@@ -50,16 +50,16 @@ def compare(
             pixels = decoded(data)
             if pixels.shape not in references:  # programs may round a side differently
                 references[pixels.shape] = area(whole, *pixels.shape[:2])
-            found.setdefault(who, []).append(psnr_db(pixels, references[pixels.shape]))
-        found[CEILING].append(_ceiling(next(iter(references.values()))))
-        if len(found[CEILING]) == count:
+            psnr.setdefault(who, []).append(psnr_db(pixels, references[pixels.shape]))
+        psnr[CEILING].append(_ceiling(next(iter(references.values()))))
+        if len(psnr[CEILING]) == count:
             break
     return {
-        "pictures": len(found[CEILING]),
+        "pictures": len(psnr[CEILING]),
         "left_out": left_out,
         "psnr_db": {
             who: {"mean": float(np.mean(values)), "p5": float(np.percentile(values, 5))}
-            for who, values in found.items()
+            for who, values in psnr.items()
             if values
         },
     }

@@ -117,8 +117,8 @@ class Child:
             raise RuntimeError(
                 words[-1][:300] if words else f"ended with status {self.process.wait()}"
             )
-        found: dict[str, Any] = json.loads(line)
-        return found
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
     def end(self) -> None:
         """Stop it, whatever it does."""
@@ -159,17 +159,17 @@ def measure(
         known = args.batch or (
             0 if child.cell["program"] == "open_clip" else batches.get(child.cell["model"], 0)
         )
-        found = ask(k, f"prepare {limit:.0f} {known}", began + limit)
-        if found is not None:
-            results[k] |= {"batch": found["batch"], "prepared": found}
+        answer = ask(k, f"prepare {limit:.0f} {known}", began + limit)
+        if answer is not None:
+            results[k] |= {"batch": answer["batch"], "prepared": answer}
             if child.cell["program"] == "ours":
-                batches.setdefault(child.cell["model"], found["batch"])
+                batches.setdefault(child.cell["model"], answer["batch"])
     for turn in range(args.repeats):
         order = list(range(len(children)))
         for k in order if turn % 2 == 0 else reversed(order):
-            found = ask(k, "repeat", until)
-            if found is not None:
-                answers.setdefault(k, []).append(found)
+            answer = ask(k, "repeat", until)
+            if answer is not None:
+                answers.setdefault(k, []).append(answer)
     for k, child in enumerate(children):
         if k in answers:
             whole = len(answers[k]) == args.repeats
@@ -247,9 +247,9 @@ def run(args: argparse.Namespace, until: float) -> Iterator[Cell]:
 def _job(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """What all cells share; wheels are unpacked and the pool is written here."""
     path = []
-    for place in args.wheels:
-        wheels = sorted(Path(place).glob("*.whl"))
-        path += [] if wheels else [str(Path(place).resolve())]
+    for wheels_folder in args.wheels:
+        wheels = sorted(Path(wheels_folder).glob("*.whl"))
+        path += [] if wheels else [str(Path(wheels_folder).resolve())]
         for wheel in wheels:
             target = folder / "wheels"
             zipfile.ZipFile(wheel).extractall(target)
@@ -275,14 +275,17 @@ def _job(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 def _versions() -> dict[str, str | None]:
     import torch
 
-    found: dict[str, str | None] = {"python": platform.python_version(), "torch": torch.__version__}
-    found["cuda"] = torch.version.cuda
+    versions: dict[str, str | None] = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+    versions["cuda"] = torch.version.cuda
     for package in ("triton", "flash-attn", "numpy", "pillow", "simplejpeg"):
         try:
-            found[package] = importlib.metadata.version(package)
+            versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            found[package] = None
-    return found
+            versions[package] = None
+    return versions
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -339,7 +342,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
 
 def _write(args: argparse.Namespace, command: str, results: list[Cell]) -> list[dict[str, Any]]:
     """What there is so far into --out. The bars."""
-    found = bars(results, args.models, args.device == "cpu")
+    bars_of_goals = bars(results, args.models, args.device == "cpu")
     settings = (
         "minutes",
         "device",
@@ -360,11 +363,11 @@ def _write(args: argparse.Namespace, command: str, results: list[Cell]) -> list[
         "versions": _versions() | {"open_clip": ", ".join(sorted(peers)) or None},
         "settings": {name: getattr(args, name) for name in settings},
         "cells": results,
-        "bars": found,
+        "bars": bars_of_goals,
     }
     Path(args.out).parent.mkdir(parents=True, exist_ok=True)
     Path(args.out).write_text(json.dumps(written, indent=1) + "\n")
-    return found
+    return bars_of_goals
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -388,9 +391,9 @@ def main(argv: list[str] | None = None) -> int:
     for result in run(args, began + args.minutes * 60 - END_S):
         results.append(result)
         print(line_of(result), flush=True)
-        found = _write(args, command, results)
+        bars_of_goals = _write(args, command, results)
     print(f"\nmeasured ÷ goal, on {args.device_name}:")
-    for bar in found:
+    for bar in bars_of_goals:
         measured = "not measured" if bar["measured"] is None else f"{bar['measured']:,.2f}"
         goal = "" if bar["goal"] is None else f" of {bar['goal']:,g}"
         reached = "" if bar["measured_over_goal"] is None else f" = {bar['measured_over_goal']:.2f}"

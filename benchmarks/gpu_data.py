@@ -33,9 +33,9 @@ SHARDS, ROWS = 8, 96
 def lengths(count: int, context: int, seed: int) -> np.ndarray:
     """Tokens of captions; the first fills the context."""
     drawn = np.random.default_rng(seed).lognormal(math.log(MEDIAN), SPREAD, count)
-    found = np.clip(np.rint(drawn), min(SHORTEST, context), context).astype(np.int64)
-    found[:1] = context
-    return found
+    rounded = np.clip(np.rint(drawn), min(SHORTEST, context), context).astype(np.int64)
+    rounded[:1] = context
+    return rounded
 
 
 def captions(count: int, context: int, vocabulary: int, seed: int) -> tuple[Tensor, Tensor]:

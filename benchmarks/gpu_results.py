@@ -28,12 +28,12 @@ def bars(results: list[Cell], models: list[str], cpu: bool) -> list[dict[str, An
     Ratios on a processor are of samples a second of its time: other programs may take a share of
     the clock's.
     """
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     rate, per = ("samples_per_cpu_s", " of CPU time") if cpu else ("samples_per_s", "")
 
     def add(name: str, measured: float | None, goal: float | None) -> None:
         reached = None if measured is None or goal is None else measured / goal
-        found.append(
+        rows.append(
             {"bar": name, "measured": measured, "goal": goal, "measured_over_goal": reached}
         )
 
@@ -52,7 +52,7 @@ def bars(results: list[Cell], models: list[str], cpu: bool) -> list[dict[str, An
             what = "packed" if data == "memory" else "packed, from shards,"
             add(f"{model}: {what} ÷ padded{per}", packed and padded and packed / padded, None)
             add(f"{model}: {what} ÷ open_clip{per}", packed and theirs and packed / theirs, None)
-    return [bar for bar in found if bar["measured"] is not None or bar["goal"] is not None]
+    return [bar for bar in rows if bar["measured"] is not None or bar["goal"] is not None]
 
 
 def line_of(cell: Cell) -> str:

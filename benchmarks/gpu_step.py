@@ -309,20 +309,20 @@ def search(program: Any, until: float) -> dict[str, Any]:
         program.compile()
     sizes: list[list[int | None]] = [[UNIT, one], [2 * UNIT, two]]
     began = time.perf_counter()
-    while (held := _tried(program, batch, 1)) is None:
+    while (measured := _tried(program, batch, 1)) is None:
         sizes.append([batch, None])
         _forget()  # sizes stay constants: a second one would make kernels for any size
         batch = int(batch * 0.85) // UNIT * UNIT
         if batch < UNIT:
             raise MemoryError("not even the smallest batch fits once compiled")
     took = time.perf_counter() - began
-    sizes.append([batch, held])
-    larger = int(batch * (ROOM * room - fixed) / max(1.0, held - fixed)) // UNIT * UNIT
+    sizes.append([batch, measured])
+    larger = int(batch * (ROOM * room - fixed) / max(1.0, measured - fixed)) // UNIT * UNIT
     if larger >= 1.1 * batch and time.perf_counter() + 2 * took < until:
         _forget()
-        held = _tried(program, larger, 1)
-        sizes.append([larger, held])
-        if held is None:
+        measured = _tried(program, larger, 1)
+        sizes.append([larger, measured])
+        if measured is None:
             _forget()
             program.load(batch)
         else:
@@ -336,11 +336,11 @@ def search(program: Any, until: float) -> dict[str, Any]:
 def prepare(program: Any) -> dict[str, Any]:
     """Find a batch, compile, warm up, and choose how many steps make a repeat."""
     job, began = program.job, time.perf_counter()
-    found: dict[str, Any] = {}
+    answer: dict[str, Any] = {}
     if not job["batch"]:
-        found = search(program, began + job["limit_s"] * 0.6)
+        answer = search(program, began + job["limit_s"] * 0.6)
     else:
-        found["batch"] = job["batch"]
+        answer["batch"] = job["batch"]
         program.load(job["batch"])
         if job["compile"]:
             program.compile()
@@ -352,9 +352,9 @@ def prepare(program: Any) -> dict[str, Any]:
         torch.cuda.reset_peak_memory_stats()
     parameters = sum(p.numel() for p in program.model.parameters())
     if version := getattr(program, "version", None):
-        found["open_clip"] = version
+        answer["open_clip"] = version
     return {
-        **found,
+        **answer,
         "parameters": parameters,
         "prepare_s": time.perf_counter() - began,
         "steps": program.count,
@@ -411,10 +411,10 @@ def profile(program: Any) -> dict[str, Any]:
 
 def kind_of(name: str) -> str:
     """What a kernel or operator does, by its name."""
-    found = next(
+    word = next(
         (kind for kind, words in KINDS.items() if re.search(words, name, re.IGNORECASE)), "other"
     )
-    return "norm_elementwise" if found == "elementwise" else found
+    return "norm_elementwise" if word == "elementwise" else word
 
 
 def main() -> int:

@@ -79,16 +79,16 @@ def lay_out(pictures: Path, web: Path) -> None:
     """web/small: the JPEGs of a folder; web/large: some of them at 3 megapixels. ValueError where
     there is none.
     """
-    found = [
+    paths = [
         path for path in sorted(pictures.iterdir()) if path.suffix.lower() in (".jpg", ".jpeg")
     ][:MOST_SMALL]
-    if not found:
+    if not paths:
         raise ValueError(f"--pictures: there is no .jpg in {pictures}")
     for kind in ("small", "large"):
         (web / kind).mkdir(parents=True)
-    for i, path in enumerate(found):
+    for i, path in enumerate(paths):
         shutil.copyfile(path, web / f"small/{i:05d}.jpg")
-    for i, path in enumerate(found[:: max(1, len(found) // LARGE)][:LARGE]):
+    for i, path in enumerate(paths[:: max(1, len(paths) // LARGE)][:LARGE]):
         with Image.open(path) as opened:
             image = opened.convert("RGB")
         scale = math.sqrt(LARGE_PIXELS / (image.width * image.height))

@@ -33,8 +33,8 @@ def test_the_log_gives_the_losses_of_steps_and_not_their_means() -> None:
     text = "\n".join(
         ["2026-01-02,03:04:05 | INFO | Start epoch 0", line(1, 4.9286), line(2, 4.5), line(3, 12.0)]
     )
-    found = curve_numbers.parse_log(text, 128)
-    assert found == {
+    log = curve_numbers.parse_log(text, 128)
+    assert log == {
         "loss": [4.9286, 4.5, 12.0],
         "lr": [5e-5, 1e-4, 1.5e-4],
         "factor": [14.286] * 3,
@@ -57,14 +57,16 @@ def test_windows_are_means_of_whole_windows() -> None:
 def test_a_comparison_gives_the_difference_beside_the_spread_of_seeds() -> None:
     ours = [[4.0, 3.0], [4.2, 3.0], [4.4, 3.0]]
     theirs = [[4.1, 2.0], [4.3, 2.0], [4.5, 2.0]]
-    found = curve_numbers.compare(ours, theirs)
-    assert found["difference"] == pytest.approx([-0.1, 1.0])
-    assert found["mean_absolute_difference"] == pytest.approx(0.55)
-    assert found["mean_signed_difference"] == pytest.approx(0.45)
-    assert found["seed_sd"] == pytest.approx(0.1)  # 0.2 in the first window, none in the second
-    assert found["ratio"] == pytest.approx(5.5)
-    assert (found["windows"], found["windows_outside_welch"]) == (2, 1)
-    assert found["ratio_if_equal"] == pytest.approx(0.6515, abs=1e-4)
+    comparison = curve_numbers.compare(ours, theirs)
+    assert comparison["difference"] == pytest.approx([-0.1, 1.0])
+    assert comparison["mean_absolute_difference"] == pytest.approx(0.55)
+    assert comparison["mean_signed_difference"] == pytest.approx(0.45)
+    assert comparison["seed_sd"] == pytest.approx(
+        0.1
+    )  # 0.2 in the first window, none in the second
+    assert comparison["ratio"] == pytest.approx(5.5)
+    assert (comparison["windows"], comparison["windows_outside_welch"]) == (2, 1)
+    assert comparison["ratio_if_equal"] == pytest.approx(0.6515, abs=1e-4)
     with pytest.raises(ValueError, match="at least 2"):
         curve_numbers.compare(ours[:1], theirs)
 
@@ -81,11 +83,11 @@ def test_the_interval_is_scipys() -> None:
 def test_equal_programs_differ_by_the_share_of_the_spread_that_is_said() -> None:
     random = np.random.default_rng(1)
     ours, theirs = random.normal(size=(2, 3, 20_000))
-    found = curve_numbers.compare(ours.tolist(), theirs.tolist())
+    comparison = curve_numbers.compare(ours.tolist(), theirs.tolist())
     # The SD of 3 seeds, pooled over two programs, is 0.94 of the true one in the mean: a little
     # above the share.
-    assert found["ratio"] == pytest.approx(found["ratio_if_equal"] / 0.94, rel=0.02)
-    assert found["windows_outside_welch"] / found["windows"] < 0.06
+    assert comparison["ratio"] == pytest.approx(comparison["ratio_if_equal"] / 0.94, rel=0.02)
+    assert comparison["windows_outside_welch"] / comparison["windows"] < 0.06
 
 
 def tar_of(path: Path, names: list[str]) -> None:
@@ -115,22 +117,24 @@ def test_rows_are_counted_in_tars_and_must_be_those_of_the_view(tmp_path: Path) 
 
 def test_the_peer_is_told_our_settings(tmp_path: Path) -> None:
     config = settings("micro", [*curves.COMMON, "samples_seen=256000", "seed=2"])
-    said = curves.peer_arguments(config, [Path("a.tar"), Path("b.tar")], tmp_path)
-    told = dict(zip(said[::2], said[1::2], strict=False))
-    assert told["--train-data"] == "a.tar::b.tar"
-    assert int(told["--train-num-samples"]) // int(told["--batch-size"]) == 2000 == config.steps
-    assert (told["--lr"], told["--eps"], told["--wd"], told["--seed"]) == (
+    arguments = curves.peer_arguments(config, [Path("a.tar"), Path("b.tar")], tmp_path)
+    options = dict(zip(arguments[::2], arguments[1::2], strict=False))
+    assert options["--train-data"] == "a.tar::b.tar"
+    assert (
+        int(options["--train-num-samples"]) // int(options["--batch-size"]) == 2000 == config.steps
+    )
+    assert (options["--lr"], options["--eps"], options["--wd"], options["--seed"]) == (
         "0.001",
         "1e-06",
         "0.2",
         "2",
     )
-    assert "--grad-clip-norm" not in told
+    assert "--grad-clip-norm" not in options
     clipped = curves.peer_arguments(settings("micro", ["grad_clip=1.5"]), [], tmp_path)
     assert clipped[clipped.index("--grad-clip-norm") + 1] == "1.5"
 
 
 def test_no_spread_and_no_difference_is_no_ratio() -> None:
-    found = curve_numbers.compare([[1.0], [1.0]], [[1.0], [1.0]])
-    assert (found["ratio"], found["windows_outside_welch"]) == (0.0, 0)
+    comparison = curve_numbers.compare([[1.0], [1.0]], [[1.0], [1.0]])
+    assert (comparison["ratio"], comparison["windows_outside_welch"]) == (0.0, 0)
     assert math.isinf(curve_numbers.compare([[1.0], [1.0]], [[2.0], [2.0]])["ratio"])

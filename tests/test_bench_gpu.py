@@ -78,8 +78,8 @@ def test_the_batch_is_the_largest_that_fits(
     monkeypatch.setattr(gpu_step, "_room", lambda: room)
     monkeypatch.setattr(gpu_step, "_forget", lambda: None)  # imports torch's compiler, 8 s
     program = Made(*needs)
-    found = gpu_step.search(program, time.perf_counter() + 100)
-    assert (found["batch"], [size for size, _ in found["tried"]]) == (batch, tried)
+    largest = gpu_step.search(program, time.perf_counter() + 100)
+    assert (largest["batch"], [size for size, _ in largest["tried"]]) == (batch, tried)
     assert program.batch == batch
 
 
@@ -133,13 +133,13 @@ def test_bars_are_measured_over_goal_and_nothing_is_made_up() -> None:
         cell("open_clip", "padded", 6000.0),
         cell("ours", "packed", 1.0, "partly"),
     ]
-    found = {
+    ratios = {
         bar["bar"]: bar for bar in gpu_results.bars(results, ["ViT-B-32", "ViT-L-14"], cpu=False)
     }
-    assert found["ViT-B-32: samples/s"]["measured_over_goal"] == pytest.approx(1.1)
-    assert found["ViT-B-32: ours ÷ open_clip"]["measured"] == pytest.approx(1.65)
-    assert found["ViT-L-14: samples/s"]["measured"] is None
-    assert "ViT-B-32: packed ÷ padded" not in found
+    assert ratios["ViT-B-32: samples/s"]["measured_over_goal"] == pytest.approx(1.1)
+    assert ratios["ViT-B-32: ours ÷ open_clip"]["measured"] == pytest.approx(1.65)
+    assert ratios["ViT-L-14: samples/s"]["measured"] is None
+    assert "ViT-B-32: packed ÷ padded" not in ratios
 
 
 def test_help_and_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,13 +149,13 @@ def test_help_and_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
     ):
         with pytest.raises(SystemExit):
             gpu.main(arguments)
-        said = capsys.readouterr()
-        assert word in said.out + said.err
+        output = capsys.readouterr()
+        assert word in output.out + output.err
 
 
 @pytest.mark.slow
 def test_a_cell_that_breaks_costs_that_cell(tmp_path: Path) -> None:
-    job = {
+    request = {
         "path": [],
         "threads": 1,
         "precision": "fp32",
@@ -164,7 +164,7 @@ def test_a_cell_that_breaks_costs_that_cell(tmp_path: Path) -> None:
         "attention": "flash",
     }
     cell = {"model": "test", "program": "ours", "captions": "padded", "data": "memory"}
-    child = gpu.Child(cell, {**job, "seconds": 0.1}, tmp_path, 0)
+    child = gpu.Child(cell, {**request, "seconds": 0.1}, tmp_path, 0)
     with pytest.raises(RuntimeError, match="flash"):
         child.ask("prepare 60 4", 120)
     child.end()

@@ -27,12 +27,12 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
 
 def blocks(language: str) -> list[tuple[str, str]]:
     """(document, text) of every fenced block in a language."""
-    found = []
+    code_blocks = []
     for name in DOCUMENTS:
         for kind, text in BLOCK.findall((ROOT / name).read_text()):
             if kind == language:
-                found.append((name, text))
-    return found
+                code_blocks.append((name, text))
+    return code_blocks
 
 
 def commands() -> list[str]:

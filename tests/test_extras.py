@@ -65,7 +65,7 @@ def test_the_product_imports_what_it_declares_and_declares_what_it_imports() -> 
     imported: set[str] = set()
     for package in PACKAGES:
         for name in imported_by(ROOT / package) - OPTIONAL_IMPORTS:
-            distributions = {normalized(found) for found in installed.get(name, [])}
+            distributions = {normalized(distribution) for distribution in installed.get(name, [])}
             assert distributions & (core | extras), f"{package} imports {name}: declare it"
             imported |= distributions
     assert core <= imported, f"nothing imports {sorted(core - imported)}: leave it out"
@@ -118,10 +118,10 @@ def resolve(*words: str) -> dict[str, str]:
     sys.version_info >= (3, 13), reason="img2dataset does not import on Python 3.13"
 )
 def test_img2dataset_and_s3_resolve_beside_the_core_and_not_to_a_release_of_years_ago() -> None:
-    found = resolve(".[img2dataset,s3]")
-    assert tuple(int(x) for x in found["img2dataset"].split(".")[:2]) >= (1, 47)
-    assert found["webdataset"].startswith("0.2.")
-    assert {"s3fs", "ray", "duckdb"} <= set(found)
+    versions = resolve(".[img2dataset,s3]")
+    assert tuple(int(x) for x in versions["img2dataset"].split(".")[:2]) >= (1, 47)
+    assert versions["webdataset"].startswith("0.2.")
+    assert {"s3fs", "ray", "duckdb"} <= set(versions)
 
 
 @pytest.mark.slow

@@ -106,13 +106,13 @@ def head() -> Iterator[Head]:
             assert process.poll() is None, (Path(folder) / "head.log").read_text()
             assert time.monotonic() < deadline, "the head did not start within 90 s"
             time.sleep(0.5)
-        found = Head(f"http://127.0.0.1:{port}", environment)
+        cluster = Head(f"http://127.0.0.1:{port}", environment)
         # The agent that takes jobs comes up last
-        while (done := found.submit("--no-wait", "--", "true")).returncode:
+        while (done := cluster.submit("--no-wait", "--", "true")).returncode:
             assert "No available agent" in done.stderr, done.stderr
             assert time.monotonic() < deadline, "no agent took a job within 90 s"
             time.sleep(1)
-        yield found
+        yield cluster
     finally:
         # Its own process group: nobody else's Ray is touched
         os.killpg(process.pid, signal.SIGTERM)

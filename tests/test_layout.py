@@ -89,14 +89,14 @@ def imports(path: Path) -> set[str]:
     """Dotted names of the project's own modules that a file imports, at its top or inside
     functions.
     """
-    found: set[str] = set()
+    modules: set[str] = set()
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-            found |= {f"{node.module}.{name.name}" for name in node.names}
+            modules.add(node.module)
+            modules |= {f"{node.module}.{name.name}" for name in node.names}
         elif isinstance(node, ast.Import):
-            found |= {name.name for name in node.names}
-    return {name for name in found if name.split(".")[0] in MAY_IMPORT}
+            modules |= {name.name for name in node.names}
+    return {name for name in modules if name.split(".")[0] in MAY_IMPORT}
 
 
 @pytest.mark.parametrize("package", MAY_IMPORT)

@@ -197,9 +197,9 @@ def test_an_unknown_training_key(told, tiny) -> None:
 
 
 def test_a_relative_out_under_a_submitted_folder(told, tiny, monkeypatch) -> None:
-    place = tiny / "runtime_resources" / "working_dir_files" / "_ray_pkg_1"
-    place.mkdir(parents=True)
-    monkeypatch.chdir(place)
+    folder = tiny / "runtime_resources" / "working_dir_files" / "_ray_pkg_1"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(folder)
     assert "Ray's temporary copy" in told(build.main, [tiny / "tiny.yaml", "--out", "here"])
     monkeypatch.delenv("CLIPMILL_OUT", raising=False)
     assert "CLIPMILL_OUT" in told(build.main, [tiny / "tiny.yaml"])

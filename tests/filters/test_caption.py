@@ -21,8 +21,8 @@ from filters.caption import Caption
     ],
 )
 def test_counts(caption: str, words: int, chars: int) -> None:
-    found = Caption().score(Batch(captions=[caption], images=None, rows=pa.table({})))
-    assert (found["caption_words"][0], found["caption_chars"][0]) == (words, chars)
+    scores = Caption().score(Batch(captions=[caption], images=None, rows=pa.table({})))
+    assert (scores["caption_words"][0], scores["caption_chars"][0]) == (words, chars)
 
 
 def test_a_missing_caption_is_not_counted_as_empty() -> None:

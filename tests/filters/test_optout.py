@@ -63,7 +63,7 @@ ROWS: list[tuple[dict[str, Any] | None, str, str]] = [
 
 
 def stored(signals: list[dict[str, Any] | None]) -> Batch:
-    texts = [None if found is None else json.dumps(found) for found in signals]
+    texts = [None if signal is None else json.dumps(signal) for signal in signals]
     return Batch(
         captions=[""] * len(texts),
         images=None,
@@ -72,8 +72,8 @@ def stored(signals: list[dict[str, Any] | None]) -> Batch:
 
 
 def test_the_words_of_each_policy() -> None:
-    found = Optout(user_agent="clipmill/0.1").score(stored([row[0] for row in ROWS]))
-    assert list(zip(found["optout_respect"], found["optout_strict"], strict=True)) == [
+    scores = Optout(user_agent="clipmill/0.1").score(stored([row[0] for row in ROWS]))
+    assert list(zip(scores["optout_respect"], scores["optout_strict"], strict=True)) == [
         row[1:] for row in ROWS
     ]
     # Strict refuses whatever respect refuses
@@ -119,9 +119,9 @@ views:
 def test_a_stricter_policy_drops_exactly_the_rows_that_it_names(tmp_path: Path) -> None:
     pool = str(tmp_path / "pool")
     with ShardWriter(pool, 0, "task", "0") as writer:
-        for place, (signals, _, _) in enumerate(ROWS):
+        for row_number, (signals, _, _) in enumerate(ROWS):
             text = None if signals is None else json.dumps(signals)
-            url = f"http://site.example/{place}.jpg"
+            url = f"http://site.example/{row_number}.jpg"
             record = {
                 "url": url,
                 "caption": "",
@@ -129,7 +129,7 @@ def test_a_stricter_policy_drops_exactly_the_rows_that_it_names(tmp_path: Path) 
                 "reason": None,
                 "optout": text,
             }
-            writer.add(place, record, jpeg(place))
+            writer.add(row_number, record, jpeg(row_number))
         writer.commit(len(ROWS))
     (tmp_path / "r.yaml").write_text(RECIPE)
     words = [pool, "--recipe", str(tmp_path / "r.yaml")]

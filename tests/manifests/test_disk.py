@@ -80,9 +80,9 @@ def test_hashes_are_pinned() -> None:
 def test_a_relative_folder_under_a_submitted_directory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = tmp_path / "runtime_resources" / "working_dir_files"
-    place.mkdir(parents=True)
-    monkeypatch.chdir(place)
+    folder = tmp_path / "runtime_resources" / "working_dir_files"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(folder)
     with pytest.raises(ValueError, match="lost with the job; give an absolute path"):
         disk.output_folder("out")
     assert disk.output_folder("/abs/out") == "/abs/out"

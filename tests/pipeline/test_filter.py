@@ -37,10 +37,10 @@ def test_all_views_and_their_funnels(
     pool: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert entry.main([pool, "--recipe", str(tmp_path / "r.yaml")]) == 0
-    told = capsys.readouterr().out
-    assert "view raw: 8 of 10 rows kept" in told
-    assert "view long: 4 of 10 rows kept" in told
-    assert [line.split()[:2] for line in told.splitlines() if "words" in line] == [["words", "4"]]
+    output = capsys.readouterr().out
+    assert "view raw: 8 of 10 rows kept" in output
+    assert "view long: 4 of 10 rows kept" in output
+    assert [line.split()[:2] for line in output.splitlines() if "words" in line] == [["words", "4"]]
 
 
 def test_one_view_at_a_scale_as_json(
@@ -103,6 +103,6 @@ def test_mistakes_are_one_line_and_2(
 
 
 def test_a_recipe_or_a_random_view_and_not_neither(pool: str) -> None:
-    with pytest.raises(SystemExit) as told:
+    with pytest.raises(SystemExit) as stopped:
         entry.main([pool])
-    assert told.value.code == 2
+    assert stopped.value.code == 2

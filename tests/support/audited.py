@@ -57,12 +57,17 @@ def write_pairs(pool: str, count: int = 24) -> list[dict[str, Any]]:
                 "warc_offset": 100 * i,
             }
         )
-    notes = {"wat": "crawl.wat.gz", "links": count + 2, "pairs": count, "reasons": {"empty_alt": 2}}
-    notes |= {"source_id": "abc", "parts": 1, "damaged_records": 0}
+    metadata = {
+        "wat": "crawl.wat.gz",
+        "links": count + 2,
+        "pairs": count,
+        "reasons": {"empty_alt": 2},
+    }
+    metadata |= {"source_id": "abc", "parts": 1, "damaged_records": 0}
     disk.write_parquet(
         disk.join(pool, "pairs", "part-00000.parquet"),
         pa.Table.from_pylist(rows, schema=PAIRS),
-        notes,
+        metadata,
     )
     return rows
 

@@ -33,7 +33,7 @@ def image_links(wat: Path) -> list[tuple[str, str, str]]:
     """(url, alt, page) of every image link with a text and an http address, as a crawler reads
     them.
     """
-    found = []
+    links = []
     for envelope in envelopes(wat):
         html = envelope["Payload-Metadata"].get("HTTP-Response-Metadata", {}).get("HTML-Metadata")
         if html is None:
@@ -44,8 +44,8 @@ def image_links(wat: Path) -> list[tuple[str, str, str]]:
             if link["path"] == "IMG@/src" and link.get("alt") and "[" not in link["url"]:
                 url = urljoin(base, link["url"])
                 if urlsplit(url).scheme == "http":
-                    found.append((url, link["alt"], page))
-    return found
+                    links.append((url, link["alt"], page))
+    return links
 
 
 def get(port: int, url: str, method: str = "GET") -> tuple[int, dict[str, str], bytes]:

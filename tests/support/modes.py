@@ -209,7 +209,7 @@ def wrong(ranks):
     """Losses and gradients of mistakes: features gathered over all ranks though those of a tp group
     see the same samples, with labels by the row of the mesh or by the rank; and features gathered
     without their gradient."""
-    found = {}
+    differences = {}
     for name, layout, local in (
         ("gathered over all, local", {"tp": 2}, True),
         ("gathered over all", {"tp": 2}, False),
@@ -234,11 +234,11 @@ def wrong(ranks):
             )
         loss.backward()
         grads = flat([p.grad for p in model.parameters()])
-        found[name] = {
+        differences[name] = {
             "loss": process_group.mean(loss.detach()[None], here)[0] - alone("clip")[1][0],
             "cosine": F.cosine_similarity(grads, alone("clip")[0], dim=0).item(),
         }
-    return found
+    return differences
 
 
 # --- checkpoints ----------------------------------------------------------------------------------
@@ -284,9 +284,9 @@ def continued(ranks, run, layout):
     with torch.no_grad():
         for p in model.parameters():
             p.fill_(0.5)
-    found = sharded_checkpoint.newest(run, ranks)
-    sharded_checkpoint.restore(found, model, update, None, ranks)
-    train_on(ranks, model, wrapped, update, config, found.step, 3)
+    checkpoint = sharded_checkpoint.newest(run, ranks)
+    sharded_checkpoint.restore(checkpoint, model, update, None, ranks)
+    train_on(ranks, model, wrapped, update, config, checkpoint.step, 3)
     state, worst = update.state(), 0.0
     for name, parts in {
         **wanted.state(),
@@ -303,7 +303,7 @@ def continued(ranks, run, layout):
 def main():
     rank, folder = int(sys.argv[1]), Path(sys.argv[2])
     torch.set_num_threads(1)
-    found, times = {}, {}
+    results, times = {}, {}
     run = str(folder / "run")
 
     def begin(name, own, world):
@@ -315,26 +315,28 @@ def main():
         for name in layouts:
             for change in CHOSEN[name]:
                 began = time.perf_counter()
-                found[f"{name}: {change}"] = compared(ranks, LAYOUTS[ranks.world][name], change)
+                results[f"{name}: {change}"] = compared(ranks, LAYOUTS[ranks.world][name], change)
                 times[f"{name}: {change}"] = time.perf_counter() - began
 
     ranks = begin("four", rank, 4)
     modes(ranks, LAYOUTS[4])
-    found["wrong"] = wrong(ranks)
+    results["wrong"] = wrong(ranks)
     written(ranks, run, LAYOUTS[4]["fsdp2 x tp2"])
-    found["continued as fsdp4"] = continued(ranks, run, LAYOUTS[4]["fsdp4"])
-    found["continued as dp2 x tp2"] = continued(ranks, run, LAYOUTS[4]["dp2 x tp2"])
+    results["continued as fsdp4"] = continued(ranks, run, LAYOUTS[4]["fsdp4"])
+    results["continued as dp2 x tp2"] = continued(ranks, run, LAYOUTS[4]["dp2 x tp2"])
     dist.destroy_process_group()
     ranks = begin(f"two-{rank // 2}", rank % 2, 2)
     modes(ranks, ["dp2", "tp2"] if rank < 2 else ["fsdp2"])
     if rank < 2:
-        found["continued as tp2"] = continued(ranks, run, {"tp": 2})
+        results["continued as tp2"] = continued(ranks, run, {"tp": 2})
     else:
-        found["continued as fsdp2"] = continued(ranks, run, {"dp_shard": 2})
+        results["continued as fsdp2"] = continued(ranks, run, {"dp_shard": 2})
     dist.destroy_process_group()
     if rank == 0:
-        found["continued as one process"] = continued(dataclasses.replace(ranks, world=1), run, {})
-    (folder / f"found-{rank}.json").write_text(json.dumps({"found": found, "times": times}))
+        results["continued as one process"] = continued(
+            dataclasses.replace(ranks, world=1), run, {}
+        )
+    (folder / f"found-{rank}.json").write_text(json.dumps({"found": results, "times": times}))
 
 
 if __name__ == "__main__":

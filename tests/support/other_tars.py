@@ -39,18 +39,18 @@ def take(
 ) -> list[dict[str, Any]]:
     """Adopt tars into a pool; the commit records."""
     work = adopt_tars({"pool": str(pool), "fetch": fetch or {}})
-    found = [
+    members = [
         work(t) for t in tar_tickets(Source(kind="shards", paths=tuple(map(str, paths)), **source))
     ]
-    for record in found:
+    for record in members:
         assert record["count"] == record["successes"] + sum(record["reasons"].values())
         written = read_commit_records(str(pool))[record["shard"]]
         assert record == written.to_plain()
-    return found
+    return members
 
 
 def rows(pool: Path, number: int = 0) -> list[dict[str, Any]]:
     table = read_sidecar(str(pool), number)
     assert table.schema.equals(SIDECAR)
-    found: list[dict[str, Any]] = table.to_pylist()
-    return found
+    records: list[dict[str, Any]] = table.to_pylist()
+    return records

@@ -11,7 +11,7 @@ MARK = "CLIPMILL_TEST_MARK"
 
 def marked(mark: str, *words: str) -> list[int]:
     """Ids of processes with the mark in their environment and all words in their command line."""
-    found = []
+    ids = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             environment = (folder / "environ").read_bytes().split(b"\0")
@@ -19,16 +19,16 @@ def marked(mark: str, *words: str) -> list[int]:
         except OSError:
             continue
         if f"{MARK}={mark}".encode() in environment and all(word in line for word in words):
-            found.append(int(folder.name))
-    return sorted(found)
+            ids.append(int(folder.name))
+    return sorted(ids)
 
 
 def wait_for(mark: str, *words: str, count: int = 1, seconds: float = 120) -> list[int]:
     """The processes, once there are `count`; AssertionError after so many seconds."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        if len(found := marked(mark, *words)) == count:
-            return found
+        if len(ids := marked(mark, *words)) == count:
+            return ids
         time.sleep(0.05)
     raise AssertionError(f"not {count} processes with {words}: {marked(mark)}")
 

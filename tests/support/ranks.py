@@ -88,7 +88,7 @@ def without_gradient(image_bE, text_bE, scale, bias, *, data_parallel):
 def losses(rank, groups):
     """Every variant of the loss over four ranks, and over two in a world of four; and what is known
     to be wrong."""
-    found = {}
+    results = {}
     for shape, data_parallel in groups.items():
         own = slice(
             data_parallel.rank * B // data_parallel.world,
@@ -97,12 +97,12 @@ def losses(rank, groups):
         for kind, local, gather, tile in VARIANTS:
             options = {"local_loss": local, "gather_with_grad": gather, "tile": tile}
             loss_of = functools.partial(contrastive, kind, data_parallel=data_parallel, **options)
-            found[f"{shape} {kind} {local} {gather} {tile}"] = mean(
+            results[f"{shape} {kind} {local} {gather} {tile}"] = mean(
                 numbers_of(kind, features(), own, loss_of)
             )
     data_parallel = groups["4"]
     own = slice(rank * B // WORLD, (rank + 1) * B // WORLD)
-    found[WRONG[0]] = mean(
+    results[WRONG[0]] = mean(
         numbers_of(
             "clip",
             features(),
@@ -118,8 +118,8 @@ def losses(rank, groups):
         loss_of = functools.partial(
             contrastive, "clip", data_parallel=data_parallel, local_loss=local
         )
-        found[name] = mean(numbers_of("clip", features(), own, loss_of))
-    return found
+        results[name] = mean(numbers_of("clip", features(), own, loss_of))
+    return results
 
 
 def towers(kind):
@@ -137,20 +137,20 @@ def samples():
 def gradients(model, rows, data_parallel, kind, **options):
     image, tokens = (x[rows] for x in samples())
     loss_of = functools.partial(contrastive, kind, data_parallel=data_parallel)
-    found = accumulate.backward(
+    result = accumulate.backward(
         model, lambda piece: (image[piece], tokens[piece]), len(image), loss_of, **options
     )
     grads = [
         torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten()
         for p in model.parameters()
     ]
-    return found.loss, torch.cat(grads)
+    return result.loss, torch.cat(grads)
 
 
 def accumulation(rank):
     """Gradients of DDP in micro-batches of 2 of a rank's 6 samples, against one process and the
     whole batch of 24."""
-    found = {}
+    results = {}
     for kind in ("clip", "siglip"):
         _, wanted = gradients(towers(kind).double(), slice(0, 24), DataParallel(), kind)
         wrapped = DistributedDataParallel(towers(kind).double(), gradient_as_bucket_view=True)
@@ -159,13 +159,13 @@ def accumulation(rank):
             wrapped, rows, DataParallel(rank=rank, world=WORLD), kind, micro_batch=2
         )
         dist.all_reduce(loss)
-        found[kind] = [
+        results[kind] = [
             F.cosine_similarity(grads, wanted, dim=0).item(),
             (grads.norm() / wanted.norm()).item(),
             (grads - wanted).norm().item() / wanted.norm().item(),
             loss.item() / WORLD,
         ]
-    return found
+    return results
 
 
 def meshes():
@@ -234,9 +234,13 @@ def main():
         "4": DataParallel(rank=rank, world=WORLD),
         "2x2": DataParallel(rank=rank // 2, world=2, group=columns[rank % 2]),
     }
-    found = {"losses": losses(rank, groups), "accumulation": accumulation(rank), "meshes": meshes()}
+    results = {
+        "losses": losses(rank, groups),
+        "accumulation": accumulation(rank),
+        "meshes": meshes(),
+    }
     if rank == 0:
-        Path(out).write_text(json.dumps(found))
+        Path(out).write_text(json.dumps(results))
     dist.destroy_process_group()
 
 

@@ -60,7 +60,7 @@ def rows(count: int) -> list[Row]:
 def write_shard(pool: str, number: int, given: Sequence[tuple[int, Row]]) -> CommitRecord:
     """Attempts with their numbers in the pool, which decide their urls, uids and pictures."""
     with ShardWriter(pool, number, f"task-{number}", "0") as writer:
-        for place, (i, row) in enumerate(given):
+        for row_number, (i, row) in enumerate(given):
             url = row.url or f"https://img{i}.example/{i}.jpg"
             record = {
                 "url": url,
@@ -72,7 +72,7 @@ def write_shard(pool: str, number: int, given: Sequence[tuple[int, Row]]) -> Com
                 "original_height": None if row.reason else row.height,
             }
             image = None if row.reason else row.image if row.image is not None else jpeg(i)
-            writer.add(place, record, image)
+            writer.add(row_number, record, image)
         return writer.commit(len(given))
 
 

@@ -29,8 +29,15 @@ def block(
 
 def record(body: bytes, url: str = PAGE, kind: str = "response", extra: int = 0) -> bytes:
     """A WARC record, not compressed; `extra` makes its length wrong."""
-    said = "application/http; msgtype=response" if kind == "response" else "application/warc-fields"
-    lines = ["WARC/1.0", f"WARC-Type: {kind}", f"WARC-Target-URI: {url}", f"Content-Type: {said}"]
+    content_type = (
+        "application/http; msgtype=response" if kind == "response" else "application/warc-fields"
+    )
+    lines = [
+        "WARC/1.0",
+        f"WARC-Type: {kind}",
+        f"WARC-Target-URI: {url}",
+        f"Content-Type: {content_type}",
+    ]
     head = "\r\n".join([*lines, f"Content-Length: {len(body) + extra}", "", ""])
     return head.encode() + body + b"\r\n\r\n"
 

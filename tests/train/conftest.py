@@ -62,12 +62,12 @@ def write_shard(pool: str, shard: int, rows: Sequence[Mapping[str, Any]]) -> Non
                 tar.addfile(member, io.BytesIO(data))
     data = sink.getvalue()
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-        place = {member.name: (member.offset_data, member.size) for member in tar}
+        spans = {member.name: (member.offset_data, member.size) for member in tar}
     table = []
     for r, row in enumerate(rows):
         key = f"{name}{r:04d}"
         stored = row["image"] is not None
-        offset, length = place.get(f"{key}.jpg", (None, None))
+        offset, length = spans.get(f"{key}.jpg", (None, None))
         table.append(
             {
                 "url": f"http://127.0.0.1/{key}.jpg",

@@ -48,9 +48,9 @@ def data(tmp_path: Path) -> Path:
     for i in range(8):
         pixels = np.random.default_rng(i).integers(0, 255, (32, 32, 3)).astype(np.uint8)
         folder = tmp_path / "data" / "classes" / ("red" if i < 4 else "blue")
-        for place in (folder, tmp_path / "data" / "captions"):
-            place.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(pixels).save(place / f"{i}.png")
+        for target in (folder, tmp_path / "data" / "captions"):
+            target.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(target / f"{i}.png")
         lines.append(f"{i}.png,picture number {i}")
     (tmp_path / "data" / "captions" / "captions.csv").write_text("\n".join(lines) + "\n")
     return tmp_path / "data"
@@ -78,22 +78,22 @@ def test_an_ablation_from_its_manifest_to_a_verdict(
 ) -> None:
     path, out = manifest(tmp_path, tiny_pool, data), tmp_path / "out"
     assert ablate.main([path, "--out", str(out), "--json"]) == 0
-    found = disk.read_json(out / "results.json")
+    results = disk.read_json(out / "results.json")
     printed = capsys.readouterr().out
-    assert json.loads(printed.splitlines()[-1]) == found
+    assert json.loads(printed.splitlines()[-1]) == results
     assert disk.from_plain(Ablation, disk.read_json(out / "ablation.json")).arms == {
         "raw": Arm(view="web/all"),
         "half": Arm(view="web/half"),
     }
-    assert found["overlap"] == {"colours": 0, "captions": 0}
-    assert set(found["arms"]["half"]["runs"]["1"]) == {"colours", "captions"}
-    assert math.isfinite(found["comparisons"][0]["difference"])
+    assert results["overlap"] == {"colours": 0, "captions": 0}
+    assert set(results["arms"]["half"]["runs"]["1"]) == {"colours", "captions"}
+    assert math.isfinite(results["comparisons"][0]["difference"])
     assert f"next: python train/report.py {out}" in printed
 
     # Once more, from the resolved file: nothing is trained again, and the answer is the same.
     monkeypatch.setattr(runner, "run_in_children", lambda *_: pytest.fail("a run was repeated"))
     assert ablate.main([str(out / "ablation.json"), "--out", str(out)]) == 0
-    assert disk.read_json(out / "results.json") == found
+    assert disk.read_json(out / "results.json") == results
 
 
 def test_a_run_without_a_result_is_exit_status_3(
@@ -145,10 +145,10 @@ def test_what_check_finds(
 ) -> None:
     path = manifest(tmp_path, "/nowhere/pool", data, **replaced)
     assert ablate.main([path, "--out", str(tmp_path / "out"), "--check"]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("error: ")
-    assert message in told
-    assert told.count("\n") == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert message in error
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -64,8 +64,8 @@ def computed(
     return torch.cat([image_BE, text_BE]).detach().float(), grads
 
 
-def difference(found: Tensor, wanted: Tensor) -> float:
-    return float((found - wanted).norm() / wanted.norm())
+def difference(actual: Tensor, wanted: Tensor) -> float:
+    return float((actual - wanted).norm() / wanted.norm())
 
 
 def made(config: Any = SMALL, **settings: Any) -> CLIP:
@@ -75,9 +75,9 @@ def made(config: Any = SMALL, **settings: Any) -> CLIP:
 def test_bf16_against_fp32() -> None:
     image_BCHW, tokens_BT = batch()
     wanted = computed(made(), tokens_BT, image_BCHW, bf16=False)
-    found = computed(made(), tokens_BT, image_BCHW)
-    assert 0 < difference(found[0], wanted[0]) < FEATURES
-    assert difference(found[1], wanted[1]) < GRADIENTS
+    actual = computed(made(), tokens_BT, image_BCHW)
+    assert 0 < difference(actual[0], wanted[0]) < FEATURES
+    assert difference(actual[1], wanted[1]) < GRADIENTS
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -88,9 +88,9 @@ def test_every_kernel_gives_the_same_for_padded_and_packed_captions(kernel: str,
     image_BCHW, tokens_BT = batch(8)
     wanted = computed(made(config, attention="sdpa"), tokens_BT, image_BCHW, bf16=False)
     for tokens in (tokens_BT, pack_captions(tokens_BT)):
-        found = computed(made(config, attention=kernel), tokens, image_BCHW)
-        assert difference(found[0], wanted[0]) < FEATURES
-        assert difference(found[1], wanted[1]) < GRADIENTS
+        actual = computed(made(config, attention=kernel), tokens, image_BCHW)
+        assert difference(actual[0], wanted[0]) < FEATURES
+        assert difference(actual[1], wanted[1]) < GRADIENTS
 
 
 @pytest.mark.parametrize("captions", ["padded", "packed"])
@@ -102,9 +102,9 @@ def test_compiled_blocks_give_the_same(captions: str) -> None:
     for seed in range(3):  # packed captions have another number of tokens every time
         image_BCHW, tokens_BT = batch(seed=seed)
         tokens = pack_captions(tokens_BT) if captions == "packed" else tokens_BT
-        found, wanted = computed(compiled, tokens, image_BCHW), computed(plain, tokens, image_BCHW)
-        assert difference(found[0], wanted[0]) < FEATURES
-        assert difference(found[1], wanted[1]) < GRADIENTS
+        actual, wanted = computed(compiled, tokens, image_BCHW), computed(plain, tokens, image_BCHW)
+        assert difference(actual[0], wanted[0]) < FEATURES
+        assert difference(actual[1], wanted[1]) < GRADIENTS
 
 
 # --- memory ---------------------------------------------------------------------------------------
@@ -152,9 +152,9 @@ def test_memory_is_that_of_a_micro_batch() -> None:
                 model, take, count, loss_of, micro_batch=micro_batch, precision=context
             )
 
-        found = held(work)
+        peak = held(work)
         model.zero_grad(set_to_none=True)
-        return found
+        return peak
 
     step(64, 64)  # workspaces of the libraries
     one, many, whole = step(64, 64), step(512, 64), step(512, None)
@@ -168,8 +168,11 @@ def test_recomputed_blocks_hold_less_and_give_the_same(recompute: str) -> None:
     image_BCHW, tokens_BT = batch(128)
     plain, thrifty = made(), made()
     parallelize(thrifty, alone, configure({"model": "ViT-S-32", "recompute": recompute}))
-    wanted, found = computed(plain, tokens_BT, image_BCHW), computed(thrifty, tokens_BT, image_BCHW)
-    assert difference(found[1], wanted[1]) < 1e-3
+    wanted, actual = (
+        computed(plain, tokens_BT, image_BCHW),
+        computed(thrifty, tokens_BT, image_BCHW),
+    )
+    assert difference(actual[1], wanted[1]) < 1e-3
     much, little = (held(lambda m=m: computed(m, tokens_BT, image_BCHW)) for m in (plain, thrifty))
     assert little < 0.9 * much
 

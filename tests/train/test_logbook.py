@@ -120,8 +120,8 @@ def test_a_store_is_given_whole_files(clock: list[float]) -> None:
     for step in (1, 2):
         clock[0] += 1
         one.line(step, NUMBERS)
-    found = disk.read_bytes(disk.join(out, "log.jsonl")).decode().splitlines()
-    assert [json.loads(line)["step"] for line in found] == [1, 2]
+    lines = disk.read_bytes(disk.join(out, "log.jsonl")).decode().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2]
 
 
 def test_the_words_for_the_bar() -> None:
@@ -148,27 +148,27 @@ def test_numbers_of_a_line_by_name() -> None:
 def test_tensorboard_and_wandb_are_given_every_number(
     tmp_path: Path, clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[Any] = []
+    calls: list[Any] = []
 
     class Writer:
         def __init__(self, folder: str, purge_step: int | None) -> None:
-            told.append((Path(folder).name, purge_step))
+            calls.append((Path(folder).name, purge_step))
 
         def add_scalar(self, name: str, value: float, step: int) -> None:
-            told.append((name, value, step))
+            calls.append((name, value, step))
 
         def close(self) -> None:
-            told.append("written")
+            calls.append("written")
 
     class Run:
         def log(self, numbers: dict[str, float], step: int) -> None:
-            told.append((numbers, step))
+            calls.append((numbers, step))
 
         def finish(self) -> None:
-            told.append("sent")
+            calls.append("sent")
 
     def init(**settings: Any) -> Run:
-        told.append(settings)
+        calls.append(settings)
         return Run()
 
     board = types.ModuleType("torch.utils.tensorboard")
@@ -181,18 +181,18 @@ def test_tensorboard_and_wandb_are_given_every_number(
     clock[0] += 1
     one.line(30, NUMBERS)
     one.close()
-    assert told[0] == ("tensorboard", 21)
-    assert (told[1]["project"], told[1]["name"], told[1]["config"]["batch_size"]) == (
+    assert calls[0] == ("tensorboard", 21)
+    assert (calls[1]["project"], calls[1]["name"], calls[1]["config"]["batch_size"]) == (
         "clipmill",
         "run",
         8,
     )
-    assert ("loss", 4.5, 30) in told
-    assert ("sources/b/all/repeats", 7.5, 30) in told
-    numbers, step = told[-3]
+    assert ("loss", 4.5, 30) in calls
+    assert ("sources/b/all/repeats", 7.5, 30) in calls
+    numbers, step = calls[-3]
     assert (step, numbers["accuracy"], numbers["samples"]) == (30, 0.25, 240)
     assert not {"step", "grad_norm", "mfu"} & set(numbers)
-    assert told[-2:] == ["written", "sent"]
+    assert calls[-2:] == ["written", "sent"]
 
 
 @pytest.mark.parametrize(

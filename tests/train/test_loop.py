@@ -86,9 +86,9 @@ def test_a_run_leaves_its_books(blend, tmp_path):
     }  # fmt: skip
     assert lines[-1]["sources"]["p/half"] == {"samples": 16, "repeats": 16 / 24}
     assert os.listdir(tmp_path / "checkpoints") == ["step-6"]
-    found = checkpoint.latest(str(tmp_path))
-    assert_same(found.model, weights_of(tmp_path))
-    assert found.record.identity == done.identity
+    newest = checkpoint.latest(str(tmp_path))
+    assert_same(newest.model, weights_of(tmp_path))
+    assert newest.record.identity == done.identity
 
 
 def test_the_loss_falls_on_a_handful_of_samples(make_pool, tmp_path):
@@ -397,11 +397,11 @@ def test_a_run_that_is_whole_is_not_trained_again_unless_asked(blend, tmp_path, 
         patch.setattr(loop, "_steps", lambda *_: pytest.fail("trained again"))
         moved = dataclasses.replace(CONFIG, log_every=50, threads=3)  # how it ran does not matter
         assert loop.train(blend, moved, str(tmp_path)) == first
-        for change, said in (
+        for change, message in (
             ({"lr": 2e-3}, "config.lr: 0.001 -> 0.002"),
             ({"seed": 7}, "config.seed: 0 -> 7"),
         ):
-            with pytest.raises(ValueError, match=said):
+            with pytest.raises(ValueError, match=message):
                 loop.train(blend, dataclasses.replace(CONFIG, **change), str(tmp_path))
         other = dataclasses.replace(blend, views={"p/all": 1.0})
         with pytest.raises(ValueError, match=r"holds another run .*choose another --out"):

@@ -62,9 +62,9 @@ def one_thread(monkeypatch):
 def test_it_trains_and_ends_with_one_line_of_json(blend, tmp_path, capsys):
     out = str(tmp_path / "run")
     assert run.main([blend, "--out", out, *changes(), "--json"]) == 0
-    said = capsys.readouterr().out
-    assert said.count("\n") == 1
-    assert json.loads(said) == disk.read_json(disk.join(out, "run.json"))
+    output = capsys.readouterr().out
+    assert output.count("\n") == 1
+    assert json.loads(output) == disk.read_json(disk.join(out, "run.json"))
     resolved = disk.join(out, "blend.json")
     assert disk.read_json(resolved)["views"] == {"p/all": 1.0}
     assert run.main([resolved, "--out", str(tmp_path / "again"), *changes()]) == 0
@@ -75,7 +75,7 @@ def test_it_trains_and_ends_with_one_line_of_json(blend, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (
             ["--set", "batchsize=8"],
@@ -87,11 +87,11 @@ def test_it_trains_and_ends_with_one_line_of_json(blend, tmp_path, capsys):
         (["--preset", "micro", "--ranks", "3"], "error: 3 ranks cannot share 32 lanes evenly"),
     ],
 )
-def test_a_mistake_is_one_line_and_status_2(blend, tmp_path, capsys, arguments, said):
+def test_a_mistake_is_one_line_and_status_2(blend, tmp_path, capsys, arguments, message):
     assert run.main([blend, "--out", str(tmp_path / "run"), *arguments]) == 2
-    found = capsys.readouterr().err
-    assert found.startswith(said)
-    assert found.count("\n") == 1
+    error = capsys.readouterr().err
+    assert error.startswith(message)
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -199,9 +199,9 @@ def interrupted(out, step):
 
 def under_torchrun(world, command):
     """The command as torchrun starts it, with torchrun's variables; the exit statuses."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = str(found.getsockname()[1])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
     shared = {
         "WORLD_SIZE": str(world),
         "MASTER_ADDR": "127.0.0.1",

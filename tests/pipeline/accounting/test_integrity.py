@@ -30,9 +30,9 @@ def pool(whole: Path, tmp_path: Path) -> Path:
 
 
 def files(pool: Path, pattern: str) -> list[Path]:
-    found = sorted(pool.glob(pattern))
-    assert found, pattern
-    return found
+    paths = sorted(pool.glob(pattern))
+    assert paths, pattern
+    return paths
 
 
 def test_a_whole_pool_has_no_line(pool: Path) -> None:

@@ -75,13 +75,13 @@ def test_a_view_with_other_rules_than_recipe_json_is_a_note(
     rule = Rule(name="big", where="original_width >= 25")
     choose_views(pool, audited.recipe_with(View(name="words", rules=(rule,))), ["words"])
     assert main([pool]) == 0
-    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note")]
-    assert notes[0] == (
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note")]
+    assert lines[0] == (
         "note    view words has other rules than recipe.json of the pool: rule big was "
         "(original_width >= 20) and is (original_width >= 25); rule many (caption_words >= "
         "top(caption_words, 0.5)) is gone; pipeline/filter.py made it with another recipe"
     )
-    assert len(notes) == 1
+    assert len(lines) == 1
 
 
 def test_a_pool_that_lost_all_rows_names_one(

@@ -107,7 +107,7 @@ def test_a_link_may_say_that_it_is_the_licence_in_capitals(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("said", "html", "expected"),
+    ("detected", "html", "expected"),
     [
         (("de", True), "en-GB", "de"),
         (("de", False), "en-GB", "en"),
@@ -116,10 +116,10 @@ def test_a_link_may_say_that_it_is_the_licence_in_capitals(tmp_path: Path) -> No
     ],
 )
 def test_the_language_is_the_detectors_where_it_is_sure(
-    tmp_path: Path, said: tuple[str, bool] | None, html: str, expected: str
+    tmp_path: Path, detected: tuple[str, bool] | None, html: str, expected: str
 ) -> None:
     body = response(PAGE, [image("/a.jpg", "x")], Metas=[{"name": "HTML@/lang", "content": html}])
-    bodies = [body, *([language(PAGE, *said)] if said else [])]
+    bodies = [body, *([language(PAGE, *detected)] if detected else [])]
     pairs, _ = read(tmp_path, zipped([record(b) for b in bodies]))
     assert [p.page_lang for p in pairs] == [expected]
 
@@ -163,11 +163,11 @@ def expected(bodies: list[bytes]) -> tuple[list[tuple[Any, ...]], Counter[str]]:
     counts = Counter[str]()
     for body in bodies:
         envelope = json.loads(body)["Envelope"]
-        said, http = (
+        headers, http = (
             envelope["WARC-Header-Metadata"],
             envelope["Payload-Metadata"].get("HTTP-Response-Metadata", {}),
         )
-        page_url, html = said["WARC-Target-URI"], http.get("HTML-Metadata", {})
+        page_url, html = headers["WARC-Target-URI"], http.get("HTML-Metadata", {})
         head, links = html.get("Head", {}), html.get("Links", [])
         base = urljoin(page_url, head.get("Base", ""))
         licenses = [x["url"] for x in links if "license" in str(x.get("rel")).lower().split()]
@@ -301,13 +301,13 @@ def test_what_json_may_not_hold_costs_nothing_wherever_it_is(
     )
     pairs, counts = read(tmp_path, zipped([record(body)]))
     assert (pairs[0].caption, pairs[0].page_lang, counts["damaged_records"]) == ("a", "de", 0)
-    said = {
+    payload = {
         "title": pairs[0].title,
         "text": pairs[0].anchor,
         "robots": pairs[0].robots or "",
         "meta": "\ufffd",
     }[where]
-    assert "\ufffd" in str(said)
+    assert "\ufffd" in str(payload)
 
 
 def test_a_page_waits_for_its_language_behind_a_damaged_record(tmp_path: Path) -> None:

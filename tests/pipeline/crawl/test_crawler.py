@@ -68,9 +68,9 @@ def test_every_wat_is_a_part_and_the_first_of_equal_pairs_stays(
         "failed": {},
     }
     assert balanced(totals)
-    notes = disk.read_metadata(disk.join(pool, "pairs", "part-00001.parquet"))
-    assert (notes["wat"], notes["links"], notes["pairs"]) == ("a.warc.wat.gz", 6, 1)
-    assert notes["reasons"] == {"duplicate_pair": 2, "empty_alt": 3}
+    metadata = disk.read_metadata(disk.join(pool, "pairs", "part-00001.parquet"))
+    assert (metadata["wat"], metadata["links"], metadata["pairs"]) == ("a.warc.wat.gz", 6, 1)
+    assert metadata["reasons"] == {"duplicate_pair": 2, "empty_alt": 3}
     assert pairs(pool, 1)[0]["page_lang"] == "en"
 
 

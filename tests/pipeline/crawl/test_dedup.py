@@ -42,15 +42,15 @@ def rows(pool: str, parts: int = 5) -> list[list[dict[str, Any]]]:
 def expected(source: Source) -> list[list[tuple[str, str, int]]]:
     """What stays, by the plain rule."""
     seen: set[tuple[str, str]] = set()
-    found: list[list[tuple[str, str, int]]] = []
+    parts: list[list[tuple[str, str, int]]] = []
     for path in source.paths:
-        found.append([])
+        parts.append([])
         for number, line in enumerate(Path(path).read_text().splitlines()[1:]):
             url, caption = line.split(",")
             if (url, caption) not in seen:
                 seen.add((url, caption))
-                found[-1].append((url, caption, number))
-    return found
+                parts[-1].append((url, caption, number))
+    return parts
 
 
 @pytest.mark.slow

@@ -56,14 +56,14 @@ def test_captions_from_a_table_inside_the_folder(table: str, tmp_path: Path) -> 
         (folder / table).write_text("".join(json.dumps(row) + "\n" for row in rows))
     else:
         pq.write_table(pa.Table.from_pylist(rows), folder / table)
-    found, totals = crawled(
+    pairs, totals = crawled(
         folder,
         captions=table,
         file_column="name",
         caption_column="text",
         extra_columns={"label": "int"},
     )
-    assert [(row["url"], row["caption"], row["label"]) for row in found] == [
+    assert [(row["url"], row["caption"], row["label"]) for row in pairs] == [
         (str(folder / "a.jpg"), "an a", 1),
         (str(folder / "sub/b.png"), "a b", 2),
         (str(folder / "not there.jpg"), "gone", 4),  # fetch says missing_file

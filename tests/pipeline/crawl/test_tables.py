@@ -115,9 +115,9 @@ def test_extra_columns_stand_behind_the_pair_in_their_types(tmp_path: Path, name
     }
     path = write(tmp_path / name, [{**row, "label": "x", "key": "000"}])
     rows, _ = read(path, extra_columns=EXTRA)
-    found = {column: rows[0][column] for column in EXTRA}
-    found["boxes"] = json.loads(found["boxes"])
-    assert found == {
+    values = {column: rows[0][column] for column in EXTRA}
+    values["boxes"] = json.loads(values["boxes"])
+    assert values == {
         "score": 0.5, "n": 7, "nsfw": True, "boxes": [[0, 0, 0.5, 1]], "label": "x",
         "source_key": "000"
     }  # fmt: skip

@@ -52,10 +52,10 @@ def img2dataset_like(folder: Path) -> tuple[Path, Members]:
                 "sha256": f"{i:064x}",
             }
             image = picture(6 + i, 4)
-            told = json.dumps(row).encode()
+            metadata = json.dumps(row).encode()
             members = [
                 (f"{key}.jpg", image),
-                (f"{key}.json", told),
+                (f"{key}.json", metadata),
                 (f"{key}.txt", row["caption"].encode()),
                 *members,
             ]
@@ -78,20 +78,20 @@ def test_img2datasets_tar_keeps_its_failed_rows(tmp_path: Path) -> None:
         len(before),
         hashlib.sha256(before).hexdigest(),
     )
-    found = rows(tmp_path / "pool")
-    assert [row["key"] for row in found] == ["000000000", "000000001", "000000002", "000000003"]
+    by_key = rows(tmp_path / "pool")
+    assert [row["key"] for row in by_key] == ["000000000", "000000001", "000000002", "000000003"]
     # Tar order, then failed
-    assert [row["url"] for row in found] == [f"http://h.test/{i}.jpg" for i in (2, 0, 3, 1)]
-    assert found[0]["image_name"] == "000020002.jpg"
-    assert (found[0]["width"], found[0]["height"], found[0]["original_width"]) == (8, 4, 60)
-    assert found[0]["sha256"] == f"{2:064x}"
-    assert found[0]["uid"] == disk.uid_of("http://h.test/2.jpg", "picture 2")
-    assert found[2]["error_message"] == "Image decoding error"
+    assert [row["url"] for row in by_key] == [f"http://h.test/{i}.jpg" for i in (2, 0, 3, 1)]
+    assert by_key[0]["image_name"] == "000020002.jpg"
+    assert (by_key[0]["width"], by_key[0]["height"], by_key[0]["original_width"]) == (8, 4, 60)
+    assert by_key[0]["sha256"] == f"{2:064x}"
+    assert by_key[0]["uid"] == disk.uid_of("http://h.test/2.jpg", "picture 2")
+    assert by_key[2]["error_message"] == "Image decoding error"
     data = dict(members)
-    for row in found[:2]:
+    for row in by_key[:2]:
         for part, extension in {"image": "jpg", "text": "txt", "json": "json"}.items():
-            place = slice(row[f"{part}_offset"], row[f"{part}_offset"] + row[f"{part}_length"])
-            assert before[place] == data[row["image_name"].replace("jpg", extension)]
+            span = slice(row[f"{part}_offset"], row[f"{part}_offset"] + row[f"{part}_length"])
+            assert before[span] == data[row["image_name"].replace("jpg", extension)]
     assert path.read_bytes() == before
     assert disk.list_names(tmp_path / "pool/shards") == ["00000.parquet", "00000_stats.json"]
 
@@ -206,22 +206,22 @@ def test_odd_samples_end_with_a_reason(tmp_path: Path) -> None:
     ]
     path = pack(tmp_path / "odd.tar", members, tarfile.PAX_FORMAT)
     [record] = take(tmp_path / "pool", path)
-    found = {
+    by_key = {
         (row["image_name"] or row["url"].partition("#")[2]): row for row in rows(tmp_path / "pool")
     }
     stored = {
         name: (row["caption"], row["width"])
-        for name, row in found.items()
+        for name, row in by_key.items()
         if row["status"] == "success"
     }
     assert stored == {
         "a/same.jpg": ("in a", 5), "b/same.PNG": ("in b", 7), "late.webp": ("späť", 9), 
         f"{long}.jpeg": ("long name", 3), "twice.jpg": ("second", 2),
     }  # fmt: skip
-    assert found["b/same.PNG"]["url"] == "http://b.test/x"
-    assert found["b/same.PNG"]["uid"] == "0123456789abcdef0123456789abcdef"
-    assert found["a/same.jpg"]["url"] == f"{path}#a/same.jpg"
-    reasons = {name: row["reason"] for name, row in found.items() if row["reason"]}
+    assert by_key["b/same.PNG"]["url"] == "http://b.test/x"
+    assert by_key["b/same.PNG"]["uid"] == "0123456789abcdef0123456789abcdef"
+    assert by_key["a/same.jpg"]["url"] == f"{path}#a/same.jpg"
+    reasons = {name: row["reason"] for name, row in by_key.items() if row["reason"]}
     assert reasons == {
         "nopicture": "missing_file", "nocaption.jpg": "no_caption", "blank.jpg": "no_caption",
         "latin.jpg": "encoding", "html.jpg": "not_an_image", "gif.jpg": "format",
@@ -255,9 +255,9 @@ def test_columns_that_are_named_and_limits_that_apply(tmp_path: Path) -> None:
         caption_column="alt",
         fetch={"max_aspect_ratio": 3.0},
     )
-    found = rows(tmp_path / "pool")
-    assert (found[0]["url"], found[0]["caption"]) == ("http://a.test", "words")
-    assert (found[1]["reason"], found[1]["error_message"]) == (
+    by_key = rows(tmp_path / "pool")
+    assert (by_key[0]["url"], by_key[0]["caption"]) == ("http://a.test", "words")
+    assert (by_key[1]["reason"], by_key[1]["error_message"]) == (
         "aspect",
         "40x2 is longer than 3 to 1",
     )
@@ -345,25 +345,25 @@ def test_extra_columns_come_from_the_parquet_or_the_json_member(tmp_path: Path) 
         "clip_l14_similarity_score", pa.array([scores[k] for k in keys], pa.float32())
     )
     disk.write_parquet(tmp_path / "data/00002.parquet", listed)
-    told = [
+    values = [
         (n, json.dumps({**json.loads(d), "punsafe": n[-6]}).encode() if n.endswith("json") else d)
         for n, d in members
     ]
-    pack(path, told)
+    pack(path, values)
     columns = {"clip_l14_similarity_score": "float", "unsafe": "punsafe:int", "faces": "json"}
     take(tmp_path / "pool", path, extra_columns=columns)
     table = read_sidecar(str(tmp_path / "pool"), 0)
     assert table.schema.equals(with_extra(SIDECAR, columns))
-    found = {row["url"]: row for row in table.to_pylist()}
-    assert [found[f"http://h.test/{i}.jpg"]["clip_l14_similarity_score"] for i in range(4)] == [
+    by_url = {row["url"]: row for row in table.to_pylist()}
+    assert [by_url[f"http://h.test/{i}.jpg"]["clip_l14_similarity_score"] for i in range(4)] == [
         0,
         0.25,
         0.5,
         0.75,
     ]
     # None: the row failed and has no JSON member
-    assert [found[f"http://h.test/{i}.jpg"]["unsafe"] for i in range(4)] == [0, None, 2, None]
-    assert {row["faces"] for row in found.values()} == {None}
+    assert [by_url[f"http://h.test/{i}.jpg"]["unsafe"] for i in range(4)] == [0, None, 2, None]
+    assert {row["faces"] for row in by_url.values()} == {None}
     take(tmp_path / "pool", path, extra_columns=columns)
     with pytest.raises(
         ValueError, match=r"adopted with the extra_columns \['clip_l14.*the source now names \[\]"
@@ -383,8 +383,8 @@ def test_without_a_caption_column_a_picture_alone_is_a_pair(tmp_path: Path) -> N
 
 
 def test_a_pair_that_lies_in_two_tars_is_stored_twice_under_one_uid(tmp_path: Path) -> None:
-    told = b'{"url": "http://a.test/x.jpg"}'
-    members: Members = [("a.jpg", picture()), ("a.txt", b"same"), ("a.json", told)]
+    metadata = b'{"url": "http://a.test/x.jpg"}'
+    members: Members = [("a.jpg", picture()), ("a.txt", b"same"), ("a.json", metadata)]
     take(tmp_path / "pool", pack(tmp_path / "1.tar", members), pack(tmp_path / "2.tar", members))
     first, second = rows(tmp_path / "pool", 0)[0], rows(tmp_path / "pool", 1)[0]
     assert first["uid"] == second["uid"] == disk.uid_of("http://a.test/x.jpg", "same")

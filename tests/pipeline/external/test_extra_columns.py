@@ -76,11 +76,11 @@ def test_they_are_columns_of_the_sidecar_and_of_each_samples_json(tmp_path: Path
     table = read_sidecar(pool, 0)
     assert table.schema.remove_metadata() == with_extra(SIDECAR, COLUMNS)
     assert table.select(list(COLUMNS)).to_pylist() == VALUES
-    place = PoolLayout(pool).tar(read_commit_records(pool)["00000"])
-    members = {m.name: m for m in index_tar(place)}
+    tar = PoolLayout(pool).tar(read_commit_records(pool)["00000"])
+    members = {m.name: m for m in index_tar(tar)}
     first = members["000000000.json"]
-    told = json.loads(disk.read_bytes(place, first.offset, first.length))
-    assert {name: told[name] for name in COLUMNS} == VALUES[0]
+    metadata = json.loads(disk.read_bytes(tar, first.offset, first.length))
+    assert {name: metadata[name] for name in COLUMNS} == VALUES[0]
     assert integrity.verify(pool) == []
 
 

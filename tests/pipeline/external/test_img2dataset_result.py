@@ -29,13 +29,13 @@ def test_every_row_has_one_outcome(tmp_path: Path) -> None:
         ("000000001", "failed_to_download", "HTTP Error 404:\nNot Found"),
         ("000000003", "success", None),
     )
-    found = dict(outcomes(tmp_path, Fetch(), 4))
-    assert [found[k][1] for k in range(4)] == [b"zero", None, b"two", None]
-    assert found[1][0] == {
+    by_row = dict(outcomes(tmp_path, Fetch(), 4))
+    assert [by_row[k][1] for k in range(4)] == [b"zero", None, b"two", None]
+    assert by_row[1][0] == {
         "reason": "http_4xx", "error_message": "HTTP Error 404: Not Found", "http_status": 404,
     }  # fmt: skip
-    assert found[3][0]["reason"] == "missing_file"
-    assert found[0][0]["width"] == 3
+    assert by_row[3][0]["reason"] == "missing_file"
+    assert by_row[0][0]["width"] == 3
 
 
 @pytest.mark.parametrize("keys", [("000000000",), ("000000000", "000000000"), ("000000005",) * 2])

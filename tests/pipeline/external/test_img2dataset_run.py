@@ -175,9 +175,9 @@ def calls(folder: Path) -> list[dict[str, Any]]:
 @pytest.mark.slow
 def test_its_shards_become_ours(tmp_path: Path, stand_in: str) -> None:
     names = ["a.jpg", "404", "b.jpg", "late", "odd", "lost.jpg"]
-    totals, found = build(tmp_path, stand_in, *names)
+    totals, by_url = build(tmp_path, stand_in, *names)
     assert totals["failed"] == {}
-    reasons = {name: row["reason"] for name, row in found.items()}
+    reasons = {name: row["reason"] for name, row in by_url.items()}
     assert reasons == {
         "a.jpg": None, "b.jpg": None, "404": "http_4xx", "late": "deadline", "odd": "empty",
         "lost.jpg": "missing_file",
@@ -185,12 +185,12 @@ def test_its_shards_become_ours(tmp_path: Path, stand_in: str) -> None:
     [record] = read_commit_records(str(tmp_path / "pool")).values()
     assert (record.engine, record.engine_version) == ("img2dataset", "1.47.0")
     assert record.count == record.successes + sum(record.reasons.values()) == len(names)
-    assert (found["404"]["http_status"], found["404"]["error_message"]) == (
+    assert (by_url["404"]["http_status"], by_url["404"]["error_message"]) == (
         404,
         "HTTP Error 404: Not Found",
     )
-    assert found["odd"]["error_message"] == "OpenCV: !buf.empty() in x"
-    row = found["b.jpg"]
+    assert by_url["odd"]["error_message"] == "OpenCV: !buf.empty() in x"
+    row = by_url["b.jpg"]
     assert (row["width"], row["original_width"], row["sha256"]) == (6, 60, "ab" * 32)
     assert (row["caption"], row["uid"]) == (
         "of b.jpg",
@@ -204,7 +204,7 @@ def test_its_shards_become_ours(tmp_path: Path, stand_in: str) -> None:
     assert tar.read_bytes()[row["image_offset"] :][: row["image_length"]] == picture(shade=2)
     [call] = calls(tmp_path)
     assert [r["url"] for r in call["rows"]] == [
-        r["url"] for r in sorted(found.values(), key=lambda r: str(r["key"]))
+        r["url"] for r in sorted(by_url.values(), key=lambda r: str(r["key"]))
     ]
     assert call["samples"] == 10_000
 
@@ -225,8 +225,8 @@ def test_the_same_answers_make_the_same_bytes(tmp_path: Path, stand_in: str) -> 
 @pytest.mark.slow
 def test_what_we_refuse_is_never_given_to_it(tmp_path: Path, stand_in: str) -> None:
     urls = ["http://h.test:22/x.jpg", "http://169.254.169.254/x", "a.jpg"]
-    _, found = build(tmp_path, stand_in, *urls)
-    reasons = {name: row["reason"] for name, row in found.items()}
+    _, by_url = build(tmp_path, stand_in, *urls)
+    reasons = {name: row["reason"] for name, row in by_url.items()}
     assert reasons == {
         "http://h.test:22/x.jpg": "port",
         "http://169.254.169.254/x": "private_address",
@@ -238,8 +238,8 @@ def test_what_we_refuse_is_never_given_to_it(tmp_path: Path, stand_in: str) -> N
 
 
 def test_it_is_not_started_for_nothing(tmp_path: Path, stand_in: str) -> None:
-    _, found = build(tmp_path, stand_in, "http://h.test:22/x.jpg")
-    assert found["http://h.test:22/x.jpg"]["reason"] == "port"
+    _, by_url = build(tmp_path, stand_in, "http://h.test:22/x.jpg")
+    assert by_url["http://h.test:22/x.jpg"]["reason"] == "port"
     assert not (tmp_path / "log.jsonl").exists()
 
 
@@ -322,19 +322,19 @@ def test_boxes_and_hashes_travel_beside_the_url(tmp_path: Path, stand_in: str) -
         "bbox",
         ["expected", "sha256"],
     )
-    found = read(tmp_path / "pool")
-    assert found["404"]["reason"] == "bad_bbox"
-    assert found["a.jpg"]["wanted"] == " AB "
+    inputs = read(tmp_path / "pool")
+    assert inputs["404"]["reason"] == "bad_bbox"
+    assert inputs["a.jpg"]["wanted"] == " AB "
 
 
 @pytest.mark.slow
 def test_what_it_stores_unread_is_looked_at(tmp_path: Path, stand_in: str) -> None:
-    _, found = build(tmp_path, stand_in, "a.jpg", "page.jpg", "g.gif", disable_all_reencoding=True)
-    assert {name: row["reason"] for name, row in found.items()} == {
+    _, by_url = build(tmp_path, stand_in, "a.jpg", "page.jpg", "g.gif", disable_all_reencoding=True)
+    assert {name: row["reason"] for name, row in by_url.items()} == {
         "a.jpg": None, "page.jpg": "not_an_image", "g.gif": None,
     }  # fmt: skip
-    assert (found["a.jpg"]["width"], found["a.jpg"]["original_height"]) == (6, 4)
-    assert found["g.gif"]["image_name"].endswith(".gif")
+    assert (by_url["a.jpg"]["width"], by_url["a.jpg"]["original_height"]) == (6, 4)
+    assert by_url["g.gif"]["image_name"].endswith(".gif")
 
 
 @pytest.mark.slow
@@ -351,10 +351,10 @@ def test_a_run_that_leaves_no_shard_fails_its_ticket(
     tmp_path: Path, stand_in: str, monkeypatch: pytest.MonkeyPatch, name: str, message: str
 ) -> None:
     monkeypatch.setattr(img2dataset_run, "START_S", 4.0 if name == "hang" else 60.0)
-    totals, found = build(tmp_path, stand_in, name, retries=0, deadline_s=0.1)
-    [said] = totals["failed"].values()
-    assert found == {}
-    assert re.search(message, said), said
+    totals, by_url = build(tmp_path, stand_in, name, retries=0, deadline_s=0.1)
+    [problem] = totals["failed"].values()
+    assert by_url == {}
+    assert re.search(message, problem), problem
 
 
 def test_the_time_it_may_take_follows_from_the_rows() -> None:
@@ -391,9 +391,9 @@ def test_what_it_does_not_know_is_said_once(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         build(tmp_path, stand_in, "a.jpg", "b.jpg", rows_per_shard=1)
-    said = [r.getMessage() for r in caplog.records if "does not know" in r.getMessage()]
-    assert len(said) == 1
-    assert "per_host, max_bytes" in said[0]
+    messages = [r.getMessage() for r in caplog.records if "does not know" in r.getMessage()]
+    assert len(messages) == 1
+    assert "per_host, max_bytes" in messages[0]
     assert len(calls(tmp_path)) == 2
 
 
@@ -401,11 +401,12 @@ def test_without_the_package_one_line_says_what_to_do(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
     python.chmod(0o755)
-    for place in (str(python), str(tmp_path / "none")):
+    for program in (str(python), str(tmp_path / "none")):
         with pytest.raises(
-            ValueError, match=rf"{place} has no img2dataset: pip install .* or name its interpreter"
+            ValueError,
+            match=rf"{program} has no img2dataset: pip install .* or name its interpreter",
         ):
-            img2dataset_run.version_of(place)
+            img2dataset_run.version_of(program)
 
 
 # --- the real one ---------------------------------------------------------------------------------
@@ -446,8 +447,8 @@ def test_the_real_one(tmp_path: Path) -> None:
         names = ["a.jpg", "page.jpg", "empty.jpg", "gone.jpg"]
         urls = [f"http://127.0.0.1:{port}/{name}" for name in names]
         started = time.monotonic()
-        _, found = build(tmp_path, python, *urls, image_size=64, allow_ports=(port,), retries=0)
-    rows = [found[url] for url in urls]
+        _, by_url = build(tmp_path, python, *urls, image_size=64, allow_ports=(port,), retries=0)
+    rows = [by_url[url] for url in urls]
     assert [row["reason"] for row in rows] == [None, "decode_error", "empty", "http_4xx"]
     assert (rows[0]["width"], rows[0]["height"], rows[0]["original_width"]) == (85, 64, 400)
     assert rows[0]["sha256"] == hashlib.sha256(sink.getvalue()).hexdigest()

@@ -19,8 +19,8 @@ from tests.support.other_tars import pack, picture, rows, take
 
 def test_samples_need_not_lie_together_and_a_repeated_member_begins_another() -> None:
     names = ["a.jpg", "b.jpg", "a.txt", "b.txt", "a.jpg", "x/.jpg", "noext"]
-    found = group_samples([Member(name=name, offset=i, length=1) for i, name in enumerate(names)])
-    assert [(s.name, sorted(s.members)) for s in found] == [
+    samples = group_samples([Member(name=name, offset=i, length=1) for i, name in enumerate(names)])
+    assert [(s.name, sorted(s.members)) for s in samples] == [
         ("a", ["jpg", "txt"]),
         ("b", ["jpg", "txt"]),
         ("a", ["jpg"]),

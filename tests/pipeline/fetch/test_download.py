@@ -239,7 +239,7 @@ def mixed(hosts: int, rows: int) -> list[str]:
 @pytest.mark.ray
 def test_the_same_bytes_whatever_runs_at_once(tmp_path: Path, web: Any) -> None:
     shards: dict[tuple[str, int], list[tuple[Any, ...]]] = {}
-    fetch = web.fetch(image_size=32, rows_per_shard=15)
+    fetch = web.fetch(image_size=32, rows_per_shard=15, retries=1)
     for engine, ahead in (("inline", 1), ("inline", 3), ("ray", 1), ("ray", 2)):
         web.hits.clear()
         pool = tmp_path / f"{engine}{ahead}"

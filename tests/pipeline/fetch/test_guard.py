@@ -192,10 +192,10 @@ class Moved:
             self.flaky.discard(asked)
             writer.write(b"HTTP/1.1 503 X\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
         elif asked in self.moves:
-            place = self.moves[asked].encode()
+            location = self.moves[asked].encode()
             writer.write(
                 b"HTTP/1.1 302 X\r\nContent-Length: 0\r\nConnection: close\r\nLocation: "
-                + place
+                + location
                 + b"\r\n\r\n"
             )
         else:

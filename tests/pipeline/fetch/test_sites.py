@@ -421,9 +421,12 @@ def test_a_fetch_asks_a_site_for_its_files_and_keeps_what_they_say() -> None:
 
     async def run(policy: Any) -> list[Fetched]:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        place = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
         settings = Fetch(
-            user_agent=AGENT, allow_private=True, connect_to={"site.example": place}, optout=policy
+            user_agent=AGENT,
+            allow_private=True,
+            connect_to={"site.example": address},
+            optout=policy,
         )
         paths = ["a.jpg", "no.jpg", "reserved/a.jpg", "a.gif", *(f"{i}.jpg" for i in range(16))]
         pairs = [

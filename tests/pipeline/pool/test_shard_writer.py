@@ -81,11 +81,13 @@ def test_the_sidecar_is_one_row_per_attempt_with_the_places_of_its_members(tmp_p
         }
         assert parts["image"] == image
         assert parts["text"].decode() == told_of["caption"]
-        told = json.loads(parts["json"])
-        assert told["key"] == row["key"]
-        assert told["anchor"] == extra["anchor"]
-        assert told["exif"] is None, "img2dataset's columns are always there"
-        assert not {"fetched_at", "elapsed_ms", "attempts", "title", "image_offset"} & told.keys()
+        metadata = json.loads(parts["json"])
+        assert metadata["key"] == row["key"]
+        assert metadata["anchor"] == extra["anchor"]
+        assert metadata["exif"] is None, "img2dataset's columns are always there"
+        assert (
+            not {"fetched_at", "elapsed_ms", "attempts", "title", "image_offset"} & metadata.keys()
+        )
 
 
 @pytest.mark.slow

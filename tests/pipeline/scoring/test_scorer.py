@@ -99,8 +99,8 @@ def test_columns_stand_beside_the_sidecar_row_for_row(tmp_path: Path) -> None:
                     a is None or a == b
                     for a, b in zip(values["link_of_it"], sidecar["url"].to_pylist(), strict=True)
                 )
-            notes = disk.read_metadata(PoolLayout(pool).score_columns(name, number))
-            assert notes["uids"] == checksum == uids_checksum(sidecar["uid"])
+            metadata = disk.read_metadata(PoolLayout(pool).score_columns(name, number))
+            assert metadata["uids"] == checksum == uids_checksum(sidecar["uid"])
     words = [
         w
         for number in read_commit_records(pool)
@@ -209,9 +209,9 @@ def test_a_far_away_pool(tmp_path: Path) -> None:
     for path in (tmp_path / "shards").iterdir():
         disk.write_bytes(disk.join(far, "shards", path.name), path.read_bytes())
     near_name, near = only(scorer.score(pool, [SHADE], engine="inline"))
-    far_name, found = only(scorer.score(far, [SHADE], engine="inline"))
+    far_name, state = only(scorer.score(far, [SHADE], engine="inline"))
     assert far_name == near_name
-    assert {**found, "seconds": 0} == {**near, "seconds": 0}
+    assert {**state, "seconds": 0} == {**near, "seconds": 0}
     assert columns(far, far_name) == columns(pool, near_name)
 
 

@@ -447,10 +447,10 @@ def test_what_is_no_rule_is_told_in_one_line(where: str, message: str) -> None:
         lambda: choose({"0": table(words=[3], score=[1.0])}, [wrong]),
         lambda: check([wrong], SCHEMA),
     ):
-        with pytest.raises(ValueError, match=message) as told:
+        with pytest.raises(ValueError, match=message) as raised:
             attempt()
-        assert "\n" not in str(told.value)
-        assert "rule 'mine'" in str(told.value)
+        assert "\n" not in str(raised.value)
+        assert "rule 'mine'" in str(raised.value)
 
 
 def test_top_needs_a_number() -> None:

@@ -117,15 +117,15 @@ def test_some_views_of_a_recipe(pool: str) -> None:
 
 @pytest.mark.slow
 def test_the_cut_into_shards_changes_no_row(tmp_path: Path) -> None:
-    found = []
+    kept = []
     for size in (3, 10, 30):
         pool = make_pool(tmp_path / str(size), rows(30), per_shard=size)
         scorer.score(pool, FILTERS, engine="inline")
         view_files.choose_views(pool, recipe(LONG, TOP, ALIKE))
-        found.append(
+        kept.append(
             {name: masks(pool, name)["rule"].to_pylist() for name in ("long", "bright", "alike")}
         )
-    assert found[0] == found[1] == found[2]
+    assert kept[0] == kept[1] == kept[2]
 
 
 def test_a_random_view_on_demand_is_the_one_that_a_recipe_makes(pool: str) -> None:
@@ -135,10 +135,10 @@ def test_a_random_view_on_demand_is_the_one_that_a_recipe_makes(pool: str) -> No
     assert masks(pool, "random_like_bright") == masks(pool, "alike")
     alike = read_document(PoolLayout(pool).view_json("alike"), ViewDocument)
     assert document.rules == alike.rules
-    place = Path(pool, "views", "random_like_bright.json")
-    stamp = place.stat().st_mtime_ns
+    path = Path(pool, "views", "random_like_bright.json")
+    stamp = path.stat().st_mtime_ns
     view_files.random_like(pool, "bright")
-    assert place.stat().st_mtime_ns == stamp
+    assert path.stat().st_mtime_ns == stamp
 
 
 def test_each_seed_has_a_random_view_of_its_own(pool: str) -> None:

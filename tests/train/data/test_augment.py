@@ -87,14 +87,14 @@ def test_a_random_crop_is_the_resized_box() -> None:
     picture = pixels(90, 120)
     drawn = numbers_of(0)
     box = crop_box(90, 120, drawn)
-    found = random_crop(picture, 32, drawn)
-    assert found.shape == (32, 32, 3)
-    assert found.dtype == np.uint8
+    cropped = random_crop(picture, 32, drawn)
+    assert cropped.shape == (32, 32, 3)
+    assert cropped.dtype == np.uint8
     expected = Image.fromarray(picture).crop(box).resize((32, 32), Image.Resampling.BICUBIC)
-    difference = np.abs(found.astype(int) - np.asarray(expected))
+    difference = np.abs(cropped.astype(int) - np.asarray(expected))
     assert difference[2:-2, 2:-2].max() <= 1  # at the edges the kernel sees pixels beyond the box
     other = numbers_of(0, 1)
-    assert not np.array_equal(found, random_crop(picture, 32, other))
+    assert not np.array_equal(cropped, random_crop(picture, 32, other))
 
 
 def test_a_whole_picture_of_the_right_size_is_not_resampled() -> None:
@@ -113,17 +113,17 @@ def test_the_centre_crop_is_open_clips_evaluation_picture(
     open_clip = pytest.importorskip("open_clip")
     picture = pixels(*size)
     expected = open_clip.image_transform(target, is_train=False)(Image.fromarray(picture))
-    found = centre_crop(picture, target)
-    assert found.shape == (target, target, 3)
-    ours = normalise(torch.from_numpy(found.copy())[None])[0]
+    cropped = centre_crop(picture, target)
+    assert cropped.shape == (target, target, 3)
+    ours = normalise(torch.from_numpy(cropped.copy())[None])[0]
     assert (ours - expected).abs().max() < 1e-5  # a level is 0.014
 
 
 def test_normalised_pixels_are_planes_of_float() -> None:
     image = torch.zeros((2, 4, 4, 3), dtype=torch.uint8)
     image[1] = 255
-    found = normalise(image)
-    assert found.shape == (2, 3, 4, 4)
-    assert found.dtype == torch.float32
-    assert torch.allclose(found[0, :, 0, 0], torch.tensor([-1.7923, -1.7521, -1.4802]), atol=1e-4)
-    assert torch.allclose(found[1, :, 0, 0], torch.tensor([1.9303, 2.0749, 2.1459]), atol=1e-4)
+    planes = normalise(image)
+    assert planes.shape == (2, 3, 4, 4)
+    assert planes.dtype == torch.float32
+    assert torch.allclose(planes[0, :, 0, 0], torch.tensor([-1.7923, -1.7521, -1.4802]), atol=1e-4)
+    assert torch.allclose(planes[1, :, 0, 0], torch.tensor([1.9303, 2.0749, 2.1459]), atol=1e-4)

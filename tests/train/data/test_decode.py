@@ -36,19 +36,19 @@ def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("subsampling", [0, 2])
 def test_a_jpeg_gives_the_pixels_that_pillow_gives(decoder: str, subsampling: int) -> None:
     data = encoded(Image.fromarray(pixels(61, 83)), "JPEG", quality=90, subsampling=subsampling)
-    found = decode_image(data)
-    assert found.shape == (61, 83, 3)
-    assert found.dtype == np.uint8
-    assert np.array_equal(found, np.asarray(Image.open(io.BytesIO(data))))
+    decoded = decode_image(data)
+    assert decoded.shape == (61, 83, 3)
+    assert decoded.dtype == np.uint8
+    assert np.array_equal(decoded, np.asarray(Image.open(io.BytesIO(data))))
 
 
 @pytest.mark.parametrize("mode", ["L", "CMYK", "RGB"])
 @pytest.mark.parametrize("progressive", [False, True])
 def test_other_jpegs_become_rgb(decoder: str, mode: str, progressive: bool) -> None:
     picture = Image.fromarray(pixels(40, 40)).convert(mode)
-    found = decode_image(encoded(picture, "JPEG", quality=95, progressive=progressive))
-    assert found.shape == (40, 40, 3)
-    assert np.abs(found.astype(int) - np.asarray(picture.convert("RGB"))).mean() < 4
+    decoded = decode_image(encoded(picture, "JPEG", quality=95, progressive=progressive))
+    assert decoded.shape == (40, 40, 3)
+    assert np.abs(decoded.astype(int) - np.asarray(picture.convert("RGB"))).mean() < 4
 
 
 def test_png_and_webp_are_read_and_transparency_becomes_white(decoder: str) -> None:
@@ -84,8 +84,8 @@ def test_a_large_jpeg_may_come_smaller_but_not_below_what_is_asked(
 ) -> None:
     assert reduction(*size, min_size) == factor
     if max(size) <= 1000:
-        found = decode_image(encoded(Image.fromarray(pixels(*size)), "JPEG"), min_size)
-        assert found.shape == (-(-size[0] // factor), -(-size[1] // factor), 3)
+        decoded = decode_image(encoded(Image.fromarray(pixels(*size)), "JPEG"), min_size)
+        assert decoded.shape == (-(-size[0] // factor), -(-size[1] // factor), 3)
 
 
 @pytest.mark.parametrize("size", [(480, 640), (481, 643), (250, 1001)])

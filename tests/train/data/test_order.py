@@ -222,13 +222,13 @@ def test_a_source_with_fewer_rows_than_lanes_is_drawn_evenly() -> None:
 
 def test_stand_ins_are_rows_of_the_same_source_and_depend_on_the_position() -> None:
     order = Order(blend(), 32, 8)
-    found = {
+    replacements = {
         order.substitute(0, 3, position, attempt) for position in range(200) for attempt in range(3)
     }
     assert order.substitute(0, 3, 5, 1) == Order(blend(), 32, 8).substitute(0, 3, 5, 1)
-    assert all(row < (30, 0, 50, 40)[shard] for shard, row in found)
-    assert len(found) > 100
-    assert {shard for shard, _ in found} == {0, 2, 3}
+    assert all(row < (30, 0, 50, 40)[shard] for shard, row in replacements)
+    assert len(replacements) > 100
+    assert {shard for shard, _ in replacements} == {0, 2, 3}
 
 
 def test_a_substitute_depends_on_every_number_that_names_it() -> None:

@@ -38,10 +38,10 @@ def members(pool: str, shard: int) -> dict[str, bytes]:
 
 def assert_reads_its_members(rows: ViewRows, pool: str) -> None:
     for shard in range(len(rows.shards)):
-        found = members(pool, shard)
+        spans = members(pool, shard)
         of = rows.shard(shard)
         for row in range(rows.shard_rows[shard]):
-            assert rows.read_image(shard, row) == found[f"{of.keys[row]}.jpg"]
+            assert rows.read_image(shard, row) == spans[f"{of.keys[row]}.jpg"]
 
 
 def test_a_view_gives_the_bytes_and_tokens_of_its_kept_rows(
@@ -126,9 +126,9 @@ def test_threads_may_read_while_tars_are_closed_and_opened(
     monkeypatch.setattr(view_rows, "OPEN_TARS", 1)
     rows = open_view(tiny_pool, "all")
     asked = [(k % 3, k % 16) for k in range(300)]
-    expected = {place: rows.read_image(*place) for place in asked}
+    expected = {span: rows.read_image(*span) for span in asked}
     with ThreadPoolExecutor(4) as pool:
-        assert all(pool.map(lambda place: rows.read_image(*place) == expected[place], asked))
+        assert all(pool.map(lambda span: rows.read_image(*span) == expected[span], asked))
 
 
 def test_a_tar_that_was_cut_short_costs_the_rows_that_are_gone(

@@ -36,10 +36,10 @@ def test_what_is_saved_comes_back_and_two_are_kept(tmp_path):
     for step in (2, 9, 10):
         save(tmp_path, step)
     assert steps(tmp_path) == ["step-10", "step-9"]
-    found = checkpoint.latest(str(tmp_path))
-    assert (found.step, found.record.identity) == (10, {"me": 1})
-    assert torch.equal(found.model["w"], torch.full((3,), 10.0))
-    assert torch.equal(found.optimizer["w"]["exp_avg"], torch.full((3,), 0.5))
+    newest = checkpoint.latest(str(tmp_path))
+    assert (newest.step, newest.record.identity) == (10, {"me": 1})
+    assert torch.equal(newest.model["w"], torch.full((3,), 10.0))
+    assert torch.equal(newest.optimizer["w"]["exp_avg"], torch.full((3,), 0.5))
 
 
 def test_urls_are_folders_too():
@@ -62,8 +62,8 @@ def test_a_damaged_checkpoint_is_not_used_and_the_one_before_is(tmp_path, caplog
     elif damage == "cut":
         path.write_bytes(data[: len(data) // 2])
     else:
-        place = data.index(b"sha256") + 12 if name == "state.json" else len(data) // 2
-        data[place] ^= 1
+        offset = data.index(b"sha256") + 12 if name == "state.json" else len(data) // 2
+        data[offset] ^= 1
         path.write_bytes(data)
     assert checkpoint.latest(str(tmp_path)).step == 1
     assert "step-2 is damaged and is not used" in caplog.text

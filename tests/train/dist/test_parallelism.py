@@ -33,8 +33,8 @@ def found(tmp_path_factory):
         )
         for rank in range(4)
     ]
-    said = [process.communicate(timeout=600)[1].decode() for process in processes]
-    assert not any(process.returncode for process in processes), "\n".join(said)
+    errors = [process.communicate(timeout=600)[1].decode() for process in processes]
+    assert not any(process.returncode for process in processes), "\n".join(errors)
     every = [json.loads((folder / f"found-{rank}.json").read_text())["found"] for rank in range(4)]
     assert every[0] == {
         **every[1],
@@ -56,12 +56,12 @@ def test_gradients_losses_and_weights_are_those_of_one_process(found, mode):
     assert values["weights"] < 1e-10
 
 
-def test_what_is_known_to_be_wrong_fails_that_comparison(found):
-    assert found["wrong"]["gathered over all, local"]["cosine"] < 0.9
-    assert found["wrong"]["gathered over all"]["loss"] == pytest.approx(0.6931471805599453), (
+def test_what_is_known_to_be_wrong_fails_that_comparison(results):
+    assert results["wrong"]["gathered over all, local"]["cosine"] < 0.9
+    assert results["wrong"]["gathered over all"]["loss"] == pytest.approx(0.6931471805599453), (
         "ln 2: rows came twice"
     )
-    without = found["wrong"]["local without gradient"]
+    without = results["wrong"]["local without gradient"]
     assert without["loss"] == pytest.approx(0, abs=1e-12), "the loss alone does not show it"
     assert without["cosine"] < 0.9999
 

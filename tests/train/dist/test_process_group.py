@@ -42,7 +42,7 @@ def test_the_mesh_says_who_sees_which_samples_and_who_averages():
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"tp": 0}, "tp is 0; it must be at least 1"),
         (
@@ -60,8 +60,8 @@ def test_the_mesh_says_who_sees_which_samples_and_who_averages():
         ({"compile": "yes"}, "compile is 'yes'"),
     ],
 )
-def test_what_cannot_be_is_refused(changes, said):
-    with pytest.raises(ValueError, match=said):
+def test_what_cannot_be_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
         configure(changes)
 
 

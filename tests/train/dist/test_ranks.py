@@ -28,8 +28,8 @@ def found(tmp_path_factory):
         subprocess.Popen([*command, str(rank), *rest], env=environment, stderr=subprocess.PIPE)
         for rank in range(ranks.WORLD)
     ]
-    said = [process.communicate(timeout=300)[1].decode() for process in processes]
-    assert not any(process.returncode for process in processes), "\n".join(said)
+    errors = [process.communicate(timeout=300)[1].decode() for process in processes]
+    assert not any(process.returncode for process in processes), "\n".join(errors)
     return json.loads((folder / "found.json").read_text())
 
 

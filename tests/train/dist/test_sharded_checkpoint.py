@@ -28,9 +28,9 @@ def test_shards_are_read_without_a_group_and_hold_what_was_there_when_saving_beg
     for step in (1, 2, 3):
         save_shards(tmp_path, step)
     assert steps(tmp_path) == ["step-2", "step-3"]
-    found = checkpoint.latest(str(tmp_path))
-    assert (found.step, found.sharded, found.record.identity) == (3, True, {"a": "b"})
-    weights, moments = sharded_checkpoint.read(found.folder, {}, ALONE)
+    newest = checkpoint.latest(str(tmp_path))
+    assert (newest.step, newest.sharded, newest.record.identity) == (3, True, {"a": "b"})
+    weights, moments = sharded_checkpoint.read(newest.folder, {}, ALONE)
     assert torch.equal(weights["w"], torch.full((3,), 3.0))
     assert (weights["s"].item(), moments["w"]["step"].item()) == (3, 3)
     assert torch.equal(moments["w"]["exp_avg"], torch.full((3,), 0.5))

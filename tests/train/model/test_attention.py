@@ -25,10 +25,10 @@ CONFIG = dataclasses.replace(MODELS["test"], vocab_size=50, text_layers=3)
 def features_and_gradients(tokens, dtype, **changes):
     model = CLIP(dataclasses.replace(CONFIG, **changes), seed=2).to(dtype)
     model.reseed(1, 2, torch.arange(len(LENGTHS)))
-    found = model.encode_text(tokens)
-    weight = torch.randn(found.shape, generator=torch.Generator().manual_seed(0)).to(dtype)
-    (found * weight).sum().backward()
-    return found, {name: p.grad for name, p in model.text.named_parameters()}
+    features = model.encode_text(tokens)
+    weight = torch.randn(features.shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    (features * weight).sum().backward()
+    return features, {name: p.grad for name, p in model.text.named_parameters()}
 
 
 def test_a_packed_batch_holds_each_caption_up_to_its_end():
@@ -69,10 +69,10 @@ def test_captions_without_their_padding_give_the_same_features_and_gradients(way
     )
     tokens = captions()
     wanted, their = features_and_gradients(tokens, dtype, **changes)
-    found, ours = features_and_gradients(
+    features, ours = features_and_gradients(
         group_by_length(tokens, 3) if "groups" in way else pack_captions(tokens), dtype, **changes
     )
-    assert (found - wanted).abs().max() <= bound
+    assert (features - wanted).abs().max() <= bound
     for name, grad in their.items():
         assert (ours[name] - grad).norm() <= 5 * bound * grad.norm().clamp(min=1e-3), name
 
@@ -82,13 +82,13 @@ def loop(q, k, v, start_q, start_k, longest_q, longest_k, causal):
     assert start_q.dtype == start_k.dtype == torch.int32
     assert longest_q == int(start_q.diff().max())
     assert longest_k == int(start_k.diff().max())
-    found = []
+    outputs = []
     for (a, b), (c, d) in zip(pairwise(start_q), pairwise(start_k), strict=True):
         one = (q[a:b].transpose(0, 1), k[c:d].transpose(0, 1), v[c:d].transpose(0, 1))
-        found.append(
+        outputs.append(
             torch.nn.functional.scaled_dot_product_attention(*one, is_causal=causal).transpose(0, 1)
         )
-    return torch.cat(found)
+    return torch.cat(outputs)
 
 
 @pytest.mark.parametrize("kernel", ["varlen", "flash"])
@@ -118,8 +118,8 @@ def test_the_kernels_for_packed_sequences_are_called_as_they_ask(monkeypatch, ke
     )
     tokens, image = captions(), torch.randn(7, 3, 32, 32, dtype=torch.float64)
     wanted, other = CLIP(CONFIG, seed=2).double(), CLIP(CONFIG, seed=2, attention=kernel).double()
-    found = other.encode_text(tokens if dense else pack_captions(tokens))
-    torch.testing.assert_close(found, wanted.encode_text(tokens), rtol=1e-12, atol=1e-12)
+    features = other.encode_text(tokens if dense else pack_captions(tokens))
+    torch.testing.assert_close(features, wanted.encode_text(tokens), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(
         other.encode_image(image), wanted.encode_image(image), rtol=1e-12, atol=1e-12
     )
@@ -146,10 +146,12 @@ def test_one_query_written_out_is_attention(limited):
     q, k, v = torch.randn(3, 1, 2, 8), torch.randn(3, 5, 2, 8), torch.randn(3, 5, 2, 8)
     end_B = torch.tensor([0, 4, 2]) if limited else None
     shares = [x.transpose(1, 2) for x in (q, k, v)]
-    found = attention._explicit_attention(*shares, AttentionSpec(), None, False, end_B).transpose(
-        1, 2
+    explicit = attention._explicit_attention(
+        *shares, AttentionSpec(), None, False, end_B
+    ).transpose(1, 2)
+    torch.testing.assert_close(
+        explicit, attend(q, k, v, AttentionSpec(), causal=False, end_B=end_B)
     )
-    torch.testing.assert_close(found, attend(q, k, v, AttentionSpec(), causal=False, end_B=end_B))
 
 
 def test_a_kernel_that_cannot_run_is_refused_with_the_reason(monkeypatch):
@@ -176,7 +178,7 @@ def test_the_kernels_agree_in_16_bits(kernel):
         pytest.importorskip("flash_attn")
     config = dataclasses.replace(CONFIG, text_width=128, vision_width=128, vocab_size=50)
     tokens, image = captions(), torch.randn(7, 3, 32, 32, device="cuda")
-    wanted, found = (CLIP(config, seed=2, attention=k).cuda() for k in ("sdpa", kernel))
+    wanted, actual = (CLIP(config, seed=2, attention=k).cuda() for k in ("sdpa", kernel))
     with torch.autocast("cuda", torch.bfloat16):
         for given in (
             tokens.cuda(),
@@ -184,8 +186,8 @@ def test_the_kernels_agree_in_16_bits(kernel):
             group_by_length(tokens, 2).to("cuda"),
         ):
             torch.testing.assert_close(
-                found.encode_text(given), wanted.encode_text(tokens.cuda()), atol=0.02, rtol=0
+                actual.encode_text(given), wanted.encode_text(tokens.cuda()), atol=0.02, rtol=0
             )
         torch.testing.assert_close(
-            found.encode_image(image), wanted.encode_image(image), atol=0.02, rtol=0
+            actual.encode_image(image), wanted.encode_image(image), atol=0.02, rtol=0
         )

@@ -33,7 +33,7 @@ def test_a_share_of_the_heads_drops_the_same_attention_as_all_of_them():
     whole = attend(q, k, v, AttentionSpec(dropped=0.4), causal=True, noise=drawn)
     for first in (0, 2):
         part = slice(first, first + 2)
-        found = attend(
+        output = attend(
             q[:, :, part],
             k[:, :, part],
             v[:, :, part],
@@ -41,7 +41,7 @@ def test_a_share_of_the_heads_drops_the_same_attention_as_all_of_them():
             causal=True,
             noise=drawn,
         )
-        torch.testing.assert_close(found, whole[:, :, part])
+        torch.testing.assert_close(output, whole[:, :, part])
 
 
 def test_queries_of_some_tokens_are_those_of_all():

@@ -73,8 +73,8 @@ def test_a_size_changes_the_parameters_that_it_should_and_no_other(change, chang
     before, after = shapes(), shapes(**change)
     assert {name: shape for name, shape in after.items() if before.get(name) != shape} == changed
     model = CLIP(dataclasses.replace(TEST, **change))
-    for found in features(model, *given(model.config)).values():
-        assert found.shape == (6, model.config.embed_dim)
+    for feature in features(model, *given(model.config)).values():
+        assert feature.shape == (6, model.config.embed_dim)
 
 
 @pytest.mark.parametrize("tower", ["vision", "text"])
@@ -140,15 +140,15 @@ def test_global_average_pooling_is_open_clip_s_and_sees_every_patch():
     model = CLIP(config).double()
     model.load_state_dict(from_open_clip(theirs.state_dict(), config))
     image = given()[0].double()
-    found = model.encode_image(image)
+    actual = model.encode_image(image)
     torch.testing.assert_close(
-        found, theirs.encode_image(image, normalize=True), rtol=1e-10, atol=1e-12
+        actual, theirs.encode_image(image, normalize=True), rtol=1e-10, atol=1e-12
     )
-    found.sum().backward()
+    actual.sum().backward()
     assert model.visual.blocks[-1].fc1.weight.grad.abs().max() > 0
     other = CLIP(TEST).double()
     other.load_state_dict(model.state_dict())
-    assert (other.encode_image(image) - found).abs().max() > 1e-3
+    assert (other.encode_image(image) - actual).abs().max() > 1e-3
 
 
 # --- what is drawn --------------------------------------------------------------------------------
@@ -161,17 +161,17 @@ def test_what_is_left_out_depends_on_seed_and_step_alone_and_never_on_evaluation
     with pytest.raises(ValueError, match="call reseed before each forward"):
         features(model, *given())
     state = torch.get_rng_state()
-    found = []
+    outputs = []
     for seed, step in ((3, 7), (3, 7), (4, 7), (3, 8)):
         model.reseed(seed, step, ROWS)
-        found.append(features(model, *given()))
+        outputs.append(features(model, *given()))
     assert torch.equal(torch.get_rng_state(), state)
     tower, usual = RANDOM[name], features(plain, *given())
-    assert torch.equal(found[0][tower], found[1][tower])
-    for other in (found[2], found[3], usual):
-        assert (found[0][tower] - other[tower]).abs().max() > 1e-3
+    assert torch.equal(outputs[0][tower], outputs[1][tower])
+    for other in (outputs[2], outputs[3], usual):
+        assert (outputs[0][tower] - other[tower]).abs().max() > 1e-3
     still = "text" if tower == "visual" else "visual"
-    assert torch.equal(found[0][still], usual[still])
+    assert torch.equal(outputs[0][still], usual[still])
     model.eval()
     assert all(torch.equal(a, usual[k]) for k, a in features(model, *given()).items())
 
@@ -185,8 +185,8 @@ def test_micro_batches_recomputation_and_other_ranks_draw_the_same():
     whole = features(model, image, tokens)
     for rows in (ROWS[:2], ROWS[2:], torch.tensor([5, 1])):
         model.reseed(3, 7, rows)
-        for tower, found in features(model, image[rows], tokens[rows]).items():
-            torch.testing.assert_close(found, whole[tower][rows], rtol=1e-12, atol=1e-12)
+        for tower, feature in features(model, image[rows], tokens[rows]).items():
+            torch.testing.assert_close(feature, whole[tower][rows], rtol=1e-12, atol=1e-12)
     model.reseed(3, 7, ROWS[:3])
     with pytest.raises(ValueError, match="got 6 samples, but 3 were named"):
         model.encode_image(image)

@@ -84,13 +84,13 @@ def test_an_error_that_does_not_fall_is_a_flat_line_within_the_bounds() -> None:
 @pytest.mark.slow
 def test_the_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
     generator = np.random.default_rng(1)
-    held = 0
+    covered = 0
     for _ in range(25):
         fits = fit_scaling({"a": runs_of(LATE, 0.004, generator, 8)}, generator, draws=40)
         interval = predict_error(fits["a"], 1e6).error
-        held += interval.low <= float(LATE.at(1e6)) <= interval.high
+        covered += interval.low <= float(LATE.at(1e6)) <= interval.high
     # 8 seeds: the percentile bootstrap of a mean holds about 89 %, not 95 %.
-    assert 18 <= held <= 25
+    assert 18 <= covered <= 25
 
 
 @pytest.mark.slow
@@ -98,21 +98,21 @@ def test_two_arms_cross_where_their_laws_do() -> None:
     generator = np.random.default_rng(2)
     runs = {"early": runs_of(EARLY, 0.002, generator), "late": runs_of(LATE, 0.002, generator)}
     fits = fit_scaling(runs, generator, draws=60)
-    found = find_crossing(fits["early"], fits["late"])
+    crossing = find_crossing(fits["early"], fits["late"])
     grid = np.geomspace(1e4, 4e6, 200_001)
     truth = grid[np.flatnonzero(np.diff(np.sign(EARLY.at(grid) - LATE.at(grid))))[-1]]
-    assert found.n is not None
-    assert found.low is not None
-    assert found.high is not None
-    assert found.low <= truth <= found.high
-    assert (found.better_before, found.better_after) == ("early", "late")
-    assert found.crossing_share > 0.9
-    assert found.sentence().startswith("late overtakes early at ")
+    assert crossing.n is not None
+    assert crossing.low is not None
+    assert crossing.high is not None
+    assert crossing.low <= truth <= crossing.high
+    assert (crossing.better_before, crossing.better_after) == ("early", "late")
+    assert crossing.crossing_share > 0.9
+    assert crossing.sentence().startswith("late overtakes early at ")
     short = find_crossing(fits["early"], fits["late"], end=5e4)
     assert short.n is None
     assert "none in range; early has the smaller error" in short.sentence()
     assert short.better_before == short.better_after == "early"
-    far = find_crossing(fits["early"], fits["late"], start=float(found.n) / 2, end=1e9)
+    far = find_crossing(fits["early"], fits["late"], start=float(crossing.n) / 2, end=1e9)
     assert far.warning is None  # the range reaches far, the crossing does not
 
 

@@ -70,13 +70,13 @@ def test_the_effect_interval_holds_the_truth_in_95_percent_of_studies() -> None:
     generator = np.random.default_rng(2)
     means = np.array([0.0, 0.5, 1.0, 2.0, 2.0])
     truth = float(means.std(ddof=1))
-    held, estimates = 0, []
+    covered, estimates = 0, []
     for _ in range(600):
         array = generator.standard_normal((5, 4)) + 2 * generator.standard_normal(4)
         interval = effect_interval(array + means[:, None])
-        held += interval.low <= truth <= interval.high
+        covered += interval.low <= truth <= interval.high
         estimates.append(interval.value)
-    assert 0.93 <= held / 600 <= 0.97
+    assert 0.93 <= covered / 600 <= 0.97
     assert float(np.mean(np.square(estimates))) == pytest.approx(truth**2, rel=0.1)
 
 

@@ -47,7 +47,7 @@ def run(kind, micro_batch, *, data=None, tile=None, **options):
     """The result, and each parameter's gradient."""
     model, (image, text) = Pair(kind), inputs() if data is None else data
     loss_of = functools.partial(contrastive, kind, tile=tile)
-    found = accumulate.backward(
+    loss = accumulate.backward(
         model,
         lambda piece: (image[piece], text[piece]),
         len(image),
@@ -55,17 +55,17 @@ def run(kind, micro_batch, *, data=None, tile=None, **options):
         micro_batch=micro_batch,
         **options,
     )
-    return found, {name: p.grad for name, p in model.named_parameters()}
+    return loss, {name: p.grad for name, p in model.named_parameters()}
 
 
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
 @pytest.mark.parametrize("micro_batch", [1, 5, 6, 23, 24, 100])
 def test_micro_batches_have_the_loss_and_the_gradients_of_the_whole_batch(kind, micro_batch):
     whole, wanted = run(kind, None)
-    found, grads = run(kind, micro_batch)
-    torch.testing.assert_close(found.loss, whole.loss, rtol=1e-12, atol=0)
-    assert found.accuracy == whole.accuracy
-    torch.testing.assert_close(found.image_bE, whole.image_bE)
+    loss, grads = run(kind, micro_batch)
+    torch.testing.assert_close(loss.loss, whole.loss, rtol=1e-12, atol=0)
+    assert loss.accuracy == whole.accuracy
+    torch.testing.assert_close(loss.image_bE, whole.image_bE)
     for name, grad in grads.items():
         assert (grad - wanted[name]).norm() <= 1e-10 * wanted[name].norm(), name
 
@@ -73,8 +73,8 @@ def test_micro_batches_have_the_loss_and_the_gradients_of_the_whole_batch(kind, 
 def test_a_loss_scale_is_a_factor_on_the_gradients_alone():
     whole, wanted = run("clip", None)
     for micro_batch in (None, 7):
-        found, grads = run("clip", micro_batch, loss_scale=1024.0)
-        torch.testing.assert_close(found.loss, whole.loss)
+        loss, grads = run("clip", micro_batch, loss_scale=1024.0)
+        torch.testing.assert_close(loss.loss, whole.loss)
         for name, grad in grads.items():
             torch.testing.assert_close(grad / 1024, wanted[name])
 
@@ -134,10 +134,10 @@ def most(count, micro_batch):
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         run("clip", micro_batch, data=data, tile=128)
     events = (e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]")
-    held = itertools.accumulate(
+    live_bytes = itertools.accumulate(
         e.nbytes() for e in sorted(events, key=lambda event: event.start_ns())
     )
-    return max(held)
+    return max(live_bytes)
 
 
 def test_memory_grows_with_the_features_alone():

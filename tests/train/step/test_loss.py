@@ -80,40 +80,40 @@ def numbers_of(kind, dtype, count, tile, factor=20.0, seed=0):
 def test_in_tiles_it_is_the_same_in_64_bits(kind, factor, tile):
     count = 51 if tile > 1 else 9
     whole = numbers_of(kind, torch.float64, count, count, factor)
-    for found, wanted in zip(
+    for actual, wanted in zip(
         numbers_of(kind, torch.float64, count, tile, factor), whole, strict=True
     ):
-        assert (found - wanted).abs().max() <= 1e-12 * max(1, wanted.abs().max())
+        assert (actual - wanted).abs().max() <= 1e-12 * max(1, wanted.abs().max())
 
 
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
 def test_in_tiles_it_is_as_near_to_64_bits_as_the_whole_form(kind):
     exact = numbers_of(kind, torch.float64, 300, 300)
     whole, tiled = (numbers_of(kind, torch.float32, 300, tile) for tile in (300, 32))
-    for found, form, wanted in zip(tiled, whole, exact, strict=True):
+    for actual, form, wanted in zip(tiled, whole, exact, strict=True):
         noise = (form - wanted).abs().max() + 2e-7 * wanted.abs().max()
-        assert (found - wanted).abs().max() <= 2 * noise
+        assert (actual - wanted).abs().max() <= 2 * noise
 
 
 def test_the_first_of_equal_captions_is_the_highest_in_tiles_too():
     image, text = features(12).float()
     text[5:] = text[5]
     for kind in ("clip", "siglip"):
-        found = [
+        losses = [
             contrastive(kind, image, text, torch.tensor(5.0), torch.tensor(0.0), tile=t)[1]
             for t in (2, 12)
         ]
-        assert found[0] == found[1]
+        assert losses[0] == losses[1]
 
 
 def test_features_of_16_bits_are_multiplied_in_32_also_under_autocast():
     image, text = features().bfloat16()
     wanted, _ = contrastive("clip", image.float(), text.float(), torch.tensor(20.0))
     with torch.autocast("cpu", torch.bfloat16):
-        found, _ = contrastive("clip", image, text, torch.tensor(20.0))
+        actual, _ = contrastive("clip", image, text, torch.tensor(20.0))
         tiled, _ = contrastive("clip", image, text, torch.tensor(20.0), tile=3)
-    assert found.dtype == torch.float32
-    assert torch.equal(found, wanted)
+    assert actual.dtype == torch.float32
+    assert torch.equal(actual, wanted)
     torch.testing.assert_close(tiled, wanted)
 
 
@@ -121,13 +121,13 @@ def peak(work):
     """The most bytes that tensors held at once beyond what there was before."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         work()
-    held = most = 0
+    live_bytes = most = 0
     events = (
         event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"
     )
     for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        most = max(most, held)
+        live_bytes += event.nbytes()
+        most = max(most, live_bytes)
     return most
 
 

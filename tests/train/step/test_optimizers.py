@@ -56,9 +56,9 @@ def test_the_groups_hold_as_many_numbers_as_open_clips():
 
 
 def test_a_group_says_what_it_is():
-    said = [str(group) for group in parameter_groups(model_of(), config_of())]
-    assert said[0].startswith("AdamW, weight decay 0: ")
-    assert "visual.class_embedding, " in said[0]
+    descriptions = [str(group) for group in parameter_groups(model_of(), config_of())]
+    assert descriptions[0].startswith("AdamW, weight decay 0: ")
+    assert "visual.class_embedding, " in descriptions[0]
 
 
 def test_muon_that_is_not_there_is_refused(monkeypatch):
