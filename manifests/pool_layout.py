@@ -326,6 +326,11 @@ class AblationLayout:
     def report_json(self) -> str:
         return disk.join(self.root, "report.json")
 
+    @property
+    def report_markdown(self) -> str:
+        """The summary of the report for a pull request."""
+        return disk.join(self.root, "report.md")
+
     def recipe_json(self, pool: str) -> str:
         return disk.join(self.root, "recipes", f"{pool}.json")
 

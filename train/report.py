@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""Write report.html and report.json of an ablation from its results, and print the tables."""
+"""Write report.html and report.json of an ablation from its results, and print the tables.
+
+With two folders: compare two ablations that asked the same of the same test set.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,27 @@ if __name__ == "__main__":
 import argparse
 import datetime
 import json
+import os
 
 from manifests import disk
 from manifests.pool_layout import AblationLayout
-from train.reporting import collect_report, render, report_lines
+from train.reporting import (
+    Report,
+    collect_report,
+    compare_reports,
+    comparison_lines,
+    render,
+    render_comparison,
+    report_lines,
+    report_markdown,
+)
 
 EXAMPLE = """example:
   python train/report.py out/demo
+  python train/report.py out/demo --markdown
+  python train/report.py out/small out/large --page compared.html
+
+The date on the page is today's, that of --date, or that of SOURCE_DATE_EPOCH; the JSON has none.
 
 """
 EXIT_STATUS = console.exit_help(
@@ -43,29 +60,77 @@ def options(argv: list[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", help="the --out of train/ablate.py")
+    parser.add_argument("other", nargs="?", help="a second one, to compare the two")
+    parser.add_argument(
+        "--markdown", action="store_true", help="write report.md too, for a pull request"
+    )
+    parser.add_argument("--date", metavar="YYYY-MM-DD", help="the date that the page shows")
+    parser.add_argument("--page", metavar="FILE", help="of two ablations: write the page here")
     parser.add_argument(
         "--json", action="store_true", help="end with the report as one JSON line on stdout"
     )
     return parser.parse_args(argv)
 
 
+def date_of(text: str | None) -> datetime.date:
+    """The date of the page: as given, of SOURCE_DATE_EPOCH, or today's. ValueError for no date."""
+    if text is not None:
+        try:
+            return datetime.date.fromisoformat(text)
+        except ValueError:
+            raise ValueError(f"--date {text!r} is no date; write it as 2026-01-31") from None
+    epoch = os.environ.get("SOURCE_DATE_EPOCH")
+    if epoch is None:
+        return datetime.datetime.now(datetime.UTC).date()
+    if not epoch.isdigit():
+        raise ValueError(f"SOURCE_DATE_EPOCH is {epoch!r}; it must be seconds since 1970")
+    return datetime.datetime.fromtimestamp(int(epoch), datetime.UTC).date()
+
+
+def read(folder: str) -> Report:
+    """The report of a folder. ValueError where it is no ablation's."""
+    if not disk.exists(AblationLayout(folder).ablation_json):
+        raise ValueError(
+            f"{folder} has no ablation.json: give the --out of pipeline/build.py ABLATION"
+        )
+    return collect_report(folder)
+
+
 def run(args: argparse.Namespace) -> int:
     """Collect, write and print the report. The exit status: 3 if runs have no result."""
+    written = date_of(args.date)
+    if args.other is not None:
+        return run_comparison(args)
+    if args.page is not None:
+        raise ValueError("--page goes with two folders; the page of one is FOLDER/report.html")
     layout = AblationLayout(args.folder)
-    if not disk.exists(layout.ablation_json):
-        raise ValueError(
-            f"{args.folder} has no ablation.json: give the --out of pipeline/build.py ABLATION"
-        )
+    report = read(args.folder)
     disk.output_folder(args.folder, "folder")
-    report = collect_report(args.folder)
-    page = render(report, datetime.datetime.now(datetime.UTC).date())
     disk.write_json(layout.report_json, report)
-    disk.write_bytes(layout.report, page.encode())
+    disk.write_bytes(layout.report, render(report, written).encode())
     print("\n".join(report_lines(report)))
     print(f"\nreport: {layout.report}")
+    if args.markdown:
+        path = layout.report_markdown
+        disk.write_bytes(path, report_markdown(report, written).encode())
+        print(f"summary: {path}")
     if args.json:
         print(json.dumps(disk.to_plain(report), sort_keys=True))
     return console.EXIT_INCOMPLETE if report.gaps else 0
+
+
+def run_comparison(args: argparse.Namespace) -> int:
+    """Compare two ablations, print it, and write it with --page."""
+    if args.markdown:
+        raise ValueError("--markdown goes with one folder")
+    comparison = compare_reports(read(args.folder), read(args.other))
+    print("\n".join(comparison_lines(comparison)))
+    if args.page is not None:
+        disk.write_bytes(args.page, render_comparison(comparison).encode())
+        print(f"\npage: {args.page}")
+    if args.json:
+        print(json.dumps(disk.to_plain(comparison), sort_keys=True))
+    return 0
 
 
 def main(argv: list[str] | None = None) -> int:

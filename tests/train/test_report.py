@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
 
 import pytest
 
-from train.report import main
+from train.report import date_of, main
 
 
 def test_a_folder_that_is_no_ablation_is_one_line(
@@ -17,6 +18,26 @@ def test_a_folder_that_is_no_ablation_is_one_line(
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith("error: ")
         assert "ablation.json" in line
+
+
+def test_the_date_is_given_or_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")
+    assert date_of("2026-01-31") == datetime.date(2026, 1, 31)
+    assert date_of(None) == datetime.date(1970, 1, 2)
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "today")
+    with pytest.raises(ValueError, match="SOURCE_DATE_EPOCH is 'today'"):
+        date_of(None)
+    with pytest.raises(ValueError, match=r"'31\.1\.' is no date; write it as 2026-01-31"):
+        date_of("31.1.")
+
+
+def test_options_that_do_not_go_together_are_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["a", "b", "--markdown"]) == 2
+    assert capsys.readouterr().err == "error: --markdown goes with one folder\n"
+    assert main(["a", "--page", "x.html"]) == 2
+    assert "error: --page goes with two folders" in capsys.readouterr().err
 
 
 def test_a_folder_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 from train.reporting.collect import collect_report
+from train.reporting.compare import (
+    ReportComparison,
+    compare_reports,
+    comparison_lines,
+    render_comparison,
+)
+from train.reporting.markdown import report_markdown
 from train.reporting.page import render
 from train.reporting.results import collect_results, read_results
 from train.reporting.schema import Report, Results
@@ -10,10 +17,15 @@ from train.reporting.text import report_lines
 
 __all__ = [
     "Report",
+    "ReportComparison",
     "Results",
     "collect_report",
     "collect_results",
+    "compare_reports",
+    "comparison_lines",
     "read_results",
     "render",
+    "render_comparison",
     "report_lines",
+    "report_markdown",
 ]

@@ -73,8 +73,32 @@ def test_the_command_writes_both_files_and_names_them(
     layout = AblationLayout(folder)
     assert printed.endswith(f"report: {layout.report}\n")
     first = Path(layout.report_json).read_bytes()
-    assert command.main([folder]) == 0
+    assert command.main([folder, "--date", "2026-01-31", "--markdown"]) == 0
     assert Path(layout.report_json).read_bytes() == first, "the JSON has no date"
+    page, summary = Path(layout.report).read_bytes(), Path(layout.report_markdown).read_bytes()
+    assert b"Written on 2026-01-31." in page
+    assert command.main([folder, "--date", "2026-01-31", "--markdown"]) == 0
+    assert Path(layout.report).read_bytes() == page
+    assert Path(layout.report_markdown).read_bytes() == summary
+
+
+def test_results_written_again_have_the_same_bytes(folder: str) -> None:
+    layout = AblationLayout(folder)
+    ablation = disk.from_plain(Ablation, disk.read_json(layout.ablation_json))
+    before = Path(layout.results_json).read_bytes()
+    disk.write_json(layout.results_json, collect_results(ablation, folder))
+    assert Path(layout.results_json).read_bytes() == before
+
+
+def test_an_ablation_compared_with_itself_has_no_change(
+    concluded: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "compared.html"
+    assert command.main([concluded, concluded, "--page", str(page)]) == 0
+    printed = capsys.readouterr().out
+    assert "Every verdict is the same." in printed
+    assert "No difference changed by more than its noise." in printed
+    assert "half" in page.read_text()
 
 
 def test_a_folder_without_results_is_a_mistake(

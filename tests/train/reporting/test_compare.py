@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import pytest
+
+from manifests import disk
+from tests.support.reports import DIFFERENCE, sample_report
+from train.reporting import Report, compare_reports, comparison_lines, render_comparison
+
+
+def larger(mean: float, half: float, **changes: object) -> Report:
+    """The sample report at another scale, where clip30 has this difference."""
+    report = sample_report()
+    difference = dataclasses.replace(DIFFERENCE, mean=mean, low=mean - half, high=mean + half)
+    difference = dataclasses.replace(difference, **changes)
+    arm = dataclasses.replace(report.arms[1], difference=difference)
+    return dataclasses.replace(
+        report, name="large", samples_seen=64000, arms=(report.arms[0], arm, report.arms[2])
+    )
+
+
+def test_a_change_has_the_interval_of_two_independent_ablations() -> None:
+    compared = compare_reports(sample_report(), larger(0.091, 0.02, verdict="better"))
+    (arm,) = compared.arms
+    half = math.hypot(0.012, 0.02)
+    assert (arm.arm, arm.change) == ("clip30", pytest.approx(0.05))
+    assert (arm.low, arm.high) == (pytest.approx(0.05 - half), pytest.approx(0.05 + half))
+    assert arm.beyond_noise
+    assert not arm.other_verdict
+    assert compared.differs == ("samples seen per run: 6,400 and 64,000",)
+    assert compared.agreement is not None
+    assert (compared.agreement.alike, compared.agreement.pairs) == (1, 1)
+
+
+def test_another_verdict_and_the_same_noise_are_told_apart() -> None:
+    compared = compare_reports(sample_report(), larger(0.03, 0.04, verdict="not distinguishable"))
+    text = "\n".join(comparison_lines(compared))
+    assert "Other verdict: clip30 (better, then not distinguishable)." in text
+    assert "No difference changed by more than its noise." in text
+    assert "Pairs of arms ordered alike: 1 of 1." in text
+    plain = json.loads(json.dumps(disk.to_plain(compared)))
+    assert plain["arms"][0]["arm"] == "clip30"
+
+
+def test_without_an_interval_nothing_is_beyond_noise() -> None:
+    compared = compare_reports(sample_report(), larger(0.5, 0.0, low=None, high=None))
+    assert compared.arms[0].low is None
+    assert not compared.arms[0].beyond_noise
+
+
+def test_the_page_has_the_table_and_a_point_per_arm() -> None:
+    html = render_comparison(compare_reports(sample_report(), larger(0.091, 0.02)))
+    assert html.count("<circle") == 1
+    assert "Changed beyond noise: clip30 by +5.0" in html
+    assert "+9.1 [+7.1, +11.1]" in html
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("baseline", "clip30", "the baseline is 'raw' in the one and 'clip30' in the other"),
+        ("samples", 641, "the number of test samples is 640 in the one and 641"),
+        ("metric", "logprob", "the metric is 'accuracy' in the one and 'logprob'"),
+    ],
+)
+def test_what_is_not_comparable_is_refused(field: str, value: object, message: str) -> None:
+    other = larger(0.04, 0.01)
+    if field == "baseline":
+        other = dataclasses.replace(other, baseline="clip30")
+    else:
+        task = dataclasses.replace(other.tasks[0], **{field: value})  # type: ignore[arg-type]
+        other = dataclasses.replace(other, tasks=(task,))
+    with pytest.raises(ValueError, match=message):
+        compare_reports(sample_report(), other)
+
+
+def test_two_ablations_without_a_common_arm_are_refused() -> None:
+    other = larger(0.04, 0.01)
+    other = dataclasses.replace(other, arms=(other.arms[0],))
+    with pytest.raises(ValueError, match="no arm in common"):
+        compare_reports(sample_report(), other)

@@ -1,0 +1,264 @@
+"""Two ablations of the same question: the same arms side by side, and what changed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from html import escape
+
+from train.ablation import wording
+from train.reporting import charts
+from train.reporting.evidence import scale_of
+from train.reporting.markup import chart, chip, legend, note, table, verdict_word
+from train.reporting.overview import primary_task
+from train.reporting.page import html_page
+from train.reporting.schema import ArmReport, BaselineDifference, Report
+from train.stats import ScaleAgreement, scale_agreement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedArm:
+    """An arm in two ablations: its difference to the baseline in each, on the primary task.
+
+    change: second difference minus first. low, high: its 95 % interval, with the half-widths of
+    both headline intervals added in squares, as the runs are independent; the test set is the same,
+    so it is wide rather than narrow. None where a difference has no interval.
+    """
+
+    arm: str
+    first: BaselineDifference
+    second: BaselineDifference
+    change: float
+    low: float | None
+    high: float | None
+
+    @property
+    def beyond_noise(self) -> bool:
+        """The interval of the change excludes 0."""
+        return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
+
+    @property
+    def other_verdict(self) -> bool:
+        """The two ablations say different words."""
+        return self.first.verdict != self.second.verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportComparison:
+    """Two ablations. only_first, only_second: arms that the other one does not have.
+
+    differs: what else the two have different, one line each. agreement: pairs of arms that both
+    order alike; None for fewer than two arms.
+    """
+
+    first: str
+    second: str
+    baseline: str
+    task: str
+    metric: str
+    unit: str
+    arms: tuple[ComparedArm, ...]
+    only_first: tuple[str, ...]
+    only_second: tuple[str, ...]
+    differs: tuple[str, ...]
+    agreement: ScaleAgreement | None
+
+
+def compare_reports(first: Report, second: Report) -> ReportComparison:
+    """The arms that both have, on the primary task. ValueError where they are not comparable."""
+    _check_comparable(first, second)
+    of_first, of_second = _differences(first), _differences(second)
+    arms = []
+    for arm, one in of_first.items():
+        if arm in of_second:
+            arms.append(_compared(arm, one, of_second[arm]))
+    if not arms:
+        raise ValueError(
+            f"{first.name!r} and {second.name!r} have no arm in common that both compared with "
+            f"{first.baseline!r}: {', '.join(of_first) or 'none'} in the one, "
+            f"{', '.join(of_second) or 'none'} in the other"
+        )
+    task = primary_task(first)
+    return ReportComparison(
+        first=first.name,
+        second=second.name,
+        baseline=first.baseline,
+        task=task.task,
+        metric=task.metric,
+        unit=task.unit,
+        arms=tuple(arms),
+        only_first=tuple(arm for arm in of_first if arm not in of_second),
+        only_second=tuple(arm for arm in of_second if arm not in of_first),
+        differs=_differs(first, second),
+        agreement=_agreement(arms),
+    )
+
+
+def _check_comparable(first: Report, second: Report) -> None:
+    """ValueError for another baseline, task, metric or test set."""
+    one, other = primary_task(first), primary_task(second)
+    for name, left, right in (
+        ("baseline", first.baseline, second.baseline),
+        ("primary task", one.task, other.task),
+        ("kind of task", one.kind, other.kind),
+        ("metric", one.metric, other.metric),
+        ("number of test samples", one.samples, other.samples),
+        ("number of classes, by its chance", one.chance, other.chance),
+    ):
+        if left != right:
+            raise ValueError(
+                f"{first.name!r} and {second.name!r} are not comparable: the {name} is {left!r} in "
+                f"the one and {right!r} in the other"
+            )
+
+
+def _differences(report: Report) -> dict[str, BaselineDifference]:
+    arms = {}
+    for arm in report.arms:
+        if arm.difference is not None and arm.role != "baseline":
+            arms[arm.arm] = arm.difference
+    return arms
+
+
+def _compared(arm: str, first: BaselineDifference, second: BaselineDifference) -> ComparedArm:
+    change = second.mean - first.mean
+    low = high = None
+    halves = (_half_width(first), _half_width(second))
+    if halves[0] is not None and halves[1] is not None:
+        half = math.hypot(halves[0], halves[1])
+        low, high = change - half, change + half
+    return ComparedArm(arm=arm, first=first, second=second, change=change, low=low, high=high)
+
+
+def _half_width(difference: BaselineDifference) -> float | None:
+    if difference.low is None or difference.high is None:
+        return None
+    return (difference.high - difference.low) / 2
+
+
+def _agreement(arms: list[ComparedArm]) -> ScaleAgreement | None:
+    """The baseline takes part, with a difference of 0."""
+    first = {"": 0.0, **{arm.arm: arm.first.mean for arm in arms}}
+    second = {"": 0.0, **{arm.arm: arm.second.mean for arm in arms}}
+    try:
+        return scale_agreement(first, second)
+    except ValueError:  # every pair is tied
+        return None
+
+
+def _differs(first: Report, second: Report) -> tuple[str, ...]:
+    lines = []
+    pairs = [
+        ("samples seen per run", first.samples_seen, second.samples_seen),
+        ("seeds", len(first.seeds), len(second.seeds)),
+        ("model", _models(first), _models(second)),
+        ("rows of the baseline", _rows(first), _rows(second)),
+    ]
+    for name, left, right in pairs:
+        if left != right:
+            lines.append(f"{name}: {_shown(left)} and {_shown(right)}")
+    return tuple(lines)
+
+
+def _models(report: Report) -> str:
+    return ", ".join(sorted({run.model for run in report.runs if run.model is not None}))
+
+
+def _rows(report: Report) -> int:
+    found: list[ArmReport] = [arm for arm in report.arms if arm.arm == report.baseline]
+    return found[0].rows if found else 0
+
+
+def _shown(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value or "unknown")
+
+
+# --- as text and as a page ------------------------------------------------------------------------
+
+
+def summary(comparison: ReportComparison) -> list[str]:
+    """What changed between the two, one sentence each."""
+    c = comparison
+    unit = wording.unit_of_difference(c.unit)
+    changed = [arm for arm in c.arms if arm.other_verdict]
+    beyond = [arm for arm in c.arms if arm.beyond_noise]
+    lines = []
+    texts = [f"{arm.arm} ({arm.first.verdict}, then {arm.second.verdict})" for arm in changed]
+    lines.append(f"Other verdict: {', '.join(texts)}." if texts else "Every verdict is the same.")
+    texts = []
+    for arm in beyond:
+        change = wording.interval(arm.change, arm.low, arm.high, c.unit)
+        texts.append(f"{arm.arm} by {change} {unit}")
+    noise = "No difference changed by more than its noise."
+    lines.append(f"Changed beyond noise: {', '.join(texts)}." if texts else noise)
+    if c.agreement is not None:
+        share = c.agreement
+        lines.append(f"Pairs of arms ordered alike: {share.alike} of {share.pairs}.")
+    lines += [f"The two differ in {line}." for line in c.differs]
+    for name, arms in ((c.first, c.only_first), (c.second, c.only_second)):
+        if arms:
+            lines.append(f"Only in {name}: {', '.join(arms)}.")
+    return lines
+
+
+def comparison_lines(comparison: ReportComparison) -> list[str]:
+    """The comparison as text for a terminal."""
+    c = comparison
+    columns = f"{c.first[:24]:>24}{c.second[:24]:>26}{'change':>26}"
+    lines = [f"{c.task}, {c.metric}, to {c.baseline}", f"{'':<24}{columns}"]
+    for arm in c.arms:
+        cells = _cells(arm, c.unit)
+        mark = "  beyond noise" if arm.beyond_noise else ""
+        text = f"{arm.arm:<24}{cells[0]:>24}{cells[1]:>26}{cells[2]:>26}{mark}"
+        lines.append(f"{text}  {arm.first.verdict} / {arm.second.verdict}")
+    return [*lines, "", *summary(c)]
+
+
+def _cells(arm: ComparedArm, unit: str) -> tuple[str, str, str]:
+    first, second = arm.first, arm.second
+    return (
+        wording.interval(first.mean, first.low, first.high, unit),
+        wording.interval(second.mean, second.low, second.high, unit),
+        wording.interval(arm.change, arm.low, arm.high, unit),
+    )
+
+
+def render_comparison(comparison: ReportComparison) -> str:
+    """The comparison as a page: a table, and a scatter of the two differences of each arm."""
+    c = comparison
+    points, names, rows = [], {}, []
+    scale = scale_of(c.unit)
+    for index, arm in enumerate(c.arms, start=1):
+        shade = charts.colour(index)
+        names[arm.arm] = shade
+        second = arm.second
+        point = charts.Point(
+            name=arm.arm,
+            colour=shade,
+            x=scale * arm.first.mean,
+            y=scale * second.mean,
+            low=None if second.low is None else scale * second.low,
+            high=None if second.high is None else scale * second.high,
+        )
+        points.append(point)
+        words = [verdict_word(arm.first.verdict), verdict_word(second.verdict)]
+        beyond = "yes" if arm.beyond_noise else "no"
+        rows.append([chip(shade, arm.arm), *_cells(arm, c.unit), beyond, *words])
+    unit = wording.unit_of_difference(c.unit)
+    head = ["arm", escape(c.first), escape(c.second), "change", "beyond noise", "first", "second"]
+    caption = f"Differences to {c.baseline} on {c.task} in {unit}, with 95 % intervals"
+    title = f"Difference to {c.baseline} in {c.first} (across) and in {c.second} (up), {unit}"
+    svg = charts.scatter(points, c.first, c.second, title)
+    sentences = "".join(f"<li>{escape(line)}</li>" for line in summary(c))
+    method = (
+        "The interval of a change adds the half-widths of both intervals in squares. Both used the "
+        "same number of test samples; where they are the same ones, the interval is too wide, "
+        "never too narrow."
+    )
+    heading = f"{c.first} and {c.second}"
+    return html_page(
+        f"{heading}: two ablations",
+        f'<h1>{escape(heading)}</h1><div class="verdict"><ul>{sentences}</ul></div>'
+        f"{table(head, rows, (1, 2, 3), caption)}{note(method)}<h2>Both scales</h2>"
+        f"{legend(names)}{chart(svg, title)}",
+    )
