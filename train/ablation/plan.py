@@ -138,8 +138,8 @@ def plan_ablation(
     jobs = _parallel(ablation, hardware)
     arms = max(1, len(ablation.arms) - 1)
     largest = max(loads, key=lambda load: load.fit.needed)
-    hours = sum(load.hours * load.count for load in loads) / jobs
     longest = max(loads, key=lambda load: load.hours)
+    hours = max(longest.hours, sum(load.hours * load.count for load in loads) / jobs)
     device_hours = sum(load.hours * load.count * load.ranks for load in loads)
     plan = Plan(
         name=ablation.name,
@@ -153,7 +153,7 @@ def plan_ablation(
         samples_per_s=longest.speed.samples_per_s,
         speed=longest.speed.source,
         hours_per_run=longest.hours,
-        hours=max(hours, longest.hours),
+        hours=hours,
         device_hours=device_hours,
         cost=None if hardware.price is None else hardware.price * device_hours,
         memory=disk.to_plain(largest.fit.memory),
@@ -167,8 +167,7 @@ def plan_ablation(
         seeds_for_effect=_seeds_for(effect, run_sd, arms),
         budget=tuple(_budgets(ablation, loads, budget_hours, run_sd, arms)),
     )
-    problems = _problems(ablation, hardware, loads, plan)
-    return dataclasses.replace(plan, problems=tuple(problems))
+    return dataclasses.replace(plan, problems=tuple(_problems(ablation, hardware, loads, plan)))
 
 
 def refuse_plan(plan: Plan) -> None:

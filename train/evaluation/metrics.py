@@ -168,7 +168,7 @@ def _share(name: str, meaning: str, values: Values | None, higher: bool = True) 
     return Metric(name=name, unit="share", higher_is_better=higher, meaning=meaning, values=values)
 
 
-def _all_metrics() -> list[Metric]:
+def _classification_metrics() -> list[Metric]:
     metrics = [
         _share("accuracy", "images whose best class is the right one", _classification("correct")),
         _share(
@@ -204,11 +204,11 @@ def _all_metrics() -> list[Metric]:
         ("worst_group_accuracy5", "share of right classes among the best five in the worst group"),
     ):
         metrics.append(_share(name, meaning, None))
-    what = "Jaccard index of chosen and right images"
-    metrics.append(_share("jaccard", what, _jaccard(0)))
-    metrics.append(
-        _share("jaccard_10_12", f"{what}, cues with ten candidates or more", _jaccard(10))
-    )
+    return metrics
+
+
+def _retrieval_metrics() -> list[Metric]:
+    metrics: list[Metric] = []
     queries = {(): DIRECTIONS} | {(name,): (name,) for name in DIRECTIONS}
     for prefix, directions in queries.items():
         for k in RECALLS:
@@ -236,4 +236,15 @@ def _all_metrics() -> list[Metric]:
     return metrics
 
 
-METRICS: dict[str, Metric] = {metric.name: metric for metric in _all_metrics()}
+def _association_metrics() -> list[Metric]:
+    what = "Jaccard index of chosen and right images"
+    return [
+        _share("jaccard", what, _jaccard(0)),
+        _share("jaccard_10_12", f"{what}, cues with ten candidates or more", _jaccard(10)),
+    ]
+
+
+METRICS: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (*_classification_metrics(), *_association_metrics(), *_retrieval_metrics())
+}

@@ -83,7 +83,7 @@ def read_scores(view: ArmView, name: str) -> np.ndarray | None:
     """A score column over all rows of a view's pool, NaN for NULL.
 
     None where no score set that the view was chosen from has it. ValueError for a file of other
-    rows than its shard. Reads the scores alone: 2 million rows take 0.2 s of processor time.
+    rows than its shard. Reads the scores alone.
     """
     layout = PoolLayout(view.path)
     for score_set in view.document.scores.values():
