@@ -151,7 +151,6 @@ def table(result: Mapping[str, Any]) -> str:
     ]
     for name, title in PROGRAMS.items():
         if accuracy := summary.get(f"accuracy_{name}"):
-            lines.append(
-                f"zero-shot accuracy, {title}: {100 * accuracy['mean']:.1f} ± {100 * accuracy['sd']:.1f} %"
-            )
+            mean, sd = 100 * accuracy["mean"], 100 * accuracy["sd"]
+            lines.append(f"zero-shot accuracy, {title}: {mean:.1f} ± {sd:.1f} %")
     return "\n".join(lines)

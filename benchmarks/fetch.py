@@ -83,10 +83,8 @@ def one_round(number: int, web: static_web.Web, args: Any, folder: Path) -> dict
             start = program(who, web, case, PEERS.get(who, 1), args, out / "start")
             whole = program(who, web, case, max(20, round(args.count * share)), args, out / "whole")
             results[name][who] = {**figures(whole, start), "runs": [asdict(start), asdict(whole)]}
-            print(
-                f"round {number + 1}: {case.title}: {who}: {results[name][who]['cpu_ms']:.2f} ms CPU",
-                flush=True,
-            )
+            cpu_ms = results[name][who]["cpu_ms"]
+            print(f"round {number + 1}: {case.title}: {who}: {cpu_ms:.2f} ms CPU", flush=True)
     return results
 
 
