@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from manifests.fetch_settings import ROWS_PER_SHARD_LIMIT, STRICT, Fetch, HostLimit, Interpolation
 from manifests.sources import Source
+from manifests.stop_rule import Stop
 
 __all__ = [
     "ROWS_PER_SHARD_LIMIT",
@@ -30,6 +31,7 @@ __all__ = [
     "Rule",
     "Scorer",
     "Source",
+    "Stop",
     "Suite",
     "TaskSpec",
     "View",
@@ -372,6 +374,7 @@ class Ablation:
     hardware: str | None = None  # a device of train/sizing.py; None: that of the machine
     limit_hours: float | None = None  # more hours of training, all runs together, are refused
     ledger: bool = True  # ablations in folders beside this one tell how much runs vary
+    stop: Stop | None = None  # None: every arm is run with every seed
 
     def __post_init__(self) -> None:
         for name in ("jobs", "ranks"):
@@ -392,6 +395,8 @@ class Ablation:
                 f"seeds are {list(self.seeds)}; "
                 "at least two different ones are needed for an interval"
             )
+        if self.stop is not None:
+            self.stop.check_design(len(self.seeds), len(self.arms))
         if self.primary not in {t.name for t in self.evaluate}:
             raise ValueError(
                 f"primary {self.primary!r} is not one of the tasks "

@@ -9,6 +9,8 @@ from manifests import disk
 from manifests.schema import Ablation
 from train.ablation import wording
 from train.ablation.arms import A_A, RANDOM_LIKE
+from train.ablation.round_intervals import ArmRounds, analysis_in_rounds, arm_rounds, rounds_note
+from train.ablation.rounds import Study
 from train.evaluation import METRICS, deciding_metric
 from train.stats import (
     Comparison,
@@ -81,6 +83,7 @@ class Conclusions:
     subsets against the baseline (Holm). aa: the A/A arm against the arm that it repeats.
     noise: of each task, primary first.
     headline: one sentence. verdict: the headline, then one line for each comparison and each gap.
+    rounds: of an ablation with `stop`, how many seeds each arm was run with, and why no more.
     """
 
     headline: str
@@ -92,6 +95,7 @@ class Conclusions:
     noise: tuple[TaskNoise, ...]
     failed: tuple[FailedRun, ...]
     incomplete: dict[str, tuple[int, ...]]  # arm -> seeds without a result
+    rounds: tuple[ArmRounds, ...] = ()
 
 
 def conclude(
@@ -101,8 +105,13 @@ def conclude(
     incomplete: Mapping[str, tuple[int, ...]] | None = None,
     runs: int = 0,
     ledger: Ledger | None = None,
+    study: Study | None = None,
 ) -> Conclusions:
-    """All comparisons and the verdict, from the scores by task. `failed` are of `runs` runs."""
+    """All comparisons and the verdict, from the scores by task. `failed` are of `runs` runs.
+
+    study: the rounds of an ablation with `stop`; the runs are those that they asked for, and the
+    ledger is not counted in.
+    """
     tasks = sorted(ablation.evaluate, key=lambda task: task.name != ablation.primary)
     metrics = {task.name: deciding_metric(task) for task in tasks}
     analysis = analyse(
@@ -112,8 +121,10 @@ def conclude(
         band=ablation.equivalence,
         controls=_control_pairs(ablation),
         a_a=(A_A, ablation.controls.a_a) if ablation.controls.a_a else None,
-        ledger=ledger,
+        ledger=None if study is not None else ledger,
     )
+    if study is not None:
+        analysis = analysis_in_rounds(ablation, analysis, scores, study)
     comparisons: list[TaskComparison] = []
     for name, of_task in analysis.tasks.items():
         comparisons += _on_task(of_task, of_task.comparisons, metrics[name])
@@ -139,6 +150,10 @@ def conclude(
             )
     if primary.prior is not None:
         lines.append(_prior_line(primary, len((ledger or {})[ablation.primary]), decides))
+    rounds: tuple[ArmRounds, ...] = ()
+    if study is not None:
+        rounds = arm_rounds(ablation, study, {row.arm: row.verdict for row in on_primary})
+        lines += [rounds_note(ablation), *(row.sentence for row in rounds)]
     lines += _gaps(failed, missing, runs)
     noise = [_noise(of_task, metrics[name]) for name, of_task in analysis.tasks.items()]
     return Conclusions(
@@ -151,6 +166,7 @@ def conclude(
         noise=tuple(noise),
         failed=tuple(failed),
         incomplete=missing,
+        rounds=rounds,
     )
 
 

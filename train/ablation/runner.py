@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,14 +51,22 @@ class Outcome:
 Report = Callable[[Outcome], None]
 
 
-def run_all(ablation: Ablation, out: str, engine: Engine = "inline") -> list[Outcome]:
+def run_all(
+    ablation: Ablation,
+    out: str,
+    engine: Engine = "inline",
+    only: Collection[tuple[str, int]] | None = None,
+) -> list[Outcome]:
     """Every run of `expand_runs`, `ablation.jobs` at a time; the outcomes are in its order.
 
+    only: (arm, seed) of the runs that are wanted; None for all.
     A finished run is reused. A run of other settings, or of a view that has changed since, is moved
     to runs/.replaced and done anew. A run that raises, or whose process dies, gets a second
     attempt; then its outcome has the error. A ValueError gets no second attempt.
     """
     runs = arms.expand_runs(ablation, out)
+    if only is not None:
+        runs = tuple(run for run in runs if (run.arm, run.seed) in only)
     for run in runs:
         disk.write_json(AblationLayout(out).blend_json(run.blend_name), run.blend)
         replace_stale(run, out)

@@ -60,6 +60,8 @@ def mean_and_sd(mean: float | None, sd: float | None, unit: str = "share") -> st
 
 def p_value(p: float, adjustment: str) -> str:
     """A p value with the name of its adjustment."""
+    if adjustment == "sequential":  # known at a few levels only
+        return f"sequential p \N{LESS-THAN OR EQUAL TO} {p:g}" if p < 1 else "sequential p > 0.05"
     name = "p" if adjustment == "none" else f"{adjustment} p"
     return f"{name} < 0.001" if p < 0.001 else f"{name} = {p:.3f}"
 

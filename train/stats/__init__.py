@@ -10,11 +10,12 @@ from train.stats.analysis import (
     TaskScores,
     analyse,
 )
-from train.stats.comparison import Comparison, Verdict
+from train.stats.comparison import Comparison, Headline, Verdict
 from train.stats.dunnett import dunnett_critical, dunnett_p, equal_loadings
 from train.stats.moderation import LedgerEntry, fit_prior
 from train.stats.multiplicity import holm
 from train.stats.power import seeds_needed, smallest_visible
+from train.stats.samples import SampleNoise, sample_noise
 from train.stats.scaling import (
     Crossing,
     Interval,
@@ -43,6 +44,7 @@ __all__ = [
     "Comparison",
     "Crossing",
     "Discordance",
+    "Headline",
     "Interval",
     "LedgerEntry",
     "LeftOut",
@@ -50,6 +52,7 @@ __all__ = [
     "MetricSignal",
     "PowerLaw",
     "Prediction",
+    "SampleNoise",
     "ScaleAgreement",
     "ScalingFit",
     "SequentialComparison",
@@ -71,6 +74,7 @@ __all__ = [
     "mean_sd",
     "metric_signals",
     "predict_error",
+    "sample_noise",
     "scale_agreement",
     "seeds_needed",
     "smallest_visible",

@@ -12,7 +12,7 @@ from train.stats.multiplicity import holm
 from train.stats.power import ALPHA
 
 Verdict = Literal["better", "worse", "practically equal", "not distinguishable"]
-Adjustment = Literal["Dunnett", "Holm", "none"]
+Adjustment = Literal["Dunnett", "Holm", "sequential", "none"]
 Headline = Literal["seeds", "seeds and samples"]
 
 STUDENT = equal_loadings(1)

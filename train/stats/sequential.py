@@ -148,10 +148,13 @@ def decide_study(
     baseline: str,
     plan: SequentialPlan,
     seeds: Sequence[int] | None = None,
+    drawing_sd: Mapping[str, float] | None = None,
 ) -> SequentialDecision:
     """The state of every comparison of {arm: {seed: value}} after the rounds that are done.
 
     seeds: the order of the rounds, ascending where it is None; the baseline has a value for each.
+    drawing_sd: by arm, the SD that drawing another test set adds to its difference, however many
+    seeds there are (0 where it is not named). The intervals are then over seeds and samples.
     All rounds are replayed, so the result depends on the values alone. An arm without a value in
     a round is not looked at in that round and keeps its interval. ValueError for an unknown
     baseline, no other arm, a value that is not finite, a seed that the baseline lacks, or more
@@ -170,7 +173,9 @@ def decide_study(
         fit = fit_additive(table)
         noise = _noise(table, fit, plan, baseline, present)
         for arm in present:
-            states[arm] = _look(states[arm], fit, noise, plan, rounds, len(arms), len(table[arm]))
+            drawing = 0.0 if drawing_sd is None else drawing_sd.get(arm, 0.0)
+            n = len(table[arm])
+            states[arm] = _look(states[arm], fit, noise, plan, rounds, len(arms), n, drawing)
     if len(order) >= plan.maximum:
         # A run that failed in the last round leaves its comparison open, and no seed is left.
         for arm in arms:
@@ -293,6 +298,7 @@ def _look(
     rounds: int,
     arms: int,
     n: int,
+    drawing: float,
 ) -> SequentialComparison:
     """The comparison after one more round."""
     sd, df = noise.sd[before.arm], noise.df
@@ -300,7 +306,8 @@ def _look(
     information = 1 / fit.factor(before.arm, before.baseline)
     low, high, conflict = before.low, before.high, before.conflict
     if sd > 0:
-        half = _radius(plan, arms, rounds, df, information) * sd / math.sqrt(information)
+        error = math.hypot(sd / math.sqrt(information), drawing)
+        half = _radius(plan, arms, rounds, df, information) * error
         new_low = max(difference - half, -math.inf if low is None else low)
         new_high = min(difference + half, math.inf if high is None else high)
         conflict = conflict or new_low > new_high
@@ -311,7 +318,7 @@ def _look(
     if state != "open":
         decided_after = rounds if decided_after is None else decided_after
     elif sd > 0 and rounds < plan.maximum:
-        power = conditional_power(difference, sd, n, rounds, df, plan, arms)
+        power = conditional_power(difference, sd, n, rounds, df, plan, arms, drawing)
         state = "hopeless" if power < HOPELESS else "open"
     return SequentialComparison(
         arm=before.arm,
@@ -351,6 +358,7 @@ def conditional_power(
     df: float,
     plan: SequentialPlan,
     arms: int,
+    drawing: float = 0.0,
 ) -> float:
     """The chance that the seeds left decide a comparison, at the most favourable of these truths.
 
@@ -358,14 +366,14 @@ def conditional_power(
     interest on either side. Practically equal: it is the present estimate, or 0. The last round
     alone is looked at, with the interval that the present SD gives there and a t distribution for
     what the seeds left add: a guide for giving up, which no error rate depends on. `n` seeds give
-    the present estimate.
+    the present estimate. drawing: the SD that no seed takes away (see `decide_study`).
     """
     from scipy.special import stdtr
 
     left = plan.maximum - rounds
     total = n + left
-    radius = _radius(plan, arms, plan.maximum, df + arms * left, total / 2) * sd
-    radius *= math.sqrt(2 / total)
+    radius = _radius(plan, arms, plan.maximum, df + arms * left, total / 2)
+    radius *= math.hypot(sd * math.sqrt(2 / total), drawing)
     inside = plan.band - radius
     spread = sd * math.sqrt(2 * left) / total
     smallest = plan.band if plan.smallest is None else plan.smallest
