@@ -12,30 +12,12 @@ from typing import Any, ClassVar, Literal
 
 from manifests.fetch_settings import ROWS_PER_SHARD_LIMIT, STRICT, Fetch, HostLimit, Interpolation
 from manifests.sources import Source
-from manifests.stop_rule import Stop
 
 __all__ = [
-    "ROWS_PER_SHARD_LIMIT",
-    "Ablation",
-    "Arm",
-    "Blend",
-    "Controls",
-    "Fetch",
-    "FilterSpec",
-    "HostLimit",
-    "Interpolation",
-    "Miniweb",
-    "Pair",
-    "PoolRef",
-    "Recipe",
-    "Rule",
-    "Scorer",
-    "Source",
-    "Stop",
-    "Suite",
-    "TaskSpec",
-    "View",
-]
+    "ROWS_PER_SHARD_LIMIT", "Ablation", "Arm", "Blend", "Controls", "Fetch", "FilterSpec",
+    "HostLimit", "Interpolation", "Miniweb", "Pair", "PoolRef", "Recipe", "Rule", "Scorer",
+    "Source", "Stop", "Suite", "TaskSpec", "View",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,6 +289,24 @@ class Controls:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """Seeds in rounds: an arm gets no more when it is decided, or can hardly be decided."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = STRICT
+    decided: bool = True  # the only condition
+    at_least: int = 2  # seeds of every arm in the first round
+    smallest: float | None = None  # a difference worth more seeds; None: the ablation's equivalence
+
+    def __post_init__(self) -> None:
+        if not self.decided:
+            raise ValueError("stop.decided is false; leave stop out, and every seed is run")
+        if self.at_least < 2:
+            raise ValueError(f"stop.at_least is {self.at_least}; it must be at least 2")
+        if self.smallest is not None and not self.smallest > 0:
+            raise ValueError(f"stop.smallest is {self.smallest}; it must be above 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
     """What an arm is: a view or a blend to train on, or predictions that exist. Exactly one.
 
@@ -396,7 +396,9 @@ class Ablation:
                 "at least two different ones are needed for an interval"
             )
         if self.stop is not None:
-            self.stop.check_design(len(self.seeds), len(self.arms))
+            least, seeds = self.stop.at_least, len(self.seeds)
+            if least > seeds:
+                raise ValueError(f"stop.at_least is {least}, but there are {seeds} seeds")
         if self.primary not in {t.name for t in self.evaluate}:
             raise ValueError(
                 f"primary {self.primary!r} is not one of the tasks "

@@ -30,10 +30,9 @@ MAY_IMPORT = {
 # it.
 ORDER = {
     "manifests": [
-        "text", "console", "columns", "phash", "casting", "fetch_settings", "sources",
-        "stop_rule", "schema",
-        "ray_runtime", "disk", "identity", "pool_layout", "documents", "yaml_file", "reader",
-        "__init__",
+        "text", "console", "columns", "phash", "casting", "fetch_settings", "sources", "schema",
+        "ray_runtime", "disk", "identity", "pool_layout", "documents", "yaml_file",
+        "reader", "__init__",
     ],
     "filters": [
         "base", "caption", "language", "optout", "picture", "tokens", "clip_score", "__init__",

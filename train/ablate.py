@@ -33,8 +33,9 @@ from train.ablation import (
     plan_ablation,
     plan_lines,
     run_all,
+    run_rounds,
 )
-from train.reporting import collect_results
+from train.reporting import collect_results, saved_scores
 
 EXAMPLE = """example:
   python train/ablate.py manifests/ablations/demo.yaml --out out/demo
@@ -166,7 +167,10 @@ def run(args: argparse.Namespace) -> int:
     layout = AblationLayout(out)
     shared = check_pools(ablation, out)
     disk.write_json(layout.ablation_json, ablation)
-    outcomes = run_all(ablation, out, args.engine)
+    if ablation.stop is None:
+        outcomes = run_all(ablation, out, args.engine)
+    else:
+        outcomes = run_rounds(ablation, out, args.engine, saved_scores(ablation, out))
     failed = []
     for outcome in outcomes:
         if outcome.metrics is None:

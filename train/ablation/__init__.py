@@ -30,10 +30,13 @@ from train.ablation.plan import (
     plan_lines,
     refuse_plan,
 )
+from train.ablation.round_intervals import ArmRounds
+from train.ablation.rounds import ReadScore, Score, Study, replay, run_rounds
 from train.ablation.runner import Outcome, run_all
 
 __all__ = [
     "A_A",
+    "ArmRounds",
     "Conclusions",
     "FailedRun",
     "GivenRun",
@@ -41,7 +44,10 @@ __all__ = [
     "Hardware",
     "Outcome",
     "Plan",
+    "ReadScore",
     "Run",
+    "Score",
+    "Study",
     "TaskComparison",
     "TaskNoise",
     "all_runs",
@@ -58,7 +64,9 @@ __all__ = [
     "plan_ablation",
     "plan_lines",
     "refuse_plan",
+    "replay",
     "run_all",
+    "run_rounds",
     "stale_because",
     "wording",
 ]

@@ -107,10 +107,8 @@ def conclude(
     ledger: Ledger | None = None,
     study: Study | None = None,
 ) -> Conclusions:
-    """All comparisons and the verdict, from the scores by task. `failed` are of `runs` runs.
-
-    study: the rounds of an ablation with `stop`; the runs are those that they asked for, and the
-    ledger is not counted in.
+    """All comparisons and the verdict, from the scores by task. `failed` are of `runs` runs, which
+    are those that the rounds of `study` asked for. With a study the ledger is not counted in.
     """
     tasks = sorted(ablation.evaluate, key=lambda task: task.name != ablation.primary)
     metrics = {task.name: deciding_metric(task) for task in tasks}
@@ -140,19 +138,11 @@ def conclude(
     on_primary = [row for row in comparisons if row.task == ablation.primary]
     headline = _headline(ablation, on_primary, primary)
     lines = [headline, *(row.sentence for row in on_primary)]
-    lines += [f"Control: {row.sentence}" for row in controls]
-    if aa is not None:
-        lines.append(f"A/A, equal data in another order: {aa.sentence}")
-        if aa.verdict in ("better", "worse"):
-            lines.append(
-                "Equal data differ: by chance alone this happens in 1 of 20 ablations; "
-                "do not believe a verdict above without more seeds."
-            )
+    lines += _control_lines(controls, aa)
     if primary.prior is not None:
         lines.append(_prior_line(primary, len((ledger or {})[ablation.primary]), decides))
-    rounds: tuple[ArmRounds, ...] = ()
-    if study is not None:
-        rounds = arm_rounds(ablation, study, {row.arm: row.verdict for row in on_primary})
+    rounds = () if study is None else arm_rounds(ablation, study, on_primary)
+    if rounds:
         lines += [rounds_note(ablation), *(row.sentence for row in rounds)]
     lines += _gaps(failed, missing, runs)
     noise = [_noise(of_task, metrics[name]) for name, of_task in analysis.tasks.items()]
@@ -168,6 +158,19 @@ def conclude(
         incomplete=missing,
         rounds=rounds,
     )
+
+
+def _control_lines(controls: Sequence[TaskComparison], aa: TaskComparison | None) -> list[str]:
+    """The controls and the A/A arm, with a warning where equal data differ."""
+    lines = [f"Control: {row.sentence}" for row in controls]
+    if aa is not None:
+        lines.append(f"A/A, equal data in another order: {aa.sentence}")
+        if aa.verdict in ("better", "worse"):
+            lines.append(
+                "Equal data differ: by chance alone this happens in 1 of 20 ablations; "
+                "do not believe a verdict above without more seeds."
+            )
+    return lines
 
 
 def _control_pairs(ablation: Ablation) -> list[tuple[str, str]]:

@@ -7,7 +7,7 @@ hold whatever made the ablation stop.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -36,7 +36,11 @@ class ArmRounds:
     seeds: int
     of: int
     end: End | None
-    sentence: str
+    reason: str
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.arm}: {self.seeds} of {self.of} seeds; {self.reason}."
 
 
 def analysis_in_rounds(
@@ -180,23 +184,23 @@ def _p(ablation: Ablation, look: Look) -> float:
 
 
 def arm_rounds(
-    ablation: Ablation, study: Study, verdicts: Mapping[str, str]
+    ablation: Ablation, study: Study, comparisons: Sequence[Comparison]
 ) -> tuple[ArmRounds, ...]:
-    """One row per arm, the baseline first. verdicts: by arm, on the primary task."""
+    """One row per arm, the baseline first. comparisons: of the arms on the primary task."""
+    verdicts = {one.arm: one.verdict for one in comparisons}
     rows = []
     total = len(ablation.seeds)
     for arm in dict.fromkeys([ablation.baseline, *ablation.arms]):
         seeds, end = study.seeds[arm], study.ends.get(arm)
-        text = f"{arm}: {seeds} of {total} seeds"
         if arm == ablation.baseline:
-            text += ", as many as any arm that is compared with it"
+            reason = "the baseline, as many as any other arm"
         elif end == "decided":
-            text += f", decided ({verdicts[arm]})"
+            reason = f"decided: {verdicts[arm]}"
         elif end == "hopeless":
-            text += f", given up: {total - seeds} more would hardly have decided it"
+            reason = f"given up, as {total - seeds} more would hardly have decided it"
         else:
-            text += ", not decided"
-        rows.append(ArmRounds(arm=arm, seeds=seeds, of=total, end=end, sentence=f"{text}."))
+            reason = "not decided"
+        rows.append(ArmRounds(arm=arm, seeds=seeds, of=total, end=end, reason=reason))
     return tuple(rows)
 
 

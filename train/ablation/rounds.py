@@ -231,8 +231,8 @@ def look_at(
     `drawing`: the interval is over seeds and samples, otherwise over seeds on this test set.
     """
     plan = replace(sequential_plan(ablation, table.floor_sd), alpha=alpha)
-    if len(table.order) < plan.minimum:
-        return {}
+    if len(table.order) < plan.minimum or len(table.values) < 2:
+        return {}  # nothing to look at yet, or only a baseline
     decision = decide_study(
         table.values,
         ablation.baseline,

@@ -11,7 +11,7 @@ from train.reporting.compare import (
 )
 from train.reporting.markdown import report_markdown
 from train.reporting.page import render
-from train.reporting.results import collect_results, read_results
+from train.reporting.results import collect_results, read_results, saved_scores
 from train.reporting.schema import Report, Results
 from train.reporting.text import report_lines
 
@@ -28,4 +28,5 @@ __all__ = [
     "render_comparison",
     "report_lines",
     "report_markdown",
+    "saved_scores",
 ]

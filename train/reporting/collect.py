@@ -72,6 +72,7 @@ def collect_report(out: str) -> Report:
         power=_power(ablation, results),
         runs=run_rows(runs, results, primary),
         changes=collect_changes(with_result, primary, ablation.baseline),
+        rounds=results.rounds,
         gaps=_gaps(results),
         curves=read_curves(finished, hashes),
         funnels=gallery.funnels(views),

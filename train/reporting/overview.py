@@ -192,10 +192,13 @@ def reading_texts(report: Report) -> list[str]:
         trained = f", at {report.samples_seen:,} samples seen per run"
     unit = primary_task(report).unit
     band = wording.percent(report.equivalence, unit)
+    most, family = "", "for all arms together (Dunnett's test; Holm's for controls)"
+    if report.rounds:
+        most, family = "up to ", "for all arms and all rounds together (controls: Holm, one look)"
     return [
-        f"Scores are mean ± standard deviation over {len(report.seeds)} seeds{trained}.",
+        f"Scores are mean ± standard deviation over {most}{len(report.seeds)} seeds{trained}.",
         "All runs together give one estimate of the noise of a run. Intervals are of 95 % and hold "
-        "for all arms together (Dunnett's test; Holm's for controls).",
+        f"{family}.",
         "Better and worse: the interval excludes 0. Practically equal: the difference is inside "
         f"±{band} {wording.unit_of_difference(unit)}, the grey zone of a chart, with 95 % "
         "confidence. Not distinguishable: these runs cannot tell.",

@@ -22,6 +22,7 @@ def render(report: Report, written: datetime.date | None = None) -> str:
     bodies = [
         ("Arms", sections.arms_table(report, ("baseline", "arm")) + evidence.arms_forest(report)),
         ("Every task", evidence.task_forests(report) + sections.tasks(report)),
+        ("Seeds in rounds", sections.rounds(report)),
         ("What changed", evidence.changes(report)),
         ("Checks on the method", sections.checks(report)),
         ("Share kept", evidence.share_kept(report)),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,13 +22,18 @@ from train.ablation import (
     FailedRun,
     GivenRun,
     GivenTask,
+    ReadScore,
     Run,
+    Score,
+    Study,
     all_runs,
     arm_names,
     conclude,
     expand_runs,
+    finished_metrics,
     ledger,
     missing_seeds,
+    replay,
     stale_because,
 )
 from train.evaluation import (
@@ -90,16 +95,23 @@ def collect_results(
 ) -> Results:
     """The results of an ablation's folder, without the failed runs.
 
-    The noise of its neighbours is the prior (see train.ablation.ledger).
+    The noise of its neighbours is the prior (see train.ablation.ledger). With `stop`, the runs are
+    those that the rounds asked for; there is no prior, and nothing for the ledger: runs that
+    stopped early vary too little, because small noise is what decides early.
 
     ValueError for a run that has neither failed nor left its predictions.
     """
     runs = all_runs(ablation, out)
     failures = [*failed, *_missing_files(runs)]
     without = {(run.arm, run.seed) for run in failures}
-    finished = [run for run in runs if (run.arm, run.seed) not in without]
     hashes = FileHashes(folder=out)
-    by_task = {task.name: _read_task(finished, task, hashes) for task in ablation.evaluate}
+    readers = {task.name: TaskReader(task, hashes) for task in ablation.evaluate}
+    study = _study(ablation, runs, without, readers[ablation.primary])
+    if study is not None:
+        runs = tuple(run for run in runs if (run.arm, run.seed) in study.asked)
+        failures = [run for run in failures if (run.arm, run.seed) in study.asked]
+    finished = [run for run in runs if (run.arm, run.seed) not in without]
+    by_task = {task: reader.read_all(finished) for task, reader in readers.items()}
     for run in finished:
         if isinstance(run, Run):
             hashes.add(RunLayout(run.out).run_json)
@@ -108,9 +120,10 @@ def collect_results(
         scores[task.name] = _scores(runs, by_task[task.name], task)
     incomplete = missing_seeds(runs, scores[ablation.primary].values)
     data = {task: _data_hash(predictions) for task, predictions in by_task.items()}
-    prior = ledger.read_prior(ablation, out, data)
+    prior = () if study is not None else ledger.read_prior(ablation, out, data)
     entries = ledger.by_task(prior)
-    conclusions = conclude(ablation, scores, failures, incomplete, len(runs), entries)
+    conclusions = conclude(ablation, scores, failures, incomplete, len(runs), entries, study)
+    own = () if study is not None else ledger.own_entries(ablation, conclusions.noise, data)
     overlap, near_overlap = _overlaps(ablation, shared)
     return Results(
         headline=conclusions.headline,
@@ -119,11 +132,12 @@ def collect_results(
         average=conclusions.average,
         noise=conclusions.noise,
         prior=prior,
-        entries=ledger.own_entries(ablation, conclusions.noise, data),
+        entries=own,
         controls=conclusions.controls,
         aa=conclusions.aa,
         failed=conclusions.failed,
         incomplete=conclusions.incomplete,
+        rounds=conclusions.rounds,
         ablation_hash=disk.content_hash(ablation),
         arms={arm: _arm_runs(runs, arm, by_task) for arm in arm_names(runs)},
         tasks={task: _facts(predictions) for task, predictions in by_task.items()},
@@ -156,34 +170,80 @@ def _overlaps(
     return shared.count_files(ablation.evaluate, near=False), near
 
 
-def _read_task(
-    runs: Sequence[AnyRun], task: TaskSpec, hashes: FileHashes
-) -> dict[RunKey, Predictions]:
-    """The predictions of every run on a task, by arm and seed."""
-    predictions, given = {}, GivenTask(task.name)
-    for run in runs:
-        path = run.predictions(task.name)
+class TaskReader:
+    """The predictions of runs on a task. Each file is read once."""
+
+    def __init__(self, task: TaskSpec, hashes: FileHashes) -> None:
+        self.task, self.hashes = task, hashes
+        self._given = GivenTask(task.name)
+        self._read: dict[RunKey, Predictions] = {}
+
+    def read(self, run: AnyRun) -> Predictions:
+        """The predictions of a run. ValueError where its file is missing or contradicts itself."""
+        key = (run.arm, run.seed)
+        if key not in self._read:
+            self._read[key] = self._read_file(run)
+        return self._read[key]
+
+    def score(self, run: AnyRun) -> Score:
+        """The deciding metric of a run, and its values per sample."""
+        one = self.read(run)
+        samples = None if one.values is None else tuple(one.values)
+        return Score(value=one.metrics[deciding_metric(self.task)], samples=samples)
+
+    def read_all(self, runs: Sequence[AnyRun]) -> dict[RunKey, Predictions]:
+        """The predictions of all runs, by arm and seed."""
+        predictions = {(run.arm, run.seed): self.read(run) for run in runs}
+        _check_sizes(predictions, self.task)
+        return predictions
+
+    def _read_file(self, run: AnyRun) -> Predictions:
+        task, path = self.task, run.predictions(self.task.name)
         if not disk.exists(path):
-            raise ValueError(f"{path} does not exist; {_remedy(hashes.folder)}")
-        hashes.add(path)
+            raise ValueError(f"{path} does not exist; {_remedy(self.hashes.folder)}")
+        self.hashes.add(path)
         if isinstance(run, Run):
-            table, metadata = disk.read_parquet(path), disk.read_metadata(path)
-            predictions[run.arm, run.seed] = read_predictions(table, metadata, task, path)
-            continue
-        correct = [given.read(path)]
+            return read_predictions(disk.read_parquet(path), disk.read_metadata(path), task, path)
+        correct = [self._given.read(path)]
         metric = deciding_metric(task)
         if metric != kind_of(task).headline:
             raise ValueError(
                 f"task {task.name!r} is decided by {metric}, but the predictions of arm "
                 f"{run.arm!r} tell right and wrong only"
             )
-        values = [correct[0].astype(np.float64)]
-        chance = 1 / max(1, given.classes)
-        metrics = {metric: headline(correct)}
-        one = Predictions(correct=correct, values=values, metrics=metrics, chance=chance)
-        predictions[run.arm, run.seed] = one
-    _check_sizes(predictions, task)
-    return predictions
+        return Predictions(
+            correct=correct,
+            values=[correct[0].astype(np.float64)],
+            metrics={metric: headline(correct)},
+            chance=1 / max(1, self._given.classes),
+        )
+
+
+def saved_scores(ablation: Ablation, out: str) -> ReadScore:
+    """Reads the score of a run on the primary task; None where it is stale or not finished."""
+    runs = {(run.arm, run.seed): run for run in all_runs(ablation, out)}
+    task = next(task for task in ablation.evaluate if task.name == ablation.primary)
+    reader = TaskReader(task, FileHashes(folder=out))
+
+    def read(arm: str, seed: int) -> Score | None:
+        run = runs[arm, seed]
+        if isinstance(run, GivenRun):
+            return None if _missing_files([run]) else reader.score(run)
+        if stale_because(run) or finished_metrics(run, ablation.evaluate) is None:
+            return None
+        return reader.score(run)
+
+    return read
+
+
+def _study(
+    ablation: Ablation, runs: Sequence[AnyRun], without: Collection[RunKey], reader: TaskReader
+) -> Study | None:
+    """The rounds of an ablation with `stop`, replayed from the finished runs."""
+    if ablation.stop is None:
+        return None
+    by_key = {(run.arm, run.seed): run for run in runs}
+    return replay(ablation, lambda arm, seed: reader.score(by_key[arm, seed]), without)
 
 
 def _check_sizes(predictions: Mapping[RunKey, Predictions], task: TaskSpec) -> None:

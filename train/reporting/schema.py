@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from train.ablation import Conclusions, TaskComparison, TaskNoise, ledger
+from train.ablation import ArmRounds, Conclusions, TaskComparison, TaskNoise, ledger
 from train.evaluation import Metrics
 from train.stats import Verdict
 
@@ -309,3 +309,4 @@ class Report:
     costs: tuple[tuple[str, float], ...]
     settings: dict[str, str]
     provenance: Provenance
+    rounds: tuple[ArmRounds, ...] = ()  # of an ablation with `stop`

@@ -77,6 +77,22 @@ def tasks(report: Report) -> str:
     return "".join(parts) + _mcnemar(report)
 
 
+def rounds(report: Report) -> str:
+    """How many seeds each arm was run with, and why no more; "" where all have every seed."""
+    if not report.rounds:
+        return ""
+    shades = colours_of(report)
+    rows = []
+    for one in report.rounds:
+        seeds = f"{one.seeds} of {one.of}"
+        rows.append([chip(shades[one.arm], one.arm), seeds, escape(one.reason)])
+    text = (
+        "An arm gets no more seeds when its comparison on the primary task is decided, or when the "
+        "seeds left would hardly decide it. The intervals hold for all rounds together."
+    )
+    return table(["arm", "seeds", ""], rows, (1,)) + note(text)
+
+
 def _mcnemar(report: Report) -> str:
     rows = []
     for task in report.tasks:
