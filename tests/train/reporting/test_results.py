@@ -5,14 +5,16 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from manifests import disk
 from manifests.pool_layout import AblationLayout
 from manifests.schema import Ablation
 from tests.support.ablations import changed
+from train import ablate
 from train.ablation import FailedRun, Outcome
-from train.reporting import collect_results, read_results, results
+from train.reporting import collect_report, collect_results, read_results, render, results
 from train.stats import mcnemar
 
 pytestmark = pytest.mark.slow
@@ -130,3 +132,47 @@ def test_a_directory_apart_keeps_its_path() -> None:
     hashes = results.FileHashes(folder="/out/")
     assert hashes.relative("/out/runs/a") == "runs/a"
     assert hashes.relative("/elsewhere/a") == "/elsewhere/a"
+
+
+def test_rounds_decide_which_given_predictions_are_read_in(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    labels = np.arange(400) % 2
+    for arm, rate in (("raw", 0.5), ("clip", 0.9)):
+        for seed in range(5):
+            (tmp_path / arm).mkdir(exist_ok=True)
+            correct = rng.random(400) < rate
+            columns = {
+                "sample": np.arange(400),
+                "label": labels,
+                "predicted": np.where(correct, labels, 1 - labels),
+                "correct": correct,
+            }
+            pq.write_table(pa.table(columns), tmp_path / arm / f"{seed}.parquet")
+    os.remove(tmp_path / "clip" / "4.parquet")  # no round asks for it
+    fields = {
+        "name": "given",
+        "question": "?",
+        "arms": {
+            "raw": {"predictions": f"{tmp_path}/raw/{{seed}}.parquet"},
+            "clip": {"predictions": f"{tmp_path}/clip/{{seed}}.parquet"},
+        },
+        "baseline": "raw",
+        "seeds": [0, 1, 2, 3, 4],
+        "stop": {"at_least": 3},
+        "evaluate": [{"name": "t", "kind": "classification"}],
+        "primary": "t",
+    }
+    out = tmp_path / "out"
+    disk.write_json(tmp_path / "given.json", fields)
+    assert ablate.main([str(tmp_path / "given.json"), "--out", str(out)]) == 0
+    read = read_results(ablation_of(str(out)), str(out))
+    (row,) = read.comparisons
+    assert (row.verdict, row.adjustment) == ("better", "sequential")
+    assert read.rounds[1].seeds == row.n < 5
+    assert (read.failed, read.incomplete) == ((), {})
+    assert sorted(read.arms["clip"].runs) == [str(seed) for seed in range(row.n)]
+    assert not any(path.endswith("clip/4.parquet") for path in read.files)
+    page = render(collect_report(str(out)))
+    assert "Seeds in rounds" in page
+    assert f"{row.n} of 5" in page
+    assert "decided: better" in page

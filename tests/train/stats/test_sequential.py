@@ -384,3 +384,23 @@ def test_the_e_process_makes_fewer_false_calls_and_finds_less() -> None:
     assert result.false_calls <= 0.05
     assert result.missed <= 0.05
     assert result.power[2] < 0.7
+
+
+@pytest.mark.slow
+def test_another_test_set_adds_to_the_error_of_an_arm_and_no_seed_takes_it_away() -> None:
+    plan = SequentialPlan(maximum=5, band=0.005, moderate=False)
+    rows = table_of({arm: values[:2] for arm, values in ROWS.items()})
+    alone = one(decide_study(rows, "raw", plan), "clip")
+    drawn = decide_study(rows, "raw", plan, drawing_sd={"clip": 0.01})
+    clip = one(drawn, "clip")
+    assert alone.difference is not None
+    assert alone.low is not None
+    assert alone.residual_sd is not None
+    assert clip.low is not None
+    half = (alone.difference - alone.low) / alone.residual_sd * math.hypot(alone.residual_sd, 0.01)
+    assert clip.difference == alone.difference
+    assert clip.difference - clip.low == pytest.approx(half, abs=1e-12)
+    assert one(drawn, "long") == one(decide_study(rows, "raw", plan), "long")
+    assert conditional_power(0.0, 0.01, 2, 2, 4, plan, 2, 0.05) < conditional_power(
+        0.0, 0.01, 2, 2, 4, plan, 2
+    )
