@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,15 +60,22 @@ Runs = Mapping[str, Mapping[int, np.ndarray]]  # {arm: {seed: right or wrong per
 
 
 def collect(out: str) -> None:
-    """Write what the runs of an ablation's folder predicted: a row per run, a byte per sample."""
+    """Write what the runs of an ablation's folder predicted: a row per run, a byte per sample.
+
+    An arm of which a run is not finished is left out.
+    """
     ablation: Ablation = disk.from_plain(Ablation, disk.read_json(f"{out}/ablation.json"))
     rows: list[dict[str, Any]] = []
     labels = b""
     for run in expand_runs(ablation, out, built=False):
+        if not disk.exists(run.predictions(ablation.primary)):
+            continue
         table = disk.read_parquet(run.predictions(ablation.primary), ["label", "predicted"])
         labels = table["label"].to_numpy().astype(np.uint8).tobytes()
         predicted = table["predicted"].to_numpy().astype(np.uint8).tobytes()
         rows.append({"arm": run.arm, "seed": run.seed, "predicted": predicted})
+    counts = Counter(row["arm"] for row in rows)
+    rows = [row for row in rows if counts[row["arm"]] == len(ablation.seeds)]
     metadata = {b"labels": labels.hex().encode(), b"ablation": ablation.name.encode()}
     table = pa.Table.from_pylist(rows).replace_schema_metadata(metadata)
     pq.write_table(table, DATA, compression="zstd", compression_level=19)
@@ -138,14 +146,15 @@ class Drawn:
 
     over_seeds: list[Judged]
     headline: list[Judged]
-    a_a: Comparison
+    a_a: Comparison | None  # None where there are no A/A runs
 
 
 def new_method(
     values: Mapping[str, Mapping[int, float]], samples: Runs, arms: Sequence[str]
 ) -> Drawn:
     scores = TaskScores(values=values, samples=samples)
-    analysis = analyse({"t": scores}, BASELINE, arms=arms, band=BAND, a_a=(A_A, BASELINE))
+    pair = (A_A, BASELINE) if A_A in values else None
+    analysis = analyse({"t": scores}, BASELINE, arms=arms, band=BAND, a_a=pair)
     of_task = analysis.tasks["t"]
     over_seeds, headline = [], []
     for row in of_task.comparisons:
@@ -159,7 +168,6 @@ def new_method(
         over_seeds.append(Judged(**common, low=row.low_seeds, high=row.high_seeds, called=outside))
         called = row.verdict in ("better", "worse")
         headline.append(Judged(**common, low=row.low, high=row.high, called=called))
-    assert of_task.a_a is not None
     return Drawn(over_seeds=over_seeds, headline=headline, a_a=of_task.a_a)
 
 
@@ -181,7 +189,7 @@ class Row:
     held: float
     held_all: float
     nominal: float
-    a_a_called: float
+    a_a_called: float | None
     half_width: float
     half_width_5_95: tuple[float, float]
     mde: float
@@ -236,12 +244,15 @@ def _rows_of_size(
         new = new_method(values, samples, arms)
         judged["new"].append(new.over_seeds)
         judged["new, headline"].append(new.headline)
+        if A_A not in runs:
+            continue
         for seed in np.asarray(seeds)[swapped].tolist():
             for table in (values, samples):
                 table[BASELINE][seed], table[A_A][seed] = table[A_A][seed], table[BASELINE][seed]
         swapped_lists = {arm: list(values[arm].values()) for arm in (BASELINE, A_A)}
         a_a["old"].append(old_method(swapped_lists, [A_A])[0].called)
         of_swapped = new_method(values, samples, arms).a_a
+        assert of_swapped is not None
         a_a["new"].append(_excludes_zero(of_swapped.low_seeds, of_swapped.high_seeds))
         a_a["new, headline"].append(of_swapped.verdict in ("better", "worse"))
     df = (len(means) - 1) * (size - 1)
@@ -255,7 +266,7 @@ def _rows_of_size(
             held=float(np.mean(holds)),
             held_all=float(np.mean([all(row) for row in holds])),
             nominal=nominal_coverage(size, of_all, df, len(arms)),
-            a_a_called=float(np.mean(a_a[method])),
+            a_a_called=float(np.mean(a_a[method])) if a_a[method] else None,
             half_width=float(np.mean(halves)),
             half_width_5_95=_range(halves),
             mde=float(np.mean(mdes)),
@@ -285,9 +296,10 @@ def table_lines(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         half = f"{row.half_width:.2f} [{row.half_width_5_95[0]:.2f}, {row.half_width_5_95[1]:.2f}]"
         mde = f"{row.mde:.2f} [{row.mde_5_95[0]:.2f}, {row.mde_5_95[1]:.2f}]"
+        called = "?" if row.a_a_called is None else f"{100 * row.a_a_called:.1f}"
         lines.append(
             f"| {row.seeds} | {row.method} | {100 * row.held:.1f} | {100 * row.held_all:.1f} "
-            f"({100 * row.nominal:.1f}) | {100 * row.a_a_called:.1f} | {half} | {mde} |"
+            f"({100 * row.nominal:.1f}) | {called} | {half} | {mde} |"
         )
     return lines
 
