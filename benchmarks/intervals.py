@@ -40,6 +40,7 @@ from train.stats import (
     TaskScores,
     analyse,
     dunnett_critical,
+    dunnett_p,
     equal_loadings,
     holm,
 )
@@ -164,7 +165,7 @@ def new_method(
         assert row.high_seeds is not None
         assert of_task.mde is not None
         common = {"arm": row.arm, "difference": row.difference, "mde": of_task.mde}
-        outside = row.low_seeds > 0 or row.high_seeds < 0
+        outside = _excludes_zero(row.low_seeds, row.high_seeds)
         over_seeds.append(Judged(**common, low=row.low_seeds, high=row.high_seeds, called=outside))
         called = row.verdict in ("better", "worse")
         headline.append(Judged(**common, low=row.low, high=row.high, called=called))
@@ -179,9 +180,10 @@ class Row:
     """What the drawn ablations of one size and one method show, as shares; widths in points.
 
     held: comparisons whose interval holds the difference of all seeds. held_all: ablations in which
-    all do. a_a_called: A/A arms called different. The draws share seeds with what they are judged
-    by, so that a nominal 95 % shows as `nominal` (the variance of k of K seeds is smaller by
-    1 − k/K).
+    all do. a_a_called: A/A arms called different; which of a seed's two runs is the A/A one is
+    drawn, so that their difference is 0 by design; None without A/A runs. The draws share seeds
+    with what they are judged by, so that a nominal 95 % shows as `nominal` (the variance of k of K
+    seeds is smaller by 1 − k/K).
     """
 
     method: str
@@ -200,8 +202,6 @@ def nominal_coverage(seeds: int, of_all: int, df: float, arms: int) -> float:
     """The simultaneous coverage that a nominal 95 % has for k seeds drawn out of K."""
     loadings = equal_loadings(arms)
     critical = dunnett_critical(ALPHA, df, loadings)
-    from train.stats import dunnett_p
-
     return 1 - dunnett_p(critical / math.sqrt(1 - seeds / of_all), df, loadings)
 
 
@@ -255,7 +255,7 @@ def _rows_of_size(
         assert of_swapped is not None
         a_a["new"].append(_excludes_zero(of_swapped.low_seeds, of_swapped.high_seeds))
         a_a["new, headline"].append(of_swapped.verdict in ("better", "worse"))
-    df = (len(means) - 1) * (size - 1)
+    nominal = nominal_coverage(size, of_all, (len(means) - 1) * (size - 1), len(arms))
     for method, ablations in judged.items():
         holds = [[row.low <= truth[row.arm] <= row.high for row in rows] for rows in ablations]
         halves = [100 * (row.high - row.low) / 2 for rows in ablations for row in rows]
@@ -265,7 +265,7 @@ def _rows_of_size(
             seeds=size,
             held=float(np.mean(holds)),
             held_all=float(np.mean([all(row) for row in holds])),
-            nominal=nominal_coverage(size, of_all, df, len(arms)),
+            nominal=nominal,
             a_a_called=float(np.mean(a_a[method])) if a_a[method] else None,
             half_width=float(np.mean(halves)),
             half_width_5_95=_range(halves),

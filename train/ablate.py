@@ -133,7 +133,8 @@ def plan_only(ablation: Ablation, out: str, args: argparse.Namespace) -> int:
         ablation,
         out,
         hardware_of(args),
-        run_sd=ledger.planned_sd(ablation, out) if args.sd is None else args.sd,
+        run_sd=args.sd,
+        neighbours_sd=ledger.planned_sd(ablation, out),
         effect=args.effect,
         budget_hours=args.budget_hours,
     )

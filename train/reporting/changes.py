@@ -143,10 +143,10 @@ def _numbered(
         return first["label"].to_numpy().astype(np.int64), predicted, tuple(map(str, names))
     texts = [_as_text(column).combine_chunks() for column in columns]
     classes = pc.unique(pa.chunked_array(texts)).sort()
-    found = {}
+    predicted = {}
     for arm, tables in by_arm.items():
-        found[arm] = [_index(_as_text(table["predicted"]), classes) for table in tables]
-    return _index(texts[0], classes), found, tuple(classes.to_pylist())
+        predicted[arm] = [_index(_as_text(table["predicted"]), classes) for table in tables]
+    return _index(texts[0], classes), predicted, tuple(classes.to_pylist())
 
 
 def _index(column: pa.ChunkedArray | pa.Array, classes: pa.Array) -> IntArray:

@@ -165,8 +165,8 @@ def _models(report: Report) -> str:
 
 
 def _rows(report: Report) -> int:
-    found: list[ArmReport] = [arm for arm in report.arms if arm.arm == report.baseline]
-    return found[0].rows if found else 0
+    baselines: list[ArmReport] = [arm for arm in report.arms if arm.arm == report.baseline]
+    return baselines[0].rows if baselines else 0
 
 
 def _shown(value: object) -> str:
