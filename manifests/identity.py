@@ -12,9 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from manifests import disk
-from manifests.fetch_settings import ADDED_SETTINGS, MANNERS, Fetch
-from manifests.schema import Recipe
-from manifests.sources import ADDED_KEYS
+from manifests.schema import ADDED_KEYS, ADDED_SETTINGS, MANNERS, Fetch, Recipe
 
 DEFAULTS: dict[str, Any] = disk.to_plain(Fetch())
 ADDED_DEFAULTS: dict[str, Any] = {"captions": None, "file_column": "file_name"}

@@ -8,7 +8,6 @@ neither.
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 import types
 import typing
@@ -17,17 +16,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from manifests import disk
-from manifests.schema import Ablation, Blend, Fetch, Recipe, Source, Suite, TaskSpec
-from manifests.sources import refuse_unused
-from manifests.yaml_file import (
-    expand_arms,
-    expand_variables,
-    filter_fields,
-    merge,
-    pick_scale,
-    read_yaml,
-    rule_fields,
-)
+from manifests.schema import Ablation, Blend, Fetch, Recipe, Source, TaskSpec, refuse_unused
+from manifests.short_forms import shape
+from manifests.yaml_file import expand_variables, merge, pick_scale, read_yaml
 
 __all__ = ["list_scales", "manifest_kind", "merge", "read_block", "read_manifest"]
 
@@ -102,7 +93,7 @@ def read_manifest(path: str | Path, kind: type[T], *, scale: str | None = None) 
     raw = read_yaml(path)
     _refuse_other_kind(raw, kind, where)
     raw = expand_variables(pick_scale(raw, scale, where), where)
-    shaped = _shape(raw, kind, Path(where).resolve().parent, where)
+    shaped = shape(raw, kind, Path(where).resolve().parent, where)
     manifest = _validate(shaped, kind, where)
     if isinstance(manifest, Recipe):
         _refuse_unused(manifest, raw["source"], raw.get("fetch") or {}, where)
@@ -212,117 +203,6 @@ def _changed_keys(value: Any, default: Any) -> list[str]:
     """Fields of a dataclass that differ from those of `default`."""
     names = [field.name for field in dataclasses.fields(value)]
     return [name for name in names if getattr(value, name) != getattr(default, name)]
-
-
-# --- short forms -------------------------------------------------------------------------------
-
-
-def _shape(raw: Mapping[str, Any], kind: type, folder: Path, where: str) -> dict[str, Any]:
-    """The short forms of a manifest as the fields of its dataclass, its paths as absolute ones."""
-    shaped = dict(raw)
-    if kind is Recipe:
-        _shape_recipe(shaped, folder, where)
-    elif kind is Blend and isinstance(shaped.get("pools"), dict):
-        shaped["pools"] = {k: _absolute(v, folder) for k, v in shaped["pools"].items()}
-    elif kind is TaskSpec:
-        _shape_task(shaped, folder)
-    elif kind is Suite and isinstance(shaped.get("tasks"), list):
-        shaped["tasks"] = [_task(task, folder) for task in shaped["tasks"]]
-    elif kind is Ablation:
-        _shape_ablation(shaped, folder)
-    return shaped
-
-
-def _absolute(path: Any, folder: Path) -> Any:
-    """A path relative to the manifest as an absolute one without `..`; URLs and other values as
-    they are.
-    """
-    if not isinstance(path, str) or "://" in path:
-        return path
-    end = "/" if path.endswith("/") else ""
-    return os.path.normpath(folder / path).rstrip("/") + end
-
-
-def _shape_recipe(shaped: dict[str, Any], folder: Path, where: str) -> None:
-    source = shaped.get("source")
-    if isinstance(source, dict) and "paths" in source:
-        paths = [source["paths"]] if isinstance(source["paths"], str) else source["paths"]
-        if isinstance(paths, list):
-            shaped["source"] = {**source, "paths": [_absolute(path, folder) for path in paths]}
-    if isinstance(shaped.get("filters"), list):
-        shaped["filters"] = [filter_fields(entry) for entry in shaped["filters"]]
-    if isinstance(shaped.get("views"), dict):
-        views = []
-        for name, rules in shaped["views"].items():
-            if rules is not None and not isinstance(rules, list):
-                raise ValueError(
-                    f"{where}: views.{name} is {rules!r}; it must be a list of named rules, as in "
-                    f'{name}: [{{words: "caption_words >= 4"}}]'
-                )
-            views.append(
-                {"name": name, "rules": [rule_fields(r, name, where) for r in rules or []]}
-            )
-        shaped["views"] = views
-
-
-def _shape_ablation(shaped: dict[str, Any], folder: Path) -> None:
-    if isinstance(shaped.get("pools"), dict):
-        pools = {}
-        for name, pool in shaped["pools"].items():
-            if isinstance(pool, dict):
-                pool = {key: _absolute(value, folder) for key, value in pool.items()}
-            pools[name] = pool
-        shaped["pools"] = pools
-    if isinstance(shaped.get("arms"), dict):
-        arms = {}
-        for name, arm in shaped["arms"].items():
-            arms[name] = _arm(arm, folder)
-        shaped["arms"] = arms
-    expand_arms(shaped)
-    if isinstance(shaped.get("evaluate"), list):
-        shaped["evaluate"] = [_task(task, folder) for task in shaped["evaluate"]]
-    controls = shaped.get("controls")
-    if isinstance(controls, dict) and controls.get("null_web"):
-        shaped["controls"] = {**controls, "null_web": _absolute(controls["null_web"], folder)}
-
-
-def _arm(arm: Any, folder: Path) -> Any:
-    """POOL/VIEW as text, or the fields of an Arm with absolute paths."""
-    if isinstance(arm, str):
-        return {"view": arm}
-    if not isinstance(arm, dict):
-        return arm
-    fields = {}
-    for key, value in arm.items():
-        is_path = key in ("blend", "predictions") and value is not None
-        fields[key] = _absolute(value, folder) if is_path else value
-    return fields
-
-
-def _task(task: Any, folder: Path) -> Any:
-    """A task of an ablation: its keys, or the path of a file that holds them."""
-    if isinstance(task, str) and task.endswith(".yaml"):
-        path = _absolute(task, folder)
-        raw = expand_variables(pick_scale(read_yaml(path), None, path), path)
-        return _shape(raw, TaskSpec, Path(path).parent, path)
-    if not isinstance(task, dict):
-        return task
-    shaped = dict(task)
-    _shape_task(shaped, folder)
-    return shaped
-
-
-def _shape_task(shaped: dict[str, Any], folder: Path) -> None:
-    """Absolute paths, and `classes: imagenet` or `templates: file.txt` as *_from."""
-    for key in ("data", "train_data"):
-        if key in shaped:
-            shaped[key] = _absolute(shaped[key], folder)
-    for key in ("classes", "templates"):
-        value = shaped.get(key)
-        if isinstance(value, str):
-            is_file = value.endswith((".txt", ".json"))
-            shaped[f"{key}_from"] = _absolute(value, folder) if is_file else value
-            del shaped[key]
 
 
 # --- types -------------------------------------------------------------------------------------

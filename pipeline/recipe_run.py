@@ -13,8 +13,7 @@ from typing import Any
 from filters import make, specs_of_recipe
 from manifests import disk
 from manifests.pool_layout import COMMIT_SUFFIX, PoolLayout, read_commit_records, shard_name
-from manifests.schema import FilterSpec, Recipe
-from manifests.sources import SOURCES
+from manifests.schema import SOURCES, FilterSpec, Recipe
 from pipeline import accounting, scoring, views
 from pipeline.crawl import crawler, top_reasons
 from pipeline.executor import Engine, Stage, Ticket, execute

@@ -30,8 +30,8 @@ MAY_IMPORT = {
 # it.
 ORDER = {
     "manifests": [
-        "text", "console", "columns", "phash", "casting", "fetch_settings", "sources", "schema",
-        "ray_runtime", "disk", "identity", "pool_layout", "documents", "yaml_file",
+        "text", "console", "columns", "phash", "casting", "schema",
+        "ray_runtime", "disk", "identity", "pool_layout", "documents", "yaml_file", "short_forms",
         "reader", "__init__",
     ],
     "filters": [

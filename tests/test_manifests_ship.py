@@ -14,8 +14,7 @@ from PIL import Image
 
 from filters import make
 from manifests import reader
-from manifests.schema import Ablation, Blend, Recipe, Suite, TaskSpec
-from manifests.sources import SOURCES
+from manifests.schema import SOURCES, Ablation, Blend, Recipe, Suite, TaskSpec
 from manifests.yaml_file import VARIABLES
 from pipeline import ablation_run, build
 from train.config import configure

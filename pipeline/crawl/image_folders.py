@@ -12,8 +12,7 @@ import fsspec
 import xxhash
 
 from manifests import disk
-from manifests.schema import Source
-from manifests.sources import CAPTION_FILES, CLASS_FOLDERS
+from manifests.schema import CAPTION_FILES, CLASS_FOLDERS, Source
 from manifests.text import valid_text
 from pipeline.archives import reject
 from pipeline.crawl.tables import PAGE_COLUMNS, PairTable, Row, file_in

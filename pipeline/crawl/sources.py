@@ -1,6 +1,6 @@
 """What crawl does with each kind of source: which parts it has, and how a part is read.
 
-To add a kind: a module that reads it, and one line of READERS (and one of manifests/sources.py).
+To add a kind: a module that reads it, one line of READERS, and one of manifests/schema/source.py.
 """
 
 from __future__ import annotations

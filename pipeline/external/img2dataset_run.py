@@ -33,8 +33,7 @@ import pyarrow as pa
 
 from manifests import disk
 from manifests.columns import PAIRS, SIDECAR
-from manifests.schema import ROWS_PER_SHARD_LIMIT, Fetch, Pair, Recipe
-from manifests.sources import SOURCES
+from manifests.schema import ROWS_PER_SHARD_LIMIT, SOURCES, Fetch, Pair, Recipe
 from pipeline.executor import Stage, Ticket
 from pipeline.external.img2dataset_result import outcomes
 from pipeline.fetch import OptoutPolicy, guard, plan, product, signals, user_agent

@@ -20,8 +20,7 @@ import uvloop
 
 from manifests import disk
 from manifests.pool_layout import PoolLayout
-from manifests.schema import Fetch, Pair
-from manifests.sources import SOURCES
+from manifests.schema import SOURCES, Fetch, Pair
 from pipeline.executor import Ticket
 from pipeline.fetch import plan
 from pipeline.fetch.body import Budget

@@ -24,8 +24,7 @@ import pyarrow.parquet as pq
 from manifests import disk, identity
 from manifests.columns import PAIRS
 from manifests.pool_layout import PoolLayout
-from manifests.schema import Fetch, Pair, Recipe
-from manifests.sources import SOURCES
+from manifests.schema import SOURCES, Fetch, Pair, Recipe
 from pipeline.fetch.host_groups import (
     PLAN_VERSION,
     Integers,

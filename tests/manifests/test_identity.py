@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from manifests import disk
-from manifests.fetch_settings import MANNERS, HostLimit
 from manifests.identity import fetch_identity, recipe_changes, recipe_hash, recipe_identity
-from manifests.schema import Fetch, Recipe, Source
+from manifests.schema import MANNERS, Fetch, HostLimit, Recipe, Source
 
 INDEX = Source(kind="wat_index", crawl="CC-MAIN-2024-51", sample=3)
 OTHER_MANNERS: dict[str, Any] = {

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from manifests.schema import Source
-from manifests.sources import SOURCES
+from manifests.schema import SOURCES, Source
 from pipeline.crawl import sources
 from pipeline.crawl.crawler import crawl
 from pipeline.crawl.sources import parts

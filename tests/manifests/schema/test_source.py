@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 
 from manifests import disk, reader
-from manifests.fetch_settings import Fetch
-from manifests.schema import Recipe
-from manifests.sources import SOURCES, Source
+from manifests.schema import SOURCES, Fetch, Recipe, Source
 
 SMALLEST: dict[str, dict[str, Any]] = {
     "wat": {"paths": ["a.warc.wat.gz"]},

@@ -14,22 +14,24 @@ import pytest
 
 from manifests import disk
 from manifests.columns import PAIRS, REASONS, SIDECAR
-from manifests.fetch_settings import MANNERS, Fetch, HostLimit
 from manifests.schema import (
+    MANNERS,
+    SOURCES,
     Ablation,
     Blend,
     Controls,
+    Fetch,
+    HostLimit,
     Miniweb,
     PoolRef,
     Recipe,
     Rule,
     Scorer,
+    Source,
     Stop,
     Suite,
     TaskSpec,
-    View,
 )
-from manifests.sources import SOURCES, Source
 from manifests.yaml_file import VARIABLES
 
 REFERENCE = (Path(__file__).resolve().parents[2] / "docs" / "manifests.md").read_text()
@@ -86,40 +88,3 @@ def test_the_reference_has_every_kind_manner_variable_reason_and_column() -> Non
     columns = REFERENCE[REFERENCE.index("## Columns") :]
     for name in [*PAIRS.names, *SIDECAR.names]:
         assert f"`{name}`" in columns
-
-
-@pytest.mark.parametrize(
-    ("make", "values", "message"),
-    [
-        (Rule, {"name": "x"}, "must be one of an SQL expression, a view, random_like or sample"),
-        (Rule, {"name": "x", "where": "a", "view": "b"}, "must be one of"),
-        (Rule, {"name": "x", "sample": 1.5}, "sample is 1.5; it must lie between 0 and 1"),
-        (Miniweb, {"noise": 1.0}, "noise is 1.0"),
-        (PoolRef, {}, "a pool needs a recipe"),
-        (
-            Recipe,
-            {
-                "name": "r",
-                "source": Source(kind="files", paths=("x.csv",)),
-                "views": (View(name="a"), View(name="a")),
-            },
-            "views named twice: a",
-        ),
-        (Miniweb, {"pairs": -3}, "miniweb pairs is -3; it must be at least 1"),
-        (Blend, {"name": "b", "pools": {}, "views": {}}, "has no views"),
-        (TaskSpec, {**TASK, "classes": ("a",), "classes_from": "imagenet"}, "give one of them"),
-        (TaskSpec, {**TASK, "columns": {"labels": "x"}}, "columns names 'labels'; it takes image"),
-        (TaskSpec, {**TASK, "train_data": "/x"}, "which only the kind linear_probe uses"),
-        (Suite, {"name": "s", "tasks": (TaskSpec(**TASK),) * 2}, "has two tasks of one name"),
-        (
-            Suite,
-            {"name": "s", "tasks": (TaskSpec(**TASK),), "groups": {"g": ("u",)}},
-            "group 'g' must name different tasks of the suite, not 'u'",
-        ),
-        (HostLimit, {"per_host": 0}, "per_host is 0"),
-        (Fetch, {"encode_format": "png", "encode_quality": 95}, "must lie in 0..9"),
-    ],
-)
-def test_impossible_values_are_refused(make: type, values: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)):
-        make(**values)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from manifests.fetch_settings import IMAGE_SETTINGS, SIZE_LIMITS, STRICT
+from manifests.schema.fetch import IMAGE_SETTINGS, SIZE_LIMITS, STRICT
 
 TABLE_ENDINGS = (".parquet", ".csv", ".tsv", ".json", ".jsonl", ".ndjson")
 CAPTION_FILES = "txt"  # image_folder: a text file beside each image, of the same name

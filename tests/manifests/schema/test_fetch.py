@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from manifests.fetch_settings import IMAGE_SETTINGS, MANNERS, Fetch, HostLimit
+from manifests.schema import IMAGE_SETTINGS, MANNERS, Fetch, HostLimit
 
 
 def test_a_setting_is_a_manner_or_decides_bytes_and_not_both() -> None:
