@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +24,36 @@ COMMIT_SUFFIX = "_stats.json"
 # A change of the bytes of a tar or of the columns of a sidecar bumps this and the golden test.
 SHARD_VERSION = 2
 READERS = 16  # threads that read commit records: a remote store answers each after about 30 ms
+# Shards below FLAT_SHARDS lie in one folder under the names that img2dataset's users know; later
+# ones lie in a folder per SHARDS_PER_FOLDER, and so do the files that are aligned with their rows.
+FLAT_SHARDS = 3_000
+SHARDS_PER_FOLDER = 1_000
+FOLDER_NAME = re.compile(r"\d{5,}")
 NOT_STORED = "not_stored"  # a view's outcome of a row whose image was never stored
 
 
 def shard_name(shard: int | str) -> str:
     """The name of a shard in commit records and file names: five digits or more."""
     return f"{int(shard):05d}"
+
+
+def shard_folder(shard: int | str) -> str:
+    """The folder, inside `shards/` or a score set, of a shard's files; "" for a flat shard."""
+    number = int(shard)
+    return "" if number < FLAT_SHARDS else f"{number // SHARDS_PER_FOLDER:05d}"
+
+
+def bundle_name(shard: int | str) -> str:
+    """The file that holds the row-aligned columns of a shard and its neighbours; "" for a flat
+    shard, which has a file of its own.
+    """
+    folder = shard_folder(shard)
+    return f"bundle-{folder}.parquet" if folder else ""
+
+
+def revised_name(shard: int | str, revision: int = 0) -> str:
+    """The stem of a shard's tar and sidecar: `00000`, and `00000.r1` after the first repair."""
+    return f"{shard_name(shard)}.r{revision}" if revision else shard_name(shard)
 
 
 def random_view_name(view: str, seed: int | None = None) -> str:
@@ -47,20 +72,51 @@ def pool_fingerprint(commit_records: Mapping[str, CommitRecord]) -> str:
     return disk.content_hash(hashes)
 
 
+def list_shard_files(pool: str) -> Iterator[tuple[str, list[str]]]:
+    """(folder, names of its files) for every folder of shards: the flat one, then one per 1,000.
+
+    ValueError where a shard lies in the flat folder that belongs into one of the others.
+    """
+    layout = PoolLayout(pool)
+    names = disk.list_names(layout.shards)
+    folders = [name for name in names if FOLDER_NAME.fullmatch(name)]
+    flat = [name for name in names if not FOLDER_NAME.fullmatch(name)]
+    check_flat_names(pool, flat)
+    yield layout.shards, flat
+    for folder in sorted(folders, key=int):
+        path = disk.join(layout.shards, folder)
+        yield path, disk.list_names(path)
+
+
+def check_flat_names(pool: str, names: Iterable[str]) -> None:
+    """ValueError where the flat folder has a commit record that belongs into another folder."""
+    for name in names:
+        shard = name.removesuffix(COMMIT_SUFFIX)
+        if shard != name and shard.isdecimal() and int(shard) >= FLAT_SHARDS:
+            raise ValueError(
+                f"{pool} keeps shard {shard} in shards/, where an earlier clipmill put it; shards "
+                f"from {FLAT_SHARDS:,} on lie in folders: run python pipeline/audit.py {pool} "
+                "--migrate"
+            )
+
+
 def read_commit_records(pool: str) -> dict[str, CommitRecord]:
     """Commit records of a pool by shard name, in the order of their numbers; {} where nothing is
     committed.
 
-    ValueError for a file of that name that is not a commit record of clipmill.
+    ValueError for a file of that name that is not a commit record of clipmill, and for a shard in
+    the folder of an earlier version.
     """
-    folder = PoolLayout(pool).shards
-    names = disk.list_names(folder, COMMIT_SUFFIX)
-    if not names:
+    paths = {}
+    for folder, names in list_shard_files(pool):
+        for name in names:
+            if name.endswith(COMMIT_SUFFIX):
+                paths[name.removesuffix(COMMIT_SUFFIX)] = disk.join(folder, name)
+    if not paths:
         return {}
-    with ThreadPoolExecutor(min(READERS, len(names))) as readers:
-        records = list(readers.map(CommitRecord.read, [disk.join(folder, name) for name in names]))
-    shards = [name.removesuffix(COMMIT_SUFFIX) for name in names]
-    by_shard = dict(zip(shards, records, strict=True))
+    with ThreadPoolExecutor(min(READERS, len(paths))) as readers:
+        records = list(readers.map(CommitRecord.read, paths.values()))
+    by_shard = dict(zip(paths, records, strict=True))
     return dict(sorted(by_shard.items(), key=lambda item: int(item[0])))
 
 
@@ -179,23 +235,41 @@ class PoolLayout:
         """The folder of the shards."""
         return disk.join(self.root, "shards")
 
-    def sidecar(self, shard: int | str) -> str:
+    def shard_folder(self, shard: int | str) -> str:
+        """The folder with the files of a shard."""
+        folder = shard_folder(shard)
+        return disk.join(self.shards, folder) if folder else self.shards
+
+    def sidecar(self, shard: int | str, revision: int = 0) -> str:
         """One row per attempt."""
-        return disk.join(self.shards, f"{shard_name(shard)}.parquet")
+        return disk.join(self.shard_folder(shard), f"{revised_name(shard, revision)}.parquet")
 
     def commit_record(self, shard: int | str) -> str:
         """The JSON that is written last and makes the shard visible."""
-        return disk.join(self.shards, shard_name(shard) + COMMIT_SUFFIX)
+        return disk.join(self.shard_folder(shard), shard_name(shard) + COMMIT_SUFFIX)
 
-    def shard_tar(self, shard: int | str) -> str:
+    def shard_tar(self, shard: int | str, revision: int = 0) -> str:
         """The tar of a shard that was written here."""
-        return disk.join(self.shards, f"{shard_name(shard)}.tar")
+        return disk.join(self.shard_folder(shard), f"{revised_name(shard, revision)}.tar")
 
     def tar(self, commit_record: CommitRecord) -> str:
         """The tar that a commit record names: inside the pool, or anywhere if it was adopted."""
-        tar = commit_record.tar
+        return self.named_tar(commit_record.shard, commit_record.tar)
+
+    def named_tar(self, shard: int | str, tar: str) -> str:
+        """The tar that the commit record of a shard calls `tar`."""
         outside = disk.is_url(tar) or Path(disk.local_path(tar)).is_absolute()
-        return tar if outside else disk.join(self.shards, tar)
+        return tar if outside else disk.join(self.shard_folder(shard), tar)
+
+    @property
+    def index(self) -> str:
+        """The folder of the index of commit records."""
+        return disk.join(self.root, "index")
+
+    @property
+    def index_json(self) -> str:
+        """Which files make up the index, and whether it is closed."""
+        return disk.join(self.index, "index.json")
 
     @property
     def scores(self) -> str:
@@ -211,8 +285,18 @@ class PoolLayout:
         return disk.join(self.score_set(name), "scores.json")
 
     def score_columns(self, name: str, shard: int | str) -> str:
-        """Columns of one shard, aligned with its sidecar."""
-        return disk.join(self.score_set(name), f"{shard_name(shard)}.parquet")
+        """Columns of one shard, aligned with its sidecar: a file of its own."""
+        folder = shard_folder(shard)
+        file = f"{shard_name(shard)}.parquet"
+        return disk.join(self.score_set(name), *([folder] if folder else []), file)
+
+    def score_bundle(self, name: str, shard: int | str) -> str:
+        """The file with the columns of a thousand shards, of which `shard` is one."""
+        return disk.join(self.score_set(name), bundle_name(shard))
+
+    def score_shards(self, name: str) -> str:
+        """Checksum of the uids, rows and scored rows of every shard of a large pool."""
+        return disk.join(self.score_set(name), "shards.parquet")
 
     @property
     def views(self) -> str:
@@ -224,8 +308,16 @@ class PoolLayout:
         return disk.join(self.views, f"{view}.json")
 
     def view_mask(self, view: str, shard: int | str) -> str:
-        """Per row of one shard: kept, or the first rule that failed."""
+        """Per row of a flat shard: kept, or the first rule that failed."""
         return disk.join(self.views, view, f"{shard_name(shard)}.parquet")
+
+    def view_bundle(self, view: str, shard: int | str) -> str:
+        """The file with the masks of a thousand shards, of which `shard` is one."""
+        return disk.join(self.views, view, bundle_name(shard))
+
+    def view_shards(self, view: str) -> str:
+        """Rows and kept rows of every shard of a large pool."""
+        return disk.join(self.views, view, "shards.parquet")
 
 
 @dataclass(frozen=True, slots=True)

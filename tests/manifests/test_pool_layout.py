@@ -17,8 +17,10 @@ from manifests.pool_layout import (
     CommitRecord,
     PoolLayout,
     RunLayout,
+    bundle_name,
     pool_fingerprint,
     read_commit_records,
+    shard_folder,
     shard_name,
     uids_checksum,
 )
@@ -28,11 +30,45 @@ from manifests.pool_layout import (
 def test_paths_of_a_pool(root: str) -> None:
     pool = PoolLayout(root)
     assert pool.sidecar(7) == pool.sidecar("00007") == f"{root}/shards/00007.parquet"
-    assert pool.commit_record(123456) == f"{root}/shards/123456_stats.json"
+    assert pool.commit_record(123456) == f"{root}/shards/00123/123456_stats.json"
     assert pool.pairs_part(3) == f"{root}/pairs/part-00003.parquet"
     assert pool.score_columns("tokens@1", 0) == f"{root}/scores/tokens@1/00000.parquet"
     assert pool.view_mask("raw", 0) == f"{root}/views/raw/00000.parquet"
     assert pool.view_json("raw") == f"{root}/views/raw.json"
+
+
+@pytest.mark.parametrize(
+    ("shard", "folder"),
+    [
+        (0, ""), (999, ""), (1000, ""), (2999, ""), (3000, "00003"), (3001, "00003"),
+        (3999, "00003"), (99_999, "00099"), (100_000, "00100"), (12_345_678, "12345"),
+    ],
+)  # fmt: skip
+def test_the_folder_of_a_shard_is_a_function_of_its_number(shard: int, folder: str) -> None:
+    pool, name = PoolLayout("/p"), shard_name(shard)
+    parent = f"/p/shards/{folder}" if folder else "/p/shards"
+    assert shard_folder(shard) == shard_folder(name) == folder
+    assert pool.shard_folder(shard) == parent
+    assert pool.sidecar(shard) == f"{parent}/{name}.parquet"
+    assert pool.sidecar(shard, 2) == f"{parent}/{name}.r2.parquet"
+    assert pool.shard_tar(shard, 1) == f"{parent}/{name}.r1.tar"
+    assert pool.commit_record(name) == f"{parent}/{name}_stats.json"
+    assert pool.tar(commit_record(shard, "x")) == f"{parent}/{name}.tar"
+    inner = f"{folder}/" if folder else ""
+    assert pool.score_columns("a@1", shard) == f"/p/scores/a@1/{inner}{name}.parquet"
+    assert bundle_name(shard) == (f"bundle-{folder}.parquet" if folder else "")
+
+
+def test_a_record_of_the_first_form_is_refused_with_the_command_that_moves_it(
+    tmp_path: Path,
+) -> None:
+    pool = PoolLayout(str(tmp_path))
+    disk.write_json(pool.commit_record(2999), commit_record(2999, "x").to_plain())
+    assert list(read_commit_records(pool.root)) == ["02999"]
+    path = disk.join(pool.shards, "03000_stats.json")
+    disk.write_json(path, commit_record(3000, "x").to_plain())
+    with pytest.raises(ValueError, match=r"keeps shard 03000 in shards/.*audit\.py .* --migrate"):
+        read_commit_records(pool.root)
 
 
 def commit_record(shard: int, sidecar_sha256: str) -> CommitRecord:
