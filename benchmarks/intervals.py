@@ -34,7 +34,7 @@ sys.path[0] = str(ROOT)
 from manifests import console, disk
 from manifests.schema import Ablation
 from train.ablation import expand_runs
-from train.reporting import charts
+from train.reporting.page import charts
 from train.stats import (
     Comparison,
     TaskScores,

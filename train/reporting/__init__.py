@@ -10,7 +10,7 @@ from train.reporting.compare import (
     render_comparison,
 )
 from train.reporting.markdown import report_markdown
-from train.reporting.page import render
+from train.reporting.page.document import render
 from train.reporting.results import collect_results, read_results, saved_scores
 from train.reporting.schema import Report, Results
 from train.reporting.text import report_lines

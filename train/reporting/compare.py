@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from html import escape
 
 from train.ablation import wording
-from train.reporting import charts
-from train.reporting.evidence import scale_of
-from train.reporting.markup import chart, chip, legend, note, table, verdict_word
-from train.reporting.overview import primary_task
-from train.reporting.page import html_page
+from train.reporting.page import charts
+from train.reporting.page.document import html_page
+from train.reporting.page.evidence import scale_of
+from train.reporting.page.markup import chart, chip, legend, note, table, verdict_word
+from train.reporting.page.overview import primary_task
 from train.reporting.schema import ArmReport, BaselineDifference, Report
 from train.stats import ScaleAgreement, scale_agreement
 

@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Sequence
 
 from train.ablation import wording
-from train.reporting.overview import power_texts, primary_task
+from train.reporting.page.overview import power_texts, primary_task
 from train.reporting.schema import ArmReport, Report
 
 MOST_LINES = 40

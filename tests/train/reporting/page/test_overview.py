@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from tests.support.reports import empty_report, sample_report
-from train.reporting import overview
+from train.reporting.page import overview
 
 
 def test_both_intervals_are_told_in_plain_words() -> None:

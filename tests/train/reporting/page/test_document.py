@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.reports import empty_report, given_report, sample_report
-from train.reporting import page
+from train.reporting.page import document as page
 
 LINK = re.compile(r'<a href="#(s\d+)">(.*?)</a>')
 

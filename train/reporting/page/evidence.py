@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from html import escape
 
 from train.ablation import wording
-from train.reporting import charts
-from train.reporting.markup import chart, chip, details, legend, note, table
-from train.reporting.overview import colours_of, primary_task
+from train.reporting.page import charts
+from train.reporting.page.markup import chart, chip, details, legend, note, table
+from train.reporting.page.overview import colours_of, primary_task
 from train.reporting.schema import (
     ArmChanges,
     ArmReport,

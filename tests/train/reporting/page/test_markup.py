@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from train.reporting import markup
+from train.reporting.page import markup
 
 
 def test_names_are_escaped() -> None:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from html import escape
 
 from train.ablation import TaskComparison, TaskNoise, wording
-from train.reporting import charts
-from train.reporting.markup import chip, details, paragraphs, verdict_word
+from train.reporting.page import charts
+from train.reporting.page.markup import chip, details, paragraphs, verdict_word
 from train.reporting.schema import ArmReport, Report, TaskReport
 
 

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from train.ablation.wording import MINUS
-from train.reporting import charts
-from train.reporting.charts import ForestRow
+from train.reporting.page import charts
+from train.reporting.page.charts import ForestRow
 
 
 def test_ticks_are_round_and_inside() -> None:

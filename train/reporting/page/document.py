@@ -5,9 +5,9 @@ from __future__ import annotations
 import datetime
 from html import escape
 
-from train.reporting import evidence, sections
-from train.reporting.markup import SCRIPT, STYLE, note
-from train.reporting.overview import first_screen
+from train.reporting.page import evidence, sections
+from train.reporting.page.markup import SCRIPT, STYLE, note
+from train.reporting.page.overview import first_screen
 from train.reporting.schema import Report
 
 HEAD = (

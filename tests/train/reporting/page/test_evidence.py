@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from tests.support.reports import empty_report, given_report, sample_report
-from train.reporting import evidence
+from train.reporting.page import evidence
 
 OPTIONAL = (evidence.changes, evidence.curves, evidence.costs, evidence.single_runs)
 

@@ -1,0 +1,7 @@
+"""A report as one HTML page: charts, tables and sections."""
+
+from __future__ import annotations
+
+from train.reporting.page.document import html_page, render
+
+__all__ = ["html_page", "render"]
