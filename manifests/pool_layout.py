@@ -143,39 +143,45 @@ class CommitRecord:
     group: str
     version: int  # SHARD_VERSION when it was written
     duration_s: float
+    revision: int = 0  # of the sidecar's name, and of the tar's unless it stayed; see revised_name
+    adopted: bool = False  # the tar was there before the pool
+    fence: int | None = None  # number of the lease under which it was written; None without one
     engine: str | None = None  # another program that fetched the images
     engine_version: str | None = None
     tar_stamp: dict[str, Any] | None = None  # adopted: size and time, or what its store said of it
 
     @property
-    def adopted(self) -> bool:
-        """Whether the tar was there before the pool."""
-        return self.tar != f"{self.shard}.tar"
+    def sidecar(self) -> str:
+        """File name of the sidecar inside the pool."""
+        return f"{revised_name(self.shard, self.revision)}.parquet"
 
     def to_plain(self) -> dict[str, Any]:
-        """The JSON document."""
+        """The JSON document, without what is None and without revision 0."""
         document: dict[str, Any] = disk.to_plain(self)
-        if self.engine is None:
-            del document["engine"], document["engine_version"]
-        if self.tar_stamp is None:
-            del document["tar_stamp"]
+        for name in ("engine", "engine_version", "tar_stamp", "fence"):
+            if document[name] is None:
+                del document[name]
+        if self.revision == 0:
+            del document["revision"]
         return document
 
     @classmethod
     def from_plain(cls, document: Any) -> CommitRecord:
         """The inverse of `to_plain`. Unknown keys are ignored.
 
-        ValueError where a key is missing, or for a version of shards that this program does not
-        know.
+        A record without `adopted` is of the first form: a tar of another name than the shard's was
+        adopted. ValueError where a key is missing, or for a version of shards that this program
+        does not know.
         """
         if not isinstance(document, dict):
             raise ValueError("it is not a JSON object")
         known = {}
-        for name in (field.name for field in dataclasses.fields(cls)):
-            if name in document:
-                known[name] = document[name]
-            elif name not in ("engine", "engine_version", "tar_stamp"):
-                raise ValueError(f"it has no {name!r}")
+        for field in dataclasses.fields(cls):
+            if field.name in document:
+                known[field.name] = document[field.name]
+            elif field.default is dataclasses.MISSING:
+                raise ValueError(f"it has no {field.name!r}")
+        known.setdefault("adopted", known["tar"] != f"{known['shard']}.tar")
         version = known["version"]
         if not isinstance(version, int) or version > SHARD_VERSION:
             raise ValueError(

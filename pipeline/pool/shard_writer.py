@@ -226,6 +226,7 @@ def publish_shard(
             **counts,
             **name_and_version,
             tar=tar.name,
+            adopted=staged_tar is None,
             tar_bytes=tar.bytes,
             tar_sha256=tar.sha256,
             sidecar_bytes=sidecar_bytes,

@@ -130,12 +130,37 @@ def test_a_record_of_another_program_is_refused(document: Any, tmp_path: Path) -
 def test_a_commit_record_and_its_document_are_inverses() -> None:
     record = commit_record(3, "x")
     document = record.to_plain()
-    assert "engine" not in document
+    assert not document.keys() & {"engine", "engine_version", "tar_stamp", "fence", "revision"}
+    assert document["adopted"] is False
     assert CommitRecord.from_plain(document) == record
-    assert not record.adopted
-    other = dataclasses.replace(record, tar="/data/a.tar", engine="e", engine_version="1")
-    assert other.adopted
+    other = dataclasses.replace(
+        record, tar="/data/a.tar", adopted=True, engine="e", engine_version="1", fence=7, revision=2
+    )
     assert CommitRecord.from_plain(json.loads(json.dumps(other.to_plain()))) == other
+
+
+@pytest.mark.parametrize(("tar", "adopted"), [("00003.tar", False), ("s3://b/00003.tar", True)])
+def test_a_record_of_the_first_form_tells_by_the_name_whether_its_tar_is_adopted(
+    tar: str, adopted: bool
+) -> None:
+    document = commit_record(3, "x").to_plain() | {"tar": tar}
+    del document["adopted"]
+    record = CommitRecord.from_plain(document)
+    assert (record.adopted, record.revision, record.fence) == (adopted, 0, None)
+
+
+def test_a_replaced_shard_has_files_of_another_name() -> None:
+    layout = PoolLayout("/p")
+    record = dataclasses.replace(commit_record(3, "x"), revision=2, tar="00003.r2.tar")
+    assert record.sidecar == "00003.r2.parquet"
+    assert layout.sidecar(3, record.revision) == "/p/shards/00003.r2.parquet"
+    assert layout.shard_tar(3, 2) == layout.tar(record) == "/p/shards/00003.r2.tar"
+    assert layout.commit_record(3) == "/p/shards/00003_stats.json"
+    assert commit_record(3, "x").sidecar == "00003.parquet"
+    assert (layout.sidecar(3), layout.shard_tar(3)) == (
+        "/p/shards/00003.parquet",
+        "/p/shards/00003.tar",
+    )
 
 
 def test_a_record_may_have_keys_that_this_version_does_not_know() -> None:
