@@ -24,6 +24,12 @@ def fetch_identity(fetch: Fetch) -> dict[str, Any]:
     return _fetch_identity(disk.to_plain(fetch))
 
 
+def manners_of(fetch: Fetch) -> dict[str, Any]:
+    """The manners of a fetch, which each shard records. Paths of this machine are left out."""
+    plain = disk.to_plain(fetch)
+    return {name: plain[name] for name in MANNERS if name != "img2dataset_python"}
+
+
 def recipe_identity(recipe: Recipe) -> dict[str, Any]:
     """`source` and `fetch` of a recipe without what decides no byte. Of local paths only the names
     stay.

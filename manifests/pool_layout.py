@@ -149,6 +149,9 @@ class CommitRecord:
     engine: str | None = None  # another program that fetched the images
     engine_version: str | None = None
     tar_stamp: dict[str, Any] | None = None  # adopted: size and time, or what its store said of it
+    # How its images were asked for (user agent, per_host, deadline …). They may change between the
+    # shards of a pool. None of a shard that was adopted, or fetched before this was recorded.
+    manners: dict[str, Any] | None = None
 
     @property
     def sidecar(self) -> str:
@@ -158,7 +161,7 @@ class CommitRecord:
     def to_plain(self) -> dict[str, Any]:
         """The JSON document, without what is None and without revision 0."""
         document: dict[str, Any] = disk.to_plain(self)
-        for name in ("engine", "engine_version", "tar_stamp", "fence"):
+        for name in ("engine", "engine_version", "tar_stamp", "manners", "fence"):
             if document[name] is None:
                 del document[name]
         if self.revision == 0:

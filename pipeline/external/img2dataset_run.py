@@ -33,6 +33,7 @@ import pyarrow as pa
 
 from manifests import disk
 from manifests.columns import PAIRS, SIDECAR
+from manifests.identity import manners_of
 from manifests.schema import ROWS_PER_SHARD_LIMIT, SOURCES, Fetch, Pair, Recipe
 from pipeline.executor import Stage, Ticket
 from pipeline.external.img2dataset_result import outcomes
@@ -200,7 +201,12 @@ class Downloader:
                 results = outcomes(Path(folder), self.settings, len(requested))
                 for position, (outcome, image, extension) in results:
                     add(requested[position], outcome, image, extension)
-            record = writer.commit(len(pairs), engine="img2dataset", engine_version=self.version)
+            record = writer.commit(
+                len(pairs),
+                engine="img2dataset",
+                engine_version=self.version,
+                manners=manners_of(self.settings),
+            )
             return record.to_plain()
 
     def _run(self, pairs: Sequence[Pair], folder: Path) -> None:

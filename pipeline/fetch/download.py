@@ -19,6 +19,7 @@ from typing import Any
 import uvloop
 
 from manifests import disk
+from manifests.identity import manners_of
 from manifests.pool_layout import PoolLayout
 from manifests.schema import SOURCES, Fetch, Pair
 from pipeline.executor import Ticket
@@ -76,6 +77,7 @@ class Downloader:
         if not files:
             user_agent(settings)
         self.pool, self.settings, self.files = pool, settings, files
+        self.manners = None if files else manners_of(settings)
         self.children = decoders or os.cpu_count() or 1
         self.extra_columns = extra_columns or {}
         self._fetcher: Fetcher | None = None
@@ -109,7 +111,7 @@ class Downloader:
                 raise group.exceptions[0] from group
             finally:
                 work.cancel()  # where this thread was interrupted
-            return writer.commit(len(pairs)).to_plain()
+            return writer.commit(len(pairs), manners=self.manners).to_plain()
 
     def close(self) -> None:
         """End the connections, the decoders and the event loop."""

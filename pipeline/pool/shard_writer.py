@@ -93,12 +93,18 @@ class ShardWriter:
         self._rows[row] = values
 
     def commit(
-        self, count: int, *, engine: str | None = None, engine_version: str | None = None
+        self,
+        count: int,
+        *,
+        engine: str | None = None,
+        engine_version: str | None = None,
+        manners: dict[str, Any] | None = None,
     ) -> CommitRecord:
         """Publish tar, sidecar and commit record. `count` is how many rows were asked for.
 
         A shard that is committed already is not written again: its record is returned. `engine` and
-        `engine_version` name another program that fetched the images.
+        `engine_version` name another program that fetched the images. `manners`: how they were
+        asked for, see `manifests.identity.manners_of`.
         """
         assert sorted(self._rows) == list(range(count)), (
             f"shard {self.shard}: {len(self._rows)} of {count} outcomes"
@@ -118,6 +124,7 @@ class ShardWriter:
                 schema=self.schema,
                 engine=engine,
                 engine_version=engine_version,
+                manners=manners,
             )
 
     def _write_tar(self, staged: Path) -> tuple[str, int]:
@@ -197,6 +204,7 @@ def publish_shard(
     schema: pa.Schema = SIDECAR,
     engine: str | None = None,
     engine_version: str | None = None,
+    manners: dict[str, Any] | None = None,
 ) -> CommitRecord:
     """Publish tar, sidecar of rows in key order, and commit record. Returns the record.
 
@@ -241,6 +249,7 @@ def publish_shard(
             engine=engine,
             engine_version=engine_version,
             tar_stamp=tar.stamp,
+            manners=manners,
         )
         _create_commit_record(layout.commit_record(shard), record)
     return record

@@ -147,6 +147,12 @@ def test_a_pool_goes_on_with_other_manners(tmp_path: Path, web: Any, workers: An
     worker = workers(tmp_path, second)
     assert worker(one) == record
     assert worker(two)["successes"] == 4
+    records = read_commit_records(str(tmp_path)).values()
+    manners = [record.manners or {} for record in records]
+    assert [each["per_host"] for each in manners] == [2, 4]
+    assert [each["deadline_s"] for each in manners] == [first.deadline_s, 8.0]
+    assert manners[1]["user_agent"] == "another/2.0 (+http://b.example)"
+    assert "img2dataset_python" not in manners[0], "a path of one machine"
     assert web.requests[-1][2]["user-agent"] == "another/2.0 (+http://b.example)"
 
 
