@@ -31,8 +31,8 @@ MAY_IMPORT = {
 ORDER = {
     "manifests": [
         "text", "console", "columns", "phash", "casting", "schema",
-        "ray_runtime", "disk", "identity", "pool_layout", "documents", "yaml_file", "short_forms",
-        "reader", "__init__",
+        "ray_runtime", "disk", "identity", "pool_layout", "commits", "documents", "yaml_file",
+        "short_forms", "reader", "__init__",
     ],
     "filters": [
         "base", "caption", "language", "optout", "picture", "tokens", "clip_score", "__init__",

@@ -1,0 +1,225 @@
+"""All commit records of a pool as columns in memory, about 300 bytes a shard.
+
+It is read once per command and passed on. A `CommitRecord` is made on demand.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from manifests.commits.record_columns import to_records, to_table
+from manifests.pool_layout import CommitRecord, PoolLayout, shard_name
+
+HASHED_ROWS = 65_536  # rows whose hashes are hex digits at a time
+FINGERPRINT_DIGITS = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitTotals:
+    """Sums over all commit records of a pool."""
+
+    shards: int
+    rows: int
+    stored: int
+    retries: int
+    bytes: int  # of the tars
+    duration_s: float
+    reasons: dict[str, int]
+    versions: tuple[int, ...]  # of the shards, each once
+
+
+class Commits:
+    """The committed shards of a pool, in the order of their numbers. It does not change."""
+
+    __slots__ = ("_fingerprint", "_shards", "_totals", "pool", "table")
+
+    def __init__(
+        self,
+        pool: str,
+        table: pa.Table,
+        fingerprint: str | None = None,
+        totals: CommitTotals | None = None,
+    ) -> None:
+        """table: columns of `record_columns.schema`, sorted by shard, each shard once.
+
+        fingerprint, totals: those of the index, where it is closed.
+        """
+        self.pool, self.table = pool, table
+        self._shards: NDArray[np.int64] = np.asarray(table["shard"].to_numpy(), np.int64)
+        assert bool((np.diff(self._shards) > 0).all()), "shards are not in order"
+        self._fingerprint, self._totals = fingerprint, totals
+
+    @classmethod
+    def of_records(cls, pool: str, records: Iterable[CommitRecord]) -> Commits:
+        """The same from records, for tests and for pools in the making."""
+        return cls(pool, to_table(sorted(records, key=lambda record: int(record.shard))))
+
+    @property
+    def shards(self) -> NDArray[np.int64]:
+        """(shards,) their numbers, ascending."""
+        return self._shards
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    def __contains__(self, shard: object) -> bool:
+        return isinstance(shard, (int, str)) and self.position(shard) is not None
+
+    def position(self, shard: int | str) -> int | None:
+        """The row of a shard; None where it is not committed."""
+        number = int(shard)
+        position = int(np.searchsorted(self._shards, number))
+        is_there = position < len(self._shards) and self._shards[position] == number
+        return position if is_there else None
+
+    def names(self) -> Iterator[str]:
+        """The names of the shards."""
+        return (shard_name(int(shard)) for shard in self._shards)
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        """(shards,) one field of all records; KeyError for one that was not read."""
+        return self.table[name]
+
+    def sum(self, name: str) -> int:
+        """The sum of a column of numbers."""
+        return int(pc.sum(self.table[name]).as_py() or 0)
+
+    def record(self, shard: int | str) -> CommitRecord:
+        """The commit record of a shard. KeyError where it is not committed."""
+        record = self.get(shard)
+        if record is None:
+            raise KeyError(shard_name(shard))
+        return record
+
+    def get(self, shard: int | str) -> CommitRecord | None:
+        """The commit record of a shard; None where it is not committed."""
+        position = self.position(shard)
+        return None if position is None else next(to_records(self.table.slice(position, 1)))
+
+    def records(self, mask: NDArray[np.bool_] | None = None) -> Iterator[CommitRecord]:
+        """Every commit record, or those of a mask, one after another."""
+        return to_records(self.table if mask is None else self.table.filter(pa.array(mask)))
+
+    def tar(self, shard: int | str) -> str:
+        """The path or URL of a shard's tar. KeyError where the shard is not committed."""
+        return PoolLayout(self.pool).named_tar(shard, self._value(shard, "tar"))
+
+    def sidecar(self, shard: int | str) -> str:
+        """The path of a shard's sidecar. KeyError where the shard is not committed."""
+        return PoolLayout(self.pool).sidecar(shard, self._value(shard, "revision") or 0)
+
+    def _value(self, shard: int | str, name: str) -> Any:
+        position = self.position(shard)
+        if position is None:
+            raise KeyError(shard_name(shard))
+        return self.table[name][position].as_py()
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash over the sidecars of all committed shards: the rows that a view is chosen from."""
+        if self._fingerprint is None:
+            self._fingerprint = sidecars_hash(self._shards, self.table["sidecar_sha256"])
+        return self._fingerprint
+
+    @property
+    def totals(self) -> CommitTotals:
+        """Sums over all records."""
+        if self._totals is None:
+            self._totals = self._sum_up()
+        return self._totals
+
+    def _sum_up(self) -> CommitTotals:
+        return CommitTotals(
+            shards=len(self),
+            rows=self.sum("count"),
+            stored=self.sum("successes"),
+            retries=self.sum("retries"),
+            bytes=self.sum("tar_bytes"),
+            duration_s=round(pc.sum(self.table["duration_s"]).as_py() or 0.0, 2),
+            reasons=self.reasons(),
+            versions=tuple(sorted(pc.unique(self.table["version"]).to_pylist())),
+        )
+
+    def reasons(self) -> dict[str, int]:
+        """Rows by the reason why they are not stored, of all shards."""
+        totals: dict[str, int] = {}
+        for chunk in self.table["reasons"].chunks:
+            keys, items, _ = _entries(chunk)
+            counts = pa.table({"reason": keys, "count": items})
+            for row in counts.group_by("reason").aggregate([("count", "sum")]).to_pylist():
+                totals[row["reason"]] = totals.get(row["reason"], 0) + row["count_sum"]
+        return dict(sorted(totals.items()))
+
+    def lost(self) -> NDArray[np.int64]:
+        """(shards,) rows of each shard that have a reason."""
+        parts = [np.zeros(0, np.int64)]
+        for chunk in self.table["reasons"].chunks:
+            _, items, offsets = _entries(chunk)
+            sums = np.concatenate([[0], np.cumsum(items.to_numpy())])
+            parts.append(sums[offsets[1:]] - sums[offsets[:-1]])
+        return np.concatenate(parts)
+
+    def first_with(self, reason: str) -> str | None:
+        """The name of the first shard with a row that ended with `reason`; None without one."""
+        start = 0
+        for chunk in self.table["reasons"].chunks:
+            keys, items, offsets = _entries(chunk)
+            found = pc.and_(pc.equal(keys, reason), pc.greater(items, 0))
+            rows = pc.indices_nonzero(found)
+            if len(rows):
+                row = int(np.searchsorted(offsets, rows[0].as_py(), side="right")) - 1
+                return shard_name(int(self._shards[start + row]))
+            start += len(chunk)
+        return None
+
+    def hash_of(self, name: str, digits: int = FINGERPRINT_DIGITS) -> str:
+        """What `disk.content_hash` gives for the list of a column of hashes, in shard order."""
+        content = hashlib.sha256(b"[")
+        for start in range(0, len(self), HASHED_ROWS):
+            hexes = _hex_digits(self.table[name].slice(start, HASHED_ROWS))
+            joined = b'","'.join(hexes[row].tobytes() for row in range(len(hexes)))
+            content.update((b"," if start else b"") + b'"' + joined + b'"')
+        content.update(b"]")
+        return content.hexdigest()[:digits]
+
+
+def _entries(counts: pa.MapArray) -> tuple[pa.Array, pa.Array, NDArray[np.int64]]:
+    """(keys, values, (rows + 1,) where the entries of each row begin) of a map of counts, which may
+    be a slice of a longer one.
+    """
+    offsets = np.asarray(counts.offsets, np.int64)
+    first, length = int(offsets[0]), int(offsets[-1] - offsets[0])
+    keys = pc.cast(counts.keys.slice(first, length), pa.string())
+    return keys, counts.items.slice(first, length), offsets - first
+
+
+def sidecars_hash(shards: NDArray[np.int64], sidecars: pa.ChunkedArray) -> str:
+    """What `disk.content_hash` gives for {name: sidecar_sha256}: its keys are in text order."""
+    names = np.array([shard_name(int(shard)) for shard in shards], "S")
+    order = np.argsort(names, kind="stable")  # 100000 comes before 99999
+    content = hashlib.sha256(b"{")
+    combined = sidecars.combine_chunks() if isinstance(sidecars, pa.ChunkedArray) else sidecars
+    for start in range(0, len(order), HASHED_ROWS):
+        chosen = order[start : start + HASHED_ROWS]
+        hexes = _hex_digits(combined.take(pa.array(chosen)))
+        pairs = [
+            b'"%s":"%s"' % (name, digits.tobytes())
+            for name, digits in zip(names[chosen], hexes, strict=True)
+        ]
+        content.update((b"," if start else b"") + b",".join(pairs))
+    content.update(b"}")
+    return content.hexdigest()[:FINGERPRINT_DIGITS]
+
+
+def _hex_digits(hashes: pa.Array | pa.ChunkedArray) -> NDArray[np.uint8]:
+    """(rows, 64) the hex digits of a column of sha256."""
+    content = b"".join(hashes.to_pylist())
+    return np.frombuffer(content.hex().encode(), np.uint8).reshape(len(hashes), -1)
