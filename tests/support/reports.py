@@ -17,8 +17,9 @@ from manifests.documents import (
     ViewDocument,
     read_document,
 )
-from manifests.pool_layout import PoolLayout, uids_checksum
+from manifests.pool_layout import CommitRecord, PoolLayout, uids_checksum
 from train.reporting import schema
+from train.reporting.views import KEPT, ArmView, PoolColumns
 from train.stats import LedgerEntry
 
 PIXEL = "data:image/gif;base64,R0lGODlhAQABAAAAACwAAAAAAQABAAA="
@@ -256,6 +257,42 @@ def given_report() -> schema.Report:
         overlap=schema.Overlap(arms=(), jaccard=()),
         runs=(dataclasses.replace(run_row("raw", 0, 0.29), model=None),),
     )
+
+
+# --- views ---------------------------------------------------------------------------------------
+
+
+def commit_record(rows: int) -> CommitRecord:
+    return CommitRecord.from_plain(
+        {
+            **dict.fromkeys(("tar", "tar_sha256", "sidecar_file_sha256", "sidecar_sha256"), ""),
+            **dict.fromkeys(("tar_bytes", "failed_to_download", "failed_to_resize", "retries"), 0),
+            "shard": "00000",
+            "count": rows,
+            "successes": rows,
+            "reasons": {},
+            "sidecar_bytes": 0,
+            "task": "",
+            "group": "",
+            "version": 2,
+            "duration_s": 0.0,
+        }
+    )
+
+
+def view_by_hand(arm: str, kept: list[bool], path: str = "/p") -> ArmView:
+    """A view of one shard whose rows are all stored; its files do not exist."""
+    document = ViewDocument(
+        name=arm, rules=(), thresholds={}, funnel=(), kept=sum(kept), fingerprint="", scores={},
+        shards={"00000": sum(kept)},
+    )  # fmt: skip
+    mask = np.array(kept)
+    return ArmView(
+        arm=arm, pool="web", path=path, view=arm, document=document, kept=mask,
+        columns=PoolColumns(path=path, records={"00000": commit_record(len(kept))}),
+        stored=np.ones(len(kept), dtype=bool), failed=np.where(mask, KEPT, 0).astype(np.int16),
+        outcomes=("x",),
+    )  # fmt: skip
 
 
 # --- a pool --------------------------------------------------------------------------------------

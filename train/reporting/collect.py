@@ -11,8 +11,9 @@ from manifests.pool_layout import AblationLayout, RunLayout
 from manifests.schema import Ablation, Blend, TaskSpec
 from train.ablation import A_A, GivenRun, Run, TaskComparison, all_runs, arm_names
 from train.evaluation import METRICS, deciding_metric
-from train.reporting import gallery
+from train.reporting import distributions, gallery
 from train.reporting.changes import collect_changes
+from train.reporting.contract import collect_contract
 from train.reporting.results import FileHashes, read_results
 from train.reporting.runs import costs_of, device_seconds, power_of, read_curves, run_rows
 from train.reporting.schema import (
@@ -27,6 +28,7 @@ from train.reporting.schema import (
     TaskReport,
     TaskRow,
 )
+from train.reporting.views import ArmView, open_views
 from train.stats import mean_sd
 
 
@@ -48,7 +50,8 @@ def collect_report(out: str) -> Report:
     blends: dict[str, Blend] = {}
     for run in trained:  # of a random control, the subset of the first seed stands for the others
         blends.setdefault(run.arm, run.blend)
-    views = gallery.open_views(blends)
+    views = open_views(blends)
+    samples = distributions.sample_pools(views)
     values = {task.name: _values(runs, results, task) for task in ablation.evaluate}
     return Report(
         name=ablation.name,
@@ -73,10 +76,17 @@ def collect_report(out: str) -> Report:
         runs=run_rows(runs, results, primary),
         changes=collect_changes(with_result, primary, ablation.baseline),
         rounds=results.rounds,
+        contract=collect_contract(finished),
         gaps=_gaps(results),
         curves=read_curves(finished, hashes),
         funnels=gallery.funnels(views),
-        histograms=gallery.histograms(views),
+        histograms=(
+            *distributions.histograms(views),
+            *distributions.other_histograms(samples),
+        ),
+        categories=distributions.categories(samples),
+        duplicates=distributions.duplicate_groups(samples),
+        safety=distributions.safety_rates(samples),
         gallery=gallery.examples(views, ablation.baseline),
         overlap=gallery.overlap(views),
         evaluation_overlap=results.overlap,
@@ -142,7 +152,7 @@ def _arms(
     finished: Sequence[Run],
     values: Mapping[str, Mapping[str, Mapping[int, float]]],
     results: Results,
-    views: Sequence[gallery.ArmView],
+    views: Sequence[ArmView],
 ) -> tuple[ArmReport, ...]:
     seconds = device_seconds(finished)
     arms = []
@@ -158,7 +168,7 @@ def _arm(
     finished: Sequence[Run],
     values: Mapping[str, Mapping[str, Mapping[int, float]]],
     results: Results,
-    views: Sequence[gallery.ArmView],
+    views: Sequence[ArmView],
 ) -> ArmReport:
     of_arm = [view for view in views if view.arm == arm]
     rows = sum(view.document.kept for view in of_arm)
@@ -252,7 +262,7 @@ def _null_web(out: str, ablation: Ablation) -> Report | None:
 # --- settings, provenance ------------------------------------------------------------------------
 
 
-def _settings(ablation: Ablation, views: Sequence[gallery.ArmView]) -> dict[str, str]:
+def _settings(ablation: Ablation, views: Sequence[ArmView]) -> dict[str, str]:
     """The arms, the rules of their views and the training settings as YAML."""
     rules: dict[str, Any] = {}
     thresholds: dict[str, Any] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from train.ablation import ArmRounds, Conclusions, TaskComparison, TaskNoise, ledger
@@ -140,13 +140,98 @@ class Funnel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Histogram:
-    """Counts per bin of a score column: stored rows, and the rows that each view keeps."""
+    """Counts per bin of a column of numbers: stored rows, and the rows that each view keeps.
+
+    divergence: of each view from the stored rows (Kullback-Leibler, in bits; 0: alike).
+    sampled_rows: the rows of the shards that were read; None where all were.
+    """
 
     pool: str
     column: str
     edges: tuple[float, ...]
     counts: dict[str, tuple[int, ...]]
     marks: dict[str, float]  # view -> its threshold
+    divergence: dict[str, float] = field(default_factory=dict)
+    sampled_rows: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Categories:
+    """Rows by the values of a column of text, the most frequent first. See Histogram.
+
+    values: how many different ones the stored rows have.
+    """
+
+    pool: str
+    column: str
+    values: int
+    labels: tuple[str, ...]
+    counts: dict[str, tuple[int, ...]]  # "stored" and each view -> rows of each label
+    divergence: dict[str, float]
+    sampled_rows: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DuplicateGroups:
+    """Different images by their number of copies: {"stored" and each view: images of each label}.
+
+    key: what makes two images copies.
+    """
+
+    pool: str
+    key: str
+    labels: tuple[str, ...]
+    groups: dict[str, tuple[int, ...]]
+    sampled_rows: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SafetyRates:
+    """Rows that a column marks: {"stored" and each view: (marked, judged)}."""
+
+    pool: str
+    column: str
+    meaning: str
+    counts: dict[str, tuple[int, int]]
+    sampled_rows: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleEffects:
+    """What each rule of a view rejects of its stored rows.
+
+    rules: (rule, rows that it rejects, rows that it alone rejects: they would be kept without it).
+    None: not known.
+    """
+
+    pool: str
+    view: str
+    stored: int
+    rules: tuple[tuple[str, int | None, int | None], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContractRow:
+    """A setting of the runs: its value, or the value of each arm where the arms differ."""
+
+    setting: str
+    value: str | None
+    by_arm: dict[str, str]
+    main: bool  # shown at once; the others are folded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contract:
+    """What all runs share, and what they do not.
+
+    config_hash: of the settings without the seed, where all runs have the same. blends: {arm: hash
+    of its blend}; of a random control that of its first seed.
+    """
+
+    runs: int
+    config_hash: str | None
+    rows: tuple[ContractRow, ...]
+    blends: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,3 +395,8 @@ class Report:
     settings: dict[str, str]
     provenance: Provenance
     rounds: tuple[ArmRounds, ...] = ()  # of an ablation with `stop`
+    contract: Contract | None = None  # None where no run was trained here
+    rules: tuple[RuleEffects, ...] = ()
+    categories: tuple[Categories, ...] = ()
+    duplicates: tuple[DuplicateGroups, ...] = ()
+    safety: tuple[SafetyRates, ...] = ()

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import dataclasses
+import shutil
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from manifests import disk
+from manifests.documents import ScoreSetDocument, read_document
+from manifests.pool_layout import PoolLayout
+from manifests.schema import Ablation, Blend
+from tests.support.reports import view_by_hand
+from train.ablation import expand_runs
+from train.reporting import distributions
+from train.reporting.views import ArmView, open_views
+
+
+@pytest.fixture(scope="module")
+def views(concluded: str) -> list[ArmView]:
+    path = disk.join(concluded, "ablation.json")
+    ablation = disk.from_plain(Ablation, disk.read_json(path))
+    runs = expand_runs(ablation, concluded, built=False)
+    return open_views({run.arm: run.blend for run in runs})
+
+
+@pytest.fixture
+def rich(views: list[ArmView], tmp_path_factory: pytest.TempPathFactory) -> list[ArmView]:
+    """The views over a pool whose sidecars have sizes, hosts, languages, copies and a score of
+    harm.
+    """
+    pool = str(tmp_path_factory.mktemp("rich") / "pool")
+    shutil.copytree(views[0].path, pool)
+    layout = PoolLayout(pool)
+    for number in range(3):
+        shard = f"{number:05d}"
+        sidecar = disk.read_parquet(layout.sidecar(shard))
+        rows = np.arange(16)
+        columns = {
+            "original_width": pa.array(100 + 10 * rows),
+            "original_height": pa.array(np.full(16, 100)),
+            "page_lang": pa.array(["en", "de"] * 8),
+            "url": pa.array([f"http://Host{row % 3}.example/{row}.jpg" for row in rows]),
+            "sha256": pa.array([f"{number}-{row // 2}" for row in rows]),
+            "punsafe": pa.array(np.where(rows < 4, 0.9, 0.1)),
+        }
+        for name, column in columns.items():
+            if name in sidecar.column_names:
+                sidecar = sidecar.drop([name])
+            sidecar = sidecar.append_column(name, column)
+        disk.write_parquet(layout.sidecar(shard), sidecar, {})
+    return open_views(
+        {
+            arm: Blend(name=arm, pools={"web": pool}, views={f"web/{arm}": 1.0})
+            for arm in ("all", "half")
+        }
+    )
+
+
+def test_score_histograms_count_the_rows(views: list[ArmView]) -> None:
+    (histogram,) = distributions.histograms(views)
+    assert sum(histogram.counts["stored"]) == 48
+    assert sum(histogram.counts["half"]) == 24
+    assert histogram.marks == {"half": 0.25}
+    assert histogram.divergence["all"] == 0.0
+    assert histogram.divergence["half"] > 0.0
+    assert distributions.histograms(views, "nothing") == ()
+
+
+def test_divergence_by_hand() -> None:
+    assert distributions.divergence(np.array([1, 0]), np.array([1, 1])) == pytest.approx(1.0)
+    assert distributions.divergence(np.array([2, 2]), np.array([1, 1])) == 0.0
+    assert distributions.divergence(np.array([0, 0]), np.array([1, 1])) == 0.0
+
+
+def test_sizes_languages_and_hosts_of_each_view(rich: list[ArmView]) -> None:
+    samples = distributions.sample_pools(rich)
+    names = [one.column for one in distributions.other_histograms(samples)]
+    assert names == ["longer side, pixels", "aspect ratio"]
+    languages, hosts = distributions.categories(samples)
+    assert languages.labels == ("en", "de")
+    assert languages.counts["stored"] == (24, 24)
+    assert sum(languages.counts["half"]) == 24
+    assert hosts.labels == ("host0.example", "host1.example", "host2.example")
+    assert hosts.counts["stored"] == (18, 15, 15)
+    assert languages.divergence["all"] == 0.0
+
+
+def test_copies_and_marks_of_harm(rich: list[ArmView]) -> None:
+    samples = distributions.sample_pools(rich)
+    (copies,) = distributions.duplicate_groups(samples)
+    assert copies.key == "byte for byte"
+    assert dict(zip(copies.labels, copies.groups["stored"], strict=True))["2"] == 24
+    (rate,) = distributions.safety_rates(samples)
+    assert (rate.column, rate.meaning) == ("punsafe", "above 0.5")
+    assert rate.counts["stored"] == (12, 48)
+    assert rate.counts["half"][1] == 24
+
+
+def test_of_a_large_pool_some_shards_are_read(rich: list[ArmView]) -> None:
+    (sample,) = distributions.sample_pools(rich, most=17)
+    assert (len(sample.shards), sample.rows, sample.whole) == (2, 32, False)
+    assert distributions.categories([sample])[0].sampled_rows == 32
+    assert len(sample.masks["stored"]) == 32
+    (all_rows,) = distributions.sample_pools(rich)
+    assert all_rows.whole
+
+
+def test_a_pool_without_these_columns_shows_nothing(views: list[ArmView]) -> None:
+    samples = distributions.sample_pools(views)
+    assert distributions.safety_rates(samples) == ()
+    bare = [dataclasses.replace(one, masks={"stored": one.masks["stored"]}) for one in samples]
+    assert all(one.divergence == {} for one in distributions.other_histograms(bare))
+
+
+def test_equal_or_missing_values_make_no_histogram() -> None:
+    masks = {"stored": np.ones(5, dtype=bool)}
+    for values in (np.full(5, 2.0), np.full(5, np.nan)):
+        assert distributions._histogram("web", "x", values, masks, {}) is None
+    few = distributions._histogram("web", "x", np.array([1.0, 2.0, 2.0, 3.0, np.nan]), masks, {})
+    assert few is not None
+    assert few.counts["stored"] == (1, 2, 1), "a bin for each whole number"
+
+
+def test_text_and_truth_columns_of_harm() -> None:
+    texts = distributions._marked("NSFW", pa.chunked_array([["UNLIKELY", "nsfw", None]]))
+    assert texts is not None
+    assert texts[0].tolist() == [False, True, False]
+    assert texts[1].tolist() == [True, True, False]
+    truths = distributions._marked("has_face", pa.chunked_array([[True, False]]))
+    assert truths is not None
+    assert truths[0].tolist() == [True, False]
+    assert distributions._marked("faces", pa.chunked_array([[[1], [2]]])) is None
+
+
+def test_files_that_are_not_there_are_an_error() -> None:
+    view = view_by_hand("raw", [True, True])
+    with pytest.raises(FileNotFoundError):
+        distributions.categories(distributions.sample_pools([view]))
+
+
+def test_a_score_set_of_fewer_shards_is_not_used(rich: list[ArmView]) -> None:
+    layout = PoolLayout(rich[0].path)
+    path = layout.score_set_json("clip_score@ab")
+    document = read_document(path, ScoreSetDocument)
+    shards = dict(list(document.shards.items())[:1])
+    disk.write_json(path, dataclasses.replace(document, shards=shards))
+    assert rich[0].columns.score_sets() == {}
