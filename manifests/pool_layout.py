@@ -222,6 +222,15 @@ class PoolLayout:
         return disk.join(self.root, "recipe.json")
 
     @property
+    def lease_json(self) -> str:
+        """Which process may write into the pool."""
+        return disk.join(self.root, "lease.json")
+
+    def lease_claim(self, fence: int) -> str:
+        """The file whose creation decides who gets the lease with this number."""
+        return disk.join(self.root, f".lease-{fence:08d}.json")
+
+    @property
     def plan(self) -> str:
         return disk.join(self.root, "plan.parquet")
 

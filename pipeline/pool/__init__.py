@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from pipeline.pool.commits import read_commit_record, read_sidecar, remove_uncommitted
+from pipeline.pool.lease import Lease, LeaseHeld, LeaseLost, check_fence, hold_lease
+from pipeline.pool.publication import TarFile, publish_shard, replace_shard, sidecar_hash
 from pipeline.pool.rows import outcome_row, row_key
-from pipeline.pool.shard_writer import (
-    ShardWriter,
-    TarFile,
-    member_block,
-    publish_shard,
-    sidecar_hash,
-)
+from pipeline.pool.shard_writer import ShardWriter, member_block
 from pipeline.pool.tars import Member, index_tar, local_copy
 
 __all__ = [
+    "Lease",
+    "LeaseHeld",
+    "LeaseLost",
     "Member",
     "ShardWriter",
     "TarFile",
+    "check_fence",
+    "hold_lease",
     "index_tar",
     "local_copy",
     "member_block",
@@ -25,6 +26,7 @@ __all__ = [
     "read_commit_record",
     "read_sidecar",
     "remove_uncommitted",
+    "replace_shard",
     "row_key",
     "sidecar_hash",
 ]

@@ -23,81 +23,109 @@ from manifests.pool_layout import (
 )
 from pipeline.pool.tars import BLOCK
 
-SHARD_FILE = re.compile(r"^(\d{5,})\.(tar|parquet)$")
+SHARD_FILE = re.compile(r"^(\d{5,})(\.r\d+)?\.(tar|parquet)$")
+SHARD_FOLDER = re.compile(r"^\d{5,}$")
 
 
 def read_commit_record(pool: str, shard: int | str) -> CommitRecord | None:
     """The commit record of a shard; None where the shard is not committed."""
-    path = PoolLayout(pool).commit_record(shard)
-    if not disk.exists(path):
+    try:
+        return CommitRecord.read(PoolLayout(pool).commit_record(shard))
+    except FileNotFoundError:
         return None
-    return CommitRecord.read(path)
 
 
 def read_sidecar(pool: str, shard: int | str, columns: list[str] | None = None) -> pa.Table:
-    """The rows of a committed shard, all columns or those named. FileNotFoundError without it."""
-    return disk.read_parquet(PoolLayout(pool).sidecar(shard), columns)
+    """The rows of a committed shard, all columns or those named.
+
+    A shard that is replaced meanwhile is read again, once. FileNotFoundError where the shard is not
+    committed or its sidecar is missing.
+    """
+    layout = PoolLayout(pool)
+    record = CommitRecord.read(layout.commit_record(shard))
+    try:
+        return disk.read_parquet(layout.sidecar(shard, record.revision), columns)
+    except FileNotFoundError:
+        newer = CommitRecord.read(layout.commit_record(shard))
+        if newer.revision == record.revision:
+            raise
+        return disk.read_parquet(layout.sidecar(shard, newer.revision), columns)
 
 
 @contextlib.contextmanager
-def publication_lock(pool: str, shard: int | str) -> Iterator[None]:
+def publication_lock(pool: str, shard: int | str) -> Iterator[bool]:
     """At most one process or thread of this machine publishes a shard of a local pool at a time.
 
-    The lock ends with its process. A remote pool, and a file system without locks, has none: there
-    only the check before publication protects a committed shard.
+    The lock ends with its process. A remote pool, and a file system without locks, has none: the
+    body gets False.
     """
     folder = PoolLayout(pool).shards
     if disk.is_url(folder):
-        yield
+        yield False
         return
     path = disk.local_path(folder) / f".{shard_name(shard)}.partial.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
+        locked = True
         while True:
             handle = stack.enter_context(open(path, "wb"))
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX)
             except OSError:
+                locked = False
                 break
             # The holder before removes its file: a lock on a removed file excludes nobody.
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(handle.fileno()), os.stat(path)):
                     break
         try:
-            yield
+            yield locked
         finally:
             path.unlink(missing_ok=True)
 
 
 def remove_uncommitted(pool: str) -> list[str]:
-    """Remove tars and sidecars without a commit record, and partial files; returns their names.
+    """Remove tars and sidecars that no commit record names, and partial files; returns their names.
 
-    Call it at the start of a build, while no other build writes into the pool. ValueError for a tar
-    of a shard's name that another program wrote; then nothing is removed.
+    Call it under the lease of the pool. ValueError for a tar of a shard's name that another program
+    wrote; then nothing is removed.
     """
     folder = PoolLayout(pool).shards
-    committed = read_commit_records(pool)
+    committed: set[str] = set()
+    for record in read_commit_records(pool).values():
+        committed |= {record.tar, record.sidecar}
+    subfolders = [name for name in disk.list_names(folder) if SHARD_FOLDER.match(name)]
+    folders = [folder, *(disk.join(folder, name) for name in subfolders)]
+    leftovers: list[str] = []
+    for each in folders:
+        leftovers += _leftovers(each, committed)
+    for path in leftovers:
+        disk.remove(path)
+    return [path.removeprefix(f"{folder}/") for path in leftovers]
+
+
+def _leftovers(folder: str, committed: set[str]) -> list[str]:
+    """Paths of the files of shards in one folder that are not committed, and of partial files."""
     leftovers = []
     for name in disk.list_names(folder):
         match = SHARD_FILE.match(name)
-        if match is not None and match[1] not in committed:
-            leftovers.append(name)
-    for name in leftovers:
+        if match is None or name in committed:
+            continue
         path = disk.join(folder, name)
-        if name.endswith(".tar") and not _written_here(disk.read_bytes(path, 0, BLOCK), name):
+        if match[3] == "tar" and not _written_here(disk.read_bytes(path, 0, BLOCK), match[1]):
             raise ValueError(
                 f"{path} was not written by clipmill; move it out of the pool's folder"
             )
+        leftovers.append(path)
     if not disk.is_url(folder):
-        leftovers += sorted(path.name for path in disk.local_path(folder).glob(".*.partial.*"))
-    for name in leftovers:
-        disk.remove(disk.join(folder, name))
+        names = [path.name for path in disk.local_path(folder).glob(".*.partial.*")]
+        leftovers += [disk.join(folder, name) for name in sorted(names)]
     return leftovers
 
 
-def _written_here(header: bytes, name: str) -> bool:
+def _written_here(header: bytes, shard: str) -> bool:
     """Whether a tar begins as ours do: empty, or with a member of that shard without a time."""
     is_empty = not header.strip(b"\0")
-    has_key = header.startswith(name.removesuffix(".tar").encode())
+    has_key = header.startswith(shard.encode())
     has_no_time = header[136:147] == b"0" * 11
     return is_empty or (has_key and has_no_time)

@@ -1,32 +1,21 @@
-"""Rows to a tar, a sidecar and a commit record: reproducible bytes, published as a whole.
-
-Readers of a tar do not notice that it was cut or altered. The other two files therefore store its
-size and sha256, and the offset and length of every member.
-"""
+"""Rows to a tar with reproducible bytes, and to the rows of its sidecar."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
-import secrets
 import tarfile
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-import pyarrow as pa
-
 from manifests import disk
-from manifests.columns import SIDECAR, VOLATILE_COLUMNS, with_extra
-from manifests.pool_layout import SHARD_VERSION, CommitRecord, PoolLayout, shard_name
+from manifests.columns import SIDECAR, with_extra
+from manifests.pool_layout import CommitRecord, PoolLayout, revised_name
 from manifests.schema import ROWS_PER_SHARD_LIMIT
-from pipeline.pool.commits import publication_lock, read_commit_record
+from pipeline.pool.publication import TarFile, publish_shard, staged_file
 from pipeline.pool.rows import member_json, outcome_row, row_key
 from pipeline.pool.tars import BLOCK
 
@@ -46,9 +35,13 @@ class ShardWriter:
         task: str,
         group: str,
         extra_columns: Mapping[str, str] | None = None,
+        fence: int | None = None,
     ) -> None:
-        """`extra_columns`: those of the recipe, as Recipe.sidecar_extra has them."""
+        """`extra_columns`: those of the recipe, as Recipe.sidecar_extra has them. `fence`: that of
+        the lease under which the shard is published.
+        """
         self.pool, self.shard, self.task, self.group = pool, shard, task, group
+        self.fence = fence
         self.schema = with_extra(SIDECAR, extra_columns or {})
         self._rows: dict[int, dict[str, Any]] = {}
         self._extra: dict[int, dict[str, Any]] = {}
@@ -88,7 +81,8 @@ class ShardWriter:
         if image is not None and values["reason"] is None:
             values["image_name"] = f"{values['key']}.{extension}"
             self._spooled[row] = (self._spool.tell(), len(image))
-            self._spool.write(image)
+            with disk.naming(Path(tempfile.gettempdir()) / "clipmill-spool"):
+                self._spool.write(image)
             self._extra[row] = {k: v for k, v in (extra or {}).items() if v is not None}
         self._rows[row] = values
 
@@ -111,7 +105,7 @@ class ShardWriter:
         )
         with staged_file(PoolLayout(self.pool).shard_tar(self.shard)) as staged:
             sha256, size = self._write_tar(staged)
-            tar = TarFile(name=f"{shard_name(self.shard)}.tar", bytes=size, sha256=sha256)
+            tar = TarFile(name=f"{revised_name(self.shard)}.tar", bytes=size, sha256=sha256)
             return publish_shard(
                 self.pool,
                 self.shard,
@@ -125,12 +119,13 @@ class ShardWriter:
                 engine=engine,
                 engine_version=engine_version,
                 manners=manners,
+                fence=self.fence,
             )
 
     def _write_tar(self, staged: Path) -> tuple[str, int]:
         """Write the members in key order; set the offsets in the rows. (sha256, size in bytes)."""
         content, offset = hashlib.sha256(), 0
-        with open(staged, "wb") as f:
+        with disk.naming(staged), open(staged, "wb") as f:
             for row in sorted(self._spooled):
                 start, length = self._spooled[row]
                 self._spool.seek(start)
@@ -152,126 +147,8 @@ class ShardWriter:
         return content.hexdigest(), offset + len(end)
 
 
-@contextlib.contextmanager
-def staged_file(path: str) -> Iterator[Path]:
-    """A local file to fill before it is published.
-
-    It lies beside `path`, where `remove_uncommitted` finds it, or in a temporary folder where
-    `path` is a URL.
-    """
-    if disk.is_url(path):
-        with tempfile.TemporaryDirectory(prefix="clipmill-shard-") as folder:
-            yield Path(folder) / "staged"
-        return
-    target = disk.local_path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # A token: machines that share a folder may have the same process ids.
-    token = secrets.token_hex(4)
-    staged = target.with_name(f".{target.name}.partial.staged-{token}")
-    try:
-        yield staged
-    finally:
-        staged.unlink(missing_ok=True)
-
-
 def member_block(name: str, data: bytes) -> bytes:
     """A member as it stands in the tar: header, bytes, padding. No time, no user."""
     info = tarfile.TarInfo(name)
     info.size, info.mode = len(data), 0o644
     return info.tobuf(tarfile.USTAR_FORMAT) + data + bytes(-len(data) % BLOCK)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TarFile:
-    """The tar of a shard: its name inside the pool, or the path or URL of an adopted one."""
-
-    name: str
-    bytes: int
-    sha256: str
-    stamp: dict[str, Any] | None = None  # of an adopted one, see CommitRecord.tar_stamp
-
-
-def publish_shard(
-    pool: str,
-    shard: int,
-    rows: Sequence[Mapping[str, Any]],
-    tar: TarFile,
-    *,
-    staged_tar: Path | None = None,
-    task: str,
-    group: str,
-    duration_s: float,
-    schema: pa.Schema = SIDECAR,
-    engine: str | None = None,
-    engine_version: str | None = None,
-    manners: dict[str, Any] | None = None,
-) -> CommitRecord:
-    """Publish tar, sidecar of rows in key order, and commit record. Returns the record.
-
-    `staged_tar` is the local file to move into the pool; None where the tar stays where it is. A
-    shard that is committed already stays as it is, and its record is returned.
-    """
-    layout = PoolLayout(pool)
-    table = pa.Table.from_pylist(list(rows), schema=schema)
-    statuses = Counter(row["status"] for row in rows)
-    reasons = Counter(row["reason"] for row in rows if row["reason"] is not None)
-    assert len(rows) == statuses["success"] + reasons.total()
-    with publication_lock(pool, shard), staged_file(layout.sidecar(shard)) as staged:
-        if (existing := read_commit_record(pool, shard)) is not None:
-            return existing
-        if staged_tar is not None:
-            disk.publish(staged_tar, layout.shard_tar(shard))
-        counts: dict[str, Any] = {
-            "count": len(rows),
-            "successes": statuses["success"],
-            "reasons": dict(sorted(reasons.items())),
-        }
-        name_and_version: dict[str, Any] = {"shard": shard_name(shard), "version": SHARD_VERSION}
-        disk.write_parquet(staged, table, {**counts, **name_and_version})
-        sidecar_sha256, sidecar_bytes = disk.file_sha256(staged), staged.stat().st_size
-        disk.publish(staged, layout.sidecar(shard))
-        record = CommitRecord(
-            **counts,
-            **name_and_version,
-            tar=tar.name,
-            adopted=staged_tar is None,
-            tar_bytes=tar.bytes,
-            tar_sha256=tar.sha256,
-            sidecar_bytes=sidecar_bytes,
-            sidecar_file_sha256=sidecar_sha256,
-            sidecar_sha256=sidecar_hash(table),
-            failed_to_download=statuses["failed_to_download"],
-            failed_to_resize=statuses["failed_to_resize"],
-            retries=sum(row["retry_of"] is not None for row in rows),
-            task=task,
-            group=group,
-            duration_s=round(duration_s, 3),
-            engine=engine,
-            engine_version=engine_version,
-            tar_stamp=tar.stamp,
-            manners=manners,
-        )
-        _create_commit_record(layout.commit_record(shard), record)
-    return record
-
-
-def _create_commit_record(path: str, record: CommitRecord) -> None:
-    """Write a commit record that is not there yet. RuntimeError where another process wrote it."""
-    try:
-        disk.create_json(path, record.to_plain())
-    except FileExistsError:
-        raise RuntimeError(
-            f"{path} was written by another process in the meantime; only one build may write "
-            "into a pool: end the other one, then run audit.py with --verify"
-        ) from None
-
-
-def sidecar_hash(table: pa.Table) -> str:
-    """sha256 of a sidecar's values without VOLATILE_COLUMNS, the same for any Parquet writer."""
-    content = hashlib.sha256()
-    for field in table.schema:
-        if field.name not in VOLATILE_COLUMNS:
-            values = table[field.name].to_pylist()
-            text = json.dumps([field.name, str(field.type), values], separators=(",", ":"))
-            content.update(text.encode() + b"\n")
-    return content.hexdigest()

@@ -26,11 +26,8 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, n: int, *, after: bool) -> None:
     """Stop before or right after the n-th publication (of tar, sidecar or commit record)."""
     calls = itertools.count(1)
 
-    def deadly(real: Callable[..., None], target: int) -> Callable[..., None]:
+    def deadly(real: Callable[..., None]) -> Callable[..., None]:
         def call(*args: Any) -> None:
-            if not str(args[target]).endswith((".tar", ".parquet", ".json")):
-                real(*args)  # into a staged file
-                return
             now = next(calls)
             if now == n and not after:
                 raise Killed
@@ -40,8 +37,8 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, n: int, *, after: bool) -> None:
 
         return call
 
-    monkeypatch.setattr(disk, "publish", deadly(disk.publish, 1))
-    monkeypatch.setattr(disk, "create_json", deadly(disk.create_json, 0))
+    monkeypatch.setattr(disk, "create_file", deadly(disk.create_file))
+    monkeypatch.setattr(disk, "create_json", deadly(disk.create_json))
 
 
 @pytest.mark.parametrize("store", ["local", "memory"])
@@ -78,7 +75,7 @@ def test_a_kill_while_a_file_is_written_leaves_only_what_clean_removes(
         def full(*_: Any) -> None:
             raise OSError(28, "No space left on device")
 
-        patch.setattr("manifests.disk.os.replace", full)
+        patch.setattr("manifests.disk.local.os.link", full)
         with pytest.raises(OSError, match="No space left"):
             write_five(str(tmp_path))
     assert [name for name in files_of(tmp_path) if not name.startswith(".")] == []
@@ -187,14 +184,14 @@ def test_a_record_that_appears_without_the_lock_is_not_replaced(
 ) -> None:
     """On a file system without locks the record itself is created only where there is none."""
     path = PoolLayout(str(tmp_path)).commit_record(3)
-    publish = disk.publish
+    create_file = disk.create_file
 
     def and_another_commits(staged: Any, target: Any) -> None:
-        publish(staged, target)
+        create_file(staged, target)
         disk.write_bytes(path, b"the record of another process")
 
-    monkeypatch.setattr(disk, "publish", and_another_commits)
-    with pytest.raises(RuntimeError, match=r"00003_stats\.json was written by another process"):
+    monkeypatch.setattr(disk, "create_file", and_another_commits)
+    with pytest.raises(FileExistsError, match=r"another content: .*00003_stats\.json"):
         write_five(str(tmp_path))
     assert disk.read_bytes(path) == b"the record of another process"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,7 +13,6 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from manifests import disk
-from manifests.schema import Blend
 
 
 @pytest.mark.parametrize("root", ["local", "memory://pool"])
@@ -69,38 +67,6 @@ def test_a_write_that_fails_leaves_the_old_file(
     assert disk.list_names(tmp_path) == ["record.json"]
 
 
-def test_hashes_are_pinned() -> None:
-    assert disk.uid_of("http://a/b.jpg", "a cat") == "f89428b805e63d706f158e1dc5842bb0"
-    assert disk.content_hash({"b": 1, "a": [1, 2]}) == "94a786c3662b"
-    assert disk.content_hash({"b": 1, "a": [1, 2]}) == disk.content_hash({"a": (1, 2), "b": 1})
-    assert len(disk.uid_of("u", "c")) == 32
-    assert disk.uid_of("ab", "c") != disk.uid_of("a", "bc")
-
-
-def test_a_relative_folder_under_a_submitted_directory_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "runtime_resources" / "working_dir_files"
-    folder.mkdir(parents=True)
-    monkeypatch.chdir(folder)
-    with pytest.raises(ValueError, match="lost with the job; give an absolute path"):
-        disk.output_folder("out")
-    assert disk.output_folder("/abs/out") == "/abs/out"
-    assert disk.output_folder("s3://bucket/out") == "s3://bucket/out"
-    monkeypatch.chdir(tmp_path)
-    assert disk.output_folder("out") == str(tmp_path / "out")
-
-
-def test_a_folder_that_cannot_be_written_is_refused_and_nothing_is_made(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"--to is '/proc/a/b', but nothing .* to /proc \(No such"):
-        disk.output_folder("/proc/a/b", "--to")  # os.access says that root may write there
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(ValueError, match=r"--out is .*/file/x', but .*/file is a file"):
-        disk.output_folder(str(tmp_path / "file" / "x"))
-    assert disk.output_folder(str(tmp_path / "new" / "er")) == str(tmp_path / "new" / "er")
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
 class CachingFileSystem(MemoryFileSystem):
     """A filesystem whose instances remember listings, as s3fs does."""
 
@@ -126,32 +92,3 @@ def test_a_listing_shows_what_other_processes_wrote() -> None:
     CachingFileSystem(other_process=True).pipe_file("/pool/b", b"2")
     assert disk.list_names("caching://pool") == ["a", "b"]
     assert disk.exists("caching://pool/b")
-
-
-def test_text_from_the_web_never_fails_a_document(tmp_path: Path) -> None:
-    document = {"content_type": "text/html; caf\udce9", "title\ud800": ["x\udfff"]}
-    disk.write_json(tmp_path / "d.json", document)
-    assert disk.read_json(tmp_path / "d.json") == {
-        "content_type": "text/html; café",
-        "title\ufffd": ["x\ufffd"],
-    }
-    disk.write_parquet(tmp_path / "t.parquet", pa.table({"a": [1]}), {"text": "\ud800"})
-    assert disk.read_parquet(tmp_path / "t.parquet").num_rows == 1
-
-
-def test_hashes_take_any_text() -> None:
-    assert disk.uid_of("http://a/\udce9", "\ud800") != disk.uid_of("http://a/\ufffd", "\ufffd")
-    assert disk.content_hash(["\ud800"]) != disk.content_hash(["\ufffd"])
-
-
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        (5, "Blend is 5; it must be a mapping"),
-        ({"name": "b", "pools": {"w": "x"}}, "Blend has no value for 'views'"),
-        ({"name": "b", "poools": {}, "views": {}}, "did you mean 'pools'?"),
-    ],
-)
-def test_a_document_that_is_no_dataclass(value: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)):
-        disk.from_plain(Blend, value)

@@ -1,0 +1,71 @@
+"""Read and write files at local paths and fsspec URLs; content hashes; dataclasses as JSON."""
+
+from __future__ import annotations
+
+from manifests.disk.files import (
+    create_bytes,
+    create_file,
+    exists,
+    list_names,
+    open_file,
+    publish,
+    read_bytes,
+    remove,
+    replace_bytes,
+    write_bytes,
+)
+from manifests.disk.hashes import content_hash, file_sha256, uid_of
+from manifests.disk.local import naming
+from manifests.disk.paths import is_url, join, local_path, output_folder
+from manifests.disk.plain import check_types, closest, did_you_mean, from_plain, to_plain
+from manifests.disk.remote import filesystem
+from manifests.disk.retry import is_transient, retried
+from manifests.disk.tables import (
+    create_json,
+    read_json,
+    read_metadata,
+    read_parquet,
+    read_schema,
+    replace_json,
+    with_metadata,
+    write_json,
+    write_parquet,
+)
+
+__all__ = [
+    "check_types",
+    "closest",
+    "content_hash",
+    "create_bytes",
+    "create_file",
+    "create_json",
+    "did_you_mean",
+    "exists",
+    "file_sha256",
+    "filesystem",
+    "from_plain",
+    "is_transient",
+    "is_url",
+    "join",
+    "list_names",
+    "local_path",
+    "naming",
+    "open_file",
+    "output_folder",
+    "publish",
+    "read_bytes",
+    "read_json",
+    "read_metadata",
+    "read_parquet",
+    "read_schema",
+    "remove",
+    "replace_bytes",
+    "replace_json",
+    "retried",
+    "to_plain",
+    "uid_of",
+    "with_metadata",
+    "write_bytes",
+    "write_json",
+    "write_parquet",
+]

@@ -1,0 +1,104 @@
+"""JSON documents and Parquet tables, written whole."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from manifests.disk.files import create_bytes, open_file, read_bytes, replace_bytes, write_bytes
+from manifests.disk.paths import is_url
+from manifests.disk.plain import to_plain
+from manifests.disk.retry import retried
+from manifests.text import valid_text
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """A dataclass or plain value as JSON with sorted keys, written whole. Text becomes valid
+    Unicode.
+    """
+    write_bytes(path, _json_bytes(value))
+
+
+def create_json(path: str | Path, value: Any) -> None:
+    """Like `write_json`, but never over another content: FileExistsError with both hashes."""
+    create_bytes(path, _json_bytes(value))
+
+
+def replace_json(path: str | Path, value: Any, expected: bytes) -> None:
+    """Like `write_json`, in place of a file with the bytes `expected`; else FileExistsError."""
+    replace_bytes(path, _json_bytes(value), expected)
+
+
+def _json_bytes(value: Any) -> bytes:
+    text = json.dumps(to_plain(value), indent=1, sort_keys=True, ensure_ascii=False)
+    return (valid_text(text) + "\n").encode()
+
+
+def read_json(path: str | Path) -> Any:
+    """A JSON file as plain values. ValueError that names the file where it is no JSON."""
+    try:
+        return json.loads(read_bytes(path))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    except RecursionError:
+        raise ValueError(f"{path} is not JSON that can be read: it is nested too deeply") from None
+
+
+def write_parquet(
+    path: str | Path, table: pa.Table, metadata: Mapping[str, Any] | None = None
+) -> None:
+    """A table, written whole; `metadata` go into the footer as JSON under the key `clipmill`."""
+    if metadata is not None:
+        table = table.replace_schema_metadata(with_metadata(table.schema, metadata).metadata)
+    sink = io.BytesIO()
+    pq.write_table(table, sink, compression="zstd", row_group_size=10_000, write_page_checksum=True)
+    write_bytes(path, sink.getvalue())
+
+
+def with_metadata(schema: pa.Schema, metadata: Mapping[str, Any]) -> pa.Schema:
+    """The schema with `metadata` as JSON under the key `clipmill` of its metadata."""
+    kept = {k: v for k, v in (schema.metadata or {}).items() if k != b"clipmill"}
+    return schema.with_metadata(
+        {**kept, b"clipmill": json.dumps(to_plain(dict(metadata)), sort_keys=True).encode()}
+    )
+
+
+def read_parquet(
+    path: str | Path,
+    columns: list[str] | None = None,
+    where: list[tuple[str, str, Any]] | None = None,
+) -> pa.Table:
+    """A table, or some columns of it, or the rows that `where` (pyarrow's filters) lets through:
+    only their row groups are read.
+    """
+    return _read(
+        path, lambda f: pq.read_table(f, columns=columns, filters=where, partitioning=None)
+    )
+
+
+def read_metadata(path: str | Path) -> dict[str, Any]:
+    """What `write_parquet` put into the footer; {} where it put nothing."""
+    footer = _read(path, pq.read_metadata).metadata or {}
+    metadata: dict[str, Any] = json.loads(footer.get(b"clipmill", b"{}"))
+    return metadata
+
+
+def read_schema(path: str | Path) -> pa.Schema:
+    """The columns of a table."""
+    return _read(path, pq.read_metadata).schema.to_arrow_schema()
+
+
+def _read(path: str | Path, reader: Callable[[Any], Any]) -> Any:
+    """What `reader` makes of a file; all of it is tried again after a store's transient error."""
+
+    def attempt() -> Any:
+        with open_file(path) as f:
+            return reader(f)
+
+    return retried(attempt, path) if is_url(path) else attempt()

@@ -1,0 +1,29 @@
+"""Hashes of rows and documents are the same everywhere, and take any text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from manifests import disk
+
+
+def test_hashes_are_pinned() -> None:
+    assert disk.uid_of("http://a/b.jpg", "a cat") == "f89428b805e63d706f158e1dc5842bb0"
+    assert disk.content_hash({"b": 1, "a": [1, 2]}) == "94a786c3662b"
+    assert disk.content_hash({"b": 1, "a": [1, 2]}) == disk.content_hash({"a": (1, 2), "b": 1})
+    assert len(disk.uid_of("u", "c")) == 32
+    assert disk.uid_of("ab", "c") != disk.uid_of("a", "bc")
+
+
+def test_hashes_take_any_text() -> None:
+    assert disk.uid_of("http://a/\udce9", "\ud800") != disk.uid_of("http://a/\ufffd", "\ufffd")
+    assert disk.content_hash(["\ud800"]) != disk.content_hash(["\ufffd"])
+
+
+def test_the_hash_of_a_file_is_that_of_its_bytes(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"abc")
+    assert disk.file_sha256(tmp_path / "a").startswith("ba7816bf")
+    with pytest.raises(FileNotFoundError):
+        disk.file_sha256(tmp_path / "none")

@@ -1,0 +1,91 @@
+"""Local files: whole, synced, and created only where there is none."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manifests import disk
+from manifests.disk import local
+
+
+def test_a_file_is_created_once(tmp_path: Path) -> None:
+    staged, path = tmp_path / "staged", tmp_path / "new" / "x"
+    staged.write_bytes(b"one")
+    disk.create_file(staged, path)
+    disk.create_file(staged, path)
+    assert path.read_bytes() == staged.read_bytes() == b"one"
+    staged.unlink()
+    staged.write_bytes(b"two")
+    with pytest.raises(FileExistsError, match=r"another content: sha256 7692c3ad\w*, and 3fc4ccf"):
+        disk.create_file(staged, path)
+    assert path.read_bytes() == b"one"
+    assert os.listdir(path.parent) == ["x"]
+
+
+@pytest.mark.parametrize("number", [errno.EXDEV, errno.EPERM, errno.ENOTSUP])
+def test_without_hard_links_a_copy_is_created_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    link = os.link
+
+    def fail(source: Path, target: Path) -> None:
+        if number == errno.EXDEV and Path(source).parent == Path(target).parent:
+            link(source, target)
+            return
+        raise OSError(number, "no link")
+
+    monkeypatch.setattr(os, "link", fail)
+    path = tmp_path / "pool" / "x"
+    for name, data in (("a", b"one"), ("same", b"one"), ("b", b"two")):
+        (tmp_path / name).write_bytes(data)
+    disk.create_file(tmp_path / "a", path)
+    disk.create_file(tmp_path / "same", path)
+    with pytest.raises(FileExistsError, match="another content"):
+        disk.create_file(tmp_path / "b", path)
+    assert path.read_bytes() == b"one"
+    assert os.listdir(path.parent) == ["x"]
+
+
+def test_an_error_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(tmp_path / "x")
+    with pytest.raises(OSError, match=f"No space left on device: '{path}'"), disk.naming(path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(OSError, match="'/other'"), disk.naming(path):
+        raise OSError(errno.ENOSPC, "No space left on device", "/other")
+
+    def fail(*_: Any) -> None:
+        raise OSError(errno.EIO, "x")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match=r"Input/output error: '.*x\.partial"):
+        disk.write_bytes(path, b"1")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_file_that_did_not_take_all_bytes_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsync = os.fsync
+
+    def cut(handle: int) -> None:
+        fsync(handle)
+        if os.fstat(handle).st_size:
+            os.ftruncate(handle, 2)
+
+    monkeypatch.setattr(os, "fsync", cut)
+    with pytest.raises(OSError, match="2 of 4 bytes were written"):
+        disk.write_bytes(tmp_path / "x", b"1234")
+    assert not (tmp_path / "x").exists()
+
+
+def test_new_folders_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(local, "sync_folder", synced.append)
+    local.make_folder(tmp_path / "a" / "b")
+    local.make_folder(tmp_path / "a" / "b")
+    assert synced == [tmp_path / "a", tmp_path]

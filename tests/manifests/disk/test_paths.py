@@ -1,0 +1,41 @@
+"""Paths and URLs as text; the folder of a command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from manifests import disk
+
+
+def test_a_relative_folder_under_a_submitted_directory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "runtime_resources" / "working_dir_files"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    with pytest.raises(ValueError, match="lost with the job; give an absolute path"):
+        disk.output_folder("out")
+    assert disk.output_folder("/abs/out") == "/abs/out"
+    assert disk.output_folder("s3://bucket/out") == "s3://bucket/out"
+    monkeypatch.chdir(tmp_path)
+    assert disk.output_folder("out") == str(tmp_path / "out")
+
+
+def test_a_folder_that_cannot_be_written_is_refused_and_nothing_is_made(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"--to is '/proc/a/b', but nothing .* to /proc \(No such"):
+        disk.output_folder("/proc/a/b", "--to")  # os.access says that root may write there
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ValueError, match=r"--out is .*/file/x', but .*/file is a file"):
+        disk.output_folder(str(tmp_path / "file" / "x"))
+    assert disk.output_folder(str(tmp_path / "new" / "er")) == str(tmp_path / "new" / "er")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_urls_and_local_paths_are_told_apart() -> None:
+    assert [disk.is_url(path) for path in ("s3://b/a", "memory://a", "file:///a", "/a")] == [
+        True, True, False, False,
+    ]  # fmt: skip
+    assert disk.local_path("file:///a/b") == Path("/a/b")
+    assert disk.join("s3://b/pool/", "shards", "x") == "s3://b/pool/shards/x"

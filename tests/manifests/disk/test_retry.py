@@ -1,0 +1,84 @@
+"""Which errors pass by themselves, and how often an operation is tried again."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+import aiohttp
+import pytest
+
+from manifests import disk
+from manifests.disk import retry
+
+
+def answered(status: int, code: str = "") -> OSError:
+    """An error as s3fs raises it: an OSError from a response."""
+    cause = RuntimeError(code)
+    cause.response = {  # type: ignore[attr-defined]
+        "Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status},
+    }  # fmt: skip
+    error = OSError(errno.EINVAL, code)
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        answered(500), answered(503, "SlowDown"), answered(429), answered(408),
+        answered(409, "ConditionalRequestConflict"), TimeoutError(), ConnectionResetError(),
+        OSError(errno.EIO, "x"), OSError(errno.EBUSY, "x"), aiohttp.ServerDisconnectedError(),
+    ],
+)  # fmt: skip
+def test_errors_that_pass(error: Exception) -> None:
+    assert disk.is_transient(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        answered(400), answered(403, "AccessDenied"), answered(404), answered(412), answered(409),
+        FileNotFoundError(), FileExistsError(), PermissionError(errno.EACCES, "x"),
+        OSError(errno.ENOSPC, "x"), ValueError("x"), KeyError("x"),
+    ],
+)  # fmt: skip
+def test_errors_that_stay(error: Exception) -> None:
+    assert not disk.is_transient(error)
+
+
+def test_an_operation_is_tried_again_with_longer_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(retry.time, "sleep", slept.append)
+    errors: list[Exception] = [answered(503), TimeoutError(), ConnectionResetError()]
+
+    def operation() -> str:
+        if errors:
+            raise errors.pop()
+        return "done"
+
+    assert disk.retried(operation, "s3://b/x") == "done"
+    assert len(slept) == 3
+    for pause, longest in zip(slept, (0.2, 0.4, 0.8), strict=True):
+        assert longest / 2 <= pause <= longest
+
+
+def test_the_last_error_is_raised_after_a_minute_and_others_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, calls = [0.0], []
+    monkeypatch.setattr(retry.time, "sleep", lambda s: now.__setitem__(0, now[0] + s))
+    monkeypatch.setattr(retry.time, "monotonic", lambda: now[0])
+
+    def failing(error: Exception) -> Any:
+        calls.append(error)
+        raise error
+
+    with pytest.raises(TimeoutError):
+        disk.retried(lambda: failing(TimeoutError()), "s3://b/x")
+    assert 30 < now[0] <= retry.RETRY_S
+    assert len(calls) > 8
+    calls.clear()
+    with pytest.raises(PermissionError):
+        disk.retried(lambda: failing(PermissionError()), "s3://b/x")
+    assert len(calls) == 1

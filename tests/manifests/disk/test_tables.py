@@ -1,0 +1,38 @@
+"""JSON documents and Parquet tables: written whole, read with the name of what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from manifests import disk
+
+
+def test_text_from_the_web_never_fails_a_document(tmp_path: Path) -> None:
+    document = {"content_type": "text/html; caf\udce9", "title\ud800": ["x\udfff"]}
+    disk.write_json(tmp_path / "d.json", document)
+    assert disk.read_json(tmp_path / "d.json") == {
+        "content_type": "text/html; café",
+        "title\ufffd": ["x\ufffd"],
+    }
+    disk.write_parquet(tmp_path / "t.parquet", pa.table({"a": [1]}), {"text": "\ud800"})
+    assert disk.read_parquet(tmp_path / "t.parquet").num_rows == 1
+
+
+def test_a_document_is_created_once_and_replaced_only_where_it_is_the_expected_one(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "d.json"
+    disk.create_json(path, {"n": 1})
+    disk.create_json(path, {"n": 1})  # the same content counts as success
+    with pytest.raises(FileExistsError, match=r"another content: sha256 \w{64}, and \w{64} was"):
+        disk.create_json(path, {"n": 2})
+    with pytest.raises(FileExistsError, match="another content"):
+        disk.replace_json(path, {"n": 3}, b"something else")
+    disk.replace_json(path, {"n": 3}, disk.read_bytes(path))
+    assert disk.read_json(path) == {"n": 3}
+    (tmp_path / "bad.json").write_text("{")
+    with pytest.raises(ValueError, match=r"bad\.json is not JSON"):
+        disk.read_json(tmp_path / "bad.json")
