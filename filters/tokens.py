@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from filters.base import Batch, Columns, Filter, package_folder
 from manifests import disk
+from manifests.clip_tokenizer import simple_tokenizer
 
 # The longest caption that is kept, start and end included. A model with a shorter context cuts
 # further.
@@ -38,9 +39,7 @@ class Tokens(Filter):
         )
 
     def setup(self) -> None:
-        from open_clip.tokenizer import SimpleTokenizer
-
-        self.coder = SimpleTokenizer(context_length=CONTEXT)
+        self.coder = simple_tokenizer()(context_length=CONTEXT)
 
     def score(self, batch: Batch) -> Columns:
         if len(self.coder.cache) > CACHED_WORDS:

@@ -15,6 +15,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 OBJECT_STORE_BYTES = 128 * 2**20  # what crosses Ray are tickets and answers of a few hundred bytes
 
+# The address of a Ray that one command embeds and those that it starts join
+ONE_MACHINE = "CLIPMILL_RAY_ONE_MACHINE"
+
 _embedded_folder: str | None = None  # of the Ray that this process started
 
 
@@ -67,6 +70,14 @@ def _set_environment(join_cluster: bool) -> None:
 def is_embedded() -> bool:
     """Whether this process runs on a Ray that it started itself."""
     return _embedded_folder is not None
+
+
+def is_one_machine() -> bool:
+    """Whether Ray has this machine only and cannot grow: this process embeds it, or joins a Ray
+    that another command embeds.
+    """
+    address = os.environ.get("RAY_ADDRESS")
+    return is_embedded() or (bool(address) and address == os.environ.get(ONE_MACHINE))
 
 
 def disconnect() -> None:

@@ -100,28 +100,27 @@ def ablate(manifest: str, out: str, *, engine: Engine, scale: str | None = None)
             disk.write_json(layout.recipe_json(name), recipe)
         again = command("pipeline/build.py", manifest, "--out", out, *at_scale)
         disk.write_json(layout.command_json, shlex.join(again))
-        _run_stages(ablation, sorted(recipes), out, engine)
-        if ablation.controls.null_web:
-            null = ["pipeline/build.py", ablation.controls.null_web, "--out", layout.null]
-            run(command(*null, "--engine", engine))
+        with one_ray(engine):
+            _run_stages(ablation, sorted(recipes), out, engine)
+            if ablation.controls.null_web:
+                null = ["pipeline/build.py", ablation.controls.null_web, "--out", layout.null]
+                run(command(*null, "--engine", engine))
     run(command("train/report.py", out))
 
 
 def _run_stages(ablation: Ablation, built: Sequence[str], out: str, engine: Engine) -> None:
     """Run the commands of an ablation in order, and write what each costs, in seconds."""
     costs: dict[str, float] = {}
-    with one_ray(engine):
-        for name, words in commands(ablation, built, out, engine):
-            started = time.monotonic()
-            try:
-                run(words)
-            except subprocess.CalledProcessError as error:
-                # The report shows the finished runs, names the others and ends with the same
-                # status.
-                if name != TRAIN_STAGE or error.returncode != console.EXIT_INCOMPLETE:
-                    raise
-            costs[name] = round(costs.get(name, 0.0) + time.monotonic() - started, 2)
-            disk.write_json(AblationLayout(out).costs_json, costs)
+    for name, words in commands(ablation, built, out, engine):
+        started = time.monotonic()
+        try:
+            run(words)
+        except subprocess.CalledProcessError as error:
+            # The report shows the finished runs, names the others and ends with the same status.
+            if name != TRAIN_STAGE or error.returncode != console.EXIT_INCOMPLETE:
+                raise
+        costs[name] = round(costs.get(name, 0.0) + time.monotonic() - started, 2)
+        disk.write_json(AblationLayout(out).costs_json, costs)
 
 
 def read_recipes(ablation: Ablation, scale: str | None) -> dict[str, Recipe]:
@@ -245,11 +244,12 @@ def one_ray(engine: Engine) -> Iterator[None]:
     ray_runtime.connect()
     import ray
 
-    os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
+    address = ray.get_runtime_context().gcs_address
+    os.environ |= {"RAY_ADDRESS": address, ray_runtime.ONE_MACHINE: address}
     try:
         yield
     finally:
-        del os.environ["RAY_ADDRESS"]
+        del os.environ["RAY_ADDRESS"], os.environ[ray_runtime.ONE_MACHINE]
         ray_runtime.disconnect()
 
 

@@ -176,11 +176,12 @@ class ActorPool:
 def pool_size(stage: Stage, groups: int, workers: int | None) -> int:
     """Number of workers to ask for, at most one per group.
 
-    On an embedded Ray: as many as fit. On a cluster: all, because it may grow to that.
+    On one machine: as many as fit, because groups would be kept free for workers that never start.
+    On a cluster: all, because it may grow to that.
     """
     import ray
 
-    if not ray_runtime.is_embedded():
+    if not ray_runtime.is_one_machine():
         return min(groups, workers or MAX_WORKERS)
     available: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
     limits = [groups]

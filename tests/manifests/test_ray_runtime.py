@@ -20,6 +20,32 @@ def test_without_a_connection_nothing_is_embedded_and_nothing_is_shut_down() -> 
     assert not ray_runtime.is_embedded()
 
 
+@pytest.mark.parametrize(
+    ("address", "embedded_elsewhere", "one_machine"),
+    [
+        (None, None, False),
+        (None, "127.0.0.1:6000", False),  # left over: that Ray is not joined
+        ("127.0.0.1:6000", None, False),
+        ("10.0.0.1:6379", "127.0.0.1:6000", False),
+        ("127.0.0.1:6000", "127.0.0.1:6000", True),
+    ],
+)
+def test_a_ray_that_another_command_embeds_is_one_machine(
+    address: str | None,
+    embedded_elsewhere: str | None,
+    one_machine: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    values = {"RAY_ADDRESS": address, ray_runtime.ONE_MACHINE: embedded_elsewhere}
+    for name, value in values.items():
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    assert ray_runtime.is_one_machine() == one_machine
+    monkeypatch.setattr(ray_runtime, "_embedded_folder", "/tmp/mill-test")
+    assert ray_runtime.is_one_machine()
+
+
 @pytest.mark.ray
 def test_the_embedded_ray_listens_on_loopback_and_leaves_no_folder() -> None:
     code = """

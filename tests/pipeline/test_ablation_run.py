@@ -11,12 +11,14 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from manifests import ray_runtime
 from manifests.schema import (
     Ablation,
     Arm,
@@ -171,6 +173,41 @@ def test_a_run_without_a_result_does_not_cost_the_report(
     assert error.value.cmd[1] == "train/report.py"
     assert error.value.returncode == 3, "the whole ends as incomplete too"
     assert made[-2:] == ["train/ablate.py", "train/report.py"]
+
+
+def test_all_commands_and_the_null_web_join_one_ray_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joined: list[tuple[str, str | None, bool]] = []
+
+    def pretend(words: Sequence[str]) -> None:
+        address = os.environ.get("RAY_ADDRESS")
+        joined.append((words[1], address, ray_runtime.is_one_machine()))
+
+    started: list[str] = []
+    context = types.SimpleNamespace(gcs_address="127.0.0.1:6000")
+    fake = types.SimpleNamespace(get_runtime_context=lambda: context)
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    monkeypatch.setattr(ray_runtime, "connect", lambda: started.append("connect"))
+    monkeypatch.setattr(ray_runtime, "disconnect", lambda: started.append("disconnect"))
+    monkeypatch.setattr(ablation_run, "run", pretend)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    (tmp_path / "null.yaml").write_text("{name: null_web}")
+    (tmp_path / "tiny.yaml").write_text(
+        """{name: tiny, question: "?", pools: {web: {out: pool}}, arms: {raw: web/raw},
+        baseline: raw, seeds: [0, 1], train: {model: test}, primary: t,
+        evaluate: [{name: t, kind: classification, data: data}],
+        controls: {null_web: null.yaml}}"""
+    )
+    ablation_run.ablate(str(tmp_path / "tiny.yaml"), str(tmp_path / "out"), engine="ray")
+    assert joined == [
+        ("train/ablate.py", None, False),  # --check, which needs no Ray
+        ("train/ablate.py", "127.0.0.1:6000", True),
+        ("pipeline/build.py", "127.0.0.1:6000", True),
+        ("train/report.py", None, False),
+    ]
+    assert started == ["connect", "disconnect"]
+    assert not {"RAY_ADDRESS", ray_runtime.ONE_MACHINE} & set(os.environ)
 
 
 @pytest.mark.parametrize(

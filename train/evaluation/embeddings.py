@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from manifests.clip_tokenizer import simple_tokenizer
 from train.data import augment
 from train.dist import Ranks
 from train.evaluation.sharing import ALONE, Arrays, gather, in_batches
@@ -20,9 +21,7 @@ from train.task_data import ImageSource, decoded_batches
 
 @functools.lru_cache(maxsize=4)
 def _tokenizer(context_length: int) -> Any:
-    from open_clip.tokenizer import SimpleTokenizer
-
-    return SimpleTokenizer(context_length=context_length)
+    return simple_tokenizer()(context_length=context_length)
 
 
 def require_finite(finite_N: np.ndarray, names: Sequence[str], task: str, what: str) -> None:

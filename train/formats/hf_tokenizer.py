@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from manifests import disk
+from manifests.clip_tokenizer import simple_tokenizer
 
 CLIP_VOCABULARY = 49_408  # tokens, with start and end as the last two
 START, END = "<|startoftext|>", "<|endoftext|>"
@@ -17,10 +18,9 @@ def save_tokenizer(folder: str, context_length: int) -> bool:
     installed.
     """
     try:
-        from open_clip.tokenizer import SimpleTokenizer
+        tokenizer = simple_tokenizer()()
     except ImportError:
         return False
-    tokenizer = SimpleTokenizer()
     names = list(tokenizer.encoder)
     vocabulary = {name: tokenizer.encoder[name] for name in names[:-2]}
     vocabulary |= {START: CLIP_VOCABULARY - 2, END: CLIP_VOCABULARY - 1}

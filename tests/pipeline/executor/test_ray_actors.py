@@ -113,7 +113,7 @@ def step(pool: ActorPool) -> None:
 def test_a_cluster_gets_as_many_workers_as_there_are_groups(
     ray: FakeRay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_runtime, "is_embedded", lambda: False)
+    monkeypatch.setattr(ray_runtime, "is_one_machine", lambda: False)
     stage = Stage(name="s", work=echo, cpus=100)  # the cluster may grow
     assert pool_size(stage, 7, None) == 7
     assert pool_size(stage, 7, 3) == 3
@@ -123,7 +123,7 @@ def test_a_cluster_gets_as_many_workers_as_there_are_groups(
 def test_this_machine_gets_as_many_workers_as_fit(
     ray: FakeRay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_runtime, "is_embedded", lambda: True)
+    monkeypatch.setattr(ray_runtime, "is_one_machine", lambda: True)
     assert pool_size(Stage(name="s", work=echo), 9, None) == 4
     assert pool_size(Stage(name="s", work=echo, cpus=1.5), 9, None) == 2
     assert pool_size(Stage(name="s", work=echo, cpus=0), 9, None) == 9
