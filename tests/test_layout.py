@@ -298,7 +298,10 @@ def test_the_trainer_starts_with_torch_numpy_pyarrow_and_little_else() -> None:
         "import sys\n"
         f"for name in {BLOCKED!r}: sys.modules[name] = None\n"
         "import train.run, train.loop, train.data.loader, train.dist.checkpoint\n"
-        "print('started')"
+        "import train.ablate, train.report, train.evaluate\n"
+        # each takes a second or more, and few commands need them
+        "slow = {'torch._dynamo', 'torch.distributed.tensor', 'torch.distributed.fsdp', 'sympy'}\n"
+        "print('started', *slow & set(sys.modules))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120

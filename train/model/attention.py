@@ -155,8 +155,8 @@ def _find_varlen() -> Callable[..., Tensor] | None:
     return attend
 
 
-# Resolve kernels at import: an import inside forward breaks the compiler's graph.
-_FLASH, _VARLEN = _find_flash(), _find_varlen()
+_FLASH = _find_flash()
+_VARLEN: tuple[Callable[..., Tensor] | None] | None = None  # None until it is looked for
 
 
 def _flash() -> Any:
@@ -165,12 +165,21 @@ def _flash() -> Any:
 
 
 def _varlen() -> Callable[..., Tensor] | None:
-    """The result of `_find_varlen`."""
-    return _VARLEN
+    """The result of `_find_varlen`, which is called once.
+
+    It imports torch's compiler, which takes almost as long as torch: a process without a GPU does
+    not need it.
+    """
+    global _VARLEN
+    if _VARLEN is None:
+        _VARLEN = (_find_varlen(),)
+    return _VARLEN[0]
 
 
 def check_kernel(attention: Attention, *, dropped: bool) -> None:
     """ValueError for a kernel that is missing, or that cannot do what the model needs."""
+    if attention != "sdpa" and torch.cuda.is_available():
+        _varlen()  # now: an import inside forward breaks the compiler's graph
     if attention == "flash" and _flash() is None:
         raise ValueError(
             "attention is 'flash', but flash-attn is not installed, or not for this torch; "
