@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 
-@functools.cache
 def simple_tokenizer() -> Any:
     """open_clip's class SimpleTokenizer. ImportError where open_clip is not installed."""
     if sys.modules.get("open_clip") is not None:
@@ -23,10 +22,15 @@ def simple_tokenizer() -> Any:
     package = importlib.util.find_spec("open_clip")
     if package is None or not package.submodule_search_locations:
         raise ImportError("No module named 'open_clip'", name="open_clip")
-    path = Path(package.submodule_search_locations[0]) / "tokenizer.py"
+    return _load(Path(package.submodule_search_locations[0]) / "tokenizer.py").SimpleTokenizer
+
+
+@functools.cache
+def _load(path: Path) -> Any:
+    """The module of a file, without the package that it lies in."""
     spec = importlib.util.spec_from_file_location("open_clip_tokenizer", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.SimpleTokenizer
+    return module
