@@ -30,8 +30,10 @@ from typing import Any
 from manifests import disk, reader
 from manifests.pool_layout import AblationLayout
 from manifests.schema import Ablation, Recipe
+from manifests.text import printable
 from pipeline import ablation_run, recipe_run
 
+MAX_TASKS = 20  # tasks without an outcome that are printed
 EXAMPLE = """example:
   python pipeline/build.py manifests/ablations/demo.yaml
   python pipeline/build.py manifests/recipes/datacomp_small.yaml --out /data/datacomp --until fetch
@@ -42,8 +44,10 @@ EXAMPLE = """example:
 
 EXIT_STATUS = console.exit_help(
     {
-        0: "the stages are finished; rows that failed are outcomes too",
-        console.EXIT_INCOMPLETE: "a task ended without an outcome, or a count is wrong",
+        0: "the stages are finished and every planned shard is committed; rows that failed are "
+        "outcomes too",
+        console.EXIT_INCOMPLETE: "a task ended without an outcome, a planned shard is missing, or "
+        "a count is wrong; the last line says why first",
     }
 )
 
@@ -128,17 +132,28 @@ def build_recipe(manifest: str, out: str, args: argparse.Namespace) -> int:
             totals = recipe_run.build(
                 recipe, out, engine=args.engine, until=args.until, retry=args.retry
             )
-    for task, reason in totals["failed"].items():
-        print(f"error: task {task} ended without an outcome: {reason}", file=sys.stderr)
-    missing = recipe_run.incomplete(totals, args.until)
-    if missing:
-        print(f"error: {missing}", file=sys.stderr)
-    finished = not (totals["failed"] or missing or totals["problems"])
+    causes = unfinished(totals, args.until)
     if args.json:
-        print(json.dumps(totals, sort_keys=True))
-    elif finished:
+        print(json.dumps(totals, sort_keys=True), flush=True)
+    elif not causes:
         print("\n".join(summary(recipe, out, args, totals)))
-    return 0 if finished else console.EXIT_INCOMPLETE
+    for cause in reversed(causes):
+        print(f"error: {printable(cause)}", file=sys.stderr)
+    return console.EXIT_INCOMPLETE if causes else 0
+
+
+def unfinished(totals: dict[str, Any], until: str) -> list[str]:
+    """Why a build is not finished, the first cause first; [] where it is."""
+    failed = totals["failed"]
+    causes = []
+    for task in list(failed)[:MAX_TASKS]:
+        causes.append(f"task {task} ended without an outcome: {failed[task]}")
+    if len(failed) > MAX_TASKS:
+        causes.append(f"{len(failed) - MAX_TASKS} more tasks ended without an outcome")
+    causes += totals["problems"]
+    if missing := recipe_run.incomplete(totals, until):
+        causes.append(missing)
+    return causes
 
 
 def summary(

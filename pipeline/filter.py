@@ -24,7 +24,9 @@ import json
 from manifests import disk, reader
 from manifests.schema import Recipe
 from pipeline import views
+from pipeline.pool import hold_lease
 
+WAIT_S = 60.0  # for another command that writes into the pool
 EXAMPLE = """example:
   python pipeline/filter.py out/pool --recipe manifests/recipes/laion_like.yaml
   python pipeline/filter.py out/pool --recipe manifests/recipes/laion_like.yaml --views basic clip30
@@ -95,11 +97,13 @@ def choose(args: argparse.Namespace) -> int:
                 "--seed is for --random-like; in a recipe a seed stands beside random_like"
             )
         recipe = reader.read_manifest(args.recipe, Recipe, scale=args.scale)
-        documents = views.choose_views(args.pool, recipe, args.views)
+        with hold_lease(args.pool, WAIT_S) as lease:
+            documents = views.choose_views(args.pool, recipe, args.views, lease.fence)
     else:
         if args.views or args.scale:
             raise ValueError("--views and --scale are for --recipe")
-        documents = views.random_like(args.pool, args.random_like, args.seed)
+        with hold_lease(args.pool, WAIT_S) as lease:
+            documents = views.random_like(args.pool, args.random_like, args.seed, lease.fence)
     if args.json:
         print(json.dumps(disk.to_plain(documents), sort_keys=True))
     else:

@@ -26,7 +26,7 @@ from pipeline.external import (
 )
 from pipeline.fetch import make_downloader, plan
 from pipeline.images import limits_of
-from pipeline.pool import read_sidecar, remove_uncommitted
+from pipeline.pool import Lease, hold_lease, read_sidecar, remove_uncommitted
 
 STAGES = ("crawl", "fetch", "score", "choose")
 # Shards that a worker fetches at a time: some wait for their last rows while the others use the
@@ -42,20 +42,30 @@ def build(
 
     `failed`: {task: reason} of tasks that ended without an outcome; the stages after them did not
     run. `changed`: False where everything was there before. ValueError where the recipe cannot be
-    built, or differs from the one that this pool was begun with.
+    built, or differs from the one that this pool was begun with, or where another command writes
+    into the pool.
     """
     check_recipe(recipe, until, retry)
+    with hold_lease(pool, create=True) as lease:
+        return _build(recipe, pool, lease, engine=engine, until=until, retry=retry)
+
+
+def _build(
+    recipe: Recipe, pool: str, lease: Lease, *, engine: Engine, until: str, retry: str | None
+) -> dict[str, Any]:
+    """Build under the lease of the pool."""
     before = _finished_state(pool)
     seconds: dict[str, float] = {}
     failed: dict[str, str] = {}
     steps: list[tuple[str, Callable[[], Mapping[str, str]]]] = [
         ("crawl", lambda: _crawl(recipe, pool, engine)),
-        ("fetch", lambda: _fetch(recipe, pool, engine, retry)),
-        ("score", lambda: _score(recipe, pool, engine)),
-        ("choose", lambda: _choose(recipe, pool)),
+        ("fetch", lambda: _fetch(recipe, pool, engine, retry, lease.fence)),
+        ("score", lambda: _score(recipe, pool, engine, lease.fence)),
+        ("choose", lambda: _choose(recipe, pool, lease.fence)),
     ]
     for name, step in steps[: STAGES.index(until) + 1]:
         started = time.monotonic()
+        lease.check()
         failed |= step()
         seconds[name] = round(time.monotonic() - started, 2)
         logger.info("%s took %.1f s", name, seconds[name])
@@ -63,6 +73,7 @@ def build(
             break  # what comes after would be made from a pool with holes
         if name != until:
             _refuse_no_rows(name, pool)
+    lease.check()
     disk.write_json(PoolLayout(pool).recipe_json, recipe)
     totals: dict[str, Any] = {"complete": False, "problems": []}
     if not failed or _has_rows(pool):
@@ -71,10 +82,10 @@ def build(
 
 
 def incomplete(totals: Mapping[str, Any], until: str) -> str | None:
-    """Why a build that ended is not complete, in one line; None where it is, and after the stage
-    crawl.
+    """Why a build that ended is not complete, in one line; None where it is, after the stage crawl
+    and where nothing was planned.
     """
-    if totals["failed"] or totals["complete"] or until == "crawl":
+    if totals["complete"] or until == "crawl" or "fetch" not in totals:
         return None
     fetched = totals["fetch"]
     return (
@@ -134,9 +145,15 @@ def _crawl(recipe: Recipe, pool: str, engine: Engine) -> Mapping[str, str]:
     return failed
 
 
-def _fetch(recipe: Recipe, pool: str, engine: Engine, retry: str | None) -> Mapping[str, str]:
+def _fetch(
+    recipe: Recipe, pool: str, engine: Engine, retry: str | None, fence: int | None
+) -> Mapping[str, str]:
     remove_uncommitted(pool)
-    config: dict[str, Any] = {"pool": pool, "fetch": disk.to_plain(recipe.fetch)}
+    config: dict[str, Any] = {
+        "pool": pool,
+        "fetch": disk.to_plain(recipe.fetch),
+        "fence": fence,
+    }
     if SOURCES[recipe.source.kind].images == "tars":
         stage = Stage(name="adopt", work=adopt_tars, config=config)
         tickets = tar_tickets(recipe.source)
@@ -155,7 +172,7 @@ def _fetch(recipe: Recipe, pool: str, engine: Engine, retry: str | None) -> Mapp
     ]
     logger.info("%d of %d shards are committed already", len(planned) - len(tickets), len(planned))
     if recipe.fetch.engine == "img2dataset":
-        stage = img2dataset_stage(pool, recipe)
+        stage = img2dataset_stage(pool, recipe, fence)
     else:
         config["source_kind"] = recipe.source.kind
         config["extra_columns"] = recipe.sidecar_extra
@@ -180,16 +197,16 @@ def transient(pool: str) -> list[str]:
     return [key for key in keys if key not in retried]
 
 
-def _score(recipe: Recipe, pool: str, engine: Engine) -> Mapping[str, str]:
+def _score(recipe: Recipe, pool: str, engine: Engine, fence: int | None) -> Mapping[str, str]:
     if not recipe.filters:
         return {}
     specs = scoring.filter_specs(recipe, [], {})
-    failed: Mapping[str, str] = scoring.score(pool, specs, engine=engine)["failed"]
+    failed: Mapping[str, str] = scoring.score(pool, specs, engine=engine, fence=fence)["failed"]
     return failed
 
 
-def _choose(recipe: Recipe, pool: str) -> Mapping[str, str]:
-    views.choose_views(pool, recipe)
+def _choose(recipe: Recipe, pool: str, fence: int | None) -> Mapping[str, str]:
+    views.choose_views(pool, recipe, fence=fence)
     return {}
 
 

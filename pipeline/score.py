@@ -27,6 +27,7 @@ import yaml
 from manifests import disk, reader
 from manifests.schema import Recipe
 from pipeline import scoring
+from pipeline.pool import hold_lease
 
 EXAMPLE = """example:
   python pipeline/score.py out/pool --recipe manifests/recipes/laion_like.yaml
@@ -91,7 +92,8 @@ def score(args: argparse.Namespace) -> int:
     if args.recipe:
         recipe = reader.read_manifest(args.recipe, Recipe, scale=args.scale)
     specs = scoring.filter_specs(recipe, args.filters, read_changes(args.set))
-    report = scoring.score(pool, specs, engine=args.engine)
+    with hold_lease(pool) as lease:
+        report = scoring.score(pool, specs, engine=args.engine, fence=lease.fence)
     for name, state in report["sets"].items():
         if state and not args.json:
             counts = f"{state['scored']} of {state['stored']} stored rows"

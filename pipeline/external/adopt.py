@@ -74,8 +74,8 @@ def _tars_at(path: str) -> list[str]:
 
 
 def adopt_tars(config: Mapping[str, Any]) -> Callable[[Ticket], dict[str, Any]]:
-    """Factory of the stage: {"pool", "fetch": plain Fetch}; of `fetch` the limits on an image's
-    size apply.
+    """Factory of the stage: {"pool", "fetch": plain Fetch, "fence": of the lease}; of `fetch` the
+    limits on an image's size apply.
     """
     pool = str(config["pool"])
     settings: Fetch = disk.from_plain(Fetch, config.get("fetch", {}))
@@ -110,6 +110,7 @@ def adopt_tars(config: Mapping[str, Any]) -> Callable[[Ticket], dict[str, Any]]:
             group=ticket.group,
             duration_s=time.monotonic() - started,
             schema=schema,
+            fence=config.get("fence"),
         )
         return record.to_plain()
 

@@ -86,7 +86,7 @@ LAST_LINES = 8
 logger = logging.getLogger(__name__)
 
 
-def img2dataset_stage(pool: str, recipe: Recipe) -> Stage:
+def img2dataset_stage(pool: str, recipe: Recipe, fence: int | None = None) -> Stage:
     """The stage fetch with this engine; says once what it will not do. ValueError where the recipe
     asks too much.
     """
@@ -105,6 +105,7 @@ def img2dataset_stage(pool: str, recipe: Recipe) -> Stage:
         "pool": pool,
         "fetch": disk.to_plain(recipe.fetch),
         "extra_columns": recipe.sidecar_extra,
+        "fence": fence,
     }
     return Stage(name="fetch", work=download, config=config)
 
@@ -136,11 +137,12 @@ def check_img2dataset(settings: Fetch, source_kind: str) -> None:
 
 
 def download(config: dict[str, Any]) -> Downloader:
-    """Factory of the stage: {"pool", "fetch": plain Fetch, "extra_columns"}. ValueError where the
-    interpreter has no img2dataset.
+    """Factory of the stage: {"pool", "fetch": plain Fetch, "extra_columns", "fence"}. ValueError
+    where the interpreter has no img2dataset.
     """
     settings: Fetch = disk.from_plain(Fetch, config["fetch"])
-    return Downloader(config["pool"], settings, config.get("extra_columns") or {})
+    columns = config.get("extra_columns") or {}
+    return Downloader(config["pool"], settings, columns, config.get("fence"))
 
 
 def version_of(python: str) -> str:
@@ -163,8 +165,15 @@ def version_of(python: str) -> str:
 class Downloader:
     """Holds the interpreter that was found to have img2dataset."""
 
-    def __init__(self, pool: str, settings: Fetch, extra_columns: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        pool: str,
+        settings: Fetch,
+        extra_columns: Mapping[str, str],
+        fence: int | None = None,
+    ) -> None:
         self.pool, self.settings, self.extra_columns = pool, settings, extra_columns
+        self.fence = fence
         self.python = settings.img2dataset_python or sys.executable
         self.version = version_of(self.python)
 
@@ -178,7 +187,9 @@ class Downloader:
         started = round(time.time() * 1000)
         with (
             tempfile.TemporaryDirectory(prefix="clipmill-img2dataset-") as folder,
-            ShardWriter(self.pool, number, ticket.id, ticket.group, self.extra_columns) as writer,
+            ShardWriter(
+                self.pool, number, ticket.id, ticket.group, self.extra_columns, self.fence
+            ) as writer,
         ):
 
             def add(

@@ -48,8 +48,8 @@ def make_downloader(config: dict[str, Any]) -> Downloader:
     """Factory of the stage.
 
     `config`: {"pool", "fetch": plain Fetch, "source_kind", "decoders": child processes per worker
-    (default: one per core), "extra_columns": Recipe.sidecar_extra}. ValueError for settings that
-    cannot work.
+    (default: one per core), "extra_columns": Recipe.sidecar_extra, "fence": of the lease}.
+    ValueError for settings that cannot work.
     """
     settings: Fetch = disk.from_plain(Fetch, config["fetch"])
     return Downloader(
@@ -58,6 +58,7 @@ def make_downloader(config: dict[str, Any]) -> Downloader:
         files=SOURCES[config["source_kind"]].images == "files",
         decoders=config.get("decoders"),
         extra_columns=config.get("extra_columns") or {},
+        fence=config.get("fence"),
     )
 
 
@@ -72,6 +73,7 @@ class Downloader:
         files: bool,
         decoders: int | None = None,
         extra_columns: Mapping[str, str] | None = None,
+        fence: int | None = None,
     ) -> None:
         limits_of(settings)  # refuse now what every image would end with
         if not files:
@@ -79,7 +81,7 @@ class Downloader:
         self.pool, self.settings, self.files = pool, settings, files
         self.manners = None if files else manners_of(settings)
         self.children = decoders or os.cpu_count() or 1
-        self.extra_columns = extra_columns or {}
+        self.extra_columns, self.fence = extra_columns or {}, fence
         self._fetcher: Fetcher | None = None
         self._decoders: Decoders | None = None
         self._decode_slots = asyncio.Semaphore(BODIES_WAITING * self.children)
@@ -101,7 +103,9 @@ class Downloader:
                 )
             return record.to_plain()
         pairs, retried = plan.read_shard(self.pool, number)
-        with ShardWriter(self.pool, number, ticket.id, ticket.group, self.extra_columns) as writer:
+        with ShardWriter(
+            self.pool, number, ticket.id, ticket.group, self.extra_columns, self.fence
+        ) as writer:
             work = asyncio.run_coroutine_threadsafe(
                 self._collect(pairs, retried, writer), self._loop
             )

@@ -30,7 +30,7 @@ MAX_COMMAND = 200  # characters of a command line that are kept
 logger = logging.getLogger(__name__)
 
 
-class LeaseLost(RuntimeError):
+class LeaseLost(ValueError):
     """Another command has taken the lease over: nothing more may be written."""
 
 

@@ -26,6 +26,7 @@ from manifests.documents import ScoreSetDocument
 from manifests.pool_layout import CommitRecord, PoolLayout, pool_fingerprint, uids_checksum
 from manifests.schema import FilterSpec
 from pipeline.executor import Engine, Stage, Ticket, execute
+from pipeline.pool import check_fence
 from pipeline.scoring.score_sets import current_score_set, name_of_filter, read_score_set
 from pipeline.scoring.stored_rows import shards_with_rows
 
@@ -39,12 +40,14 @@ logger = logging.getLogger(__name__)
 Decoding = list["Future[Image.Image | None]"]
 
 
-def score(pool: str, specs: Sequence[FilterSpec], *, engine: Engine) -> dict[str, Any]:
+def score(
+    pool: str, specs: Sequence[FilterSpec], *, engine: Engine, fence: int | None = None
+) -> dict[str, Any]:
     """Score every committed shard by every filter; what is scored already is left as it is.
 
     Returns {"sets": {NAME@ID: scores.json}, "failed": {shard: reason}}. After a failed shard a set
-    has {}. A row that cannot be decoded or scored has NULL. ValueError for unknown filters, options
-    or weights, and for a pool without a stored row.
+    has {}. `fence`: that of the lease. A row that cannot be decoded or scored has NULL. ValueError
+    for unknown filters, options or weights, and for a pool without a stored row.
     """
     records = shards_with_rows(pool)
     fingerprint = pool_fingerprint(records)
@@ -60,8 +63,9 @@ def score(pool: str, specs: Sequence[FilterSpec], *, engine: Engine) -> dict[str
         filter_ = filter_.resolved(gpu=_has_gpu(filter_, engine))
         names.append(name_of_filter(filter_))
         todo[names[-1]] = filter_
-    failed = _score_sets(pool, todo, records, engine) if todo else {}
+    failed = _score_sets(pool, todo, records, engine, fence) if todo else {}
     if not failed:
+        check_fence(pool, fence)
         for name, filter_ in todo.items():
             _write_document(pool, name, filter_, records, fingerprint)
     documents = {name: read_score_set(pool, name) for name in names}
@@ -76,6 +80,7 @@ def _score_sets(
     filters: Mapping[str, Filter],
     records: Mapping[str, CommitRecord],
     engine: Engine,
+    fence: int | None,
 ) -> dict[str, str]:
     """Score the shards that lack columns of one of these sets; returns {shard: reason} of those
     that failed."""
@@ -89,7 +94,7 @@ def _score_sets(
     stage = Stage(
         name="score",
         work=ScoreWorker,
-        config={"pool": pool, "filters": specs},
+        config={"pool": pool, "filters": specs, "fence": fence},
         gpus=1 if on_gpu else 0,  # inline, a filter takes the GPU that the process sees
     )
     return dict(execute(stage, tickets, engine=engine).failed)
@@ -105,6 +110,7 @@ class ScoreWorker:
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.pool = str(config["pool"])
         self.layout = PoolLayout(self.pool)
+        self.fence: int | None = config.get("fence")
         self.filters: dict[str, Filter] = {}
         for name, spec in config["filters"].items():
             self.filters[name] = make(FilterSpec(name=spec["name"], options=spec["options"]))
@@ -159,6 +165,7 @@ class ScoreWorker:
             )
         arrays = {column: pa.array(columns[column], kind) for column, kind in filter_.adds.items()}
         path = self.layout.score_columns(name, shard)
+        check_fence(self.pool, self.fence)
         disk.write_parquet(path, pa.table(arrays), {**metadata, "scored": scored})
         return scored
 

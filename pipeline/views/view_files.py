@@ -30,6 +30,7 @@ from manifests.pool_layout import (
     random_view_name,
 )
 from manifests.schema import FilterSpec, Recipe, Rule, View
+from pipeline.pool import check_fence
 from pipeline.scoring import score_set, shards_with_rows
 from pipeline.views.choose import Selection, check, choose
 from pipeline.views.rules import columns_of
@@ -79,10 +80,11 @@ def check_views(recipe: Recipe) -> None:
 
 
 def choose_views(
-    pool: str, recipe: Recipe, names: Sequence[str] | None = None
+    pool: str, recipe: Recipe, names: Sequence[str] | None = None, fence: int | None = None
 ) -> dict[str, ViewDocument]:
     """Make the views of a recipe (default: all), and return their documents.
 
+    `fence`: that of the lease; LeaseLost where another command has taken it over.
     ValueError for unknown views and columns, rules that are no rules, filters that are not scored
     yet, a pool without stored rows, and a view that keeps nothing.
     """
@@ -119,6 +121,7 @@ def choose_views(
         tables = _tables(pool, records, columns, sets)
         selections = choose(tables, recipe.views, list(todo), sizes=sizes)
         for name, inputs in todo.items():
+            check_fence(pool, fence)
             documents[name] = _write(pool, name, selections[name], inputs, before[name])
     if names is None and (unlisted := views_not_in(recipe, pool)):
         logger.warning("%s", unlisted_views_line(recipe, unlisted))
@@ -126,13 +129,13 @@ def choose_views(
 
 
 def random_like(
-    pool: str, view: str, seeds: Sequence[int] | None = None
+    pool: str, view: str, seeds: Sequence[int] | None = None, fence: int | None = None
 ) -> dict[str, ViewDocument]:
     """Make random views: as many stored rows as `view` keeps, drawn by xxh3(uid, seed).
 
     There is one `random_like_VIEW.seed-N` for each of the seeds; without seeds it is
-    `random_like_VIEW`, which is drawn with seed 0. ValueError if the pool has no view of that name,
-    or one that is older than its shards.
+    `random_like_VIEW`, which is drawn with seed 0. `fence`: that of the lease. ValueError if the
+    pool has no view of that name, or one that is older than its shards.
     """
     records = shards_with_rows(pool)
     fingerprint = pool_fingerprint(records)
@@ -160,6 +163,7 @@ def random_like(
         views = [random_view for random_view, _, _ in todo.values()]
         selections = choose(tables, views, sizes={view: model.kept})
         for name, (_, inputs, document) in todo.items():
+            check_fence(pool, fence)
             documents[name] = _write(pool, name, selections[name], inputs, document)
     return documents
 

@@ -4,6 +4,7 @@ next.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ import pytest
 
 from pipeline import build, recipe_run
 from pipeline.executor import Report
+from pipeline.pool import hold_lease
 from tests.support.other_tars import pack, picture
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -121,6 +123,56 @@ def test_a_pool_with_a_hole_is_not_complete(
     assert errors.splitlines()[-1].startswith(
         "error: the pool is not complete: 0 of 3 planned shards are committed"
     )
+
+
+@pytest.mark.slow
+def test_the_first_cause_is_the_last_line(
+    run: Lines, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "/pool/shards/x")
+
+    monkeypatch.setattr("pipeline.executor.outcomes.TRIES", 1)
+    monkeypatch.setattr("pipeline.pool.publication.disk.create_file", fail)
+    status, output, errors = run(tiny / "tiny.yaml", "--out", tiny / "pool", "--json")
+    assert status == 3
+    assert json.loads(output)["complete"] is False
+    lines = [line for line in errors.splitlines() if line.startswith("error: ")]
+    assert lines[-1] == errors.splitlines()[-1]
+    assert "No space left on device: '/pool/shards/x'" in lines[-1]
+    assert lines[0].startswith("error: the pool is not complete: 0 of 3 planned shards")
+    assert len(lines) == 4
+    monkeypatch.undo()
+    assert run(tiny / "tiny.yaml", "--out", tiny / "pool")[0] == 0
+
+
+def test_the_causes_are_in_the_order_of_the_failures_and_few() -> None:
+    failed = {f"task{n}": f"reason {n}" for n in range(30)}
+    totals = {
+        "failed": failed, "complete": False, "problems": ["a count is wrong"],
+        "fetch": {"shards": 10, "planned": 40},
+    }  # fmt: skip
+    causes = build.unfinished(totals, "fetch")
+    assert causes[0] == "task task0 ended without an outcome: reason 0"
+    assert causes[19:] == [
+        "task task19 ended without an outcome: reason 19",
+        "10 more tasks ended without an outcome",
+        "a count is wrong",
+        "the pool is not complete: 10 of 40 planned shards are committed; "
+        "run the same command again",
+    ]
+    totals = {"failed": {}, "complete": True, "problems": [], "fetch": totals["fetch"]}
+    assert build.unfinished(totals, "fetch") == []
+
+
+def test_a_pool_that_another_command_writes_is_left_alone(run: Lines, tiny: Path) -> None:
+    with hold_lease(str(tiny / "pool"), create=True):
+        status, _, errors = run(tiny / "tiny.yaml", "--out", tiny / "pool")
+    assert status == 2
+    last = errors.splitlines()[-1]
+    assert last.startswith(f"error: {tiny / 'pool'} is being written by `")
+    assert f"(process {os.getpid()} on" in last
+    assert not (tiny / "pool/pairs").exists()
 
 
 def test_weights_that_do_not_fit_are_refused_before_tars_are_adopted(

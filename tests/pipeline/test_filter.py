@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from manifests import disk
 from manifests.schema import FilterSpec
 from pipeline import filter as entry
+from pipeline.pool import hold_lease, lease
 from pipeline.scoring import scorer
 from tests.support.small_pool import make_pool, rows
 
@@ -106,3 +109,22 @@ def test_a_recipe_or_a_random_view_and_not_neither(pool: str) -> None:
     with pytest.raises(SystemExit) as stopped:
         entry.main([pool])
     assert stopped.value.code == 2
+
+
+def test_it_waits_for_another_command_and_then_gives_up(
+    pool: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [pool, "--recipe", str(tmp_path / "r.yaml")]
+    monkeypatch.setattr(lease, "POLL_S", 0.02)
+    monkeypatch.setattr(entry, "WAIT_S", 0.1)
+    with hold_lease(pool):
+        assert entry.main(words) == 2
+        assert f"error: {pool} is being written by `" in capsys.readouterr().err
+        assert entry.main([pool, "--columns"]) == 0  # reading needs no lease
+    monkeypatch.setattr(entry, "WAIT_S", 30.0)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(hold_lease(pool))
+        timer = threading.Timer(0.3, stack.pop_all().close)
+        timer.start()
+        assert entry.main(words) == 0
+        timer.join()

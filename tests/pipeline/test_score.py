@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from manifests import disk
-from pipeline import score
+from pipeline import score, scoring
+from pipeline.pool import hold_lease
 from tests.support.small_pool import Row, make_pool, rows
 
 RECIPE = """
@@ -92,3 +93,19 @@ def test_rows_without_a_score_are_told(tmp_path: Path, capsys: pytest.CaptureFix
     pool = make_pool(tmp_path, [Row(caption="a dog"), Row(caption="a dog", image=b"none")])
     assert score.main([pool, "--filters", "picture", "--engine", "inline"]) == 0
     assert "1 of 2 stored rows scored" in capsys.readouterr().out
+
+
+def test_a_pool_that_another_command_writes_is_left_alone(
+    pool: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with hold_lease(pool):
+        assert score.main([pool, "--filters", "caption", "--engine", "inline"]) == 2
+    assert f"error: {pool} is being written by `" in capsys.readouterr().err
+    assert not disk.list_names(f"{pool}/scores")
+    with hold_lease(pool) as lease:
+        fence = lease.fence
+    specs = scoring.filter_specs(None, ["caption"], {})
+    with hold_lease(pool):
+        report = scoring.score(pool, specs, engine="inline", fence=fence)
+    assert "its lease was taken over" in str(report["failed"])
+    assert not disk.list_names(f"{pool}/scores")
