@@ -113,7 +113,7 @@ def with_actors(tickets: list[Ticket], log: str) -> dict[str, int]:
         tickets,
         engine="ray",
     )
-    return {"done": len(report.done), "failed": len(report.failed)}
+    return {"done": report.done, "failed": report.failures}
 
 
 def by_group(tickets: list[Ticket]) -> list[list[dict[str, Any]]]:

@@ -232,7 +232,18 @@ class PoolLayout:
 
     @property
     def plan(self) -> str:
+        """The plan of a pool of the first form."""
         return disk.join(self.root, "plan.parquet")
+
+    def plan_round(self, number: int) -> str:
+        """The folder of the plan (0), or of a round of retries."""
+        folder = disk.join(self.root, "plan")
+        return folder if number == 0 else disk.join(folder, f"retry-{number:03d}")
+
+    @property
+    def parts(self) -> str:
+        """One row per part of the pairs: its counts, written when crawl ends."""
+        return disk.join(self.root, "parts.parquet")
 
     @property
     def pairs(self) -> str:

@@ -1,4 +1,4 @@
-"""A recipe as a sequence of stages: crawl, fetch, score, choose. Each is resumed by what is
+"""A recipe as a sequence of stages: crawl, plan, fetch, score, choose. Each is resumed by what is
 committed.
 """
 
@@ -10,13 +10,15 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from filters import make, specs_of_recipe
 from manifests import disk
-from manifests.pool_layout import COMMIT_SUFFIX, PoolLayout, read_commit_records, shard_name
+from manifests.pool_layout import COMMIT_SUFFIX, PoolLayout, read_commit_records
 from manifests.schema import SOURCES, FilterSpec, Recipe
-from pipeline import accounting, scoring, views
+from pipeline import accounting, planning, scoring, views
 from pipeline.crawl import crawler, top_reasons
-from pipeline.executor import Engine, Stage, Ticket, execute
+from pipeline.executor import Engine, Stage, execute
 from pipeline.external import (
     adopt_tars,
     check_adopted,
@@ -24,11 +26,15 @@ from pipeline.external import (
     img2dataset_stage,
     tar_tickets,
 )
-from pipeline.fetch import make_downloader, plan
+from pipeline.fetch import make_downloader
 from pipeline.images import limits_of
+<<<<<<< HEAD
 from pipeline.pool import Lease, hold_lease, read_sidecar, remove_uncommitted
+=======
+from pipeline.pool import remove_uncommitted
+>>>>>>> 81f2c64 (The plan is a stage: an external shuffle by tickets, one row group a shard, and counts only in the driver)
 
-STAGES = ("crawl", "fetch", "score", "choose")
+STAGES = ("crawl", "plan", "fetch", "score", "choose")
 # Shards that a worker fetches at a time: some wait for their last rows while the others use the
 # network. 25 MB each.
 CONCURRENT_SHARDS = 6
@@ -59,9 +65,16 @@ def _build(
     failed: dict[str, str] = {}
     steps: list[tuple[str, Callable[[], Mapping[str, str]]]] = [
         ("crawl", lambda: _crawl(recipe, pool, engine)),
+<<<<<<< HEAD
         ("fetch", lambda: _fetch(recipe, pool, engine, retry, lease.fence)),
         ("score", lambda: _score(recipe, pool, engine, lease.fence)),
         ("choose", lambda: _choose(recipe, pool, lease.fence)),
+=======
+        ("plan", lambda: _plan(recipe, pool, engine, retry)),
+        ("fetch", lambda: _fetch(recipe, pool, engine)),
+        ("score", lambda: _score(recipe, pool, engine)),
+        ("choose", lambda: _choose(recipe, pool)),
+>>>>>>> 81f2c64 (The plan is a stage: an external shuffle by tickets, one row group a shard, and counts only in the driver)
     ]
     for name, step in steps[: STAGES.index(until) + 1]:
         started = time.monotonic()
@@ -82,10 +95,17 @@ def _build(
 
 
 def incomplete(totals: Mapping[str, Any], until: str) -> str | None:
+<<<<<<< HEAD
     """Why a build that ended is not complete, in one line; None where it is, after the stage crawl
     and where nothing was planned.
     """
     if totals["complete"] or until == "crawl" or "fetch" not in totals:
+=======
+    """Why a build that ended is not complete, in one line; None where it is, and where it ended
+    before the stage fetch.
+    """
+    if totals["failed"] or totals["complete"] or until in ("crawl", "plan"):
+>>>>>>> 81f2c64 (The plan is a stage: an external shuffle by tickets, one row group a shard, and counts only in the driver)
         return None
     fetched = totals["fetch"]
     return (
@@ -102,7 +122,7 @@ def check_recipe(recipe: Recipe, until: str = "choose", retry: str | None = None
     weights, rules.
     """
     source = SOURCES[recipe.source.kind]
-    if until != "crawl":
+    if until not in ("crawl", "plan"):
         if source.needs_user_agent and not recipe.fetch.user_agent:
             raise ValueError(
                 f"recipe {recipe.name!r} fetches from the web: "
@@ -145,9 +165,22 @@ def _crawl(recipe: Recipe, pool: str, engine: Engine) -> Mapping[str, str]:
     return failed
 
 
+<<<<<<< HEAD
 def _fetch(
     recipe: Recipe, pool: str, engine: Engine, retry: str | None, fence: int | None
 ) -> Mapping[str, str]:
+=======
+def _plan(recipe: Recipe, pool: str, engine: Engine, retry: str | None) -> Mapping[str, str]:
+    if SOURCES[recipe.source.kind].images == "tars":
+        return {}
+    failed = planning.write_plan(pool, recipe, engine=engine)
+    if retry and not failed:
+        failed = planning.add_retries(pool, recipe, engine=engine)
+    return failed
+
+
+def _fetch(recipe: Recipe, pool: str, engine: Engine) -> Mapping[str, str]:
+>>>>>>> 81f2c64 (The plan is a stage: an external shuffle by tickets, one row group a shard, and counts only in the driver)
     remove_uncommitted(pool)
     config: dict[str, Any] = {
         "pool": pool,
@@ -161,16 +194,11 @@ def _fetch(
         tars = {ticket.id: str(ticket.payload["tar"]) for ticket in tickets}
         failed = execute(stage, tickets, engine=engine).failed
         return {tars[ticket]: reason for ticket, reason in failed.items()}
-    planned = plan.write_plan(pool, recipe)
-    if retry:
-        planned += plan.add_retries(pool, recipe, transient(pool))
-    committed = read_commit_records(pool)
-    tickets = [
-        Ticket(id=shard.id, group=str(shard.group), payload={"shard": shard.shard})
-        for shard in planned
-        if shard_name(shard.shard) not in committed
-    ]
-    logger.info("%d of %d shards are committed already", len(planned) - len(tickets), len(planned))
+    plan = planning.read_plan(pool)
+    is_committed = np.zeros(len(plan), dtype=bool)
+    is_committed[[int(shard) for shard in read_commit_records(pool)]] = True
+    tickets = plan.tickets(np.flatnonzero(~is_committed))
+    logger.info("%d of %d shards are committed already", is_committed.sum(), len(plan))
     if recipe.fetch.engine == "img2dataset":
         stage = img2dataset_stage(pool, recipe, fence)
     else:
@@ -184,6 +212,7 @@ def _fetch(
     return execute(stage, tickets, engine=engine).failed
 
 
+<<<<<<< HEAD
 def transient(pool: str) -> list[str]:
     """Keys of the rows whose newest outcome is transient: what a retry asks for again."""
     keys: list[str] = []
@@ -198,6 +227,9 @@ def transient(pool: str) -> list[str]:
 
 
 def _score(recipe: Recipe, pool: str, engine: Engine, fence: int | None) -> Mapping[str, str]:
+=======
+def _score(recipe: Recipe, pool: str, engine: Engine) -> Mapping[str, str]:
+>>>>>>> 81f2c64 (The plan is a stage: an external shuffle by tickets, one row group a shard, and counts only in the driver)
     if not recipe.filters:
         return {}
     specs = scoring.filter_specs(recipe, [], {})

@@ -32,8 +32,8 @@ from manifests.pool_layout import (
     shard_name,
 )
 from manifests.schema import Recipe
+from pipeline import planning
 from pipeline.external import tar_tickets
-from pipeline.fetch import plan
 from pipeline.scoring import score_set_names
 
 # What rows and bytes depend on.
@@ -232,10 +232,10 @@ def _planned_shards(pool: str, records: Records, problems: list[str]) -> int:
     """The number of shards of the plan, 0 before there is one. Shards that differ from the plan
     are problems."""
     layout = PoolLayout(pool)
-    if not disk.exists(layout.plan):
+    if not planning.is_planned(pool):
         has_pairs = bool(disk.list_names(layout.pairs, ".parquet"))
         return 0 if has_pairs else _tars_of_recipe(pool, records, problems)
-    planned = {shard_name(task.shard): task for task in plan.read_plan(pool)}
+    planned = {shard_name(task.shard): task for task in planning.read_plan(pool)}
     for shard, record in records.items():
         task = planned.get(shard)
         if task is None:

@@ -16,8 +16,8 @@ from manifests.documents import ViewDocument, read_document
 from manifests.pool_layout import NOT_STORED, PoolLayout, read_commit_records
 from manifests.schema import Rule, View
 from manifests.text import printable
+from pipeline import planning
 from pipeline.accounting.counts import view_names
-from pipeline.fetch import plan
 from pipeline.scoring import complete_score_sets
 from pipeline.views import columns_of, rule_text
 
@@ -126,9 +126,11 @@ def _pair(pool: str, match: Match) -> dict[str, Any] | None:
     """The row of the pairs that was attempted first, or that waits."""
     layout = PoolLayout(pool)
     if match.shard is not None:
-        if not disk.exists(layout.plan):
+        if not planning.is_planned(pool):
             return None
-        pair: dict[str, Any] = disk.to_plain(plan.rows_of_shard(pool, int(match.shard))[match.row])
+        pair: dict[str, Any] = disk.to_plain(
+            planning.rows_of_shard(pool, int(match.shard))[match.row]
+        )
         return pair
     for file in disk.list_names(layout.pairs, ".parquet"):
         table = disk.read_parquet(disk.join(layout.pairs, file))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pipeline.executor.outcomes import Report
-from pipeline.executor.schedule import Ticket
+from pipeline.executor.schedule import Ticket, Tickets
 from pipeline.executor.stage import Engine, execute
 from pipeline.executor.worker import Stage, Work
 
-__all__ = ["Engine", "Report", "Stage", "Ticket", "Work", "execute"]
+__all__ = ["Engine", "Report", "Stage", "Ticket", "Tickets", "Work", "execute"]

@@ -1,13 +1,13 @@
-"""How each ticket of a stage ended: results, failures after the last try, progress lines."""
+"""How the tickets of a stage ended: counts, some failures, progress lines."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import logging
+import random
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,21 +19,26 @@ from pipeline.executor.schedule import Ticket
 TRIES = 2  # of a ticket that raises, or whose worker dies
 RETRY_PAUSE_S = 2.0  # before the second try; four times that before each further one
 MAX_RETRY_PAUSE_S = 60.0
+# Pauses are up to a quarter shorter: tickets that failed together do not all come back at once.
+PAUSE_JITTER = 0.25
+EXAMPLES = 100  # failures that a report names, and that are logged one by one
 LOG_EVERY_S = 10.0
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What each ticket returned, or how its last try ended."""
+    """How many tickets ended, and how the first failed ones did."""
 
-    done: dict[str, dict[str, Any]] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)
+    done: int = 0
+    failures: int = 0
+    failed: dict[str, str] = field(default_factory=dict)  # id -> error of the last try; EXAMPLES
 
 
 def retry_pause_s(tries: int) -> float:
     """Seconds between a failed try and the next, so that an overloaded store can recover."""
-    return min(MAX_RETRY_PAUSE_S, RETRY_PAUSE_S * 4.0 ** (tries - 1))
+    pause = min(MAX_RETRY_PAUSE_S, RETRY_PAUSE_S * 4.0 ** min(tries - 1, 9))
+    return pause * random.uniform(1 - PAUSE_JITTER, 1)
 
 
 def seconds_until(moment: float | None) -> float | None:
@@ -42,36 +47,63 @@ def seconds_until(moment: float | None) -> float | None:
 
 
 class Outcomes:
-    """Counts the tries of each ticket and fills the report."""
+    """Counts the tries of the tickets that failed, and the tickets that ended."""
 
-    def __init__(self, stage_name: str, progress: Callable[[bool], None]) -> None:
-        """`progress` is called once per ticket: True for done, False for failed."""
-        self.report = Report()
+    def __init__(
+        self,
+        stage_name: str,
+        progress: Callable[[bool], None],
+        on_done: Callable[[str, dict[str, Any]], None] | None = None,
+    ) -> None:
+        """`progress` is called once per ticket: True for done, False for failed. `on_done` gets the
+        id of each ticket that is done, and what it returned.
+        """
         self._stage_name = stage_name
         self._progress = progress
-        self._tries: Counter[str] = Counter()
+        self._on_done = on_done
+        self._failed_tries: dict[str, int] = {}  # of tickets that are tried again
+        self._logged = 0
+        self._done = self._failures = 0
+        self._failed: dict[str, str] = {}
+
+    @property
+    def report(self) -> Report:
+        """What has ended up to now."""
+        return Report(done=self._done, failures=self._failures, failed=dict(self._failed))
 
     def retry_time(self, ticket: Ticket) -> float:
         """The time (monotonic) before which a ticket that failed is not tried again."""
-        return time.monotonic() + retry_pause_s(self._tries[ticket.id])
+        return time.monotonic() + retry_pause_s(self._failed_tries.get(ticket.id, 1))
 
     def record(self, ticket: Ticket, kind: str, text: str) -> bool:
         """Record how a try ended (see Worker.run). False: the ticket must be tried again."""
-        self._tries[ticket.id] += 1
+        tries = self._failed_tries.pop(ticket.id, 0) + 1
         if kind == "done":
-            self.report.done[ticket.id] = json.loads(text)
+            self._done += 1
+            if self._on_done is not None:
+                self._on_done(ticket.id, json.loads(text))
             self._progress(True)
             return True
-        tries = self._tries[ticket.id]
-        logger.warning(
-            "stage %s: %s failed in try %d of %d: %s",
-            self._stage_name, ticket.id, tries, TRIES, text,
-        )  # fmt: skip
+        self._log(ticket, tries, text)
         if tries < TRIES:
+            self._failed_tries[ticket.id] = tries
             return False
-        self.report.failed[ticket.id] = text
+        self._failures += 1
+        if len(self._failed) < EXAMPLES:
+            self._failed[ticket.id] = text
         self._progress(False)
         return True
+
+    def _log(self, ticket: Ticket, tries: int, text: str) -> None:
+        """One line per failed try, up to a limit: a store that is gone fails them all."""
+        self._logged += 1
+        if self._logged <= EXAMPLES:
+            logger.warning(
+                "stage %s: %s failed in try %d of %d: %s",
+                self._stage_name, ticket.id, tries, TRIES, text,
+            )  # fmt: skip
+        if self._logged == EXAMPLES:
+            logger.warning("stage %s: further failed tries are only counted", self._stage_name)
 
 
 @contextlib.contextmanager

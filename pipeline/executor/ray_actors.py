@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from manifests import ray_runtime
@@ -14,7 +14,7 @@ from pipeline.executor.schedule import Ticket, TicketQueue
 from pipeline.executor.worker import Stage, Worker, check_ready, ticket_json
 
 MAX_FAILED_STARTS = 3  # workers in a row that die before they are ready; then the stage gives up
-MAX_WORKERS = 1024  # the largest number of host groups, see fetch/plan.py
+MAX_WORKERS = 1024  # the largest number of host groups, see pipeline/planning/host_groups.py
 CLOSE_S = 10.0  # for a worker to close what it holds
 MAX_MESSAGE = 400  # characters of Ray's message about a death that are kept
 NO_WORKER_LINE_S = 60.0  # without a worker until a line says so
@@ -43,6 +43,7 @@ class ActorPool:
         self._running: dict[Any, tuple[Any, Ticket]] = {}
         self._actors: list[Any] = []  # ready ones; the one that became free last is at the end
         self._failed_starts = 0
+        self._assigned_at = 0.0
         for _ in range(size):
             self.start_worker()
 
@@ -58,13 +59,14 @@ class ActorPool:
 
     def assign_tickets(self) -> None:
         """Assign tickets: idle workers first, among them the one that became free last."""
+        self._assigned_at = now = time.monotonic()
+        if not self.queue.has_unstarted():
+            return
+        load = self.queue.load
         for _ in range(self.stage.concurrency):
-            actors = self._actors[::-1]
-            actors.sort(key=lambda actor: len(self.queue.running(actor)))
-            for actor in actors:
-                ticket = self.queue.start_next(
-                    actor, starting_workers=len(self._starting), now=time.monotonic()
-                )
+            free = [actor for actor in self._actors[::-1] if load(actor) < self.stage.concurrency]
+            for actor in sorted(free, key=load):
+                ticket = self.queue.start_next(actor, starting_workers=len(self._starting), now=now)
                 if ticket is not None:
                     self._running[actor.run.remote(ticket_json(ticket))] = (actor, ticket)
 
@@ -76,7 +78,7 @@ class ActorPool:
         import ray
 
         references = [*self._running, *self._starting]
-        pause = seconds_until(self.queue.retry_time(time.monotonic()))
+        pause = seconds_until(self.queue.retry_time(self._assigned_at))
         if pause is not None:
             timeout_s = min(timeout_s, pause)
         if not references:
@@ -200,7 +202,7 @@ def pool_size(stage: Stage, groups: int, workers: int | None) -> int:
 
 
 def run_on_ray(
-    stage: Stage, tickets: Sequence[Ticket], workers: int | None, outcomes: Outcomes
+    stage: Stage, tickets: Iterable[Ticket], workers: int | None, outcomes: Outcomes
 ) -> None:
     """Run every ticket to its end on at most `workers` actors."""
     ray_runtime.connect()

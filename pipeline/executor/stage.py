@@ -9,13 +9,13 @@ continues.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Literal
+from typing import Any, Literal
 
 from pipeline.executor.outcomes import Outcomes, Report, progress_of, seconds_until
 from pipeline.executor.ray_actors import run_on_ray
-from pipeline.executor.schedule import Ticket, TicketQueue
+from pipeline.executor.schedule import Ticket, TicketQueue, Tickets
 from pipeline.executor.worker import Stage, Worker, check_ready, ticket_json
 
 Engine = Literal["inline", "ray"]
@@ -23,24 +23,29 @@ THIS_PROCESS = "this process"  # the name of the only worker of an inline stage
 
 
 def execute(
-    stage: Stage, tickets: Iterable[Ticket], *, engine: Engine, workers: int | None = None
+    stage: Stage,
+    tickets: Iterable[Ticket],
+    *,
+    engine: Engine,
+    workers: int | None = None,
+    on_done: Callable[[str, dict[str, Any]], None] | None = None,
 ) -> Report:
     """Run every ticket once, to its end. ValueError where the factory refuses its config.
+
+    `tickets` may be `Tickets`, which are made one at a time. `on_done` gets the id and the result
+    of each ticket that is done; the report only counts them.
 
     inline: in this process, in order, `stage.concurrency` at a time.
     ray: on at most `workers` actors (default: as many as there is room for), the longest group
     first, `stage.concurrency` tickets at a time on each.
     """
-    todo = list(tickets)
-    assert len({ticket.id for ticket in todo}) == len(todo), (
-        f"two tickets of stage {stage.name} have the same id"
-    )
+    todo = Tickets.of(tickets)
     if engine not in ("inline", "ray"):
         raise ValueError(f"engine is {engine!r}; it must be inline or ray")
-    if not todo:
+    if not len(todo):
         return Report()
     with progress_of(stage.name, len(todo)) as progress:
-        outcomes = Outcomes(stage.name, progress)
+        outcomes = Outcomes(stage.name, progress, on_done)
         if engine == "inline":
             run_inline(stage, todo, outcomes)
         else:
@@ -48,7 +53,7 @@ def execute(
     return outcomes.report
 
 
-def run_inline(stage: Stage, tickets: Sequence[Ticket], outcomes: Outcomes) -> None:
+def run_inline(stage: Stage, tickets: Tickets, outcomes: Outcomes) -> None:
     """Run every ticket in this process."""
     worker = Worker(*Worker.arguments(stage))
     check_ready(stage, worker.ready())
@@ -69,9 +74,10 @@ def _run_in_threads(worker: Worker, queue: TicketQueue, outcomes: Outcomes) -> N
     threads = ThreadPoolExecutor(queue.concurrency, thread_name_prefix="ticket")
     try:
         while queue.has_unstarted() or running:
-            while (ticket := queue.start_next(THIS_PROCESS, now=time.monotonic())) is not None:
+            now = time.monotonic()
+            while (ticket := queue.start_next(THIS_PROCESS, now=now)) is not None:
                 running[threads.submit(worker.run, ticket_json(ticket))] = ticket
-            pause = seconds_until(queue.retry_time(time.monotonic()))
+            pause = seconds_until(queue.retry_time(now))
             if not running:
                 time.sleep(pause or 0)
             for future in wait(running, pause, return_when=FIRST_COMPLETED).done:

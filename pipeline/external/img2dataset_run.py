@@ -37,8 +37,9 @@ from manifests.identity import manners_of
 from manifests.schema import ROWS_PER_SHARD_LIMIT, SOURCES, Fetch, Pair, Recipe
 from pipeline.executor import Stage, Ticket
 from pipeline.external.img2dataset_result import outcomes
-from pipeline.fetch import OptoutPolicy, guard, plan, product, signals, user_agent
+from pipeline.fetch import OptoutPolicy, guard, product, signals, user_agent
 from pipeline.images import RejectedImage, boxes_of, limits_of
+from pipeline.planning import read_ticket
 from pipeline.pool import ShardWriter
 
 # Run in the other interpreter; the options are a file, because its command line reads values as
@@ -182,8 +183,7 @@ class Downloader:
         left no shard.
         """
         number = int(ticket.payload["shard"])
-        pairs = plan.rows_of_shard(self.pool, number)
-        retried = plan.retries_of_shard(self.pool, number)
+        pairs, retried = read_ticket(ticket.payload, self.pool)
         started = round(time.time() * 1000)
         with (
             tempfile.TemporaryDirectory(prefix="clipmill-img2dataset-") as folder,

@@ -23,7 +23,6 @@ from manifests.identity import manners_of
 from manifests.pool_layout import PoolLayout
 from manifests.schema import SOURCES, Fetch, Pair
 from pipeline.executor import Ticket
-from pipeline.fetch import plan
 from pipeline.fetch.body import Budget
 from pipeline.fetch.fetcher import Fetched, Fetcher, user_agent
 from pipeline.images import (
@@ -36,6 +35,7 @@ from pipeline.images import (
     content_hashes,
     limits_of,
 )
+from pipeline.planning import read_ticket
 from pipeline.pool import ShardWriter, read_commit_record
 
 READ_AT_ONCE = 32  # local or remote files
@@ -102,7 +102,7 @@ class Downloader:
                     "build into another folder"
                 )
             return record.to_plain()
-        pairs, retried = plan.read_shard(self.pool, number)
+        pairs, retried = read_ticket(ticket.payload, self.pool)
         with ShardWriter(
             self.pool, number, ticket.id, ticket.group, self.extra_columns, self.fence
         ) as writer:

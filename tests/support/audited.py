@@ -15,10 +15,11 @@ from manifests import disk
 from manifests.columns import PAIRS
 from manifests.pool_layout import CommitRecord, read_commit_records
 from manifests.schema import Fetch, FilterSpec, Recipe, Rule, Source, View
-from pipeline.fetch import plan
+from pipeline import planning
 from pipeline.pool import ShardWriter, read_sidecar
 from pipeline.scoring import scorer
 from pipeline.views import view_files
+from tests.support import plans
 
 VIEWS = (
     View(name="raw"),
@@ -78,11 +79,11 @@ def image_bytes(width: int, shade: int) -> bytes:
     return sink.getvalue()
 
 
-def write_shard(pool: str, task: plan.PlannedShard) -> CommitRecord:
+def write_shard(pool: str, task: planning.PlannedShard) -> CommitRecord:
     """Every fifth link is dead, every eleventh host silent; a retry finds the picture."""
-    retried = plan.retries_of_shard(pool, task.shard)
+    retried = planning.retries_of_shard(pool, task.shard)
     with ShardWriter(pool, task.shard, task.id, str(task.group)) as writer:
-        for row, pair in enumerate(plan.rows_of_shard(pool, task.shard)):
+        for row, pair in enumerate(planning.rows_of_shard(pool, task.shard)):
             number = pair.link or 0
             dead = retried[row] is None and (number % 5 == 4 or number % 11 == 2)
             reason = None if not dead else "http_4xx" if number % 5 == 4 else "dns"
@@ -113,7 +114,7 @@ def make(folder: Path) -> str:
     """The pool: 24 pairs in two host groups, 3 shards of at most 10."""
     pool = str(folder)
     write_pairs(pool)
-    for task in plan.write_plan(pool, RECIPE):
+    for task in plans.planned(pool, RECIPE):
         write_shard(pool, task)
     score_and_choose(pool)
     return pool
@@ -135,5 +136,5 @@ def retry_transient(pool: str) -> None:
     for shard in read_commit_records(pool):
         rows = read_sidecar(pool, shard, ["key", "class"]).to_pylist()
         keys += [row["key"] for row in rows if row["class"] == "transient"]
-    for task in plan.add_retries(pool, RECIPE, keys):
+    for task in plans.retried(pool, RECIPE, keys):
         write_shard(pool, task)

@@ -14,9 +14,8 @@ from manifests.schema import Recipe, Source
 from pipeline.accounting.counts import count_pool, write_pool_json
 from pipeline.audit import main
 from pipeline.external import adopt_tars, tar_tickets
-from pipeline.fetch import plan
 from pipeline.pool import member_block
-from tests.support import audited
+from tests.support import audited, plans
 
 
 @pytest.fixture
@@ -42,7 +41,7 @@ def test_a_pool_on_its_way_is_not_complete(tmp_path: Path) -> None:
     audited.write_pairs(pool)
     assert count_pool(pool).complete is False
     assert count_pool(pool).fetch.planned == 0
-    tasks = plan.write_plan(pool, audited.RECIPE)
+    tasks = plans.planned(pool, audited.RECIPE)
     audited.write_shard(pool, tasks[0])
     counts = count_pool(pool)
     assert (counts.fetch.shards, counts.fetch.planned) == (1, len(tasks))

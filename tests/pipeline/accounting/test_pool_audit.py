@@ -15,10 +15,9 @@ from manifests.schema import Recipe, Rule, Source, View
 from pipeline.accounting.pool_audit import audit_lines, audit_plain, audit_pool
 from pipeline.audit import main
 from pipeline.external import adopt_tars, tar_tickets
-from pipeline.fetch import plan
 from pipeline.pool import member_block
 from pipeline.views import choose_views
-from tests.support import audited
+from tests.support import audited, plans
 from tests.support.small_pool import Row, make_pool
 
 
@@ -46,7 +45,7 @@ def test_a_pool_on_its_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     audited.write_pairs(pool)
     assert main([pool]) == 3
     assert "no shard is planned yet: run pipeline/build.py" in capsys.readouterr().out
-    tasks = plan.write_plan(pool, audited.RECIPE)
+    tasks = plans.planned(pool, audited.RECIPE)
     audited.write_shard(pool, tasks[0])
     assert main([pool]) == 3
     assert f"{len(tasks) - 1} shards are missing: run pipeline/build.py" in capsys.readouterr().out

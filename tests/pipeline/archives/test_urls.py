@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from manifests.schema import Fetch
 from pipeline.archives import urls
 from pipeline.archives.urls import LONGEST_URL, ascii_host, resolve, resolver, trimmed
-from pipeline.fetch import guard, host_groups
+from pipeline.fetch import guard
+from pipeline.planning.keys import host_of
 
 PAGE = "http://page.test/deep/er/page.html"
 
@@ -125,7 +126,7 @@ def test_a_url_is_as_long_in_crawl_as_in_fetch() -> None:
 def test_a_host_has_one_spelling_in_crawl_plan_and_fetch(host: str, spelled: str) -> None:
     assert ascii_host(host) == spelled
     url = f"http://{host}/a.jpg"
-    assert host_groups.host_of(url) == spelled
+    assert host_of(url) == spelled
     if spelled:
         assert guard.target(url, Fetch()).host == spelled
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 from collections import Counter
 
+import numpy as np
 import pytest
 
-from pipeline.executor.schedule import Ticket, TicketQueue
+from pipeline.executor.schedule import Ticket, TicketQueue, Tickets
 
 
 def tickets(*groups: str) -> list[Ticket]:
@@ -136,3 +137,57 @@ def test_a_retry_waits_for_its_time_and_other_groups_do_not_wait_for_it() -> Non
     assert queue.has_unstarted()
     assert queue.retry_time(now=5.0) is None
     assert begun(queue, "w") == ["a0"]
+
+
+def test_a_ticket_is_made_when_it_starts() -> None:
+    made: list[int] = []
+
+    def make(number: int) -> Ticket:
+        made.append(number)
+        return Ticket(id=str(number), group=str(number % 2))
+
+    queue = TicketQueue(Tickets(np.array([0, 1, 0, 1, 0]), make))
+    assert made == []
+    assert begun(queue, "w") == ["0"]
+    assert begun(queue, "v") == ["1"]
+    queue.finished("w", named(queue, "w", "0"), retry=False)
+    assert begun(queue, "w") == ["2"]
+    assert made == [0, 1, 2]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_retries_with_times_end_too(seed: int) -> None:
+    """Every ticket ends once, whatever waits and dies; time passes only where nothing may start."""
+    rng = random.Random(seed)
+    todo = tickets(*(rng.choice("abcdefgh") for _ in range(80)))
+    queue = TicketQueue(todo, concurrency=rng.randint(1, 3))
+    workers, now = ["u", "v"], 0.0
+    ended, tries = Counter[str](), Counter[str]()
+    while queue.has_unstarted() or any(queue.running(worker) for worker in workers):
+        for worker in workers:
+            while (ticket := queue.start_next(worker, now=now)) is not None:
+                tries[ticket.id] += 1
+        busy = [worker for worker in workers if queue.running(worker)]
+        if not busy:
+            retry_time = queue.retry_time(now)
+            assert retry_time is not None
+            now = retry_time
+            continue
+        worker = rng.choice(busy)
+        if rng.random() < 0.1:
+            again = [ticket for ticket in queue.running(worker) if tries[ticket.id] < 2]
+            ended.update(ticket.id for ticket in queue.running(worker) if ticket not in again)
+            queue.worker_died(worker, again)
+            continue
+        done = rng.choice(queue.running(worker))
+        retry = tries[done.id] < 2 and rng.random() < 0.4
+        ended[done.id] += not retry
+        queue.finished(worker, done, retry=retry, not_before=now + rng.random())
+        now += 0.01
+    assert ended == Counter(ticket.id for ticket in todo)
+    assert queue.free_groups == 0
+
+
+def test_tickets_of_one_id_are_refused() -> None:
+    with pytest.raises(AssertionError, match="same id"):
+        Tickets.of([Ticket(id="1", group="a"), Ticket(id="1", group="b")])

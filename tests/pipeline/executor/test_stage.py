@@ -22,7 +22,8 @@ from pipeline.executor.worker import ROOT
 
 pytestmark = pytest.mark.slow
 
-Run = Callable[..., tuple[Report, list[list[str]]]]
+Results = dict[str, dict[str, Any]]
+Run = Callable[..., tuple[Report, list[list[str]], Results]]
 ENGINES = ["inline", pytest.param("ray", marks=pytest.mark.ray)]
 
 
@@ -43,7 +44,7 @@ def on(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
         factory: Callable[..., Any],
         tickets: list[tuple[str, dict[str, Any]]],
         **changes: Any,
-    ) -> tuple[Report, list[list[str]]]:
+    ) -> tuple[Report, list[list[str]], Results]:
         if engine == "ray":
             request.getfixturevalue("ray")
         log = tmp_path / "log"
@@ -57,10 +58,11 @@ def on(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
             Ticket(id=str(i), group=group, payload=payload)
             for i, (group, payload) in enumerate(tickets)
         ]
-        report = execute(one, todo, engine=engine)
-        return report, [
-            line.split() for line in log.read_text().splitlines()
-        ] if log.exists() else []
+        results: Results = {}
+        report = execute(one, todo, engine=engine, on_done=results.__setitem__)
+        assert (report.done, report.failures) == (len(results), len(report.failed))
+        lines = log.read_text().splitlines() if log.exists() else []
+        return report, [line.split() for line in lines], results
 
     return run
 
@@ -126,9 +128,9 @@ def deadly(config: dict[str, Any]) -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_tickets_of_a_group_run_in_order_and_one_at_a_time(on: Run, engine: str) -> None:
     tickets = [(f"g{i % 5}", {"sleep": 0.01}) for i in range(30)]
-    report, log = on(engine, obedient, tickets)
+    report, log, results = on(engine, obedient, tickets)
     assert report.failed == {}
-    assert report.done == {str(i): {"id": str(i), "pair": [1, 2]} for i in range(30)}
+    assert results == {str(i): {"id": str(i), "pair": [1, 2]} for i in range(30)}
     for group in range(5):
         lines = [
             (line[0], int(line[2]))
@@ -149,11 +151,11 @@ def test_what_raises_is_tried_twice_and_stops_nothing(on: Run, engine: str) -> N
         ("b", {}),
         ("b", {"do": "raise", "once": True}),
     ]
-    report, log = on(engine, obedient, tickets)
+    report, log, results = on(engine, obedient, tickets)
     assert list(report.failed) == ["1"]
     assert re.fullmatch(r"KeyError: 'no such thing' \(test_stage\.py:\d+\)", report.failed["1"])
-    assert set(report.done) == {"0", "2", "3", "4"}
-    assert report.done["4"] == {"tries": 2}
+    assert set(results) == {"0", "2", "3", "4"}
+    assert results["4"] == {"tries": 2}
     assert [line[2] for line in log if line[0] == "begin" and line[1] == "a"] == [
         "0",
         "1",
@@ -164,7 +166,7 @@ def test_what_raises_is_tried_twice_and_stops_nothing(on: Run, engine: str) -> N
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_only_plain_values_come_back(on: Run, engine: str) -> None:
-    report, _ = on(engine, obedient, [("a", {"do": "return a set"})])
+    report, _, _ = on(engine, obedient, [("a", {"do": "return a set"})])
     assert "set is not JSON serializable" in report.failed["0"]
 
 
@@ -178,8 +180,8 @@ def test_a_factory_that_refuses_is_a_persons_mistake(on: Run, engine: str) -> No
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_what_holds_something_is_closed(on: Run, engine: str) -> None:
-    report, log = on(engine, Tidy, [("a", {})])
-    assert report.done == {"0": {}}
+    _, log, results = on(engine, Tidy, [("a", {})])
+    assert results == {"0": {}}
     assert log == [["closed"]]
 
 
@@ -197,8 +199,8 @@ def overlaps(log: list[list[str]]) -> int:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_worker_holds_as_many_tickets_as_the_stage_says(on: Run, engine: str) -> None:
-    report, log = on(engine, obedient, [("a", {"sleep": 0.3})] * 6, concurrency=3)
-    assert set(report.done) == {str(i) for i in range(6)}
+    _, log, results = on(engine, obedient, [("a", {"sleep": 0.3})] * 6, concurrency=3)
+    assert set(results) == {str(i) for i in range(6)}
     assert overlaps(log) == 3
     assert len({line[3] for line in log if line[0] == "begin"}) == 1, (
         "a group is on one worker at a time"
@@ -215,9 +217,9 @@ def test_a_ticket_that_raises_does_not_disturb_its_neighbour(on: Run, engine: st
         ("a", {"sleep": 0.1}),
         ("b", {"do": "raise", "once": 1}),
     ]
-    report, log = on(engine, obedient, tickets, concurrency=2)
+    report, log, results = on(engine, obedient, tickets, concurrency=2)
     assert list(report.failed) == ["1"]
-    assert set(report.done) == {"0", "2", "3"}
+    assert set(results) == {"0", "2", "3"}
     assert Counter(line[2] for line in log if line[0] == "begin") == {
         "0": 1,
         "1": 2,
@@ -230,8 +232,8 @@ def test_a_ticket_that_raises_does_not_disturb_its_neighbour(on: Run, engine: st
 def test_several_at_a_time_refuse_and_close_like_one(on: Run, engine: str) -> None:
     with pytest.raises(ValueError, match="user_agent is missing"):
         on(engine, refusing, [("a", {})], concurrency=2)
-    report, log = on(engine, Tidy, [("a", {})] * 3, concurrency=2)
-    assert (len(report.done), log) == (3, [["closed"]])
+    report, log, _ = on(engine, Tidy, [("a", {})] * 3, concurrency=2)
+    assert (report.done, log) == (3, [["closed"]])
     with pytest.raises(ValueError, match="concurrency is 0"):
         Stage(name="s", work=obedient, concurrency=0)
 
@@ -246,10 +248,10 @@ def test_a_worker_that_is_killed_with_two_tickets_under_way(on: Run) -> None:
         ("b", {}),
         ("b", {}),
     ]
-    report, log = on("ray", obedient, tickets, concurrency=2)
+    report, log, results = on("ray", obedient, tickets, concurrency=2)
     assert list(report.failed) == ["1"]
     assert "the worker died" in report.failed["1"]
-    assert set(report.done) == {"0", "2", "3", "4"}
+    assert set(results) == {"0", "2", "3", "4"}
     times = Counter(line[2] for line in log if line[0] == "begin")
     assert (times["0"], times["1"], times["2"]) == (2, 2, 1)
     alone = [line for line in log if line[0] != "factory" and line[1] == "a"]
@@ -262,9 +264,9 @@ def test_a_worker_that_is_killed_with_two_tickets_under_way(on: Run) -> None:
 @pytest.mark.ray
 def test_a_worker_that_is_killed_once_costs_nothing_but_time(on: Run) -> None:
     tickets = [("a", {"sleep": 0.6}), ("a", {"sleep": 0.3, "do": "die", "once": 1}), ("a", {})]
-    report, _ = on("ray", obedient, tickets, concurrency=2)
+    report, _, results = on("ray", obedient, tickets, concurrency=2)
     assert report.failed == {}
-    assert set(report.done) == {"0", "1", "2"}
+    assert set(results) == {"0", "1", "2"}
 
 
 # --- mistakes -------------------------------------------------------------------------------------
@@ -298,11 +300,11 @@ def test_a_worker_that_dies_costs_one_try_of_one_ticket(on: Run) -> None:
         *((f"g{i}", {}) for i in range(6)),
         ("b", {"do": "die", "once": 1}),
     ]
-    report, log = on("ray", obedient, tickets)
+    report, log, results = on("ray", obedient, tickets)
     assert list(report.failed) == ["1"]
     assert "the worker died" in report.failed["1"]
-    assert report.done["9"] == {"tries": 2}
-    assert set(report.done) == {str(i) for i in range(10)} - {"1"}
+    assert results["9"] == {"tries": 2}
+    assert set(results) == {str(i) for i in range(10)} - {"1"}
     assert [line[2] for line in log if line[0] == "begin" and line[1] == "a"] == [
         "0",
         "1",
@@ -342,7 +344,7 @@ def test_a_cluster_that_is_there_is_joined_and_left_running(ray: None, tmp_path:
         "from tests.pipeline.executor.test_stage import obedient\n"
         "tickets = [Ticket(id=str(i), group=str(i % 40)) for i in range(80)]\n"
         "work = Stage(name='s', work=obedient, config={'log': sys.argv[1]})\n"
-        "print(json.dumps(len(execute(work, tickets, engine='ray').done)))\n"
+        "print(execute(work, tickets, engine='ray').done)\n"
         "from manifests.ray_runtime import disconnect; disconnect()"
     )
     environment = {

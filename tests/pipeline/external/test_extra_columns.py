@@ -15,10 +15,11 @@ from manifests import disk
 from manifests.columns import PAIRS, SIDECAR, with_extra
 from manifests.pool_layout import PoolLayout, read_commit_records
 from manifests.schema import Fetch, FilterSpec, Recipe, Rule, Source, View
+from pipeline import planning
 from pipeline.accounting import integrity
-from pipeline.fetch import plan
 from pipeline.pool import ShardWriter, index_tar, read_sidecar
 from pipeline.views import view_files
+from tests.support import plans
 
 COLUMNS = {"similarity": "float", "NSFW": "string", "boxes": "json"}
 SOURCE = Source(kind="table", paths=("a.csv",), extra_columns=COLUMNS)
@@ -52,11 +53,11 @@ def write_pairs(pool: Path) -> list[dict[str, Any]]:
 
 def test_they_travel_from_the_pairs_through_the_plan(tmp_path: Path) -> None:
     rows = write_pairs(tmp_path)
-    plan.write_plan(str(tmp_path), recipe())
-    planned = {pair.uid: pair.extra for pair in plan.rows_of_shard(str(tmp_path), 0)}
+    plans.planned(str(tmp_path), recipe())
+    planned = {pair.uid: pair.extra for pair in planning.rows_of_shard(str(tmp_path), 0)}
     assert planned == {row["uid"]: values for row, values in zip(rows, VALUES, strict=True)}
-    [task] = plan.add_retries(str(tmp_path), recipe(), ["000000001"])
-    [again] = plan.rows_of_shard(str(tmp_path), task.shard)
+    [task] = plans.retried(str(tmp_path), recipe(), ["000000001"])
+    [again] = planning.rows_of_shard(str(tmp_path), task.shard)
     assert again.extra == planned[again.uid]
 
 

@@ -18,11 +18,12 @@ from manifests import disk, ray_runtime
 from manifests.columns import PAIRS, REASONS, SIDECAR, VOLATILE_COLUMNS
 from manifests.pool_layout import read_commit_records
 from manifests.schema import Fetch, Recipe, Source
+from pipeline import planning
 from pipeline.executor import Stage, Ticket, execute
-from pipeline.fetch import plan
 from pipeline.fetch.download import Downloader, make_downloader, read_file
 from pipeline.fetch.fetcher import Fetched, Fetcher
 from pipeline.pool import ShardWriter, read_sidecar
+from tests.support import plans
 
 
 @pytest.fixture
@@ -65,7 +66,7 @@ def planned(pool: Path, urls: list[str], fetch: Fetch, kind: str = "wat") -> lis
     ]
     disk.write_parquet(pool / "pairs/part-00000.parquet", pa.Table.from_pylist(rows, schema=PAIRS))
     recipe = Recipe(name="r", source=Source(kind=kind, paths=("crawl.wat.gz",)), fetch=fetch)  # type: ignore[arg-type]
-    tasks = plan.write_plan(str(pool), recipe)
+    tasks = plans.planned(str(pool), recipe)
     return [
         Ticket(id=task.id, group=str(task.group), payload={"shard": task.shard}) for task in tasks
     ]
@@ -114,7 +115,7 @@ def test_pictures_from_the_web_and_what_went_wrong(tmp_path: Path, web: Any, wor
     data = (tmp_path / "shards/00000.tar").read_bytes()
     member = json.loads(data[good["json_offset"] :][: good["json_length"]])
     assert (member["title"], member["page_url"]) == ("t0", "http://page.test/")
-    order = [pair.url for pair in plan.rows_of_shard(str(tmp_path), 0)]
+    order = [pair.url for pair in planning.rows_of_shard(str(tmp_path), 0)]
     assert list(rows) == order, "rows are in the order of the plan"
 
 
@@ -190,7 +191,7 @@ def test_half_of_a_surrogate_pair_in_the_signals_of_a_page_is_committed(
     pairs = pa.Table.from_pylist([row], schema=PAIRS)
     disk.write_parquet(tmp_path / "pairs/part-00000.parquet", pairs)
     recipe = Recipe(name="r", source=Source(kind="wat", paths=("crawl.wat.gz",)), fetch=fetch)
-    [shard] = plan.write_plan(str(tmp_path), recipe)
+    [shard] = plans.planned(str(tmp_path), recipe)
     ticket = Ticket(id=shard.id, group=str(shard.group), payload={"shard": shard.shard})
     assert workers(tmp_path, fetch)(ticket)["successes"] == 1
     optout = json.loads(rows_by_url(tmp_path)[url]["optout"])
@@ -371,7 +372,7 @@ def test_a_row_of_a_further_round_names_the_row_that_it_retries(
     assert worker(ticket)["reasons"] == {"http_5xx": 1}
     failed = rows_by_url(tmp_path)[urls[0]]
     recipe = Recipe(name="r", source=Source(kind="wat", paths=("crawl.wat.gz",)), fetch=fetch)
-    [task] = plan.add_retries(str(tmp_path), recipe, [failed["key"]])
+    [task] = plans.retried(str(tmp_path), recipe, [failed["key"]])
     record = worker(Ticket(id=task.id, group=str(task.group), payload={"shard": task.shard}))
     assert (record["count"], record["successes"], record["retries"]) == (1, 1, 1)
     again = rows_by_url(tmp_path, task.shard)[urls[0]]

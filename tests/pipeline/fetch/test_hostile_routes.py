@@ -20,7 +20,8 @@ from manifests.columns import PAIRS
 from manifests.pool_layout import PoolLayout
 from manifests.schema import Fetch, Recipe, Source
 from pipeline.executor import Ticket
-from pipeline.fetch import guard, make_downloader, plan, request, site_files
+from pipeline.fetch import guard, make_downloader, request, site_files
+from tests.support import plans
 from tests.support.dns import fake_dns
 from tests.support.hostile_server import SITE_FILES, HostileServer, certificates
 from tests.support.tables import table
@@ -78,7 +79,7 @@ def planned(pool: Path, urls: dict[str, str], settings: Fetch) -> Ticket:
     pairs = pa.Table.from_pylist(rows, schema=PAIRS)
     disk.write_parquet(PoolLayout(str(pool)).pairs_part(0), pairs, {"parts": 1})
     recipe = Recipe(name="r", source=Source(kind="wat", paths=("a.wat.gz",)), fetch=settings)
-    [shard] = plan.write_plan(str(pool), recipe)
+    [shard] = plans.planned(str(pool), recipe)
     return Ticket(id=shard.id, group=str(shard.group), payload={"shard": shard.shard})
 
 

@@ -15,8 +15,9 @@ from manifests import disk
 from manifests.columns import PAIRS, with_extra
 from manifests.schema import Fetch, Recipe, Source
 from pipeline.executor import Ticket
-from pipeline.fetch import make_downloader, plan
+from pipeline.fetch import make_downloader
 from pipeline.pool import ShardWriter, read_sidecar
+from tests.support import plans
 from tests.support.image_files import noise, saved
 
 
@@ -93,7 +94,7 @@ def test_options_on_their_way_to_the_sidecar(
     )
     source = Source(kind="table", paths=("t.parquet",), extra_columns=columns)
     recipe = Recipe(name="r", source=source, fetch=Fetch(**options))
-    [task] = plan.write_plan(pool, recipe)
+    [task] = plans.planned(pool, recipe)
     config = {
         "pool": pool,
         "fetch": disk.to_plain(recipe.fetch),

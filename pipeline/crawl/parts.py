@@ -1,0 +1,172 @@
+"""The table of a pool's parts, POOL/parts.parquet: what the footer of each part of the pairs says.
+
+It is written when crawl ends, so that later stages open one file and not one per part. It is
+derived: where it is missing, or does not fit the parts, the footers are read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import xxhash
+
+from manifests import disk
+from manifests.pool_layout import PoolLayout
+
+THREADS = 16  # that read footers: a remote store answers each after about 30 ms
+BATCH = 10_000  # rows
+DECODED = 4  # bytes in memory per byte of dictionary-encoded columns, about
+PARTS = pa.schema(
+    [
+        ("part", pa.int32()),
+        ("pairs", pa.int64()),  # rows of the part
+        ("links", pa.int64()),  # pairs + all reasons
+        ("damaged_records", pa.int64()),
+        ("reasons", pa.map_(pa.string(), pa.int64())),
+        ("examples", pa.map_(pa.string(), pa.string())),
+        ("bytes", pa.int64()),  # of the rows in memory
+        ("uids", pa.string()),  # digest of the uids in their order, see uids_digest
+        ("wat", pa.string()),  # the source file
+        ("source_id", pa.string()),
+        ("content", pa.string()),  # of the source file, JSON, see content.py
+        ("parts", pa.int64()),  # how many there are
+    ]
+)
+
+
+def read_parts(pool: str) -> pa.Table:
+    """One row of PARTS per part of the pairs, in order; no row where there is none."""
+    layout = PoolLayout(pool)
+    names = disk.list_names(layout.pairs, ".parquet")
+    if names and disk.exists(layout.parts):
+        table = disk.read_parquet(layout.parts)
+        if table.schema.equals(PARTS) and table.num_rows == len(names):
+            return table
+    with ThreadPoolExecutor(THREADS) as threads:
+        rows = list(threads.map(_row_of, [disk.join(layout.pairs, name) for name in names]))
+    for number, row in enumerate(rows):
+        row["part"] = number
+    return pa.Table.from_pylist(rows, PARTS)
+
+
+def write_parts(pool: str) -> pa.Table:
+    """Write the table of a crawl that has ended, and return it."""
+    path = PoolLayout(pool).parts
+    disk.remove(path)
+    table = read_parts(pool)
+    disk.write_parquet(path, table)
+    return table
+
+
+def _row_of(path: str) -> dict[str, Any]:
+    with fsspec.open(path, "rb") as file:
+        footer = pq.read_metadata(file)
+    metadata = json.loads((footer.metadata or {}).get(b"clipmill", b"{}"))
+    sizes = [footer.row_group(number).total_byte_size for number in range(footer.num_row_groups)]
+    encoded = sum(sizes) * DECODED  # a part that an earlier version wrote does not say its bytes
+    return {
+        "pairs": footer.num_rows,
+        "links": metadata.get("links", footer.num_rows),
+        "damaged_records": metadata.get("damaged_records", 0),
+        "reasons": list(metadata.get("reasons", {}).items()),
+        "examples": list(metadata.get("examples", {}).items()),
+        "bytes": metadata.get("bytes", encoded),
+        "uids": metadata.get("uids") or _digest_of(path),
+        "wat": metadata.get("wat"),
+        "source_id": metadata.get("source_id"),
+        "content": json.dumps(metadata.get("content", {}), sort_keys=True),
+        "parts": metadata.get("parts"),
+    }
+
+
+def totals(parts: pa.Table) -> dict[str, Any]:
+    """{links, pairs, damaged_records, reasons} of all parts."""
+    sums = {}
+    for name in ("links", "pairs", "damaged_records"):
+        sums[name] = int(pc.sum(parts[name], min_count=0).as_py())
+    return {**sums, "reasons": dict(sorted(reason_totals(parts).items()))}
+
+
+def reason_totals(parts: pa.Table) -> Counter[str]:
+    """How many rows of all parts were lost for each reason."""
+    totals = Counter[str]()
+    for chunk in parts["reasons"].chunks:
+        counts = pa.table({"reason": chunk.keys, "count": chunk.items})
+        for row in counts.group_by("reason").aggregate([("count", "sum")]).to_pylist():
+            totals[row["reason"]] += row["count_sum"]
+    return totals
+
+
+def examples(parts: pa.Table) -> dict[str, str]:
+    """For each reason the first example of a lost row."""
+    first: dict[str, str] = {}
+    for chunk in parts["examples"].chunks:
+        encoded = chunk.keys.dictionary_encode()
+        for number, reason in enumerate(encoded.dictionary.to_pylist()):
+            if reason not in first:
+                first[reason] = chunk.items[pc.index(encoded.indices, number).as_py()].as_py()
+    return first
+
+
+# --- rows of a part -----------------------------------------------------------------------------
+
+
+def rows_between(
+    path: str, start: int, stop: int, columns: list[str] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Rows `start` to `stop` of a part, batch by batch. Only their row groups are read."""
+    with fsspec.open(path, "rb") as stream, pq.ParquetFile(stream) as table:
+        groups: list[int] = []
+        rows_before, position = 0, 0
+        for number in range(table.num_row_groups):
+            size = table.metadata.row_group(number).num_rows
+            if rows_before + size > start and rows_before < stop:
+                position = position if groups else rows_before
+                groups.append(number)
+            rows_before += size
+        for batch in table.iter_batches(batch_size=BATCH, row_groups=groups, columns=columns):
+            low, high = max(0, start - position), min(batch.num_rows, stop - position)
+            if low < high:
+                yield batch.slice(low, high - low)
+            position += batch.num_rows
+
+
+class UidsDigest:
+    """Digest of the uids of a part, in their order; the same for any batches."""
+
+    def __init__(self) -> None:
+        self._content = xxhash.xxh3_128()
+        self._lengths = xxhash.xxh3_128()
+
+    def update(self, uids: pa.Array) -> None:
+        """Add the next ones."""
+        lengths = pc.binary_length(uids).cast(pa.int32())
+        self._lengths.update(lengths.to_numpy(zero_copy_only=False).astype("<i4").tobytes())
+        joined = pa.LargeListArray.from_arrays([0, len(uids)], uids.cast(pa.large_string()))
+        text = pc.binary_join(joined, pa.scalar("", pa.large_string()))[0]
+        self._content.update(text.as_buffer())
+
+    def hexdigest(self) -> str:
+        """32 hex digits."""
+        return xxhash.xxh3_128_hexdigest(self._lengths.digest() + self._content.digest())
+
+
+def _digest_of(path: str) -> str:
+    digest = UidsDigest()
+    with fsspec.open(path, "rb") as stream, pq.ParquetFile(stream) as table:
+        for batch in table.iter_batches(batch_size=BATCH, columns=["uid"]):
+            digest.update(batch["uid"])
+    return digest.hexdigest()
+
+
+def content_of(parts: pa.Table) -> list[Mapping[str, Any]]:
+    """What identified the content of each source file."""
+    return [json.loads(text) for text in parts["content"].to_pylist()]

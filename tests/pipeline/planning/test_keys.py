@@ -1,0 +1,87 @@
+"""Hashes by column are those of row by row."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from manifests import disk
+from pipeline.planning.keys import (
+    ORDER_SEED,
+    host_hash,
+    host_hashes,
+    host_of,
+    order_keys,
+    uid_hashes,
+)
+
+URLS = [
+    ("http://example.org", "example.org"),
+    ("https://a-b.example.org:8443?x=http://other.test/", "a-b.example.org"),
+    ("http://Example.ORG/a.jpg", "example.org"),
+    ("https://user:secret@example.org:8443/a", "example.org"),
+    ("http://example.org./a", "example.org"),
+    ("http://bücher.example/a", "xn--bcher-kva.example"),
+    ("http://[2001:db8::1]/a", "2001:db8::1"),
+    ("http://[broken/a", ""),
+    ("/a/local/file.jpg", ""),
+    (f"http://{'ü' * 80}.example/", ""),
+    ("http://example.org\n", ""),
+    ("http://example.org/\nhttp://other.test/", "example.org"),
+    ("", ""),
+]
+
+
+@pytest.mark.parametrize(("url", "host"), URLS)
+def test_the_host_of_a_url_however_it_is_written(url: str, host: str) -> None:
+    if url != "http://example.org\n":  # urlsplit removes the line break
+        assert host_of(url) == host
+
+
+def uids_of(urls: list[str]) -> pa.Array:
+    return pa.array([disk.uid_of(url, "") for url in urls], pa.string())
+
+
+def test_hosts_of_a_column_are_hashed_as_one_by_one() -> None:
+    urls = [url for url, _ in URLS] * 3
+    urls[5] = "http://" + "a" * 100_000 + ".test/"
+    uids = uids_of(urls)
+    expected = []
+    for url, uid in zip(urls, uids.to_pylist(), strict=True):
+        expected.append(host_hash(host_of(url) or uid))
+    assert host_hashes(pa.array(urls), uids).tolist() == expected
+    assert host_hashes(pa.array(urls).slice(4), uids.slice(4)).tolist() == expected[4:]
+    empty = pa.array([], pa.string())
+    assert host_hashes(empty, empty).tolist() == order_keys(empty).tolist() == []
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.text(max_size=40), max_size=20))
+def test_any_text_is_hashed_as_one_by_one(texts: list[str]) -> None:
+    valid = [text.encode("utf-8", "ignore").decode() for text in texts]
+    urls, uids = [f"http://{text}" for text in valid], uids_of(valid)
+    expected = []
+    for url, uid in zip(urls, uids.to_pylist(), strict=True):
+        expected.append(host_hash(host_of(url) or uid))
+    assert host_hashes(pa.array(urls, pa.string()), uids).tolist() == expected
+
+
+@pytest.mark.parametrize("seed", [0, ORDER_SEED, 2**64 - 1])
+def test_uids_are_hashed_as_the_library_does(seed: int) -> None:
+    uids = uids_of([str(number) for number in range(2000)])
+    expected = [xxhash.xxh3_64_intdigest(uid.encode(), seed=seed) for uid in uids.to_pylist()]
+    assert uid_hashes(uids, seed).tolist() == expected
+    assert uid_hashes(uids.slice(7, 90), seed).tolist() == expected[7:97]
+    other = pa.array(["short", "ü" * 16, "x" * 33])
+    expected = [xxhash.xxh3_64_intdigest(uid.encode(), seed=seed) for uid in other.to_pylist()]
+    assert uid_hashes(other, seed).tolist() == expected
+
+
+def test_what_is_no_text_is_refused() -> None:
+    with pytest.raises((pa.ArrowNotImplementedError, TypeError)):
+        host_hashes(pa.array([1, 2]), pa.array(["a", "b"]))
+    assert order_keys(pa.array(["x" * 32])).dtype == np.uint64

@@ -1,0 +1,92 @@
+"""Plans of both forms are read: shards as columns, rows by file and row group."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from manifests import disk
+from manifests.schema import Fetch, Recipe, Source
+from pipeline.planning import (
+    is_planned,
+    read_plan,
+    read_shard,
+    read_ticket,
+    retries_of_shard,
+    rows_of_shard,
+    write_plan,
+)
+from pipeline.planning.planner import settings_hash
+from tests.support.first_form_plan import write_first_form, write_first_form_retry
+from tests.support.pairs import pairs, urls
+from tests.support.plans import planned, retried
+from tests.support.reference_plan import plan_of
+
+RECIPE = Recipe(
+    name="r",
+    source=Source(kind="table", paths=("a.csv",)),
+    fetch=Fetch(rows_per_shard=7, user_agent="x/1"),
+)
+TABLE = pairs(urls(50, 9))
+
+
+def with_pairs(pool: Path) -> str:
+    disk.write_parquet(pool / "pairs/part-00000.parquet", TABLE, {"parts": 1})
+    return str(pool)
+
+
+@pytest.mark.parametrize("first_form", [False, True])
+def test_shards_rows_and_tickets(tmp_path: Path, first_form: bool) -> None:
+    pool = with_pairs(tmp_path)
+    assert not is_planned(pool)
+    if first_form:
+        write_first_form(pool, TABLE, RECIPE)
+    shards = planned(pool, RECIPE)
+    assert is_planned(pool)
+    assert (tmp_path / "plan").exists() is not first_form
+    expected = plan_of(TABLE, 7, settings_hash(RECIPE.fetch))
+    assert shards == [each.shard for each in expected]
+    plan = read_plan(pool)
+    asked = np.array([4, 1])
+    tickets = list(plan.tickets(asked))
+    for ticket, number in zip(tickets, asked.tolist(), strict=True):
+        each = expected[number]
+        assert (ticket.id, ticket.group) == (each.shard.id, str(each.shard.group))
+        assert ticket.payload["shard"] == number
+        rows, retry_of = read_ticket(ticket.payload, pool)
+        assert [pair.uid for pair in rows] == TABLE["uid"].take(each.rows).to_pylist()
+        assert retry_of == [None] * len(rows)
+        assert (rows, retry_of) == read_shard(pool, number)
+        assert read_ticket({"shard": number}, pool)[0] == rows
+
+
+def test_retries_of_both_forms_follow_a_plan_of_the_first(tmp_path: Path) -> None:
+    pool = with_pairs(tmp_path)
+    first = write_first_form(pool, TABLE, RECIPE)
+    expected = plan_of(TABLE, 7, settings_hash(RECIPE.fetch))
+    rows = [expected[0].rows[2], expected[3].rows[0]]
+    keys = ["000000002", "000030000"]
+    old = write_first_form_retry(pool, TABLE, RECIPE, rows, keys, len(first))
+    assert planned(pool, RECIPE) == [*first, *old]
+    assert retried(pool, RECIPE, keys) == [], "they are planned already"
+    new = retried(pool, RECIPE, [*keys, "000010001", f"{old[0].shard:05d}0000"])
+    assert planned(pool, RECIPE) == [*first, *old, *new]
+    found = [key for shard in new for key in retries_of_shard(pool, shard.shard)]
+    assert sorted(map(str, found)) == ["000010001", f"{old[0].shard:05d}0000"]
+    for shard in new:
+        for pair, key in zip(*read_shard(pool, shard.shard), strict=True):
+            assert rows_of_shard(pool, int(str(key)[:-4]))[int(str(key)[-4:])] == pair
+    again = retried(pool, RECIPE, [f"{new[-1].shard:05d}0000"])
+    assert [shard.shard for shard in again] == [len(first) + len(old) + len(new)]
+
+
+def test_what_is_not_in_a_plan_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has no plan; run pipeline/build"):
+        read_plan(str(tmp_path))
+    pool = with_pairs(tmp_path)
+    write_plan(pool, RECIPE)
+    for shard in (99, -1):
+        with pytest.raises(ValueError, match=f"no shard {shard}; its plan has"):
+            read_shard(pool, shard)

@@ -1,0 +1,427 @@
+"""The plan on disk: every pair once, in fetch order, and it cannot change afterwards."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from manifests import disk
+from manifests.columns import PAIRS, with_extra
+from manifests.schema import Fetch, HostLimit, Recipe, Source
+from pipeline.planning import (
+    add_retries,
+    planner,
+    read_plan,
+    retries_of_shard,
+    rows_of_shard,
+    write_plan,
+)
+from pipeline.planning.planner import settings_hash
+from tests.support.pairs import pairs, urls
+from tests.support.plans import planned, retried
+from tests.support.reference_plan import Expected, plan_of
+
+
+def write_pairs(pool: Path, *tables: pa.Table) -> None:
+    for k, table in enumerate(tables):
+        disk.write_parquet(pool / "pairs" / f"part-{k:05d}.parquet", table, {"parts": len(tables)})
+
+
+def recipe(rows_per_shard: int = 20, **fetch: Any) -> Recipe:
+    return Recipe(
+        name="r",
+        source=Source(kind="table", paths=("a.csv",)),
+        fetch=Fetch(rows_per_shard=rows_per_shard, **fetch),
+    )
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file of a plan."""
+    paths = [path for path in sorted((folder / "plan").rglob("*")) if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+@pytest.fixture(params=["one ticket", "many tickets", "slices"])
+def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """How many rows a ticket may hold."""
+    rows = {"one ticket": 500_000, "many tickets": 37, "slices": 5}[request.param]
+    monkeypatch.setattr(planner, "ROWS_PER_TICKET", rows)
+    return request.param
+
+
+def check(pool: str, whole: pa.Table, expected: list[Expected]) -> None:
+    """The plan on disk is the expected one, row by row."""
+    plan = read_plan(pool)
+    assert list(plan) == [each.shard for each in expected]
+    for each in expected:
+        wanted = whole["uid"].take(each.rows).to_pylist()
+        assert [pair.uid for pair in rows_of_shard(pool, each.shard.shard)] == wanted
+
+
+@pytest.mark.parametrize("scheme", ["", "memory://"])
+def test_a_plan_holds_every_pair_in_fetch_order(tmp_path: Path, scheme: str, sizes: str) -> None:
+    one, two = pairs(urls(50, 9)), pairs([f"http://other{i}.test/{i}" for i in range(33)])
+    empty = PAIRS.empty_table()
+    pool = f"{scheme}{tmp_path}/pool"
+    for k, table in enumerate((empty, one, empty, two, empty)):
+        disk.write_parquet(disk.join(pool, "pairs", f"part-{k:05d}.parquet"), table, {"parts": 5})
+    assert write_plan(pool, recipe()) == {}
+    whole = pa.concat_tables([one, two])
+    expected = plan_of(whole, 20, settings_hash(recipe().fetch))
+    check(pool, whole, expected)
+    first = rows_of_shard(pool, 0)[0]
+    assert first.caption == whole["caption"][expected[0].rows[0]].as_py()
+    assert retries_of_shard(pool, 0) == [None] * expected[0].shard.size
+    assert not disk.list_names(disk.join(pool, "plan", ".shuffle"))
+
+
+GOLDEN = [
+    (0, 0, [0, 5, 10], "05e29bafd3ec8114"),
+    (1, 2, [9, 2, 7, 3], "7cfbcb7894531c81"),
+    (2, 2, [8, 6, 1, 4], "8414156f8d40a338"),
+    (3, 2, [11], "df9fe0b348cec91c"),
+]
+GOLDEN_FILES = [
+    (0, 0, [3, 7, 1, 5], "2109ecd5857d2302"),
+    (1, 1, [6, 10, 9, 0], "cceacaa765334c5a"),
+    (2, 2, [4, 8, 2], "2a78cec81f9a36c8"),
+]
+
+
+@pytest.mark.parametrize("of_files", [False, True])
+def test_golden_plan(
+    tmp_path: Path, of_files: bool, sizes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change here is a change of every pool's order: raise PLAN_VERSION with it."""
+    assert planner.PLAN_VERSION == 2
+    monkeypatch.setattr(planner, "settings_hash", lambda fetch: "settings")
+    table = file_pairs(11) if of_files else pairs(urls(12, 5))
+    write_pairs(tmp_path, table)
+    asked = files_recipe(4) if of_files else recipe(4)
+    rows = {uid: row for row, uid in enumerate(table["uid"].to_pylist())}
+    found = []
+    for shard in planned(str(tmp_path), asked):
+        numbers = [rows[pair.uid] for pair in rows_of_shard(str(tmp_path), shard.shard)]
+        found.append((shard.shard, shard.group, numbers, shard.id))
+    assert found == (GOLDEN_FILES if of_files else GOLDEN)
+
+
+@pytest.mark.parametrize("rows_per_shard", [1, 7, 1000])
+@pytest.mark.parametrize("hosts", [1, 7, 600])
+def test_any_shape_is_planned_as_row_by_row(
+    tmp_path: Path, rows_per_shard: int, hosts: int, sizes: str
+) -> None:
+    table = pairs(urls(331, hosts))
+    write_pairs(tmp_path, *(table.slice(start, 100) for start in range(0, 331, 100)))
+    asked = recipe(rows_per_shard)
+    assert write_plan(str(tmp_path), asked) == {}
+    expected = plan_of(table, rows_per_shard, settings_hash(asked.fetch))
+    plan = read_plan(str(tmp_path))
+    assert list(plan) == [each.shard for each in expected]
+    for each in expected[:: 1 + len(expected) // 20]:
+        wanted = table["uid"].take(each.rows).to_pylist()
+        assert [pair.uid for pair in rows_of_shard(str(tmp_path), each.shard.shard)] == wanted
+
+
+def test_as_many_groups_as_there_may_be(tmp_path: Path) -> None:
+    table = pairs([f"http://h{i}.test/" for i in range(1025)])
+    write_pairs(tmp_path, table)
+    shards = planned(str(tmp_path), recipe(1))
+    assert disk.read_json(tmp_path / "plan/plan.json")["groups"] == 1024
+    assert [shard.size for shard in shards] == [1] * 1025
+    assert shards == [e.shard for e in plan_of(table, 1, settings_hash(recipe(1).fetch))]
+
+
+def test_part_and_row_say_where_a_pair_comes_from(tmp_path: Path, sizes: str) -> None:
+    table = pairs(urls(90, 40))
+    write_pairs(tmp_path, *(table.slice(start, 3) for start in range(0, 90, 3)))
+    write_plan(str(tmp_path), recipe())
+    for path in sorted((tmp_path / "plan").glob("shards-*.parquet")):
+        for row in disk.read_parquet(path, ["uid", "part", "row"]).to_pylist():
+            assert table["uid"][3 * row["part"] + row["row"]].as_py() == row["uid"]
+
+
+@pytest.mark.parametrize("url", ["http://h.test/" + "a" * 100_000, "http://h.test/ü\U0001f600"])
+def test_a_url_of_any_length_travels(tmp_path: Path, url: str, sizes: str) -> None:
+    write_pairs(tmp_path, pairs([*urls(50, 9), url]))
+    shards = planned(str(tmp_path), recipe())
+    planned_urls = [p.url for s in shards for p in rows_of_shard(str(tmp_path), s.shard)]
+    assert sorted(planned_urls) == sorted([*urls(50, 9), url])
+
+
+def test_one_row(tmp_path: Path) -> None:
+    write_pairs(tmp_path, pairs(urls(1, 1)))
+    [shard] = planned(str(tmp_path), recipe())
+    assert (shard.shard, shard.group, shard.size) == (0, 0, 1)
+
+
+def test_a_uid_that_comes_twice_stays_twice_in_the_order_of_the_pairs(
+    tmp_path: Path, sizes: str
+) -> None:
+    one = pairs(urls(30, 4))
+    again = one.set_column(2, "caption", pa.array([f"again {i}" for i in range(30)]))
+    write_pairs(tmp_path, one, again)
+    whole = pa.concat_tables([one, again])
+    write_plan(str(tmp_path), recipe())
+    expected = plan_of(whole, 20, settings_hash(recipe().fetch))
+    check(str(tmp_path), whole, expected)
+    captions = [p.caption for p in rows_of_shard(str(tmp_path), 0)]
+    assert captions == whole["caption"].take(expected[0].rows).to_pylist()
+
+
+def test_extra_columns_travel_and_a_part_without_one_is_named(tmp_path: Path) -> None:
+    source = Source(kind="table", paths=("a.csv",), extra_columns={"faces": "json", "n": "int"})
+    asked = replace(recipe(), source=source)
+    table = pairs(urls(30, 9))
+    whole = table.append_column("faces", pa.array([f"[{i}]" for i in range(30)]))
+    whole = whole.append_column("n", pa.array(range(30), pa.int64()))
+    assert whole.schema.names == with_extra(PAIRS, source.extra_columns).names
+    beyond = whole.append_column("other", pa.array(["x"] * 30))
+    write_pairs(tmp_path / "a", whole.slice(0, 20), beyond.slice(20))
+    for shard in planned(str(tmp_path / "a"), asked):
+        for pair in rows_of_shard(str(tmp_path / "a"), shard.shard):
+            assert pair.extra == {"faces": f"[{pair.caption}]", "n": int(pair.caption)}
+    write_pairs(tmp_path / "b", whole.slice(0, 20), table.slice(20))
+    failed = write_plan(str(tmp_path / "b"), asked)
+    assert "part-00001.parquet has no column 'faces'; run the stage crawl" in str(failed)
+    assert not (tmp_path / "b/plan/plan.json").exists()
+
+
+# --- stopped and resumed --------------------------------------------------------------------------
+
+
+class Stopped(BaseException):
+    """The process is killed here."""
+
+
+@pytest.fixture
+def stopping(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Writes are counted; the one whose number is `at` ends the process, before or after it."""
+    state = {"count": 0, "at": -1, "after": 0}
+    lock = threading.Lock()  # files are removed in threads
+
+    def wrapped(function: Any) -> Any:
+        def write(*arguments: Any) -> None:
+            with lock:
+                state["count"] += 1
+                is_last = state["count"] == state["at"]
+            if is_last and not state["after"]:
+                raise Stopped
+            function(*arguments)
+            if is_last:
+                raise Stopped
+
+        return write
+
+    for name in ("write_bytes", "publish", "remove"):
+        monkeypatch.setattr(disk, name, wrapped(getattr(disk, name)))
+    return state
+
+
+@pytest.mark.parametrize("after", [0, 1])
+def test_a_plan_that_is_stopped_anywhere_ends_in_the_same_bytes(
+    tmp_path: Path, stopping: dict[str, int], after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planner, "ROWS_PER_TICKET", 20)
+    tables = [pairs(urls(50, 9)), pairs(urls(33, 2))]
+    write_pairs(tmp_path / "whole", *tables)
+    stopping["count"] = 0
+    write_plan(str(tmp_path / "whole"), recipe(8))
+    whole, writes = contents(tmp_path / "whole"), stopping["count"]
+    assert writes > 20
+    for at in range(1, writes + 1):
+        pool = tmp_path / f"{at}"
+        write_pairs(pool, *tables)
+        stopping.update(count=0, at=at, after=after)
+        with pytest.raises(Stopped):
+            write_plan(str(pool), recipe(8))
+        stopping["at"] = -1
+        before = stopping["count"]
+        write_plan(str(pool), recipe(8))
+        assert stopping["count"] - before <= writes - at + 3, "what was done is done again"
+        assert contents(pool) == whole
+
+
+def test_files_of_another_job_are_not_taken(
+    tmp_path: Path, stopping: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planner, "ROWS_PER_TICKET", 20)
+    write_pairs(tmp_path / "a", pairs(urls(50, 9)))
+    write_pairs(tmp_path / "b", pairs(urls(50, 9)))
+    stopping.update(count=0, at=15)
+    with pytest.raises(Stopped):
+        write_plan(str(tmp_path / "a"), recipe(8))
+    stopping["at"] = -1
+    write_plan(str(tmp_path / "a"), recipe(7))
+    write_plan(str(tmp_path / "b"), recipe(7))
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_workers_leave_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from manifests import ray_runtime
+
+    monkeypatch.setattr(planner, "ROWS_PER_TICKET", 20)
+    monkeypatch.setattr(planner, "FEW", 0)
+    try:
+        for engine in ("inline", "ray"):
+            write_pairs(tmp_path / engine, pairs(urls(90, 9)))
+            assert write_plan(str(tmp_path / engine), recipe(8), engine=engine, workers=2) == {}  # type: ignore[arg-type]
+    finally:
+        ray_runtime.disconnect()
+    assert contents(tmp_path / "inline") == contents(tmp_path / "ray")
+
+
+def test_resuming_leaves_the_plan_as_it_is(tmp_path: Path) -> None:
+    write_pairs(tmp_path, pairs(urls(30, 9)))
+    write_plan(str(tmp_path), recipe())
+    before = contents(tmp_path)
+    other = recipe(user_agent="another/1 (me@b.example)", connect_to={"a.test": "127.0.0.1:80"})
+    assert write_plan(str(tmp_path), other) == {}
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "manners",
+    [
+        {"per_host": 4, "user_agent": "another/1 (me@b.example)"},
+        {"retries": 0, "deadline_s": 5.0, "delay_s": 1.0, "patience_s": 9.0, "min_rate": 0},
+        {"concurrency": 9, "hosts": {"a.test": HostLimit(per_host=1)}},
+    ],
+    ids=" ".join,
+)
+def test_manners_may_change_in_the_middle_of_a_pool(
+    tmp_path: Path, manners: dict[str, Any]
+) -> None:
+    write_pairs(tmp_path, pairs(urls(50, 9)))
+    shards = planned(str(tmp_path), recipe(per_host=2))
+    before = contents(tmp_path)
+    assert planned(str(tmp_path), recipe(**manners)) == shards
+    assert contents(tmp_path) == before
+    assert settings_hash(recipe(**manners).fetch) == settings_hash(recipe(per_host=2).fetch)
+    key = f"{shards[0].shard:05d}0000"
+    [retry] = retried(str(tmp_path), recipe(**manners), [key])
+    assert retries_of_shard(str(tmp_path), retry.shard) == [key]
+
+
+def test_a_part_whose_name_has_a_quotation_mark(tmp_path: Path) -> None:
+    pool = tmp_path / "it's a pool"
+    write_pairs(pool, pairs(urls(30, 9)), pairs(urls(3, 2)))
+    assert sum(shard.size for shard in planned(str(pool), recipe())) == 33
+
+
+def test_another_recipe_is_refused_with_what_changed(tmp_path: Path) -> None:
+    write_pairs(tmp_path, pairs(urls(30, 9)))
+    write_plan(str(tmp_path), recipe())
+    with pytest.raises(ValueError, match=r"fetch\.image_size was 256 and is 224.*another folder"):
+        write_plan(str(tmp_path), recipe(image_size=224))
+
+
+def test_other_pairs_are_refused(tmp_path: Path) -> None:
+    write_pairs(tmp_path, pairs(urls(30, 9)))
+    write_plan(str(tmp_path), recipe())
+    write_pairs(tmp_path, pairs(urls(31, 9)))
+    with pytest.raises(ValueError, match="not those that this pool was planned from"):
+        write_plan(str(tmp_path), recipe())
+
+
+def test_an_unfinished_crawl_is_not_planned(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no pairs to plan; run the stage crawl"):
+        write_plan(str(tmp_path), recipe())
+    disk.write_parquet(tmp_path / "pairs" / "part-00000.parquet", pairs(urls(5, 2)), {"parts": 2})
+    with pytest.raises(ValueError, match="1 of 2 parts"):
+        write_plan(str(tmp_path), recipe())
+
+
+def test_a_source_without_pairs_is_an_empty_plan(tmp_path: Path) -> None:
+    write_pairs(tmp_path, PAIRS.empty_table())
+    assert planned(str(tmp_path), recipe()) == []
+    assert retried(str(tmp_path), recipe(), []) == []
+
+
+def test_retries_become_shards_of_their_own_and_can_be_retried_again(
+    tmp_path: Path, sizes: str
+) -> None:
+    write_pairs(tmp_path, pairs(urls(50, 9)))
+    pool = str(tmp_path)
+    tasks = planned(pool, recipe())
+    keys = [f"{t.shard:05d}{i:04d}" for t in tasks for i in (0, t.size - 1)]
+    new = retried(pool, recipe(), keys)
+    assert [t.shard for t in new] == list(range(len(tasks), len(tasks) + len(new)))
+    assert list(read_plan(pool)) == [*tasks, *new]
+    asked: dict[str, str] = {}
+    for task in new:
+        for key, pair in zip(
+            retries_of_shard(pool, task.shard), rows_of_shard(pool, task.shard), strict=True
+        ):
+            assert key is not None
+            asked[key] = pair.uid
+            old = next(t for t in tasks if t.shard == int(key[:-4]))
+            assert old.group == task.group
+            assert rows_of_shard(pool, old.shard)[int(key[-4:])] == pair
+    assert set(asked) == set(keys)
+    again = retried(pool, recipe(), [f"{new[0].shard:05d}0000"])
+    assert retries_of_shard(pool, again[0].shard) == [f"{new[0].shard:05d}0000"]
+    assert planned(pool, recipe()) == [*tasks, *new, *again]
+    assert retried(pool, recipe(), []) == []
+    assert retried(pool, recipe(), keys) == [], "they are planned already"
+
+
+# --- files, which have no host -------------------------------------------------------------------
+
+
+def files_recipe(rows_per_shard: int = 20) -> Recipe:
+    source = Source(kind="image_folder", paths=("images",), captions="txt")
+    return Recipe(name="r", source=source, fetch=Fetch(rows_per_shard=rows_per_shard))
+
+
+def file_pairs(count: int) -> pa.Table:
+    return pairs([f"/data/{i}.jpg" for i in range(count)])
+
+
+def test_a_plan_of_files_has_full_shards_and_its_retries_too(tmp_path: Path, sizes: str) -> None:
+    write_pairs(tmp_path, file_pairs(50), file_pairs(45))
+    pool = str(tmp_path)
+    shards = planned(pool, files_recipe())
+    assert [(s.shard, s.group, s.size) for s in shards] == [
+        (0, 0, 20), (1, 1, 20), (2, 2, 20), (3, 3, 20), (4, 4, 15),
+    ]  # fmt: skip
+    assert planned(pool, files_recipe()) == shards
+    keys = [f"{s.shard:05d}{i:04d}" for s in shards for i in range(5)]
+    new = retried(pool, files_recipe(), keys)
+    assert [(s.shard, s.group, s.size) for s in new] == [(5, 5, 20), (6, 6, 5)]
+    retry_of = [*retries_of_shard(pool, 5), *retries_of_shard(pool, 6)]
+    assert sorted(map(str, retry_of)) == keys
+
+
+def test_a_pool_of_files_that_was_planned_by_groups_goes_on_with_its_plan(tmp_path: Path) -> None:
+    """Pools of files had host groups by uid, and so many short shards."""
+    write_pairs(tmp_path, file_pairs(95))
+    pool = str(tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        kind = replace(planner.SOURCES["image_folder"], images="web")
+        patch.setattr(planner, "SOURCES", {**planner.SOURCES, "image_folder": kind})
+        old = planned(pool, files_recipe())
+    assert [(s.group, s.size) for s in old] != [(i, min(20, 95 - 20 * i)) for i in range(5)]
+    before = contents(tmp_path)
+    assert planned(pool, files_recipe()) == old
+    assert contents(tmp_path) == before
+    new = retried(pool, files_recipe(), [f"{s.shard:05d}0000" for s in old])
+    assert {s.group for s in new} == {s.group for s in old}
+
+
+def test_what_is_not_in_the_plan_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has no plan"):
+        read_plan(str(tmp_path))
+    write_pairs(tmp_path, pairs(urls(30, 9)))
+    write_plan(str(tmp_path), recipe())
+    with pytest.raises(ValueError, match="no shard 99"):
+        rows_of_shard(str(tmp_path), 99)
+    with pytest.raises(ValueError, match="1 of the keys to retry"):
+        add_retries(str(tmp_path), recipe(), ["000000000", "000000999"])
