@@ -163,7 +163,7 @@ def summary(
     folder = shlex.quote(out)
     state = "" if totals["changed"] else " (it was complete already; nothing was done)"
     lines = [f"the pool is {out}{state}"]
-    if args.until != "crawl":
+    if args.until not in ("crawl", "plan"):
         final = totals["fetch"]["final"]
         rows = final["stored"] + sum(final["reasons"].values())
         lines.append(f"  {final['stored']:,} of {rows:,} rows are stored")

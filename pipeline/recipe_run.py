@@ -189,10 +189,10 @@ def _fetch(recipe: Recipe, pool: str, engine: Engine) -> Mapping[str, str]:
     }
     if SOURCES[recipe.source.kind].images == "tars":
         stage = Stage(name="adopt", work=adopt_tars, config=config)
-        tickets = tar_tickets(recipe.source)
-        check_adopted(pool, tickets)
-        tars = {ticket.id: str(ticket.payload["tar"]) for ticket in tickets}
-        failed = execute(stage, tickets, engine=engine).failed
+        tar_list = tar_tickets(recipe.source)
+        check_adopted(pool, tar_list)
+        tars = {ticket.id: str(ticket.payload["tar"]) for ticket in tar_list}
+        failed = execute(stage, tar_list, engine=engine).failed
         return {tars[ticket]: reason for ticket, reason in failed.items()}
     plan = planning.read_plan(pool)
     is_committed = np.zeros(len(plan), dtype=bool)

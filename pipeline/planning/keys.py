@@ -56,7 +56,7 @@ def host_hashes(urls: pa.Array, uids: pa.Array) -> Hashes:
     encoded = hosts.dictionary_encode()
     by_host = [host_hash(host) for host in encoded.dictionary.to_pylist()]
     indices = pc.fill_null(encoded.indices, 0).to_numpy()
-    hashes = np.array([*by_host, 0], dtype=np.uint64)[indices]
+    hashes: Hashes = np.array([*by_host, 0], dtype=np.uint64)[indices]
     if len(unusual):
         _hash_unusual(hashes, unusual, urls, uids)
     return hashes
