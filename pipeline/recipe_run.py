@@ -28,11 +28,7 @@ from pipeline.external import (
 )
 from pipeline.fetch import make_downloader
 from pipeline.images import limits_of
-<<<<<<< HEAD
-from pipeline.pool import Lease, hold_lease, read_sidecar, remove_uncommitted
-=======
-from pipeline.pool import remove_uncommitted
->>>>>>> 81f2c64 (The plan is a stage: an external shuffle by tickets, one row group a shard, and counts only in the driver)
+from pipeline.pool import Lease, hold_lease, remove_uncommitted
 
 STAGES = ("crawl", "plan", "fetch", "score", "choose")
 # Shards that a worker fetches at a time: some wait for their last rows while the others use the
@@ -65,16 +61,10 @@ def _build(
     failed: dict[str, str] = {}
     steps: list[tuple[str, Callable[[], Mapping[str, str]]]] = [
         ("crawl", lambda: _crawl(recipe, pool, engine)),
-<<<<<<< HEAD
-        ("fetch", lambda: _fetch(recipe, pool, engine, retry, lease.fence)),
+        ("plan", lambda: _plan(recipe, pool, engine, retry)),
+        ("fetch", lambda: _fetch(recipe, pool, engine, lease.fence)),
         ("score", lambda: _score(recipe, pool, engine, lease.fence)),
         ("choose", lambda: _choose(recipe, pool, lease.fence)),
-=======
-        ("plan", lambda: _plan(recipe, pool, engine, retry)),
-        ("fetch", lambda: _fetch(recipe, pool, engine)),
-        ("score", lambda: _score(recipe, pool, engine)),
-        ("choose", lambda: _choose(recipe, pool)),
->>>>>>> 81f2c64 (The plan is a stage: an external shuffle by tickets, one row group a shard, and counts only in the driver)
     ]
     for name, step in steps[: STAGES.index(until) + 1]:
         started = time.monotonic()
@@ -95,17 +85,10 @@ def _build(
 
 
 def incomplete(totals: Mapping[str, Any], until: str) -> str | None:
-<<<<<<< HEAD
-    """Why a build that ended is not complete, in one line; None where it is, after the stage crawl
-    and where nothing was planned.
+    """Why a build that ended is not complete, in one line; None where it is, where it ended before
+    the stage fetch, and where nothing was planned.
     """
-    if totals["complete"] or until == "crawl" or "fetch" not in totals:
-=======
-    """Why a build that ended is not complete, in one line; None where it is, and where it ended
-    before the stage fetch.
-    """
-    if totals["failed"] or totals["complete"] or until in ("crawl", "plan"):
->>>>>>> 81f2c64 (The plan is a stage: an external shuffle by tickets, one row group a shard, and counts only in the driver)
+    if totals["complete"] or until in ("crawl", "plan") or "fetch" not in totals:
         return None
     fetched = totals["fetch"]
     return (
@@ -165,11 +148,6 @@ def _crawl(recipe: Recipe, pool: str, engine: Engine) -> Mapping[str, str]:
     return failed
 
 
-<<<<<<< HEAD
-def _fetch(
-    recipe: Recipe, pool: str, engine: Engine, retry: str | None, fence: int | None
-) -> Mapping[str, str]:
-=======
 def _plan(recipe: Recipe, pool: str, engine: Engine, retry: str | None) -> Mapping[str, str]:
     if SOURCES[recipe.source.kind].images == "tars":
         return {}
@@ -179,8 +157,7 @@ def _plan(recipe: Recipe, pool: str, engine: Engine, retry: str | None) -> Mappi
     return failed
 
 
-def _fetch(recipe: Recipe, pool: str, engine: Engine) -> Mapping[str, str]:
->>>>>>> 81f2c64 (The plan is a stage: an external shuffle by tickets, one row group a shard, and counts only in the driver)
+def _fetch(recipe: Recipe, pool: str, engine: Engine, fence: int | None) -> Mapping[str, str]:
     remove_uncommitted(pool)
     config: dict[str, Any] = {
         "pool": pool,
@@ -212,24 +189,7 @@ def _fetch(recipe: Recipe, pool: str, engine: Engine) -> Mapping[str, str]:
     return execute(stage, tickets, engine=engine).failed
 
 
-<<<<<<< HEAD
-def transient(pool: str) -> list[str]:
-    """Keys of the rows whose newest outcome is transient: what a retry asks for again."""
-    keys: list[str] = []
-    retried: set[str] = set()
-    columns = ["key", "class", "retry_of"]
-    for shard in read_commit_records(pool):
-        for row in read_sidecar(pool, shard, columns).to_pylist():
-            retried.add(row["retry_of"])
-            if row["class"] == "transient":
-                keys.append(row["key"])
-    return [key for key in keys if key not in retried]
-
-
 def _score(recipe: Recipe, pool: str, engine: Engine, fence: int | None) -> Mapping[str, str]:
-=======
-def _score(recipe: Recipe, pool: str, engine: Engine) -> Mapping[str, str]:
->>>>>>> 81f2c64 (The plan is a stage: an external shuffle by tickets, one row group a shard, and counts only in the driver)
     if not recipe.filters:
         return {}
     specs = scoring.filter_specs(recipe, [], {})
