@@ -17,8 +17,7 @@ from typing import Any, Literal, TypeVar
 
 from manifests import disk
 from manifests.schema import Ablation, Blend, Fetch, Recipe, Source, TaskSpec, refuse_unused
-from manifests.short_forms import shape
-from manifests.yaml_file import expand_variables, merge, pick_scale, read_yaml
+from manifests.yaml_forms import expand_variables, merge, pick_scale, read_yaml, shape
 
 __all__ = ["list_scales", "manifest_kind", "merge", "read_block", "read_manifest"]
 
@@ -81,7 +80,7 @@ def read_manifest(path: str | Path, kind: type[T], *, scale: str | None = None) 
     it.
 
     Paths inside are relative to the file. `${NAME}` is expanded for the names in
-    yaml_file.VARIABLES and those that begin with CLIPMILL_. Text such as 20MiB and 12.8M is a
+    yaml_forms.VARIABLES and those that begin with CLIPMILL_. Text such as 20MiB and 12.8M is a
     number where the field is one. ValueError names the file, the key, the value and the nearest
     right one. A resolved manifest (JSON) is read as it is.
     """

@@ -28,7 +28,7 @@ import subprocess
 from typing import Any
 
 from manifests import disk, reader
-from manifests.pool_layout import AblationLayout
+from manifests.run_layout import AblationLayout
 from manifests.schema import Ablation, Recipe
 from manifests.text import printable
 from pipeline import ablation_run, recipe_run

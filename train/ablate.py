@@ -20,11 +20,13 @@ import json
 import os
 
 from manifests import disk, reader
-from manifests.pool_layout import AblationLayout
+from manifests.folder_lock import locked_folder
+from manifests.run_layout import AblationLayout
 from manifests.schema import Ablation
 from train.ablation import (
     FailedRun,
     Hardware,
+    ModelRun,
     all_runs,
     check_ablation,
     check_plan,
@@ -129,6 +131,8 @@ def hardware_of(args: argparse.Namespace) -> Hardware:
 
 def plan_only(ablation: Ablation, out: str, args: argparse.Namespace) -> int:
     """`--plan`: what the ablation takes, in lines or as JSON."""
+    if not any(arm.is_trained for arm in ablation.arms.values()):
+        return plan_without_training(ablation, out, args.json)
     plan = plan_ablation(
         ablation,
         out,
@@ -141,6 +145,21 @@ def plan_only(ablation: Ablation, out: str, args: argparse.Namespace) -> int:
     print("\n".join(plan_lines(plan)))
     if args.json:
         print(json.dumps(disk.to_plain(plan), sort_keys=True))
+    return 0
+
+
+def plan_without_training(ablation: Ablation, out: str, as_json: bool) -> int:
+    """`--plan` of models and predictions that exist."""
+    runs = all_runs(ablation, out)
+    models = sum(isinstance(run, ModelRun) for run in runs)
+    files = (len(runs) - models) * len(ablation.evaluate)
+    print(
+        f"{ablation.name}: nothing is trained: {models:,} models to evaluate on "
+        f"{len(ablation.evaluate)} tasks, {files:,} files of predictions to read"
+    )
+    if as_json:
+        counts = {"models": models, "files": files}
+        print(json.dumps({"name": ablation.name, "runs": counts}, sort_keys=True))
     return 0
 
 
@@ -165,13 +184,20 @@ def run(args: argparse.Namespace) -> int:
     check_plan(ablation, out, hardware)
     if args.check:
         return check_only(ablation, out, args.json)
+    with locked_folder(AblationLayout(out).lock, "train/ablate.py"):
+        return run_and_conclude(ablation, out, args)
+
+
+def run_and_conclude(ablation: Ablation, out: str, args: argparse.Namespace) -> int:
+    """All runs and the verdict of an ablation that passed the checks. The exit status."""
     layout = AblationLayout(out)
     shared = check_pools(ablation, out)
     disk.write_json(layout.ablation_json, ablation)
     if ablation.stop is None:
         outcomes = run_all(ablation, out, args.engine)
     else:
-        outcomes = run_rounds(ablation, out, args.engine, saved_scores(ablation, out))
+        prior = ledger.prior_of_rounds(ablation, out)
+        outcomes = run_rounds(ablation, out, args.engine, saved_scores(ablation, out), prior)
     failed = []
     for outcome in outcomes:
         if outcome.metrics is None:

@@ -25,8 +25,9 @@ import logging
 from collections.abc import Sequence
 
 from manifests import disk, reader
-from manifests.pool_layout import PoolLayout, RunLayout
-from manifests.schema import Suite, TaskSpec
+from manifests.pool_layout import PoolLayout
+from manifests.run_layout import RunLayout
+from manifests.schema import Suite, TaskSpec, Weights
 from train.dist import averaging, process_group
 from train.evaluation import (
     evaluate,
@@ -38,7 +39,6 @@ from train.evaluation import (
     readable_tasks,
     refuse_identical,
 )
-from train.formats import load_model
 from train.model import CLIP
 from train.task_data import write_benchmark
 
@@ -130,17 +130,14 @@ def check_overlap(run: str, tasks: Sequence[TaskSpec], out: str) -> None:
 
 def load(args: argparse.Namespace) -> CLIP:
     """The model, with the weights that --average-last or --ema ask for."""
-    folder = args.model.removeprefix("local-dir:")
-    if args.average_last is not None:
-        model, steps = averaging.mean_of_last(folder, args.average_last)
-        logger.info("the mean of the weights after steps %s", ", ".join(map(str, steps)))
-        return model
-    if args.ema:
-        model, step = averaging.moving_average(folder)
-        logger.info("the moving average of the weights after step %d", step)
-        return model
-    export = RunLayout(folder).export
-    return load_model(export if disk.exists(export) else args.model)
+    model, which = averaging.load_weights(args.model, weights_of(args))
+    logger.info("%s: %s", args.model, which)
+    return model
+
+
+def weights_of(args: argparse.Namespace) -> Weights:
+    """The weights that --average-last or --ema ask for."""
+    return Weights(ema=args.ema, average_last=args.average_last)
 
 
 def predictions_folder(args: argparse.Namespace) -> str:
@@ -149,10 +146,7 @@ def predictions_folder(args: argparse.Namespace) -> str:
         return str(args.out)
     if args.model.startswith("open_clip:"):
         raise ValueError(f"{args.model} has no folder for the predictions: name one with --out")
-    folder = RunLayout(args.model.removeprefix("local-dir:")).predictions
-    if args.average_last is not None:
-        return f"{folder}-average-{args.average_last}"
-    return f"{folder}-ema" if args.ema else folder
+    return RunLayout(args.model.removeprefix("local-dir:")).predictions_of(weights_of(args))
 
 
 def write_layouts(tasks: Sequence[TaskSpec], folder: str) -> int:

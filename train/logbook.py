@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from manifests import disk
-from manifests.pool_layout import RunLayout
+from manifests.run_layout import RunLayout
 from train.config import TrainConfig
 from train.data import Repeats
 from train.model import CLIP, peak_flops, training_flops

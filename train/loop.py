@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from manifests import console, disk
 from manifests.documents import RunRecord, read_document
-from manifests.pool_layout import RunLayout
+from manifests.run_layout import RunLayout
 from manifests.schema import Blend
 from train.capacity import resolve_micro_batch
 from train.config import TrainConfig, model_config

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from manifests import disk
-from manifests.pool_layout import RunLayout
+from manifests.run_layout import RunLayout
 from train.data import Batch
 from train.dist import Ranks, process_group, sharded_checkpoint
 from train.model import CLIP

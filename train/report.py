@@ -24,7 +24,7 @@ import json
 import os
 
 from manifests import disk
-from manifests.pool_layout import AblationLayout
+from manifests.run_layout import AblationLayout
 from train.reporting import (
     Report,
     collect_report,

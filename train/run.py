@@ -32,7 +32,7 @@ from typing import Any
 
 from manifests import disk
 from manifests.documents import RunRecord, read_document
-from manifests.pool_layout import RunLayout
+from manifests.run_layout import RunLayout
 from manifests.schema import Blend
 from train.config import (
     PRESETS,

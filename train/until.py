@@ -15,7 +15,7 @@ from torch import Tensor
 
 from manifests import disk, reader
 from manifests.documents import TargetEvaluation, TargetRecord, read_document
-from manifests.pool_layout import RunLayout
+from manifests.run_layout import RunLayout
 from manifests.schema import Blend, TaskSpec
 from train.dist import process_group, sharded_checkpoint
 from train.evaluation import (

@@ -7,7 +7,7 @@ between 0 and 1, a baseline that is one of the arms) is checked here in `__post_
 
 from __future__ import annotations
 
-from manifests.schema.ablation import Ablation, Arm, Controls, PoolRef, Scorer, Stop
+from manifests.schema.ablation import Ablation, Arm, Controls, PoolRef, Scorer, Stop, Weights
 from manifests.schema.blend import Blend
 from manifests.schema.fetch import (
     ADDED_SETTINGS,
@@ -57,5 +57,6 @@ __all__ = [
     "Suite",
     "TaskSpec",
     "View",
+    "Weights",
     "refuse_unused",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from manifests.schema.fetch import STRICT
 from manifests.schema.recipe import Miniweb
@@ -56,6 +56,7 @@ class Stop:
     decided: bool = True  # the only condition
     at_least: int = 2  # seeds of every arm in the first round
     smallest: float | None = None  # a difference worth more seeds; None: the ablation's equivalence
+    save: Literal["runs", "power"] = "runs"  # what to save where both cannot be had
 
     def __post_init__(self) -> None:
         if not self.decided:
@@ -67,11 +68,36 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """Which weights of a trained run are evaluated; without a key, those after the last step."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = STRICT
+    ema: bool = False  # the moving average in its last checkpoint
+    average_last: int | None = None  # the mean of its last checkpoints, so many
+
+    def __post_init__(self) -> None:
+        if self.ema and self.average_last is not None:
+            raise ValueError("it is ema or average_last, not both")
+        if self.average_last is not None and self.average_last < 1:
+            raise ValueError(f"average_last is {self.average_last}; it must be at least 1")
+
+    @property
+    def suffix(self) -> str:
+        """What follows the name of a folder of predictions; nothing for the last weights."""
+        if self.average_last is not None:
+            return f"-average-{self.average_last}"
+        return "-ema" if self.ema else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """What an arm is: a view or a blend to train on, or predictions that exist. Exactly one.
+    """What an arm is: a view or a blend to train on, a model or predictions that exist. Exactly
+    one.
 
     view: POOL/VIEW, in a manifest also the plain text. blend: the path of a blend's file. views: a
     blend as POOL/VIEW -> weight. train: the setting that differs from the ablation's (see `vary`).
+    model: what train/evaluate.py evaluates (a run, a folder, open_clip:NAME/TAG); with {seed} one
+    for each seed, without one run that has no other seeds.
     predictions: the path of a Parquet file per run, with {seed} and, for several tasks, {task}; its
     columns are `sample`, `label`, `predicted` and `correct`.
     """
@@ -80,19 +106,24 @@ class Arm:
     view: str | None = None
     blend: str | None = None
     views: dict[str, float] | None = None
+    model: str | None = None
     predictions: str | None = None
     train: dict[str, Any] = field(default_factory=dict)
     ranks: int | None = None  # None: the ablation's
 
     def __post_init__(self) -> None:
-        given = [self.view, self.blend, self.views, self.predictions]
+        given = [self.view, self.blend, self.views, self.model, self.predictions]
         if sum(each is not None for each in given) != 1:
             raise ValueError(
-                "an arm is POOL/VIEW, {blend: FILE.yaml}, {views: {POOL/VIEW: WEIGHT}} or "
+                "an arm is POOL/VIEW, {blend: FILE.yaml}, {views: {POOL/VIEW: WEIGHT}}, "
+                '{model: "runs/x/seed-{seed}"} or '
                 '{predictions: "FOLDER/seed-{seed}/{task}.parquet"}'
             )
-        if self.predictions is not None and (self.train or self.ranks):
-            raise ValueError("an arm of predictions is not trained: it has no train and no ranks")
+        if not self.is_trained and (self.train or self.ranks):
+            kind = "predictions" if self.model is None else "a model"
+            raise ValueError(f"an arm of {kind} is not trained: it has no train and no ranks")
+        if self.model == "":
+            raise ValueError("model is empty; name a run, a folder or open_clip:NAME/TAG")
         if self.ranks is not None and self.ranks < 1:
             raise ValueError(f"ranks is {self.ranks}; it must be at least 1")
         if self.predictions is not None and "{seed}" not in self.predictions:
@@ -100,6 +131,16 @@ class Arm:
                 f"predictions is {self.predictions!r}; the place of the seed must be written as "
                 "{seed}, because every seed has a file of its own"
             )
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether its runs are trained here."""
+        return self.model is None and self.predictions is None
+
+    @property
+    def is_one_model(self) -> bool:
+        """Whether it is a single model: its seeds, if it ever had others, are not known."""
+        return self.model is not None and "{seed}" not in self.model
 
     def split_view(self) -> tuple[str, str]:
         """(pool, view) of POOL/VIEW; both are empty where the arm is something else."""
@@ -119,6 +160,7 @@ class Ablation:
     seeds: tuple[int, ...]
     evaluate: tuple[TaskSpec, ...]
     primary: str  # the task that the verdict is about
+    evaluate_weights: Weights = field(default_factory=Weights)  # of the runs that are trained
     pools: dict[str, PoolRef] = field(default_factory=dict)
     train: dict[str, Any] = field(default_factory=dict)
     vary: dict[str, tuple[Any, ...]] = field(
@@ -173,25 +215,24 @@ class Ablation:
                     f"control of unknown arm {arm!r}; the arms are {sorted(self.arms)}"
                 )
 
-        trained = sorted(name for name, arm in self.arms.items() if arm.predictions is None)
+        self._check_arms()
+
+    def _check_arms(self) -> None:
+        """ValueError for what an arm needs and the ablation lacks, and for arms that cannot be."""
+        trained = sorted(name for name, arm in self.arms.items() if arm.is_trained)
         if trained and not self.train:
             raise ValueError(f"arm {trained[0]!r} is trained, but there are no settings in train")
-        self._check_predictions(trained)
-
-    def _check_predictions(self, trained: list[str]) -> None:
-        """ValueError for tasks without data that a model is evaluated on, and for controls of
-        predictions.
-        """
+        evaluated = sorted(name for name, arm in self.arms.items() if arm.predictions is None)
         for task in self.evaluate:
-            if trained and not task.data:
+            if evaluated and not task.data:
                 raise ValueError(
-                    f"task {task.name!r} has no data, but arm {trained[0]!r} is evaluated on it"
+                    f"task {task.name!r} has no data, but arm {evaluated[0]!r} is evaluated on it"
                 )
         for control in (*self.controls.random_like, self.controls.a_a):
-            if control is not None and self.arms[control].predictions is not None:
+            if control is not None and not self.arms[control].is_trained:
+                kind = "predictions that exist" if control not in evaluated else "a model"
                 raise ValueError(
-                    f"arm {control!r} is predictions that exist; only an arm that is trained has "
-                    "controls"
+                    f"arm {control!r} is {kind}; only an arm that is trained has controls"
                 )
         for name, arm in self.arms.items():
             several = len(self.evaluate) > 1 and arm.predictions is not None
@@ -199,6 +240,29 @@ class Ablation:
                 raise ValueError(
                     f"arm {name!r}: predictions is {arm.predictions!r}; with {len(self.evaluate)} "
                     "tasks the place of the task must be written as {task}"
+                )
+        self._check_one_model()
+        if self.stop is not None and len(self.arms) < 2:
+            raise ValueError(
+                f"stop ends seeds when comparisons are decided, but {self.baseline!r} is the only "
+                "arm; leave stop out, or name an arm to compare"
+            )
+
+    def _check_one_model(self) -> None:
+        """ValueError where an arm that is one model stands for what needs several seeds."""
+        for name, arm in self.arms.items():
+            if not arm.is_one_model:
+                continue
+            remedy = f"its model is {arm.model!r}: name one for each seed, with {{seed}}"
+            if name == self.baseline:
+                raise ValueError(
+                    f"the baseline {name!r} is one model, which does not show how runs vary; "
+                    f"{remedy}, or take an arm with seeds as baseline"
+                )
+            if self.stop is not None:
+                raise ValueError(
+                    f"stop runs seeds in rounds, but arm {name!r} is one model without seeds; "
+                    f"{remedy}, or leave stop out"
                 )
 
     def random_draw(self, seed: int) -> int:

@@ -19,12 +19,7 @@ from typing import Any
 
 from manifests import disk
 from manifests.columns import SIDECAR, with_extra
-from manifests.pool_layout import (
-    CommitRecord,
-    PoolLayout,
-    read_commit_records,
-    shard_name,
-)
+from manifests.pool_layout import CommitRecord, PoolLayout, read_commit_records, shard_name
 from manifests.schema import Fetch, Source
 from pipeline.crawl import file_stamp, has_stamp
 from pipeline.executor import Ticket

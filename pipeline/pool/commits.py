@@ -15,12 +15,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from manifests import disk
-from manifests.pool_layout import (
-    CommitRecord,
-    PoolLayout,
-    read_commit_records,
-    shard_name,
-)
+from manifests.pool_layout import CommitRecord, PoolLayout, read_commit_records, shard_name
 from pipeline.pool.tars import BLOCK
 
 SHARD_FILE = re.compile(r"^(\d{5,})(\.r\d+)?\.(tar|parquet)$")

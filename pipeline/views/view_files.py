@@ -23,12 +23,7 @@ from filters import FILTERS, check_filters, specs_of_recipe
 from manifests import disk
 from manifests.columns import SIDECAR, with_extra
 from manifests.documents import ScoreSetDocument, ViewDocument, read_document
-from manifests.pool_layout import (
-    CommitRecord,
-    PoolLayout,
-    pool_fingerprint,
-    random_view_name,
-)
+from manifests.pool_layout import CommitRecord, PoolLayout, pool_fingerprint, random_view_name
 from manifests.schema import FilterSpec, Recipe, Rule, View
 from pipeline.pool import check_fence
 from pipeline.scoring import score_set, shards_with_rows

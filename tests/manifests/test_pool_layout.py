@@ -13,10 +13,8 @@ import pytest
 from manifests import disk
 from manifests.pool_layout import (
     SHARD_VERSION,
-    AblationLayout,
     CommitRecord,
     PoolLayout,
-    RunLayout,
     bundle_name,
     pool_fingerprint,
     read_commit_records,
@@ -86,11 +84,6 @@ def test_the_tar_of_a_record_lies_in_the_pool_or_where_it_was_adopted() -> None:
     assert pool.tar(record) == pool.shard_tar(0) == "/data/pool/shards/00000.tar"
     for tar in ("/elsewhere/a.tar", "s3://bucket/a.tar", "file:///elsewhere/a.tar"):
         assert pool.tar(dataclasses.replace(record, tar=tar)) == tar
-
-
-def test_paths_of_a_run_and_an_ablation() -> None:
-    assert RunLayout("/run").task_predictions("objects") == "/run/eval/objects.parquet"
-    assert AblationLayout("/out").run("raw", 2) == "/out/runs/raw/seed-2"
 
 
 def test_a_shard_has_five_digits_or_more_and_a_word_is_none() -> None:

@@ -32,7 +32,7 @@ from manifests.schema import (
     Suite,
     TaskSpec,
 )
-from manifests.yaml_file import VARIABLES
+from manifests.yaml_forms import VARIABLES
 
 REFERENCE = (Path(__file__).resolve().parents[2] / "docs" / "manifests.md").read_text()
 SECTIONS: dict[str, type] = {

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,7 +16,10 @@ import pytest
 from PIL import Image
 
 from manifests import disk
+from manifests.folder_lock import locked_folder
+from manifests.run_layout import AblationLayout
 from manifests.schema import Ablation, Arm
+from tests.support import processes
 from train import ablate
 from train.ablation import Outcome, Run, runner
 
@@ -173,6 +178,19 @@ def test_what_the_pools_tell_is_told_before_anything_is_trained(
     assert message in capsys.readouterr().err
 
 
+def test_a_folder_that_another_command_runs_in_is_left_alone(
+    tiny_pool: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = manifest(tmp_path, tiny_pool, data), str(tmp_path / "out")
+    with locked_folder(AblationLayout(out).lock, "train/ablate.py"):
+        assert ablate.main([path, "--out", out]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f"error: {out} is in use by train/ablate.py, process {os.getpid()} on "
+        f"{socket.gethostname()}; wait until it has ended, or choose another --out"
+    )
+    assert os.listdir(out) == [".lock"]
+
+
 def wait_for(path: Path, process: subprocess.Popen[str], seconds: float = 240) -> None:
     deadline = time.monotonic() + seconds
     while not path.exists():
@@ -182,8 +200,9 @@ def wait_for(path: Path, process: subprocess.Popen[str], seconds: float = 240) -
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_stopped_ablation_keeps_its_runs_and_is_resumed(
-    tiny_pool: str, data: Path, tmp_path: Path
+    number: signal.Signals, status: int, tiny_pool: str, data: Path, tmp_path: Path
 ) -> None:
     train = TRAIN.replace(
         "samples_seen: 64", "samples_seen: 960, log_every: 1, checkpoint_every: 30"
@@ -191,18 +210,27 @@ def test_a_stopped_ablation_keeps_its_runs_and_is_resumed(
     changes = {"controls: {a_a: raw}": "", "jobs: 2": "jobs: 1"}
     path, out = manifest(tmp_path, tiny_pool, data, train=train, **changes), tmp_path / "out"
     command = [sys.executable, str(ROOT / "train/ablate.py"), path, "--out", str(out)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    mark = processes.new_mark()
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, processes.MARK: mark},
+    )
     try:
         wait_for(out / "runs/raw/seed-1/log.jsonl", process)
     except AssertionError:
         process.kill()
         process.communicate()
         raise
-    process.send_signal(signal.SIGINT)
+    assert len(processes.marked(mark, "train.ablation.child")) == 1
+    process.send_signal(number)
     _, stderr = process.communicate(timeout=240)
-    assert process.returncode == 130
+    assert process.returncode == status
+    assert processes.marked(mark) == [], "its child has ended"
     assert stderr.splitlines()[-1] == (
-        "stopped by SIGINT: finished runs stay; run the same command again to do the others"
+        f"stopped by {number.name}: finished runs stay; run the same command again to do the others"
     )
     assert "Traceback" not in stderr
     first = (out / "runs/raw/seed-0/run.json").read_bytes()

@@ -5,9 +5,11 @@ from __future__ import annotations
 from train.ablation import ledger, wording
 from train.ablation.arms import (
     A_A,
+    AnyRun,
     Run,
     all_runs,
     arm_names,
+    evaluated_runs,
     expand_runs,
     finished_metrics,
     missing_seeds,
@@ -22,6 +24,7 @@ from train.ablation.conclusions import (
     conclude,
 )
 from train.ablation.given import GivenRun, GivenTask, given_runs
+from train.ablation.models import NO_SEED, ModelRun, model_runs
 from train.ablation.plan import (
     Hardware,
     Plan,
@@ -33,40 +36,59 @@ from train.ablation.plan import (
 from train.ablation.round_intervals import ArmRounds
 from train.ablation.rounds import ReadScore, Score, Study, replay, run_rounds
 from train.ablation.runner import Outcome, run_all
+from train.ablation.tables import (
+    ScalingTable,
+    TaskAgreement,
+    TaskSignals,
+    compare_scales,
+    metric_tables,
+    scaling_tables,
+)
 
 __all__ = [
     "A_A",
+    "NO_SEED",
+    "AnyRun",
     "ArmRounds",
     "Conclusions",
     "FailedRun",
     "GivenRun",
     "GivenTask",
     "Hardware",
+    "ModelRun",
     "Outcome",
     "Plan",
     "ReadScore",
     "Run",
+    "ScalingTable",
     "Score",
     "Study",
+    "TaskAgreement",
     "TaskComparison",
     "TaskNoise",
+    "TaskSignals",
     "all_runs",
     "arm_names",
     "check_ablation",
     "check_plan",
     "check_pools",
+    "compare_scales",
     "conclude",
+    "evaluated_runs",
     "expand_runs",
     "finished_metrics",
     "given_runs",
     "ledger",
+    "metric_tables",
     "missing_seeds",
+    "model_runs",
     "plan_ablation",
     "plan_lines",
     "refuse_plan",
     "replay",
     "run_all",
     "run_rounds",
+    "scaling_tables",
     "stale_because",
     "wording",
 ]

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import posixpath
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from manifests import disk, reader
-from manifests.pool_layout import AblationLayout, PoolLayout, RunLayout, random_view_name
-from manifests.schema import Ablation, Blend, TaskSpec
+from manifests.pool_layout import PoolLayout, random_view_name
+from manifests.run_layout import AblationLayout, RunLayout
+from manifests.schema import Ablation, Blend, TaskSpec, Weights
 from train.ablation.factors import arm_config
 from train.ablation.given import GivenRun, given_runs
+from train.ablation.models import ModelRun, model_runs, saved_model, stale_model
 from train.config import TrainConfig
 from train.evaluation import Metrics, saved_metrics
 from train.identity import complete_settings, deciding_settings, differences, view_hashes
@@ -37,10 +40,11 @@ class Run:
     config: TrainConfig
     out: str
     ranks: int = 1
+    weights: Weights = field(default_factory=Weights)  # that are evaluated
 
     def predictions(self, task: str) -> str:
         """The file with the predictions of a task."""
-        return RunLayout(self.out).task_predictions(task)
+        return RunLayout(self.out).task_predictions(task, self.weights)
 
     @property
     def blend_name(self) -> str:
@@ -49,10 +53,14 @@ class Run:
         return f"{self.arm}.seed-{self.seed}" if random else self.arm
 
 
+WorkRun = Run | ModelRun  # a run that is trained or evaluated here
+AnyRun = Run | ModelRun | GivenRun
+
+
 def expand_runs(ablation: Ablation, out: str, *, built: bool = True) -> tuple[Run, ...]:
     """Every run to train: baseline, arms, their random subsets, and A/A.
 
-    Arms whose predictions exist have none (see `given_runs`). ValueError for an arm that
+    Arms whose models or predictions exist have none (see `all_runs`). ValueError for an arm that
     is neither POOL/VIEW nor a blend, for unknown training settings, and, if the pools are `built`,
     for a view that is missing, with the command that makes it.
     """
@@ -80,7 +88,7 @@ def expand_runs(ablation: Ablation, out: str, *, built: bool = True) -> tuple[Ru
         config = settings[arm]
         for seed, blend in by_seed.items():
             if built:
-                _require_views(ablation, blend)
+                _require_views(ablation, blend, out)
             order_seed = seed + A_A_ORDER if arm == A_A else config.order_seed
             run = Run(
                 arm=arm,
@@ -89,6 +97,7 @@ def expand_runs(ablation: Ablation, out: str, *, built: bool = True) -> tuple[Ru
                 config=replace(config, seed=seed, order_seed=order_seed),
                 out=AblationLayout(out).run(arm, seed),
                 ranks=_ranks_of(ablation, arm),
+                weights=ablation.evaluate_weights,
             )
             runs.append(run)
     return tuple(runs)
@@ -101,12 +110,18 @@ def _ranks_of(ablation: Ablation, arm: str) -> int:
     return ablation.arms[of].ranks or ablation.ranks
 
 
-def all_runs(ablation: Ablation, out: str) -> tuple[Run | GivenRun, ...]:
-    """Every run, trained here or given by its predictions; the baseline's first. The pools need
-    not be built.
+def all_runs(ablation: Ablation, out: str) -> tuple[AnyRun, ...]:
+    """Every run: trained here, a model that exists, or predictions that exist; the baseline's
+    first. The pools need not be built.
     """
-    runs: list[Run | GivenRun] = [*expand_runs(ablation, out, built=False), *given_runs(ablation)]
+    runs: list[AnyRun] = [*expand_runs(ablation, out, built=False), *model_runs(ablation, out)]
+    runs += given_runs(ablation)
     return tuple(sorted(runs, key=lambda run: run.arm != ablation.baseline))
+
+
+def evaluated_runs(ablation: Ablation, out: str, *, built: bool = True) -> tuple[WorkRun, ...]:
+    """The runs that are trained or evaluated here. ValueError as by `expand_runs`."""
+    return (*expand_runs(ablation, out, built=built), *model_runs(ablation, out))
 
 
 def _refuse_relative_init(init: str | None) -> None:
@@ -120,14 +135,14 @@ def _refuse_relative_init(init: str | None) -> None:
 
 
 def _blend_of(ablation: Ablation, out: str, arm: str) -> Blend | None:
-    """The blend of an arm: POOL/VIEW, or a blend read from its file. None: it has predictions."""
+    """The blend of an arm: POOL/VIEW, or a blend read from its file. None: it is not trained."""
     reserved = arm == A_A or arm.startswith(RANDOM_LIKE)
     if reserved or not re.fullmatch(r"[\w.-]+", arm):
         raise ValueError(
             f"arm {arm!r}: choose a name of letters, digits, '.', '_' and '-' that no control has"
         )
     given = ablation.arms[arm]
-    if given.predictions is not None:
+    if not given.is_trained:
         return None
     if given.blend is not None:
         return reader.read_manifest(given.blend, Blend)
@@ -164,14 +179,19 @@ def _random_blend(ablation: Ablation, out: str, arm: str, seed: int) -> Blend:
 # --- views ---------------------------------------------------------------------------------------
 
 
-def _require_views(ablation: Ablation, blend: Blend) -> None:
+def _require_views(ablation: Ablation, blend: Blend, out: str) -> None:
+    """ValueError for a view that is missing, with the command that makes it."""
     for name in blend.views:
         pool, _, view = name.partition("/")
         folder = blend.pools[pool]
         if disk.exists(PoolLayout(folder).view_json(view)):
             continue
-        recipe = ablation.pools[pool].recipe if pool in ablation.pools else None
-        options = f"--recipe {recipe or 'RECIPE'}"
+        if pool in ablation.pools and ablation.pools[pool].recipe is not None:
+            raise ValueError(
+                f"there is no view {name} yet: run python pipeline/build.py ABLATION --out {out}, "
+                "which builds the pools and then runs the ablation"
+            )
+        options = "--recipe RECIPE"
         if view.startswith(RANDOM_LIKE):
             like = view.removeprefix(RANDOM_LIKE).rpartition(".seed-")[0]
             draws = [str(ablation.random_draw(seed)) for seed in ablation.seeds]
@@ -229,8 +249,10 @@ def _check_view(user: str, name: str, view: str, folder: str, in_recipe: Sequenc
 # --- what is there already -----------------------------------------------------------------------
 
 
-def _saved_identity(run: Run) -> Json | None:
+def _saved_identity(run: WorkRun) -> Json | None:
     """The identity in a run's folder: of the finished run, or of its newest checkpoint."""
+    if isinstance(run, ModelRun):
+        return saved_model(run)
     layout = RunLayout(run.out)
     if disk.exists(layout.run_json):
         identity: Json = disk.read_json(layout.run_json)["identity"]
@@ -244,11 +266,14 @@ def _saved_identity(run: Run) -> Json | None:
     return None
 
 
-def stale_because(run: Run) -> list[str]:
+def stale_because(run: WorkRun) -> list[str]:
     """How the run in the folder differs from this one, as `key: saved -> now`; [] if it does not.
 
-    Settings, the content of the views, and the weights and the seed of the blend are compared.
+    Settings, the content of the views, and the weights and the seed of the blend are compared; of
+    a model that exists, its files.
     """
+    if isinstance(run, ModelRun):
+        return stale_model(run)
     saved = _saved_identity(run)
     if saved is None:
         return []
@@ -262,29 +287,29 @@ def stale_because(run: Run) -> list[str]:
     return differences(before, now)
 
 
-def finished_metrics(run: Run, tasks: Sequence[TaskSpec]) -> dict[str, Metrics] | None:
+def finished_metrics(run: WorkRun, tasks: Sequence[TaskSpec]) -> dict[str, Metrics] | None:
     """The metrics of every task of a finished run; None where training or a task is missing.
 
     The folder must not be stale (`stale_because`).
     """
     layout = RunLayout(run.out)
-    if not disk.exists(layout.run_json):
+    if not disk.exists(layout.model_json if isinstance(run, ModelRun) else layout.run_json):
         return None
     metrics: dict[str, Metrics] = {}
     for task in tasks:
-        saved = saved_metrics(layout.predictions, task)
+        saved = saved_metrics(layout.predictions_of(run.weights), task)
         if saved is None:
             return None
         metrics[task.name] = saved
     return metrics
 
 
-def set_aside(run: Run, out: str) -> str:
+def set_aside(run: WorkRun, out: str) -> str:
     """Move the folder of a stale run to runs/.replaced/ARM/seed-N-HASH and return that path.
 
     The HASH is of the identity of the moved run. A number is added where the path is taken.
     """
-    name = f"seed-{run.seed}-{disk.content_hash(_saved_identity(run), 8)}"
+    name = f"{posixpath.basename(run.out)}-{disk.content_hash(_saved_identity(run), 8)}"
     folder = disk.join(out, "runs", ".replaced", run.arm)
     target, number = disk.join(folder, name), 1
     while disk.exists(target):
@@ -305,13 +330,13 @@ def _move_folder(source: str, target: str) -> None:
     disk.local_path(source).rename(disk.local_path(target))
 
 
-def arm_names(runs: Sequence[Run | GivenRun]) -> list[str]:
+def arm_names(runs: Sequence[AnyRun]) -> list[str]:
     """The arms of some runs, each once, in order."""
     return list(dict.fromkeys(run.arm for run in runs))
 
 
 def missing_seeds(
-    runs: Sequence[Run | GivenRun], finished: Mapping[str, Mapping[int, Any]]
+    runs: Sequence[AnyRun], finished: Mapping[str, Mapping[int, Any]]
 ) -> dict[str, tuple[int, ...]]:
     """The seeds without a result, of each arm that has such. `finished` goes by arm and seed."""
     missing: dict[str, tuple[int, ...]] = {}

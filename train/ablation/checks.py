@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from manifests import disk
-from manifests.pool_layout import AblationLayout
+from manifests.pool_layout import PoolLayout
+from manifests.run_layout import AblationLayout
 from manifests.schema import Ablation
 from train.ablation.arms import check_views, expand_runs
+from train.ablation.factors import arm_config
 from train.ablation.given import given_runs
+from train.ablation.models import check_models, model_runs, trained_on
 from train.config import configure, model_config
 from train.data import Loader
 from train.evaluation import (
@@ -45,10 +48,42 @@ def check_ablation(ablation: Ablation, out: str) -> None:
         raise ValueError(f"evaluate has two tasks of one name: {', '.join(names)}")
     runs = expand_runs(ablation, out, built=False)
     given_runs(ablation)
+    check_models(ablation, out)
     check_views(ablation, out)
-    if runs:
+    _check_weights(ablation)
+    if runs or model_runs(ablation, out):
         for task in ablation.evaluate:
             read_samples(task)
+
+
+def _check_weights(ablation: Ablation) -> None:
+    """ValueError for `evaluate_weights` that the training settings do not leave."""
+    weights = ablation.evaluate_weights
+    if not weights.suffix:
+        return
+    trained = [name for name, arm in ablation.arms.items() if arm.is_trained]
+    if not trained:
+        raise ValueError(
+            "evaluate_weights is of runs that are trained; every arm has a model or predictions, "
+            "which are evaluated as they are"
+        )
+    for name in trained:
+        config = arm_config(ablation, name)
+        if weights.ema and config.ema is None:
+            raise ValueError(
+                f"evaluate_weights is ema, but arm {name!r} keeps no moving average; "
+                "set ema: 0.9999 in train"
+            )
+        every, count = config.checkpoint_every, weights.average_last
+        if count is None:
+            continue
+        written = 1 if every == 0 else -(-config.steps // every)
+        if min(written, config.keep_checkpoints) < count:
+            raise ValueError(
+                f"evaluate_weights averages {count} checkpoints, but arm {name!r} writes {written} "
+                f"and keeps {config.keep_checkpoints}; set checkpoint_every to at most "
+                f"{max(1, config.steps // count)} and keep_checkpoints to at least {count} in train"
+            )
 
 
 def _check_settings(key: str, changes: Mapping[str, Any]) -> None:
@@ -63,7 +98,8 @@ def check_pools(ablation: Ablation, out: str) -> SharedImages | None:
     """What the pools show. ValueError for missing or stale views and for too few rows.
 
     ValueError too for evaluation images among the stored rows, unless their task allows them. All
-    shared images are written to overlap.json and returned; None where nothing is trained.
+    shared images are written to overlap.json and returned; None where no pool is known. The pools
+    of a model are known if it lies in the folder of a run.
     """
     runs = expand_runs(ablation, out)
     for run in {run.arm: run for run in runs}.values():
@@ -73,7 +109,9 @@ def check_pools(ablation: Ablation, out: str) -> SharedImages | None:
         pools.update(run.blend.pools.values())
     if ablation.scorer:
         pools.add(ablation.pool_folder(out, ablation.scorer.view.partition("/")[0]))
-    if not runs:
+    for model in model_runs(ablation, out):
+        pools.update(_known_pools(model.source))
+    if not pools:
         return None
     shared = find_shared_images(sorted(pools), ablation.evaluate)
     path = AblationLayout(out).overlap_json
@@ -82,3 +120,18 @@ def check_pools(ablation: Ablation, out: str) -> SharedImages | None:
     for line in overlap_lines(shared, ablation.evaluate, path):
         logger.info("%s", line)
     return shared
+
+
+def _known_pools(source: str) -> list[str]:
+    """The pools that a model was trained on, as far as they are known and still there."""
+    record = trained_on(source)
+    if record is None:
+        logger.info("%s has no run.json: its training pools are not known or searched", source)
+        return []
+    pools = []
+    for pool in disk.read_json(record)["blend"]["pools"].values():
+        if disk.exists(PoolLayout(pool).shards):
+            pools.append(pool)
+        else:
+            logger.warning("the pool %s is not there: it is not searched for the images", pool)
+    return pools

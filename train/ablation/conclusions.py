@@ -9,6 +9,7 @@ from manifests import disk
 from manifests.schema import Ablation
 from train.ablation import wording
 from train.ablation.arms import A_A, RANDOM_LIKE
+from train.ablation.models import NO_SEED
 from train.ablation.round_intervals import ArmRounds, analysis_in_rounds, arm_rounds, rounds_note
 from train.ablation.rounds import Study
 from train.evaluation import METRICS, deciding_metric
@@ -108,7 +109,7 @@ def conclude(
     study: Study | None = None,
 ) -> Conclusions:
     """All comparisons and the verdict, from the scores by task. `failed` are of `runs` runs, which
-    are those that the rounds of `study` asked for. With a study the ledger is not counted in.
+    are those that the rounds of `study` asked for; the ledger is then that of the first round.
     """
     tasks = sorted(ablation.evaluate, key=lambda task: task.name != ablation.primary)
     metrics = {task.name: deciding_metric(task) for task in tasks}
@@ -117,12 +118,13 @@ def conclude(
         ablation.baseline,
         arms=[arm for arm in ablation.arms if arm != ablation.baseline],
         band=ablation.equivalence,
+        one_models=[name for name, arm in ablation.arms.items() if arm.is_one_model],
         controls=_control_pairs(ablation),
         a_a=(A_A, ablation.controls.a_a) if ablation.controls.a_a else None,
         ledger=None if study is not None else ledger,
     )
     if study is not None:
-        analysis = analysis_in_rounds(ablation, analysis, scores, study)
+        analysis = analysis_in_rounds(ablation, analysis, scores, study, ledger)
     comparisons: list[TaskComparison] = []
     for name, of_task in analysis.tasks.items():
         comparisons += _on_task(of_task, of_task.comparisons, metrics[name])
@@ -295,6 +297,7 @@ def _gaps(
     if incomplete:
         arms = []
         for arm, seeds in incomplete.items():
-            arms.append(f"{arm} (without seed {', '.join(map(str, seeds))})")
+            missing = f"seed {', '.join(map(str, seeds))}"
+            arms.append(f"{arm} (without {'its model' if seeds == (NO_SEED,) else missing})")
         lines.append(f"Incomplete: {', '.join(arms)}. The other seeds are used.")
     return lines

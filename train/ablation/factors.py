@@ -32,7 +32,7 @@ def check_factors(ablation: Ablation) -> None:
     setting; or be a grid, every data with every value. In anything else, a difference from the
     baseline would be of both factors together.
     """
-    trained = [name for name, arm in ablation.arms.items() if arm.predictions is None]
+    trained = [name for name, arm in ablation.arms.items() if arm.is_trained]
     declared = next(iter(ablation.vary), None)
     for name in trained:
         for key in ablation.arms[name].train:

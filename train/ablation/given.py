@@ -2,8 +2,8 @@
 
 A file has one row per sample, with at least the columns
 
-* sample: text or number, different in every row; every file of a task has the same samples,
-* label and predicted: the right class and the model's,
+* sample: text or whole number, different in every row; every file of a task has the same samples,
+* label and predicted: the right class and the model's, text or whole number,
 * correct: true or false (or 1 and 0); never true where label and predicted differ.
 
 The rows may be in any order: they are put in the order of the first file that is read.
@@ -118,7 +118,7 @@ def _read_columns(path: str) -> pa.Table:
         names = disk.read_parquet(path).column_names
         missing = [name for name in COLUMNS if name not in names]
         table = None if missing else disk.read_parquet(path, list(COLUMNS))
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} cannot be read as Parquet: {error}") from None
     if table is None:
         raise ValueError(
@@ -130,6 +130,9 @@ def _read_columns(path: str) -> pa.Table:
     for name in COLUMNS:
         if table[name].null_count:
             raise ValueError(f"{path}: column {name!r} has {table[name].null_count} empty values")
+    for position, name in enumerate(COLUMNS[:3]):
+        plain = _text_or_number(table[name], f"{path}: column {name!r}")
+        table = table.set_column(position, name, plain)
     different = pc.count_distinct(table["sample"]).as_py()
     if different < table.num_rows:
         raise ValueError(
@@ -138,9 +141,28 @@ def _read_columns(path: str) -> pa.Table:
     return table
 
 
+def _text_or_number(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
+    """A column as text or int64, whichever way it is stored. ValueError for anything else."""
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    kind = column.type
+    is_number = pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_floating(kind)
+    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    is_text = is_text or pa.types.is_string_view(kind) or pa.types.is_binary(kind)
+    if not (is_number or is_text):
+        raise ValueError(f"{where} holds {kind}; it must hold text or whole numbers")
+    try:
+        return column.cast(pa.int64() if is_number else pa.string())
+    except pa.ArrowException as error:  # NaN, a fraction, bytes that are no text
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{where} must hold text or whole numbers: {reason}") from None
+
+
 def _as_booleans(column: pa.ChunkedArray, path: str) -> BoolArray:
+    kind = column.type
+    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
     values = column.to_numpy()
-    if values.dtype != bool and not np.isin(values, (0, 1)).all():
+    if not (pa.types.is_boolean(kind) or (is_number and np.isin(values, (0, 1)).all())):
         raise ValueError(f"{path}: column 'correct' must hold true and false, or 1 and 0")
     return np.asarray(values).astype(bool)
 

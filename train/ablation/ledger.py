@@ -17,11 +17,11 @@ from dataclasses import dataclass
 
 from manifests import disk
 from manifests.documents import read_document
-from manifests.pool_layout import AblationLayout
+from manifests.run_layout import AblationLayout
 from manifests.schema import Ablation
 from train.ablation.conclusions import TaskNoise
 from train.config import configure
-from train.evaluation import deciding_metric
+from train.evaluation import data_hash, deciding_metric, read_samples
 from train.identity import deciding_settings
 from train.stats import LedgerEntry, fit_prior
 
@@ -56,13 +56,14 @@ class NoiseDocument:
 
 def is_trained(ablation: Ablation) -> bool:
     """Whether at least one arm is trained here."""
-    return any(arm.predictions is None for arm in ablation.arms.values())
+    return any(arm.is_trained for arm in ablation.arms.values())
 
 
 def settings_hash(ablation: Ablation) -> str:
-    """Hash of the training settings that all runs share."""
+    """Hash of the training settings that all runs share, and of the weights that are evaluated."""
     settings = deciding_settings(configure(ablation.train))
-    return disk.content_hash({**settings, "seed": None, "order_seed": None})
+    averaged = {"weights": ablation.evaluate_weights} if ablation.evaluate_weights.suffix else {}
+    return disk.content_hash({**settings, "seed": None, "order_seed": None, **averaged})
 
 
 def own_entries(
@@ -116,6 +117,33 @@ def read_prior(ablation: Ablation, out: str, data: Mapping[str, str]) -> tuple[N
         if known and entry.ablation != ablation.name:
             entries.append(entry)
     return tuple(entries)
+
+
+def kept_prior(ablation: Ablation, out: str) -> tuple[NoiseEntry, ...]:
+    """The entries in the folder's ledger.json, from which an ablation in rounds started."""
+    if not ablation.ledger or not is_trained(ablation):
+        return ()
+    path = AblationLayout(out).ledger_json
+    if not disk.exists(path):
+        return ()
+    document = read_document(path, NoiseDocument)
+    return document.entries if document.settings == settings_hash(ablation) else ()
+
+
+def prior_of_rounds(ablation: Ablation, out: str) -> LedgerEntry | None:
+    """The prior on the primary task, fixed in ledger.json before the first round. None without."""
+    if not ablation.ledger or not is_trained(ablation):
+        return None
+    data = {task.name: data_hash(read_samples(task)) for task in ablation.evaluate}
+    entries = read_prior(ablation, out, data)
+    document = NoiseDocument(entries=tuple(entries), settings=settings_hash(ablation))
+    disk.write_json(AblationLayout(out).ledger_json, document)
+    return primary_prior(ablation, entries)
+
+
+def primary_prior(ablation: Ablation, entries: Sequence[NoiseEntry]) -> LedgerEntry | None:
+    """The prior of the primary task from the entries of all tasks."""
+    return fit_prior(by_task(entries).get(ablation.primary, ()))
 
 
 def planned_sd(ablation: Ablation, out: str) -> float | None:

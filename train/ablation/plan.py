@@ -17,7 +17,7 @@ import torch
 
 from manifests import disk
 from manifests.documents import RunRecord, read_document
-from manifests.pool_layout import RunLayout
+from manifests.run_layout import RunLayout
 from manifests.schema import Ablation
 from train.ablation.arms import A_A, RANDOM_LIKE, Run, expand_runs, finished_metrics
 from train.capacity import (

@@ -18,10 +18,12 @@ from train.stats import (
     Analysis,
     Comparison,
     Headline,
+    LedgerEntry,
     SequentialComparison,
     TaskAnalysis,
     TaskScores,
     Verdict,
+    fit_prior,
 )
 
 ALPHA = 0.05
@@ -44,7 +46,11 @@ class ArmRounds:
 
 
 def analysis_in_rounds(
-    ablation: Ablation, analysis: Analysis, scores: Mapping[str, TaskScores], study: Study
+    ablation: Ablation,
+    analysis: Analysis,
+    scores: Mapping[str, TaskScores],
+    study: Study,
+    ledger: Mapping[str, Sequence[LedgerEntry]] | None = None,
 ) -> Analysis:
     """The analysis with the intervals and verdicts of the rounds; controls and A/A stay.
 
@@ -55,7 +61,8 @@ def analysis_in_rounds(
     for task in analysis.tasks:
         if task not in scores:
             raise ValueError(f"there are no scores of task {task!r}")
-        tables[task] = table_of(ablation, scores[task].values, _groups(scores[task]))
+        prior = fit_prior((ledger or {}).get(task, ()))
+        tables[task] = table_of(ablation, scores[task].values, _groups(scores[task]), prior)
     tasks = {}
     for task, of_task in analysis.tasks.items():
         looks = study.looks if task == ablation.primary else _looks(ablation, tables[task])

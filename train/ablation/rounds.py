@@ -2,8 +2,7 @@
 
 `replay` starts at the first round whenever it is called and looks at the finished runs alone. So an
 ablation that was killed continues as it would have, and a finished one needs no run. The noise of
-earlier ablations is not counted in: it may change between two calls, and the intervals would hold
-only if it were the noise of these runs.
+earlier ablations is a prior that is fixed before the first round and kept in ledger.json.
 """
 
 from __future__ import annotations
@@ -17,12 +16,14 @@ from typing import Literal
 import numpy as np
 
 from manifests.schema import Ablation, Stop
-from train.ablation.arms import A_A, RANDOM_LIKE
-from train.ablation.runner import Engine, Outcome, run_all
+from train.ablation.arms import A_A, RANDOM_LIKE, evaluated_runs
+from train.ablation.runner import Engine, Outcome, run_all, warm_children
 from train.stats import (
+    LedgerEntry,
     SampleNoise,
     SequentialComparison,
     SequentialPlan,
+    Spending,
     decide_study,
     sample_noise,
 )
@@ -32,6 +33,12 @@ Values = Mapping[str, Mapping[int, float]]
 Samples = tuple[np.ndarray, ...] | None
 End = Literal["decided", "hopeless", "out of seeds"]
 LEAST_SEEDS = 2
+# What `stop.save` stands for: how the error is spent, and the chance to be decided below which an
+# arm is given up.
+SAVE: dict[str, tuple[Spending, float]] = {
+    "runs": ("hwang-shih-decani", 0.20),
+    "power": ("obrien-fleming", 0.10),
+}
 logger = logging.getLogger(__name__)
 
 
@@ -61,6 +68,7 @@ class Table:
     order: tuple[int, ...]
     floor_sd: float
     drawing_sd: dict[str, float]
+    prior: LedgerEntry | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,23 +96,35 @@ class Study:
     ends: dict[str, End]
 
 
-def sequential_plan(ablation: Ablation, floor_sd: float = 0.0) -> SequentialPlan:
-    """What the manifest fixes before the first round."""
+def sequential_plan(
+    ablation: Ablation, floor_sd: float = 0.0, prior: LedgerEntry | None = None
+) -> SequentialPlan:
+    """What the manifest and the ledger fix before the first round."""
     assert ablation.stop is not None
+    spending, hopeless = SAVE[ablation.stop.save]
     return SequentialPlan(
         maximum=len(ablation.seeds),
         minimum=ablation.stop.at_least,
         band=ablation.equivalence,
         smallest=ablation.stop.smallest,
         floor_sd=floor_sd,
+        spending=spending,
+        hopeless=hopeless,
+        prior=prior,
     )
 
 
-def replay(ablation: Ablation, read: ReadScore, failed: Collection[RunKey] = ()) -> Study:
+def replay(
+    ablation: Ablation,
+    read: ReadScore,
+    failed: Collection[RunKey] = (),
+    prior: LedgerEntry | None = None,
+) -> Study:
     """All rounds up to the first that lacks a run.
 
     read: the score of a run. failed: runs that ended without a result; the rounds go on without
-    them. An arm that is decided or given up stays so, whatever later rounds would say of it.
+    them. prior: the noise of earlier ablations on the primary task. An arm that is decided or given
+    up stays so, whatever later rounds would say of it.
     """
     assert ablation.stop is not None
     waiting = _compared(ablation)
@@ -126,7 +146,7 @@ def replay(ablation: Ablation, read: ReadScore, failed: Collection[RunKey] = ())
             elif (arm, seed) not in failed:
                 return Study(asked=tuple(asked), complete=False, seeds=seeds, looks=looks, ends={})
         final = last == len(ablation.seeds)
-        looks |= _look(ablation, scores, waiting)
+        looks |= _look(ablation, scores, waiting, prior)
         for arm in list(waiting):
             state = looks[arm].comparison.state if arm in looks else "open"
             if state in ("better", "worse", "practically equal"):
@@ -159,7 +179,10 @@ def _with_controls(ablation: Ablation, keys: Sequence[RunKey]) -> list[RunKey]:
 
 
 def _look(
-    ablation: Ablation, scores: Mapping[str, Mapping[int, Score]], waiting: Sequence[str]
+    ablation: Ablation,
+    scores: Mapping[str, Mapping[int, Score]],
+    waiting: Sequence[str],
+    prior: LedgerEntry | None,
 ) -> dict[str, Look]:
     """The looks at the arms that wait; without those that have fewer than two common seeds."""
     values: dict[str, dict[int, float]] = {}
@@ -167,7 +190,7 @@ def _look(
     for arm, runs in scores.items():
         values[arm] = {seed: score.value for seed, score in runs.items()}
         samples[arm] = {seed: score.samples for seed, score in runs.items()}
-    table = table_of(ablation, values, samples)
+    table = table_of(ablation, values, samples, prior)
     comparisons = look_at(ablation, table)
     looks = {}
     for arm in waiting:
@@ -180,7 +203,10 @@ def _look(
 
 
 def table_of(
-    ablation: Ablation, values: Values, samples: Mapping[str, Mapping[int, Samples]] | None
+    ablation: Ablation,
+    values: Values,
+    samples: Mapping[str, Mapping[int, Samples]] | None,
+    prior: LedgerEntry | None = None,
 ) -> Table:
     """The table of a task, without controls and without seeds that the baseline lacks."""
     order = tuple(seed for seed in ablation.seeds if seed in values[ablation.baseline])
@@ -198,6 +224,7 @@ def table_of(
         order=order,
         floor_sd=math.sqrt(floor),
         drawing_sd={arm: math.sqrt(noise.drawing) for arm, noise in noises.items()},
+        prior=prior,
     )
 
 
@@ -230,7 +257,7 @@ def look_at(
 
     `drawing`: the interval is over seeds and samples, otherwise over seeds on this test set.
     """
-    plan = replace(sequential_plan(ablation, table.floor_sd), alpha=alpha)
+    plan = replace(sequential_plan(ablation, table.floor_sd, table.prior), alpha=alpha)
     if len(table.order) < plan.minimum or len(table.values) < 2:
         return {}  # nothing to look at yet, or only a baseline
     decision = decide_study(
@@ -246,23 +273,32 @@ def look_at(
 # --- running them ---------------------------------------------------------------------------------
 
 
-def run_rounds(ablation: Ablation, out: str, engine: Engine, read: ReadScore) -> list[Outcome]:
+def run_rounds(
+    ablation: Ablation,
+    out: str,
+    engine: Engine,
+    read: ReadScore,
+    prior: LedgerEntry | None = None,
+) -> list[Outcome]:
     """Run round after round until no further one is needed. The outcomes of the trained runs.
 
-    read: the score of a run that is finished and not stale.
+    read: the score of a run that is finished and not stale. prior: as in `replay`.
+    The children are kept from round to round: a start costs seconds of imports.
     """
     outcomes: dict[RunKey, Outcome] = {}
     failed: set[RunKey] = set()
-    while True:
-        study = replay(ablation, read, failed)
-        needed = [key for key in study.asked if key not in failed]
-        _log(study, ablation.stop)
-        for outcome in run_all(ablation, out, engine, needed):
-            outcomes.setdefault((outcome.run.arm, outcome.run.seed), outcome)
-        if study.complete:
-            return list(outcomes.values())
-        failed |= {key for key, outcome in outcomes.items() if outcome.metrics is None}
-        failed |= {key for key in needed if key[0] in ablation.arms and read(*key) is None}
+    runs = evaluated_runs(ablation, out)
+    with warm_children(runs, ablation.jobs, out) as children:
+        while True:
+            study = replay(ablation, read, failed, prior)
+            needed = [key for key in study.asked if key not in failed]
+            _log(study, ablation.stop)
+            for outcome in run_all(ablation, out, engine, needed, children):
+                outcomes.setdefault((outcome.run.arm, outcome.run.seed), outcome)
+            if study.complete:
+                return list(outcomes.values())
+            failed |= {key for key, outcome in outcomes.items() if outcome.metrics is None}
+            failed |= {key for key in needed if key[0] in ablation.arms and read(*key) is None}
 
 
 def _log(study: Study, stop: Stop | None) -> None:

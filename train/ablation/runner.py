@@ -15,17 +15,18 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from manifests import disk, ray_runtime
-from manifests.pool_layout import AblationLayout
+from manifests.run_layout import AblationLayout
 from manifests.schema import Ablation, TaskSpec
 from train.ablation import arms
-from train.ablation.arms import Run
+from train.ablation.arms import Run, WorkRun
+from train.ablation.models import NO_SEED
 from train.ablation.worker import Json, request_of, train_and_evaluate
 from train.capacity import DEVICE_SHARE
 from train.evaluation import Metrics, kind_of
@@ -41,7 +42,7 @@ logger = logging.getLogger(__name__)
 class Outcome:
     """How a run ended: with metrics per task or an error. `reused`: it was finished before."""
 
-    run: Run
+    run: WorkRun
     metrics: dict[str, Metrics] | None = None
     error: str = ""
     seconds: float = 0.0
@@ -56,19 +57,22 @@ def run_all(
     out: str,
     engine: Engine = "inline",
     only: Collection[tuple[str, int]] | None = None,
+    children: Sequence[Child] | None = None,
 ) -> list[Outcome]:
-    """Every run of `expand_runs`, `ablation.jobs` at a time; the outcomes are in its order.
+    """Every run of `evaluated_runs`, `ablation.jobs` at a time; the outcomes are in its order.
 
-    only: (arm, seed) of the runs that are wanted; None for all.
+    only: (arm, seed) of the runs that are wanted; None for all. children: processes that do the
+    runs and stay (see `warm_children`); None: they are started and ended here.
     A finished run is reused. A run of other settings, or of a view that has changed since, is moved
     to runs/.replaced and done anew. A run that raises, or whose process dies, gets a second
     attempt; then its outcome has the error. A ValueError gets no second attempt.
     """
-    runs = arms.expand_runs(ablation, out)
+    runs = arms.evaluated_runs(ablation, out)
     if only is not None:
         runs = tuple(run for run in runs if (run.arm, run.seed) in only)
     for run in runs:
-        disk.write_json(AblationLayout(out).blend_json(run.blend_name), run.blend)
+        if isinstance(run, Run):
+            disk.write_json(AblationLayout(out).blend_json(run.blend_name), run.blend)
         replace_stale(run, out)
     outcomes: dict[str, Outcome] = {}
     for run in runs:
@@ -85,21 +89,26 @@ def run_all(
 
     if to_do:
         disk.remove(AblationLayout(out).results_json)  # it is of other runs
-        run_them = run_on_ray if engine == "ray" else run_in_children
-        run_them(to_do, ablation.evaluate, ablation.jobs, out, report)
+        work = (to_do, ablation.evaluate, ablation.jobs, out, report)
+        if engine == "ray":
+            run_on_ray(*work)
+        elif children is None:
+            run_in_children(*work)
+        else:
+            run_in_children(*work, children)
     return [outcomes[run.out] for run in runs]
 
 
-def replace_stale(run: Run, out: str) -> None:
+def replace_stale(run: WorkRun, out: str) -> None:
     """Move a run that is not this one out of the way, and log the reason in one line."""
     reasons = arms.stale_because(run)
     if not reasons:
         return
     target = arms.set_aside(run, out)
     logger.info(
-        "%s seed %d is trained anew (%s); the old run is kept in %s",
-        run.arm,
-        run.seed,
+        "%s is %s anew (%s); the old run is kept in %s",
+        run_name(run),
+        "trained" if isinstance(run, Run) else "evaluated",
         "; ".join(reasons[:3]),
         target,
     )
@@ -115,11 +124,16 @@ def _log(outcome: Outcome, tasks: Sequence[TaskSpec], number: int, total: int) -
             metric = kind_of(task).headline
             values.append(f"{task.name} {metric} {outcome.metrics[task.name][metric]:.4f}")
         message = ", ".join(values)
-    text = "%d/%d %s seed %d: %s (%.1f s)"
-    logger.log(level, text, number, total, run.arm, run.seed, message, outcome.seconds)
+    text = "%d/%d %s: %s (%.1f s)"
+    logger.log(level, text, number, total, run_name(run), message, outcome.seconds)
 
 
-def _outcome(run: Run, answer: Json, seconds: float) -> Outcome:
+def run_name(run: WorkRun) -> str:
+    """The arm and the seed of a run, as a line of the log has them."""
+    return run.arm if run.seed == NO_SEED else f"{run.arm} seed {run.seed}"
+
+
+def _outcome(run: WorkRun, answer: Json, seconds: float) -> Outcome:
     error = answer.get("error", "")
     return Outcome(run=run, metrics=answer.get("metrics"), error=error, seconds=seconds)
 
@@ -225,23 +239,45 @@ class Child:
                 pipe.close()
 
 
-def run_in_children(
-    to_do: Sequence[Run], tasks: Sequence[TaskSpec], jobs: int, out: str, report: Report
-) -> None:
-    """Do the runs in `jobs` warm child processes and report each outcome.
-
-    On KeyboardInterrupt the children save their runs and end. A second one kills them.
-    """
+def make_children(jobs: int, ranks: int, out: str) -> list[Child]:
+    """`jobs` children for runs of `ranks` processes. Each starts with its first run."""
     import torch
 
-    jobs = min(jobs, len(to_do))
-    gpus = torch.cuda.device_count()
-    logs = _log_folder(out)
-    ranks = max(run.ranks for run in to_do)
+    gpus, logs = torch.cuda.device_count(), _log_folder(out)
     children = []
     for number in range(jobs):
         variables = environment(number, jobs, gpus, ranks)
         children.append(Child(variables, logs / f"worker-{number}.log"))
+    return children
+
+
+@contextlib.contextmanager
+def warm_children(runs: Sequence[WorkRun], jobs: int, out: str) -> Iterator[list[Child]]:
+    """Children for several calls of `run_all`, of any of the runs; they end with the block."""
+    children = make_children(jobs, max((run.ranks for run in runs), default=1), out)
+    try:
+        yield children
+    finally:
+        _end(children, 0.0)
+
+
+def run_in_children(
+    to_do: Sequence[WorkRun],
+    tasks: Sequence[TaskSpec],
+    jobs: int,
+    out: str,
+    report: Report,
+    children: Sequence[Child] | None = None,
+) -> None:
+    """Do the runs in `jobs` warm child processes and report each outcome.
+
+    children: those that do the runs and stay; None: new ones, which end here. On
+    KeyboardInterrupt the children save their runs and end. A second one kills them.
+    """
+    stay = children is not None
+    if children is None:
+        jobs = min(jobs, len(to_do))
+        children = make_children(jobs, max(run.ranks for run in to_do), out)
     waiting = iter(to_do)
     lock = threading.Lock()
     stopped = threading.Event()
@@ -262,10 +298,11 @@ def run_in_children(
                     report(_outcome(run, answer, time.monotonic() - started))
 
     with ThreadPoolExecutor(max_workers=jobs) as threads:
-        wait_s = 0.0
+        wait_s, done = 0.0, False
         try:
             for future in [threads.submit(drive, child) for child in children]:
                 future.result()
+            done = True
         except KeyboardInterrupt:
             wait_s = STOP_SECONDS
             logger.info("stopping: each run is saved after its present step")
@@ -273,7 +310,8 @@ def run_in_children(
         finally:
             # A thread that waits for the answer of its child ends with the child.
             stopped.set()
-            _end(children, wait_s)
+            if not (done and stay):
+                _end(children, wait_s)
 
 
 def _end(children: Sequence[Child], wait_s: float) -> None:
@@ -300,7 +338,7 @@ def _log_folder(out: str) -> Path:
 
 
 def run_on_ray(
-    to_do: Sequence[Run], tasks: Sequence[TaskSpec], jobs: int, out: str, report: Report
+    to_do: Sequence[WorkRun], tasks: Sequence[TaskSpec], jobs: int, out: str, report: Report
 ) -> None:
     """Do the runs as Ray tasks and report each outcome. `out` must be on shared storage."""
     threads = max(threads_of(jobs), *(run.ranks for run in to_do))
@@ -314,11 +352,11 @@ def run_on_ray(
 
 
 def _run_ray_tasks(
-    to_do: Sequence[Run], tasks: Sequence[TaskSpec], threads: int, report: Report
+    to_do: Sequence[WorkRun], tasks: Sequence[TaskSpec], threads: int, report: Report
 ) -> None:
     import ray
 
-    def submit(run: Run) -> Any:
+    def submit(run: WorkRun) -> Any:
         spread = _is_spread(run.ranks, ray.nodes())
         gpus = run.ranks if ray.cluster_resources().get("GPU") else 0
         remote = ray.remote(train_and_evaluate).options(

@@ -66,6 +66,13 @@ def p_value(p: float, adjustment: str) -> str:
     return f"{name} < 0.001" if p < 0.001 else f"{name} = {p:.3f}"
 
 
+def _runs(comparison: Comparison) -> str:
+    """The runs that a comparison is of. Without a common seed the arm is one model."""
+    if comparison.n == 0:
+        return f"one model, as if another would vary like a run of {comparison.baseline}"
+    return f"{comparison.n} seeds"
+
+
 def describe(
     comparison: Comparison, task: str, unit: str = "share", visible: float | None = None
 ) -> str:
@@ -79,7 +86,7 @@ def describe(
     text = (
         f"{c.arm} {PHRASES[c.verdict]} {c.baseline} on {task}: "
         f"{interval(c.difference, c.low, c.high, unit)} {unit_of_difference(unit)} "
-        f"({c.n} seeds, {p})"
+        f"({_runs(c)}, {p})"
     )
     if c.low is None:
         return f"{text}; nothing varies between these runs, so the noise is not known."

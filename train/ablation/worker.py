@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from manifests import console, disk
-from manifests.pool_layout import RunLayout
-from manifests.schema import Blend, TaskSpec
+from manifests.run_layout import RunLayout
+from manifests.schema import Blend, TaskSpec, Weights
 from train import loop
-from train.ablation.arms import Run
+from train.ablation.arms import WorkRun
+from train.ablation.models import ModelRun, model_identity
 from train.config import TrainConfig
-from train.dist import launch, process_group, ray_train
+from train.dist import averaging, launch, process_group, ray_train
 from train.evaluation import evaluate
-from train.formats import open_clip_files
 
 ROOT = Path(__file__).resolve().parents[2]
 PARENT_S = 0.2  # between two looks whether the parent is still there
@@ -35,25 +35,29 @@ class RankFailed(RuntimeError):
     """A run of several ranks that ended without a result."""
 
 
-def request_of(run: Run, tasks: Sequence[TaskSpec], threads: int, *, spread: bool = False) -> Json:
+def request_of(
+    run: WorkRun, tasks: Sequence[TaskSpec], threads: int, *, spread: bool = False
+) -> Json:
     """A run as plain JSON values, for `train_and_evaluate`.
 
     `threads` are those of all its ranks together. With `spread` the ranks are workers of Ray Train,
     on any machines of the cluster.
     """
-    return {
-        "blend": disk.to_plain(run.blend),
-        "config": disk.to_plain(run.config),
+    request: Json = {
         "out": run.out,
         "ranks": run.ranks,
         "spread": spread,
         "tasks": disk.to_plain(tasks),
         "threads": threads,
+        "weights": disk.to_plain(run.weights),
     }
+    if isinstance(run, ModelRun):
+        return {**request, "model": run.source, "device": run.device}
+    return {**request, "blend": disk.to_plain(run.blend), "config": disk.to_plain(run.config)}
 
 
 def train_and_evaluate(request: Json) -> Json:
-    """Train and evaluate one run; it never raises an Exception.
+    """Train and evaluate one run, or evaluate a model; it never raises an Exception.
 
     The answer is {"metrics": {task: {metric: value}}}, or {"error": text, "refused": bool}, where
     `refused` marks a ValueError: a second attempt would end in the same way.
@@ -62,6 +66,8 @@ def train_and_evaluate(request: Json) -> Json:
 
     torch.set_num_threads(request["threads"])
     try:
+        if "model" in request:
+            return {"metrics": evaluate_model(request)}
         if request["ranks"] == 1:
             _train(request)
         elif request["spread"]:
@@ -89,12 +95,23 @@ def evaluate_run(request: Json) -> Json:
     """The metrics of a trained run, by task. Its predictions are written."""
     config: TrainConfig = disk.from_plain(TrainConfig, request["config"])
     tasks = [disk.from_plain(TaskSpec, task) for task in request["tasks"]]
-    layout = RunLayout(request["out"])
-    model = open_clip_files.load_export(layout.export)
+    weights: Weights = disk.from_plain(Weights, request["weights"])
+    folder = RunLayout(request["out"]).predictions_of(weights)
+    model, _ = averaging.load_weights(request["out"], weights)
     device = process_group.init_distributed(config.device).device
-    metrics: Json = evaluate(
-        model, tasks, layout.predictions, tokenizer=config.tokenizer, device=device
-    )
+    metrics: Json = evaluate(model, tasks, folder, tokenizer=config.tokenizer, device=device)
+    return metrics
+
+
+def evaluate_model(request: Json) -> Json:
+    """The metrics of a model that exists, by task. Its predictions and model.json are written."""
+    tasks = [disk.from_plain(TaskSpec, task) for task in request["tasks"]]
+    layout = RunLayout(request["out"])
+    identity = model_identity(request["model"])
+    model, _ = averaging.load_weights(request["model"], Weights())
+    device = process_group.init_distributed(request["device"]).device
+    metrics: Json = evaluate(model, tasks, layout.predictions, device=device)
+    disk.write_json(layout.model_json, identity)  # last: the scores are whole
     return metrics
 
 

@@ -12,15 +12,33 @@ import torch
 from torch import Tensor
 
 from manifests import disk
-from manifests.pool_layout import RunLayout
+from manifests.run_layout import RunLayout
+from manifests.schema import Weights
 from train.config import TrainConfig, model_config
 from train.dist import checkpoint, sharded_checkpoint
 from train.dist.checkpoint import Checkpoint
 from train.dist.process_group import Ranks
-from train.formats import from_open_clip
+from train.formats import from_open_clip, load_model
 from train.model import CLIP
 
 ALONE = Ranks(rank=0, world=1, device=torch.device("cpu"), owns_group=False)
+
+
+def load_weights(source: str, weights: Weights) -> tuple[CLIP, str]:
+    """The model of a run, a folder or open_clip:NAME/TAG with these of its weights, and which
+    weights they are, in words.
+
+    ValueError for a source without such weights.
+    """
+    folder = source.removeprefix("local-dir:")
+    if weights.average_last is not None:
+        model, steps = mean_of_last(folder, weights.average_last)
+        return model, f"the mean of the weights after steps {', '.join(map(str, steps))}"
+    if weights.ema:
+        model, step = moving_average(folder)
+        return model, f"the moving average of the weights after step {step}"
+    export = RunLayout(folder).export
+    return load_model(export if disk.exists(export) else source), "the exported weights"
 
 
 def mean_of_last(run: str, count: int) -> tuple[CLIP, tuple[int, ...]]:

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from manifests import disk
 from manifests.documents import CheckpointRecord, read_document
-from manifests.pool_layout import RunLayout
+from manifests.run_layout import RunLayout
 
 KEEP = 2  # checkpoints, unless a run says otherwise
 MODEL_FILE, OPTIMIZER_FILE, STATE_FILE = "model.safetensors", "optimizer.pt", "state.json"

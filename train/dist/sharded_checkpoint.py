@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from manifests import disk
 from manifests.documents import CheckpointRecord
-from manifests.pool_layout import RunLayout
+from manifests.run_layout import RunLayout
 from train.dist import checkpoint, process_group
 from train.dist.checkpoint import Checkpoint, Moments
 from train.dist.process_group import Ranks

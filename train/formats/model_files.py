@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from manifests import disk
-from manifests.pool_layout import RunLayout
+from manifests.run_layout import RunLayout
 from train.formats import hf, open_clip_files
 from train.model import CLIP, ModelConfig
 

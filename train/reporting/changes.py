@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from manifests import disk
 from manifests.schema import TaskSpec
-from train.ablation import GivenRun, Run
+from train.ablation import AnyRun, GivenRun
 from train.evaluation import BoolArray, Samples, read_samples
 from train.reporting.gallery import data_uri
 from train.reporting.schema import ArmChanges, ClassChange, ConfusionChange, Disagreement
@@ -25,7 +25,6 @@ EXTREMES = 8  # classes with the largest gains, and as many with the largest los
 CONFUSIONS = 10
 SHOWN = 6  # samples of each direction, a dozen in all
 SEED = 20240229
-AnyRun = Run | GivenRun
 IntArray = NDArray[np.int64]
 
 
@@ -94,7 +93,7 @@ def read_answers(runs: Sequence[AnyRun], task: TaskSpec) -> TaskAnswers | None:
         if not set(COLUMNS) <= set(disk.read_schema(path).names):
             return None
         table = disk.read_parquet(path, COLUMNS)
-        if isinstance(run, Run):
+        if not isinstance(run, GivenRun):
             names = disk.read_metadata(path).get("classes", ())
         first = table if first is None else first
         ordered = _in_order_of(first, table)

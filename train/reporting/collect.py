@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from manifests import disk
-from manifests.pool_layout import AblationLayout, RunLayout
+from manifests.run_layout import AblationLayout, RunLayout
 from manifests.schema import Ablation, Blend, TaskSpec
-from train.ablation import A_A, GivenRun, Run, TaskComparison, all_runs, arm_names
+from train.ablation import A_A, AnyRun, Run, TaskComparison, all_runs, arm_names
 from train.evaluation import METRICS, deciding_metric
 from train.reporting import distributions, gallery
 from train.reporting.changes import collect_changes
@@ -99,7 +99,7 @@ def collect_report(out: str) -> Report:
 
 
 def _values(
-    runs: Sequence[Run | GivenRun], results: Results, task: TaskSpec
+    runs: Sequence[AnyRun], results: Results, task: TaskSpec
 ) -> dict[str, dict[int, float]]:
     """{arm: {seed of the ablation: headline metric}}."""
     values: dict[str, dict[int, float]] = {arm: {} for arm in arm_names(runs)}
@@ -147,7 +147,7 @@ def _of(results: Results, task: str, arm: str, baseline: str) -> TaskComparison 
 
 
 def _arms(
-    runs: Sequence[Run | GivenRun],
+    runs: Sequence[AnyRun],
     ablation: Ablation,
     finished: Sequence[Run],
     values: Mapping[str, Mapping[str, Mapping[int, float]]],

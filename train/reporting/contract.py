@@ -7,7 +7,7 @@ from typing import Any
 
 from manifests import disk
 from manifests.documents import RunRecord, read_document
-from manifests.pool_layout import RunLayout
+from manifests.run_layout import RunLayout
 from train.ablation import Run
 from train.reporting.schema import Contract, ContractRow
 

@@ -16,12 +16,14 @@ from numpy.typing import NDArray
 
 from manifests import disk
 from manifests.documents import read_document
-from manifests.pool_layout import AblationLayout, RunLayout
+from manifests.run_layout import AblationLayout, RunLayout
 from manifests.schema import Ablation, TaskSpec
 from train.ablation import (
+    AnyRun,
     FailedRun,
     GivenRun,
     GivenTask,
+    ModelRun,
     ReadScore,
     Run,
     Score,
@@ -29,7 +31,6 @@ from train.ablation import (
     all_runs,
     arm_names,
     conclude,
-    expand_runs,
     finished_metrics,
     ledger,
     missing_seeds,
@@ -47,9 +48,8 @@ from train.evaluation import (
     metric_values,
 )
 from train.reporting.schema import ArmRuns, Results, TaskFacts
-from train.stats import TaskScores, mcnemar
+from train.stats import LedgerEntry, TaskScores, mcnemar
 
-AnyRun = Run | GivenRun
 Samples = tuple[NDArray[np.float64], ...] | None
 RunKey = tuple[str, int]  # arm, seed
 ROUNDING = 1e-6  # metrics are means of up to a million float64 values
@@ -96,8 +96,8 @@ def collect_results(
     """The results of an ablation's folder, without the failed runs.
 
     The noise of its neighbours is the prior (see train.ablation.ledger). With `stop`, the runs are
-    those that the rounds asked for; there is no prior, and nothing for the ledger: runs that
-    stopped early vary too little, because small noise is what decides early.
+    those that the rounds asked for, the prior is that of the first round, and nothing is left for
+    the ledger: runs that stopped early vary too little, because small noise is what decides early.
 
     ValueError for a run that has neither failed nor left its predictions.
     """
@@ -106,7 +106,9 @@ def collect_results(
     without = {(run.arm, run.seed) for run in failures}
     hashes = FileHashes(folder=out)
     readers = {task.name: TaskReader(task, hashes) for task in ablation.evaluate}
-    study = _study(ablation, runs, without, readers[ablation.primary])
+    kept = () if ablation.stop is None else ledger.kept_prior(ablation, out)
+    start = ledger.primary_prior(ablation, kept)
+    study = _study(ablation, runs, without, readers[ablation.primary], start)
     if study is not None:
         runs = tuple(run for run in runs if (run.arm, run.seed) in study.asked)
         failures = [run for run in failures if (run.arm, run.seed) in study.asked]
@@ -115,12 +117,14 @@ def collect_results(
     for run in finished:
         if isinstance(run, Run):
             hashes.add(RunLayout(run.out).run_json)
+        elif isinstance(run, ModelRun):
+            hashes.add(RunLayout(run.out).model_json)
     scores = {}
     for task in ablation.evaluate:
         scores[task.name] = _scores(runs, by_task[task.name], task)
     incomplete = missing_seeds(runs, scores[ablation.primary].values)
     data = {task: _data_hash(predictions) for task, predictions in by_task.items()}
-    prior = () if study is not None else ledger.read_prior(ablation, out, data)
+    prior = kept if study is not None else ledger.read_prior(ablation, out, data)
     entries = ledger.by_task(prior)
     conclusions = conclude(ablation, scores, failures, incomplete, len(runs), entries, study)
     own = () if study is not None else ledger.own_entries(ablation, conclusions.noise, data)
@@ -202,7 +206,7 @@ class TaskReader:
         if not disk.exists(path):
             raise ValueError(f"{path} does not exist; {_remedy(self.hashes.folder)}")
         self.hashes.add(path)
-        if isinstance(run, Run):
+        if not isinstance(run, GivenRun):
             return read_predictions(disk.read_parquet(path), disk.read_metadata(path), task, path)
         correct = [self._given.read(path)]
         metric = deciding_metric(task)
@@ -237,13 +241,17 @@ def saved_scores(ablation: Ablation, out: str) -> ReadScore:
 
 
 def _study(
-    ablation: Ablation, runs: Sequence[AnyRun], without: Collection[RunKey], reader: TaskReader
+    ablation: Ablation,
+    runs: Sequence[AnyRun],
+    without: Collection[RunKey],
+    reader: TaskReader,
+    prior: LedgerEntry | None,
 ) -> Study | None:
     """The rounds of an ablation with `stop`, replayed from the finished runs."""
     if ablation.stop is None:
         return None
     by_key = {(run.arm, run.seed): run for run in runs}
-    return replay(ablation, lambda arm, seed: reader.score(by_key[arm, seed]), without)
+    return replay(ablation, lambda arm, seed: reader.score(by_key[arm, seed]), without, prior)
 
 
 def _check_sizes(predictions: Mapping[RunKey, Predictions], task: TaskSpec) -> None:
@@ -364,7 +372,10 @@ def read_results(ablation: Ablation, out: str) -> Results:
     layout = AblationLayout(out)
     if not disk.exists(layout.results_json):
         raise ValueError(f"{layout.results_json} does not exist; {_remedy(out)}")
-    results = read_document(layout.results_json, Results)
+    try:
+        results = read_document(layout.results_json, Results)
+    except ValueError as error:  # of an older version, or damaged
+        raise ValueError(f"{error}; {_remedy(out)}") from None
     if results.ablation_hash != disk.content_hash(ablation):
         raise ValueError(f"{layout.results_json} is of another ablation; {_remedy(out)}")
     for path, sha256 in results.files.items():
@@ -374,7 +385,9 @@ def read_results(ablation: Ablation, out: str) -> Results:
             raise ValueError(f"{full} is missing; {_remedy(out)}")
         if hashlib.sha256(disk.read_bytes(full)).hexdigest() != sha256:
             raise ValueError(f"{full} has changed since {layout.results_json}; {_remedy(out)}")
-    for run in expand_runs(ablation, out, built=False):
+    for run in all_runs(ablation, out):
+        if isinstance(run, GivenRun):
+            continue
         if str(run.seed) in results.arms[run.arm].runs and (reasons := stale_because(run)):
             raise ValueError(f"{run.out} is stale ({reasons[0]}); {_remedy(out)}")
     return results

@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 
 from manifests import disk
-from manifests.pool_layout import RunLayout
+from manifests.run_layout import RunLayout
 from manifests.schema import TaskSpec
-from train.ablation import GivenRun, Run, TaskNoise
+from train.ablation import AnyRun, Run, TaskNoise
 from train.evaluation import deciding_metric
 from train.reporting.results import FileHashes
 from train.reporting.schema import Curve, Power, Results, RunRow
@@ -17,9 +17,7 @@ from train.stats import seeds_needed, wilson
 SHARE_OF_SAMPLES = ("accuracy", "accuracy5")  # metrics that are a share of independent samples
 
 
-def run_rows(
-    runs: Sequence[Run | GivenRun], results: Results, task: TaskSpec
-) -> tuple[RunRow, ...]:
+def run_rows(runs: Sequence[AnyRun], results: Results, task: TaskSpec) -> tuple[RunRow, ...]:
     """Every finished run with its deciding metric on a task."""
     metric = deciding_metric(task)
     samples = results.tasks[task.name].samples

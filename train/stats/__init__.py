@@ -36,7 +36,15 @@ from train.stats.sequential import (
     decide_study,
 )
 from train.stats.signal_to_noise import MetricSignal, metric_signals
-from train.stats.single_runs import Discordance, MeanSd, mcnemar, mean_sd
+from train.stats.single_runs import (
+    Discordance,
+    MeanSd,
+    mcnemar,
+    mean_sd,
+    one_model_difference,
+    run_spread,
+)
+from train.stats.spending import Spending
 
 __all__ = [
     "AVERAGE",
@@ -58,6 +66,7 @@ __all__ = [
     "SequentialComparison",
     "SequentialDecision",
     "SequentialPlan",
+    "Spending",
     "TaskAnalysis",
     "TaskScores",
     "Verdict",
@@ -73,7 +82,9 @@ __all__ = [
     "mcnemar",
     "mean_sd",
     "metric_signals",
+    "one_model_difference",
     "predict_error",
+    "run_spread",
     "sample_noise",
     "scale_agreement",
     "seeds_needed",

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from train.stats.comparison import Comparison, Difference, dunnett_family, holm_family, single
+from train.stats.comparison import (
+    Comparison,
+    Difference,
+    Spread,
+    dunnett_family,
+    holm_family,
+    single,
+)
 from train.stats.contrasts import (
     Noise,
     Pair,
@@ -23,8 +30,9 @@ from train.stats.contrasts import (
 )
 from train.stats.model import Values, common_seeds
 from train.stats.moderation import LedgerEntry
-from train.stats.power import ALPHA, smallest_visible
+from train.stats.power import ALPHA, satterthwaite, smallest_visible
 from train.stats.samples import SampleNoise, check_mean
+from train.stats.single_runs import one_model_difference
 
 Array = np.ndarray
 
@@ -64,7 +72,8 @@ class TaskAnalysis:
     (the median comparison). Both None without per-sample values. prior: what the ledger said. mde:
     the smallest true difference that 80 % of such ablations would call better or worse; None where
     the noise is not known.
-    comparisons: the arms against the baseline, Dunnett. controls: Holm. a_a: not adjusted.
+    comparisons: the arms against the baseline, Dunnett; one model without seeds among them has an
+    interval of its own kind (see `one_model_difference`). controls: Holm. a_a: not adjusted.
     without_samples: pairs whose interval is over seeds only, as per-sample values are missing.
     ledger: what these runs add to a ledger; None without degrees of freedom.
     """
@@ -100,6 +109,7 @@ class Design:
 
     baseline: str
     arms: tuple[str, ...]
+    one_models: tuple[str, ...]
     controls: tuple[Pair, ...]
     a_a: Pair | None
     band: float
@@ -107,8 +117,8 @@ class Design:
 
     @property
     def family(self) -> tuple[Pair, ...]:
-        """The arms with the baseline."""
-        return tuple((arm, self.baseline) for arm in self.arms)
+        """The arms that have seeds, with the baseline."""
+        return tuple((arm, self.baseline) for arm in self.arms if arm not in self.one_models)
 
     @property
     def pairs(self) -> tuple[Pair, ...]:
@@ -123,6 +133,7 @@ def analyse(
     *,
     arms: Sequence[str],
     band: float,
+    one_models: Sequence[str] = (),
     controls: Sequence[Pair] = (),
     a_a: Pair | None = None,
     ledger: Mapping[str, Sequence[LedgerEntry]] | None = None,
@@ -130,7 +141,8 @@ def analyse(
 ) -> Analysis:
     """Compare the arms with the baseline on every task and on their average.
 
-    arms: those whose intervals hold together (Dunnett), without the baseline. controls: pairs
+    arms: those whose intervals hold together (Dunnett), without the baseline.
+    one_models: those of them that are one model without seeds. controls: pairs
     (arm, its own baseline), a family of their own (Holm). a_a: (A/A arm, the arm that it repeats).
     All arms in the values take part in the shared variance. ledger: {task or AVERAGE: earlier
     ablations}. band: the equivalence band, in the unit of the values. Pairs with fewer than two
@@ -150,6 +162,7 @@ def analyse(
     design = Design(
         baseline=baseline,
         arms=tuple(arms),
+        one_models=tuple(one_models),
         controls=tuple(controls),
         a_a=a_a,
         band=band,
@@ -158,17 +171,19 @@ def analyse(
     entries = ledger or {}
     results = {}
     noises: dict[str, dict[Pair, SampleNoise | None]] = {}
+    singles: dict[str, list[Difference]] = {}
     for task, scores in tasks.items():
         samples = _checked_samples(task, scores)
         noises[task] = _sample_noises(scores.values, samples, design.pairs)
+        singles[task] = _single_models(scores.values, samples, noises[task], design)
         results[task] = _analyse_table(
-            task, scores.values, noises[task], design, entries.get(task, ()), ()
+            task, scores.values, noises[task], design, entries.get(task, ()), (), singles[task]
         )
     if len(tasks) == 1:
         return Analysis(tasks=results, average=None)
     return Analysis(
         tasks=results,
-        average=_analyse_average(tasks, noises, design, entries.get(AVERAGE, ())),
+        average=_analyse_average(tasks, noises, design, entries.get(AVERAGE, ()), singles),
     )
 
 
@@ -197,11 +212,66 @@ def _sample_noises(
     return noises
 
 
+def _single_models(
+    values: Values,
+    samples: Samples | None,
+    noises: Mapping[Pair, SampleNoise | None],
+    design: Design,
+) -> list[Difference]:
+    """The differences of the models without seeds; without those that have no result."""
+    rows = []
+    for arm in design.one_models:
+        if len(values.get(arm, {})) != 1:
+            continue
+        floor = _floor(noises.values()) or 0.0
+        one = one_model_difference(
+            _seeded(values, design, arm), (arm, design.baseline), samples, floor
+        )
+        if one is not None:
+            rows.append(one)
+    return rows
+
+
+def _seeded(values: Values, design: Design, arm: str) -> Values:
+    """The table without the models that have no seeds, but for one of them."""
+    others = set(design.one_models) - {arm}
+    return {name: of_arm for name, of_arm in values.items() if name not in others}
+
+
+def _average_models(
+    values: Values,
+    noises: Mapping[Pair, SampleNoise | None],
+    design: Design,
+    singles: Mapping[str, Sequence[Difference]],
+) -> list[Difference]:
+    """The models without seeds on the average over tasks: variances of drawing samples add up."""
+    rows = _single_models(values, None, noises, design)
+    averaged = []
+    for row in rows:
+        of_tasks = [one for task in singles.values() for one in task if one.arm == row.arm]
+        drawing = 0.0
+        for one in of_tasks:
+            if not one.over_samples:
+                break
+            drawing += one.over_samples[0].variance - one.over_seeds[0].variance
+        else:
+            # The degrees of freedom are those of samples: thousands, so the normal law serves.
+            part = (drawing / len(singles) ** 2, math.inf)
+            spreads = []
+            for spread in row.over_seeds:
+                variance, df = satterthwaite([(spread.variance, spread.df), part])
+                spreads.append(Spread(variance=variance, df=df))
+            row = replace(row, over_samples=tuple(spreads))
+        averaged.append(row)
+    return averaged
+
+
 def _analyse_average(
     tasks: Mapping[str, TaskScores],
     noises: Mapping[str, Mapping[Pair, SampleNoise | None]],
     design: Design,
     ledger: Sequence[LedgerEntry],
+    singles: Mapping[str, Sequence[Difference]],
 ) -> TaskAnalysis:
     """The average over tasks, from the runs that have a value in every task."""
     tables = [scores.values for scores in tasks.values()]
@@ -209,7 +279,8 @@ def _analyse_average(
     of_pairs = {}
     for pair in comparable(values, design.pairs):
         of_pairs[pair] = average_noise([noises[task].get(pair) for task in tasks])
-    return _analyse_table(AVERAGE, values, of_pairs, design, ledger, tables)
+    of_models = _average_models(values, of_pairs, design, singles)
+    return _analyse_table(AVERAGE, values, of_pairs, design, ledger, tables, of_models)
 
 
 def _analyse_table(
@@ -219,9 +290,13 @@ def _analyse_table(
     design: Design,
     ledger: Sequence[LedgerEntry],
     tables: Sequence[Values],
+    singles: Sequence[Difference],
 ) -> TaskAnalysis:
-    """One table of values. `tables`: those of the single tasks, if this is their average."""
-    noise = shared_noise(values, ledger)
+    """One table of values. `tables`: those of the single tasks, if this is their average.
+    `singles`: the differences of the models without seeds.
+    """
+    seeded = _seeded(values, design, "")
+    noise = shared_noise(seeded, ledger)
     family = comparable(values, design.family) if noise else []
     controls = comparable(values, design.controls) if noise else []
     last = comparable(values, [design.a_a]) if noise and design.a_a else []
@@ -236,9 +311,7 @@ def _analyse_table(
     in_controls = measured(controls, False) if controls else []
     in_last = measured(last, False) if last else []
     compared = [*family, *controls, *last]
-    floors = [noises[pair] for pair in compared]
-    known = [one for one in floors if one is not None]
-    floor = float(np.mean([one.floor for one in known])) / 2 if known else None
+    floor = _floor([noises[pair] for pair in compared])
     drawing = _typical_drawing(family, noises)
     return TaskAnalysis(
         task=task,
@@ -250,8 +323,15 @@ def _analyse_table(
         drawing_sd=math.sqrt(drawing[0]) if drawing else None,
         prior=noise.prior if noise else None,
         mde=_smallest_visible(noise, floor, in_family, drawing, design.alpha),
-        comparisons=dunnett_family(
-            in_family, _least_correlation(noise, family), design.band, design.alpha
+        comparisons=_in_order(
+            design,
+            dunnett_family(
+                [*in_family, *singles],
+                # Of a model without seeds the correlation is not known: 0 holds for any (Sidak).
+                0.0 if singles else _least_correlation(noise, family),
+                design.band,
+                design.alpha,
+            ),
         ),
         controls=holm_family(in_controls, design.band, design.alpha),
         a_a=single(in_last[0], design.band, design.alpha) if in_last else None,
@@ -259,6 +339,17 @@ def _analyse_table(
         without_samples=tuple(pair for pair in compared if noises[pair] is None),
         ledger=_new_entry(noise),
     )
+
+
+def _in_order(design: Design, comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
+    """The comparisons in the order of the arms."""
+    return tuple(sorted(comparisons, key=lambda one: design.arms.index(one.arm)))
+
+
+def _floor(noises: Iterable[SampleNoise | None]) -> float | None:
+    """The least variance of one run that the samples leave; None where none is known."""
+    known = [one.floor for one in noises if one is not None]
+    return float(np.mean(known)) / 2 if known else None
 
 
 def _own_sd(noise: Noise | None) -> float | None:

@@ -45,7 +45,10 @@ Method = Literal["group-sequential", "e-process"]
 State = Literal["better", "worse", "practically equal", "open", "hopeless"]
 
 PRIOR_CONFLICT = 0.80  # an own variance above this quantile, given the prior, switches it off
-HOPELESS = 0.10  # a comparison with less conditional power than this is given up
+HOPELESS = 0.20  # a comparison with less conditional power than this is given up
+# Where the variance of the paired differences is twice the shared one, it is that of the baseline,
+# and known by the seeds alone.
+OWN_SLOPE = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +62,7 @@ class SequentialPlan:
     prior the guarantee holds if the earlier residuals have the same variance as these, or, on
     average over ablations, if the variances of ablations follow the scaled inverse chi-squared
     distribution of the prior; it does not hold for one ablation whose noise is unlike the ledger's.
+    hopeless: a comparison whose conditional power is below it is given up.
     floor_sd: SD of one run's value that the test set's own sampling gives; the residual SD used is
     never below it.
     """
@@ -69,7 +73,8 @@ class SequentialPlan:
     smallest: float | None = None
     alpha: float = 0.05
     method: Method = "group-sequential"
-    spending: Spending = "obrien-fleming"
+    spending: Spending = "hwang-shih-decani"
+    hopeless: float = HOPELESS
     effect: float = 4.0
     prior: LedgerEntry | None = None
     moderate: bool = True
@@ -88,6 +93,8 @@ class SequentialPlan:
             )
         if not 0 < self.alpha < 1:
             raise ValueError(f"alpha is {self.alpha}; it must lie between 0 and 1")
+        if not 0 <= self.hopeless < 1:
+            raise ValueError(f"hopeless is {self.hopeless}; it must lie in [0, 1)")
         if self.method not in ("group-sequential", "e-process"):
             raise ValueError(f"method is {self.method!r}; it is 'group-sequential' or 'e-process'")
         if self.prior is not None and not (self.prior.variance > 0 and self.prior.df > 0):
@@ -136,10 +143,15 @@ class SequentialDecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Noise:
-    """The residual SD that is used for each arm at a look, and its degrees of freedom."""
+    """The residual SD that is used for each arm at a look, and its degrees of freedom.
+
+    df: of the intervals, fewer where the baseline varies more than the arms. pooled_df: of all
+    runs.
+    """
 
     sd: dict[str, float]
     df: float
+    pooled_df: float
     prior_used: bool
 
 
@@ -257,17 +269,34 @@ def _noise(
     variance, df = combine_with_prior(variance, df, prior)
     pooled = 0.0 if variance is None else variance
     variances = [2 * pooled] * len(present)
+    reduced = df
     if plan.moderate:
         own = [paired_variance(table, arm, baseline) for arm in present]
         variances = moderated_variances(2 * pooled, own)
+        least = min(len(table[arm]) for arm in present) - 1
+        reduced = _reduced_df(df, least, 2 * pooled, sum(own) / len(own))
     return _Noise(
         sd={
             arm: max(math.sqrt(of_arm / 2), plan.floor_sd)
             for arm, of_arm in zip(present, variances, strict=True)
         },
-        df=df,
+        df=reduced,
+        pooled_df=df,
         prior_used=prior is not None,
     )
+
+
+def _reduced_df(df: float, least: int, pooled: float, own: float) -> float:
+    """The degrees of freedom between those of all runs and `least`, those of the seeds alone.
+
+    The mean variance of the paired differences, `own`, is above the shared one, `pooled`, where the
+    baseline varies more than the arms: its noise is in every difference, and only its own seeds
+    tell it.
+    """
+    if own <= 0 or df <= least:
+        return df
+    share = min(1.0, max(0.0, OWN_SLOPE * (own - pooled) / own))
+    return df / (1 + share * (df / least - 1))
 
 
 def _radius(plan: SequentialPlan, arms: int, rounds: int, df: float, information: float) -> float:
@@ -318,8 +347,8 @@ def _look(
     if state != "open":
         decided_after = rounds if decided_after is None else decided_after
     elif sd > 0 and rounds < plan.maximum:
-        power = conditional_power(difference, sd, n, rounds, df, plan, arms, drawing)
-        state = "hopeless" if power < HOPELESS else "open"
+        power = conditional_power(difference, sd, n, rounds, noise.pooled_df, plan, arms, drawing)
+        state = "hopeless" if power < plan.hopeless else "open"
     return SequentialComparison(
         arm=before.arm,
         baseline=before.baseline,

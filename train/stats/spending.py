@@ -17,18 +17,20 @@ from typing import Literal
 
 import numpy as np
 
-Spending = Literal["pocock", "obrien-fleming"]
+Spending = Literal["pocock", "obrien-fleming", "hwang-shih-decani"]
 
 DRAWS = 400_000  # standard error of a family-wise error of 5 %: 0.03 points
 _SEED = 20221016
+HSD_GAMMA = -1.0  # of Hwang, Shih and DeCani: between Pocock (1) and O'Brien-Fleming (-4)
 
 
 def spent(fraction: float, alpha: float, spending: Spending) -> float:
     """The error spent when `fraction` of the maximum information is there.
 
     pocock: alpha · ln(1 + (e − 1) · fraction), early stops are cheap. obrien-fleming:
-    2 − 2Φ(z / sqrt(fraction)) with z the quantile of 1 − alpha/2, most is kept for the end. Both
-    sides share one function: programs that spend alpha/2 on each side keep more for the end.
+    2 − 2Φ(z / sqrt(fraction)) with z the quantile of 1 − alpha/2, most is kept for the end.
+    hwang-shih-decani: alpha · (1 − e^(−g · fraction)) / (1 − e^(−g)) with g = −1, between them.
+    Both sides share one function: programs that spend alpha/2 on each side keep more for the end.
     ValueError for a fraction or alpha outside 0…1 or an unknown spending function.
     """
     from scipy.stats import norm
@@ -41,7 +43,11 @@ def spent(fraction: float, alpha: float, spending: Spending) -> float:
         return alpha * math.log(1 + (math.e - 1) * fraction)
     if spending == "obrien-fleming":
         return float(2 * norm.sf(norm.isf(alpha / 2) / math.sqrt(fraction)))
-    raise ValueError(f"spending is {spending!r}; it is 'pocock' or 'obrien-fleming'")
+    if spending == "hwang-shih-decani":
+        return alpha * math.expm1(-HSD_GAMMA * fraction) / math.expm1(-HSD_GAMMA)
+    raise ValueError(
+        f"spending is {spending!r}; it is 'pocock', 'obrien-fleming' or 'hwang-shih-decani'"
+    )
 
 
 def largest_t(

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from manifests.reader import read_manifest
-from manifests.schema import Ablation, PoolRef, Stop
+from manifests.schema import Ablation, PoolRef, Stop, Weights
 
 MANIFEST = """
 name: n
@@ -40,6 +41,7 @@ def test_without_it_every_seed_is_run(tmp_path: Path) -> None:
         ("stop: {at_least: 1}", "stop.at_least is 1; it must be at least 2"),
         ("stop: {at_least: 4}", "stop.at_least is 4, but there are 3 seeds"),
         ("stop: {smallest: 0}", "stop.smallest is 0.0; it must be above 0"),
+        ("stop: {save: money}", "stop.save is 'money'; it must be one of runs, power"),
         ("stop: {decided: false}", "stop.decided is false; leave stop out"),
         ("stop: {at_most: 4}", "at_most"),
         ("stop: true", "stop"),
@@ -59,3 +61,74 @@ def test_rounds_need_two_seeds(tmp_path: Path) -> None:
 def test_a_pool_has_a_recipe_or_a_folder() -> None:
     with pytest.raises(ValueError, match="a pool needs a recipe"):
         PoolRef()
+
+
+MODELS = """
+name: n
+question: q
+arms: ARMS
+baseline: raw
+seeds: [0, 1]
+evaluate: [{name: t, kind: classification, data: d}]
+primary: t
+"""
+
+
+def read_models(folder: Path, arms: str, line: str = "") -> Any:
+    (folder / "m.yaml").write_text(MODELS.replace("ARMS", arms) + line)
+    return read_manifest(str(folder / "m.yaml"), Ablation)
+
+
+def test_a_model_is_a_folder_or_a_name(tmp_path: Path) -> None:
+    arms = (
+        '{raw: {model: "runs/s-{seed}"}, hub: {model: "open_clip:ViT-B-32/openai"}, '
+        "here: {model: local-dir:x}}"
+    )
+    made = read_models(tmp_path, arms).arms
+    assert made["raw"].model == f"{tmp_path}/runs/s-{{seed}}"
+    assert made["hub"].model == "open_clip:ViT-B-32/openai"
+    assert made["here"].model == f"local-dir:{tmp_path}/x"
+    assert [arm.is_one_model for arm in made.values()] == [False, True, True]
+    assert not any(arm.is_trained for arm in made.values())
+
+
+@pytest.mark.parametrize(
+    ("arms", "line", "message"),
+    [
+        ('{raw: {model: ""}}', "", "model is empty; name a run"),
+        ("{raw: {model: x-{seed}, ranks: 2}}", "", "an arm of a model is not trained"),
+        ("{raw: {model: x}, b: {model: 'y-{seed}'}}", "", "the baseline 'raw' is one model"),
+        (
+            "{raw: {model: 'x-{seed}'}, b: {model: y}}",
+            "stop: {decided: true}",
+            "stop runs seeds in rounds, but arm 'b' is one model without seeds",
+        ),
+        (
+            "{raw: {model: 'x-{seed}'}, b: {model: 'y-{seed}'}}",
+            "controls: {a_a: b}",
+            "arm 'b' is a model; only an arm that is trained has controls",
+        ),
+        ("{raw: {model: 'x-{seed}'}}", "stop: {decided: true}", "'raw' is the only arm"),
+        ("{raw: {model: 'x-{seed}'}}", "evaluate_weights: best", "must be final, ema or"),
+        (
+            "{raw: {model: 'x-{seed}'}}",
+            "evaluate_weights: {average_last: 0}",
+            "average_last is 0; it must be at least 1",
+        ),
+        (
+            "{raw: {model: 'x-{seed}'}}",
+            "evaluate_weights: {ema: true, average_last: 2}",
+            "ema or average_last, not both",
+        ),
+    ],
+)
+def test_impossible_models_are_refused(arms: str, line: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        read_models(tmp_path, arms.replace("x-{seed}, ranks", "'x-{seed}', ranks"), line)
+
+
+def test_final_is_what_a_run_exports(tmp_path: Path) -> None:
+    arms = "{raw: {model: 'x-{seed}'}}"
+    assert read_models(tmp_path, arms, "evaluate_weights: final").evaluate_weights == Weights()
+    ema = read_models(tmp_path, arms, "evaluate_weights: ema").evaluate_weights
+    assert ema == Weights(ema=True)

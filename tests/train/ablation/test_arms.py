@@ -88,6 +88,10 @@ def test_a_missing_view_is_named_with_the_command_that_makes_it(tiny_pool: str) 
         expand_runs(tiny, "/out")
     with pytest.raises(ValueError, match=r"no view web/none yet: run .* --recipe RECIPE"):
         expand_runs(tiny_ablation(tiny_pool, "x", arms={"raw": "web/none"}), "/out")
+    built = changed(tiny, pools={"web": {"recipe": "r.yaml", "out": f"{tiny_pool}/none"}})
+    message = "no view web/all yet: run python pipeline/build.py ABLATION --out /out, which builds"
+    with pytest.raises(ValueError, match=message):
+        expand_runs(built, "/out")
 
 
 @pytest.mark.parametrize(

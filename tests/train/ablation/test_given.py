@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,79 @@ def test_files_that_cannot_be_compared_are_refused(
     task.read(write(tmp_path / "first.parquet"))
     with pytest.raises(ValueError, match=message):
         task.read(write(tmp_path / "second.parquet", **changes))
+
+
+WHOLE = "text or whole numbers"
+DAYS = [datetime.date(2020, 1, day) for day in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("column", ["sample", "label", "predicted"])
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([float("nan"), 1.0, 2.0], WHOLE),
+        ([float("inf"), 1.0, 2.0], WHOLE),
+        ([0.5, 1.0, 2.0], WHOLE),
+        ([b"\xff\xfe", b"b", b"c"], WHOLE),
+        ([[0], [1], [2]], f"holds list<.*>; it must hold {WHOLE}"),
+        ([{"a": 0}, {"a": 1}, {"a": 2}], f"holds struct<.*>; it must hold {WHOLE}"),
+        (DAYS, f"holds date32.*; it must hold {WHOLE}"),
+        ([None, None, None], "has 3 empty values"),
+    ],
+)
+def test_a_wrong_type_in_any_column_is_refused(
+    tmp_path: Path, column: str, values: list[Any], message: str
+) -> None:
+    for before in (False, True):
+        task = GivenTask("t")
+        if before:
+            task.read(write(tmp_path / "first.parquet"))
+        path = write(tmp_path / "second.parquet", **{column: values})
+        with pytest.raises(ValueError, match=rf"second.parquet: column {column!r} .*{message}"):
+            task.read(path)
+
+
+@pytest.mark.parametrize(
+    "values", [[float("nan"), 0.0, 1.0], [[1], [0], [1]], ["1", "0", "1"], [b"1", b"0", b"1"], DAYS]
+)
+def test_correct_that_is_neither_true_nor_false_is_refused(
+    tmp_path: Path, values: list[Any]
+) -> None:
+    path = write(tmp_path / "x.parquet", correct=values)
+    with pytest.raises(ValueError, match="column 'correct' must hold true and false, or 1 and 0"):
+        GivenTask("t").read(path)
+
+
+def test_the_same_classes_and_samples_in_another_storage_are_the_same(tmp_path: Path) -> None:
+    task = GivenTask("t")
+    expected = task.read(write(tmp_path / "plain.parquet"))
+    others: list[dict[str, Any]] = [
+        {"sample": pa.array(["a", "b", "c"]).dictionary_encode()},
+        {"sample": pa.array(["a", "b", "c"], pa.large_string())},
+        {"sample": [b"a", b"b", b"c"]},
+        {"label": [0.0, 1.0, 2.0], "predicted": ["0", "2", "2"]},
+        {"correct": np.array([1, 0, 1], np.float16)},
+    ]
+    for number, changes in enumerate(others):
+        path = write(tmp_path / f"{number}.parquet", **changes)
+        np.testing.assert_array_equal(task.read(path), expected)
+
+
+def test_no_damaged_byte_ends_in_anything_but_one_line(tmp_path: Path) -> None:
+    whole = Path(write(tmp_path / "x.parquet")).read_bytes()
+    damaged = tmp_path / "y.parquet"
+    messages = []
+    for position in range(0, len(whole), 7):
+        data = bytearray(whole)
+        data[position] ^= 0xFF
+        damaged.write_bytes(data)
+        try:
+            GivenTask("t").read(str(damaged))
+        except ValueError as error:
+            messages.append(str(error))
+    assert len(messages) > 50
+    others = [message for message in messages if not message.startswith(str(damaged))]
+    assert not others
 
 
 def test_what_is_no_parquet_is_refused(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import torch
 
 from tests.support.ablations import TRAIN, tiny_ablation
 from train.ablation import expand_runs, worker
+from train.formats import open_clip_files
 from train.model import CLIP
 
 
@@ -32,10 +33,10 @@ def test_a_model_that_became_nan_is_a_failed_run(
     run = expand_runs(tiny, str(tmp_path))[0]
     request = worker.request_of(run, tiny.evaluate, 1)
     assert "metrics" in worker.train_and_evaluate(request)
-    broken: CLIP = worker.open_clip_files.load_export(f"{run.out}/export")
+    broken: CLIP = open_clip_files.load_export(f"{run.out}/export")
     with torch.no_grad():
         next(broken.visual.parameters()).fill_(torch.nan)
-    worker.open_clip_files.save_export(broken, f"{run.out}/export")
+    open_clip_files.save_export(broken, f"{run.out}/export")
     answer = worker.train_and_evaluate(request)
     assert answer["refused"]
     assert "task 'colours': the image features of 'blue/0.png' are not finite" in answer["error"]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from manifests import disk
-from manifests.pool_layout import AblationLayout
+from manifests.run_layout import AblationLayout
 from manifests.schema import Ablation
 from tests.support.ablations import changed
 from tests.support.reports import complete_pool

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from manifests import disk
-from manifests.pool_layout import AblationLayout
+from manifests.run_layout import AblationLayout
 from manifests.schema import Ablation
 from train import report as command
 from train.ablation import FailedRun

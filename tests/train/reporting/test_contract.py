@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from manifests import disk
-from manifests.pool_layout import AblationLayout, RunLayout
+from manifests.run_layout import AblationLayout, RunLayout
 from manifests.schema import Ablation
 from train.ablation import Run, expand_runs
 from train.reporting.contract import collect_contract

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from manifests import disk
-from manifests.pool_layout import AblationLayout
+from manifests.run_layout import AblationLayout
 from manifests.schema import Ablation
 from tests.support.ablations import changed
 from train import ablate

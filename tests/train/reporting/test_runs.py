@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from manifests import disk
-from manifests.pool_layout import AblationLayout
+from manifests.run_layout import AblationLayout
 from manifests.schema import Ablation
 from tests.support.reports import noise
 from train.ablation import Run, expand_runs

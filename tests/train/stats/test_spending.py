@@ -10,7 +10,7 @@ from train.stats.spending import Spending, critical_values, largest_t, spent
 
 
 def test_all_of_the_error_is_spent_at_the_end_and_little_of_it_early() -> None:
-    for spending in ("pocock", "obrien-fleming"):
+    for spending in ("pocock", "obrien-fleming", "hwang-shih-decani"):
         assert spent(1.0, 0.05, spending) == pytest.approx(0.05, abs=1e-12)
     assert spent(0.5, 0.05, "pocock") == pytest.approx(0.05 * math.log((1 + math.e) / 2), abs=1e-12)
     z = stats.norm.isf(0.025)
@@ -20,7 +20,9 @@ def test_all_of_the_error_is_spent_at_the_end_and_little_of_it_early() -> None:
 
 
 def test_unknown_spending_and_impossible_fractions_are_refused() -> None:
-    with pytest.raises(ValueError, match="spending is 'linear'; it is 'pocock' or"):
+    with pytest.raises(
+        ValueError, match="spending is 'linear'; it is 'pocock', 'obrien-fleming' or"
+    ):
         spent(0.5, 0.05, "linear")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="the fraction is 0"):
         spent(0.0, 0.05, "pocock")
@@ -70,7 +72,7 @@ def by_recursion(budgets: list[float], informations: list[float]) -> list[float]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spending", ["pocock", "obrien-fleming"])
+@pytest.mark.parametrize("spending", ["pocock", "obrien-fleming", "hwang-shih-decani"])
 def test_with_a_known_variance_the_values_are_those_of_the_recursion(spending: Spending) -> None:
     fractions = [2 / 5, 3 / 5, 4 / 5, 1]
     # The published values for alpha/2 on each side, to check the recursion.
@@ -84,7 +86,7 @@ def test_with_a_known_variance_the_values_are_those_of_the_recursion(spending: S
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spending", ["pocock", "obrien-fleming"])
+@pytest.mark.parametrize("spending", ["pocock", "obrien-fleming", "hwang-shih-decani"])
 def test_other_draws_cross_with_the_probability_that_was_spent(spending: Spending) -> None:
     criticals = critical_values(4, 2, 5, 0.05, spending)
     largest = largest_t(4, 5, 100_000, np.random.default_rng(5))

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from manifests.schema import Ablation, Blend, Recipe, Suite, TaskSpec
-from manifests.yaml_file import expand_variables, pick_scale, read_yaml
+from manifests.yaml_forms.yaml_file import expand_variables, pick_scale, read_yaml
+
+OPEN_CLIP = "open_clip:"
+LOCAL_DIR = "local-dir:"
 
 
 def shape(raw: Mapping[str, Any], kind: type, folder: Path, where: str) -> dict[str, Any]:
@@ -75,6 +78,8 @@ def _shape_ablation(shaped: dict[str, Any], folder: Path) -> None:
     expand_arms(shaped)
     if isinstance(shaped.get("evaluate"), list):
         shaped["evaluate"] = [_task(task, folder) for task in shaped["evaluate"]]
+    if "evaluate_weights" in shaped:
+        shaped["evaluate_weights"] = weights_fields(shaped["evaluate_weights"])
     controls = shaped.get("controls")
     if isinstance(controls, dict) and controls.get("null_web"):
         shaped["controls"] = {**controls, "null_web": _absolute(controls["null_web"], folder)}
@@ -88,9 +93,34 @@ def _arm(arm: Any, folder: Path) -> Any:
         return arm
     fields = {}
     for key, value in arm.items():
-        is_path = key in ("blend", "predictions") and value is not None
-        fields[key] = _absolute(value, folder) if is_path else value
+        if key in ("blend", "predictions"):
+            fields[key] = _absolute(value, folder)
+        elif key == "model":
+            fields[key] = _model(value, folder)
+        else:
+            fields[key] = value
     return fields
+
+
+def _model(source: Any, folder: Path) -> Any:
+    """A model as train/evaluate.py takes it: a folder as an absolute path, open_clip's names as
+    they are.
+    """
+    if not isinstance(source, str) or not source or source.startswith(OPEN_CLIP):
+        return source
+    prefix = LOCAL_DIR if source.startswith(LOCAL_DIR) else ""
+    return prefix + str(_absolute(source.removeprefix(LOCAL_DIR), folder))
+
+
+def weights_fields(value: Any) -> Any:
+    """`final`, `ema` or {average_last: N} as the fields of Weights."""
+    if isinstance(value, str):
+        if value not in ("final", "ema"):
+            raise ValueError(
+                f"evaluate_weights is {value!r}; it must be final, ema or {{average_last: 3}}"
+            )
+        return {"ema": value == "ema"}
+    return value
 
 
 def _task(task: Any, folder: Path) -> Any:
@@ -240,7 +270,7 @@ def cross_arms(arms: Mapping[str, Any], vary: Any) -> dict[str, Any]:
     """Every arm with every value of the setting that varies: raw and {precision: [bf16, fp32]} are
     raw-bf16 and raw-fp32.
 
-    An arm that has a value of its own in its `train`, or predictions, stays as it is.
+    An arm that has a value of its own in its `train`, a model or predictions stay as they are.
     """
     if not isinstance(vary, Mapping) or len(vary) != 1:
         raise ValueError(
@@ -250,7 +280,7 @@ def cross_arms(arms: Mapping[str, Any], vary: Any) -> dict[str, Any]:
     (key, values), crossed = next(iter(vary.items())), {}
     values = _plain_values(f"vary.{key}", values)
     for name, arm in arms.items():
-        whole = isinstance(arm, Mapping) and arm.get("predictions") is None
+        whole = isinstance(arm, Mapping) and not (arm.get("predictions") or arm.get("model"))
         if not whole or key in (arm.get("train") or {}):
             crossed[name] = arm
             continue

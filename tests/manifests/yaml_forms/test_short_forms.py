@@ -6,7 +6,7 @@ import pytest
 
 from manifests import disk, reader
 from manifests.schema import Ablation, Arm
-from manifests.short_forms import cross_arms, expand_sweep
+from manifests.yaml_forms import cross_arms, expand_sweep
 
 MANIFEST = """
 name: a

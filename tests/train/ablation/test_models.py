@@ -1,0 +1,210 @@
+"""Arms that are models that exist: evaluated, not trained; judged with the trained ones."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manifests import disk
+from manifests.run_layout import AblationLayout, RunLayout
+from manifests.schema import Ablation, Weights
+from tests.support.ablations import changed
+from train.ablation import (
+    NO_SEED,
+    ModelRun,
+    Outcome,
+    all_runs,
+    check_ablation,
+    check_pools,
+    model_runs,
+    run_all,
+    runner,
+    stale_because,
+)
+from train.ablation.models import check_models, model_identity, trained_on
+from train.ablation.worker import request_of, train_and_evaluate
+from train.reporting import collect_report, collect_results
+
+Ran = tuple[Ablation, str, list[Outcome]]
+
+
+def in_process(to_do: Any, tasks: Any, jobs: int, out: str, report: Any) -> None:
+    """Instead of `run_in_children`: the same requests, in this process."""
+    for run in to_do:
+        answer = train_and_evaluate(request_of(run, tasks, 1))
+        report(Outcome(run=run, metrics=answer.get("metrics"), error=answer.get("error", "")))
+
+
+def with_models(ran: Ran, **models: str) -> Ablation:
+    tiny = ran[0]
+    arms = {**disk.to_plain(tiny.arms), **{name: {"model": m} for name, m in models.items()}}
+    return changed(tiny, arms=arms, controls={})
+
+
+def copied(ran: Ran, tmp_path: Path) -> str:
+    """The folder of the finished ablation, to be changed."""
+    shutil.copytree(ran[1], tmp_path / "ran")
+    return str(tmp_path / "ran")
+
+
+def test_models_are_evaluated_beside_trained_runs(
+    ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "run_in_children", in_process)
+    out = copied(ran, tmp_path)
+    ablation = with_models(
+        ran,
+        again=f"{ran[1]}/runs/half/seed-{{seed}}",
+        one=f"local-dir:{ran[1]}/runs/half/seed-0/export",
+    )
+    check_ablation(ablation, out)
+    outcomes = run_all(ablation, out)
+    assert [o.error for o in outcomes] == [""] * len(outcomes)
+    assert [o.reused for o in outcomes if not isinstance(o.run, ModelRun)] == [True] * 4
+    disk.write_json(AblationLayout(out).ablation_json, ablation)
+    results = collect_results(ablation, out)
+    # The same weights give the same scores; the single model counts as one run, without a seed.
+    assert results.arms["again"].runs == results.arms["half"].runs
+    assert list(results.arms["one"].runs) == [str(NO_SEED)]
+    assert results.arms["one"].runs["-1"] == results.arms["half"].runs["0"]
+    by_arm = {row.arm: row for row in results.comparisons}
+    assert (by_arm["half"].n, by_arm["again"].n, by_arm["one"].n) == (2, 2, 0)
+    assert by_arm["again"].difference == pytest.approx(by_arm["half"].difference)
+    if by_arm["one"].low is not None and by_arm["one"].high is not None:
+        assert "one model, as if another would vary like a run of raw" in by_arm["one"].sentence
+    monkeypatch.setattr(runner, "run_in_children", None)
+    assert all(o.reused for o in run_all(ablation, out))
+
+
+def test_other_weights_make_the_scores_stale(
+    ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "run_in_children", in_process)
+    model = tmp_path / "model"
+    shutil.copytree(f"{ran[1]}/runs/half/seed-0/export", model)
+    out = copied(ran, tmp_path)
+    ablation = with_models(ran, one=str(model))
+    run_all(ablation, out)
+    (one,) = model_runs(ablation, out)
+    assert stale_because(one) == []
+    weights = "open_clip_model.safetensors"
+    shutil.copy(f"{ran[1]}/runs/half/seed-1/export/{weights}", model / weights)
+    assert stale_because(one)[0].startswith(f"{weights}: ")
+    second = next(o for o in run_all(ablation, out) if o.run == one)
+    assert not second.reused
+    assert stale_because(one) == []
+    assert len(disk.list_names(disk.join(out, "runs", ".replaced", "one"))) == 1
+    # A model that is gone leaves its scores, of which it is known what they are of.
+    shutil.rmtree(model)
+    assert stale_because(one) == []
+    assert next(o for o in run_all(ablation, out) if o.run == one).reused
+
+
+def test_the_pools_of_a_model_are_searched_where_they_are_known(
+    ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = f"{ran[1]}/runs/raw/seed-0"
+    assert trained_on(run) == trained_on(f"local-dir:{run}/export") == f"{run}/run.json"
+    assert trained_on("open_clip:ViT-B-32/openai") is None
+    tiny = ran[0]
+    arms = {
+        "a": {"model": f"{ran[1]}/runs/raw/seed-{{seed}}/export"},
+        "b": {"model": f"{ran[1]}/runs/half/seed-0"},
+    }
+    only = changed(tiny, arms=arms, baseline="a", pools={}, train={}, controls={})
+    out = str(tmp_path)
+    shared = check_pools(only, out)
+    assert shared is not None
+    assert disk.exists(AblationLayout(out).overlap_json)
+
+    monkeypatch.setattr(runner, "run_in_children", in_process)
+    assert [o.error for o in run_all(only, out)] == ["", "", ""]
+    disk.write_json(AblationLayout(out).ablation_json, only)
+    disk.write_json(AblationLayout(out).results_json, collect_results(only, out, (), shared))
+    report = collect_report(out)
+    assert [(arm.arm, list(arm.metrics["colours"].values)) for arm in report.arms] == [
+        ("a", ["0", "1"]),
+        ("b", [str(NO_SEED)]),
+    ]
+
+
+def test_a_seed_without_a_model_is_one_failed_run(
+    ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "run_in_children", in_process)
+    shutil.copytree(f"{ran[1]}/runs/half/seed-0/export", tmp_path / "m-0")
+    ablation = with_models(ran, some=str(tmp_path / "m-{seed}"))
+    out = copied(ran, tmp_path)
+    check_ablation(ablation, out)
+    failed = [o for o in run_all(ablation, out) if o.metrics is None]
+    assert [(o.run.arm, o.run.seed) for o in failed] == [("some", 1)]
+    assert "m-1 does not exist" in failed[0].error
+    none = with_models(ran, some=str(tmp_path / "x-{seed}"))
+    with pytest.raises(ValueError, match=r"arm 'some': none of its models exists, as .*x-0"):
+        check_models(none, out)
+
+
+def test_an_identity_is_of_the_files(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="nothing-here does not exist"):
+        model_identity(str(tmp_path / "nothing-here"))
+    tag = tmp_path / "weights.pt"
+    tag.write_bytes(b"1")
+    first = model_identity(f"open_clip:ViT-B-32/{tag}")
+    tag.write_bytes(b"2")
+    assert model_identity(f"open_clip:ViT-B-32/{tag}") != first
+    assert model_identity("open_clip:ViT-B-32/openai")["files"] == {}
+
+
+def test_averages_of_trained_runs_have_predictions_of_their_own(
+    ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "run_in_children", in_process)
+    tiny, _, _ = ran
+    out = copied(ran, tmp_path)
+    averaged = changed(tiny, evaluate_weights={"average_last": 1}, controls={})
+    check_ablation(averaged, out)
+    outcomes = run_all(averaged, out)
+    assert [o.error for o in outcomes] == [""] * 4
+    exported = {o.run.out.removeprefix(ran[1]): o.metrics for o in ran[2]}
+    for outcome in outcomes:
+        # The mean of one checkpoint is that checkpoint, whose weights are those of the export.
+        assert outcome.metrics == exported[outcome.run.out.removeprefix(out)]
+        path = outcome.run.predictions("colours")
+        assert path == f"{outcome.run.out}/eval-average-1/colours.parquet"
+        assert disk.exists(path)
+    assert all(o.reused for o in run_all(averaged, out))
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ({"ema": True}, "evaluate_weights is ema, but arm 'raw' keeps no moving average"),
+        (
+            {"average_last": 3},
+            "averages 3 checkpoints, but arm 'raw' writes 1 and keeps 2; set checkpoint_every to "
+            "at most 1 and keep_checkpoints to at least 3",
+        ),
+    ],
+)
+def test_weights_that_no_run_leaves_are_refused(
+    ran: Ran, weights: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_ablation(changed(ran[0], evaluate_weights=weights), str(tmp_path))
+
+
+def test_paths_of_a_model_and_of_weights() -> None:
+    layout = RunLayout("/r")
+    assert layout.predictions_of(Weights()) == "/r/eval"
+    assert layout.predictions_of(Weights(ema=True)) == "/r/eval-ema"
+
+
+def test_an_arm_of_models_alone_has_no_trained_run(ran: Ran, tmp_path: Path) -> None:
+    arms = {"a": {"model": "open_clip:ViT-B-32/x-{seed}"}, "b": {"model": "open_clip:ViT-B-32/y"}}
+    models = changed(ran[0], arms=arms, baseline="a", pools={}, train={}, controls={})
+    runs = all_runs(models, str(tmp_path))
+    assert [(run.arm, run.seed) for run in runs] == [("a", 0), ("a", 1), ("b", NO_SEED)]
+    assert runs[2].predictions("t") == f"{tmp_path}/runs/b/model/eval/t.parquet"
