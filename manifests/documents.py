@@ -55,6 +55,28 @@ class ViewDocument:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RuleEffect:
+    """What one rule of a view rejects of the pool's stored rows, whatever the other rules do.
+
+    alone: rows that only this rule rejects: the view would keep them without it. None where a rule
+    cannot be evaluated on rows that the rules before it reject.
+    """
+
+    rule: str
+    rejected: int | None
+    alone: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewRulesDocument:
+    """views/NAME/rules.json: what each rule of a view with several rules rejects."""
+
+    fingerprint: str  # that of the view
+    stored: int
+    rules: tuple[RuleEffect, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreSetDocument:
     """scores/NAME@ID/scores.json: which filter made the columns, and how many rows have a score."""
 

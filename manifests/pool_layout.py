@@ -336,6 +336,10 @@ class PoolLayout:
         """The JSON that is written last and makes the view complete."""
         return disk.join(self.views, f"{view}.json")
 
+    def view_rules(self, view: str) -> str:
+        """What each rule of a view with several rules rejects."""
+        return disk.join(self.views, view, "rules.json")
+
     def view_mask(self, view: str, shard: int | str) -> str:
         """Per row of a flat shard: kept, or the first rule that failed."""
         return disk.join(self.views, view, f"{shard_name(shard)}.parquet")

@@ -30,7 +30,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from manifests.columns import VIEW
-from manifests.documents import Threshold
+from manifests.documents import RuleEffect, Threshold
 from manifests.pool_layout import NOT_STORED
 from manifests.schema import View
 from pipeline.views.rules import (
@@ -51,12 +51,13 @@ Hashes = np.ndarray[Any, np.dtype[np.uint64]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
     """What a view keeps. `tables`: shard -> table of schema VIEW, aligned with the rows that
-    were given."""
+    were given. `effects`: of each of several rules, over all stored rows; () for one rule."""
 
     thresholds: dict[str, Threshold]
     funnel: tuple[tuple[str, int], ...]
     kept: int
     tables: dict[str, pa.Table]
+    effects: tuple[RuleEffect, ...] = ()
 
 
 def choose(
@@ -216,8 +217,45 @@ def _select(rows: Rows, name: str, steps: Sequence[Step], sizes: Mapping[str, in
         tables[shard] = whole.slice(start, size)
         start += size
     return Selection(
-        thresholds=thresholds, funnel=tuple(funnel), kept=int(alive.sum()), tables=tables
+        thresholds=thresholds,
+        funnel=tuple(funnel),
+        kept=int(alive.sum()),
+        tables=tables,
+        effects=_effects(rows, steps, thresholds, sizes) if len(steps) > 1 else (),
     )
+
+
+def _effects(
+    rows: Rows,
+    steps: Sequence[Step],
+    thresholds: dict[str, Threshold],
+    sizes: Mapping[str, int],
+) -> tuple[RuleEffect, ...]:
+    """What each step rejects of all stored rows, and what it alone rejects.
+
+    A rule may fail on rows that the rules before it reject (a cast of a text, say). Its counts are
+    not known then, and nobody's `alone`.
+    """
+    rejected: dict[str, Mask | None] = {}
+    times = np.zeros(len(rows.stored), np.int16)
+    for step in steps:
+        try:
+            mask = rows.stored & ~_passed(rows, step, rows.stored, thresholds, sizes)[0]
+        except ValueError:
+            rejected[step.name] = None
+            continue
+        rejected[step.name] = mask
+        times += mask
+    known = all(mask is not None for mask in rejected.values())
+    effects = []
+    for name, mask in rejected.items():
+        effect = RuleEffect(
+            rule=name,
+            rejected=None if mask is None else int(mask.sum()),
+            alone=int((mask & (times == 1)).sum()) if known and mask is not None else None,
+        )
+        effects.append(effect)
+    return tuple(effects)
 
 
 def _passed(

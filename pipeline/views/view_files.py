@@ -22,7 +22,12 @@ import pyarrow.compute as pc
 from filters import FILTERS, check_filters, specs_of_recipe
 from manifests import disk
 from manifests.columns import SIDECAR, with_extra
-from manifests.documents import ScoreSetDocument, ViewDocument, read_document
+from manifests.documents import (
+    ScoreSetDocument,
+    ViewDocument,
+    ViewRulesDocument,
+    read_document,
+)
 from manifests.pool_layout import CommitRecord, PoolLayout, pool_fingerprint, random_view_name
 from manifests.schema import FilterSpec, Recipe, Rule, View
 from pipeline.pool import check_fence
@@ -307,6 +312,14 @@ def _write(
     for shard, table in selection.tables.items():
         shards[shard] = pc.sum(table["kept"]).as_py() or 0
         disk.write_parquet(layout.view_mask(name, shard), table, {"kept": shards[shard]})
+    disk.remove(layout.view_rules(name))
+    if selection.effects:
+        effects = ViewRulesDocument(
+            fingerprint=inputs.fingerprint,
+            stored=selection.funnel[1][1],
+            rules=selection.effects,
+        )
+        disk.write_json(layout.view_rules(name), effects)
     document = ViewDocument(
         name=name,
         rules=inputs.rules,

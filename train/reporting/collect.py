@@ -84,6 +84,7 @@ def collect_report(out: str) -> Report:
             *distributions.histograms(views),
             *distributions.other_histograms(samples),
         ),
+        rules=gallery.rule_effects(views),
         categories=distributions.categories(samples),
         duplicates=distributions.duplicate_groups(samples),
         safety=distributions.safety_rates(samples),

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from manifests import disk
-from manifests.documents import PoolDocument, read_document
+from manifests.documents import PoolDocument, ViewRulesDocument, read_document
 from manifests.pool_layout import PoolLayout
 from train.evaluation import BoolArray
-from train.reporting.schema import Example, Examples, Funnel, Overlap
-from train.reporting.views import ArmView, FloatArray
+from train.reporting.schema import Example, Examples, Funnel, Overlap, RuleEffects
+from train.reporting.views import ArmView, FloatArray, one_view_of_each_pool
 
 EXAMPLES = 12  # images of each kind
 SIDE = 96  # pixels of the longer side of a shown image
@@ -51,6 +51,22 @@ def _pool_funnel(pool: str, document: PoolDocument) -> Funnel:
     steps += [("attempted", document.fetch.attempted), ("stored", document.fetch.stored)]
     reasons |= document.fetch.reasons
     return Funnel(title=f"{pool}: from links to images", steps=tuple(steps), reasons=reasons)
+
+
+def rule_effects(views: Sequence[ArmView]) -> tuple[RuleEffects, ...]:
+    """What each rule of a view with several rules rejects; views of older pools do not know it."""
+    shown = []
+    for pool, of_pool in one_view_of_each_pool(views).items():
+        for name, view in of_pool.items():
+            path = PoolLayout(view.path).view_rules(name)
+            if not disk.exists(path):
+                continue
+            document = read_document(path, ViewRulesDocument)
+            if document.fingerprint == view.document.fingerprint:
+                rules = tuple((one.rule, one.rejected, one.alone) for one in document.rules)
+                effects = RuleEffects(pool=pool, view=name, stored=document.stored, rules=rules)
+                shown.append(effects)
+    return tuple(shown)
 
 
 def overlap(views: Sequence[ArmView]) -> Overlap:

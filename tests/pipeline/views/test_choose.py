@@ -103,6 +103,30 @@ def test_a_rule_is_asked_only_of_the_rows_that_are_left() -> None:
         outcomes(rows, view("bare", guarded.rules[1]))
 
 
+def test_what_each_rule_rejects_whatever_the_others_do() -> None:
+    rows = table(words=[1, 5, 1, 5, 5], score=[0.9, 0.1, 0.1, 0.9, None])
+    both = view("both", ("words", "words > 2"), ("clip", "score >= 0.5"))
+    effects = choose({"00000": rows}, [both])["both"].effects
+    assert [(one.rule, one.rejected, one.alone) for one in effects] == [
+        ("words", 2, 1),
+        ("clip", 3, 2),
+    ]
+    (turned,) = [view("both", *reversed(both.rules))]
+    again = {one.rule: one for one in choose({"00000": rows}, [turned])["both"].effects}
+    assert again == {one.rule: one for one in effects}, "the order of the rules does not count"
+    assert choose({"00000": rows}, [view("one", ("words", "words > 2"))])["one"].effects == ()
+
+
+def test_a_rule_that_needs_the_ones_before_it_has_no_counts() -> None:
+    rows = table(**{"class": ["7", "x", "9"], "words": [1, 1, 1]})
+    guarded = view("g", ("number", "class != 'x'"), ("large", "CAST(class AS INT) > 8"))
+    chosen = choose({"00000": rows}, [guarded])["g"]
+    assert chosen.kept == 1
+    number, large = chosen.effects
+    assert (number.rejected, number.alone) == (1, None)
+    assert (large.rejected, large.alone) == (None, None)
+
+
 def test_columns_that_no_file_holds() -> None:
     rows = table(
         original_width=[300, 100, 100, None],

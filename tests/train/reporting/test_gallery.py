@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 
 import numpy as np
 import pytest
 
 from manifests import disk
+from manifests.documents import RuleEffect, ViewRulesDocument
+from manifests.pool_layout import PoolLayout
 from manifests.schema import Ablation
 from tests.support.reports import view_by_hand
 from train.ablation import expand_runs
@@ -69,3 +72,17 @@ def test_funnels_count_the_rows(views: list[ArmView]) -> None:
     pool, view = gallery.funnels(views)
     assert pool.steps == (("attempted", 48), ("stored", 48))
     assert view.steps == (("stored", 48), ("clip", 24))
+
+
+def test_rules_that_a_pool_counted(views: list[ArmView]) -> None:
+    assert gallery.rule_effects(views) == (), "an older pool did not count them"
+    half = views[1]
+    path = PoolLayout(half.path).view_rules("half")
+    effect = RuleEffect(rule="clip", rejected=24, alone=None)
+    document = ViewRulesDocument(fingerprint=half.document.fingerprint, stored=48, rules=(effect,))
+    disk.write_json(path, document)
+    (shown,) = gallery.rule_effects(views)
+    assert (shown.view, shown.stored, shown.rules) == ("half", 48, (("clip", 24, None),))
+    disk.write_json(path, dataclasses.replace(document, fingerprint="of other shards"))
+    assert gallery.rule_effects(views) == ()
+    os.remove(path)
