@@ -240,12 +240,13 @@ def _effects(
     times = np.zeros(len(rows.stored), np.int16)
     for step in steps:
         try:
-            mask = rows.stored & ~_passed(rows, step, rows.stored, thresholds, sizes)[0]
+            passed, _ = _passed(rows, step, rows.stored, thresholds, sizes)
         except ValueError:
             rejected[step.name] = None
             continue
-        rejected[step.name] = mask
-        times += mask
+        failed = rows.stored & ~passed
+        rejected[step.name] = failed
+        times += failed
     known = all(mask is not None for mask in rejected.values())
     effects = []
     for name, mask in rejected.items():

@@ -151,6 +151,52 @@ def noise() -> schema.TaskNoise:
     )
 
 
+def contract() -> schema.Contract:
+    def row(setting: str, value: str | None, main: bool) -> schema.ContractRow:
+        by_arm = {"raw": "0.1", "clip30": "0.2"} if value is None else {}
+        return schema.ContractRow(setting=setting, value=value, by_arm=by_arm, main=main)
+
+    rows = (row("model", "micro", True), row("lr", None, True), row("eps", "1e-06", False))
+    blends = {"raw": "b1e4d", "clip30": "b1e4e"}
+    return schema.Contract(runs=9, config_hash="c0ffee", rows=rows, blends=blends)
+
+
+def signal_row(metric: str, ratio: float) -> schema.SignalRow:
+    return schema.SignalRow(
+        task="objects",
+        metric=metric,
+        unit="share",
+        deciding=metric == "accuracy",
+        arms=2,
+        seeds=3,
+        best="clip30",
+        spread=0.041,
+        noise=0.01,
+        ratio=(ratio, 2.0, 9.0),
+        single_agreement=0.75,
+        half_agreement=1.0,
+    )
+
+
+def scaling() -> schema.Scaling:
+    curve = schema.ScalingCurve(
+        name="web/raw",
+        floor=0.1,
+        scale=0.2,
+        exponent=0.5,
+        unit=6400.0,
+        points=((3200.0, 0.38), (6400.0, 0.3), (12800.0, 0.24)),
+        predicted=(51200.0, 0.125, 0.11, 0.14),
+    )
+    return schema.Scaling(
+        task="objects",
+        metric="accuracy",
+        curves=(curve,),
+        crossings=("clip30 overtakes raw at 3e+04 samples seen",),
+        warnings=("51200 samples seen are 4.0 times the largest size that was run",),
+    )
+
+
 def sample_report() -> schema.Report:
     """A report that fills every section, with text that must be escaped."""
     shot = schema.Example(image=PIXEL, caption="a <red> star & more", score=0.25, rule="clip<1")
@@ -200,8 +246,46 @@ def sample_report() -> schema.Report:
                 edges=(0.0, 0.1, 0.2),
                 counts={"stored": (10, 20), "clip30": (0, 12)},
                 marks={"clip30": 0.1},
+                divergence={"clip30": 1.25},
             ),
         ),
+        contract=contract(),
+        rules=(
+            schema.RuleEffects(
+                pool="web", view="basic", stored=80, rules=(("words", 40, 8), ("cast", None, None))
+            ),
+        ),
+        categories=(
+            schema.Categories(
+                pool="web",
+                column="host of the image",
+                values=2,
+                labels=("host <a>", "all others"),
+                counts={"stored": (60, 20), "clip30": (10, 2)},
+                divergence={"clip30": 0.02},
+                sampled_rows=2000,
+            ),
+        ),
+        duplicates=(
+            schema.DuplicateGroups(
+                pool="web",
+                key="byte for byte",
+                labels=("1", "2 or more"),
+                groups={"stored": (70, 5), "clip30": (12, 0)},
+                sampled_rows=2000,
+            ),
+        ),
+        safety=(
+            schema.SafetyRates(
+                pool="web",
+                column="punsafe",
+                meaning="above 0.5",
+                counts={"stored": (20, 80), "clip30": (0, 12)},
+                sampled_rows=None,
+            ),
+        ),
+        signals=(signal_row("logprob", 6.2), signal_row("accuracy", 4.1)),
+        scaling=(scaling(),),
         gallery=(
             schema.Examples(
                 pool="web", view="clip30", kept=(shot,), near=(shot,), rejected=(shot,)
@@ -241,6 +325,13 @@ def empty_report() -> schema.Report:
         gallery=(),
         evaluation_overlap={},
         settings={},
+        contract=None,
+        rules=(),
+        categories=(),
+        duplicates=(),
+        safety=(),
+        signals=(),
+        scaling=(),
     )
 
 

@@ -349,6 +349,55 @@ class Overlap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SignalRow:
+    """Signal and noise of one metric of a task (see train.stats.MetricSignal).
+
+    deciding: the verdict is about this metric. ratio: spread / noise with its interval, None where
+    the noise is 0.
+    """
+
+    task: str
+    metric: str
+    unit: str
+    deciding: bool
+    arms: int
+    seeds: int
+    best: str
+    spread: float
+    noise: float
+    ratio: tuple[float, float, float] | None  # value, low, high
+    single_agreement: float
+    half_agreement: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingCurve:
+    """The fitted error of one kind of data: floor + scale * (n / unit)^-exponent.
+
+    points: (samples seen, mean error over the seeds). predicted: samples seen, error, low, high.
+    """
+
+    name: str
+    floor: float
+    scale: float
+    exponent: float
+    unit: float
+    points: tuple[tuple[float, float], ...]
+    predicted: tuple[float, float, float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaling:
+    """Error against samples seen on a task. crossings, warnings: sentences."""
+
+    task: str
+    metric: str
+    curves: tuple[ScalingCurve, ...]
+    crossings: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
     """Hashes, versions and the command; and each file that a number comes from with its sha256."""
 
@@ -400,3 +449,5 @@ class Report:
     categories: tuple[Categories, ...] = ()
     duplicates: tuple[DuplicateGroups, ...] = ()
     safety: tuple[SafetyRates, ...] = ()
+    signals: tuple[SignalRow, ...] = ()
+    scaling: tuple[Scaling, ...] = ()

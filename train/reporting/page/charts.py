@@ -151,15 +151,15 @@ class Axes:
         span = self.height - self.top - self.bottom
         return self.height - self.bottom - (value - low) / (high - low) * span
 
-    def frame(self, x_name: str, y_name: str) -> list[str]:
-        """Grid, numbers and names."""
+    def frame(self, x_name: str, y_name: str, *, x_ticks: bool = True) -> list[str]:
+        """Grid, numbers and names; `x_ticks`: numbers below the x axis too."""
         body = []
         for tick in ticks(*self.y_range):
             y = self.y(tick)
             body.append(_line(self.left, y, self.width - self.right, y))
             body.append(_text(self.left - 8, y + 4, number(tick), "end"))
         base = self.height - self.bottom
-        for tick in ticks(*self.x_range, 7):
+        for tick in ticks(*self.x_range, 7) if x_ticks else ():
             body.append(_text(self.x(tick), base + 18, number(tick), "middle"))
         body.append(_line(self.left, base, self.width - self.right, base, "axis"))
         body.append(_text((self.left + self.width) / 2, self.height - 4, x_name, "middle"))
@@ -216,18 +216,76 @@ class Point:
     hollow: bool = False
 
 
-def scatter(
-    points: Sequence[Point], x_name: str, y_name: str, title: str, *, zero: bool = True
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A line through points (x, y)."""
+
+    name: str
+    colour: str
+    points: tuple[tuple[float, float], ...]
+
+
+def log_curves(
+    lines: Sequence[Line], points: Sequence[Point], x_name: str, y_name: str, title: str
 ) -> str:
-    """Points with their intervals. `zero`: the y axis contains 0, with a line there."""
-    ys = [0.0] if zero else []
+    """Lines and points over a logarithmic x axis; x is above 0."""
+    xs, ys = [], []
+    for line in lines:
+        xs += [log10(x) for x, _ in line.points]
+        ys += [y for _, y in line.points]
+    xs += [log10(point.x) for point in points]
+    ys += [point.y for point in points]
+    if not xs:
+        return _svg(720, 40, [_text(12, 24, "there is no point")], title)
+    axes = Axes(x_range=_range(xs, 0.04), y_range=_range(ys, 0.08))
+    body = axes.frame("", y_name, x_ticks=False)
+    base = axes.height - axes.bottom
+    low, high = axes.x_range
+    for power in range(floor(low), floor(high) + 1):
+        for factor in (1, 2, 5):
+            if low <= (x := power + log10(factor)) <= high:
+                body.append(_line(axes.x(x), base, axes.x(x), base + 5, "axis"))
+                body.append(_text(axes.x(x), base + 18, number(factor * 10.0**power), "middle"))
+    body.append(_text((axes.left + axes.width) / 2, axes.height - 4, x_name, "middle"))
+    for line in lines:
+        path = " ".join(f"{axes.x(log10(x)):.1f},{axes.y(y):.1f}" for x, y in line.points)
+        name = f"<title>{escape(line.name)}</title>"
+        body.append(
+            f'<polyline points="{path}" stroke="{line.colour}" class="curve">{name}</polyline>'
+        )
+    for point in points:
+        body.append(
+            f'<circle cx="{axes.x(log10(point.x)):.1f}" cy="{axes.y(point.y):.1f}" r="5" '
+            f'fill="{point.colour}"><title>{escape(point.name)}</title></circle>'
+        )
+    return _svg(axes.width, axes.height, body, title)
+
+
+def scatter(
+    points: Sequence[Point],
+    x_name: str,
+    y_name: str,
+    title: str,
+    *,
+    level: float | None = 0.0,
+    links: Sequence[tuple[Point, Point]] = (),
+) -> str:
+    """Points with their intervals.
+
+    level: a value of y that the axis contains, with a line there. links: pairs of points that a
+    thin line joins.
+    """
+    ys = [] if level is None else [level]
     for point in points:
         ys += [end for end in (point.y, point.low, point.high) if end is not None]
     xs = [point.x for point in points]
     axes = Axes(x_range=_range(xs, 0.08), y_range=_range(ys, 0.08))
     body = axes.frame(x_name, y_name)
-    if zero:
-        body.append(_line(axes.left, axes.y(0), axes.width - axes.right, axes.y(0), "axis"))
+    if level is not None:
+        y = axes.y(level)
+        body.append(_line(axes.left, y, axes.width - axes.right, y, "reference"))
+    for one, other in links:
+        body.append(_line(axes.x(one.x), axes.y(one.y), axes.x(other.x), axes.y(other.y), "link"))
     for point in points:
         x, y = axes.x(point.x), axes.y(point.y)
         title_of = f"<title>{escape(point.name)}</title>"

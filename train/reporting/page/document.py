@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from html import escape
 
-from train.reporting.page import evidence, sections
+from train.reporting.page import data_sections, evidence, sections, signals
 from train.reporting.page.markup import SCRIPT, STYLE, note
 from train.reporting.page.overview import first_screen
 from train.reporting.schema import Report
@@ -21,19 +21,25 @@ def render(report: Report, written: datetime.date | None = None) -> str:
     """The whole page. `written` is the date that it shows."""
     bodies = [
         ("Arms", sections.arms_table(report, ("baseline", "arm")) + evidence.arms_forest(report)),
+        ("What is equal", data_sections.contract(report)),
         ("Every task", evidence.task_forests(report) + sections.tasks(report)),
         ("Seeds in rounds", sections.rounds(report)),
         ("What changed", evidence.changes(report)),
         ("Checks on the method", sections.checks(report)),
+        ("Signal and noise", signals.signal_tables(report)),
+        ("Scaling", signals.scaling(report)),
         ("Share kept", evidence.share_kept(report)),
         ("Training curves", evidence.curves(report)),
         ("Cost", evidence.costs(report)),
         ("Single runs", evidence.single_runs(report)),
-        ("Evaluation images in the pools", sections.evaluation_overlap(report)),
+        ("Data of the arms", data_sections.composition(report)),
         ("Outcomes of the pairs", sections.funnels(report)),
-        ("Scores", sections.histograms(report)),
+        ("Rules one by one", data_sections.rules(report)),
+        ("Scores, sizes, sources", data_sections.distributions(report)),
         ("Example images", sections.examples(report)),
-        ("Data of the arms", sections.composition(report)),
+        ("Copies of images", data_sections.duplicates(report)),
+        ("Evaluation images in the pools", data_sections.evaluation_overlap(report)),
+        ("People and harm", data_sections.safety(report)),
         ("Rules and settings", sections.settings(report)),
         ("Provenance", sections.provenance(report)),
     ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+from manifests.pool_layout import random_view_name
 from train.ablation import wording
 from train.reporting.page import charts
 from train.reporting.page.markup import chart, chip, details, legend, note, table
@@ -192,40 +193,58 @@ def _figure(report: Report, change: ArmChanges, shown: Disagreement) -> str:
 
 
 def share_kept(report: Report) -> str:
-    """Difference against the share of the rows that an arm keeps, with the random controls."""
+    """Score against the share of the rows that an arm keeps, each with its random control."""
     known = [arm for arm in report.arms if arm.rows and arm.role != "a_a"]
     if len({arm.share for arm in known}) < 2:
         return ""
     task, shades = primary_task(report), colours_of(report)
-    points, names = [], {}
+    baseline = next((arm for arm in known if arm.role == "baseline"), None)
+    level = None if baseline is None else baseline.metrics[report.primary].mean
+    points: dict[str, charts.Point] = {}
     for arm in known:
-        point = _kept_point(arm, scale_of(task.unit), shades[arm.arm])
-        if point is not None:
-            points.append(point)
-            names[arm.arm] = shades[arm.arm]
-    title = f"Difference to {report.baseline} on {report.primary} against the share kept"
-    name = wording.unit_of_difference(task.unit)
-    svg = charts.scatter(points, "rows kept, % of the stored rows", f"difference, {name}", title)
-    text = ""
+        kept = _kept_point(report, arm, level, scale_of(task.unit), shades[arm.arm])
+        if kept is not None:
+            points[arm.arm] = kept
+    links = []
+    for name, point in points.items():
+        if random_view_name(name) in points:
+            links.append((point, points[random_view_name(name)]))
+    unit = ", %" if task.unit == "share" else ""
+    title = f"{task.metric} on {report.primary} against the share of the rows that an arm keeps"
+    svg = charts.scatter(
+        list(points.values()),
+        "rows kept, % of the stored rows",
+        f"{task.metric}{unit}",
+        title,
+        level=None if level is None else scale_of(task.unit) * level,
+        links=links,
+    )
+    text = f"Whiskers are the 95 % intervals of the differences to {report.baseline}."
     if any(arm.role == "random" for arm in known):
-        text = note(
-            "Hollow circles are random subsets of the same size: fewer rows, not better ones."
+        text += (
+            " Hollow circles are random subsets of the same size, joined with their arm: fewer "
+            "rows, not better ones."
         )
-    return legend(names) + chart(svg, title) + text
+    return legend({arm: shades[arm] for arm in points}) + chart(svg, title) + note(text)
 
 
-def _kept_point(arm: ArmReport, scale: float, shade: str) -> charts.Point | None:
-    d = arm.difference
-    if d is None and arm.role != "baseline":
+def _kept_point(
+    report: Report, arm: ArmReport, level: float | None, scale: float, shade: str
+) -> charts.Point | None:
+    mean, d = arm.metrics[report.primary].mean, arm.difference
+    if mean is None:
         return None
-    ends = (None, None) if d is None else (d.low, d.high)
+    low = high = None
+    if d is not None and level is not None and d.low is not None and d.high is not None:
+        # The seeds of a difference are those of both arms; its mean may differ by a hair.
+        low, high = mean + d.low - d.mean, mean + d.high - d.mean
     return charts.Point(
-        name=arm.arm,
+        name=f"{arm.arm}: {scale * mean:.1f}",
         colour=shade,
         x=100 * arm.share,
-        y=0.0 if d is None else scale * d.mean,
-        low=None if ends[0] is None else scale * ends[0],
-        high=None if ends[1] is None else scale * ends[1],
+        y=scale * mean,
+        low=None if low is None else scale * low,
+        high=None if high is None else scale * high,
         hollow=arm.role == "random",
     )
 
@@ -269,13 +288,40 @@ def costs(report: Report) -> str:
             "Seconds of one run on all its processes, and for each of the gain over "
             f"{report.baseline} where the arm is better"
         )
-        parts.append(table(head, rows, (1, 2, 3), caption))
+        parts.append(table(head, rows, (1, 2, 3), caption) + _gain_chart(report))
     if report.costs:
         stages = [(name, seconds, f"{seconds:,.1f} s") for name, seconds in report.costs]
         title = "Seconds of each stage"
         svg = charts.bars(stages, title, charts.colour(3))
         parts.append(f"<h3>{title}</h3>{chart(svg, title)}")
     return "".join(parts)
+
+
+def _gain_chart(report: Report) -> str:
+    """Difference to the baseline against the device seconds of a run."""
+    unit, shades = primary_task(report).unit, colours_of(report)
+    scale = scale_of(unit)
+    points, names = [], {}
+    for arm in report.arms:
+        d = arm.difference
+        if arm.device_seconds is None or d is None or arm.role != "arm":
+            continue
+        point = charts.Point(
+            name=arm.arm,
+            colour=shades[arm.arm],
+            x=arm.device_seconds,
+            y=scale * d.mean,
+            low=None if d.low is None else scale * d.low,
+            high=None if d.high is None else scale * d.high,
+        )
+        points.append(point)
+        names[arm.arm] = shades[arm.arm]
+    if len(points) < 2:
+        return ""
+    name = wording.unit_of_difference(unit)
+    title = f"Difference to {report.baseline} against the cost of a run"
+    svg = charts.scatter(points, "device seconds of a run", f"difference, {name}", title)
+    return legend(names) + chart(svg, title)
 
 
 def single_runs(report: Report) -> str:

@@ -58,6 +58,10 @@ th button:focus-visible { outline:3px solid var(--c1); outline-offset:2px }
 th[aria-sort=ascending] button::after { content:" \\2191" }
 th[aria-sort=descending] button::after { content:" \\2193" }
 .chip { display:inline-block; width:11px; height:11px; border-radius:3px; margin-right:7px }
+.heat { display:block; margin:-6px -10px; padding:6px 10px;
+  background:color-mix(in srgb,var(--c1) calc(var(--share)*.35),transparent) }
+.short { display:inline-block; max-width:15em; overflow:hidden; text-overflow:ellipsis;
+  vertical-align:bottom }
 .better { color:var(--good); font-weight:600 }
 .worse { color:var(--bad); font-weight:600 }
 svg { width:100%; min-width:560px; max-width:880px; height:auto; display:block; margin:8px 0;
@@ -68,6 +72,7 @@ svg text { fill:var(--soft) }
 svg text.name { fill:var(--ink) }
 .grid { stroke:var(--rule) }
 .axis { stroke:var(--soft) }
+.link { stroke:var(--soft); stroke-width:1 }
 .zone { fill:var(--rule); opacity:.55 }
 .whisker { stroke-width:2.5 }
 .seed { fill:none; stroke-width:1.3; opacity:.85 }
@@ -157,6 +162,8 @@ def table(
     rows: Iterable[Sequence[str]],
     numeric: Iterable[int] = (),
     caption: str = "",
+    *,
+    sortable: bool = True,
 ) -> str:
     """An HTML table that scrolls inside its box; with three rows or more it can be sorted.
 
@@ -173,7 +180,7 @@ def table(
         return f"<tr>{''.join(parts)}</tr>"
 
     lines = [line(row, "td") for row in rows]
-    kind = ' class="sortable"' if len(lines) >= SORTABLE_ROWS else ""
+    kind = ' class="sortable"' if sortable and len(lines) >= SORTABLE_ROWS else ""
     title = f"<caption>{escape(caption)}</caption>" if caption else ""
     body = f"<thead>{line(head, 'th')}</thead><tbody>{''.join(lines)}</tbody>"
     return _scroll(f"<table{kind}>{title}{body}</table>", caption or "table")

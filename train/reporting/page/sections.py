@@ -7,7 +7,7 @@ from html import escape
 
 from train.ablation import wording
 from train.reporting.page import charts
-from train.reporting.page.markup import chart, chip, details, legend, note, table, verdict_word
+from train.reporting.page.markup import chart, chip, details, note, table, verdict_word
 from train.reporting.page.overview import colours_of, primary_task
 from train.reporting.schema import BaselineDifference, Example, Report, TaskRow
 
@@ -131,18 +131,6 @@ def checks(report: Report) -> str:
     return "".join(parts)
 
 
-def evaluation_overlap(report: Report) -> str:
-    """Evaluation images that the pools store too."""
-    rows = []
-    for task in report.tasks:
-        exact = report.evaluation_overlap.get(task.task, 0)
-        near = report.near_evaluation_overlap.get(task.task)
-        shown = "not checked" if near is None else f"{near:,}"
-        rows.append([escape(task.task), f"{task.samples:,}", f"{exact:,}", shown])
-    head = ["task", "samples", "byte-identical in a pool", "near duplicates by perceptual hash"]
-    return table(head, rows, (1, 2, 3)) if report.evaluation_overlap else ""
-
-
 def funnels(report: Report) -> str:
     """What happened to the rows of each pool and view."""
     parts = []
@@ -161,24 +149,6 @@ def funnels(report: Report) -> str:
             bars = chart(charts.bars(lost, "reasons", charts.colour(2)), "reasons")
             total = sum(funnel.reasons.values())
             parts.append(details(f"The reasons of the {total:,} other rows", bars))
-    return "".join(parts)
-
-
-def histograms(report: Report) -> str:
-    """Scores of the stored and of the kept rows."""
-    shades = colours_of(report)
-    by_view: dict[str, str] = {}
-    for arm in reversed(report.arms):
-        by_view[arm.view.split("/")[-1]] = shades[arm.arm]
-    parts = []
-    for histogram in report.histograms:
-        colours = {"stored": charts.colour(0), **by_view}
-        names = {}
-        for index, name in enumerate(histogram.counts):
-            names[name] = colours.get(name, charts.colour(index))
-        title = f"{histogram.column} in {histogram.pool}"
-        svg = charts.histogram(histogram.edges, histogram.counts, histogram.marks, colours, title)
-        parts.append(f"<h3>{escape(title)}</h3>{legend(names)}{chart(svg, title)}")
     return "".join(parts)
 
 
@@ -212,24 +182,6 @@ def _figure(example: Example) -> str:
         f'<figure><img src="{escape(example.image)}" alt="{caption}" loading="lazy">'
         f"<figcaption>{score}{caption}{rule}</figcaption></figure>"
     )
-
-
-def composition(report: Report) -> str:
-    """How much of its data each arm draws, and how much of it the arms share."""
-    if not any(arm.rows for arm in report.arms):
-        return ""  # only predictions are known
-    drawn = []
-    for arm in report.arms:
-        samples = wording.DASH if arm.drawn is None else f"{arm.drawn:,}"
-        repeats = wording.DASH if arm.repeats is None else f"{arm.repeats:.2f}"
-        drawn.append([escape(arm.arm), escape(arm.view), f"{arm.rows:,}", samples, repeats])
-    head = ["arm", "view", "unique pairs", "samples drawn", "mean repeats"]
-    rows = []
-    for name, shares in zip(report.overlap.arms, report.overlap.jaccard, strict=True):
-        rows.append([escape(name), *(f"{share:.2f}" for share in shares)])
-    names = [escape(name) for name in report.overlap.arms]
-    overlap = table(["", *names], rows, range(1, len(names) + 1))
-    return table(head, drawn, (2, 3, 4)) + details("Overlap of the arms (Jaccard)", overlap)
 
 
 def settings(report: Report) -> str:

@@ -70,7 +70,7 @@ def test_the_contents_link_to_every_section() -> None:
     html = page.render(sample_report(), datetime.date(2026, 11, 22))
     assert "Written on 2026-11-22." in html
     links = LINK.findall(html)
-    assert len(links) == 14
+    assert len(links) == 21
     for target, name in links:
         assert f'<section id="{target}"><h2>{name}</h2>' in html
 

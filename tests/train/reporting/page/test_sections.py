@@ -9,9 +9,7 @@ from train.reporting.page import sections
 
 OPTIONAL = (
     sections.checks,
-    sections.evaluation_overlap,
     sections.funnels,
-    sections.histograms,
     sections.examples,
     sections.settings,
 )
@@ -36,11 +34,6 @@ def test_arms_and_controls_have_tables_of_their_own() -> None:
     assert "(without seed 1, 2)" in sections.arms_table(report, ("arm",))
 
 
-def test_near_duplicates_that_were_not_searched_are_not_called_none() -> None:
-    report = dataclasses.replace(sample_report(), near_evaluation_overlap={})
-    assert "not checked" in sections.evaluation_overlap(report)
-
-
 def test_a_task_without_its_arm_is_an_error() -> None:
     with pytest.raises(KeyError, match="clip30"):
         sections.tasks(dataclasses.replace(sample_report(), arms=sample_report().arms[:1]))
@@ -50,5 +43,3 @@ def test_columns_of_data_are_left_out_where_only_predictions_are_known() -> None
     numbers = sections.arms_table(given_report(), ("baseline", "arm"))
     assert "pairs" not in numbers
     assert "+4.1 [+2.9, +5.3]" in numbers
-    assert sections.composition(given_report()) == ""
-    assert sections.composition(sample_report()) != ""
