@@ -28,6 +28,7 @@ from train.reporting.schema import (
     TaskReport,
     TaskRow,
 )
+from train.reporting.tables import scaling_curves, signal_rows
 from train.reporting.views import ArmView, open_views
 from train.stats import mean_sd
 
@@ -77,6 +78,8 @@ def collect_report(out: str) -> Report:
         changes=collect_changes(with_result, primary, ablation.baseline),
         rounds=results.rounds,
         contract=collect_contract(finished),
+        signals=signal_rows(ablation, results),
+        scaling=scaling_curves(ablation, finished, values),
         gaps=_gaps(results),
         curves=read_curves(finished, hashes),
         funnels=gallery.funnels(views),

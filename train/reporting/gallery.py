@@ -93,12 +93,16 @@ def _jaccard(first: Mapping[str, BoolArray], second: Mapping[str, BoolArray]) ->
 
 
 def examples(views: Sequence[ArmView], baseline: str) -> tuple[Examples, ...]:
-    """Images of each filtered view: kept, rejected, and those nearest to the threshold."""
+    """Images of each filtered view: kept, rejected, and those nearest to the threshold.
+
+    Not of random subsets, which tell nothing about rows.
+    """
     shown = []
     done = set()
     for view in views:
         key = view.pool, view.view
-        if view.arm == baseline or key in done or not view.document.rules:
+        random = any(rule.get("random_like") for rule in view.document.rules)
+        if view.arm == baseline or key in done or not view.document.rules or random:
             continue
         done.add(key)
         scores = view.scores(SCORE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 
 from manifests import disk
@@ -58,7 +59,7 @@ def device_seconds(runs: Sequence[Run]) -> dict[str, float]:
 
 
 def read_curves(runs: Sequence[Run], hashes: FileHashes) -> tuple[Curve, ...]:
-    """The log of every run that has one."""
+    """The log of every run that has one, without points that are not finite."""
     curves = []
     for run in runs:
         path = RunLayout(run.out).log
@@ -67,7 +68,9 @@ def read_curves(runs: Sequence[Run], hashes: FileHashes) -> tuple[Curve, ...]:
         points = []
         for line in disk.read_bytes(hashes.add(path)).decode().splitlines():
             numbers = json.loads(line)
-            points.append((numbers["samples"], numbers["loss"], numbers["accuracy"]))
+            point = (numbers["samples"], numbers["loss"], numbers["accuracy"])
+            if all(map(math.isfinite, point)):
+                points.append(point)
         curves.append(Curve(arm=run.arm, seed=run.seed, points=tuple(points)))
     return tuple(curves)
 

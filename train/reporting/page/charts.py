@@ -269,17 +269,19 @@ def scatter(
     *,
     level: float | None = 0.0,
     links: Sequence[tuple[Point, Point]] = (),
+    from_zero: bool = False,
 ) -> str:
     """Points with their intervals.
 
     level: a value of y that the axis contains, with a line there. links: pairs of points that a
-    thin line joins.
+    thin line joins. from_zero: the x axis begins at 0.
     """
     ys = [] if level is None else [level]
     for point in points:
         ys += [end for end in (point.y, point.low, point.high) if end is not None]
     xs = [point.x for point in points]
-    axes = Axes(x_range=_range(xs, 0.08), y_range=_range(ys, 0.08))
+    low, high = _range([*xs, 0.0] if from_zero else xs, 0.08)
+    axes = Axes(x_range=(0.0 if from_zero else low, high), y_range=_range(ys, 0.08))
     body = axes.frame(x_name, y_name)
     if level is not None:
         y = axes.y(level)

@@ -179,8 +179,8 @@ def duplicates(report: Report) -> str:
         for view, groups in one.groups.items():
             name = "all stored rows" if view == "stored" else view
             rows.append([escape(name), *(f"{count:,}" for count in groups)])
-        head = ["rows of", *(f"{escape(label)} copies" for label in one.labels)]
-        caption = f"Different images of {one.pool} by their number of copies, {one.key}"
+        head = ["rows of", *(f"{escape(label)} times" for label in one.labels)]
+        caption = f"Different images of {one.pool} by how often each is there, {one.key}"
         parts.append(table(head, rows, range(1, len(head)), caption) + _copies(one.sampled_rows))
     return "".join(parts)
 

@@ -22,6 +22,8 @@ from train.reporting.schema import (
     SeedValues,
 )
 
+RUNS_AT_ONCE = 30  # more single runs are folded
+
 
 def scale_of(unit: str) -> float:
     """What a value of a metric is multiplied by in a chart: shares are shown in points."""
@@ -184,8 +186,8 @@ def _figure(report: Report, change: ArmChanges, shown: Disagreement) -> str:
         f"{escape(change.arm)}: {escape(shown.arm_answer)} ({100 * shown.arm_right:.0f} % right)",
     )
     return (
-        f'<figure><img src="{escape(str(shown.image))}" alt="{escape(alternative)}" '
-        f'loading="lazy"><figcaption>{"<br>".join(lines)}</figcaption></figure>'
+        f'<figure><img src="{escape(str(shown.image))}" alt="{escape(alternative)}">'
+        f"<figcaption>{'<br>'.join(lines)}</figcaption></figure>"
     )
 
 
@@ -320,7 +322,8 @@ def _gain_chart(report: Report) -> str:
         return ""
     name = wording.unit_of_difference(unit)
     title = f"Difference to {report.baseline} against the cost of a run"
-    svg = charts.scatter(points, "device seconds of a run", f"difference, {name}", title)
+    x_name, y_name = "device seconds of a run", f"difference, {name}"
+    svg = charts.scatter(points, x_name, y_name, title, from_zero=True)
     return legend(names) + chart(svg, title)
 
 
@@ -346,4 +349,5 @@ def single_runs(report: Report) -> str:
     unit = ", %" if task.unit == "share" else ""
     head = ["arm", "seed", *columns, f"{escape(task.metric)}{unit}"]
     caption = f"Runs on {task.task}; intervals are Wilson's 95 %, over the test samples alone"
-    return table(head, rows, (1, *range(3, len(head))), caption)
+    numbers = table(head, rows, (1, *range(3, len(head))), caption)
+    return numbers if len(rows) <= RUNS_AT_ONCE else details(f"All {len(rows)} runs", numbers)

@@ -115,6 +115,10 @@ summary { cursor:pointer; color:var(--soft) }
   h2,h3 { break-after:avoid }
   tr,figure,svg,ul.arms li { break-inside:avoid }
   .scroll { overflow:visible }
+  th,td,td.n,th.n,td > span:first-child { white-space:normal; overflow-wrap:anywhere }
+  table { font-size:12px }
+  th,td { padding:4px 5px }
+  pre { white-space:pre-wrap; overflow-wrap:anywhere }
   svg { min-width:0 }
   details::details-content { content-visibility:visible; height:auto }
   summary { list-style:none }

@@ -139,10 +139,8 @@ def funnels(report: Report) -> str:
         steps = []
         for name, count in funnel.steps:
             steps.append((name, float(count), f"{count:,} ({100 * count / first:.1f} %)"))
-        parts.append(
-            f"<h3>{escape(funnel.title)}</h3>"
-            + chart(charts.bars(steps, funnel.title), funnel.title)
-        )
+        title = f"{funnel.title}: rows left after each step"
+        parts.append(f"<h3>{escape(funnel.title)}</h3>{chart(charts.bars(steps, title), title)}")
         if funnel.reasons:
             ordered = sorted(funnel.reasons.items(), key=lambda item: -item[1])
             lost = [(name, float(count), f"{count:,}") for name, count in ordered]
@@ -179,7 +177,7 @@ def _figure(example: Example) -> str:
         rule = f" <span class='note'>({escape(example.rule)})</span>"
     caption = escape(example.caption)
     return (
-        f'<figure><img src="{escape(example.image)}" alt="{caption}" loading="lazy">'
+        f'<figure><img src="{escape(example.image)}" alt="{caption}">'
         f"<figcaption>{score}{caption}{rule}</figcaption></figure>"
     )
 

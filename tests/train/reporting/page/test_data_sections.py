@@ -3,8 +3,8 @@ from __future__ import annotations
 import dataclasses
 
 from tests.support.reports import empty_report, given_report, sample_report
-from train.reporting import schema
 from train.ablation import wording
+from train.reporting import schema
 from train.reporting.page import data_sections
 
 
@@ -48,7 +48,7 @@ def test_of_many_views_a_chart_shows_the_first() -> None:
 
 def test_copies_and_harm() -> None:
     html = data_sections.duplicates(sample_report())
-    assert "by their number of copies, byte for byte" in html
+    assert "by how often each is there, byte for byte" in html
     assert "copies elsewhere are not seen" in html
     assert '<td class="n">25.0</td>' in data_sections.safety(sample_report())
     for section in (data_sections.duplicates, data_sections.safety):

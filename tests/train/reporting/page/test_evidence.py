@@ -55,7 +55,9 @@ def test_share_kept_needs_arms_of_different_size() -> None:
     assert evidence.share_kept(report) == ""
     raw = dataclasses.replace(report.arms[0], share=1.0)
     html = evidence.share_kept(dataclasses.replace(report, arms=(raw, *report.arms[1:])))
-    assert html.count("<circle") == 2, "an arm without a difference has no point"
+    assert html.count("<circle") == 3
+    assert html.count('class="whisker"') == 1, "only clip30 has a difference"
+    assert html.count('class="link"') == 1, "clip30 and its random control"
     assert "Hollow circles are random subsets" in html
 
 

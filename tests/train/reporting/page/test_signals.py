@@ -17,7 +17,9 @@ def test_metrics_of_a_task_with_the_deciding_one_in_bold() -> None:
     assert "4.1 [2.0, 9.0]" in html
     assert html.index("logprob") < html.index("<b>accuracy</b>")
     silent = dataclasses.replace(sample_report().signals[0], ratio=None)
-    assert wording.DASH in signals.signal_tables(dataclasses.replace(empty_report(), signals=(silent,)))
+    assert wording.DASH in signals.signal_tables(
+        dataclasses.replace(empty_report(), signals=(silent,))
+    )
     assert signals.signal_tables(empty_report()) == ""
 
 
