@@ -22,15 +22,17 @@ import os
 from manifests import disk, reader
 from manifests.folder_lock import locked_folder
 from manifests.run_layout import AblationLayout
-from manifests.schema import Ablation
+from manifests.schema import Ablation, Miniweb
 from train.ablation import (
     FailedRun,
     Hardware,
     ModelRun,
+    Plan,
     all_runs,
     check_ablation,
     check_plan,
     check_pools,
+    expected_runs,
     ledger,
     plan_ablation,
     plan_lines,
@@ -142,10 +144,33 @@ def plan_only(ablation: Ablation, out: str, args: argparse.Namespace) -> int:
         effect=args.effect,
         budget_hours=args.budget_hours,
     )
-    print("\n".join(plan_lines(plan)))
+    print("\n".join([*plan_lines(plan), *stop_lines(ablation, plan, args.effect)]))
     if args.json:
         print(json.dumps(disk.to_plain(plan), sort_keys=True))
     return 0
+
+
+def stop_lines(ablation: Ablation, plan: Plan, effect: float | None) -> list[str]:
+    """How many of the runs `stop` is expected to need, by simulation."""
+    if ablation.stop is None:
+        return []
+    whole = sum(plan.runs.values())
+    if plan.run_sd is None:
+        return [f"stop: {whole} runs at most; --sd SHARE tells how many are to be expected"]
+    difference = effect or plan.smallest_effect or 0.0
+    none = expected_runs(ablation, plan.run_sd)
+    some = expected_runs(ablation, plan.run_sd, difference)
+    return [
+        f"stop: about {none:.0f} of {whole} runs if no arm differs, {some:.0f} if every arm "
+        f"differs by {100 * difference:.2f} points (100 simulated studies)"
+    ]
+
+
+def set_miniweb(manifest: str, out: str, scale: str | None) -> None:
+    """The variables of a small web, which a plan does not serve."""
+    if reader.read_block(manifest, "miniweb", Miniweb, scale=scale) is not None:
+        os.environ.setdefault("MINIWEB", AblationLayout(out).web)
+        os.environ.setdefault("MINIWEB_PORT", "0")
 
 
 def plan_without_training(ablation: Ablation, out: str, as_json: bool) -> int:
@@ -176,6 +201,8 @@ def check_only(ablation: Ablation, out: str, as_json: bool) -> int:
 def run(args: argparse.Namespace) -> int:
     """Check, run, conclude. The exit status."""
     out = disk.output_folder(args.out)
+    if args.plan:
+        set_miniweb(args.ablation, out, args.scale)
     ablation = reader.read_manifest(args.ablation, Ablation, scale=args.scale)
     hardware = hardware_of(args)
     if args.plan:

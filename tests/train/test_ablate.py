@@ -244,3 +244,40 @@ def test_a_stopped_ablation_keeps_its_runs_and_is_resumed(
     assert (out / "runs/raw/seed-0/run.json").read_bytes() == first
     assert disk.read_json(out / "runs/raw/seed-1/run.json")["resumed_at"] > 0
     assert len(disk.read_json(out / "results.json")["arms"]["half"]["runs"]) == 2
+
+
+def test_a_plan_of_rounds_says_how_many_runs_are_to_be_expected(
+    tiny_pool: str,
+    data: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = manifest(tmp_path, tiny_pool, data, **{"jobs: 2": "jobs: 2\nstop: {decided: true}"})
+    words = [path, "--out", str(tmp_path / "out"), "--scale", "debug", "--plan"]
+    assert ablate.main(words) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line == "stop: 9 runs at most; --sd SHARE tells how many are to be expected"
+    monkeypatch.setattr(ablate, "expected_runs", lambda ablation, sd, effect=0.0: 8 - 20 * effect)
+    assert ablate.main([*words, "--sd", "0.01", "--effect", "0.05"]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line == (
+        "stop: about 8 of 9 runs if no arm differs, 7 if every arm differs by 5.00 points "
+        "(100 simulated studies)"
+    )
+
+
+def test_a_plan_needs_no_variable_of_a_small_web(
+    tiny_pool: str,
+    data: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "environ", {**os.environ})
+    os.environ.pop("MINIWEB", None)
+    path = manifest(tmp_path, tiny_pool, data)
+    text = Path(path).read_text().replace(f"{data}/classes", '"${MINIWEB}/objects"')
+    Path(path).write_text(text + "miniweb: {pairs: 64}\n")
+    assert ablate.main([path, "--out", str(tmp_path / "out"), "--plan"]) == 0
+    assert "6 runs (4 arms, 2 a_a)" in capsys.readouterr().out

@@ -34,7 +34,14 @@ from train.ablation.plan import (
     refuse_plan,
 )
 from train.ablation.round_intervals import ArmRounds
-from train.ablation.rounds import ReadScore, Score, Study, replay, run_rounds
+from train.ablation.rounds import (
+    ReadScore,
+    Score,
+    Study,
+    expected_runs,
+    replay,
+    run_rounds,
+)
 from train.ablation.runner import Outcome, run_all
 from train.ablation.tables import (
     ScalingTable,
@@ -76,6 +83,7 @@ __all__ = [
     "conclude",
     "evaluated_runs",
     "expand_runs",
+    "expected_runs",
     "finished_metrics",
     "given_runs",
     "ledger",

@@ -137,9 +137,10 @@ def _refuse_relative_init(init: str | None) -> None:
 def _blend_of(ablation: Ablation, out: str, arm: str) -> Blend | None:
     """The blend of an arm: POOL/VIEW, or a blend read from its file. None: it is not trained."""
     reserved = arm == A_A or arm.startswith(RANDOM_LIKE)
-    if reserved or not re.fullmatch(r"[\w.-]+", arm):
+    if reserved or not re.fullmatch(r"\w[\w.-]*", arm):
         raise ValueError(
-            f"arm {arm!r}: choose a name of letters, digits, '.', '_' and '-' that no control has"
+            f"arm {arm!r}: choose a name of letters, digits, '.', '_' and '-' that begins with a "
+            "letter or a digit and that no control has"
         )
     given = ablation.arms[arm]
     if not given.is_trained:

@@ -270,6 +270,26 @@ def look_at(
     return {one.arm: one for one in decision.comparisons if one.difference is not None}
 
 
+def expected_runs(
+    ablation: Ablation, run_sd: float, effect: float = 0.0, studies: int = 100
+) -> float:
+    """The mean number of runs, controls included, of simulated studies in which every arm differs
+    from the baseline by `effect`; `run_sd` is the SD of one run's residual. Both are shares.
+    """
+    generator = np.random.default_rng(20221016)
+    arms, total = list(ablation.arms), 0
+    shift = [0.0 if arm == ablation.baseline else effect for arm in arms]
+    for _ in range(studies):
+        noise = run_sd * generator.standard_normal((len(arms), len(ablation.seeds)))
+        values = noise + np.array(shift)[:, None]
+
+        def read(arm: str, seed: int, values: np.ndarray = values) -> Score:
+            return Score(value=float(values[arms.index(arm), ablation.seeds.index(seed)]))
+
+        total += len(replay(ablation, read).asked)
+    return total / studies
+
+
 # --- running them ---------------------------------------------------------------------------------
 
 

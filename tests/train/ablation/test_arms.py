@@ -250,3 +250,10 @@ def test_a_relative_init_is_refused(init):
         arms._refuse_relative_init(init)
     for accepted in (None, "/models/base", "local-dir:/models/base", "open_clip:ViT-B-32/openai"):
         arms._refuse_relative_init(accepted)
+
+
+@pytest.mark.parametrize("name", ["..", ".replaced", "-x", "a/b", "../x y", "a b", ""])
+def test_an_arm_name_is_a_plain_folder_name(name: str, tiny_pool: str) -> None:
+    tiny = tiny_ablation(tiny_pool, "x", arms={"raw": "web/all", name: "web/half"})
+    with pytest.raises(ValueError, match="begins with a letter or a digit and that no control has"):
+        expand_runs(tiny, "/out")

@@ -202,6 +202,17 @@ def test_at_most_one_in_twenty_studies_makes_a_false_call(
         assert finds / studies >= least_power
 
 
+@pytest.mark.slow
+def test_fewer_runs_are_expected_where_every_arm_differs_much() -> None:
+    design = ablation()
+    whole = len(TABLE) * len(SEEDS)
+    large = rounds.expected_runs(design, 0.004, effect=0.2, studies=5)
+    none = rounds.expected_runs(design, 0.004, studies=5)
+    assert 2 * len(TABLE) <= large < none <= whole
+    with pytest.raises(ValueError, match="the value is nan"):
+        rounds.expected_runs(design, float("nan"), studies=1)
+
+
 # --- real runs ------------------------------------------------------------------------------------
 
 
