@@ -5,6 +5,7 @@ from __future__ import annotations
 from pipeline.crawl import crawler
 from pipeline.crawl.content import file_stamp, has_stamp
 from pipeline.crawl.crawler import extract
+from pipeline.crawl.dedup import ranges_of
 from pipeline.crawl.losses import Loss, top_reasons
 from pipeline.crawl.parts import UidsDigest, read_parts, rows_between
 from pipeline.crawl.table_files import python_values
@@ -17,6 +18,7 @@ __all__ = [
     "file_stamp",
     "has_stamp",
     "python_values",
+    "ranges_of",
     "read_parts",
     "rows_between",
     "top_reasons",

@@ -12,12 +12,14 @@ import contextlib
 import gc
 import logging
 import tempfile
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from manifests import disk
@@ -27,11 +29,12 @@ from manifests.schema import Source
 from pipeline.archives import PartCounts
 from pipeline.crawl import dedup
 from pipeline.crawl.losses import top_reasons
+from pipeline.crawl.parts import PARTS, THREADS, content_of, read_parts, write_parts
+from pipeline.crawl.parts import totals as totals_of
 from pipeline.crawl.sources import parts, reader_of, source_id
-from pipeline.executor import Engine, Stage, Ticket, Work, execute
+from pipeline.executor import Engine, Stage, Ticket, Tickets, Work, execute
 
 __all__ = ["crawl", "extract", "parts"]
-THREADS = 16  # that look at files: a remote store answers each after about 30 ms
 TOTALS = ("links", "pairs", "damaged_records")
 # Of a part that is read once and removed: half the time of zstd, and a dictionary only where values
 # repeat.
@@ -40,6 +43,7 @@ STAGED: dict[str, Any] = {
     "use_dictionary": ["page_url", "page_lang", "robots", "license", "wat"],
     "write_statistics": False,
 }
+Integers = npt.NDArray[np.int64]
 logger = logging.getLogger(__name__)
 
 
@@ -58,16 +62,18 @@ def crawl(
     final = _final_parts(pool, paths, ids, source)
     failed: dict[str, str] = {}
     _remove_partial_files(pool)
-    if not final:
-        failed = _extract_parts(source, pool, paths, ids, engine, workers)
+    if final is None:
+        failed, counts = _extract_parts(source, pool, paths, ids, engine, workers)
         if not failed:
-            failed = dedup.commit(pool, ids, source.extra_columns, engine, workers=workers)
-            final = [] if failed else _final_metadata(pool, len(paths))
-    if final:
+            failed = dedup.commit(
+                pool, ids, source.extra_columns, engine, counts=counts, workers=workers
+            )
+            final = None if failed else write_parts(pool)
+    if final is not None:
         extracted = PoolLayout(pool).extracted
         for name in disk.list_names(extracted):
             disk.remove(disk.join(extracted, name))
-    totals = _totals(final)
+    totals = totals_of(final if final is not None else PARTS.empty_table())
     if totals["links"] and not totals["pairs"]:
         losses = "; ".join(map(str, top_reasons(pool)))
         logger.warning("none of the %d rows of the source is a pair: %s", totals["links"], losses)
@@ -81,24 +87,49 @@ def _extract_parts(
     ids: Sequence[str],
     engine: Engine,
     workers: int | None,
-) -> dict[str, str]:
-    """Read the parts that are not extracted yet. Returns {path: error} of those that failed."""
-    numbered = list(enumerate(zip(paths, ids, strict=True)))
-    with ThreadPoolExecutor(THREADS) as threads:
-        present = list(threads.map(lambda part: _is_extracted(pool, source, part), numbered))
-    todo = [number for number, done in enumerate(present) if not done]
-    if todo:
+) -> tuple[dict[str, str], Integers]:
+    """Read the parts that are not extracted yet. Returns {path: error} of those that failed, and
+    the (parts,) pairs of each."""
+    counts = _extracted_counts(source, pool, paths, ids)
+    todo = np.flatnonzero(counts < 0)
+    if len(todo):
         reader_of(source).check(paths[todo[0]], source)
     logger.info("%d of %d parts are read already", len(paths) - len(todo), len(paths))
-    tickets = []
-    for number in todo:
+
+    def make(position: int) -> Ticket:
+        number = int(todo[position])
         payload = {"part": number, "path": paths[number], "source_id": ids[number]}
-        name = _part(number)
-        tickets.append(Ticket(id=name, group=name, payload=payload))
+        return Ticket(id=f"part-{number:05d}", group=str(number), payload=payload)
+
+    def count(name: str, result: dict[str, Any]) -> None:
+        counts[_number(name)] = result["pairs"]
+
     config = {"pool": pool, "source": disk.to_plain(source)}
     stage = Stage(name="crawl", work=extract, config=config)
-    report = execute(stage, tickets, engine=engine, workers=workers)
-    return {paths[int(name.removeprefix("part-"))]: text for name, text in report.failed.items()}
+    tickets = Tickets(np.arange(len(todo)), make)
+    report = execute(stage, tickets, engine=engine, workers=workers, on_done=count)
+    return {paths[_number(name)]: text for name, text in report.failed.items()}, counts
+
+
+def _number(name: str) -> int:
+    return int(name.removeprefix("part-"))
+
+
+def _extracted_counts(
+    source: Source, pool: str, paths: Sequence[str], ids: Sequence[str]
+) -> Integers:
+    """(parts,) the pairs of each part that is extracted already; -1 of the others."""
+    names = set(disk.list_names(PoolLayout(pool).extracted, ".parquet"))
+    counts = np.full(len(paths), -1, dtype=np.int64)
+    numbered = []
+    for number, part in enumerate(zip(paths, ids, strict=True)):
+        if dedup.extracted(pool, number).rpartition("/")[2] in names:
+            numbered.append((number, part))
+    with ThreadPoolExecutor(THREADS) as threads:
+        present = threads.map(lambda part: _extracted_count(pool, source, part), numbered)
+        for (number, _), count in zip(numbered, present, strict=True):
+            counts[number] = count
+    return counts
 
 
 # --- one part ---------------------------------------------------------------------------------
@@ -152,23 +183,25 @@ def rare_collections() -> Iterator[None]:
 
 def _final_parts(
     pool: str, paths: Sequence[str], ids: Sequence[str], source: Source
-) -> list[dict[str, Any]]:
-    """The metadata of the final parts if all are there, else []. ValueError where they are of
+) -> pa.Table | None:
+    """The table of the final parts if all are there, else None. ValueError where they are of
     another source, or a file has changed since."""
-    final = _final_metadata(pool, len(paths))
-    if final and [metadata["source_id"] for metadata in final] != list(ids):
+    final = _all_parts(pool, len(paths))
+    if final is None:
+        return None
+    if final["source_id"].to_pylist() != list(ids):
         raise ValueError(
             f"{pool}/pairs was made of another source ({_difference(final, paths)}): build into "
             "another folder, or give the old source back"
         )
     reader = reader_of(source)
 
-    def is_unchanged(path: str, metadata: Mapping[str, Any]) -> bool:
-        return reader.is_unchanged(path, source, metadata.get("content", {}))
+    def is_unchanged(path: str, content: Mapping[str, Any]) -> bool:
+        return reader.is_unchanged(path, source, content)
 
     with ThreadPoolExecutor(THREADS) as threads:
-        unchanged = list(threads.map(is_unchanged, paths if final else [], final))
-    changed = [path for path, same in zip(paths, unchanged, strict=bool(final)) if not same]
+        unchanged = list(threads.map(is_unchanged, paths, content_of(final)))
+    changed = [path for path, same in zip(paths, unchanged, strict=True) if not same]
     if changed:
         raise ValueError(
             f"{changed[0]} has changed since {pool}/pairs was made of it"
@@ -178,19 +211,19 @@ def _final_parts(
     return final
 
 
-def _final_metadata(pool: str, count: int) -> list[dict[str, Any]]:
-    """The metadata of the final parts if all are there, else []. ValueError where there are more
+def _all_parts(pool: str, count: int) -> pa.Table | None:
+    """The table of the final parts if all are there, else None. ValueError where there are more
     than asked for."""
-    pairs = PoolLayout(pool).pairs
-    final = [
-        disk.read_metadata(disk.join(pairs, name)) for name in disk.list_names(pairs, ".parquet")
-    ]
-    if final and final[0]["parts"] != count:
+    names = disk.list_names(PoolLayout(pool).pairs, ".parquet")
+    if not names:
+        return None
+    expected = disk.read_metadata(disk.join(PoolLayout(pool).pairs, names[0]))["parts"]
+    if expected != count:
         raise ValueError(
-            f"{pool}/pairs was made of {final[0]['parts']} parts, and the source now has {count}: "
+            f"{pool}/pairs was made of {expected} parts, and the source now has {count}: "
             "build into another folder, or give the old source back"
         )
-    return final if len(final) == count else []
+    return read_parts(pool) if len(names) == count else None
 
 
 def _remove_partial_files(pool: str) -> None:
@@ -201,20 +234,18 @@ def _remove_partial_files(pool: str) -> None:
                 partial.unlink()
 
 
-def _is_extracted(pool: str, source: Source, numbered: tuple[int, tuple[str, str]]) -> bool:
-    """True where a part was read from this source, and its file has not changed since."""
+def _extracted_count(pool: str, source: Source, numbered: tuple[int, tuple[str, str]]) -> int:
+    """The pairs of a part that was read from this source; -1 where its file has changed since."""
     number, (path, expected_id) = numbered
-    part = dedup.extracted(pool, number)
-    if not disk.exists(part):
-        return False
-    metadata = disk.read_metadata(part)
-    if metadata["source_id"] != expected_id:
-        return False
-    return reader_of(source).is_unchanged(path, source, metadata.get("content", {}))
+    metadata = disk.read_metadata(dedup.extracted(pool, number))
+    is_same = metadata["source_id"] == expected_id and reader_of(source).is_unchanged(
+        path, source, metadata.get("content", {})
+    )
+    return int(metadata["pairs"]) if is_same else -1
 
 
-def _difference(final: Sequence[Mapping[str, Any]], paths: Sequence[str]) -> str:
-    was, now = [metadata["wat"] for metadata in final], [_name(path) for path in paths]
+def _difference(final: pa.Table, paths: Sequence[str]) -> str:
+    was, now = final["wat"].to_pylist(), [_name(path) for path in paths]
     changed = [f"{old} is now {new}" for old, new in zip(was, now, strict=True) if old != new]
     if changed:
         return changed[0]
@@ -222,18 +253,6 @@ def _difference(final: Sequence[Mapping[str, Any]], paths: Sequence[str]) -> str
         "its files or its columns have changed, "
         "or this version of clipmill reads them in another way"
     )
-
-
-def _totals(final: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    reasons: Counter[str] = Counter()
-    for metadata in final:
-        reasons.update(metadata["reasons"])
-    sums = {name: sum(metadata[name] for metadata in final) for name in TOTALS}
-    return {**sums, "reasons": dict(sorted(reasons.items()))}
-
-
-def _part(number: int) -> str:
-    return f"part-{number:05d}"
 
 
 def _name(path: str) -> str:

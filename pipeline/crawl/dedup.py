@@ -1,10 +1,12 @@
 """Which pairs of a whole job come first: exact, by hash partition, in memory that does not grow
 with the job.
 
-Three steps, each a ticket per file, each resumed by what it has left in POOL/pairs/.extracted.
-scatter: the uids of a part, sorted by partition. gather: of one partition, the rows of every part
-that no earlier row equals. write: the rows of a part that stay, as POOL/pairs/part-k.parquet. The
-first by (part, row) stays, however many partitions there are.
+Three steps of tickets, each resumed by what it has left in POOL/pairs/.extracted. scatter: the uids
+of a block, which is the next `rows` rows of all parts, sorted by partition. gather: of one
+partition, the rows of every block that no earlier row equals. write: the rows of some parts that
+stay, as POOL/pairs/part-k.parquet. The first by (part, row) stays, however many partitions and
+blocks there are. The number of reads is blocks x partitions, and does not follow the number of
+parts.
 
 A scratch file is an array of offsets, then the entries that the offsets divide.
 """
@@ -14,28 +16,33 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from manifests import disk
 from manifests.columns import PAIRS, with_extra
 from manifests.pool_layout import PoolLayout
-from pipeline.executor import Engine, Stage, Ticket, Work, execute
+from pipeline.crawl.parts import THREADS, UidsDigest, rows_between
+from pipeline.executor import Engine, Stage, Ticket, Tickets, Work, execute
 
 ROWS_PER_PARTITION = 4_000_000  # gather holds about 60 bytes a row
+ROWS_PER_BLOCK = 1_000_000  # of scatter and write
 FEW = 1_000_000  # pairs up to which starting workers would take longer than the work
-BATCH = 10_000  # rows
+UID_BYTES = 16
 UID = np.dtype([("high", ">u8"), ("low", ">u8")])
-ENTRY = np.dtype([("high", "<u8"), ("low", "<u8"), ("row", "<u4")])
+ENTRY = np.dtype([("high", "<u8"), ("low", "<u8"), ("row", "<u4")])  # row: in the block
 ROW = np.dtype("<u4")
 OFFSET = np.dtype("<u8")
+NO_DIGIT = 255
 Config = dict[str, Any]
+Integers = npt.NDArray[np.int64]
 logger = logging.getLogger(__name__)
 
 
@@ -45,37 +52,38 @@ def commit(
     extra_columns: dict[str, str],
     engine: Engine,
     *,
+    counts: Integers | None = None,
     workers: int | None = None,
 ) -> dict[str, str]:
-    """Write the final parts of extracted ones. Returns {task: error}: {} where all are there."""
-    counts = [int(disk.read_metadata(extracted(pool, k))["pairs"]) for k in range(len(ids))]
-    rows = ROWS_PER_PARTITION
-    partitions = max(1, _chunks(sum(counts), rows))
+    """Write the final parts of extracted ones. Returns {task: error}: {} where all are there.
+
+    `counts` (parts,) is the number of pairs of each extracted part, where it is known.
+    """
+    if counts is None:
+        counts = _counts_of(pool, len(ids))
+    total = int(counts.sum())
+    rows = min(ROWS_PER_BLOCK, ROWS_PER_PARTITION)
+    partitions = max(1, -(-total // ROWS_PER_PARTITION))
+    blocks = -(-total // rows)
     config: Config = {
         "pool": pool,
-        "job": disk.content_hash([list(ids), rows]),
+        "job": disk.content_hash([list(ids), rows, partitions]),
         "rows": rows,
         "partitions": partitions,
-        "counts": counts,
+        "blocks": blocks,
+        "parts": len(ids),
         "extra_columns": extra_columns,
     }
-    engine = "inline" if sum(counts) <= FEW else engine
-    logger.info("%d pairs are compared in %d partitions", sum(counts), partitions)
-    steps: tuple[tuple[str, Callable[[Config], Work], list[tuple[int, int]]], ...] = (
-        ("scatter", scatter, _part_chunks(config)),
-        ("gather", gather, [(k, 0) for k in range(partitions)]),
-        ("write", write, [(k, 0) for k in range(len(ids))]),
+    engine = "inline" if total <= FEW else engine
+    logger.info("%d pairs are compared in %d partitions", total, partitions)
+    bounds = np.concatenate([[0], np.cumsum(counts)])
+    steps: tuple[tuple[str, Callable[[Config], Work], Tickets], ...] = (
+        ("scatter", scatter, _scatter_tickets(config, bounds)),
+        ("gather", gather, _scratch_tickets(config, "gather", partitions, lambda number: {})),
+        ("write", write, _write_tickets(config, bounds)),
     )
-    for step, work, numbers in steps:
-        tickets = []
-        for number, chunk in numbers:
-            if not _is_done(config, step, number, chunk):
-                group = f"{step}-{number:05d}"
-                payload = {"number": number, "chunk": chunk}
-                tickets.append(Ticket(id=f"{group}-{chunk:03d}", group=group, payload=payload))
-        if not tickets:
-            continue
-        stage = Stage(name=step, work=work, config=config)
+    for name, work, tickets in steps:
+        stage = Stage(name=name, work=work, config=config)
         if failed := execute(stage, tickets, engine=engine, workers=workers).failed:
             return dict(failed)
     return {}
@@ -86,108 +94,168 @@ def extracted(pool: str, part: int) -> str:
     return disk.join(PoolLayout(pool).extracted, f"part-{part:05d}.parquet")
 
 
-def _part_chunks(config: Config) -> list[tuple[int, int]]:
-    """(part, chunk) of all parts: a chunk is the next `rows` rows of its part."""
-    numbers = []
-    for part, count in enumerate(config["counts"]):
-        numbers += [(part, chunk) for chunk in range(_chunks(count, config["rows"]))]
-    return numbers
+def _counts_of(pool: str, parts: int) -> Integers:
+    """(parts,) pairs of each extracted part, from its footer."""
+    paths = [extracted(pool, part) for part in range(parts)]
+    with ThreadPoolExecutor(THREADS) as threads:
+        counts = [int(footer["pairs"]) for footer in threads.map(disk.read_metadata, paths)]
+    return np.array(counts, dtype=np.int64)
 
 
-def _chunks(count: int, rows: int) -> int:
-    return -(-count // rows)
+def ranges_of(bounds: Integers, start: int, stop: int) -> list[list[int]]:
+    """[part, first, end] of each part that has some of rows `start` to `stop` of all parts.
+
+    `bounds` (parts + 1,) is where the rows of each part begin; first and end are rows of the part.
+    """
+    ranges = []
+    first = int(np.searchsorted(bounds, start, "right")) - 1
+    for part in range(first, int(np.searchsorted(bounds, stop, "left"))):
+        begin = int(bounds[part])
+        low, high = max(start, begin), min(stop, int(bounds[part + 1]))
+        if low < high:
+            ranges.append([part, low - begin, high - begin])
+    return ranges
 
 
-def _scratch_file(config: Config, step: str, number: int, chunk: int = 0) -> str:
-    name = f"{step}-{config['job']}-{number:05d}-{chunk:03d}.bin"
+def _scatter_tickets(config: Config, bounds: Integers) -> Tickets:
+    rows, total = config["rows"], int(bounds[-1])
+
+    def payload(number: int) -> dict[str, Any]:
+        start = number * rows
+        return {"ranges": ranges_of(bounds, start, min(start + rows, total))}
+
+    return _scratch_tickets(config, "scatter", config["blocks"], payload)
+
+
+def _scratch_tickets(
+    config: Config, step: str, count: int, payload: Callable[[int], dict[str, Any]]
+) -> Tickets:
+    """The tickets of a step whose scratch files are not there. One listing."""
+    names = set(disk.list_names(PoolLayout(config["pool"]).extracted, ".bin"))
+    paths = [_scratch_file(config, step, number) for number in range(count)]
+    todo = [number for number, path in enumerate(paths) if path.rpartition("/")[2] not in names]
+
+    def make(position: int) -> Ticket:
+        name = f"{step}-{todo[position]:05d}"
+        number = {"number": todo[position]}
+        return Ticket(id=name, group=name, payload={**number, **payload(todo[position])})
+
+    return Tickets(np.arange(len(todo)), make)
+
+
+def _write_tickets(config: Config, bounds: Integers) -> Tickets:
+    """Tickets over consecutive parts that have about a block of rows together."""
+    numbers = bounds[:-1] // config["rows"]
+    first_parts = np.unique(numbers, return_index=True)[1].tolist()
+    ends = [*first_parts[1:], config["parts"]]
+    some_are_done = bool(disk.list_names(PoolLayout(config["pool"]).pairs, ".parquet"))
+
+    def make(number: int) -> Ticket:
+        first, end = first_parts[number], ends[number]
+        name = f"write-{number:05d}"
+        payload = {
+            "first": first,
+            "bounds": bounds[first : end + 1].tolist(),
+            "some_are_done": some_are_done,
+        }
+        return Ticket(id=name, group=name, payload=payload)
+
+    return Tickets(np.arange(len(first_parts)), make)
+
+
+def _scratch_file(config: Config, step: str, number: int) -> str:
+    name = f"{step}-{config['job']}-{number:05d}.bin"
     return disk.join(PoolLayout(config["pool"]).extracted, name)
 
 
-def _is_done(config: Config, step: str, number: int, chunk: int) -> bool:
-    if step != "write":
-        return disk.exists(_scratch_file(config, step, number, chunk))
-    path = PoolLayout(config["pool"]).pairs_part(number)
-    return disk.exists(path) and disk.read_metadata(path).get("job") == config["job"]
-
-
-def _read_block(path: str, blocks: int, block: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """The entries of one of the `blocks` blocks of a scratch file."""
-    pair = disk.read_bytes(path, block * OFFSET.itemsize, 2 * OFFSET.itemsize)
-    begin, end = (int(offset) for offset in np.frombuffer(pair, OFFSET))
+def _read_blocks(
+    path: str, blocks: int, first: int, end: int, dtype: np.dtype[Any]
+) -> tuple[npt.NDArray[Any], Integers]:
+    """The entries of blocks `first` to `end` of the `blocks` blocks of a scratch file, and how many
+    each of them has."""
+    data = disk.read_bytes(path, first * OFFSET.itemsize, (end - first + 1) * OFFSET.itemsize)
+    offsets = np.frombuffer(data, OFFSET).astype(np.int64)
     head = OFFSET.itemsize * (blocks + 1)
-    data = disk.read_bytes(path, head + begin * dtype.itemsize, (end - begin) * dtype.itemsize)
-    return np.frombuffer(data, dtype)
+    begin, stop = int(offsets[0]), int(offsets[-1])
+    data = disk.read_bytes(path, head + begin * dtype.itemsize, (stop - begin) * dtype.itemsize)
+    return np.frombuffer(data, dtype), np.diff(offsets)
 
 
 # --- scatter ---------------------------------------------------------------------------------
 
 
 def scatter(config: Config) -> Work:
-    """Factory: the uids of a chunk of a part with their rows, sorted by partition."""
+    """Factory: the uids of a block with their rows, sorted by partition."""
     partitions: int = config["partitions"]
 
     def work(ticket: Ticket) -> dict[str, Any]:
-        part, chunk = ticket.payload["number"], ticket.payload["chunk"]
-        start = chunk * config["rows"]
-        uids = _uids(extracted(config["pool"], part), start, start + config["rows"])
-        entries = np.empty(len(uids), ENTRY)
-        entries["high"], entries["low"] = uids["high"], uids["low"]
-        entries["row"] = np.arange(start, start + len(uids), dtype=np.int64)
+        uids = [np.empty(0, UID)]
+        for part, start, stop in ticket.payload["ranges"]:
+            for batch in rows_between(extracted(config["pool"], part), start, stop, ["uid"]):
+                uids.append(uids_of(batch["uid"]))
+        block = np.concatenate(uids)
+        uids.clear()
+        entries = np.empty(len(block), ENTRY)
+        entries["high"], entries["low"] = block["high"], block["low"]
+        entries["row"] = np.arange(len(block))
         partition = (entries["high"] >> np.uint64(32)) * np.uint64(partitions) >> np.uint64(32)
         order = np.argsort(partition, kind="stable")
         bounds = np.arange(partitions + 1, dtype=np.uint64)
         offsets = np.searchsorted(partition[order], bounds).astype(OFFSET)
         data = offsets.tobytes() + entries[order].tobytes()
-        disk.write_bytes(_scratch_file(config, "scatter", part, chunk), data)
+        disk.write_bytes(_scratch_file(config, "scatter", ticket.payload["number"]), data)
         return {}
 
     return work
 
 
-def _uids(path: str, start: int, stop: int) -> npt.NDArray[Any]:
-    """The uids of rows `start` to `stop` of a part."""
-    uids = [np.empty(0, UID)]
-    with fsspec.open(path, "rb") as stream, pq.ParquetFile(stream) as table:
-        groups: list[int] = []
-        rows_before, position = 0, 0
-        for number in range(table.num_row_groups):
-            size = table.metadata.row_group(number).num_rows
-            if rows_before + size > start and rows_before < stop:
-                position = position if groups else rows_before
-                groups.append(number)
-            rows_before += size
-        for batch in table.iter_batches(batch_size=BATCH, row_groups=groups, columns=["uid"]):
-            values = np.frombuffer(bytes.fromhex("".join(batch["uid"].to_pylist())), UID)
-            uids.append(values[max(0, start - position) : max(0, stop - position)])
-            position += len(values)
-    return np.concatenate(uids)
+def uids_of(texts: pa.Array) -> npt.NDArray[Any]:
+    """(rows,) uids as two numbers. ValueError where one is not 32 hexadecimal digits."""
+    lengths = pc.binary_length(texts)
+    if texts.null_count or not pc.all(pc.equal(lengths, 2 * UID_BYTES), min_count=0).as_py():
+        raise ValueError(
+            "a uid is not 32 hexadecimal digits; run the stage crawl into a new folder"
+        )
+    data = texts.cast(pa.binary()).cast(pa.binary(2 * UID_BYTES)).buffers()[1]
+    digits = HEX_DIGITS[np.frombuffer(data, np.uint8, count=len(texts) * 2 * UID_BYTES)]
+    if (digits == NO_DIGIT).any():
+        raise ValueError("a uid has a non-hexadecimal digit; run the stage crawl again")
+    values = digits[0::2] << np.uint8(4) | digits[1::2]
+    return values.view(UID)
+
+
+def _hex_digits() -> npt.NDArray[np.uint8]:
+    """(256,) the value of each character as a hexadecimal digit."""
+    values = np.full(256, NO_DIGIT, np.uint8)
+    for value in range(16):
+        values[ord(f"{value:x}")] = values[ord(f"{value:X}")] = value
+    return values
+
+
+HEX_DIGITS = _hex_digits()
 
 
 # --- gather ----------------------------------------------------------------------------------
 
 
 def gather(config: dict[str, Any]) -> Work:
-    """Factory: the rows of a partition that come first, part by part, behind the parts' offsets."""
-    counts: list[int] = config["counts"]
-    chunks = _part_chunks(config)
+    """Factory: the rows of a partition that come first, block by block, behind the offsets."""
+    count: int = config["blocks"]
 
     def work(ticket: Ticket) -> dict[str, Any]:
         partition = ticket.payload["number"]
-        blocks = []
-        for part, chunk in chunks:
-            path = _scratch_file(config, "scatter", part, chunk)
-            blocks.append(_read_block(path, config["partitions"], partition, ENTRY))
-        sizes = [len(block) for block in blocks]
-        entries = np.concatenate([np.empty(0, ENTRY), *blocks])
+        blocks = [np.empty(0, ENTRY)]
+        for block in range(count):
+            path = _scratch_file(config, "scatter", block)
+            blocks.append(
+                _read_blocks(path, config["partitions"], partition, partition + 1, ENTRY)[0]
+            )
+        ends = np.cumsum([len(block) for block in blocks])
+        entries = np.concatenate(blocks)
         blocks.clear()
         first = first_of_equal(entries)
-        rows_per_part = np.zeros(len(counts) + 1, dtype=np.int64)
-        begin = 0
-        for (part, _), size in zip(chunks, sizes, strict=True):
-            rows_per_part[part + 1] += np.count_nonzero(first[begin : begin + size])
-            begin += size
-        offsets = np.cumsum(rows_per_part).astype(OFFSET)
-        data = offsets.tobytes() + entries["row"][first].tobytes()
+        kept = np.concatenate([[0], np.cumsum(first)])
+        data = kept[ends].astype(OFFSET).tobytes() + entries["row"][first].tobytes()
         disk.write_bytes(_scratch_file(config, "gather", partition), data)
         return {}
 
@@ -209,49 +277,77 @@ def first_of_equal(entries: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
 
 
 def write(config: Config) -> Work:
-    """Factory: the rows of a part that stay, as the final part, with the counts that follow."""
+    """Factory: the rows of some parts that stay, as final parts, with the counts that follow."""
     schema = with_extra(PAIRS, config["extra_columns"])
 
     def work(ticket: Ticket) -> dict[str, Any]:
-        part = ticket.payload["number"]
-        path = extracted(config["pool"], part)
-        rows = _rows_that_stay(config, part)
-        metadata = disk.read_metadata(path)
-        reasons = dict(metadata["reasons"])
-        if duplicates := metadata["pairs"] - len(rows):
-            reasons["duplicate_pair"] = duplicates
-        metadata |= {
-            "pairs": len(rows),
-            "reasons": reasons,
-            "parts": len(config["counts"]),
-            "job": config["job"],
-        }
+        first, bounds = ticket.payload["first"], ticket.payload["bounds"]
+        rows = _rows_that_stay(config, bounds[0], bounds[-1])
+        cuts = np.searchsorted(rows, bounds)
         with tempfile.TemporaryDirectory(prefix="clipmill-pairs-") as folder:
-            staged = Path(folder) / "part.parquet"
-            annotated = disk.with_metadata(schema, metadata)
-            with pq.ParquetWriter(staged, annotated, compression="zstd") as writer:
-                for batch in _batches_of(path, rows):
-                    writer.write_batch(batch.cast(schema))
-            disk.publish(staged, PoolLayout(config["pool"]).pairs_part(part))
-        return {"pairs": len(rows)}
+            for position in range(len(bounds) - 1):
+                part = first + position
+                if ticket.payload["some_are_done"] and _is_done(config, part):
+                    continue
+                own = rows[cuts[position] : cuts[position + 1]] - bounds[position]
+                _write_part(config, schema, part, own, Path(folder) / "part.parquet")
+        return {}
 
     return work
 
 
-def _rows_that_stay(config: Config, part: int) -> npt.NDArray[np.int64]:
-    """The rows of a part that stay, in order."""
-    rows = [np.zeros(0, ROW)]
-    for partition in range(config["partitions"]):
-        path = _scratch_file(config, "gather", partition)
-        rows.append(_read_block(path, len(config["counts"]), part, ROW))
-    return np.sort(np.concatenate(rows)).astype(np.int64)
+def _is_done(config: Config, part: int) -> bool:
+    path = PoolLayout(config["pool"]).pairs_part(part)
+    return disk.exists(path) and disk.read_metadata(path).get("job") == config["job"]
 
 
-def _batches_of(path: str, rows: npt.NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
+def _write_part(config: Config, schema: pa.Schema, part: int, rows: Integers, staged: Path) -> None:
+    """Publish the rows of these numbers of an extracted part."""
+    path = extracted(config["pool"], part)
+    metadata = disk.read_metadata(path)
+    reasons = dict(metadata["reasons"])
+    if duplicates := metadata["pairs"] - len(rows):
+        reasons["duplicate_pair"] = duplicates
+    digest, size = UidsDigest(), 0
+    with pq.ParquetWriter(staged, schema, compression="zstd") as writer:
+        for batch in _batches_of(path, metadata["pairs"], rows):
+            kept = batch.cast(schema)
+            digest.update(kept["uid"])
+            size += kept.nbytes
+            writer.write_batch(kept)
+        metadata |= {
+            "pairs": len(rows),
+            "reasons": reasons,
+            "parts": config["parts"],
+            "job": config["job"],
+            "bytes": size,
+            "uids": digest.hexdigest(),
+        }
+        writer.add_key_value_metadata(disk.with_metadata(schema, metadata).metadata)
+    disk.publish(staged, PoolLayout(config["pool"]).pairs_part(part))
+
+
+def _rows_that_stay(config: Config, start: int, stop: int) -> Integers:
+    """The numbers, among the rows of all parts, of rows `start` to `stop` that stay; ascending."""
+    rows, count = config["rows"], config["blocks"]
+    first, end = start // rows, max(start // rows, -(-stop // rows))
+    numbers = [np.zeros(0, np.int64)]
+    if start < stop:
+        for partition in range(config["partitions"]):
+            path = _scratch_file(config, "gather", partition)
+            local, sizes = _read_blocks(path, count, first, end, ROW)
+            numbers.append(local + np.repeat(np.arange(first, end) * rows, sizes))
+    whole = np.sort(np.concatenate(numbers))
+    return whole[np.searchsorted(whole, start) : np.searchsorted(whole, stop)]
+
+
+def _batches_of(path: str, count: int, rows: Integers) -> Iterator[pa.RecordBatch]:
     """The rows of these numbers, batch by batch."""
     start = 0
-    with fsspec.open(path, "rb") as stream, pq.ParquetFile(stream) as table:
-        for batch in table.iter_batches(batch_size=BATCH):
-            first, last = np.searchsorted(rows, [start, start + batch.num_rows])
+    for batch in rows_between(path, 0, count):
+        first, last = np.searchsorted(rows, [start, start + batch.num_rows])
+        if last - first == batch.num_rows:
+            yield batch
+        else:
             yield batch.take(pa.array(rows[first:last] - start))
-            start += batch.num_rows
+        start += batch.num_rows

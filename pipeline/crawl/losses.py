@@ -10,6 +10,7 @@ from typing import Any
 from manifests import disk
 from manifests.pool_layout import PoolLayout, read_commit_records
 from pipeline.archives import shortened
+from pipeline.crawl.parts import examples, read_parts, reason_totals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,16 +41,12 @@ def top_reasons(pool: str, limit: int = 3) -> list[Loss]:
 
 
 def _crawl_losses(pool: str) -> Iterator[Loss]:
-    layout = PoolLayout(pool)
-    reasons, examples = Counter[str](), dict[str, str]()
-    for name in disk.list_names(layout.pairs, ".parquet"):
-        metadata = disk.read_metadata(disk.join(layout.pairs, name))
-        reasons.update(metadata.get("reasons", {}))
-        for reason, example in metadata.get("examples", {}).items():
-            examples.setdefault(reason, example)
+    parts = read_parts(pool)
+    reasons, first_examples = reason_totals(parts), examples(parts)
     del reasons["duplicate_pair"]
     for reason, count in reasons.items():
-        yield Loss(stage="crawl", reason=reason, count=count, example=examples.get(reason, ""))
+        example = first_examples.get(reason, "")
+        yield Loss(stage="crawl", reason=reason, count=count, example=example)
 
 
 def _fetch_losses(pool: str) -> Iterator[Loss]:

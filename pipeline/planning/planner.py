@@ -25,7 +25,7 @@ from manifests import disk, identity
 from manifests.columns import REASONS
 from manifests.pool_layout import PoolLayout, read_commit_records
 from manifests.schema import SOURCES, Fetch, Recipe
-from pipeline.crawl import UidsDigest, read_parts
+from pipeline.crawl import UidsDigest, ranges_of, read_parts
 from pipeline.executor import Engine, Stage, Ticket, Tickets, Work, execute
 from pipeline.planning.assignment import FilePart, cells_of, file_parts, shard_sizes
 from pipeline.planning.host_groups import PLAN_VERSION, host_groups
@@ -202,13 +202,7 @@ def _ranges(rows: Integers, rows_per_ticket: int) -> Tickets:
 
     def make(number: int) -> Ticket:
         start, stop = number * rows_per_ticket, min((number + 1) * rows_per_ticket, total)
-        first = int(np.searchsorted(bounds, start, "right")) - 1
-        end = int(np.searchsorted(bounds, stop, "left"))
-        ranges = []
-        for part in range(first, end):
-            low, high = max(start, int(bounds[part])), min(stop, int(bounds[part + 1]))
-            if low < high:
-                ranges.append([part, low - int(bounds[part]), high - int(bounds[part])])
+        ranges = ranges_of(bounds, start, stop)
         return _ticket("sort", number, {"ranges": ranges})
 
     return Tickets(np.arange(-(-total // rows_per_ticket)), make)

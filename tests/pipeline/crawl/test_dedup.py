@@ -127,8 +127,8 @@ def test_a_step_that_fails_is_named_and_nothing_counts(
 
     monkeypatch.setattr(disk, "write_bytes", full)
     totals = crawl(source, pool, "inline")
-    assert list(totals["failed"]) == ["gather-00000-000"]
-    assert "no space left" in totals["failed"]["gather-00000-000"]
+    assert list(totals["failed"]) == ["gather-00000"]
+    assert "no space left" in totals["failed"]["gather-00000"]
     assert totals["pairs"] == 0
     monkeypatch.undo()
     assert crawl(source, pool, "inline")["failed"] == {}
@@ -174,4 +174,4 @@ def test_uids_that_are_no_hexadecimal_are_named_as_the_failure(tmp_path: Path) -
     metadata = {"pairs": 1, "reasons": {}}
     disk.write_parquet(dedup.extracted(str(tmp_path), 0), table, metadata)
     failed = dedup.commit(str(tmp_path), ["x"], {}, "inline")
-    assert "non-hexadecimal" in failed["scatter-00000-000"]
+    assert "non-hexadecimal" in failed["scatter-00000"]
