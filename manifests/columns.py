@@ -27,6 +27,7 @@ REASONS: dict[str, Literal["refused", "permanent", "transient"]] = {
     "aspect": "refused",
     "format": "refused",
     "bad_bbox": "refused",
+    "known_bad": "refused",
     "http_4xx": "permanent",
     "http_other": "permanent",
     "redirects": "permanent",

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from manifests import disk
+from manifests.known_bad import KnownBad
 from manifests.schema import ADDED_KEYS, ADDED_SETTINGS, MANNERS, Fetch, Recipe
 
 DEFAULTS: dict[str, Any] = disk.to_plain(Fetch())
@@ -20,8 +21,14 @@ ABSOLUTE = re.compile(r"^(file://)?/")
 
 
 def fetch_identity(fetch: Fetch) -> dict[str, Any]:
-    """The settings that decide bytes or permanent outcomes; manners have their defaults."""
-    return _fetch_identity(disk.to_plain(fetch))
+    """The settings that decide bytes or permanent outcomes; manners have their defaults.
+
+    Of the list of known-bad content the hash of what it lists stands for its path.
+    """
+    plain = disk.to_plain(fetch)
+    if fetch.known_bad is not None:
+        plain["known_bad"] = KnownBad.read(fetch.known_bad, fetch.phash_distance).identity
+    return _fetch_identity(plain)
 
 
 def manners_of(fetch: Fetch) -> dict[str, Any]:

@@ -32,8 +32,8 @@ MAY_IMPORT = {
 ORDER = {
     "manifests": [
         "text", "console", "columns", "phash", "casting", "schema", "clip_tokenizer",
-        "ray_runtime", "disk", "identity", "pool_layout", "run_layout", "commits", "documents",
-        "folder_lock", "yaml_forms", "reader", "__init__",
+        "ray_runtime", "disk", "known_bad", "identity", "pool_layout", "run_layout", "commits",
+        "documents", "folder_lock", "yaml_forms", "reader", "__init__",
     ],
     "filters": [
         "base", "caption", "language", "optout", "picture", "tokens", "clip_score", "__init__",

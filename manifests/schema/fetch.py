@@ -10,6 +10,7 @@ STRICT: dict[str, str] = {"extra": "forbid"}  # read by pydantic inside reader.p
 ROWS_PER_SHARD_LIMIT = 10_000  # keys are {shard:05d}{row:04d}
 # The longest side that WebP can store; a square of it is decoded in 0.8 GB.
 IMAGE_SIZE_LIMIT = 16_383
+PHASH_BITS = 64
 HASHES = ("md5", "sha256", "sha512")
 
 # What is checked of an image that is not decoded.
@@ -49,7 +50,7 @@ MANNERS = (
 )
 # Settings that came after the first pools were made: left out of a pool's hash while they have
 # their default.
-ADDED_SETTINGS: tuple[str, ...] = ()
+ADDED_SETTINGS: tuple[str, ...] = ("known_bad", "phash_distance")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +108,9 @@ class Fetch:
     extract_exif: bool = False
     compute_hash: Literal["sha256", "md5", "sha512"] = "sha256"  # besides sha256
     verify_hash: tuple[str, str] | None = None  # extra column, and md5, sha256 or sha512
+    # file of hashes of content that is never stored: a sha256 or a perceptual hash a line
+    known_bad: str | None = None
+    phash_distance: int = 4  # bits that a perceptual hash of known_bad may differ by
     # the network
     max_bytes: int = 20 * 2**20
     deadline_s: float = 20.0  # one row's DNS, TLS, redirects, body and all retries
@@ -152,6 +156,10 @@ class Fetch:
         for name in (*SIZE_LIMITS, "min_rate", "retries", "delay_s"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must not be negative")
+        if not 0 <= self.phash_distance < PHASH_BITS:
+            raise ValueError(
+                f"phash_distance is {self.phash_distance}; it must lie in 0..{PHASH_BITS - 1}"
+            )
         if not self.allow_ports or not all(1 <= port <= 65_535 for port in self.allow_ports):
             raise ValueError(
                 f"allow_ports is {list(self.allow_ports)}; "

@@ -42,7 +42,14 @@ class SourceKind:
 # Keys that came after the first pools were made: left out of a pool's hash while they have their
 # default.
 ADDED_KEYS = ("captions", "file_column")
-LOCAL_FETCH = ("user_agent", *IMAGE_SETTINGS, "max_bytes", "rows_per_shard")
+LOCAL_FETCH = (
+    "user_agent",
+    *IMAGE_SETTINGS,
+    "known_bad",
+    "phash_distance",
+    "max_bytes",
+    "rows_per_shard",
+)
 TAR_FETCH = ("user_agent", *SIZE_LIMITS)
 SOURCES: dict[str, SourceKind] = {
     "wat": SourceKind(paths="WAT files", images="web", required=("paths",)),

@@ -46,6 +46,9 @@ def _shape_recipe(shaped: dict[str, Any], folder: Path, where: str) -> None:
         paths = [source["paths"]] if isinstance(source["paths"], str) else source["paths"]
         if isinstance(paths, list):
             shaped["source"] = {**source, "paths": [_absolute(path, folder) for path in paths]}
+    fetch = shaped.get("fetch")
+    if isinstance(fetch, dict) and "known_bad" in fetch:
+        shaped["fetch"] = {**fetch, "known_bad": _absolute(fetch["known_bad"], folder)}
     if isinstance(shaped.get("filters"), list):
         shaped["filters"] = [filter_fields(entry) for entry in shaped["filters"]]
     if isinstance(shaped.get("views"), dict):

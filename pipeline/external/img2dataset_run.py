@@ -77,6 +77,7 @@ NEEDS: dict[str, tuple[Any, str]] = {
     "delay_s": (0.0, "it waits for nobody"),
     "hosts": ({}, "it knows no hosts"),
     "connect_to": ({}, "it looks every name up itself"),
+    "known_bad": (None, "it writes every image before it can be compared"),
 }
 # Its own four, and two that it does not refuse by itself.
 DIRECTIVES = ("noai", "noimageai", "noindex", "noimageindex", "none", "noml")

@@ -20,6 +20,7 @@ import uvloop
 
 from manifests import disk
 from manifests.identity import manners_of
+from manifests.known_bad import KnownBad
 from manifests.pool_layout import PoolLayout
 from manifests.schema import SOURCES, Fetch, Pair
 from pipeline.executor import Ticket
@@ -39,6 +40,7 @@ from pipeline.planning import read_ticket
 from pipeline.pool import ShardWriter, read_commit_record
 
 READ_AT_ONCE = 32  # local or remote files
+Box = tuple[float, float, float, float]  # to blur: left, top, right, bottom
 # Bodies that are fetched and not decoded, per decoder. The next ones wait in the network.
 BODIES_WAITING = 6
 WAITING_BYTES = 64 * 2**20  # of these bodies
@@ -82,6 +84,9 @@ class Downloader:
         self.manners = None if files else manners_of(settings)
         self.children = decoders or os.cpu_count() or 1
         self.extra_columns, self.fence = extra_columns or {}, fence
+        self.known_bad = None
+        if settings.known_bad is not None:
+            self.known_bad = KnownBad.read(settings.known_bad, settings.phash_distance)
         self._fetcher: Fetcher | None = None
         self._decoders: Decoders | None = None
         self._decode_slots = asyncio.Semaphore(BODIES_WAITING * self.children)
@@ -173,7 +178,7 @@ class Downloader:
                 "license": pair.license,
                 "robots": pair.robots,
             }
-            if fetched.body is not None:
+            if fetched.body is not None and record["reason"] != "known_bad":
                 record |= content_hashes(fetched.body, self.settings)
             if isinstance(image, DecodedImage):
                 writer.add(row, record, image.data, only_in_json, image.extension)
@@ -198,20 +203,37 @@ class Downloader:
                 task.add_done_callback(partial(release, len(fetched.body)))
 
     async def _decode(self, pair: Pair, body: bytes) -> DecodedImage | RejectedImage:
-        """The image of a body as it will be stored, or why there is none."""
+        """The image of a body as it will be stored, or why there is none.
+
+        What is known to be bad is in memory only: nothing writes a body before this returns.
+        """
+        known_bad = self.known_bad
+        if known_bad is not None and known_bad.has_bytes(body):
+            return RejectedImage("known_bad", "")
         try:
             check_hash(body, pair.extra, self.settings)
             boxes = boxes_of(pair.extra, self.settings)
-            if self.settings.disable_all_reencoding:
-                return as_it_is(body, self.settings)
+            stored = as_it_is(body, self.settings) if self.settings.disable_all_reencoding else None
         except RejectedImage as rejected:
             return rejected
+        hashed = known_bad is not None and len(known_bad.hashes) > 0
+        if stored is not None and not hashed:
+            return stored
+        image = await self._decode_in_child(body, boxes, hashed=hashed)
+        hashes = image.hashes if isinstance(image, DecodedImage) else ()
+        if known_bad is not None and known_bad.has_image(hashes):
+            return RejectedImage("known_bad", "")
+        return image if stored is None else stored
+
+    async def _decode_in_child(
+        self, body: bytes, boxes: Sequence[Box], *, hashed: bool
+    ) -> DecodedImage | RejectedImage:
         if self._decoders is None:
             self._decoders = Decoders(self.children)
             await self._decoders.__aenter__()
         decoders = self._decoders
         try:
-            return await decoders.decode(body, self.settings, boxes)
+            return await decoders.decode(body, self.settings, boxes, hashed=hashed)
         except Exception:  # no image's fault: the next attempt starts with new decoders
             if self._decoders is decoders:
                 self._decoders = None

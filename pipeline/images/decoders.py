@@ -51,17 +51,19 @@ INHERITED = ("PATH", "LD_LIBRARY_PATH", "LANG", "TMPDIR")
 # of a child is empty: it is ready.
 
 LENGTHS = struct.Struct(">II")
-IMAGE_FIELDS = ("extension", "width", "height", "original_width", "original_height", "exif")
+IMAGE_FIELDS = (
+    "extension", "width", "height", "original_width", "original_height", "exif", "hashes",
+)  # fmt: skip
 
 
 def _frame(text: bytes, data: bytes) -> bytes:
     return b"".join((LENGTHS.pack(len(text), len(data)), text, data))
 
 
-def _instruction(limits: Limits, boxes: Sequence[Box]) -> bytes:
-    """What a child does with an image, as JSON: limits and boxes."""
+def _instruction(limits: Limits, boxes: Sequence[Box], hashed: bool) -> bytes:
+    """What a child does with an image, as JSON: limits, boxes, and whether it hashes."""
     settings = {name: getattr(limits, name) for name in Limits.__slots__}
-    return json.dumps([settings, list(boxes)]).encode()
+    return json.dumps([settings, list(boxes), hashed]).encode()
 
 
 def serve(memory_bytes: int, deadline_s: float) -> None:
@@ -81,18 +83,18 @@ def serve(memory_bytes: int, deadline_s: float) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     answers.write(_frame(b"{}", b""))
     answers.flush()
-    known, limits, boxes = b"", None, ()
+    known, limits, boxes, hashed = b"", None, (), False
     while len(lengths := source.read(LENGTHS.size)) == LENGTHS.size:
         head, size = LENGTHS.unpack(lengths)
         instruction = source.read(head)
         if instruction != known or limits is None:  # most images of a run have the same one
-            settings, boxes = json.loads(instruction)
+            settings, boxes, hashed = json.loads(instruction)
             known, limits = instruction, Limits(**settings)
         body = source.read(size)
         # SIGPROF ends the process, even in C code and without a parent.
         signal.setitimer(signal.ITIMER_PROF, deadline_s)
         try:
-            image = contained(body, limits, boxes)
+            image = contained(body, limits, boxes, hashed)
             fields = {name: getattr(image, name) for name in IMAGE_FIELDS}
             data = image.data
         except RejectedImage as rejected:
@@ -187,9 +189,11 @@ class Decoders:
         return [child.process.pid for child in self._children]
 
     async def decode(
-        self, body: bytes, settings: Fetch, boxes: Sequence[Box] = ()
+        self, body: bytes, settings: Fetch, boxes: Sequence[Box] = (), *, hashed: bool = False
     ) -> DecodedImage | RejectedImage:
         """What `check_and_resize` returns or raises, from a child; RejectedImage is returned.
+
+        hashed: with the perceptual hashes of the image.
 
         RuntimeError where no child can be started.
         """
@@ -197,8 +201,10 @@ class Decoders:
             raise self._broken
         if self._settings is not settings:
             self._settings = settings
-            self._plain_instruction = _instruction(limits_of(settings), ())
-        instruction = _instruction(limits_of(settings), boxes) if boxes else self._plain_instruction
+            self._plain_instruction = _instruction(limits_of(settings), (), False)
+        instruction = self._plain_instruction
+        if boxes or hashed:
+            instruction = _instruction(limits_of(settings), boxes, hashed)
         request = _Request(_frame(instruction, body), asyncio.get_running_loop().create_future())
         self._waiting.append(request)
         self._send_waiting()
@@ -357,7 +363,9 @@ def _environment() -> dict[str, str]:
 
 
 def _result(head: dict[str, Any], data: bytes) -> DecodedImage | RejectedImage:
-    return RejectedImage(**head) if "reason" in head else DecodedImage(data=data, **head)
+    if "reason" in head:
+        return RejectedImage(**head)
+    return DecodedImage(data=data, **{**head, "hashes": tuple(head["hashes"])})
 
 
 def _close_stdin(child: _Child) -> None:

@@ -64,6 +64,8 @@ class DecodedImage:
     original_width: int
     original_height: int
     exif: str | None = None
+    # Perceptual hashes of the whole upright image and of what is stored; () where not asked for.
+    hashes: tuple[int, ...] = ()
 
 
 def limits_of(settings: Fetch) -> Limits:
@@ -91,12 +93,14 @@ def check_and_resize(body: bytes, settings: Fetch, boxes: Sequence[Box] = ()) ->
     return contained(body, limits_of(settings), boxes)
 
 
-def contained(body: bytes, limits: Limits, boxes: Sequence[Box] = ()) -> DecodedImage:
-    """`check_and_resize` for a child, which does not import manifests."""
+def contained(
+    body: bytes, limits: Limits, boxes: Sequence[Box] = (), hashed: bool = False
+) -> DecodedImage:
+    """`check_and_resize` for a child. `hashed`: with perceptual hashes."""
     with warnings.catch_warnings(record=True) as caught_warnings:
         warnings.simplefilter("always")
         try:
-            return _decode_and_resize(body, limits, boxes, caught_warnings)
+            return _decode_and_resize(body, limits, boxes, caught_warnings, hashed)
         except RejectedImage:
             raise
         except Image.DecompressionBombError as error:  # Pillow opens no image above 179 MP
@@ -153,25 +157,29 @@ def _decode_and_resize(
     limits: Limits,
     boxes: Sequence[Box],
     caught_warnings: list[warnings.WarningMessage],
+    hashed: bool,
 ) -> DecodedImage:
     image_header = header.check(body, limits)
     text = exif.as_text(image_header.exif) if limits.extract_exif else None
     width, height = image_header.size
     target = target_size(width, height, limits)
+    hashes: list[int] | None = [] if hashed else None
     pixels = _jpeg(body, image_header, target, limits) if image_header.kind == "JPEG" else None
     if pixels is None:
         image, size, keep = _decode_with_pillow(
-            body, image_header.kind, limits, boxes, caught_warnings
+            body, image_header.kind, limits, boxes, caught_warnings, hashes
         )
         data = without_metadata(body, image_header) if keep else None
     else:
         image, size = Image.fromarray(pixels), image_header.size
+        _add_hash(hashes, image, image_header.orientation)
         keep = target is None and _jpeg_may_stay(body, image_header, limits, boxes, caught_warnings)
         data = without_metadata(body, image_header) if keep else None
         if data is None:
             image = _finish(
                 image, target, size, image_header.orientation, image_header.profile, boxes, limits
             )
+    _add_hash(hashes, image, 1)
     return DecodedImage(
         data=_encode(image, limits) if data is None else data,
         extension=ENCODED[limits.encode_format],
@@ -180,7 +188,20 @@ def _decode_and_resize(
         original_width=size[0],
         original_height=size[1],
         exif=text,
+        hashes=tuple(hashes or ()),
     )
+
+
+def _add_hash(hashes: list[int] | None, image: Image.Image, orientation: int) -> None:
+    """Append the perceptual hash of an image, turned upright, where hashes are asked for."""
+    if hashes is None:
+        return
+    from manifests.phash import SIDE, phash  # only where it is needed: a child starts faster
+
+    if orientation != 1:  # of a small copy: the hash sees no more of it
+        image = image.reduce(max(1, min(image.size) // (8 * SIDE)))
+        image = image.transpose(TRANSPOSE[orientation])
+    hashes.append(phash(image))
 
 
 def _jpeg_may_stay(
@@ -245,6 +266,7 @@ def _decode_with_pillow(
     limits: Limits,
     boxes: Sequence[Box],
     caught_warnings: list[warnings.WarningMessage],
+    hashes: list[int] | None,
 ) -> tuple[Image.Image, Size, bool]:
     """Decodes any other image: final pixels, original size, and whether the bytes may stay."""
     if kind == "AVIF" and not features.check("avif"):
@@ -265,6 +287,7 @@ def _decode_with_pillow(
         )
         keep = keep and not boxes and orientation == 1 and _is_plain(opened, body)
         image = _rgb(opened, profile, target)
+        _add_hash(hashes, image, orientation)
         keep = keep and not caught_warnings and not (profile and to_srgb(profile, "RGB"))
         image = _finish(image, target, (width, height), orientation, profile, boxes, limits)
     return image, (width, height), keep
