@@ -260,5 +260,24 @@ def render_comparison(comparison: ReportComparison) -> str:
         f"{heading}: two ablations",
         f'<h1>{escape(heading)}</h1><div class="verdict"><ul>{sentences}</ul></div>'
         f"{table(head, rows, (1, 2, 3), caption)}{note(method)}<h2>Both scales</h2>"
-        f"{legend(names)}{chart(svg, title)}",
+        f"{legend(names)}{chart(svg, title)}{_ranks(c, names)}",
     )
+
+
+def _ranks(comparison: ReportComparison, shades: dict[str, str]) -> str:
+    """The rank of each arm and the baseline in both ablations; "" for fewer than three."""
+    c = comparison
+    first = {c.baseline: 0.0, **{arm.arm: arm.first.mean for arm in c.arms}}
+    second = {c.baseline: 0.0, **{arm.arm: arm.second.mean for arm in c.arms}}
+    if len(first) < 3:
+        return ""
+    points = []
+    for name in first:
+        x = 1 + sum(other > first[name] for other in first.values())
+        y = 1 + sum(other > second[name] for other in second.values())
+        shade = shades.get(name, charts.colour(0))
+        points.append(charts.Point(name=f"{name}: {x}, then {y}", colour=shade, x=x, y=y))
+    title = f"Rank of each arm in {c.first} (across) and in {c.second} (up); 1 is the best"
+    svg = charts.scatter(points, f"rank in {c.first}", f"rank in {c.second}", title, level=None)
+    colours = {c.baseline: charts.colour(0), **shades}
+    return f"<h2>Ranks</h2>{legend(colours)}{chart(svg, title)}"

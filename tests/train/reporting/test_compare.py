@@ -82,3 +82,17 @@ def test_two_ablations_without_a_common_arm_are_refused() -> None:
     other = dataclasses.replace(other, arms=(other.arms[0],))
     with pytest.raises(ValueError, match="no arm in common"):
         compare_reports(sample_report(), other)
+
+
+def test_ranks_are_drawn_where_there_is_something_to_rank() -> None:
+    report = sample_report()
+    assert "<h2>Ranks</h2>" not in render_comparison(compare_reports(report, report))
+    difference = report.arms[1].difference
+    assert difference is not None
+    worse = dataclasses.replace(difference, mean=-0.02, low=-0.03, high=-0.01, verdict="worse")
+    third = dataclasses.replace(report.arms[1], arm="clip50", difference=worse)
+    three = dataclasses.replace(report, arms=(*report.arms, third))
+    html = render_comparison(compare_reports(three, three))
+    assert "<h2>Ranks</h2>" in html
+    for name in ("clip30: 1, then 1", "raw: 2, then 2", "clip50: 3, then 3"):
+        assert f"<title>{name}</title>" in html
