@@ -64,21 +64,21 @@ class Writer:
             "".join(self.rng.choices(SYLLABLES, k=self.rng.randint(1, 4))) for _ in range(8000)
         ]
         self.words = self.rng.choices(words, [1 / (n + 20) for n in range(len(words))], k=300_000)
-        self.place = 0
+        self.position = 0
 
     def hexadecimal(self, digits: int) -> str:
         return f"{self.rng.getrandbits(4 * digits):0{digits}x}"
 
     def text(self, least: int, most: int) -> str:
-        self.place = (self.place + most) % (len(self.words) - most)
-        return " ".join(self.words[self.place : self.place + self.rng.randint(least, most)])
+        self.position = (self.position + most) % (len(self.words) - most)
+        return " ".join(self.words[self.position : self.position + self.rng.randint(least, most)])
 
     def link(self, host: str, ending: str = "") -> str:
         folder = self.rng.choice(
             ["static", "img", "wp-content/uploads", "media", "catalog/product/cache"]
         )
         path = f"{folder}/{self.rng.randint(1, 99)}/{self.hexadecimal(self.rng.randint(20, 48))}"
-        slug = "-".join(self.words[self.place : self.place + self.rng.randint(0, 5)])
+        slug = "-".join(self.words[self.position : self.position + self.rng.randint(0, 5)])
         path = f"{path}/{slug.encode('ascii', 'ignore').decode()}{ending}"
         start = self.rng.choices(
             [f"{host}/", "/", f"//cdn{self.rng.randint(1, 9)}.example/", ""], [60, 25, 10, 5]
@@ -202,13 +202,17 @@ class Writer:
             "Compressed": True,
             "Offset": str(self.rng.getrandbits(30)),
         }
-        said = {
+        headers = {
             "WARC-Type": kind,
             "WARC-Record-ID": f"<urn:uuid:{self.hexadecimal(32)}>",
             "WARC-Target-URI": url,
         }
         payload |= {"Block-Digest": f"sha1:{self.hexadecimal(32)}", "Trailing-Slop-Length": "0"}
-        envelope = {"Payload-Metadata": payload, "Format": "WARC/1.0", "WARC-Header-Metadata": said}
+        envelope = {
+            "Payload-Metadata": payload,
+            "Format": "WARC/1.0",
+            "WARC-Header-Metadata": headers,
+        }
         shell = {"Container": container, "Envelope": envelope}
         body = json.dumps(shell, ensure_ascii=False, separators=(",", ":")).encode()
         head = (

@@ -131,7 +131,7 @@ class Ours:
             )
             return image_BCHW, tokens
 
-        found = accumulate.backward(
+        result = accumulate.backward(
             self.model,
             take,
             self.batch,
@@ -139,7 +139,7 @@ class Ours:
             precision=lambda: precision_context(config, self.device),
         )
         norm = self.update.grad_norm()
-        values = torch.stack([found.loss.float(), found.accuracy, norm.float()]).tolist()
+        values = torch.stack([result.loss.float(), result.accuracy, norm.float()]).tolist()
         if not all(abs(value) < float("inf") for value in values):
             raise FloatingPointError(f"step {self.number}: loss, accuracy and norm are {values}")
         self.update.step(self.number, config.lr, norm)
@@ -215,8 +215,8 @@ class Theirs:
         with torch.autocast(
             self.device.type, torch.bfloat16, enabled=self.job["precision"] == "bf16"
         ):
-            found = self.model(self.image, self.tokens[self.number % VARIETY])
-            loss = sum(self.loss_of(**found, output_dict=True).values())
+            features = self.model(self.image, self.tokens[self.number % VARIETY])
+            loss = sum(self.loss_of(**features, output_dict=True).values())
         loss.backward()
         self.optimizer.step()
         with torch.no_grad():
@@ -431,8 +431,8 @@ def main() -> int:
         if command == "prepare":
             job["limit_s"], job["batch"] = float(words[0]), int(words[1])
             program = (Ours if job["program"] == "ours" else Theirs)(job)
-        found = {"prepare": prepare, "repeat": repeat, "profile": profile}[command](program)
-        answers.write(json.dumps(found) + "\n")
+        answer = {"prepare": prepare, "repeat": repeat, "profile": profile}[command](program)
+        answers.write(json.dumps(answer) + "\n")
         answers.flush()
     os._exit(0)  # no thread of a loader, and no allocator, has anything left to tidy up
 

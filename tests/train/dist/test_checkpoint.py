@@ -121,8 +121,8 @@ for round in range(40):
         test_checkpoint.save(run, 2)
         os._exit(0)
     _, status = os.wait()
-    found = test_checkpoint.checkpoint.latest(str(run))
-    assert found is not None and found.step in (1, 2), round
+    latest = test_checkpoint.checkpoint.latest(str(run))
+    assert latest is not None and latest.step in (1, 2), round
     if os.waitstatus_to_exitcode(status) == 0:
         test_checkpoint.checkpoint.clean(str(run))
         assert sorted(os.listdir(run / "checkpoints")) == ["step-1", "step-2"]
