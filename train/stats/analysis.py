@@ -27,6 +27,7 @@ from train.stats.contrasts import (
     over_tasks,
     pair_noise,
     shared_noise,
+    with_own_spread,
 )
 from train.stats.model import Values, common_seeds
 from train.stats.moderation import LedgerEntry
@@ -73,7 +74,8 @@ class TaskAnalysis:
     the smallest true difference that 80 % of such ablations would call better or worse; None where
     the noise is not known.
     comparisons: the arms against the baseline, Dunnett; one model without seeds among them has an
-    interval of its own kind (see `one_model_difference`). controls: Holm. a_a: not adjusted.
+    interval of its own kind (see `one_model_difference`). controls: Holm. a_a: not adjusted, and at
+    least as wide as a paired t interval.
     without_samples: pairs whose interval is over seeds only, as per-sample values are missing.
     ledger: what these runs add to a ledger; None without degrees of freedom.
     """
@@ -310,6 +312,11 @@ def _analyse_table(
     in_family = measured(family, True) if family else []
     in_controls = measured(controls, False) if controls else []
     in_last = measured(last, False) if last else []
+    if noise:
+        in_last = [
+            with_own_spread(values, noise, row, noises.get(pair))
+            for pair, row in zip(last, in_last, strict=True)
+        ]
     compared = [*family, *controls, *last]
     floor = _floor([noises[pair] for pair in compared])
     drawing = _typical_drawing(family, noises)

@@ -16,6 +16,7 @@ from train.stats.contrasts import (
     over_tasks,
     pair_noise,
     shared_noise,
+    with_own_spread,
 )
 from train.stats.moderation import LedgerEntry
 from train.stats.samples import SampleNoise, sample_noise
@@ -205,3 +206,17 @@ def test_intervals_over_seeds_and_samples_hold_what_they_promise(
         half = stats.t.isf(0.025, both.df) * math.sqrt(both.variance)
         hits += abs(d.mean()) <= half
     assert 0.935 <= hits / 2000 <= 0.975
+
+
+def test_an_a_a_pair_keeps_the_spread_of_its_own_runs() -> None:
+    shared = shared_noise(VALUES, [])
+    assert shared is not None
+    (row,) = differences(VALUES, shared, [("b", "base")], [noise(1e-9, 1e-5)], one_baseline=False)
+    both = with_own_spread(VALUES, shared, row, noise(1e-9, 1e-5))
+    assert both.over_seeds[:-1] == row.over_seeds
+    own = both.over_seeds[-1]
+    paired = stats.ttest_rel(list(VALUES["b"].values()), list(VALUES["base"].values()))
+    assert both.difference / math.sqrt(own.variance) == pytest.approx(float(paired.statistic))
+    assert own.df == 2
+    assert both.over_samples[-1].variance == pytest.approx(own.variance + 1e-5)
+    assert with_own_spread(VALUES, shared, row, None).over_samples == row.over_samples
