@@ -31,7 +31,7 @@ from pipeline.crawl import dedup
 from pipeline.crawl.losses import top_reasons
 from pipeline.crawl.parts import PARTS, THREADS, content_of, read_parts, write_parts
 from pipeline.crawl.parts import totals as totals_of
-from pipeline.crawl.sources import parts, reader_of, source_id
+from pipeline.crawl.sources import has_source_id, parts, reader_of, source_id
 from pipeline.executor import Engine, Stage, Ticket, Tickets, Work, execute
 
 __all__ = ["crawl", "extract", "parts"]
@@ -59,7 +59,7 @@ def crawl(
     """
     paths = parts(source)
     ids = [source_id(source, path) for path in paths]
-    final = _final_parts(pool, paths, ids, source)
+    final = _final_parts(pool, paths, source)
     failed: dict[str, str] = {}
     _remove_partial_files(pool)
     if final is None:
@@ -90,7 +90,7 @@ def _extract_parts(
 ) -> tuple[dict[str, str], Integers]:
     """Read the parts that are not extracted yet. Returns {path: error} of those that failed, and
     the (parts,) pairs of each."""
-    counts = _extracted_counts(source, pool, paths, ids)
+    counts = _extracted_counts(source, pool, paths)
     todo = np.flatnonzero(counts < 0)
     if len(todo):
         reader_of(source).check(paths[todo[0]], source)
@@ -115,16 +115,14 @@ def _number(name: str) -> int:
     return int(name.removeprefix("part-"))
 
 
-def _extracted_counts(
-    source: Source, pool: str, paths: Sequence[str], ids: Sequence[str]
-) -> Integers:
+def _extracted_counts(source: Source, pool: str, paths: Sequence[str]) -> Integers:
     """(parts,) the pairs of each part that is extracted already; -1 of the others."""
     names = set(disk.list_names(PoolLayout(pool).extracted, ".parquet"))
     counts = np.full(len(paths), -1, dtype=np.int64)
     numbered = []
-    for number, part in enumerate(zip(paths, ids, strict=True)):
+    for number, path in enumerate(paths):
         if dedup.extracted(pool, number).rpartition("/")[2] in names:
-            numbered.append((number, part))
+            numbered.append((number, path))
     with ThreadPoolExecutor(THREADS) as threads:
         present = threads.map(lambda part: _extracted_count(pool, source, part), numbered)
         for (number, _), count in zip(numbered, present, strict=True):
@@ -181,15 +179,14 @@ def rare_collections() -> Iterator[None]:
 # --- the whole job ----------------------------------------------------------------------------
 
 
-def _final_parts(
-    pool: str, paths: Sequence[str], ids: Sequence[str], source: Source
-) -> pa.Table | None:
+def _final_parts(pool: str, paths: Sequence[str], source: Source) -> pa.Table | None:
     """The table of the final parts if all are there, else None. ValueError where they are of
     another source, or a file has changed since."""
     final = _all_parts(pool, len(paths))
     if final is None:
         return None
-    if final["source_id"].to_pylist() != list(ids):
+    stored = final["source_id"].to_pylist()
+    if not all(has_source_id(source, *each) for each in zip(paths, stored, strict=True)):
         raise ValueError(
             f"{pool}/pairs was made of another source ({_difference(final, paths)}): build into "
             "another folder, or give the old source back"
@@ -234,13 +231,13 @@ def _remove_partial_files(pool: str) -> None:
                 partial.unlink()
 
 
-def _extracted_count(pool: str, source: Source, numbered: tuple[int, tuple[str, str]]) -> int:
+def _extracted_count(pool: str, source: Source, numbered: tuple[int, str]) -> int:
     """The pairs of a part that was read from this source; -1 where its file has changed since."""
-    number, (path, expected_id) = numbered
+    number, path = numbered
     metadata = disk.read_metadata(dedup.extracted(pool, number))
-    is_same = metadata["source_id"] == expected_id and reader_of(source).is_unchanged(
-        path, source, metadata.get("content", {})
-    )
+    is_source = has_source_id(source, path, metadata["source_id"])
+    content = metadata.get("content", {})
+    is_same = is_source and reader_of(source).is_unchanged(path, source, content)
     return int(metadata["pairs"]) if is_same else -1
 
 

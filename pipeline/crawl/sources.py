@@ -18,7 +18,7 @@ import xxhash
 
 from manifests import disk
 from manifests.columns import PAIRS, with_extra
-from manifests.schema import Source
+from manifests.schema import SOURCES, Source
 from pipeline.archives import batches_of_wat, rows_of_warc
 from pipeline.crawl import image_folders
 from pipeline.crawl.content import file_content, is_unchanged
@@ -63,13 +63,28 @@ def parts(source: Source) -> list[str]:
 
 
 def source_id(source: Source, path: str) -> str:
-    """What a part was read from: where, how, and, of a local file, its size in bytes."""
+    """What a part was read from: which file, how, and, of a local file, its size in bytes.
+
+    Of a local path only the name counts: a folder may move, and the content is compared beside this
+    (content.py). Pairs of files name their images by absolute paths, so such a source may not move.
+    """
+    moves = SOURCES[source.kind].images == "web" and not disk.is_url(path)
+    return _source_id(source, path, disk.local_path(path).name if moves else path)
+
+
+def has_source_id(source: Source, path: str, stored: str | None) -> bool:
+    """True where a part was read from this file; also where an earlier version, which hashed
+    absolute paths, wrote it and the file has not moved."""
+    return stored in (source_id(source, path), _source_id(source, path, path))
+
+
+def _source_id(source: Source, path: str, name: str) -> str:
     size = None
     if not disk.is_url(path) and disk.local_path(path).is_file():
         size = disk.local_path(path).stat().st_size
     version = TSV_VERSION if path.removesuffix(".gz").endswith(".tsv") else READ_VERSION
     keys = [getattr(source, name) for name in reader_of(source).keys]
-    return disk.content_hash([version, source.kind, path, size, keys, source.extra_columns])
+    return disk.content_hash([version, source.kind, name, size, keys, source.extra_columns])
 
 
 # --- parts -----------------------------------------------------------------------------------

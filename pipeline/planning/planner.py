@@ -23,7 +23,8 @@ import pyarrow.parquet as pq
 
 from manifests import disk, identity
 from manifests.columns import REASONS
-from manifests.pool_layout import PoolLayout, read_commit_records
+from manifests.commits import read_commits
+from manifests.pool_layout import PoolLayout
 from manifests.schema import SOURCES, Fetch, Recipe
 from pipeline.crawl import UidsDigest, ranges_of, read_parts
 from pipeline.executor import Engine, Stage, Ticket, Tickets, Work, execute
@@ -227,11 +228,17 @@ def _ticket(step: str, number: int, payload: dict[str, Any]) -> Ticket:
 
 def _shards_to_retry(pool: str) -> Integers:
     """The committed shards that have rows to retry, as far as the counts of their reasons say."""
-    numbers = []
-    for shard, record in read_commit_records(pool).items():
-        if any(REASONS[reason] == "transient" for reason in record.reasons):
-            numbers.append(int(shard))
-    return np.array(numbers, dtype=np.int64)
+    commits = read_commits(pool, ["reasons"])
+    is_asked = np.zeros(len(commits), dtype=bool)
+    start = 0
+    transient = pa.array([name for name, kind in REASONS.items() if kind == "transient"])
+    for chunk in commits.column("reasons").chunks:
+        flags = pc.is_in(chunk.keys, transient).to_numpy(zero_copy_only=False)
+        before = np.concatenate([[0], np.cumsum(flags)])
+        offsets = chunk.offsets.to_numpy()  # into the keys of all chunks that share the buffer
+        is_asked[start : start + len(chunk)] = np.diff(before[offsets]) > 0
+        start += len(chunk)
+    return commits.shards[is_asked]
 
 
 def _check_keys(pool: str, plan: Plan, keys: Integers) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from manifests import disk
 from manifests.columns import PAIRS
 from manifests.schema import Source
 from pipeline.archives import wat as wat_module
-from pipeline.crawl import sources
+from pipeline.crawl import crawler, sources
 from pipeline.crawl.crawler import crawl
 from tests.support.wats import INFO, image, page, zipped
 
@@ -180,3 +181,48 @@ def test_a_pool_of_another_source_is_refused(tmp_path: Path) -> None:
     wat(tmp_path / "a.wat.gz", "a", "more")
     with pytest.raises(ValueError, match="its files or its columns have changed"):
         crawl(Source(kind="wat", paths=(one,)), pool, "inline")
+
+
+def test_a_pool_and_its_source_may_move(tmp_path: Path) -> None:
+    """Paths are named, contents are compared: a copy is the same pool, another file is not."""
+    first = tmp_path / "first"
+    first.mkdir()
+    path = wat(first / "a.wat.gz", "one", "two")
+    totals = crawl(Source(kind="wat", paths=(path,)), str(first / "pool"), "inline")
+    shutil.copytree(first, tmp_path / "second")
+    shutil.rmtree(first)
+    moved, pool = tmp_path / "second/a.wat.gz", tmp_path / "second/pool"
+    before = {p: p.read_bytes() for p in pool.rglob("*.parquet")}
+    assert crawl(Source(kind="wat", paths=(str(moved),)), str(pool), "inline") == totals
+    assert {p: p.read_bytes() for p in pool.rglob("*.parquet")} == before
+    data = moved.read_bytes()
+    moved.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(ValueError, match="has changed since"):
+        crawl(Source(kind="wat", paths=(str(moved),)), str(pool), "inline")
+    moved.write_bytes(data)
+    renamed = moved.rename(moved.with_name("b.wat.gz"))
+    with pytest.raises(ValueError, match="made of another source"):
+        crawl(Source(kind="wat", paths=(str(renamed),)), str(pool), "inline")
+
+
+def test_a_pool_whose_parts_were_named_by_absolute_paths_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = wat(tmp_path / "a.wat.gz", "one", "two")
+    source, pool = Source(kind="wat", paths=(path,)), str(tmp_path / "pool")
+    with monkeypatch.context() as patch:
+        patch.setattr(crawler, "source_id", lambda s, p: sources._source_id(s, p, p))
+        totals = crawl(source, pool, "inline")
+    assert crawl(source, pool, "inline") == totals
+
+
+def test_a_source_of_files_may_not_move_because_its_pairs_name_absolute_paths(
+    tmp_path: Path,
+) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "t.csv").write_text("file,caption\na.jpg,a\n")
+    pool = str(tmp_path / "pool")
+    crawl(Source(kind="files", paths=(str(tmp_path / "first/t.csv"),)), pool, "inline")
+    with pytest.raises(ValueError, match="made of another source"):
+        crawl(Source(kind="files", paths=(str(tmp_path / "second/t.csv"),)), pool, "inline")
