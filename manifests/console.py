@@ -81,6 +81,8 @@ def start_logging(level: int = logging.INFO) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(LineFormatter())
     logging.basicConfig(level=level, handlers=[handler])
+    for library in ("botocore", "aiobotocore"):  # each process says where it found its credentials
+        logging.getLogger(library).setLevel(logging.WARNING)
 
 
 def signal_name(number: int) -> str:

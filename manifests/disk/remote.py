@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import io
 import logging
@@ -125,24 +126,26 @@ def replace(path: str | Path, data: bytes, expected: bytes) -> None:
     check and the put are two steps.
     """
     fs, name = filesystem(path)
-    before = info(path)
-    there = None if before is None else read(path)
-    if there == data:
+    for _ in range(MEETINGS):
+        before = info(path)
+        there = None if before is None else read(path)
+        if there == data:  # the answer to the put was lost, or it was done before
+            check_object(path, data)
+            return
+        if there != expected:
+            raise conflict(path, _sha256(there), _sha256(data))
+        options = {}
+        if "s3" in _protocols(fs) and before is not None and before.get("ETag"):
+            options["IfMatch"] = before["ETag"]
+        try:
+            retried(functools.partial(_put, fs, name, data, **options), path)
+        except Exception as error:
+            if not _is_refused(error):
+                raise
+            continue
+        check_object(path, data)
         return
-    if there != expected:
-        raise conflict(path, _sha256(there), _sha256(data))
-    options = {}
-    if "s3" in _protocols(fs) and before is not None and before.get("ETag"):
-        options["IfMatch"] = before["ETag"]
-    try:
-        retried(lambda: _put(fs, name, data, **options), path)
-    except Exception as error:
-        if not _is_refused(error):
-            raise
-        there = read(path)
-        if there != data:  # else a put whose answer was lost
-            raise conflict(path, _sha256(there), _sha256(data)) from None
-    check_object(path, data)
+    raise OSError(errno.EIO, "the store refuses to replace the object", str(path))
 
 
 def check_object(path: str | Path, source: bytes | Path) -> None:

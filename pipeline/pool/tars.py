@@ -40,15 +40,19 @@ def local_copy(path: str) -> Iterator[Path]:
             raise ValueError(f"{path} does not exist or is not a file")
         yield disk.local_path(path)
         return
-    import fsspec
-
     with tempfile.NamedTemporaryFile(prefix="clipmill-copy-") as copy:
-        try:
-            with fsspec.open(path, "rb") as source:
+
+        def attempt() -> None:
+            copy.seek(0)
+            copy.truncate()
+            with disk.open_file(path) as source:
                 shutil.copyfileobj(source, copy, CHUNK)
+            copy.flush()
+
+        try:
+            disk.retried(attempt, path)
         except FileNotFoundError:
             raise ValueError(f"{path} does not exist") from None
-        copy.flush()
         yield Path(copy.name)
 
 

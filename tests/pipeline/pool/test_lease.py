@@ -17,8 +17,8 @@ from manifests import disk
 from manifests.pool_layout import PoolLayout
 from pipeline.pool import LeaseHeld, LeaseLost, check_fence, hold_lease, lease
 from pipeline.pool.lease import LeaseOwner, LeaseRecord
+from tests.support.killed_children import start_child
 
-PROCESSES = multiprocessing.get_context("forkserver")
 ROUNDS = 20
 
 
@@ -36,9 +36,8 @@ def take_and_wait(pool: str, pipe: Connection) -> None:
 def start(pool: str, count: int) -> list[tuple[Any, Connection]]:
     processes = []
     for _ in range(count):
-        ours, theirs = PROCESSES.Pipe()
-        process = PROCESSES.Process(target=take_and_wait, args=(pool, theirs))
-        process.start()
+        ours, theirs = multiprocessing.Pipe()
+        process = start_child(take_and_wait, pool, theirs)
         processes.append((process, ours))
     return processes
 

@@ -1,0 +1,224 @@
+"""A pool on an object store: real server programs on loopback, faults at every n-th request."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manifests import disk
+from manifests.disk import remote, retry
+from manifests.pool_layout import PoolLayout, read_commit_records
+from pipeline import build, filter, score
+from pipeline.pool import (
+    index_tar,
+    read_commit_record,
+    read_sidecar,
+    remove_uncommitted,
+    replace_shard,
+)
+from tests.support.five_rows import five_rows, write_five
+from tests.support.s3_server import FAULTS, FaultyProxy, s3_server, s3_variables
+
+pytest.importorskip("moto")
+pytest.importorskip("s3fs")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of botocore
+]
+# Every request of a build is made to fail in each way only where this is set: it takes an hour.
+ALL_REQUESTS = bool(os.environ.get("CLIPMILL_CHAOS"))
+
+
+@pytest.fixture(scope="module", params=["moto", "localbucket"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[str]:
+    """The address of a server program."""
+    pytest.importorskip(request.param)
+    with s3_server(tmp_path_factory.mktemp(request.param), request.param) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def proxy(server: str) -> Iterator[FaultyProxy]:
+    with pytest.MonkeyPatch.context() as patch:
+        proxy = FaultyProxy(server)
+        for name, value in s3_variables(proxy.url).items():
+            patch.setenv(name, value)
+        remote._conditional.clear()
+        yield proxy
+        proxy.close()
+        forget_connections()
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "FIRST_PAUSE_S", 0.01)
+
+
+def forget_connections() -> None:
+    import s3fs
+
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
+def commit_in_a_process(pool: str, shard: int) -> None:
+    write_five(pool, shard)
+
+
+# --- one shard ------------------------------------------------------------------------------------
+
+
+def assert_whole(pool: str) -> None:
+    """Every committed shard has the bytes that its record names."""
+    layout = PoolLayout(pool)
+    for shard, record in read_commit_records(pool).items():
+        data = disk.read_bytes(layout.tar(record))
+        assert len(data) == record.tar_bytes
+        assert remote.source_sha256(data) == record.tar_sha256
+        sidecar = disk.read_bytes(layout.sidecar(shard, record.revision))
+        assert remote.source_sha256(sidecar) == record.sidecar_file_sha256
+
+
+def commit_and_replace(pool: str) -> None:
+    write_five(pool)
+    replace_shard(pool, 3, read_sidecar(pool, 3).to_pylist(), fence=None)
+    remove_uncommitted(pool)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_at_every_request_of_a_commit_leaves_one_whole_shard(
+    proxy: FaultyProxy, fault: str, tmp_path: Path
+) -> None:
+    expected = write_five(str(tmp_path))
+    commit_and_replace(f"s3://pools/{fault}-first")  # the bucket is probed once
+    proxy.fail_at(0, fault)
+    commit_and_replace(f"s3://pools/{fault}-0")
+    total = len(proxy.requests)
+    # Every fourth one, another one for each fault
+    first, step = (1, 1) if ALL_REQUESTS else (1 + FAULTS.index(fault) % 4, 4)
+    assert total > (4 if fault == "412" else 20)
+    for n in range(first, total + 2, step):
+        pool = f"s3://pools/{fault}-{n}"
+        proxy.fail_at(n, fault)
+        commit_and_replace(pool)
+        failed = proxy.failed
+        proxy.fail_at(0, fault)
+        record = read_commit_record(pool, 3)
+        assert record is not None, (n, failed)
+        assert record.tar_sha256 == expected.tar_sha256
+        assert_whole(pool)
+        names = disk.list_names(PoolLayout(pool).shards)
+        assert names == sorted([record.tar, record.sidecar, "00003_stats.json"]), (n, failed)
+        assert (failed is not None) or n >= total
+
+
+def test_a_committed_object_is_not_overwritten(proxy: FaultyProxy, tmp_path: Path) -> None:
+    pool = "s3://pools/twice"
+    first = write_five(pool)
+    before = disk.read_bytes(PoolLayout(pool).tar(first))
+    changed = five_rows()
+    changed[0] = (changed[0][0], b"another image", {})
+    assert write_five(pool, given=changed) == first
+    with pytest.raises(FileExistsError, match="another content"):
+        disk.create_bytes(PoolLayout(pool).tar(first), b"other")
+    with pytest.raises(FileExistsError, match="another content"):
+        disk.replace_bytes(PoolLayout(pool).commit_record(3), b"new", b"not what is there")
+    assert disk.read_bytes(PoolLayout(pool).tar(first)) == before
+    assert remote._conditional == {"s3://pools": True}
+    assert len(index_tar(PoolLayout(pool).tar(first))) == 9
+
+
+def test_what_worker_processes_commit_is_seen_at_once(proxy: FaultyProxy) -> None:
+    """A listing that is remembered by the driver would lack it."""
+    pool = "s3://pools/workers"
+    write_five(pool, 0)
+    assert list(read_commit_records(pool)) == ["00000"]
+    processes = []
+    for shard in (1, 2):
+        process = multiprocessing.get_context("spawn").Process(
+            target=commit_in_a_process, args=(pool, shard)
+        )
+        process.start()
+        processes.append(process)
+    for process in processes:
+        process.join(120)
+        assert process.exitcode == 0
+    assert list(read_commit_records(pool)) == ["00000", "00001", "00002"]
+    assert disk.exists(PoolLayout(pool).shard_tar(2))
+
+
+def test_a_store_that_is_gone_for_seconds_costs_no_shard(proxy: FaultyProxy) -> None:
+    pool = "s3://pools/gone"
+    proxy.fail_at(0, "503")
+    proxy.go_down(3.0)
+    write_five(pool)
+    assert_whole(pool)
+
+
+def test_an_error_that_stays_is_raised_at_once(proxy: FaultyProxy) -> None:
+    with pytest.raises(FileNotFoundError):
+        disk.read_bytes("s3://pools/none/x")
+    with pytest.raises(OSError, match="bucket"):
+        disk.write_bytes("s3://no-such-bucket/x", b"1")
+
+
+# --- a whole build --------------------------------------------------------------------------------
+
+
+def build_pool(tiny: Path, pool: str, *words: str) -> int:
+    return build.main([str(tiny / "tiny.yaml"), "--out", pool, "--engine", "inline", *words])
+
+
+def counts(pool: str) -> dict[str, Any]:
+    document: dict[str, Any] = disk.read_json(PoolLayout(pool).pool_json)
+    return {key: document[key] for key in ("complete", "crawl", "fetch", "views", "problems")}
+
+
+def test_a_build_on_a_store_is_the_one_on_disk(proxy: FaultyProxy, tiny: Path) -> None:
+    local = str(tiny / "local")
+    remote_pool = "s3://pools/built"
+    assert build_pool(tiny, local) == build_pool(tiny, remote_pool) == 0
+    assert counts(local) == counts(remote_pool)
+    tars = {}
+    for pool in (local, remote_pool):
+        records = read_commit_records(pool)
+        tars[pool] = [(r.tar_sha256, r.sidecar_sha256) for r in records.values()]
+        assert len(records) == 3
+    assert tars[local] == tars[remote_pool]
+    assert build_pool(tiny, remote_pool) == 0  # nothing is left to do
+    assert score.main([remote_pool, "--filters", "picture", "--engine", "inline"]) == 0
+    assert filter.main([remote_pool, "--recipe", str(tiny / "tiny.yaml"), "--json"]) == 0
+
+
+@pytest.mark.parametrize("fault", FAULTS if ALL_REQUESTS else ("503", "lost_answer"))
+def test_a_fault_at_requests_of_a_build_ends_with_exact_counts(
+    proxy: FaultyProxy, fault: str, tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--until", "fetch")
+    proxy.fail_at(0, fault)
+    clean = f"s3://pools/clean-{fault}"
+    assert build_pool(tiny, clean, *words) == 0
+    total = len(proxy.requests)
+    expected = counts(clean)
+    tried = reached = 0
+    for n in range(1, total + 1, 1 if ALL_REQUESTS else max(1, total // 2)):
+        pool = f"s3://pools/build-{fault}-{n}"
+        proxy.fail_at(n, fault)
+        status = build_pool(tiny, pool, *words)
+        reached += proxy.failed is not None
+        tried += 1
+        errors = capsys.readouterr().err
+        proxy.fail_at(0, fault)
+        assert_whole(pool)
+        if status != 0:
+            assert errors.splitlines()[-1].startswith("error: "), (n, errors)
+            assert build_pool(tiny, pool, *words) == 0, (n, proxy.failed)
+        assert counts(pool) == expected, (n, proxy.failed)
+        assert_whole(pool)
+    print(json.dumps({"fault": fault, "requests": total, "tried": tried, "reached": reached}))
+    assert reached >= tried - 2
