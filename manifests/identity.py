@@ -13,7 +13,7 @@ from typing import Any
 
 from manifests import disk
 from manifests.known_bad import KnownBad
-from manifests.schema import ADDED_KEYS, ADDED_SETTINGS, MANNERS, Fetch, Recipe
+from manifests.schema import ADDED_KEYS, ADDED_SETTINGS, MANNERS, Ablation, Fetch, Recipe
 
 DEFAULTS: dict[str, Any] = disk.to_plain(Fetch())
 ADDED_DEFAULTS: dict[str, Any] = {"captions": None, "file_column": "file_name"}
@@ -91,3 +91,8 @@ def _source_identity(source: Mapping[str, Any]) -> dict[str, Any]:
 def _name(path: str) -> str:
     """The last component of a local path; a URL as it is."""
     return path.rstrip("/").rpartition("/")[2] if ABSOLUTE.match(path) else path
+
+
+def ablation_hash(ablation: Ablation) -> str:
+    """Hash of an ablation's manifest, without the keys that have their default."""
+    return disk.content_hash(disk.without_defaults(ablation))

@@ -19,7 +19,7 @@ import argparse
 import json
 import os
 
-from manifests import disk, reader
+from manifests import disk, identity, reader
 from manifests.folder_lock import locked_folder
 from manifests.run_layout import AblationLayout
 from manifests.schema import Ablation, Miniweb
@@ -192,7 +192,7 @@ def check_only(ablation: Ablation, out: str, as_json: bool) -> int:
     """`--check`: the number of runs, after the checks that need no pool."""
     number = len(all_runs(ablation, out))
     if as_json:
-        print(json.dumps({"ablation_hash": disk.content_hash(ablation), "runs": number}))
+        print(json.dumps({"ablation_hash": identity.ablation_hash(ablation), "runs": number}))
     else:
         print(f"{ablation.name}: {number} runs; all checks that need no pool have passed")
     return 0

@@ -17,7 +17,14 @@ from manifests.disk.files import (
 from manifests.disk.hashes import content_hash, file_sha256, uid_of
 from manifests.disk.local import naming
 from manifests.disk.paths import is_url, join, local_path, output_folder
-from manifests.disk.plain import check_types, closest, did_you_mean, from_plain, to_plain
+from manifests.disk.plain import (
+    check_types,
+    closest,
+    did_you_mean,
+    from_plain,
+    to_plain,
+    without_defaults,
+)
 from manifests.disk.remote import filesystem
 from manifests.disk.retry import is_transient, retried
 from manifests.disk.tables import (
@@ -65,6 +72,7 @@ __all__ = [
     "to_plain",
     "uid_of",
     "with_metadata",
+    "without_defaults",
     "write_bytes",
     "write_json",
     "write_parquet",

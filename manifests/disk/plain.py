@@ -24,6 +24,27 @@ def to_plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
+def without_defaults(value: Any) -> Any:
+    """As `to_plain`, without the fields that have their default: a field that is added later does
+    not change the hash of what was written before.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        stated = {}
+        for field in dataclasses.fields(value):
+            each = getattr(value, field.name)
+            default = field.default
+            if field.default_factory is not dataclasses.MISSING:
+                default = field.default_factory()
+            if default is dataclasses.MISSING or each != default:
+                stated[field.name] = without_defaults(each)
+        return stated
+    if isinstance(value, Mapping):
+        return {str(name): without_defaults(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_defaults(each) for each in value]
+    return to_plain(value)
+
+
 def from_plain(kind: Any, value: Any) -> Any:
     """The inverse of `to_plain` for JSON that this program wrote; ValueError from the dataclasses'
     own checks.

@@ -8,8 +8,24 @@ from typing import Any
 import pytest
 
 from manifests import disk
-from manifests.identity import fetch_identity, recipe_changes, recipe_hash, recipe_identity
-from manifests.schema import MANNERS, Fetch, HostLimit, Recipe, Source
+from manifests.identity import (
+    ablation_hash,
+    fetch_identity,
+    recipe_changes,
+    recipe_hash,
+    recipe_identity,
+)
+from manifests.schema import (
+    MANNERS,
+    Ablation,
+    Arm,
+    Fetch,
+    HostLimit,
+    PoolRef,
+    Recipe,
+    Source,
+    TaskSpec,
+)
 
 INDEX = Source(kind="wat_index", crawl="CC-MAIN-2024-51", sample=3)
 OTHER_MANNERS: dict[str, Any] = {
@@ -88,3 +104,21 @@ def test_a_pool_of_the_first_version_is_accepted_whatever_its_manners_were() -> 
     assert recipe_changes(stored, moved) == []
     other = dataclasses.replace(moved, fetch=Fetch(image_size=64))
     assert recipe_changes(stored, other) == ["fetch.image_size was 256 and is 64"]
+
+
+def test_a_key_with_its_default_does_not_change_the_hash_of_an_ablation() -> None:
+    common: dict[str, Any] = {
+        "name": "x",
+        "question": "?",
+        "pools": {"p": PoolRef(out="p")},
+        "arms": {"a": Arm(view="p/a"), "b": Arm(view="p/b")},
+        "baseline": "a",
+        "seeds": (0, 1),
+        "evaluate": (TaskSpec(name="t", kind="classification", data="d"),),
+        "primary": "t",
+        "train": {"preset": "micro"},
+    }
+    plain = ablation_hash(Ablation(**common))
+    assert plain == ablation_hash(Ablation(**common, jobs=1, equivalence=0.005))
+    assert plain == "540f6ba8f249"  # adding a key must not change it
+    assert plain != ablation_hash(Ablation(**common, equivalence=0.25))

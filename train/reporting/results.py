@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from manifests import disk
+from manifests import disk, identity
 from manifests.documents import read_document
 from manifests.run_layout import AblationLayout, RunLayout
 from manifests.schema import Ablation, TaskSpec
@@ -142,7 +142,7 @@ def collect_results(
         failed=conclusions.failed,
         incomplete=conclusions.incomplete,
         rounds=conclusions.rounds,
-        ablation_hash=disk.content_hash(ablation),
+        ablation_hash=identity.ablation_hash(ablation),
         arms={arm: _arm_runs(runs, arm, by_task) for arm in arm_names(runs)},
         tasks={task: _facts(predictions) for task, predictions in by_task.items()},
         mcnemar={task: _mcnemar(runs, by_task[task], ablation) for task in by_task},
@@ -376,7 +376,7 @@ def read_results(ablation: Ablation, out: str) -> Results:
         results = read_document(layout.results_json, Results)
     except ValueError as error:  # of an older version, or damaged
         raise ValueError(f"{error}; {_remedy(out)}") from None
-    if results.ablation_hash != disk.content_hash(ablation):
+    if results.ablation_hash != identity.ablation_hash(ablation):
         raise ValueError(f"{layout.results_json} is of another ablation; {_remedy(out)}")
     for path, sha256 in results.files.items():
         outside = disk.is_url(path) or os.path.isabs(path)  # predictions that were given

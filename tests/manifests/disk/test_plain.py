@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Any
 
@@ -22,3 +23,31 @@ from manifests.schema import Blend
 def test_a_document_that_is_no_dataclass(value: Any, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         disk.from_plain(Blend, value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Inner:
+    size: int
+    colour: str = "red"
+    tags: dict[str, int] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Outer:
+    inner: Inner
+    several: tuple[Inner, ...] = ()
+    by_name: Any = None
+
+
+def test_fields_with_their_default_are_left_out() -> None:
+    first, second = Inner(size=0), Inner(size=1, colour="blue", tags={"a": 1})
+    assert disk.without_defaults(Outer(inner=first)) == {"inner": {"size": 0}}
+    assert disk.without_defaults(Outer(inner=first, several=(first, second))) == {
+        "inner": {"size": 0},
+        "several": [{"size": 0}, {"size": 1, "colour": "blue", "tags": {"a": 1}}],
+    }
+    by_name = {"x": first, "y": None}
+    assert disk.without_defaults(Outer(inner=second, by_name=by_name))["by_name"] == {
+        "x": {"size": 0},
+        "y": None,
+    }

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from manifests import disk
+from manifests import disk, identity
 from manifests.run_layout import AblationLayout
 from manifests.schema import Ablation
 from tests.support.ablations import changed
@@ -33,7 +33,7 @@ def test_results_hold_every_metric_under_the_runs_own_seed(
     concluded: str, ran: tuple[Ablation, str, list[Outcome]]
 ) -> None:
     collected = read_results(ablation_of(concluded), concluded)
-    assert collected.ablation_hash == disk.content_hash(ablation_of(concluded))
+    assert collected.ablation_hash == identity.ablation_hash(ablation_of(concluded))
     assert set(collected.arms) == {"raw", "half", "a_a"}
     assert list(collected.arms["a_a"].runs) == ["0", "1"]
     for outcome in ran[2]:
