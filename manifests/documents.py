@@ -41,6 +41,24 @@ class Threshold:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShardTable:
+    """A file shards.parquet, in the place of the key `shards` of a large pool's document."""
+
+    shards: int
+    sha256: str
+
+
+def _check_one(shards: object, table: object) -> None:
+    if (shards is None) == (table is None):
+        raise ValueError("it needs one of 'shards' and 'table'")
+
+
+def _without_none(document: Any) -> dict[str, Any]:
+    plain: dict[str, Any] = disk.to_plain(document)
+    return {key: value for key, value in plain.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ViewDocument:
     """views/NAME.json: what a view was made from and what it keeps."""
 
@@ -51,7 +69,16 @@ class ViewDocument:
     kept: int
     fingerprint: str  # pool_fingerprint of the shards that it was chosen from
     scores: dict[str, str]  # filter -> score set (NAME@ID) that its rules read
-    shards: dict[str, int]  # shard -> rows kept
+    # Exactly one of the two; see manifests/shard_tables.py.
+    shards: dict[str, int] | None = None  # shard -> rows kept
+    table: ShardTable | None = None
+
+    def __post_init__(self) -> None:
+        _check_one(self.shards, self.table)
+
+    def document(self) -> dict[str, Any]:
+        """The JSON document, without what is None."""
+        return _without_none(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,12 +113,21 @@ class ScoreSetDocument:
     options: dict[str, Any]
     identity: str
     columns: tuple[str, ...]
-    shards: dict[str, str]  # shard -> uids_checksum of its rows
     fingerprint: str
     rows: int
     stored: int
     scored: int
     seconds: float
+    # Exactly one of the two; see manifests/shard_tables.py.
+    shards: dict[str, str] | None = None  # shard -> uids_checksum of its rows
+    table: ShardTable | None = None
+
+    def __post_init__(self) -> None:
+        _check_one(self.shards, self.table)
+
+    def document(self) -> dict[str, Any]:
+        """The JSON document, without what is None."""
+        return _without_none(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,5 +277,4 @@ class CheckpointRecord:
 
     def document(self) -> dict[str, Any]:
         """The JSON document, without what is None."""
-        plain: dict[str, Any] = disk.to_plain(self)
-        return {key: value for key, value in plain.items() if value is not None}
+        return _without_none(self)

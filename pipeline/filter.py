@@ -105,7 +105,8 @@ def choose(args: argparse.Namespace) -> int:
         with hold_lease(args.pool, WAIT_S) as lease:
             documents = views.random_like(args.pool, args.random_like, args.seed, lease.fence)
     if args.json:
-        print(json.dumps(disk.to_plain(documents), sort_keys=True))
+        plain = {name: document.document() for name, document in documents.items()}
+        print(json.dumps(plain, sort_keys=True))
     else:
         print("\n".join(views.funnel_lines(documents)))
     return 0

@@ -77,25 +77,25 @@ def read_parquet(
     """A table, or some columns of it, or the rows that `where` (pyarrow's filters) lets through:
     only their row groups are read.
     """
-    return _read(
+    return read_with(
         path, lambda f: pq.read_table(f, columns=columns, filters=where, partitioning=None)
     )
 
 
 def read_metadata(path: str | Path) -> dict[str, Any]:
     """What `write_parquet` put into the footer; {} where it put nothing."""
-    footer = _read(path, pq.read_metadata).metadata or {}
+    footer = read_with(path, pq.read_metadata).metadata or {}
     metadata: dict[str, Any] = json.loads(footer.get(b"clipmill", b"{}"))
     return metadata
 
 
 def read_schema(path: str | Path) -> pa.Schema:
     """The columns of a table."""
-    return _read(path, pq.read_metadata).schema.to_arrow_schema()
+    return read_with(path, pq.read_metadata).schema.to_arrow_schema()
 
 
-def _read(path: str | Path, reader: Callable[[Any], Any]) -> Any:
-    """What `reader` makes of a file; all of it is tried again after a store's transient error."""
+def read_with(path: str | Path, reader: Callable[[Any], Any]) -> Any:
+    """What `reader` makes of an open Parquet file; all of it is tried again after a store's transient error."""
 
     def attempt() -> Any:
         with open_file(path) as f:

@@ -10,8 +10,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from manifests import disk, identity, reader
 from manifests.columns import REASONS
+from manifests.commits import Commits, read_commits
 from manifests.documents import (
     CrawlCounts,
     FetchCounts,
@@ -25,10 +29,7 @@ from manifests.documents import (
     read_document,
 )
 from manifests.pool_layout import (
-    CommitRecord,
     PoolLayout,
-    pool_fingerprint,
-    read_commit_records,
     shard_name,
 )
 from manifests.schema import Recipe
@@ -40,25 +41,23 @@ from pipeline.scoring import score_set_names
 LIBRARIES = ("aiohttp", "duckdb", "fastwarc", "numpy", "pillow", "pyarrow", "simplejpeg")
 logger = logging.getLogger(__name__)
 
-Records = Mapping[str, CommitRecord]
 
-
-def count_pool(pool: str, records: Records | None = None) -> PoolCounts:
+def count_pool(pool: str, commits: Commits | None = None) -> PoolCounts:
     """Counts and reasons of each stage.
 
-    records: the commit records, if the caller has read them. `problems` has a line for each count
+    commits: what is committed, if the caller has read it. `problems` has a line for each count
     that contradicts another. For a row that was retried, fetch.final counts the newest outcome
     only. ValueError where there is no pool.
     """
-    if records is None:
-        records = read_commit_records(pool)
+    if commits is None:
+        commits = read_commits(pool)
     problems: list[str] = []
     crawl = _count_crawl(pool, problems)
-    if crawl is None and not records:
+    if crawl is None and not len(commits):
         raise ValueError(
             f"{pool} has neither pairs nor committed shards; is it the folder of a pool?"
         )
-    fetch = _count_fetch(pool, records, problems)
+    fetch = _count_fetch(commits, problems)
     complete = fetch.shards == fetch.planned > 0
     first_attempts = fetch.attempted - fetch.retries
     if crawl and complete and crawl.pairs != first_attempts:
@@ -105,23 +104,24 @@ def _seconds_before(path: str) -> dict[str, float]:
     return seconds
 
 
-def write_pool_json(pool: str, recipe: Recipe, seconds: Mapping[str, float]) -> dict[str, Any]:
+def write_pool_json(
+    pool: str, recipe: Recipe, seconds: Mapping[str, float], commits: Commits | None = None
+) -> dict[str, Any]:
     """Write pool.json from what is committed, and return it as plain values.
 
     seconds: time of this build's stages; it is added to that of the builds before. Everything else
-    can be computed again at any time.
+    can be computed again at any time. commits: what is committed, if the caller has read it.
     """
     layout = PoolLayout(pool)
-    records = read_commit_records(pool)
-    counts = count_pool(pool, records)
+    if commits is None:
+        commits = read_commits(pool)
+    counts = count_pool(pool, commits)
     before = _seconds_before(layout.pool_json)
     total_seconds = {}
     for name in {*before, *seconds}:
         total_seconds[name] = round(before.get(name, 0.0) + seconds.get(name, 0.0), 2)
     parts = [disk.join(layout.pairs, name) for name in disk.list_names(layout.pairs, ".parquet")]
     sources = [disk.read_metadata(part)["source_id"] for part in parts]
-    if not sources:
-        sources = [record.tar_sha256 for record in records.values()]
     libraries = {name: importlib.metadata.version(name) for name in LIBRARIES}
     document = PoolDocument(
         crawl=counts.crawl,
@@ -132,12 +132,12 @@ def write_pool_json(pool: str, recipe: Recipe, seconds: Mapping[str, float]) -> 
         problems=counts.problems,
         recipe=recipe.name,
         recipe_hash=identity.recipe_hash(recipe),
-        source=disk.content_hash(sources),
-        fingerprint=pool_fingerprint(records),
+        source=disk.content_hash(sources) if sources else commits.hash_of("tar_sha256"),
+        fingerprint=commits.fingerprint,
         seconds=total_seconds,
-        task_seconds=round(sum(record.duration_s for record in records.values()), 2),
+        task_seconds=commits.totals.duration_s,
         versions={
-            "shard": sorted({record.version for record in records.values()}),
+            "shard": list(commits.totals.versions),
             "python": platform.python_version(),
             **libraries,
         },
@@ -173,92 +173,97 @@ def _count_crawl(pool: str, problems: list[str]) -> CrawlCounts | None:
     )
 
 
-def _count_fetch(pool: str, records: Records, problems: list[str]) -> FetchCounts:
-    for shard, record in records.items():
-        problems += _record_problems(shard, record)
-    reasons = _total(record.reasons for record in records.values())
-    stored = sum(record.successes for record in records.values())
-    retried = _total(_retried_reasons(pool, records, problems))
+def _count_fetch(commits: Commits, problems: list[str]) -> FetchCounts:
+    problems += _record_problems(commits)
+    totals = commits.totals
+    retried = _total(_retried_reasons(commits, problems))
     final_reasons = {}
-    for reason, count in reasons.items():
+    for reason, count in totals.reasons.items():
         if count > retried.get(reason, 0):
             final_reasons[reason] = count - retried.get(reason, 0)
     return FetchCounts(
-        shards=len(records),
-        planned=_planned_shards(pool, records, problems),
-        attempted=sum(record.count for record in records.values()),
-        retries=sum(record.retries for record in records.values()),
-        stored=stored,
-        reasons=reasons,
-        classes=_total({REASONS[reason]: count} for reason, count in reasons.items()),
-        final=FinalCounts(stored=stored, reasons=final_reasons),
-        bytes=sum(record.tar_bytes for record in records.values()),
+        shards=totals.shards,
+        planned=_planned_shards(commits, problems),
+        attempted=totals.rows,
+        retries=totals.retries,
+        stored=totals.stored,
+        reasons=totals.reasons,
+        classes=_total({REASONS[reason]: count} for reason, count in totals.reasons.items()),
+        final=FinalCounts(stored=totals.stored, reasons=final_reasons),
+        bytes=totals.bytes,
     )
 
 
-def _record_problems(shard: str, record: CommitRecord) -> Iterator[str]:
+def _record_problems(commits: Commits) -> Iterator[str]:
     """Counts of one commit record that contradict each other."""
-    count, stored, lost = record.count, record.successes, sum(record.reasons.values())
-    if count != stored + lost:
-        yield f"shards/{shard}: {count} attempted, but {stored} stored + {lost} with a reason"
-    failures = record.failed_to_download + record.failed_to_resize
-    if lost != failures:
-        yield (
-            f"shards/{shard}: {lost} rows with a reason, but failed_to_download + "
-            f"failed_to_resize = {failures}"
-        )
+    count, stored, lost = _ints(commits, "count"), _ints(commits, "successes"), commits.lost()
+    failures = _ints(commits, "failed_to_download") + _ints(commits, "failed_to_resize")
+    for i in np.flatnonzero((count != stored + lost) | (lost != failures)).tolist():
+        shard = shard_name(int(commits.shards[i]))
+        if count[i] != stored[i] + lost[i]:
+            yield (
+                f"shards/{shard}: {count[i]} attempted, but {stored[i]} stored + "
+                f"{lost[i]} with a reason"
+            )
+        if lost[i] != failures[i]:
+            yield (
+                f"shards/{shard}: {lost[i]} rows with a reason, but failed_to_download + "
+                f"failed_to_resize = {failures[i]}"
+            )
 
 
-def _retried_reasons(
-    pool: str, records: Records, problems: list[str]
-) -> Iterator[Mapping[str, int]]:
+def _ints(commits: Commits, name: str) -> NDArray[np.int64]:
+    return np.asarray(commits.column(name).to_numpy(), np.int64)
+
+
+def _retried_reasons(commits: Commits, problems: list[str]) -> Iterator[Mapping[str, int]]:
     """The reasons of the rows that a later row retries, shard by shard."""
-    layout = PoolLayout(pool)
     retried_keys: dict[str, set[str]] = {}
-    for shard, record in records.items():
-        if record.retries:
-            column = disk.read_parquet(layout.sidecar(shard), ["retry_of"])["retry_of"]
-            for key in column.drop_null().to_pylist():
-                retried_keys.setdefault(shard_name(key[:-4]), set()).add(key)
-    for shard, keys in retried_keys.items():
-        rows = disk.read_parquet(layout.sidecar(shard), ["key", "reason"]).to_pylist()
+    for shard in commits.shards[_ints(commits, "retries") > 0].tolist():
+        column = disk.read_parquet(commits.sidecar(shard), ["retry_of"])["retry_of"]
+        for key in column.drop_null().to_pylist():
+            retried_keys.setdefault(shard_name(key[:-4]), set()).add(key)
+    for name, keys in retried_keys.items():
+        rows = disk.read_parquet(commits.sidecar(name), ["key", "reason"]).to_pylist()
         reasons = Counter(row["reason"] for row in rows if row["key"] in keys)
         if stored := reasons.pop(None, 0):
-            problems.append(f"shards/{shard}: {stored} rows are stored and were retried")
+            problems.append(f"shards/{name}: {stored} rows are stored and were retried")
         yield reasons
 
 
-def _planned_shards(pool: str, records: Records, problems: list[str]) -> int:
+def _planned_shards(commits: Commits, problems: list[str]) -> int:
     """The number of shards of the plan, 0 before there is one. Shards that differ from the plan
     are problems."""
-    layout = PoolLayout(pool)
-    if not planning.is_planned(pool):
+    layout = PoolLayout(commits.pool)
+    if not planning.is_planned(commits.pool):
         has_pairs = bool(disk.list_names(layout.pairs, ".parquet"))
-        return 0 if has_pairs else _tars_of_recipe(pool, records, problems)
-    planned = {shard_name(task.shard): task for task in planning.read_plan(pool)}
-    for shard, record in records.items():
-        task = planned.get(shard)
+        return 0 if has_pairs else _tars_of_recipe(commits, problems)
+    planned = {task.shard: task for task in planning.read_plan(commits.pool)}
+    tasks = commits.column("task").to_pylist()
+    rows = _ints(commits, "count").tolist()
+    for number, task_id, count in zip(commits.shards.tolist(), tasks, rows, strict=True):
+        task, shard = planned.get(number), shard_name(number)
         if task is None:
             problems.append(f"shards/{shard}: not among the {len(planned)} shards of the plan")
-        elif (record.task, record.count) != (task.id, task.size):
+        elif (task_id, count) != (task.id, task.size):
             problems.append(
-                f"shards/{shard}: {record.count} rows of task {record.task}; "
+                f"shards/{shard}: {count} rows of task {task_id}; "
                 f"the plan has {task.size} of task {task.id}"
             )
     return len(planned)
 
 
-def _tars_of_recipe(pool: str, records: Records, problems: list[str]) -> int:
+def _tars_of_recipe(commits: Commits, problems: list[str]) -> int:
     """The number of tars of the recipe that this pool was built by, if it is there and adopts
     tars."""
-    recipe = recipe_of_pool(pool)
+    recipe = recipe_of_pool(commits.pool)
     if recipe is None or recipe.source.kind != "shards":
-        return len(records)
+        return len(commits)
     try:
         return len(tar_tickets(recipe.source))
     except ValueError as error:
         problems.append(str(error))
-        return len(records)
+        return len(commits)
 
 
 def _count_scores(pool: str, problems: list[str]) -> dict[str, ScoreCounts]:

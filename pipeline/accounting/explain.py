@@ -12,8 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from manifests import disk
+from manifests.bundles import AlignedFiles
+from manifests.commits import Commits, read_commits
 from manifests.documents import ViewDocument, read_document
-from manifests.pool_layout import NOT_STORED, PoolLayout, read_commit_records
+from manifests.pool_layout import NOT_STORED, PoolLayout
 from manifests.schema import Rule, View
 from manifests.text import printable
 from pipeline import planning
@@ -45,15 +47,16 @@ def explain_row(pool: str, name: str) -> dict[str, Any]:
     sidecar, its scores and what each view decided. If rows of several uids fit: {"name", "matches":
     [{uid, url, shard, row, key}]}. ValueError if no row fits.
     """
-    records = read_commit_records(pool)
-    layout = PoolLayout(pool)
+    commits = read_commits(pool)
     with ThreadPoolExecutor(READERS) as threads:
-        of_shards = threads.map(lambda shard: _matches(layout.sidecar(shard), name, shard), records)
+        of_shards = threads.map(
+            lambda shard: _matches(commits.sidecar(shard), name, shard), commits.names()
+        )
         matches = list(itertools.chain.from_iterable(of_shards))
     if not matches:
         matches = list(_waiting_matches(pool, name))
     if not matches:
-        rows = sum(record.count for record in records.values())
+        rows = commits.totals.rows
         raise ValueError(
             f"{pool} has no row with uid, URL, key or file name {name!r}, neither among its pairs "
             f"nor among {rows} rows attempted"
@@ -64,7 +67,7 @@ def explain_row(pool: str, name: str) -> dict[str, Any]:
     return {
         "uid": matches[0].uid,
         "pair": _pair(pool, matches[0]),
-        "attempts": [_attempt(pool, match) for match in attempts],
+        "attempts": [_attempt(commits, match) for match in attempts],
     }
 
 
@@ -143,14 +146,14 @@ def _pair(pool: str, match: Match) -> dict[str, Any] | None:
 # --- what is known of a row -----------------------------------------------------------------------
 
 
-def _attempt(pool: str, match: Match) -> dict[str, Any]:
-    layout = PoolLayout(pool)
+def _attempt(commits: Commits, match: Match) -> dict[str, Any]:
+    pool, layout = commits.pool, PoolLayout(commits.pool)
     assert match.shard is not None
-    sidecar = _row(layout.sidecar(match.shard), match.row)
+    sidecar = _row(disk.read_parquet(commits.sidecar(match.shard)), match.row)
     scores = {}
     for name in complete_score_sets(pool):
-        path = layout.score_columns(name, match.shard)
-        scores[name] = _row(path, match.row) if disk.exists(path) else {}
+        columns = _aligned(AlignedFiles.of_scores(pool, name), match.shard)
+        scores[name] = {} if columns is None else _row(columns, match.row)
     views = {}
     for view in view_names(pool):
         views[view] = _decision(layout, view, match, sidecar, scores)
@@ -163,8 +166,16 @@ def _attempt(pool: str, match: Match) -> dict[str, Any]:
     }
 
 
-def _row(path: str, row: int) -> dict[str, Any]:
-    return dict(disk.read_parquet(path).slice(row, 1).to_pylist()[0])
+def _aligned(files: AlignedFiles, shard: str) -> pa.Table | None:
+    """What a score set or view has for the rows of a shard; None where it is older."""
+    try:
+        return files.read(shard)[0] if files.has(shard) else None
+    except FileNotFoundError:
+        return None
+
+
+def _row(table: pa.Table, row: int) -> dict[str, Any]:
+    return dict(table.slice(row, 1).to_pylist()[0])
 
 
 def _decision(
@@ -177,10 +188,10 @@ def _decision(
     """Whether a view keeps a row; if not, the first rule that fails, with the values that it
     read."""
     assert match.shard is not None
-    path = layout.view_mask(view, match.shard)
-    if not disk.exists(path):
+    mask = _aligned(AlignedFiles.of_view(layout.root, view), match.shard)
+    if mask is None:
         return {"kept": False, "rule": None, "note": "the view is older than this shard"}
-    outcome = _row(path, match.row)
+    outcome = _row(mask, match.row)
     if outcome["kept"] or outcome["rule"] == NOT_STORED:
         return outcome
     document = read_document(layout.view_json(view), ViewDocument)

@@ -21,7 +21,9 @@ import pyarrow.parquet as pq
 from tqdm import tqdm
 
 from manifests import disk
+from manifests.bundles import AlignedFiles
 from manifests.columns import PAIRS, REASONS, SIDECAR, VIEW
+from manifests.commits import Commits, read_commits
 from manifests.documents import ScoreSetDocument, ViewDocument, read_document
 from manifests.pool_layout import (
     COMMIT_SUFFIX,
@@ -29,9 +31,11 @@ from manifests.pool_layout import (
     SHARD_VERSION,
     CommitRecord,
     PoolLayout,
-    pool_fingerprint,
+    list_shard_files,
+    shard_folder,
     uids_checksum,
 )
+from manifests.shard_tables import score_shards_dict, view_shards_dict
 from pipeline.pool import index_tar, local_copy, sidecar_hash
 
 READERS = 16  # commit records that are read at a time
@@ -63,12 +67,14 @@ def verify(pool: str) -> list[str]:
     pool.
     """
     layout = PoolLayout(pool)
-    has_shards = disk.list_names(layout.shards, COMMIT_SUFFIX)
+    has_shards = any(names for _, names in list_shard_files(pool))
     if not has_shards and not disk.list_names(layout.pairs):
         raise ValueError(
             f"{pool} has neither pairs nor committed shards; is it the folder of a pool?"
         )
     records, lines = _records(layout)
+    if not lines:
+        lines += _index_problems(pool, records)
     rows: dict[str, ShardRows] = {}
     for shard, record in tqdm(
         records.items(), desc="verify", unit="shard", disable=not sys.stderr.isatty()
@@ -85,35 +91,58 @@ def verify(pool: str) -> list[str]:
             )
     if len(rows) == len(records):
         lines += _pairs(layout, [shard_rows.first_attempts for shard_rows in rows.values()])
-    fingerprint = pool_fingerprint(records)
+    fingerprint = Commits.of_records(pool, records.values()).fingerprint
     return [*lines, *_scores(layout, rows, fingerprint), *_views(layout, rows, fingerprint)]
 
 
 def _records(layout: PoolLayout) -> tuple[dict[str, CommitRecord], list[str]]:
     """Commit records that can be read, and a line for each that cannot."""
-    files = disk.list_names(layout.shards, COMMIT_SUFFIX)
+    files = []
+    for folder, names in list_shard_files(layout.root):
+        files += [disk.join(folder, name) for name in names if name.endswith(COMMIT_SUFFIX)]
     with ThreadPoolExecutor(READERS) as readers:
-        answers = list(readers.map(lambda file: _record(layout, file), files))
+        answers = list(readers.map(_record, files))
     records, lines = {}, []
     for file, answer in zip(files, answers, strict=True):
         if isinstance(answer, str):
-            lines.append(f"shards/{file}: damaged: {answer}")
+            lines.append(f"{_inside(layout, file)}: damaged: {answer}")
         else:
-            records[file.removesuffix(COMMIT_SUFFIX)] = answer
-    return records, lines
+            records[answer.shard] = answer
+    return dict(sorted(records.items(), key=lambda item: int(item[0]))), lines
 
 
-def _record(layout: PoolLayout, file: str) -> CommitRecord | str:
+def _inside(layout: PoolLayout, path: str) -> str:
+    """A path as it is called inside the pool."""
+    return path.removeprefix(layout.root.rstrip("/") + "/")
+
+
+def _index_problems(pool: str, records: Mapping[str, CommitRecord]) -> Iterator[str]:
+    """Where the index does not say what the commit records say."""
+    try:
+        commits = read_commits(pool)
+    except ValueError as error:
+        yield f"index: {error}"
+        return
+    known = {record.shard: record for record in commits.records()}
+    for shard in sorted(known.keys() | records.keys(), key=int):
+        if known.get(shard) != records.get(shard):
+            yield (
+                f"index: shard {shard} is not as its commit record says; "
+                f"run python pipeline/audit.py {pool} --reindex"
+            )
+
+
+def _record(path: str) -> CommitRecord | str:
     """A commit record, or what is wrong with it."""
     try:
-        document = disk.read_json(disk.join(layout.shards, file))
+        document = disk.read_json(path)
     except ValueError:
         return "it is not JSON"
     try:
         record = CommitRecord.from_plain(document)
     except (ValueError, TypeError) as error:
         return str(error)
-    if record.shard != file.removesuffix(COMMIT_SUFFIX):
+    if record.shard != path.rpartition("/")[2].removesuffix(COMMIT_SUFFIX):
         return f"it is the record of shard {record.shard}"
     return record
 
@@ -141,14 +170,33 @@ def _parquet(
         return None, {}, f"{name}: damaged: {' '.join(str(error).split())[:120]}"
 
 
+def _aligned(
+    layout: PoolLayout, files: AlignedFiles, shard: str, columns: Sequence[str]
+) -> tuple[pa.Table, dict[str, Any], str]:
+    """Like `_parquet`, of the rows of a shard in a score set or view."""
+    name = _inside(layout, files.path(shard))
+    if not shard_folder(shard):
+        return _parquet(layout, name, columns)
+    try:
+        table, metadata = files.read(shard)
+    except FileNotFoundError:
+        return None, {}, f"{name}: missing"
+    except ValueError as error:
+        return None, {}, f"{name}: {error}"
+    if table.column_names != list(columns):
+        return None, {}, f"{name}: damaged: its columns are {table.column_names}"
+    return table, metadata, ""
+
+
 # --- shards ---------------------------------------------------------------------------------------
 
 
 def _sidecar(layout: PoolLayout, record: CommitRecord) -> tuple[pa.Table | None, list[str]]:
     """The sidecar if it can be used, and a line for each problem."""
-    name = f"shards/{record.shard}.parquet"
+    path = layout.sidecar(record.shard, record.revision)
+    name = _inside(layout, path)
     try:
-        data = disk.read_bytes(layout.sidecar(record.shard))
+        data = disk.read_bytes(path)
     except FileNotFoundError:
         return None, [f"{name}: missing"]
     if hashlib.sha256(data).hexdigest() != record.sidecar_file_sha256:
@@ -185,7 +233,7 @@ def _tar(layout: PoolLayout, record: CommitRecord, table: pa.Table | None) -> li
     """Size and hash of the tar, and whether each member lies where the sidecar says. At most one
     line."""
     is_adopted = record.adopted
-    name = record.tar if is_adopted else f"shards/{record.tar}"
+    name = record.tar if is_adopted else _inside(layout, layout.tar(record))
     try:
         with local_copy(layout.tar(record)) as path:
             size = path.stat().st_size
@@ -282,12 +330,17 @@ def _scores(layout: PoolLayout, rows: Mapping[str, ShardRows], fingerprint: str)
                 f"{name}: stale: the shards have changed since; "
                 "run pipeline/score.py on this pool again"
             )
-        for shard in rows.keys() & document.shards.keys():
-            file = f"{name}/{shard}.parquet"
-            table, metadata, problem = _parquet(layout, file, document.columns)
+        files = AlignedFiles.of_scores(layout.root, folder)
+        try:
+            checksums = score_shards_dict(layout.root, document)
+        except ValueError as error:
+            lines.append(f"{name}: {error}")
+            continue
+        for shard in rows.keys() & checksums.keys():
+            table, metadata, problem = _aligned(layout, files, shard, document.columns)
             if not problem:
-                problem = _score_problem(table, metadata, document.shards[shard], rows[shard])
-                problem = problem and f"{file}: {problem}"
+                problem = _score_problem(table, metadata, checksums[shard], rows[shard])
+                problem = problem and f"{_inside(layout, files.path(shard))}: {problem}"
             lines += [problem] if problem else []
     return sorted(lines)
 
@@ -315,18 +368,23 @@ def _views(layout: PoolLayout, rows: Mapping[str, ShardRows], fingerprint: str) 
                 f"{name}: stale: the shards have changed since; "
                 "run pipeline/filter.py on this pool again"
             )
-        in_shards = sum(document.shards.values())
+        files = AlignedFiles.of_view(layout.root, view)
+        try:
+            kept = view_shards_dict(layout.root, document)
+        except ValueError as error:
+            lines.append(f"{name}: {error}")
+            continue
+        in_shards = sum(kept.values())
         if not document.kept == document.funnel[-1][1] == in_shards:
             lines.append(
                 f"{name}.json: damaged: it keeps {document.kept} rows, its funnel "
                 f"{document.funnel[-1][1]}, its shards {in_shards}"
             )
-        for shard in rows.keys() & document.shards.keys():
-            mask_file = f"{name}/{shard}.parquet"
-            table, _, problem = _parquet(layout, mask_file, VIEW.names)
+        for shard in rows.keys() & kept.keys():
+            table, _, problem = _aligned(layout, files, shard, VIEW.names)
             if not problem:
-                problem = _mask_problem(table, rows[shard], document.shards[shard])
-                problem = problem and f"{mask_file}: {problem}"
+                problem = _mask_problem(table, rows[shard], kept[shard])
+                problem = problem and f"{_inside(layout, files.path(shard))}: {problem}"
             lines += [problem] if problem else []
     return sorted(lines)
 

@@ -7,10 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from manifests import disk
 from manifests.columns import REASONS
+from manifests.commits import Commits, read_commits
 from manifests.documents import PoolCounts
-from manifests.pool_layout import CommitRecord, read_commit_records
 from manifests.text import printable
 from pipeline.accounting import counts as counting
 from pipeline.accounting.integrity import verify
@@ -40,8 +42,8 @@ def audit_pool(pool: str, *, verify_files: bool = False) -> Audit:
     """Count a pool; with `verify_files` read every file too. ValueError where there is no pool."""
     damaged = tuple(verify(pool)) if verify_files else ()
     try:
-        records = read_commit_records(pool)
-        counts = counting.count_pool(pool, records)
+        commits = read_commits(pool)
+        counts = counting.count_pool(pool, commits)
     except Exception as error:
         if not damaged:
             raise
@@ -49,24 +51,25 @@ def audit_pool(pool: str, *, verify_files: bool = False) -> Audit:
         return Audit(counts=None, problems=problems, damaged=damaged, notes=(), verified=True)
     return Audit(
         counts=counts,
-        problems=(*counts.problems, *changed_tars(records)),
+        problems=(*counts.problems, *changed_tars(commits)),
         damaged=damaged,
-        notes=tuple(_notes(pool, counts, records)),
+        notes=tuple(_notes(commits, counts)),
         verified=verify_files,
     )
 
 
-def changed_tars(records: Mapping[str, CommitRecord]) -> Iterator[str]:
+def changed_tars(commits: Commits) -> Iterator[str]:
     """One line for each adopted tar that is missing or has other content than at adoption."""
-    for record in records.values():
-        if not record.adopted or not tar_changed(record):
+    adopted = np.asarray(commits.column("adopted").to_numpy(zero_copy_only=False), bool)
+    for record in commits.records(adopted):
+        if not tar_changed(record):
             continue
-        adopted = f"shard {record.shard} was adopted from it"
+        from_it = f"shard {record.shard} was adopted from it"
         if not disk.exists(record.tar):
-            yield f"{record.tar}: missing; {adopted}"
+            yield f"{record.tar}: missing; {from_it}"
         else:
             yield (
-                f"{record.tar}: changed since {adopted}: another program rewrote it; give the old "
+                f"{record.tar}: changed since {from_it}: another program rewrote it; give the old "
                 "tar back, or build into another folder"
             )
 
@@ -139,13 +142,13 @@ def conclusion(audit: Audit) -> str:
     return "all counts are consistent" + (" and all files are intact" if audit.verified else "")
 
 
-def _notes(pool: str, counts: PoolCounts, records: Mapping[str, CommitRecord]) -> Iterator[str]:
-    fetch = counts.fetch
+def _notes(commits: Commits, counts: PoolCounts) -> Iterator[str]:
+    pool, fetch = commits.pool, counts.fetch
     if fetch.attempted and not fetch.stored:
         reason = min(fetch.reasons, key=lambda name: (-fetch.reasons[name], name))
         yield (
             f"none of the {fetch.attempted} rows is stored; an example of {reason}: "
-            f"{example_row(pool, records, reason)}"
+            f"{example_row(commits, reason)}"
         )
     recipe = counting.recipe_of_pool(pool)
     if recipe is not None and (unlisted := views_not_in(recipe, pool)):

@@ -9,8 +9,9 @@ from typing import Any
 from filters import make, specs_of_recipe
 from filters.base import Filter, set_id
 from manifests import disk
+from manifests.commits import read_commits
 from manifests.documents import ScoreSetDocument, read_document
-from manifests.pool_layout import PoolLayout, pool_fingerprint, read_commit_records
+from manifests.pool_layout import PoolLayout
 from manifests.schema import FilterSpec, Recipe
 
 
@@ -50,7 +51,7 @@ def score_set(
     columns are missing.
     """
     if fingerprint is None:
-        fingerprint = pool_fingerprint(read_commit_records(pool))
+        fingerprint = read_commits(pool).fingerprint
     filter_ = make(spec)
     current = current_score_set(pool, filter_, fingerprint)
     if current is not None:

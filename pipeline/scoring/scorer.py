@@ -22,11 +22,14 @@ from PIL import Image
 from filters import make
 from filters.base import Batch, Columns, Filter, options_of
 from manifests import disk, ray_runtime
+from manifests.commits import Commits
 from manifests.documents import ScoreSetDocument
-from manifests.pool_layout import CommitRecord, PoolLayout, pool_fingerprint, uids_checksum
+from manifests.pool_layout import CommitRecord, PoolLayout, shard_name, uids_checksum
 from manifests.schema import FilterSpec
+from manifests.shard_tables import has_table, write_score_shards
 from pipeline.executor import Engine, Stage, Ticket, execute
 from pipeline.pool import check_fence
+from pipeline.scoring.score_bundles import make_bundles, read_metadata, scored_shards
 from pipeline.scoring.score_sets import current_score_set, name_of_filter, read_score_set
 from pipeline.scoring.stored_rows import shards_with_rows
 
@@ -41,21 +44,26 @@ Decoding = list["Future[Image.Image | None]"]
 
 
 def score(
-    pool: str, specs: Sequence[FilterSpec], *, engine: Engine, fence: int | None = None
+    pool: str,
+    specs: Sequence[FilterSpec],
+    *,
+    engine: Engine,
+    fence: int | None = None,
+    commits: Commits | None = None,
 ) -> dict[str, Any]:
     """Score every committed shard by every filter; what is scored already is left as it is.
 
-    Returns {"sets": {NAME@ID: scores.json}, "failed": {shard: reason}}. After a failed shard a set
-    has {}. `fence`: that of the lease. A row that cannot be decoded or scored has NULL. ValueError
-    for unknown filters, options or weights, and for a pool without a stored row.
+    commits: what is committed, if the caller has read it. fence: that of the lease. Returns
+    {"sets": {NAME@ID: scores.json}, "failed": {shard: reason}}. After a failed shard a set has {}.
+    A row that cannot be decoded or scored has NULL. ValueError for unknown filters, options or
+    weights, and for a pool without a stored row.
     """
-    records = shards_with_rows(pool)
-    fingerprint = pool_fingerprint(records)
+    commits = shards_with_rows(pool, commits)
     todo: dict[str, Filter] = {}
     names: list[str] = []
     for spec in specs:
         filter_ = make(spec)
-        current = current_score_set(pool, filter_, fingerprint)
+        current = current_score_set(pool, filter_, commits.fingerprint)
         if current is not None:
             names.append(current[0])
             continue
@@ -63,29 +71,25 @@ def score(
         filter_ = filter_.resolved(gpu=_has_gpu(filter_, engine))
         names.append(name_of_filter(filter_))
         todo[names[-1]] = filter_
-    failed = _score_sets(pool, todo, records, engine, fence) if todo else {}
+    failed = _score_sets(todo, commits, engine, fence) if todo else {}
+    if not failed:
+        failed = make_bundles(commits, list(todo), engine, fence)
     if not failed:
         check_fence(pool, fence)
         for name, filter_ in todo.items():
-            _write_document(pool, name, filter_, records, fingerprint)
+            _write_document(name, filter_, commits)
     documents = {name: read_score_set(pool, name) for name in names}
-    sets = {
-        name: disk.to_plain(document) if document else {} for name, document in documents.items()
-    }
+    sets = {name: document.document() if document else {} for name, document in documents.items()}
     return {"sets": sets, "failed": failed}
 
 
 def _score_sets(
-    pool: str,
-    filters: Mapping[str, Filter],
-    records: Mapping[str, CommitRecord],
-    engine: Engine,
-    fence: int | None,
+    filters: Mapping[str, Filter], commits: Commits, engine: Engine, fence: int | None
 ) -> dict[str, str]:
     """Score the shards that lack columns of one of these sets; returns {shard: reason} of those
     that failed."""
-    tickets = _tickets(pool, records, list(filters))
-    logger.info("%s: %d of %d shards to score", ", ".join(filters), len(tickets), len(records))
+    tickets = _tickets(commits, list(filters))
+    logger.info("%s: %d of %d shards to score", ", ".join(filters), len(tickets), len(commits))
     specs = {
         name: {"name": filter_.name, "options": options_of(filter_)}
         for name, filter_ in filters.items()
@@ -94,7 +98,7 @@ def _score_sets(
     stage = Stage(
         name="score",
         work=ScoreWorker,
-        config={"pool": pool, "filters": specs, "fence": fence},
+        config={"pool": commits.pool, "filters": specs, "fence": fence},
         gpus=1 if on_gpu else 0,  # inline, a filter takes the GPU that the process sees
     )
     return dict(execute(stage, tickets, engine=engine).failed)
@@ -121,7 +125,9 @@ class ScoreWorker:
         filters = {name: self.filters[name] for name in ticket.payload["sets"]}
         record = CommitRecord.read(self.layout.commit_record(shard))
         all_columns = any("row" in filter_.needs for filter_ in filters.values())
-        rows = disk.read_parquet(self.layout.sidecar(shard), None if all_columns else NEEDED)
+        rows = disk.read_parquet(
+            self.layout.sidecar(shard, record.revision), None if all_columns else NEEDED
+        )
         columns: dict[str, dict[str, list[Any]]] = {}
         for name, filter_ in filters.items():
             columns[name] = {column: [None] * rows.num_rows for column in filter_.adds}
@@ -311,39 +317,36 @@ def _scores_one_by_one(filter_: Filter, batch: Batch) -> Columns:
 # --- tickets and documents ------------------------------------------------------------------------
 
 
-def _tickets(pool: str, records: Mapping[str, CommitRecord], sets: Sequence[str]) -> list[Ticket]:
+def _tickets(commits: Commits, sets: Sequence[str]) -> list[Ticket]:
     """One ticket for each shard that lacks columns of a set. It names the sets that the shard
     lacks."""
-    layout = PoolLayout(pool)
-    committed = {name: set(disk.list_names(layout.score_set(name), ".parquet")) for name in sets}
+    lacking: dict[int, list[str]] = {}
+    for name in sets:
+        for position in np.flatnonzero(~scored_shards(commits, name)).tolist():
+            lacking.setdefault(position, []).append(name)
     tickets = []
-    for shard, record in records.items():
-        lacking = []
-        for name in sets:
-            if f"{shard}.parquet" in committed[name]:
-                metadata = disk.read_metadata(layout.score_columns(name, shard))
-                if metadata.get("sidecar") == record.sidecar_sha256:
-                    continue
-            lacking.append(name)
-        if lacking:
-            tickets.append(Ticket(id=shard, group=shard, payload={"sets": lacking}))
+    for position in sorted(lacking):
+        shard = shard_name(int(commits.shards[position]))
+        tickets.append(Ticket(id=shard, group=shard, payload={"sets": lacking[position]}))
     return tickets
 
 
-def _write_document(
-    pool: str,
-    name: str,
-    filter_: Filter,
-    records: Mapping[str, CommitRecord],
-    fingerprint: str,
-) -> None:
+def _write_document(name: str, filter_: Filter, commits: Commits) -> None:
     """scores.json, from the metadata of all shards' columns."""
-    layout = PoolLayout(pool)
-    metadata = {shard: disk.read_metadata(layout.score_columns(name, shard)) for shard in records}
-
-    def total(key: str) -> Any:
-        return sum(each[key] for each in metadata.values())
-
+    layout = PoolLayout(commits.pool)
+    metadata = read_metadata(commits, name)
+    shards, table = None, None
+    if has_table(len(commits)):
+        table = write_score_shards(
+            commits.pool,
+            name,
+            commits.shards,
+            metadata.uids,
+            metadata.rows,
+            metadata.scored,
+        )
+    else:
+        shards = dict(zip(commits.names(), metadata.uids, strict=True))
     document = ScoreSetDocument(
         name=filter_.name,
         id=name.partition("@")[2],
@@ -351,14 +354,15 @@ def _write_document(
         options=options_of(filter_),
         identity=filter_.identity(),
         columns=tuple(filter_.adds),
-        shards={shard: each["uids"] for shard, each in metadata.items()},
-        fingerprint=fingerprint,
-        rows=total("rows"),
-        stored=total("stored"),
-        scored=total("scored"),
-        seconds=round(total("seconds"), 3),
+        shards=shards,
+        table=table,
+        fingerprint=commits.fingerprint,
+        rows=int(metadata.rows.sum()),
+        stored=int(metadata.stored.sum()),
+        scored=int(metadata.scored.sum()),
+        seconds=round(metadata.seconds, 3),
     )
-    disk.write_json(layout.score_set_json(name), document)
+    disk.write_json(layout.score_set_json(name), document.document())
 
 
 def _has_gpu(filter_: Filter, engine: Engine) -> bool:

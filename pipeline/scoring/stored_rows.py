@@ -9,36 +9,37 @@ from collections.abc import Mapping
 import pyarrow.compute as pc
 
 from manifests import disk
-from manifests.pool_layout import CommitRecord, PoolLayout, read_commit_records
+from manifests.commits import Commits, read_commits
+from manifests.pool_layout import PoolLayout
 from manifests.text import printable
 
 TOP_REASONS = 5
 EXAMPLE_COLUMNS = ["key", "url", "error_message", "reason"]
 
 
-def shards_with_rows(pool: str) -> dict[str, CommitRecord]:
-    """Commit records by shard name.
+def shards_with_rows(pool: str, commits: Commits | None = None) -> Commits:
+    """What is committed; `commits` if the caller has read it.
 
     ValueError where nothing is committed or no row is stored. It names the most frequent reasons
     and an example row.
     """
-    records = read_commit_records(pool)
-    if not records:
+    if commits is None:
+        commits = read_commits(pool)
+    if not len(commits):
         raise ValueError(_nothing_committed(pool))
-    if not any(record.successes for record in records.values()):
-        raise ValueError(_nothing_stored(pool, records))
-    return records
+    if not commits.totals.stored:
+        raise ValueError(_nothing_stored(commits))
+    return commits
 
 
-def example_row(pool: str, records: Mapping[str, CommitRecord], reason: str) -> str:
+def example_row(commits: Commits, reason: str) -> str:
     """One row that ended with `reason`, as a line."""
-    for shard, record in records.items():
-        if record.reasons.get(reason):
-            rows = disk.read_parquet(PoolLayout(pool).sidecar(shard), EXAMPLE_COLUMNS)
-            row = rows.filter(pc.equal(rows["reason"], reason)).slice(0, 1).to_pylist()[0]
-            message = f" ({row['error_message']})" if row["error_message"] else ""
-            return printable(f"row {row['key']}: {row['url']}{message}")
-    raise AssertionError(f"no shard has a row with reason {reason!r}")
+    shard = commits.first_with(reason)
+    assert shard is not None, f"no shard has a row with reason {reason!r}"
+    rows = disk.read_parquet(commits.sidecar(shard), EXAMPLE_COLUMNS)
+    row = rows.filter(pc.equal(rows["reason"], reason)).slice(0, 1).to_pylist()[0]
+    message = f" ({row['error_message']})" if row["error_message"] else ""
+    return printable(f"row {row['key']}: {row['url']}{message}")
 
 
 def reasons_text(reasons: Mapping[str, int]) -> str:
@@ -49,17 +50,15 @@ def reasons_text(reasons: Mapping[str, int]) -> str:
     return f"{text} and {left} other reasons" if left > 0 else text
 
 
-def _nothing_stored(pool: str, records: Mapping[str, CommitRecord]) -> str:
-    reasons: Counter[str] = Counter()
-    for record in records.values():
-        reasons.update(record.reasons)
-    attempted = sum(record.count for record in records.values())
-    if not attempted:
-        return f"{pool}: its {len(records)} shards have no row"
-    reason = min(reasons, key=lambda name: (-reasons[name], name))
+def _nothing_stored(commits: Commits) -> str:
+    totals = commits.totals
+    if not totals.rows:
+        return f"{commits.pool}: its {totals.shards} shards have no row"
+    reason = min(totals.reasons, key=lambda name: (-totals.reasons[name], name))
     return (
-        f"{pool}: none of the {attempted} rows is stored: {reasons_text(reasons)}; "
-        f"an example of {reason}: {example_row(pool, records, reason)}"
+        f"{commits.pool}: none of the {totals.rows} rows is stored: "
+        f"{reasons_text(totals.reasons)}; "
+        f"an example of {reason}: {example_row(commits, reason)}"
     )
 
 

@@ -10,7 +10,6 @@ import pyarrow as pa
 from filters import FILTERS
 from manifests import disk
 from manifests.columns import SIDECAR
-from manifests.pool_layout import PoolLayout, pool_fingerprint
 from pipeline.scoring import complete_score_sets, shards_with_rows
 
 MEANINGS = {
@@ -72,9 +71,9 @@ def list_columns(pool: str) -> list[Column]:
 
     ValueError for a pool without stored rows.
     """
-    records = shards_with_rows(pool)
+    commits = shards_with_rows(pool)
     columns = []
-    for field in disk.read_schema(PoolLayout(pool).sidecar(next(iter(records)))):
+    for field in disk.read_schema(commits.sidecar(int(commits.shards[0]))):
         from_recipe = field.name not in SIDECAR.names
         columns.append(
             Column(
@@ -86,9 +85,8 @@ def list_columns(pool: str) -> list[Column]:
         )
     for name, kind, meaning in DERIVED_COLUMNS:
         columns.append(Column(name=name, type=str(kind), source="derived", meaning=meaning))
-    fingerprint = pool_fingerprint(records)
     for set_name, document in complete_score_sets(pool).items():
-        if document.fingerprint != fingerprint or document.name not in FILTERS:
+        if document.fingerprint != commits.fingerprint or document.name not in FILTERS:
             continue  # of an older state of the pool: no view may use it
         filter_class = FILTERS[document.name]
         for name in document.columns:

@@ -13,50 +13,81 @@ Random rows are drawn by `uid_hashes`: `sample` keeps the stored rows with a has
 2^64, `random_like` the rows with the smallest hashes. Both depend on uid and seed alone, so with
 the same seed a smaller sample is a part of every larger one. Nothing depends on how the rows are
 divided into shards or on the number of workers.
+
+Rows come in parts, and units of parts are worked on in parallel. The parts are read once for each
+pass of a threshold (see `ranks`) and once for the masks; only one part per thread is in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from fractions import Fraction
-from math import ceil
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field
+from typing import Protocol
 
-import duckdb
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import xxhash
 
 from manifests.columns import VIEW
 from manifests.documents import RuleEffect, Threshold
 from manifests.pool_layout import NOT_STORED
 from manifests.schema import View
-from pipeline.views.rules import (
-    DERIVED,
-    connect,
-    evaluation_error,
-    null_unless_known,
-    parse,
-    to_sql,
+from pipeline.views.part_rows import PartRows
+from pipeline.views.row_tests import (
+    Codes,
+    RowTest,
+    ViewCounts,
+    check_steps,
+    compile_views,
+    outcome_codes,
+    sizes_needed,
 )
+from pipeline.views.rules import connect
 from pipeline.views.steps import Step, steps_of
+from pipeline.views.unit_threads import map_units
 
-KEPT, UNSTORED, FIRST_STEP = 0, 1, 2  # codes of outcomes; each step has two: failed, missing
-Mask = np.ndarray[Any, np.dtype[np.bool_]]
-Hashes = np.ndarray[Any, np.dtype[np.uint64]]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Consecutive rows: of some whole shards."""
+
+    table: pa.Table
+    first_row: int  # in the pool
+    sizes: dict[str, int]  # shard -> its rows
+
+
+class Source(Protocol):
+    """The rows of a pool, in units that are worked on in parallel."""
+
+    schema: pa.Schema
+    units: int
+    rows: int
+
+    def parts(self, unit: int, columns: Sequence[str] | None = None) -> Iterator[Part]:
+        """The parts of a unit, with some columns (default: all)."""
+        ...
+
+
+class Sink(Protocol):
+    """Takes the masks of one unit and view, shard by shard in order."""
+
+    def add(self, shard: str, mask: pa.Table) -> None:
+        """mask: of schema VIEW."""
+        ...
+
+
+OpenSink = Callable[[str, int], AbstractContextManager[Sink]]  # (view, unit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
     """What a view keeps. `tables`: shard -> table of schema VIEW, aligned with the rows that
-    were given. `effects`: of each of several rules, over all stored rows; () for one rule."""
+    were given; empty where the masks went to a sink. `effects`: of each of several rules, over
+    all stored rows; () for one rule."""
 
     thresholds: dict[str, Threshold]
     funnel: tuple[tuple[str, int], ...]
     kept: int
-    tables: dict[str, pa.Table]
+    tables: dict[str, pa.Table] = field(default_factory=dict)
     effects: tuple[RuleEffect, ...] = ()
 
 
@@ -67,248 +98,171 @@ def choose(
     *,
     sizes: Mapping[str, int] | None = None,
 ) -> dict[str, Selection]:
-    """Select the rows of each view in `names` (default: all of `views`).
+    """Select the rows of each view in `names` (default: all of `views`), of rows in memory.
 
     tables: shard -> the joined columns of its rows. sizes: rows kept by views that `random_like`
     names, if known. ValueError for a rule that is no boolean expression over the columns, that
     could answer differently the next time, or that leaves no row.
     """
-    rows = Rows(tables)
-    known_sizes = dict(sizes or {})
-    selections: dict[str, Selection] = {}
+    wanted = [view.name for view in views] if names is None else list(names)
+    masks: dict[str, dict[str, pa.Table]] = {name: {} for name in wanted}
 
-    def select(name: str) -> Selection:
-        if name not in selections:
-            steps = steps_of(views, name)
-            for step in steps:
-                if step.random_like is not None and step.random_like not in known_sizes:
-                    known_sizes[step.random_like] = select(step.random_like).kept
-            selections[name] = _select(rows, name, steps, known_sizes)
-        return selections[name]
+    @dataclass
+    class InMemory:
+        view: str
 
-    wanted = [view.name for view in views] if names is None else names
-    return {name: select(name) for name in wanted}
+        def add(self, shard: str, mask: pa.Table) -> None:
+            masks[self.view][shard] = mask
+
+    selections = choose_parts(
+        InMemorySource(tables), views, wanted, lambda view, _: nullcontext(InMemory(view)), sizes
+    )
+    return {
+        name: Selection(
+            thresholds=selection.thresholds,
+            funnel=selection.funnel,
+            kept=selection.kept,
+            tables=masks[name],
+            effects=selection.effects,
+        )
+        for name, selection in selections.items()
+    }
+
+
+class InMemorySource:
+    """Tables as one part."""
+
+    def __init__(self, tables: Mapping[str, pa.Table]) -> None:
+        self._part = Part(
+            table=pa.concat_tables(tables.values()),
+            first_row=0,
+            sizes={shard: table.num_rows for shard, table in tables.items()},
+        )
+        self.schema, self.rows, self.units = self._part.table.schema, self._part.table.num_rows, 1
+
+    def parts(self, unit: int, columns: Sequence[str] | None = None) -> Iterator[Part]:
+        """The one part."""
+        yield self._part
 
 
 def check(views: Sequence[View], schema: pa.Schema) -> None:
     """ValueError for rules that would fail on any rows with these columns. No rows are needed."""
-    rows = Rows({"": schema.empty_table()})
-
-    def threshold(call: str, column: str, share: Fraction) -> float:
-        return 0.0
-
+    rows = PartRows(connect(), schema.empty_table())
     for view in views:
-        for step in steps_of(views, view.name):
+        steps = steps_of(views, view.name)
+        for step in steps:
             if step.random_like is not None:
                 steps_of(views, step.random_like)
-            elif step.where is not None:
-                try:
-                    rows.sql(step, threshold)
-                except duckdb.Error as error:
-                    raise evaluation_error(step, error) from None
+        check_steps(rows, steps)
 
 
-def uid_hashes(uids: Sequence[str], seed: int) -> Hashes:
-    """(rows,) xxh3_64 of each uid with `seed`. The one source of randomness of views."""
-    hashes = (xxhash.xxh3_64_intdigest(uid.encode(), seed) for uid in uids)
-    return np.fromiter(hashes, np.uint64, len(uids))
+def choose_parts(
+    source: Source,
+    views: Sequence[View],
+    names: Sequence[str],
+    open_sink: OpenSink,
+    sizes: Mapping[str, int] | None = None,
+) -> dict[str, Selection]:
+    """Like `choose` for rows of any number; the masks go to the sinks."""
+    known_sizes = dict(sizes or {})
+    selections: dict[str, Selection] = {}
+    todo = dict.fromkeys(names)  # in the order in which they were asked for
+    while todo:
+        steps = {name: steps_of(views, name) for name in todo}
+        waiting = {name: sizes_needed(steps[name]) - known_sizes.keys() for name in todo}
+        ready = [name for name in todo if not waiting[name]]
+        if not ready:  # a view that is not asked for, and whose size is
+            needed = sorted(set().union(*waiting.values()) - todo.keys())
+            todo = {**dict.fromkeys(needed), **todo}
+            continue
+        of_ready = {name: steps[name] for name in ready}
+        for name, selection in _apply(source, of_ready, names, open_sink, known_sizes).items():
+            selections[name] = selection
+            known_sizes.setdefault(name, selection.kept)
+            del todo[name]
+    return {name: selections[name] for name in names}
 
 
-class Rows:
-    """The joined columns of all shards in one table, and the database that evaluates rules over
-    it."""
+def _apply(
+    source: Source,
+    steps: Mapping[str, Sequence[Step]],
+    names: Sequence[str],
+    open_sink: OpenSink,
+    sizes: Mapping[str, int],
+) -> dict[str, Selection]:
+    """The selections of some views whose random rows can be drawn, in one pass over the rows."""
+    rows = PartRows(connect(), source.schema.empty_table())
+    compiled = compile_views(rows, steps, source, sizes)
+    tests = {name: of_view for name, (of_view, _) in compiled.items()}
 
-    def __init__(self, tables: Mapping[str, pa.Table]) -> None:
-        self.sizes = {shard: table.num_rows for shard, table in tables.items()}
-        self.table = pa.concat_tables(tables.values())
-        self.connection = connect()
-        columns = set(self.table.column_names)
-        self.derived = {
-            name: sql for name, (sql, sources) in DERIVED.items() if columns.issuperset(sources)
-        }
-        self.known = columns | set(self.derived)
-        self.stored: Mask = _is_true(pc.equal(self.table["status"], "success"))
-        self._hashes: dict[int, Hashes] = {}
+    def work(unit: int) -> dict[str, ViewCounts]:
+        return _work_on_unit(source, unit, tests, names, open_sink)
 
-    def evaluate(self, sql: str, alive: Mask) -> pa.ChunkedArray:
-        """`sql` for each row. It is not evaluated for rows that are not alive; they are NULL."""
-        table = self.table.append_column("row_is_alive", pa.array(alive))
-        self.connection.register("pool_rows", table)
-        relation = self._relation(f"CASE WHEN row_is_alive THEN ({sql}) END")
-        return relation.to_arrow_table().column(0)
-
-    def sql(self, step: Step, threshold: Any) -> str:
-        """The step as a boolean SQL expression, NULL where a column that it reads is NULL.
-
-        threshold: (call, column, share) -> number, for each top(). ValueError for a rule that is
-        not boolean.
-        """
-        expression = parse(self.connection, step, self.known)
-        sql = to_sql(self.connection, expression, step, threshold)
-        self.connection.register("pool_rows", self.table)
-        kind = str(self._relation(f"({sql})").types[0])
-        if kind != "BOOLEAN":
-            raise step.error(f"it gives {kind}, not true or false")
-        return null_unless_known(sql, expression.not_null)
-
-    def _relation(self, sql: str) -> Any:
-        derived = "".join(f", {text} AS {name}" for name, text in self.derived.items())
-        return self.connection.sql(
-            f"SELECT {sql} AS answer FROM (SELECT *{derived} FROM pool_rows)"
+    counts = {name: ViewCounts(len(steps[name])) for name in steps}
+    for of_unit in map_units(source.units, work):
+        for name in steps:
+            counts[name] += of_unit[name]
+    selections = {}
+    for name in steps:
+        funnel = _funnel(name, steps[name], source.rows, counts[name].left.tolist())
+        thresholds = compiled[name][1]
+        selections[name] = Selection(
+            thresholds=thresholds,
+            funnel=funnel,
+            kept=funnel[-1][1],
+            effects=counts[name].effects(steps[name]),
         )
-
-    def stored_hashes(self, seed: int) -> Hashes:
-        """(stored rows,) `uid_hashes` of the stored rows, computed once per seed."""
-        if seed not in self._hashes:
-            uids = self.table["uid"].filter(pa.array(self.stored)).to_pylist()
-            self._hashes[seed] = uid_hashes(uids, seed)
-        return self._hashes[seed]
-
-    def sample(self, share: float, seed: int) -> Mask:
-        """(rows,) the stored rows whose hash is below share × 2^64."""
-        limit = int(Fraction(str(share)) * 2**64)
-        below = self.stored_hashes(seed) <= np.uint64(limit - 1) if limit else np.False_
-        mask = np.zeros(len(self.stored), np.bool_)
-        mask[self.stored] = below
-        return mask
-
-    def smallest(self, size: int, seed: int) -> Mask:
-        """(rows,) the `size` stored rows with the smallest hashes; equal hashes by uid."""
-        hashes = self.stored_hashes(seed)
-        positions = np.flatnonzero(self.stored)
-        last = np.partition(hashes, size - 1)[size - 1]
-        drawn = positions[hashes < last]
-        ties = positions[hashes == last]
-        uids = self.table["uid"]
-        by_uid = sorted(ties, key=lambda position: str(uids[int(position)]))
-        mask = np.zeros(len(self.stored), np.bool_)
-        mask[drawn] = True
-        mask[np.array(by_uid[: size - len(drawn)], np.intp)] = True
-        return mask
+    return selections
 
 
-def _select(rows: Rows, name: str, steps: Sequence[Step], sizes: Mapping[str, int]) -> Selection:
-    alive = rows.stored.copy()
-    code = np.where(alive, KEPT, UNSTORED).astype(np.int16)
-    thresholds: dict[str, Threshold] = {}
-    funnel = [("attempted", len(alive)), ("stored", int(alive.sum()))]
-    if not alive.any():
-        raise ValueError(
-            f"view {name!r} keeps nothing: none of the pool's {len(alive)} rows is stored"
-        )
-    for number, step in enumerate(steps):
-        passed, missing = _passed(rows, step, alive, thresholds, sizes)
-        code[alive & ~passed] = FIRST_STEP + 2 * number
-        code[alive & missing] = FIRST_STEP + 2 * number + 1
-        before, alive = int(alive.sum()), alive & passed
-        funnel.append((step.name, int(alive.sum())))
-        if not alive.any():
+def _work_on_unit(
+    source: Source,
+    unit: int,
+    tests: Mapping[str, Sequence[RowTest]],
+    names: Sequence[str],
+    open_sink: OpenSink,
+) -> dict[str, ViewCounts]:
+    """Write the masks of a unit; the counts of each view."""
+    connection = connect(threads=1)
+    counts = {name: ViewCounts(len(of_view)) for name, of_view in tests.items()}
+    with ExitStack() as stack:
+        sinks = {}
+        for name in tests:
+            if name in names:
+                sinks[name] = stack.enter_context(open_sink(name, unit))
+        for part in source.parts(unit):
+            rows = PartRows(connection, part.table, part.first_row)
+            for name, of_view in tests.items():
+                codes, of_part = outcome_codes(rows, of_view)
+                counts[name] += of_part
+                if name in sinks:
+                    _add_masks(sinks[name], part, codes, of_view)
+    return counts
+
+
+def _add_masks(sink: Sink, part: Part, codes: Codes, tests: Sequence[RowTest]) -> None:
+    outcomes: list[str | None] = [None, NOT_STORED]
+    for test in tests:
+        outcomes += [test.step.name, f"{test.step.name}:missing"]
+    rule = pa.array(outcomes, pa.string()).take(pa.array(codes))
+    whole = pa.Table.from_arrays([pa.array(codes == 0), rule], schema=VIEW)
+    start = 0
+    for shard, size in part.sizes.items():
+        sink.add(shard, whole.slice(start, size))
+        start += size
+
+
+def _funnel(
+    name: str, steps: Sequence[Step], rows: int, left: Sequence[int]
+) -> tuple[tuple[str, int], ...]:
+    """The rows after each step. ValueError where none is left."""
+    if not left[0]:
+        raise ValueError(f"view {name!r} keeps nothing: none of the pool's {rows} rows is stored")
+    for step, before, after in zip(steps, left[:-1], left[1:], strict=True):
+        if not after:
             raise ValueError(
                 f"view {name!r} keeps nothing: rule {step.name!r} ({step.text()}) lets none of the "
                 f"{before} rows through that the rules before it left"
             )
-    outcomes: list[str | None] = [None, NOT_STORED]
-    for step in steps:
-        outcomes += [step.name, f"{step.name}:missing"]
-    rule = pa.array(outcomes, pa.string()).take(pa.array(code))
-    whole = pa.Table.from_arrays([pa.array(alive), rule], schema=VIEW)
-    tables, start = {}, 0
-    for shard, size in rows.sizes.items():
-        tables[shard] = whole.slice(start, size)
-        start += size
-    return Selection(
-        thresholds=thresholds,
-        funnel=tuple(funnel),
-        kept=int(alive.sum()),
-        tables=tables,
-        effects=_effects(rows, steps, thresholds, sizes) if len(steps) > 1 else (),
-    )
-
-
-def _effects(
-    rows: Rows,
-    steps: Sequence[Step],
-    thresholds: dict[str, Threshold],
-    sizes: Mapping[str, int],
-) -> tuple[RuleEffect, ...]:
-    """What each step rejects of all stored rows, and what it alone rejects.
-
-    A rule may fail on rows that the rules before it reject (a cast of a text, say). Its counts are
-    not known then, and nobody's `alone`.
-    """
-    rejected: dict[str, Mask | None] = {}
-    times = np.zeros(len(rows.stored), np.int16)
-    for step in steps:
-        try:
-            passed, _ = _passed(rows, step, rows.stored, thresholds, sizes)
-        except ValueError:
-            rejected[step.name] = None
-            continue
-        failed = rows.stored & ~passed
-        rejected[step.name] = failed
-        times += failed
-    known = all(mask is not None for mask in rejected.values())
-    effects = []
-    for name, mask in rejected.items():
-        effect = RuleEffect(
-            rule=name,
-            rejected=None if mask is None else int(mask.sum()),
-            alone=int((mask & (times == 1)).sum()) if known and mask is not None else None,
-        )
-        effects.append(effect)
-    return tuple(effects)
-
-
-def _passed(
-    rows: Rows,
-    step: Step,
-    alive: Mask,
-    thresholds: dict[str, Threshold],
-    sizes: Mapping[str, int],
-) -> tuple[Mask, Mask]:
-    """((rows,) for which rows the step is true, (rows,) for which it is NULL). Fills
-    `thresholds`."""
-    if step.sample is not None:
-        return rows.sample(step.sample, step.seed), np.zeros_like(alive)
-    if step.random_like is not None:
-        return rows.smallest(sizes[step.random_like], step.seed), np.zeros_like(alive)
-
-    def threshold(call: str, column: str, share: Fraction) -> int | float:
-        if call not in thresholds:
-            thresholds[call] = _threshold(rows, step, call, column, share)
-        return thresholds[call].value
-
-    try:
-        answer = rows.evaluate(rows.sql(step, threshold), alive)
-    except duckdb.Error as error:
-        raise evaluation_error(step, error) from None
-    return _is_true(answer), _is_true(pc.is_null(answer))
-
-
-def _threshold(rows: Rows, step: Step, call: str, column: str, share: Fraction) -> Threshold:
-    """The k-th largest value of `column` over the stored rows. NULL and NaN do not count."""
-    values = pc.drop_null(rows.evaluate(column, rows.stored))
-    if pa.types.is_decimal(values.type):  # a column times 0.5 is a decimal
-        values = values.cast(pa.float64())
-    if not (pa.types.is_floating(values.type) or pa.types.is_integer(values.type)):
-        raise step.error(f"{call} needs a number, and {column} is {values.type}")
-    numbers = values.to_numpy()
-    numbers = numbers[~np.isnan(numbers)]
-    if not len(numbers):
-        raise step.error(f"no stored row has a value for {call}")
-    k = ceil(share * len(numbers))
-    value = np.partition(numbers, len(numbers) - k)[len(numbers) - k]
-    kept = int((numbers >= value).sum())
-    return Threshold(
-        value=value.item(),
-        asked=float(share),
-        share=kept / len(numbers),
-        kept=kept,
-        rows=len(numbers),
-    )
-
-
-def _is_true(answer: Any) -> Mask:
-    """True where a boolean column is true; NULL counts as false."""
-    mask: Mask = pc.fill_null(answer, False).to_numpy(zero_copy_only=False)
-    return mask
+    after_steps = zip([step.name for step in steps], left[1:], strict=True)
+    return (("attempted", rows), ("stored", left[0]), *after_steps)

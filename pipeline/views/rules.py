@@ -76,9 +76,15 @@ class Expression:
     not_null: frozenset[str]  # a row with NULL in one of these fails the rule as missing
 
 
-def connect() -> duckdb.DuckDBPyConnection:
-    """A database in memory that cannot reach files, the network or Python variables."""
-    connection = duckdb.connect(":memory:", config={"enable_external_access": "false"})
+def connect(threads: int | None = None) -> duckdb.DuckDBPyConnection:
+    """A database in memory that cannot reach files, the network or Python variables.
+
+    threads: that it computes in; by default as many as there are cores.
+    """
+    config: dict[str, Any] = {"enable_external_access": "false"}
+    if threads is not None:
+        config["threads"] = threads
+    connection = duckdb.connect(":memory:", config=config)
     connection.execute("SET python_enable_replacements = false")
     connection.execute("SET lock_configuration = true")
     return connection

@@ -8,44 +8,33 @@ log line with what changed.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from filters import FILTERS, check_filters, specs_of_recipe
 from manifests import disk
 from manifests.columns import SIDECAR, with_extra
-from manifests.documents import (
-    ScoreSetDocument,
-    ViewDocument,
-    ViewRulesDocument,
-    read_document,
-)
-from manifests.pool_layout import CommitRecord, PoolLayout, pool_fingerprint, random_view_name
+from manifests.commits import Commits
+from manifests.documents import ViewDocument, ViewRulesDocument, read_document
+from manifests.pool_layout import PoolLayout, random_view_name
 from manifests.schema import FilterSpec, Recipe, Rule, View
+from manifests.shard_tables import count_shards, has_table, write_view_shards
 from pipeline.pool import check_fence
 from pipeline.scoring import score_set, shards_with_rows
-from pipeline.views.choose import Selection, check, choose
+from pipeline.views.choose import Selection, check, choose_parts
+from pipeline.views.joined_columns import FILTER_OF_COLUMN, JoinedColumns
+from pipeline.views.mask_files import MaskFiles, has_masks, kept_by_shard
 from pipeline.views.rules import columns_of
 from pipeline.views.steps import rule_text, rules_hash, rules_of
 
-READERS = 8  # files that are open at once: most are small, and remote ones wait for the network
 RANDOM_SEED = re.compile(r"(?<=.)\.seed-\d+$")  # ends the name of a random view of one seed
 VIEW_NAME = re.compile(r"[\w-][\w.-]{0,99}")  # not "..", not hidden, fits a file name
-FILTER_OF_COLUMN: dict[str, str] = {}  # score column -> filter
-for _name, _filter_class in FILTERS.items():
-    FILTER_OF_COLUMN |= dict.fromkeys(_filter_class.adds, _name)
 logger = logging.getLogger(__name__)
-
-Records = Mapping[str, CommitRecord]
-ScoreSets = dict[str, tuple[str, ScoreSetDocument]]  # filter -> (NAME@ID, scores.json)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,37 +69,41 @@ def check_views(recipe: Recipe) -> None:
 
 
 def choose_views(
-    pool: str, recipe: Recipe, names: Sequence[str] | None = None, fence: int | None = None
+    pool: str,
+    recipe: Recipe,
+    names: Sequence[str] | None = None,
+    fence: int | None = None,
+    commits: Commits | None = None,
 ) -> dict[str, ViewDocument]:
     """Make the views of a recipe (default: all), and return their documents.
 
-    `fence`: that of the lease; LeaseLost where another command has taken it over.
-    ValueError for unknown views and columns, rules that are no rules, filters that are not scored
-    yet, a pool without stored rows, and a view that keeps nothing.
+    commits: what is committed, if the caller has read it. fence: that of the lease; LeaseLost where
+    another command has taken it over. ValueError for unknown views and columns, rules that are no
+    rules, filters that are not scored yet, a pool without stored rows, and a view that keeps
+    nothing.
     """
-    records = shards_with_rows(pool)
-    fingerprint = pool_fingerprint(records)
+    commits = shards_with_rows(pool, commits)
     wanted = [view.name for view in recipe.views] if names is None else list(names)
     documents: dict[str, ViewDocument] = {}
     before: dict[str, ViewDocument | None] = {}
     todo: dict[str, Inputs] = {}
     columns: set[str] = set()
-    sets: ScoreSets = {}
+    sets: dict[str, Any] = {}
     # What filter.py --columns lists: extra columns are the pool's, whatever this recipe names.
-    in_sidecars = disk.read_schema(PoolLayout(pool).sidecar(next(iter(records)))).names
+    in_sidecars = disk.read_schema(commits.sidecar(int(commits.shards[0]))).names
     for name in wanted:
         recipe.view(name)
         used, specs = _columns_and_filters(recipe, name, in_sidecars)
         for spec in specs:
             if spec.name not in sets:
-                sets[spec.name] = score_set(pool, spec, fingerprint)
+                sets[spec.name] = score_set(pool, spec, commits.fingerprint)
         inputs = Inputs(
             rules=rules_of(recipe.views, name),
             scores={spec.name: sets[spec.name][0] for spec in specs},
-            fingerprint=fingerprint,
+            fingerprint=commits.fingerprint,
         )
         document = read_view(pool, name)
-        if document is not None and inputs.made(document):
+        if document is not None and inputs.made(document) and has_masks(commits, name):
             documents[name] = document
             continue
         before[name] = document
@@ -118,11 +111,8 @@ def choose_views(
         columns |= used
     if todo:
         sizes = {name: document.kept for name, document in documents.items()}
-        tables = _tables(pool, records, columns, sets)
-        selections = choose(tables, recipe.views, list(todo), sizes=sizes)
-        for name, inputs in todo.items():
-            check_fence(pool, fence)
-            documents[name] = _write(pool, name, selections[name], inputs, before[name])
+        source = JoinedColumns(commits, columns, sets)
+        documents |= _make(source, recipe.views, todo, before, sizes, fence)
     if names is None and (unlisted := views_not_in(recipe, pool)):
         logger.warning("%s", unlisted_views_line(recipe, unlisted))
     return {name: documents[name] for name in wanted}
@@ -137,34 +127,32 @@ def random_like(
     `random_like_VIEW`, which is drawn with seed 0. `fence`: that of the lease. ValueError if the
     pool has no view of that name, or one that is older than its shards.
     """
-    records = shards_with_rows(pool)
-    fingerprint = pool_fingerprint(records)
+    commits = shards_with_rows(pool)
     model = read_view(pool, view)
-    if model is None or model.fingerprint != fingerprint:
+    if model is None or model.fingerprint != commits.fingerprint:
         state = f"is older than the shards of {pool}" if model else f"is not in {pool}"
         raise ValueError(
             f"view {view!r} {state}; run pipeline/filter.py {pool} with its recipe first"
         )
     documents: dict[str, ViewDocument] = {}
-    todo: dict[str, tuple[View, Inputs, ViewDocument | None]] = {}
+    todo: dict[str, Inputs] = {}
+    before: dict[str, ViewDocument | None] = {}
+    views = []
     for seed in [None] if seeds is None else seeds:
         name = random_view_name(view, seed)
         rule = Rule(name="random", random_like=view, seed=seed or 0)
         plain = {"name": "random", "random_like": view, "seed": seed or 0}
         rules = ({**plain, "like": rules_hash(model.rules)},)
-        inputs = Inputs(rules=rules, scores=model.scores, fingerprint=fingerprint)
+        inputs = Inputs(rules=rules, scores=model.scores, fingerprint=commits.fingerprint)
         document = read_view(pool, name)
-        if document is not None and inputs.made(document):
+        if document is not None and inputs.made(document) and has_masks(commits, name):
             documents[name] = document
         else:
-            todo[name] = (View(name=name, rules=(rule,)), inputs, document)
+            views.append(View(name=name, rules=(rule,)))
+            todo[name], before[name] = inputs, document
     if todo:
-        tables = _tables(pool, records, {"status", "uid"}, {})
-        views = [random_view for random_view, _, _ in todo.values()]
-        selections = choose(tables, views, sizes={view: model.kept})
-        for name, (_, inputs, document) in todo.items():
-            check_fence(pool, fence)
-            documents[name] = _write(pool, name, selections[name], inputs, document)
+        source = JoinedColumns(commits, {"status", "uid"}, {})
+        documents |= _make(source, views, todo, before, {view: model.kept}, fence)
     return documents
 
 
@@ -260,58 +248,42 @@ def _columns_and_filters(
     return columns, [listed[name] for name in sorted(used_filters)]
 
 
-def _tables(
-    pool: str, records: Records, columns: Iterable[str], sets: ScoreSets
-) -> dict[str, pa.Table]:
-    """The columns of each shard, side by side."""
-    wanted = set(columns)
-    sidecar_columns = sorted(wanted - FILTER_OF_COLUMN.keys())
-    layout = PoolLayout(pool)
+def _make(
+    source: JoinedColumns,
+    views: Sequence[View],
+    todo: Mapping[str, Inputs],
+    before: Mapping[str, ViewDocument | None],
+    sizes: Mapping[str, int],
+    fence: int | None,
+) -> dict[str, ViewDocument]:
+    """Select the rows of the views in `todo` and write them: masks first, then NAME.json.
 
-    def read(shard: str) -> pa.Table:
-        table = disk.read_parquet(layout.sidecar(shard), sidecar_columns)
-        for filter_name, (folder, document) in sets.items():
-            of_set = sorted(wanted & FILTERS[filter_name].adds.keys())
-            if not of_set:
-                continue
-            path = layout.score_columns(folder, shard)
-            scores = disk.read_parquet(path, of_set)
-            _check_alignment(scores, path, document.shards[shard], records[shard])
-            for column in of_set:
-                table = table.append_column(column, scores[column])
-        return table
-
-    with ThreadPoolExecutor(READERS) as threads:
-        return dict(zip(records, threads.map(read, records), strict=True))
-
-
-def _check_alignment(scores: pa.Table, path: str, checksum: str, record: CommitRecord) -> None:
-    """ValueError for score columns of other rows than those of the shard.
-
-    `sidecar` is the hash of all values of the sidecar, the uids among them. It is compared instead
-    of a checksum of the uid column, which would have to be read for it.
+    After a crash in between the view does not exist. Where a rule cannot work, or leaves no row,
+    the views of before stay as they are.
     """
-    metadata = json.loads((scores.schema.metadata or {}).get(b"clipmill", b"{}"))
-    same_uids = metadata.get("uids") == checksum
-    same_sidecar = metadata.get("sidecar") == record.sidecar_sha256
-    if not (same_uids and same_sidecar and scores.num_rows == record.count):
-        folder = path.rpartition("/")[0]
-        raise ValueError(
-            f"{path} was scored for other rows than those of its shard (checksum of the uids); "
-            f"remove {folder} and run pipeline/score.py again"
-        )
+    masks = MaskFiles(source, list(todo))
+    documents = {}
+    try:
+        selections = choose_parts(source, views, list(todo), masks.open_sink, sizes)
+        for name, inputs in todo.items():
+            check_fence(source.commits.pool, fence)
+            documents[name] = _write(masks, name, selections[name], inputs, before[name])
+    finally:
+        masks.remove()
+    return documents
 
 
 def _write(
-    pool: str, name: str, selection: Selection, inputs: Inputs, before: ViewDocument | None
+    masks: MaskFiles, name: str, selection: Selection, inputs: Inputs, before: ViewDocument | None
 ) -> ViewDocument:
-    """Write the masks, then NAME.json. After a crash in between the view does not exist."""
-    layout = PoolLayout(pool)
+    commits = masks.commits
+    layout, kept = PoolLayout(commits.pool), masks.kept[name]
     disk.remove(layout.view_json(name))  # an old document must never describe new masks
-    shards: dict[str, int] = {}
-    for shard, table in selection.tables.items():
-        shards[shard] = pc.sum(table["kept"]).as_py() or 0
-        disk.write_parquet(layout.view_mask(name, shard), table, {"kept": shards[shard]})
+    masks.publish(name)
+    table = None
+    if has_table(len(commits)):
+        rows = commits.column("count").to_numpy()
+        table = write_view_shards(commits.pool, name, commits.shards, rows, kept)
     disk.remove(layout.view_rules(name))
     if selection.effects:
         effects = ViewRulesDocument(
@@ -328,9 +300,10 @@ def _write(
         kept=selection.kept,
         fingerprint=inputs.fingerprint,
         scores=inputs.scores,
-        shards=shards,
+        shards=kept_by_shard(commits, kept),
+        table=table,
     )
-    disk.write_json(layout.view_json(name), document)
+    disk.write_json(layout.view_json(name), document.document())
     if before is None:
         logger.info("view %s keeps %d of %d rows", name, document.kept, document.funnel[0][1])
     else:
@@ -347,7 +320,7 @@ def _change_line(before: ViewDocument, after: ViewDocument) -> str:
         old, new = sorted(before.scores.values()), sorted(after.scores.values())
         changes.append(f"scores were {', '.join(old)} and are {', '.join(new)}")
     if before.fingerprint != after.fingerprint:
-        changes.append(f"the pool had {len(before.shards)} shards and has {len(after.shards)}")
+        changes.append(f"the pool had {count_shards(before)} shards and has {count_shards(after)}")
     return (
         f"view {after.name} changed: {'; '.join(changes)}; "
         f"it kept {before.kept} rows and keeps {after.kept}"

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from manifests.columns import VIEW
 from manifests.documents import Threshold
 from manifests.schema import Rule, View
-from pipeline.views.choose import check, choose, uid_hashes
+from pipeline.views.choose import check, choose
+from pipeline.views.part_rows import uid_hashes
 from pipeline.views.steps import rules_of, steps_of
 
 SCHEMA = pa.schema(

@@ -1,0 +1,218 @@
+"""Files whose rows are those of shards: score columns and the masks of views.
+
+A flat shard has a file of its own. From shard FLAT_SHARDS on, a thousand shards share a bundle: one
+row group a shard, in shard order, and in the footer what a file of its own has there, by shard.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from manifests import disk
+from manifests.pool_layout import PoolLayout, shard_folder, shard_name
+
+OPEN_BUNDLES = 32  # footers that stay in memory, about 1 MB each
+
+
+class BundleWriter:
+    """Writes one bundle into a local file, which the caller publishes: `with BundleWriter(…)`.
+
+    Where the block ends with an exception, the file is not closed and cannot be read.
+    """
+
+    def __init__(self, file: Path, schema: pa.Schema) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self._writer = pq.ParquetWriter(
+            file, schema, compression="zstd", write_page_checksum=True, store_schema=True
+        )
+        self._shards: dict[str, dict[str, Any]] = {}
+
+    def add(self, shard: int | str, table: pa.Table, metadata: Mapping[str, Any]) -> None:
+        """Append the rows of the next shard; `metadata` is what its own file would have."""
+        name = shard_name(shard)
+        assert not self._shards or int(name) > int(next(reversed(self._shards))), "out of order"
+        self._writer.write_table(table, row_group_size=max(1, table.num_rows))
+        self._shards[name] = {**metadata, "rows": table.num_rows}
+
+    def __enter__(self) -> BundleWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            plain = {"shards": self._shards, "checksum": disk.content_hash(self._shards)}
+            text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
+            self._writer.add_key_value_metadata({"clipmill": text})
+        self._writer.close()
+
+
+class Bundle:
+    """An open bundle: its footer. ValueError for a damaged one, FileNotFoundError without one."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        try:
+            self._footer = disk.read_with(path, pq.read_metadata)
+            plain = json.loads((self._footer.metadata or {}).get(b"clipmill", b"{}"))
+            self.shards: dict[str, dict[str, Any]] = plain["shards"]
+            is_whole = plain["checksum"] == disk.content_hash(self.shards)
+        except FileNotFoundError:
+            raise
+        except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+            raise self.damaged(str(error)) from None
+        if not is_whole or self._footer.num_row_groups != len(self.shards):
+            raise self.damaged("its footer does not fit its content")
+        self._groups = {name: group for group, name in enumerate(self.shards)}
+
+    def damaged(self, problem: str) -> ValueError:
+        """The error for a bundle that cannot be used."""
+        text = " ".join(problem.split())[:160]
+        return ValueError(
+            f"{self.path} is damaged: {text}; remove it, then run pipeline/score.py or "
+            "pipeline/filter.py again, whichever made it"
+        )
+
+    def __contains__(self, shard: object) -> bool:
+        return shard in self.shards
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of its columns."""
+        return list(self._footer.schema.to_arrow_schema().names)
+
+    def metadata(self, shard: int | str) -> dict[str, Any]:
+        """What the footer says of a shard. ValueError where the bundle does not have it."""
+        name = shard_name(shard)
+        if name not in self.shards:
+            raise ValueError(f"{self.path} does not have shard {name}")
+        return self.shards[name]
+
+    def read(self, shard: int | str, columns: Sequence[str] | None = None) -> pa.Table:
+        """Rows of one shard. ValueError for damaged bytes and for a column that is not there."""
+        metadata = self.metadata(shard)
+        names = None if columns is None else list(columns)
+        for name in names or []:
+            _require_column(name, self.columns, self.path)
+
+        def read(source: Any) -> pa.Table:
+            file = pq.ParquetFile(source, metadata=self._footer, page_checksum_verification=True)
+            group = self._groups[shard_name(shard)]
+            return file.read_row_group(group, columns=names, use_threads=False)
+
+        try:
+            table = disk.read_with(self.path, read)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            if isinstance(error, FileNotFoundError):
+                raise
+            raise self.damaged(str(error)) from None
+        if table.num_rows != metadata["rows"]:
+            raise self.damaged(f"shard {shard_name(shard)} has {table.num_rows} rows")
+        return table.replace_schema_metadata(None)
+
+
+def _require_column(name: str, known: Sequence[str], path: str) -> None:
+    if name not in known:
+        suggestion = disk.did_you_mean(name, known)
+        raise ValueError(f"{path} has no column {name!r}{suggestion} (of {', '.join(known)})")
+
+
+class AlignedFiles:
+    """The row-aligned files of one score set or one view, for readers in several threads."""
+
+    def __init__(self, single: Callable[[str], str], bundle: Callable[[str], str]) -> None:
+        self._single, self._bundle = single, bundle
+        self._open: OrderedDict[str, Bundle] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of_scores(cls, pool: str, name: str) -> AlignedFiles:
+        """The columns of a score set NAME@ID."""
+        layout = PoolLayout(pool)
+        return cls(
+            lambda shard: layout.score_columns(name, shard),
+            lambda shard: layout.score_bundle(name, shard),
+        )
+
+    @classmethod
+    def of_view(cls, pool: str, view: str) -> AlignedFiles:
+        """The masks of a view."""
+        layout = PoolLayout(pool)
+        return cls(
+            lambda shard: layout.view_mask(view, shard),
+            lambda shard: layout.view_bundle(view, shard),
+        )
+
+    def path(self, shard: int | str) -> str:
+        """The file that a complete set has the rows of a shard in."""
+        name = shard_name(shard)
+        return self._bundle(name) if shard_folder(name) else self._single(name)
+
+    def bundle(self, shard: int | str) -> Bundle:
+        """The bundle of a shard, opened once."""
+        path = self._bundle(shard_name(shard))
+        with self._lock:
+            if path in self._open:
+                self._open.move_to_end(path)
+                return self._open[path]
+        bundle = Bundle(path)
+        with self._lock:
+            self._open[path] = bundle
+            while len(self._open) > OPEN_BUNDLES:
+                self._open.popitem(last=False)
+        return bundle
+
+    def has(self, shard: int | str) -> bool:
+        """True where the rows of a shard are there."""
+        if not shard_folder(shard):
+            return disk.exists(self.path(shard))
+        return disk.exists(self.path(shard)) and shard_name(shard) in self.bundle(shard)
+
+    def metadata(self, shard: int | str) -> dict[str, Any]:
+        """What was written about the rows of a shard. FileNotFoundError without a file."""
+        if shard_folder(shard):
+            return self.bundle(shard).metadata(shard)
+        return disk.read_metadata(self._single(shard_name(shard)))
+
+    def read(
+        self, shard: int | str, columns: Sequence[str] | None = None
+    ) -> tuple[pa.Table, dict[str, Any]]:
+        """(columns of a shard, what was written about them). FileNotFoundError without a file.
+
+        ValueError for a damaged bundle; pa.ArrowInvalid for a damaged file of a flat shard.
+        """
+        if shard_folder(shard):
+            bundle = self.bundle(shard)
+            return bundle.read(shard, columns), bundle.metadata(shard)
+        names = None if columns is None else list(columns)
+
+        def read(source: Any) -> tuple[pa.Table, Any]:
+            file = pq.ParquetFile(source)
+            return file.read(names, use_threads=False), file.metadata.metadata
+
+        table, footer = disk.read_with(self._single(shard_name(shard)), read)
+        for name in names or []:
+            _require_column(name, table.column_names, self.path(shard))
+        metadata = json.loads((footer or {}).get(b"clipmill", b"{}"))
+        return table.replace_schema_metadata(None), metadata
+
+
+def parquet_bytes(table: pa.Table, metadata: Mapping[str, Any]) -> bytes:
+    """The file of a flat shard, as `disk.write_parquet` writes it."""
+    table = table.replace_schema_metadata(disk.with_metadata(table.schema, metadata).metadata)
+    sink = io.BytesIO()
+    pq.write_table(table, sink, compression="zstd", row_group_size=10_000, write_page_checksum=True)
+    return sink.getvalue()

@@ -1,0 +1,154 @@
+"""The columns of a pool's shards, from sidecars and score sets, in parts of bounded size."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from filters import FILTERS
+from manifests import disk
+from manifests.bundles import AlignedFiles
+from manifests.commits import Commits
+from manifests.documents import ScoreSetDocument
+from manifests.pool_layout import FLAT_SHARDS, SHARDS_PER_FOLDER, shard_name
+from manifests.shard_tables import score_shards
+from pipeline.views.choose import Part
+
+UNIT_SHARDS = 100  # flat shards that one thread works on
+PART_ROWS = 200_000  # rows that a thread has in memory, and at least one shard
+KEPT_ROWS = 1_000_000  # a pool of at most so many rows is read once, whatever the passes over it
+FILTER_OF_COLUMN: dict[str, str] = {}  # score column -> filter
+for _name, _filter_class in FILTERS.items():
+    FILTER_OF_COLUMN |= dict.fromkeys(_filter_class.adds, _name)
+ScoreSets = Mapping[str, tuple[str, ScoreSetDocument]]  # filter -> (NAME@ID, scores.json)
+
+
+class _ScoreColumns:
+    """The columns of one score set, refused where they were made for other rows."""
+
+    def __init__(self, commits: Commits, name: str, document: ScoreSetDocument) -> None:
+        self.name, self._commits = name, commits
+        self._files = AlignedFiles.of_scores(commits.pool, name)
+        shards, self._uids = score_shards(commits.pool, document)
+        if not np.array_equal(shards, commits.shards):
+            raise ValueError(f"{commits.pool}: scores {name} are of other shards; score it again")
+
+    def read(self, position: int, columns: Sequence[str]) -> pa.Table:
+        """Columns of the shard at a position of `commits`.
+
+        ValueError for columns of other rows than those of the shard. `sidecar` is the hash of all
+        values of the sidecar, the uids among them. It is compared instead of a checksum of the uid
+        column, which would have to be read for it.
+        """
+        shard = int(self._commits.shards[position])
+        table, metadata = self._files.read(shard, columns)
+        same_uids = metadata.get("uids") == self._uids[position].as_py().hex()
+        sidecar = self._commits.column("sidecar_sha256")[position].as_py().hex()
+        rows = self._commits.column("count")[position].as_py()
+        if not (same_uids and metadata.get("sidecar") == sidecar and table.num_rows == rows):
+            path = self._files.path(shard)
+            folder = path.rpartition("/")[0]
+            raise ValueError(
+                f"{path} was scored for other rows than those of its shard (checksum of the uids); "
+                f"remove {folder} and run pipeline/score.py again"
+            )
+        return table
+
+
+class JoinedColumns:
+    """A pool as the source of `choose_parts`: units of a thousand shards, 100 of the flat ones."""
+
+    def __init__(self, commits: Commits, columns: Collection[str], sets: ScoreSets) -> None:
+        self.commits = commits
+        self._sidecar_columns = sorted(set(columns) - FILTER_OF_COLUMN.keys())
+        self._of_set: dict[str, tuple[_ScoreColumns, list[str]]] = {}
+        for filter_name, (name, document) in sets.items():
+            of_set = sorted(set(columns) & FILTERS[filter_name].adds.keys())
+            if of_set:
+                self._of_set[filter_name] = _ScoreColumns(commits, name, document), of_set
+        self._bounds = _unit_bounds(commits)
+        self.units = len(self._bounds) - 1
+        self._row_ends = np.cumsum(commits.column("count").to_numpy())
+        self.rows = int(self._row_ends[-1])
+        self._kept: dict[int, list[Part]] | None = {} if self.rows <= KEPT_ROWS else None
+        self._lock = threading.Lock()
+        self.schema = self._read_shard(0, None).schema
+
+    def shards_of(self, unit: int) -> range:
+        """Positions in `commits` of the shards of a unit."""
+        return range(int(self._bounds[unit]), int(self._bounds[unit + 1]))
+
+    def parts(self, unit: int, columns: Sequence[str] | None = None) -> Iterator[Part]:
+        """The parts of a unit, with some columns (default: all).
+
+        ValueError for score columns of other rows than those of their shard.
+        """
+        if self._kept is None:
+            yield from self._read_unit(unit, columns)
+            return
+        with self._lock:
+            parts = self._kept.get(unit)
+        if parts is None:
+            parts = list(self._read_unit(unit, None))
+            with self._lock:
+                self._kept[unit] = parts
+        yield from parts
+
+    def _read_unit(self, unit: int, columns: Sequence[str] | None) -> Iterator[Part]:
+        tables: list[pa.Table] = []
+        first = self.shards_of(unit).start
+        rows = 0
+        for position in self.shards_of(unit):
+            tables.append(self._read_shard(position, columns))
+            rows += tables[-1].num_rows
+            if rows >= PART_ROWS:
+                yield self._part(first, tables)
+                first, tables, rows = position + 1, [], 0
+        if tables:
+            yield self._part(first, tables)
+
+    def _part(self, first: int, tables: Sequence[pa.Table]) -> Part:
+        shards = self.commits.shards[first : first + len(tables)].tolist()
+        names = [shard_name(shard) for shard in shards]
+        sizes = [table.num_rows for table in tables]
+        before = int(self._row_ends[first]) - sizes[0]
+        return Part(
+            table=pa.concat_tables(tables),
+            first_row=before,
+            sizes=dict(zip(names, sizes, strict=True)),
+        )
+
+    def _read_shard(self, position: int, columns: Sequence[str] | None) -> pa.Table:
+        """The columns of one shard, side by side."""
+        shard = int(self.commits.shards[position])
+        sidecar = self.commits.sidecar(shard)
+        names = self._sidecar_columns
+        if columns is not None:
+            names = [name for name in names if name in columns]
+        table = disk.read_with(
+            sidecar, lambda source: pq.ParquetFile(source).read(names, use_threads=False)
+        )
+        table = table.replace_schema_metadata(None)
+        if table.num_rows != self.commits.column("count")[position].as_py():
+            raise ValueError(f"{sidecar} does not have the rows of its commit record; verify it")
+        for scores, of_set in self._of_set.values():
+            wanted = [name for name in of_set if columns is None or name in columns]
+            if wanted:
+                read = scores.read(position, wanted)
+                for name in wanted:
+                    table = table.append_column(name, read[name])
+        return table
+
+
+def _unit_bounds(commits: Commits) -> list[int]:
+    """Where the units begin and end in the list of shards: a bundle is never cut."""
+    shards = commits.shards
+    flat = int(np.searchsorted(shards, FLAT_SHARDS))
+    bounds = list(range(0, flat, UNIT_SHARDS))
+    folders = shards[flat:] // SHARDS_PER_FOLDER
+    starts = np.flatnonzero(np.diff(folders, prepend=-1)) + flat
+    return [*bounds, *starts.tolist(), len(shards)]

@@ -1,0 +1,79 @@
+"""Some rows of a pool and the database that evaluates rules over them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from pipeline.views.rules import DERIVED
+
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+Hashes = np.ndarray[Any, np.dtype[np.uint64]]
+Numbers = np.ndarray[Any, np.dtype[Any]]
+
+
+def uid_hashes(uids: Sequence[str], seed: int) -> Hashes:
+    """(rows,) xxh3_64 of each uid with `seed`. The one source of randomness of views."""
+    hashes = (xxhash.xxh3_64_intdigest(uid.encode(), seed) for uid in uids)
+    return np.fromiter(hashes, np.uint64, len(uids))
+
+
+class PartRows:
+    """The joined columns of some consecutive rows."""
+
+    def __init__(
+        self, connection: duckdb.DuckDBPyConnection, table: pa.Table, first_row: int = 0
+    ) -> None:
+        """first_row: number of its first row in the pool."""
+        self.connection, self.table, self.first_row = connection, table, first_row
+        columns = set(table.column_names)
+        self.derived = {
+            name: sql for name, (sql, sources) in DERIVED.items() if columns.issuperset(sources)
+        }
+        self.known = columns | set(self.derived)
+        self.stored: Mask = is_true(pc.equal(table["status"], "success"))
+        self._hashes: dict[int, Hashes] = {}
+
+    def evaluate(self, sql: str, alive: Mask) -> pa.ChunkedArray:
+        """`sql` for each row. It is not evaluated for rows that are not alive; they are NULL."""
+        table = self.table.append_column("row_is_alive", pa.array(alive))
+        self.connection.register("pool_rows", table)
+        relation = self.relation(f"CASE WHEN row_is_alive THEN ({sql}) END")
+        return relation.to_arrow_table().column(0)
+
+    def type_of(self, sql: str) -> str:
+        """DuckDB's type of an expression over the columns."""
+        self.connection.register("pool_rows", self.table)
+        return str(self.relation(f"({sql})").types[0])
+
+    def relation(self, sql: str) -> Any:
+        """`sql` over the registered rows."""
+        derived = "".join(f", {text} AS {name}" for name, text in self.derived.items())
+        return self.connection.sql(
+            f"SELECT {sql} AS answer FROM (SELECT *{derived} FROM pool_rows)"
+        )
+
+    def stored_hashes(self, seed: int) -> Hashes:
+        """(stored rows,) `uid_hashes` of the stored rows, computed once per seed."""
+        if seed not in self._hashes:
+            uids = self.table["uid"].filter(pa.array(self.stored)).to_pylist()
+            self._hashes[seed] = uid_hashes(uids, seed)
+        return self._hashes[seed]
+
+    def of_stored(self, values: Mask) -> Mask:
+        """(rows,) from (stored rows,); False for the others."""
+        mask = np.zeros(len(self.stored), np.bool_)
+        mask[self.stored] = values
+        return mask
+
+
+def is_true(answer: Any) -> Mask:
+    """True where a boolean column is true; NULL counts as false."""
+    mask: Mask = pc.fill_null(answer, False).to_numpy(zero_copy_only=False)
+    return mask

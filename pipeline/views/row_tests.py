@@ -1,0 +1,356 @@
+"""The steps of a view as tests of single rows: thresholds are numbers, random draws are limits.
+
+What is a number for the whole pool (the k-th value of a column, the k-th hash) is found here, in
+passes over the parts of the pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from math import ceil
+from typing import Any, Protocol
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from manifests.documents import RuleEffect, Threshold
+from pipeline.views.part_rows import Mask, Numbers, PartRows, is_true
+from pipeline.views.ranks import Ranked, RankSearch
+from pipeline.views.rules import (
+    DERIVED,
+    connect,
+    evaluation_error,
+    null_unless_known,
+    parse,
+    to_sql,
+)
+from pipeline.views.steps import Step
+from pipeline.views.unit_threads import map_units
+
+KEPT, UNSTORED, FIRST_STEP = 0, 1, 2  # codes of outcomes; each step has two: failed, missing
+Codes = np.ndarray[Any, np.dtype[np.int16]]
+
+
+class Part(Protocol):
+    """Some rows and where they begin in the pool; `choose.Part`."""
+
+    @property
+    def table(self) -> pa.Table: ...
+
+    @property
+    def first_row(self) -> int: ...
+
+
+class Rows(Protocol):
+    """The rows of a pool in parts; `choose.Source`."""
+
+    units: int
+
+    def parts(self, unit: int, columns: Sequence[str] | None = None) -> Iterator[Part]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowTest:
+    """One step. Exactly one of `sql` and `limit` is set."""
+
+    step: Step
+    sql: str | None = None
+    limit: int | None = None  # stored rows with a smaller hash pass
+    # Rows of the pool with the hash `limit` that pass too.
+    ties: frozenset[int] = field(default_factory=frozenset)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Top:
+    """One top(column, share)."""
+
+    step: Step  # the first that has it
+    call: str  # as the rule spells it
+    column: str
+    share: Fraction
+
+
+def sizes_needed(steps: Iterable[Step]) -> set[str]:
+    """The views whose size the random steps need."""
+    return {step.random_like for step in steps if step.random_like is not None}
+
+
+def check_steps(rows: PartRows, steps: Iterable[Step]) -> dict[str, _Top]:
+    """ValueError for SQL that would fail on any rows. Returns the thresholds that the steps need.
+
+    rows: none, with all columns.
+    """
+    tops: dict[str, _Top] = {}
+    for step in steps:
+        if step.where is None:
+            continue
+
+        def threshold(call: str, column: str, share: Fraction, step: Step = step) -> float:
+            tops[call] = _Top(step=step, call=call, column=column, share=share)
+            _numbers(rows, tops[call])  # refuses text before any row is read
+            return 0.0
+
+        _sql(rows, step, threshold)
+    return tops
+
+
+def compile_views(
+    rows: PartRows, views: Mapping[str, Sequence[Step]], source: Rows, sizes: Mapping[str, int]
+) -> dict[str, tuple[list[RowTest], dict[str, Threshold]]]:
+    """The tests of each view and its resolved thresholds, by the call as the rule spells it.
+
+    sizes: of the views that random steps name.
+    """
+    tops = {name: check_steps(rows, steps) for name, steps in views.items()}
+    wanted = {(top.column, top.share): top for of_view in tops.values() for top in of_view.values()}
+    draws = {}
+    for steps in views.values():
+        for step in steps:
+            if step.random_like is not None:
+                draws[step.seed, sizes[step.random_like]] = step
+    ranked = _find_tops(rows, source, wanted)
+    drawn = _find_draws(source, draws)
+    compiled = {}
+    for name, steps in views.items():
+        thresholds = {}
+        for call, top in tops[name].items():
+            thresholds[call] = _threshold(ranked[top.column, top.share], top.share)
+        tests = [_test(rows, step, thresholds, drawn, sizes) for step in steps]
+        compiled[name] = tests, thresholds
+    return compiled
+
+
+class ViewCounts:
+    """Counts of one view over some rows; `+` joins them."""
+
+    def __init__(self, tests: int) -> None:
+        self.left = np.zeros(tests + 1, np.int64)  # stored rows, then rows after each test
+        self.rejected = np.zeros(tests, np.int64)  # of the stored rows
+        self.alone = np.zeros(tests, np.int64)  # of them those that no other test rejects
+        self.known = np.ones(tests, np.bool_)  # the test can be evaluated on all stored rows
+
+    def __iadd__(self, other: ViewCounts) -> ViewCounts:
+        self.left += other.left
+        self.rejected += other.rejected
+        self.alone += other.alone
+        self.known &= other.known
+        return self
+
+    def effects(self, steps: Sequence[Step]) -> tuple[RuleEffect, ...]:
+        """What each of several steps rejects of all stored rows, and what it alone rejects."""
+        if len(steps) < 2:
+            return ()
+        all_known, effects = bool(self.known.all()), []
+        for i, step in enumerate(steps):
+            rejected = int(self.rejected[i]) if self.known[i] else None
+            alone = int(self.alone[i]) if all_known else None
+            effects.append(RuleEffect(rule=step.name, rejected=rejected, alone=alone))
+        return tuple(effects)
+
+
+def outcome_codes(rows: PartRows, tests: Sequence[RowTest]) -> tuple[Codes, ViewCounts]:
+    """((rows,) the outcome of each row, counts of them)."""
+    alive = rows.stored.copy()
+    codes: Codes = np.where(alive, KEPT, UNSTORED).astype(np.int16)
+    counts = ViewCounts(len(tests))
+    counts.left[0] = alive.sum()
+    times = np.zeros(len(alive), np.int16)  # how many tests reject a row
+    rejections: list[Mask] = []
+    for number, test in enumerate(tests):
+        passed, missing, on_all = _passed_of_stored(rows, test, alive)
+        rejections.append(rows.stored & ~passed if on_all else np.zeros_like(alive))
+        counts.known[number] = on_all
+        times += rejections[-1]
+        codes[alive & ~passed] = FIRST_STEP + 2 * number
+        codes[alive & missing] = FIRST_STEP + 2 * number + 1
+        alive &= passed
+        counts.left[number + 1] = alive.sum()
+    for number, rejected in enumerate(rejections):
+        counts.rejected[number] = rejected.sum()
+        counts.alone[number] = (rejected & (times == 1)).sum()
+    return codes, counts
+
+
+def _passed_of_stored(rows: PartRows, test: RowTest, alive: Mask) -> tuple[Mask, Mask, bool]:
+    """(passed, missing, whether they are of all stored rows). A test may fail on rows that the
+    tests before it reject (a cast of a text, say): then they are of the rows that are left.
+    """
+    try:
+        return *_passed(rows, test, rows.stored), True
+    except ValueError:
+        return *_passed(rows, test, alive), False
+
+
+# --- one step -----------------------------------------------------------------------------------
+
+
+def _sql(rows: PartRows, step: Step, threshold: Any) -> str:
+    """The step as a boolean SQL expression, NULL where a column that it reads is NULL.
+
+    threshold: (call, column, share) -> number, for each top(). ValueError for a rule that is not
+    boolean.
+    """
+    try:
+        expression = parse(rows.connection, step, rows.known)
+        sql = to_sql(rows.connection, expression, step, threshold)
+        kind = rows.type_of(sql)
+    except duckdb.Error as error:
+        raise evaluation_error(step, error) from None
+    if kind != "BOOLEAN":
+        raise step.error(f"it gives {kind}, not true or false")
+    return null_unless_known(sql, expression.not_null)
+
+
+def _test(
+    rows: PartRows,
+    step: Step,
+    thresholds: Mapping[str, Threshold],
+    drawn: Mapping[tuple[int, int], tuple[int, frozenset[int]]],
+    sizes: Mapping[str, int],
+) -> RowTest:
+    if step.sample is not None:
+        return RowTest(step=step, limit=int(Fraction(str(step.sample)) * 2**64))
+    if step.random_like is not None:
+        limit, ties = drawn[step.seed, sizes[step.random_like]]
+        return RowTest(step=step, limit=limit, ties=ties)
+    return RowTest(step=step, sql=_sql(rows, step, lambda call, *_: thresholds[call].value))
+
+
+def _passed(rows: PartRows, test: RowTest, alive: Mask) -> tuple[Mask, Mask]:
+    """((rows,) for which rows the test is true, (rows,) for which it is NULL)."""
+    if test.sql is None:
+        return _drawn(rows, test), np.zeros_like(alive)
+    try:
+        answer = rows.evaluate(test.sql, alive)
+    except duckdb.Error as error:
+        raise evaluation_error(test.step, error) from None
+    return is_true(answer), is_true(pc.is_null(answer))
+
+
+def _drawn(rows: PartRows, test: RowTest) -> Mask:
+    assert test.limit is not None
+    if test.limit == 0:
+        return np.zeros_like(rows.stored)
+    # A limit of 2^64 does not fit its type.
+    mask = rows.of_stored(rows.stored_hashes(test.step.seed) <= np.uint64(test.limit - 1))
+    inside = [tie - rows.first_row for tie in test.ties]
+    mask[[tie for tie in inside if 0 <= tie < len(mask)]] = True
+    return mask
+
+
+# --- numbers of the whole pool --------------------------------------------------------------------
+
+
+def _find_tops(
+    rows: PartRows, source: Rows, tops: Mapping[tuple[str, Fraction], _Top]
+) -> dict[tuple[str, Fraction], Ranked]:
+    """The k-th largest value of each column over the stored rows. NULL and NaN do not count."""
+    searches = {}
+    columns = {"status"}
+    for key, top in tops.items():
+        searches[key] = RankSearch(_rank_from_above(top.share))
+        step = Step(name=top.step.name, where=top.column, view=top.step.view)
+        for column in parse(rows.connection, step, rows.known).columns:
+            columns |= set(DERIVED[column][1]) if column in DERIVED else {column}
+
+    def work(unit: int) -> None:
+        connection = connect(threads=1)
+        for part in source.parts(unit, sorted(columns)):
+            part_rows = PartRows(connection, part.table, part.first_row)
+            for key, search in searches.items():
+                if not search.is_done:
+                    search.add(_numbers(part_rows, tops[key]))
+
+    while not all(search.is_done for search in searches.values()):
+        for _ in map_units(source.units, work):
+            pass
+        for search in searches.values():
+            if not search.is_done:
+                search.end_pass()
+    found = {}
+    for (column, share), search in searches.items():
+        if search.result is None:
+            top = tops[column, share]
+            raise top.step.error(f"no stored row has a value for {top.call}")
+        found[column, share] = search.result
+    return found
+
+
+def _rank_from_above(share: Fraction) -> Any:
+    return lambda count: count - ceil(share * count) + 1
+
+
+def _numbers(rows: PartRows, top: _Top) -> Numbers:
+    """(n,) the values of a column of the stored rows, without NULL and NaN."""
+    try:
+        values = pc.drop_null(rows.evaluate(top.column, rows.stored))
+    except duckdb.Error as error:
+        raise evaluation_error(top.step, error) from None
+    if pa.types.is_decimal(values.type):  # a column times 0.5 is a decimal
+        values = values.cast(pa.float64())
+    if not (pa.types.is_floating(values.type) or pa.types.is_integer(values.type)):
+        raise top.step.error(f"{top.call} needs a number, and {top.column} is {values.type}")
+    numbers: Numbers = values.to_numpy()
+    return numbers[~np.isnan(numbers)]
+
+
+def _threshold(ranked: Ranked, share: Fraction) -> Threshold:
+    kept = ranked.count - ranked.below
+    return Threshold(
+        value=ranked.value,
+        asked=float(share),
+        share=kept / ranked.count,
+        kept=kept,
+        rows=ranked.count,
+    )
+
+
+def _find_draws(
+    source: Rows, draws: Mapping[tuple[int, int], Step]
+) -> dict[tuple[int, int], tuple[int, frozenset[int]]]:
+    """(seed, size) -> (the size-th smallest hash, the rows with that hash that are drawn too)."""
+    searches = {(seed, size): RankSearch(_constant(size), lambda h: h) for seed, size in draws}
+
+    def work(unit: int) -> None:
+        for part in source.parts(unit, ["status", "uid"]):
+            rows = PartRows(connect(threads=1), part.table, part.first_row)
+            for (seed, _), search in searches.items():
+                if not search.is_done:
+                    search.add(rows.stored_hashes(seed))
+
+    while not all(search.is_done for search in searches.values()):
+        for _ in map_units(source.units, work):
+            pass
+        for search in searches.values():
+            if not search.is_done:
+                search.end_pass()
+    found = {}
+    for (seed, size), search in searches.items():
+        assert search.result is not None
+        ranked = search.result
+        last, missing = int(ranked.value), size - ranked.below
+        if missing == ranked.equal:
+            found[seed, size] = last + 1, frozenset[int]()
+        else:
+            found[seed, size] = last, _first_ties(source, seed, last, missing)
+    return found
+
+
+def _constant(size: int) -> Any:
+    return lambda count: size
+
+
+def _first_ties(source: Rows, seed: int, last: int, count: int) -> frozenset[int]:
+    """The first `count` rows with the hash `last`: by uid, then by their place in the pool."""
+    ties: list[tuple[str, int]] = []
+    for unit in range(source.units):
+        for part in source.parts(unit, ["status", "uid"]):
+            rows = PartRows(connect(threads=1), part.table, part.first_row)
+            same = rows.of_stored(rows.stored_hashes(seed) == np.uint64(last))
+            for row in np.flatnonzero(same).tolist():
+                ties.append((str(part.table["uid"][row]), part.first_row + row))
+    return frozenset(row for _, row in sorted(ties)[:count])

@@ -1,0 +1,33 @@
+"""Units of work in as many threads as there are cores, their results in order."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
+THREADS = max(1, os.cpu_count() or 1)
+
+
+def map_units(units: int, work: Callable[[int], T]) -> Iterator[T]:
+    """work(0), work(1), …: a few of them at a time, in threads. The first error ends the rest.
+
+    DuckDB, Arrow and NumPy release Python's lock for most of their time.
+    """
+    if units <= 1 or THREADS == 1:
+        yield from map(work, range(units))
+        return
+    running: deque[Future[T]] = deque()
+    threads = ThreadPoolExecutor(THREADS, thread_name_prefix="views")
+    try:
+        for unit in range(units):
+            running.append(threads.submit(work, unit))
+            if len(running) >= 2 * THREADS:
+                yield running.popleft().result()
+        while running:
+            yield running.popleft().result()
+    finally:
+        threads.shutdown(cancel_futures=True)
