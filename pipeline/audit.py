@@ -23,18 +23,21 @@ import json
 from typing import Any
 
 from pipeline import accounting
+from pipeline.pool import hold_lease
 
 EXAMPLE = """example:
   python pipeline/audit.py out/pool
   python pipeline/audit.py out/pool --verify --json
   python pipeline/audit.py out/pool --explain 0123456789abcdef0123456789abcdef
   python pipeline/audit.py out/pool --explain https://host.example/dog.jpg
+  python pipeline/audit.py out/pool --reindex
+  python pipeline/audit.py out/pool --migrate
 
 """
 
 EXIT_STATUS = console.exit_help(
     {
-        0: "the pool is complete and nothing is wrong, or the row is explained",
+        0: "the pool is complete and nothing is wrong, the row is explained, or the index is made",
         console.EXIT_INCOMPLETE: "the pool is not complete, or a count or a file is wrong",
     }
 )
@@ -59,6 +62,17 @@ def options(argv: list[str] | None) -> argparse.Namespace:
         metavar="ROW",
         help="the history of one row, by its uid, URL, file name or tar key",
     )
+    what.add_argument(
+        "--reindex",
+        action="store_true",
+        help="make the index of the shards anew from their commit records",
+    )
+    what.add_argument(
+        "--migrate",
+        action="store_true",
+        help="bring a pool of an earlier version into the present form: shards from 3,000 on lie in"
+        " folders, the score columns and masks of a thousand share a file",
+    )
     parser.add_argument("--json", action="store_true", help="end with one JSON line on stdout")
     return parser.parse_args(argv)
 
@@ -66,7 +80,28 @@ def options(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     args = options(argv)
     console.start_logging()
-    return console.run_command(lambda: explain(args) if args.explain else audit(args))
+    return console.run_command(lambda: command(args))
+
+
+def command(args: argparse.Namespace) -> int:
+    """Do what the options ask for; the exit status."""
+    if args.explain:
+        return explain(args)
+    return mend(args) if args.reindex or args.migrate else audit(args)
+
+
+def mend(args: argparse.Namespace) -> int:
+    """Make the index anew, or bring the pool into the present form; the exit status."""
+    moved = 0
+    with hold_lease(args.pool):
+        if args.migrate:
+            moved = accounting.migrate(args.pool)
+        commits = accounting.reindex(args.pool)
+    if args.migrate:
+        print(f"{moved} files moved")
+    print(f"{len(commits)} shards indexed")
+    print_json({"shards": len(commits), "moved": moved}, args)
+    return 0
 
 
 def explain(args: argparse.Namespace) -> int:

@@ -140,7 +140,7 @@ def tokens_of_blend(loader: Loader) -> Tensor | None:
     """Every token of a small blend's kept rows and 0, the padding (int64, rising); None for a large
     blend.
     """
-    if sum(sum(view.shard_rows) for view in loader.views) > TABLE_ROWS:
+    if sum(int(view.shard_rows.sum()) for view in loader.views) > TABLE_ROWS:
         return None
     tokens = [np.zeros(1, np.uint16)]
     for view in loader.views:

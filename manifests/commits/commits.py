@@ -180,6 +180,14 @@ class Commits:
             start += len(chunk)
         return None
 
+    def renamed(self) -> pa.Table:
+        """shard, revision and tar of the shards whose files are not named by their number alone."""
+        digits = pc.utf8_lpad(pc.cast(self.table["shard"], pa.string()), 5, "0")
+        usual = pc.equal(self.table["tar"], pc.binary_join_element_wise(digits, "tar", "."))
+        replaced = pc.greater(pc.fill_null(self.table["revision"], 0), 0)
+        columns = self.table.select(["shard", "revision", "tar"])
+        return columns.filter(pc.or_(pc.invert(usual), replaced))
+
     def hash_of(self, name: str, digits: int = FINGERPRINT_DIGITS) -> str:
         """What `disk.content_hash` gives for the list of a column of hashes, in shard order."""
         content = hashlib.sha256(b"[")

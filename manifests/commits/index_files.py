@@ -57,6 +57,8 @@ class IndexDocument:
     shards: int
     fingerprint: str | None = None  # of a closed index
     totals: CommitTotals | None = None  # of a closed index
+    # Shards of a closed index whose files are not named by their number alone, see ShardFiles.
+    renamed: IndexFile | None = None
 
 
 def damaged(pool: str, path: str, problem: str) -> ValueError:

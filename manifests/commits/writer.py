@@ -7,6 +7,7 @@ readers look for records that it does not have yet.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import time
@@ -121,7 +122,18 @@ class IndexWriter:
                 disk.remove(disk.join(PoolLayout(self.pool).index, file.name))
 
     def _write(self, files: Sequence[IndexFile], closed_with: Commits | None = None) -> None:
-        write_document(self.pool, _document(files, closed_with))
+        document = _document(files)
+        if closed_with is not None:
+            renamed = closed_with.renamed()
+            document = dataclasses.replace(
+                document,
+                closed=True,
+                shards=len(closed_with),
+                fingerprint=closed_with.fingerprint,
+                totals=closed_with.totals,
+                renamed=write_file(self.pool, renamed) if renamed.num_rows else None,
+            )
+        write_document(self.pool, document)
         self._files = list(files)
 
 
@@ -143,18 +155,10 @@ def rebuild_index(pool: str) -> Commits:
     return update_index(pool)
 
 
-def _document(files: Sequence[IndexFile], closed_with: Commits | None = None) -> IndexDocument:
+def _document(files: Sequence[IndexFile]) -> IndexDocument:
+    """The document of an open index."""
     shards = sum(file.rows for file in files)
-    if closed_with is None:
-        return IndexDocument(version=INDEX_VERSION, closed=False, files=tuple(files), shards=shards)
-    return IndexDocument(
-        version=INDEX_VERSION,
-        closed=True,
-        files=tuple(files),
-        shards=len(closed_with),
-        fingerprint=closed_with.fingerprint,
-        totals=closed_with.totals,
-    )
+    return IndexDocument(version=INDEX_VERSION, closed=False, files=tuple(files), shards=shards)
 
 
 def _files_of(pool: str, commits: Commits) -> list[IndexFile]:

@@ -95,7 +95,9 @@ def read_schema(path: str | Path) -> pa.Schema:
 
 
 def read_with(path: str | Path, reader: Callable[[Any], Any]) -> Any:
-    """What `reader` makes of an open Parquet file; all of it is tried again after a store's transient error."""
+    """What `reader` makes of an open Parquet file; all of it is tried again after a store's
+    transient error.
+    """
 
     def attempt() -> Any:
         with open_file(path) as f:

@@ -168,7 +168,7 @@ def write_bundle(pool: str, name: str, shards: Sequence[int]) -> None:
     folder = disk.join(layout.score_set(name), shard_folder(shards[0]))
     singles = set(disk.list_names(folder, ".parquet"))
     before = Bundle(path) if disk.exists(path) else None
-    with _staged(path) as staged:
+    with staged_bundle(path) as staged:
         writer: BundleWriter | None = None
         with contextlib.ExitStack() as stack:
             for shard in shards:
@@ -193,7 +193,7 @@ def write_bundle(pool: str, name: str, shards: Sequence[int]) -> None:
 
 
 @contextlib.contextmanager
-def _staged(path: str) -> Iterator[Path]:
+def staged_bundle(path: str) -> Iterator[Path]:
     """A local file to fill before it is published: beside `path`, or in a temporary folder."""
     if disk.is_url(path):
         with tempfile.TemporaryDirectory(prefix="clipmill-bundle-") as temporary:

@@ -9,7 +9,15 @@ from train.data.decode import decode_image, fast_jpeg
 from train.data.loader import Batch, Loader
 from train.data.order import Repeats
 from train.data.retry import ReadFailed
-from train.data.view_columns import ShardColumns, read_columns, read_view
+from train.data.view_columns import (
+    ShardColumns,
+    ViewMasks,
+    covers,
+    load_aligned,
+    open_masks,
+    read_columns,
+    read_view,
+)
 
 __all__ = [
     "Batch",
@@ -19,10 +27,14 @@ __all__ = [
     "ReadFailed",
     "Repeats",
     "ShardColumns",
+    "ViewMasks",
     "augment",
+    "covers",
     "decode_image",
     "fast_jpeg",
+    "load_aligned",
     "normalise",
+    "open_masks",
     "read_columns",
     "read_view",
     "too_many_damaged",

@@ -44,14 +44,19 @@ BLOCK = 2_048
 SHARDS, WINDOW, SUBSTITUTE = 1, 2, 3  # what a random number is for
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SourceRows:
     """A source of a blend: its weight (any positive number) and the kept rows of each of its
     shards."""
 
     name: str
     weight: float
-    shard_rows: tuple[int, ...]
+    shard_rows: Sequence[int] | Ints
+
+    @property
+    def rows(self) -> int:
+        """Kept rows of all shards."""
+        return int(np.asarray(self.shard_rows, np.int64).sum())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +143,7 @@ class _Spans:
 
 
 def _spans(source: SourceRows, lanes: int) -> _Spans:
-    rows = sum(source.shard_rows)
+    rows = source.rows
     # Strides of about 0.618 of the lanes: any few draws in a row are spread evenly over the spans.
     stride = min(
         (g for g in range(1, lanes + 1) if math.gcd(g, lanes) == 1),
@@ -188,7 +193,8 @@ class Order:
             self._nth[here] = np.arange(np.count_nonzero(here))
         self._spans = [_spans(source, lanes) for source in self.sources]
         self._rows = np.array([spans.rows for spans in self._spans])
-        self._ends = [np.cumsum(source.shard_rows) for source in self.sources]
+        self._shard_rows = [np.asarray(source.shard_rows, np.int64) for source in self.sources]
+        self._ends = [np.cumsum(shard_rows) for shard_rows in self._shard_rows]
         self._steps_per_block = -(-BLOCK // batch_size)
         # A lane is inside one window at a time; while it passes to the next, inside two.
         self._block = functools.lru_cache(maxsize=2)(self._compute_block)
@@ -215,9 +221,9 @@ class Order:
         spans = self._spans[source]
         key = derive_key(self.seed, SUBSTITUTE, spans.key, step, position, attempt)
         row = key % spans.rows
-        ends, shard_rows = self._ends[source], self.sources[source].shard_rows
+        ends, shard_rows = self._ends[source], self._shard_rows[source]
         shard = int(np.searchsorted(ends, row, side="right"))
-        return shard, row - int(ends[shard]) + shard_rows[shard]
+        return shard, row - int(ends[shard]) + int(shard_rows[shard])
 
     def repeats(self, steps: int) -> dict[str, Repeats]:
         """Per source, what `steps` steps from the start draw."""
@@ -246,9 +252,9 @@ class Order:
         for source in self.sources:
             sources[source.name] = {
                 "weight": source.weight,
-                "rows": sum(source.shard_rows),
+                "rows": source.rows,
                 "shards": len(source.shard_rows),
-                "hash": content_hash(source.shard_rows),
+                "hash": content_hash(np.asarray(source.shard_rows, np.int64).tolist()),
             }
         return {
             "version": ORDER_VERSION,
@@ -299,10 +305,10 @@ class Order:
             position[here] = first + permuted[position[here] - first]
         k = np.searchsorted(line.ends, position, side="right")
         shard = line.shards[k]
-        return shard, position - line.ends[k] + np.asarray(self.sources[s].shard_rows)[shard]
+        return shard, position - line.ends[k] + self._shard_rows[s][shard]
 
     def _permute_shards(self, s: int, epoch: int) -> _Line:
-        rows = np.asarray(self.sources[s].shard_rows)
+        rows = self._shard_rows[s]
         shards = np.flatnonzero(rows)
         key = derive_key(self.seed, SHARDS, self._spans[s].key, epoch)
         shards = shards[permutation(key, len(shards))]
@@ -327,11 +333,11 @@ def _check(sources: Sequence[SourceRows], batch_size: int, lanes: int, window: i
     if not names or len(set(names)) != len(names):
         raise ValueError(f"a blend needs sources of different names; it has {names}")
     for source in sources:
-        if not sum(source.shard_rows):
+        if not source.rows:
             raise ValueError(
                 f"{source.name!r} keeps no row; choose another view or loosen its rules"
             )
-    rows = sum(sum(source.shard_rows) for source in sources)
+    rows = sum(source.rows for source in sources)
     if rows < batch_size:
         raise ValueError(
             f"fewer rows than a batch: {', '.join(names)} keep {rows}, and a batch is {batch_size}"

@@ -6,7 +6,7 @@ read is repeated after a time-out or a lost connection (`retry.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -16,18 +16,15 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from manifests import disk
+from manifests.bundles import AlignedFiles
+from manifests.commits import Commits, ShardFiles, open_shard_files, read_commits
 from manifests.documents import ScoreSetDocument, ViewDocument, read_document
-from manifests.pool_layout import (
-    NOT_STORED,
-    CommitRecord,
-    PoolLayout,
-    pool_fingerprint,
-    read_commit_records,
-)
+from manifests.pool_layout import NOT_STORED, PoolLayout, shard_folder, shard_name
+from manifests.shard_tables import score_shards, view_shards
 from train.data.retry import read_with_retries
 
 T = TypeVar("T")
-CommitRecords = Mapping[str, CommitRecord]
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,20 +50,18 @@ def read_columns(
     read. Without a view a row is kept where it has an image. Nothing is read before the first
     shard is asked for. ValueError for an unknown view or column and for a stale view.
     """
-    records = commit_records(pool)
     if view is None:
-        for shard in records:
-            table = load_columns(
-                PoolLayout(pool).sidecar(shard), _distinct(*columns, "image_offset")
-            )
+        commits = committed(pool)
+        for shard in commits.names():
+            table = load_columns(commits.sidecar(shard), _distinct(*columns, "image_offset"))
             kept = pc.is_valid(table["image_offset"])
             rule = pc.if_else(kept, pa.scalar(None, pa.string()), NOT_STORED)
             yield _shard_columns(shard, table.select(list(columns)), kept, rule)
         return
-    document = read_view(pool, view, records)
-    for shard in sorted(document.shards):
-        table = _joined_columns(pool, document, shard, columns)
-        mask = read_mask(pool, document, shard, len(table))
+    masks = open_masks(shard_files(pool), view)
+    for number, shard in enumerate(masks.names()):
+        table = _joined_columns(masks, shard, columns)
+        mask = masks.read(number, len(table))
         yield _shard_columns(shard, table, mask["kept"], mask["rule"])
 
 
@@ -77,9 +72,14 @@ def _shard_columns(
     return ShardColumns(shard=shard, columns=table, kept=mask, rule=rule)
 
 
-def commit_records(pool: str) -> dict[str, CommitRecord]:
-    """The commit record of every shard."""
-    return read_with_retries(lambda: read_commit_records(pool), pool)
+def committed(pool: str) -> Commits:
+    """What is committed in a pool."""
+    return read_with_retries(lambda: read_commits(pool, ["tar", "count"]), pool)
+
+
+def shard_files(pool: str) -> ShardFiles | Commits:
+    """Where the files of a pool's shards are."""
+    return read_with_retries(lambda: open_shard_files(pool), pool)
 
 
 def load_document(path: str, kind: type[T]) -> T:
@@ -106,8 +106,54 @@ def _distinct(*names: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def read_view(pool: str, view: str, records: CommitRecords) -> ViewDocument:
+def load_aligned(files: AlignedFiles, shard: str, columns: Sequence[str]) -> pa.Table:
+    """Columns of the rows of a shard in a score set or view. ValueError for damage."""
+    path = files.path(shard)
+    if not shard_folder(shard):
+        return load_columns(path, columns)
+    try:
+        return read_with_retries(lambda: files.read(shard, columns), path)[0]
+    except FileNotFoundError:
+        raise ValueError(f"{path} is missing; make it again") from None
+
+
+class ViewMasks:
+    """A view that fits its pool: its document, its shards, and what it makes of each row."""
+
+    def __init__(self, files: ShardFiles | Commits, document: ViewDocument) -> None:
+        self.pool, self.document, self.files = files.pool, document, files
+        path = PoolLayout(self.pool).view_shards(document.name)
+        self.shards, self.kept = read_with_retries(lambda: view_shards(self.pool, document), path)
+        self._masks = AlignedFiles.of_view(self.pool, document.name)
+
+    def names(self) -> Iterator[str]:
+        """The names of the shards."""
+        return (shard_name(int(shard)) for shard in self.shards)
+
+    def read(self, number: int, rows: int) -> pa.Table:
+        """What the view makes of each of the `rows` rows of a shard: the columns `kept` and `rule`.
+
+        number: position in `shards`. ValueError for a mask of other rows.
+        """
+        shard = shard_name(int(self.shards[number]))
+        mask = load_aligned(self._masks, shard, ["kept", "rule"])
+        kept_rows = pc.sum(mask["kept"]).as_py() or 0
+        if len(mask) != rows or kept_rows != self.kept[number]:
+            path = self._masks.path(shard)
+            raise ValueError(
+                f"{path} does not fit its shard or its view; {choose_again(self.pool)}"
+            )
+        return mask
+
+
+def open_masks(files: ShardFiles | Commits, view: str) -> ViewMasks:
+    """A view of a pool. ValueError where there is none, or it is older than the shards."""
+    return ViewMasks(files, read_view(files, view))
+
+
+def read_view(files: ShardFiles | Commits, view: str) -> ViewDocument:
     """The document of a view. ValueError where there is none, or it is older than the shards."""
+    pool = files.pool
     layout = PoolLayout(pool)
     names = read_with_retries(lambda: disk.list_names(layout.views, ".json"), layout.views)
     views = [name.removesuffix(".json") for name in names]
@@ -117,7 +163,7 @@ def read_view(pool: str, view: str, records: CommitRecords) -> ViewDocument:
             f"{pool} has no view {view!r}{suggestion}; it has {', '.join(views) or 'none'}"
         )
     document = load_document(layout.view_json(view), ViewDocument)
-    if document.fingerprint != pool_fingerprint(records) or set(document.shards) != set(records):
+    if document.fingerprint != files.fingerprint:
         raise ValueError(
             f"view {view!r} of {pool} is stale: the pool's shards have changed; "
             f"{choose_again(pool)}"
@@ -125,31 +171,30 @@ def read_view(pool: str, view: str, records: CommitRecords) -> ViewDocument:
     return document
 
 
-def read_mask(pool: str, document: ViewDocument, shard: str, rows: int) -> pa.Table:
-    """What a view makes of each of the `rows` rows of a shard: the columns `kept` and `rule`."""
-    path = PoolLayout(pool).view_mask(document.name, shard)
-    mask = load_columns(path, ["kept", "rule"])
-    kept_rows = pc.sum(mask["kept"]).as_py() or 0
-    if len(mask) != rows or kept_rows != document.shards[shard]:
-        raise ValueError(f"{path} does not fit its shard or its view; {choose_again(pool)}")
-    return mask
+def covers(pool: str, document: ScoreSetDocument, fingerprint: str, shards: Ints) -> bool:
+    """True where a score set has columns of all `shards`. That of the same fingerprint has."""
+    if document.fingerprint == fingerprint:
+        return True
+    path = PoolLayout(pool).score_shards(f"{document.name}@{document.id}")
+    scored, _ = read_with_retries(lambda: score_shards(pool, document), path)
+    return bool(np.isin(shards, scored).all())
 
 
-def _joined_columns(
-    pool: str, document: ViewDocument, shard: str, columns: Sequence[str]
-) -> pa.Table:
+def _joined_columns(masks: ViewMasks, shard: str, columns: Sequence[str]) -> pa.Table:
     """Columns of the sidecar and of the view's score sets, for all rows of a shard."""
-    layout = PoolLayout(pool)
-    score_set_of = _score_sets(layout, document)
+    pool = masks.pool
+    score_set_of = _score_sets(PoolLayout(pool), masks.document)
     from_scores = [name for name in columns if name in score_set_of]
     from_sidecar = [name for name in columns if name not in score_set_of]
-    table = load_columns(layout.sidecar(shard), _distinct(*from_sidecar, "uid"))
+    table = load_columns(masks.files.sidecar(shard), _distinct(*from_sidecar, "uid"))
     arrays = {name: table[name] for name in from_sidecar}
     for name in from_scores:
-        path = layout.score_columns(score_set_of[name], shard)
-        arrays[name] = load_columns(path, [name])[name]
+        files = AlignedFiles.of_scores(pool, score_set_of[name])
+        arrays[name] = load_aligned(files, shard, [name])[name]
         if len(arrays[name]) != len(table):
-            raise ValueError(f"{path} has other rows than its shard; {choose_again(pool)}")
+            raise ValueError(
+                f"{files.path(shard)} has other rows than its shard; {choose_again(pool)}"
+            )
     joined = table.select([])  # keeps the number of rows
     for name in columns:
         joined = joined.append_column(name, arrays[name])

@@ -12,7 +12,6 @@ of costing one sample.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,17 +20,20 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from manifests import disk
-from manifests.documents import ScoreSetDocument, ViewDocument
-from manifests.pool_layout import PoolLayout, uids_checksum
+from manifests.bundles import AlignedFiles
+from manifests.documents import ScoreSetDocument
+from manifests.pool_layout import PoolLayout, shard_name, uids_checksum
 from train.data.retry import read_with_retries
 from train.data.shard_cache import ShardCache
 from train.data.view_columns import (
+    ViewMasks,
     choose_again,
-    commit_records,
+    covers,
+    load_aligned,
     load_columns,
     load_document,
-    read_mask,
-    read_view,
+    open_masks,
+    shard_files,
 )
 
 # 64 lanes hold windows of 4 shards each, and pass from one window to the next.
@@ -72,24 +74,23 @@ class _Tar:
 
 
 class ViewRows:
-    """An open view, made by `open_view`. `shards` and `shard_rows` (kept rows) go by number."""
+    """An open view, made by `open_view`.
 
-    def __init__(
-        self,
-        pool: str,
-        document: ViewDocument,
-        tars: Mapping[str, str],
-        token_set: str,
-        cached_shards: int,
-    ) -> None:
-        self.pool, self.view = pool, document.name
-        self.shards = tuple(sorted(document.shards))
-        self.shard_rows = tuple(document.shards[shard] for shard in self.shards)
+    shards: (shards,) their numbers in the pool, ascending. shard_rows: (shards,) kept rows. A shard
+    is asked for by its position in them.
+    """
+
+    def __init__(self, masks: ViewMasks, token_set: str, cached_shards: int) -> None:
+        self.pool, self.view = masks.pool, masks.document.name
+        self.shards, self.shard_rows = masks.shards, masks.kept
         self.token_set = token_set
-        self._document = document
-        self._tars = tars
+        self._masks = masks
+        self._tokens = AlignedFiles.of_scores(self.pool, token_set)
         self.shard = ShardCache(cached_shards, self._read_shard)
-        self._open_tar = ShardCache(OPEN_TARS, lambda number: _Tar(tars[self.shards[number]]))
+        self._open_tar = ShardCache(OPEN_TARS, lambda number: _Tar(self._tar(number)))
+
+    def _tar(self, number: int) -> str:
+        return self._masks.files.tar(int(self.shards[number]))
 
     def read_image(self, shard: int, row: int) -> bytes:
         """The stored bytes of the image of kept row `row`.
@@ -112,10 +113,10 @@ class ViewRows:
         return os.pread(open_tar.handle, length, offset)
 
     def _read_shard(self, number: int) -> ShardRows:
-        shard, layout = self.shards[number], PoolLayout(self.pool)
+        shard = shard_name(int(self.shards[number]))
         columns = ["key", "uid", "image_offset", "image_length"]
-        sidecar = load_columns(layout.sidecar(shard), columns)
-        kept = read_mask(self.pool, self._document, shard, len(sidecar))["kept"]
+        sidecar = load_columns(self._masks.files.sidecar(shard), columns)
+        kept = self._masks.read(number, len(sidecar))["kept"]
         tokens = self._read_tokens(shard, sidecar["uid"]).filter(kept).combine_chunks()
         sidecar = sidecar.filter(kept)
         if sidecar["image_offset"].null_count:
@@ -127,7 +128,7 @@ class ViewRows:
         keys = sidecar["key"].combine_chunks()
         return ShardRows(
             name=shard,
-            tar=self._tars[shard],
+            tar=self._tar(number),
             offset=sidecar["image_offset"].to_numpy(),
             length=sidecar["image_length"].to_numpy(),
             tokens=tokens.flatten().to_numpy(zero_copy_only=False).astype(np.uint16, copy=False),
@@ -137,13 +138,13 @@ class ViewRows:
 
     def _read_tokens(self, shard: str, uids: pa.ChunkedArray) -> pa.ChunkedArray:
         """Tokens of every row of a shard. ValueError where they were made for other rows."""
-        path = PoolLayout(self.pool).score_columns(self.token_set, shard)
-        metadata = read_with_retries(lambda: disk.read_metadata(path), path)
+        path = self._tokens.path(shard)
+        metadata = read_with_retries(lambda: self._tokens.metadata(shard), path)
         if metadata.get("uids") != uids_checksum(uids):
             raise ValueError(
                 f"{path} was made for other rows than the pool has; {_tokenize_again(self.pool)}"
             )
-        return load_columns(path, ["tokens"])["tokens"]
+        return load_aligned(self._tokens, shard, ["tokens"])["tokens"]
 
 
 def open_view(
@@ -153,15 +154,12 @@ def open_view(
 
     ValueError, with the remedy, for an unknown or stale view and for missing tokens.
     """
-    records = commit_records(pool)
-    document = read_view(pool, view, records)
-    layout = PoolLayout(pool)
-    tars = {shard: layout.tar(record) for shard, record in records.items()}
-    token_set = _find_tokens(layout, tokenizer, set(records))
-    return ViewRows(pool, document, tars, token_set, cached_shards)
+    masks = open_masks(shard_files(pool), view)
+    token_set = _find_tokens(PoolLayout(pool), tokenizer, masks)
+    return ViewRows(masks, token_set, cached_shards)
 
 
-def _find_tokens(layout: PoolLayout, tokenizer: str, shards: set[str]) -> str:
+def _find_tokens(layout: PoolLayout, tokenizer: str, masks: ViewMasks) -> str:
     """The score set with the tokens of all shards; of several the one of the highest version."""
     folders = read_with_retries(lambda: disk.list_names(layout.scores), layout.scores)
     token_sets: dict[str, ScoreSetDocument] = {}
@@ -178,7 +176,8 @@ def _find_tokens(layout: PoolLayout, tokenizer: str, shards: set[str]) -> str:
     complete = [
         (scores.version, name)
         for name, scores in token_sets.items()
-        if scores.options.get("tokenizer") == tokenizer and shards <= set(scores.shards)
+        if scores.options.get("tokenizer") == tokenizer
+        and covers(masks.pool, scores, masks.document.fingerprint, masks.shards)
     ]
     if not complete:
         raise ValueError(

@@ -25,11 +25,13 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from manifests import disk
+from manifests.bundles import AlignedFiles
+from manifests.commits import read_commits
 from manifests.documents import ScoreSetDocument, read_document
 from manifests.phash import phash
 from manifests.pool_layout import PoolLayout, uids_checksum
 from manifests.schema import TaskSpec
-from train.data import decode_image, read_columns
+from train.data import covers, decode_image, read_columns
 from train.evaluation.tasks import read_samples
 from train.task_data import ImageSource, image_hashes, map_images
 
@@ -115,12 +117,14 @@ def _identical(pool: str, wanted: Mapping[str, Sequence[tuple[str, str]]]) -> li
 def _phash_set(pool: str) -> str | None:
     """The score set of a pool with the column phash of every shard; None where there is none."""
     layout = PoolLayout(pool)
-    shards = {shard.shard for shard in read_columns(pool)}
+    commits = read_commits(pool, ["tar"])
     for name in disk.list_names(layout.scores):
         path = layout.score_set_json(name)
         if disk.exists(path):
             document = read_document(path, ScoreSetDocument)
-            if "phash" in document.columns and shards <= set(document.shards):
+            if "phash" in document.columns and covers(
+                pool, document, commits.fingerprint, commits.shards
+            ):
                 return name
     return None
 
@@ -133,17 +137,18 @@ def perceptual_hashes(images: ImageSource) -> Hashes:
 
 
 def _near(pool: str, tasks: Sequence[TaskSpec]) -> list[SharedImage]:
-    layout, score_set = PoolLayout(pool), _phash_set(pool)
+    score_set = _phash_set(pool)
     assert score_set is not None
+    files = AlignedFiles.of_scores(pool, score_set)
     images = []
     for shard in read_columns(pool, None, ["key", "uid"]):
-        path = layout.score_columns(score_set, shard.shard)
-        if disk.read_metadata(path).get("uids") != uids_checksum(shard.columns["uid"]):
+        hashes, metadata = files.read(shard.shard, ["phash"])
+        if metadata.get("uids") != uids_checksum(shard.columns["uid"]):
             raise ValueError(
-                f"{path} was made for other rows than the pool has; "
+                f"{files.path(shard.shard)} was made for other rows than the pool has; "
                 f"run python pipeline/score.py {pool} --filters picture"
             )
-        rows = shard.columns.append_column("phash", disk.read_parquet(path, ["phash"])["phash"])
+        rows = shard.columns.append_column("phash", hashes["phash"])
         rows = rows.filter(pa.array(shard.kept)).filter(pc.is_valid(pc.field("phash")))
         stored = rows["phash"].to_numpy().view(np.uint64)
         for task in tasks:

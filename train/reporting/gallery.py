@@ -150,7 +150,7 @@ def nearest_to_threshold(view: ArmView, scores: FloatArray | None) -> list[int]:
 
 def _read_examples(view: ArmView, rows: set[int], scores: FloatArray | None) -> dict[int, Example]:
     """Some rows with their images, by row number over all shards. Other shards are not opened."""
-    layout, columns = PoolLayout(view.path), view.columns
+    columns = view.columns
     shown = {}
     first = 0
     for shard, size in zip(columns.shards, columns.sizes, strict=True):
@@ -158,7 +158,7 @@ def _read_examples(view: ArmView, rows: set[int], scores: FloatArray | None) -> 
         if of_shard:
             table = columns.sidecar(shard, ["caption", "image_offset", "image_length"])
             taken = table.take([row - first for row in of_shard]).to_pylist()
-            tar = layout.tar(columns.records[shard])
+            tar = columns.commits.tar(shard)
             for row, values in zip(of_shard, taken, strict=True):
                 data = disk.read_bytes(tar, values["image_offset"], values["image_length"])
                 score = None if scores is None or not np.isfinite(scores[row]) else scores[row]

@@ -12,10 +12,12 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from manifests import disk
+from manifests.bundles import AlignedFiles
+from manifests.commits import Commits, read_commits
 from manifests.documents import ScoreSetDocument, ViewDocument, read_document
-from manifests.pool_layout import NOT_STORED, CommitRecord, PoolLayout, read_commit_records
+from manifests.pool_layout import NOT_STORED, PoolLayout, shard_folder
 from manifests.schema import Blend
-from train.data import read_view
+from train.data import covers, load_aligned, open_masks
 from train.evaluation import BoolArray
 
 KEPT = -1  # the code of a row that no rule rejects
@@ -30,17 +32,17 @@ class PoolColumns:
     """
 
     path: str
-    records: Mapping[str, CommitRecord]
+    commits: Commits
     _scores: dict[str, FloatArray | None] = field(default_factory=dict)
     _sets: dict[str, str] | None = None
 
     @property
     def shards(self) -> tuple[str, ...]:
-        return tuple(sorted(self.records))
+        return tuple(self.commits.names())
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        return tuple(self.records[shard].count for shard in self.shards)
+        return tuple(self.commits.column("count").to_pylist())
 
     def score_sets(self) -> dict[str, str]:
         """{column: score set that has it}, of the score sets of all shards; tokens left out."""
@@ -52,7 +54,8 @@ class PoolColumns:
                 if name.startswith("tokens@") or not disk.exists(path):
                     continue
                 document = read_document(path, ScoreSetDocument)
-                if set(document.shards) >= set(self.records):
+                commits = self.commits
+                if covers(self.path, document, commits.fingerprint, commits.shards):
                     of_column.update(dict.fromkeys(document.columns, name))
             self._sets = of_column
         return self._sets
@@ -69,21 +72,26 @@ class PoolColumns:
 
     def score_column(self, name: str, score_set: str, shard: str) -> pa.ChunkedArray:
         """A score column of one shard. ValueError where it is of other rows than its shard."""
-        path = PoolLayout(self.path).score_columns(score_set, shard)
-        column = read_columns(path, [name])[name]
-        rows = self.records[shard].count
+        files = AlignedFiles.of_scores(self.path, score_set)
+        path = files.path(shard)
+        if shard_folder(shard):
+            column = load_aligned(files, shard, [name])[name]
+        else:
+            column = read_columns(path, [name])[name]
+        position = self.commits.position(shard)
+        rows = self.commits.column("count")[position].as_py()
         if len(column) != rows:
             raise ValueError(f"{path} has {len(column)} rows, its shard {rows}; score it again")
         return column
 
     def sidecar_names(self) -> list[str]:
         """The columns of the first shard's sidecar."""
-        names: list[str] = disk.read_schema(PoolLayout(self.path).sidecar(self.shards[0])).names
+        names: list[str] = disk.read_schema(self.commits.sidecar(self.shards[0])).names
         return names
 
     def sidecar(self, shard: str, columns: Sequence[str]) -> pa.Table:
         """Columns of a shard's sidecar; those that it does not have are left out."""
-        return read_columns(PoolLayout(self.path).sidecar(shard), columns, optional=True)
+        return read_columns(self.commits.sidecar(shard), columns, optional=True)
 
 
 def _as_floats(column: pa.ChunkedArray) -> FloatArray:
@@ -172,34 +180,28 @@ def open_views(blends: Mapping[str, Blend]) -> list[ArmView]:
             pool, _, view = name.partition("/")
             path = blend.pools[pool]
             if path not in pools:
-                pools[path] = PoolColumns(path=path, records=_records(path))
+                pools[path] = PoolColumns(path=path, commits=_commits(path))
             if (path, view) not in opened:
                 opened[path, view] = _open(arm, pool, view, pools[path])
             views.append(replace(opened[path, view], arm=arm, pool=pool))
     return views
 
 
-def _records(path: str) -> dict[str, CommitRecord]:
+def _commits(path: str) -> Commits:
     if not disk.exists(PoolLayout(path).pool_json):
         raise ValueError(f"{path} is no pool (it has no pool.json); put it back or build it again")
-    return read_commit_records(path)
+    return read_commits(path)
 
 
 def _open(arm: str, pool: str, view: str, columns: PoolColumns) -> ArmView:
-    document = read_view(columns.path, view, columns.records)
+    masks = open_masks(columns.commits, view)
+    document = masks.document
     kept, failed = [], []
     outcomes: dict[str, int] = {}
-    for shard in columns.shards:
-        path = PoolLayout(columns.path).view_mask(view, shard)
-        mask = read_columns(path, ["kept", "rule"], texts=["rule"])
-        rows = np.asarray(mask["kept"].to_numpy(), dtype=bool)
-        if len(rows) != columns.records[shard].count or rows.sum() != document.shards[shard]:
-            raise ValueError(
-                f"{path} does not fit its shard or its view; choose the views of {columns.path} "
-                "again with pipeline/filter.py"
-            )
-        kept.append(rows)
-        failed.append(_codes(mask["rule"], outcomes))
+    for number, size in enumerate(columns.sizes):
+        mask = masks.read(number, size)
+        kept.append(np.asarray(mask["kept"].to_numpy(), dtype=bool))
+        failed.append(_codes(mask["rule"].dictionary_encode(), outcomes))
     codes = np.concatenate(failed)
     unstored = outcomes.get(NOT_STORED)
     stored = np.ones(len(codes), dtype=bool) if unstored is None else codes != unstored
