@@ -8,7 +8,7 @@ V := .venv/bin
 # The tests start over a hundred Python children: each finds the project compiled, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: venv demo quick quick-tests test all-tests check bench bench-fetch bench-gpu
+.PHONY: venv demo quick quick-tests test all-tests check bench bench-fetch bench-scale bench-gpu
 venv: .venv/installed
 
 .venv/installed: pyproject.toml
@@ -43,6 +43,9 @@ bench: venv
 
 bench-fetch: venv       # make bench-fetch PICTURES=a/folder/of/photographs; needs nginx
 	$(V)/python benchmarks/fetch.py --pictures $(PICTURES)
+
+bench-scale: venv       # hours at all sizes: make bench-scale SCALE="--part b --sizes 1 2"
+	$(V)/python benchmarks/scale.py $(SCALE)
 
 # Needs a GPU, torch and little else, so no environment is made; WHEELS names folders with open_clip's wheels.
 bench-gpu:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import threading
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,70 @@ from manifests import disk
 from manifests.pool_layout import PoolLayout, shard_folder, shard_name
 
 OPEN_BUNDLES = 32  # footers that stay in memory, about 1 MB each
+# Bytes of a shard that are compared with their checksum whichever columns are read. Of more bytes
+# only those of the columns are read, and only Parquet's own checksums of pages are compared.
+CHECKED_BYTES = 4 * 2**20
+
+
+class _CheckedFile(io.RawIOBase):
+    """A file that is written once from its beginning; `checksum` is of the bytes since the last
+    `restart`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")  # closed by close()
+        self.position, self.checksum = 0, 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.checksum = zlib.crc32(data, self.checksum)
+        written = self._file.write(data)
+        self.position += written
+        return written
+
+    def tell(self) -> int:
+        return self.position
+
+    def restart(self) -> int:
+        """The position at which the checksum begins anew."""
+        self.checksum = 0
+        return self.position
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+class _OneRange(io.RawIOBase):
+    """Some bytes of a file at the position that they have in it."""
+
+    def __init__(self, start: int, data: bytes, size: int) -> None:
+        self._start, self._data, self._size, self._position = start, data, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = base + offset
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        first = self._position - self._start
+        last = len(self._data) if size < 0 else first + size
+        if first < 0:
+            raise ValueError("bytes outside of its row group")
+        part = self._data[first:last]
+        self._position += len(part)
+        return part
 
 
 class BundleWriter:
@@ -32,16 +97,22 @@ class BundleWriter:
 
     def __init__(self, file: Path, schema: pa.Schema) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
+        self._file = _CheckedFile(file)
         self._writer = pq.ParquetWriter(
-            file, schema, compression="zstd", write_page_checksum=True, store_schema=True
+            self._file, schema, compression="zstd", write_page_checksum=True
         )
+        self._schema = schema
+        self._ranges: dict[str, tuple[int, int, int]] = {}
         self._shards: dict[str, dict[str, Any]] = {}
 
     def add(self, shard: int | str, table: pa.Table, metadata: Mapping[str, Any]) -> None:
         """Append the rows of the next shard; `metadata` is what its own file would have."""
         name = shard_name(shard)
         assert not self._shards or int(name) > int(next(reversed(self._shards))), "out of order"
+        start = self._file.restart()
         self._writer.write_table(table, row_group_size=max(1, table.num_rows))
+        length = self._file.position - start
+        self._ranges[name] = start, length, self._file.checksum
         self._shards[name] = {**metadata, "rows": table.num_rows}
 
     def __enter__(self) -> BundleWriter:
@@ -54,10 +125,16 @@ class BundleWriter:
         trace: TracebackType | None,
     ) -> None:
         if kind is None:
-            plain = {"shards": self._shards, "checksum": disk.content_hash(self._shards)}
+            content = {
+                "shards": self._shards,
+                "ranges": self._ranges,
+                "schema": str(self._schema.remove_metadata()),
+            }
+            plain = {**content, "checksum": disk.content_hash(content)}
             text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
             self._writer.add_key_value_metadata({"clipmill": text})
         self._writer.close()
+        self._file.close()
 
 
 class Bundle:
@@ -69,7 +146,10 @@ class Bundle:
             self._footer = disk.read_with(path, pq.read_metadata)
             plain = json.loads((self._footer.metadata or {}).get(b"clipmill", b"{}"))
             self.shards: dict[str, dict[str, Any]] = plain["shards"]
-            is_whole = plain["checksum"] == disk.content_hash(self.shards)
+            self._ranges: dict[str, tuple[int, int, int]] = plain["ranges"]
+            self._schema = self._footer.schema.to_arrow_schema().remove_metadata()
+            checksum = plain.pop("checksum")
+            is_whole = checksum == disk.content_hash(plain) and plain["schema"] == str(self._schema)
         except FileNotFoundError:
             raise
         except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
@@ -92,7 +172,7 @@ class Bundle:
     @property
     def columns(self) -> list[str]:
         """Names of its columns."""
-        return list(self._footer.schema.to_arrow_schema().names)
+        return list(self._schema.names)
 
     def metadata(self, shard: int | str) -> dict[str, Any]:
         """What the footer says of a shard. ValueError where the bundle does not have it."""
@@ -113,10 +193,20 @@ class Bundle:
             group = self._groups[shard_name(shard)]
             return file.read_row_group(group, columns=names, use_threads=False)
 
+        if not metadata["rows"]:  # Arrow writes no usable offsets for no rows
+            empty = self._schema.empty_table()
+            return empty if names is None else empty.select(names)
+        start, length, checksum = self._ranges[shard_name(shard)]
         try:
-            table = disk.read_with(self.path, read)
+            if length <= CHECKED_BYTES or names is None:
+                data = disk.read_bytes(self.path, start, length)
+                if zlib.crc32(data) != checksum or len(data) != length:
+                    raise self.damaged(f"the rows of shard {shard_name(shard)} have changed")
+                table = read(_OneRange(start, data, start + length))
+            else:
+                table = disk.read_with(self.path, read)
         except (pa.ArrowException, OSError, ValueError) as error:
-            if isinstance(error, FileNotFoundError):
+            if isinstance(error, FileNotFoundError) or "is damaged" in str(error):
                 raise
             raise self.damaged(str(error)) from None
         if table.num_rows != metadata["rows"]:

@@ -67,6 +67,13 @@ def score_shards(pool: str, document: ScoreSetDocument) -> tuple[Ints, pa.Array]
     return _numbers(table, "shard"), table["uids"].combine_chunks()
 
 
+def scored_shards(pool: str, document: ScoreSetDocument) -> Ints:
+    """(shards,) the numbers of the shards of a score set. ValueError for a damaged file."""
+    if document.shards is not None:
+        return np.array(sorted(int(name) for name in document.shards), np.int64)
+    return score_shards(pool, document)[0]
+
+
 def count_shards(document: ViewDocument | ScoreSetDocument) -> int:
     """How many shards a view or a score set was made of."""
     if document.shards is not None:

@@ -76,9 +76,9 @@ def _move(source: str, target: str) -> None:
         filesystem, path = disk.filesystem(source)
         filesystem.mv(path, disk.filesystem(target)[1])
         return
-    path = disk.local_path(target)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    disk.local_path(source).replace(path)
+    local_target = disk.local_path(target)
+    local_target.parent.mkdir(parents=True, exist_ok=True)
+    disk.local_path(source).replace(local_target)
 
 
 def _later_shards(folder: str) -> Iterator[str]:

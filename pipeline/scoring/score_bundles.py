@@ -150,7 +150,10 @@ def make_bundles(
 
 
 def make_bundle_worker(config: Mapping[str, Any]) -> Callable[[Ticket], dict[str, Any]]:
-    """Factory of the stage: {"pool", "fence": that of the lease}. A ticket names a set and the shards of one bundle."""
+    """Factory of the stage: {"pool", "fence": that of the lease}.
+
+    A ticket names a set and the shards of one bundle.
+    """
     pool, fence = str(config["pool"]), config.get("fence")
 
     def work(ticket: Ticket) -> dict[str, Any]:

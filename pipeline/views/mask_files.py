@@ -113,8 +113,9 @@ def has_masks(commits: Commits, view: str) -> bool:
     names = set(disk.list_names(disk.join(layout.views, view)))
     flat = int(np.searchsorted(commits.shards, FLAT_SHARDS))
     needed = {f"{shard_name(shard)}.parquet" for shard in commits.shards[:flat].tolist()}
-    folders = np.unique(commits.shards[flat:] // SHARDS_PER_FOLDER).tolist()
-    needed |= {bundle_name(folder * SHARDS_PER_FOLDER) for folder in folders}
+    later = commits.shards[flat:]
+    _, first = np.unique(later // SHARDS_PER_FOLDER, return_index=True)
+    needed |= {bundle_name(shard) for shard in later[first].tolist()}
     if has_table(len(commits)):
         needed.add("shards.parquet")
     return needed <= names

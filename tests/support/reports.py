@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from manifests import disk
+from manifests.commits import Commits
 from manifests.documents import (
     FetchCounts,
     FinalCounts,
@@ -356,7 +357,8 @@ def given_report() -> schema.Report:
 def commit_record(rows: int) -> CommitRecord:
     return CommitRecord.from_plain(
         {
-            **dict.fromkeys(("tar", "tar_sha256", "sidecar_file_sha256", "sidecar_sha256"), ""),
+            **dict.fromkeys(("tar_sha256", "sidecar_file_sha256", "sidecar_sha256"), "0" * 64),
+            "tar": "00000.tar",
             **dict.fromkeys(("tar_bytes", "failed_to_download", "failed_to_resize", "retries"), 0),
             "shard": "00000",
             "count": rows,
@@ -378,9 +380,10 @@ def view_by_hand(arm: str, kept: list[bool], path: str = "/p") -> ArmView:
         shards={"00000": sum(kept)},
     )  # fmt: skip
     mask = np.array(kept)
+    commits = Commits.of_records(path, [commit_record(len(kept))])
     return ArmView(
         arm=arm, pool="web", path=path, view=arm, document=document, kept=mask,
-        columns=PoolColumns(path=path, records={"00000": commit_record(len(kept))}),
+        columns=PoolColumns(path=path, commits=commits),
         stored=np.ones(len(kept), dtype=bool), failed=np.where(mask, KEPT, 0).astype(np.int16),
         outcomes=("x",),
     )  # fmt: skip

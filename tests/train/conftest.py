@@ -95,7 +95,7 @@ def write_shard(pool: str, shard: int, rows: Sequence[Mapping[str, Any]]) -> Non
             tar_bytes=len(data),
             tar_sha256=hashlib.sha256(data).hexdigest(),
             sidecar_bytes=0,
-            sidecar_file_sha256="",
+            sidecar_file_sha256="0" * 64,
             sidecar_sha256=disk.content_hash(table, 64),
             count=len(rows),
             successes=sum(row["image"] is not None for row in rows),

@@ -20,7 +20,7 @@ from manifests.bundles import AlignedFiles
 from manifests.commits import Commits, ShardFiles, open_shard_files, read_commits
 from manifests.documents import ScoreSetDocument, ViewDocument, read_document
 from manifests.pool_layout import NOT_STORED, PoolLayout, shard_folder, shard_name
-from manifests.shard_tables import score_shards, view_shards
+from manifests.shard_tables import scored_shards, view_shards
 from train.data.retry import read_with_retries
 
 T = TypeVar("T")
@@ -176,7 +176,7 @@ def covers(pool: str, document: ScoreSetDocument, fingerprint: str, shards: Ints
     if document.fingerprint == fingerprint:
         return True
     path = PoolLayout(pool).score_shards(f"{document.name}@{document.id}")
-    scored, _ = read_with_retries(lambda: score_shards(pool, document), path)
+    scored = read_with_retries(lambda: scored_shards(pool, document), path)
     return bool(np.isin(shards, scored).all())
 
 

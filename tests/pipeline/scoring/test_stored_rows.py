@@ -21,7 +21,9 @@ RECIPE = Recipe(name="r", source=Source(kind="files", paths=("x.csv",)), views=(
 
 
 def test_the_shards_of_a_pool_with_rows(tmp_path: Path) -> None:
-    assert list(shards_with_rows(make_pool(tmp_path, rows(15)))) == ["00000", "00001"]
+    commits = shards_with_rows(make_pool(tmp_path, rows(15)))
+    assert list(commits.names()) == ["00000", "00001"]
+    assert shards_with_rows("nowhere", commits) is commits
 
 
 def test_a_pool_that_lost_all_rows_names_the_reasons_and_a_row(tmp_path: Path) -> None:
@@ -62,4 +64,4 @@ def test_the_most_frequent_reasons_come_first_and_the_rest_is_counted() -> None:
 def test_an_example_of_a_reason_that_no_row_has(tmp_path: Path) -> None:
     pool = make_pool(tmp_path, rows(5))
     with pytest.raises(AssertionError, match="no shard has a row with reason 'dns'"):
-        example_row(pool, shards_with_rows(pool), "dns")
+        example_row(shards_with_rows(pool), "dns")

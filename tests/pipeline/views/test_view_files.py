@@ -3,6 +3,7 @@ made twice."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from manifests.documents import ScoreSetDocument, ViewDocument, read_document
 from manifests.pool_layout import PoolLayout, pool_fingerprint, read_commit_records, uids_checksum
 from manifests.schema import FilterSpec, Recipe, Rule, Source, View
 from pipeline.scoring import scorer
-from pipeline.views import view_files
+from pipeline.views import mask_files, view_files
 from tests.support.small_pool import make_pool, rows, set_name, write_shard
 
 FILTERS = (FilterSpec(name="caption"), FilterSpec(name="picture"))
@@ -196,20 +197,22 @@ def test_a_crash_between_masks_and_document_leaves_no_view(
     pool: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     view_files.choose_views(pool, recipe(LONG))
-    write_parquet, written = disk.write_parquet, []
+    replace, moved = os.replace, []
 
-    def crash_at_the_second_mask(path: str, *rest: Any) -> None:
-        written.append(path)
-        if len(written) == 2:
+    def crash_at_the_second_mask(source: Path, target: Path) -> None:
+        if "views" in Path(target).parts:
+            moved.append(target)
+        if len(moved) == 2:
             raise KeyboardInterrupt
-        write_parquet(path, *rest)
+        replace(source, target)
 
     longer = recipe(view("long", ("words", "caption_words > 4")))
     with monkeypatch.context() as patched:
-        patched.setattr(disk, "write_parquet", crash_at_the_second_mask)
+        patched.setattr(os, "replace", crash_at_the_second_mask)
+        patched.setattr(mask_files, "PUBLISHERS", 1)
         with pytest.raises(KeyboardInterrupt):
             view_files.choose_views(pool, longer)
-    assert written[0].endswith("views/long/00000.parquet")
+    assert str(moved[0]).endswith("views/long/00000.parquet")
     assert not disk.exists(PoolLayout(pool).view_json("long"))
     document = view_files.choose_views(pool, longer)["long"]
     assert sum(masks(pool, "long")["kept"].to_pylist()) == document.kept

@@ -51,8 +51,8 @@ def test_a_view_gives_the_bytes_and_tokens_of_its_kept_rows(
         tmp_path / "pool", [6, 4, 5], keep=lambda shard, row: (shard + row) % 2 == 0, failed=1
     )
     rows = open_view(pool, "all")
-    assert rows.shards == ("00000", "00001", "00002")
-    assert rows.shard_rows == (3, 1, 2)
+    assert rows.shards.tolist() == [0, 1, 2]
+    assert rows.shard_rows.tolist() == [3, 1, 2]
     assert rows.shard(0).keys.to_pylist() == ["000000000", "000000002", "000000004"]
     assert rows.shard(1).keys.to_pylist() == ["000010001"]
     assert_reads_its_members(rows, pool)
@@ -65,7 +65,7 @@ def test_a_view_gives_the_bytes_and_tokens_of_its_kept_rows(
 def test_a_shard_of_which_nothing_is_kept_is_empty(make_pool: Make, tmp_path: Path) -> None:
     pool = make_pool(tmp_path / "pool", 4, keep=lambda shard, row: shard != 1)
     rows = open_view(pool, "all")
-    assert rows.shard_rows == (4, 0, 4)
+    assert rows.shard_rows.tolist() == [4, 0, 4]
     assert len(rows.shard(1).keys) == len(rows.shard(1).offset) == 0
     assert len(column(pool, "all", "uid")) == 8
 
@@ -73,7 +73,7 @@ def test_a_shard_of_which_nothing_is_kept_is_empty(make_pool: Make, tmp_path: Pa
 def test_a_pool_at_a_url_is_read_in_ranges(make_pool: Make) -> None:
     pool = make_pool("memory://test_shards/pool", 4, 2, keep=0.5)
     rows = open_view(pool, "all")
-    assert rows.shard_rows == (2, 2)
+    assert rows.shard_rows.tolist() == [2, 2]
     data = rows.read_image(1, 1)
     assert data.startswith(b"\xff\xd8\xff")
     assert len(data) == rows.shard(1).length[1]
@@ -168,7 +168,7 @@ def test_a_view_of_an_older_pool_is_refused_with_what_mends_it(
     ):
         open_view(pool, "all")
     add_view(pool, "all")
-    assert open_view(pool, "all").shard_rows == (4, 4)
+    assert open_view(pool, "all").shard_rows.tolist() == [4, 4]
 
 
 def test_a_view_must_fit_its_shard(make_pool: Make, tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_tokens_of_another_tokenizer_do_not_do(make_pool: Make, tmp_path: Path) 
         match=r"no tokens of tokenizer 'clip' \(has: other\).*score.py .* --filters tokens",
     ):
         open_view(pool, "all", "clip")
-    assert open_view(pool, "all", "other").shard_rows == (4,)
+    assert open_view(pool, "all", "other").shard_rows.tolist() == [4]
 
 
 def test_of_several_token_sets_the_highest_version_is_read(make_pool: Make, tmp_path: Path) -> None:

@@ -1,0 +1,97 @@
+"""Row-aligned files of shards: a bundle gives what the files of its shards would give."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from manifests import disk
+from manifests.bundles import AlignedFiles, Bundle, BundleWriter, parquet_bytes
+from manifests.pool_layout import PoolLayout
+
+SCHEMA = pa.schema([("kept", pa.bool_()), ("rule", pa.string())])
+
+
+def mask(rows: int) -> pa.Table:
+    return pa.table({"kept": [i % 2 == 0 for i in range(rows)], "rule": ["r"] * rows}, SCHEMA)
+
+
+def write(path: Path, shards: dict[int, int]) -> Path:
+    """A bundle of {shard: rows}."""
+    with BundleWriter(path, SCHEMA) as writer:
+        for shard, rows in shards.items():
+            writer.add(shard, mask(rows), {"kept": rows // 2})
+    return path
+
+
+def test_every_shard_comes_back_in_one_row_group(tmp_path: Path) -> None:
+    shards = {3000: 3, 3001: 0, 3005: 25_000, 3999: 1}
+    bundle = Bundle(str(write(tmp_path / "b.parquet", shards)))
+    for shard, rows in shards.items():
+        assert bundle.read(shard).equals(mask(rows))
+        assert bundle.metadata(shard) == {"kept": rows // 2, "rows": rows}
+    assert bundle.read(3000, ["rule"]).column_names == ["rule"]
+    assert "03001" in bundle
+    assert "03002" not in bundle
+    with pytest.raises(ValueError, match="does not have shard 03002"):
+        bundle.read(3002)
+    with pytest.raises(ValueError, match=r"has no column 'rul'; did you mean 'rule'\?"):
+        bundle.read(3000, ["rul"])
+
+
+def test_a_bundle_that_was_not_closed_is_damaged(tmp_path: Path) -> None:
+    def stop() -> None:
+        with BundleWriter(tmp_path / "b.parquet", SCHEMA) as writer:
+            writer.add(3000, mask(2), {})
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stop()
+    with pytest.raises(ValueError, match=r"b\.parquet is damaged: .*run pipeline/score\.py"):
+        Bundle(str(tmp_path / "b.parquet"))
+    with pytest.raises(FileNotFoundError):
+        Bundle(str(tmp_path / "none.parquet"))
+
+
+def test_no_bad_byte_gives_other_rows(tmp_path: Path) -> None:
+    path = write(tmp_path / "b.parquet", {3000: 40, 3001: 40})
+    whole = path.read_bytes()
+    noticed = 0
+    for at in range(0, len(whole), 5):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])
+        try:
+            bundle = Bundle(str(path))
+            for shard in (3000, 3001):
+                same = bundle.read(shard).equals(mask(40))
+                assert same, f"byte {at} of {len(whole)}"
+                assert bundle.metadata(shard) == {"kept": 20, "rows": 40}
+        except ValueError as error:
+            noticed += "is damaged" in str(error)
+    assert noticed > len(whole) / 5 / 2  # the rest are statistics and names of the writer
+
+
+def test_files_of_flat_shards_and_bundles_are_read_alike(tmp_path: Path) -> None:
+    pool, layout = str(tmp_path), PoolLayout(str(tmp_path))
+    disk.write_bytes(layout.view_mask("v", 2999), parquet_bytes(mask(4), {"kept": 2}))
+    write(disk.local_path(layout.view_bundle("v", 3000)), {3000: 4})
+    files = AlignedFiles.of_view(pool, "v")
+    for shard in ("02999", "03000"):
+        table, metadata = files.read(shard, ["kept"])
+        assert table.equals(mask(4).select(["kept"]))
+        assert metadata["kept"] == files.metadata(shard)["kept"] == 2
+        assert files.has(shard)
+        with pytest.raises(ValueError, match="has no column 'x'"):
+            files.read(shard, ["x"])
+    assert files.path(2999).endswith("views/v/02999.parquet")
+    assert files.path(3999).endswith("views/v/bundle-00003.parquet")
+    for missing in (5, 4000):
+        assert not files.has(missing)
+        with pytest.raises(FileNotFoundError):
+            files.read(missing)
+
+
+def test_a_file_of_a_flat_shard_has_the_bytes_of_before(tmp_path: Path) -> None:
+    disk.write_parquet(tmp_path / "a.parquet", mask(3), {"kept": 2})
+    assert (tmp_path / "a.parquet").read_bytes() == parquet_bytes(mask(3), {"kept": 2})

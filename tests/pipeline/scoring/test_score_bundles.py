@@ -1,0 +1,79 @@
+"""Score columns of later shards end in bundles, whatever is killed on the way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manifests import disk
+from manifests.bundles import AlignedFiles
+from manifests.commits import read_commits
+from manifests.pool_layout import PoolLayout
+from manifests.schema import FilterSpec
+from pipeline.scoring import read_score_set, score
+from pipeline.scoring.score_bundles import scored_shards, write_bundle
+from tests.support.folders import make_folders_small
+from tests.support.small_pool import make_pool, rows, set_name
+
+SPEC = FilterSpec(name="caption")
+NAME = set_name(SPEC)
+
+
+def columns(pool: str) -> list[dict[str, Any]]:
+    files = AlignedFiles.of_scores(pool, NAME)
+    values: list[dict[str, Any]] = []
+    for shard in read_commits(pool).names():
+        values += files.read(shard)[0].to_pylist()
+    return values
+
+
+def test_a_large_pool_has_the_columns_of_a_small_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flat = make_pool(tmp_path / "flat", rows(24), per_shard=3)
+    first = score(flat, [SPEC], engine="inline")["sets"][NAME]
+    make_folders_small(monkeypatch)
+    pool = make_pool(tmp_path / "pool", rows(24), per_shard=3)
+    second = score(pool, [SPEC], engine="inline")["sets"][NAME]
+    assert disk.list_names(PoolLayout(pool).score_set(NAME)) == [
+        "00000.parquet", "00001.parquet", "00002.parquet", "bundle-00001.parquet",
+        "bundle-00002.parquet", "bundle-00003.parquet", "scores.json", "shards.parquet",
+    ]  # fmt: skip
+    assert {k: first[k] for k in ("rows", "stored", "scored", "fingerprint")} == {
+        k: second[k] for k in ("rows", "stored", "scored", "fingerprint")
+    }
+    assert "shards" not in second
+    large = columns(pool)
+    assert scored_shards(read_commits(pool), NAME).all()
+    monkeypatch.undo()
+    assert columns(flat) == large
+
+
+def test_a_kill_while_a_bundle_is_made_costs_no_score(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_folders_small(monkeypatch)
+    pool = make_pool(tmp_path, rows(18), per_shard=3)
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    for target in ("publish", "remove"):
+        with monkeypatch.context() as patch:
+            patch.setattr("pipeline.scoring.score_bundles.disk." + target, killed)
+            with pytest.raises(KeyboardInterrupt):
+                score(pool, [SPEC], engine="inline")
+        assert scored_shards(read_commits(pool), NAME).all()
+        assert read_score_set(pool, NAME) is None
+    assert score(pool, [SPEC], engine="inline")["failed"] == {}
+    assert len(columns(pool)) == 18
+
+
+def test_a_bundle_of_a_shard_without_columns_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_folders_small(monkeypatch)
+    with pytest.raises(ValueError, match="there are no columns of shard 4"):
+        write_bundle(str(tmp_path), NAME, [4, 5])

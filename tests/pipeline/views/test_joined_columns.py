@@ -1,0 +1,50 @@
+"""The columns of shards in parts: every row once, in order, and only the columns asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from manifests import disk
+from manifests.commits import read_commits
+from pipeline.views import joined_columns
+from pipeline.views.joined_columns import JoinedColumns
+from tests.support.folders import make_folders_small
+from tests.support.small_pool import make_pool, rows
+
+
+@pytest.mark.parametrize("kept_rows", [0, 10**6])
+def test_every_row_once_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_rows: int
+) -> None:
+    make_folders_small(monkeypatch)
+    monkeypatch.setattr(joined_columns, "KEPT_ROWS", kept_rows)
+    monkeypatch.setattr(joined_columns, "PART_ROWS", 4)
+    monkeypatch.setattr(joined_columns, "UNIT_SHARDS", 2)
+    commits = read_commits(make_pool(tmp_path, rows(26), per_shard=3))
+    source = JoinedColumns(commits, {"uid", "status"}, {})
+    assert [list(source.shards_of(unit)) for unit in range(source.units)] == [
+        [0, 1], [2], [3], [4, 5], [6, 7], [8],
+    ]  # fmt: skip
+    assert source.rows == 26
+    uids, next_row = [], 0
+    for unit in range(source.units):
+        for part in source.parts(unit):
+            assert part.first_row == next_row
+            assert sum(part.sizes.values()) == part.table.num_rows
+            uids += part.table["uid"].to_pylist()
+            next_row += part.table.num_rows
+    expected = []
+    for shard in commits.names():
+        expected += disk.read_parquet(commits.sidecar(shard), ["uid"])["uid"].to_pylist()
+    assert uids == expected
+
+
+def test_a_sidecar_of_other_rows_is_refused(tmp_path: Path) -> None:
+    commits = read_commits(make_pool(tmp_path, rows(6), per_shard=3))
+    path = commits.sidecar(1)
+    disk.write_parquet(path, disk.read_parquet(path).slice(1))
+    source = JoinedColumns(commits, {"uid", "status"}, {})
+    with pytest.raises(ValueError, match=r"00001\.parquet does not have the rows of its commit"):
+        list(source.parts(0))

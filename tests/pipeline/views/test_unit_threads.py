@@ -1,0 +1,37 @@
+"""Units of work come back in order, and the first error is the one that is raised."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from pipeline.views import unit_threads
+from pipeline.views.unit_threads import map_units
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_results_are_in_order(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unit_threads, "THREADS", threads)
+
+    def work(unit: int) -> int:
+        time.sleep(0.002 * (unit % 3 == 0))
+        return unit * unit
+
+    assert list(map_units(20, work)) == [unit * unit for unit in range(20)]
+    assert list(map_units(0, work)) == []
+
+
+def test_the_first_error_ends_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unit_threads, "THREADS", 2)
+    started = []
+
+    def work(unit: int) -> int:
+        started.append(unit)
+        if unit == 3:
+            raise ValueError("unit 3")
+        return unit
+
+    with pytest.raises(ValueError, match="unit 3"):
+        list(map_units(1000, work))
+    assert len(started) < 50

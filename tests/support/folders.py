@@ -1,0 +1,27 @@
+"""A pool whose folders are small: three flat shards, then a folder and a bundle for every two."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+MODULES = (
+    "manifests.pool_layout",
+    "manifests.commits.reading",
+    "manifests.commits.shard_files",
+    "manifests.shard_tables",
+    "pipeline.scoring.score_bundles",
+    "pipeline.views.joined_columns",
+    "pipeline.views.mask_files",
+    "pipeline.accounting.pool_form",
+)
+
+
+def make_folders_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set the two constants in every module that has them."""
+    for name in MODULES:
+        module = importlib.import_module(name)
+        for constant, value in (("FLAT_SHARDS", 3), ("SHARDS_PER_FOLDER", 2)):
+            if hasattr(module, constant):
+                monkeypatch.setattr(module, constant, value)
