@@ -14,11 +14,12 @@ import numpy as np
 
 from filters import make, specs_of_recipe
 from manifests import disk
-from manifests.pool_layout import COMMIT_SUFFIX, PoolLayout, read_commit_records
+from manifests.commits import Commits, IndexWriter, read_commits
+from manifests.pool_layout import PoolLayout
 from manifests.schema import SOURCES, FilterSpec, Recipe
 from pipeline import accounting, planning, scoring, views
 from pipeline.crawl import crawler, top_reasons
-from pipeline.executor import Engine, Stage, execute
+from pipeline.executor import Engine, Report, Stage, execute
 from pipeline.external import (
     adopt_tars,
     check_adopted,
@@ -59,12 +60,13 @@ def _build(
     before = _finished_state(pool)
     seconds: dict[str, float] = {}
     failed: dict[str, str] = {}
+    committed = Committed(pool)
     steps: list[tuple[str, Callable[[], Mapping[str, str]]]] = [
         ("crawl", lambda: _crawl(recipe, pool, engine)),
         ("plan", lambda: _plan(recipe, pool, engine, retry)),
-        ("fetch", lambda: _fetch(recipe, pool, engine, lease.fence)),
-        ("score", lambda: _score(recipe, pool, engine, lease.fence)),
-        ("choose", lambda: _choose(recipe, pool, lease.fence)),
+        ("fetch", lambda: _fetch(recipe, committed, engine, lease.fence)),
+        ("score", lambda: _score(recipe, committed, engine, lease.fence)),
+        ("choose", lambda: _choose(recipe, committed, lease.fence)),
     ]
     for name, step in steps[: STAGES.index(until) + 1]:
         started = time.monotonic()
@@ -75,13 +77,38 @@ def _build(
         if failed:
             break  # what comes after would be made from a pool with holes
         if name != until:
-            _refuse_no_rows(name, pool)
+            _refuse_no_rows(name, committed)
     lease.check()
     disk.write_json(PoolLayout(pool).recipe_json, recipe)
     totals: dict[str, Any] = {"complete": False, "problems": []}
-    if not failed or _has_rows(pool):
-        totals = dict(disk.to_plain(accounting.write_pool_json(pool, recipe, seconds)))
+    if not failed or _has_rows(committed):
+        document = accounting.write_pool_json(pool, recipe, seconds, committed.read())
+        totals = dict(disk.to_plain(document))
     return {**totals, "failed": failed, "changed": _finished_state(pool) != before}
+
+
+class Committed:
+    """What is committed in a pool: read once, and again after the stage that commits shards."""
+
+    def __init__(self, pool: str) -> None:
+        self.pool = pool
+        self._commits: Commits | None = None
+
+    def read(self) -> Commits:
+        """What was committed when it was read."""
+        if self._commits is None:
+            self._commits = read_commits(self.pool)
+        return self._commits
+
+    def add(self, stage: Stage, tickets: Callable[[Commits], Any], engine: Engine) -> Report:
+        """Run a stage that commits shards; its tickets depend on what is committed already."""
+        with IndexWriter(self.pool) as index:
+            todo = tickets(index.commits)
+            report = execute(
+                stage, todo, engine=engine, on_done=lambda _, record: index.add(record)
+            )
+        self._commits = index.commits
+        return report
 
 
 def incomplete(totals: Mapping[str, Any], until: str) -> str | None:
@@ -157,7 +184,10 @@ def _plan(recipe: Recipe, pool: str, engine: Engine, retry: str | None) -> Mappi
     return failed
 
 
-def _fetch(recipe: Recipe, pool: str, engine: Engine, fence: int | None) -> Mapping[str, str]:
+def _fetch(
+    recipe: Recipe, committed: Committed, engine: Engine, fence: int | None
+) -> Mapping[str, str]:
+    pool = committed.pool
     remove_uncommitted(pool)
     config: dict[str, Any] = {
         "pool": pool,
@@ -169,13 +199,9 @@ def _fetch(recipe: Recipe, pool: str, engine: Engine, fence: int | None) -> Mapp
         tar_list = tar_tickets(recipe.source)
         check_adopted(pool, tar_list)
         tars = {ticket.id: str(ticket.payload["tar"]) for ticket in tar_list}
-        failed = execute(stage, tar_list, engine=engine).failed
+        failed = committed.add(stage, lambda _: tar_list, engine).failed
         return {tars[ticket]: reason for ticket, reason in failed.items()}
     plan = planning.read_plan(pool)
-    is_committed = np.zeros(len(plan), dtype=bool)
-    is_committed[[int(shard) for shard in read_commit_records(pool)]] = True
-    tickets = plan.tickets(np.flatnonzero(~is_committed))
-    logger.info("%d of %d shards are committed already", is_committed.sum(), len(plan))
     if recipe.fetch.engine == "img2dataset":
         stage = img2dataset_stage(pool, recipe, fence)
     else:
@@ -186,27 +212,40 @@ def _fetch(recipe: Recipe, pool: str, engine: Engine, fence: int | None) -> Mapp
         stage = Stage(
             name="fetch", work=make_downloader, config=config, concurrency=CONCURRENT_SHARDS
         )
-    return execute(stage, tickets, engine=engine).failed
+
+    def tickets(commits: Commits) -> Any:
+        is_committed = np.zeros(len(plan), dtype=bool)
+        is_committed[commits.shards[commits.shards < len(plan)]] = True
+        count = int(is_committed.sum())
+        logger.info("%d of %d shards are committed already", count, len(plan))
+        return plan.tickets(np.flatnonzero(~is_committed))
+
+    return committed.add(stage, tickets, engine).failed
 
 
-def _score(recipe: Recipe, pool: str, engine: Engine, fence: int | None) -> Mapping[str, str]:
+def _score(
+    recipe: Recipe, committed: Committed, engine: Engine, fence: int | None
+) -> Mapping[str, str]:
     if not recipe.filters:
         return {}
     specs = scoring.filter_specs(recipe, [], {})
-    failed: Mapping[str, str] = scoring.score(pool, specs, engine=engine, fence=fence)["failed"]
+    failed: Mapping[str, str] = scoring.score(
+        committed.pool, specs, engine=engine, fence=fence, commits=committed.read()
+    )["failed"]
     return failed
 
 
-def _choose(recipe: Recipe, pool: str, fence: int | None) -> Mapping[str, str]:
-    views.choose_views(pool, recipe, fence=fence)
+def _choose(recipe: Recipe, committed: Committed, fence: int | None) -> Mapping[str, str]:
+    views.choose_views(committed.pool, recipe, fence=fence, commits=committed.read())
     return {}
 
 
 # --- what is there ----------------------------------------------------------------------------
 
 
-def _refuse_no_rows(stage: str, pool: str) -> None:
+def _refuse_no_rows(stage: str, committed: Committed) -> None:
     """ValueError with the reasons where a stage left nothing for the next one."""
+    pool = committed.pool
     layout = PoolLayout(pool)
     parts = disk.list_names(layout.pairs, ".parquet")
     pairs = [disk.read_metadata(disk.join(layout.pairs, name)) for name in parts]
@@ -214,7 +253,7 @@ def _refuse_no_rows(stage: str, pool: str) -> None:
         damaged = sum(part["damaged_records"] for part in pairs)
         links = sum(part["links"] for part in pairs)
         problem = f"the source has no pairs ({links:,} rows or links, {damaged:,} damaged records)"
-    elif stage == "fetch" and not any(r.successes for r in read_commit_records(pool).values()):
+    elif stage == "fetch" and not committed.read().totals.stored:
         problem = "none of the rows is stored"
     else:
         return
@@ -222,11 +261,10 @@ def _refuse_no_rows(stage: str, pool: str) -> None:
     raise ValueError(f"{problem}: {losses}")
 
 
-def _has_rows(pool: str) -> bool:
+def _has_rows(committed: Committed) -> bool:
     """True where pairs or a shard are committed: without them there is nothing to count."""
-    layout = PoolLayout(pool)
-    pairs = disk.list_names(layout.pairs, ".parquet")
-    return bool(pairs or disk.list_names(layout.shards, COMMIT_SUFFIX))
+    pairs = disk.list_names(PoolLayout(committed.pool).pairs, ".parquet")
+    return bool(pairs or len(committed.read()))
 
 
 def _finished_state(pool: str) -> dict[str, Any] | None:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from manifests import disk
-from manifests.pool_layout import PoolLayout, read_commit_records
+from manifests.commits import Commits, read_commits
+from manifests.pool_layout import PoolLayout
 from pipeline.archives import shortened
 from pipeline.crawl.parts import examples, read_parts, reason_totals
 
@@ -30,12 +31,13 @@ class Loss:
 def top_reasons(pool: str, limit: int = 3) -> list[Loss]:
     """The commonest reasons of a pool's lost rows, crawl and fetch together; [] where none is
     lost. Duplicates are not counted as lost: their pair is there once."""
-    losses = [*_crawl_losses(pool), *_fetch_losses(pool)]
+    commits = read_commits(pool)
+    losses = [*_crawl_losses(pool), *_fetch_losses(commits)]
     losses.sort(key=lambda loss: -loss.count)
     with_examples = []
     for loss in losses[:limit]:
         if loss.stage == "fetch":
-            loss = _with_fetch_example(pool, loss)
+            loss = _with_fetch_example(commits, loss)
         with_examples.append(loss)
     return with_examples
 
@@ -49,23 +51,19 @@ def _crawl_losses(pool: str) -> Iterator[Loss]:
         yield Loss(stage="crawl", reason=reason, count=count, example=example)
 
 
-def _fetch_losses(pool: str) -> Iterator[Loss]:
-    reasons = Counter[str]()
-    for record in read_commit_records(pool).values():
-        reasons.update(record.reasons)
-    for reason, count in reasons.items():
+def _fetch_losses(commits: Commits) -> Iterator[Loss]:
+    for reason, count in commits.totals.reasons.items():
         yield Loss(stage="fetch", reason=reason, count=count, example="")
 
 
-def _with_fetch_example(pool: str, loss: Loss) -> Loss:
+def _with_fetch_example(commits: Commits, loss: Loss) -> Loss:
     """The loss with the first row of its reason: URL and error message from the sidecar."""
-    layout = PoolLayout(pool)
-    for shard, record in read_commit_records(pool).items():
-        if loss.reason in record.reasons:
-            where: list[tuple[str, str, Any]] = [("reason", "=", loss.reason)]
-            columns = ["url", "error_message", "reason"]
-            table = disk.read_parquet(layout.sidecar(shard), columns, where=where)
-            row = table.slice(0, 1).to_pylist()[0]
-            example = shortened(f"{row['url']} ({row['error_message']})")
-            return Loss(stage=loss.stage, reason=loss.reason, count=loss.count, example=example)
-    return loss
+    shard = commits.first_with(loss.reason)
+    if shard is None:
+        return loss
+    where: list[tuple[str, str, Any]] = [("reason", "=", loss.reason)]
+    columns = ["url", "error_message", "reason"]
+    table = disk.read_parquet(commits.sidecar(shard), columns, where=where)
+    row = table.slice(0, 1).to_pylist()[0]
+    example = shortened(f"{row['url']} ({row['error_message']})")
+    return Loss(stage=loss.stage, reason=loss.reason, count=loss.count, example=example)

@@ -19,7 +19,8 @@ from typing import Any
 
 from manifests import disk
 from manifests.columns import SIDECAR, with_extra
-from manifests.pool_layout import CommitRecord, PoolLayout, read_commit_records, shard_name
+from manifests.commits import read_commits
+from manifests.pool_layout import CommitRecord, PoolLayout
 from manifests.schema import Fetch, Source
 from pipeline.crawl import file_stamp, has_stamp
 from pipeline.executor import Ticket
@@ -150,10 +151,10 @@ def check_adopted(pool: str, tickets: Sequence[Ticket]) -> None:
 
     Only a person can mend that: no further try of the stage would end otherwise.
     """
-    records = read_commit_records(pool)
+    commits = read_commits(pool)
 
     def problem(ticket: Ticket) -> str | None:
-        record = records.get(shard_name(int(ticket.payload["shard"])))
+        record = commits.get(int(ticket.payload["shard"]))
         if record is None:
             return None
         schema = with_extra(SIDECAR, ticket.payload.get("extra_columns") or {})
@@ -188,7 +189,7 @@ def tar_changed(record: CommitRecord) -> bool:
 
 def changed_tars(pool: str) -> list[str]:
     """The adopted tars of a pool that are gone, or that another program rewrote."""
-    adopted = [record for record in read_commit_records(pool).values() if record.adopted]
+    adopted = [record for record in read_commits(pool).records() if record.adopted]
     with ThreadPoolExecutor(THREADS) as threads:
         changed = list(threads.map(tar_changed, adopted))
     return [record.tar for record, flag in zip(adopted, changed, strict=True) if flag]
