@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from manifests import disk
 from manifests.commits import Commits, read_commits
-from manifests.pool_layout import PoolLayout
 from pipeline.archives import shortened
 from pipeline.crawl.parts import examples, read_parts, reason_totals
 
