@@ -13,13 +13,13 @@ import numpy as np
 import pyarrow as pa
 
 from manifests import disk
+from manifests.aligned.shard_tables import write_score_shards, write_view_shards
 from manifests.commits import Commits, IndexWriter, read_commits, read_document
 from manifests.commits.index_files import IndexDocument, write_document, write_file
 from manifests.commits.record_columns import schema
 from manifests.documents import ScoreSetDocument, ViewDocument
 from manifests.pool_layout import SHARD_VERSION, CommitRecord, PoolLayout, shard_name
 from manifests.schema import Recipe, Source
-from manifests.shard_tables import write_score_shards, write_view_shards
 
 BASE, UNIT = 125_000, "shards"
 STEPS = ["read_index", "update_index", "pool_json", "audit", "open_view", "order"]

@@ -69,7 +69,7 @@ class ViewDocument:
     kept: int
     fingerprint: str  # pool_fingerprint of the shards that it was chosen from
     scores: dict[str, str]  # filter -> score set (NAME@ID) that its rules read
-    # Exactly one of the two; see manifests/shard_tables.py.
+    # Exactly one of the two; see manifests/aligned/shard_tables.py.
     shards: dict[str, int] | None = None  # shard -> rows kept
     table: ShardTable | None = None
 
@@ -118,7 +118,7 @@ class ScoreSetDocument:
     stored: int
     scored: int
     seconds: float
-    # Exactly one of the two; see manifests/shard_tables.py.
+    # Exactly one of the two; see manifests/aligned/shard_tables.py.
     shards: dict[str, str] | None = None  # shard -> uids_checksum of its rows
     table: ShardTable | None = None
 

@@ -33,7 +33,7 @@ ORDER = {
     "manifests": [
         "text", "console", "columns", "phash", "casting", "schema", "clip_tokenizer",
         "ray_runtime", "disk", "known_bad", "identity", "pool_layout", "run_layout", "commits",
-        "documents", "bundles", "shard_tables", "folder_lock", "yaml_forms", "reader", "__init__",
+        "documents", "aligned", "folder_lock", "yaml_forms", "reader", "__init__",
     ],
     "filters": [
         "base", "caption", "language", "optout", "picture", "tokens", "clip_score", "__init__",

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from manifests import disk
-from manifests.bundles import AlignedFiles
+from manifests.aligned.bundles import AlignedFiles
 from manifests.commits import Commits, read_commits
 from manifests.documents import ViewDocument, read_document
 from manifests.pool_layout import NOT_STORED, PoolLayout

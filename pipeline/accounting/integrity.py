@@ -21,7 +21,8 @@ import pyarrow.parquet as pq
 from tqdm import tqdm
 
 from manifests import disk
-from manifests.bundles import AlignedFiles
+from manifests.aligned.bundles import AlignedFiles
+from manifests.aligned.shard_tables import score_shards_dict, view_shards_dict
 from manifests.columns import PAIRS, REASONS, SIDECAR, VIEW
 from manifests.commits import Commits, read_commits
 from manifests.documents import ScoreSetDocument, ViewDocument, read_document
@@ -35,7 +36,6 @@ from manifests.pool_layout import (
     shard_folder,
     uids_checksum,
 )
-from manifests.shard_tables import score_shards_dict, view_shards_dict
 from pipeline.pool import index_tar, local_copy, sidecar_hash
 
 READERS = 16  # commit records that are read at a time

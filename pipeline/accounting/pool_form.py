@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from manifests import disk
-from manifests.bundles import BundleWriter
+from manifests.aligned.bundles import BundleWriter
+from manifests.aligned.shard_tables import view_shards_dict
 from manifests.commits import Commits, rebuild_index
 from manifests.documents import ViewDocument, read_document
 from manifests.pool_layout import (
@@ -21,7 +22,6 @@ from manifests.pool_layout import (
     shard_folder,
     shard_name,
 )
-from manifests.shard_tables import view_shards_dict
 from pipeline.scoring import staged_bundle, write_bundle
 
 SHARD_FILE = re.compile(r"(\d{5,})(?:\.r\d+)?(\.tar|\.parquet|_stats\.json)")

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manifests import disk
-from manifests.bundles import Bundle, BundleWriter
+from manifests.aligned.bundles import Bundle, BundleWriter
 from manifests.commits import Commits
 from manifests.pool_layout import (
     FLAT_SHARDS,

@@ -22,11 +22,11 @@ from PIL import Image
 from filters import make
 from filters.base import Batch, Columns, Filter, options_of
 from manifests import disk, ray_runtime
+from manifests.aligned.shard_tables import has_table, write_score_shards
 from manifests.commits import Commits
 from manifests.documents import ScoreSetDocument
 from manifests.pool_layout import CommitRecord, PoolLayout, shard_name, uids_checksum
 from manifests.schema import FilterSpec
-from manifests.shard_tables import has_table, write_score_shards
 from pipeline.executor import Engine, Stage, Ticket, execute
 from pipeline.pool import check_fence
 from pipeline.scoring.score_bundles import make_bundles, read_metadata, scored_shards

@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 
 from filters import FILTERS
 from manifests import disk
-from manifests.bundles import AlignedFiles
+from manifests.aligned.bundles import AlignedFiles
+from manifests.aligned.shard_tables import score_shards
 from manifests.commits import Commits
 from manifests.documents import ScoreSetDocument
 from manifests.pool_layout import FLAT_SHARDS, SHARDS_PER_FOLDER, shard_name
-from manifests.shard_tables import score_shards
 from pipeline.views.choose import Part
 
 UNIT_SHARDS = 100  # flat shards that one thread works on

@@ -21,7 +21,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from manifests import disk
-from manifests.bundles import BundleWriter, parquet_bytes
+from manifests.aligned.bundles import BundleWriter, parquet_bytes
+from manifests.aligned.shard_tables import has_table
 from manifests.columns import VIEW
 from manifests.commits import Commits
 from manifests.pool_layout import (
@@ -31,7 +32,6 @@ from manifests.pool_layout import (
     bundle_name,
     shard_name,
 )
-from manifests.shard_tables import has_table
 from pipeline.views.joined_columns import JoinedColumns
 
 PUBLISHERS = 8  # files that are published at a time

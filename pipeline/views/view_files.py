@@ -18,12 +18,12 @@ import pyarrow as pa
 
 from filters import FILTERS, check_filters, specs_of_recipe
 from manifests import disk
+from manifests.aligned.shard_tables import count_shards, has_table, write_view_shards
 from manifests.columns import SIDECAR, with_extra
 from manifests.commits import Commits
 from manifests.documents import ViewDocument, ViewRulesDocument, read_document
 from manifests.pool_layout import PoolLayout, random_view_name
 from manifests.schema import FilterSpec, Recipe, Rule, View
-from manifests.shard_tables import count_shards, has_table, write_view_shards
 from pipeline.pool import check_fence
 from pipeline.scoring import score_set, shards_with_rows
 from pipeline.views.choose import Selection, check, choose_parts

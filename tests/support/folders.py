@@ -10,7 +10,7 @@ MODULES = (
     "manifests.pool_layout",
     "manifests.commits.reading",
     "manifests.commits.shard_files",
-    "manifests.shard_tables",
+    "manifests.aligned.shard_tables",
     "pipeline.scoring.score_bundles",
     "pipeline.views.joined_columns",
     "pipeline.views.mask_files",

@@ -16,11 +16,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from manifests import disk
-from manifests.bundles import AlignedFiles
+from manifests.aligned.bundles import AlignedFiles
+from manifests.aligned.shard_tables import scored_shards, view_shards
 from manifests.commits import Commits, ShardFiles, open_shard_files, read_commits
 from manifests.documents import ScoreSetDocument, ViewDocument, read_document
 from manifests.pool_layout import NOT_STORED, PoolLayout, shard_folder, shard_name
-from manifests.shard_tables import scored_shards, view_shards
 from train.data.retry import read_with_retries
 
 T = TypeVar("T")

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from manifests import disk
-from manifests.bundles import AlignedFiles
+from manifests.aligned.bundles import AlignedFiles
 from manifests.documents import ScoreSetDocument
 from manifests.pool_layout import PoolLayout, shard_name, uids_checksum
 from train.data.retry import read_with_retries

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from manifests import disk
-from manifests.bundles import AlignedFiles
+from manifests.aligned.bundles import AlignedFiles
 from manifests.commits import read_commits
 from manifests.documents import ScoreSetDocument, read_document
 from manifests.phash import phash

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from manifests import disk
-from manifests.bundles import AlignedFiles
+from manifests.aligned.bundles import AlignedFiles
 from manifests.commits import read_commits
 from manifests.pool_layout import PoolLayout
 from manifests.schema import FilterSpec

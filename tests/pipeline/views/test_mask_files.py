@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from manifests import disk
-from manifests.bundles import AlignedFiles
+from manifests.aligned.bundles import AlignedFiles
+from manifests.aligned.shard_tables import view_shards
 from manifests.commits import read_commits, update_index
 from manifests.pool_layout import PoolLayout
 from manifests.schema import Recipe, Rule, Source, View
-from manifests.shard_tables import view_shards
 from pipeline.accounting import verify
 from pipeline.views import choose_views
 from pipeline.views.mask_files import has_masks

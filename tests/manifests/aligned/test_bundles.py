@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from manifests import disk
-from manifests.bundles import AlignedFiles, Bundle, BundleWriter, parquet_bytes
+from manifests.aligned.bundles import AlignedFiles, Bundle, BundleWriter, parquet_bytes
 from manifests.pool_layout import PoolLayout
 
 SCHEMA = pa.schema([("kept", pa.bool_()), ("rule", pa.string())])

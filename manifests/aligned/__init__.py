@@ -1,0 +1,17 @@
+"""Files that are aligned with the rows of shards, and what is said of every shard beside them."""
+
+from __future__ import annotations
+
+from manifests.aligned.bundles import AlignedFiles, Bundle, BundleWriter, parquet_bytes
+from manifests.aligned.shard_tables import count_shards, has_table, score_shards, view_shards
+
+__all__ = [
+    "AlignedFiles",
+    "Bundle",
+    "BundleWriter",
+    "count_shards",
+    "has_table",
+    "parquet_bytes",
+    "score_shards",
+    "view_shards",
+]
