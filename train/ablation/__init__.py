@@ -44,10 +44,9 @@ from train.ablation.rounds import (
 )
 from train.ablation.runner import Outcome, run_all
 from train.ablation.tables import (
+    RunMetrics,
     ScalingTable,
-    TaskAgreement,
     TaskSignals,
-    compare_scales,
     metric_tables,
     scaling_tables,
 )
@@ -67,10 +66,10 @@ __all__ = [
     "Plan",
     "ReadScore",
     "Run",
+    "RunMetrics",
     "ScalingTable",
     "Score",
     "Study",
-    "TaskAgreement",
     "TaskComparison",
     "TaskNoise",
     "TaskSignals",
@@ -79,7 +78,6 @@ __all__ = [
     "check_ablation",
     "check_plan",
     "check_pools",
-    "compare_scales",
     "conclude",
     "evaluated_runs",
     "expand_runs",

@@ -19,12 +19,10 @@ from train.stats import (
     MetricSignal,
     PowerLaw,
     Prediction,
-    ScaleAgreement,
     find_crossing,
     fit_scaling,
     metric_signals,
     predict_error,
-    scale_agreement,
 )
 
 RunMetrics = Mapping[str, Mapping[str, Mapping[str, Metrics]]]  # arm, seed, task
@@ -50,26 +48,18 @@ class TaskSignals:
 class ScalingTable:
     """Error against samples seen on a task, for each kind of data.
 
-    metric: the metric of which the error is 1 − value. curves: by the name of the data.
-    predictions: at AHEAD times the largest size. crossings: of every two kinds of data.
+    metric: that of which the error is taken. curves, points: by the name of the data, the fitted
+    curve and (samples seen, mean error over seeds). predictions: at AHEAD times the largest size,
+    in the order of the curves. crossings: of every two kinds of data.
     """
 
     task: str
     metric: str
     sizes: tuple[float, ...]
     curves: dict[str, PowerLaw]
+    points: dict[str, tuple[tuple[float, float], ...]]
     predictions: tuple[Prediction, ...]
     crossings: tuple[Crossing, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskAgreement:
-    """Whether two ablations order the arms that both have alike, on a task of both."""
-
-    task: str
-    metric: str
-    arms: tuple[str, ...]
-    agreement: ScaleAgreement
 
 
 def metric_tables(
@@ -119,18 +109,16 @@ def scaling_tables(
         if METRICS[metric].unit != "share":
             continue
         values = _table(ablation, runs, task.name, metric)
-        errors = _errors_by_size(sizes, values)
+        errors = _errors_by_size(sizes, values, METRICS[metric].higher_is_better)
         if errors:
             tables.append(_scaling(task.name, metric, errors, draws))
     return tuple(tables)
 
 
 def _errors_by_size(
-    sizes: Mapping[str, Mapping[float, str]], values: Table
+    sizes: Mapping[str, Mapping[float, str]], values: Table, higher_is_better: bool
 ) -> dict[str, dict[float, dict[int, float]]]:
-    """{data: {samples seen: {seed: 1 − value}}} of the data with enough sizes, all with the same
-    seeds.
-    """
+    """{data: {samples seen: {seed: error}}} of the data with enough sizes, over common seeds."""
     usable = {}
     for data, by_size in sizes.items():
         present = {size: arm for size, arm in by_size.items() if values.get(arm)}
@@ -146,7 +134,10 @@ def _errors_by_size(
     for data, by_size in usable.items():
         errors[data] = {}
         for size, arm in sorted(by_size.items()):
-            errors[data][size] = {seed: 1 - values[arm][seed] for seed in sorted(seeds)}
+            errors[data][size] = {}
+            for seed in sorted(seeds):
+                value = values[arm][seed]
+                errors[data][size][seed] = 1 - value if higher_is_better else value
     return errors
 
 
@@ -162,44 +153,21 @@ def _scaling(
     for position, first in enumerate(names):
         for second in names[position + 1 :]:
             crossings.append(find_crossing(fits[first], fits[second]))
+    points = {}
+    for name, by_size in errors.items():
+        points[name] = tuple(
+            (size, float(np.mean(list(by_seed.values())))) for size, by_seed in by_size.items()
+        )
     every = sorted({size for fit in fits.values() for size in fit.sizes})
     return ScalingTable(
         task=task,
         metric=metric,
         sizes=tuple(every),
         curves={name: fit.law for name, fit in fits.items()},
+        points=points,
         predictions=tuple(predict_error(fit, AHEAD * largest) for fit in fits.values()),
         crossings=tuple(crossings),
     )
-
-
-def compare_scales(
-    first: Ablation, first_runs: RunMetrics, second: Ablation, second_runs: RunMetrics
-) -> tuple[TaskAgreement, ...]:
-    """Whether two ablations decide alike, on every task and deciding metric that both have.
-
-    Of the arms that both have, by their means; without tasks on which these are fewer than two, or
-    all tied.
-    """
-    others = {task.name: deciding_metric(task) for task in second.evaluate}
-    tables = []
-    for task in first.evaluate:
-        metric = deciding_metric(task)
-        if others.get(task.name) != metric:
-            continue
-        small = _table(first, first_runs, task.name, metric)
-        large = _table(second, second_runs, task.name, metric)
-        arms = tuple(arm for arm in small if small[arm] and large.get(arm))
-        if len(arms) < LEAST_ARMS:
-            continue
-        small_means = {arm: float(np.mean(list(small[arm].values()))) for arm in arms}
-        large_means = {arm: float(np.mean(list(large[arm].values()))) for arm in arms}
-        try:
-            agreement = scale_agreement(small_means, large_means)
-        except ValueError:  # every pair is tied: nothing was decided at one of the scales
-            continue
-        tables.append(TaskAgreement(task=task.name, metric=metric, arms=arms, agreement=agreement))
-    return tuple(tables)
 
 
 def _metrics_of(runs: RunMetrics, task: str) -> list[str]:

@@ -79,7 +79,7 @@ def collect_report(out: str) -> Report:
         rounds=results.rounds,
         contract=collect_contract(finished),
         signals=signal_rows(ablation, results),
-        scaling=scaling_curves(ablation, finished, values),
+        scaling=scaling_curves(ablation, results),
         gaps=_gaps(results),
         curves=read_curves(finished, hashes),
         funnels=gallery.funnels(views),

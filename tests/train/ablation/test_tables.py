@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.ablations import three_arms
-from train.ablation import compare_scales, metric_tables, scaling_tables
+from train.ablation import metric_tables, scaling_tables
 
 MEANS = {"raw": 0.30, "clip30": 0.40, "basic": 0.35}
 
@@ -71,6 +71,8 @@ def test_error_falls_with_the_samples_seen() -> None:
     assert list(table.curves) == ["web/raw", "web/clip30"]
     assert float(table.curves["web/raw"].at(12_800)) == pytest.approx(0.7, abs=0.01)
     assert [one.n for one in table.predictions] == [4 * sizes[-1]] * 2
+    assert [size for size, _ in table.points["web/raw"]] == list(sizes)
+    assert table.points["web/raw"][0][1] == pytest.approx(0.7, abs=0.01)
     (crossing,) = table.crossings
     assert crossing.better_before == "web/clip30"
     assert crossing.better_after == "web/raw"
@@ -81,13 +83,3 @@ def test_two_sizes_or_another_factor_have_no_curve() -> None:
     means = {f"{data}-{size}": 0.3 for data in ("raw", "clip30") for size in sizes}
     assert scaling_tables(scaled(sizes), runs(means)) == ()
     assert scaling_tables(three_arms(), runs(MEANS)) == ()
-
-
-def test_two_ablations_that_order_their_arms_alike_agree() -> None:
-    large = {"raw": 0.5, "clip30": 0.7, "basic": 0.4}
-    (table,) = compare_scales(three_arms(), runs(MEANS), three_arms(), runs(large))
-    assert table.arms == ("raw", "clip30", "basic")
-    assert (table.agreement.pairs, table.agreement.alike) == (3, 2)
-    tied = runs(dict.fromkeys(MEANS, 0.5), noise=0.0)
-    assert compare_scales(three_arms(), tied, three_arms(), tied) == ()
-    assert compare_scales(three_arms(), runs({"raw": 0.1}), three_arms(), runs(large)) == ()

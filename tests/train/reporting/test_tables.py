@@ -5,10 +5,9 @@ import dataclasses
 import pytest
 
 from manifests import disk
-from manifests.pool_layout import AblationLayout
+from manifests.run_layout import AblationLayout
 from manifests.schema import Ablation
 from tests.support.ablations import changed
-from train.ablation import Run, expand_runs
 from train.reporting import Results, read_results
 from train.reporting.tables import scaling_curves, signal_rows
 
@@ -43,38 +42,29 @@ def test_one_seed_tells_no_noise(ablation: Ablation, results: Results) -> None:
     assert signal_rows(ablation, dataclasses.replace(results, arms=arms)) == ()
 
 
-def runs_of_sizes(folder: str, ablation: Ablation) -> list[Run]:
-    """Six runs: raw and half at three sizes, as if they were arms."""
-    first = {run.arm: run for run in expand_runs(ablation, folder, built=False)}
-    runs = []
-    for data in ("raw", "half"):
-        for size in (64, 128, 256):
-            config = dataclasses.replace(first[data].config, samples_seen=size)
-            run = dataclasses.replace(first[data], arm=f"{data}-{size}", config=config)
-            runs.append(run)
-    return runs
-
-
-def test_error_against_samples_seen(ablation: Ablation, concluded: str) -> None:
-    runs = runs_of_sizes(concluded, ablation)
+def test_error_against_samples_seen(ablation: Ablation, results: Results) -> None:
+    sizes = (64, 128, 256)
+    arms = {}
+    for data in ("all", "half"):
+        for size in sizes:
+            arms[f"{data}-{size}"] = {"view": f"web/{data}", "train": {"samples_seen": size}}
     varied = changed(
-        ablation,
-        arms={run.arm: {"view": "web/all"} for run in runs},
-        baseline="raw-64",
-        controls={},
-        vary={"samples_seen": [64, 128, 256]},
+        ablation, arms=arms, baseline="all-64", controls={}, vary={"samples_seen": list(sizes)}
     )
-    values = {}
-    for run in runs:
-        size = run.config.samples_seen
-        error = 0.1 + (1.0 if run.arm.startswith("raw") else 1.2) * size**-0.5
-        values[run.arm] = {0: 1 - error, 1: 1 - error - 0.001}
-    (one,) = scaling_curves(varied, runs, {"colours": values})
+    of_arms = {}
+    for name in arms:
+        data, size = name.split("-")
+        error = 0.1 + (1.0 if data == "all" else 1.2) * int(size) ** -0.5
+        runs = {}
+        for seed in (0, 1):
+            runs[str(seed)] = {"colours": {"accuracy": 1 - error - 0.001 * seed}}
+        of_arms[name] = dataclasses.replace(results.arms["raw"], runs=runs)
+    (one,) = scaling_curves(varied, dataclasses.replace(results, arms=of_arms))
     raw, half = one.curves
+    assert (raw.name, half.name) == ("web/all", "web/half")
     assert raw.exponent == pytest.approx(0.5, abs=0.05)
     assert raw.predicted[0] == 1024
     assert raw.predicted[1] == pytest.approx(0.1 + 1024**-0.5, abs=0.003)
     assert [n for n, _ in half.points] == [64, 128, 256]
     assert len(one.crossings) == 1
-    assert scaling_curves(ablation, runs, {"colours": values}) == (), "another factor varies"
-    assert scaling_curves(varied, runs[:2], {"colours": values}) == (), "two sizes are no curve"
+    assert scaling_curves(ablation, results) == (), "another factor varies"
