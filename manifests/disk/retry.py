@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import random
 import time
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 RETRY_S = 60.0  # from the first failure; a store that is gone for 30 s costs no build
 FIRST_PAUSE_S = 0.2
@@ -31,6 +32,11 @@ NETWORK_CLASSES = {
 }
 # S3 answers 409 with these where two conditional puts of an object meet; its manual says to retry.
 RACES = {"ConditionalRequestConflict", "OperationAborted"}
+NUMBERS = {
+    FileNotFoundError: errno.ENOENT,
+    FileExistsError: errno.EEXIST,
+    PermissionError: errno.EACCES,
+}
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
@@ -80,24 +86,37 @@ def pauses() -> Iterator[float]:
         pause = min(2 * pause, LONGEST_PAUSE_S)
 
 
-def retried(operation: Callable[[], T], path: object) -> T:
+def retried(operation: Callable[[], T], path: object, also: int | None = None) -> T:
     """The result of an operation on a remote store; transient errors are tried again.
 
-    `path` is for the log line. The last error is raised where RETRY_S did not suffice.
+    `path` is for the log line, and for an OSError that names no file. `also`: one more HTTP status
+    that passes. The last error is raised where RETRY_S did not suffice.
     """
     waits: Iterator[float] | None = None
     while True:
         try:
             return operation()
         except Exception as error:
-            if not is_transient(error):
-                raise
+            if not is_transient(error) and (also is None or http_status(error) != also):
+                _raise_named(error, path)
             waits = waits or pauses()
-            pause = next(waits, None)
-            if pause is None:
-                raise
+            pause = next(waits, -1.0)
+            if pause < 0:
+                _raise_named(error, path)
             logger.warning("%s: %s; trying again in %.1f s", path, _short(error), pause)
             time.sleep(pause)
+
+
+def _raise_named(error: Exception, path: object) -> NoReturn:
+    """Raise an OSError of a store with the path, as those of local files; another one as it is."""
+    if not isinstance(error, OSError) or error.filename is not None:
+        raise error
+    for kind, number in NUMBERS.items():
+        if isinstance(error, kind):
+            raise kind(number, os.strerror(number), str(path)) from error
+    if isinstance(error, (ConnectionError, TimeoutError)) or error.errno is None:
+        raise error
+    raise OSError(error.errno, _short(error), str(path)) from error
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

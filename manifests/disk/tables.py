@@ -103,4 +103,5 @@ def read_with(path: str | Path, reader: Callable[[Any], Any]) -> Any:
         with open_file(path) as f:
             return reader(f)
 
-    return retried(attempt, path) if is_url(path) else attempt()
+    # 412: the object was replaced while it was read in pieces
+    return retried(attempt, path, also=412) if is_url(path) else attempt()

@@ -40,6 +40,8 @@ class Operations:
             return real(*args, **options)
         if self.how in ("EIO", "ENOSPC"):
             number = getattr(errno, self.how)
+            if args and isinstance(args[0], (str, Path)):  # as the operating system does
+                raise OSError(number, os.strerror(number), str(args[0]))
             raise OSError(number, os.strerror(number))
         if self.how == "kill_before":
             os.kill(os.getpid(), signal.SIGKILL)

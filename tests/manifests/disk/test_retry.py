@@ -63,6 +63,39 @@ def test_an_operation_is_tried_again_with_longer_pauses(monkeypatch: pytest.Monk
         assert longest / 2 <= pause <= longest
 
 
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (FileNotFoundError("The key"), r"No such file or directory: 's3://b/x'"),
+        (PermissionError("no"), r"Permission denied: 's3://b/x'"),
+        (answered(400, "BadDigest"), r"OSError: .*BadDigest: 's3://b/x'"),
+        (ValueError("y"), r"^y$"),
+        (FileNotFoundError(2, "none", "other"), r"none: 'other'"),
+    ],
+)
+def test_an_error_of_a_store_names_the_object(error: Exception, message: str) -> None:
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(type(error), match=message):
+        disk.retried(fail, "s3://b/x")
+
+
+def test_one_more_status_may_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry.time, "sleep", lambda _: None)
+    errors: list[Exception] = [answered(412)]
+
+    def operation() -> str:
+        if errors:
+            raise errors.pop()
+        return "done"
+
+    assert disk.retried(operation, "s3://b/x", also=412) == "done"
+    errors.append(answered(404))
+    with pytest.raises(OSError, match="Errno"):
+        disk.retried(operation, "s3://b/x", also=412)
+
+
 def test_the_last_error_is_raised_after_a_minute_and_others_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

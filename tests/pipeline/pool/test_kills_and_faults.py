@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ from tests.support.five_rows import files_of, write_five
 from tests.support.killed_children import FAULTS, KILLS, run_in_child
 
 pytestmark = pytest.mark.slow
+# Every operation where this is set, else every third one
+STEP = 1 if os.environ.get("CLIPMILL_CHAOS") else 3
 
 
 def commit(pool: str) -> None:
@@ -42,18 +46,12 @@ def take_and_give_back(pool: str) -> None:
 def each_operation(
     tmp_path: Path, how: str, function: Callable[[str], None], before: Callable[[str], Any]
 ) -> list[tuple[str, str]]:
-    """(pool, outcome) for every operation of a function, in a new pool each."""
+    """(pool, outcome) for every STEP-th operation of a function, in a new pool each."""
     outcomes = []
-    n, total = 0, 1
-    while n < total:
-        n += 1
+    for n in itertools.count(1, STEP):
         pool = str(tmp_path / str(n))
         before(pool)
         outcome, count = run_in_child(n, how, tmp_path, function, pool)
-        if outcome != "killed":
-            total = max(total, count)
-        elif n == total:
-            total += 1
         if outcome == "done" and count < n:
             break
         outcomes.append((pool, outcome))
@@ -92,7 +90,7 @@ def test_a_commit_that_is_killed_anywhere_is_resumed_with_the_same_bytes(
     write_five(expected_pool)
     expected = comparable(expected_pool)
     outcomes = each_operation(tmp_path, how, commit, nothing)
-    assert len(outcomes) >= 20
+    assert len(outcomes) >= 20 / STEP
     for pool, outcome in outcomes:
         assert outcome == "killed"
         assert_visible_is_whole(pool)
@@ -107,7 +105,7 @@ def test_a_replacement_that_is_killed_anywhere_shows_the_old_or_the_new_shard(
     tmp_path: Path, how: str
 ) -> None:
     outcomes = each_operation(tmp_path, how, replace, write_five)
-    assert len(outcomes) >= 10
+    assert len(outcomes) >= 10 / STEP
     seen = set()
     for pool, outcome in outcomes:
         assert outcome == "killed"
@@ -127,7 +125,7 @@ def test_a_replacement_that_is_killed_anywhere_shows_the_old_or_the_new_shard(
 @pytest.mark.parametrize("how", KILLS)
 def test_a_lease_that_is_killed_anywhere_is_taken_over_at_once(tmp_path: Path, how: str) -> None:
     outcomes = each_operation(tmp_path, how, take_and_give_back, nothing)
-    assert len(outcomes) >= 8
+    assert len(outcomes) >= 8 / STEP
     for pool, outcome in outcomes:
         assert outcome == "killed"
         with hold_lease(pool, create=True) as held:
@@ -146,7 +144,7 @@ def test_a_fault_at_any_operation_shows_no_broken_shard_and_names_the_file(
     write_five(expected_pool)
     expected = comparable(expected_pool)
     outcomes = each_operation(tmp_path, fault, commit, nothing)
-    assert len(outcomes) >= 20
+    assert len(outcomes) >= 20 / STEP
     failed = 0
     for pool, outcome in outcomes:
         assert_visible_is_whole(pool)
@@ -159,5 +157,5 @@ def test_a_fault_at_any_operation_shows_no_broken_shard_and_names_the_file(
         assert_visible_is_whole(pool)
         remove_uncommitted(pool)
         assert comparable(pool) == expected, (pool, outcome)
-    assert failed >= (0 if fault == "short_write" else 3)
+    assert failed >= (0 if fault == "short_write" else 3 / STEP)
     print(f"{fault}: {failed} of {len(outcomes)} operations failed, 0 broken shards visible")
