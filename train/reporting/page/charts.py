@@ -9,7 +9,7 @@ from math import floor, isfinite, log10
 
 from train.ablation import wording
 
-COLOURS = 8  # --c0 to --c7 of the style sheet, which differ in the dark
+COLOURS = 12  # --c0 to --c11 of the style sheet, which differ in the dark
 LETTER = 6.6  # width of a letter of a label, for labels that must not overlap
 WIDE_LETTER = 9.0  # the same on a phone, where the letters of a forest are larger
 

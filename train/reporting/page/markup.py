@@ -8,10 +8,12 @@ from html import escape
 SORTABLE_ROWS = 3
 LIGHT = """--ink:#1b2026; --soft:#59616b; --paper:#fbfaf7; --card:#fff; --rule:#dcd8ce;
   --good:#1f7a4d; --bad:#b3372f; --c0:#5b6470; --c1:#2f6fb7; --c2:#c8561b; --c3:#1f8a5b;
-  --c4:#8a5bb5; --c5:#a37614; --c6:#b33c6a; --c7:#2d8592"""
+  --c4:#8a5bb5; --c5:#a37614; --c6:#b33c6a; --c7:#2d8592;
+  --c8:#7d5a3c; --c9:#4b4fb0; --c10:#5c851e; --c11:#9b2fa0"""
 DARK = """--ink:#e8e6e1; --soft:#a9afb6; --paper:#16181b; --card:#1e2125; --rule:#3a4047;
   --good:#5cc08c; --bad:#ec8b83; --c0:#9aa3ae; --c1:#6aa9ec; --c2:#f08a4f; --c3:#4fc38d;
-  --c4:#bd93e3; --c5:#d9ad45; --c6:#e87aa3; --c7:#63bfcc"""
+  --c4:#bd93e3; --c5:#d9ad45; --c6:#e87aa3; --c7:#63bfcc;
+  --c8:#c49a78; --c9:#9aa0ff; --c10:#a6cf5e; --c11:#dd86e2"""
 STYLE = (
     f":root {{ color-scheme:light dark; {LIGHT} }}\n"
     f"@media (prefers-color-scheme: dark) {{ :root {{ {DARK} }} }}\n"

@@ -21,8 +21,8 @@ def signal_tables(report: Report) -> str:
         rows = [row for row in report.signals if row.task == task]
         caption = f"Metrics of {task} over {rows[0].arms} arms and {rows[0].seeds} seeds"
         cells = [_signal_cells(row) for row in rows]
-        head = ["metric", "spread of the arms", "noise of a run", "spread / noise [95 %]"]
-        head += ["best arm", "two seeds agree, %", "halves agree, %"]
+        head = ["metric", "spread", "noise", "spread / noise [95 %]"]
+        head += ["best arm", "two seeds alike, %", "halves alike, %"]
         parts.append(table(head, cells, (1, 2, 3, 5, 6), caption))
     if not parts:
         return ""
