@@ -20,6 +20,9 @@ from manifests.commits.record_columns import schema
 from manifests.documents import ScoreSetDocument, ViewDocument
 from manifests.pool_layout import SHARD_VERSION, CommitRecord, PoolLayout, shard_name
 from manifests.schema import Recipe, Source
+from pipeline import accounting
+from train.data.order import Order, SourceRows
+from train.data.view_rows import open_view as open_rows
 
 BASE, UNIT = 125_000, "shards"
 STEPS = ["read_index", "update_index", "pool_json", "audit", "open_view", "order"]
@@ -70,7 +73,9 @@ def write_index(pool: str, count: int) -> Commits:
     document = IndexDocument(version=1, closed=False, files=tuple(files), shards=count)
     write_document(pool, document)
     for folder in range(3, -(-count // 1000)):
-        disk.local_path(PoolLayout(pool).shard_folder(folder * 1000)).mkdir(parents=True)
+        disk.local_path(PoolLayout(pool).shard_folder(folder * 1000)).mkdir(
+            parents=True, exist_ok=True
+        )
     with IndexWriter(pool) as index:
         pass
     assert len(index.commits) == count
@@ -134,8 +139,6 @@ def _write_record(pool: str, record: CommitRecord) -> None:
 
 def pool_json(folder: Path, count: int) -> None:
     """Counts of every stage and pool.json."""
-    from pipeline import accounting
-
     recipe = Recipe(name="scale", source=Source(kind="shards", paths=("/nowhere/*.tar",)))
     commits = read_commits(str(folder))
     accounting.write_pool_json(str(folder), recipe, {}, commits)
@@ -143,8 +146,6 @@ def pool_json(folder: Path, count: int) -> None:
 
 def audit(folder: Path, count: int) -> None:
     """audit.py without --verify."""
-    from pipeline import accounting
-
     counts = accounting.audit_pool(str(folder)).counts
     assert counts is not None
     assert counts.fetch.shards == count
@@ -152,16 +153,12 @@ def audit(folder: Path, count: int) -> None:
 
 def open_view(folder: Path, count: int) -> None:
     """What every rank of a training run does for each view."""
-    from train.data.view_rows import open_view as open_rows
-
     rows = open_rows(str(folder), "all")
     assert len(rows.shards) == count
 
 
 def order(folder: Path, count: int) -> None:
     """The order of training over the view, and the first batch."""
-    from train.data.order import Order, SourceRows
-    from train.data.view_rows import open_view as open_rows
 
     rows = open_rows(str(folder), "all")
     source = SourceRows(name="pool/all", weight=1.0, shard_rows=rows.shard_rows)

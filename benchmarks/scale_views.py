@@ -17,6 +17,7 @@ from manifests.columns import SIDECAR
 from manifests.commits import read_commits
 from manifests.pool_layout import PoolLayout
 from manifests.schema import Recipe, Rule, Source, View
+from pipeline import views
 
 BASE, UNIT = 6_250_000, "rows"
 STEPS = ["three_views", "random_view"]
@@ -76,20 +77,17 @@ def prepare(folder: Path, count: int) -> None:
     pool, layout = str(folder), PoolLayout(str(folder))
     for template in range(TEMPLATES):
         disk.write_parquet(folder / f"template-{template}.parquet", sidecar(template), {})
-    write_index(pool, shards)
     for shard in range(shards):
         path = disk.local_path(layout.sidecar(shard))
         path.parent.mkdir(parents=True, exist_ok=True)
         os.link(folder / f"template-{shard % TEMPLATES}.parquet", path)
         record = path.with_name(path.name.replace(".parquet", "_stats.json"))
         record.write_text("{}")  # it is listed, and not read: the index has it
-    os.utime(layout.index_json)
+    write_index(pool, shards)
 
 
 def three_views(folder: Path, count: int) -> None:
     """One command that makes all three."""
-    from pipeline import views
-
     recipe = Recipe(
         name="scale", source=Source(kind="files", paths=("x.csv",)), filters=(), views=VIEWS
     )
@@ -100,7 +98,5 @@ def three_views(folder: Path, count: int) -> None:
 
 def random_view(folder: Path, count: int) -> None:
     """A random view as large as one of them: every uid is hashed."""
-    from pipeline import views
-
     documents = views.random_like(str(folder), "large")
     assert documents["random_like_large"].kept > 0

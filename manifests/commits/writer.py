@@ -107,6 +107,7 @@ class IndexWriter:
     def close(self) -> Commits:
         """Complete the index from the records, close it, and return what is committed."""
         self.flush()
+        self.commits = Commits.of_records(self.pool, [])  # frees it before all is read again
         document = _document(self._files)
         commits = complete(self.pool, document, _read_all(self.pool, self._files))
         self._replace(_compact(self.pool, self._files, commits.table), commits)
@@ -164,7 +165,10 @@ def _document(files: Sequence[IndexFile]) -> IndexDocument:
 def _files_of(pool: str, commits: Commits) -> list[IndexFile]:
     """The files of the index where they hold exactly `commits`, else new ones that do."""
     document = read_document(pool)
-    if document is not None and sum(file.rows for file in document.files) == len(commits):
+    rows = 0 if document is None else sum(file.rows for file in document.files)
+    if document is not None and rows == len(commits):
+        if document.closed and document.fingerprint == commits.fingerprint:
+            return list(document.files)
         table = _read_all(pool, document.files)
         if table.num_rows == len(commits) and table.equals(commits.table):
             return list(document.files)
