@@ -97,14 +97,14 @@ def write_plan(
         "groups": host_groups(int(rows.sum()), rows_per_shard) if by_host else None,
         "round": 0,
     }
+    per_ticket = _rows_per_ticket(int(rows.sum()), int(parts["bytes"].to_numpy().sum()))
+    config = _config(pool, recipe, metadata, 0, per_ticket)
     if is_planned(pool):
         first = read_rounds(pool)[0]
         pairs = _first_form_hash(pool, parts) if first.is_first_form else metadata["pairs"]
         _check_unchanged(first.metadata, {**metadata, "pairs": pairs}, recipe, pool)
-        _remove_scratch(pool)
+        _remove_scratch(pool, config["job"])  # a round of retries may have been stopped
         return {}
-    per_ticket = _rows_per_ticket(int(rows.sum()), int(parts["bytes"].to_numpy().sum()))
-    config = _config(pool, recipe, metadata, 0, per_ticket)
     tickets = _ranges(rows, per_ticket)
     return _shuffle(config, metadata, sort_pairs, tickets, int(rows.sum()), engine, workers)
 
@@ -132,6 +132,7 @@ def add_retries(
         asked = np.setdiff1d(asked, retried_keys(rounds, 0, len(plan)))
         shards = np.unique(asked // KEYS_PER_SHARD)
     if not len(shards):
+        _remove_scratch(pool)
         return {}
     number = len(rounds)
     inherited = ("version", "pairs", "recipe_hash", "recipe", "groups")
@@ -398,13 +399,13 @@ def _write_retried(config: Config) -> None:
         disk.publish(staged, disk.join(config["folder"], "retried.parquet"))
 
 
-def _remove_scratch(pool: str) -> None:
-    """Remove what sort and slice left."""
+def _remove_scratch(pool: str, job: str = "") -> None:
+    """Remove what sort and slice left, of one job or of all."""
     folder = disk.join(PoolLayout(pool).plan_round(0), ".shuffle")
+    names = [name for name in disk.list_names(folder) if name.startswith(f"run-{job}")]
+    paths = [disk.join(folder, name) for name in names]
     with ThreadPoolExecutor(THREADS) as threads:
-        list(
-            threads.map(disk.remove, [disk.join(folder, name) for name in disk.list_names(folder)])
-        )
+        list(threads.map(disk.remove, paths))
 
 
 # --- a plan that is there -------------------------------------------------------------------------

@@ -247,6 +247,33 @@ def test_a_plan_that_is_stopped_anywhere_ends_in_the_same_bytes(
         assert contents(pool) == whole
 
 
+def test_a_round_of_retries_that_is_stopped_anywhere_ends_in_the_same_bytes(
+    tmp_path: Path, stopping: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planner, "ROWS_PER_TICKET", 20)
+    tables = [pairs(urls(50, 9)), pairs(urls(33, 2))]
+    write_pairs(tmp_path / "whole", *tables)
+    shards = planned(str(tmp_path / "whole"), recipe(8))
+    keys = [f"{shard.shard:05d}{row:04d}" for shard in shards for row in range(shard.size)]
+    stopping["count"] = 0
+    retried(str(tmp_path / "whole"), recipe(8), keys)
+    whole, writes = contents(tmp_path / "whole"), stopping["count"]
+    for at in (1, 6, writes // 2, writes - 20, writes - 3):
+        pool = str(tmp_path / f"{at}")
+        write_pairs(Path(pool), *tables)
+        stopping["at"] = -1
+        write_plan(pool, recipe(8))
+        stopping.update(count=0, at=at, after=0)
+        with pytest.raises(Stopped):
+            add_retries(pool, recipe(8), keys)
+        stopping["at"] = -1
+        assert planned(pool, recipe(8))[: len(shards)] == shards
+        before = stopping["count"]
+        add_retries(pool, recipe(8), keys)
+        assert stopping["count"] - before <= writes - at + 4, "what was done is done again"
+        assert contents(Path(pool)) == whole
+
+
 def test_files_of_another_job_are_not_taken(
     tmp_path: Path, stopping: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
