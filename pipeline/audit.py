@@ -28,6 +28,7 @@ from pipeline.pool import hold_lease
 EXAMPLE = """example:
   python pipeline/audit.py out/pool
   python pipeline/audit.py out/pool --verify --json
+  python pipeline/audit.py out/pool --verify --engine ray
   python pipeline/audit.py out/pool --explain 0123456789abcdef0123456789abcdef
   python pipeline/audit.py out/pool --explain https://host.example/dog.jpg
   python pipeline/audit.py out/pool --reindex
@@ -73,6 +74,12 @@ def options(argv: list[str] | None) -> argparse.Namespace:
         help="bring a pool of an earlier version into the present form: shards from 3,000 on lie in"
         " folders, the score columns and masks of a thousand share a file",
     )
+    parser.add_argument(
+        "--engine",
+        choices=["ray", "inline"],
+        default="inline",
+        help="ray verifies on all workers of a Ray cluster, inline in threads of this process",
+    )
     parser.add_argument("--json", action="store_true", help="end with one JSON line on stdout")
     return parser.parse_args(argv)
 
@@ -114,7 +121,7 @@ def explain(args: argparse.Namespace) -> int:
 
 def audit(args: argparse.Namespace) -> int:
     """Print the counts of a pool and what is wrong with it; the exit status."""
-    result = accounting.audit_pool(args.pool, verify_files=args.verify)
+    result = accounting.audit_pool(args.pool, verify_files=args.verify, engine=args.engine)
     print("\n".join(accounting.audit_lines(result)))
     print_json(accounting.audit_plain(result), args)
     return 0 if result.is_fine else console.EXIT_INCOMPLETE

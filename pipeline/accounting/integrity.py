@@ -1,410 +1,315 @@
-"""Checks every file of a pool against its commit records: hashes, offsets and alignment. Names
-each damaged file."""
+"""Checks every file of a pool of any size in bounded memory, and names each damaged file.
+
+What is held per shard is its number and what the score sets and views say of it, as columns. The
+files of a shard are checked by a ticket, in threads of this process or on Ray. The uids of pairs
+and attempts are compared by partitions on local disk, see uid_spill.py.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import io
-import json
-import sys
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
-from tqdm import tqdm
 
 from manifests import disk
-from manifests.aligned.bundles import AlignedFiles
-from manifests.aligned.shard_tables import score_shards_dict, view_shards_dict
-from manifests.columns import PAIRS, REASONS, SIDECAR, VIEW
+from manifests.aligned import score_shards, view_shards
 from manifests.commits import Commits, read_commits
 from manifests.documents import ScoreSetDocument, ViewDocument, read_document
 from manifests.pool_layout import (
     COMMIT_SUFFIX,
-    NOT_STORED,
-    SHARD_VERSION,
-    CommitRecord,
+    FLAT_SHARDS,
+    SHARDS_PER_FOLDER,
     PoolLayout,
     list_shard_files,
-    shard_folder,
-    uids_checksum,
+    shard_name,
 )
-from pipeline.pool import index_tar, local_copy, sidecar_hash
+from pipeline.accounting.shard_checks import Damage, ShardChecker, inside, read_record
+from pipeline.accounting.uid_spill import UidSpill, compare
+from pipeline.executor import Engine, Stage, Ticket, Tickets, execute
 
-READERS = 16  # commit records that are read at a time
-PARTS = ("image", "text", "json")  # members of a sample
-MEMBER_COLUMNS = [
-    "status",
-    "caption",
-    "image_name",
-    *(f"{part}_offset" for part in PARTS),
-    *(f"{part}_length" for part in PARTS),
-]
-Uids = npt.NDArray[np.bytes_]
+THREADS = min(4, os.cpu_count() or 1)  # tickets at a time in this process; hashing frees the GIL
+READERS = 8  # columns of uids that are read at a time
+MAX_DAMAGES = 10_000  # that are listed; the rest is counted
 T = TypeVar("T", ViewDocument, ScoreSetDocument)
+Integers = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardRows:
-    """What other files must agree with: one shard's sidecar."""
+@dataclass(slots=True)
+class _Findings:
+    """What the tickets reported, each line once."""
 
-    checksum: str  # of the uids
-    stored: npt.NDArray[np.bool_]
-    first_attempts: Uids  # uids of the rows that retry nothing
+    damages: list[Damage] = field(default_factory=list)
+    omitted: int = 0
+    unreadable: int = 0  # sidecars and parts of the pairs
+    lines: set[str] = field(default_factory=set)
+
+    def add(self, damage: Damage) -> None:
+        if damage.line in self.lines:  # a bundle is damaged for each of its shards
+            return
+        if len(self.damages) >= MAX_DAMAGES:
+            self.omitted += 1
+            return
+        self.lines.add(damage.line)
+        self.damages.append(damage)
 
 
-def verify(pool: str) -> list[str]:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Aligned:
+    """A complete score set or view: its shards in order, and what it says of each."""
+
+    name: str
+    shards: Integers
+    values: Any  # (shards,) checksums as 32 bytes, or rows kept
+
+    def value(self, shard: int) -> Any:
+        """What it says of a shard; None where it does not have it."""
+        position = int(np.searchsorted(self.shards, shard))
+        if position == len(self.shards) or self.shards[position] != shard:
+            return None
+        value = self.values[position]
+        return value.as_py().hex() if isinstance(value, pa.Scalar) else int(value)
+
+
+def verify(pool: str, *, engine: Engine = "inline") -> list[str]:
     """One line for each file that is missing, damaged or stale; [] if there is none.
 
-    Covers pairs, commit records, tars, sidecars, score sets and views. ValueError where there is no
-    pool.
+    Covers index, pairs, commit records, tars, sidecars, score sets and views, bundles too. Above
+    MAX_DAMAGES lines the rest is counted in one line. ValueError where there is no pool.
     """
+    damages, omitted = find_damages(pool, engine=engine)
+    lines = [damage.line for damage in damages]
+    return lines + ([f"and {omitted} further lines"] if omitted else [])
+
+
+def find_damages(pool: str, *, engine: Engine = "inline") -> tuple[list[Damage], int]:
+    """(what is missing, damaged or stale, how much more there is above MAX_DAMAGES)."""
     layout = PoolLayout(pool)
-    has_shards = any(names for _, names in list_shard_files(pool))
-    if not has_shards and not disk.list_names(layout.pairs):
+    findings = _Findings()
+    shards = _committed(layout, findings)
+    parts = disk.list_names(layout.pairs, ".parquet")
+    if not len(shards) and not parts and not findings.damages:
         raise ValueError(
             f"{pool} has neither pairs nor committed shards; is it the folder of a pool?"
         )
-    records, lines = _records(layout)
-    if not lines:
-        lines += _index_problems(pool, records)
-    rows: dict[str, ShardRows] = {}
-    for shard, record in tqdm(
-        records.items(), desc="verify", unit="shard", disable=not sys.stderr.isatty()
-    ):
-        table, problems = _sidecar(layout, record)
-        lines += [*problems, *_tar(layout, record, table)]
-        if table is not None:
-            stored = pc.equal(table["status"], "success").to_numpy(zero_copy_only=False)
-            first = table.filter(pc.is_null(table["retry_of"]))
-            rows[shard] = ShardRows(
-                checksum=uids_checksum(table["uid"]),
-                stored=np.asarray(stored, np.bool_),
-                first_attempts=_binary_uids(first["uid"]),
-            )
-    if len(rows) == len(records):
-        lines += _pairs(layout, [shard_rows.first_attempts for shard_rows in rows.values()])
-    fingerprint = Commits.of_records(pool, records.values()).fingerprint
-    return [*lines, *_scores(layout, rows, fingerprint), *_views(layout, rows, fingerprint)]
+    commits, index_problem = _read_index(pool)
+    fingerprint = None if commits is None else commits.fingerprint
+    sets = list(_score_sets(layout, fingerprint, findings))
+    views = list(_views(layout, fingerprint, findings))
+    columns = {each.name: columns for each, columns in sets}
+    stage = Stage(
+        name="verify",
+        work=ShardChecker,
+        config={"pool": pool, "sets": columns},
+        concurrency=THREADS,
+    )
+
+    def payload(shard: int) -> dict[str, Any]:
+        scores = {each.name: each.value(shard) for each, _ in sets}
+        kept = {each.name: each.value(shard) for each in views}
+        return {
+            "shard": shard,
+            "scores": {name: value for name, value in scores.items() if value is not None},
+            "views": {name: value for name, value in kept.items() if value is not None},
+        }
+
+    def ticket(position: int) -> Ticket:
+        if position < len(shards):
+            shard = int(shards[position])
+            return Ticket(id=shard_name(shard), group=str(shard), payload=payload(shard))
+        part = parts[position - len(shards)]
+        return Ticket(id=part, group=part, payload={"part": part})
+
+    tickets = Tickets(_groups(shards, len(parts)), ticket)
+    report = execute(stage, tickets, engine=engine, on_done=_taker(findings, commits, pool))
+    for name, reason in report.failed.items():
+        findings.add(Damage(kind="record", line=f"{name}: could not be read: {reason}"))
+    has_bad_record = any(damage.kind == "record" for damage in findings.damages)
+    if index_problem is not None and not has_bad_record:
+        findings.add(index_problem)
+    if not findings.unreadable and not report.failures and commits is not None:
+        for line in _uid_problems(commits, parts):
+            findings.add(Damage(kind="uids", line=line))
+    return sorted(findings.damages, key=lambda damage: damage.line), findings.omitted
 
 
-def _records(layout: PoolLayout) -> tuple[dict[str, CommitRecord], list[str]]:
-    """Commit records that can be read, and a line for each that cannot."""
-    files = []
+# --- what is there --------------------------------------------------------------------------------
+
+
+def _committed(layout: PoolLayout, findings: _Findings) -> Integers:
+    """(shards,) the numbers of the shards that have a commit record, ascending."""
+    numbers: list[Integers] = [np.zeros(0, np.int64)]
     for folder, names in list_shard_files(layout.root):
-        files += [disk.join(folder, name) for name in names if name.endswith(COMMIT_SUFFIX)]
-    with ThreadPoolExecutor(READERS) as readers:
-        answers = list(readers.map(_record, files))
-    records, lines = {}, []
-    for file, answer in zip(files, answers, strict=True):
-        if isinstance(answer, str):
-            lines.append(f"{_inside(layout, file)}: damaged: {answer}")
-        else:
-            records[answer.shard] = answer
-    return dict(sorted(records.items(), key=lambda item: int(item[0]))), lines
+        stems = [name.removesuffix(COMMIT_SUFFIX) for name in names if name.endswith(COMMIT_SUFFIX)]
+        for stem in stems:
+            if not stem.isdecimal():
+                path = disk.join(folder, stem + COMMIT_SUFFIX)
+                problem = read_record(path)
+                assert isinstance(problem, str)
+                findings.add(Damage(kind="record", line=f"{inside(layout, path)}: {problem}"))
+        decimal = [int(stem) for stem in stems if stem.isdecimal()]
+        numbers.append(np.array(decimal, np.int64))
+    return np.sort(np.concatenate(numbers))
 
 
-def _inside(layout: PoolLayout, path: str) -> str:
-    """A path as it is called inside the pool."""
-    return path.removeprefix(layout.root.rstrip("/") + "/")
+def _groups(shards: Integers, parts: int) -> Integers:
+    """(tickets,) the group of each: the shards of a bundle are on one worker, which opens it once.
+
+    Flat shards and the parts of the pairs are groups of their own.
+    """
+    of_folder = FLAT_SHARDS + shards // SHARDS_PER_FOLDER
+    of_shards = np.where(shards < FLAT_SHARDS, shards, of_folder)
+    first = int(of_shards.max(initial=-1)) + 1
+    return np.concatenate([of_shards, np.arange(first, first + parts)])
 
 
-def _index_problems(pool: str, records: Mapping[str, CommitRecord]) -> Iterator[str]:
-    """Where the index does not say what the commit records say."""
+def _read_index(pool: str) -> tuple[Commits | None, Damage | None]:
     try:
-        commits = read_commits(pool)
+        return read_commits(pool), None
     except ValueError as error:
-        yield f"index: {error}"
-        return
-    known = {record.shard: record for record in commits.records()}
-    for shard in sorted(known.keys() | records.keys(), key=int):
-        if known.get(shard) != records.get(shard):
-            yield (
-                f"index: shard {shard} is not as its commit record says; "
+        return None, Damage(kind="index", line=f"index: {error}")
+
+
+def _taker(
+    findings: _Findings, commits: Commits | None, pool: str
+) -> Callable[[str, dict[str, Any]], None]:
+    """What takes the result of each ticket."""
+
+    def take(name: str, result: dict[str, Any]) -> None:
+        for plain in result["damages"]:
+            findings.add(disk.from_plain(Damage, plain))
+        findings.unreadable += not result["sidecar"]
+        expected = result.get("record")
+        if expected is None or commits is None:
+            return
+        indexed = commits.get(name)
+        if indexed is None or disk.content_hash(indexed.to_plain()) != expected:
+            line = (
+                f"index: shard {name} is not as its commit record says; "
                 f"run python pipeline/audit.py {pool} --reindex"
             )
+            findings.add(Damage(kind="index", line=line, shard=int(name)))
+
+    return take
 
 
-def _record(path: str) -> CommitRecord | str:
-    """A commit record, or what is wrong with it."""
-    try:
-        document = disk.read_json(path)
-    except ValueError:
-        return "it is not JSON"
-    try:
-        record = CommitRecord.from_plain(document)
-    except (ValueError, TypeError) as error:
-        return str(error)
-    if record.shard != path.rpartition("/")[2].removesuffix(COMMIT_SUFFIX):
-        return f"it is the record of shard {record.shard}"
-    return record
+# --- score sets and views -------------------------------------------------------------------------
 
 
-def _parquet(
-    layout: PoolLayout, name: str, columns: Sequence[str], *, may_have_more: bool = False
-) -> tuple[pa.Table, dict[str, Any], str]:
-    """(table, metadata, "") of a file of the pool, or (None, {}, a line that says what is wrong
-    with it).
-
-    may_have_more: there may be further columns behind `columns`.
-    """
-    try:
-        data = io.BytesIO(disk.read_bytes(disk.join(layout.root, name)))
-        table = pq.read_table(data, page_checksum_verification=True)
-        compared = table.column_names[: len(columns) if may_have_more else None]
-        if compared != list(columns):
-            problem = f"its columns are {table.column_names}, not {list(columns)}"
-            return None, {}, f"{name}: damaged: {problem}"
-        metadata = json.loads((table.schema.metadata or {}).get(b"clipmill", b"{}"))
-        return table, metadata, ""
-    except FileNotFoundError:
-        return None, {}, f"{name}: missing"
-    except Exception as error:  # a damaged footer makes Arrow raise all kinds of errors
-        return None, {}, f"{name}: damaged: {' '.join(str(error).split())[:120]}"
-
-
-def _aligned(
-    layout: PoolLayout, files: AlignedFiles, shard: str, columns: Sequence[str]
-) -> tuple[pa.Table, dict[str, Any], str]:
-    """Like `_parquet`, of the rows of a shard in a score set or view."""
-    name = _inside(layout, files.path(shard))
-    if not shard_folder(shard):
-        return _parquet(layout, name, columns)
-    try:
-        table, metadata = files.read(shard)
-    except FileNotFoundError:
-        return None, {}, f"{name}: missing"
-    except ValueError as error:
-        return None, {}, f"{name}: {error}"
-    if table.column_names != list(columns):
-        return None, {}, f"{name}: damaged: its columns are {table.column_names}"
-    return table, metadata, ""
-
-
-# --- shards ---------------------------------------------------------------------------------------
-
-
-def _sidecar(layout: PoolLayout, record: CommitRecord) -> tuple[pa.Table | None, list[str]]:
-    """The sidecar if it can be used, and a line for each problem."""
-    path = layout.sidecar(record.shard, record.revision)
-    name = _inside(layout, path)
-    try:
-        data = disk.read_bytes(path)
-    except FileNotFoundError:
-        return None, [f"{name}: missing"]
-    if hashlib.sha256(data).hexdigest() != record.sidecar_file_sha256:
-        return None, [f"{name}: damaged: its sha256 is not that of the commit record"]
-    table = pq.read_table(io.BytesIO(data))
-    if list(table.schema)[: len(SIDECAR)] != list(SIDECAR):
-        problem = f"its columns are not those of shard version {SHARD_VERSION}"
-        return None, [f"{name}: {problem}"]
-    return table, [f"{name}: {problem}" for problem in _row_problems(table, record)]
-
-
-def _row_problems(table: pa.Table, record: CommitRecord) -> Iterator[str]:
-    """What contradicts itself or the commit record."""
-    if sidecar_hash(table) != record.sidecar_sha256:
-        yield "its values do not have the hash of the commit record"
-    reasons = Counter(reason for reason in table["reason"].to_pylist() if reason is not None)
-    stored = Counter(table["status"].to_pylist())["success"]
-    counts = (table.num_rows, stored, dict(reasons))
-    if counts != (record.count, record.successes, record.reasons):
-        yield (
-            f"{table.num_rows} rows, {stored} stored; its commit record has {record.count}, "
-            f"{record.successes}"
-        )
-    if table.num_rows != stored + reasons.total():
-        yield f"{table.num_rows} attempts, but {stored} stored + {reasons.total()} with a reason"
-    if unknown := sorted(reasons.keys() - REASONS.keys()):
-        yield f"reason {unknown[0]!r} is unknown"
-    keys = table["key"].to_pylist()
-    if keys != sorted(set(keys)):
-        yield "its keys repeat or are not in order"
-
-
-def _tar(layout: PoolLayout, record: CommitRecord, table: pa.Table | None) -> list[str]:
-    """Size and hash of the tar, and whether each member lies where the sidecar says. At most one
-    line."""
-    is_adopted = record.adopted
-    name = record.tar if is_adopted else _inside(layout, layout.tar(record))
-    try:
-        with local_copy(layout.tar(record)) as path:
-            size = path.stat().st_size
-            if size != record.tar_bytes:
-                return [f"{name}: damaged: {size} bytes, not {record.tar_bytes}"]
-            if disk.file_sha256(path) != record.tar_sha256:
-                return [f"{name}: damaged: another sha256"]
-            members = {(m.name, m.offset, m.length) for m in index_tar(name, path)}
-            if table is None:
-                return []
-            rows = table.select(MEMBER_COLUMNS).to_pylist()
-            with open(path, "rb") as f:
-                for row in rows:
-                    if problem := _member_problem(row, members, f):
-                        return [f"{name}: {problem}"]
-    except ValueError as error:
-        return [str(error) if str(error).startswith(name) else f"{name}: {error}"]
-    listed = sum(len(table) - table[f"{part}_offset"].null_count for part in PARTS)
-    if not is_adopted and listed != len(members):
-        return [f"{name}: has {len(members)} members, the sidecar lists {listed}"]
-    return []
-
-
-def _member_problem(
-    row: Mapping[str, Any], members: set[tuple[str, int, int]], f: io.BufferedReader
-) -> str:
-    """What is wrong with the members of a row, "" if nothing is."""
-    if row["status"] != "success":
-        return ""
-    if (row["image_name"], row["image_offset"], row["image_length"]) not in members:
-        return f"{row['image_name']} does not lie where the sidecar says"
-    if row["text_offset"] is not None:
-        f.seek(row["text_offset"])
-        if f.read(row["text_length"]) != row["caption"].encode():
-            return f"the caption of {row['image_name']} is not that of the sidecar"
-    return ""
-
-
-def _binary_uids(uids: pa.ChunkedArray) -> Uids:
-    """(rows,) uids as 16 bytes each."""
-    return np.frombuffer(bytes.fromhex("".join(uids.to_pylist())), "S16")
-
-
-def _pairs(layout: PoolLayout, first_attempts: list[Uids]) -> list[str]:
-    """Row counts and repeated uids of the pairs, and whether each pair has one first attempt in
-    a complete pool."""
-    lines: list[str] = []
-    uids_of_parts = []
-    for file in disk.list_names(layout.pairs, ".parquet"):
-        table, metadata, problem = _parquet(
-            layout, f"pairs/{file}", PAIRS.names, may_have_more=True
-        )
-        if problem:
-            return [*lines, problem]
-        if table.num_rows != metadata["pairs"]:
-            lines.append(
-                f"pairs/{file}: has {table.num_rows} rows, its footer says {metadata['pairs']}"
-            )
-        uids_of_parts.append(_binary_uids(table["uid"]))
-    if not uids_of_parts:
-        return lines
-    none = uids_of_parts[0][:0]
-    pairs = np.sort(np.concatenate(uids_of_parts))
-    attempted = np.sort(np.concatenate([*first_attempts, none]))
-    if repeated := _repetitions(pairs):
-        lines.append(f"pairs: {repeated} uids are there twice")
-    if repeated := _repetitions(attempted):
-        lines.append(f"shards: {repeated} pairs were attempted twice")
-    if len(pairs) == len(attempted) and not np.array_equal(pairs, attempted):
-        lines.append("shards: the rows attempted are not the pairs")
-    return lines
-
-
-def _repetitions(uids: Uids) -> int:
-    """How many values of a sorted array equal the one before."""
-    return int((uids[1:] == uids[:-1]).sum())
-
-
-# --- what was made from shards --------------------------------------------------------------------
-
-
-def _scores(layout: PoolLayout, rows: Mapping[str, ShardRows], fingerprint: str) -> list[str]:
-    lines: list[str] = []
+def _score_sets(
+    layout: PoolLayout, fingerprint: str | None, findings: _Findings
+) -> Iterator[tuple[_Aligned, list[str]]]:
+    """(the complete score sets, their columns)."""
     for folder in disk.list_names(layout.scores):
         path = layout.score_set_json(folder)
         if "@" not in folder or not disk.exists(path):
             continue  # not complete, so nothing reads it
         name = f"scores/{folder}"
-        document = _document(f"{name}/scores.json", path, ScoreSetDocument, lines)
+        document = _document(f"{name}/scores.json", folder, path, ScoreSetDocument, findings)
         if document is None:
             continue
-        if document.fingerprint != fingerprint:
-            lines.append(
+        if fingerprint is not None and document.fingerprint != fingerprint:
+            line = (
                 f"{name}: stale: the shards have changed since; "
                 "run pipeline/score.py on this pool again"
             )
-        files = AlignedFiles.of_scores(layout.root, folder)
+            findings.add(Damage(kind="set", line=line, name=folder))
         try:
-            checksums = score_shards_dict(layout.root, document)
+            shards, checksums = score_shards(layout.root, document)
         except ValueError as error:
-            lines.append(f"{name}: {error}")
+            findings.add(Damage(kind="set", line=f"{name}: {error}", name=folder))
             continue
-        for shard in rows.keys() & checksums.keys():
-            table, metadata, problem = _aligned(layout, files, shard, document.columns)
-            if not problem:
-                problem = _score_problem(table, metadata, checksums[shard], rows[shard])
-                problem = problem and f"{_inside(layout, files.path(shard))}: {problem}"
-            lines += [problem] if problem else []
-    return sorted(lines)
+        yield _Aligned(folder, shards, checksums), list(document.columns)
 
 
-def _score_problem(
-    table: pa.Table, metadata: Mapping[str, Any], checksum: str, rows: ShardRows
-) -> str:
-    if {metadata.get("uids"), checksum} != {rows.checksum}:
-        return "its rows are not those of the sidecar (checksum of the uids)"
-    if table.num_rows != len(rows.stored):
-        return f"has {table.num_rows} rows, the sidecar {len(rows.stored)}"
-    return ""
-
-
-def _views(layout: PoolLayout, rows: Mapping[str, ShardRows], fingerprint: str) -> list[str]:
-    lines: list[str] = []
+def _views(layout: PoolLayout, fingerprint: str | None, findings: _Findings) -> Iterator[_Aligned]:
+    """The complete views."""
     for file in disk.list_names(layout.views, ".json"):
         view = file.removesuffix(".json")
         name = f"views/{view}"
-        document = _document(f"{name}.json", layout.view_json(view), ViewDocument, lines)
+        path = layout.view_json(view)
+        document = _document(f"{name}.json", view, path, ViewDocument, findings)
         if document is None:
             continue
-        if document.fingerprint != fingerprint:
-            lines.append(
+        if fingerprint is not None and document.fingerprint != fingerprint:
+            line = (
                 f"{name}: stale: the shards have changed since; "
                 "run pipeline/filter.py on this pool again"
             )
-        files = AlignedFiles.of_view(layout.root, view)
+            findings.add(Damage(kind="view", line=line, name=view))
         try:
-            kept = view_shards_dict(layout.root, document)
+            shards, kept = view_shards(layout.root, document)
         except ValueError as error:
-            lines.append(f"{name}: {error}")
+            findings.add(Damage(kind="view", line=f"{name}: {error}", name=view))
             continue
-        in_shards = sum(kept.values())
+        in_shards = int(kept.sum())
         if not document.kept == document.funnel[-1][1] == in_shards:
-            lines.append(
+            line = (
                 f"{name}.json: damaged: it keeps {document.kept} rows, its funnel "
                 f"{document.funnel[-1][1]}, its shards {in_shards}"
             )
-        for shard in rows.keys() & kept.keys():
-            table, _, problem = _aligned(layout, files, shard, VIEW.names)
-            if not problem:
-                problem = _mask_problem(table, rows[shard], kept[shard])
-                problem = problem and f"{_inside(layout, files.path(shard))}: {problem}"
-            lines += [problem] if problem else []
-    return sorted(lines)
+            findings.add(Damage(kind="view", line=line, name=view))
+        yield _Aligned(view, shards, kept)
 
 
-def _mask_problem(table: pa.Table, rows: ShardRows, kept: int) -> str:
-    if table.num_rows != len(rows.stored):
-        return f"has {table.num_rows} rows, the sidecar {len(rows.stored)}"
-    mask, rules = table["kept"].to_pylist(), table["rule"].to_pylist()
-    if sum(mask) != kept:
-        return f"keeps {sum(mask)} rows, its view says {kept}"
-    for is_kept, rule, stored in zip(mask, rules, rows.stored, strict=True):
-        if is_kept != (rule is None) or (rule == NOT_STORED) != (not stored):
-            return "has a row that is kept and fails a rule, or is not stored and does not say so"
-    return ""
-
-
-def _document(name: str, path: str, kind: type[T], lines: list[str]) -> T | None:
-    """A JSON document, None with a line if it is damaged."""
+def _document(name: str, owner: str, path: str, kind: type[T], findings: _Findings) -> T | None:
+    """A JSON document; None where it is damaged, which is reported."""
     try:
         return read_document(path, kind)
     except ValueError as error:
-        lines.append(f"{name}: damaged: {error}")
+        is_view = kind is ViewDocument
+        line = f"{name}: damaged: {error}"
+        findings.add(Damage(kind="view" if is_view else "set", line=line, name=owner))
         return None
+
+
+# --- uids -----------------------------------------------------------------------------------------
+
+
+def _uid_problems(commits: Commits, parts: list[str]) -> Iterator[str]:
+    """Repeated uids of the pairs and of the first attempts; and whether these are the pairs, where
+    there are as many.
+    """
+    if not parts:
+        return
+    layout = PoolLayout(commits.pool)
+    rows = commits.totals.rows
+    with UidSpill(rows) as pairs, UidSpill(rows) as attempted:
+        paths = [disk.join(layout.pairs, part) for part in parts]
+        for uids in _read_all(_uids, paths):
+            pairs.add(uids)
+        for uids in _read_all(_first_attempts, map(commits.sidecar, commits.names())):
+            attempted.add(uids)
+        repeated_pairs, repeated_attempts, same = compare(pairs, attempted)
+        if repeated_pairs:
+            yield f"pairs: {repeated_pairs} uids are there twice"
+        if repeated_attempts:
+            yield f"shards: {repeated_attempts} pairs were attempted twice"
+        if pairs.rows == attempted.rows and not same:
+            yield "shards: the rows attempted are not the pairs"
+
+
+def _read_all(
+    read: Callable[[str], pa.ChunkedArray], paths: Iterable[str]
+) -> Iterator[pa.ChunkedArray]:
+    """A column of each file; few of them are in memory at a time."""
+    waiting = iter(paths)
+    with ThreadPoolExecutor(READERS) as threads:
+        while batch := list(itertools.islice(waiting, 4 * READERS)):
+            yield from threads.map(read, batch)
+
+
+def _uids(path: str) -> pa.ChunkedArray:
+    return disk.read_parquet(path, ["uid"])["uid"]
+
+
+def _first_attempts(path: str) -> pa.ChunkedArray:
+    table = disk.read_parquet(path, ["uid", "retry_of"])
+    return table["uid"].filter(pc.is_null(table["retry_of"]))

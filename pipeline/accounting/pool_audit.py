@@ -16,6 +16,7 @@ from manifests.documents import PoolCounts
 from manifests.text import printable
 from pipeline.accounting import counts as counting
 from pipeline.accounting.integrity import verify
+from pipeline.executor import Engine
 from pipeline.external import tar_changed
 from pipeline.scoring import example_row
 from pipeline.views import differing_views, unlisted_views_line, views_not_in
@@ -38,9 +39,9 @@ class Audit:
         return complete and not self.problems and not self.damaged
 
 
-def audit_pool(pool: str, *, verify_files: bool = False) -> Audit:
+def audit_pool(pool: str, *, verify_files: bool = False, engine: Engine = "inline") -> Audit:
     """Count a pool; with `verify_files` read every file too. ValueError where there is no pool."""
-    damaged = tuple(verify(pool)) if verify_files else ()
+    damaged = tuple(verify(pool, engine=engine)) if verify_files else ()
     try:
         commits = read_commits(pool)
         counts = counting.count_pool(pool, commits)

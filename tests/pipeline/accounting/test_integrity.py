@@ -4,6 +4,7 @@ answer."""
 from __future__ import annotations
 
 import hashlib
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -13,7 +14,9 @@ import pyarrow as pa
 import pytest
 
 from manifests import disk
+from manifests.commits import update_index
 from manifests.pool_layout import PoolLayout
+from pipeline.accounting import integrity
 from pipeline.accounting.integrity import verify
 from pipeline.pool import member_block, sidecar_hash
 from tests.support import audited
@@ -260,3 +263,47 @@ def test_an_adopted_tar_that_changed_or_went_away(tmp_path: Path) -> None:
     assert verify(pool) == [f"{tar}: damaged: another sha256"]
     tar.unlink()
     assert verify(pool) == [f"{tar} does not exist or is not a file"]
+
+
+def test_the_index_is_compared_with_the_records(pool: Path) -> None:
+    update_index(str(pool))
+    assert verify(str(pool)) == []
+    [file] = files(pool, "index/*.parquet")
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    [line] = verify(str(pool))
+    assert line.startswith("index: ")
+    assert "--reindex" in line
+    file.unlink()
+    assert [line[:7] for line in verify(str(pool))] == ["index: "]
+
+
+def test_damage_of_a_part_of_the_index_names_the_shard(pool: Path) -> None:
+    """The record is older than the index and says something else."""
+    update_index(str(pool))
+    path = Path(PoolLayout(str(pool)).commit_record(1))
+    times = os.stat(pool / "index/index.json").st_mtime_ns - 10**9
+    disk.write_json(path, {**disk.read_json(path), "group": "another"})
+    os.utime(path, ns=(times, times))
+    [line] = verify(str(pool))
+    assert line.startswith("index: shard 00001 is not as its commit record says; run python")
+
+
+@pytest.mark.slow
+def test_ray_finds_what_this_process_finds(pool: Path) -> None:
+    for pattern in ("shards/00001.tar", "shards/00002.parquet", "views/words/00000.parquet"):
+        path = files(pool, pattern)[0]
+        path.write_bytes(path.read_bytes()[:-1])
+    lines = verify(str(pool))
+    assert len(lines) == 3
+    assert verify(str(pool), engine="ray") == lines
+
+
+def test_many_damages_are_counted(pool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(integrity, "MAX_DAMAGES", 2)
+    for path in files(pool, "shards/*.tar"):
+        path.unlink()
+    lines = verify(str(pool))
+    assert len(lines) == 3
+    assert lines[-1] == "and 1 further lines"
