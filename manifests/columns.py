@@ -28,6 +28,7 @@ REASONS: dict[str, Literal["refused", "permanent", "transient"]] = {
     "format": "refused",
     "bad_bbox": "refused",
     "known_bad": "refused",
+    "purged": "refused",
     "http_4xx": "permanent",
     "http_other": "permanent",
     "redirects": "permanent",

@@ -22,6 +22,8 @@ import argparse
 import json
 from typing import Any
 
+from manifests import disk
+from manifests.text import printable
 from pipeline import accounting
 from pipeline.pool import hold_lease
 
@@ -33,12 +35,14 @@ EXAMPLE = """example:
   python pipeline/audit.py out/pool --explain https://host.example/dog.jpg
   python pipeline/audit.py out/pool --reindex
   python pipeline/audit.py out/pool --migrate
+  python pipeline/audit.py out/pool --purge domain=host.example --used-by out/runs
 
 """
 
 EXIT_STATUS = console.exit_help(
     {
-        0: "the pool is complete and nothing is wrong, the row is explained, or the index is made",
+        0: "the pool is complete and nothing is wrong, the row is explained, the index is made, or "
+        "the rows are gone",
         console.EXIT_INCOMPLETE: "the pool is not complete, or a count or a file is wrong",
     }
 )
@@ -74,6 +78,20 @@ def options(argv: list[str] | None) -> argparse.Namespace:
         help="bring a pool of an earlier version into the present form: shards from 3,000 on lie in"
         " folders, the score columns and masks of a thousand share a file",
     )
+    what.add_argument(
+        "--purge",
+        nargs="+",
+        metavar="KIND=VALUE",
+        help="remove rows for good: url=URL, domain=HOST, sha256=HEX, uid=HEX, or a file of such "
+        "lines",
+    )
+    parser.add_argument(
+        "--used-by",
+        nargs="+",
+        default=[],
+        metavar="FOLDER",
+        help="with --purge: where runs are looked for that used the rows (default: beside POOL)",
+    )
     parser.add_argument(
         "--engine",
         choices=["ray", "inline"],
@@ -94,6 +112,10 @@ def command(args: argparse.Namespace) -> int:
     """Do what the options ask for; the exit status."""
     if args.explain:
         return explain(args)
+    if args.purge:
+        return purge(args)
+    if args.used_by:
+        raise ValueError("--used-by belongs to --purge; name what to purge")
     return mend(args) if args.reindex or args.migrate else audit(args)
 
 
@@ -108,6 +130,16 @@ def mend(args: argparse.Namespace) -> int:
         print(f"{moved} files moved")
     print(f"{len(commits)} shards indexed")
     print_json({"shards": len(commits), "moved": moved}, args)
+    return 0
+
+
+def purge(args: argparse.Namespace) -> int:
+    """Remove rows and name what used them; the exit status."""
+    criteria = accounting.read_criteria(args.purge)
+    with hold_lease(args.pool) as lease:
+        result = accounting.purge_rows(args.pool, criteria, used_by=args.used_by, fence=lease.fence)
+    print("\n".join(map(printable, accounting.purge_lines(result))))
+    print_json(disk.to_plain(result), args)
     return 0
 
 

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from manifests.aligned.bundles import AlignedFiles, Bundle, BundleWriter, parquet_bytes
-from manifests.aligned.shard_tables import count_shards, has_table, score_shards, view_shards
+from manifests.aligned.shard_tables import (
+    count_shards,
+    has_table,
+    score_shards,
+    view_shards,
+    write_view_shards,
+)
 
 __all__ = [
     "AlignedFiles",
@@ -14,4 +20,5 @@ __all__ = [
     "parquet_bytes",
     "score_shards",
     "view_shards",
+    "write_view_shards",
 ]

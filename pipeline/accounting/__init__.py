@@ -7,9 +7,11 @@ from pipeline.accounting.explain import explain_lines, explain_row
 from pipeline.accounting.integrity import verify
 from pipeline.accounting.pool_audit import Audit, audit_lines, audit_plain, audit_pool
 from pipeline.accounting.pool_form import migrate, reindex
+from pipeline.accounting.purge import Purge, purge_lines, purge_rows, read_criteria
 
 __all__ = [
     "Audit",
+    "Purge",
     "audit_lines",
     "audit_plain",
     "audit_pool",
@@ -17,6 +19,9 @@ __all__ = [
     "explain_lines",
     "explain_row",
     "migrate",
+    "purge_lines",
+    "purge_rows",
+    "read_criteria",
     "reindex",
     "verify",
     "write_pool_json",

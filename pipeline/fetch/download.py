@@ -185,11 +185,16 @@ class Downloader:
             else:
                 writer.add(row, record, None, only_in_json)
 
+        asked = [row for row, pair in enumerate(pairs) if pair.url is not None]
+        for row in set(range(len(pairs))) - set(asked):  # purged before it was asked for
+            tombstone = {"uid": pairs[row].uid, "reason": "purged", "retry_of": retried[row]}
+            writer.add(row, tombstone, None)
         async with (
             asyncio.TaskGroup() as group,
-            aclosing(self._outcomes(pairs, writer.shard)) as outcomes,
+            aclosing(self._outcomes([pairs[row] for row in asked], writer.shard)) as outcomes,
         ):
-            async for row, fetched in outcomes:
+            async for position, fetched in outcomes:
+                row = asked[position]
                 if fetched.body is None:
                     add(row, fetched, None)
                     continue

@@ -43,7 +43,7 @@ def test_the_help_says_what_each_status_means(capsys: pytest.CaptureFixture[str]
         main(["--help"])
     text = capsys.readouterr().out
     assert "3    the pool is not complete, or a count or a file is wrong" in text
-    assert "0    the pool is complete and nothing is wrong, the row is explained, or the index" in text
+    assert "0    the pool is complete and nothing is wrong, the row is explained, the index" in text
 
 
 def test_a_folder_that_is_no_pool_is_a_mistake(
