@@ -48,6 +48,7 @@ REASONS: dict[str, Literal["refused", "permanent", "transient"]] = {
     "deadline": "transient",
     "too_slow": "transient",
     "host_busy": "transient",
+    "outcome_lost": "transient",
     "truncated": "transient",
     "http_429": "transient",
     "http_5xx": "transient",

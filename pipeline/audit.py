@@ -35,6 +35,7 @@ EXAMPLE = """example:
   python pipeline/audit.py out/pool --explain https://host.example/dog.jpg
   python pipeline/audit.py out/pool --reindex
   python pipeline/audit.py out/pool --migrate
+  python pipeline/audit.py out/pool --repair
   python pipeline/audit.py out/pool --purge domain=host.example --used-by out/runs
 
 """
@@ -85,6 +86,11 @@ def options(argv: list[str] | None) -> argparse.Namespace:
         help="remove rows for good: url=URL, domain=HOST, sha256=HEX, uid=HEX, or a file of such "
         "lines",
     )
+    what.add_argument(
+        "--repair",
+        action="store_true",
+        help="mend what --verify finds: recompute or fetch again only what is damaged",
+    )
     parser.add_argument(
         "--used-by",
         nargs="+",
@@ -114,6 +120,8 @@ def command(args: argparse.Namespace) -> int:
         return explain(args)
     if args.purge:
         return purge(args)
+    if args.repair:
+        return repair(args)
     if args.used_by:
         raise ValueError("--used-by belongs to --purge; name what to purge")
     return mend(args) if args.reindex or args.migrate else audit(args)
@@ -131,6 +139,15 @@ def mend(args: argparse.Namespace) -> int:
     print(f"{len(commits)} shards indexed")
     print_json({"shards": len(commits), "moved": moved}, args)
     return 0
+
+
+def repair(args: argparse.Namespace) -> int:
+    """Mend what is damaged and say what is left; the exit status."""
+    with hold_lease(args.pool) as lease:
+        result = accounting.repair_pool(args.pool, engine=args.engine, fence=lease.fence)
+    print("\n".join(map(printable, accounting.repair_lines(result))))
+    print_json(disk.to_plain(result), args)
+    return console.EXIT_INCOMPLETE if result.left else 0
 
 
 def purge(args: argparse.Namespace) -> int:

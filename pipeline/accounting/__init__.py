@@ -8,10 +8,12 @@ from pipeline.accounting.integrity import verify
 from pipeline.accounting.pool_audit import Audit, audit_lines, audit_plain, audit_pool
 from pipeline.accounting.pool_form import migrate, reindex
 from pipeline.accounting.purge import Purge, purge_lines, purge_rows, read_criteria
+from pipeline.accounting.repair import Repair, repair_lines, repair_pool
 
 __all__ = [
     "Audit",
     "Purge",
+    "Repair",
     "audit_lines",
     "audit_plain",
     "audit_pool",
@@ -23,6 +25,8 @@ __all__ = [
     "purge_rows",
     "read_criteria",
     "reindex",
+    "repair_lines",
+    "repair_pool",
     "verify",
     "write_pool_json",
 ]

@@ -27,6 +27,7 @@ from manifests.pool_layout import (
     COMMIT_SUFFIX,
     FLAT_SHARDS,
     SHARDS_PER_FOLDER,
+    CommitRecord,
     PoolLayout,
     list_shard_files,
     shard_name,
@@ -186,11 +187,10 @@ def _taker(
         for plain in result["damages"]:
             findings.add(disk.from_plain(Damage, plain))
         findings.unreadable += not result["sidecar"]
-        expected = result.get("record")
-        if expected is None or commits is None:
+        plain = result.get("record")
+        if plain is None or commits is None:
             return
-        indexed = commits.get(name)
-        if indexed is None or disk.content_hash(indexed.to_plain()) != expected:
+        if commits.get(name) != CommitRecord.from_plain(plain):
             line = (
                 f"index: shard {name} is not as its commit record says; "
                 f"run python pipeline/audit.py {pool} --reindex"

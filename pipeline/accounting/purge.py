@@ -140,6 +140,8 @@ def _finish(pool: str, journal: Journal, fence: int | None) -> int:
     _purge_scores(commits, purged, journal)
     _purge_views(commits, purged, journal)
     drop = not planning.is_planned(pool)
+    if drop:
+        disk.remove(layout.parts)  # the footers of the parts say what it said
     for path in _pair_files(layout):
         check_fence(pool, fence)
         purge_parquet(path, uids, drop and path.startswith(layout.pairs))

@@ -76,7 +76,7 @@ class ShardChecker:
 
     `config`: {"pool", "sets": {score set: its columns}}. A ticket has {"part": file name} or
     {"shard", "scores": {score set: checksum of its uids}, "views": {view: rows kept}}. The result:
-    {"damages": plain Damage of each file, "record": hash of the commit record or None,
+    {"damages": plain Damage of each file, "record": plain commit record or None,
     "sidecar": whether the sidecar can be read}.
     """
 
@@ -102,7 +102,7 @@ class ShardChecker:
             damages += self._masks(shard, rows, ticket.payload["views"])
         return {
             "damages": disk.to_plain(damages),
-            "record": disk.content_hash(record.to_plain()),
+            "record": record.to_plain(),
             "sidecar": rows is not None,
         }
 
@@ -194,7 +194,8 @@ def _parquet(
         if compared != list(columns):
             problem = f"its columns are {table.column_names}, not {list(columns)}"
             return None, {}, f"{name}: damaged: {problem}"
-        metadata = json.loads((table.schema.metadata or {}).get(b"clipmill", b"{}"))
+        footer = pq.read_metadata(data).metadata or {}
+        metadata = json.loads(footer.get(b"clipmill", b"{}"))
         return table, metadata, ""
     except FileNotFoundError:
         return None, {}, f"{name}: missing"

@@ -256,12 +256,13 @@ def purge_parquet(path: str, uids: pa.Array, drop: bool) -> int:
             tables.append(table)
         if not purged_rows:
             return 0
+        metadata = disk.read_metadata(path)
         if drop:
-            metadata = disk.read_metadata(path)
             reasons = dict(metadata["reasons"])
             reasons[PURGED] = reasons.get(PURGED, 0) + purged_rows
             changed = {"pairs": metadata["pairs"] - purged_rows, "reasons": reasons}
-            schema = disk.with_metadata(schema, {**metadata, **changed})
+            metadata |= changed
+        schema = disk.with_metadata(schema, metadata)
         with pq.ParquetWriter(
             staged, schema, compression="zstd", write_page_checksum=True
         ) as writer:

@@ -50,7 +50,8 @@ def make_downloader(config: dict[str, Any]) -> Downloader:
     """Factory of the stage.
 
     `config`: {"pool", "fetch": plain Fetch, "source_kind", "decoders": child processes per worker
-    (default: one per core), "extra_columns": Recipe.sidecar_extra, "fence": of the lease}.
+    (default: one per core), "extra_columns": Recipe.sidecar_extra, "fence": of the lease,
+    "replace": fetch committed shards again}.
     ValueError for settings that cannot work.
     """
     settings: Fetch = disk.from_plain(Fetch, config["fetch"])
@@ -61,6 +62,7 @@ def make_downloader(config: dict[str, Any]) -> Downloader:
         decoders=config.get("decoders"),
         extra_columns=config.get("extra_columns") or {},
         fence=config.get("fence"),
+        replace=bool(config.get("replace")),
     )
 
 
@@ -76,6 +78,7 @@ class Downloader:
         decoders: int | None = None,
         extra_columns: Mapping[str, str] | None = None,
         fence: int | None = None,
+        replace: bool = False,
     ) -> None:
         limits_of(settings)  # refuse now what every image would end with
         if not files:
@@ -84,6 +87,7 @@ class Downloader:
         self.manners = None if files else manners_of(settings)
         self.children = decoders or os.cpu_count() or 1
         self.extra_columns, self.fence = extra_columns or {}, fence
+        self.replace = replace
         self.known_bad = None
         if settings.known_bad is not None:
             self.known_bad = KnownBad.read(settings.known_bad, settings.phash_distance)
@@ -99,7 +103,8 @@ class Downloader:
     def __call__(self, ticket: Ticket) -> dict[str, Any]:
         """The commit record of the ticket's shard, written now or by an earlier run."""
         number = int(ticket.payload["shard"])
-        if (record := read_commit_record(self.pool, number)) is not None:
+        record = None if self.replace else read_commit_record(self.pool, number)
+        if record is not None:
             if record.task != ticket.id:
                 raise ValueError(
                     f"{PoolLayout(self.pool).commit_record(number)} was written for task "
@@ -120,7 +125,8 @@ class Downloader:
                 raise group.exceptions[0] from group
             finally:
                 work.cancel()  # where this thread was interrupted
-            return writer.commit(len(pairs), manners=self.manners).to_plain()
+            committed = writer.commit(len(pairs), manners=self.manners, replace=self.replace)
+            return committed.to_plain()
 
     def close(self) -> None:
         """End the connections, the decoders and the event loop."""

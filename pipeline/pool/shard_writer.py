@@ -15,7 +15,7 @@ from manifests import disk
 from manifests.columns import SIDECAR, with_extra
 from manifests.pool_layout import CommitRecord, PoolLayout, revised_name
 from manifests.schema import ROWS_PER_SHARD_LIMIT
-from pipeline.pool.publication import TarFile, publish_shard, staged_file
+from pipeline.pool.publication import TarFile, publish_shard, replace_shard, staged_file
 from pipeline.pool.rows import member_json, outcome_row, row_key
 from pipeline.pool.tars import BLOCK
 
@@ -93,10 +93,12 @@ class ShardWriter:
         engine: str | None = None,
         engine_version: str | None = None,
         manners: dict[str, Any] | None = None,
+        replace: bool = False,
     ) -> CommitRecord:
         """Publish tar, sidecar and commit record. `count` is how many rows were asked for.
 
-        A shard that is committed already is not written again: its record is returned. `engine` and
+        A shard that is committed already is not written again: its record is returned. With
+        `replace` it gets these rows instead, see `replace_shard`. `engine` and
         `engine_version` name another program that fetched the images. `manners`: how they were
         asked for, see `manifests.identity.manners_of`.
         """
@@ -106,10 +108,21 @@ class ShardWriter:
         with staged_file(PoolLayout(self.pool).shard_tar(self.shard)) as staged:
             sha256, size = self._write_tar(staged)
             tar = TarFile(name=f"{revised_name(self.shard)}.tar", bytes=size, sha256=sha256)
+            rows = [self._rows[row] for row in range(count)]
+            if replace:
+                return replace_shard(
+                    self.pool,
+                    self.shard,
+                    rows,
+                    tar,
+                    staged_tar=staged,
+                    schema=self.schema,
+                    fence=self.fence,
+                )
             return publish_shard(
                 self.pool,
                 self.shard,
-                [self._rows[row] for row in range(count)],
+                rows,
                 tar,
                 staged_tar=staged,
                 task=self.task,

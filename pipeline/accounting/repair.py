@@ -1,0 +1,285 @@
+"""Mends what `verify` finds: recomputes or fetches again only what is damaged.
+
+Every step leaves a pool that can be read, and a second run does what a killed one left. What needs
+another command (scores, views, pairs) is named.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from manifests import disk
+from manifests.columns import SIDECAR, with_extra
+from manifests.commits import Commits, IndexWriter, read_document, rebuild_index
+from manifests.pool_layout import CommitRecord, PoolLayout, shard_folder, shard_name
+from manifests.schema import Pair, Recipe
+from pipeline import planning
+from pipeline.accounting.counts import recipe_of_pool, write_pool_json
+from pipeline.accounting.integrity import find_damages
+from pipeline.accounting.shard_checks import Damage
+from pipeline.executor import Engine, Stage, Ticket, execute
+from pipeline.fetch import make_downloader
+from pipeline.pool import (
+    check_fence,
+    index_tar,
+    local_copy,
+    outcome_row,
+    read_commit_record,
+    remove_uncommitted,
+    replace_shard,
+    row_key,
+)
+
+LOST = "outcome_lost"  # reason of a row whose outcome only the damaged sidecar had
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repair:
+    """What was done, and the lines of `verify` afterwards."""
+
+    done: tuple[str, ...]
+    left: tuple[str, ...]
+
+
+def repair_pool(pool: str, *, engine: Engine = "inline", fence: int | None = None) -> Repair:
+    """Mend a pool, then verify it again. Under its lease. ValueError where there is no pool.
+
+    A damaged sidecar is rebuilt from its tar and the plan; the rows of a damaged tar are fetched
+    again; a commit record comes from the index, the index from the commit records. Score columns
+    and masks that are damaged are removed. Adopted shards, pairs and uids are only named.
+    """
+    damages, _ = find_damages(pool, engine=engine)
+    wrong = [damage for damage in damages if not damage.is_stale]
+    done: list[str] = []
+    if wrong:
+        remove_uncommitted_of(pool, wrong)
+        done += _records(pool, wrong, fence)
+        if done or any(damage.kind == "index" for damage in wrong):
+            check_fence(pool, fence)
+            rebuild_index(pool)
+            done.append("index: made anew from the commit records")
+        done += _shards(pool, wrong, engine, fence)
+        done += _aligned_files(pool, wrong, fence)
+        recipe = recipe_of_pool(pool)
+        if done and recipe is not None:
+            write_pool_json(pool, recipe, {})
+        damages, _ = find_damages(pool, engine=engine)
+    return Repair(done=tuple(done), left=tuple(damage.line for damage in damages))
+
+
+def repair_lines(result: Repair) -> list[str]:
+    """What was done and what is left, for a terminal."""
+    lines = [f"mended  {line}" for line in result.done]
+    lines += [f"left    {line}" for line in result.left]
+    return lines or ["nothing is damaged"]
+
+
+def remove_uncommitted_of(pool: str, wrong: Sequence[Damage]) -> None:
+    """Remove what a killed repair left, unless a damaged record hides whose files they are."""
+    if not any(damage.kind == "record" for damage in wrong):
+        remove_uncommitted(pool)
+
+
+# --- commit records -------------------------------------------------------------------------------
+
+
+def _records(pool: str, wrong: Sequence[Damage], fence: int | None) -> Iterator[str]:
+    """Write damaged commit records again from the index.
+
+    A shard that the index does not have loses its record: the build fetches it again.
+    """
+    layout = PoolLayout(pool)
+    for damage in wrong:
+        if damage.kind != "record" or damage.shard is None:
+            continue
+        path = layout.commit_record(damage.shard)
+        record = _indexed(pool, damage.shard)
+        check_fence(pool, fence)
+        if record is not None:
+            disk.write_json(path, record.to_plain())
+            yield f"{shard_name(damage.shard)}: commit record written again from the index"
+        else:
+            disk.remove(path)
+            yield (
+                f"{shard_name(damage.shard)}: commit record removed, the index does not have it; "
+                "run pipeline/build.py with the pool's recipe again"
+            )
+
+
+def _indexed(pool: str, shard: int) -> CommitRecord | None:
+    """The record of a shard as the files of the index have it; None without it."""
+    try:
+        document = read_document(pool)
+        if document is None:
+            return None
+        for file in document.files:
+            path = disk.join(PoolLayout(pool).index, file.name)
+            rows = disk.read_parquet(path, where=[("shard", "=", shard)])
+            if rows.num_rows:
+                return Commits(pool, rows).record(shard)
+    except (ValueError, OSError):
+        return None
+    return None
+
+
+# --- sidecars and tars ----------------------------------------------------------------------------
+
+
+def _shards(pool: str, wrong: Sequence[Damage], engine: Engine, fence: int | None) -> Iterator[str]:
+    """Replace every shard with a damaged sidecar or tar."""
+    tars = {damage.shard for damage in wrong if damage.kind == "tar"}
+    sidecars = {damage.shard for damage in wrong if damage.kind == "sidecar"} - tars
+    fetched = sorted(shard for shard in tars if shard is not None)
+    rebuilt = sorted(shard for shard in sidecars if shard is not None)
+    recipe = recipe_of_pool(pool)
+    if not fetched and not rebuilt:
+        return
+    with IndexWriter(pool) as index:
+        own = [shard for shard in [*fetched, *rebuilt] if not index.commits.record(shard).adopted]
+        index.forget(own)
+        for shard in rebuilt:
+            if shard in own:
+                record, lost = rebuild_sidecar(pool, shard, recipe, fence)
+                index.add(record)
+                yield _sidecar_line(shard, lost)
+        todo = [shard for shard in fetched if shard in own]
+        if todo and recipe is not None and planning.is_planned(pool):
+            yield from _fetch_again(pool, recipe, todo, index, engine, fence)
+
+
+def _sidecar_line(shard: int, lost: int) -> str:
+    line = f"{shard_name(shard)}: sidecar rebuilt from the tar and the plan"
+    if lost:
+        line += (
+            f"; {lost} rows that are not stored have the reason {LOST}: build.py --retry transient"
+        )
+    return line
+
+
+def _fetch_again(
+    pool: str,
+    recipe: Recipe,
+    shards: Sequence[int],
+    index: IndexWriter,
+    engine: Engine,
+    fence: int | None,
+) -> Iterator[str]:
+    """Fetch every row of some shards again, as a build does."""
+    plan = planning.read_plan(pool)
+    config: dict[str, Any] = {
+        "pool": pool,
+        "fetch": disk.to_plain(recipe.fetch),
+        "source_kind": recipe.source.kind,
+        "extra_columns": recipe.sidecar_extra,
+        "fence": fence,
+        "decoders": 1,
+        "replace": True,
+    }
+    stage = Stage(name="repair", work=make_downloader, config=config)
+    tickets = []
+    for shard in shards:
+        planned = plan.shard(shard)
+        payload = {"shard": shard, **plan.location(shard)}
+        tickets.append(Ticket(id=planned.id, group=str(planned.group), payload=payload))
+    report = execute(stage, tickets, engine=engine, on_done=lambda _, record: index.add(record))
+    failed = {plan.shard(shard).id: shard for shard in shards}
+    for task, reason in report.failed.items():
+        yield f"{shard_name(failed.pop(task))}: could not be fetched again: {reason}"
+    for shard in failed.values():
+        record = read_commit_record(pool, shard)
+        assert record is not None
+        yield (
+            f"{shard_name(shard)}: fetched again: {record.successes} of {record.count} rows are "
+            "stored"
+        )
+
+
+def rebuild_sidecar(
+    pool: str, shard: int, recipe: Recipe | None, fence: int | None
+) -> tuple[CommitRecord, int]:
+    """Rebuild the sidecar of a shard from the JSON members of its tar and the plan.
+
+    Returns the new record, and how many rows have lost their outcome: those that are not stored,
+    unless all ended with one reason, which the commit record has.
+    """
+    layout = PoolLayout(pool)
+    record = read_commit_record(pool, shard)
+    assert record is not None
+    schema = with_extra(SIDECAR, recipe.sidecar_extra if recipe is not None else {})
+    rows = _stored_rows(layout.tar(record), schema.names)
+    reason = next(iter(record.reasons)) if len(record.reasons) == 1 else LOST
+    pairs: list[Pair] = []
+    retried: list[str | None] = []
+    if len(rows) < record.count:
+        pairs, retried = planning.read_shard(pool, shard)
+    complete, lost = [], 0
+    for position in range(record.count):
+        key = row_key(shard, position)
+        if key in rows:
+            complete.append(rows[key])
+            continue
+        values = _of_pair(pairs[position], schema.names)
+        values |= {"reason": reason, "retry_of": retried[position]}
+        complete.append({**outcome_row(values, schema, stored=False), "key": key})
+        lost += reason == LOST
+    return replace_shard(pool, shard, complete, schema=schema, fence=fence), lost
+
+
+def _stored_rows(tar: str, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The rows of the samples of a tar by key, with the offsets of their members."""
+    rows: dict[str, dict[str, Any]] = {}
+    with local_copy(tar) as path, open(path, "rb") as f:
+        for member in index_tar(tar, path):
+            key, _, extension = member.name.partition(".")
+            row = rows.setdefault(key, dict.fromkeys(names))
+            part = {"txt": "text", "json": "json"}.get(extension, "image")
+            row[f"{part}_offset"], row[f"{part}_length"] = member.offset, member.length
+            if part == "image":
+                row["image_name"] = member.name
+            elif part == "json":
+                f.seek(member.offset)
+                values = json.loads(f.read(member.length))
+                row |= {name: value for name, value in values.items() if name in row}
+    return rows
+
+
+def _of_pair(pair: Pair, names: Sequence[str]) -> dict[str, Any]:
+    plain = {**disk.to_plain(pair), **(pair.extra or {})}
+    return {name: value for name, value in plain.items() if name in names}
+
+
+# --- score columns and masks ----------------------------------------------------------------------
+
+
+def _aligned_files(pool: str, wrong: Sequence[Damage], fence: int | None) -> Iterator[str]:
+    """Remove damaged score columns and masks with the document that makes them complete."""
+    layout = PoolLayout(pool)
+    sets: dict[str, list[str]] = {}
+    views: dict[str, list[str]] = {}
+    for damage in wrong:
+        if damage.kind in ("scores", "set") and damage.name is not None:
+            sets.setdefault(damage.name, [])
+            if damage.shard is not None:
+                sets[damage.name] += _score_files(layout, damage.name, damage.shard)
+        elif damage.kind in ("mask", "view") and damage.name is not None:
+            views.setdefault(damage.name, [])
+            if damage.shard is not None:
+                mask_file = layout.view_bundle if shard_folder(damage.shard) else layout.view_mask
+                views[damage.name].append(mask_file(damage.name, damage.shard))
+    check_fence(pool, fence)
+    for name, files in sorted(sets.items()):
+        for path in [layout.score_set_json(name), *files]:
+            disk.remove(path)
+        yield f"scores/{name}: damaged files removed; run pipeline/score.py on this pool again"
+    for name, files in sorted(views.items()):
+        for path in [layout.view_json(name), *files]:
+            disk.remove(path)
+        yield f"views/{name}: damaged files removed; run pipeline/filter.py on this pool again"
+
+
+def _score_files(layout: PoolLayout, name: str, shard: int) -> list[str]:
+    files = [layout.score_columns(name, shard)]
+    return [*files, layout.score_bundle(name, shard)] if shard_folder(shard) else files
