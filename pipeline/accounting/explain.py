@@ -15,11 +15,12 @@ from manifests import disk
 from manifests.aligned.bundles import AlignedFiles
 from manifests.commits import Commits, read_commits
 from manifests.documents import ViewDocument, read_document
-from manifests.pool_layout import NOT_STORED, PoolLayout
+from manifests.pool_layout import NOT_STORED, PoolLayout, shard_name
 from manifests.schema import Rule, View
 from manifests.text import printable
 from pipeline import planning
 from pipeline.accounting.counts import view_names
+from pipeline.accounting.row_index import shards_of
 from pipeline.scoring import complete_score_sets
 from pipeline.views import columns_of, rule_text
 
@@ -48,11 +49,10 @@ def explain_row(pool: str, name: str) -> dict[str, Any]:
     [{uid, url, shard, row, key}]}. ValueError if no row fits.
     """
     commits = read_commits(pool)
-    with ThreadPoolExecutor(READERS) as threads:
-        of_shards = threads.map(
-            lambda shard: _matches(commits.sidecar(shard), name, shard), commits.names()
-        )
-        matches = list(itertools.chain.from_iterable(of_shards))
+    indexed = shards_of(commits, name)
+    matches = _attempted_matches(commits, name, map(shard_name, indexed or ()))
+    if not matches:
+        matches = _attempted_matches(commits, name, commits.names())
     if not matches:
         matches = list(_waiting_matches(pool, name))
     if not matches:
@@ -116,6 +116,13 @@ def _names(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
     for test in tests[1:]:
         mask = pc.or_(mask, test)
     return pc.fill_null(mask, False)
+
+
+def _attempted_matches(commits: Commits, name: str, shards: Iterable[str]) -> list[Match]:
+    """The rows of some shards that `name` names."""
+    with ThreadPoolExecutor(READERS) as threads:
+        of_shards = threads.map(lambda shard: _matches(commits.sidecar(shard), name, shard), shards)
+        return list(itertools.chain.from_iterable(of_shards))
 
 
 def _waiting_matches(pool: str, name: str) -> Iterator[Match]:

@@ -22,6 +22,7 @@ from manifests.pool_layout import (
     shard_folder,
     shard_name,
 )
+from pipeline.accounting.row_index import write_row_index
 from pipeline.scoring import staged_bundle, write_bundle
 
 SHARD_FILE = re.compile(r"(\d{5,})(?:\.r\d+)?(\.tar|\.parquet|_stats\.json)")
@@ -36,7 +37,9 @@ def reindex(pool: str) -> Commits:
     """
     if not disk.exists(PoolLayout(pool).shards):
         raise ValueError(f"{pool} has no shards/; is it the folder of a pool?")
-    return rebuild_index(pool)
+    commits = rebuild_index(pool)
+    write_row_index(commits)
+    return commits
 
 
 def migrate(pool: str) -> int:
