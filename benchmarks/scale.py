@@ -2,7 +2,7 @@
 """What a stage costs as a pool grows: time, CPU and memory at 1x, 2x, 4x and 8x of a size, and the
 exponent with which they grow. Rows that need no images.
 
-example: python benchmarks/scale.py --part b c --sizes 1 2 4 8
+example: python benchmarks/scale.py --part a b c --sizes 1 2 4 8
 
 Every step of a part runs in a process of its own, so that its peak memory is its own. A part is a
 module with BASE (what 1x is), UNIT (what is counted), prepare(folder, count), and STEPS: functions
@@ -32,6 +32,7 @@ if not __package__:
 
 # Part -> its module. 8x is the size that the bar of a part is stated for.
 PARTS = {
+    "a": "benchmarks.scale_plan",
     "b": "benchmarks.scale_index",
     "c": "benchmarks.scale_views",
 }
