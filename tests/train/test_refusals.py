@@ -68,7 +68,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(
 
     monkeypatch.setattr(run, "train", no_work)
     monkeypatch.setattr(run, "count_rows", no_work)
-    monkeypatch.setattr(evaluate, "load_model", no_work)
+    monkeypatch.setattr(evaluate.averaging, "load_weights", no_work)
     monkeypatch.setattr(export.model_files, "load_model", no_work)
     monkeypatch.setattr(ablate, "check_ablation", no_work)
     task = tmp_path / "task.yaml"

@@ -14,6 +14,7 @@ from train.ablation.round_intervals import ArmRounds, analysis_in_rounds, arm_ro
 from train.ablation.rounds import Study
 from train.evaluation import METRICS, deciding_metric
 from train.stats import (
+    Analysis,
     Comparison,
     LedgerEntry,
     TaskAnalysis,
@@ -132,10 +133,7 @@ def conclude(
     decides = metrics[ablation.primary]
     controls = _on_task(primary, primary.controls, decides)
     aa = _on_task(primary, [primary.a_a], decides)[0] if primary.a_a else None
-    average: list[TaskComparison] = []
-    units = {METRICS[metric].unit for metric in metrics.values()}
-    if analysis.average is not None and len(units) == 1:
-        average = _on_task(analysis.average, analysis.average.comparisons, decides)
+    average = _on_average(analysis, metrics, decides)
     missing = dict(incomplete or {})
     on_primary = [row for row in comparisons if row.task == ablation.primary]
     headline = _headline(ablation, on_primary, primary)
@@ -160,6 +158,16 @@ def conclude(
         incomplete=missing,
         rounds=rounds,
     )
+
+
+def _on_average(
+    analysis: Analysis, metrics: Mapping[str, str], decides: str
+) -> list[TaskComparison]:
+    """The comparisons over all tasks; [] where their metrics have different units."""
+    units = {METRICS[metric].unit for metric in metrics.values()}
+    if analysis.average is None or len(units) > 1:
+        return []
+    return _on_task(analysis.average, analysis.average.comparisons, decides)
 
 
 def _control_lines(controls: Sequence[TaskComparison], aa: TaskComparison | None) -> list[str]:

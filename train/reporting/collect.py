@@ -19,6 +19,7 @@ from train.reporting.runs import costs_of, device_seconds, power_of, read_curves
 from train.reporting.schema import (
     ArmReport,
     BaselineDifference,
+    Histogram,
     Power,
     Provenance,
     Report,
@@ -48,10 +49,7 @@ def collect_report(out: str) -> Report:
     with_result = [run for run in runs if str(run.seed) in results.arms[run.arm].runs]
     finished = [run for run in with_result if isinstance(run, Run)]
     primary = next(task for task in ablation.evaluate if task.name == ablation.primary)
-    blends: dict[str, Blend] = {}
-    for run in trained:  # of a random control, the subset of the first seed stands for the others
-        blends.setdefault(run.arm, run.blend)
-    views = open_views(blends)
+    views = open_views(_first_blends(trained))
     samples = distributions.sample_pools(views)
     values = {task.name: _values(runs, results, task) for task in ablation.evaluate}
     return Report(
@@ -65,9 +63,7 @@ def collect_report(out: str) -> Report:
         headline=results.headline,
         verdict=results.verdict,
         arms=_arms(runs, ablation, finished, values, results, views),
-        tasks=tuple(
-            _task(task, values[task.name], results, ablation.baseline) for task in ablation.evaluate
-        ),
+        tasks=_tasks(ablation, values, results),
         comparisons=results.comparisons,
         average=results.average,
         noise=results.noise,
@@ -83,10 +79,7 @@ def collect_report(out: str) -> Report:
         gaps=_gaps(results),
         curves=read_curves(finished, hashes),
         funnels=gallery.funnels(views),
-        histograms=(
-            *distributions.histograms(views),
-            *distributions.other_histograms(samples),
-        ),
+        histograms=_histograms(views, samples),
         rules=gallery.rule_effects(views),
         categories=distributions.categories(samples),
         duplicates=distributions.duplicate_groups(samples),
@@ -100,6 +93,29 @@ def collect_report(out: str) -> Report:
         settings=_settings(ablation, views),
         provenance=_provenance(layout, finished, hashes),
     )
+
+
+def _first_blends(runs: Sequence[Run]) -> dict[str, Blend]:
+    """The blend of each arm; of a random control, the subset of the first seed."""
+    blends: dict[str, Blend] = {}
+    for run in runs:
+        blends.setdefault(run.arm, run.blend)
+    return blends
+
+
+def _tasks(
+    ablation: Ablation, values: Mapping[str, Mapping[str, Mapping[int, float]]], results: Results
+) -> tuple[TaskReport, ...]:
+    tasks = []
+    for task in ablation.evaluate:
+        tasks.append(_task(task, values[task.name], results, ablation.baseline))
+    return tuple(tasks)
+
+
+def _histograms(
+    views: Sequence[ArmView], samples: Sequence[distributions.PoolSample]
+) -> tuple[Histogram, ...]:
+    return (*distributions.histograms(views), *distributions.other_histograms(samples))
 
 
 def _values(

@@ -87,6 +87,14 @@ class Predictions:
     data: str = ""  # hash of the task's samples
 
 
+def _add_run_documents(hashes: FileHashes, runs: Sequence[AnyRun]) -> None:
+    for run in runs:
+        if isinstance(run, Run):
+            hashes.add(RunLayout(run.out).run_json)
+        elif isinstance(run, ModelRun):
+            hashes.add(RunLayout(run.out).model_json)
+
+
 def collect_results(
     ablation: Ablation,
     out: str,
@@ -114,11 +122,7 @@ def collect_results(
         failures = [run for run in failures if (run.arm, run.seed) in study.asked]
     finished = [run for run in runs if (run.arm, run.seed) not in without]
     by_task = {task: reader.read_all(finished) for task, reader in readers.items()}
-    for run in finished:
-        if isinstance(run, Run):
-            hashes.add(RunLayout(run.out).run_json)
-        elif isinstance(run, ModelRun):
-            hashes.add(RunLayout(run.out).model_json)
+    _add_run_documents(hashes, finished)
     scores = {}
     for task in ablation.evaluate:
         scores[task.name] = _scores(runs, by_task[task.name], task)

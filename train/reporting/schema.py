@@ -407,10 +407,7 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """report.json: everything that the page shows.
-
-    settings: title -> YAML, of the arms, rules and training settings.
-    """
+    """report.json: everything that the page shows."""
 
     name: str
     question: str
@@ -441,7 +438,7 @@ class Report:
     near_evaluation_overlap: dict[str, int]
     null_web: Report | None
     costs: tuple[tuple[str, float], ...]
-    settings: dict[str, str]
+    settings: dict[str, str]  # title -> YAML, of arms, rules and training settings
     provenance: Provenance
     rounds: tuple[ArmRounds, ...] = ()  # of an ablation with `stop`
     contract: Contract | None = None  # None where no run was trained here

@@ -311,12 +311,7 @@ def _analyse_table(
 
     in_family = measured(family, True) if family else []
     in_controls = measured(controls, False) if controls else []
-    in_last = measured(last, False) if last else []
-    if noise:
-        in_last = [
-            with_own_spread(values, noise, row, noises.get(pair))
-            for pair, row in zip(last, in_last, strict=True)
-        ]
+    in_last = _with_own_spreads(values, noise, noises, measured(last, False) if last else [])
     compared = [*family, *controls, *last]
     floor = _floor([noises[pair] for pair in compared])
     drawing = _typical_drawing(family, noises)
@@ -346,6 +341,20 @@ def _analyse_table(
         without_samples=tuple(pair for pair in compared if noises[pair] is None),
         ledger=_new_entry(noise),
     )
+
+
+def _with_own_spreads(
+    values: Values,
+    noise: Noise | None,
+    noises: Mapping[Pair, SampleNoise | None],
+    rows: Sequence[Difference],
+) -> list[Difference]:
+    """The A/A pair, if there is one, with the spread of its own runs."""
+    if noise is None:
+        return []
+    return [
+        with_own_spread(values, noise, row, noises.get((row.arm, row.baseline))) for row in rows
+    ]
 
 
 def _in_order(design: Design, comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:

@@ -349,9 +349,10 @@ def test_local_files(tmp_path: Path, web: Any, workers: Any) -> None:
         "decoders": 1,
     }
     stage = Stage(name="fetch", work=make_downloader, config=config)
-    report = execute(stage, [ticket], engine="inline")
+    done: dict[str, Any] = {}
+    report = execute(stage, [ticket], engine="inline", on_done=done.__setitem__)
     assert report.failed == {}
-    assert report.done[ticket.id]["successes"] == 1
+    assert done[ticket.id]["successes"] == 1
     rows = rows_by_url(tmp_path / "pool")
     assert [rows[url]["reason"] for url in urls] == [
         None, "empty", "too_many_bytes", "not_an_image", "missing_file", "missing_file",

@@ -30,7 +30,7 @@ def start(*arguments: str) -> subprocess.Popen[bytes]:
 def frame(body: bytes) -> bytes:
     limits = limits_of(Fetch())
     settings = {name: getattr(limits, name) for name in Limits.__slots__}
-    text = json.dumps([settings, []]).encode()
+    text = json.dumps([settings, [], False]).encode()
     return struct.pack(">II", len(text), len(body)) + text + body
 
 
