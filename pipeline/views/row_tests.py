@@ -6,7 +6,7 @@ passes over the parts of the pool.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import ceil
@@ -265,19 +265,26 @@ def _find_tops(
                 if not search.is_done:
                     search.add(_numbers(part_rows, tops[key]))
 
-    while not all(search.is_done for search in searches.values()):
-        for _ in map_units(source.units, work):
-            pass
-        for search in searches.values():
-            if not search.is_done:
-                search.end_pass()
-    found = {}
+    _end_searches(source, searches.values(), work)
+    thresholds = {}
     for (column, share), search in searches.items():
         if search.result is None:
             top = tops[column, share]
             raise top.step.error(f"no stored row has a value for {top.call}")
-        found[column, share] = search.result
-    return found
+        thresholds[column, share] = search.result
+    return thresholds
+
+
+def _end_searches(
+    source: Rows, searches: Collection[RankSearch], work: Callable[[int], None]
+) -> None:
+    """Pass over all rows until every search has its result. `work` shows them those of a unit."""
+    while not all(search.is_done for search in searches):
+        for _ in map_units(source.units, work):
+            pass
+        for search in searches:
+            if not search.is_done:
+                search.end_pass()
 
 
 def _rank_from_above(share: Fraction) -> Any:
@@ -316,28 +323,24 @@ def _find_draws(
     searches = {(seed, size): RankSearch(_constant(size), lambda h: h) for seed, size in draws}
 
     def work(unit: int) -> None:
+        connection = connect(threads=1)
         for part in source.parts(unit, ["status", "uid"]):
-            rows = PartRows(connect(threads=1), part.table, part.first_row)
+            rows = PartRows(connection, part.table, part.first_row)
             for (seed, _), search in searches.items():
                 if not search.is_done:
                     search.add(rows.stored_hashes(seed))
 
-    while not all(search.is_done for search in searches.values()):
-        for _ in map_units(source.units, work):
-            pass
-        for search in searches.values():
-            if not search.is_done:
-                search.end_pass()
-    found = {}
+    _end_searches(source, searches.values(), work)
+    draws_made = {}
     for (seed, size), search in searches.items():
         assert search.result is not None
         ranked = search.result
         last, missing = int(ranked.value), size - ranked.below
         if missing == ranked.equal:
-            found[seed, size] = last + 1, frozenset[int]()
+            draws_made[seed, size] = last + 1, frozenset[int]()
         else:
-            found[seed, size] = last, _first_ties(source, seed, last, missing)
-    return found
+            draws_made[seed, size] = last, _first_ties(source, seed, last, missing)
+    return draws_made
 
 
 def _constant(size: int) -> Any:
@@ -347,9 +350,10 @@ def _constant(size: int) -> Any:
 def _first_ties(source: Rows, seed: int, last: int, count: int) -> frozenset[int]:
     """The first `count` rows with the hash `last`: by uid, then by their place in the pool."""
     ties: list[tuple[str, int]] = []
+    connection = connect(threads=1)
     for unit in range(source.units):
         for part in source.parts(unit, ["status", "uid"]):
-            rows = PartRows(connect(threads=1), part.table, part.first_row)
+            rows = PartRows(connection, part.table, part.first_row)
             same = rows.of_stored(rows.stored_hashes(seed) == np.uint64(last))
             for row in np.flatnonzero(same).tolist():
                 ties.append((str(part.table["uid"][row]), part.first_row + row))
