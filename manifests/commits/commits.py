@@ -172,8 +172,8 @@ class Commits:
         start = 0
         for chunk in self.table["reasons"].chunks:
             keys, items, offsets = _entries(chunk)
-            found = pc.and_(pc.equal(keys, reason), pc.greater(items, 0))
-            rows = pc.indices_nonzero(found)
+            has_reason = pc.and_(pc.equal(keys, reason), pc.greater(items, 0))
+            rows = pc.indices_nonzero(has_reason)
             if len(rows):
                 row = int(np.searchsorted(offsets, rows[0].as_py(), side="right")) - 1
                 return shard_name(int(self._shards[start + row]))

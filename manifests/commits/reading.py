@@ -120,8 +120,8 @@ def _list_folders(
     others = [folder for folder in folders if int(folder) not in complete_folders]
     with ThreadPoolExecutor(READERS) as threads:
         paths = [disk.join(layout.shards, folder) for folder in others]
-        for path, found in zip(paths, threads.map(disk.list_names, paths), strict=True):
-            listed |= _records_in(path, found)
+        for path, in_folder in zip(paths, threads.map(disk.list_names, paths), strict=True):
+            listed |= _records_in(path, in_folder)
     return listed, outdated
 
 

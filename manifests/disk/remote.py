@@ -61,10 +61,10 @@ def info(path: str | Path) -> dict[str, Any] | None:
     """What the store says of an object or folder; None where there is none."""
     fs, name = filesystem(path)
     try:
-        found: dict[str, Any] = retried(lambda: fs.info(name), path)
+        details: dict[str, Any] = retried(lambda: fs.info(name), path)
     except FileNotFoundError:
         return None
-    return found
+    return details
 
 
 def list_folder(folder: str | Path) -> list[str]:
@@ -150,17 +150,17 @@ def replace(path: str | Path, data: bytes, expected: bytes) -> None:
 
 def check_object(path: str | Path, source: bytes | Path) -> None:
     """OSError where the object is not what was put: by size and ETag, else by its bytes."""
-    found = info(path)
+    details = info(path)
     size = len(source) if isinstance(source, bytes) else source.stat().st_size
-    if found is None:
+    if details is None:
         raise OSError(errno.EIO, "it was put and is not there", str(path))
-    if found.get("size") == size:
-        tag = str(found.get("ETag", "")).strip('"')
+    if details.get("size") == size:
+        tag = str(details.get("ETag", "")).strip('"')
         if tag == _etag(source, size):
             return
         if object_sha256(path) == source_sha256(source):  # an encrypted object has another ETag
             return
-    message = f"the store has {found.get('size')} bytes of {size}, or other ones"
+    message = f"the store has {details.get('size')} bytes of {size}, or other ones"
     raise OSError(errno.EIO, message, str(path))
 
 

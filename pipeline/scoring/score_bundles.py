@@ -57,9 +57,9 @@ def scored_shards(commits: Commits, name: str) -> NDArray[np.bool_]:
     scored = np.zeros(len(commits), np.bool_)
 
     def look(positions: range) -> None:
-        found = _metadata_of(layout, name, commits.shards[positions.start : positions.stop], top)
+        by_shard = _metadata_of(layout, name, commits.shards[positions.start : positions.stop], top)
         for position in positions:
-            metadata = found.get(int(commits.shards[position]))
+            metadata = by_shard.get(int(commits.shards[position]))
             if metadata is not None:
                 expected = sidecars[position].as_py().hex()
                 scored[position] = metadata.get("sidecar") == expected
@@ -78,9 +78,9 @@ def read_metadata(commits: Commits, name: str) -> SetMetadata:
     seconds = np.zeros(len(commits))
 
     def look(positions: range) -> None:
-        found = _metadata_of(layout, name, commits.shards[positions.start : positions.stop], top)
+        by_shard = _metadata_of(layout, name, commits.shards[positions.start : positions.stop], top)
         for position in positions:
-            metadata = found[int(commits.shards[position])]
+            metadata = by_shard[int(commits.shards[position])]
             uids[position], seconds[position] = metadata["uids"], metadata["seconds"]
             for key, values in counts.items():
                 values[position] = metadata[key]
@@ -104,18 +104,18 @@ def _metadata_of(
     """What is written about some shards of one run: a file of its own is newer than the bundle."""
     first = int(shards[0])
     folder = shard_folder(first)
-    found: dict[int, Mapping[str, Any]] = {}
+    by_shard: dict[int, Mapping[str, Any]] = {}
     names = top
     if folder:
         if bundle_name(first) in top:
             bundle = Bundle(layout.score_bundle(name, first))
-            found |= {int(shard): metadata for shard, metadata in bundle.shards.items()}
+            by_shard |= {int(shard): metadata for shard, metadata in bundle.shards.items()}
         singles = disk.join(layout.score_set(name), folder)
         names = set(disk.list_names(singles, ".parquet")) if folder in top else set()
     for shard in shards.tolist():
         if f"{shard_name(shard)}.parquet" in names:
-            found[shard] = disk.read_metadata(layout.score_columns(name, shard))
-    return found
+            by_shard[shard] = disk.read_metadata(layout.score_columns(name, shard))
+    return by_shard
 
 
 # --- bundles ------------------------------------------------------------------------------------

@@ -206,8 +206,8 @@ def categories(samples: Sequence[PoolSample]) -> tuple[Categories, ...]:
         if "language" in sample.columns.score_sets():
             texts["language"] = sample.score("language")
         if "url" in table.column_names:
-            found = pc.extract_regex(table["url"], HOST)
-            texts["host of the image"] = pc.utf8_lower(pc.struct_field(found, "host"))
+            hosts = pc.extract_regex(table["url"], HOST)
+            texts["host of the image"] = pc.utf8_lower(pc.struct_field(hosts, "host"))
         for name, column in texts.items():
             one = _categories(sample, name, column)
             if one is not None:
