@@ -13,6 +13,7 @@ from train.ablation.arms import (
     expand_runs,
     finished_metrics,
     missing_seeds,
+    missing_views,
     stale_because,
 )
 from train.ablation.checks import check_ablation, check_pools
@@ -87,6 +88,7 @@ __all__ = [
     "ledger",
     "metric_tables",
     "missing_seeds",
+    "missing_views",
     "model_runs",
     "plan_ablation",
     "plan_lines",

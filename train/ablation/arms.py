@@ -180,13 +180,21 @@ def _random_blend(ablation: Ablation, out: str, arm: str, seed: int) -> Blend:
 # --- views ---------------------------------------------------------------------------------------
 
 
-def _require_views(ablation: Ablation, blend: Blend, out: str) -> None:
-    """ValueError for a view that is missing, with the command that makes it."""
+def missing_views(blend: Blend) -> list[str]:
+    """The views of a blend, as POOL/VIEW, of which there is no document."""
+    names = []
     for name in blend.views:
         pool, _, view = name.partition("/")
+        if not disk.exists(PoolLayout(blend.pools[pool]).view_json(view)):
+            names.append(name)
+    return names
+
+
+def _require_views(ablation: Ablation, blend: Blend, out: str) -> None:
+    """ValueError for a view that is missing, with the command that makes it."""
+    for name in missing_views(blend):
+        pool, _, view = name.partition("/")
         folder = blend.pools[pool]
-        if disk.exists(PoolLayout(folder).view_json(view)):
-            continue
         if pool in ablation.pools and ablation.pools[pool].recipe is not None:
             raise ValueError(
                 f"there is no view {name} yet: run python pipeline/build.py ABLATION --out {out}, "
@@ -271,7 +279,8 @@ def stale_because(run: WorkRun) -> list[str]:
     """How the run in the folder differs from this one, as `key: saved -> now`; [] if it does not.
 
     Settings, the content of the views, and the weights and the seed of the blend are compared; of
-    a model that exists, its files.
+    a model that exists, its files. Views that are gone are not compared: the scores of a run stay
+    those of the data that were there.
     """
     if isinstance(run, ModelRun):
         return stale_model(run)
@@ -279,7 +288,9 @@ def stale_because(run: WorkRun) -> list[str]:
     if saved is None:
         return []
     before: Json = {"config": complete_settings(saved["config"]), "views": saved["views"]}
-    now: Json = {"config": deciding_settings(run.config), "views": view_hashes(run.blend)}
+    now: Json = {"config": deciding_settings(run.config), "views": before["views"]}
+    if not missing_views(run.blend):
+        now["views"] = view_hashes(run.blend)
     run_json = RunLayout(run.out).run_json
     if disk.exists(run_json):
         blend = disk.read_json(run_json)["blend"]

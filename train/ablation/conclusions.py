@@ -9,7 +9,6 @@ from manifests import disk
 from manifests.schema import Ablation
 from train.ablation import wording
 from train.ablation.arms import A_A, RANDOM_LIKE
-from train.ablation.models import NO_SEED
 from train.ablation.round_intervals import ArmRounds, analysis_in_rounds, arm_rounds, rounds_note
 from train.ablation.rounds import Study
 from train.evaluation import METRICS, deciding_metric
@@ -300,12 +299,9 @@ def _gaps(
         first = failed[0]
         lines.append(
             f"{len(failed)} of {runs} runs ended without a result; the first is "
-            f"{first.arm} seed {first.seed}: {first.error}"
+            f"{wording.run_name(first.arm, first.seed)}: {first.error}"
         )
     if incomplete:
-        arms = []
-        for arm, seeds in incomplete.items():
-            missing = f"seed {', '.join(map(str, seeds))}"
-            arms.append(f"{arm} (without {'its model' if seeds == (NO_SEED,) else missing})")
+        arms = [f"{arm} ({wording.without(seeds)})" for arm, seeds in incomplete.items()]
         lines.append(f"Incomplete: {', '.join(arms)}. The other seeds are used.")
     return lines

@@ -24,9 +24,8 @@ from typing import Any, Literal
 from manifests import disk, ray_runtime
 from manifests.run_layout import AblationLayout
 from manifests.schema import Ablation, TaskSpec
-from train.ablation import arms
+from train.ablation import arms, wording
 from train.ablation.arms import Run, WorkRun
-from train.ablation.models import NO_SEED
 from train.ablation.worker import Json, request_of, train_and_evaluate
 from train.capacity import DEVICE_SHARE
 from train.evaluation import Metrics, kind_of
@@ -130,7 +129,7 @@ def _log(outcome: Outcome, tasks: Sequence[TaskSpec], number: int, total: int) -
 
 def run_name(run: WorkRun) -> str:
     """The arm and the seed of a run, as a line of the log has them."""
-    return run.arm if run.seed == NO_SEED else f"{run.arm} seed {run.seed}"
+    return wording.run_name(run.arm, run.seed)
 
 
 def _outcome(run: WorkRun, answer: Json, seconds: float) -> Outcome:

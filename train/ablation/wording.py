@@ -6,6 +6,9 @@ Values have the unit of their metric: `share` (0 to 1; shown as percentages, dif
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from train.ablation.models import NO_SEED
 from train.stats import Comparison, Verdict
 
 MINUS = "\N{MINUS SIGN}"  # as wide as "+"
@@ -64,6 +67,23 @@ def p_value(p: float, adjustment: str) -> str:
         return f"sequential p \N{LESS-THAN OR EQUAL TO} {p:g}" if p < 1 else "sequential p > 0.05"
     name = "p" if adjustment == "none" else f"{adjustment} p"
     return f"{name} < 0.001" if p < 0.001 else f"{name} = {p:.3f}"
+
+
+def seed_name(seed: int) -> str:
+    """A seed as a reader knows it; a dash for an arm that is one model."""
+    return DASH if seed == NO_SEED else str(seed)
+
+
+def run_name(arm: str, seed: int) -> str:
+    """A run by its arm and seed; an arm that is one model has no seed."""
+    return arm if seed == NO_SEED else f"{arm} seed {seed}"
+
+
+def without(seeds: Sequence[int]) -> str:
+    """What an arm has no result of: some seeds, or its only model."""
+    if tuple(seeds) == (NO_SEED,):
+        return "without its model"
+    return f"without seed {', '.join(map(str, seeds))}"
 
 
 def _runs(comparison: Comparison) -> str:

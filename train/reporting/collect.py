@@ -9,7 +9,16 @@ from typing import Any
 from manifests import disk
 from manifests.run_layout import AblationLayout, RunLayout
 from manifests.schema import Ablation, Blend, TaskSpec
-from train.ablation import A_A, AnyRun, Run, TaskComparison, all_runs, arm_names
+from train.ablation import (
+    A_A,
+    AnyRun,
+    Run,
+    TaskComparison,
+    all_runs,
+    arm_names,
+    missing_views,
+    wording,
+)
 from train.evaluation import METRICS, deciding_metric
 from train.reporting import distributions, gallery
 from train.reporting.changes import collect_changes
@@ -38,7 +47,7 @@ def collect_report(out: str) -> Report:
     """The report of an ablation's folder.
 
     ValueError where results.json is missing or older than the runs. Runs without a result are
-    left out and named.
+    left out and named; so are views that are gone: the results stand without their data.
     """
     layout = AblationLayout(out)
     ablation: Ablation = disk.from_plain(Ablation, disk.read_json(layout.ablation_json))
@@ -49,7 +58,9 @@ def collect_report(out: str) -> Report:
     with_result = [run for run in runs if str(run.seed) in results.arms[run.arm].runs]
     finished = [run for run in with_result if isinstance(run, Run)]
     primary = next(task for task in ablation.evaluate if task.name == ablation.primary)
-    views = open_views(_first_blends(trained))
+    blends = _first_blends(trained)
+    gone = {arm: missing_views(blend) for arm, blend in blends.items()}
+    views = open_views({arm: blend for arm, blend in blends.items() if not gone[arm]})
     samples = distributions.sample_pools(views)
     values = {task.name: _values(runs, results, task) for task in ablation.evaluate}
     return Report(
@@ -76,7 +87,7 @@ def collect_report(out: str) -> Report:
         contract=collect_contract(finished),
         signals=signal_rows(ablation, results),
         scaling=scaling_curves(ablation, results),
-        gaps=_gaps(results),
+        gaps=(*_gaps(results), *_missing_data(gone)),
         curves=read_curves(finished, hashes),
         funnels=gallery.funnels(views),
         histograms=_histograms(views, samples),
@@ -267,10 +278,23 @@ def _gaps(results: Results) -> tuple[str, ...]:
     """Failed runs, each with its error; then incomplete arms."""
     lines = []
     for run in results.failed:
-        lines.append(f"{run.arm} seed {run.seed} ended without a result: {run.error}")
+        name = wording.run_name(run.arm, run.seed)
+        lines.append(f"{name} ended without a result: {run.error}")
     for arm, seeds in results.incomplete.items():
-        lines.append(f"{arm} is incomplete: without seed {', '.join(map(str, seeds))}")
+        lines.append(f"{arm} is incomplete: {wording.without(seeds)}")
     return tuple(lines)
+
+
+def _missing_data(gone: Mapping[str, Sequence[str]]) -> list[str]:
+    """One line for each view that is gone, with the arms that were trained on it."""
+    arms: dict[str, list[str]] = {}
+    for arm, names in gone.items():
+        for name in names:
+            arms.setdefault(name, []).append(arm)
+    return [
+        f"the view {name} is gone, so the data of {', '.join(of_view)} are not shown"
+        for name, of_view in arms.items()
+    ]
 
 
 def _null_web(out: str, ablation: Ablation) -> Report | None:

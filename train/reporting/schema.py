@@ -428,7 +428,7 @@ class Report:
     power: Power | None
     runs: tuple[RunRow, ...]
     changes: tuple[ArmChanges, ...]
-    gaps: tuple[str, ...]  # failed runs and incomplete arms, one line each
+    gaps: tuple[str, ...]  # failed runs, incomplete arms, missing views
     curves: tuple[Curve, ...]
     funnels: tuple[Funnel, ...]
     histograms: tuple[Histogram, ...]

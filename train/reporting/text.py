@@ -48,11 +48,12 @@ def _row(report: Report, task: TaskReport, row: TaskRow) -> str:
     data = ""
     if _with_data(report):
         repeats = wording.DASH if arm.repeats is None else f"{arm.repeats:.1f}"
-        data = f"{arm.rows:>8,}{repeats:>9}"
+        rows = f"{arm.rows:,}" if arm.rows else wording.DASH
+        data = f"{rows:>8}{repeats:>9}"
     text = f"{row.arm:<30}{data}{wording.mean_and_sd(row.mean, row.sd, task.unit):>16}   "
     if row.difference is not None:
         d = row.difference
         text += f"{wording.interval(d.mean, d.low, d.high, task.unit)}  {d.verdict}"
     if arm.missing:
-        text += f"  (without seed {', '.join(map(str, arm.missing))})"
+        text += f"  ({wording.without(arm.missing)})"
     return text.rstrip()

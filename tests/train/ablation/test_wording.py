@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from train.ablation import wording
+from train.ablation import NO_SEED, wording
 from train.ablation.wording import DASH, MINUS
 from train.stats import Comparison, TaskScores, analyse
 
@@ -29,6 +29,14 @@ def test_intervals_are_written_one_way() -> None:
     assert wording.mean_and_sd(0.341, 0.01) == "34.1 ± 1.0"
     assert wording.mean_and_sd(0.341, None) == "34.1"
     assert wording.mean_and_sd(None, None) == DASH
+
+
+def test_an_arm_that_is_one_model_has_no_seed() -> None:
+    assert wording.run_name("b32", NO_SEED) == "b32"
+    assert wording.run_name("half", 3) == "half seed 3"
+    assert wording.seed_name(NO_SEED) == DASH
+    assert wording.without((NO_SEED,)) == "without its model"
+    assert wording.without((1, 4)) == "without seed 1, 4"
 
 
 def compared(values: dict[int, float], band: float = 0.005) -> Comparison:

@@ -10,7 +10,7 @@ from manifests.run_layout import AblationLayout
 from manifests.schema import Ablation
 from train import report as command
 from train.ablation import FailedRun
-from train.reporting import Report, collect_report, collect_results, read_results
+from train.reporting import Report, collect_report, collect_results, read_results, render
 
 
 def test_the_report_shows_what_results_json_says(concluded: str) -> None:
@@ -53,6 +53,23 @@ def test_an_arm_without_one_of_its_runs_is_shown_as_incomplete(
     page = Path(layout.report).read_text()
     assert "half seed 1 ended without a result: RuntimeError: it &lt;broke&gt;" in page
     assert "(without seed 1)" in page
+
+
+def test_results_are_reported_where_the_pool_is_gone(folder: str) -> None:
+    layout = AblationLayout(folder)
+    whole = collect_report(folder)
+    ablation = disk.read_json(layout.ablation_json)
+    pool = Path(ablation["pools"]["web"]["out"])
+    aside = pool.with_name("aside")
+    pool.rename(aside)
+    try:
+        report = collect_report(folder)
+    finally:
+        aside.rename(pool)
+    assert report.comparisons == whole.comparisons
+    assert not report.funnels
+    assert "the view web/half is gone, so the data of half are not shown" in report.gaps
+    assert "the view web/half is gone" in render(report)
 
 
 def test_an_arm_without_any_run_is_shown_too(folder: str) -> None:

@@ -25,8 +25,10 @@ def composition(report: Report) -> str:
     for arm in report.arms:
         samples = wording.DASH if arm.drawn is None else f"{arm.drawn:,}"
         repeats = wording.DASH if arm.repeats is None else f"{arm.repeats:.2f}"
-        cells = [chip(shades[arm.arm], arm.arm), escape(arm.view), f"{arm.rows:,}"]
-        cells += [wording.percent(arm.share), samples, repeats]
+        cells = [chip(shades[arm.arm], arm.arm), escape(arm.view)]
+        known = [f"{arm.rows:,}", wording.percent(arm.share)]
+        cells += known if arm.rows else [wording.DASH, wording.DASH]
+        cells += [samples, repeats]
         if blends:
             cells.append(f"<code>{escape(blends.get(arm.arm, wording.DASH))}</code>")
         rows.append(cells)

@@ -342,7 +342,7 @@ def single_runs(report: Report) -> str:
         if run.low is not None and run.high is not None:
             low, high = wording.percent(run.low, task.unit), wording.percent(run.high, task.unit)
             score += f" [{low}, {high}]"
-        rows.append([chip(shades[run.arm], run.arm), str(run.seed), *settings, score])
+        rows.append([chip(shades[run.arm], run.arm), wording.seed_name(run.seed), *settings, score])
     if not rows:
         return ""
     columns = ["model", "batch", "samples seen"] if trained else []

@@ -76,8 +76,8 @@ def _arm_line(report: Report, arm: ArmReport, axis: tuple[float, float]) -> str:
         difference = f"{interval} {wording.unit_of_difference(unit)}"
         word = verdict_word(d.verdict)
     if arm.missing:
-        seeds = ", ".join(map(str, arm.missing))
-        word += f' <span class="gap">(without seed {escape(seeds)})</span>'
+        missing = escape(wording.without(arm.missing))
+        word += f' <span class="gap">({missing})</span>'
     cells = (
         ("arm", chip(shade, arm.arm)),
         ("picture", picture),

@@ -42,8 +42,8 @@ def arms_table(report: Report, roles: Sequence[str]) -> str:
         metric, d = arm.metrics[report.primary], arm.difference
         name = chip(shades[arm.arm], arm.arm)
         if arm.missing:
-            seeds = ", ".join(map(str, arm.missing))
-            name += f' <span class="gap">(without seed {escape(seeds)})</span>'
+            missing = escape(wording.without(arm.missing))
+            name += f' <span class="gap">({missing})</span>'
         row = [name, wording.mean_and_sd(metric.mean, metric.sd, unit)]
         row += [*difference_cells(d, unit), wording.DASH if d is None else f"{d.p_adjusted:.3g}"]
         if with_data:
