@@ -15,8 +15,8 @@ HASHES = ("md5", "sha256", "sha512")
 
 # What is checked of an image that is not decoded.
 SIZE_LIMITS = ("min_image_size", "max_image_area", "max_aspect_ratio", "max_pixels")
-# What decides the bytes of a stored image.
-IMAGE_SETTINGS = (
+# What decides the bytes of a stored image, and whether it is stored.
+STORED_IMAGE_SETTINGS = (
     "image_size",
     "resize_mode",
     "resize_only_if_bigger",

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from manifests.schema.fetch import IMAGE_SETTINGS, SIZE_LIMITS, STRICT
+from manifests.schema.fetch import SIZE_LIMITS, STORED_IMAGE_SETTINGS, STRICT
 
 TABLE_ENDINGS = (".parquet", ".csv", ".tsv", ".json", ".jsonl", ".ndjson")
 CAPTION_FILES = "txt"  # image_folder: a text file beside each image, of the same name
@@ -44,7 +44,7 @@ class SourceKind:
 ADDED_KEYS = ("captions", "file_column")
 LOCAL_FETCH = (
     "user_agent",
-    *IMAGE_SETTINGS,
+    *STORED_IMAGE_SETTINGS,
     "known_bad",
     "phash_distance",
     "max_bytes",
@@ -194,7 +194,7 @@ def refuse_unused(kind: str, source_keys: Iterable[str], fetch_keys: Iterable[st
 
 
 def _reason(line: SourceKind, key: str) -> str:
-    if line.images == "tars" and key in IMAGE_SETTINGS:
+    if line.images == "tars" and key in STORED_IMAGE_SETTINGS:
         return (
             "its images stay in their tars as they are; leave it out, or read the images from "
             "files (kind: files or image_folder) to change them"

@@ -53,8 +53,10 @@ VERSION = (
 )
 # Its start asks a server for a newer albumentations, and wandb is one of its dependencies.
 QUIET = {"NO_ALBUMENTATIONS_UPDATE": "1", "WANDB_MODE": "disabled"}
-# Options that have the same name and meaning.
-SAME = (
+# Settings that img2dataset has under the same name with the same meaning, and gets as they are.
+# STORED_IMAGE_SETTINGS of manifests.schema is another list: it has no `retries`, which decides no
+# byte of an image, and it has settings that `options` passes on in another form.
+PASSED_ON = (
     "image_size",
     "resize_mode",
     "resize_only_if_bigger",
@@ -254,7 +256,7 @@ class Downloader:
 
 def options(settings: Fetch, folder: Path) -> dict[str, Any]:
     """The arguments of img2dataset.download for a list in `folder`."""
-    arguments: dict[str, Any] = {name: getattr(settings, name) for name in SAME}
+    arguments: dict[str, Any] = {name: getattr(settings, name) for name in PASSED_ON}
     arguments |= {
         "url_list": str(folder / "list.parquet"),
         "input_format": "parquet",

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from manifests.schema import IMAGE_SETTINGS, MANNERS, Fetch, HostLimit
+from manifests.schema import MANNERS, STORED_IMAGE_SETTINGS, Fetch, HostLimit
 
 
 def test_a_setting_is_a_manner_or_decides_bytes_and_not_both() -> None:
     fields = {field.name for field in dataclasses.fields(Fetch)}
     assert set(MANNERS) <= fields
-    assert set(IMAGE_SETTINGS) <= fields
-    assert not set(MANNERS) & set(IMAGE_SETTINGS)
+    assert set(STORED_IMAGE_SETTINGS) <= fields
+    assert not set(MANNERS) & set(STORED_IMAGE_SETTINGS)
 
 
 @pytest.mark.parametrize(
