@@ -17,6 +17,9 @@ from tqdm import tqdm
 from pipeline.executor.schedule import Ticket
 
 TRIES = 2  # of a ticket that raises, or whose worker dies
+# Of a ticket whose node dies or runs out of memory: other tickets may be the cause, and spot nodes
+# are taken away.
+LOST_TRIES = 6
 RETRY_PAUSE_S = 2.0  # before the second try; four times that before each further one
 MAX_RETRY_PAUSE_S = 60.0
 # Pauses are up to a quarter shorter: tickets that failed together do not all come back at once.
@@ -61,7 +64,8 @@ class Outcomes:
         self._stage_name = stage_name
         self._progress = progress
         self._on_done = on_done
-        self._failed_tries: dict[str, int] = {}  # of tickets that are tried again
+        # Of tickets that are tried again: tries that failed, and tries that were lost
+        self._failed_tries: dict[str, tuple[int, int]] = {}
         self._logged = 0
         self._done = self._failures = 0
         self._failed: dict[str, str] = {}
@@ -73,20 +77,27 @@ class Outcomes:
 
     def retry_time(self, ticket: Ticket) -> float:
         """The time (monotonic) before which a ticket that failed is not tried again."""
-        return time.monotonic() + retry_pause_s(self._failed_tries.get(ticket.id, 1))
+        return time.monotonic() + retry_pause_s(sum(self._failed_tries.get(ticket.id, (1, 0))))
 
     def record(self, ticket: Ticket, kind: str, text: str) -> bool:
-        """Record how a try ended (see Worker.run). False: the ticket must be tried again."""
-        tries = self._failed_tries.pop(ticket.id, 0) + 1
+        """Record how a try ended: done or raised (see Worker.run), died with its worker, or lost
+        with its node. False: the ticket must be tried again.
+        """
+        failed, lost = self._failed_tries.pop(ticket.id, (0, 0))
         if kind == "done":
             self._done += 1
             if self._on_done is not None:
                 self._on_done(ticket.id, json.loads(text))
             self._progress(True)
             return True
-        self._log(ticket, tries, text)
-        if tries < TRIES:
-            self._failed_tries[ticket.id] = tries
+        if kind == "lost":
+            lost += 1
+            self._log(ticket, f"was lost in try {lost} of {LOST_TRIES}", text)
+        else:
+            failed += 1
+            self._log(ticket, f"failed in try {failed} of {TRIES}", text)
+        if failed < TRIES and lost < LOST_TRIES:
+            self._failed_tries[ticket.id] = (failed, lost)
             return False
         self._failures += 1
         if len(self._failed) < EXAMPLES:
@@ -94,14 +105,11 @@ class Outcomes:
         self._progress(False)
         return True
 
-    def _log(self, ticket: Ticket, tries: int, text: str) -> None:
+    def _log(self, ticket: Ticket, end: str, text: str) -> None:
         """One line per failed try, up to a limit: a store that is gone fails them all."""
         self._logged += 1
         if self._logged <= EXAMPLES:
-            logger.warning(
-                "stage %s: %s failed in try %d of %d: %s",
-                self._stage_name, ticket.id, tries, TRIES, text,
-            )  # fmt: skip
+            logger.warning("stage %s: %s %s: %s", self._stage_name, ticket.id, end, text)
         if self._logged == EXAMPLES:
             logger.warning("stage %s: further failed tries are only counted", self._stage_name)
 

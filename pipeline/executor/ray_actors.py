@@ -14,6 +14,11 @@ from pipeline.executor.schedule import Ticket, TicketQueue
 from pipeline.executor.worker import Stage, Worker, check_ready, ticket_json
 
 MAX_FAILED_STARTS = 3  # workers in a row that die before they are ready; then the stage gives up
+# Workers in a row that are lost with their node before they are ready: a node takes all of its
+# workers with it, and a factory that brings down whole nodes must end too.
+MAX_LOST_STARTS = 256
+# What Ray says of an actor whose node is gone; the error has no field for it.
+NODE_DIED = "its node has died"
 MAX_WORKERS = 1024  # the largest number of host groups, see pipeline/planning/host_groups.py
 CLOSE_S = 10.0  # for a worker to close what it holds
 MAX_MESSAGE = 400  # characters of Ray's message about a death that are kept
@@ -42,7 +47,7 @@ class ActorPool:
         self._starting: dict[Any, Any] = {}
         self._running: dict[Any, tuple[Any, Ticket]] = {}
         self._actors: list[Any] = []  # ready ones; the one that became free last is at the end
-        self._failed_starts = 0
+        self._failed_starts = self._lost_starts = 0
         self._assigned_at = 0.0
         for _ in range(size):
             self.start_worker()
@@ -103,17 +108,24 @@ class ActorPool:
             answer = ray.get(reference)
         except ray.exceptions.RayError as error:
             ray.kill(actor)
-            self._failed_starts += 1
-            if self._failed_starts >= MAX_FAILED_STARTS:
-                raise RuntimeError(
-                    f"stage {self.stage.name}: {MAX_FAILED_STARTS} workers in a row died "
-                    f"before they were ready: {error}"
-                ) from error
+            self._start_failed(error)
             self.start_worker()
             return
         self._actors.append(actor)
         check_ready(self.stage, answer)
-        self._failed_starts = 0
+        self._failed_starts = self._lost_starts = 0
+
+    def _start_failed(self, error: Exception) -> None:
+        """Count a worker that died before it was ready. RuntimeError after too many in a row."""
+        if how_it_died(error) == "lost":
+            self._lost_starts += 1
+        else:
+            self._failed_starts += 1
+        if self._failed_starts >= MAX_FAILED_STARTS or self._lost_starts >= MAX_LOST_STARTS:
+            raise RuntimeError(
+                f"stage {self.stage.name}: {self._failed_starts + self._lost_starts} workers in "
+                f"a row died before they were ready: {error}"
+            ) from error
 
     def _ticket_ended(self, reference: Any) -> None:
         """Record the end of a try. If the worker died, all its tickets end; it is replaced."""
@@ -125,8 +137,7 @@ class ActorPool:
         except ray.exceptions.RayError as error:
             ray.kill(actor)  # it may only be out of reach: a ticket must not run twice at a time
             self._actors.remove(actor)
-            message = " ".join(str(error).split())[:MAX_MESSAGE]
-            self._worker_died(actor, f"the worker died: {message}")
+            self._worker_died(actor, [how_it_died(error), f"the worker died: {short(error)}"])
             self.start_worker()
             return
         ended = self.outcomes.record(ticket, kind, text)
@@ -135,24 +146,26 @@ class ActorPool:
         self._actors.remove(actor)
         self._actors.append(actor)
 
-    def _worker_died(self, actor: Any, message: str) -> None:
-        """Record the end of all tickets of a worker."""
+    def _worker_died(self, actor: Any, death: list[str]) -> None:
+        """Record the end of all tickets of a worker: `death`, unless they ended before."""
         import ray
 
         retry = []
+        not_before = 0.0
         references = {}
         for reference, (owner, ticket) in self._running.items():
             if owner is actor:
                 references[ticket.id] = reference
         for ticket in self.queue.running(actor):
-            answer = ["died", message]
+            answer = death
             if (reference := references.get(ticket.id)) is not None:
                 del self._running[reference]
                 with contextlib.suppress(ray.exceptions.RayError):  # it may have ended before
                     answer = ray.get(reference, timeout=CLOSE_S)
             if not self.outcomes.record(ticket, *answer):
                 retry.append(ticket)
-        self.queue.worker_died(actor, retry)
+                not_before = max(not_before, self.outcomes.retry_time(ticket))
+        self.queue.worker_died(actor, retry, not_before=not_before)
 
     def release_idle(self) -> None:
         """End the workers that have nothing to do, so that a cluster can shrink."""
@@ -173,6 +186,27 @@ class ActorPool:
         self.release_idle()
         for actor in self._actors:
             ray.kill(actor)
+
+
+def how_it_died(error: Exception) -> str:
+    """How a worker died: "lost" where its node was the cause (the node died or was taken away, it
+    is out of reach, or Ray freed memory there), else "died".
+    """
+    import ray
+
+    errors = ray.exceptions
+    if isinstance(
+        error, (errors.NodeDiedError, errors.OutOfMemoryError, errors.ActorUnavailableError)
+    ):
+        return "lost"
+    if getattr(error, "preempted", False) or NODE_DIED in str(error):
+        return "lost"
+    return "died"
+
+
+def short(error: Exception) -> str:
+    """The start of an error's text, in one line."""
+    return " ".join(str(error).split())[:MAX_MESSAGE]
 
 
 def pool_size(stage: Stage, groups: int, workers: int | None) -> int:

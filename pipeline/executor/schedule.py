@@ -158,8 +158,12 @@ class TicketQueue:
                 self._not_before[group] = not_before
         self._release_groups(worker, [group])
 
-    def worker_died(self, worker: Hashable, retry: Iterable[Ticket]) -> None:
-        """All tickets of a worker have ended with it; those in `retry` are tried again."""
+    def worker_died(
+        self, worker: Hashable, retry: Iterable[Ticket], *, not_before: float = -math.inf
+    ) -> None:
+        """All tickets of a worker have ended with it; those in `retry` are tried again, but not
+        before the time `not_before`.
+        """
         tickets = self._running.pop(worker, [])
         groups = [self._group_of.pop(ticket.id) for ticket in tickets]
         retry_ids = {ticket.id for ticket in retry}
@@ -167,6 +171,8 @@ class TicketQueue:
         for ticket, group in zip(reversed(tickets), reversed(groups), strict=True):
             if ticket.id in retry_ids:
                 self._put_first(ticket, group)
+                if not_before > -math.inf:
+                    self._not_before[group] = not_before
         self._release_groups(worker, groups)
 
     def _next_group(self, running: list[Ticket], starting_workers: int, now: float) -> int | None:
@@ -183,6 +189,8 @@ class TicketQueue:
 
     def _free_group(self, *, busy: bool, now: float) -> int | None:
         """A free group, taken out of its container. A suspect is not for a busy worker."""
+        while self._waiting and self._waiting[0][0] <= now and self._suspect(self._waiting[0][1]):
+            self._suspected.append(heapq.heappop(self._waiting)[1])
         if self._suspected and not busy:
             return self._suspected.pop()
         if self._released:
@@ -196,10 +204,14 @@ class TicketQueue:
 
     def _may_run_beside(self, group: int) -> bool:
         """Whether a group has a next ticket, and one that may run beside others."""
-        again = self._again.get(group)
-        if again:
-            return again[-1].id not in self._suspects
+        if self._again.get(group):
+            return not self._suspect(group)
         return bool(self._next[group] < self._end[group])
+
+    def _suspect(self, group: int) -> bool:
+        """Whether the next ticket of a group is one that must run alone."""
+        again = self._again.get(group)
+        return bool(again) and again[-1].id in self._suspects
 
     def _pop(self, group: int) -> Ticket:
         """The next ticket of a group."""
@@ -226,12 +238,12 @@ class TicketQueue:
         running = self._running.get(worker, [])
         running_groups = {self._group_of[ticket.id] for ticket in running}
         for group in reversed(list(dict.fromkeys(groups))):
-            again = self._again.get(group)
-            if group in running_groups or not (again or self._next[group] < self._end[group]):
+            unstarted = self._next[group] < self._end[group]
+            if group in running_groups or not (self._again.get(group) or unstarted):
                 continue
             if group in self._not_before:
                 heapq.heappush(self._waiting, (self._not_before.pop(group), group))
-            elif again and again[-1].id in self._suspects:
+            elif self._suspect(group):
                 self._suspected.append(group)
             else:
                 self._released.append(group)

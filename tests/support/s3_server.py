@@ -15,11 +15,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 BUCKET = "pools"
-# The first line that each program prints is the address that it listens on.
+# Arguments: a folder, and the address to listen on. The first line that each program prints is its
+# URL. moto keeps objects in memory, localbucket in the folder.
 MOTO = """
-import time
+import sys, time
 from moto.server import ThreadedMotoServer
-server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+server = ThreadedMotoServer(sys.argv[2], 0, verbose=False)
 server.start()
 print("http://%s:%d" % server.get_host_and_port(), flush=True)
 time.sleep(36000)
@@ -29,10 +30,11 @@ import pathlib, sys
 from http.server import ThreadingHTTPServer
 import localbucket
 localbucket.S3Handler.data_root = pathlib.Path(sys.argv[1]).resolve()
-server = ThreadingHTTPServer(("127.0.0.1", 0), localbucket.S3Handler)
+server = ThreadingHTTPServer((sys.argv[2], 0), localbucket.S3Handler)
 print("http://%s:%d" % server.server_address[:2], flush=True)
 server.serve_forever()
 """
+PROGRAMS = {"moto": MOTO, "localbucket": LOCALBUCKET}
 FAULTS = ("503", "412", "lost_request", "lost_answer", "short_answer")
 
 
@@ -53,10 +55,9 @@ def s3_variables(url: str) -> dict[str, str]:
 @contextmanager
 def s3_server(folder: Path, program: str = "moto") -> Iterator[str]:
     """The address of a server with an empty bucket `pools`."""
-    code = {"moto": MOTO, "localbucket": LOCALBUCKET}[program]
     with open(folder / f"{program}.log", "wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-c", code, str(folder)],
+            [sys.executable, "-c", PROGRAMS[program], str(folder), "127.0.0.1"],
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,

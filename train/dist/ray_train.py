@@ -19,6 +19,23 @@ from manifests import console, disk, ray_runtime
 logger = logging.getLogger(__name__)
 
 
+def _storage(out: str) -> dict[str, Any]:
+    """Where Ray Train keeps its own state: in the folder of the run.
+
+    An object store is written by our filesystem: pyarrow's puts an object of the name `RUN/` for
+    each folder, which some stores refuse.
+    """
+    if not disk.is_url(out):
+        return {"storage_path": disk.join(out, "ray")}
+    from pyarrow.fs import FSSpecHandler, PyFileSystem
+
+    filesystem, name = disk.filesystem(disk.join(out, "ray"))
+    return {
+        "storage_path": name,
+        "storage_filesystem": PyFileSystem(FSSpecHandler(filesystem)),
+    }
+
+
 def start(
     main: Callable[[list[str]], int], arguments: Sequence[str], out: str, workers: int
 ) -> int:
@@ -54,11 +71,11 @@ def start(
         run_worker,
         train_loop_config={},
         scaling_config=ScalingConfig(num_workers=workers, use_gpu=has_gpus),
-        run_config=RunConfig(name="workers", storage_path=disk.join(out, "ray")),
+        run_config=RunConfig(name="workers", **_storage(out)),
     )
     try:
         trainer.fit()
-    except TrainingFailedError as error:
+    except (TrainingFailedError, ray.exceptions.RayError) as error:
         logger.error("%s", " ".join(str(error).split())[:300])
         return console.EXIT_INCOMPLETE
     return 0

@@ -58,6 +58,20 @@ def test_the_last_failure_is_kept() -> None:
     assert ended == [False]
 
 
+def test_a_try_that_was_lost_with_its_node_is_none_of_the_two() -> None:
+    record = Outcomes("s", lambda done: None)
+    ticket = Ticket(id="1", group="a")
+    assert not record.record(ticket, "lost", "the node is gone")
+    assert not record.record(ticket, "raised", "first")
+    assert not record.record(ticket, "lost", "the node is gone")
+    assert record.record(ticket, "raised", "second")
+    assert record.report == Report(failures=1, failed={"1": "second"})
+    for _ in range(outcomes.LOST_TRIES - 1):
+        assert not record.record(ticket, "lost", "the node is gone")
+    assert record.record(ticket, "lost", "the node is gone")
+    assert record.report.failures == 2
+
+
 def test_a_report_counts_all_failures_and_names_a_hundred(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

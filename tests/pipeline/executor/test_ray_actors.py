@@ -6,6 +6,7 @@ test_stage.py runs stages on a real Ray.
 from __future__ import annotations
 
 import sys
+import time
 import types
 from collections.abc import Callable
 from typing import Any
@@ -13,14 +14,37 @@ from typing import Any
 import pytest
 
 from manifests import ray_runtime
-from pipeline.executor.outcomes import Outcomes, Report
-from pipeline.executor.ray_actors import MAX_FAILED_STARTS, ActorPool, pool_size
+from pipeline.executor import outcomes, ray_actors
+from pipeline.executor.outcomes import LOST_TRIES, Outcomes, Report
+from pipeline.executor.ray_actors import MAX_FAILED_STARTS, ActorPool, how_it_died, pool_size
 from pipeline.executor.schedule import Ticket, TicketQueue
 from pipeline.executor.worker import Stage, Work
 
 
 class RayError(Exception):
     """Takes the place of ray.exceptions.RayError."""
+
+
+class NodeDiedError(RayError): ...
+
+
+class OutOfMemoryError(RayError): ...
+
+
+class ActorUnavailableError(RayError): ...
+
+
+class ActorDiedError(RayError):
+    preempted = False
+
+
+EXCEPTIONS = types.SimpleNamespace(
+    RayError=RayError,
+    NodeDiedError=NodeDiedError,
+    OutOfMemoryError=OutOfMemoryError,
+    ActorUnavailableError=ActorUnavailableError,
+)
+NODE_IS_GONE = ActorDiedError("The actor died because its node has died. Node Id: 3f")
 
 
 class Reference:
@@ -33,11 +57,11 @@ class Reference:
 class Method:
     """`actor.method.remote(...)`, run at once."""
 
-    def __init__(self, function: Callable[..., Any], dies: bool) -> None:
-        self.function, self.dies = function, dies
+    def __init__(self, function: Callable[..., Any], death: RayError | None) -> None:
+        self.function, self.death = function, death
 
     def remote(self, *arguments: Any) -> Reference:
-        return Reference(RayError("killed") if self.dies else self.function(*arguments))
+        return Reference(self.death or self.function(*arguments))
 
 
 class FakeRay:
@@ -45,9 +69,10 @@ class FakeRay:
 
     def __init__(self) -> None:
         self.deaths: list[str] = []
+        self.death: RayError = ActorDiedError("killed")
         self.killed: list[Any] = []
         self.resources: dict[str, float] = {"CPU": 4.0}
-        self.exceptions = types.SimpleNamespace(RayError=RayError)
+        self.exceptions = EXCEPTIONS
 
     def remote(self, worker_class: type) -> Any:
         ray = self
@@ -60,7 +85,7 @@ class FakeRay:
                 dies = name in ray.deaths
                 if dies:
                     ray.deaths.remove(name)
-                return Method(getattr(self.worker, name), dies)
+                return Method(getattr(self.worker, name), ray.death if dies else None)
 
         return types.SimpleNamespace(options=lambda **_: types.SimpleNamespace(remote=Actor))
 
@@ -178,3 +203,76 @@ def test_a_worker_that_dies_is_replaced_and_its_ticket_is_tried_again(
         step(pool)
     assert pool.outcomes.report.failed == {"t0": "the worker died: killed"}
     assert not pool.busy
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ActorDiedError("The worker was killed by signal 9"), "died"),
+        (NODE_IS_GONE, "lost"),
+        (NodeDiedError("x"), "lost"),
+        (OutOfMemoryError("x"), "lost"),
+        (ActorUnavailableError("x"), "lost"),
+    ],
+)
+def test_what_a_node_took_away_is_told_from_what_died(
+    ray: FakeRay, error: RayError, kind: str
+) -> None:
+    assert how_it_died(error) == kind
+    error.preempted = True  # type: ignore[attr-defined]
+    assert how_it_died(error) == "lost"
+
+
+def test_a_ticket_survives_more_nodes_than_deaths_of_its_worker(
+    ray: FakeRay, caplog: pytest.LogCaptureFixture
+) -> None:
+    ray.death = NODE_IS_GONE
+    ray.deaths = ["run"] * (LOST_TRIES - 1)
+    pool = actor_pool()
+    for _ in range(2 * LOST_TRIES):
+        step(pool)
+    assert pool.outcomes.report == Report(done=1)
+    assert f"t0 was lost in try 5 of {LOST_TRIES}: the worker died: The actor died" in caplog.text
+    ray.deaths = ["run"] * LOST_TRIES
+    pool = actor_pool()
+    for _ in range(2 * LOST_TRIES):
+        step(pool)
+    assert list(pool.outcomes.report.failed) == ["t0"]
+
+
+def test_workers_that_start_on_a_node_that_dies_do_not_end_the_stage(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node of 16 cores takes 16 starting workers with it."""
+    ray.death = NODE_IS_GONE
+    ray.deaths = ["ready"] * 16
+    pool = actor_pool()
+    for _ in range(18):
+        step(pool)
+    assert pool.outcomes.report == Report(done=1)
+    monkeypatch.setattr(ray_actors, "MAX_LOST_STARTS", 5)
+    ray.deaths = ["ready"] * 5
+    pool = actor_pool()
+    for _ in range(4):
+        step(pool)
+    with pytest.raises(RuntimeError, match="5 workers in a row died before they were ready"):
+        step(pool)
+
+
+def test_a_ticket_whose_worker_died_waits_like_one_that_raised(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outcomes, "RETRY_PAUSE_S", 0.4)
+    ray.deaths = ["run"]
+    pool = actor_pool(tickets=2)
+    started = time.monotonic()
+    ended = []
+    while pool.queue.has_unstarted() or pool.busy:
+        pool.assign_tickets()
+        for reference in pool.wait(0.05):
+            pool.handle(reference)
+        ended.append((pool.outcomes.report.done, time.monotonic() - started))
+    assert pool.outcomes.report == Report(done=2)
+    assert ended[-1][1] >= 0.3
+    first = next(moment for done, moment in ended if done == 1)
+    assert first < 0.3, "the other group does not wait"

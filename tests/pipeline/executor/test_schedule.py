@@ -139,6 +139,23 @@ def test_a_retry_waits_for_its_time_and_other_groups_do_not_wait_for_it() -> Non
     assert begun(queue, "w") == ["a0"]
 
 
+def test_after_a_death_a_ticket_waits_for_its_time_and_then_runs_alone() -> None:
+    queue = TicketQueue(tickets(*"aabb"), concurrency=2)
+    assert begun(queue, "w") == ["a0", "b0"]
+    queue.worker_died("w", queue.running("w"), not_before=5.0)
+    assert queue.start_next("v", now=4.9) is None
+    assert queue.retry_time(now=4.9) == 5.0
+    first = queue.start_next("v", now=5.0)
+    assert first is not None
+    assert queue.start_next("v", now=5.0) is None, "each suspect runs alone"
+    second = queue.start_next("u", now=5.0)
+    assert second is not None
+    assert {first.id, second.id} == {"a0", "b0"}
+    queue.finished("v", first, retry=False)
+    assert len(begun(queue, "v")) == 1
+    assert queue.retry_time(now=5.0) is None
+
+
 def test_a_ticket_is_made_when_it_starts() -> None:
     made: list[int] = []
 
@@ -177,7 +194,7 @@ def test_retries_with_times_end_too(seed: int) -> None:
         if rng.random() < 0.1:
             again = [ticket for ticket in queue.running(worker) if tries[ticket.id] < 2]
             ended.update(ticket.id for ticket in queue.running(worker) if ticket not in again)
-            queue.worker_died(worker, again)
+            queue.worker_died(worker, again, not_before=now + rng.choice([-1.0, rng.random()]))
             continue
         done = rng.choice(queue.running(worker))
         retry = tries[done.id] < 2 and rng.random() < 0.4
