@@ -1,9 +1,13 @@
-"""ray_cluster.yaml under the checks that `ray up` makes before it calls a cloud."""
+"""ray_cluster.yaml under the checks that `ray up` makes before it calls a cloud, and
+cluster/kuberay.yaml under the schema of a RayJob.
+"""
 
 from __future__ import annotations
 
 import copy
+import json
 import re
+import shlex
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -112,3 +116,113 @@ def test_nodes_install_this_checkout_with_extras_that_exist(written: dict[str, A
         assert torch == (commands is not written["setup_commands"])
     assert written["file_mounts"]["~/clipmill"] == "."
     assert {".git", ".venv", "out"} <= set(written["rsync_exclude"])
+
+
+# --- KubeRay --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ray_job() -> dict[str, Any]:
+    job: dict[str, Any] = yaml.safe_load((ROOT / "cluster" / "kuberay.yaml").read_text())
+    return job
+
+
+def check_ray_job(job: dict[str, Any]) -> None:
+    """Raise jsonschema's error where the RayJob has a field or a type that KubeRay refuses."""
+    from jsonschema import validate
+
+    schema = json.loads((ROOT / "tests" / "support" / "rayjob_schema.json").read_text())
+    validate(job, schema)
+
+
+def pod_groups(job: dict[str, Any]) -> list[dict[str, Any]]:
+    cluster = job["spec"]["rayClusterSpec"]
+    return [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+
+
+def containers(job: dict[str, Any]) -> list[dict[str, Any]]:
+    return [group["template"]["spec"]["containers"][0] for group in pod_groups(job)]
+
+
+def test_kuberay_accepts_the_job(ray_job: dict[str, Any]) -> None:
+    check_ray_job(ray_job)
+    assert (ray_job["apiVersion"], ray_job["kind"]) == ("ray.io/v1", "RayJob")
+    assert len(ray_job["metadata"]["name"]) <= 47
+    # What the operator checks beside the schema
+    assert ray_job["spec"]["shutdownAfterJobFinishes"]
+    cluster = ray_job["spec"]["rayClusterSpec"]
+    assert cluster["authOptions"] == {"mode": "token"}
+    assert tuple(map(int, cluster["rayVersion"].split("."))) >= (2, 52, 0)
+    assert cluster["enableInTreeAutoscaling"]
+    for group in pod_groups(ray_job):  # version 2 of the autoscaler wants it
+        assert group["template"]["spec"]["restartPolicy"] == "Never"
+    for group in cluster["workerGroupSpecs"]:
+        assert 0 <= group["minReplicas"] <= group["maxReplicas"]
+
+
+@pytest.mark.parametrize(
+    ("where", "right", "wrong"),
+    [
+        (["spec"], "backoffLimit", "backOffLimit"),
+        (["spec", "rayClusterSpec"], "authOptions", "authOption"),
+        (["spec", "rayClusterSpec", "headGroupSpec"], "rayStartParams", "rayStartParameters"),
+        (["spec", "rayClusterSpec", "workerGroupSpecs", 0], "maxReplicas", "maxReplica"),
+        (
+            ["spec", "rayClusterSpec", "headGroupSpec", "template", "spec", "containers", 0],
+            "envFrom",
+            "envfrom",
+        ),
+    ],
+)
+def test_a_misspelt_field_of_the_job_is_refused(
+    ray_job: dict[str, Any], where: list[Any], right: str, wrong: str
+) -> None:
+    from jsonschema import ValidationError
+
+    changed = copy.deepcopy(ray_job)
+    inner: Any = changed
+    for key in where:
+        inner = inner[key]
+    inner[wrong] = inner.pop(right)
+    with pytest.raises(ValidationError, match=wrong):
+        check_ray_job(changed)
+
+
+def test_a_number_where_ray_start_wants_text_is_refused(ray_job: dict[str, Any]) -> None:
+    from jsonschema import ValidationError
+
+    changed = copy.deepcopy(ray_job)
+    changed["spec"]["rayClusterSpec"]["headGroupSpec"]["rayStartParams"]["num-cpus"] = 0
+    with pytest.raises(ValidationError, match="0 is not of type 'string'"):
+        check_ray_job(changed)
+
+
+def test_all_pods_have_the_code_and_the_store(ray_job: dict[str, Any]) -> None:
+    """The command and its workers run from /clipmill of one image, with the same credentials."""
+    dockerfile = (ROOT / "cluster" / "Dockerfile").read_text()
+    assert "COPY . /clipmill" in dockerfile
+    version = ray_job["spec"]["rayClusterSpec"]["rayVersion"]
+    assert f"rayproject/ray:{version}-" in dockerfile
+    python, script, *_ = shlex.split(ray_job["spec"]["entrypoint"])
+    assert (python, script) == ("python", "/clipmill/pipeline/build.py")
+    for container in containers(ray_job):
+        assert container["image"] == containers(ray_job)[0]["image"]
+        assert container["envFrom"] == [{"secretRef": {"name": "clipmill-store"}}]
+        assert container["resources"]["requests"] == container["resources"]["limits"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    asked = re.search(r"/clipmill\[([\w,]+)\]", dockerfile)
+    assert asked
+    assert set(asked[1].split(",")) <= set(extras)
+    ignored = (ROOT / "cluster" / "Dockerfile.dockerignore").read_text().split()
+    assert {".git", ".venv", "out"} <= set(ignored)
+
+
+def test_the_pods_have_room_for_what_the_stages_ask(ray_job: dict[str, Any]) -> None:
+    head, *workers = containers(ray_job)
+    params = ray_job["spec"]["rayClusterSpec"]["headGroupSpec"]["rayStartParams"]
+    assert params == {"num-cpus": "0"}, "no ticket lands on the head"
+    assert all(float(each["resources"]["limits"]["cpu"]) >= 1 for each in [head, *workers])
+    gpus = [each["resources"]["limits"].get("nvidia.com/gpu", "0") for each in workers]
+    assert sorted(gpus) == ["0", "1"]

@@ -211,7 +211,9 @@ class TicketQueue:
     def _suspect(self, group: int) -> bool:
         """Whether the next ticket of a group is one that must run alone."""
         again = self._again.get(group)
-        return bool(again) and again[-1].id in self._suspects
+        if not again:
+            return False
+        return again[-1].id in self._suspects
 
     def _pop(self, group: int) -> Ticket:
         """The next ticket of a group."""

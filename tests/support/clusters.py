@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import json
 import os
 import secrets
+import shlex
 import signal
 import socket
 import subprocess
@@ -13,9 +16,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from tests.support.machines import Machine
+from tests.support.machines import Machine, laboratory
 from tests.support.s3_server import BUCKET, PROGRAMS, s3_variables
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,6 +59,16 @@ class Cluster:
         """Where jobs are sent, from the head."""
         return f"http://127.0.0.1:{self.dashboard_port}"
 
+    @property
+    def gcs_address(self) -> str:
+        """What RAY_ADDRESS must be on the head to join."""
+        return f"{self.head.address}:{self.port}"
+
+    def start_job(self, words: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+        """`ray job submit` of these words, in the background."""
+        command = [str(BIN / "ray"), "job", "submit", "--address", self.address, *words]
+        return self.head.start(command, self.environment, cwd=str(ROOT), log=log)
+
     def submit(
         self, *words: str, token: bool = True, seconds: float = 300
     ) -> subprocess.CompletedProcess[str]:
@@ -68,7 +81,7 @@ class Cluster:
 
     def add_node(self, machine: Machine, cpus: int = 1) -> None:
         """Start a raylet that joins the head."""
-        words = ["start", f"--address={self.head.address}:{self.port}", "--block"]
+        words = ["start", f"--address={self.gcs_address}", "--block"]
         words += [f"--num-cpus={cpus}", f"--node-ip-address={machine.address}"]
         self.processes[machine.name] = start_ray(machine, words, self.environment)
 
@@ -85,17 +98,18 @@ class Cluster:
             f"while alive() != {count} and time.time() < until: time.sleep(0.3)\n"
             f"sys.exit(alive() != {count})"
         )
-        address = {"RAY_ADDRESS": f"{self.head.address}:{self.port}"}
         python = str(BIN / "python")
-        done = self.head.run([python, "-c", code], {**self.environment, **address})
+        environment = {**self.environment, "RAY_ADDRESS": self.gcs_address}
+        done = self.head.run([python, "-c", code], environment)
         assert done.returncode == 0, done.stdout + done.stderr + self.log(self.head)
 
     def close(self) -> None:
         """End all processes of Ray on machines without namespaces; the others end as a whole."""
-        for process in self.processes.values():
+        running = [process for process in self.processes.values() if process.poll() is None]
+        for process in running:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
-        for process in self.processes.values():
+        for process in running:
             try:
                 process.wait(5)  # it closes no earlier while an agent of a job is alive
             except subprocess.TimeoutExpired:
@@ -154,8 +168,16 @@ def _wait_for_jobs(cluster: Cluster) -> None:
 class Store:
     """An S3 server on a machine, with an empty bucket."""
 
+    machine: Machine
     process: subprocess.Popen[Any]
     variables: dict[str, str]
+
+    def count(self, prefix: str, ending: str) -> int:
+        """Objects of the bucket below a prefix whose names end so; localbucket keeps each as a
+        file.
+        """
+        find = ["find", f"{self.machine.folder}/objects/{BUCKET}/{prefix}", "-name", f"*{ending}"]
+        return len(self.machine.run(find, dict(os.environ)).stdout.splitlines())
 
     def pause(self, seconds: float) -> None:
         """Stop the server for so long: connections open, and nothing answers."""
@@ -181,4 +203,35 @@ def start_store(machine: Machine, program: str = "localbucket") -> Store:
     make = f"import s3fs; s3fs.S3FileSystem().mkdir({BUCKET!r})"
     done = machine.run([python, "-W", "ignore", "-c", make], {**environment, **variables})
     assert done.returncode == 0, done.stderr
-    return Store(process, variables)
+    return Store(machine, process, variables)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """A cluster of its own on this machine until Ctrl-C, and how to send jobs to it."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.support.clusters", description=main.__doc__
+    )
+    parser.add_argument("--nodes", type=int, default=2, help="beside the head (default: 2)")
+    parser.add_argument("--cpus", type=int, default=1, help="of each node (default: 1)")
+    args = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    nodes = [f"node{number}" for number in range(1, args.nodes + 1)]
+    with laboratory(["store", "head", *nodes]) as (store_machine, head, *machines):
+        store = start_store(store_machine)
+        with running_cluster(head, machines, node_cpus=args.cpus) as cluster:
+            enter = shlex.join(head.command([], str(ROOT)))
+            names = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "PATH")
+            variables = {name: cluster.environment[name] for name in names}
+            variables["RAY_ADDRESS"] = cluster.address
+            variables["STORE"] = json.dumps({"env_vars": store.variables})
+            for name, value in variables.items():
+                print(f"export {name}={shlex.quote(value)}")
+            submit = 'ray job submit --working-dir . --runtime-env-json "$STORE" -- COMMAND'
+            print(f"{enter} {submit}", flush=True)
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.pause()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

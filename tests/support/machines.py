@@ -46,6 +46,7 @@ class Machine:
     address: str
     folder: str  # its own; with namespaces it exists inside the machine only
     holder: int = 0  # the process whose namespaces these are; 0 without namespaces
+    has_ended: bool = False
     _unshare: subprocess.Popen[bytes] | None = None
     _started: list[subprocess.Popen[Any]] = field(default_factory=list)
 
@@ -96,6 +97,9 @@ class Machine:
 
     def end(self) -> None:
         """End all processes of the machine at once, as a power cut does."""
+        if self.has_ended:
+            return
+        self.has_ended = True
         if self.holder:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.holder, signal.SIGKILL)
@@ -108,6 +112,13 @@ class Machine:
         self._started.clear()
         if not self.holder:
             shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def loopback_machine(name: str, address: str = "127.0.0.1") -> Machine:
+    """A machine without namespaces. Its folder is in /tmp: the path of a socket has at most 107
+    characters.
+    """
+    return Machine(name, address, tempfile.mkdtemp(prefix="mill-", dir="/tmp"))
 
 
 def _new_namespaces(name: str) -> tuple[subprocess.Popen[bytes], int]:
@@ -142,8 +153,7 @@ class Laboratory:
         """One more machine."""
         number = len(self.machines) + 1
         if not namespaces_work():
-            folder = tempfile.mkdtemp(prefix="mill-", dir="/tmp")
-            machine = Machine(name, f"127.0.0.{number}", folder)
+            machine = loopback_machine(name, f"127.0.0.{number}")
         else:
             unshare, holder = _new_namespaces(name)
             machine = Machine(name, f"{NETWORK}.{number}", "/tmp", holder, unshare)
