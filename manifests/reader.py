@@ -17,7 +17,14 @@ from typing import Any, Literal, TypeVar
 
 from manifests import disk
 from manifests.schema import Ablation, Blend, Fetch, Recipe, Source, TaskSpec, refuse_unused
-from manifests.yaml_forms import expand_variables, merge, pick_scale, read_yaml, shape
+from manifests.yaml_forms import (
+    expand_variables,
+    merge,
+    pick_scale,
+    read_yaml,
+    shape,
+    shape_block,
+)
 
 __all__ = ["list_scales", "manifest_kind", "merge", "read_block", "read_manifest"]
 
@@ -124,7 +131,9 @@ def read_block(path: str | Path, key: str, kind: type[T], *, scale: str | None =
     block = raw.get(key)
     if block is None:
         return None
-    return _validate(expand_variables(block, str(path), key), kind, str(path), (key,))
+    block = expand_variables(block, str(path), key)
+    block = shape_block(block, kind, Path(path).resolve().parent)
+    return _validate(block, kind, str(path), (key,))
 
 
 def manifest_kind(path: str | Path) -> type[Recipe] | type[Ablation]:

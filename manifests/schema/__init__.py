@@ -18,7 +18,8 @@ from manifests.schema.fetch import (
     HostLimit,
     Interpolation,
 )
-from manifests.schema.recipe import FilterSpec, Miniweb, Pair, Recipe, Rule, View
+from manifests.schema.miniweb import MINIWEB_FAULTS, Miniweb
+from manifests.schema.recipe import FilterSpec, Pair, Recipe, Rule, View
 from manifests.schema.source import (
     ADDED_KEYS,
     CAPTION_FILES,
@@ -35,6 +36,7 @@ __all__ = [
     "CAPTION_FILES",
     "CLASS_FOLDERS",
     "MANNERS",
+    "MINIWEB_FAULTS",
     "ROWS_PER_SHARD_LIMIT",
     "SOURCES",
     "STORED_IMAGE_SETTINGS",

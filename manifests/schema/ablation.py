@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from manifests.schema.fetch import STRICT
-from manifests.schema.recipe import Miniweb
+from manifests.schema.miniweb import Miniweb
 from manifests.schema.task import TaskSpec
 
 

@@ -1,4 +1,4 @@
-"""What a pool is built from: a recipe, its filters, its views and the small web of a demo."""
+"""What a pool is built from: a recipe, its filters and its views."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from manifests.schema.fetch import STRICT, Fetch
+from manifests.schema.miniweb import Miniweb
 from manifests.schema.source import Source
 
 
@@ -72,31 +73,6 @@ class View:
     __pydantic_config__: ClassVar[dict[str, str]] = STRICT
     name: str
     rules: tuple[Rule, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Miniweb:
-    """The small web on loopback that a demo or a debug run starts first (see
-    pipeline/miniweb/small_web.py).
-    """
-
-    __pydantic_config__: ClassVar[dict[str, str]] = STRICT
-    pairs: int = 6000
-    trusted_pairs: int = 1500
-    noise: float = 0.4
-    near_duplicates: float = 0.1
-    faults: float = 0.08
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("noise", "near_duplicates", "faults"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"miniweb {name} is {getattr(self, name)}; it must lie in [0, 1)")
-        for name, least in (("pairs", 1), ("trusted_pairs", 0), ("seed", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(
-                    f"miniweb {name} is {getattr(self, name)}; it must be at least {least}"
-                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

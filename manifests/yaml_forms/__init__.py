@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from manifests.yaml_forms.short_forms import cross_arms, expand_sweep, shape
+from manifests.yaml_forms.short_forms import cross_arms, expand_sweep, shape, shape_block
 from manifests.yaml_forms.yaml_file import (
     VARIABLES,
     expand_variables,
@@ -20,4 +20,5 @@ __all__ = [
     "pick_scale",
     "read_yaml",
     "shape",
+    "shape_block",
 ]

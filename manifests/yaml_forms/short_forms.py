@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from manifests.schema import Ablation, Blend, Recipe, Suite, TaskSpec
+from manifests.schema import Ablation, Blend, Miniweb, Recipe, Suite, TaskSpec
 from manifests.yaml_forms.yaml_file import expand_variables, pick_scale, read_yaml
 
 OPEN_CLIP = "open_clip:"
@@ -27,7 +27,17 @@ def shape(raw: Mapping[str, Any], kind: type, folder: Path, where: str) -> dict[
         shaped["tasks"] = [_task(task, folder) for task in shaped["tasks"]]
     elif kind is Ablation:
         _shape_ablation(shaped, folder)
+    if "miniweb" in shaped:
+        shaped["miniweb"] = shape_block(shaped["miniweb"], Miniweb, folder)
     return shaped
+
+
+def shape_block(block: Any, kind: type, folder: Path) -> Any:
+    """One block of a manifest, its paths as absolute ones."""
+    if kind is not Miniweb or not isinstance(block, dict):
+        return block
+    paths = {key: _absolute(block[key], folder) for key in ("photos", "captions") if key in block}
+    return {**block, **paths}
 
 
 def _absolute(path: Any, folder: Path) -> Any:

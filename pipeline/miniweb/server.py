@@ -15,20 +15,27 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from manifests import disk
-from pipeline.miniweb.scenes import DRAW_VERSION, Scene, draw
-from pipeline.miniweb.web_plan import CDN, ROBOTS_HOST
+from pipeline.miniweb.answers import (
+    DRIP_S,
+    Answer,
+    answer_of,
+    drawn_body,
+    photo_body,
+    reply,
+)
+from pipeline.miniweb.links import ROBOTS_HOST
+from pipeline.miniweb.scenes import DRAW_VERSION
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = 8192  # answers kept, about 2 KB each
 DELAY_S = 0.002  # before each answer: so that requests to one host overlap, as they do on a web
 LONGEST_HEAD = 16_384
 ALLOW, FORBID = b"User-agent: *\nAllow: /\n", b"User-agent: *\nDisallow: /private/\n"
-PAGE = b"<!doctype html><title>Log in</title><p>Please log in to see this picture.</p>"
 
 
 @dataclass(slots=True)
@@ -46,7 +53,9 @@ class Server:
 
     def __init__(self, site: dict[str, Any]) -> None:
         self.images: dict[str, dict[str, dict[str, Any]]] = site["pictures"]
-        self.cache: dict[tuple[str, str], tuple[bytes, bool]] = {}
+        photos: str | None = site.get("photos")
+        self.body_of = drawn_body if photos is None else photo_body(Path(photos))
+        self.cache: dict[tuple[str, str], Answer] = {}
         self.flaked: set[tuple[str, str]] = set()
         self.hosts: dict[str, Seen] = {}
         self.open: set[Connection] = set()
@@ -55,21 +64,23 @@ class Server:
         """The counters of a host."""
         return self.hosts.setdefault(host, Seen())
 
-    def answer(self, host: str, path: str) -> tuple[bytes, bool]:
-        """Status line, headers and body; and whether the connection breaks off after them."""
+    def answer(self, host: str, path: str) -> Answer:
+        """What comes back for a path of a host, this time."""
         if path == "/_stats":
-            return _reply("200 OK", self.stats(), "application/json"), False
+            return Answer(reply("200 OK", self.stats(), "application/json"))
         if path == "/robots.txt":
-            return _reply("200 OK", FORBID if host == ROBOTS_HOST else ALLOW, "text/plain"), False
+            rules = FORBID if host == ROBOTS_HOST else ALLOW
+            return Answer(reply("200 OK", rules, "text/plain"))
         entry = self.images.get(host, {}).get(path)
         if entry is None:
-            return _reply("404 Not Found", b"no such page", "text/plain"), False
+            return Answer(reply("404 Not Found", b"no such page", "text/plain"))
         if entry["kind"] == "flaky503" and (host, path) not in self.flaked:
             self.flaked.add((host, path))
-            return _reply("503 Service Unavailable", b"", "text/plain", "Retry-After: 1\r\n"), False
+            again = "Retry-After: 1\r\n"
+            return Answer(reply("503 Service Unavailable", b"", "text/plain", again))
         answer = self.cache.get((host, path))
         if answer is None:
-            answer = _answer(host, path, entry)
+            answer = answer_of(host, path, entry, self.body_of)
             if len(self.cache) >= CACHE:
                 del self.cache[next(iter(self.cache))]  # the oldest
             self.cache[host, path] = answer
@@ -85,41 +96,6 @@ class Server:
         return json.dumps({**total, "hosts": hosts}).encode()
 
 
-def _reply(
-    status: str, body: bytes, content: str, extra: str = "", length: int | None = None
-) -> bytes:
-    head = f"HTTP/1.1 {status}\r\nServer: miniweb\r\nContent-Type: {content}\r\n"
-    return (
-        f"{head}Content-Length: {len(body) if length is None else length}\r\n{extra}\r\n".encode()
-        + body
-    )
-
-
-def _answer(host: str, path: str, entry: dict[str, Any]) -> tuple[bytes, bool]:
-    """What always comes back for an image of this kind."""
-    kind = entry["kind"]
-    if kind == "dead_link":
-        return _reply("404 Not Found", b"gone", "text/plain"), False
-    if kind == "error500":
-        return _reply("500 Internal Server Error", b"", "text/plain"), False
-    if kind == "redirect":
-        target = f"http://{CDN}{path.replace('/go/', '/img/', 1)}"
-        return _reply("302 Found", b"", "text/plain", f"Location: {target}\r\n"), False
-    if kind == "redirect_loop":
-        return _reply("302 Found", b"", "text/plain", f"Location: http://{host}{path}\r\n"), False
-    if kind == "html":
-        return _reply("200 OK", PAGE, "text/html"), False
-    shown = disk.from_plain(Scene, entry["scene"])
-    body = draw(shown, variant=entry["variant"], painted=entry["painted"])
-    if kind == "truncated":
-        return _reply("200 OK", body[: len(body) // 2], "image/jpeg", length=len(body)), True
-    extra = ""
-    if kind == "optout_header":
-        directives = ("noai, noimageai", "max-image-preview:large, noai")[shown.key[2] % 2]
-        extra = f"X-Robots-Tag: {directives}\r\n"
-    return _reply("200 OK", body, "image/jpeg", extra), False
-
-
 class Connection(asyncio.Protocol):
     """One connection: requests one after the other, each answered DELAY_S after it came."""
 
@@ -127,6 +103,7 @@ class Connection(asyncio.Protocol):
         self.server = server
         self.waiting = b""
         self.busy = False
+        self.counted: Seen | None = None  # the host of the request under way
         self.hosts: set[str] = set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -136,6 +113,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.server.open.discard(self)
+        self._ended()
 
     def data_received(self, data: bytes) -> None:
         self.waiting += data
@@ -158,30 +136,63 @@ class Connection(asyncio.Protocol):
         host = headers.get("host", "").partition(":")[0].lower()
         path = target.partition(" ")[0].partition("?")[0]
         stop = headers.get("connection", "").lower() == "close" or method not in ("GET", "HEAD")
-        if method in ("GET", "HEAD"):
-            answer, breaks = self.server.answer(host, path)
-            answer = answer if method == "GET" else answer[: answer.index(b"\r\n\r\n") + 4]
+        if method == "GET":
+            answer = self.server.answer(host, path)
+        elif method == "HEAD":
+            answer = _head_of(self.server.answer(host, path))
         else:
-            answer, breaks = _reply("405 Method Not Allowed", b"", "text/plain"), True
-        counted = self.server.seen(host) if path != "/_stats" else Seen()
+            data = reply("405 Method Not Allowed", b"", "text/plain")
+            answer = Answer(data, closes=True)
+        self._count(self.server.seen(host) if path != "/_stats" else Seen(), host)
+        delay = DELAY_S + answer.wait_s
+        asyncio.get_running_loop().call_later(delay, self._send, answer, stop or answer.closes)
+
+    def _count(self, counted: Seen, host: str) -> None:
+        """Count a request, which is under way until it is answered or its connection is lost."""
+        self.counted = counted
         counted.requests += 1
         counted.now += 1
         counted.peak = max(counted.peak, counted.now)
         if host not in self.hosts:
             self.hosts.add(host)
             counted.connections += 1
-        asyncio.get_running_loop().call_later(DELAY_S, self._send, answer, stop or breaks, counted)
 
-    def _send(self, answer: bytes, stop: bool, counted: Seen) -> None:
-        counted.now -= 1
-        self.busy = False
+    def _send(self, answer: Answer, stop: bool) -> None:
         if self.transport.is_closing():
             return
-        self.transport.write(answer)
-        if stop:
+        self._ended()
+        if answer.resets:
+            self.transport.abort()
+            return
+        self.transport.write(answer.data)
+        if answer.drip:
+            self._drip(answer.drip)
+        elif stop:
             self.transport.close()
         else:
+            self.busy = False
             self._next()
+
+    def _drip(self, rest: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if not rest:
+            self.transport.close()
+            return
+        self.transport.write(rest[:1])
+        asyncio.get_running_loop().call_later(DRIP_S, self._drip, rest[1:])
+
+    def _ended(self) -> None:
+        """The request under way is none any more."""
+        if self.counted is not None:
+            self.counted.now -= 1
+            self.counted = None
+
+
+def _head_of(answer: Answer) -> Answer:
+    """What a HEAD request gets in place of the answer."""
+    head, mark, _ = answer.data.partition(b"\r\n\r\n")
+    return replace(answer, data=head + mark, drip=b"")
 
 
 # --- running it -----------------------------------------------------------------------------------

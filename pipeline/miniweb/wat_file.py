@@ -15,10 +15,10 @@ import random
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 from urllib.parse import urljoin, urlsplit
 
-from pipeline.miniweb.web_plan import CDN, HOSTS, TRUSTED, Item
+from pipeline.miniweb.links import CDN, HOSTS, TRUSTED, Link
 
 DATE = "2026-02-01T00:00:00Z"
 LANGUAGE_NAMES = {
@@ -53,8 +53,11 @@ OPTOUTS: tuple[tuple[str, Any], ...] = (
 )
 
 
+L = TypeVar("L", bound=Link)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
+class Page(Generic[L]):
     """A page and the pairs on it, in document order."""
 
     number: int
@@ -62,17 +65,17 @@ class Page:
     base: str | None
     language: str
     robots: tuple[str, Any] | None  # ("meta", content) or ("header", value or values)
-    items: tuple[Item, ...]
+    items: tuple[L, ...]
 
 
-def pages_of(items: Sequence[Item], seed: int) -> list[Page]:
+def pages_of(items: Sequence[L], seed: int, hosts: Sequence[str] = HOSTS) -> list[Page[L]]:
     """The pages that show the items, each item on one. A page has one host and one language,
-    and items that opt out have pages of their own.
+    and items that opt out have pages of their own. The pages of images on the CDN are on `hosts`.
     """
     rng = random.Random(f"pages/{seed}")
-    groups: dict[tuple[str, str, bool], list[Item]] = {}
+    groups: dict[tuple[str, str, bool], list[L]] = {}
     for item in rng.sample(items, len(items)):
-        host = rng.choice(HOSTS) if item.host == CDN else item.host
+        host = rng.choice(hosts) if item.host == CDN else item.host
         groups.setdefault((host, item.language, item.kind == "optout_page"), []).append(item)
     chunks = []
     for (host, language, out), group in groups.items():
@@ -100,7 +103,7 @@ def pages_of(items: Sequence[Item], seed: int) -> list[Page]:
     return pages
 
 
-def wat(pages: Sequence[Page], seed: int) -> bytes:
+def wat(pages: Sequence[Page[L]], seed: int) -> bytes:
     """A whole WAT file: a warcinfo record, then request, response and metadata of each page, a gzip
     member each.
     """
@@ -132,7 +135,7 @@ def _record(kind: str, uri: str, body: bytes, rng: random.Random) -> bytes:
     return gzip.compress(head.encode() + body + b"\r\n\r\n", compresslevel=6, mtime=0)
 
 
-def _envelopes(page: Page, rng: random.Random) -> Iterator[dict[str, Any]]:
+def _envelopes(page: Page[L], rng: random.Random) -> Iterator[dict[str, Any]]:
     def envelope(kind: str, payload: dict[str, Any]) -> dict[str, Any]:
         header = {"WARC-Type": kind, "WARC-Target-URI": page.url, "WARC-Date": DATE}
         return {
@@ -186,7 +189,7 @@ def _envelopes(page: Page, rng: random.Random) -> Iterator[dict[str, Any]]:
     )
 
 
-def _headers(page: Page) -> dict[str, Any]:
+def _headers(page: Page[L]) -> dict[str, Any]:
     headers: dict[str, Any] = {"Content-Type": "text/html; charset=utf-8", "Server": "miniweb"}
     if page.number % 4 == 0:
         headers["Set-Cookie"] = ["session=1; Path=/", "seen=yes"]  # repeated: a list
@@ -195,7 +198,7 @@ def _headers(page: Page) -> dict[str, Any]:
     return headers
 
 
-def _head(page: Page) -> dict[str, Any]:
+def _head(page: Page[L]) -> dict[str, Any]:
     title = f"{urlsplit(page.url).netloc.split('.')[0].capitalize()}, page {page.number}"
     metas = [
         {"name": "HTML@/lang", "content": page.language},
@@ -213,7 +216,7 @@ def _head(page: Page) -> dict[str, Any]:
     return head
 
 
-def _links(page: Page, rng: random.Random) -> list[dict[str, str]]:
+def _links(page: Page[L], rng: random.Random) -> list[dict[str, str]]:
     links: list[dict[str, str]] = []
     for item in page.items:
         links += rng.sample(JUNK, rng.randint(0, 2))
@@ -229,7 +232,7 @@ def _links(page: Page, rng: random.Random) -> list[dict[str, str]]:
     return links
 
 
-def _written(page: Page, item: Item, rng: random.Random) -> str:
+def _written(page: Page[L], item: Link, rng: random.Random) -> str:
     """The URL of an image in one of the forms in which this page can write it."""
     base = urljoin(page.url, page.base or "")
     forms = [item.url, f"//{item.host}{item.path}"]

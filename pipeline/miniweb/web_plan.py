@@ -1,5 +1,5 @@
-"""What the small web holds: each image, the words beside it, and what is wrong with it. Pure and
-seeded.
+"""What a web of drawn images holds: each image, the words beside it, and what is wrong with it.
+Pure and seeded.
 
 The kinds of a pair, and how many there are, are fixed by the settings: nothing is drawn by chance
 but which is which.
@@ -13,16 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from manifests.schema import Miniweb
+from pipeline.miniweb.links import CDN, ROBOTS_HOST, TRUSTED, Link, hosts_of
 from pipeline.miniweb.scenes import COLOURS, Scene, scene
 from pipeline.miniweb.shapes import SHAPES
 
-TRUSTED = "museum.miniweb.test"
-HOSTS = tuple(
-    f"{name}.miniweb.test"
-    for name in ("gallery", "shop", "blog", "forum", "school", "craft", "archive")
-)
-CDN = "cdn.miniweb.test"  # images of other hosts' pages, and where redirects lead
-ROBOTS_HOST = "archive.miniweb.test"  # its robots.txt disallows /private/
 FAULTS = (
     "dead_link", "error500", "flaky503", "redirect", "redirect_loop", "truncated", "html",
     "optout_header",
@@ -35,25 +29,12 @@ THUMBNAILS, FOREIGN, GENERIC_SHARE, PAINTED_SHARE = 0.05, 0.08, 0.2, 0.08
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Item:
-    """One pair of the web: an image, its host and path, and its caption on the page."""
+class Item(Link):
+    """A link to a drawn image."""
 
-    kind: str
     scene: Scene
-    host: str
-    path: str
-    caption: str
-    true_caption: str
-    right: bool  # the caption describes the image
-    language: str = "en"
     variant: int = 0  # 0: the image itself; above: a near duplicate of it
-    original: str | None = None  # URL of the image that a near duplicate repeats
     painted: str | None = None  # words in the image
-
-    @property
-    def url(self) -> str:
-        """Absolute, without a port."""
-        return f"http://{self.host}{self.path}"
 
 
 # --- plan -----------------------------------------------------------------------------------------
@@ -69,7 +50,8 @@ def plan(settings: Miniweb) -> list[Item]:
     right = others - copies - wrong
     foreign, thumbnails = round(FOREIGN * right), round(THUMBNAILS * right)
     generics, painted = round(GENERIC_SHARE * wrong), round(PAINTED_SHARE * wrong)
-    kinds = [FAULTS[i % len(FAULTS)] for i in range(faults)]
+    fault_kinds, hosts = settings.fault_kinds or FAULTS, hosts_of(settings.hosts)
+    kinds = [fault_kinds[i % len(fault_kinds)] for i in range(faults)]
     kinds += (
         ["language"] * foreign
         + ["thumbnail"] * thumbnails
@@ -81,20 +63,23 @@ def plan(settings: Miniweb) -> list[Item]:
         + ["noisy"] * (wrong - generics - painted)
     )
     random.Random(f"kinds/{settings.seed}").shuffle(kinds)
-    items = [_item(settings.seed, "crawl", number, kind) for number, kind in enumerate(kinds)]
+    items = [
+        _item(settings.seed, "crawl", number, kind, hosts) for number, kind in enumerate(kinds)
+    ]
     items = _with_wrong_captions(items, random.Random(f"wrong/{settings.seed}"))
-    return items + _near_duplicates(items, copies, wrong_copies, settings.seed)
+    return items + _near_duplicates(items, copies, wrong_copies, settings.seed, hosts)
 
 
 def trusted(settings: Miniweb) -> list[Item]:
     """The pairs of the trusted host: right captions, no ills."""
-    items = [
-        _item(settings.seed, "trusted", number, "clean") for number in range(settings.trusted_pairs)
-    ]
+    hosts = hosts_of(settings.hosts)
+    items = []
+    for number in range(settings.trusted_pairs):
+        items.append(_item(settings.seed, "trusted", number, "clean", hosts))
     return [replace(item, host=TRUSTED) for item in items]
 
 
-def _item(seed: int, stream: str, number: int, kind: str) -> Item:
+def _item(seed: int, stream: str, number: int, kind: str, hosts: Sequence[str]) -> Item:
     rng = random.Random(f"item/{seed}/{stream}/{number}")
     shown = scene(seed, stream, number, thumbnail=kind == "thumbnail")
     if kind == "text_in_picture":  # words need room
@@ -102,11 +87,11 @@ def _item(seed: int, stream: str, number: int, kind: str) -> Item:
     language = rng.choice(LANGUAGES) if kind == "language" else "en"
     text = caption(shown, rng) if language == "en" else translated(shown, language, rng)
     token = hashlib.sha256(f"{seed}/{stream}/{number}".encode()).hexdigest()[:16]
-    host, folder = rng.choice(HOSTS) if rng.random() < 0.85 else CDN, "img"
+    host, folder = rng.choice(hosts) if rng.random() < 0.85 else CDN, "img"
     if kind == "robots_txt":
         host, folder = ROBOTS_HOST, "private"
     elif kind == "redirect":
-        host, folder = rng.choice(HOSTS), "go"
+        host, folder = rng.choice(hosts), "go"
     path = f"/{folder}/{token[:2]}/{token}.jpg"
     return Item(
         kind=kind,
@@ -154,7 +139,7 @@ def _another(items: Sequence[Item], item: Item, rng: random.Random) -> str:
 
 
 def _near_duplicates(
-    items: Sequence[Item], copies: int, wrong_copies: int, seed: int
+    items: Sequence[Item], copies: int, wrong_copies: int, seed: int, hosts: Sequence[str]
 ) -> list[Item]:
     """Pictures of the web again, a little different, elsewhere, with the same caption."""
     rng = random.Random(f"copies/{seed}")
@@ -167,7 +152,7 @@ def _near_duplicates(
         token = hashlib.sha256(f"{seed}/copy/{number}".encode()).hexdigest()[:16]
         done.append(
             replace(
-                of, kind="near_duplicate", host=rng.choice((*HOSTS, CDN)),
+                of, kind="near_duplicate", host=rng.choice((*hosts, CDN)),
                 path=f"/copies/{token[:2]}/{token}.jpg",
                 variant=number + 1, original=of.url,
             )

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from manifests.schema import Fetch, HostLimit, Miniweb, Recipe, Rule, Source, View
+from manifests.schema import Fetch, HostLimit, Recipe, Rule, Source, View
 
 
 @pytest.mark.parametrize(
@@ -14,8 +14,6 @@ from manifests.schema import Fetch, HostLimit, Miniweb, Recipe, Rule, Source, Vi
         (Rule, {"name": "x"}, "must be one of an SQL expression, a view, random_like or sample"),
         (Rule, {"name": "x", "where": "a", "view": "b"}, "must be one of"),
         (Rule, {"name": "x", "sample": 1.5}, "sample is 1.5; it must lie between 0 and 1"),
-        (Miniweb, {"noise": 1.0}, "noise is 1.0"),
-        (Miniweb, {"pairs": -3}, "miniweb pairs is -3; it must be at least 1"),
         (
             Recipe,
             {
