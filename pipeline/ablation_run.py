@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,7 +27,11 @@ from pipeline.miniweb import small_web
 
 ROOT = Path(__file__).resolve().parents[1]
 Command = list[str]
+Child = subprocess.Popen[bytes]
+LAST_LINES = 20  # of the log of a command that failed in the background
 TRAIN_STAGE = "train and evaluate"
+SCORER_STAGE = "train scorer"
+FETCH_STAGE = "fetch "  # and the name of a pool: what is done while the scorer is trained
 
 
 # --- commands ---------------------------------------------------------------------------------
@@ -46,21 +50,72 @@ def run(words: Sequence[str]) -> None:
     kills it.
     """
     print(f"\n$ {shlex.join(words)}", flush=True)
-    child = subprocess.Popen(
-        [sys.executable, str(ROOT / words[1]), *words[2:]],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        process_group=0,  # a Ctrl-C of the terminal reaches it through us, once
-    )
+    wait(start(words), words)
+
+
+def start(words: Sequence[str], log: Path | None = None) -> Child:
+    """Start a command from the checkout. With `log`, its output goes to that file."""
+    with contextlib.ExitStack() as stack:
+        output = None
+        if log is not None:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            output = stack.enter_context(open(log, "w"))
+        return subprocess.Popen(
+            [sys.executable, str(ROOT / words[1]), *words[2:]],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=output,
+            stderr=subprocess.STDOUT if output else None,
+            process_group=0,  # a Ctrl-C of the terminal reaches it through us, once
+        )
+
+
+def wait(child: Child, words: Sequence[str]) -> None:
+    """Wait for a command of `start`, as `run` does."""
     try:
         status = child.wait()
     except KeyboardInterrupt as interrupt:
         number = interrupt.number if isinstance(interrupt, console.Stopped) else signal.SIGINT
-        os.killpg(child.pid, number)
-        with console.on_stop_signal(lambda _: os.killpg(child.pid, signal.SIGKILL)):
-            child.wait()
+        _stop(child, number)
         raise
     if status:
         raise subprocess.CalledProcessError(status, list(words))
+
+
+def _stop(child: Child, number: int) -> None:
+    """Pass a signal on to a command that runs, and wait for it; a second signal kills it."""
+    if child.poll() is None:
+        os.killpg(child.pid, number)
+        with console.on_stop_signal(lambda _: os.killpg(child.pid, signal.SIGKILL)):
+            child.wait()
+
+
+@contextmanager
+def running_beside(words: Sequence[str], log: Path) -> Iterator[Callable[[], float]]:
+    """Run a command while the block runs. Its output goes to `log`, so that it does not mix with
+    that of the commands of the block.
+
+    Yields the function that waits for its end and returns the seconds that it ran, to the last line
+    of its log. It raises CalledProcessError, and prints the last lines of the log, where the
+    command failed. Where the block is left before, the command is told to stop.
+    """
+    print(f"\n$ {shlex.join(words)} > {log} 2>&1 &", flush=True)
+    started = time.time()
+    child = start(words, log)
+
+    def join() -> float:
+        print("\n$ wait", flush=True)
+        try:
+            wait(child, words)
+        except subprocess.CalledProcessError:
+            lines = log.read_text(errors="replace").splitlines()
+            print("\n".join(lines[-LAST_LINES:]), file=sys.stderr)
+            raise
+        return log.stat().st_mtime - started
+
+    try:
+        yield join
+    finally:
+        _stop(child, signal.SIGTERM)
 
 
 def _export(**variables: str) -> None:
@@ -109,18 +164,36 @@ def ablate(manifest: str, out: str, *, engine: Engine, scale: str | None = None)
 
 
 def _run_stages(ablation: Ablation, built: Sequence[str], out: str, engine: Engine) -> None:
-    """Run the commands of an ablation in order, and write what each costs, in seconds."""
+    """Run the commands of an ablation in order, and write what each costs, in seconds.
+
+    The scorer is trained on about one core while other pools are fetched, mostly on another.
+    """
     costs: dict[str, float] = {}
-    for name, words in commands(ablation, built, out, engine):
-        started = time.monotonic()
-        try:
-            run(words)
-        except subprocess.CalledProcessError as error:
-            # The report shows the finished runs, names the others and ends with the same status.
-            if name != TRAIN_STAGE or error.returncode != console.EXIT_INCOMPLETE:
-                raise
-        costs[name] = round(costs.get(name, 0.0) + time.monotonic() - started, 2)
-        disk.write_json(AblationLayout(out).costs_json, costs)
+    with contextlib.ExitStack() as stack:
+        join: Callable[[], float] | None = None
+        for name, words in commands(ablation, built, out, engine):
+            started = time.monotonic()
+            if name == SCORER_STAGE and not disk.is_url(out):
+                log = disk.local_path(out) / "logs" / "scorer.log"
+                join = stack.enter_context(running_beside(words, log))
+                continue
+            if join is not None and not name.startswith(FETCH_STAGE):
+                costs[SCORER_STAGE] = round(join(), 2)
+                join = None
+                started = time.monotonic()
+            _run_stage(name, words)
+            stage = name.replace(FETCH_STAGE, "build ")
+            costs[stage] = round(costs.get(stage, 0.0) + time.monotonic() - started, 2)
+            disk.write_json(AblationLayout(out).costs_json, costs)
+
+
+def _run_stage(name: str, words: Command) -> None:
+    try:
+        run(words)
+    except subprocess.CalledProcessError as error:
+        # The report shows the finished runs, names the others and ends with the same status.
+        if name != TRAIN_STAGE or error.returncode != console.EXIT_INCOMPLETE:
+            raise
 
 
 def read_recipes(ablation: Ablation, scale: str | None) -> dict[str, Recipe]:
@@ -172,20 +245,24 @@ def commands(
     ablation: Ablation, built: Sequence[str], out: str, engine: Engine
 ) -> Iterator[tuple[str, Command]]:
     """(stage, command) in order. Recipes are given as the resolved JSON in `out`: the same web, the
-    same scorer.
+    same scorer. The pools that the scorer may judge are fetched while it is trained.
     """
     layout = AblationLayout(out)
     folders = {name: ablation.pool_folder(out, name) for name in ablation.pools}
 
-    def build(pool: str) -> tuple[str, Command]:
+    def build(pool: str, *until: str) -> tuple[str, Command]:
         words = ["pipeline/build.py", layout.recipe_json(pool), "--out", folders[pool]]
-        return f"build {pool}", command(*words, "--engine", engine)
+        stage = f"{FETCH_STAGE}{pool}" if until else f"build {pool}"
+        return stage, command(*words, "--engine", engine, *until)
 
     trusted = ablation.scorer.view.partition("/")[0] if ablation.scorer else None
     if ablation.scorer and trusted:
         if trusted in built:
             yield build(trusted)
-        yield "train scorer", _train_scorer(ablation, ablation.scorer, folders[trusted], layout)
+        yield SCORER_STAGE, _train_scorer(ablation, ablation.scorer, folders[trusted], layout)
+        for pool in built:
+            if pool != trusted:
+                yield build(pool, "--until", "fetch")
     for pool in built:
         if pool != trusted:
             yield build(pool)
@@ -285,8 +362,9 @@ def serve_miniweb(out: str, settings: Miniweb | None, port: int) -> Iterator[Non
     web = AblationLayout(out).web
     script = "pipeline/miniweb/small_web.py"
     options = []
-    for key, value in disk.to_plain(settings).items():
-        options.append(f"--{key.replace('_', '-')}={value}")
+    for key, value in disk.without_defaults(settings).items():
+        text = ",".join(value) if isinstance(value, list) else value
+        options.append(f"--{key.replace('_', '-')}={text}")
     run(command(script, "write", "--out", web, *options))
     print(f"\n$ python {script} serve --out {web} --port {port} &", flush=True)
     with small_web.running(web, port):

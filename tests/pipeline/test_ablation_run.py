@@ -81,6 +81,11 @@ def test_the_scorer_is_trained_before_the_pools_that_it_scores(tmp_path: Path) -
             "--set samples_seen=12.8k --set lr=0.001 --set seed=7",
         ),
         (
+            "fetch web",
+            f"python pipeline/build.py {out}/recipes/web.json --out {out}/pools/web --engine "
+            "inline --until fetch",
+        ),
+        (
             "build web",
             f"python pipeline/build.py {out}/recipes/web.json --out {out}/pools/web --engine "
             "inline",
@@ -96,6 +101,93 @@ def test_the_scorer_is_trained_before_the_pools_that_it_scores(tmp_path: Path) -
     ]
     blend = json.loads((tmp_path / "blends" / "scorer.json").read_text())
     assert (blend["views"], blend["seed"]) == ({"trusted/all": 1.0}, 7)
+
+
+def stages_of(monkeypatch: pytest.MonkeyPatch, folder: Path, scorer: str, web: str) -> list[str]:
+    """Run the stages with two scripts in place of all commands; the lines that `web` printed."""
+    (folder / "scorer.py").write_text(scorer)
+    (folder / "web.py").write_text(web)
+    steps = [
+        (ablation_run.SCORER_STAGE, ["python", "scorer.py", str(folder)]),
+        ("fetch web", ["python", "web.py", str(folder), "fetch"]),
+        ("build web", ["python", "web.py", str(folder), "score"]),
+    ]
+    monkeypatch.setattr(ablation_run, "ROOT", folder)
+    monkeypatch.setattr(ablation_run, "commands", lambda *_: iter(steps))
+    ablation_run._run_stages(ABLATION, ["web"], str(folder / "out"), "inline")
+    return (folder / "lines").read_text().split()
+
+
+WEB = """
+import sys, time
+from pathlib import Path
+folder, what = Path(sys.argv[1]), sys.argv[2]
+for _ in range(200):
+    if what != "fetch" or (folder / "training").exists():
+        break
+    time.sleep(0.05)
+(folder / "fetched").write_text("")
+with open(folder / "lines", "a") as lines:
+    print(what, (folder / "training").exists(), (folder / "scorer").exists(), file=lines)
+"""
+
+
+@pytest.mark.slow
+def test_the_scorer_is_trained_while_the_web_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scorer = """
+import sys, time
+from pathlib import Path
+folder = Path(sys.argv[1])
+(folder / "training").write_text("")
+while not (folder / "fetched").exists():
+    time.sleep(0.05)
+print("step 1")
+(folder / "scorer").write_text("")
+"""
+    lines = stages_of(monkeypatch, tmp_path, scorer, WEB)
+    assert lines == ["fetch", "True", "False", "score", "True", "True"]
+    assert (tmp_path / "out/logs/scorer.log").read_text() == "step 1\n"
+    costs = json.loads((tmp_path / "out/costs.json").read_text())
+    assert list(costs) == ["build web", "train scorer"]
+    assert 0 < costs["train scorer"] < 60
+    assert "logs/scorer.log 2>&1 &" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_scorer_that_fails_ends_the_sequence_with_its_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    scorer = "import sys; sys.exit('error: no rows')"
+    with pytest.raises(subprocess.CalledProcessError) as error:
+        stages_of(monkeypatch, tmp_path, scorer, WEB.replace("200", "2"))
+    assert error.value.cmd[1] == "scorer.py"
+    assert "error: no rows" in capfd.readouterr().err
+    assert (tmp_path / "lines").read_text().split()[0] == "fetch"
+    assert "score" not in (tmp_path / "lines").read_text()
+
+
+@pytest.mark.slow
+def test_a_fetch_that_fails_stops_the_scorer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scorer = """
+import sys, time
+from pathlib import Path
+(Path(sys.argv[1]) / "training").write_text("")
+try:
+    time.sleep(60)
+finally:
+    print("stopped")
+"""
+    scorer = f"import signal\nsignal.signal(signal.SIGTERM, signal.default_int_handler){scorer}"
+    started = time.monotonic()
+    with pytest.raises(subprocess.CalledProcessError) as error:
+        stages_of(monkeypatch, tmp_path, scorer, WEB + "sys.exit(3)")
+    assert error.value.cmd[1] == "web.py"
+    assert time.monotonic() - started < 50
+    assert "stopped" in (tmp_path / "out/logs/scorer.log").read_text()
 
 
 def test_a_pool_without_a_recipe_is_used_as_it_is(tmp_path: Path) -> None:
