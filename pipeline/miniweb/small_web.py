@@ -39,7 +39,7 @@ EXAMPLE = """example:
 
   python pipeline/miniweb/small_web.py cifar10 cifar-10-python.tar.gz --out data/cifar
   python pipeline/miniweb/small_web.py write --photos data/cifar/train --out out/web \\
-      --pairs 50000 --trusted-pairs 5000 --noise 0.4 --near-duplicates 0.2 --faults 0.1 --serve --port 8700
+      --pairs 50000 --trusted-pairs 5000 --noise 0.4 --near-duplicates 0.2 --faults 0.1 --serve
 """
 logger = logging.getLogger("pipeline.miniweb.small_web")
 

@@ -183,14 +183,12 @@ def test_the_shipped_ablation_of_photographs_runs_as_its_guide_says(tmp_path: Pa
     make_archive(tmp_path / "cifar-10-python.tar.gz", per_class=14)
     data, out = tmp_path / "cifar", tmp_path / "out"
     environment = {k: v for k, v in os.environ.items() if k not in ("SCORER", "RAY_ADDRESS")}
-    for words in (
-        ["pipeline/miniweb/small_web.py", "cifar10", tmp_path / "cifar-10-python.tar.gz", "--out"]
-        + [data],
-        ["pipeline/build.py", "manifests/ablations/cifar10.yaml", "--out", out]
-        + ["--scale", "debug", "--engine", "inline"],
-    ):
+    archive = tmp_path / "cifar-10-python.tar.gz"
+    unpack = f"pipeline/miniweb/small_web.py cifar10 {archive} --out {data}"
+    build = f"pipeline/build.py manifests/ablations/cifar10.yaml --out {out} --scale debug"
+    for words in (unpack.split(), [*build.split(), "--engine", "inline"]):
         done = subprocess.run(
-            [sys.executable, *map(str, words)],
+            [sys.executable, *words],
             cwd=ROOT,
             env={**environment, "CIFAR": str(data)},
             capture_output=True,
