@@ -524,7 +524,9 @@ def test_a_resolved_blend_is_trained_without_any_of_the_pipeline_s_libraries(tin
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
         f"for name in {BLOCKED!r}: sys.modules[name] = None\n"
         f"from train import run\n"
-        f"raise SystemExit(run.main({arguments!r}))\n"
+        f"status = run.main({arguments!r})\n"
+        "assert 'torch._dynamo' not in sys.modules, 'its import costs 1.5 s'\n"
+        "raise SystemExit(status)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120

@@ -21,7 +21,12 @@ from torch import Tensor, nn
 from train.config import TrainConfig
 from train.model import CLIP
 from train.step.grad_norm import local_part, mesh_of, total_norm
-from train.step.optimizers import build_optimizers, decays, steps_by_muon
+from train.step.optimizers import (
+    build_optimizers,
+    decays,
+    step_eagerly,
+    steps_by_muon,
+)
 from train.step.precision import OVERFLOWS, Scaler
 
 State = dict[str, dict[str, Tensor]]  # parameter -> name -> tensor
@@ -160,7 +165,7 @@ class Update:
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = lr
-            optimizer.step()
+            step_eagerly(optimizer)
         for entry in self.stepped.values():
             if not entry.is_itself:
                 entry.parameter.copy_(entry.master())

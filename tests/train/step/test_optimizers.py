@@ -7,7 +7,7 @@ import torch
 
 from tests.support.steps import config_of, model_of
 from train.formats.open_clip_files import to_open_clip
-from train.step.optimizers import parameter_groups
+from train.step.optimizers import build_optimizers, parameter_groups, step_eagerly
 from train.step.update import Update
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -65,3 +65,22 @@ def test_muon_that_is_not_there_is_refused(monkeypatch):
     monkeypatch.delattr(torch.optim, "Muon")
     with pytest.raises(ValueError, match=r"install torch 2\.9 or later"):
         Update(model_of(), config_of(optimizer="muon"))
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_a_step_without_decorators_has_the_bits_of_a_step(kind):
+    ends = []
+    for step in (step_eagerly, lambda optimizer: optimizer.step()):
+        torch.manual_seed(0)
+        matrix, bias = torch.nn.Parameter(torch.randn(8, 6)), torch.nn.Parameter(torch.randn(6))
+        by_muon = kind == "muon"
+        groups = {(by_muon, True, None): [matrix], (False, False, None): [bias]}
+        optimizers = build_optimizers(groups, config_of(optimizer=kind))
+        for number in range(3):
+            for parameter in (matrix, bias):
+                parameter.grad = torch.sin(3 * parameter.detach() + number)
+            for optimizer in optimizers:
+                step(optimizer)
+        ends.append((matrix.detach(), bias.detach()))
+    assert torch.equal(ends[0][0], ends[1][0])
+    assert torch.equal(ends[0][1], ends[1][1])
