@@ -226,6 +226,11 @@ class PoolLayout:
         """Which process may write into the pool."""
         return disk.join(self.root, "lease.json")
 
+    @property
+    def progress_json(self) -> str:
+        """What the command that writes into the pool is doing; no part of the pool."""
+        return disk.join(self.root, "progress.json")
+
     def lease_claim(self, fence: int) -> str:
         """The file whose creation decides who gets the lease with this number."""
         return disk.join(self.root, f".lease-{fence:08d}.json")

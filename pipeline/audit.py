@@ -26,6 +26,7 @@ from manifests import disk
 from manifests.text import printable
 from pipeline import accounting
 from pipeline.pool import hold_lease
+from pipeline.progress import shown_progress
 
 EXAMPLE = """example:
   python pipeline/audit.py out/pool
@@ -37,14 +38,16 @@ EXAMPLE = """example:
   python pipeline/audit.py out/pool --migrate
   python pipeline/audit.py out/pool --repair
   python pipeline/audit.py out/pool --purge domain=host.example --used-by out/runs
+  python pipeline/audit.py out/pool --watch
 
 """
 
 EXIT_STATUS = console.exit_help(
     {
-        0: "the pool is complete and nothing is wrong, the row is explained, the index is made, or "
-        "the rows are gone",
-        console.EXIT_INCOMPLETE: "the pool is not complete, or a count or a file is wrong",
+        0: "the pool is complete and nothing is wrong, the row is explained, the index is made, "
+        "the rows are gone, or the command that was watched has ended",
+        console.EXIT_INCOMPLETE: "the pool is not complete, a count or a file is wrong, or the "
+        "command that was watched failed",
     }
 )
 
@@ -91,6 +94,11 @@ def options(argv: list[str] | None) -> argparse.Namespace:
         action="store_true",
         help="mend what --verify finds: recompute or fetch again only what is damaged",
     )
+    what.add_argument(
+        "--watch",
+        action="store_true",
+        help="show what the command does that writes into the pool now, until it ends",
+    )
     parser.add_argument(
         "--used-by",
         nargs="+",
@@ -111,20 +119,32 @@ def options(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     args = options(argv)
     console.start_logging()
+    if args.watch:
+        return console.run_command(lambda: command(args), "the command that was watched goes on")
     return console.run_command(lambda: command(args))
 
 
 def command(args: argparse.Namespace) -> int:
     """Do what the options ask for; the exit status."""
-    if args.explain:
-        return explain(args)
-    if args.purge:
-        return purge(args)
-    if args.repair:
-        return repair(args)
-    if args.used_by:
+    if args.used_by and not args.purge:
         raise ValueError("--used-by belongs to --purge; name what to purge")
+    for is_asked, do in (
+        (args.explain, explain),
+        (args.purge, purge),
+        (args.repair, repair),
+        (args.watch, watch),
+    ):
+        if is_asked:
+            return do(args)
     return mend(args) if args.reindex or args.migrate else audit(args)
+
+
+def watch(args: argparse.Namespace) -> int:
+    """Show what another command does until it ends; the exit status."""
+    watched = accounting.watch_pool(args.pool)
+    print("\n".join(map(printable, accounting.watched_lines(args.pool, watched))))
+    print_json(disk.to_plain(watched), args)
+    return 0 if watched.is_fine else console.EXIT_INCOMPLETE
 
 
 def mend(args: argparse.Namespace) -> int:
@@ -143,7 +163,7 @@ def mend(args: argparse.Namespace) -> int:
 
 def repair(args: argparse.Namespace) -> int:
     """Mend what is damaged and say what is left; the exit status."""
-    with hold_lease(args.pool) as lease:
+    with hold_lease(args.pool) as lease, shown_progress(args.pool):
         result = accounting.repair_pool(args.pool, engine=args.engine, fence=lease.fence)
     print("\n".join(map(printable, accounting.repair_lines(result))))
     print_json(disk.to_plain(result), args)

@@ -25,6 +25,7 @@ from manifests import disk, reader
 from manifests.schema import Recipe
 from pipeline import views
 from pipeline.pool import hold_lease
+from pipeline.progress import shown_progress
 
 WAIT_S = 60.0  # for another command that writes into the pool
 EXAMPLE = """example:
@@ -97,12 +98,12 @@ def choose(args: argparse.Namespace) -> int:
                 "--seed is for --random-like; in a recipe a seed stands beside random_like"
             )
         recipe = reader.read_manifest(args.recipe, Recipe, scale=args.scale)
-        with hold_lease(args.pool, WAIT_S) as lease:
+        with hold_lease(args.pool, WAIT_S) as lease, shown_progress(args.pool):
             documents = views.choose_views(args.pool, recipe, args.views, lease.fence)
     else:
         if args.views or args.scale:
             raise ValueError("--views and --scale are for --recipe")
-        with hold_lease(args.pool, WAIT_S) as lease:
+        with hold_lease(args.pool, WAIT_S) as lease, shown_progress(args.pool):
             documents = views.random_like(args.pool, args.random_like, args.seed, lease.fence)
     if args.json:
         plain = {name: document.document() for name, document in documents.items()}

@@ -30,6 +30,7 @@ from pipeline.external import (
 from pipeline.fetch import make_downloader
 from pipeline.images import limits_of
 from pipeline.pool import Lease, hold_lease, remove_uncommitted
+from pipeline.progress import measure_commit, shown_progress
 
 STAGES = ("crawl", "plan", "fetch", "score", "choose")
 # Shards that a worker fetches at a time: some wait for their last rows while the others use the
@@ -49,7 +50,7 @@ def build(
     into the pool.
     """
     check_recipe(recipe, until, retry)
-    with hold_lease(pool, create=True) as lease:
+    with hold_lease(pool, create=True) as lease, shown_progress(pool):
         return _build(recipe, pool, lease, engine=engine, until=until, retry=retry)
 
 
@@ -195,7 +196,7 @@ def _fetch(
         "fence": fence,
     }
     if SOURCES[recipe.source.kind].images == "tars":
-        stage = Stage(name="adopt", work=adopt_tars, config=config)
+        stage = Stage(name="adopt", work=adopt_tars, config=config, measure=measure_commit)
         tar_list = tar_tickets(recipe.source)
         check_adopted(pool, tar_list)
         tars = {ticket.id: str(ticket.payload["tar"]) for ticket in tar_list}
@@ -210,7 +211,12 @@ def _fetch(
         if engine == "ray":
             config["decoders"] = 1  # there is a worker for each core; each decodes in one child
         stage = Stage(
-            name="fetch", work=make_downloader, config=config, concurrency=CONCURRENT_SHARDS
+            name="fetch",
+            work=make_downloader,
+            config=config,
+            concurrency=CONCURRENT_SHARDS,
+            measure=measure_commit,
+            tells=True,
         )
 
     def tickets(commits: Commits) -> Any:

@@ -28,6 +28,7 @@ from manifests import disk, reader
 from manifests.schema import Recipe
 from pipeline import scoring
 from pipeline.pool import hold_lease
+from pipeline.progress import shown_progress
 
 EXAMPLE = """example:
   python pipeline/score.py out/pool --recipe manifests/recipes/laion_like.yaml
@@ -92,7 +93,7 @@ def score(args: argparse.Namespace) -> int:
     if args.recipe:
         recipe = reader.read_manifest(args.recipe, Recipe, scale=args.scale)
     specs = scoring.filter_specs(recipe, args.filters, read_changes(args.set))
-    with hold_lease(pool) as lease:
+    with hold_lease(pool) as lease, shown_progress(pool):
         report = scoring.score(pool, specs, engine=args.engine, fence=lease.fence)
     for name, state in report["sets"].items():
         if state and not args.json:

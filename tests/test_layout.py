@@ -39,8 +39,8 @@ ORDER = {
         "base", "caption", "language", "optout", "picture", "tokens", "clip_score", "__init__",
     ],
     "pipeline": [
-        "executor", "pool", "images", "scoring", "views", "archives", "crawl", "planning", "fetch",
-        "external",
+        "progress", "executor", "pool", "images", "scoring", "views", "archives", "crawl",
+        "planning", "fetch", "external",
         "accounting", "miniweb", "recipe_run", "ablation_run", "build", "score",
         "filter", "audit",
     ],

@@ -9,11 +9,13 @@ from pipeline.accounting.pool_audit import Audit, audit_lines, audit_plain, audi
 from pipeline.accounting.pool_form import migrate, reindex
 from pipeline.accounting.purge import Purge, purge_lines, purge_rows, read_criteria
 from pipeline.accounting.repair import Repair, repair_lines, repair_pool
+from pipeline.accounting.watch import Watched, watch_pool, watched_lines
 
 __all__ = [
     "Audit",
     "Purge",
     "Repair",
+    "Watched",
     "audit_lines",
     "audit_plain",
     "audit_pool",
@@ -28,5 +30,7 @@ __all__ = [
     "repair_lines",
     "repair_pool",
     "verify",
+    "watch_pool",
+    "watched_lines",
     "write_pool_json",
 ]

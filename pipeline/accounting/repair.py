@@ -32,6 +32,7 @@ from pipeline.pool import (
     replace_shard,
     row_key,
 )
+from pipeline.progress import measure_commit
 
 LOST = "outcome_lost"  # reason of a row whose outcome only the damaged sidecar had
 
@@ -178,7 +179,9 @@ def _fetch_again(
         "decoders": 1,
         "replace": True,
     }
-    stage = Stage(name="repair", work=make_downloader, config=config)
+    stage = Stage(
+        name="repair", work=make_downloader, config=config, measure=measure_commit, tells=True
+    )
     tickets = []
     for shard in shards:
         planned = plan.shard(shard)

@@ -33,6 +33,7 @@ from pipeline.crawl.parts import PARTS, THREADS, content_of, read_parts, write_p
 from pipeline.crawl.parts import totals as totals_of
 from pipeline.crawl.sources import has_source_id, parts, reader_of, source_id
 from pipeline.executor import Engine, Stage, Ticket, Tickets, Work, execute
+from pipeline.progress import measure_links
 
 __all__ = ["crawl", "extract", "parts"]
 TOTALS = ("links", "pairs", "damaged_records")
@@ -105,7 +106,7 @@ def _extract_parts(
         counts[_number(name)] = result["pairs"]
 
     config = {"pool": pool, "source": disk.to_plain(source)}
-    stage = Stage(name="crawl", work=extract, config=config)
+    stage = Stage(name="crawl", work=extract, config=config, measure=measure_links)
     tickets = Tickets(np.arange(len(todo)), make)
     report = execute(stage, tickets, engine=engine, workers=workers, on_done=count)
     return {paths[_number(name)]: text for name, text in report.failed.items()}, counts

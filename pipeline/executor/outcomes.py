@@ -1,20 +1,17 @@
-"""How the tickets of a stage ended: counts, some failures, progress lines."""
+"""How the tickets of a stage ended: counts, and the first failures."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import random
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tqdm import tqdm
-
 from pipeline.executor.schedule import Ticket
+from pipeline.progress import StageCounter
 
 TRIES = 2  # of a ticket that raises, or whose worker dies
 # Of a ticket whose node dies or runs out of memory: other tickets may be the cause, and spot nodes
@@ -25,7 +22,6 @@ MAX_RETRY_PAUSE_S = 60.0
 # Pauses are up to a quarter shorter: tickets that failed together do not all come back at once.
 PAUSE_JITTER = 0.25
 EXAMPLES = 100  # failures that a report names, and that are logged one by one
-LOG_EVERY_S = 10.0
 logger = logging.getLogger(__name__)
 
 
@@ -55,14 +51,12 @@ class Outcomes:
     def __init__(
         self,
         stage_name: str,
-        progress: Callable[[bool], None],
+        counter: StageCounter,
         on_done: Callable[[str, dict[str, Any]], None] | None = None,
     ) -> None:
-        """`progress` is called once per ticket: True for done, False for failed. `on_done` gets the
-        id of each ticket that is done, and what it returned.
-        """
+        """`on_done` gets the id of each ticket that is done, and what it returned."""
         self._stage_name = stage_name
-        self._progress = progress
+        self.counter = counter
         self._on_done = on_done
         # Of tickets that are tried again: tries that failed, and tries that were lost
         self._failed_tries: dict[str, tuple[int, int]] = {}
@@ -86,9 +80,12 @@ class Outcomes:
         failed, lost = self._failed_tries.pop(ticket.id, (0, 0))
         if kind == "done":
             self._done += 1
+            result: dict[str, Any] = {}
+            if self._on_done is not None or self.counter.wants_results:
+                result = json.loads(text)
             if self._on_done is not None:
-                self._on_done(ticket.id, json.loads(text))
-            self._progress(True)
+                self._on_done(ticket.id, result)
+            self.counter.ended(ticket.id, result)
             return True
         if kind == "lost":
             lost += 1
@@ -98,11 +95,12 @@ class Outcomes:
             self._log(ticket, f"failed in try {failed} of {TRIES}", text)
         if failed < TRIES and lost < LOST_TRIES:
             self._failed_tries[ticket.id] = (failed, lost)
+            self.counter.retried(ticket.id)
             return False
         self._failures += 1
         if len(self._failed) < EXAMPLES:
             self._failed[ticket.id] = text
-        self._progress(False)
+        self.counter.ended(ticket.id, None)
         return True
 
     def _log(self, ticket: Ticket, end: str, text: str) -> None:
@@ -112,30 +110,3 @@ class Outcomes:
             logger.warning("stage %s: %s %s: %s", self._stage_name, ticket.id, end, text)
         if self._logged == EXAMPLES:
             logger.warning("stage %s: further failed tries are only counted", self._stage_name)
-
-
-@contextlib.contextmanager
-def progress_of(name: str, total: int) -> Iterator[Callable[[bool], None]]:
-    """A progress bar on a terminal; elsewhere a log line every LOG_EVERY_S seconds.
-
-    The function that it yields is called when a ticket ends: True for done, False for failed.
-    """
-    started = last_line = time.monotonic()
-    ended = failed = 0
-    bar = tqdm(
-        total=total, desc=name, unit="task", disable=not sys.stderr.isatty(), file=sys.stderr
-    )
-
-    def step(done: bool) -> None:
-        nonlocal ended, failed, last_line
-        ended, failed = ended + 1, failed + (not done)
-        bar.update(1)
-        now = time.monotonic()
-        if bar.disable and (now - last_line >= LOG_EVERY_S or ended == total):
-            last_line = now
-            logger.info(
-                "%s: %d of %d tasks, %d failed, %.1f s", name, ended, total, failed, now - started
-            )
-
-    with bar:
-        yield step

@@ -23,6 +23,8 @@ MAX_WORKERS = 1024  # the largest number of host groups, see pipeline/planning/h
 CLOSE_S = 10.0  # for a worker to close what it holds
 MAX_MESSAGE = 400  # characters of Ray's message about a death that are kept
 NO_WORKER_LINE_S = 60.0  # without a worker until a line says so
+ASK_EVERY_S = 5.0  # workers are asked what they are doing
+MAX_ASKED = 32  # of them at a time: an answer costs the driver about 0.6 ms of CPU
 logger = logging.getLogger(__name__)
 
 
@@ -40,12 +42,16 @@ class ActorPool:
             num_cpus=stage.cpus,
             num_gpus=stage.gpus,
             max_restarts=0,
-            max_concurrency=stage.concurrency,
+            # one more thread answers while all others run tickets
+            max_concurrency=stage.concurrency + stage.tells,
             scheduling_strategy="SPREAD",
         )
         self._arguments = Worker.arguments(stage)
         self._starting: dict[Any, Any] = {}
         self._running: dict[Any, tuple[Any, Ticket]] = {}
+        self._asked: dict[Any, Any] = {}  # actors that were asked what they are doing
+        self._asked_at: dict[Any, float] = {}  # the last time
+        self._asking_at = time.monotonic()
         self._actors: list[Any] = []  # ready ones; the one that became free last is at the end
         self._failed_starts = self._lost_starts = 0
         self._assigned_at = 0.0
@@ -56,6 +62,11 @@ class ActorPool:
     def busy(self) -> bool:
         """Whether a ticket is running."""
         return bool(self._running)
+
+    @property
+    def may_ask(self) -> bool:
+        """Whether there is a worker that tells what it is doing."""
+        return self.stage.tells and bool(self._actors)
 
     def start_worker(self) -> None:
         """Start one more worker. It gets tickets once its factory has returned."""
@@ -73,6 +84,7 @@ class ActorPool:
             for actor in sorted(free, key=load):
                 ticket = self.queue.start_next(actor, starting_workers=len(self._starting), now=now)
                 if ticket is not None:
+                    self.outcomes.counter.started(ticket.id)
                     self._running[actor.run.remote(ticket_json(ticket))] = (actor, ticket)
 
     def wait(self, timeout_s: float) -> list[Any]:
@@ -82,7 +94,7 @@ class ActorPool:
         """
         import ray
 
-        references = [*self._running, *self._starting]
+        references = [*self._running, *self._starting, *self._asked]
         pause = seconds_until(self.queue.retry_time(self._assigned_at))
         if pause is not None:
             timeout_s = min(timeout_s, pause)
@@ -96,8 +108,34 @@ class ActorPool:
         """Act on a reference that is ready."""
         if reference in self._starting:
             self._worker_started(reference)
+        elif reference in self._asked:
+            self._worker_told(reference)
         elif reference in self._running:  # else its worker has died, and it was handled with that
             self._ticket_ended(reference)
+
+    def ask_workers(self) -> None:
+        """Every ASK_EVERY_S, ask workers what they are doing: those that were asked longest ago.
+
+        A worker that has not answered yet is not asked again.
+        """
+        now = time.monotonic()
+        if not self.stage.tells or now - self._asking_at < ASK_EVERY_S:
+            return
+        self._asking_at = now
+        waiting = set(self._asked.values())
+        asked_at = {actor: self._asked_at.get(actor, 0.0) for actor in self._actors}
+        actors = [actor for actor in asked_at if actor not in waiting]
+        for actor in sorted(actors, key=asked_at.__getitem__)[:MAX_ASKED]:
+            self._asked[actor.progress.remote()] = actor
+            asked_at[actor] = now
+        self._asked_at = asked_at
+
+    def _worker_told(self, reference: Any) -> None:
+        import ray
+
+        actor = self._asked.pop(reference)
+        with contextlib.suppress(ray.exceptions.RayError, ValueError):  # its tickets tell
+            self.outcomes.counter.reported(repr(actor), ray.get(reference))
 
     def _worker_started(self, reference: Any) -> None:
         """A factory has returned. Raises what it raised; a worker that died is replaced."""
@@ -247,7 +285,8 @@ def run_on_ray(
             pool.assign_tickets()
             if not queue.has_unstarted():
                 pool.release_idle()
-            ready = pool.wait(NO_WORKER_LINE_S)
+            pool.ask_workers()
+            ready = pool.wait(ASK_EVERY_S if pool.may_ask else NO_WORKER_LINE_S)
             if not ready and not pool.busy and queue.retry_time(time.monotonic()) is None:
                 logger.warning(
                     "%s: no worker (%g CPU, %g GPU) could start yet",

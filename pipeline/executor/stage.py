@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, Literal
 
-from pipeline.executor.outcomes import Outcomes, Report, progress_of, seconds_until
+from pipeline.executor.outcomes import Outcomes, Report, seconds_until
 from pipeline.executor.ray_actors import run_on_ray
 from pipeline.executor.schedule import Ticket, TicketQueue, Tickets
 from pipeline.executor.worker import Stage, Worker, check_ready, ticket_json
+from pipeline.progress import counted_stage
 
 Engine = Literal["inline", "ray"]
 THIS_PROCESS = "this process"  # the name of the only worker of an inline stage
@@ -44,8 +45,8 @@ def execute(
         raise ValueError(f"engine is {engine!r}; it must be inline or ray")
     if not len(todo):
         return Report()
-    with progress_of(stage.name, len(todo)) as progress:
-        outcomes = Outcomes(stage.name, progress, on_done)
+    with counted_stage(stage.name, len(todo), stage.measure) as counter:
+        outcomes = Outcomes(stage.name, counter, on_done)
         if engine == "inline":
             run_inline(stage, todo, outcomes)
         else:
@@ -57,14 +58,18 @@ def run_inline(stage: Stage, tickets: Tickets, outcomes: Outcomes) -> None:
     """Run every ticket in this process."""
     worker = Worker(*Worker.arguments(stage))
     check_ready(stage, worker.ready())
+    if stage.tells:
+        outcomes.counter.ask_workers = lambda: [(THIS_PROCESS, worker.progress())]
     try:
         if stage.concurrency == 1:
             for ticket in tickets:
+                outcomes.counter.started(ticket.id)
                 while not outcomes.record(ticket, *worker.run(ticket_json(ticket))):
                     time.sleep(max(0.0, outcomes.retry_time(ticket) - time.monotonic()))
         else:
             _run_in_threads(worker, TicketQueue(tickets, stage.concurrency), outcomes)
     finally:
+        outcomes.counter.ask_workers = None
         worker.close()
 
 
@@ -76,6 +81,7 @@ def _run_in_threads(worker: Worker, queue: TicketQueue, outcomes: Outcomes) -> N
         while queue.has_unstarted() or running:
             now = time.monotonic()
             while (ticket := queue.start_next(THIS_PROCESS, now=now)) is not None:
+                outcomes.counter.started(ticket.id)
                 running[threads.submit(worker.run, ticket_json(ticket))] = ticket
             pause = seconds_until(queue.retry_time(now))
             if not running:

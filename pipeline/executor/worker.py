@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.executor.schedule import Ticket
+from pipeline.progress import Measurer
 
 ROOT = Path(__file__).resolve().parents[2]
 Work = Callable[[Ticket], dict[str, Any]]
@@ -32,7 +33,9 @@ class Stage:
     once per worker (models are loaded there) and returns the function that turns a ticket into a
     dict. If that has a `close()`, it is called when the stage ends. `cpus` and `gpus` are what a
     worker asks of Ray. `concurrency` is how many tickets a worker runs at once, each in a thread of
-    its own: above 1, the function must be thread-safe.
+    its own: above 1, the function must be thread-safe. `measure` says what a ticket did from what
+    the function returned. With `tells` the function has a method `progress()`, which gives the
+    JSON of a `WorkerReport` while tickets run; it is called from another thread.
     """
 
     name: str
@@ -41,6 +44,8 @@ class Stage:
     gpus: float = 0
     cpus: float = 1
     concurrency: int = 1
+    measure: Measurer | None = None
+    tells: bool = False
 
     def __post_init__(self) -> None:
         if self.concurrency < 1:
@@ -111,6 +116,11 @@ class Worker:
             if not _explains_itself(error) or os.environ.get("CLIPMILL_TRACEBACK"):
                 logger.exception("stage %s: a ticket raised", self.stage_name)
             return ["raised", error_line(error)]
+
+    def progress(self) -> str:
+        """What the work tells of its running tickets, see `Stage.tells`."""
+        assert self._work is not None
+        return str(self._work.progress())  # type: ignore[attr-defined]
 
     def close(self) -> None:
         """Close what the factory loaded."""

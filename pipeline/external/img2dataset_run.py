@@ -41,6 +41,7 @@ from pipeline.fetch import OptoutPolicy, guard, product, signals, user_agent
 from pipeline.images import RejectedImage, boxes_of, limits_of
 from pipeline.planning import read_ticket
 from pipeline.pool import ShardWriter
+from pipeline.progress import measure_commit
 
 # Run in the other interpreter; the options are a file, because its command line reads values as
 # Python.
@@ -111,7 +112,7 @@ def img2dataset_stage(pool: str, recipe: Recipe, fence: int | None = None) -> St
         "extra_columns": recipe.sidecar_extra,
         "fence": fence,
     }
-    return Stage(name="fetch", work=download, config=config)
+    return Stage(name="fetch", work=download, config=config, measure=measure_commit)
 
 
 def check_img2dataset(settings: Fetch, source_kind: str) -> None:

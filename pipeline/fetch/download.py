@@ -38,6 +38,7 @@ from pipeline.images import (
 )
 from pipeline.planning import read_ticket
 from pipeline.pool import ShardWriter, read_commit_record
+from pipeline.progress import TicketRows, WorkerReport
 
 READ_AT_ONCE = 32  # local or remote files
 Box = tuple[float, float, float, float]  # to blur: left, top, right, bottom
@@ -91,6 +92,7 @@ class Downloader:
         self.known_bad = None
         if settings.known_bad is not None:
             self.known_bad = KnownBad.read(settings.known_bad, settings.phash_distance)
+        self._report = WorkerReport()
         self._fetcher: Fetcher | None = None
         self._decoders: Decoders | None = None
         self._decode_slots = asyncio.Semaphore(BODIES_WAITING * self.children)
@@ -113,20 +115,28 @@ class Downloader:
                 )
             return record.to_plain()
         pairs, retried = read_ticket(ticket.payload, self.pool)
-        with ShardWriter(
-            self.pool, number, ticket.id, ticket.group, self.extra_columns, self.fence
-        ) as writer:
-            work = asyncio.run_coroutine_threadsafe(
-                self._collect(pairs, retried, writer), self._loop
-            )
-            try:
-                work.result()
-            except BaseExceptionGroup as group:
-                raise group.exceptions[0] from group
-            finally:
-                work.cancel()  # where this thread was interrupted
-            committed = writer.commit(len(pairs), manners=self.manners, replace=self.replace)
-            return committed.to_plain()
+        counts = self._report.tickets[ticket.id] = TicketRows(total=len(pairs))
+        try:
+            with ShardWriter(
+                self.pool, number, ticket.id, ticket.group, self.extra_columns, self.fence
+            ) as writer:
+                work = asyncio.run_coroutine_threadsafe(
+                    self._collect(pairs, retried, writer, counts), self._loop
+                )
+                try:
+                    work.result()
+                except BaseExceptionGroup as group:
+                    raise group.exceptions[0] from group
+                finally:
+                    work.cancel()  # where this thread was interrupted
+                committed = writer.commit(len(pairs), manners=self.manners, replace=self.replace)
+                return committed.to_plain()
+        finally:
+            del self._report.tickets[ticket.id]
+
+    def progress(self) -> str:
+        """The rows of the running tickets that have an outcome, and the hosts that lose time."""
+        return self._report.to_json()
 
     def close(self) -> None:
         """End the connections, the decoders and the event loop."""
@@ -160,13 +170,17 @@ class Downloader:
         if self.files:
             return read_all(pairs, self.settings)
         if self._fetcher is None:
-            self._fetcher = Fetcher(self.settings)
+            self._fetcher = Fetcher(self.settings, losses=self._report.losses)
         return self._fetcher.fetch(pairs, number)
 
     async def _collect(
-        self, pairs: Sequence[Pair], retried: Sequence[str | None], writer: ShardWriter
+        self,
+        pairs: Sequence[Pair],
+        retried: Sequence[str | None],
+        writer: ShardWriter,
+        counts: TicketRows,
     ) -> None:
-        """The outcome of every pair to the writer, in any order."""
+        """The outcome of every pair to the writer, in any order; `counts` follows."""
 
         async def decode(row: int, fetched: Fetched, body: bytes) -> None:
             add(row, fetched, await self._decode(pairs[row], body))
@@ -188,13 +202,16 @@ class Downloader:
                 record |= content_hashes(fetched.body, self.settings)
             if isinstance(image, DecodedImage):
                 writer.add(row, record, image.data, only_in_json, image.extension)
+                counts.add(None, len(image.data))
             else:
                 writer.add(row, record, None, only_in_json)
+                counts.add(record["reason"], 0)
 
         asked = [row for row, pair in enumerate(pairs) if pair.url is not None]
         for row in set(range(len(pairs))) - set(asked):  # purged before it was asked for
             tombstone = {"uid": pairs[row].uid, "reason": "purged", "retry_of": retried[row]}
             writer.add(row, tombstone, None)
+            counts.add("purged", 0)
         async with (
             asyncio.TaskGroup() as group,
             aclosing(self._outcomes([pairs[row] for row in asked], writer.shard)) as outcomes,

@@ -28,6 +28,7 @@ from pipeline.fetch.optouts import OptoutPolicy, signals
 from pipeline.fetch.request import Answer, Requests, backoff_s
 from pipeline.fetch.resolver import AddressSource
 from pipeline.fetch.sites import SiteCache, SiteFileClient, Sites
+from pipeline.progress import HostLosses
 
 # Reasons that are repeated. A timeout is not: it has used its time.
 REPEATED = frozenset({"http_429", "http_5xx", "reset", "connect", "truncated"})
@@ -142,8 +143,11 @@ class Fetcher:
         settings: Fetch,
         cache: SiteCache | None = None,
         source: AddressSource | None = None,
+        losses: HostLosses | None = None,
     ) -> None:
+        """`losses`: where the time is added that rows lose on slow or failing hosts."""
         self.settings = settings
+        self.losses = HostLosses() if losses is None else losses
         self.policy = OptoutPolicy(user_agent(settings), settings.optout)
         self.queues: Queues[_Row] = Queues(settings, time.monotonic)
         self.requests = Requests(settings, self.policy, source)
@@ -426,6 +430,8 @@ class Fetcher:
             attempts=row.attempts,
         )
         assert (fetched.body is None) == (fetched.reason in REASONS)
+        if row.target is not None:
+            self.losses.add(row.target.host, row.spent_s, answer.reason)
         self._unread += 1
         self._unread_bytes += len(answer.body or b"")
         row.shard.outcomes.put_nowait((row.index, fetched))

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from pipeline.pool.commits import read_commit_record, read_sidecar, remove_uncommitted
-from pipeline.pool.lease import Lease, LeaseHeld, LeaseLost, check_fence, hold_lease
+from pipeline.pool.lease import (
+    Lease,
+    LeaseHeld,
+    LeaseLost,
+    LeaseOwner,
+    check_fence,
+    hold_lease,
+    live_owner,
+)
 from pipeline.pool.publication import TarFile, publish_shard, replace_shard, sidecar_hash
 from pipeline.pool.rows import outcome_row, row_key
 from pipeline.pool.shard_writer import ShardWriter, member_block
@@ -13,12 +21,14 @@ __all__ = [
     "Lease",
     "LeaseHeld",
     "LeaseLost",
+    "LeaseOwner",
     "Member",
     "ShardWriter",
     "TarFile",
     "check_fence",
     "hold_lease",
     "index_tar",
+    "live_owner",
     "local_copy",
     "member_block",
     "outcome_row",

@@ -141,6 +141,12 @@ def check_fence(pool: str, fence: int | None) -> None:
         raise LeaseLost(_lost_message(pool, there))
 
 
+def live_owner(pool: str) -> LeaseOwner | None:
+    """The process that holds the lease of a pool; None where it is free, or its owner has ended."""
+    record = _read(pool)
+    return record.owner if record is not None and _is_live(record) else None
+
+
 def _acquire(pool: str, wait_s: float) -> LeaseRecord:
     """The lease, as soon as it is free; LeaseHeld after `wait_s` seconds."""
     ends = time.monotonic() + wait_s

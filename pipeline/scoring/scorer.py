@@ -29,6 +29,7 @@ from manifests.pool_layout import CommitRecord, PoolLayout, shard_name, uids_che
 from manifests.schema import FilterSpec
 from pipeline.executor import Engine, Stage, Ticket, execute
 from pipeline.pool import check_fence
+from pipeline.progress import measure_scored
 from pipeline.scoring.score_bundles import make_bundles, read_metadata, scored_shards
 from pipeline.scoring.score_sets import current_score_set, name_of_filter, read_score_set
 from pipeline.scoring.stored_rows import shards_with_rows
@@ -100,6 +101,7 @@ def _score_sets(
         work=ScoreWorker,
         config={"pool": commits.pool, "filters": specs, "fence": fence},
         gpus=1 if on_gpu else 0,  # inline, a filter takes the GPU that the process sees
+        measure=measure_scored,
     )
     return dict(execute(stage, tickets, engine=engine).failed)
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+from pipeline.progress import counted_stage
+
 T = TypeVar("T")
 THREADS = max(1, os.cpu_count() or 1)
 
@@ -17,6 +19,13 @@ def map_units(units: int, work: Callable[[int], T]) -> Iterator[T]:
 
     DuckDB, Arrow and NumPy release Python's lock for most of their time.
     """
+    with counted_stage("choose", units, brief=True) as counter:
+        for unit, result in enumerate(_results(units, work)):
+            counter.ended(str(unit), {})
+            yield result
+
+
+def _results(units: int, work: Callable[[int], T]) -> Iterator[T]:
     if units <= 1 or THREADS == 1:
         yield from map(work, range(units))
         return

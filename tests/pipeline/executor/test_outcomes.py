@@ -9,6 +9,7 @@ import pytest
 
 from pipeline.executor import Stage, Ticket, Work, execute, outcomes
 from pipeline.executor.outcomes import Outcomes, Report, retry_pause_s
+from pipeline.progress import StageCounter
 
 TRIED: list[tuple[str, float]] = []
 
@@ -49,13 +50,13 @@ def test_a_ticket_that_failed_is_tried_again_after_a_pause(
 
 
 def test_the_last_failure_is_kept() -> None:
-    ended: list[bool] = []
-    record = Outcomes("s", ended.append)
+    counter = StageCounter("s", 1)
+    record = Outcomes("s", counter)
     ticket = Ticket(id="1", group="a")
     assert not record.record(ticket, "raised", "first")
     assert record.record(ticket, "died", "second")
     assert record.report == Report(failures=1, failed={"1": "second"})
-    assert ended == [False]
+    assert (counter.state().done, counter.state().failed) == (0, 1)
 
 
 def test_a_try_that_was_lost_with_its_node_is_none_of_the_two() -> None:
@@ -75,7 +76,7 @@ def test_a_try_that_was_lost_with_its_node_is_none_of_the_two() -> None:
 def test_a_report_counts_all_failures_and_names_a_hundred(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    record = Outcomes("s", lambda done: None)
+    record = Outcomes("s", StageCounter("s", 1000))
     for number in range(1000):
         ticket = Ticket(id=str(number), group="a")
         while not record.record(ticket, "raised", "the store is gone"):
@@ -88,7 +89,7 @@ def test_a_report_counts_all_failures_and_names_a_hundred(
 
 def test_results_are_handed_on_and_not_kept() -> None:
     results: dict[str, Any] = {}
-    record = Outcomes("s", lambda done: None, results.__setitem__)
+    record = Outcomes("s", StageCounter("s", 1), results.__setitem__)
     assert record.record(Ticket(id="1", group="a"), "done", '{"rows": 3}')
     assert results == {"1": {"rows": 3}}
     assert record.report == Report(done=1)

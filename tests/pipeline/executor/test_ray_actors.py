@@ -19,6 +19,7 @@ from pipeline.executor.outcomes import LOST_TRIES, Outcomes, Report
 from pipeline.executor.ray_actors import MAX_FAILED_STARTS, ActorPool, how_it_died, pool_size
 from pipeline.executor.schedule import Ticket, TicketQueue
 from pipeline.executor.worker import Stage, Work
+from pipeline.progress import StageCounter
 
 
 class RayError(Exception):
@@ -125,7 +126,7 @@ def refuse(config: dict[str, Any]) -> Work:
 def actor_pool(work: Any = echo, tickets: int = 1) -> ActorPool:
     stage = Stage(name="s", work=work)
     queue = TicketQueue([Ticket(id=f"t{i}", group=f"g{i}") for i in range(tickets)])
-    return ActorPool(stage, queue, Outcomes("s", lambda done: None), 1)
+    return ActorPool(stage, queue, Outcomes("s", StageCounter("s", tickets)), 1)
 
 
 def step(pool: ActorPool) -> None:

@@ -1,0 +1,221 @@
+"""The view follows a command, and whatever breaks in it does not reach the command."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline.executor import Stage, Ticket, Work, execute
+from pipeline.progress import progress_file, read_state, view
+from pipeline.progress.measure import Measure
+from pipeline.progress.screens import LogLines
+from pipeline.progress.state import CommandState, StageState
+from pipeline.progress.view import View, counted_stage, shown_progress
+from tests.support.terminals import terminal
+
+
+class BrokenScreen:
+    """Raises wherever it may."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        self.calls = 0
+
+    def show(self, state: CommandState) -> None:
+        self.calls += 1
+        raise self.error
+
+    def stage_ended(self, stage: StageState) -> None:
+        self.show(None)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        self.show(None)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The view looks every 20 ms."""
+    monkeypatch.setattr(view, "SHOW_EVERY_S", 0.02)
+    monkeypatch.setattr(progress_file, "LOCAL_EVERY_S", 0.02)
+
+
+def sleeping(config: dict[str, float]) -> Work:
+    def work(ticket: Ticket) -> dict[str, int]:
+        time.sleep(config.get("sleep", 0.0))
+        if ticket.id in config:
+            raise ValueError("it never works")
+        return {"rows": 7}
+
+    return work
+
+
+def seven_rows(result: object) -> Measure:
+    return Measure(rows=7, stored=7)
+
+
+def run_tickets(count: int = 4, **config: float) -> None:
+    tickets = [Ticket(id=f"t{i}", group=str(i)) for i in range(count)]
+    stage = Stage(name="work", work=sleeping, config=config, measure=seven_rows, concurrency=2)
+    execute(stage, tickets, engine="inline")
+
+
+def test_the_state_of_a_command_is_written_while_it_runs(tmp_path: Path, fast: None) -> None:
+    pool = str(tmp_path)
+    with shown_progress(pool):
+        with counted_stage("first", 2) as counter:
+            counter.started("a")
+            ends = time.monotonic() + 20
+            while read_state(pool) is None and time.monotonic() < ends:
+                time.sleep(0.01)
+            state = read_state(pool)
+            assert state is not None
+            assert (state.phase, state.pid) == ("running", os.getpid())
+            assert [(stage.name, stage.running) for stage in state.stages] == [("first", 1)]
+        run_tickets()
+    state = read_state(pool)
+    assert state is not None
+    assert state.phase == "finished"
+    assert [(stage.name, stage.ended) for stage in state.stages] == [
+        ("first", True),
+        ("work", True),
+    ]
+    assert (state.stages[1].done, state.stages[1].rows) == (4, 28)
+
+
+def test_a_command_that_fails_says_why(tmp_path: Path, fast: None) -> None:
+    def fail() -> None:
+        with shown_progress(str(tmp_path)):
+            run_tickets(sleep=0.1)
+            raise ValueError("no weights")
+
+    with pytest.raises(ValueError, match="no weights"):
+        fail()
+    state = read_state(str(tmp_path))
+    assert state is not None
+    assert (state.phase, state.message) == ("failed", "ValueError: no weights")
+
+
+def test_a_short_command_leaves_no_file(tmp_path: Path) -> None:
+    with shown_progress(str(tmp_path)):
+        run_tickets()
+    assert os.listdir(tmp_path) == []
+    with shown_progress(str(tmp_path)):
+        pass
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "error", [BrokenPipeError("closed"), RuntimeError("rich"), ValueError("closed file")]
+)
+def test_a_screen_that_raises_is_given_up(
+    error: Exception, fast: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = BrokenScreen(error)
+    monkeypatch.setattr(view, "screen_for", lambda stream: broken)
+    with shown_progress():
+        run_tickets(sleep=0.1)
+    assert broken.calls == 2, "once shown, once closed, then never again"
+
+
+def test_a_file_that_cannot_be_written_is_one_warning(
+    tmp_path: Path, fast: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / ".progress.json.partial").mkdir()  # stands in the way of every write
+    with shown_progress(str(tmp_path)):
+        run_tickets(sleep=0.1)
+    warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(warnings) == 1
+    assert "the work goes on" in warnings[0].getMessage()
+
+
+def test_metrics_that_raise_are_one_warning(
+    fast: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("the agent is gone")
+
+    monkeypatch.setattr(view, "METRICS_EVERY_S", 0.0)
+    monkeypatch.setattr(view.RayMetrics, "add", refuse)
+    run_tickets(sleep=0.1)
+    assert caplog.text.count("the agent is gone") == 1
+
+
+def test_a_closed_or_missing_stderr_changes_nothing(
+    fast: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open(os.devnull, "w") as closed:
+        pass
+    for stream in (None, closed):
+        monkeypatch.setattr(sys, "stderr", stream)
+        run_tickets(sleep=0.05)
+
+
+def test_a_terminal_that_hangs_up_in_the_middle_ends_nothing(
+    fast: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    with terminal(20) as shown:
+        monkeypatch.setattr(sys, "stderr", shown.stream)
+        with shown_progress():
+            run_tickets(sleep=0.1)
+            shown.hang_up()
+            run_tickets(sleep=0.1)
+
+
+def test_a_screen_that_blocks_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Blocking(LogLines):
+        def show(self, state: CommandState) -> None:
+            time.sleep(30)
+
+    monkeypatch.setattr(view, "JOIN_S", 0.2)
+    monkeypatch.setattr(view, "SHOW_EVERY_S", 0.01)
+    monkeypatch.setattr(view, "screen_for", lambda stream: Blocking())
+    started = time.monotonic()
+    with shown_progress():
+        run_tickets(sleep=0.05)
+    assert time.monotonic() - started < 20
+
+
+def test_nested_views_are_one(tmp_path: Path, fast: None) -> None:
+    with shown_progress(str(tmp_path)), shown_progress(), shown_progress(str(tmp_path / "other")):
+        run_tickets(sleep=0.1)
+    assert os.listdir(tmp_path) == ["progress.json"]
+
+
+def test_brief_stages_of_one_name_are_one_entry_and_no_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    view_ = View(None, LogLines())
+    for _ in range(100):
+        view_.end(view_.begin("choose", 3, None), brief=True)
+    assert [stage.number for stage in view_.state().stages] == [99]
+    assert caplog.messages == []
+    view_.close("finished")
+
+
+def test_stages_that_have_ended_are_bounded() -> None:
+    view_ = View(None, None)
+    for number in range(500):
+        view_.end(view_.begin(f"s{number}", 1, None), brief=False)
+    assert len(view_.state().stages) <= view.MAX_ENDED + 1
+    view_.close("finished")
+
+
+def test_a_stage_without_tickets_and_a_command_without_stages_end(fast: None) -> None:
+    run_tickets(count=0)
+    with shown_progress():
+        pass
+    with shown_progress(), counted_stage("empty", 0):
+        time.sleep(0.1)
+
+
+def test_a_stage_logs_its_last_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    run_tickets()
+    assert [message.split(",")[0] for message in caplog.messages] == ["work: 4 of 4 tasks"]
