@@ -109,6 +109,7 @@ class Committed:
                 stage, todo, engine=engine, on_done=lambda _, record: index.add(record)
             )
         self._commits = index.commits
+        accounting.extend_row_index(index.commits, stage.config.get("fence"))
         return report
 
 

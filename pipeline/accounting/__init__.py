@@ -9,6 +9,7 @@ from pipeline.accounting.pool_audit import Audit, audit_lines, audit_plain, audi
 from pipeline.accounting.pool_form import migrate, reindex
 from pipeline.accounting.purge import Purge, purge_lines, purge_rows, read_criteria
 from pipeline.accounting.repair import Repair, repair_lines, repair_pool
+from pipeline.accounting.row_index import extend_row_index
 from pipeline.accounting.watch import Watched, watch_pool, watched_lines
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "count_pool",
     "explain_lines",
     "explain_row",
+    "extend_row_index",
     "migrate",
     "purge_lines",
     "purge_rows",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,13 +21,16 @@ from manifests.schema import Rule, View
 from manifests.text import printable
 from pipeline import planning
 from pipeline.accounting.counts import view_names
-from pipeline.accounting.row_index import shards_of
+from pipeline.accounting.row_index import locate
 from pipeline.scoring import complete_score_sets
 from pipeline.views import columns_of, rule_text
 
 READERS = 8  # files that are open at once
+MANY_SHARDS = 100  # of which all sidecars are read: a line says why
+REINDEX_HINT = "; python pipeline/audit.py {pool} --reindex makes the table anew"
 LISTED = 20  # matches that are printed
 NAMING_COLUMNS = ("uid", "url", "key", "image_name")  # what a person may name a row by
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +53,17 @@ def explain_row(pool: str, name: str) -> dict[str, Any]:
     [{uid, url, shard, row, key}]}. ValueError if no row fits.
     """
     commits = read_commits(pool)
-    indexed = shards_of(commits, name)
-    matches = _attempted_matches(commits, name, map(shard_name, indexed or ()))
-    if not matches:
-        matches = _attempted_matches(commits, name, commits.names())
+    located = locate(commits, name)
+    matches = _attempted_matches(commits, name, located.shards)
+    others = commits.shards if located.is_guess and not matches else located.others
+    if located.remark and len(others) >= MANY_SHARDS:
+        logger.info(
+            "%s: %d sidecars are read one by one%s",
+            located.remark,
+            len(others),
+            REINDEX_HINT.format(pool=pool) if "table" in located.remark else "",
+        )
+    matches += _attempted_matches(commits, name, others.tolist())
     if not matches:
         matches = list(_waiting_matches(pool, name))
     if not matches:
@@ -118,11 +129,18 @@ def _names(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
     return pc.fill_null(mask, False)
 
 
-def _attempted_matches(commits: Commits, name: str, shards: Iterable[str]) -> list[Match]:
+def _attempted_matches(commits: Commits, name: str, shards: Iterable[int]) -> list[Match]:
     """The rows of some shards that `name` names."""
+
+    def look(shard: int) -> list[Match]:
+        return _matches(commits.sidecar(shard), name, shard_name(shard))
+
+    waiting = iter(shards)
+    matches: list[Match] = []
     with ThreadPoolExecutor(READERS) as threads:
-        of_shards = threads.map(lambda shard: _matches(commits.sidecar(shard), name, shard), shards)
-        return list(itertools.chain.from_iterable(of_shards))
+        while batch := list(itertools.islice(waiting, 8 * READERS)):
+            matches += itertools.chain.from_iterable(threads.map(look, batch))
+    return matches
 
 
 def _waiting_matches(pool: str, name: str) -> Iterator[Match]:

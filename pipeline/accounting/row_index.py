@@ -1,18 +1,28 @@
-"""Where the rows of a uid or a URL are: a table of (hash, shard) in partitions by the first bits.
+"""Where the rows of a uid or a URL are: a table of (hash, shard), sorted, in a few runs.
 
-`audit.py --reindex` writes it, 12 bytes a row before compression. A lookup reads one row group of
-one file. It is used while its fingerprint is that of the pool.
+A stage that commits shards adds a run for its new shards; runs of one size class are merged, so
+there are few. The files of a run are partitions by the first bits of the hash. A lookup reads one
+footer and one row group of each run. An entry takes 12 bytes before compression, and a row has two.
+
+The table may have too much, never too little, for the shards that rows.json names: a row whose URL
+was purged leaves a hash that leads to a shard without it. Shards are not named there until all
+their rows are in a run.
 """
 
 from __future__ import annotations
 
+import itertools
+import logging
+import math
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
@@ -22,119 +32,332 @@ from manifests.commits import Commits
 from manifests.documents import read_document
 from manifests.pool_layout import PoolLayout
 from pipeline.accounting.uid_spill import binary_uids
+from pipeline.pool import check_fence
+from pipeline.progress import counted_stage
 
-PARTITION_ROWS = 2**22  # 48 MB, sorted in memory
-MAX_PARTITIONS = 2**12
+VERSION = 2
+MIN_ROWS = 100_000  # below, reading every sidecar takes less than a second
+PARTITION_ENTRIES = 2**22  # 48 MB, sorted in memory
+MAX_BITS = 12
+BUFFERED_ENTRIES = 2**20  # before they are appended to the files of their partitions
 ROW_GROUP = 2**16
+FANOUT = 8  # runs of a size class before they are merged into one of the next
+READERS = 8  # sidecars that are read at a time
 UID_DIGITS = 32
-ENTRY = np.dtype([("hash", ">u8"), ("shard", "<i4")])
+ENTRY = np.dtype([("hash", "<u8"), ("shard", "<i4")])
 Entries = np.ndarray[Any, Any]
+Integers = npt.NDArray[np.int64]
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowRun:
+    """Sorted entries of some shards, in 2 ** bits files."""
+
+    number: int
+    bits: int  # of a hash, which number the files
+    entries: int
+    shards: tuple[tuple[int, int], ...]  # (first, last) of each range of shards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowIndexDocument:
     """index/rows.json, written last."""
 
-    fingerprint: str  # of the pool
-    bits: int  # of a hash, which number the files
-    rows: int
+    version: int
+    runs: tuple[RowRun, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Located:
+    """Where the rows of a name may be."""
+
+    shards: tuple[int, ...]  # where the table, or the key itself, says
+    others: Integers  # shards of which the table says nothing
+    remark: str = ""  # why there are others, for a person
+    is_guess: bool = False  # if no row of `shards` fits, any shard may have one
 
 
 def write_row_index(commits: Commits) -> int:
     """Write the table anew, and return its number of entries. Under the pool's lease."""
     layout = PoolLayout(commits.pool)
     disk.remove(_document(layout))
-    partitions = min(MAX_PARTITIONS, max(1, 2 * commits.totals.rows // PARTITION_ROWS))
-    bits = (partitions - 1).bit_length()
-    rows = 0
-    with tempfile.TemporaryDirectory(prefix="clipmill-rows-") as folder:
-        for name in commits.names():
-            for entries in _entries(commits, name):
-                rows += len(entries)
-                _spill(Path(folder), entries, bits)
-        for number in range(1 << bits):
-            spilled = Path(folder) / str(number)
-            content = spilled.read_bytes() if spilled.exists() else b""
-            entries = np.sort(np.frombuffer(content, ENTRY), order=("hash", "shard"))
-            columns = {
-                "hash": entries["hash"].astype(np.uint64),
-                "shard": entries["shard"].astype(np.int32),
-            }
-            staged = Path(folder) / "staged.parquet"
-            pq.write_table(
-                pa.table(columns),
-                staged,
-                compression="zstd",
-                row_group_size=ROW_GROUP,
-                write_page_checksum=True,
-            )
-            disk.publish(staged, _file(layout, number))
-            spilled.unlink(missing_ok=True)
-    document = RowIndexDocument(fingerprint=commits.fingerprint, bits=bits, rows=rows)
-    disk.write_json(_document(layout), document)
-    return rows
+    _remove_others(layout, ())
+    return _add(commits, commits.shards, (), None)
 
 
-def shards_of(commits: Commits, name: str) -> list[int] | None:
-    """The shards that may have rows of a tar key, a uid or a URL; None where that is not known."""
+def extend_row_index(commits: Commits, fence: int | None = None) -> int:
+    """Add the shards that the table lacks; returns the number of new entries.
+
+    Under the pool's lease. A small pool without a table gets none. A table that cannot be extended
+    is a warning: it is only a help, and `locate` knows which shards it has.
+    """
+    layout = PoolLayout(commits.pool)
+    document = _read(layout)
+    if document is None and commits.totals.rows < MIN_ROWS:
+        return 0
+    runs = () if document is None else document.runs
+    missing = commits.shards[~_covered(runs, commits.shards)]
+    if not len(missing):
+        return 0
+    try:
+        return _add(commits, missing, runs, fence)
+    except (OSError, pa.ArrowException) as error:
+        logger.warning("the table of rows was not extended, --explain will be slow: %s", error)
+        return 0
+
+
+def locate(commits: Commits, name: str) -> Located:
+    """Where the rows of a tar key, a uid, a URL or a file name may be."""
+    nothing = np.zeros(0, np.int64)
     if name.isdecimal() and len(name) >= len("000000000") and len(name) != UID_DIGITS:
         shard = int(name[:-4])
-        return [shard] if shard in commits else None
+        if shard in commits:
+            return Located(shards=(shard,), others=nothing, is_guess=True)
     value = _hash_of(name)
-    layout = PoolLayout(commits.pool)
-    if value is None or not disk.exists(_document(layout)):
-        return None
+    if value is None:
+        remark = "it is neither a uid nor a URL nor a tar key"
+        return Located(shards=(), others=commits.shards, remark=remark)
+    remark = "there is no table of rows"
+    for _ in range(2):  # a writer may merge runs between the two reads
+        document = _read(PoolLayout(commits.pool))
+        if document is None:
+            break
+        try:
+            shards = _look_up(commits.pool, document.runs, value)
+        except (ValueError, OSError) as error:
+            remark = f"the table of rows cannot be read ({error})"
+            continue
+        others = commits.shards[~_covered(document.runs, commits.shards)]
+        remark = f"the table of rows lacks {len(others):,} of {len(commits):,} shards"
+        return Located(shards=shards, others=others, remark=remark if len(others) else "")
+    return Located(shards=(), others=commits.shards, remark=remark)
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def _read(layout: PoolLayout) -> RowIndexDocument | None:
+    """rows.json; None where there is none, or one of another version."""
+    path = _document(layout)
     try:
-        document = read_document(_document(layout), RowIndexDocument)
-        if document.fingerprint != commits.fingerprint:
-            return None
-        path = _file(layout, value >> 64 - document.bits if document.bits else 0)
-        rows = disk.read_parquet(path, where=[("hash", "=", pa.scalar(value, pa.uint64()))])
-    except (ValueError, OSError):  # it is only a help
+        document = read_document(path, RowIndexDocument)
+    except (FileNotFoundError, ValueError):
         return None
-    return sorted(set(rows["shard"].to_pylist()))
+    return document if document.version == VERSION else None
+
+
+def _look_up(pool: str, runs: Sequence[RowRun], value: int) -> tuple[int, ...]:
+    """The shards of a hash. One footer and one row group of each run are read."""
+    shards: set[int] = set()
+    for run in runs:
+        path = _file(PoolLayout(pool), run.number, value >> 64 - run.bits if run.bits else 0)
+        rows = disk.read_parquet(path, where=[("hash", "=", pa.scalar(value, pa.uint64()))])
+        shards.update(rows["shard"].to_pylist())
+    return tuple(sorted(shards))
+
+
+def _covered(runs: Sequence[RowRun], shards: Integers) -> npt.NDArray[np.bool_]:
+    """(shards,) True where all rows of a shard are in one of the runs."""
+    covered = np.zeros(len(shards), np.bool_)
+    for run in runs:
+        ranges = np.array(run.shards, np.int64).reshape(-1, 2)
+        position = np.searchsorted(ranges[:, 0], shards, side="right") - 1
+        is_in = position >= 0
+        is_in[is_in] = shards[is_in] <= ranges[position[is_in], 1]
+        covered |= is_in
+    return covered
 
 
 def _hash_of(name: str) -> int | None:
     """The first 64 bits of a uid, or the hash of a URL; None for any other name."""
     if "://" in name:
-        return xxhash.xxh3_64_intdigest(name.encode())
+        return xxhash.xxh3_64_intdigest(name.encode(errors="surrogateescape"))
     try:
         return int(name[:16], 16) if len(name) == UID_DIGITS else None
     except ValueError:
         return None
 
 
-def _entries(commits: Commits, name: str) -> Iterator[Entries]:
-    """The entries of a shard, by uid and by URL."""
-    table = disk.read_parquet(commits.sidecar(name), ["uid", "url"])
-    uids = binary_uids(table["uid"])
-    yield _as_entries(np.frombuffer(uids.tobytes(), ">u8")[::2], int(name))
+# --- writing --------------------------------------------------------------------------------------
+
+
+def _add(commits: Commits, shards: Integers, runs: Sequence[RowRun], fence: int | None) -> int:
+    """Write a run for some shards, merge it with others of its size, and name it in rows.json."""
+    layout = PoolLayout(commits.pool)
+    rows = int(np.asarray(commits.column("count"))[np.isin(commits.shards, shards)].sum())
+    number = 1 + max([-1, *(run.number for run in runs), *_numbers(layout)])
+    with counted_stage("table of rows", len(shards), brief=True) as counter:
+
+        def entries() -> Iterator[Entries]:
+            for shard, of_shard in zip(shards, _all_entries(commits, shards), strict=True):
+                counter.ended(str(shard), {})
+                yield of_shard
+
+        run = _write_run(layout, number, entries(), 2 * rows, _ranges(shards))
+    added = run.entries
+    kept = [*runs, run]
+    while same := _of_one_class(kept):
+        number += 1
+        ranges = np.concatenate([np.array(each.shards, np.int64) for each in same])
+        merged = _write_run(
+            layout,
+            number,
+            _entries_of_runs(layout, same),
+            sum(each.entries for each in same),
+            _joined(ranges),
+        )
+        kept = [*(each for each in kept if each not in same), merged]
+    check_fence(commits.pool, fence)
+    disk.write_json(_document(layout), RowIndexDocument(version=VERSION, runs=tuple(kept)))
+    _remove_others(layout, kept)
+    return added
+
+
+def _of_one_class(runs: Sequence[RowRun]) -> list[RowRun]:
+    """FANOUT runs of about one size, or []."""
+    classes: dict[int, list[RowRun]] = {}
+    for run in runs:
+        classes.setdefault(int(math.log(max(1, run.entries), FANOUT)), []).append(run)
+    return next((same for same in classes.values() if len(same) >= FANOUT), [])
+
+
+def _all_entries(commits: Commits, shards: Integers) -> Iterator[Entries]:
+    """The entries of each shard, by uid and by URL. A few sidecars are in memory at a time."""
+    waiting = iter(shards.tolist())
+    with ThreadPoolExecutor(READERS) as threads:
+        while batch := list(itertools.islice(waiting, 2 * READERS)):
+            yield from threads.map(lambda shard: _entries(commits, shard), batch)
+
+
+def _entries(commits: Commits, shard: int) -> Entries:
+    table = disk.read_parquet(commits.sidecar(shard), ["uid", "url"])
+    uids = np.frombuffer(binary_uids(table["uid"]).tobytes(), ">u8")[::2]
     urls = table["url"].drop_null().to_pylist()
-    hashes = [xxhash.xxh3_64_intdigest(url.encode()) for url in urls]
-    yield _as_entries(np.array(hashes, np.uint64), int(name))
-
-
-def _as_entries(hashes: np.ndarray[Any, Any], shard: int) -> Entries:
-    entries = np.empty(len(hashes), ENTRY)
-    entries["hash"], entries["shard"] = hashes, shard
+    entries = np.empty(len(uids) + len(urls), ENTRY)
+    entries["hash"][: len(uids)] = uids
+    entries["hash"][len(uids) :] = [xxhash.xxh3_64_intdigest(url.encode()) for url in urls]
+    entries["shard"] = shard
     return entries
+
+
+def _entries_of_runs(layout: PoolLayout, runs: Sequence[RowRun]) -> Iterator[Entries]:
+    for run in runs:
+        for part in range(1 << run.bits):
+            table = disk.read_parquet(_file(layout, run.number, part))
+            entries = np.empty(table.num_rows, ENTRY)
+            entries["hash"], entries["shard"] = table["hash"], table["shard"]
+            yield entries
+
+
+def _write_run(
+    layout: PoolLayout,
+    number: int,
+    parts: Iterable[Entries],
+    expected: int,
+    shards: tuple[tuple[int, int], ...],
+) -> RowRun:
+    """Sort entries into the files of a run. About one partition is in memory at a time."""
+    partitions = max(1, math.ceil(expected / PARTITION_ENTRIES))
+    bits = min(MAX_BITS, (partitions - 1).bit_length())
+    total = 0
+    with tempfile.TemporaryDirectory(prefix="clipmill-rows-") as temporary:
+        folder = Path(temporary)
+        buffer: list[Entries] = []
+        buffered = 0
+        for entries in itertools.chain(parts, [np.empty(0, ENTRY)]):
+            buffer.append(entries)
+            buffered += len(entries)
+            total += len(entries)
+            if buffered >= BUFFERED_ENTRIES or not len(entries):
+                _spill(folder, np.concatenate(buffer), bits)
+                buffer, buffered = [], 0
+        for part in range(1 << bits):
+            _write_part(folder, part, _file(layout, number, part))
+    return RowRun(number=number, bits=bits, entries=total, shards=shards)
 
 
 def _spill(folder: Path, entries: Entries, bits: int) -> None:
     """Append entries to the files of their partitions."""
-    numbers = (entries["hash"].astype(np.uint64) >> np.uint64(32)) >> np.uint64(32 - bits)
+    if not len(entries):
+        return
+    hashes = np.ascontiguousarray(entries["hash"])
+    numbers = hashes >> np.uint64(64 - bits) if bits else np.zeros(len(hashes), np.uint64)
     order = np.argsort(numbers, kind="stable")
     different, starts = np.unique(numbers[order], return_index=True)
     ends = [*starts[1:].tolist(), len(order)]
     for number, start, end in zip(different.tolist(), starts.tolist(), ends, strict=True):
-        with open(folder / str(number), "ab") as f:
+        path = folder / str(number)
+        with disk.naming(path), open(path, "ab") as f:
             f.write(entries[order[start:end]].tobytes())
+
+
+def _write_part(folder: Path, part: int, path: str) -> None:
+    """Sort one partition and publish it as Parquet."""
+    spilled = folder / str(part)
+    content = spilled.read_bytes() if spilled.exists() else b""
+    entries = np.frombuffer(content, ENTRY)
+    hashes = np.ascontiguousarray(entries["hash"])
+    order = np.argsort(hashes, kind="stable")
+    columns = {"hash": hashes[order], "shard": np.ascontiguousarray(entries["shard"])[order]}
+    staged = folder / "staged.parquet"
+    pq.write_table(
+        pa.table(columns),
+        staged,
+        compression="zstd",
+        use_dictionary=["shard"],
+        row_group_size=ROW_GROUP,
+        write_page_checksum=True,
+    )
+    disk.publish(staged, path)
+    spilled.unlink(missing_ok=True)
+
+
+# --- ranges and names -----------------------------------------------------------------------------
+
+
+def _ranges(shards: Integers) -> tuple[tuple[int, int], ...]:
+    """Ascending numbers as (first, last) of each range without a gap."""
+    starts = np.flatnonzero(np.diff(shards, prepend=shards[:1] - 2) > 1)
+    lasts = np.append(starts[1:] - 1, len(shards) - 1)
+    pairs = zip(shards[starts].tolist(), shards[lasts].tolist(), strict=True)
+    return tuple(pairs) if len(shards) else ()
+
+
+def _joined(ranges: Integers) -> tuple[tuple[int, int], ...]:
+    """Ranges in any order, with those that touch or overlap made one."""
+    joined: list[tuple[int, int]] = []
+    for first, last in sorted(map(tuple, ranges.reshape(-1, 2).tolist())):
+        if joined and first <= joined[-1][1] + 1:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], last))
+        else:
+            joined.append((first, last))
+    return tuple(joined)
 
 
 def _document(layout: PoolLayout) -> str:
     return disk.join(layout.index, "rows.json")
 
 
-def _file(layout: PoolLayout, number: int) -> str:
-    return disk.join(layout.index, "rows", f"rows-{number:05d}.parquet")
+def _folder(layout: PoolLayout) -> str:
+    return disk.join(layout.index, "rows")
+
+
+def _file(layout: PoolLayout, run: int, part: int) -> str:
+    return disk.join(_folder(layout), f"rows-{run:05d}-{part:05d}.parquet")
+
+
+def _numbers(layout: PoolLayout) -> Iterator[int]:
+    """The numbers of all runs that have a file, those of killed writers too: none is used again."""
+    for name in disk.list_names(_folder(layout), ".parquet"):
+        words = name.split("-")
+        if len(words) == 3 and words[1].isdecimal():
+            yield int(words[1])
+
+
+def _remove_others(layout: PoolLayout, runs: Sequence[RowRun]) -> None:
+    """Remove the files of runs that rows.json does not name any more."""
+    named = {f"rows-{run.number:05d}" for run in runs}
+    for name in disk.list_names(_folder(layout), ".parquet"):
+        if name.rpartition("-")[0] not in named:
+            disk.remove(disk.join(_folder(layout), name))
