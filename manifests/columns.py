@@ -54,6 +54,21 @@ REASONS: dict[str, Literal["refused", "permanent", "transient"]] = {
     "http_5xx": "transient",
 }
 
+# Every link or row of a source that is no pair is counted under exactly one of these.
+CRAWL_REASONS = (
+    "no_alt",
+    "empty_alt",
+    "no_caption",
+    "data_url",
+    "scheme",
+    "bad_url",
+    "placeholder",
+    "tracking_pixel",
+    "noscript_copy",
+    "damaged",
+    "duplicate_pair",
+)
+
 # Reasons of the decoding half: img2dataset calls them failed_to_resize, all others
 # failed_to_download.
 DECODE_REASONS = frozenset(

@@ -16,7 +16,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from manifests.text import printable
@@ -24,10 +24,12 @@ from manifests.text import printable
 EXIT_MISTAKE = 2
 EXIT_INCOMPLETE = 3
 EXIT_SAVED = 75
+EXIT_OUTPUT_CLOSED = 128 + signal.SIGPIPE
 # Statuses that mean the same for every command; see `exit_help`.
 COMMON_STATUSES = {
     EXIT_MISTAKE: "a mistake, explained in one line",
     128 + signal.SIGINT: "stopped by Ctrl-C",
+    EXIT_OUTPUT_CLOSED: "the reader of its output has ended",
     128 + signal.SIGTERM: "stopped by SIGTERM",
 }
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -95,10 +97,27 @@ def end_on_stop_signals() -> None:
 
     For a command's imports: torch, Ray and PyArrow take seconds, in which Ctrl-C would end the
     process with a traceback and SIGTERM without a word. `run_command` then installs its own
-    handlers.
+    handlers. Closed standard streams are opened first.
     """
+    open_standard_streams()
     for number in STOP_SIGNALS:
         signal.signal(number, _end)
+
+
+def open_standard_streams() -> None:
+    """Open the null device where stdin, stdout or stderr is closed, as with `2>&-`.
+
+    Otherwise the next file that is opened gets the number of stderr, and what Ray, a C library or
+    `_end` writes there lands in a tar.
+    """
+    for number, mode, name in ((0, "r", "stdin"), (1, "w", "stdout"), (2, "w", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+            assert opened == number
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
 def _end(number: int, _: FrameType | None) -> None:
@@ -142,21 +161,27 @@ def run_command(
     disabled = logging.root.manager.disable
     try:
         with on_stop_signal(_raise_stopped):
-            return body()
+            status = body()
+        _output_is_closed()  # the work is done: a reader that has ended does not change its status
+        return status
     except ValueError as error:
         return mistake(str(error))
+    except BrokenPipeError:
+        if not _output_is_closed():
+            raise  # of a connection
+        return EXIT_OUTPUT_CLOSED
     except OSError as error:
         if error.errno not in PATH_ERRORS or error.filename is None:
             raise
         return mistake(f"{error.filename}: {error.strerror}")
     except KeyboardInterrupt as interrupt:
         number = interrupt.number if isinstance(interrupt, Stopped) else signal.SIGINT
-        print(f"\nstopped by {signal_name(number)}: {stopped}", file=sys.stderr)
+        print_error(f"\nstopped by {signal_name(number)}: {stopped}")
         return 128 + number
     except SystemExit as end:
         if end.code != signal.SIGTERM:  # Ray replaces the handler of SIGTERM by sys.exit(SIGTERM)
             raise
-        print(f"\nstopped by SIGTERM: {stopped}", file=sys.stderr)
+        print_error(f"\nstopped by SIGTERM: {stopped}")
         return 128 + signal.SIGTERM
     finally:
         logging.disable(disabled)
@@ -166,8 +191,26 @@ def mistake(message: str) -> int:
     """Print `error: message`, made printable, and return the exit status of a mistake."""
     if os.environ.get("CLIPMILL_TRACEBACK") and sys.exc_info()[0] is not None:
         traceback.print_exc()
-    print(f"error: {printable(message)}", file=sys.stderr)
+    print_error(f"error: {printable(message)}")
     return EXIT_MISTAKE
+
+
+def print_error(line: str) -> None:
+    """A line on stderr. One that is closed does not change how the command ends."""
+    with suppress(OSError, ValueError):
+        print(line, file=sys.stderr, flush=True)
+
+
+def _output_is_closed() -> bool:
+    """Whether nobody reads stdout any more; then the rest of the output goes nowhere, so that the
+    interpreter does not complain at its end.
+    """
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
 
 
 def _raise_stopped(number: int) -> None:

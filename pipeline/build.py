@@ -138,7 +138,7 @@ def build_recipe(manifest: str, out: str, args: argparse.Namespace) -> int:
     elif not causes:
         print("\n".join(summary(recipe, out, args, totals)))
     for cause in reversed(causes):
-        print(f"error: {printable(cause)}", file=sys.stderr)
+        console.print_error(f"error: {printable(cause)}")
     return console.EXIT_INCOMPLETE if causes else 0
 
 

@@ -100,7 +100,7 @@ def score(args: argparse.Namespace) -> int:
             counts = f"{state['scored']} of {state['stored']} stored rows"
             print(f"{name}: {counts} scored in {state['seconds']:.1f} s")
     for shard, reason in report["failed"].items():
-        print(f"error: shard {shard} was not scored: {reason}", file=sys.stderr)
+        console.print_error(f"error: shard {shard} was not scored: {reason}")
     if args.json:
         print(json.dumps(report, sort_keys=True))
     return console.EXIT_INCOMPLETE if report["failed"] else 0

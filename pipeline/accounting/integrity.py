@@ -215,12 +215,7 @@ def _score_sets(
         document = _document(f"{name}/scores.json", folder, path, ScoreSetDocument, findings)
         if document is None:
             continue
-        if fingerprint is not None and document.fingerprint != fingerprint:
-            line = (
-                f"{name}: stale: the shards have changed since; "
-                "run pipeline/score.py on this pool again"
-            )
-            findings.add(Damage(kind="set", line=line, name=folder))
+        _report_stale(name, folder, document, fingerprint, findings)
         try:
             shards, checksums = score_shards(layout.root, document)
         except ValueError as error:
@@ -238,12 +233,7 @@ def _views(layout: PoolLayout, fingerprint: str | None, findings: _Findings) -> 
         document = _document(f"{name}.json", view, path, ViewDocument, findings)
         if document is None:
             continue
-        if fingerprint is not None and document.fingerprint != fingerprint:
-            line = (
-                f"{name}: stale: the shards have changed since; "
-                "run pipeline/filter.py on this pool again"
-            )
-            findings.add(Damage(kind="view", line=line, name=view))
+        _report_stale(name, view, document, fingerprint, findings)
         try:
             shards, kept = view_shards(layout.root, document)
         except ValueError as error:
@@ -257,6 +247,22 @@ def _views(layout: PoolLayout, fingerprint: str | None, findings: _Findings) -> 
             )
             findings.add(Damage(kind="view", line=line, name=view))
         yield _Aligned(view, shards, kept)
+
+
+def _report_stale(
+    name: str,
+    owner: str,
+    document: ViewDocument | ScoreSetDocument,
+    fingerprint: str | None,
+    findings: _Findings,
+) -> None:
+    """Report a score set or view that was made from other shards than those that are there."""
+    if fingerprint is None or document.fingerprint == fingerprint:
+        return
+    is_view = isinstance(document, ViewDocument)
+    command = "pipeline/filter.py" if is_view else "pipeline/score.py"
+    line = f"{name}: stale: the shards have changed since; run {command} on this pool again"
+    findings.add(Damage(kind="view" if is_view else "set", line=line, name=owner))
 
 
 def _document(name: str, owner: str, path: str, kind: type[T], findings: _Findings) -> T | None:

@@ -52,7 +52,7 @@ def test_a_wrong_path_is_one_line_that_names_it(
 def test_the_table_of_exit_statuses_has_those_of_the_command_too() -> None:
     table = console.exit_help({75: "saved", 0: "finished", 130: "Ctrl-C twice"}).splitlines()
     assert table[:2] == ["exit status:", "  0    finished"]
-    assert [int(line.split()[0]) for line in table[1:]] == [0, 2, 75, 130, 143]
+    assert [int(line.split()[0]) for line in table[1:]] == [0, 2, 75, 130, 141, 143]
     assert "  130  Ctrl-C twice" in table
 
 
@@ -125,3 +125,75 @@ def test_log_lines_name_the_unit_and_the_level() -> None:
     assert line("pipeline.fetch.plan", logging.INFO) == "fetch: 3 shards"
     assert line("train.loop", logging.WARNING) == "loop: warning: 3 shards"
     assert line("__main__", logging.ERROR) == "__main__: error: 3 shards"
+
+
+# --- streams that are closed ----------------------------------------------------------------------
+
+CLOSED_STREAMS = """
+import os, sys
+from manifests import console
+console.end_on_stop_signals()
+with open(sys.argv[1], "wb") as f:
+    f.write(b"a tar")
+    f.flush()
+    os.write(1, b"out")
+    os.write(2, b"from a library")
+    print("error", file=sys.stderr)
+    print("result")
+sys.exit(console.run_command(lambda: 3))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("closed", ["2>&-", "1>&-", "0<&- 1>&- 2>&-"])
+def test_what_is_written_to_a_closed_stream_lands_in_no_file(tmp_path: Path, closed: str) -> None:
+    path = tmp_path / "00000.tar"
+    command = f'exec "$0" -c "$1" "$2" {closed}'
+    done = subprocess.run(
+        ["sh", "-c", command, sys.executable, CLOSED_STREAMS, str(path)], cwd=ROOT, timeout=60
+    )
+    assert done.returncode == 3
+    assert path.read_bytes() == b"a tar"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("lines", "status"), [(1, 3), (100_000, 141)])
+def test_a_reader_that_ends_before_the_command_is_no_traceback(lines: int, status: int) -> None:
+    code = (
+        "import sys\n"
+        "from manifests import console\n"
+        f"def body():\n  for _ in range({lines}): print('x' * 100)\n  return 3\n"
+        "sys.stdin.readline()\n"
+        "sys.exit(console.run_command(body))\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stdin is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    process.stdin.write(b"go\n")
+    process.stdin.close()
+    assert process.stderr.read() == b""
+    assert process.wait(60) == status
+    process.stderr.close()
+
+
+def test_a_broken_connection_is_no_closed_output() -> None:
+    def body() -> int:
+        raise BrokenPipeError("the store has closed the connection")
+
+    with pytest.raises(BrokenPipeError):
+        console.run_command(body)
+
+
+def test_an_error_line_on_a_closed_stderr_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open(os.devnull, "w") as closed:
+        pass
+    monkeypatch.setattr(sys, "stderr", closed)
+    assert console.mistake("no such model") == console.EXIT_MISTAKE

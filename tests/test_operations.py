@@ -1,0 +1,237 @@
+"""docs/operations.md lists exactly the statuses, reasons and metrics of the code, and every command
+in it does what the page says.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from manifests import console
+from manifests.columns import CRAWL_REASONS, REASONS
+from pipeline import audit, build, filter, score
+from pipeline.progress import ray_metrics
+from tests.support.s3_server import s3_server, s3_variables
+from tests.test_layout import ENTRIES
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = (ROOT / "docs/operations.md").read_text()
+RECIPE = """
+name: small
+source:
+  {kind: image_folder, paths: [images], captions: m.csv, file_column: file, caption_column: text}
+fetch: {image_size: 32, rows_per_shard: 4}
+filters: [caption]
+views: {all: [], long: [{words: caption_words >= 2}]}
+"""
+
+
+def tables() -> Iterator[list[list[str]]]:
+    """The tables of the page: their rows as cells, the header first."""
+    rows: list[list[str]] = []
+    for line in [*PAGE.splitlines(), ""]:
+        if line.startswith("|"):
+            cells = re.split(r"(?<!\\)\|", line.strip().strip("|"))
+            rows.append([cell.strip() for cell in cells])
+        elif rows:
+            yield rows[:1] + rows[2:]
+            rows = []
+
+
+def table(*header: str) -> list[list[str]]:
+    """The rows of the table whose header begins so."""
+    (found,) = [rows for rows in tables() if rows[0][: len(header)] == list(header)]
+    return found[1:]
+
+
+# --- reasons --------------------------------------------------------------------------------------
+
+
+def test_every_reason_of_a_row_is_explained_with_its_class() -> None:
+    listed = {row[0].strip("`"): row[1] for row in table("reason", "class")}
+    assert listed == REASONS
+    assert all(row[2] for row in table("reason", "class"))
+
+
+def test_every_reason_of_the_crawl_is_explained() -> None:
+    listed = [row[0].strip("`") for row in table("reason", "meaning")]
+    assert sorted(listed) == sorted(CRAWL_REASONS)
+
+
+def test_the_crawl_counts_only_reasons_that_are_listed() -> None:
+    """A ValueError of one word, and a word that is assigned to `reason`, are counted as reasons."""
+    words: set[str] = set()
+    for path in [
+        *(ROOT / "pipeline/archives").glob("*.py"),
+        *(ROOT / "pipeline/crawl").glob("*.py"),
+    ]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            value: ast.expr | None = None
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "ValueError":
+                value = node.args[0]
+            elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "reject":
+                value = node.args[1]
+            elif isinstance(node, ast.keyword) and node.arg == "reason":
+                value = node.value
+            elif isinstance(node, ast.Assign):
+                target = node.targets[0]
+                base = target.value if isinstance(target, ast.Subscript) else target
+                if getattr(base, "id", "") in ("reason", "reasons"):
+                    value = node.value
+                if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
+                    value = target.slice if getattr(base, "id", "") == "reasons" else None
+            if isinstance(value, ast.Constant) and re.fullmatch(r"[a-z_]+", str(value.value)):
+                words.add(str(value.value))
+    assert words == set(CRAWL_REASONS)
+
+
+# --- exit statuses --------------------------------------------------------------------------------
+
+
+def statuses_of(entry: str) -> set[int]:
+    """The statuses in the help of a command: those that its call of exit_help gives."""
+    code = (ROOT / entry).read_text()
+    (call,) = [
+        node
+        for node in ast.walk(ast.parse(code))
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "exit_help"
+    ]
+    names: dict[str, Any] = {"console": console, "signal": __import__("signal")}
+    help_text = eval(compile(ast.Expression(call), entry, "eval"), names)  # our own file
+    return {int(status) for status in re.findall(r"^  (\d+) ", help_text, re.M)}
+
+
+def test_the_statuses_of_every_command_are_listed() -> None:
+    rows = {row[0].strip("`"): row[1:] for row in table("command", "statuses")}
+    assert sorted(rows) == sorted(ENTRIES)
+    for entry, (listed, meaning_of_3) in rows.items():
+        statuses = {int(word) for word in listed.split(",")}
+        assert statuses == statuses_of(entry), entry
+        assert (3 in statuses) == bool(meaning_of_3), entry
+
+
+def test_every_status_has_a_meaning() -> None:
+    listed = {int(number) for row in table("status", "meaning") for number in row[0].split(",")}
+    of_commands = set().union(*(statuses_of(entry) for entry in ENTRIES))
+    # a traceback, and what the shell says of a process that a signal ended
+    assert listed == of_commands | {1, 129, 137}
+
+
+# --- metrics --------------------------------------------------------------------------------------
+
+
+def test_every_metric_is_listed() -> None:
+    listed = set(re.findall(r"`ray_(clipmill_\w+)`", PAGE))
+    code = Path(str(ray_metrics.__file__)).read_text()
+    made = re.findall(r'\b(Counter|Gauge|Histogram)\(\s*"(\w+)"', code)
+    # Prometheus' names of counters end so.
+    assert listed == {name + "_total" * (kind == "Counter") for kind, name in made}
+    assert len(made) == 7
+
+
+# --- commands -------------------------------------------------------------------------------------
+
+
+def command_lines() -> list[str]:
+    blocks = re.findall(r"^```sh\n(.*?)^```", PAGE, re.M | re.S)
+    return [line for block in blocks for line in block.splitlines() if line]
+
+
+ENTRY_POINTS = {
+    "build": build.main,
+    "score": score.main,
+    "filter": filter.main,
+    "audit": audit.main,
+}
+# What is not there to purge or explain in the pool of this test ends as a mistake or does nothing.
+EXPECTED = {"--explain": 2}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a recipe of ten images."""
+    (tmp_path / "images").mkdir()
+    rows = ["file,text"]
+    for number in range(10):
+        Image.new("RGB", (40, 40), (20 * number, 0, 0)).save(tmp_path / f"images/{number}.jpg")
+        rows.append(f"{number}.jpg,{'a dog' if number % 2 else 'dog'}")
+    (tmp_path / "images/m.csv").write_text("\n".join(rows))
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run_line(line: str) -> int:
+    """The status of a command of the page."""
+    words = shlex.split(line)
+    if words[0] == "python":
+        name = Path(words[1]).stem
+        engine = ["--engine", "inline"] if name in ("build", "score") else []
+        return ENTRY_POINTS[name]([*words[2:], *engine])
+    if words[:4] == ["aws", "s3", "cp", "--recursive"]:
+        import s3fs
+
+        s3fs.S3FileSystem().put(words[4] + "/", words[5], recursive=True)
+        return 0
+    assert words[0] == "cp"
+    return subprocess.run(words).returncode
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of botocore
+def test_the_commands_of_the_page_do_what_it_says(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("localbucket")
+    lines = command_lines()
+    assert len(lines) > 12
+    with s3_server(folder, "localbucket") as url:
+        for name, value in s3_variables(url).items():
+            monkeypatch.setenv(name, value)
+        lines = [line.replace("s3://bucket/", "s3://pools/") for line in lines]
+        for line in sorted(lines, key=lambda line: "--watch" in line):  # nothing to watch at first
+            status = run_line(line)
+            expected = next((code for option, code in EXPECTED.items() if option in line), 0)
+            assert status == expected, (line, capsys.readouterr())
+            if "s3://pools" in line and "build.py" in line:
+                assert "it was complete already; nothing was done" in capsys.readouterr().out
+    assert "no command writes into out/pool" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_moved_pool_is_the_same_pool(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    build_line = "python pipeline/build.py recipe.yaml --out {}"
+    assert run_line(build_line.format("out/pool")) == 0
+    shutil.move("out/pool", "elsewhere")
+    assert run_line("python pipeline/audit.py elsewhere --verify") == 0
+    capsys.readouterr()
+    assert run_line(build_line.format("elsewhere")) == 0
+    assert "nothing was done" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_damaged_tar_is_made_anew_by_repair(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_line("python pipeline/build.py recipe.yaml --out out/pool") == 0
+    tar = folder / "out/pool/shards/00000.tar"
+    content = bytearray(tar.read_bytes())
+    content[600] ^= 1
+    os.chmod(tar, 0o644)
+    tar.write_bytes(bytes(content))
+    assert run_line("python pipeline/audit.py out/pool --verify") == 3
+    assert "00000" in capsys.readouterr().out
+    assert run_line("python pipeline/audit.py out/pool --repair") == 0
+    assert run_line("python pipeline/audit.py out/pool --verify --json") == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["damaged"] == []
