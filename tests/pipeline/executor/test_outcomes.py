@@ -60,7 +60,7 @@ def test_the_last_failure_is_kept() -> None:
 
 
 def test_a_try_that_was_lost_with_its_node_is_none_of_the_two() -> None:
-    record = Outcomes("s", lambda done: None)
+    record = Outcomes("s", StageCounter("s", 1))
     ticket = Ticket(id="1", group="a")
     assert not record.record(ticket, "lost", "the node is gone")
     assert not record.record(ticket, "raised", "first")
