@@ -9,7 +9,7 @@ from manifests import disk
 from manifests.pool_layout import PoolLayout
 from manifests.schema import Blend
 from train.config import TrainConfig
-from train.data import Loader
+from train.data import Loader, augment
 
 # Settings that change the weights by rounding at most: device, speed, memory, and what is written.
 # A run may be resumed with other values of these.
@@ -50,8 +50,8 @@ def view_hashes(blend: Blend) -> dict[str, str]:
 
 
 def run_identity(blend: Blend, config: TrainConfig, loader: Loader) -> dict[str, Any]:
-    """Everything that decides the weights, as plain values: settings, order and the content of the
-    views.
+    """Everything that decides the weights, as plain values: settings, order, the pixels of crops,
+    and the content of the views.
     """
     token_sets = {}
     for name, view in zip(loader.names, loader.views, strict=True):
@@ -59,6 +59,7 @@ def run_identity(blend: Blend, config: TrainConfig, loader: Loader) -> dict[str,
     return {
         "config": deciding_settings(config),
         "order": loader.order.identity(),
+        "pixels": augment.PIXELS_VERSION,
         "views": view_hashes(blend),
         "tokens": token_sets,
     }
@@ -94,6 +95,8 @@ def check_same_run(saved: Mapping[str, Any], now: Mapping[str, Any], out: str) -
     them.
     """
     saved = {**saved, "config": complete_settings(saved["config"])}
+    if "pixels" in now:
+        saved.setdefault("pixels", 1)  # of a run that is older than this entry
     identity = dict(now)
     if "initial_weights" in saved:
         identity["initial_weights"] = saved["initial_weights"]

@@ -72,3 +72,10 @@ def test_a_view_that_changes_has_another_hash(make_pool, tmp_path, add_view):
     disk.remove(f"{pool}/views/all.json")
     with pytest.raises(FileNotFoundError):
         view_hashes(blend)
+
+
+def test_a_run_whose_crops_were_resized_by_pillow_is_not_continued():
+    identity = {"config": deciding_settings(TrainConfig()), "views": {}}
+    with pytest.raises(ValueError, match=r"out holds another run \(pixels: 1 -> 2\)"):
+        check_same_run(identity, {**identity, "pixels": 2}, "out")
+    assert check_same_run({**identity, "pixels": 2}, {**identity, "pixels": 2}, "out")

@@ -3,6 +3,10 @@
 The crop has open_clip's distribution: torchvision's RandomResizedCrop with a share of the area in
 [crop_min, 1] and an aspect between 3/4 and 4/3, bicubic. Its random numbers are a function of the
 sample's position in the run.
+
+For training the crop is resized by torch, in 8-bit integers like Pillow's, in about a sixth of its
+time. The two round in another order: of photographs at most one pixel in ten differs, nearly always
+by one level. The evaluation image is resized by Pillow, as in open_clip.
 """
 
 from __future__ import annotations
@@ -17,14 +21,17 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from train.data.scratch import ThreadBuffer
 from train.model import IMAGE_MEAN, IMAGE_STD
 from train.rng import derive_key, uniforms
 
 Pixels = NDArray[np.uint8]
+PIXELS_VERSION = 2  # of the pixels that a crop gives; 1: resized by Pillow
 TRIES = 10  # shapes that are tried before the crop falls back to the centre, as in torchvision
 NUMBERS = 2 * TRIES + 2  # of one crop: width and height of each shape, then its position
 CROP = 4  # the purpose of these random numbers (order.py has 1 to 3)
 LOG_ASPECT = math.log(4 / 3)
+BOX = ThreadBuffer()  # the pixels of a crop before it is resized
 LUMINANCE = (0.299, 0.587, 0.114)  # of red, green and blue
 
 
@@ -69,13 +76,32 @@ def random_crop(
 
     `size` is the side of a square, or (H, W).
     """
-    height, width, _ = pixels_HWC.shape
     h, w = (size, size) if isinstance(size, int) else size
-    box = crop_box(height, width, numbers)
-    if box == (0, 0, w, h) and (height, width) == (h, w):
-        return pixels_HWC
-    # `box` spares a copy. Its sides are whole, so only the kernel's tails see pixels outside of it.
-    return np.asarray(Image.fromarray(pixels_HWC).resize((w, h), Image.Resampling.BICUBIC, box=box))
+    crop_HWC = np.empty((h, w, 3), np.uint8)
+    random_crop_into(crop_HWC, pixels_HWC, numbers)
+    return crop_HWC
+
+
+def random_crop_into(into_HWC: Pixels, pixels_HWC: Pixels, numbers: Sequence[float]) -> None:
+    """Write the crop of a row of `crop_numbers`, resized (bicubic) to the size of `into_HWC`.
+
+    `into_HWC` is contiguous.
+    """
+    height, width, _ = pixels_HWC.shape
+    left, top, right, bottom = crop_box(height, width, numbers)
+    box_HWC = pixels_HWC[top:bottom, left:right]
+    if box_HWC.shape == into_HWC.shape:
+        into_HWC[:] = box_HWC
+        return
+    # Rows that follow one another, and channels last in both: else torch takes a slower way.
+    crop_HWC = BOX.take(box_HWC.size).reshape(box_HWC.shape)
+    crop_HWC[:] = box_HWC
+    planes_BCHW = torch.from_numpy(crop_HWC[None]).permute(0, 3, 1, 2)
+    into_BCHW = torch.from_numpy(into_HWC[None]).permute(0, 3, 1, 2)
+    # What torch.nn.functional.interpolate calls, with a place for its result.
+    torch.ops.aten._upsample_bicubic2d_aa.out(
+        planes_BCHW, list(into_BCHW.shape[2:]), False, None, None, out=into_BCHW
+    )
 
 
 def centre_crop(pixels_HWC: Pixels, size: int | tuple[int, int]) -> Pixels:

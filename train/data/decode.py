@@ -16,13 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
+from train.data.scratch import ThreadBuffer
+
 Pixels = NDArray[np.uint8]
 FORMATS = ("JPEG", "PNG", "WEBP")
 JPEG_START = b"\xff\xd8\xff"
 
 
-def decode_image(data: bytes, min_size: int = 0) -> Pixels:
+def decode_image(data: bytes, min_size: int = 0, buffer: ThreadBuffer | None = None) -> Pixels:
     """(height, width, 3) RGB pixels of a JPEG, PNG or WebP image.
+
+    With a `buffer` the pixels may lie in it: they are valid until this thread decodes again.
 
     With `min_size`, a JPEG may come at 1/2, 1/4 or 1/8 of its size as long as both sides stay at
     least `min_size` pixels. Transparent pixels are put on white. ValueError for damaged bytes and
@@ -34,12 +38,10 @@ def decode_image(data: bytes, min_size: int = 0) -> Pixels:
         # Pillow converts CMYK and YCCK to RGB, simplejpeg does not.
         if colours not in ("CMYK", "YCCK"):
             factor = reduction(height, width, min_size)
-            if factor == 1:
-                pixels: Pixels = fast.decode_jpeg(data)
-            else:
-                pixels = fast.decode_jpeg(
-                    data, min_height=-(-height // factor), min_width=-(-width // factor)
-                )
+            h, w = -(-height // factor), -(-width // factor)
+            scale = {"min_height": h, "min_width": w} if factor > 1 else {}
+            memory = None if buffer is None else buffer.take(h * w * 3)
+            pixels: Pixels = fast.decode_jpeg(data, buffer=memory, **scale)
             return pixels
     try:
         return _by_pillow(data, min_size)

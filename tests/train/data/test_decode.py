@@ -9,6 +9,7 @@ from PIL import Image
 
 from train.data import decode as decode_module
 from train.data.decode import decode_image, reduction
+from train.data.scratch import ThreadBuffer
 
 
 def pixels(height: int, width: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -40,6 +41,19 @@ def test_a_jpeg_gives_the_pixels_that_pillow_gives(decoder: str, subsampling: in
     assert decoded.shape == (61, 83, 3)
     assert decoded.dtype == np.uint8
     assert np.array_equal(decoded, np.asarray(Image.open(io.BytesIO(data))))
+
+
+@pytest.mark.parametrize("min_size", [0, 16])
+def test_pixels_in_a_buffer_are_the_same(decoder: str, min_size: int) -> None:
+    buffer = ThreadBuffer()
+    for height, width in [(16, 16), (33, 47), (131, 64), (64, 129), (255, 257), (40, 300)]:
+        for subsampling in (0, 2):
+            image = Image.fromarray(pixels(height, width))
+            data = encoded(image, "JPEG", quality=90, subsampling=subsampling)
+            expected = decode_image(data, min_size)
+            assert np.array_equal(decode_image(data, min_size, buffer), expected)
+    with pytest.raises(ValueError, match=r"JPEG|readable"):
+        decode_image(data[:100], min_size, buffer)
 
 
 @pytest.mark.parametrize("mode", ["L", "CMYK", "RGB"])
