@@ -84,7 +84,10 @@ def test_it_trains_and_ends_with_one_line_of_json(blend, tmp_path, capsys):
         (["--set", "lr"], "error: --set 'lr' is not KEY=VALUE"),
         (["--ranks", "0"], "error: --ranks is 0; it must be at least 1"),
         (["--preset", "micro"], "error: "),  # 48 rows are less than a batch of 128
-        (["--preset", "micro", "--ranks", "3"], "error: 3 ranks cannot share 32 lanes evenly"),
+        (
+            ["--preset", "micro", "--ranks", "3"],
+            "error: 3 ranks cannot share a batch of 128 evenly",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_and_status_2(blend, tmp_path, capsys, arguments, message):

@@ -167,7 +167,7 @@ def remedies(config: TrainConfig, ranks: int, device: Device) -> list[str]:
             ways.append(words)
     if ways:
         return [f"it fits with {ways[0]}", *(f"or with {way}" for way in ways[1:3])]
-    return ["no number of ranks up to the lanes makes it fit: choose a smaller model or batch"]
+    return ["no number of ranks up to the batch makes it fit: choose a smaller model or batch"]
 
 
 def _changes(config: TrainConfig, ranks: int) -> Iterator[tuple[str, TrainConfig, int]]:
@@ -181,8 +181,8 @@ def _changes(config: TrainConfig, ranks: int) -> Iterator[tuple[str, TrainConfig
     if config.recompute != "full":
         yield "micro_batch: auto and recompute: full", full, ranks
     more = 2 * ranks
-    while more // config.tp <= config.lanes:
-        if config.lanes % (more // config.tp) == 0:
+    while more // config.tp <= config.batch_size:
+        if config.batch_size % (more // config.tp) == 0:
             yield f"ranks: {more}", _with_dp_shard(config, config.dp_shard), more
             if config.optimizer != "muon":
                 words = f"ranks: {more}, dp_shard: {more // config.tp} and recompute: full"

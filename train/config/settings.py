@@ -44,7 +44,9 @@ class TrainConfig:
     order_seed: int | None = setting(
         None, "of the samples' order and crops, so that `seed` decides all else; none: `seed`"
     )
-    lanes: int = setting(64, "fixed blocks of a batch; a rank serves whole lanes")
+    lanes: int = setting(
+        64, "blocks of a batch, each with shards of its own; they decide the order"
+    )
     window: int = setting(4, "shards that a lane permutes together")
     until_task: str | None = setting(
         None, "task file; training stops when the model reaches until_accuracy on it"
@@ -372,34 +374,26 @@ def _changed_model(config: TrainConfig) -> ModelConfig:
 
 
 def check_world(config: TrainConfig, world: int) -> None:
-    """ValueError where `world` data-parallel ranks cannot share the lanes of a batch evenly."""
-    if config.lanes % world == 0:
+    """ValueError where `world` data-parallel ranks cannot share a batch evenly."""
+    batch = config.batch_size
+    if batch % world == 0:
         return
-    fitting = [number for number in range(1, config.lanes + 1) if config.lanes % number == 0]
+    fitting = [number for number in range(1, batch + 1) if batch % number == 0]
+    near = sorted(fitting, key=lambda number: abs(math.log(number / world)))[:4]
+    unit = math.lcm(world, config.lanes)
+    unit = unit if unit <= batch else world  # the lanes stay as they are where they can
+    sizes = [number for number in (batch // unit * unit, -(-batch // unit) * unit) if number]
+    ways = [f"{size} (lanes {_nearest_lanes(size, config.lanes)})" for size in sizes]
     raise ValueError(
-        f"{world} ranks cannot share {config.lanes} lanes evenly; with lanes {config.lanes} a "
-        f"batch is shared by {', '.join(str(number) for number in fitting)} ranks. For {world} "
-        f"ranks {_remedy(config, world)}; lanes decide the order of training, so a run keeps them"
+        f"{world} ranks cannot share a batch of {batch} evenly; "
+        f"{', '.join(str(number) for number in sorted(near))} ranks can. For {world} ranks set "
+        f"batch_size to {' or '.join(ways)}"
     )
 
 
-def _remedy(config: TrainConfig, world: int) -> str:
-    """Settings near those of `config` with which `world` ranks can train."""
-    batch = config.batch_size
-    if batch % world == 0:
-        return f"set lanes to {_nearest_lanes(batch, world, config.lanes)}"
-    below, above = batch // world * world, -(-batch // world) * world
-    batches = [number for number in (below, above) if number]
-    ways = []
-    for number in batches:
-        lanes = _nearest_lanes(number, world, config.lanes)
-        ways.append(f"batch_size to {number} and lanes to {lanes}")
-    return f"batch_size {batch} is no multiple of {world}: set {', or '.join(ways)}"
-
-
-def _nearest_lanes(batch: int, world: int, lanes: int) -> int:
-    """The multiple of `world` that divides `batch` and is nearest to `lanes`."""
-    fitting = [number for number in range(world, batch + 1, world) if batch % number == 0]
+def _nearest_lanes(batch: int, lanes: int) -> int:
+    """The number that divides `batch` and is nearest to `lanes`."""
+    fitting = [number for number in range(1, batch + 1) if batch % number == 0]
     return min(fitting, key=lambda number: abs(math.log(number / lanes)))
 
 

@@ -71,7 +71,7 @@ class _PlannedBatch:
 class Loader:
     """An iterable of Batch; `len` is the run's number of steps. One rank's share of every batch.
 
-    ValueError for views that cannot be opened, a world size that does not divide the lanes, too
+    ValueError for views that cannot be opened, a world size that does not divide the batch, too
     many repeats, and, while it runs, for a tar that is not there or a row that no substitute can
     replace. ReadFailed where a store does not answer. Damaged samples are counted; the training
     loop, which knows the counts of all ranks, ends a run that has too many.
@@ -104,7 +104,8 @@ class Loader:
         self.damage = DamageCounts()  # of the batches that were handed out
         self.last_damaged: DamagedSample | None = None
         self._config, self._size, self._context = config, model.height_width, model.context_length
-        self._lanes = range(rank * config.lanes // world, (rank + 1) * config.lanes // world)
+        share = config.batch_size // world
+        self._rows = range(rank * share, (rank + 1) * share)  # of every global batch
         self._min_size = smallest_side(max(model.height_width), config.crop_min)
         self._pin = config.device != "cpu" and torch.cuda.is_available()
 
@@ -147,14 +148,12 @@ class Loader:
 
     def _ahead(self) -> int:
         """How many batches are read ahead of the one that is handed out."""
-        rows = self._config.batch_size // self._config.lanes * len(self._lanes)
-        size = rows * math.prod(self._size) * 3
+        size = len(self._rows) * math.prod(self._size) * 3
         return max(1, min(PREFETCH, PREFETCH_BYTES // size))
 
     def _plan(self, step: int) -> _PlannedBatch:
-        source, shard, row = self.order.batch(step, self._lanes)
-        first = self._lanes.start * (self._config.batch_size // self._config.lanes)
-        rows = len(row)
+        source, shard, row = self.order.batch(step, self._rows)
+        first, rows = self._rows.start, len(self._rows)
         numbers = crop_numbers(
             self.order.seed, step, first + np.arange(rows), self._config.crop_min
         )

@@ -11,8 +11,10 @@ step alone:
 * lanes: an epoch permutes the shards, permutes the kept rows inside windows of `window` shards, and
   cuts the line of rows that results into `lanes` spans equal to ± 1 row. Draws go to the spans one
   after another. Inside a batch each draw is put into the lane that is nearest to its span. Lane k
-  owns one block of every batch; a rank serves whole lanes.
-* world size does not occur here: it only decides which lanes a rank asks for.
+  owns one block of every batch, so a rank with few blocks reads few shards.
+* no row twice in a batch, where an epoch of a source ends inside of one too (`epochs.py`). A source
+  with fewer rows than a batch draws of it is refused.
+* world size does not occur here: it only decides which rows of a batch a rank asks for.
 
 Random numbers come from `train.rng`. A change of any of this bumps ORDER_VERSION and the golden
 test.
@@ -33,15 +35,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manifests.disk import content_hash
+from train.data.epochs import exchanged_draws, shuffled_apart
 from train.rng import Ints, derive_key, permutation
 
-ORDER_VERSION = 1
+ORDER_VERSION = 2
 # Most slots of a wheel. Shares that need more are rounded to 1/65536 (largest remainder).
 PERIOD = 65_536
 # Positions that are computed at once: spreads the cost of a NumPy call, small for a single step.
 BLOCK = 2_048
 
-SHARDS, WINDOW, SUBSTITUTE = 1, 2, 3  # what a random number is for
+SHARDS, WINDOW, SUBSTITUTE, EPOCH = 1, 2, 3, 5  # what a random number is for; 4: see augment.py
+# A source with fewer rows than so many times its draws of a batch has epochs that follow from one
+# another; those of a larger one are independent but for their first draws.
+FEW = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -129,6 +135,20 @@ def wheel_sequence(slots: Sequence[int]) -> Ints:
     return order
 
 
+def most_in_a_batch(wheel: Ints, sources: int, batch_size: int) -> list[int]:
+    """The most draws of each source in any batch."""
+    period = len(wheel)
+    turns, rest = divmod(batch_size, period)
+    starts = np.arange(period // math.gcd(period, batch_size)) * batch_size % period
+    most = []
+    for s in range(sources):
+        before = np.concatenate([[0], np.cumsum(np.tile(wheel == s, 2))])  # of two turns
+        most.append(
+            turns * int(before[period]) + int((before[starts + rest] - before[starts]).max())
+        )
+    return most
+
+
 # --- the order ------------------------------------------------------------------------------------
 
 
@@ -168,8 +188,8 @@ class _Line:
 class Order:
     """The order of a run. The order of `sources` does not matter: their names decide.
 
-    ValueError for fewer rows than a batch, an empty source, lanes that do not divide the batch, and
-    impossible weights.
+    ValueError for a source with fewer rows than a batch draws of it, lanes that do not divide the
+    batch, and impossible weights.
     """
 
     def __init__(
@@ -195,26 +215,28 @@ class Order:
         self._rows = np.array([spans.rows for spans in self._spans])
         self._shard_rows = [np.asarray(source.shard_rows, np.int64) for source in self.sources]
         self._ends = [np.cumsum(shard_rows) for shard_rows in self._shard_rows]
+        self._most = most_in_a_batch(self._wheel, len(self.sources), batch_size)
+        _check_rows(self.sources, self._rows.tolist(), self._most, batch_size)
         self._steps_per_block = -(-BLOCK // batch_size)
         # A lane is inside one window at a time; while it passes to the next, inside two.
         self._block = functools.lru_cache(maxsize=2)(self._compute_block)
+        self._exchanged = functools.lru_cache(maxsize=2 * len(self.sources))(self._exchange)
+        self._small_epochs: dict[int, tuple[int, Ints]] = {}  # source -> its last epoch
         self._line = functools.lru_cache(maxsize=4 * len(self.sources))(self._permute_shards)
         self._window_rows = functools.lru_cache(maxsize=2 * lanes * len(self.sources))(
             self._permute_window
         )
 
-    def batch(self, step: int, lanes: range | None = None) -> tuple[Ints, Ints, Ints]:
-        """(source, shard, kept row) of each row of a batch, or of the blocks of some `lanes`."""
-        lanes = range(self.lanes) if lanes is None else lanes
+    def batch(self, step: int, rows: range | None = None) -> tuple[Ints, Ints, Ints]:
+        """(source, shard, kept row) of each row of a batch, or of some of its `rows`."""
+        rows = range(self.batch_size) if rows is None else rows
         assert step >= 0
-        assert lanes.step == 1
-        assert 0 <= lanes.start <= lanes.stop <= self.lanes
+        assert rows.step == 1
+        assert 0 <= rows.start <= rows.stop <= self.batch_size
         number, within = divmod(step, self._steps_per_block)
-        per_lane = self.batch_size // self.lanes
-        first = within * self.batch_size
-        rows = slice(first + lanes.start * per_lane, first + lanes.stop * per_lane)
-        source, shard, row = self._block(number)
-        return source[rows], shard[rows], row[rows]
+        source, shard, row = self._block(number, rows.start, rows.stop)
+        ours = slice(within * len(rows), (within + 1) * len(rows))
+        return source[ours], shard[ours], row[ours]
 
     def substitute(self, source: int, step: int, position: int, attempt: int) -> tuple[int, int]:
         """(shard, kept row) that replaces row `position` of batch `step`: of the same source."""
@@ -269,8 +291,10 @@ class Order:
         """Hash of the identity: orders with the same hash draw the same rows at every step."""
         return content_hash(self.identity())
 
-    def _compute_block(self, number: int) -> tuple[Ints, Ints, Ints]:
-        """(source, shard, row) of the batches of block `number`, one after another."""
+    def _compute_block(self, number: int, start: int, stop: int) -> tuple[Ints, Ints, Ints]:
+        """(source, shard, row) of rows start … stop − 1 of the batches of block `number`, one
+        batch after another. Only they are located.
+        """
         count = self._steps_per_block * self.batch_size
         n = number * count + np.arange(count)
         turns, slot = np.divmod(n, len(self._wheel))
@@ -283,7 +307,9 @@ class Order:
         by_position = np.argsort(cell, kind="stable")
         by_span = np.argsort(cell * self.lanes + lane, kind="stable")
         placed[by_position] = draw[by_span]
-        shard, row = np.empty_like(draw), np.empty_like(draw)
+        source = source.reshape(-1, self.batch_size)[:, start:stop].ravel()
+        placed = placed.reshape(-1, self.batch_size)[:, start:stop].ravel()
+        shard, row = np.empty_like(placed), np.empty_like(placed)
         for s in range(len(self.sources)):
             here = np.flatnonzero(source == s)
             epoch, within = np.divmod(placed[here], self._rows[s])
@@ -294,6 +320,51 @@ class Order:
 
     def _locate(self, s: int, epoch: int, within: Ints) -> tuple[Ints, Ints]:
         """(shard, kept row) of draws `within` one epoch of source `s`."""
+        if epoch > 0 and self._is_small(s):
+            return self._from_numbers(s, self._epoch_of_few(s, epoch)[within])
+        if epoch > 0:
+            draws = self._exchanged(s, epoch)
+            within = np.where(
+                within < len(draws), draws[np.minimum(within, len(draws) - 1)], within
+            )
+        return self._locate_on_line(s, epoch, within)
+
+    def _is_small(self, s: int) -> bool:
+        return bool(self._rows[s] < FEW * self._most[s])
+
+    def _exchange(self, s: int, epoch: int) -> Ints:
+        """The first draws of an epoch of source `s`: draw i is the i-th of these draws instead."""
+        most, rows = self._most[s], int(self._rows[s])
+        last = self._numbers(s, *self._locate_on_line(s, epoch - 1, np.arange(rows - most, rows)))
+        first = self._numbers(s, *self._locate_on_line(s, epoch, np.arange(3 * most)))
+        return exchanged_draws(last, first, most)
+
+    def _epoch_of_few(self, s: int, epoch: int) -> Ints:
+        """The rows of a small source, as numbers, in the order of their draws in an epoch.
+
+        An epoch follows from the one before it, so a resumed run repeats them from the first.
+        """
+        known, numbers = self._small_epochs.get(s, (epoch + 1, self._ends[s]))
+        if known > epoch:
+            rows = int(self._rows[s])
+            known, numbers = 0, self._numbers(s, *self._locate_on_line(s, 0, np.arange(rows)))
+        for e in range(known + 1, epoch + 1):
+            key = derive_key(self.seed, EPOCH, self._spans[s].key, e)
+            numbers = shuffled_apart(numbers, self._most[s], key)
+        self._small_epochs[s] = epoch, numbers
+        return numbers
+
+    def _numbers(self, s: int, shard: Ints, row: Ints) -> Ints:
+        """Kept rows as numbers over all shards of source `s`."""
+        return self._ends[s][shard] - self._shard_rows[s][shard] + row
+
+    def _from_numbers(self, s: int, numbers: Ints) -> tuple[Ints, Ints]:
+        """(shard, kept row) of `_numbers`."""
+        shard = np.searchsorted(self._ends[s], numbers, side="right")
+        return shard, numbers - self._ends[s][shard] + self._shard_rows[s][shard]
+
+    def _locate_on_line(self, s: int, epoch: int, within: Ints) -> tuple[Ints, Ints]:
+        """(shard, kept row) of draws `within` one epoch of source `s`, before any exchange."""
         spans, line = self._spans[s], self._line(s, epoch)
         turns, nth = np.divmod(within, self.lanes)
         position = spans.start[spans.lane[nth]] + turns  # on the line of the epoch
@@ -337,8 +408,16 @@ def _check(sources: Sequence[SourceRows], batch_size: int, lanes: int, window: i
             raise ValueError(
                 f"{source.name!r} keeps no row; choose another view or loosen its rules"
             )
-    rows = sum(source.rows for source in sources)
-    if rows < batch_size:
-        raise ValueError(
-            f"fewer rows than a batch: {', '.join(names)} keep {rows}, and a batch is {batch_size}"
-        )
+
+
+def _check_rows(
+    sources: Sequence[SourceRows], rows: Sequence[int], most: Sequence[int], batch_size: int
+) -> None:
+    """ValueError where a batch would have to hold a row twice."""
+    for source, count, draws in zip(sources, rows, most, strict=True):
+        if count < draws:
+            raise ValueError(
+                f"fewer rows than a batch: {source.name} keeps {count}, and a batch of "
+                f"{batch_size} draws {draws} of it; lower batch_size or its weight, or keep more "
+                "rows (a row twice in a batch would be its own wrong answer)"
+            )

@@ -381,8 +381,8 @@ def test_a_stale_view_is_refused(make_pool: Make, tmp_path: Path) -> None:
         Loader(blend_of(pool, all=1), settings(), model())
 
 
-def test_a_world_that_cannot_share_the_lanes_is_refused(tiny_pool: str) -> None:
-    with pytest.raises(ValueError, match="3 ranks cannot share 8 lanes"):
+def test_a_world_that_cannot_share_a_batch_is_refused(tiny_pool: str) -> None:
+    with pytest.raises(ValueError, match="3 ranks cannot share a batch of"):
         Loader(blend_of(tiny_pool, all=1), settings(), model(), 0, 3)
 
 
