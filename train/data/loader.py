@@ -126,19 +126,23 @@ class Loader:
                 planned = self._plan(step)
                 yield self._finish(planned, self._fill(planned, 0, len(planned.row)))
             return
+        # Positions, random numbers and memory of a batch are made in a thread of their own, so that
+        # the caller only waits.
+        planner = ThreadPoolExecutor(1, thread_name_prefix="plan")
         pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
-        in_flight: deque[tuple[_PlannedBatch, list[Future[list[DamagedSample]]]]] = deque()
+        in_flight: deque[Future[tuple[_PlannedBatch, list[Future[list[DamagedSample]]]]]] = deque()
         try:
             for step in range(start, len(self) + self._ahead()):
                 if step < len(self):
-                    in_flight.append(self._submit(pool, self._plan(step)))
+                    in_flight.append(planner.submit(self._begin, pool, step))
                 if step - start >= self._ahead() and in_flight:
-                    planned, pieces = in_flight.popleft()
+                    planned, pieces = in_flight.popleft().result()
                     damaged: list[DamagedSample] = []
                     for piece in pieces:
                         damaged += piece.result()
                     yield self._finish(planned, damaged)
         finally:
+            planner.shutdown(cancel_futures=True)
             pool.shutdown(cancel_futures=True)
 
     def sources(self, steps: int | None = None) -> dict[str, dict[str, Any]]:
@@ -170,9 +174,11 @@ class Loader:
             keys=[""] * rows,
         )
 
-    def _submit(
-        self, pool: ThreadPoolExecutor, planned: _PlannedBatch
+    def _begin(
+        self, pool: ThreadPoolExecutor, step: int
     ) -> tuple[_PlannedBatch, list[Future[list[DamagedSample]]]]:
+        """Plan a batch and let the threads of `pool` fill it."""
+        planned = self._plan(step)
         rows = len(planned.row)
         piece = -(-rows // (SPLIT * self._config.threads))
         starts = range(0, rows, piece)

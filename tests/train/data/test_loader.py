@@ -381,6 +381,22 @@ def test_a_stale_view_is_refused(make_pool: Make, tmp_path: Path) -> None:
         Loader(blend_of(pool, all=1), settings(), model())
 
 
+def test_positions_are_made_beside_the_training_thread(tiny_pool: str) -> None:
+    loader = Loader(blend_of(tiny_pool, all=1), settings(threads=2), model())
+    names, compute = [], loader.order.batch
+
+    def batch(step: int, rows: range | None = None) -> Any:
+        names.append(threading.current_thread().name)
+        return compute(step, rows)
+
+    loader.order.batch = batch  # type: ignore[method-assign]
+    batches = loader.batches()
+    next(batches)
+    batches.close()
+    assert names
+    assert all(name.startswith("plan") for name in names)
+
+
 def test_a_world_that_cannot_share_a_batch_is_refused(tiny_pool: str) -> None:
     with pytest.raises(ValueError, match="3 ranks cannot share a batch of"):
         Loader(blend_of(tiny_pool, all=1), settings(), model(), 0, 3)
