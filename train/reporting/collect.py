@@ -58,9 +58,7 @@ def collect_report(out: str) -> Report:
     with_result = [run for run in runs if str(run.seed) in results.arms[run.arm].runs]
     finished = [run for run in with_result if isinstance(run, Run)]
     primary = next(task for task in ablation.evaluate if task.name == ablation.primary)
-    blends = _first_blends(trained)
-    gone = {arm: missing_views(blend) for arm, blend in blends.items()}
-    views = open_views({arm: blend for arm, blend in blends.items() if not gone[arm]})
+    views, gone = _open_views(trained)
     samples = distributions.sample_pools(views)
     values = {task.name: _values(runs, results, task) for task in ablation.evaluate}
     return Report(
@@ -106,12 +104,16 @@ def collect_report(out: str) -> Report:
     )
 
 
-def _first_blends(runs: Sequence[Run]) -> dict[str, Blend]:
-    """The blend of each arm; of a random control, the subset of the first seed."""
+def _open_views(runs: Sequence[Run]) -> tuple[list[ArmView], dict[str, list[str]]]:
+    """The views of each arm that has all of them, and the views that are gone, by arm.
+
+    Of a random control they are those of the first seed.
+    """
     blends: dict[str, Blend] = {}
     for run in runs:
         blends.setdefault(run.arm, run.blend)
-    return blends
+    gone = {arm: missing_views(blend) for arm, blend in blends.items()}
+    return open_views({arm: blend for arm, blend in blends.items() if not gone[arm]}), gone
 
 
 def _tasks(
