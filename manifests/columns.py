@@ -29,6 +29,7 @@ REASONS: dict[str, Literal["refused", "permanent", "transient"]] = {
     "bad_bbox": "refused",
     "known_bad": "refused",
     "purged": "refused",
+    "not_locked": "refused",
     "http_4xx": "permanent",
     "http_other": "permanent",
     "redirects": "permanent",
@@ -42,6 +43,7 @@ REASONS: dict[str, Literal["refused", "permanent", "transient"]] = {
     "missing_file": "permanent",
     "no_caption": "permanent",
     "hash_mismatch": "permanent",
+    "substituted": "permanent",
     "dns": "transient",
     "connect": "transient",
     "reset": "transient",
@@ -68,6 +70,9 @@ CRAWL_REASONS = (
     "damaged",
     "duplicate_pair",
 )
+
+# Outcomes of the rows of a lock beside REASONS. Of a row that is withheld nothing is handed on.
+STORED, WITHHELD = "stored", "withheld"
 
 # Reasons of the decoding half: img2dataset calls them failed_to_resize, all others
 # failed_to_download.

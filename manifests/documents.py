@@ -69,6 +69,8 @@ class ViewDocument:
     kept: int
     fingerprint: str  # pool_fingerprint of the shards that it was chosen from
     scores: dict[str, str]  # filter -> score set (NAME@ID) that its rules read
+    # Of a view of the rows of locks: hash of its rows, see pipeline/dataset_lock/row_keys.py.
+    rows_sha256: str | None = None
     # Exactly one of the two; see manifests/aligned/shard_tables.py.
     shards: dict[str, int] | None = None  # shard -> rows kept
     table: ShardTable | None = None
@@ -204,6 +206,25 @@ class PoolDocument(PoolCounts):
     seconds: dict[str, float]  # wall time by stage, of all builds
     task_seconds: float  # sum over the shards
     versions: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriftDocument:
+    """drift.json: how the rows of a pool that was built from a lock differ from those of the lock.
+
+    `stored` = `same` + the sum of `drift` + `missing`; `rows` = `stored` + the sum of `not_asked`.
+    """
+
+    lock: str  # its id
+    name: str  # of the recipe of the lock
+    rows: int
+    stored: int  # rows that were stored in the pool that was locked
+    same: int  # of these, rows that are stored here, with the same bytes
+    drift: dict[str, int]  # reason -> how many of these are not stored here
+    missing: int  # of these, rows of shards that are not committed
+    not_asked: dict[str, int]  # outcome in the lock -> rows that were not asked for
+    shards: int
+    same_tars: int  # shards whose tar has the same bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

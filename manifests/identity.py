@@ -81,7 +81,9 @@ def _fetch_identity(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _source_identity(source: Mapping[str, Any]) -> dict[str, Any]:
-    identity = {**source, "paths": [_name(path) for path in source["paths"]]}
+    # A lock is known by its content: the plan that is made of it names its id.
+    is_lock = source["kind"] == "lock"
+    identity = {**source, "paths": [] if is_lock else [_name(path) for path in source["paths"]]}
     for name in ADDED_KEYS:
         if identity.get(name) == ADDED_DEFAULTS[name]:
             identity.pop(name, None)

@@ -222,6 +222,11 @@ class PoolLayout:
         return disk.join(self.root, "recipe.json")
 
     @property
+    def drift_json(self) -> str:
+        """How a pool that was built from a lock differs from the pool that was locked."""
+        return disk.join(self.root, "drift.json")
+
+    @property
     def lease_json(self) -> str:
         """Which process may write into the pool."""
         return disk.join(self.root, "lease.json")

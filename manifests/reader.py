@@ -26,7 +26,14 @@ from manifests.yaml_forms import (
     shape_block,
 )
 
-__all__ = ["list_scales", "manifest_kind", "merge", "read_block", "read_manifest"]
+__all__ = [
+    "check_values",
+    "list_scales",
+    "manifest_kind",
+    "merge",
+    "read_block",
+    "read_manifest",
+]
 
 T = TypeVar("T")
 UNITS = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "k": 10**3, "m": 10**6, "b": 10**9}
@@ -211,6 +218,13 @@ def _changed_keys(value: Any, default: Any) -> list[str]:
     """Fields of a dataclass that differ from those of `default`."""
     names = [field.name for field in dataclasses.fields(value)]
     return [name for name in names if getattr(value, name) != getattr(default, name)]
+
+
+def check_values(values: Any, kind: type[T], where: str) -> T:
+    """Plain values as a manifest or a block of one, checked as those of a file are. `where` begins
+    the message of the ValueError.
+    """
+    return _validate(values, kind, where)
 
 
 # --- types -------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from typing import Any
 
 from manifests import disk
 from manifests.text import printable
-from pipeline import accounting
+from pipeline import accounting, dataset_lock
 from pipeline.pool import hold_lease
 from pipeline.progress import shown_progress
 
@@ -39,13 +39,15 @@ EXAMPLE = """example:
   python pipeline/audit.py out/pool --repair
   python pipeline/audit.py out/pool --purge domain=host.example --used-by out/runs
   python pipeline/audit.py out/pool --watch
+  python pipeline/audit.py out/pool --lock pool.lock.parquet
+  python pipeline/audit.py out/pool --same-rows our.lock.parquet their.lock.parquet --view basic
 
 """
 
 EXIT_STATUS = console.exit_help(
     {
-        0: "the pool is complete and nothing is wrong, the row is explained, the index is made, "
-        "the rows are gone, or the command that was watched has ended",
+        0: "the pool is complete and nothing is wrong, the row is explained, the index, the lock or "
+        "the view is made, the rows are gone, or the command that was watched has ended",
         console.EXIT_INCOMPLETE: "the pool is not complete, a count or a file is wrong, or the "
         "command that was watched failed",
     }
@@ -99,6 +101,30 @@ def options(argv: list[str] | None) -> argparse.Namespace:
         action="store_true",
         help="show what the command does that writes into the pool now, until it ends",
     )
+    what.add_argument(
+        "--lock",
+        metavar="FILE",
+        help="write one file (.parquet) from which another lab builds this pool again: rows with "
+        "hashes, recipe, views; Croissant metadata beside it",
+    )
+    what.add_argument(
+        "--same-rows",
+        nargs="+",
+        metavar="LOCK",
+        help="make a view of the rows that all these locks and the pool have, byte for byte",
+    )
+    parser.add_argument(
+        "--view",
+        nargs="+",
+        metavar="VIEW",
+        help="with --lock: the views to write (default: all); with --same-rows: one view of the "
+        "locks, whose rows are taken",
+    )
+    parser.add_argument(
+        "--name",
+        metavar="VIEW",
+        help="with --same-rows: the name of the new view (default: same_rows, same_rows_VIEW)",
+    )
     parser.add_argument(
         "--used-by",
         nargs="+",
@@ -128,11 +154,17 @@ def command(args: argparse.Namespace) -> int:
     """Do what the options ask for; the exit status."""
     if args.used_by and not args.purge:
         raise ValueError("--used-by belongs to --purge; name what to purge")
+    if args.view and not (args.lock or args.same_rows):
+        raise ValueError("--view belongs to --lock and --same-rows")
+    if args.name and not args.same_rows:
+        raise ValueError("--name belongs to --same-rows")
     for is_asked, do in (
         (args.explain, explain),
         (args.purge, purge),
         (args.repair, repair),
         (args.watch, watch),
+        (args.lock, lock),
+        (args.same_rows, same_rows),
     ):
         if is_asked:
             return do(args)
@@ -176,6 +208,29 @@ def purge(args: argparse.Namespace) -> int:
     with hold_lease(args.pool) as lease:
         result = accounting.purge_rows(args.pool, criteria, used_by=args.used_by, fence=lease.fence)
     print("\n".join(map(printable, accounting.purge_lines(result))))
+    print_json(disk.to_plain(result), args)
+    return 0
+
+
+def lock(args: argparse.Namespace) -> int:
+    """Write the lock of a pool; the exit status."""
+    written = dataset_lock.write_lock(args.pool, args.lock, args.view)
+    print("\n".join(map(printable, dataset_lock.lock_lines(written))))
+    head = disk.to_plain(written.head)
+    print_json({name: value for name, value in head.items() if name != "columns"}, args)
+    return 0
+
+
+def same_rows(args: argparse.Namespace) -> int:
+    """Make the view of the rows that locks and the pool have in common; the exit status."""
+    if len(args.view or []) > 1:
+        raise ValueError(f"--same-rows takes one --view, not {len(args.view)}")
+    view = args.view[0] if args.view else None
+    with hold_lease(args.pool) as lease:
+        result = dataset_lock.write_same_rows(
+            args.pool, args.same_rows, view=view, name=args.name, fence=lease.fence
+        )
+    print("\n".join(map(printable, dataset_lock.same_rows_lines([result]))))
     print_json(disk.to_plain(result), args)
     return 0
 

@@ -28,15 +28,18 @@ import subprocess
 from typing import Any
 
 from manifests import disk, reader
+from manifests.documents import DriftDocument
 from manifests.run_layout import AblationLayout
 from manifests.schema import Ablation, Recipe
 from manifests.text import printable
-from pipeline import ablation_run, recipe_run
+from pipeline import ablation_run, dataset_lock, recipe_run
 
 MAX_TASKS = 20  # tasks without an outcome that are printed
 EXAMPLE = """example:
   python pipeline/build.py manifests/ablations/demo.yaml
   python pipeline/build.py manifests/recipes/datacomp_small.yaml --out /data/datacomp --until fetch
+  python pipeline/build.py --from-lock their.lock.parquet --out /data/theirs \\
+      --set user_agent='mylab (crawler@mylab.example)'
   ray job submit --working-dir . -- \\
       python pipeline/build.py manifests/ablations/demo.yaml --out /data/demo
 
@@ -83,6 +86,18 @@ def options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--scale", help="a block of the manifest's `scales` to merge over it, such as debug"
     )
+    parser.add_argument(
+        "--from-lock",
+        metavar="FILE",
+        help="build the pool of a lock again (see audit.py --lock) instead of a recipe's",
+    )
+    parser.add_argument(
+        "--set",
+        nargs="+",
+        default=[],
+        metavar="KEY=VALUE",
+        help="with --from-lock: keys of `fetch` that are yours, such as user_agent and per_host",
+    )
     parser.add_argument("--json", action="store_true", help="end with one JSON line on stdout")
     return parser.parse_args(argv)
 
@@ -94,7 +109,11 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def build(args: argparse.Namespace) -> int:
-    """Build what the manifest asks for; the exit status."""
+    """Build what the manifest or the lock asks for; the exit status."""
+    if args.from_lock:
+        return build_lock(args)
+    if args.set:
+        raise ValueError("--set belongs to --from-lock; a recipe has its settings in `fetch`")
     demo = str(ROOT / "manifests/ablations/demo.yaml")
     manifest = args.manifest or os.environ.get("CLIPMILL_RECIPE", demo)
     kind = reader.manifest_kind(manifest)
@@ -121,8 +140,23 @@ def build_ablation(manifest: str, out: str, args: argparse.Namespace) -> int:
     return 0
 
 
+def build_lock(args: argparse.Namespace) -> int:
+    """Build the pool of a lock again; the exit status."""
+    if args.manifest or args.scale:
+        raise ValueError("--from-lock takes the place of a manifest; leave one of them out")
+    if args.until == "crawl":
+        raise ValueError("a lock has nothing to crawl: --until plan ends before the first request")
+    recipe = dataset_lock.recipe_of_lock(args.from_lock, args.set)
+    parent = os.environ.get("CLIPMILL_OUT", "out")
+    # Not the name of the recipe, which another lab has written.
+    name = Path(args.from_lock).name.partition(".")[0]
+    out = disk.output_folder(args.out or disk.join(parent, name or "lock"))
+    totals = recipe_run.build(recipe, out, engine=args.engine, until=args.until, retry=args.retry)
+    return report(recipe, out, args, totals)
+
+
 def build_recipe(manifest: str, out: str, args: argparse.Namespace) -> int:
-    """Run the stages of a recipe and print where the pool is and what may come next."""
+    """Run the stages of a recipe; the exit status."""
     miniweb = ablation_run.read_miniweb(manifest, args.scale)
     with ablation_run.miniweb_variables(out, miniweb) as port:
         recipe = reader.read_manifest(manifest, Recipe, scale=args.scale)
@@ -132,6 +166,11 @@ def build_recipe(manifest: str, out: str, args: argparse.Namespace) -> int:
             totals = recipe_run.build(
                 recipe, out, engine=args.engine, until=args.until, retry=args.retry
             )
+    return report(recipe, out, args, totals)
+
+
+def report(recipe: Recipe, out: str, args: argparse.Namespace, totals: dict[str, Any]) -> int:
+    """Print how a build ended; the exit status."""
     causes = unfinished(totals, args.until)
     if args.json:
         print(json.dumps(totals, sort_keys=True), flush=True)
@@ -167,12 +206,19 @@ def summary(
         final = totals["fetch"]["final"]
         rows = final["stored"] + sum(final["reasons"].values())
         lines.append(f"  {final['stored']:,} of {rows:,} rows are stored")
+    if "drift" in totals:
+        drift = disk.from_plain(DriftDocument, totals["drift"])
+        lines += map(printable, dataset_lock.drift_lines(drift))
     if args.until != recipe_run.STAGES[-1]:
-        again = f"python pipeline/build.py {shlex.quote(args.manifest or '')} --out {folder}"
+        manifest = shlex.quote(args.manifest or "")
+        if args.from_lock:
+            settings = " ".join(map(shlex.quote, args.set))
+            manifest = f"--from-lock {shlex.quote(args.from_lock)} --set {settings}"
+        again = f"python pipeline/build.py {manifest} --out {folder}"
         return [*lines, f"next: {again}"]
     kept = [f"{name} {view['kept']:,}" for name, view in totals["views"].items()]
     lines.append(f"  rows of its views: {', '.join(kept) or 'none'}")
-    view = recipe.views[-1].name if recipe.views else "VIEW"
+    view = recipe.views[-1].name if recipe.views else next(iter(totals["views"]), "VIEW")
     following = f"next: python train/run.py --mix {folder}/{view}=1 --out out/run --preset micro"
     if not any(name.startswith("tokens@") for name in totals["scores"]):
         following = f"next: python pipeline/score.py {folder} --filters tokens (training needs it)"

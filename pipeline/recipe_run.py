@@ -17,7 +17,7 @@ from manifests import disk
 from manifests.commits import Commits, IndexWriter, read_commits
 from manifests.pool_layout import PoolLayout
 from manifests.schema import SOURCES, FilterSpec, Recipe
-from pipeline import accounting, planning, scoring, views
+from pipeline import accounting, dataset_lock, planning, scoring, views
 from pipeline.crawl import crawler, top_reasons
 from pipeline.executor import Engine, Report, Stage, execute
 from pipeline.external import (
@@ -44,6 +44,7 @@ def build(
 ) -> dict[str, Any]:
     """Every stage up to `until`. Returns the totals of pool.json, and beside them:
 
+    `drift`: drift.json of a pool whose source is a lock, where its rows were fetched.
     `failed`: {task: reason} of tasks that ended without an outcome; the stages after them did not
     run. `changed`: False where everything was there before. ValueError where the recipe cannot be
     built, or differs from the one that this pool was begun with, or where another command writes
@@ -85,6 +86,8 @@ def _build(
     if not failed or _has_rows(committed):
         document = accounting.write_pool_json(pool, recipe, seconds, committed.read())
         totals = dict(disk.to_plain(document))
+    if dataset_lock.is_locked(recipe) and disk.exists(PoolLayout(pool).drift_json):
+        totals["drift"] = disk.read_json(PoolLayout(pool).drift_json)
     return {**totals, "failed": failed, "changed": _finished_state(pool) != before}
 
 
@@ -147,6 +150,7 @@ def check_recipe(recipe: Recipe, until: str = "choose", retry: str | None = None
         raise ValueError(
             "--retry asks the web again; shards that exist already were fetched by another program"
         )
+    dataset_lock.check_locked(recipe)
     views.check_views(recipe)
     for spec in specs_of_recipe(recipe):
         check_filter(spec, scored=STAGES.index(until) >= STAGES.index("score"))
@@ -171,7 +175,8 @@ def check_filter(spec: FilterSpec, *, scored: bool = True) -> None:
 
 
 def _crawl(recipe: Recipe, pool: str, engine: Engine) -> Mapping[str, str]:
-    if SOURCES[recipe.source.kind].images == "tars":
+    dataset_lock.check_not_locked(pool, recipe)
+    if SOURCES[recipe.source.kind].images == "tars" or dataset_lock.is_locked(recipe):
         return {}
     failed: Mapping[str, str] = crawler.crawl(recipe.source, pool, engine)["failed"]
     return failed
@@ -180,7 +185,11 @@ def _crawl(recipe: Recipe, pool: str, engine: Engine) -> Mapping[str, str]:
 def _plan(recipe: Recipe, pool: str, engine: Engine, retry: str | None) -> Mapping[str, str]:
     if SOURCES[recipe.source.kind].images == "tars":
         return {}
-    failed = planning.write_plan(pool, recipe, engine=engine)
+    failed: Mapping[str, str] = {}
+    if dataset_lock.is_locked(recipe):
+        dataset_lock.write_lock_plan(pool, recipe)
+    else:
+        failed = planning.write_plan(pool, recipe, engine=engine)
     if retry and not failed:
         failed = planning.add_retries(pool, recipe, engine=engine)
     return failed
@@ -227,7 +236,19 @@ def _fetch(
         logger.info("%d of %d shards are committed already", count, len(plan))
         return plan.tickets(np.flatnonzero(~is_committed))
 
-    return committed.add(stage, tickets, engine).failed
+    failed = committed.add(stage, tickets, engine).failed
+    if dataset_lock.is_locked(recipe):
+        _write_drift(recipe, committed, fence)
+    return failed
+
+
+def _write_drift(recipe: Recipe, committed: Committed, fence: int | None) -> None:
+    """Compare the pool with its lock. Where nothing is stored, the build ends here: say it now."""
+    commits = committed.read()
+    drift = dataset_lock.write_drift(commits, dataset_lock.lock_of(recipe), fence)
+    if not commits.totals.stored:
+        for line in dataset_lock.drift_lines(drift):
+            logger.warning("%s", line)
 
 
 def _score(
@@ -243,7 +264,14 @@ def _score(
 
 
 def _choose(recipe: Recipe, committed: Committed, fence: int | None) -> Mapping[str, str]:
-    views.choose_views(committed.pool, recipe, fence=fence, commits=committed.read())
+    is_locked = dataset_lock.is_locked(recipe)
+    if recipe.views or not is_locked:
+        views.choose_views(committed.pool, recipe, fence=fence, commits=committed.read())
+    if is_locked:
+        own = [view.name for view in recipe.views]
+        dataset_lock.write_locked_views(
+            committed.read(), dataset_lock.lock_of(recipe), own, fence=fence
+        )
     return {}
 
 

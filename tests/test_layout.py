@@ -41,7 +41,7 @@ ORDER = {
     "pipeline": [
         "progress", "executor", "pool", "images", "scoring", "views", "archives", "crawl",
         "planning", "fetch", "external",
-        "accounting", "miniweb", "recipe_run", "ablation_run", "build", "score",
+        "accounting", "dataset_lock", "miniweb", "recipe_run", "ablation_run", "build", "score",
         "filter", "audit",
     ],
     "train": [

@@ -27,6 +27,10 @@ class Pair:
     warc_offset: int | None = None
     link: int | None = None
     extra: dict[str, Any] | None = None  # the source's extra_columns
+    # Of a row of a lock: its outcome in the pool that was locked, and the sha256 that its bytes
+    # must have. A row with another outcome than STORED is not asked for.
+    locked_outcome: str | None = None
+    locked_sha256: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,10 +8,10 @@ pipeline/external for tars).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import ClassVar, Literal
 
-from manifests.schema.fetch import SIZE_LIMITS, STORED_IMAGE_SETTINGS, STRICT
+from manifests.schema.fetch import SIZE_LIMITS, STORED_IMAGE_SETTINGS, STRICT, Fetch
 
 TABLE_ENDINGS = (".parquet", ".csv", ".tsv", ".json", ".jsonl", ".ndjson")
 CAPTION_FILES = "txt"  # image_folder: a text file beside each image, of the same name
@@ -51,6 +51,9 @@ LOCAL_FETCH = (
     "rows_per_shard",
 )
 TAR_FETCH = ("user_agent", *SIZE_LIMITS)
+# A lock has its shards already, and the hashes of its rows are compared by our own fetcher.
+NOT_OF_LOCKS = ("engine", "img2dataset_python", "rows_per_shard")
+LOCK_FETCH = tuple(key.name for key in fields(Fetch) if key.name not in NOT_OF_LOCKS)
 SOURCES: dict[str, SourceKind] = {
     "wat": SourceKind(paths="WAT files", images="web", required=("paths",)),
     "wat_index": SourceKind(
@@ -87,6 +90,13 @@ SOURCES: dict[str, SourceKind] = {
         optional=("url_column", "caption_column", "extra_columns"),
         fetch=TAR_FETCH,
     ),
+    "lock": SourceKind(
+        paths="the lock file of another pool",
+        images="web",
+        required=("paths",),
+        optional=("extra_columns",),
+        fetch=LOCK_FETCH,
+    ),
 }
 
 
@@ -96,7 +106,15 @@ class Source:
 
     __pydantic_config__: ClassVar[dict[str, str]] = STRICT
     kind: Literal[
-        "wat", "wat_index", "warc", "warc_index", "table", "files", "image_folder", "shards"
+        "wat",
+        "wat_index",
+        "warc",
+        "warc_index",
+        "table",
+        "files",
+        "image_folder",
+        "shards",
+        "lock",
     ]
     paths: tuple[str, ...] = ()
     crawl: str | None = None  # *_index: CC-MAIN-YYYY-WW
@@ -199,4 +217,6 @@ def _reason(line: SourceKind, key: str) -> str:
             "its images stay in their tars as they are; leave it out, or read the images from "
             "files (kind: files or image_folder) to change them"
         )
+    if line.images == "web":
+        return "the lock decides its shards, and our own fetcher compares the hashes; leave it out"
     return "nothing is asked for from the web; leave it out"

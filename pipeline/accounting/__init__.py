@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.accounting.counts import count_pool, write_pool_json
+from pipeline.accounting.counts import count_pool, recipe_of_pool, write_pool_json
 from pipeline.accounting.explain import explain_lines, explain_row
 from pipeline.accounting.integrity import verify
 from pipeline.accounting.pool_audit import Audit, audit_lines, audit_plain, audit_pool
@@ -28,6 +28,7 @@ __all__ = [
     "purge_lines",
     "purge_rows",
     "read_criteria",
+    "recipe_of_pool",
     "reindex",
     "repair_lines",
     "repair_pool",

@@ -53,7 +53,7 @@ def count_pool(pool: str, commits: Commits | None = None) -> PoolCounts:
         commits = read_commits(pool)
     problems: list[str] = []
     crawl = _count_crawl(pool, problems)
-    if crawl is None and not len(commits):
+    if crawl is None and not len(commits) and not planning.is_planned(pool):
         raise ValueError(
             f"{pool} has neither pairs nor committed shards; is it the folder of a pool?"
         )

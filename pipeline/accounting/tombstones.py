@@ -285,4 +285,7 @@ def minus(document: Any, decided: Mapping[str, int], fingerprint: str) -> Any:
             left -= stored.get(step, 0) + stored.get(f"{step}:missing", 0)
         funnel.append((step, rows - left))
     kept = document.kept - stored.get("", 0)
-    return replace(document, funnel=tuple(funnel), kept=kept, fingerprint=fingerprint)
+    changes = {"funnel": tuple(funnel), "kept": kept, "fingerprint": fingerprint}
+    if document.rows_sha256 is not None and kept < document.kept:
+        changes["rows_sha256"] = None  # the view has other rows now
+    return replace(document, **changes)

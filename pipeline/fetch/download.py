@@ -8,6 +8,7 @@ next one.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import threading
 import time
@@ -19,6 +20,7 @@ from typing import Any
 import uvloop
 
 from manifests import disk
+from manifests.columns import STORED
 from manifests.identity import manners_of
 from manifests.known_bad import KnownBad
 from manifests.pool_layout import PoolLayout
@@ -207,11 +209,14 @@ class Downloader:
                 writer.add(row, record, None, only_in_json)
                 counts.add(record["reason"], 0)
 
-        asked = [row for row, pair in enumerate(pairs) if pair.url is not None]
-        for row in set(range(len(pairs))) - set(asked):  # purged before it was asked for
-            tombstone = {"uid": pairs[row].uid, "reason": "purged", "retry_of": retried[row]}
-            writer.add(row, tombstone, None)
-            counts.add("purged", 0)
+        asked = []
+        for row, pair in enumerate(pairs):
+            refused = row_not_asked(pair)
+            if refused is None:
+                asked.append(row)
+            else:
+                writer.add(row, refused | {"retry_of": retried[row]}, None)
+                counts.add(refused["reason"], 0)
         async with (
             asyncio.TaskGroup() as group,
             aclosing(self._outcomes([pairs[row] for row in asked], writer.shard)) as outcomes,
@@ -239,6 +244,7 @@ class Downloader:
         if known_bad is not None and known_bad.has_bytes(body):
             return RejectedImage("known_bad", "")
         try:
+            check_locked(body, pair)
             check_hash(body, pair.extra, self.settings)
             boxes = boxes_of(pair.extra, self.settings)
             stored = as_it_is(body, self.settings) if self.settings.disable_all_reencoding else None
@@ -267,6 +273,29 @@ class Downloader:
                 self._decoders = None
                 await decoders.__aexit__(None, None, None)
             raise
+
+
+def row_not_asked(pair: Pair) -> dict[str, Any] | None:
+    """The columns of a row that is not asked for: it was purged, or it comes from a lock whose pool
+    did not store it. None for every other row.
+    """
+    if pair.locked_outcome is None:
+        return {"uid": pair.uid, "reason": "purged"} if pair.url is None else None
+    if pair.locked_outcome == STORED:
+        return None
+    detail = f"its outcome in the lock is {pair.locked_outcome}"
+    return row_of(pair, Fetched(body=None, reason="not_locked", detail=detail), None) | {
+        "fetched_at": None
+    }
+
+
+def check_locked(body: bytes, pair: Pair) -> None:
+    """RejectedImage("substituted") where a row comes from a lock and its bytes are other ones."""
+    if pair.locked_outcome is None:
+        return
+    actual = hashlib.sha256(body).hexdigest()
+    if actual != pair.locked_sha256:
+        raise RejectedImage("substituted", f"sha256 is {actual}, not {pair.locked_sha256}")
 
 
 def row_of(

@@ -38,6 +38,8 @@ PLAN = pa.schema(
         ("retry_of", pa.string()),  # key of the row that this row fetches again
     ]
 )
+# Last columns of a plan that was made of a lock; see Pair.
+LOCKED = pa.schema([("locked_outcome", pa.string()), ("locked_sha256", pa.string())])
 SHARDS = pa.schema(
     [
         ("shard", pa.int64()),
@@ -225,18 +227,19 @@ def read_shard_table(pool: str, shard: int, rounds: list[Round] | None = None) -
     return read_row_group(each.file(file), number - first_shards[file])
 
 
-def read_row_group(path: str, number: int) -> pa.Table:
+def read_row_group(path: str, number: int, columns: list[str] | None = None) -> pa.Table:
     """One row group of a Parquet file: its footer and one range are read."""
     with opened(path) as file, pq.ParquetFile(file) as table:
-        return table.read_row_group(number)
+        return table.read_row_group(number, columns=columns)
 
 
 def pairs_of(table: pa.Table) -> tuple[list[Pair], list[str | None]]:
     """The pairs of a shard's table in fetch order, and for each the key of the row it retries."""
-    extra = table.column_names[len(PLAN) :]
+    locked = [name for name in LOCKED.names if name in table.column_names]
+    extra = table.column_names[len(PLAN) : len(table.column_names) - len(locked)]
     pairs, retried = [], []
     for row in table.to_pylist():
-        own = {name: row[name] for name in PAIRS.names}
+        own = {name: row[name] for name in [*PAIRS.names, *locked]}
         pairs.append(Pair(**own, extra={name: row[name] for name in extra} or None))
         retried.append(row["retry_of"])
     return pairs, retried

@@ -194,6 +194,7 @@ def _config(
         "rows_per_shard": recipe.fetch.rows_per_shard,
         "rows_per_file": rows_per_file,
         "extra_columns": recipe.source.extra_columns,
+        "locked": recipe.source.kind == "lock",  # the source has the outcomes and hashes of a lock
     }
 
 

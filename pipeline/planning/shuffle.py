@@ -29,7 +29,7 @@ from pipeline.executor import Ticket, Work
 from pipeline.planning.assignment import Cells, slice_bounds
 from pipeline.planning.host_groups import shard_id
 from pipeline.planning.keys import host_hashes, order_keys
-from pipeline.planning.plan_files import PLAN, Round, read_shard_table, shards_file
+from pipeline.planning.plan_files import LOCKED, PLAN, Round, read_shard_table, shards_file
 from pipeline.planning.runs import NUMBER, Run, read_index, read_keys, read_rows, write_run
 from pipeline.pool import read_sidecar
 
@@ -45,9 +45,9 @@ def run_of(config: Config, number: int) -> Run:
 
 
 def plan_schema(config: Config) -> pa.Schema:
-    """The columns of the plan of this job: PLAN and the extra ones."""
+    """The columns of the plan of this job: PLAN, the extra ones, and those of a lock."""
     extra = list(with_extra(PAIRS, config["extra_columns"]))[len(PAIRS) :]
-    return pa.schema([*PLAN, *extra])
+    return pa.schema([*PLAN, *extra, *(LOCKED if config["locked"] else ())])
 
 
 def run_schema(config: Config) -> pa.Schema:

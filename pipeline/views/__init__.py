@@ -11,8 +11,10 @@ from pipeline.views.view_files import (
     differing_views,
     funnel_lines,
     random_like,
+    selected_view,
     unlisted_views_line,
     views_not_in,
+    write_selected_view,
 )
 
 __all__ = [
@@ -25,6 +27,8 @@ __all__ = [
     "list_columns",
     "random_like",
     "rule_text",
+    "selected_view",
     "unlisted_views_line",
     "views_not_in",
+    "write_selected_view",
 ]

@@ -10,19 +10,22 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from filters import FILTERS, check_filters, specs_of_recipe
 from manifests import disk
 from manifests.aligned.shard_tables import count_shards, has_table, write_view_shards
-from manifests.columns import SIDECAR, with_extra
+from manifests.columns import SIDECAR, VIEW, with_extra
 from manifests.commits import Commits
 from manifests.documents import ViewDocument, ViewRulesDocument, read_document
-from manifests.pool_layout import PoolLayout, random_view_name
+from manifests.pool_layout import NOT_STORED, PoolLayout, random_view_name
 from manifests.schema import FilterSpec, Recipe, Rule, View
 from pipeline.pool import check_fence
 from pipeline.scoring import score_set, shards_with_rows
@@ -156,6 +159,67 @@ def random_like(
     return documents
 
 
+def selected_view(commits: Commits, name: str, where: str) -> ViewDocument | None:
+    """The view `name` where `write_selected_view` made it of these shards for this `where`."""
+    inputs = _selected_inputs(commits, where)
+    document = read_view(commits.pool, name)
+    if document is None or document.rows_sha256 is None or not inputs.made(document):
+        return None
+    return document if has_masks(commits, name) else None
+
+
+def write_selected_view(
+    commits: Commits,
+    name: str,
+    where: str,
+    is_selected: Callable[[int, int], NDArray[np.bool_]],
+    rows_sha256: str,
+    fence: int | None = None,
+) -> ViewDocument:
+    """Write the view of the stored rows that a program selects.
+
+    where: what the rows are, in words; it stands for the rule. is_selected: for rows `start` to
+    `stop` of the pool, counted over all shards, which of them. rows_sha256: hash of the rows that
+    it selects. ValueError where none of them is stored.
+    """
+    check_view_name(name)
+    rule = "selected"
+    source = JoinedColumns(commits, {"status"}, {})
+    masks = MaskFiles(source, [name])
+    stored_rows = kept_rows = 0
+    try:
+        for unit in range(source.units):
+            with masks.open_sink(name, unit) as sink:
+                for part in source.parts(unit):
+                    stored = pc.equal(part.table["status"], "success").to_numpy()
+                    stop = part.first_row + part.table.num_rows
+                    kept = stored & is_selected(part.first_row, stop)
+                    stored_rows, kept_rows = stored_rows + stored.sum(), kept_rows + kept.sum()
+                    outcomes = np.where(kept, 0, np.where(stored, 1, 2))
+                    names = pa.array([None, rule, NOT_STORED], pa.string())
+                    columns = [pa.array(kept), names.take(pa.array(outcomes))]
+                    mask = pa.Table.from_arrays(columns, schema=VIEW)
+                    start = 0
+                    for shard, size in part.sizes.items():
+                        sink.add(shard, mask.slice(start, size))
+                        start += size
+        if not kept_rows:
+            raise ValueError(f"view {name!r} keeps nothing: no row of the pool is {where}")
+        check_fence(commits.pool, fence)
+        steps = (("attempted", source.rows), ("stored", int(stored_rows)), (rule, int(kept_rows)))
+        selection = Selection(thresholds={}, funnel=steps, kept=int(kept_rows))
+        inputs = _selected_inputs(commits, where)
+        before = read_view(commits.pool, name)
+        return _write(masks, name, selection, inputs, before, rows_sha256)
+    finally:
+        masks.remove()
+
+
+def _selected_inputs(commits: Commits, where: str) -> Inputs:
+    rules = ({"name": "selected", "where": where},)
+    return Inputs(rules=rules, scores={}, fingerprint=commits.fingerprint)
+
+
 def read_view(pool: str, name: str) -> ViewDocument | None:
     """NAME.json of a view, None where it does not exist or is damaged. ValueError for an
     impossible name."""
@@ -274,7 +338,12 @@ def _make(
 
 
 def _write(
-    masks: MaskFiles, name: str, selection: Selection, inputs: Inputs, before: ViewDocument | None
+    masks: MaskFiles,
+    name: str,
+    selection: Selection,
+    inputs: Inputs,
+    before: ViewDocument | None,
+    rows_sha256: str | None = None,
 ) -> ViewDocument:
     commits = masks.commits
     layout, kept = PoolLayout(commits.pool), masks.kept[name]
@@ -300,6 +369,7 @@ def _write(
         kept=selection.kept,
         fingerprint=inputs.fingerprint,
         scores=inputs.scores,
+        rows_sha256=rows_sha256,
         shards=kept_by_shard(commits, kept),
         table=table,
     )

@@ -21,6 +21,7 @@ SMALLEST: dict[str, dict[str, Any]] = {
     "files": {"paths": ["captions.csv"]},
     "image_folder": {"paths": ["images/"], "captions": "metadata.csv"},
     "shards": {"paths": ["tars/"]},
+    "lock": {"paths": ["pool.lock.parquet"]},
 }
 VALUES: dict[str, Any] = {
     "paths": ["x"],

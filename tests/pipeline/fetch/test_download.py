@@ -4,6 +4,7 @@ requests nothing."""
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hashlib
 import json
 import time
@@ -17,11 +18,18 @@ import pytest
 from manifests import disk, ray_runtime
 from manifests.columns import PAIRS, REASONS, SIDECAR, VOLATILE_COLUMNS
 from manifests.pool_layout import read_commit_records
-from manifests.schema import Fetch, Recipe, Source
+from manifests.schema import Fetch, Pair, Recipe, Source
 from pipeline import planning
 from pipeline.executor import Stage, Ticket, execute
-from pipeline.fetch.download import Downloader, make_downloader, read_file
+from pipeline.fetch.download import (
+    Downloader,
+    check_locked,
+    make_downloader,
+    read_file,
+    row_not_asked,
+)
 from pipeline.fetch.fetcher import Fetched, Fetcher
+from pipeline.images import RejectedImage
 from pipeline.pool import ShardWriter, read_sidecar
 from tests.support import plans
 
@@ -378,6 +386,36 @@ def test_a_row_of_a_further_round_names_the_row_that_it_retries(
     assert (record["count"], record["successes"], record["retries"]) == (1, 1, 1)
     again = rows_by_url(tmp_path, task.shard)[urls[0]]
     assert (again["retry_of"], again["uid"]) == (failed["key"], failed["uid"])
+
+
+@pytest.mark.parametrize("outcome", ["http_4xx", "withheld", "unverifiable"])
+def test_a_row_that_a_lock_has_not_stored_is_not_asked_for(outcome: str) -> None:
+    pair = Pair(uid="a", url="http://x.test/", caption="c", locked_outcome=outcome)
+    row = row_not_asked(pair)
+    assert row is not None
+    assert (row["uid"], row["caption"], row["reason"]) == ("a", "c", "not_locked")
+    assert row["error_message"] == f"its outcome in the lock is {outcome}"
+    stored = dataclasses.replace(pair, locked_outcome="stored", locked_sha256="ab")
+    assert row_not_asked(stored) is None
+    assert row_not_asked(dataclasses.replace(pair, locked_outcome=None)) is None
+    purged = Pair(uid="a", url=None, caption=None)  # type: ignore[arg-type]
+    assert row_not_asked(purged) == {"uid": "a", "reason": "purged"}
+
+
+def test_the_bytes_of_a_locked_row_must_be_those_of_the_lock() -> None:
+    right = hashlib.sha256(b"right").hexdigest()
+    pair = Pair(uid="a", url="x", caption="c", locked_outcome="stored", locked_sha256=right)
+    check_locked(b"right", pair)
+    check_locked(b"any", Pair(uid="a", url="x", caption="c"))
+    for body, each in (
+        (b"wrong", pair),
+        (b"", pair),
+        (b"right", dataclasses.replace(pair, locked_sha256=None)),
+        (b"right", dataclasses.replace(pair, locked_sha256=right.upper())),
+    ):
+        with pytest.raises(RejectedImage) as caught:
+            check_locked(body, each)
+        assert caught.value.reason == "substituted"
 
 
 def test_settings_that_cannot_work_are_refused_at_the_start(tmp_path: Path) -> None:
