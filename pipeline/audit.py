@@ -46,8 +46,8 @@ EXAMPLE = """example:
 
 EXIT_STATUS = console.exit_help(
     {
-        0: "the pool is complete and nothing is wrong, the row is explained, the index, the lock or "
-        "the view is made, the rows are gone, or the command that was watched has ended",
+        0: "the pool is complete and nothing is wrong, the row is explained, the index, the lock "
+        "or the view is made, the rows are gone, or the command that was watched has ended",
         console.EXIT_INCOMPLETE: "the pool is not complete, a count or a file is wrong, or the "
         "command that was watched failed",
     }

@@ -120,7 +120,9 @@ def test_of_substituted_images_all_are_refused(tmp_path: Path) -> None:
         lock = write_lock(first, str(tmp_path / "a.parquet")).path
         for i in range(count):
             web.files[f"/{i}.jpg"] = image(i + 10_000)
-        with pytest.raises(ValueError, match=r"none of the rows is stored: 150 substituted in fetch"):
+        with pytest.raises(
+            ValueError, match=r"none of the rows is stored: 150 substituted in fetch"
+        ):
             rebuild(web, lock, tmp_path / "second")
     second = str(tmp_path / "second")
     assert set(outcomes(second).values()) == {"substituted"}
