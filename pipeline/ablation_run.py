@@ -28,6 +28,7 @@ from pipeline.miniweb import small_web
 ROOT = Path(__file__).resolve().parents[1]
 Command = list[str]
 Child = subprocess.Popen[bytes]
+NICE = 5  # of a command in the background: downloads have deadlines, it has none
 LAST_LINES = 20  # of the log of a command that failed in the background
 TRAIN_STAGE = "train and evaluate"
 SCORER_STAGE = "train scorer"
@@ -101,6 +102,8 @@ def running_beside(words: Sequence[str], log: Path) -> Iterator[Callable[[], flo
     print(f"\n$ {shlex.join(words)} > {log} 2>&1 &", flush=True)
     started = time.time()
     child = start(words, log)
+    with contextlib.suppress(ProcessLookupError):  # it may have ended
+        os.setpriority(os.PRIO_PROCESS, child.pid, NICE)
 
     def join() -> float:
         print("\n$ wait", flush=True)

@@ -122,13 +122,13 @@ WEB = """
 import sys, time
 from pathlib import Path
 folder, what = Path(sys.argv[1]), sys.argv[2]
-for _ in range(200):
+for _ in range(1200):
     if what != "fetch" or (folder / "training").exists():
         break
     time.sleep(0.05)
-(folder / "fetched").write_text("")
 with open(folder / "lines", "a") as lines:
     print(what, (folder / "training").exists(), (folder / "scorer").exists(), file=lines)
+(folder / "fetched").write_text("")
 """
 
 
@@ -144,6 +144,8 @@ folder = Path(sys.argv[1])
 while not (folder / "fetched").exists():
     time.sleep(0.05)
 print("step 1")
+import os
+assert os.getpriority(os.PRIO_PROCESS, 0) >= 5
 (folder / "scorer").write_text("")
 """
     lines = stages_of(monkeypatch, tmp_path, scorer, WEB)
@@ -161,7 +163,7 @@ def test_a_scorer_that_fails_ends_the_sequence_with_its_message(
 ) -> None:
     scorer = "import sys; sys.exit('error: no rows')"
     with pytest.raises(subprocess.CalledProcessError) as error:
-        stages_of(monkeypatch, tmp_path, scorer, WEB.replace("200", "2"))
+        stages_of(monkeypatch, tmp_path, scorer, WEB.replace("1200", "2"))
     assert error.value.cmd[1] == "scorer.py"
     assert "error: no rows" in capfd.readouterr().err
     assert (tmp_path / "lines").read_text().split()[0] == "fetch"
