@@ -1,0 +1,165 @@
+"""Blends, runs, checkpoints, evaluations and reports on an S3 server of loopback."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from manifests import disk
+from manifests.run_layout import AblationLayout, RunLayout
+from pipeline import build
+from tests.conftest import TINY, draw
+from tests.support.ablations import TRAIN, two_classes
+from tests.support.s3_server import s3_server, s3_variables
+from train import ablate, evaluate, report, run
+from train.dist import checkpoint
+
+pytest.importorskip("localbucket")
+pytest.importorskip("s3fs")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of botocore
+]
+ROOT = Path(__file__).resolve().parents[1]
+STEPS = 12
+SETTINGS = [f"{key}={value}" for key, value in TRAIN.items() if key != "samples_seen"]
+SETTINGS.append(f"samples_seen={STEPS * TRAIN['batch_size']}")
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """The same pool on a local disk and on the store, and a folder of evaluation images."""
+
+    local: str
+    store: str
+    data: str
+
+
+@pytest.fixture(scope="module")
+def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pools]:
+    folder = tmp_path_factory.mktemp("store")
+    with s3_server(folder, "localbucket") as url, pytest.MonkeyPatch.context() as patch:
+        for name, value in s3_variables(url).items():
+            patch.setenv(name, value)
+        draw(folder, 48)
+        (folder / "tiny.yaml").write_text(TINY)
+        for pool in (str(folder / "pool"), "s3://pools/pool"):
+            words = [str(folder / "tiny.yaml"), "--out", pool, "--engine", "inline"]
+            assert build.main(words) == 0
+        yield Pools(str(folder / "pool"), "s3://pools/pool", two_classes(folder / "eval"))
+
+
+def train_words(pool: str, out: str, *more: str) -> list[str]:
+    return ["--mix", f"{pool}/raw=1", "--out", out, "--set", *SETTINGS, *more]
+
+
+def weights(out: str) -> str:
+    """The hash of the exported weights."""
+    path = disk.join(RunLayout(out).export, "open_clip_model.safetensors")
+    return hashlib.sha256(disk.read_bytes(path)).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(pools: Pools, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A run of the local pool into a local folder."""
+    out = str(tmp_path_factory.mktemp("run") / "run")
+    assert run.main(train_words(pools.local, out, "checkpoint_every=3")) == 0
+    return out
+
+
+def test_a_run_on_a_store_has_the_weights_of_a_local_one(
+    pools: Pools, undisturbed: str, tmp_path: Path
+) -> None:
+    out = "s3://pools/runs/whole"
+    assert run.main(train_words(pools.store, out, "checkpoint_every=3")) == 0
+    assert weights(out) == weights(undisturbed)
+    assert checkpoint.steps(out) == checkpoint.steps(undisturbed)
+    lines = [disk.read_bytes(RunLayout(each).log).splitlines() for each in (out, undisturbed)]
+    assert [json.loads(line)["loss"] for line in lines[0]] == [
+        json.loads(line)["loss"] for line in lines[1]
+    ]
+    task = tmp_path / "task.yaml"
+    task.write_text(f"{{name: colours, kind: classification, data: {pools.data}}}")
+    for each in (out, undisturbed):
+        assert evaluate.main([each, "--task", str(task)]) == 0
+    predictions = [
+        disk.read_bytes(disk.join(each, "eval", "colours.parquet")) for each in (out, undisturbed)
+    ]
+    assert predictions[0] == predictions[1]
+
+
+def test_a_killed_run_resumes_from_its_checkpoint_on_the_store(
+    pools: Pools, undisturbed: str, tmp_path: Path
+) -> None:
+    out = "s3://pools/runs/killed"
+    words = train_words(pools.store, out, "checkpoint_every=3")
+    with open(tmp_path / "log", "wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "train/run.py", *words],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONWARNINGS": "ignore"},
+            stdout=log,
+            stderr=log,
+        )
+        until = time.monotonic() + 200
+        while not disk.exists(disk.join(RunLayout(out).checkpoint(3), checkpoint.STATE_FILE)):
+            assert process.poll() is None, (tmp_path / "log").read_text()
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+    assert not disk.exists(RunLayout(out).run_json)
+    found = checkpoint.latest(out)
+    assert found is not None
+    assert run.main(words) == 0
+    assert disk.read_json(RunLayout(out).run_json)["resumed_at"] == found.step >= 3
+    assert weights(out) == weights(undisturbed)
+
+
+def test_a_damaged_checkpoint_on_the_store_is_not_used(pools: Pools, undisturbed: str) -> None:
+    out = "s3://pools/runs/damaged"
+    words = train_words(pools.store, out, "checkpoint_every=3")
+    assert run.main(words) == 0
+    disk.remove(RunLayout(out).run_json)
+    last = checkpoint.steps(out)[-1]
+    path = disk.join(RunLayout(out).checkpoint(last), checkpoint.MODEL_FILE)
+    data = bytearray(disk.read_bytes(path))
+    data[-1] ^= 1
+    disk.write_bytes(path, bytes(data))
+    assert run.main(words) == 0
+    assert disk.read_json(RunLayout(out).run_json)["resumed_at"] == checkpoint.steps(undisturbed)[0]
+    assert weights(out) == weights(undisturbed)
+
+
+def test_an_ablation_and_its_report_on_a_store(pools: Pools, tmp_path: Path) -> None:
+    fields = {
+        "name": "tiny",
+        "question": "Do longer captions help?",
+        "pools": {"web": {"out": pools.store}},
+        "arms": {"raw": "web/raw", "long": "web/long"},
+        "baseline": "raw",
+        "seeds": [0, 1],
+        "train": {key: value for key, value in TRAIN.items() if key != "threads"},
+        "evaluate": [{"name": "colours", "kind": "classification", "data": pools.data}],
+        "primary": "colours",
+    }
+    manifest = tmp_path / "ablation.yaml"
+    manifest.write_text(json.dumps(fields))
+    out = "s3://pools/ablation"
+    assert ablate.main([str(manifest), "--out", out]) == 0
+    assert report.main([out, "--date", "2026-01-31", "--markdown"]) == 0
+    layout = AblationLayout(out)
+    assert disk.exists(layout.report_json)
+    page = disk.read_bytes(layout.report).decode()
+    assert "Do longer captions help?" in page
+    assert disk.exists(layout.report_markdown)
