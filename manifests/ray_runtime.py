@@ -6,6 +6,7 @@ Ray is imported only when a connection is needed, so that everything else works 
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import shutil
 import tempfile
@@ -15,9 +16,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 OBJECT_STORE_BYTES = 128 * 2**20  # what crosses Ray are tickets and answers of a few hundred bytes
 
+# Of an embedded Ray: on a busy machine its processes wait for each other in vain
+START_TRIES = 3
+RAYLET_WAIT_S = 120  # for its agents; a raylet whose wait ends before aborts
+
 # The address of a Ray that one command embeds and those that it starts join
 ONE_MACHINE = "CLIPMILL_RAY_ONE_MACHINE"
 
+logger = logging.getLogger(__name__)
 _embedded_folder: str | None = None  # of the Ray that this process started
 
 
@@ -27,9 +33,8 @@ def connect(cpus: int | None = None, *, log_to_driver: bool = False) -> None:
     `ray job submit` sets RAY_ADDRESS. The embedded Ray has `cpus` CPUs (default: those of this
     machine) and no dashboard, listens on 127.0.0.1 and has a temporary folder of its own, so that
     it does not disturb another Ray on the machine. With `log_to_driver`, the lines of the workers
-    appear in this process.
+    appear in this process. ValueError where Ray does not start.
     """
-    global _embedded_folder
     join_cluster = bool(os.environ.get("RAY_ADDRESS"))
     _set_environment(join_cluster)
     import ray
@@ -44,17 +49,39 @@ def connect(cpus: int | None = None, *, log_to_driver: bool = False) -> None:
     if join_cluster:
         ray.init(**settings)
         return
-    # in /tmp: the path of a socket has at most 107 characters
-    _embedded_folder = tempfile.mkdtemp(prefix="mill-", dir="/tmp")
     atexit.register(disconnect)
-    ray.init(
-        address="local",
-        num_cpus=cpus or os.cpu_count(),
-        include_dashboard=False,
-        object_store_memory=OBJECT_STORE_BYTES,
-        _temp_dir=_embedded_folder,
-        **settings,
-    )
+    settings |= {
+        "address": "local",
+        "num_cpus": cpus or os.cpu_count(),
+        "include_dashboard": False,
+        "object_store_memory": OBJECT_STORE_BYTES,
+    }
+    _start_embedded(ray, settings)
+
+
+def _start_embedded(ray: Any, settings: dict[str, Any]) -> None:
+    """Start a Ray inside this process. ValueError where it does not start in START_TRIES tries."""
+    global _embedded_folder
+    for tries in range(1, START_TRIES + 1):
+        # in /tmp: the path of a socket has at most 107 characters
+        folder = tempfile.mkdtemp(prefix="mill-", dir="/tmp")
+        try:
+            ray.init(**settings, _temp_dir=folder)
+        except Exception as error:  # Ray has no class for it
+            shutil.rmtree(folder, ignore_errors=True)
+            message = " ".join(str(error).split())
+            logger.warning("Ray did not start in try %d of %d: %s", tries, START_TRIES, message)
+            if tries == START_TRIES:
+                raise ValueError(
+                    f"Ray did not start in {tries} tries, maybe because this machine is busy "
+                    f"({message}); run the command again later, or without Ray: --engine inline"
+                ) from error
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        else:
+            _embedded_folder = folder
+            return
 
 
 def _set_environment(join_cluster: bool) -> None:
@@ -63,6 +90,7 @@ def _set_environment(join_cluster: bool) -> None:
     # Ray's coming default; without it Ray warns
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     if not join_cluster:
+        os.environ.setdefault("RAY_raylet_start_wait_time_s", str(RAYLET_WAIT_S))
         # keeps its servers on 127.0.0.1, as Ray does where a firewall asks about new servers
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -90,3 +91,49 @@ def test_a_cluster_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch
         ray_runtime.connect()
     assert "address" not in joined[0]
     assert not ray_runtime.is_embedded()
+
+
+class SlowRay:
+    """Takes the place of ray: the first tries to start end as on a busy machine."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures = failures
+        self.folders: list[str] = []
+        self.was_shut_down = False
+
+    def is_initialized(self) -> bool:
+        return False
+
+    def init(self, **settings: Any) -> None:
+        self.folders.append(settings["_temp_dir"])
+        if len(self.folders) <= self.failures:
+            raise Exception("The current node timed out\nduring startup.")
+
+    def shutdown(self) -> None:
+        self.was_shut_down = True
+
+
+def test_a_ray_that_does_not_start_on_a_busy_machine_is_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    ray = SlowRay(ray_runtime.START_TRIES - 1)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    ray_runtime.connect()
+    assert ray_runtime.is_embedded()
+    assert [Path(folder).exists() for folder in ray.folders] == [False, False, True]
+    ray_runtime.disconnect()
+    assert ray.was_shut_down
+    assert not Path(ray.folders[-1]).exists()
+
+
+def test_a_ray_that_never_starts_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    ray = SlowRay(ray_runtime.START_TRIES)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    with pytest.raises(
+        ValueError, match=r"did not start in 3 tries.*\(The current node timed out "
+    ):
+        ray_runtime.connect()
+    assert not ray_runtime.is_embedded()
+    assert not any(Path(folder).exists() for folder in ray.folders)

@@ -156,7 +156,7 @@ class Laboratory:
             machine = loopback_machine(name, f"127.0.0.{number}")
         else:
             unshare, holder = _new_namespaces(name)
-            machine = Machine(name, f"{NETWORK}.{number}", "/tmp", holder, unshare)
+            machine = Machine(name, f"{NETWORK}.{number}", "/tmp", holder=holder, _unshare=unshare)
             _in_network(holder, "ip", "link", "set", "lo", "up")
             self._connect(machine, number)
         self.machines.append(machine)

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import pickle
 import sys
 
 import pytest
 
-from manifests import ray_runtime
+from manifests import disk, ray_runtime
+from tests.support.s3_server import s3_server, s3_variables
 from train.dist import ray_train
 
 
@@ -25,3 +27,19 @@ def test_without_ray_train_it_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ValueError, match=r"--ray needs Ray Train.*pip install 'ray\[train\]'"):
         ray_train.start(never, [], str(tmp_path), 2)
+
+
+@pytest.mark.slow
+def test_ray_train_keeps_its_state_on_a_store(monkeypatch, tmp_path):
+    """pyarrow's own filesystem puts an object named as a folder, which this server refuses."""
+    pytest.importorskip("localbucket")
+    storage = pytest.importorskip("ray.train.v2._internal.execution.storage")
+    with s3_server(tmp_path, "localbucket") as url:
+        for name, value in s3_variables(url).items():
+            monkeypatch.setenv(name, value)
+        places = ray_train._storage("s3://pools/runs/a")
+        places = pickle.loads(pickle.dumps(places))  # as it travels to the workers
+        context = storage.StorageContext(experiment_dir_name="workers", **places)
+        context._check_validation_file()
+        assert disk.exists("s3://pools/runs/a/ray/workers/.validate_storage_marker")
+    assert ray_train._storage(str(tmp_path)) == {"storage_path": str(tmp_path / "ray")}
