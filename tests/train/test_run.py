@@ -291,8 +291,15 @@ def started(blend, out, arguments, **environment):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("layout", [[], ["--ranks", "2", "--set", "dp_shard=2"]])
+@pytest.mark.parametrize(
+    ("layout", "number"),
+    [
+        ([], signal.SIGTERM),
+        ([], signal.SIGINT),
+        # Which signals reach the ranks is in tests/train/dist/test_launch.py.
+        (["--ranks", "2", "--set", "dp_shard=2"], signal.SIGINT),
+    ],
+)
 def test_a_stop_signal_ends_with_status_75_and_the_run_is_saved(blend, tmp_path, layout, number):
     out = tmp_path / "run"
     with started(blend, out, [*changes(samples_seen="80k"), *layout]) as process:

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import signal
 import sys
+
+import pytest
 
 from train.dist import launch
 
@@ -27,12 +30,13 @@ def test_a_rank_that_fails_ends_the_others(monkeypatch):
     assert launch.launch_ranks([sys.executable, "-c", code], 2) == 7
 
 
-def test_sigterm_reaches_every_rank():
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_signal_reaches_every_rank(number):
     code = (
         "import os, signal, sys, time\n"
-        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n"
+        f"signal.signal({int(number)}, lambda *_: sys.exit(75))\n"
         "if os.environ['RANK'] == '0':\n"
-        "    time.sleep(1); os.kill(os.getppid(), signal.SIGTERM)\n"
+        f"    time.sleep(1); os.kill(os.getppid(), {int(number)})\n"
         "time.sleep(60)"
     )
     assert launch.launch_ranks([sys.executable, "-c", code], 2) == 75
