@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from manifests import disk
 from manifests.casting import cast_value
-from manifests.columns import SIDECAR, extra_column, with_extra
+from manifests.columns import REASONS, SIDECAR, extra_column, with_extra
 from manifests.schema import Fetch
 from manifests.text import valid_text
 from pipeline.crawl import python_values
@@ -150,7 +150,9 @@ class TarReader:
         if values.get("status") == "success":
             missing = f"listed beside the tar as {key}, but not in it"
             return self._failed(record, "missing_file", missing)
-        reason = reason_of(str(values.get("status")), message)
+        reason = values.get("reason")  # of a sidecar of ours
+        if not (isinstance(reason, str) and reason in REASONS):
+            reason = reason_of(str(values.get("status")), message)
         return self._failed(record, reason, message or "no reason was given")
 
     def _record(self, values: Mapping[str, Any], name: str) -> dict[str, Any]:

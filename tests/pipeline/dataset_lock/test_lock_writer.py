@@ -207,6 +207,21 @@ def test_an_extra_column_with_a_name_of_the_lock_is_refused(pool: str, tmp_path:
         write_lock(pool, str(tmp_path / "a.parquet"))
 
 
+def test_refusals_of_a_pool_of_ours_stay_refusals_where_its_tars_are_adopted(
+    pool: str, tmp_path: Path
+) -> None:
+    tars = tuple(read_commits(pool).tar(shard) for shard in read_commits(pool).names())
+    recipe = Recipe(name="adopted", source=Source(kind="shards", paths=tars))
+    adopted = str(tmp_path / "adopted")
+    assert recipe_run.build(recipe, adopted, engine="inline")["complete"]
+    lock = write_lock(adopted, str(tmp_path / "a.parquet"))
+    assert lock.head.outcomes == {"http_4xx": 2, "stored": 32, "withheld": 6}
+    assert lock.head.rows_sha256 == write_lock(pool, str(tmp_path / "b.parquet")).head.rows_sha256
+    refused = [locked_pools.url(i) for i in range(40) if i % 20 in (4, 5, 6)]
+    urls = {row["url"] for table in lock.tables() for row in table.to_pylist()}
+    assert not urls & set(refused)
+
+
 def test_adopted_tars_are_locked(pool: str, tmp_path: Path) -> None:
     tars = [read_commits(pool).tar(shard) for shard in read_commits(pool).names()]
     for tar in tars:
