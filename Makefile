@@ -8,7 +8,7 @@ V := .venv/bin
 # The tests start over a hundred Python children: each finds the project compiled, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: venv demo quick quick-tests test all-tests check bench bench-fetch bench-scale bench-gpu
+.PHONY: venv demo quick quick-tests test all-tests check chaos bench bench-fetch bench-scale bench-gpu
 venv: .venv/installed
 
 .venv/installed: pyproject.toml
@@ -36,6 +36,11 @@ test:
 
 all-tests: venv
 	$(PYTEST)
+
+# Every kill point, every fault, every damage: hours. `make test` has a sample of them.
+chaos: venv
+	CLIPMILL_CHAOS=1 $(PYTEST) -s tests/chaos tests/pipeline/pool/test_kills_and_faults.py \
+		tests/pipeline/test_object_store.py
 
 bench: venv
 	$(V)/python benchmarks/engine.py

@@ -81,7 +81,7 @@ def _build(
         if name != until:
             _refuse_no_rows(name, committed)
     lease.check()
-    disk.write_json(PoolLayout(pool).recipe_json, recipe)
+    disk.write_json(PoolLayout(pool).recipe_json, recipe, sealed=True)
     totals: dict[str, Any] = {"complete": False, "problems": []}
     if not failed or _has_rows(committed):
         document = accounting.write_pool_json(pool, recipe, seconds, committed.read())

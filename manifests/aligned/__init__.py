@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from manifests.aligned.bundles import AlignedFiles, Bundle, BundleWriter, parquet_bytes
+from manifests.aligned.bundles import AlignedFiles, Bundle, BundleWriter, mask_owner, parquet_bytes
 from manifests.aligned.shard_tables import (
     count_shards,
     has_table,
@@ -17,6 +17,7 @@ __all__ = [
     "BundleWriter",
     "count_shards",
     "has_table",
+    "mask_owner",
     "parquet_bytes",
     "score_shards",
     "view_shards",

@@ -223,8 +223,10 @@ def _require_column(name: str, known: Sequence[str], path: str) -> None:
 class AlignedFiles:
     """The row-aligned files of one score set or one view, for readers in several threads."""
 
-    def __init__(self, single: Callable[[str], str], bundle: Callable[[str], str]) -> None:
-        self._single, self._bundle = single, bundle
+    def __init__(
+        self, single: Callable[[str], str], bundle: Callable[[str], str], view: str | None = None
+    ) -> None:
+        self._single, self._bundle, self._view = single, bundle, view
         self._open: OrderedDict[str, Bundle] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -244,6 +246,7 @@ class AlignedFiles:
         return cls(
             lambda shard: layout.view_mask(view, shard),
             lambda shard: layout.view_bundle(view, shard),
+            view,
         )
 
     def path(self, shard: int | str) -> str:
@@ -282,11 +285,14 @@ class AlignedFiles:
     ) -> tuple[pa.Table, dict[str, Any]]:
         """(columns of a shard, what was written about them). FileNotFoundError without a file.
 
-        ValueError for a damaged bundle; pa.ArrowInvalid for a damaged file of a flat shard.
+        ValueError for a damaged bundle, and for a mask of another shard or view; pa.ArrowInvalid
+        for a damaged file of a flat shard.
         """
         if shard_folder(shard):
             bundle = self.bundle(shard)
-            return bundle.read(shard, columns), bundle.metadata(shard)
+            metadata = bundle.metadata(shard)
+            self._check_owner(shard, metadata)
+            return bundle.read(shard, columns), metadata
         names = None if columns is None else list(columns)
 
         def read(source: Any) -> tuple[pa.Table, Any]:
@@ -297,7 +303,20 @@ class AlignedFiles:
         for name in names or []:
             _require_column(name, table.column_names, self.path(shard))
         metadata = json.loads((footer or {}).get(b"clipmill", b"{}"))
+        self._check_owner(shard, metadata)
         return table.replace_schema_metadata(None), metadata
+
+    def _check_owner(self, shard: int | str, metadata: Mapping[str, Any]) -> None:
+        if self._view is not None and (problem := mask_owner(metadata, shard, self._view)):
+            raise ValueError(f"{self.path(shard)} is damaged: {problem}")
+
+
+def mask_owner(metadata: Mapping[str, Any], shard: int | str, view: str) -> str:
+    """What is wrong where a mask says that it is of another shard or view; "" where it is not."""
+    owner = (metadata.get("shard", shard_name(shard)), metadata.get("view", view))
+    if owner == (shard_name(shard), view):
+        return ""
+    return f"it has the mask of shard {owner[0]} in view {owner[1]}"
 
 
 def parquet_bytes(table: pa.Table, metadata: Mapping[str, Any]) -> bytes:

@@ -28,6 +28,7 @@ from manifests.disk.plain import (
 from manifests.disk.remote import filesystem
 from manifests.disk.retry import is_transient, retried
 from manifests.disk.tables import (
+    SEAL,
     create_json,
     read_json,
     read_metadata,
@@ -41,6 +42,7 @@ from manifests.disk.tables import (
 )
 
 __all__ = [
+    "SEAL",
     "check_types",
     "closest",
     "content_hash",

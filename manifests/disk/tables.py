@@ -12,42 +12,60 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from manifests.disk.files import create_bytes, open_file, read_bytes, replace_bytes, write_bytes
+from manifests.disk.hashes import content_hash
 from manifests.disk.paths import is_url
 from manifests.disk.plain import to_plain
 from manifests.disk.retry import retried
 from manifests.text import valid_text
 
+SEAL = "document_sha256"  # key of a sealed document: the hash of all else in it
 
-def write_json(path: str | Path, value: Any) -> None:
+
+def write_json(path: str | Path, value: Any, *, sealed: bool = False) -> None:
     """A dataclass or plain value as JSON with sorted keys, written whole. Text becomes valid
-    Unicode.
+    Unicode. `sealed`: with a hash, so that `read_json` notices any other change of the file.
     """
-    write_bytes(path, _json_bytes(value))
+    write_bytes(path, _json_bytes(value, sealed))
 
 
-def create_json(path: str | Path, value: Any) -> None:
+def create_json(path: str | Path, value: Any, *, sealed: bool = False) -> None:
     """Like `write_json`, but never over another content: FileExistsError with both hashes."""
-    create_bytes(path, _json_bytes(value))
+    create_bytes(path, _json_bytes(value, sealed))
 
 
-def replace_json(path: str | Path, value: Any, expected: bytes) -> None:
+def replace_json(path: str | Path, value: Any, expected: bytes, *, sealed: bool = False) -> None:
     """Like `write_json`, in place of a file with the bytes `expected`; else FileExistsError."""
-    replace_bytes(path, _json_bytes(value), expected)
+    replace_bytes(path, _json_bytes(value, sealed), expected)
 
 
-def _json_bytes(value: Any) -> bytes:
+def _json_bytes(value: Any, sealed: bool) -> bytes:
     text = json.dumps(to_plain(value), indent=1, sort_keys=True, ensure_ascii=False)
-    return (valid_text(text) + "\n").encode()
+    content = (valid_text(text) + "\n").encode()
+    if not sealed:
+        return content
+    plain = json.loads(content)  # as it will be read
+    return _json_bytes({**plain, SEAL: content_hash(plain, 64)}, sealed=False)
 
 
 def read_json(path: str | Path) -> Any:
-    """A JSON file as plain values. ValueError that names the file where it is no JSON."""
+    """A JSON file as plain values, without the hash of a sealed one.
+
+    ValueError that names the file where it is no JSON, or was changed after it was sealed.
+    """
     try:
-        return json.loads(read_bytes(path))
+        value = json.loads(read_bytes(path))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     except RecursionError:
         raise ValueError(f"{path} is not JSON that can be read: it is nested too deeply") from None
+    if isinstance(value, dict) and SEAL in value:
+        expected = value.pop(SEAL)
+        if content_hash(value, 64) != expected:
+            raise ValueError(
+                f"{path} was changed after clipmill wrote it: its {SEAL} is another one (if the "
+                "change is meant, remove that key)"
+            )
+    return value
 
 
 def write_parquet(

@@ -144,7 +144,7 @@ def write_pool_json(
     )
     for problem in counts.problems:
         logger.error("%s", problem)
-    disk.write_json(layout.pool_json, document)
+    disk.write_json(layout.pool_json, document, sealed=True)
     plain: dict[str, Any] = disk.to_plain(document)
     return plain
 

@@ -22,7 +22,12 @@ import pyarrow.compute as pc
 from manifests import disk
 from manifests.aligned import score_shards, view_shards
 from manifests.commits import Commits, read_commits
-from manifests.documents import ScoreSetDocument, ViewDocument, read_document
+from manifests.documents import (
+    ScoreSetDocument,
+    ViewDocument,
+    ViewRulesDocument,
+    read_document,
+)
 from manifests.pool_layout import (
     COMMIT_SUFFIX,
     FLAT_SHARDS,
@@ -32,6 +37,7 @@ from manifests.pool_layout import (
     list_shard_files,
     shard_name,
 )
+from pipeline.accounting.counts import recipe_of_pool
 from pipeline.accounting.shard_checks import Damage, ShardChecker, inside, read_record
 from pipeline.accounting.uid_spill import UidSpill, compare
 from pipeline.executor import Engine, Stage, Ticket, Tickets, execute
@@ -39,7 +45,7 @@ from pipeline.executor import Engine, Stage, Ticket, Tickets, execute
 THREADS = min(4, os.cpu_count() or 1)  # tickets at a time in this process; hashing frees the GIL
 READERS = 8  # columns of uids that are read at a time
 MAX_DAMAGES = 10_000  # that are listed; the rest is counted
-T = TypeVar("T", ViewDocument, ScoreSetDocument)
+T = TypeVar("T", ViewDocument, ViewRulesDocument, ScoreSetDocument)
 Integers = npt.NDArray[np.int64]
 
 
@@ -102,6 +108,7 @@ def find_damages(pool: str, *, engine: Engine = "inline") -> tuple[list[Damage],
         )
     commits, index_problem = _read_index(pool)
     fingerprint = None if commits is None else commits.fingerprint
+    _pool_documents(layout, findings)
     sets = list(_score_sets(layout, fingerprint, findings))
     views = list(_views(layout, fingerprint, findings))
     columns = {each.name: columns for each, columns in sets}
@@ -200,6 +207,25 @@ def _taker(
     return take
 
 
+def _pool_documents(layout: PoolLayout, findings: _Findings) -> None:
+    """Reads what describes the pool as a whole, where it is there."""
+    readers: dict[str, Callable[[], object]] = {
+        layout.pool_json: lambda: disk.read_json(layout.pool_json),
+        layout.recipe_json: lambda: recipe_of_pool(layout.root),
+        layout.parts: lambda: disk.read_parquet(layout.parts),
+    }
+    for path, read in readers.items():
+        if not disk.exists(path):
+            continue
+        name = inside(layout, path)
+        try:
+            read()
+        except (ValueError, OSError) as error:
+            reason = " ".join(str(error).split())[:160]
+            line = f"{name}: damaged: {reason}"
+            findings.add(Damage(kind="document", line=line, name=name))
+
+
 # --- score sets and views -------------------------------------------------------------------------
 
 
@@ -231,6 +257,9 @@ def _views(layout: PoolLayout, fingerprint: str | None, findings: _Findings) -> 
         name = f"views/{view}"
         path = layout.view_json(view)
         document = _document(f"{name}.json", view, path, ViewDocument, findings)
+        rules = layout.view_rules(view)
+        if disk.exists(rules):
+            _document(f"{name}/rules.json", view, rules, ViewRulesDocument, findings)
         if document is None:
             continue
         _report_stale(name, view, document, fingerprint, findings)
@@ -270,7 +299,7 @@ def _document(name: str, owner: str, path: str, kind: type[T], findings: _Findin
     try:
         return read_document(path, kind)
     except ValueError as error:
-        is_view = kind is ViewDocument
+        is_view = kind is not ScoreSetDocument
         line = f"{name}: damaged: {error}"
         findings.add(Damage(kind="view" if is_view else "set", line=line, name=owner))
         return None

@@ -118,7 +118,7 @@ def purge_rows(
     if journal is None:
         return Purge(rows=0, shards=0, views={}, runs=(), adopted=())
     check_fence(pool, fence)
-    disk.write_json(path, journal)
+    disk.write_json(path, journal, sealed=True)
     replaced = _finish(pool, journal, fence)
     views = {view: rules[""] for view, rules in journal.views.items() if "" in rules}
     return Purge(
@@ -313,7 +313,7 @@ def _purge_scores(commits: Commits, purged: Mapping[int, Mask], journal: Journal
                 stored=commits.totals.stored,
                 scored=document.scored - scored_before + _scored(layout, name, purged),
             )
-            disk.write_json(path, document.document())
+            disk.write_json(path, document.document(), sealed=True)
 
 
 def _purge_views(commits: Commits, purged: Mapping[int, Mask], journal: Journal) -> None:
@@ -327,7 +327,7 @@ def _purge_views(commits: Commits, purged: Mapping[int, Mask], journal: Journal)
             changed = minus(document, decided, commits.fingerprint)
             disk.remove(disk.join(layout.views, view, "rules.json"))
             changed = _with_kept(layout, commits, changed, purged)
-            disk.write_json(path, changed.document())
+            disk.write_json(path, changed.document(), sealed=True)
 
 
 def _scored(layout: PoolLayout, name: str, purged: Mapping[int, Mask]) -> int:

@@ -64,7 +64,8 @@ def repair_pool(pool: str, *, engine: Engine = "inline", fence: int | None = Non
             done.append("index: made anew from the commit records")
         done += _shards(pool, wrong, engine, fence)
         done += _aligned_files(pool, wrong, fence)
-        recipe = recipe_of_pool(pool)
+        done += _documents(pool, wrong)
+        recipe = _recipe(pool)
         if done and recipe is not None:
             write_pool_json(pool, recipe, {})
         damages, _ = find_damages(pool, engine=engine)
@@ -84,6 +85,24 @@ def remove_uncommitted_of(pool: str, wrong: Sequence[Damage]) -> None:
         remove_uncommitted(pool)
 
 
+def _recipe(pool: str) -> Recipe | None:
+    """The recipe of the pool; None where it is not there or damaged."""
+    try:
+        return recipe_of_pool(pool)
+    except (ValueError, OSError):
+        return None
+
+
+def _documents(pool: str, wrong: Sequence[Damage]) -> Iterator[str]:
+    """Remove what can be made anew of the documents of the pool as a whole."""
+    damaged = {damage.name for damage in wrong if damage.kind == "document"}
+    if "parts.parquet" in damaged:
+        disk.remove(PoolLayout(pool).parts)
+        yield "parts.parquet: removed; the footers of the pairs say the same"
+    if "pool.json" in damaged and _recipe(pool) is not None:
+        yield "pool.json: written again, without the times of earlier builds"
+
+
 # --- commit records -------------------------------------------------------------------------------
 
 
@@ -100,7 +119,7 @@ def _records(pool: str, wrong: Sequence[Damage], fence: int | None) -> Iterator[
         record = _indexed(pool, damage.shard)
         check_fence(pool, fence)
         if record is not None:
-            disk.write_json(path, record.to_plain())
+            disk.write_json(path, record.to_plain(), sealed=True)
             yield f"{shard_name(damage.shard)}: commit record written again from the index"
         else:
             disk.remove(path)
@@ -135,7 +154,7 @@ def _shards(pool: str, wrong: Sequence[Damage], engine: Engine, fence: int | Non
     sidecars = {damage.shard for damage in wrong if damage.kind == "sidecar"} - tars
     fetched = sorted(shard for shard in tars if shard is not None)
     rebuilt = sorted(shard for shard in sidecars if shard is not None)
-    recipe = recipe_of_pool(pool)
+    recipe = _recipe(pool)
     if not fetched and not rebuilt:
         return
     with IndexWriter(pool) as index:
@@ -278,7 +297,7 @@ def _aligned_files(pool: str, wrong: Sequence[Damage], fence: int | None) -> Ite
             disk.remove(path)
         yield f"scores/{name}: damaged files removed; run pipeline/score.py on this pool again"
     for name, files in sorted(views.items()):
-        for path in [layout.view_json(name), *files]:
+        for path in [layout.view_json(name), layout.view_rules(name), *files]:
             disk.remove(path)
         yield f"views/{name}: damaged files removed; run pipeline/filter.py on this pool again"
 

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from manifests import disk
-from manifests.aligned import AlignedFiles
+from manifests.aligned import AlignedFiles, mask_owner
 from manifests.columns import PAIRS, REASONS, SIDECAR, VIEW
 from manifests.pool_layout import (
     COMMIT_SUFFIX,
@@ -49,7 +49,8 @@ MEMBER_COLUMNS = [
 class Damage:
     """A file that is missing, damaged or stale, or a count that is wrong.
 
-    kind: record, sidecar, tar, scores, mask, pairs, set or view (their documents), index, uids.
+    kind: record, sidecar, tar, scores, mask, pairs, set or view (their documents), index, uids,
+    document (of the pool as a whole).
     """
 
     kind: str
@@ -129,9 +130,9 @@ class ShardChecker:
     def _masks(self, shard: int, rows: ShardRows, kept: Mapping[str, int]) -> Iterator[Damage]:
         for name, count in kept.items():
             files = self._aligned_files("views", name)
-            table, _, problem = _aligned(self.layout, files, shard, VIEW.names)
+            table, metadata, problem = _aligned(self.layout, files, shard, VIEW.names)
             if not problem:
-                problem = _mask_problem(table, rows, count)
+                problem = mask_owner(metadata, shard, name) or _mask_problem(table, rows, count)
                 problem = problem and f"{inside(self.layout, files.path(shard))}: {problem}"
             if problem:
                 yield Damage(kind="mask", line=problem, shard=shard, name=name)

@@ -70,6 +70,8 @@ def crawl(
                 pool, ids, source.extra_columns, engine, counts=counts, workers=workers
             )
             final = None if failed else write_parts(pool)
+    elif not disk.exists(PoolLayout(pool).parts):  # a crawl was killed before it wrote the table
+        final = write_parts(pool)
     if final is not None:
         extracted = PoolLayout(pool).extracted
         for name in disk.list_names(extracted):

@@ -363,7 +363,7 @@ def _commit(
         "group_rows": group_rows.tolist() if metadata["groups"] else None,
         "group_shards": counts.tolist() if metadata["groups"] else None,
     }
-    disk.write_json(plan_json(folder), document)
+    disk.write_json(plan_json(folder), document, sealed=True)
     _remove_scratch(config["pool"])
     logger.info("planned %d pairs as %d shards", document["rows"], len(shards))
 

@@ -19,6 +19,17 @@ from manifests.pool_layout import CommitRecord, PoolLayout, read_commit_records,
 from pipeline.pool.tars import BLOCK
 
 SHARD_FILE = re.compile(r"^(\d{5,})(\.r\d+)?\.(tar|parquet)$")
+# Where files are written beside their place, and nobody else looks for what was left there.
+PARTIAL_FOLDERS = (
+    "",
+    "index/",
+    "plan/",
+    "plan/*/",
+    "scores/*/",
+    "scores/*/*/",
+    "views/",
+    "views/*/",
+)
 SHARD_FOLDER = re.compile(r"^\d{5,}$")
 
 
@@ -97,6 +108,24 @@ def remove_uncommitted(pool: str) -> list[str]:
     for path in leftovers:
         disk.remove(path)
     return [path.removeprefix(f"{folder}/") for path in leftovers]
+
+
+def remove_partial_files(pool: str) -> list[str]:
+    """Remove what killed processes had not yet given its name, outside of the shards; their names.
+
+    Call it under the lease of the pool, before anything is written. Files of the lease itself stay:
+    another command may just be asking for it.
+    """
+    if disk.is_url(pool):
+        return []  # an object is there whole or not at all
+    root = disk.local_path(pool)
+    removed = []
+    for folder in PARTIAL_FOLDERS:
+        for path in sorted(root.glob(f"{folder}.*.partial.*")):
+            if path.is_file() and "lease" not in path.name:
+                path.unlink(missing_ok=True)
+                removed.append(str(path.relative_to(root)))
+    return removed
 
 
 def _leftovers(folder: str, committed: set[str]) -> list[str]:

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from manifests import disk
 from manifests.pool_layout import PoolLayout
+from pipeline.pool.commits import remove_partial_files
 
 LEASE_S = 60.0  # a lease that was not renewed for so long may be taken over
 RENEWALS = 3  # in that time
@@ -124,6 +125,7 @@ def hold_lease(pool: str, wait_s: float = 0.0, *, create: bool = False) -> Itera
         yield Lease(pool)
         return
     lease = Lease(pool, _acquire(pool, wait_s))
+    remove_partial_files(pool)
     thread = threading.Thread(target=lease.keep, name="lease", daemon=True)
     thread.start()
     try:

@@ -102,7 +102,8 @@ def publish_shard(
             fence=fence,
         )
         check_fence(pool, fence)  # the puts may have taken minutes
-        disk.create_json(PoolLayout(pool).commit_record(shard), record.to_plain())
+        path = PoolLayout(pool).commit_record(shard)
+        disk.create_json(path, record.to_plain(), sealed=True)
     return record
 
 
@@ -141,7 +142,7 @@ def replace_shard(
             files["adopted"] = old.adopted
         record = replace(old, **files, version=SHARD_VERSION, fence=fence)
         check_fence(pool, fence)
-        disk.replace_json(path, record.to_plain(), before)
+        disk.replace_json(path, record.to_plain(), before, sealed=True)
         disk.remove(layout.sidecar(shard, old.revision))
         if staged_tar is not None and not old.adopted:
             disk.remove(layout.tar(old))

@@ -364,7 +364,7 @@ def _write_document(name: str, filter_: Filter, commits: Commits) -> None:
         scored=int(metadata.scored.sum()),
         seconds=round(metadata.seconds, 3),
     )
-    disk.write_json(layout.score_set_json(name), document.document())
+    disk.write_json(layout.score_set_json(name), document.document(), sealed=True)
 
 
 def _has_gpu(filter_: Filter, engine: Engine) -> bool:

@@ -57,10 +57,10 @@ class MaskFiles:
         name = bundle_name(int(self.commits.shards[positions.start]))
         kept = self.kept[view][positions.start : positions.stop]
         if not name:
-            yield UnitMasks(folder, None, kept)
+            yield UnitMasks(folder, None, kept, view)
             return
         with BundleWriter(folder / name, VIEW) as writer:
-            yield UnitMasks(folder, writer, kept)
+            yield UnitMasks(folder, writer, kept, view)
 
     def publish(self, view: str) -> None:
         """Move the masks of a view to their place. The document must not be there yet."""
@@ -91,19 +91,24 @@ class MaskFiles:
 class UnitMasks:
     """The masks of consecutive shards."""
 
-    def __init__(self, folder: Path, writer: BundleWriter | None, kept: NDArray[np.int64]) -> None:
+    def __init__(
+        self, folder: Path, writer: BundleWriter | None, kept: NDArray[np.int64], view: str
+    ) -> None:
         """kept: (shards,) rows that are kept, to be filled."""
         self._folder, self._writer, self._kept, self._next = folder, writer, kept, 0
+        self._view = view
 
     def add(self, shard: str, mask: pa.Table) -> None:
         """The mask of the next shard, of schema VIEW."""
         kept = pc.sum(mask["kept"]).as_py() or 0
         self._kept[self._next] = kept
         self._next += 1
+        # Whose rows these are: masks of two shards or views may keep as many.
+        metadata = {"kept": kept, "shard": shard_name(shard), "view": self._view}
         if self._writer is not None:
-            self._writer.add(shard, mask, {"kept": kept})
+            self._writer.add(shard, mask, metadata)
         else:
-            content = parquet_bytes(mask, {"kept": kept})
+            content = parquet_bytes(mask, metadata)
             (self._folder / f"{shard_name(shard)}.parquet").write_bytes(content)
 
 

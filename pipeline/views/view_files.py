@@ -360,7 +360,7 @@ def _write(
             stored=selection.funnel[1][1],
             rules=selection.effects,
         )
-        disk.write_json(layout.view_rules(name), effects)
+        disk.write_json(layout.view_rules(name), effects, sealed=True)
     document = ViewDocument(
         name=name,
         rules=inputs.rules,
@@ -373,7 +373,7 @@ def _write(
         shards=kept_by_shard(commits, kept),
         table=table,
     )
-    disk.write_json(layout.view_json(name), document.document())
+    disk.write_json(layout.view_json(name), document.document(), sealed=True)
     if before is None:
         logger.info("view %s keeps %d of %d rows", name, document.kept, document.funnel[0][1])
     else:

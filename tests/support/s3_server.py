@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -35,7 +36,9 @@ print("http://%s:%d" % server.server_address[:2], flush=True)
 server.serve_forever()
 """
 PROGRAMS = {"moto": MOTO, "localbucket": LOCALBUCKET}
-FAULTS = ("503", "412", "lost_request", "lost_answer", "short_answer")
+KILLS = ("kill_before", "kill_after")
+FAULTS = ("503", "412", "lost_request", "lost_answer", "short_answer", "timeout")
+SILENT_S = 4.0  # of a request that gets no answer
 
 
 def s3_variables(url: str) -> dict[str, str]:
@@ -50,6 +53,10 @@ def s3_variables(url: str) -> dict[str, str]:
         "AWS_EC2_METADATA_DISABLED": "true",
         "AWS_MAX_ATTEMPTS": "1",  # what is tried is our own retry
     }
+
+
+# Of the client, as fsspec.config.conf["s3"]: shorter than SILENT_S.
+SHORT_TIMEOUTS = {"config_kwargs": {"read_timeout": 2.0, "connect_timeout": 2.0}}
 
 
 @contextmanager
@@ -84,9 +91,11 @@ class FaultyProxy:
     """Passes requests on; the n-th one from now fails in one of FAULTS, once.
 
     503: refused before it reaches the server. 412: the same, as if a condition did not hold; only
-    conditional requests are counted.
+    conditional requests are counted. kill_before, kill_after: the process whose id stands in
+    `pid_file` is killed before the request is passed on, or when the server has done it.
     lost_request: the connection ends before the request is passed on. lost_answer: it ends after
-    the server has done it. short_answer: half of the body comes. `requests`: what was asked since
+    the server has done it. short_answer: half of the body comes. timeout: the server has done it,
+    but nothing comes for SILENT_S. `requests`: what was asked since
     `fail_at`, as `METHOD path`.
     """
 
@@ -94,6 +103,7 @@ class FaultyProxy:
         self.server = urlsplit(server).netloc
         self.requests: list[str] = []
         self.failed: str | None = None  # the request that was made to fail
+        self.pid_file: Path | None = None
         self._n, self._fault = 0, ""
         self._down_until = 0.0
         self._lock = threading.Lock()
@@ -105,7 +115,7 @@ class FaultyProxy:
 
     def fail_at(self, n: int, fault: str) -> None:
         """Make the n-th request from now fail; 0 for none."""
-        assert fault in FAULTS, fault
+        assert fault in (*FAULTS, *KILLS), fault
         with self._lock:
             self._n, self._fault = n, fault
             self.requests, self.failed = [], None
@@ -151,9 +161,15 @@ class FaultyProxy:
                     answer(self, 412, {}, error_body("PreconditionFailed"))
                 elif fault == "lost_request":
                     self.close_connection = True
+                elif fault == "kill_before":
+                    proxy.kill()
+                    self.close_connection = True
                 else:
                     status, headers, data = proxy.pass_on(self, body)
-                    if fault == "lost_answer":
+                    if fault == "kill_after":
+                        proxy.kill()
+                    if fault in ("lost_answer", "timeout", "kill_after"):
+                        time.sleep(SILENT_S if fault == "timeout" else 0)
                         self.close_connection = True
                         return
                     answer(self, status, headers, data, short=fault == "short_answer")
@@ -161,6 +177,11 @@ class FaultyProxy:
             do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = do_any
 
         return Handler
+
+    def kill(self) -> None:
+        """End the process that asks."""
+        assert self.pid_file is not None
+        os.kill(int(self.pid_file.read_text()), signal.SIGKILL)
 
     def pass_on(
         self, handler: BaseHTTPRequestHandler, body: bytes

@@ -36,3 +36,25 @@ def test_a_document_is_created_once_and_replaced_only_where_it_is_the_expected_o
     (tmp_path / "bad.json").write_text("{")
     with pytest.raises(ValueError, match=r"bad\.json is not JSON"):
         disk.read_json(tmp_path / "bad.json")
+
+
+def test_any_change_of_a_sealed_document_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "d.json"
+    document = {"name": "a\ud800", "share": 0.1, "rows": (1, 2)}
+    disk.write_json(path, document, sealed=True)
+    assert disk.read_json(path) == {"name": "a\ufffd", "share": 0.1, "rows": [1, 2]}
+    before = path.read_bytes()
+    noticed = 0
+    for position in range(len(before)):
+        path.write_bytes(before[:position] + bytes([before[position] ^ 1]) + before[position + 1 :])
+        try:
+            same = disk.read_json(path) == {"name": "a\ufffd", "share": 0.1, "rows": [1, 2]}
+        except ValueError:
+            noticed += 1
+        else:
+            # White space, or the key of the hash itself, which is then one more key.
+            assert same or "document_sha256" not in path.read_text()
+    assert noticed > len(before) / 2
+    path.write_text('{"share": 0.2, "document_sha256": "0"}')
+    with pytest.raises(ValueError, match=r"d\.json was changed after clipmill wrote it"):
+        disk.read_json(path)

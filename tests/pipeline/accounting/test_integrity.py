@@ -16,7 +16,7 @@ import pytest
 from manifests import disk
 from manifests.commits import update_index
 from manifests.pool_layout import PoolLayout
-from pipeline.accounting import integrity
+from pipeline.accounting import counts, integrity
 from pipeline.accounting.integrity import verify
 from pipeline.pool import member_block, sidecar_hash
 from tests.support import audited
@@ -307,3 +307,17 @@ def test_many_damages_are_counted(pool: Path, monkeypatch: pytest.MonkeyPatch) -
     lines = verify(str(pool))
     assert len(lines) == 3
     assert lines[-1] == "and 1 further lines"
+
+
+@pytest.mark.parametrize("name", ["pool.json", "recipe.json", "views/words.json"])
+def test_a_changed_letter_of_a_document_is_noticed(tmp_path: Path, name: str) -> None:
+    pool = tmp_path / "pool"
+    audited.make(pool)
+    counts.write_pool_json(str(pool), audited.RECIPE, {})
+    disk.write_json(pool / "recipe.json", audited.RECIPE, sealed=True)
+    assert verify(str(pool)) == []
+    path = pool / name
+    changed = path.read_text().replace("words", "wordz", 1)
+    assert changed != path.read_text()
+    path.write_text(changed)
+    assert any(line.startswith(f"{name}: damaged: ") for line in verify(str(pool)))

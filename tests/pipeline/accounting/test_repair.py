@@ -167,3 +167,20 @@ def test_what_cannot_be_mended_is_named(pool: Path) -> None:
     assert any("pairs/part-00000.parquet: damaged" in line for line in result.left)
     with pytest.raises(ValueError, match="is it the folder of a pool"):
         repair_pool(str(pool / "nothing"))
+
+
+def test_documents_of_the_pool_are_made_anew_and_a_changed_recipe_is_named(pool: Path) -> None:
+    parts, document = pool / "parts.parquet", pool / "pool.json"
+    parts.write_bytes(parts.read_bytes()[:-5])
+    document.write_text(document.read_text().replace('"stored": 11', '"stored": 12'))
+    names = [line.partition(":")[0] for line in verify(str(pool))]
+    assert names == ["parts.parquet", "pool.json"]
+    result = repair_pool(str(pool))
+    assert (len(result.done), result.left) == (2, ())
+    assert '"stored": 11' in document.read_text()
+    recipe = pool / "recipe.json"
+    before = recipe.read_text()
+    recipe.write_text(before.replace('"mended"', '"changed"'))
+    [line] = repair_pool(str(pool)).left
+    assert line.startswith("recipe.json: damaged: ")
+    assert "was changed after clipmill wrote it" in line

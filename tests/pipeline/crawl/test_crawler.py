@@ -13,6 +13,7 @@ import pytest
 
 from manifests import disk
 from manifests.columns import PAIRS
+from manifests.pool_layout import PoolLayout
 from manifests.schema import Source
 from pipeline.archives import wat as wat_module
 from pipeline.crawl import crawler, sources
@@ -226,3 +227,14 @@ def test_a_source_of_files_may_not_move_because_its_pairs_name_absolute_paths(
     crawl(Source(kind="files", paths=(str(tmp_path / "first/t.csv"),)), pool, "inline")
     with pytest.raises(ValueError, match="made of another source"):
         crawl(Source(kind="files", paths=(str(tmp_path / "second/t.csv"),)), pool, "inline")
+
+
+def test_the_table_of_parts_is_written_by_the_next_crawl_after_a_kill(tmp_path: Path) -> None:
+    pool = str(tmp_path / "pool")
+    source = Source(kind="wat", paths=(wat(tmp_path / "a.warc.wat.gz", "zero", "one"),))
+    totals = crawl(source, pool, "inline")
+    table = Path(PoolLayout(pool).parts)
+    before = table.read_bytes()
+    table.unlink()  # as after a kill behind the last part of the pairs
+    assert crawl(source, pool, "inline") == totals
+    assert table.read_bytes() == before

@@ -221,3 +221,23 @@ def test_a_file_that_is_no_lease_is_named(tmp_path: Path) -> None:
     message = r"lease\.json is not a lease of clipmill .* remove it if"
     with pytest.raises(ValueError, match=message), hold_lease(str(tmp_path), create=True):
         pass
+
+
+def test_a_new_lease_removes_what_killed_processes_left_unnamed(tmp_path: Path) -> None:
+    left = [
+        ".pool.json.partial.77-aa", "index/.index.json.partial.77-aa",
+        "scores/caption@1/.00000.parquet.partial.77-aa", "views/raw/.bundle.partial.x",
+    ]  # fmt: skip
+    kept = [
+        "pool.json",
+        "..lease-00000002.json.partial.77-aa",
+        "views/.long.partial-aa/00000.parquet",
+        "shards/00000.tar",
+    ]
+    for name in (*left, *kept):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"half")
+    with hold_lease(str(tmp_path), create=True):
+        assert not [name for name in left if (tmp_path / name).exists()]
+        assert all((tmp_path / name).exists() for name in kept)

@@ -1,0 +1,79 @@
+"""Commands killed at every change of a file: run again, they end as if nothing had happened.
+
+A point is a system call that creates, writes, syncs, links, renames or removes a file of the pool
+or of the run. Without CLIPMILL_CHAOS=1 a sample of them is tried, the same one each time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import chaos_pools, chaos_runs, file_calls
+from tests.support.forked_commands import CommandServer
+from tests.support.trials import Point, Trial, problems_of, some
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not file_calls.available(), reason="this machine has no seccomp listeners"),
+]
+IN_SAMPLE = 3  # points of each scenario
+WRITES = ("write", "pwrite64", "writev")
+# Calls of each scenario when this was written, and some less: far fewer would not be all.
+LEAST = {
+    "build": 200, "score": 50, "score_bundles": 80, "choose": 25, "choose_bundles": 40,
+    "reindex": 10, "extend_index": 100, "repair": 120, "purge": 150, "migrate": 30,
+    "checkpoint": 20, "sharded_checkpoint": 10, "train": 40,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[CommandServer]:
+    with CommandServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("inputs") / "inputs"
+
+
+def points(calls: list[str], name: str) -> list[Point]:
+    """Before each call, and in the middle of each write."""
+    every = [(n, "kill") for n in range(1, len(calls) + 1)]
+    every += [(n, "torn") for n in range(1, len(calls) + 1) if calls[n - 1].split()[0] in WRITES]
+    return some(every, name, IN_SAMPLE)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        *((chaos_pools, name) for name in chaos_pools.SCENARIOS),
+        *((chaos_runs, name) for name in chaos_runs.SCENARIOS),
+    ],
+)
+def test_what_is_killed_anywhere_is_resumed_to_the_same_bytes(
+    server: CommandServer, inputs: Path, tmp_path: Path, module: Any, name: str
+) -> None:
+    trial = Trial(server, module, name, inputs, tmp_path)
+    calls, expected, at_end = trial.whole()
+    assert len(calls) >= LEAST[name]
+    tried = killed = 0
+    wrong = []
+    for n, how in points(calls, name):
+        ended = trial.watch(n, how)
+        tried += 1
+        killed += ended.watched.outcome == "killed"
+        # Threads may change the order of calls, so that the last few are not reached.
+        if ended.watched.outcome not in ("killed", "exit 0"):
+            wrong.append(f"{n} {how}: {ended.watched.outcome}: {ended.output}")
+        elif problems := problems_of(trial.resume(), expected, at_end):
+            wrong.append(f"{n} {how} {ended.watched.hit}: {problems}")
+    counts = {"calls": len(calls), "points": tried, "killed": killed, "wrong": len(wrong)}
+    print(json.dumps({"scenario": name, **counts}))
+    assert not wrong, "\n".join(wrong)
+    assert killed >= tried * 0.9

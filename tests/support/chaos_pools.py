@@ -1,0 +1,356 @@
+"""Small pools and the commands that change them, for tests that kill the commands anywhere.
+
+The functions run in children of `forked_commands`. In these children the durations that end up in
+files are 0 and all times equal, so that the files of two runs can be compared byte by byte; images
+are decoded in the process itself, because its children for that write no files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace, TracebackType
+from typing import Any
+
+from manifests import disk
+from manifests.commits import IndexWriter, read_commits
+from manifests.disk import retry
+from manifests.pool_layout import PoolLayout, read_commit_records
+from pipeline.accounting import count_pool, verify
+from pipeline.fetch import download
+from pipeline.fetch.fetcher import Fetched
+from pipeline.images import RejectedImage
+from pipeline.images.transform import contained, limits_of
+from pipeline.pool import read_sidecar
+from tests.conftest import draw
+from tests.support import small_pool
+
+RECIPE = """
+name: chaos
+source: {{kind: files, paths: [{captions}]}}
+fetch: {{image_size: 32, rows_per_shard: 4}}
+filters: [caption, picture]
+views:
+  raw: []
+  long: [{{words: caption_words > 3}}, {{half: "caption_chars >= top(caption_chars, 0.5)"}}]
+"""
+ROWS = 10
+real_read_file = download.read_file
+NOW = 1_800_000_000.0
+# Modules whose durations are written down.
+CLOCKS = (
+    "pipeline.recipe_run", "pipeline.fetch.download", "pipeline.pool.shard_writer",
+    "pipeline.scoring.scorer",
+)  # fmt: skip
+
+
+class DecodersHere:
+    """In place of Decoders: the same answers, without child processes."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    async def __aenter__(self) -> DecodersHere:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        pass
+
+    async def decode(
+        self, body: bytes, settings: Any, boxes: Any = (), *, hashed: bool = False
+    ) -> Any:
+        try:
+            return contained(body, limits_of(settings), boxes, hashed)
+        except RejectedImage as rejected:
+            return rejected
+
+
+def make_comparable() -> None:
+    """Let what this process writes depend on no clock."""
+    clock = SimpleNamespace(
+        time=lambda: NOW, monotonic=lambda: 0.0, perf_counter=lambda: 0.0, sleep=lambda _: None
+    )
+    for name in CLOCKS:
+        importlib.import_module(name).time = clock  # type: ignore[attr-defined]
+    download.Decoders = DecodersHere  # type: ignore[misc, assignment]
+    download.read_file = read_file  # type: ignore[assignment]
+    retry.FIRST_PAUSE_S = 0.01
+    outcomes = importlib.import_module("pipeline.executor.outcomes")
+    outcomes.RETRY_PAUSE_S = 0.0  # type: ignore[attr-defined]
+
+
+def read_file(path: str, max_bytes: int) -> Fetched:
+    """As that of the fetch, but files listed in `offline` beside them cannot be reached."""
+    offline = Path(path).parent / "offline"
+    if offline.exists() and Path(path).name in offline.read_text().split():
+        return Fetched(body=None, reason="dns", detail="", fetched_at=NOW, attempts=1)
+    return real_read_file(path, max_bytes)
+
+
+def command(entry: str, *words: str) -> int:
+    """The exit status of a command, such as `build`."""
+    make_comparable()
+    status: int = importlib.import_module(f"pipeline.{entry}").main(list(words))
+    return status
+
+
+# --- what is killed -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A pool and a command that changes it. `inputs` has captions.csv and recipe.yaml."""
+
+    prepare: Callable[[Path, Path], None]  # (inputs, pool): fill the pool before the command
+    run: Callable[[str, str], int]  # (inputs, pool) -> exit status
+    damaged_before: bool = False  # the pool may be damaged until the command has ended
+    end_status: int = 0
+
+
+def write_inputs(inputs: Path) -> None:
+    draw(inputs, ROWS)
+    (inputs / "recipe.yaml").write_text(RECIPE.format(captions=inputs / "captions.csv"))
+
+
+def nothing(inputs: Path, pool: Path) -> None:
+    pass
+
+
+def build(inputs: str, pool: str) -> int:
+    recipe = f"{inputs}/recipe.yaml"
+    return command("build", recipe, "--out", pool, "--engine", "inline")
+
+
+def build_until_fetch(inputs: Path, pool: Path) -> None:
+    recipe = str(inputs / "recipe.yaml")
+    words = ("--out", str(pool), "--engine", "inline", "--until", "fetch")
+    assert command("build", recipe, *words) == 0
+
+
+def build_until_score(inputs: Path, pool: Path) -> None:
+    build_until_fetch(inputs, pool)
+    assert score(str(inputs), str(pool)) == 0
+
+
+def build_all(inputs: Path, pool: Path) -> None:
+    assert build(str(inputs), str(pool)) == 0
+
+
+def score(inputs: str, pool: str) -> int:
+    return command("score", pool, "--recipe", f"{inputs}/recipe.yaml", "--engine", "inline")
+
+
+def choose(inputs: str, pool: str) -> int:
+    return command("filter", pool, "--recipe", f"{inputs}/recipe.yaml")
+
+
+def numbered_pool(inputs: Path, pool: Path) -> None:
+    """Shards of three folders: their score columns and masks are bundled."""
+    given = list(enumerate(small_pool.rows(12)))
+    for i, number in enumerate((2999, 3000, 3001, 4002)):
+        small_pool.write_shard(str(pool), number, given[3 * i : 3 * i + 3])
+
+
+def scored_numbered_pool(inputs: Path, pool: Path) -> None:
+    numbered_pool(inputs, pool)
+    assert score(str(inputs), str(pool)) == 0
+
+
+def reindex(inputs: str, pool: str) -> int:
+    return command("audit", pool, "--reindex")
+
+
+def extend_index(inputs: str, pool: str) -> int:
+    """A batch for each shard, so that files of the index are merged."""
+    make_comparable()
+    with IndexWriter(pool, batch_rows=1) as index:
+        known = {f"{shard:05d}" for shard in index.commits.shards.tolist()}
+        records = read_commit_records(pool)
+        index.forget([int(shard) for shard in sorted(known)[:2]])
+        for record in records.values():
+            index.add(record)
+    return 0
+
+
+def many_shards(inputs: Path, pool: Path) -> None:
+    given = list(enumerate(small_pool.rows(10)))
+    for number in range(10):
+        small_pool.write_shard(str(pool), number, given[number : number + 1])
+
+
+def damage(inputs: Path, pool: Path) -> None:
+    """A flipped bit in a tar, a missing sidecar, a cut record, score columns and a mask."""
+    build_all(inputs, pool)
+    flip(next((pool / "shards").glob("00000.tar")), 700)
+    (pool / "shards" / "00001.parquet").unlink()
+    record = pool / "shards" / "00002_stats.json"
+    record.write_bytes(record.read_bytes()[:-20])
+    flip(next((pool / "scores").glob("caption@*/00001.parquet")), 40)
+    flip(pool / "views" / "long" / "00000.parquet", 40)
+
+
+def flip(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
+
+
+def repair(inputs: str, pool: str) -> int:
+    """Repair, and make again what a repair only removes."""
+    status = command("audit", pool, "--repair")
+    if status not in (0, 3):
+        return status
+    return build(inputs, pool)
+
+
+def purge(inputs: str, pool: str) -> int:
+    return command("audit", pool, "--purge", f"url={inputs}/1.jpg", f"url={inputs}/6.jpg")
+
+
+def first_form(inputs: Path, pool: Path) -> None:
+    """A pool of the first form: shards from 3,000 on lie flat, nothing is bundled."""
+    numbered_pool(inputs, pool)
+    for folder in ("00003", "00004"):
+        for path in (pool / "shards" / folder).iterdir():
+            path.rename(pool / "shards" / path.name)
+        (pool / "shards" / folder).rmdir()
+    shutil.rmtree(pool / "index", ignore_errors=True)
+
+
+def migrate(inputs: str, pool: str) -> int:
+    return command("audit", pool, "--migrate")
+
+
+SCENARIOS = {
+    "build": Scenario(nothing, build),
+    "score": Scenario(build_until_fetch, score),
+    "score_bundles": Scenario(numbered_pool, score),
+    "choose": Scenario(build_until_score, choose),
+    "choose_bundles": Scenario(scored_numbered_pool, choose),
+    "reindex": Scenario(build_all, reindex),
+    "extend_index": Scenario(many_shards, extend_index),
+    "repair": Scenario(damage, repair, damaged_before=True),
+    "purge": Scenario(build_all, purge),
+    "migrate": Scenario(first_form, migrate, damaged_before=True),
+}
+
+
+def prepare(name: str, inputs: str, pool: str) -> None:
+    make_comparable()
+    if not Path(inputs).exists():
+        write_inputs(Path(inputs))
+    Path(pool).mkdir(parents=True)
+    SCENARIOS[name].prepare(Path(inputs), Path(pool))
+
+
+def run(name: str, inputs: str, pool: str) -> int:
+    """The command of a scenario."""
+    return SCENARIOS[name].run(inputs, pool)
+
+
+# --- what is there afterwards ---------------------------------------------------------------------
+
+
+def visible_problems(pool: str) -> list[str]:
+    """What a reader of the pool can see that is not complete and whole; staleness is allowed."""
+    try:
+        lines = verify(pool)
+    except ValueError as error:
+        return [] if "neither pairs nor committed shards" in str(error) else [str(error)]
+    problems = [line for line in lines if ": stale: " not in line]
+    for shard, record in read_commit_records(pool).items():
+        rows = read_sidecar(pool, shard).num_rows
+        if rows != record.count:
+            problems.append(f"{shard}: {rows} rows of {record.count}")
+    return problems
+
+
+def leftovers(pool: str) -> list[str]:
+    """Files and folders that are no part of a pool."""
+    names = []
+    for path in sorted(Path(pool).rglob("*")):
+        if "lease" in path.name:  # claims, and what a process that was killed asking for it left
+            continue
+        is_hidden = path.name.startswith(".")
+        is_empty = path.is_dir() and not any(path.iterdir())
+        if is_hidden or ".partial" in path.name or is_empty:
+            names.append(str(path.relative_to(pool)))
+    return names
+
+
+def state(pool: str) -> dict[str, Any]:
+    """Every file of a pool by its content, without the number of the lease that wrote it."""
+    files: dict[str, Any] = {}
+    for path in sorted(Path(pool).rglob("*")):
+        name = str(path.relative_to(pool))
+        if path.is_dir() or path.name == "lease.json" or path.name.startswith("."):
+            continue
+        if name.endswith("_stats.json"):
+            files[name] = disk.read_json(path) | {"fence": None}
+        elif not name.startswith("index/"):
+            files[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    commits = read_commits(pool)
+    table = commits.table.drop_columns(["fence"])
+    index = PoolLayout(pool).index_json
+    files["index"] = disk.read_json(index)["closed"] if disk.exists(index) else None
+    files["commits"] = (commits.fingerprint, table.to_pylist())
+    return files
+
+
+def resume(name: str, inputs: str, pool: str) -> dict[str, Any]:
+    """Look at what a killed command left, run it again, and look at the result."""
+    scenario = SCENARIOS[name]
+    before = [] if scenario.damaged_before else visible_problems(pool)
+    status = scenario.run(inputs, pool)
+    return {
+        "visible": before,
+        "status": status,
+        "problems": [*verify(pool), *count_pool(pool).problems],
+        "leftovers": leftovers(pool),
+        "state": state(pool),
+    }
+
+
+# --- on a store -----------------------------------------------------------------------------------
+
+
+def build_on_store(inputs: str, pool: str, pid_file: str) -> int:
+    """A build whose process says its id."""
+    Path(pid_file).write_text(str(os.getpid()))
+    return build(inputs, pool)
+
+
+def look_at_store(pool: str) -> dict[str, Any]:
+    """Commit records without the number of the lease, the counts, and what is wrong."""
+    document = disk.read_json(PoolLayout(pool).pool_json)
+    table = read_commits(pool).table.drop_columns(["fence"])
+    return {
+        "commits": table.to_pylist(),
+        "counts": {name: document[name] for name in ("complete", "crawl", "fetch", "views")},
+        "problems": [*verify(pool), *document["problems"]],
+    }
+
+
+# --- pools to damage ------------------------------------------------------------------------------
+
+
+def whole_pool(inputs: str, pool: str) -> None:
+    """A built pool with everything in it."""
+    prepare("purge", inputs, pool)
+
+
+def bundled_pool(inputs: str, pool: str) -> None:
+    """A pool whose score columns and masks are bundled, with an index."""
+    prepare("choose_bundles", inputs, pool)
+    assert choose(inputs, pool) == 0
+    assert reindex(inputs, pool) == 0

@@ -1,0 +1,112 @@
+"""What webdataset's strict reader, and clipmill, notice of tars that are damaged or malformed."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from manifests.schema import Source
+from pipeline.accounting import audit_pool
+from pipeline.external import adopt_tars, tar_tickets
+from pipeline.pool import index_tar
+from tests.support import malformed_tars
+from tests.support.other_tars import Members, pack
+
+SAMPLES = 60
+
+
+def webdataset_samples(tar: Path) -> tuple[list[dict[str, Any]], str]:
+    """(samples, the error that the strict reader raises or "")."""
+    import webdataset
+
+    samples: list[dict[str, Any]] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            dataset = webdataset.WebDataset(
+                str(tar), shardshuffle=False, handler=webdataset.reraise_exception,
+                empty_check=False,
+            )  # fmt: skip
+            for sample in dataset:
+                samples.append({key: sample[key] for key in sample if key[:2] != "__"})
+        except Exception as error:
+            return samples, f"{type(error).__name__}: {error}"
+    return samples, ""
+
+
+def adopted(tar: Path, pool: Path) -> tuple[int, str]:
+    """(samples that are taken, what clipmill says: the error, reasons of rows, or problems)."""
+    work = adopt_tars({"pool": str(pool), "fetch": {}})
+    try:
+        [ticket] = tar_tickets(Source(kind="shards", paths=(str(tar),)))
+        record = work(ticket)
+    except (ValueError, OSError) as error:
+        return 0, str(error)
+    if record["reasons"]:
+        return record["successes"], f"rows with a reason: {record['reasons']}"
+    audit = audit_pool(str(pool), verify_files=True)
+    return record["successes"], "; ".join([*audit.problems, *audit.damaged])
+
+
+def compare(
+    malformed: Mapping[str, Callable[[Path], bytes]], folder: Path
+) -> dict[str, dict[str, Any]]:
+    """{what is wrong: what both say of the tar, when it is read and adopted for the first time}."""
+    results = {}
+    for number, (name, make) in enumerate(malformed.items()):
+        place = folder / str(number)
+        place.mkdir(parents=True)
+        tar = place / "00000.tar"
+        tar.write_bytes(make(place))
+        samples, error = webdataset_samples(tar)
+        taken, said = adopted(tar, place / "pool")
+        results[name] = {
+            "webdataset": {"samples": len(samples), "error": _short(error, place)},
+            "clipmill": {"samples": taken, "says": _short(said, place)},
+        }
+    return results
+
+
+def _short(text: str, folder: Path) -> str:
+    return " ".join(text.replace(f"{folder}/", "").split())[:160]
+
+
+def compare_damaged(count: int, seed: int, folder: Path) -> dict[str, dict[str, int]]:
+    """{damage: counts} of a committed tar that is cut or has a flipped bit: what the strict reader
+    raises, what it loses or alters without a word, and what clipmill notices.
+    """
+    folder.mkdir(parents=True)
+    rng = random.Random(seed)
+    listed: Members = []
+    for i in range(SAMPLES):
+        image = rng.randbytes(2000)
+        listed += [(f"{i:06d}.jpg", image), (f"{i:06d}.txt", f"caption {i}".encode())]
+    tar = pack(folder / "00000.tar", listed)
+    data = tar.read_bytes()
+    whole, error = webdataset_samples(tar)
+    assert (len(whole), error) == (SAMPLES, "")
+    headers = [member.offset - malformed_tars.BLOCK for member in index_tar(str(tar))]
+    results = {}
+    for how in ("cut at a block", "cut anywhere", "flip anywhere", "flip in a header"):
+        counts = dict.fromkeys(("cases", "harmless", "raised", "silent"), 0)
+        for _ in range(count):
+            changed = bytearray(data)
+            if how == "cut at a block":
+                del changed[rng.randrange(1, len(data) // 512) * 512 :]
+            elif how == "cut anywhere":
+                del changed[rng.randrange(1, len(data)) :]
+            else:
+                start, size = (
+                    (0, len(data)) if how == "flip anywhere" else (rng.choice(headers), 512)
+                )
+                changed[start + rng.randrange(size)] ^= 1 << rng.randrange(8)
+            tar.write_bytes(bytes(changed))
+            samples, error = webdataset_samples(tar)
+            outcome = "raised" if error else "harmless" if samples == whole else "silent"
+            counts["cases"] += 1
+            counts[outcome] += 1
+        results[how] = counts
+    return results
