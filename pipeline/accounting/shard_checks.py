@@ -167,8 +167,9 @@ def read_record(path: str) -> CommitRecord | str:
     """A commit record, or what is wrong with it."""
     try:
         document = disk.read_json(path)
-    except ValueError:
-        return "damaged: it is not JSON"
+    except ValueError as error:
+        changed = "was changed after" in str(error)
+        return f"damaged: {'its hash is another one' if changed else 'it is not JSON'}"
     except FileNotFoundError:
         return "missing"
     try:

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import os
 import re
+import shutil
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -120,6 +121,9 @@ def remove_partial_files(pool: str) -> list[str]:
         return []  # an object is there whole or not at all
     root = disk.local_path(pool)
     removed = []
+    for path in sorted(root.glob("views/.*.partial-*")):  # masks in the making
+        shutil.rmtree(path, ignore_errors=True)
+        removed.append(str(path.relative_to(root)))
     for folder in PARTIAL_FOLDERS:
         for path in sorted(root.glob(f"{folder}.*.partial.*")):
             if path.is_file() and "lease" not in path.name:

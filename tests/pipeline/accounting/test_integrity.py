@@ -181,7 +181,7 @@ def another_shard(pool: Path) -> str:
 
 def mask_of_another_view(pool: Path) -> str:
     shutil.copy(pool / "views/raw/00000.parquet", pool / "views/words/00000.parquet")
-    return "views/words/00000.parquet: keeps"
+    return "views/words/00000.parquet: it has the mask of shard 00000 in view raw"
 
 
 def funnel_that_does_not_end(pool: Path) -> str:

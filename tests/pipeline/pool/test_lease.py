@@ -231,7 +231,7 @@ def test_a_new_lease_removes_what_killed_processes_left_unnamed(tmp_path: Path) 
     kept = [
         "pool.json",
         "..lease-00000002.json.partial.77-aa",
-        "views/.long.partial-aa/00000.parquet",
+        "views/long/00000.parquet",
         "shards/00000.tar",
     ]
     for name in (*left, *kept):
