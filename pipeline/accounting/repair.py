@@ -34,6 +34,7 @@ from pipeline.pool import (
 )
 from pipeline.progress import measure_commit
 
+PASSES = 4  # a record, the sidecar that it hides, the columns that this hides, and one more
 LOST = "outcome_lost"  # reason of a row whose outcome only the damaged sidecar had
 
 
@@ -53,23 +54,35 @@ def repair_pool(pool: str, *, engine: Engine = "inline", fence: int | None = Non
     and masks that are damaged are removed. Adopted shards, pairs and uids are only named.
     """
     damages, _ = find_damages(pool, engine=engine)
-    wrong = [damage for damage in damages if not damage.is_stale]
     done: list[str] = []
-    if wrong:
-        remove_uncommitted_of(pool, wrong)
-        done += _records(pool, wrong, fence)
-        if done or any(damage.kind == "index" for damage in wrong):
-            check_fence(pool, fence)
-            rebuild_index(pool)
-            done.append("index: made anew from the commit records")
-        done += _shards(pool, wrong, engine, fence)
-        done += _aligned_files(pool, wrong, fence)
-        done += _documents(pool, wrong)
-        recipe = _recipe(pool)
-        if done and recipe is not None:
-            write_pool_json(pool, recipe, {})
+    before: list[Damage] = []
+    # What is behind a damaged record or sidecar is seen when that is mended.
+    for _ in range(PASSES):
+        wrong = [damage for damage in damages if not damage.is_stale]
+        if not wrong or wrong == before:
+            break
+        lines = _mend(pool, wrong, engine, fence)
+        done += [line for line in lines if line not in done]
+        before = wrong
         damages, _ = find_damages(pool, engine=engine)
     return Repair(done=tuple(done), left=tuple(damage.line for damage in damages))
+
+
+def _mend(pool: str, wrong: Sequence[Damage], engine: Engine, fence: int | None) -> list[str]:
+    """Mend what can be seen of the damages; a line for each thing that was done."""
+    remove_uncommitted_of(pool, wrong)
+    done = list(_records(pool, wrong, fence))
+    if done or any(damage.kind == "index" for damage in wrong):
+        check_fence(pool, fence)
+        rebuild_index(pool)
+        done.append("index: made anew from the commit records")
+    done += _shards(pool, wrong, engine, fence)
+    done += _aligned_files(pool, wrong, fence)
+    done += _documents(pool, wrong)
+    recipe = _recipe(pool)
+    if done and recipe is not None:
+        write_pool_json(pool, recipe, {})
+    return done
 
 
 def repair_lines(result: Repair) -> list[str]:

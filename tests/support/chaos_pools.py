@@ -26,7 +26,7 @@ from pipeline.fetch import download
 from pipeline.fetch.fetcher import Fetched
 from pipeline.images import RejectedImage
 from pipeline.images.transform import contained, limits_of
-from pipeline.pool import read_sidecar
+from pipeline.pool import hold_lease, read_sidecar
 from tests.conftest import draw
 from tests.support import small_pool
 
@@ -173,7 +173,7 @@ def reindex(inputs: str, pool: str) -> int:
 def extend_index(inputs: str, pool: str) -> int:
     """A batch for each shard, so that files of the index are merged."""
     make_comparable()
-    with IndexWriter(pool, batch_rows=1) as index:
+    with hold_lease(pool), IndexWriter(pool, batch_rows=1) as index:
         known = {f"{shard:05d}" for shard in index.commits.shards.tolist()}
         records = read_commit_records(pool)
         index.forget([int(shard) for shard in sorted(known)[:2]])
@@ -307,6 +307,11 @@ def state(pool: str) -> dict[str, Any]:
     return files
 
 
+def problems_at_end(pool: str) -> list[str]:
+    """What is wrong with a pool whose command has ended."""
+    return [*verify(pool), *count_pool(pool).problems]
+
+
 def resume(name: str, inputs: str, pool: str) -> dict[str, Any]:
     """Look at what a killed command left, run it again, and look at the result."""
     scenario = SCENARIOS[name]
@@ -315,7 +320,7 @@ def resume(name: str, inputs: str, pool: str) -> dict[str, Any]:
     return {
         "visible": before,
         "status": status,
-        "problems": [*verify(pool), *count_pool(pool).problems],
+        "problems": problems_at_end(pool),
         "leftovers": leftovers(pool),
         "state": state(pool),
     }

@@ -137,6 +137,12 @@ def state(folder: str) -> dict[str, Any]:
     return files
 
 
+def problems_at_end(folder: str) -> list[str]:
+    """Whether the last checkpoint of a finished run can be loaded."""
+    latest = checkpoint.latest(folder)
+    return [] if latest is not None and latest.step in (3, STEPS) else ["the last step is lost"]
+
+
 def resume(name: str, inputs: str, folder: str) -> dict[str, Any]:
     """Look at what a killed command left, run it again, and look at the result."""
     before = visible_problems(name, folder)

@@ -38,6 +38,8 @@ class Trial:
         ended = self.watch(0, "kill")
         assert (ended.watched.outcome, ended.value) == ("exit 0", 0), ended.output
         state = self.server.run(self.module.state, str(self.work))
+        problems = self.server.run(self.module.problems_at_end, str(self.work))
+        assert not problems, problems
         return ended.watched.calls, state, self.server.run(self.module.leftovers, str(self.work))
 
     def resume(self) -> dict[str, Any]:

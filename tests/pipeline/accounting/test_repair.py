@@ -184,3 +184,14 @@ def test_documents_of_the_pool_are_made_anew_and_a_changed_recipe_is_named(pool:
     [line] = repair_pool(str(pool)).left
     assert line.startswith("recipe.json: damaged: ")
     assert "was changed after clipmill wrote it" in line
+
+
+def test_what_is_behind_a_missing_sidecar_is_mended_too(pool: Path) -> None:
+    (pool / "shards/00001.parquet").unlink()
+    [columns] = pool.glob("scores/caption@*/00001.parquet")
+    content = bytearray(columns.read_bytes())
+    content[40] ^= 1
+    columns.write_bytes(content)
+    result = repair_pool(str(pool))
+    assert any("scores/caption@" in line for line in result.done)
+    assert not columns.exists()

@@ -27,11 +27,11 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, n: int, *, after: bool) -> None:
     calls = itertools.count(1)
 
     def deadly(real: Callable[..., None]) -> Callable[..., None]:
-        def call(*args: Any) -> None:
+        def call(*args: Any, **options: Any) -> None:
             now = next(calls)
             if now == n and not after:
                 raise Killed
-            real(*args)
+            real(*args, **options)
             if now == n:
                 raise Killed
 

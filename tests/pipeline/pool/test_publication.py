@@ -113,12 +113,12 @@ def test_a_kill_during_a_replacement_leaves_the_old_or_the_new_shard(
             for name in ("create_file", "replace_json", "remove"):
                 real = getattr(disk, name)
 
-                def deadly(*args: Any, real: Any = real, n: int = n) -> Any:
+                def deadly(*args: Any, real: Any = real, n: int = n, **options: Any) -> Any:
                     nonlocal calls
                     calls += 1
                     if calls > n:
                         raise KeyboardInterrupt
-                    return real(*args)
+                    return real(*args, **options)
 
                 patch.setattr(disk, name, deadly)
             with contextlib.suppress(KeyboardInterrupt):
