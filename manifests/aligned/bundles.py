@@ -296,7 +296,7 @@ class AlignedFiles:
         names = None if columns is None else list(columns)
 
         def read(source: Any) -> tuple[pa.Table, Any]:
-            file = pq.ParquetFile(source)
+            file = pq.ParquetFile(source, page_checksum_verification=True)
             return file.read(names, use_threads=False), file.metadata.metadata
 
         table, footer = disk.read_with(self._single(shard_name(shard)), read)

@@ -93,11 +93,19 @@ def read_parquet(
     where: list[tuple[str, str, Any]] | None = None,
 ) -> pa.Table:
     """A table, or some columns of it, or the rows that `where` (pyarrow's filters) lets through:
-    only their row groups are read.
+    only their row groups are read. OSError where a page does not have its checksum.
     """
-    return read_with(
-        path, lambda f: pq.read_table(f, columns=columns, filters=where, partitioning=None)
-    )
+
+    def read(file: Any) -> pa.Table:
+        return pq.read_table(
+            file,
+            columns=columns,
+            filters=where,
+            partitioning=None,
+            page_checksum_verification=True,
+        )
+
+    return read_with(path, read)
 
 
 def read_metadata(path: str | Path) -> dict[str, Any]:

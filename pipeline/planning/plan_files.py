@@ -228,8 +228,11 @@ def read_shard_table(pool: str, shard: int, rounds: list[Round] | None = None) -
 
 
 def read_row_group(path: str, number: int, columns: list[str] | None = None) -> pa.Table:
-    """One row group of a Parquet file: its footer and one range are read."""
-    with opened(path) as file, pq.ParquetFile(file) as table:
+    """One row group of a Parquet file: its footer and one range are read.
+
+    ValueError (pa.ArrowInvalid) or OSError where a page does not have its checksum.
+    """
+    with opened(path) as file, pq.ParquetFile(file, page_checksum_verification=True) as table:
         return table.read_row_group(number, columns=columns)
 
 

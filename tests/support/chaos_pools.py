@@ -42,6 +42,7 @@ views:
 ROWS = 10
 real_read_file = download.read_file
 NOW = 1_800_000_000.0
+VOLATILE = ("lease.json", "progress.json")
 # Modules whose durations are written down.
 CLOCKS = (
     "pipeline.recipe_run", "pipeline.fetch.download", "pipeline.pool.shard_writer",
@@ -293,7 +294,7 @@ def state(pool: str) -> dict[str, Any]:
     files: dict[str, Any] = {}
     for path in sorted(Path(pool).rglob("*")):
         name = str(path.relative_to(pool))
-        if path.is_dir() or path.name == "lease.json" or path.name.startswith("."):
+        if path.is_dir() or path.name in VOLATILE or path.name.startswith("."):
             continue
         if name.endswith("_stats.json"):
             files[name] = disk.read_json(path) | {"fence": None}

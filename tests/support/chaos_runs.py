@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
+from manifests import disk
 from manifests.documents import CheckpointRecord
 from tests.train.conftest import build_pool
 from train import run as train_run
@@ -126,6 +128,10 @@ def state(folder: str) -> dict[str, Any]:
         name = str(path.relative_to(folder))
         if path.is_file() and name not in VOLATILE and not path.name.startswith("."):
             files[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        if path.name.startswith("shard-"):  # torch writes its tensors in any order
+            files[name] = {key: value.tolist() for key, value in load_file(path).items()}
+        elif path.name == "state.json":
+            files[name] = {**disk.read_json(path), "sha256": None}
     log = Path(folder) / "log.jsonl"
     if log.exists():
         losses = {}

@@ -19,6 +19,7 @@ from pipeline.planning import (
     write_plan,
 )
 from pipeline.planning.planner import settings_hash
+from tests.support import audited
 from tests.support.first_form_plan import write_first_form, write_first_form_retry
 from tests.support.pairs import pairs, urls
 from tests.support.plans import planned, retried
@@ -90,3 +91,21 @@ def test_what_is_not_in_a_plan_is_refused(tmp_path: Path) -> None:
     for shard in (99, -1):
         with pytest.raises(ValueError, match=f"no shard {shard}; its plan has"):
             read_shard(pool, shard)
+
+
+def test_a_flipped_bit_in_the_rows_of_a_plan_is_refused(tmp_path: Path) -> None:
+    pool = audited.make(tmp_path / "pool")
+    [path] = (tmp_path / "pool" / "plan").glob("shards-*.parquet")
+    numbers = range(len(read_plan(pool)))
+    whole = [read_shard(pool, number) for number in numbers]
+    content = path.read_bytes()
+    refused = 0
+    for position in range(4, len(content), len(content) // 60):
+        changed = bytearray(content)
+        changed[position] ^= 1
+        path.write_bytes(changed)
+        try:
+            assert [read_shard(pool, number) for number in numbers] == whole, position
+        except (ValueError, OSError, KeyError):  # KeyError: the name of a column
+            refused += 1
+    assert refused > 20
