@@ -365,9 +365,10 @@ def serve_miniweb(out: str, settings: Miniweb | None, port: int) -> Iterator[Non
     web = AblationLayout(out).web
     script = "pipeline/miniweb/small_web.py"
     options = []
-    for key, value in disk.without_defaults(settings).items():
+    for key, value in disk.to_plain(settings).items():
         text = ",".join(value) if isinstance(value, list) else value
-        options.append(f"--{key.replace('_', '-')}={text}")
+        if text not in (None, ""):
+            options.append(f"--{key.replace('_', '-')}={text}")
     run(command(script, "write", "--out", web, *options))
     print(f"\n$ python {script} serve --out {web} --port {port} &", flush=True)
     with small_web.running(web, port):

@@ -399,7 +399,7 @@ def test_the_small_web_lends_its_variables_and_takes_them_back(
 
     monkeypatch.setenv("MINIWEB", "before")
     monkeypatch.delenv("MINIWEB_PORT", raising=False)
-    settings = Miniweb(pairs=30, trusted_pairs=10)
+    settings = Miniweb(pairs=30, trusted_pairs=10, fault_kinds=("html", "dead_link"))
     with ablation_run.miniweb_variables(str(tmp_path), settings) as port:
         assert os.environ["MINIWEB"] == f"{tmp_path}/web"
         assert int(os.environ["MINIWEB_PORT"]) == port > 0
@@ -408,4 +408,6 @@ def test_the_small_web_lends_its_variables_and_takes_them_back(
             assert (tmp_path / "web" / "crawl.warc.wat.gz").exists()
     assert os.environ["MINIWEB"] == "before"
     assert "MINIWEB_PORT" not in os.environ
-    assert "small_web.py write" in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert f"small_web.py write --out {tmp_path}/web --pairs=30 --trusted-pairs=10" in output
+    assert "--seed=0 --fault-kinds=html,dead_link --hosts=7\n" in output
