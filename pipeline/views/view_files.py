@@ -244,14 +244,17 @@ def check_view_name(name: str) -> None:
 
 
 def views_not_in(recipe: Recipe, pool: str) -> list[str]:
-    """Views of the pool that the recipe does not have. Random views of its own views are not
-    among them."""
+    """Views of the pool that the recipe does not have. Random views of its own views, and views
+    of selected rows, which come from no recipe, are not among them."""
     listed = {view.name for view in recipe.views}
     listed |= {random_view_name(name) for name in listed}
     names = []
     for file in disk.list_names(PoolLayout(pool).views, ".json"):
         name = file.removesuffix(".json")
-        if RANDOM_SEED.sub("", name) not in listed:
+        if RANDOM_SEED.sub("", name) in listed:
+            continue
+        document = read_view(pool, name)
+        if document is None or document.rows_sha256 is None:
             names.append(name)
     return names
 

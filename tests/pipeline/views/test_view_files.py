@@ -112,6 +112,7 @@ def test_rows_that_a_program_selects_are_a_view(pool: str) -> None:
     assert sum(masks(pool, "even")["kept"].to_pylist()) == made.kept == 12
     assert view_files.selected_view(commits, "even", where) == made
     assert view_files.selected_view(commits, "even", "another") is None
+    assert view_files.views_not_in(recipe(RAW), pool) == []
     with pytest.raises(ValueError, match=r"'none' keeps nothing: no row of the pool is never"):
         view_files.write_selected_view(
             commits, "none", "never", lambda start, stop: np.zeros(stop - start, np.bool_), "ab"
