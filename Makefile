@@ -49,7 +49,7 @@ bench: venv
 bench-fetch: venv       # make bench-fetch PICTURES=a/folder/of/photographs; needs nginx
 	$(V)/python benchmarks/fetch.py --pictures $(PICTURES)
 
-bench-scale: venv       # hours at all sizes: make bench-scale SCALE="--part b --sizes 1 2"
+bench-scale: venv       # hours at all sizes: make bench-scale SCALE="--part index --sizes 1 2"
 	$(V)/python benchmarks/scale.py $(SCALE)
 
 # Needs a GPU, torch and little else, so no environment is made; WHEELS names folders with open_clip's wheels.

@@ -34,6 +34,7 @@ EXAMPLE = """example:
   python pipeline/audit.py out/pool --verify --engine ray
   python pipeline/audit.py out/pool --explain 0123456789abcdef0123456789abcdef
   python pipeline/audit.py out/pool --explain https://host.example/dog.jpg
+  python pipeline/audit.py out/pool --trace 1000
   python pipeline/audit.py out/pool --reindex
   python pipeline/audit.py out/pool --migrate
   python pipeline/audit.py out/pool --repair
@@ -62,6 +63,38 @@ def options(argv: list[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("pool", help="the folder or URL that build.py filled")
+    add_modes(parser)
+    parser.add_argument(
+        "--view",
+        nargs="+",
+        metavar="VIEW",
+        help="with --lock: the views to write (default: all); with --same-rows: one view of the "
+        "locks, whose rows are taken",
+    )
+    parser.add_argument(
+        "--name",
+        metavar="VIEW",
+        help="with --same-rows: the name of the new view (default: same_rows, same_rows_VIEW)",
+    )
+    parser.add_argument(
+        "--used-by",
+        nargs="+",
+        default=[],
+        metavar="FOLDER",
+        help="with --purge: where runs are looked for that used the rows (default: beside POOL)",
+    )
+    parser.add_argument(
+        "--engine",
+        choices=["ray", "inline"],
+        default="inline",
+        help="ray verifies on all workers of a Ray cluster, inline in threads of this process",
+    )
+    parser.add_argument("--json", action="store_true", help="end with one JSON line on stdout")
+    return parser.parse_args(argv)
+
+
+def add_modes(parser: argparse.ArgumentParser) -> None:
+    """The options of which one may be given: what is done with the pool."""
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
         "--verify",
@@ -72,6 +105,13 @@ def options(argv: list[str] | None) -> argparse.Namespace:
         "--explain",
         metavar="ROW",
         help="the history of one row, by its uid, URL, file name or tar key",
+    )
+    what.add_argument(
+        "--trace",
+        type=int,
+        metavar="N",
+        help="follow N stored images, drawn at random, from the tar back to the record of the WAT "
+        "or WARC that they were found in, and read it again",
     )
     what.add_argument(
         "--reindex",
@@ -113,33 +153,6 @@ def options(argv: list[str] | None) -> argparse.Namespace:
         metavar="LOCK",
         help="make a view of the rows that all these locks and the pool have, byte for byte",
     )
-    parser.add_argument(
-        "--view",
-        nargs="+",
-        metavar="VIEW",
-        help="with --lock: the views to write (default: all); with --same-rows: one view of the "
-        "locks, whose rows are taken",
-    )
-    parser.add_argument(
-        "--name",
-        metavar="VIEW",
-        help="with --same-rows: the name of the new view (default: same_rows, same_rows_VIEW)",
-    )
-    parser.add_argument(
-        "--used-by",
-        nargs="+",
-        default=[],
-        metavar="FOLDER",
-        help="with --purge: where runs are looked for that used the rows (default: beside POOL)",
-    )
-    parser.add_argument(
-        "--engine",
-        choices=["ray", "inline"],
-        default="inline",
-        help="ray verifies on all workers of a Ray cluster, inline in threads of this process",
-    )
-    parser.add_argument("--json", action="store_true", help="end with one JSON line on stdout")
-    return parser.parse_args(argv)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -160,6 +173,7 @@ def command(args: argparse.Namespace) -> int:
         raise ValueError("--name belongs to --same-rows")
     for is_asked, do in (
         (args.explain, explain),
+        (args.trace is not None, trace),
         (args.purge, purge),
         (args.repair, repair),
         (args.watch, watch),
@@ -241,6 +255,14 @@ def explain(args: argparse.Namespace) -> int:
     print("\n".join(accounting.explain_lines(history)))
     print_json(history, args)
     return 0
+
+
+def trace(args: argparse.Namespace) -> int:
+    """Print how many stored images lead back to their records; the exit status."""
+    result = accounting.trace_images(args.pool, args.trace)
+    print("\n".join(map(printable, accounting.trace_lines(result))))
+    print_json(disk.to_plain(result), args)
+    return console.EXIT_INCOMPLETE if result.problems else 0
 
 
 def audit(args: argparse.Namespace) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pipeline.accounting.counts import count_pool, recipe_of_pool, write_pool_json
 from pipeline.accounting.explain import explain_lines, explain_row
 from pipeline.accounting.integrity import verify
+from pipeline.accounting.origins import Trace, trace_images, trace_lines
 from pipeline.accounting.pool_audit import Audit, audit_lines, audit_plain, audit_pool
 from pipeline.accounting.pool_form import migrate, reindex
 from pipeline.accounting.purge import Purge, purge_lines, purge_rows, read_criteria
@@ -16,6 +17,7 @@ __all__ = [
     "Audit",
     "Purge",
     "Repair",
+    "Trace",
     "Watched",
     "audit_lines",
     "audit_plain",
@@ -32,6 +34,8 @@ __all__ = [
     "reindex",
     "repair_lines",
     "repair_pool",
+    "trace_images",
+    "trace_lines",
     "verify",
     "watch_pool",
     "watched_lines",

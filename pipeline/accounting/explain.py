@@ -21,6 +21,7 @@ from manifests.schema import Rule, View
 from manifests.text import printable
 from pipeline import planning
 from pipeline.accounting.counts import view_names
+from pipeline.accounting.origins import origin_text
 from pipeline.accounting.row_index import locate
 from pipeline.scoring import complete_score_sets
 from pipeline.views import columns_of, rule_text
@@ -48,8 +49,9 @@ def explain_row(pool: str, name: str) -> dict[str, Any]:
     """The history of the row that `name` names: a uid, a URL, a tar key, or a file name (the last
     part of a path).
 
-    {"uid", "pair": its row of the pairs or None, "attempts": […]}; each attempt has its row of the
-    sidecar, its scores and what each view decided. If rows of several uids fit: {"name", "matches":
+    {"uid", "pair": its row of the pairs or None, "origin": the record that it was read from, in
+    words, or None, "attempts": […]}; each attempt has its row of the sidecar, its scores and what
+    each view decided. If rows of several uids fit: {"name", "matches":
     [{uid, url, shard, row, key}]}. ValueError if no row fits.
     """
     commits = read_commits(pool)
@@ -74,11 +76,14 @@ def explain_row(pool: str, name: str) -> dict[str, Any]:
         )
     if len({match.uid for match in matches}) > 1:
         return {"name": name, "matches": disk.to_plain(matches)}
-    attempts = [match for match in matches if match.shard is not None]
+    attempts = [_attempt(commits, match) for match in matches if match.shard is not None]
+    pair = _pair(pool, matches[0])
+    row = pair or (attempts[0]["sidecar"] if attempts else {})
     return {
         "uid": matches[0].uid,
-        "pair": _pair(pool, matches[0]),
-        "attempts": [_attempt(commits, match) for match in attempts],
+        "pair": pair,
+        "origin": origin_text(pool, row),
+        "attempts": attempts,
     }
 
 
@@ -269,6 +274,8 @@ def _history_lines(history: Mapping[str, Any]) -> Iterator[str]:
     pair, attempts = history["pair"], history["attempts"]
     yield f"uid     {history['uid']}"
     yield from _column_lines("pair", pair or {}, left_out={"uid"})
+    if history["origin"]:
+        yield f"origin  {history['origin']}"
     if not attempts:
         yield "fetch   not attempted yet"
     for attempt in attempts:

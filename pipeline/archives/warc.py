@@ -105,17 +105,22 @@ def rows_of_warc(path: str, counts: Counter[str]) -> Iterator[Row]:
     for stored in records(path):
         if waiting:
             same = stored is not None and stored.kind == "metadata" and stored.url == waiting.url
-            yield from _rows(waiting, stored.block if stored and same else b"", name, counts)
+            yield from rows_of_response(
+                waiting, stored.block if stored and same else b"", name, counts
+            )
             waiting = None
         if stored is None:
             counts["damaged_records"] += 1
         elif stored.kind == "response":
             waiting = stored
     if waiting:
-        yield from _rows(waiting, b"", name, counts)
+        yield from rows_of_response(waiting, b"", name, counts)
 
 
-def _rows(stored: Stored, metadata: bytes, warc: str, counts: Counter[str]) -> Iterator[Row]:
+def rows_of_response(
+    stored: Stored, metadata: bytes, warc: str, counts: Counter[str]
+) -> Iterator[Row]:
+    """The rows of a response, in the WARC of this name; `metadata` is the block behind it."""
     try:
         html = html_of(stored.block)
         page = page_of(html[1], stored.url) if html else None

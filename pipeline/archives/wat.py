@@ -143,10 +143,7 @@ def _pages(path: str, counts: Counter[str]) -> Iterator[Page]:
                 yield page
                 page = None
             if _has_images(body):
-                try:
-                    page = _page(reader, body, offset, counts)
-                except UNREAD:
-                    page = _page(reader, mended(body), offset, counts)
+                page = _readable_page(reader, body, offset, counts)
                 page = page if page.pairs else None
         except (ValueError, RecursionError):
             counts["damaged_records"] += 1
@@ -160,6 +157,18 @@ def _has_images(body: bytes) -> bool:
     if start < 0:
         return False
     return body.startswith(IMAGE, start) or IMAGE in body or IMAGE_ESCAPED in body
+
+
+def page_of_record(body: bytes, offset: int, counts: Counter[str]) -> Page:
+    """The page of one record, without its language. ValueError where it has no JSON."""
+    return _readable_page(Reader(), body, offset, counts)
+
+
+def _readable_page(reader: Reader, body: bytes, offset: int, counts: Counter[str]) -> Page:
+    try:
+        return _page(reader, body, offset, counts)
+    except UNREAD:
+        return _page(reader, mended(body), offset, counts)
 
 
 def _page(reader: Reader, body: bytes, offset: int, counts: Counter[str]) -> Page:

@@ -8,6 +8,7 @@ from pipeline.crawl.crawler import extract
 from pipeline.crawl.dedup import ranges_of
 from pipeline.crawl.losses import Loss, top_reasons
 from pipeline.crawl.parts import UidsDigest, read_parts, rows_between
+from pipeline.crawl.sources import pairs_of_record, reads_records, source_files
 from pipeline.crawl.table_files import python_values
 
 __all__ = [
@@ -17,9 +18,12 @@ __all__ = [
     "extract",
     "file_stamp",
     "has_stamp",
+    "pairs_of_record",
     "python_values",
     "ranges_of",
     "read_parts",
+    "reads_records",
     "rows_between",
+    "source_files",
     "top_reasons",
 ]

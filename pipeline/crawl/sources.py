@@ -19,7 +19,13 @@ import xxhash
 from manifests import disk
 from manifests.columns import PAIRS, with_extra
 from manifests.schema import SOURCES, Source
-from pipeline.archives import batches_of_wat, rows_of_warc
+from pipeline.archives import (
+    RecordPair,
+    batches_of_wat,
+    pairs_of_warc_record,
+    pairs_of_wat_record,
+    rows_of_warc,
+)
 from pipeline.crawl import image_folders
 from pipeline.crawl.content import file_content, is_unchanged
 from pipeline.crawl.table_files import ENDINGS, is_table
@@ -46,6 +52,8 @@ class SourceReader:
         is_unchanged(path, content)
     )
     keys: tuple[str, ...] = ()  # of the source that decide what is read, beside extra_columns
+    # path, offset -> {link: pair} of one record of an archive; None where there are no records
+    record: Callable[[str, int], dict[int, RecordPair]] | None = None
 
 
 def reader_of(source: Source) -> SourceReader:
@@ -85,6 +93,27 @@ def _source_id(source: Source, path: str, name: str) -> str:
     version = TSV_VERSION if path.removesuffix(".gz").endswith(".tsv") else READ_VERSION
     keys = [getattr(source, name) for name in reader_of(source).keys]
     return disk.content_hash([version, source.kind, name, size, keys, source.extra_columns])
+
+
+def source_files(source: Source) -> dict[str, list[str]]:
+    """The files of a source by what the column `wat` of their pairs says. ValueError as `parts`."""
+    files: dict[str, list[str]] = {}
+    for path in parts(source):
+        name = path if disk.is_url(path) else disk.local_path(path).name
+        files.setdefault(name, []).append(path)
+    return files
+
+
+def reads_records(source: Source) -> bool:
+    """True of a source whose pairs name a record of an archive by its offset."""
+    return source.kind in READERS and READERS[source.kind].record is not None
+
+
+def pairs_of_record(source: Source, path: str, offset: int) -> dict[int, RecordPair]:
+    """{link: pair} of the record at `offset` of an archive. ValueError where none begins there."""
+    record = reader_of(source).record
+    assert record is not None, source.kind
+    return record(path, offset)
 
 
 # --- parts -----------------------------------------------------------------------------------
@@ -226,10 +255,14 @@ def _folder_rows(path: str, source: Source, counts: Counter[str]) -> Batches:
 # The files of a published crawl never change: nobody asks for them.
 PUBLISHED: dict[str, Any] = {"content": lambda path, source: {}}
 READERS: dict[str, SourceReader] = {
-    "wat": SourceReader(parts=_files, batches=_wat),
-    "wat_index": SourceReader(parts=partial(_sample, kind="wat"), batches=_wat, **PUBLISHED),
-    "warc": SourceReader(parts=_files, batches=_warc),
-    "warc_index": SourceReader(parts=partial(_sample, kind="warc"), batches=_warc, **PUBLISHED),
+    "wat": SourceReader(parts=_files, batches=_wat, record=pairs_of_wat_record),
+    "wat_index": SourceReader(
+        parts=partial(_sample, kind="wat"), batches=_wat, record=pairs_of_wat_record, **PUBLISHED
+    ),
+    "warc": SourceReader(parts=_files, batches=_warc, record=pairs_of_warc_record),
+    "warc_index": SourceReader(
+        parts=partial(_sample, kind="warc"), batches=_warc, record=pairs_of_warc_record, **PUBLISHED
+    ),
     "table": SourceReader(
         parts=_tables,
         batches=_url_rows,

@@ -1,4 +1,4 @@
-"""Part (c): three views over columns of the sidecars, of shards whose sidecars are links to a few.
+"""Three views over columns of the sidecars, of shards whose sidecars are links to a few.
 
 Bar at 8x, 50 million rows: the three views in at most 60 s on two cores.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.scale_index import write_index
+from benchmarks.scaling.index import write_index
 from manifests import disk
 from manifests.columns import SIDECAR
 from manifests.commits import read_commits

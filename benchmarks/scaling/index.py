@@ -1,4 +1,4 @@
-"""Part (b): the bookkeeping of a pool of many shards, by commit records without tars.
+"""The bookkeeping of a pool of many shards, by commit records without tars.
 
 Bars at 8x, a million shards: index, counts, pool.json and audit together at most 20 s; opening a
 view at most 5 s and 300 MB.

@@ -1,0 +1,271 @@
+"""docs/scale.md and a table of docs/engine.md from the results: what stands between the markers is
+made here and nowhere else."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+MARKERS = ("<!-- written by benchmarks/scale.py: {} -->", "<!-- end -->")
+PAGES = {
+    "docs/scale.md": ("bars", "plan", "command", "index", "views", "fetch", "projection"),
+    "docs/engine.md": ("shuffles",),
+}
+LARGEST_EXPONENT = 1.05
+SORTS = ("duckdb_sort", "ray_data_sort", "ray_data_hash_shuffle")  # may grow faster
+COMPARED = ("shuffles",)  # parts that say nothing about growth
+MIB = 2**20
+ROWS, NODES, CORES, ROWS_PER_SHARD = 10**9, 100, 16, 10_000  # of the projection
+Results = Mapping[str, Any]
+Rows = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """A limit for the sum, over some steps of a part at 8x, of one figure."""
+
+    what: str
+    part: str
+    steps: tuple[str, ...]
+    figure: str
+    limit: float
+    unit: str
+
+
+BARS = (
+    Bar(what="plan, one process", part="plan", steps=("plan",), figure="wall_s", limit=240,
+        unit="s"),
+    Bar(what="plan, largest process", part="plan", steps=("plan",), figure="peak_mib", limit=1536,
+        unit="MiB"),
+    Bar(what="`build.py --until plan`", part="command", steps=("build_until_plan",),
+        figure="wall_s", limit=240, unit="s"),
+    Bar(what="`build.py --until plan`, largest process", part="command",
+        steps=("build_until_plan",), figure="peak_mib", limit=1536, unit="MiB"),
+    Bar(what="index read and extended, pool.json, audit", part="index",
+        steps=("read_index", "update_index", "pool_json", "audit"), figure="wall_s", limit=20,
+        unit="s"),
+    Bar(what="a view opened", part="index", steps=("open_view",), figure="wall_s", limit=5,
+        unit="s"),
+    Bar(what="a view opened, memory above the imports", part="index", steps=("open_view",),
+        figure="added_mib", limit=300e6 // MIB, unit="MiB"),
+    Bar(what="three views over 50 million rows", part="views", steps=("three_views",),
+        figure="wall_s", limit=60, unit="s"),
+)  # fmt: skip
+
+
+def page(results: Results, text: str, blocks: Sequence[str]) -> str:
+    """The text with its blocks made anew. ValueError where a marker is missing."""
+    for name in blocks:
+        begin, end = MARKERS[0].format(name), MARKERS[1]
+        before, found, rest = text.partition(begin)
+        if not found or end not in rest:
+            raise ValueError(f"the page has no {begin} … {end}")
+        text = f"{before}{begin}\n{block(results, name)}\n{end}{rest.partition(end)[2]}"
+    return text
+
+
+def block(results: Results, name: str) -> str:
+    """What stands between the markers of a block."""
+    if name == "bars":
+        return "\n".join(bar_lines(results))
+    if name == "projection":
+        return "\n".join(projection_lines(results))
+    return "\n".join(part_lines(name, results.get(name)))
+
+
+# --- what was measured ----------------------------------------------------------------------------
+
+
+def part_lines(name: str, part: Mapping[str, Any] | None) -> Iterator[str]:
+    """CPU seconds at each size, and what else is known of the largest one."""
+    if part is None:
+        yield "Not measured."
+        return
+    counts = sorted({row["count"] for rows in part["steps"].values() for row in rows})
+    sizes = " | ".join(f"{count:,}" for count in counts)
+    yield (
+        f"| CPU seconds at … {part['unit']} | {sizes} | exponent | wall, s | largest process, MiB |"
+    )
+    yield f"|---|{'---:|' * (len(counts) + 3)}"
+    for step, rows in part["steps"].items():
+        by_count = {row["count"]: row for row in rows}
+        cells = [f"{by_count[n]['cpu_s']:.1f}" if n in by_count else "" for n in counts]
+        last = rows[-1]
+        grows = "" if name in COMPARED else _text(exponent_of(rows), ".2f")
+        values = [*cells, grows, f"{last['wall_s']:.1f}", str(last["peak_mib"])]
+        yield f"| {step.replace('_', ' ')} | {' | '.join(values)} |"
+    loads = [row["load"][0] for rows in part["steps"].values() for row in rows]
+    yield ""
+    yield (
+        f"`python benchmarks/scale.py --part {name}`, {part['cores']} cores, other programs beside"
+        f" it (load {min(loads):g} to {max(loads):g}). Wall time and memory are those of the "
+        "largest size."
+    )
+
+
+def exponent_of(rows: Rows) -> float | None:
+    """How CPU seconds grow: the slope of the line of least squares through the logarithms; None for
+    fewer than two sizes."""
+    points = [(math.log(row["count"]), math.log(row["cpu_s"])) for row in rows if row["cpu_s"] > 0]
+    if len(points) < 2:
+        return None
+    mean_x = sum(x for x, _ in points) / len(points)
+    mean_y = sum(y for _, y in points) / len(points)
+    covariance = sum((x - mean_x) * (y - mean_y) for x, y in points)
+    return round(covariance / sum((x - mean_x) ** 2 for x, _ in points), 3)
+
+
+def exponents(results: Results) -> dict[str, float]:
+    """{part and step: exponent} of all that was measured at two sizes or more."""
+    values = {}
+    for name, part in results.items():
+        if name in COMPARED:
+            continue
+        for step, rows in part["steps"].items():
+            exponent = exponent_of(rows)
+            if exponent is not None:
+                values[f"{name} {step}"] = exponent
+    return values
+
+
+def _text(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
+
+
+# --- bars -----------------------------------------------------------------------------------------
+
+
+def bar_lines(results: Results) -> Iterator[str]:
+    """Each bar, what was measured, and whether it holds."""
+    yield "| bar | at most | measured | at | |"
+    yield "|---|---:|---:|---:|---|"
+    for bar in BARS:
+        part = results.get(bar.part)
+        count = None if part is None else round(8 * part["base"] / 1000) * 1000
+        value = None if part is None else _measured(part, bar, count)
+        limit = f"{bar.limit:g} {bar.unit}"
+        if part is None or value is None:
+            yield f"| {bar.what} | {limit} | | | not measured at 8x |"
+            continue
+        holds = "holds" if value <= bar.limit else "missed"
+        size = f"{count:,} {part['unit']}"
+        yield f"| {bar.what} | {limit} | {value:.4g} {bar.unit} | {size} | {holds} |"
+    values = {k: v for k, v in exponents(results).items() if k.split()[1] not in SORTS}
+    if values:
+        worst = max(values, key=lambda name: values[name])
+        holds = "holds" if values[worst] <= LARGEST_EXPONENT else "missed"
+        yield (
+            f"| exponent of CPU seconds, all steps | {LARGEST_EXPONENT:g} | {values[worst]:.2f} | "
+            f"{worst.replace('_', ' ')} | {holds} |"
+        )
+    yield from _driver_lines(results)
+
+
+def _measured(part: Mapping[str, Any], bar: Bar, count: int | None) -> float | None:
+    """The sum over the steps of a bar; None where one was not measured at 8x."""
+    total = 0.0
+    for step in bar.steps:
+        rows = [row for row in part["steps"].get(step, []) if row["count"] == count]
+        if not rows:
+            return None
+        total += rows[0][bar.figure]
+    return total
+
+
+def _driver_lines(results: Results) -> Iterator[str]:
+    """The driver's memory while images are fetched: what it grew by after the first eighth."""
+    rows = results.get("fetch", {}).get("steps", {}).get("fetch", [])
+    if not rows:
+        yield "| driver's memory while images are fetched | flat | | | not measured |"
+        return
+    last = rows[-1]
+    memory = last["driver_mib"]
+    yield (
+        f"| driver's memory while {last['count']:,} images are fetched | flat | "
+        f"{' '.join(map(str, memory))} MiB over time | {last['shards']} shards | |"
+    )
+    exact = last["outcomes"]["stored"], sum(last["outcomes"].values())
+    yield (
+        f"| rows whose outcome is the one that the web made | all | {exact[1]:,} of "
+        f"{last['count']:,} | {exact[0]:,} stored | holds |"
+    )
+
+
+# --- the projection -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """A stage of the projection: CPU seconds of all rows, and what shares them."""
+
+    stage: str
+    source: str
+    per_row_us: float
+    cpu_s: float
+    cores: int
+
+    @property
+    def wall_s(self) -> float:
+        return self.cpu_s / self.cores
+
+
+def costs(results: Results) -> list[Cost]:
+    """What 10^9 rows cost by stage. An exponent above 1 is applied, one below 1 is not."""
+    crawl = json.loads((RESULTS / "crawl.json").read_text())["ways"]["ours"]
+    images = json.loads((RESULTS / "fetch.json").read_text())["cases"]["photographs"]["programs"]
+    fetch_us = images["clipmill"]["cpu_ms"]["median"] * 1000
+    crawl_us = crawl["cpu_s"] / crawl["pairs"] * 1e6
+    cluster = NODES * CORES
+    made = [
+        Cost(stage="crawl, WATs", source="[crawl.json](../benchmarks/results/crawl.json)",
+             per_row_us=crawl_us, cpu_s=crawl_us * ROWS / 1e6, cores=cluster),
+    ]  # fmt: skip
+    steps = [
+        ("deduplicate", "plan", "deduplicate", 1, cluster),
+        ("plan", "plan", "plan", 1, cluster),
+        ("fetch, images of 64 pixels", "fetch", "fetch", 1, cluster),
+        ("verify, images of 64 pixels", "fetch", "verify", 1, cluster),
+        ("pool.json, after the fetch", "index", "pool_json", ROWS_PER_SHARD, 1),
+        ("audit", "index", "audit", ROWS_PER_SHARD, 1),
+        ("three views", "views", "three_views", 1, CORES),
+        ("a view opened, by each rank", "index", "open_view", ROWS_PER_SHARD, 1),
+    ]
+    for stage, part, step, rows_of_one, cores in steps:
+        rows = results.get(part, {}).get("steps", {}).get(step)
+        if rows:
+            per_row = rows[-1]["cpu_s"] / (rows[-1]["count"] * rows_of_one)
+            grows = max(0.0, (exponent_of(rows) or 1.0) - 1)
+            factor = max(1.0, ROWS / (rows[-1]["count"] * rows_of_one)) ** grows
+            cpu_s = per_row * ROWS * factor
+            source = f"{part}, {step.replace('_', ' ')}"
+            made.append(
+                Cost(stage=stage, source=source, per_row_us=per_row * 1e6, cpu_s=cpu_s, cores=cores)
+            )
+    made.insert(
+        4,
+        Cost(stage="fetch, photographs to 256 pixels",
+             source="[fetch.json](../benchmarks/results/fetch.json)",
+             per_row_us=fetch_us, cpu_s=fetch_us * ROWS / 1e6, cores=cluster),
+    )  # fmt: skip
+    return made
+
+
+def projection_lines(results: Results) -> Iterator[str]:
+    yield "| stage | from | CPU a row, µs | CPU, hours | on cores | at least |"
+    yield "|---|---|---:|---:|---:|---:|"
+    for cost in costs(results):
+        yield (
+            f"| {cost.stage} | {cost.source} | {cost.per_row_us:.3g} | {cost.cpu_s / 3600:.3g} | "
+            f"{cost.cores:,} | {_duration(cost.wall_s)} |"
+        )
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.2g} s"
+    return f"{seconds / 60:.2g} min" if seconds < 7200 else f"{seconds / 3600:.2g} h"
