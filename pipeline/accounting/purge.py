@@ -148,6 +148,7 @@ def _finish(pool: str, journal: Journal, fence: int | None) -> int:
     recipe = recipe_of_pool(pool)
     if recipe is not None:
         write_pool_json(pool, recipe, {}, commits)
+    disk.remove(layout.progress_json)  # what the last build showed has names of hosts
     disk.remove(_journal(pool))
     return replaced
 

@@ -136,8 +136,11 @@ def test_domains_and_hashes_fit_what_was_received(tmp_path: Path) -> None:
             record = {"url": url, "caption": f"c{i}", "uid": f"{i:032x}", "sha256": sha256}
             writer.add(i, record, audited.image_bytes(20, i))
         writer.commit(len(urls))
+    shown = Path(PoolLayout(pool).progress_json)
+    shown.write_text('{"hosts": ["bad.example"]}')
     criteria = read_criteria(["domain=Bad.Example.", f"sha256={5:064X}"])
     assert purge_rows(pool, criteria).rows == 4
+    assert not shown.exists(), "what a build showed has names of hosts"
     reasons = [row["reason"] for row in rows_of(pool).values()]
     assert reasons == ["purged", "purged", "purged", None, None, "purged"]
     assert verify(pool) == []

@@ -19,7 +19,7 @@ from pipeline.executor.outcomes import LOST_TRIES, Outcomes, Report
 from pipeline.executor.ray_actors import MAX_FAILED_STARTS, ActorPool, how_it_died, pool_size
 from pipeline.executor.schedule import Ticket, TicketQueue
 from pipeline.executor.worker import Stage, Work
-from pipeline.progress import StageCounter
+from pipeline.progress import StageCounter, TicketRows, WorkerReport
 
 
 class RayError(Exception):
@@ -121,6 +121,20 @@ def echo(config: dict[str, Any]) -> Work:
 
 def refuse(config: dict[str, Any]) -> Work:
     raise ValueError("no such model")
+
+
+class Telling:
+    """Work that tells of a running ticket and a slow host."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.report = WorkerReport({"t0": TicketRows(total=4, rows=1, stored=1)})
+        self.report.losses.add("slow.example", 9.0, "deadline")
+
+    def __call__(self, ticket: Ticket) -> dict[str, Any]:
+        return {}
+
+    def progress(self) -> str:
+        return self.report.to_json()
 
 
 def actor_pool(work: Any = echo, tickets: int = 1) -> ActorPool:
@@ -277,3 +291,67 @@ def test_a_ticket_whose_worker_died_waits_like_one_that_raised(
     assert ended[-1][1] >= 0.3
     first = next(moment for done, moment in ended if done == 1)
     assert first < 0.3, "the other group does not wait"
+
+
+def telling_pool(size: int, monkeypatch: pytest.MonkeyPatch) -> ActorPool:
+    """Ready workers that may be asked at any time; the ticket t0 is running."""
+    monkeypatch.setattr(ray_actors, "ASK_EVERY_S", 0.0)
+    counter = StageCounter("s", 2)
+    queue = TicketQueue([Ticket(id="t0", group="a")])
+    stage = Stage(name="s", work=Telling, tells=True)
+    pool = ActorPool(stage, queue, Outcomes("s", counter), size)
+    assert not pool.may_ask, "none has started"
+    for reference in list(pool._starting):
+        pool.handle(reference)
+    counter.started("t0")
+    return pool
+
+
+def test_workers_tell_what_they_are_doing(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = telling_pool(2, monkeypatch)
+    pool.ask_workers()
+    pool.ask_workers()
+    assert len(pool._asked) == 2, "a worker that has not answered is not asked again"
+    for reference in list(pool._asked):
+        pool.handle(reference)
+    state = pool.outcomes.counter.state()
+    assert (state.rows, state.stored) == (1, 1), "two workers tell of one ticket"
+    assert [(host.host, host.rows) for host in state.hosts] == [("slow.example", 2)]
+
+
+def test_a_few_workers_are_asked_at_a_time_and_all_in_turn(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_actors, "MAX_ASKED", 2)
+    pool = telling_pool(5, monkeypatch)
+    asked: list[Any] = []
+    for _ in range(3):
+        pool.ask_workers()
+        asked += pool._asked.values()
+        for reference in list(pool._asked):
+            pool.handle(reference)
+    assert len(asked) == 6
+    assert len(set(asked)) == 5
+
+
+def test_a_worker_that_dies_when_it_is_asked_changes_nothing(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = telling_pool(1, monkeypatch)
+    ray.deaths = ["progress"]
+    pool.ask_workers()
+    for reference in list(pool._asked):
+        pool.handle(reference)
+    assert pool.outcomes.counter.state().hosts == ()
+    assert pool._asked == {}
+
+
+def test_workers_that_tell_nothing_are_not_asked(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_actors, "ASK_EVERY_S", 0.0)
+    pool = actor_pool()
+    step(pool)
+    pool.ask_workers()
+    assert pool._asked == {}
+    assert not pool.may_ask

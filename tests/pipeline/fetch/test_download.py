@@ -7,6 +7,7 @@ import asyncio
 import dataclasses
 import hashlib
 import json
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -436,3 +437,30 @@ def test_a_file_behind_a_url(tmp_path: Path) -> None:
         assert (fetched.body, fetched.reason) == (None, "missing_file")
         assert fetched.detail
         assert fetched.reason in REASONS
+
+
+@pytest.mark.slow
+def test_a_worker_tells_of_the_rows_that_have_an_outcome_and_of_slow_hosts(
+    tmp_path: Path, web: Any, workers: Any
+) -> None:
+    fetch = web.fetch(image_size=32, per_host=4, deadline_s=1.0, retries=0)
+    paths = ["picture/1", "picture/2", "status/404", "hang"]
+    [ticket] = planned(tmp_path, [f"http://a.web.test/{path}" for path in paths], fetch)
+    worker = workers(tmp_path, fetch)
+    assert json.loads(worker.progress()) == {"tickets": {}, "hosts": []}
+    thread = threading.Thread(target=worker, args=(ticket,))
+    thread.start()
+    told = []
+    while thread.is_alive():
+        told += json.loads(worker.progress())["tickets"].values()
+        time.sleep(0.02)
+    thread.join()
+    assert all(total == 4 for total, *_ in told)
+    rows = [row_count for _, row_count, *_ in told]
+    assert rows == sorted(rows)
+    assert max(rows) >= 3
+    report = json.loads(worker.progress())
+    assert report["tickets"] == {}, "its rows are in the commit record now"
+    [(host, rows_lost, seconds, reason)] = report["hosts"]
+    assert (host, rows_lost, reason) == ("a.web.test", 1, "deadline")
+    assert seconds >= 1.0
