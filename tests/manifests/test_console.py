@@ -150,7 +150,7 @@ def test_what_is_written_to_a_closed_stream_lands_in_no_file(tmp_path: Path, clo
     path = tmp_path / "00000.tar"
     command = f'exec "$0" -c "$1" "$2" {closed}'
     done = subprocess.run(
-        ["sh", "-c", command, sys.executable, CLOSED_STREAMS, str(path)], cwd=ROOT, timeout=60
+        ["sh", "-c", command, sys.executable, CLOSED_STREAMS, str(path)], cwd=ROOT, timeout=300
     )
     assert done.returncode == 3
     assert path.read_bytes() == b"a tar"
@@ -166,22 +166,21 @@ def test_a_reader_that_ends_before_the_command_is_no_traceback(lines: int, statu
         "sys.stdin.readline()\n"
         "sys.exit(console.run_command(body))\n"
     )
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", code],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-    )
-    assert process.stdout is not None
-    assert process.stdin is not None
-    assert process.stderr is not None
-    process.stdout.close()
-    process.stdin.write(b"go\n")
-    process.stdin.close()
-    assert process.stderr.read() == b""
-    assert process.wait(60) == status
-    process.stderr.close()
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        process.stdin.write(b"go\n")
+        process.stdin.close()
+        assert process.stderr.read() == b""
+        assert process.wait(300) == status
 
 
 def test_a_broken_connection_is_no_closed_output() -> None:
