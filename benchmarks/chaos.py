@@ -264,8 +264,9 @@ def worker_figures(peer_python: str, rounds: int, folder: Path) -> dict[str, Any
 def damage_table(results: dict[str, Any]) -> list[str]:
     """Outcomes by kind of file, and the malformed tars."""
     damages_ = results["damages"]
-    outcomes = ("noticed", "refused", "harmless", "silent")
-    lines = ["| file | damages | noticed | refused | harmless | silent |", "|---|" + "---:|" * 5]
+    outcomes = ("noticed", "refused", "harmless", "note", "silent")
+    lines = ["| file | damages | noticed | refused | harmless | note | silent |"]
+    lines.append("|---|" + "---:|" * 6)
     total: Counter[str] = Counter()
     for name, counts in damages_["by_file"].items():
         total.update(counts)

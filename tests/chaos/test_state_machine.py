@@ -111,9 +111,9 @@ class Pool(RuleBasedStateMachine):
         (Path(self.inputs) / "offline").write_text(names)
 
     @precondition(lambda self: self.is_complete and not self.is_killed)
-    @rule(target=st.sampled_from(sorted(TARGETS)), position=st.integers(0, 10**6))
-    def damage(self, target: str, position: int) -> None:
-        if server().run(chaos_model.damage, self.pool, target, position) is not None:
+    @rule(kind=st.sampled_from(sorted(TARGETS)), position=st.integers(0, 10**6))
+    def damage(self, kind: str, position: int) -> None:
+        if server().run(chaos_model.damage, self.pool, kind, position) is not None:
             self.is_damaged = True
 
     @precondition(lambda self: self.is_damaged)

@@ -91,6 +91,10 @@ class CommandServer:
         """A call whose n-th change of a file below `folder` ends in `how`."""
         return self._ask(function, args, (str(folder), n, how))
 
+    def try_to(self, function: Callable[..., Any], *args: Any) -> Ended:
+        """What became of a call that somebody else may kill."""
+        return self._ask(function, args, None)
+
     def _ask(self, function: Callable[..., Any], args: tuple[Any, ...], point: Any) -> Ended:
         self._connection.send((function.__module__, function.__qualname__, args, point))
         assert self._connection.poll(2 * HANG_S), "the server does not answer"
