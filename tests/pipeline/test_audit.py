@@ -42,7 +42,7 @@ def test_the_help_says_what_each_status_means(capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit):
         main(["--help"])
     text = capsys.readouterr().out
-    assert "3    the pool is not complete, or a count or a file is wrong" in text
+    assert "3    the pool is not complete, a count or a file is wrong" in text
     assert "0    the pool is complete and nothing is wrong, the row is explained, the index" in text
 
 
