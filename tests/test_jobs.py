@@ -5,23 +5,22 @@ from __future__ import annotations
 import csv
 import json
 import os
-import secrets
-import shutil
 import signal
-import socket
 import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
+from manifests import console
+from tests.support.clusters import Cluster, ray_environment, running_cluster
+from tests.support.machines import loopback_machine
+from tests.support.processes import MARK, marked, new_mark
+from tests.support.slurm import write_stand_ins
+
 ROOT = Path(__file__).resolve().parents[1]
-BIN = Path(sys.executable).parent
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 RECIPE = """
@@ -47,81 +46,14 @@ primary: shades
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
-    """A running head: where jobs are sent, and the environment that is allowed to send them."""
-
-    address: str
-    environment: dict[str, str]
-
-    def submit(self, *words: str, token: bool = True) -> subprocess.CompletedProcess[str]:
-        environment = dict(self.environment)
-        if not token:
-            environment["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-        command = [str(BIN / "ray"), "job", "submit", "--address", self.address, *words]
-        return subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240
-        )
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
-def head() -> Iterator[Head]:
-    # A socket's path has at most 107 characters
-    folder = tempfile.mkdtemp(prefix="mill-", dir="/tmp")
-    port = free_port()
-    environment = {
-        **{k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "CLIPMILL_"))},
-        "PATH": f"{BIN}:{os.environ['PATH']}",
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        "RAY_USAGE_STATS_ENABLED": "0",
-    }
-    start = (
-        "start --head --block --port=0 --num-cpus=2 --include-dashboard=true --disable-usage-stats "
-    )
-    start += "--node-ip-address=127.0.0.1 --dashboard-host=127.0.0.1 "
-    start += f"--dashboard-port={port} --temp-dir={folder} "
-    start += f"--object-store-memory={128 * 2**20} --dashboard-agent-listen-port={free_port()}"
-    with open(Path(folder) / "head.log", "wb") as log:
-        process = subprocess.Popen(
-            [str(BIN / "ray"), *start.split()],
-            cwd=ROOT,
-            env=environment,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+def head() -> Iterator[Cluster]:
+    machine = loopback_machine("head")
     try:
-        deadline = time.monotonic() + 90
-        while True:
-            with socket.socket() as s:
-                if s.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            assert process.poll() is None, (Path(folder) / "head.log").read_text()
-            assert time.monotonic() < deadline, "the head did not start within 90 s"
-            time.sleep(0.5)
-        cluster = Head(f"http://127.0.0.1:{port}", environment)
-        # The agent that takes jobs comes up last
-        while (done := cluster.submit("--no-wait", "--", "true")).returncode:
-            assert "No available agent" in done.stderr, done.stderr
-            assert time.monotonic() < deadline, "no agent took a job within 90 s"
-            time.sleep(1)
-        yield cluster
+        with running_cluster(machine, head_cpus=2) as cluster:
+            yield cluster
     finally:
-        # Its own process group: nobody else's Ray is touched
-        os.killpg(process.pid, signal.SIGTERM)
-        try:
-            process.wait(5)  # it closes no earlier while an agent of a job is alive
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait(10)
-        shutil.rmtree(folder, ignore_errors=True)
+        machine.end()
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +75,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_script_by_its_path_alone(head: Head, work: Path) -> None:
+def test_a_script_by_its_path_alone(head: Cluster, work: Path) -> None:
     variables = {"CLIPMILL_RECIPE": str(work / "tiny.yaml"), "CLIPMILL_OUT": str(work / "bare")}
     done = head.submit(
         "--runtime-env-json", json.dumps({"env_vars": variables}), "pipeline/build.py"
@@ -152,7 +84,7 @@ def test_a_script_by_its_path_alone(head: Head, work: Path) -> None:
     assert json.loads((work / "bare" / "tiny" / "pool.json").read_text())["fetch"]["stored"] == 48
 
 
-def test_every_stage_as_a_job_of_a_submitted_folder(head: Head, work: Path) -> None:
+def test_every_stage_as_a_job_of_a_submitted_folder(head: Cluster, work: Path) -> None:
     pool, recipe = str(work / "pool"), str(work / "tiny.yaml")
     for words in (
         ["python", "pipeline/build.py", recipe, "--out", pool, "--until", "fetch"],
@@ -175,7 +107,7 @@ def test_every_stage_as_a_job_of_a_submitted_folder(head: Head, work: Path) -> N
     assert set(arms) == {"raw", "long"}
 
 
-def test_a_relative_folder_of_a_job_is_refused(head: Head, work: Path) -> None:
+def test_a_relative_folder_of_a_job_is_refused(head: Cluster, work: Path) -> None:
     done = head.submit(
         "--working-dir",
         ".",
@@ -190,7 +122,78 @@ def test_a_relative_folder_of_a_job_is_refused(head: Head, work: Path) -> None:
     assert "lies in Ray's temporary copy" in done.stdout + done.stderr
 
 
-def test_a_job_without_the_token_is_refused(head: Head, work: Path) -> None:
+def test_a_job_without_the_token_is_refused(head: Cluster, work: Path) -> None:
     done = head.submit("pipeline/build.py", token=False)
     assert done.returncode != 0
     assert "401" in done.stdout + done.stderr or "auth" in (done.stdout + done.stderr).lower()
+
+
+# --- Slurm ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> dict[str, str]:
+    """An environment with stand-ins for Slurm's commands, and a job id of its own."""
+    environment = ray_environment()
+    stand_ins = write_stand_ins(tmp_path / "slurm")
+    environment["PATH"] = f"{stand_ins}:{environment['PATH']}"
+    environment["SLURM_TEST_LOG"] = str(tmp_path / "slurm.log")
+    environment["SLURM_TEST_JOB"] = str(os.getpid())
+    return environment
+
+
+def sbatch(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    command = ["sbatch", "--nodes=2", "cluster/slurm.sh", *words]
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
+    )
+
+
+def test_a_build_on_the_nodes_of_slurm(slurm: dict[str, str], work: Path) -> None:
+    pool = work / "slurm-pool"
+    words = ["python", "pipeline/build.py", str(work / "tiny.yaml"), "--out", str(pool)]
+    done = sbatch(slurm, *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 nodes with" in done.stdout
+    assert json.loads((pool / "pool.json").read_text())["fetch"]["stored"] == 48
+    folder = Path(f"/tmp/ray-{slurm['SLURM_TEST_JOB']}")
+    assert not folder.exists()
+    log = Path(slurm["SLURM_TEST_LOG"]).read_text()
+    assert log.count("ray start --head") == 1
+    assert "node1: ray start --head --node-ip-address=127.0.0.1" in log
+    assert "node2: ray start --address=127.0.0.1:" in log
+    assert "0.0.0.0" not in log
+
+
+def test_the_status_of_the_command_is_that_of_the_job(slurm: dict[str, str], work: Path) -> None:
+    done = sbatch(slurm, "python", "pipeline/build.py", str(work / "none.yaml"), "--out", "/x/y")
+    assert done.returncode == console.EXIT_MISTAKE
+    assert "none.yaml" in done.stderr
+    assert not Path(f"/tmp/ray-{slurm['SLURM_TEST_JOB']}").exists()
+    without = subprocess.run(
+        ["sbatch", "cluster/slurm.sh"], cwd=ROOT, env=slurm, capture_output=True, text=True
+    )
+    assert without.returncode == console.EXIT_MISTAKE
+    assert "the command is missing" in without.stderr
+
+
+def test_a_job_that_slurm_ends_leaves_no_process(slurm: dict[str, str], tmp_path: Path) -> None:
+    mark = new_mark()
+    ready = tmp_path / "ready"
+    process = subprocess.Popen(
+        ["sbatch", "--nodes=2", "cluster/slurm.sh", "sh", "-c", f"touch {ready}; exec sleep 600"],
+        cwd=ROOT,
+        env={**slurm, MARK: mark},
+    )
+    until = time.monotonic() + 200
+    while not ready.exists():
+        assert process.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.2)
+    assert len(marked(mark, "raylet")) >= 2
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 143
+    until = time.monotonic() + 30
+    while left := marked(mark):
+        assert time.monotonic() < until, left
+        time.sleep(0.2)
