@@ -8,6 +8,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from manifests.commits import Commits, IndexWriter, read_commits
 from manifests.pool_layout import PoolLayout
 from manifests.schema import SOURCES, FilterSpec, Recipe
 from pipeline import accounting, dataset_lock, planning, scoring, views
-from pipeline.crawl import crawler, top_reasons
+from pipeline.crawl import crawler, part_totals, read_parts, top_reasons
 from pipeline.executor import Engine, Report, Stage, execute
 from pipeline.external import (
     adopt_tars,
@@ -29,7 +30,7 @@ from pipeline.external import (
 )
 from pipeline.fetch import make_downloader
 from pipeline.images import limits_of
-from pipeline.pool import Lease, hold_lease, remove_uncommitted
+from pipeline.pool import Lease, check_fence, hold_lease, remove_uncommitted
 from pipeline.progress import measure_commit, shown_progress
 
 STAGES = ("crawl", "plan", "fetch", "score", "choose")
@@ -64,8 +65,8 @@ def _build(
     failed: dict[str, str] = {}
     committed = Committed(pool)
     steps: list[tuple[str, Callable[[], Mapping[str, str]]]] = [
-        ("crawl", lambda: _crawl(recipe, pool, engine)),
-        ("plan", lambda: _plan(recipe, pool, engine, retry)),
+        ("crawl", lambda: _crawl(recipe, pool, engine, lease.fence)),
+        ("plan", lambda: _plan(recipe, pool, engine, retry, lease.fence)),
         ("fetch", lambda: _fetch(recipe, committed, engine, lease.fence)),
         ("score", lambda: _score(recipe, committed, engine, lease.fence)),
         ("choose", lambda: _choose(recipe, committed, lease.fence)),
@@ -104,9 +105,16 @@ class Committed:
             self._commits = read_commits(self.pool)
         return self._commits
 
-    def add(self, stage: Stage, tickets: Callable[[Commits], Any], engine: Engine) -> Report:
+    def add(
+        self,
+        stage: Stage,
+        tickets: Callable[[Commits], Any],
+        engine: Engine,
+        fence: int | None,
+    ) -> Report:
         """Run a stage that commits shards; its tickets depend on what is committed already."""
-        with IndexWriter(self.pool) as index:
+        self._commits = None  # it would be in memory twice
+        with IndexWriter(self.pool, check=partial(check_fence, self.pool, fence)) as index:
             todo = tickets(index.commits)
             report = execute(
                 stage, todo, engine=engine, on_done=lambda _, record: index.add(record)
@@ -174,24 +182,26 @@ def check_filter(spec: FilterSpec, *, scored: bool = True) -> None:
 # --- stages -----------------------------------------------------------------------------------
 
 
-def _crawl(recipe: Recipe, pool: str, engine: Engine) -> Mapping[str, str]:
+def _crawl(recipe: Recipe, pool: str, engine: Engine, fence: int | None) -> Mapping[str, str]:
     dataset_lock.check_not_locked(pool, recipe)
     if SOURCES[recipe.source.kind].images == "tars" or dataset_lock.is_locked(recipe):
         return {}
-    failed: Mapping[str, str] = crawler.crawl(recipe.source, pool, engine)["failed"]
+    failed: Mapping[str, str] = crawler.crawl(recipe.source, pool, engine, fence=fence)["failed"]
     return failed
 
 
-def _plan(recipe: Recipe, pool: str, engine: Engine, retry: str | None) -> Mapping[str, str]:
+def _plan(
+    recipe: Recipe, pool: str, engine: Engine, retry: str | None, fence: int | None
+) -> Mapping[str, str]:
     if SOURCES[recipe.source.kind].images == "tars":
         return {}
     failed: Mapping[str, str] = {}
     if dataset_lock.is_locked(recipe):
         dataset_lock.write_lock_plan(pool, recipe)
     else:
-        failed = planning.write_plan(pool, recipe, engine=engine)
+        failed = planning.write_plan(pool, recipe, engine=engine, fence=fence)
     if retry and not failed:
-        failed = planning.add_retries(pool, recipe, engine=engine)
+        failed = planning.add_retries(pool, recipe, engine=engine, fence=fence)
     return failed
 
 
@@ -210,7 +220,7 @@ def _fetch(
         tar_list = tar_tickets(recipe.source)
         check_adopted(pool, tar_list)
         tars = {ticket.id: str(ticket.payload["tar"]) for ticket in tar_list}
-        failed = committed.add(stage, lambda _: tar_list, engine).failed
+        failed = committed.add(stage, lambda _: tar_list, engine, fence).failed
         return {tars[ticket]: reason for ticket, reason in failed.items()}
     plan = planning.read_plan(pool)
     if recipe.fetch.engine == "img2dataset":
@@ -236,7 +246,7 @@ def _fetch(
         logger.info("%d of %d shards are committed already", count, len(plan))
         return plan.tickets(np.flatnonzero(~is_committed))
 
-    failed = committed.add(stage, tickets, engine).failed
+    failed = committed.add(stage, tickets, engine, fence).failed
     if dataset_lock.is_locked(recipe):
         _write_drift(recipe, committed, fence)
     return failed
@@ -281,18 +291,21 @@ def _choose(recipe: Recipe, committed: Committed, fence: int | None) -> Mapping[
 def _refuse_no_rows(stage: str, committed: Committed) -> None:
     """ValueError with the reasons where a stage left nothing for the next one."""
     pool = committed.pool
-    layout = PoolLayout(pool)
-    parts = disk.list_names(layout.pairs, ".parquet")
-    pairs = [disk.read_metadata(disk.join(layout.pairs, name)) for name in parts]
-    if stage == "crawl" and parts and not any(part["pairs"] for part in pairs):
-        damaged = sum(part["damaged_records"] for part in pairs)
-        links = sum(part["links"] for part in pairs)
-        problem = f"the source has no pairs ({links:,} rows or links, {damaged:,} damaged records)"
+    parts = read_parts(pool) if stage == "crawl" else []
+    counts = part_totals(parts) if len(parts) else {"pairs": None}
+    if counts["pairs"] == 0:
+        problem = (
+            f"the source has no pairs ({counts['links']:,} rows or links, "
+            f"{counts['damaged_records']:,} damaged records)"
+        )
     elif stage == "fetch" and not committed.read().totals.stored:
         problem = "none of the rows is stored"
     else:
         return
-    losses = "; ".join(map(str, top_reasons(pool))) or "no row was lost, there was none"
+    losses = (
+        "; ".join(map(str, top_reasons(pool, commits=committed.read())))
+        or "no row was lost, there was none"
+    )
     raise ValueError(f"{problem}: {losses}")
 
 

@@ -20,6 +20,7 @@ from manifests.pool_layout import CommitRecord, PoolLayout, shard_name
 
 HASHED_ROWS = 65_536  # rows whose hashes are hex digits at a time
 FINGERPRINT_DIGITS = 12
+SHARD_DIGITS = 5  # of the name of a shard, at least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +183,7 @@ class Commits:
 
     def renamed(self) -> pa.Table:
         """shard, revision and tar of the shards whose files are not named by their number alone."""
-        digits = pc.utf8_lpad(pc.cast(self.table["shard"], pa.string()), 5, "0")
+        digits = pc.utf8_lpad(pc.cast(self.table["shard"], pa.string()), SHARD_DIGITS, "0")
         usual = pc.equal(self.table["tar"], pc.binary_join_element_wise(digits, "tar", "."))
         replaced = pc.greater(pc.fill_null(self.table["revision"], 0), 0)
         columns = self.table.select(["shard", "revision", "tar"])
@@ -211,16 +212,16 @@ def _entries(counts: pa.MapArray) -> tuple[pa.Array, pa.Array, NDArray[np.int64]
 
 def sidecars_hash(shards: NDArray[np.int64], sidecars: pa.ChunkedArray) -> str:
     """What `disk.content_hash` gives for {name: sidecar_sha256}: its keys are in text order."""
-    names = np.array([shard_name(int(shard)) for shard in shards], "S")
-    order = np.argsort(names, kind="stable")  # 100000 comes before 99999
+    names = pc.utf8_lpad(pc.cast(pa.array(shards), pa.string()), SHARD_DIGITS, "0")
+    order = pc.sort_indices(names)  # 100000 comes before 99999
     content = hashlib.sha256(b"{")
     combined = sidecars.combine_chunks() if isinstance(sidecars, pa.ChunkedArray) else sidecars
     for start in range(0, len(order), HASHED_ROWS):
-        chosen = order[start : start + HASHED_ROWS]
-        hexes = _hex_digits(combined.take(pa.array(chosen)))
+        chosen = order.slice(start, HASHED_ROWS)
+        hexes = _hex_digits(combined.take(chosen))
         pairs = [
-            b'"%s":"%s"' % (name, digits.tobytes())
-            for name, digits in zip(names[chosen], hexes, strict=True)
+            b'"%s":"%s"' % (name.encode(), digits.tobytes())
+            for name, digits in zip(names.take(chosen).to_pylist(), hexes, strict=True)
         ]
         content.update((b"," if start else b"") + b",".join(pairs))
     content.update(b"}")

@@ -11,7 +11,7 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -49,9 +49,17 @@ class IndexWriter:
     """
 
     def __init__(
-        self, pool: str, *, batch_rows: int = BATCH_ROWS, batch_seconds: float = BATCH_SECONDS
+        self,
+        pool: str,
+        *,
+        batch_rows: int = BATCH_ROWS,
+        batch_seconds: float = BATCH_SECONDS,
+        check: Callable[[], None] | None = None,
     ) -> None:
-        self.pool = pool
+        """check: called before each write of index.json; it raises where another command has taken
+        the lease of the pool over.
+        """
+        self.pool, self._check = pool, check
         self._batch_rows, self._batch_seconds = batch_rows, batch_seconds
         self._pending: list[CommitRecord] = []
         self._flushed_at = time.monotonic()
@@ -89,10 +97,16 @@ class IndexWriter:
         A reader takes what is not in the index from the records themselves.
         """
         self.flush()
-        dropped = pa.array(sorted(shards), pa.int64())
-        table = _read_all(self.pool, self._files)
-        keep = ~np.isin(table["shard"].to_numpy(), dropped.to_numpy())
-        self._replace([write_file(self.pool, table.filter(pa.array(keep)))])
+        dropped = np.array(sorted(shards), np.int64)
+        files = []
+        for file in self._files:  # one at a time, and only those that have such a shard again
+            table = read_file(self.pool, file, schema().names)
+            keep = ~np.isin(table["shard"].to_numpy(), dropped)
+            if keep.all():
+                files.append(file)
+            elif keep.any():
+                files.append(write_file(self.pool, table.filter(pa.array(keep))))
+        self._replace(files)
 
     def flush(self) -> None:
         """Write what was added since the last batch."""
@@ -108,6 +122,7 @@ class IndexWriter:
         """Complete the index from the records, close it, and return what is committed."""
         self.flush()
         self.commits = Commits.of_records(self.pool, [])  # frees it before all is read again
+        pa.default_memory_pool().release_unused()
         document = _document(self._files)
         commits = complete(self.pool, document, _read_all(self.pool, self._files))
         self._replace(_compact(self.pool, self._files, commits.table), commits)
@@ -123,6 +138,8 @@ class IndexWriter:
                 disk.remove(disk.join(PoolLayout(self.pool).index, file.name))
 
     def _write(self, files: Sequence[IndexFile], closed_with: Commits | None = None) -> None:
+        if self._check is not None:
+            self._check()
         document = _document(files)
         if closed_with is not None:
             renamed = closed_with.renamed()

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from manifests import disk, identity, reader
@@ -32,8 +34,9 @@ from manifests.pool_layout import (
     PoolLayout,
     shard_name,
 )
-from manifests.schema import Recipe
+from manifests.schema import ROWS_PER_SHARD_LIMIT, Recipe
 from pipeline import planning
+from pipeline.crawl import dropped_rows, part_totals, read_parts
 from pipeline.external import tar_tickets
 from pipeline.scoring import score_set_names
 
@@ -120,8 +123,7 @@ def write_pool_json(
     total_seconds = {}
     for name in {*before, *seconds}:
         total_seconds[name] = round(before.get(name, 0.0) + seconds.get(name, 0.0), 2)
-    parts = [disk.join(layout.pairs, name) for name in disk.list_names(layout.pairs, ".parquet")]
-    sources = [disk.read_metadata(part)["source_id"] for part in parts]
+    sources = read_parts(pool)["source_id"].to_pylist()
     libraries = {name: importlib.metadata.version(name) for name in LIBRARIES}
     document = PoolDocument(
         crawl=counts.crawl,
@@ -153,23 +155,19 @@ def write_pool_json(
 
 
 def _count_crawl(pool: str, problems: list[str]) -> CrawlCounts | None:
-    folder = PoolLayout(pool).pairs
-    files = disk.list_names(folder, ".parquet")
-    parts = {name: disk.read_metadata(disk.join(folder, name)) for name in files}
-    for name, part in parts.items():
-        dropped = sum(part["reasons"].values())
-        if part["links"] != part["pairs"] + dropped:
-            problems.append(
-                f"pairs/{name}: {part['links']} links, "
-                f"but {part['pairs']} pairs + {dropped} dropped"
-            )
-    if not parts:
+    parts = read_parts(pool)
+    if not len(parts):
         return None
+    totals, dropped = part_totals(parts), dropped_rows(parts)
+    links, pairs = parts["links"].to_numpy(), parts["pairs"].to_numpy()
+    for i in np.flatnonzero(links != pairs + dropped).tolist():
+        name = PoolLayout("").pairs_part(parts["part"][i].as_py()).lstrip("/")
+        problems.append(f"{name}: {links[i]} links, but {pairs[i]} pairs + {dropped[i]} dropped")
     return CrawlCounts(
         parts=len(parts),
-        links=sum(part["links"] for part in parts.values()),
-        pairs=sum(part["pairs"] for part in parts.values()),
-        reasons=_total(part["reasons"] for part in parts.values()),
+        links=totals["links"],
+        pairs=totals["pairs"],
+        reasons=totals["reasons"],
     )
 
 
@@ -218,16 +216,25 @@ def _ints(commits: Commits, name: str) -> NDArray[np.int64]:
 
 def _retried_reasons(commits: Commits, problems: list[str]) -> Iterator[Mapping[str, int]]:
     """The reasons of the rows that a later row retries, shard by shard."""
-    retried_keys: dict[str, set[str]] = {}
+    parts = [np.zeros(0, np.int64)]
     for shard in commits.shards[_ints(commits, "retries") > 0].tolist():
         column = disk.read_parquet(commits.sidecar(shard), ["retry_of"])["retry_of"]
-        for key in column.drop_null().to_pylist():
-            retried_keys.setdefault(shard_name(key[:-4]), set()).add(key)
-    for name, keys in retried_keys.items():
-        rows = disk.read_parquet(commits.sidecar(name), ["key", "reason"]).to_pylist()
-        reasons = Counter(row["reason"] for row in rows if row["key"] in keys)
+        parts.append(pc.cast(column.drop_null(), pa.int64()).to_numpy())
+    retried_keys = np.unique(np.concatenate(parts))
+    if not len(retried_keys):
+        return
+    shards, starts = np.unique(retried_keys // ROWS_PER_SHARD_LIMIT, return_index=True)
+    for shard, keys in zip(shards.tolist(), np.split(retried_keys, starts[1:]), strict=True):
+        rows = disk.read_parquet(commits.sidecar(shard), ["key", "reason"])
+        is_retried = np.isin(pc.cast(rows["key"], pa.int64()).to_numpy(), keys)
+        counts = pc.value_counts(rows["reason"].filter(pa.array(is_retried)))
+        reasons = dict(
+            zip(counts.field("values").to_pylist(), counts.field("counts").to_pylist(), strict=True)
+        )
         if stored := reasons.pop(None, 0):
-            problems.append(f"shards/{name}: {stored} rows are stored and were retried")
+            problems.append(
+                f"shards/{shard_name(shard)}: {stored} rows are stored and were retried"
+            )
         yield reasons
 
 
@@ -238,19 +245,28 @@ def _planned_shards(commits: Commits, problems: list[str]) -> int:
     if not planning.is_planned(commits.pool):
         has_pairs = bool(disk.list_names(layout.pairs, ".parquet"))
         return 0 if has_pairs else _tars_of_recipe(commits, problems)
-    planned = {task.shard: task for task in planning.read_plan(commits.pool)}
-    tasks = commits.column("task").to_pylist()
-    rows = _ints(commits, "count").tolist()
-    for number, task_id, count in zip(commits.shards.tolist(), tasks, rows, strict=True):
-        task, shard = planned.get(number), shard_name(number)
-        if task is None:
-            problems.append(f"shards/{shard}: not among the {len(planned)} shards of the plan")
-        elif (task_id, count) != (task.id, task.size):
+    plan = planning.read_plan(commits.pool)
+    is_planned = commits.shards < len(plan)
+    planned = np.where(is_planned, commits.shards, 0)  # where a shard is in the plan
+    rows, tasks = _ints(commits, "count"), commits.column("task")
+    if len(plan):
+        same_task = pc.equal(tasks, plan.ids.take(pa.array(planned))).to_numpy()
+        fits = is_planned & (rows == plan.rows[planned]) & same_task
+    else:
+        fits = is_planned
+    for i in np.flatnonzero(~fits).tolist():
+        number = int(commits.shards[i])
+        if not is_planned[i]:
             problems.append(
-                f"shards/{shard}: {count} rows of task {task_id}; "
-                f"the plan has {task.size} of task {task.id}"
+                f"shards/{shard_name(number)}: not among the {len(plan)} shards of the plan"
             )
-    return len(planned)
+            continue
+        task = plan.shard(number)
+        problems.append(
+            f"shards/{shard_name(number)}: {rows[i]} rows of task {tasks[i].as_py()}; "
+            f"the plan has {task.size} of task {task.id}"
+        )
+    return len(plan)
 
 
 def _tars_of_recipe(commits: Commits, problems: list[str]) -> int:

@@ -9,7 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+
+import pyarrow as pa
 
 from manifests import disk
 from manifests.columns import SIDECAR, with_extra
@@ -70,12 +73,12 @@ def repair_pool(pool: str, *, engine: Engine = "inline", fence: int | None = Non
 
 def _mend(pool: str, wrong: Sequence[Damage], engine: Engine, fence: int | None) -> list[str]:
     """Mend what can be seen of the damages; a line for each thing that was done."""
-    remove_uncommitted_of(pool, wrong)
     done = list(_records(pool, wrong, fence))
     if done or any(damage.kind == "index" for damage in wrong):
         check_fence(pool, fence)
         rebuild_index(pool)
         done.append("index: made anew from the commit records")
+    remove_uncommitted_of(pool, wrong)
     done += _shards(pool, wrong, engine, fence)
     done += _aligned_files(pool, wrong, fence)
     done += _documents(pool, wrong)
@@ -170,7 +173,7 @@ def _shards(pool: str, wrong: Sequence[Damage], engine: Engine, fence: int | Non
     recipe = _recipe(pool)
     if not fetched and not rebuilt:
         return
-    with IndexWriter(pool) as index:
+    with IndexWriter(pool, check=partial(check_fence, pool, fence)) as index:
         own = [shard for shard in [*fetched, *rebuilt] if not index.commits.record(shard).adopted]
         index.forget(own)
         for shard in rebuilt:
@@ -260,7 +263,8 @@ def rebuild_sidecar(
         values |= {"reason": reason, "retry_of": retried[position]}
         complete.append({**outcome_row(values, schema, stored=False), "key": key})
         lost += reason == LOST
-    return replace_shard(pool, shard, complete, schema=schema, fence=fence), lost
+    table = pa.Table.from_pylist(complete, schema=schema)
+    return replace_shard(pool, shard, table, fence=fence), lost
 
 
 def _stored_rows(tar: str, names: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -4,12 +4,10 @@ with the reason `purged`, so that all counts agree and it is never fetched again
 
 from __future__ import annotations
 
-import hashlib
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,22 +18,34 @@ import pyarrow.parquet as pq
 from manifests import disk
 from manifests.aligned import AlignedFiles, Bundle, BundleWriter, parquet_bytes
 from manifests.columns import REASONS
+from manifests.commits import Commits
 from manifests.pool_layout import (
     NOT_STORED,
     CommitRecord,
     PoolLayout,
-    revised_name,
     shard_folder,
+    shard_name,
 )
-from pipeline.pool import TarFile, index_tar, local_copy, replace_shard
+from pipeline.pool import (
+    TarFile,
+    check_fence,
+    copy_tar_without,
+    moved_offsets,
+    replace_shard,
+    staged_file,
+)
 from pipeline.scoring import staged_bundle
 
-BLOCK = 512  # of a tar
-TAR_RECORD = 20 * BLOCK  # a tar's length is a multiple of it
 PURGED = "purged"
-KEPT_COLUMNS = ("uid", "key", "retry_of")  # of a tombstone
+KEPT_COLUMNS = ("uid", "key", "retry_of")  # of a tombstone in a sidecar
+KEPT_IN_PLAN = ("uid", "part", "row", "shard", "position", "retry_of")
+THREADS = 4  # files that are written again at a time; Arrow, zlib and hashlib free the GIL
 Mask = npt.NDArray[np.bool_]
-Change = Callable[[pa.Table, dict[str, Any]], tuple[pa.Table, dict[str, Any]]]
+Plain = dict[str, Any]
+# (shard, its rows, what was written about them) -> the same after the purge
+Change = Callable[[int, pa.Table, Plain], tuple[pa.Table, Plain]]
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 def rows_with(table: pa.Table, uids: pa.Array) -> Mask:
@@ -59,37 +69,37 @@ def without_content(table: pa.Table, purged: Mask, kept: Sequence[str] = ("uid",
 
 
 def purge_shard(
-    pool: str, record: CommitRecord, table: pa.Table, purged: Mask, fence: int | None
-) -> CommitRecord:
+    pool: str, record: CommitRecord, purged: Mask, fence: int | None
+) -> CommitRecord | None:
     """Replace a shard by one without the content of some rows; its new record.
 
-    The members of the other rows are copied byte for byte. A tar that was adopted stays where it
-    is: the pool gets a copy without these rows.
+    None where these rows have no content any more. The members of the other rows are copied byte
+    for byte. A tar that was adopted stays where it is: the pool gets a copy without these rows.
+    ValueError for a tar that is damaged or was changed.
     """
-    layout = PoolLayout(pool)
-    shard = int(record.shard)
-    names = table.filter(pa.array(purged))["image_name"].drop_null().to_pylist()
+    layout, shard = PoolLayout(pool), int(record.shard)
+    table = disk.read_parquet(layout.sidecar(shard, record.revision)).replace_schema_metadata(None)
+    if not has_content(table, purged).any():
+        return None
     rows = _tombstones(table, purged)
-    if not names:
-        return replace_shard(pool, shard, rows.to_pylist(), schema=rows.schema, fence=fence)
-    staged = _staged_tar(layout, record)
-    try:
-        sha256, size, removed = _copy_tar(layout.tar(record), staged, {_stem(n) for n in names})
-        rows = _moved(rows, removed)
-        tar = TarFile(name=f"{revised_name(shard)}.tar", bytes=size, sha256=sha256)
-        return replace_shard(
-            pool, shard, rows.to_pylist(), tar, staged_tar=staged, schema=rows.schema, fence=fence
-        )
-    finally:
-        staged.unlink(missing_ok=True)
+    if not len(table.filter(pa.array(purged))["image_name"].drop_null()):
+        return replace_shard(pool, shard, rows, fence=fence)
+    with staged_file(layout.shard_tar(shard)) as staged:
+        copy = copy_tar_without(layout.tar(record), staged, table, purged, record.tar_sha256)
+        rows = moved_offsets(rows, copy.removed)
+        tar = TarFile(name=f"{shard_name(shard)}.tar", bytes=copy.bytes, sha256=copy.sha256)
+        return replace_shard(pool, shard, rows, tar, staged_tar=staged, fence=fence)
 
 
-def _staged_tar(layout: PoolLayout, record: CommitRecord) -> Path:
-    """Where the new tar is written before it is published; `remove_uncommitted` knows its name."""
-    if disk.is_url(layout.root):
-        return Path(tempfile.mkdtemp(prefix="clipmill-purge-")) / "staged"
-    folder = disk.local_path(layout.shard_folder(record.shard))
-    return folder / f".{record.shard}.tar.partial.purged"
+def has_content(table: pa.Table, chosen: Mask) -> Mask:
+    """(rows,) True for the chosen rows that are no tombstones yet: of a sidecar by their reason,
+    of pairs and plan by their URL.
+    """
+    if "reason" in table.column_names:
+        is_tombstone = pc.fill_null(pc.equal(table["reason"], PURGED), False)
+    else:
+        is_tombstone = table["url"].is_null()
+    return chosen & ~np.asarray(is_tombstone.to_numpy(), np.bool_)
 
 
 def _tombstones(table: pa.Table, purged: Mask) -> pa.Table:
@@ -103,171 +113,148 @@ def _tombstones(table: pa.Table, purged: Mask) -> pa.Table:
     return rows
 
 
-def _stem(name: str) -> str:
-    """What the members of one sample share: the path up to the first dot of the base name."""
-    folder, slash, base = name.rpartition("/")
-    return f"{folder}{slash}{base.partition('.')[0]}"
-
-
-def _copy_tar(path: str, staged: Path, purged: set[str]) -> tuple[str, int, Sequence[Any]]:
-    """Copy a tar without some samples: (sha256, size, [(begin, end) of what was left out])."""
-    content, written = hashlib.sha256(), 0
-    removed = []
-    with local_copy(path) as source, open(source, "rb") as old, open(staged, "wb") as new:
-
-        def write(data: bytes) -> None:
-            nonlocal written
-            content.update(data)
-            new.write(data)
-            written += len(data)
-
-        begin = 0
-        for member in index_tar(path, source):
-            end = member.offset + member.length + -member.length % BLOCK
-            if _stem(member.name) in purged:
-                removed.append((begin, end))
-            else:
-                old.seek(begin)
-                write(old.read(end - begin))
-            begin = end
-        write(bytes(2 * BLOCK + -(written + 2 * BLOCK) % TAR_RECORD))
-    return content.hexdigest(), written, removed
-
-
-def _moved(rows: pa.Table, removed: Sequence[tuple[int, int]]) -> pa.Table:
-    """The offsets of the members after parts of the tar were left out."""
-    begins = np.array([begin for begin, _ in removed], np.int64)
-    lengths = np.array([0, *(end - begin for begin, end in removed)], np.int64)
-    before = np.cumsum(lengths)
-    for name in ("image_offset", "text_offset", "json_offset"):
-        offsets = pc.fill_null(rows[name], 0).to_numpy()
-        moved = offsets - before[np.searchsorted(begins, offsets, side="right")]
-        column = pa.array(moved, pa.int64(), mask=pc.is_null(rows[name]).to_numpy())
-        rows = rows.set_column(rows.column_names.index(name), rows.schema.field(name), column)
-    return rows
-
-
 # --- score columns and masks ----------------------------------------------------------------------
 
 
 def purge_scores(
-    pool: str, name: str, purged: Mapping[int, Mask], records: Mapping[int, CommitRecord]
+    pool: str,
+    name: str,
+    purged: Mapping[int, Mask],
+    commits: Commits,
+    fence: int | None = None,
+) -> int:
+    """NULL for the purged rows in the columns of a score set, complete or not; how many rows of
+    these shards have all columns afterwards.
+    """
+    layout = PoolLayout(pool)
+    scored: dict[int, int] = {}
+
+    def change(shard: int, table: pa.Table, metadata: Plain) -> tuple[pa.Table, Plain]:
+        record = commits.record(shard)
+        table = without_content(table, purged[shard], ())
+        is_scored = np.ones(table.num_rows, np.bool_)
+        for column in table.columns:
+            is_scored &= np.asarray(column.is_valid().to_numpy(), np.bool_)
+        scored[shard] = int(is_scored.sum())
+        changed = {"sidecar": record.sidecar_sha256, "stored": record.successes}
+        return table, {**metadata, **changed, "scored": scored[shard]}
+
+    # A set that is being made has files of their own for shards of bundles too.
+    files = {shard: layout.score_columns(name, shard) for shard in purged}
+    bundles = AlignedFiles.of_scores(pool, name)
+    _rewrite(pool, {s: path for s, path in files.items() if disk.exists(path)}, change, fence)
+    _rewrite_bundles(pool, bundles, purged, change, fence)
+    return sum(scored.values())
+
+
+def purge_masks(
+    pool: str, view: str, purged: Mapping[int, Mask], fence: int | None = None
+) -> dict[int, int]:
+    """`not_stored` for the purged rows in the masks of a view; rows kept of each shard then."""
+    layout = PoolLayout(pool)
+    now_kept: dict[int, int] = {}
+
+    def change(shard: int, table: pa.Table, metadata: Plain) -> tuple[pa.Table, Plain]:
+        mask = pa.array(purged[shard])
+        kept = pc.and_(table["kept"], pc.invert(mask))
+        rule = pc.if_else(mask, pa.scalar(NOT_STORED), table["rule"])
+        now_kept[shard] = pc.sum(kept).as_py() or 0
+        changed = pa.Table.from_arrays([kept, rule], schema=table.schema)
+        # Masks of a pool of the first form have no metadata.
+        return changed, {**metadata, "kept": now_kept[shard]} if metadata else {}
+
+    files = {shard: layout.view_mask(view, shard) for shard in purged if not shard_folder(shard)}
+    _rewrite(pool, {s: path for s, path in files.items() if disk.exists(path)}, change, fence)
+    _rewrite_bundles(pool, AlignedFiles.of_view(pool, view), purged, change, fence)
+    return now_kept
+
+
+def _rewrite(pool: str, files: Mapping[int, str], change: Change, fence: int | None) -> None:
+    """Write the files of single shards again, some at a time."""
+
+    def rewrite(shard: int) -> None:
+        path = files[shard]
+        table = disk.read_parquet(path).replace_schema_metadata(None)
+        changed = change(shard, table, dict(disk.read_metadata(path)))
+        disk.write_bytes(path, parquet_bytes(*changed))
+
+    check_fence(pool, fence)
+    in_threads(rewrite, files)
+
+
+def _rewrite_bundles(
+    pool: str,
+    files: AlignedFiles,
+    shards: Iterable[int],
+    change: Change,
+    fence: int | None,
 ) -> None:
-    """NULL for the purged rows in the columns of a score set, complete or not."""
-    layout = PoolLayout(pool)
-
-    def change(shard: int) -> Change:
-        def apply(table: pa.Table, metadata: dict[str, Any]) -> tuple[pa.Table, dict[str, Any]]:
-            table = without_content(table, purged[shard], ())
-            scored = table.num_rows
-            if table.num_columns:
-                valid = [column.is_valid().to_numpy() for column in table.columns]
-                scored = int(np.logical_and.reduce(valid).sum())
-            record = records[shard]
-            changed = {"sidecar": record.sidecar_sha256, "stored": record.successes}
-            return table, {**metadata, **changed, "scored": scored}
-
-        return apply
-
-    changes = {shard: change(shard) for shard in purged}
-    for shard in purged:
-        path = layout.score_columns(name, shard)
-        if disk.exists(path):
-            _rewrite_file(path, changes[shard])
-    _rewrite_bundles(AlignedFiles.of_scores(pool, name), changes)
-
-
-def purge_masks(pool: str, view: str, purged: Mapping[int, Mask]) -> None:
-    """`not_stored` for the purged rows in the masks of a view."""
-    layout = PoolLayout(pool)
-
-    def change(shard: int) -> Change:
-        def apply(table: pa.Table, metadata: dict[str, Any]) -> tuple[pa.Table, dict[str, Any]]:
-            mask = pa.array(purged[shard])
-            kept = pc.and_(table["kept"], pc.invert(mask))
-            rule = pc.if_else(mask, pa.scalar(NOT_STORED), table["rule"])
-            changed = pa.Table.from_arrays([kept, rule], schema=table.schema)
-            return changed, {**metadata, "kept": pc.sum(kept).as_py() or 0}
-
-        return apply
-
-    changes = {shard: change(shard) for shard in purged}
-    for shard in purged:
-        if not shard_folder(shard) and disk.exists(layout.view_mask(view, shard)):
-            _rewrite_file(layout.view_mask(view, shard), changes[shard])
-    _rewrite_bundles(AlignedFiles.of_view(pool, view), changes)
-
-
-def _rewrite_file(path: str, change: Change) -> None:
-    table = disk.read_parquet(path).replace_schema_metadata(None)
-    metadata = disk.read_metadata(path)
-    changed = change(table, dict(metadata))
-    if not metadata:  # masks of a pool of the first form have none
-        changed = changed[0], {}
-    disk.write_bytes(path, parquet_bytes(*changed))
-
-
-def _rewrite_bundles(files: AlignedFiles, changes: Mapping[int, Change]) -> None:
-    """Write the bundles again that have one of the shards."""
-    by_bundle: dict[str, dict[str, Change]] = {}
-    for shard, change in changes.items():
+    """Write the bundles again that have some of these shards."""
+    by_bundle: dict[str, set[int]] = {}
+    for shard in shards:
         if shard_folder(shard):
-            by_bundle.setdefault(files.path(shard), {})[f"{shard:05d}"] = change
-    for path, of_bundle in by_bundle.items():
-        if not disk.exists(path):
-            continue
+            by_bundle.setdefault(files.path(shard), set()).add(shard)
+
+    def rewrite(path: str) -> None:
         bundle = Bundle(path)
         with staged_bundle(path) as staged:
             first = bundle.read(next(iter(bundle.shards)))
             with BundleWriter(staged, first.schema) as writer:
                 for name in bundle.shards:
                     table, metadata = bundle.read(name), dict(bundle.metadata(name))
-                    if name in of_bundle:
-                        table, metadata = of_bundle[name](table, metadata)
+                    if int(name) in by_bundle[path]:
+                        table, metadata = change(int(name), table, metadata)
                     writer.add(name, table, metadata)
+            check_fence(pool, fence)
             disk.publish(staged, path)
+
+    in_threads(rewrite, [path for path in by_bundle if disk.exists(path)])
+
+
+def in_threads(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """The results of some calls, several at a time. The first error ends it."""
+    with ThreadPoolExecutor(THREADS) as threads:
+        return list(threads.map(work, items))
 
 
 # --- pairs and plan -------------------------------------------------------------------------------
 
 
-def purge_parquet(path: str, uids: pa.Array, drop: bool) -> int:
+def purge_parquet(
+    path: str, uids: pa.Array, drop: bool, *, pool: str = "", fence: int | None = None
+) -> int:
     """Remove the content of rows of a part of the pairs or of a file of the plan; how many.
 
     Row groups and their sizes stay. `drop`: the rows go whole, and the footer counts them as lost.
+    One row group is in memory at a time.
     """
-    if not rows_with(disk.read_parquet(path, ["uid"]), uids).any():
+    keys = disk.read_parquet(path, ["uid", "url"])
+    chosen = rows_with(keys, uids)
+    purged_rows = int(chosen.sum() if drop else has_content(keys, chosen).sum())
+    if not purged_rows:
         return 0
-    purged_rows = 0
+    metadata = disk.read_metadata(path)
+    if drop:
+        reasons = dict(metadata["reasons"])
+        reasons[PURGED] = reasons.get(PURGED, 0) + purged_rows
+        metadata |= {"pairs": metadata["pairs"] - purged_rows, "reasons": reasons}
     with disk.open_file(path) as source, staged_bundle(path) as staged:
         file = pq.ParquetFile(source)
-        schema = file.schema_arrow
-        tables = []
-        for group in range(file.num_row_groups):
-            table = file.read_row_group(group).cast(schema)
-            purged = rows_with(table, uids)
-            has_content = purged & np.asarray(table["url"].is_valid().to_numpy(), np.bool_)
-            purged_rows += int(purged.sum() if drop else has_content.sum())
-            if drop:
-                table = table.filter(pa.array(~purged))
-            elif purged.any():
-                kept = ("uid", "part", "row", "shard", "position", "retry_of")
-                table = without_content(table, purged, kept)
-            tables.append(table)
-        if not purged_rows:
-            return 0
-        metadata = disk.read_metadata(path)
-        if drop:
-            reasons = dict(metadata["reasons"])
-            reasons[PURGED] = reasons.get(PURGED, 0) + purged_rows
-            changed = {"pairs": metadata["pairs"] - purged_rows, "reasons": reasons}
-            metadata |= changed
-        schema = disk.with_metadata(schema, metadata)
+        schema = disk.with_metadata(file.schema_arrow, metadata)
+        start = 0
         with pq.ParquetWriter(
             staged, schema, compression="zstd", write_page_checksum=True
         ) as writer:
-            for table in tables:
-                writer.write_table(table.cast(schema), row_group_size=max(1, table.num_rows))
+            for group in range(file.num_row_groups):
+                table = file.read_row_group(group).cast(schema)
+                purged = chosen[start : start + table.num_rows]
+                start += table.num_rows
+                if drop:
+                    table = table.filter(pa.array(~purged))
+                elif purged.any():
+                    table = without_content(table, purged, KEPT_IN_PLAN)
+                writer.write_table(table, row_group_size=max(1, table.num_rows))
+        check_fence(pool, fence)
         disk.publish(staged, path)
     return purged_rows
 

@@ -29,10 +29,17 @@ from manifests.schema import Source
 from pipeline.archives import PartCounts
 from pipeline.crawl import dedup
 from pipeline.crawl.losses import top_reasons
-from pipeline.crawl.parts import PARTS, THREADS, content_of, read_parts, write_parts
-from pipeline.crawl.parts import totals as totals_of
+from pipeline.crawl.parts import (
+    PARTS,
+    THREADS,
+    content_of,
+    part_totals,
+    read_parts,
+    write_parts,
+)
 from pipeline.crawl.sources import has_source_id, parts, reader_of, source_id
 from pipeline.executor import Engine, Stage, Ticket, Tickets, Work, execute
+from pipeline.pool import check_fence, publish_new
 from pipeline.progress import measure_links
 
 __all__ = ["crawl", "extract", "parts"]
@@ -49,26 +56,40 @@ logger = logging.getLogger(__name__)
 
 
 def crawl(
-    source: Source, pool: str, engine: Engine, *, workers: int | None = None
+    source: Source,
+    pool: str,
+    engine: Engine,
+    *,
+    workers: int | None = None,
+    fence: int | None = None,
 ) -> dict[str, Any]:
     """The pairs of a source without repetitions. Totals {links, pairs, reasons, damaged_records,
     parts, failed}.
 
     `failed` names parts that could not be read, and why; then no pairs are committed, and the next
     call reads only those again. ValueError where the source cannot be read as it is described, or
-    the pool holds pairs of another source, or of this one before its files changed.
+    the pool holds pairs of another source, or of this one before its files changed; LeaseLost where
+    another command has taken the lease over. fence: that of the lease.
     """
+    check_fence(pool, fence)
     paths = parts(source)
     ids = [source_id(source, path) for path in paths]
     final = _final_parts(pool, paths, source)
     failed: dict[str, str] = {}
     _remove_partial_files(pool)
     if final is None:
-        failed, counts = _extract_parts(source, pool, paths, ids, engine, workers)
+        failed, counts = _extract_parts(source, pool, paths, ids, engine, workers, fence)
         if not failed:
             failed = dedup.commit(
-                pool, ids, source.extra_columns, engine, counts=counts, workers=workers
+                pool,
+                ids,
+                source.extra_columns,
+                engine,
+                counts=counts,
+                workers=workers,
+                fence=fence,
             )
+            check_fence(pool, fence)
             final = None if failed else write_parts(pool)
     elif not disk.exists(PoolLayout(pool).parts):  # a crawl was killed before it wrote the table
         final = write_parts(pool)
@@ -76,7 +97,7 @@ def crawl(
         extracted = PoolLayout(pool).extracted
         for name in disk.list_names(extracted):
             disk.remove(disk.join(extracted, name))
-    totals = totals_of(final if final is not None else PARTS.empty_table())
+    totals = part_totals(final if final is not None else PARTS.empty_table())
     if totals["links"] and not totals["pairs"]:
         losses = "; ".join(map(str, top_reasons(pool)))
         logger.warning("none of the %d rows of the source is a pair: %s", totals["links"], losses)
@@ -90,6 +111,7 @@ def _extract_parts(
     ids: Sequence[str],
     engine: Engine,
     workers: int | None,
+    fence: int | None,
 ) -> tuple[dict[str, str], Integers]:
     """Read the parts that are not extracted yet. Returns {path: error} of those that failed, and
     the (parts,) pairs of each."""
@@ -107,7 +129,7 @@ def _extract_parts(
     def count(name: str, result: dict[str, Any]) -> None:
         counts[_number(name)] = result["pairs"]
 
-    config = {"pool": pool, "source": disk.to_plain(source)}
+    config = {"pool": pool, "source": disk.to_plain(source), "fence": fence}
     stage = Stage(name="crawl", work=extract, config=config, measure=measure_links)
     tickets = Tickets(np.arange(len(todo)), make)
     report = execute(stage, tickets, engine=engine, workers=workers, on_done=count)
@@ -119,7 +141,10 @@ def _number(name: str) -> int:
 
 
 def _extracted_counts(source: Source, pool: str, paths: Sequence[str]) -> Integers:
-    """(parts,) the pairs of each part that is extracted already; -1 of the others."""
+    """(parts,) the pairs of each part that is extracted already; -1 of the others.
+
+    A part that was extracted from a file that has changed since is removed.
+    """
     names = set(disk.list_names(PoolLayout(pool).extracted, ".parquet"))
     counts = np.full(len(paths), -1, dtype=np.int64)
     numbered = []
@@ -130,6 +155,8 @@ def _extracted_counts(source: Source, pool: str, paths: Sequence[str]) -> Intege
         present = threads.map(lambda part: _extracted_count(pool, source, part), numbered)
         for (number, _), count in zip(numbered, present, strict=True):
             counts[number] = count
+            if count < 0:
+                disk.remove(dedup.extracted(pool, number))
     return counts
 
 
@@ -161,7 +188,8 @@ def extract(config: dict[str, Any]) -> Work:
                     "examples": counts.examples,
                 }
                 writer.add_key_value_metadata(disk.with_metadata(schema, metadata).metadata)
-            disk.publish(staged, dedup.extracted(config["pool"], ticket.payload["part"]))
+            path = dedup.extracted(config["pool"], ticket.payload["part"])
+            publish_new(config["pool"], staged, path, config.get("fence"))
         return {"links": totals["links"], "pairs": totals["pairs"]}
 
     return work

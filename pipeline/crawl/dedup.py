@@ -31,6 +31,7 @@ from manifests.columns import PAIRS, with_extra
 from manifests.pool_layout import PoolLayout
 from pipeline.crawl.parts import THREADS, UidsDigest, rows_between
 from pipeline.executor import Engine, Stage, Ticket, Tickets, Work, execute
+from pipeline.pool import check_fence, publish_new
 
 ROWS_PER_PARTITION = 4_000_000  # gather holds about 60 bytes a row
 ROWS_PER_BLOCK = 1_000_000  # of scatter and write
@@ -54,10 +55,12 @@ def commit(
     *,
     counts: Integers | None = None,
     workers: int | None = None,
+    fence: int | None = None,
 ) -> dict[str, str]:
     """Write the final parts of extracted ones. Returns {task: error}: {} where all are there.
 
-    `counts` (parts,) is the number of pairs of each extracted part, where it is known.
+    `counts` (parts,) is the number of pairs of each extracted part, where it is known. fence: that
+    of the lease.
     """
     if counts is None:
         counts = _counts_of(pool, len(ids))
@@ -73,10 +76,12 @@ def commit(
         "blocks": blocks,
         "parts": len(ids),
         "extra_columns": extra_columns,
+        "fence": fence,
     }
     engine = "inline" if total <= FEW else engine
     logger.info("%d pairs are compared in %d partitions", total, partitions)
     bounds = np.concatenate([[0], np.cumsum(counts)])
+    _remove_parts_of_others(config)
     steps: tuple[tuple[str, Callable[[Config], Work], Tickets], ...] = (
         ("scatter", scatter, _scatter_tickets(config, bounds)),
         ("gather", gather, _scratch_tickets(config, "gather", partitions, lambda number: {})),
@@ -87,6 +92,18 @@ def commit(
         if failed := execute(stage, tickets, engine=engine, workers=workers).failed:
             return dict(failed)
     return {}
+
+
+def _remove_parts_of_others(config: Config) -> None:
+    """Remove final parts that a crawl of other pairs left before it was complete."""
+    pool = config["pool"]
+    names = disk.list_names(PoolLayout(pool).pairs, ".parquet")
+    paths = [disk.join(PoolLayout(pool).pairs, name) for name in names]
+    with ThreadPoolExecutor(THREADS) as threads:
+        for path, footer in zip(paths, threads.map(disk.read_metadata, paths), strict=True):
+            if footer.get("job") != config["job"]:
+                check_fence(pool, config["fence"])
+                disk.remove(path)
 
 
 def extracted(pool: str, part: int) -> str:
@@ -203,6 +220,7 @@ def scatter(config: Config) -> Work:
         bounds = np.arange(partitions + 1, dtype=np.uint64)
         offsets = np.searchsorted(partition[order], bounds).astype(OFFSET)
         data = offsets.tobytes() + entries[order].tobytes()
+        check_fence(config["pool"], config.get("fence"))
         disk.write_bytes(_scratch_file(config, "scatter", ticket.payload["number"]), data)
         return {}
 
@@ -256,6 +274,7 @@ def gather(config: dict[str, Any]) -> Work:
         first = first_of_equal(entries)
         kept = np.concatenate([[0], np.cumsum(first)])
         data = kept[ends].astype(OFFSET).tobytes() + entries["row"][first].tobytes()
+        check_fence(config["pool"], config.get("fence"))
         disk.write_bytes(_scratch_file(config, "gather", partition), data)
         return {}
 
@@ -324,7 +343,8 @@ def _write_part(config: Config, schema: pa.Schema, part: int, rows: Integers, st
             "uids": digest.hexdigest(),
         }
         writer.add_key_value_metadata(disk.with_metadata(schema, metadata).metadata)
-    disk.publish(staged, PoolLayout(config["pool"]).pairs_part(part))
+    pool = config["pool"]
+    publish_new(pool, staged, PoolLayout(pool).pairs_part(part), config.get("fence"))
 
 
 def _rows_that_stay(config: Config, start: int, stop: int) -> Integers:

@@ -26,10 +26,14 @@ class Loss:
         return f"{self.count:,} {self.reason} in {self.stage}{example}"
 
 
-def top_reasons(pool: str, limit: int = 3) -> list[Loss]:
+def top_reasons(pool: str, limit: int = 3, commits: Commits | None = None) -> list[Loss]:
     """The commonest reasons of a pool's lost rows, crawl and fetch together; [] where none is
-    lost. Duplicates are not counted as lost: their pair is there once."""
-    commits = read_commits(pool)
+    lost. Duplicates are not counted as lost: their pair is there once.
+
+    commits: what is committed, if the caller has read it.
+    """
+    if commits is None:
+        commits = read_commits(pool, ["reasons"])
     losses = [*_crawl_losses(pool), *_fetch_losses(commits)]
     losses.sort(key=lambda loss: -loss.count)
     with_examples = []
@@ -50,7 +54,7 @@ def _crawl_losses(pool: str) -> Iterator[Loss]:
 
 
 def _fetch_losses(commits: Commits) -> Iterator[Loss]:
-    for reason, count in commits.totals.reasons.items():
+    for reason, count in commits.reasons().items():
         yield Loss(stage="fetch", reason=reason, count=count, example="")
 
 

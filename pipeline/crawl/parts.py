@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import fsspec
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -24,6 +26,7 @@ from manifests.pool_layout import PoolLayout
 THREADS = 16  # that read footers: a remote store answers each after about 30 ms
 BATCH = 10_000  # rows
 DECODED = 4  # bytes in memory per byte of dictionary-encoded columns, about
+Integers = npt.NDArray[np.int64]
 PARTS = pa.schema(
     [
         ("part", pa.int32()),
@@ -87,12 +90,24 @@ def _row_of(path: str) -> dict[str, Any]:
     }
 
 
-def totals(parts: pa.Table) -> dict[str, Any]:
+def part_totals(parts: pa.Table) -> dict[str, Any]:
     """{links, pairs, damaged_records, reasons} of all parts."""
     sums = {}
     for name in ("links", "pairs", "damaged_records"):
         sums[name] = int(pc.sum(parts[name], min_count=0).as_py())
     return {**sums, "reasons": dict(sorted(reason_totals(parts).items()))}
+
+
+def dropped_rows(parts: pa.Table) -> Integers:
+    """(parts,) rows of each part that were lost for some reason."""
+    sums = [np.zeros(0, np.int64)]
+    for chunk in parts["reasons"].chunks:
+        offsets = np.asarray(chunk.offsets, np.int64)
+        first, length = int(offsets[0]), int(offsets[-1] - offsets[0])
+        items = chunk.items.slice(first, length).to_numpy()
+        before = np.concatenate([[0], np.cumsum(items, dtype=np.int64)])
+        sums.append(before[offsets[1:] - first] - before[offsets[:-1] - first])
+    return np.concatenate(sums)
 
 
 def reason_totals(parts: pa.Table) -> Counter[str]:

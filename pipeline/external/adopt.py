@@ -85,7 +85,7 @@ def adopt_tars(config: Mapping[str, Any]) -> Callable[[Ticket], dict[str, Any]]:
         extra: dict[str, str] = ticket.payload.get("extra_columns") or {}
         schema = with_extra(SIDECAR, extra)
         if (existing := read_commit_record(pool, number)) is not None:
-            _require_same(existing, tar, pool, schema.names)
+            _require_same(existing, ticket, pool, schema.names)
             return existing.to_plain()
         url_column, caption_column = ticket.payload["url_column"], ticket.payload["caption_column"]
         reader = TarReader(tar, url_column, caption_column, settings, extra)
@@ -125,19 +125,24 @@ def _refuse_own_folder(pool: str, tar: str) -> None:
         )
 
 
-def _require_same(record: CommitRecord, tar: str, pool: str, columns: Sequence[str]) -> None:
-    """ValueError where the record is not of this tar as it is now, with these columns."""
-    if record.tar != tar:
+def _require_same(record: CommitRecord, ticket: Ticket, pool: str, columns: Sequence[str]) -> None:
+    """ValueError where the record is not of this tar as it is now, with these columns.
+
+    After a purge the pool has a tar of its own, without some samples; its task is still this one.
+    """
+    tar = str(ticket.payload["tar"])
+    was_copied = not record.adopted and record.task == ticket.id
+    if record.tar != tar and not was_copied:
         raise ValueError(
             f"shard {record.shard} of {pool} was made of {record.tar}, the source now has {tar} "
             "there; give the old list back, or build into another folder"
         )
-    if tar_changed(record):
+    if not was_copied and tar_changed(record):
         raise ValueError(
             f"{tar} has changed since it was adopted; "
             f"give the old tar back, or build into another folder than {pool}"
         )
-    present = disk.read_schema(PoolLayout(pool).sidecar(record.shard)).names
+    present = disk.read_schema(PoolLayout(pool).sidecar(record.shard, record.revision)).names
     if list(present) != list(columns):
         raise ValueError(
             f"{pool} was adopted with the extra_columns {present[len(SIDECAR) :]}, "
@@ -159,7 +164,7 @@ def check_adopted(pool: str, tickets: Sequence[Ticket]) -> None:
             return None
         schema = with_extra(SIDECAR, ticket.payload.get("extra_columns") or {})
         try:
-            _require_same(record, str(ticket.payload["tar"]), pool, schema.names)
+            _require_same(record, ticket, pool, schema.names)
         except ValueError as error:
             return str(error)
         return None

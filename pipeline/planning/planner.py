@@ -7,7 +7,6 @@ that are there, and ends in the same bytes.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ from manifests.columns import REASONS
 from manifests.commits import read_commits
 from manifests.pool_layout import PoolLayout
 from manifests.schema import SOURCES, Fetch, Recipe
-from pipeline.crawl import UidsDigest, ranges_of, read_parts
+from pipeline.crawl import ranges_of, read_parts
 from pipeline.executor import Engine, Stage, Ticket, Tickets, Work, execute
 from pipeline.planning.assignment import FilePart, cells_of, file_parts, shard_sizes
 from pipeline.planning.host_groups import PLAN_VERSION, host_groups
@@ -40,6 +39,7 @@ from pipeline.planning.plan_files import (
     read_rounds,
     shards_file,
 )
+from pipeline.planning.plan_identity import check_unchanged, first_form_hash, pairs_hash
 from pipeline.planning.runs import NUMBER
 from pipeline.planning.shuffle import (
     KEYS_PER_SHARD,
@@ -52,6 +52,7 @@ from pipeline.planning.shuffle import (
     sort_pairs,
     sort_retries,
 )
+from pipeline.pool import check_fence
 
 FORM = 2  # of the files of a plan
 ROWS_PER_TICKET = 500_000  # of a run, and of a file of the plan
@@ -68,12 +69,18 @@ def settings_hash(fetch: Fetch) -> str:
 
 
 def write_plan(
-    pool: str, recipe: Recipe, *, engine: Engine = "inline", workers: int | None = None
+    pool: str,
+    recipe: Recipe,
+    *,
+    engine: Engine = "inline",
+    workers: int | None = None,
+    fence: int | None = None,
 ) -> Mapping[str, str]:
     """Plan the pairs of a pool, or check the plan that is there. Returns {task: error}: {} where
-    there is a plan.
+    there is a plan. fence: that of the lease.
 
     ValueError where the plan was made of another recipe or of other pairs: it names what changed.
+    LeaseLost where another command has taken the lease over.
     """
     parts = read_parts(pool)
     if not len(parts):
@@ -90,7 +97,7 @@ def write_plan(
     metadata = {
         "version": PLAN_VERSION,
         "form": FORM,
-        "pairs": _pairs_hash(parts),
+        "pairs": pairs_hash(parts),
         "recipe_hash": identity.recipe_hash(recipe),
         "recipe": identity.recipe_identity(recipe),
         # None: each shard is a group of its own
@@ -98,11 +105,12 @@ def write_plan(
         "round": 0,
     }
     per_ticket = _rows_per_ticket(int(rows.sum()), int(parts["bytes"].to_numpy().sum()))
-    config = _config(pool, recipe, metadata, 0, per_ticket)
+    config = _config(pool, recipe, metadata, 0, per_ticket) | {"fence": fence}
+    check_fence(pool, fence)
     if is_planned(pool):
         first = read_rounds(pool)[0]
-        pairs = _first_form_hash(pool, parts) if first.is_first_form else metadata["pairs"]
-        _check_unchanged(first.metadata, {**metadata, "pairs": pairs}, recipe, pool)
+        pairs = first_form_hash(pool, parts) if first.is_first_form else metadata["pairs"]
+        check_unchanged(first.metadata, {**metadata, "pairs": pairs}, recipe, pool)
         _remove_scratch(pool, config["job"])  # a round of retries may have been stopped
         return {}
     tickets = _ranges(rows, per_ticket)
@@ -116,8 +124,9 @@ def add_retries(
     *,
     engine: Engine = "inline",
     workers: int | None = None,
+    fence: int | None = None,
 ) -> Mapping[str, str]:
-    """Plan a further round that fetches rows again. Returns {task: error}.
+    """Plan a further round that fetches rows again. Returns {task: error}. fence: as above.
 
     `keys` are the keys of the rows; None: those of all committed rows whose outcome is transient. A
     key that an earlier round retries already is left out: that row is still to come, or it has a
@@ -143,7 +152,9 @@ def add_retries(
     config |= {
         "keys": None if asked is None else asked.tolist(),
         "rounds": [_round_plain(each) for each in rounds],
+        "fence": fence,
     }
+    check_fence(pool, fence)
     config["job"] = disk.content_hash([config["job"], config["keys"], shards.tolist()])
     tickets = _shard_ranges(shards, rows, ROWS_PER_TICKET)
     return _shuffle(config, metadata, sort_retries, tickets, int(rows.sum()), engine, workers)
@@ -159,15 +170,6 @@ def _round_plain(each: Round) -> dict[str, Any]:
 
 
 # --- before the shuffle -------------------------------------------------------------------------
-
-
-def _pairs_hash(parts: pa.Table) -> str:
-    """Hash over the uids of all pairs."""
-    digest = UidsDigest()
-    for column in (parts["uids"], parts["pairs"].cast(pa.string())):
-        for chunk in column.chunks:
-            digest.update(chunk)
-    return digest.hexdigest()[:16]
 
 
 def _rows_per_ticket(rows: int, size: int) -> int:
@@ -325,6 +327,9 @@ def _merged(config: Config, count: int) -> npt.NDArray[np.bool_]:
         path = shards_file(folder, number)
         is_there = path.rpartition("/")[2] in names
         done.append(is_there and disk.read_metadata(path).get("job") == config["job"])
+        if is_there and not done[-1]:
+            check_fence(config["pool"], config["fence"])
+            disk.remove(path)  # of a plan of other pairs that was not completed
     return np.array(done, dtype=bool)
 
 
@@ -350,6 +355,7 @@ def _commit(
     """Write shards.parquet and, of a round of retries, retried.parquet; then plan.json."""
     folder = config["folder"]
     shards = pa.concat_tables([SHARDS.empty_table(), *_shard_tables(config, parts)])
+    check_fence(config["pool"], config["fence"])
     disk.write_parquet(disk.join(folder, "shards.parquet"), shards)
     if config["round"]:
         _write_retried(config)
@@ -363,6 +369,7 @@ def _commit(
         "group_rows": group_rows.tolist() if metadata["groups"] else None,
         "group_shards": counts.tolist() if metadata["groups"] else None,
     }
+    check_fence(config["pool"], config["fence"])
     disk.write_json(plan_json(folder), document, sealed=True)
     _remove_scratch(config["pool"])
     logger.info("planned %d pairs as %d shards", document["rows"], len(shards))
@@ -407,41 +414,3 @@ def _remove_scratch(pool: str, job: str = "") -> None:
     paths = [disk.join(folder, name) for name in names]
     with ThreadPoolExecutor(THREADS) as threads:
         list(threads.map(disk.remove, paths))
-
-
-# --- a plan that is there -------------------------------------------------------------------------
-
-
-def _first_form_hash(pool: str, parts: pa.Table) -> str:
-    """Hash over the uids of all pairs, as a plan of the first form has it."""
-    content = hashlib.sha256()
-    for part in range(len(parts)):
-        uids = disk.read_parquet(PoolLayout(pool).pairs_part(part), ["uid"])["uid"]
-        for chunk in uids.chunks:
-            joined = pa.LargeListArray.from_arrays([0, len(chunk)], chunk.cast(pa.large_string()))
-            text = pc.binary_join(joined, pa.scalar("", pa.large_string()))[0]
-            content.update(text.as_buffer())
-        content.update(b"\n")
-    return content.hexdigest()[:16]
-
-
-def _check_unchanged(
-    planned: dict[str, Any], asked: dict[str, Any], recipe: Recipe, pool: str
-) -> None:
-    """ValueError that names what differs between the plan that is there and the one asked for."""
-    remedy = f"give the old value back, or build into another folder than {pool}"
-    changes = identity.recipe_changes(planned["recipe"], recipe)
-    if changes:
-        raise ValueError(
-            f"the recipe has changed since this pool was planned ({'; '.join(changes)}): {remedy}"
-        )
-    if planned["pairs"] != asked["pairs"]:
-        raise ValueError(
-            f"the pairs in {pool}/pairs are not those that this pool was planned from "
-            f"(now {asked['pairs']}, then {planned['pairs']}): {remedy}"
-        )
-    if planned["version"] != asked["version"]:
-        raise ValueError(
-            f"{pool} was planned by plan version {planned['version']}, this is version "
-            f"{asked['version']}: finish it with the older program, or build into another folder"
-        )

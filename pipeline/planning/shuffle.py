@@ -31,7 +31,7 @@ from pipeline.planning.host_groups import shard_id
 from pipeline.planning.keys import host_hashes, order_keys
 from pipeline.planning.plan_files import LOCKED, PLAN, Round, read_shard_table, shards_file
 from pipeline.planning.runs import NUMBER, Run, read_index, read_keys, read_rows, write_run
-from pipeline.pool import read_sidecar
+from pipeline.pool import check_fence, publish_new, read_sidecar
 
 KEYS_PER_SHARD = 10_000  # a key is the number shard * KEYS_PER_SHARD + position
 ADDED = ("shard", "position")  # columns of PLAN that a run does not have
@@ -121,6 +121,7 @@ def sort_retries(config: Config) -> Work:
                 tables.append(rows.select(schema.names).cast(schema))
                 keys.append(wanted)
         number = ticket.payload["number"]
+        check_fence(config["pool"], config.get("fence"))
         disk.write_bytes(
             run_of(config, number).path("retried"), np.concatenate(keys).astype(NUMBER).tobytes()
         )
@@ -162,6 +163,7 @@ def _write(config: Config, number: int, tables: list[pa.Table]) -> int:
     count = config["group_count"]
     groups = (np.concatenate([nothing, *hashes]) % np.uint64(count)).astype(np.int64)
     keys = np.concatenate([nothing, *orders])
+    check_fence(config["pool"], config.get("fence"))
     with tempfile.TemporaryDirectory(prefix="clipmill-plan-") as folder:
         write_run(run_of(config, number), table, groups, keys, count, folder)
     return len(groups)
@@ -185,6 +187,7 @@ def slice_groups(config: Config) -> Work:
                 keys = read_keys(run, first, end)
                 starts.append(np.searchsorted(keys, slice_bounds(count)).astype(NUMBER) + first)
         starts.append(bounds[-1:])
+        check_fence(config["pool"], config.get("fence"))
         disk.write_bytes(run.path("cells"), np.concatenate(starts).tobytes())
         return {}
 
@@ -231,7 +234,7 @@ def merge_runs(config: Config) -> Work:
                 metadata = {**part, "ids": ids, "job": config["job"]}
                 footer = disk.with_metadata(schema, metadata).metadata
                 writer.add_key_value_metadata(footer)
-            disk.publish(staged, path)
+            publish_new(config["pool"], staged, path, config.get("fence"))
         return {}
 
     return work

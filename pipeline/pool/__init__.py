@@ -12,9 +12,17 @@ from pipeline.pool.lease import (
     hold_lease,
     live_owner,
 )
-from pipeline.pool.publication import TarFile, publish_shard, replace_shard, sidecar_hash
+from pipeline.pool.publication import (
+    TarFile,
+    publish_new,
+    publish_shard,
+    replace_shard,
+    sidecar_hash,
+    staged_file,
+)
 from pipeline.pool.rows import outcome_row, row_key
 from pipeline.pool.shard_writer import ShardWriter, member_block
+from pipeline.pool.tar_copy import copy_tar_without, moved_offsets
 from pipeline.pool.tars import Member, index_tar, local_copy
 
 __all__ = [
@@ -26,12 +34,15 @@ __all__ = [
     "ShardWriter",
     "TarFile",
     "check_fence",
+    "copy_tar_without",
     "hold_lease",
     "index_tar",
     "live_owner",
     "local_copy",
     "member_block",
+    "moved_offsets",
     "outcome_row",
+    "publish_new",
     "publish_shard",
     "read_commit_record",
     "read_sidecar",
@@ -39,4 +50,5 @@ __all__ = [
     "replace_shard",
     "row_key",
     "sidecar_hash",
+    "staged_file",
 ]

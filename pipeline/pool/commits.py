@@ -11,12 +11,24 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from manifests import disk
-from manifests.pool_layout import CommitRecord, PoolLayout, read_commit_records, shard_name
+from manifests.commits import Commits, read_commits
+from manifests.pool_layout import (
+    COMMIT_SUFFIX,
+    FLAT_SHARDS,
+    SHARDS_PER_FOLDER,
+    CommitRecord,
+    PoolLayout,
+    list_shard_files,
+    revised_name,
+    shard_name,
+)
 from pipeline.pool.tars import BLOCK
 
 SHARD_FILE = re.compile(r"^(\d{5,})(\.r\d+)?\.(tar|parquet)$")
@@ -31,7 +43,6 @@ PARTIAL_FOLDERS = (
     "views/",
     "views/*/",
 )
-SHARD_FOLDER = re.compile(r"^\d{5,}$")
 
 
 def read_commit_record(pool: str, shard: int | str) -> CommitRecord | None:
@@ -94,18 +105,16 @@ def publication_lock(pool: str, shard: int | str) -> Iterator[bool]:
 def remove_uncommitted(pool: str) -> list[str]:
     """Remove tars and sidecars that no commit record names, and partial files; returns their names.
 
-    Call it under the lease of the pool. ValueError for a tar of a shard's name that another program
-    wrote; then nothing is removed.
+    What is committed is read from the index, where there is one. Call it under the lease of the
+    pool. ValueError for a tar of a shard's name that another program wrote; then nothing is
+    removed.
     """
     folder = PoolLayout(pool).shards
-    committed: set[str] = set()
-    for record in read_commit_records(pool).values():
-        committed |= {record.tar, record.sidecar}
-    subfolders = [name for name in disk.list_names(folder) if SHARD_FOLDER.match(name)]
-    folders = [folder, *(disk.join(folder, name) for name in subfolders)]
+    commits = read_commits(pool, ["tar"])
     leftovers: list[str] = []
-    for each in folders:
-        leftovers += _leftovers(each, committed)
+    for path, names in list_shard_files(pool):
+        in_folder = path.rpartition("/")[2] if path != folder else ""
+        leftovers += _leftovers(path, names, _committed_files(commits, in_folder))
     for path in leftovers:
         disk.remove(path)
     return [path.removeprefix(f"{folder}/") for path in leftovers]
@@ -132,13 +141,29 @@ def remove_partial_files(pool: str) -> list[str]:
     return removed
 
 
-def _leftovers(folder: str, committed: set[str]) -> list[str]:
+def _committed_files(commits: Commits, folder: str) -> set[str]:
+    """The names of the tars and sidecars of the shards of one folder; "" is the flat one."""
+    first = int(folder) * SHARDS_PER_FOLDER if folder else 0
+    end = first + SHARDS_PER_FOLDER if folder else FLAT_SHARDS
+    start, stop = np.searchsorted(commits.shards, [first, end]).tolist()
+    rows = commits.table.slice(start, stop - start)
+    files = set(rows["tar"].to_pylist())
+    revisions = pc.fill_null(rows["revision"], 0).to_pylist()
+    for shard, revision in zip(rows["shard"].to_pylist(), revisions, strict=True):
+        files.add(f"{revised_name(shard, revision)}.parquet")
+    return files
+
+
+def _leftovers(folder: str, names: Sequence[str], committed: set[str]) -> list[str]:
     """Paths of the files of shards in one folder that are not committed, and of partial files."""
     leftovers = []
-    for name in disk.list_names(folder):
+    for name in sorted(set(names) - committed):
         match = SHARD_FILE.match(name)
-        if match is None or name in committed:
+        if match is None:
             continue
+        record = f"{match[1]}{COMMIT_SUFFIX}"
+        if record in names and _is_named(disk.join(folder, record), name):
+            continue  # by a record that the index does not have
         path = disk.join(folder, name)
         if match[3] == "tar" and not _written_here(disk.read_bytes(path, 0, BLOCK), match[1]):
             raise ValueError(
@@ -146,9 +171,15 @@ def _leftovers(folder: str, committed: set[str]) -> list[str]:
             )
         leftovers.append(path)
     if not disk.is_url(folder):
-        names = [path.name for path in disk.local_path(folder).glob(".*.partial.*")]
-        leftovers += [disk.join(folder, name) for name in sorted(names)]
+        partial = [path.name for path in disk.local_path(folder).glob(".*.partial.*")]
+        leftovers += [disk.join(folder, name) for name in sorted(partial)]
     return leftovers
+
+
+def _is_named(record: str, file: str) -> bool:
+    """Whether the commit record at a path names a file."""
+    of_shard = CommitRecord.read(record)
+    return file in (of_shard.tar, of_shard.sidecar)
 
 
 def _written_here(header: bytes, shard: str) -> bool:

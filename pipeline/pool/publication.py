@@ -15,13 +15,13 @@ import hashlib
 import json
 import secrets
 import tempfile
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from manifests import disk
 from manifests.columns import SIDECAR, VOLATILE_COLUMNS
@@ -33,6 +33,7 @@ from manifests.pool_layout import (
     shard_name,
 )
 from pipeline.pool.commits import publication_lock, read_commit_record
+from pipeline.pool.json_columns import json_array
 from pipeline.pool.lease import check_fence
 
 MAX_LEFTOVERS = 10  # revisions of unfinished publications that are passed over
@@ -60,6 +61,19 @@ class _Contents:
     staged_tar: Path | None  # None where the tar stays where it is
 
 
+def publish_new(pool: str, source: Path | bytes, path: str, fence: int | None) -> None:
+    """Publish a file of a stage, a finished local file or its bytes, under the lease of the pool.
+
+    LeaseLost where another command has taken the lease over. A file that is there with the same
+    content counts as success; FileExistsError with both hashes where its content is another one.
+    """
+    check_fence(pool, fence)
+    if isinstance(source, bytes):
+        disk.create_bytes(path, source)
+    else:
+        disk.create_file(source, path)
+
+
 def publish_shard(
     pool: str,
     shard: int,
@@ -83,7 +97,8 @@ def publish_shard(
     lease; LeaseLost where another command has taken it over. FileExistsError where another process
     commits the shard at the same moment.
     """
-    contents = _contents(pool, shard, rows, tar, staged_tar, schema)
+    table = pa.Table.from_pylist(list(rows), schema=schema)
+    contents = _Contents(pool, shard, table, _counts(table), tar, staged_tar)
     with publication_lock(pool, shard) as exclusive:
         if (existing := read_commit_record(pool, shard)) is not None:
             return existing
@@ -110,19 +125,20 @@ def publish_shard(
 def replace_shard(
     pool: str,
     shard: int,
-    rows: Sequence[Mapping[str, Any]],
+    rows: pa.Table,
     tar: TarFile | None = None,
     *,
     staged_tar: Path | None = None,
-    schema: pa.Schema = SIDECAR,
     fence: int | None,
 ) -> CommitRecord:
     """Give a committed shard other contents: files of the next revision, then their record.
 
-    `tar` and `staged_tar`: the new tar; without them the tar stays, and only the sidecar is new.
-    Task, group and engine stay. The old files are removed after the record names the new ones: a
-    reader that has the old record then misses a file and reads the record again. ValueError where
-    the shard is not committed; LeaseLost and FileExistsError as in `publish_shard`.
+    `rows`: the new sidecar, in key order. `tar` and `staged_tar`: the new tar; without them the tar
+    stays, and only the sidecar is new. Task, group and engine stay. The index is not touched: the
+    caller has it forget the shard before, and adds the record, see IndexWriter. The old files are
+    removed after the record names the new ones: a reader that has the old record then misses a
+    file and reads the record again. ValueError where the shard is not committed; LeaseLost and
+    FileExistsError as in `publish_shard`.
     """
     layout = PoolLayout(pool)
     path = layout.commit_record(shard)
@@ -136,7 +152,7 @@ def replace_shard(
         same_tar = TarFile(
             name=old.tar, bytes=old.tar_bytes, sha256=old.tar_sha256, stamp=old.tar_stamp
         )
-        contents = _contents(pool, shard, rows, tar or same_tar, staged_tar, schema)
+        contents = _Contents(pool, shard, rows, _counts(rows), tar or same_tar, staged_tar)
         files = _publish_files(contents, old.revision + 1, exclusive)
         if staged_tar is None:
             files["adopted"] = old.adopted
@@ -149,27 +165,26 @@ def replace_shard(
     return record
 
 
-def _contents(
-    pool: str,
-    shard: int,
-    rows: Sequence[Mapping[str, Any]],
-    tar: TarFile,
-    staged_tar: Path | None,
-    schema: pa.Schema,
-) -> _Contents:
-    statuses = Counter(row["status"] for row in rows)
-    reasons = Counter(row["reason"] for row in rows if row["reason"] is not None)
-    assert len(rows) == statuses["success"] + reasons.total()
-    counts = {
-        "count": len(rows),
-        "successes": statuses["success"],
-        "reasons": dict(sorted(reasons.items())),
-        "failed_to_download": statuses["failed_to_download"],
-        "failed_to_resize": statuses["failed_to_resize"],
-        "retries": sum(row["retry_of"] is not None for row in rows),
+def _counts(table: pa.Table) -> dict[str, Any]:
+    """The fields of a commit record that count the rows of its sidecar."""
+    statuses, reasons = _frequencies(table["status"]), _frequencies(table["reason"])
+    stored = statuses.get("success", 0)
+    assert len(table) == stored + sum(reasons.values())
+    return {
+        "count": len(table),
+        "successes": stored,
+        "reasons": reasons,
+        "failed_to_download": statuses.get("failed_to_download", 0),
+        "failed_to_resize": statuses.get("failed_to_resize", 0),
+        "retries": len(table) - table["retry_of"].null_count,
     }
-    table = pa.Table.from_pylist(list(rows), schema=schema)
-    return _Contents(pool, shard, table, counts, tar, staged_tar)
+
+
+def _frequencies(column: pa.ChunkedArray) -> dict[str, int]:
+    """How often each value of a column of text occurs, in the order of the values."""
+    counts = pc.value_counts(column.drop_null())
+    values, numbers = counts.field("values").to_pylist(), counts.field("counts").to_pylist()
+    return dict(sorted(zip(values, numbers, strict=True)))
 
 
 def _publish_files(contents: _Contents, first: int, exclusive: bool) -> dict[str, Any]:
@@ -247,11 +262,13 @@ def staged_file(path: str) -> Iterator[Path]:
 
 
 def sidecar_hash(table: pa.Table) -> str:
-    """sha256 of a sidecar's values without VOLATILE_COLUMNS, the same for any Parquet writer."""
+    """sha256 of a sidecar's values without VOLATILE_COLUMNS, the same for any Parquet writer.
+
+    It is taken of a line of JSON a column: its name, its type and the array of its values.
+    """
     content = hashlib.sha256()
     for field in table.schema:
         if field.name not in VOLATILE_COLUMNS:
-            values = table[field.name].to_pylist()
-            text = json.dumps([field.name, str(field.type), values], separators=(",", ":"))
-            content.update(text.encode() + b"\n")
+            name = json.dumps([field.name, str(field.type)], separators=(",", ":"))
+            content.update(name[:-1].encode() + b"," + json_array(table[field.name]) + b"]\n")
     return content.hexdigest()

@@ -11,15 +11,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+import pyarrow as pa
+
 from manifests import disk
 from manifests.columns import SIDECAR, with_extra
 from manifests.pool_layout import CommitRecord, PoolLayout, revised_name
 from manifests.schema import ROWS_PER_SHARD_LIMIT
 from pipeline.pool.publication import TarFile, publish_shard, replace_shard, staged_file
 from pipeline.pool.rows import member_json, outcome_row, row_key
-from pipeline.pool.tars import BLOCK
-
-TAR_RECORD = 20 * BLOCK  # a tar's length is a multiple of it
+from pipeline.pool.tars import BLOCK, end_mark
 
 
 class ShardWriter:
@@ -110,14 +110,9 @@ class ShardWriter:
             tar = TarFile(name=f"{revised_name(self.shard)}.tar", bytes=size, sha256=sha256)
             rows = [self._rows[row] for row in range(count)]
             if replace:
+                table = pa.Table.from_pylist(rows, schema=self.schema)
                 return replace_shard(
-                    self.pool,
-                    self.shard,
-                    rows,
-                    tar,
-                    staged_tar=staged,
-                    schema=self.schema,
-                    fence=self.fence,
+                    self.pool, self.shard, table, tar, staged_tar=staged, fence=self.fence
                 )
             return publish_shard(
                 self.pool,
@@ -154,7 +149,7 @@ class ShardWriter:
                     content.update(block)
                     f.write(block)
                     offset += len(block)
-            end = bytes(2 * BLOCK + -(offset + 2 * BLOCK) % TAR_RECORD)
+            end = end_mark(offset)
             content.update(end)
             f.write(end)
         return content.hexdigest(), offset + len(end)

@@ -157,15 +157,18 @@ def make_bundle_worker(config: Mapping[str, Any]) -> Callable[[Ticket], dict[str
     pool, fence = str(config["pool"]), config.get("fence")
 
     def work(ticket: Ticket) -> dict[str, Any]:
-        check_fence(pool, fence)
-        write_bundle(pool, str(ticket.payload["set"]), list(ticket.payload["shards"]))
+        shards = list(ticket.payload["shards"])
+        write_bundle(pool, str(ticket.payload["set"]), shards, fence)
         return {"shards": len(ticket.payload["shards"])}
 
     return work
 
 
-def write_bundle(pool: str, name: str, shards: Sequence[int]) -> None:
-    """Make the bundle of some shards of a set from their files and from the bundle of before."""
+def write_bundle(pool: str, name: str, shards: Sequence[int], fence: int | None = None) -> None:
+    """Make the bundle of some shards of a set from their files and from the bundle of before.
+
+    LeaseLost where another command has taken the lease over.
+    """
     layout = PoolLayout(pool)
     path = layout.score_bundle(name, shards[0])
     folder = disk.join(layout.score_set(name), shard_folder(shards[0]))
@@ -187,6 +190,7 @@ def write_bundle(pool: str, name: str, shards: Sequence[int]) -> None:
                 if writer is None:
                     writer = stack.enter_context(BundleWriter(staged, table.schema))
                 writer.add(shard, table, metadata)
+        check_fence(pool, fence)
         disk.publish(staged, path)
     for file in sorted(singles):
         disk.remove(disk.join(folder, file))

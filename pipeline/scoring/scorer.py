@@ -22,6 +22,7 @@ from PIL import Image
 from filters import make
 from filters.base import Batch, Columns, Filter, options_of
 from manifests import disk, ray_runtime
+from manifests.aligned.bundles import parquet_bytes
 from manifests.aligned.shard_tables import has_table, write_score_shards
 from manifests.commits import Commits
 from manifests.documents import ScoreSetDocument
@@ -159,7 +160,10 @@ class ScoreWorker:
         columns: Mapping[str, list[Any]],
         metadata: Mapping[str, Any],
     ) -> int:
-        """Commit the columns of a shard; returns the number of rows that have all of them."""
+        """Commit the columns of a shard; returns the number of rows that have all of them.
+
+        Columns of the same rows that another worker has committed in the meantime stay.
+        """
         scored = 0
         for values in zip(*columns.values(), strict=True):
             scored += all(value is not None for value in values)
@@ -173,8 +177,16 @@ class ScoreWorker:
             )
         arrays = {column: pa.array(columns[column], kind) for column, kind in filter_.adds.items()}
         path = self.layout.score_columns(name, shard)
+        content = parquet_bytes(pa.table(arrays), {**metadata, "scored": scored})
         check_fence(self.pool, self.fence)
-        disk.write_parquet(path, pa.table(arrays), {**metadata, "scored": scored})
+        try:
+            disk.create_bytes(path, content)
+        except FileExistsError:
+            there = _metadata_of_same_rows(path, metadata)
+            if there is not None:
+                return int(there["scored"])
+            check_fence(self.pool, self.fence)
+            disk.write_bytes(path, content)  # in place of columns of other rows, or damaged ones
         return scored
 
     def _chunks(
@@ -202,6 +214,16 @@ class ScoreWorker:
             for chunk, following in zip(chunks, [*chunks[1:], []], strict=True):
                 current, upcoming = upcoming, begin(following)
                 yield chunk, [decoding.result() for decoding in current]
+
+
+def _metadata_of_same_rows(path: str, expected: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What is written about columns that are there; None where they are of other rows."""
+    try:
+        there = disk.read_metadata(path)
+    except (FileNotFoundError, pa.ArrowException, ValueError):
+        return None
+    same = all(there.get(name) == expected[name] for name in ("uids", "sidecar", "rows", "stored"))
+    return there if same and "scored" in there else None
 
 
 def decode(data: bytes) -> Image.Image | None:

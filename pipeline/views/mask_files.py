@@ -32,6 +32,7 @@ from manifests.pool_layout import (
     bundle_name,
     shard_name,
 )
+from pipeline.pool import check_fence
 from pipeline.views.joined_columns import JoinedColumns
 
 PUBLISHERS = 8  # files that are published at a time
@@ -62,8 +63,12 @@ class MaskFiles:
         with BundleWriter(folder / name, VIEW) as writer:
             yield UnitMasks(folder, writer, kept, view)
 
-    def publish(self, view: str) -> None:
-        """Move the masks of a view to their place. The document must not be there yet."""
+    def publish(self, view: str, fence: int | None = None) -> None:
+        """Move the masks of a view to their place. The document must not be there yet.
+
+        Masks of the view as it was before, or of a kill, are replaced. LeaseLost where another
+        command has taken the lease over: its masks stay.
+        """
         folder = self._folders[view]
         names = sorted(os.listdir(folder))
         if not disk.is_url(self._layout.root):
@@ -74,6 +79,7 @@ class MaskFiles:
 
         def move(name: str) -> None:
             path = disk.join(target, name)
+            check_fence(self.commits.pool, fence)
             if disk.is_url(path):
                 disk.publish(folder / name, path)
             else:

@@ -210,7 +210,7 @@ def write_selected_view(
         selection = Selection(thresholds={}, funnel=steps, kept=int(kept_rows))
         inputs = _selected_inputs(commits, where)
         before = read_view(commits.pool, name)
-        return _write(masks, name, selection, inputs, before, rows_sha256)
+        return _write(masks, name, selection, inputs, before, fence, rows_sha256)
     finally:
         masks.remove()
 
@@ -333,8 +333,7 @@ def _make(
     try:
         selections = choose_parts(source, views, list(todo), masks.open_sink, sizes)
         for name, inputs in todo.items():
-            check_fence(source.commits.pool, fence)
-            documents[name] = _write(masks, name, selections[name], inputs, before[name])
+            documents[name] = _write(masks, name, selections[name], inputs, before[name], fence)
     finally:
         masks.remove()
     return documents
@@ -346,12 +345,15 @@ def _write(
     selection: Selection,
     inputs: Inputs,
     before: ViewDocument | None,
+    fence: int | None,
     rows_sha256: str | None = None,
 ) -> ViewDocument:
     commits = masks.commits
     layout, kept = PoolLayout(commits.pool), masks.kept[name]
+    check_fence(commits.pool, fence)
     disk.remove(layout.view_json(name))  # an old document must never describe new masks
-    masks.publish(name)
+    masks.publish(name, fence)
+    check_fence(commits.pool, fence)
     table = None
     if has_table(len(commits)):
         rows = commits.column("count").to_numpy()
@@ -376,6 +378,7 @@ def _write(
         shards=kept_by_shard(commits, kept),
         table=table,
     )
+    check_fence(commits.pool, fence)
     disk.write_json(layout.view_json(name), document.document(), sealed=True)
     if before is None:
         logger.info("view %s keeps %d of %d rows", name, document.kept, document.funnel[0][1])

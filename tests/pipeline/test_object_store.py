@@ -94,7 +94,7 @@ def assert_whole(pool: str) -> None:
 
 def commit_and_replace(pool: str) -> None:
     write_five(pool)
-    replace_shard(pool, 3, read_sidecar(pool, 3).to_pylist(), fence=None)
+    replace_shard(pool, 3, read_sidecar(pool, 3), fence=None)
     remove_uncommitted(pool)
 
 

@@ -11,6 +11,7 @@ MODULES = (
     "manifests.commits.reading",
     "manifests.commits.shard_files",
     "manifests.aligned.shard_tables",
+    "pipeline.pool.commits",
     "pipeline.scoring.score_bundles",
     "pipeline.views.joined_columns",
     "pipeline.views.mask_files",

@@ -17,6 +17,7 @@ from manifests.commits import (
     read_document,
     rebuild_index,
     update_index,
+    writer,
 )
 from manifests.pool_layout import PoolLayout
 from tests.support.commit_records import commit_record, write_record
@@ -144,6 +145,22 @@ def test_a_shard_that_is_replaced_is_forgotten_first(tmp_path: Path) -> None:
     assert commits.record(2).revision == 1
     assert commits.record(4).revision == 0
     assert update_index(pool).record(2).revision == 1
+
+
+def test_only_files_with_a_forgotten_shard_are_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "LARGEST_MERGED", 4)
+    pool = str(tmp_path)
+    build(pool, range(12))
+    with IndexWriter(pool) as index:
+        before = set(disk.list_names(PoolLayout(pool).index, ".parquet"))
+        index.forget([5])
+        kept = before & set(disk.list_names(PoolLayout(pool).index, ".parquet"))
+        assert (len(before), len(kept)) == (3, 2)
+        index.forget([100, 4, 6, 7])  # nothing is left of the file
+        assert set(disk.list_names(PoolLayout(pool).index, ".parquet")) == kept
+    assert index.commits.shards.tolist() == list(range(12))
 
 
 def test_an_index_is_made_anew_from_the_records(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_a_whole_shard_has_its_record_and_no_damage(pool: Path) -> None:
 
 
 def test_a_replaced_shard_is_checked_by_the_names_of_its_record(pool: Path) -> None:
-    replace_shard(str(pool), 1, read_sidecar(str(pool), 1).to_pylist(), fence=None)
+    replace_shard(str(pool), 1, read_sidecar(str(pool), 1), fence=None)
     assert check(pool, shard=1)["damages"] == []
     (pool / "shards/00001.r1.parquet").write_bytes(b"")
     [damage] = check(pool, shard=1)["damages"]

@@ -27,7 +27,7 @@ def test_only_the_named_columns_stay() -> None:
 
 def test_the_other_members_are_copied_byte_for_byte(tmp_path: Path) -> None:
     pool = make_pool(tmp_path, rows(10))
-    record, table = read_commit_record(pool, 0), read_sidecar(pool, 0)
+    record = read_commit_record(pool, 0)
     assert record is not None
     old = (tmp_path / "shards/00000.tar").read_bytes()
     before = {
@@ -35,7 +35,9 @@ def test_the_other_members_are_copied_byte_for_byte(tmp_path: Path) -> None:
     }
     purged = np.zeros(10, np.bool_)
     purged[[0, 3, 4, 8]] = True
-    new = purge_shard(pool, record, table, purged, None)
+    new = purge_shard(pool, record, purged, None)
+    assert new is not None
+    assert purge_shard(pool, new, purged, None) is None  # nothing is left to remove
     assert (new.revision, new.tar, new.count) == (1, "00000.r1.tar", 10)
     assert not (tmp_path / "shards/00000.tar").exists()
     tar = tmp_path / "shards" / new.tar

@@ -15,11 +15,12 @@ from pipeline.crawl.parts import (
     PARTS,
     UidsDigest,
     content_of,
+    dropped_rows,
     examples,
+    part_totals,
     read_parts,
     reason_totals,
     rows_between,
-    totals,
     write_parts,
 )
 from tests.support.pairs import pairs, urls
@@ -51,10 +52,12 @@ def test_one_row_a_part_from_the_footers_or_from_the_table(tmp_path: Path, schem
     table = read_parts(pool)
     assert table.schema == PARTS
     assert table["pairs"].to_pylist() == [10, 10, 10]
-    assert totals(table) == {
+    assert part_totals(table) == {
         "links": 38, "pairs": 30, "damaged_records": 3, "reasons": {"empty_alt": 7, "scheme": 1},
     }  # fmt: skip
     assert reason_totals(table) == {"empty_alt": 7, "scheme": 1}
+    assert dropped_rows(table).tolist() == [3, 0, 5]
+    assert dropped_rows(table.slice(1)).tolist() == [0, 5]
     assert examples(table) == {"empty_alt": "row 0", "scheme": "row 0"}
     assert content_of(table) == [{"size": 0}, {"size": 1}, {"size": 2}]
     assert write_parts(pool).equals(table)
@@ -69,7 +72,8 @@ def test_a_table_of_other_parts_is_not_believed(tmp_path: Path) -> None:
     Path(PoolLayout(pool).pairs_part(2)).unlink()
     assert read_parts(pool)["pairs"].to_pylist() == [10, 10]
     assert len(read_parts(str(tmp_path / "empty"))) == 0
-    assert totals(read_parts(str(tmp_path / "empty")))["reasons"] == {}
+    assert dropped_rows(read_parts(str(tmp_path / "empty"))).tolist() == []
+    assert part_totals(read_parts(str(tmp_path / "empty")))["reasons"] == {}
 
 
 def test_the_digest_follows_uids_and_order_and_not_the_batches() -> None:

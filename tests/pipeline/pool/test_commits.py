@@ -13,9 +13,16 @@ from typing import Any
 import pytest
 
 from manifests import disk
-from manifests.pool_layout import PoolLayout, pool_fingerprint, read_commit_records
+from manifests.commits import read_commits, update_index
+from manifests.pool_layout import (
+    CommitRecord,
+    PoolLayout,
+    pool_fingerprint,
+    read_commit_records,
+)
 from pipeline.pool import ShardWriter, read_commit_record, read_sidecar, remove_uncommitted
 from tests.support.five_rows import files_of, five_rows, write_five
+from tests.support.folders import make_folders_small
 
 
 class Killed(BaseException):
@@ -106,6 +113,42 @@ def test_leftovers_are_removed_and_what_is_committed_and_refuses_what_is_not_our
     with pytest.raises(ValueError, match=r"00007\.tar was not written by clipmill; move it"):
         remove_uncommitted(str(tmp_path))
     assert (tmp_path / "shards/00007.tar").exists()
+
+
+def test_no_record_is_read_where_the_index_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_folders_small(monkeypatch)
+    pool = str(tmp_path)
+    for number in range(7):
+        write_five(pool, number)
+    update_index(pool)
+    layout = PoolLayout(pool)
+    for path in (layout.shard_tar(8), layout.sidecar(9), layout.shard_tar(4, 1)):
+        disk.write_bytes(path, bytes(1024))
+    read = CommitRecord.read.__func__  # type: ignore[attr-defined]
+    paths: list[str] = []
+
+    def counted(cls: type[CommitRecord], path: str) -> CommitRecord:
+        paths.append(path)
+        record: CommitRecord = read(cls, path)
+        return record
+
+    monkeypatch.setattr(CommitRecord, "read", classmethod(counted))
+    # Only the record of the shard with an unknown file is compared with it.
+    leftovers = ["00002/00004.r1.tar", "00004/00008.tar", "00004/00009.parquet"]
+    assert remove_uncommitted(pool) == leftovers
+    assert paths == [layout.commit_record(4)]
+    assert len(read_commit_records(pool)) == 7
+    # A shard that a closed index does not have is not taken for a leftover.
+    for path in (tmp_path / "index").iterdir():
+        path.rename(tmp_path / path.name)
+    write_five(pool, 7)
+    for path in [*tmp_path.glob("index.json"), *tmp_path.glob("commits-*")]:
+        path.rename(tmp_path / "index" / path.name)
+    assert 7 not in read_commits(pool)
+    assert remove_uncommitted(pool) == []
+    assert disk.exists(layout.shard_tar(7))
 
 
 def test_a_committed_shard_is_not_written_again(tmp_path: Path) -> None:

@@ -9,9 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from manifests import disk
+from manifests.columns import SIDECAR
 from manifests.pool_layout import PoolLayout
 from pipeline.pool import (
     hold_lease,
@@ -35,7 +37,7 @@ def commit(pool: str) -> None:
 def replace(pool: str) -> None:
     rows = read_sidecar(pool, 3).to_pylist()
     rows[0]["caption"] = "new"
-    replace_shard(pool, 3, rows, fence=None)
+    replace_shard(pool, 3, pa.Table.from_pylist(rows, schema=SIDECAR), fence=None)
 
 
 def take_and_give_back(pool: str) -> None:

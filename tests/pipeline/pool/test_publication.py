@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from manifests import disk
+from manifests.columns import SIDECAR
 from manifests.pool_layout import CommitRecord, PoolLayout, read_commit_records
 from pipeline.pool import (
     LeaseLost,
@@ -30,6 +31,10 @@ def pool_of(store: str, tmp_path: Path) -> str:
     return str(tmp_path / "pool") if store == "local" else f"memory://{tmp_path}/pool"
 
 
+def as_sidecar(rows: list[dict[str, Any]]) -> pa.Table:
+    return pa.Table.from_pylist(rows, schema=SIDECAR)
+
+
 def new_tar(folder: Path, data: bytes = bytes(1024)) -> tuple[TarFile, Path]:
     staged = folder / "new.tar"
     staged.write_bytes(data)
@@ -45,7 +50,7 @@ def test_a_replaced_shard_gets_names_that_its_new_record_names(store: str, tmp_p
         rows = read_sidecar(pool, 3).to_pylist()
         rows[0]["caption"] = "gone"
         tar, staged = new_tar(tmp_path)
-        record = replace_shard(pool, 3, rows, tar, staged_tar=staged, fence=lease.fence)
+        record = replace_shard(pool, 3, as_sidecar(rows), tar, staged_tar=staged, fence=lease.fence)
         assert (record.tar, record.sidecar, record.revision) == (
             "00003.r1.tar", "00003.r1.parquet", 1,
         )  # fmt: skip
@@ -54,7 +59,7 @@ def test_a_replaced_shard_gets_names_that_its_new_record_names(store: str, tmp_p
         assert disk.read_bytes(layout.tar(record)) == staged.read_bytes()
         assert read_sidecar(pool, 3, ["caption"])["caption"][0].as_py() == "gone"
         # Only the sidecar again: the tar keeps its name
-        again = replace_shard(pool, 3, rows, fence=lease.fence)
+        again = replace_shard(pool, 3, as_sidecar(rows), fence=lease.fence)
     assert (again.tar, again.sidecar) == ("00003.r1.tar", "00003.r2.parquet")
     assert disk.list_names(layout.shards) == [
         "00003.r1.tar",
@@ -70,10 +75,10 @@ def test_an_adopted_tar_stays_where_it_is(tmp_path: Path) -> None:
     tar = dataclasses.replace(tar, name=str(staged))
     old = publish_shard(pool, 3, [], tar, task="t", group="0", duration_s=1)
     assert old.adopted
-    record = replace_shard(pool, 3, [], fence=None)
+    record = replace_shard(pool, 3, as_sidecar([]), fence=None)
     assert (record.adopted, record.tar, record.sidecar) == (True, str(staged), "00003.r1.parquet")
     assert staged.exists()
-    record = replace_shard(pool, 3, [], tar, staged_tar=staged, fence=None)
+    record = replace_shard(pool, 3, as_sidecar([]), tar, staged_tar=staged, fence=None)
     assert (record.adopted, record.tar) == (False, "00003.r2.tar")
     assert staged.exists()
 
@@ -89,7 +94,7 @@ def test_a_reader_with_the_old_record_reads_the_new_one_once(
 
     def meanwhile(*args: Any) -> pa.Table:
         monkeypatch.setattr(disk, "read_parquet", read_parquet)
-        replace_shard(pool, 3, rows, fence=None)
+        replace_shard(pool, 3, as_sidecar(rows), fence=None)
         return read_parquet(*args)
 
     monkeypatch.setattr(disk, "read_parquet", meanwhile)
@@ -122,7 +127,7 @@ def test_a_kill_during_a_replacement_leaves_the_old_or_the_new_shard(
 
                 patch.setattr(disk, name, deadly)
             with contextlib.suppress(KeyboardInterrupt):
-                replace_shard(pool, 3, table, tar, staged_tar=staged, fence=None)
+                replace_shard(pool, 3, as_sidecar(table), tar, staged_tar=staged, fence=None)
         record = read_commit_record(pool, 3)
         assert record is not None
         assert (record == old) == (n < 3)
@@ -137,7 +142,7 @@ def test_what_is_not_committed_cannot_be_replaced_and_a_changed_record_is_not(
 ) -> None:
     pool = str(tmp_path)
     with pytest.raises(ValueError, match=r"shard 00003 of .* is not committed"):
-        replace_shard(pool, 3, [], fence=None)
+        replace_shard(pool, 3, as_sidecar([]), fence=None)
     record = write_five(pool)
     table = read_sidecar(pool, 3).to_pylist()
     create_file = disk.create_file
@@ -149,7 +154,7 @@ def test_what_is_not_committed_cannot_be_replaced_and_a_changed_record_is_not(
 
     monkeypatch.setattr(disk, "create_file", meanwhile)
     with pytest.raises(FileExistsError, match="another content"):
-        replace_shard(pool, 3, table, fence=None)
+        replace_shard(pool, 3, as_sidecar(table), fence=None)
     assert read_commit_record(pool, 3) == CommitRecord.from_plain(changed)
 
 

@@ -1,0 +1,193 @@
+"""A build whose lease is taken over in the middle of a stage: it publishes nothing more, says so,
+and the next build ends with the same pool."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manifests import disk
+from manifests.commits import read_commits
+from manifests.pool_layout import PoolLayout
+from manifests.schema import Fetch, FilterSpec, Recipe, Rule, Source, View
+from pipeline import recipe_run
+from pipeline.accounting import verify
+from pipeline.crawl import crawler, dedup
+from pipeline.crawl.crawler import crawl
+from pipeline.pool import LeaseLost, hold_lease, publish_new
+from pipeline.pool.lease import LeaseRecord
+from pipeline.scoring import scorer
+from pipeline.views import view_files
+from tests.support import audited
+
+# Stage, module and name of what does the work of a ticket, or all work of the stage.
+PLACES: tuple[tuple[str, Any, str], ...] = (
+    ("crawl", crawler, "extract"),
+    ("crawl", dedup, "scatter"),
+    ("crawl", dedup, "gather"),
+    ("crawl", dedup, "write"),
+    ("plan", "pipeline.planning.planner", "sort_pairs"),
+    ("plan", "pipeline.planning.planner", "merge_runs"),
+    ("fetch", recipe_run, "make_downloader"),
+    ("score", scorer, "ScoreWorker"),
+    ("choose", view_files, "choose_parts"),
+)
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    source = tmp_path_factory.mktemp("source")
+    for i in range(7):
+        (source / f"{i}.jpg").write_bytes(audited.image_bytes(30 + i, i))
+    table = "\n".join(f"{i}.jpg,image number {i}" for i in range(7))
+    (source / "captions.csv").write_text(f"file,caption\n{table}\n")
+    return Recipe(
+        name="local",
+        source=Source(kind="files", paths=(str(source / "captions.csv"),)),
+        fetch=Fetch(rows_per_shard=4),
+        filters=(FilterSpec(name="caption"),),
+        views=(View(name="wide", rules=(Rule(name="wide", where="original_width > 32"),)),),
+    )
+
+
+def take_over(pool: str) -> None:
+    """What another command leaves that found the lease too old."""
+    path = PoolLayout(pool).lease_json
+    record: LeaseRecord = disk.from_plain(LeaseRecord, disk.read_json(path))
+    taken = dataclasses.replace(record, fence=record.fence + 1, expires=time.time() + 60)
+    disk.write_json(path, taken)
+
+
+def give_back(pool: str) -> None:
+    path = PoolLayout(pool).lease_json
+    record: LeaseRecord = disk.from_plain(LeaseRecord, disk.read_json(path))
+    disk.write_json(path, dataclasses.replace(record, owner=None, expires=0.0))
+
+
+def files(pool: str) -> dict[str, bytes]:
+    """Every file that is not scratch space, without the lease."""
+    found = {}
+    for path in Path(pool).rglob("*"):
+        name = str(path.relative_to(pool))
+        if path.is_file() and not name.startswith(("lease", ".")) and "/." not in name:
+            found[name] = path.read_bytes()
+    return found
+
+
+def comparable(pool: str) -> dict[str, Any]:
+    """Names of the files, and the hashes that commit records have of rows and images."""
+    records = [(r.tar_sha256, r.sidecar_sha256, r.tar) for r in read_commits(pool).records()]
+    names = [name for name in files(pool) if not name.startswith("index")]
+    return {"names": sorted(names), "records": records}
+
+
+@pytest.mark.parametrize(("stage", "module", "name"), PLACES)
+def test_nothing_is_published_after_the_lease_is_lost(
+    recipe: Recipe,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stage: str,
+    module: Any,
+    name: str,
+) -> None:
+    pool = str(tmp_path / "pool")
+    if isinstance(module, str):
+        module = __import__(module, fromlist=[name])
+    real: Callable[..., Any] = getattr(module, name)
+    before: list[dict[str, bytes]] = []
+
+    def lose() -> None:
+        if not before:
+            take_over(pool)
+            before.append(files(pool))
+
+    def factory(*args: Any, **options: Any) -> Any:
+        if stage == "choose":
+            result = real(*args, **options)
+            lose()
+            return result
+        work = real(*args, **options)
+
+        class Work:
+            def __call__(self, ticket: Any) -> Any:
+                lose()
+                return work(ticket)
+
+            def close(self) -> None:
+                if hasattr(work, "close"):
+                    work.close()
+
+        return Work()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, name, factory)
+        with pytest.raises(LeaseLost, match="was taken over"):
+            recipe_run.build(recipe, pool, engine="inline")
+    assert len(before) == 1, "the stage did not run"
+    assert files(pool) == before[0]
+    give_back(pool)
+    recipe_run.build(recipe, pool, engine="inline")
+    assert verify(pool) == []
+    whole = str(tmp_path / "whole")
+    recipe_run.build(recipe, whole, engine="inline")
+    assert comparable(pool) == comparable(whole)
+
+
+def test_the_same_content_is_published_twice_and_another_one_is_not(tmp_path: Path) -> None:
+    pool, path = str(tmp_path / "pool"), str(tmp_path / "pool/file")
+    staged = tmp_path / "staged"
+    staged.write_bytes(b"content")
+    with hold_lease(pool, create=True) as lease:
+        publish_new(pool, staged, path, lease.fence)
+        publish_new(pool, b"content", path, lease.fence)
+        with pytest.raises(FileExistsError, match="another content"):
+            publish_new(pool, b"other", path, lease.fence)
+        take_over(pool)
+        with pytest.raises(LeaseLost):
+            publish_new(pool, b"content", path, lease.fence)
+
+
+def test_parts_that_an_unfinished_crawl_of_other_pairs_left_are_replaced(
+    tmp_path: Path,
+) -> None:
+    pool = str(tmp_path / "pool")
+    for part, text in enumerate(("a", "b")):
+        (tmp_path / f"{part}.csv").write_text(f"url,caption\nhttp://h.test/{text}.jpg,{text}\n")
+    source = Source(kind="table", paths=tuple(str(tmp_path / f"{i}.csv") for i in range(2)))
+    crawl(source, pool, "inline")
+    Path(PoolLayout(pool).pairs_part(1)).unlink()
+    Path(PoolLayout(pool).parts).unlink()
+    path = PoolLayout(pool).pairs_part(0)
+    disk.write_parquet(
+        path, disk.read_parquet(path), {**disk.read_metadata(path), "job": "another"}
+    )
+    assert crawl(source, pool, "inline")["pairs"] == 2
+    assert disk.read_metadata(path)["job"] != "another"
+
+
+def test_columns_that_another_worker_wrote_meanwhile_stay(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = str(tmp_path / "pool")
+    recipe_run.build(recipe, pool, engine="inline", until="fetch")
+    create, contents = disk.create_bytes, {}
+
+    def second(path: Any, data: bytes) -> None:
+        if "/scores/" in str(path) and path not in contents:
+            # The same columns, written at another moment: `seconds` is another one
+            create(path, data)
+            table, metadata = disk.read_parquet(path), disk.read_metadata(path)
+            disk.write_parquet(path, table, {**metadata, "seconds": 12345.0})
+            contents[path] = disk.read_bytes(path)
+        create(path, data)
+
+    monkeypatch.setattr(disk, "create_bytes", second)
+    recipe_run.build(recipe, pool, engine="inline", until="score")
+    assert len(contents) == 2
+    assert {path: disk.read_bytes(path) for path in contents} == contents
+    assert verify(pool) == []
