@@ -64,14 +64,16 @@ class _Contents:
 def publish_new(pool: str, source: Path | bytes, path: str, fence: int | None) -> None:
     """Publish a file of a stage, a finished local file or its bytes, under the lease of the pool.
 
-    LeaseLost where another command has taken the lease over. A file that is there with the same
-    content counts as success; FileExistsError with both hashes where its content is another one.
+    A local file is moved. LeaseLost where another command has taken the lease over. A file that is
+    there with the same content counts as success; FileExistsError with both hashes where its
+    content is another one.
     """
     check_fence(pool, fence)
     if isinstance(source, bytes):
         disk.create_bytes(path, source)
     else:
         disk.create_file(source, path)
+        source.unlink()  # it may be the same file: who wrote into it again would change both
 
 
 def publish_shard(

@@ -153,6 +153,8 @@ def test_the_same_content_is_published_twice_and_another_one_is_not(tmp_path: Pa
     staged.write_bytes(b"content")
     with hold_lease(pool, create=True) as lease:
         publish_new(pool, staged, path, lease.fence)
+        staged.write_bytes(b"what is staged next")
+        assert disk.read_bytes(path) == b"content"
         publish_new(pool, b"content", path, lease.fence)
         with pytest.raises(FileExistsError, match="another content"):
             publish_new(pool, b"other", path, lease.fence)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from manifests import disk, identity
@@ -89,7 +90,8 @@ def test_links_that_are_lost_are_named(tmp_path: Path) -> None:
     assert count_pool(pool).problems == (
         "pairs/part-00000.parquet: 27 links, but 24 pairs + 2 dropped",
     )
-    disk.write_parquet(path, table, {**metadata, "links": 27, "pairs": 25})
+    longer = pa.concat_tables([table, table.slice(0, 1)])
+    disk.write_parquet(path, longer, {**metadata, "links": 27, "pairs": 25})
     assert count_pool(pool).problems == (
         "all shards are committed with 24 rows, but there are 25 pairs",
     )

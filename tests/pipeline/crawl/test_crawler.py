@@ -148,14 +148,14 @@ def test_a_stop_between_two_final_parts_is_made_good(
         kind="wat", paths=tuple(wat(tmp_path / f"{k}.wat.gz", *"abc", first=k) for k in range(3))
     )
     crawl(source, str(tmp_path / "whole"), "inline")
-    publish = disk.publish
+    publish = disk.create_file
 
     def stopping(staged: Any, path: str) -> None:
         if path.endswith("pairs/part-00001.parquet"):
             raise KeyboardInterrupt
         publish(staged, path)
 
-    monkeypatch.setattr(disk, "publish", stopping)
+    monkeypatch.setattr(disk, "create_file", stopping)
     with pytest.raises(KeyboardInterrupt):
         crawl(source, str(tmp_path / "stopped"), "inline")
     monkeypatch.undo()

@@ -78,7 +78,7 @@ def test_a_stop_in_any_step_is_made_good_and_what_is_done_is_not_done_again(
     source = tables(tmp_path / "in")
     crawl(source, str(tmp_path / "whole"), "inline")
     written: list[str] = []
-    write, publish, stopped = disk.write_bytes, disk.publish, False
+    write, publish, stopped = disk.write_bytes, disk.create_file, False
 
     def watched(path: str | Path) -> None:
         nonlocal stopped
@@ -101,7 +101,7 @@ def test_a_stop_in_any_step_is_made_good_and_what_is_done_is_not_done_again(
         publish(staged, path)
 
     monkeypatch.setattr(disk, "write_bytes", writing)
-    monkeypatch.setattr(disk, "publish", publishing)
+    monkeypatch.setattr(disk, "create_file", publishing)
     pool = str(tmp_path / "pool")
     with pytest.raises(KeyboardInterrupt):
         crawl(source, pool, "inline")

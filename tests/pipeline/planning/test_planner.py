@@ -218,7 +218,7 @@ def stopping(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
         return write
 
-    for name in ("write_bytes", "publish", "remove"):
+    for name in ("write_bytes", "publish", "create_file", "remove"):
         monkeypatch.setattr(disk, name, wrapped(getattr(disk, name)))
     return state
 
