@@ -46,6 +46,7 @@ PATH_ERRORS = {
     errno.EPERM,
     errno.EROFS,
 }
+DISK_ERRORS = {errno.EIO, errno.ENOSPC}  # also where no file is named
 
 
 class Stopped(KeyboardInterrupt):
@@ -171,8 +172,9 @@ def run_command(
             raise  # of a connection
         return EXIT_OUTPUT_CLOSED
     except OSError as error:
-        # EIO: the disk fails. What is committed stays; no traceback says more.
-        if error.errno not in {*PATH_ERRORS, errno.EIO} or error.filename is None:
+        if error.errno in DISK_ERRORS:  # what is committed stays; no traceback says more
+            return mistake(f"{error.filename or 'a file'}: {error.strerror}")
+        if error.errno not in PATH_ERRORS or error.filename is None:
             raise
         return mistake(f"{error.filename}: {error.strerror}")
     except KeyboardInterrupt as interrupt:

@@ -115,7 +115,9 @@ class UnitMasks:
             self._writer.add(shard, mask, metadata)
         else:
             content = parquet_bytes(mask, metadata)
-            (self._folder / f"{shard_name(shard)}.parquet").write_bytes(content)
+            path = self._folder / f"{shard_name(shard)}.parquet"
+            with disk.naming(path):
+                path.write_bytes(content)
 
 
 def has_masks(commits: Commits, view: str) -> bool:

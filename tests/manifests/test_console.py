@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
@@ -196,3 +197,15 @@ def test_an_error_line_on_a_closed_stderr_is_lost(monkeypatch: pytest.MonkeyPatc
         pass
     monkeypatch.setattr(sys, "stderr", closed)
     assert console.mistake("no such model") == console.EXIT_MISTAKE
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize("path", [None, "/pool/x"])
+def test_a_disk_that_fails_is_one_line(
+    number: int, path: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def body() -> int:
+        raise OSError(number, os.strerror(number), path)
+
+    assert console.run_command(body) == 2
+    assert capsys.readouterr().err == f"error: {path or 'a file'}: {os.strerror(number)}\n"
