@@ -36,6 +36,7 @@ SHARD_FILE = re.compile(r"^(\d{5,})(\.r\d+)?\.(tar|parquet)$")
 PARTIAL_FOLDERS = (
     "",
     "index/",
+    "index/*/",
     "plan/",
     "plan/*/",
     "scores/*/",
