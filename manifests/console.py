@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import select
 import signal
 import sys
 import threading
@@ -205,15 +206,27 @@ def print_error(line: str) -> None:
 
 
 def _output_is_closed() -> bool:
-    """Whether nobody reads stdout any more; then the rest of the output goes nowhere, so that the
-    interpreter does not complain at its end.
+    """Whether nobody reads stdout any more. What is left of the output then goes nowhere, so that
+    the interpreter does not complain at its end; the same for stderr.
     """
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return True
-    return False
+    closed = []
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+            closed.append(_has_no_reader(stream.fileno()))
+        except (OSError, ValueError):  # ValueError: the stream itself is closed
+            closed.append(True)
+        if closed[-1]:
+            with suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return closed[0]
+
+
+def _has_no_reader(number: int) -> bool:
+    """Whether a pipe's other end is closed. Of unbuffered output nothing is left to flush."""
+    watched = select.poll()
+    watched.register(number, 0)
+    return any(event & select.POLLERR for _, event in watched.poll(0))
 
 
 def _raise_stopped(number: int) -> None:

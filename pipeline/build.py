@@ -173,7 +173,7 @@ def report(recipe: Recipe, out: str, args: argparse.Namespace, totals: dict[str,
     """Print how a build ended; the exit status."""
     causes = unfinished(totals, args.until)
     if args.json:
-        print(json.dumps(totals, sort_keys=True), flush=True)
+        print(json.dumps(totals, sort_keys=True))
     elif not causes:
         print("\n".join(summary(recipe, out, args, totals)))
     for cause in reversed(causes):

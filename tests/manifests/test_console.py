@@ -158,8 +158,12 @@ def test_what_is_written_to_a_closed_stream_lands_in_no_file(tmp_path: Path, clo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("lines", "status"), [(1, 3), (100_000, 141)])
-def test_a_reader_that_ends_before_the_command_is_no_traceback(lines: int, status: int) -> None:
+@pytest.mark.parametrize(
+    ("lines", "unbuffered", "status"), [(1, "", 3), (100_000, "", 141), (1, "1", 141)]
+)
+def test_a_reader_that_ends_before_the_command_is_no_traceback(
+    lines: int, unbuffered: str, status: int
+) -> None:
     code = (
         "import sys\n"
         "from manifests import console\n"
@@ -170,6 +174,7 @@ def test_a_reader_that_ends_before_the_command_is_no_traceback(lines: int, statu
     with subprocess.Popen(
         [sys.executable, "-c", code],
         cwd=ROOT,
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
