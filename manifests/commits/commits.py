@@ -194,8 +194,9 @@ class Commits:
         content = hashlib.sha256(b"[")
         for start in range(0, len(self), HASHED_ROWS):
             hexes = _hex_digits(self.table[name].slice(start, HASHED_ROWS))
-            joined = b'","'.join(hexes[row].tobytes() for row in range(len(hexes)))
-            content.update((b"," if start else b"") + b'"' + joined + b'"')
+            texts = pc.binary_join_element_wise('"', hexes, '",', "")
+            text = memoryview(texts.buffers()[2])
+            content.update(text[: len(text) - 1] if start + HASHED_ROWS >= len(self) else text)
         content.update(b"]")
         return content.hexdigest()[:digits]
 
@@ -215,20 +216,28 @@ def sidecars_hash(shards: NDArray[np.int64], sidecars: pa.ChunkedArray) -> str:
     names = pc.utf8_lpad(pc.cast(pa.array(shards), pa.string()), SHARD_DIGITS, "0")
     order = pc.sort_indices(names)  # 100000 comes before 99999
     content = hashlib.sha256(b"{")
-    combined = sidecars.combine_chunks() if isinstance(sidecars, pa.ChunkedArray) else sidecars
     for start in range(0, len(order), HASHED_ROWS):
         chosen = order.slice(start, HASHED_ROWS)
-        hexes = _hex_digits(combined.take(chosen))
-        pairs = [
-            b'"%s":"%s"' % (name.encode(), digits.tobytes())
-            for name, digits in zip(names.take(chosen).to_pylist(), hexes, strict=True)
-        ]
-        content.update((b"," if start else b"") + b",".join(pairs))
+        pairs = pc.binary_join_element_wise(
+            '"', names.take(chosen), '":"', _hex_digits(sidecars.take(chosen)), '",', ""
+        )
+        text = memoryview(pairs.buffers()[2])
+        is_last = start + HASHED_ROWS >= len(order)
+        content.update(text[: len(text) - 1] if is_last else text)
     content.update(b"}")
     return content.hexdigest()[:FINGERPRINT_DIGITS]
 
 
-def _hex_digits(hashes: pa.Array | pa.ChunkedArray) -> NDArray[np.uint8]:
-    """(rows, 64) the hex digits of a column of sha256."""
-    content = b"".join(hashes.to_pylist())
-    return np.frombuffer(content.hex().encode(), np.uint8).reshape(len(hashes), -1)
+def _hex_digits(hashes: pa.Array | pa.ChunkedArray) -> pa.StringArray:
+    """The hex digits of a column of sha256. ValueError where one is missing."""
+    if hashes.null_count:
+        raise ValueError(f"{hashes.null_count} commit records have no hash")
+    chunks = hashes.chunks if isinstance(hashes, pa.ChunkedArray) else [hashes]
+    size = hashes.type.byte_width
+    parts = []
+    for chunk in chunks:
+        first = chunk.offset * size
+        parts.append(memoryview(chunk.buffers()[1])[first : first + len(chunk) * size].hex())
+    digits = "".join(parts).encode()
+    offsets = np.arange(0, len(digits) + 1, 2 * size, dtype=np.int32)
+    return pa.StringArray.from_buffers(len(hashes), pa.py_buffer(offsets), pa.py_buffer(digits))
