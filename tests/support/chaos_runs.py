@@ -26,7 +26,7 @@ from train.dist.process_group import Ranks
 ALONE = Ranks(rank=0, world=1, device=torch.device("cpu"), owns_group=False)
 SETTINGS = (
     "model=test", "samples_seen=48", "batch_size=8", "lanes=4", "warmup=2", "lr=1e-3",
-    "precision=fp32", "threads=1", "workers=0", "device=cpu", "checkpoint_every=2",
+    "precision=fp32", "threads=1", "device=cpu", "checkpoint_every=2",
 )  # fmt: skip
 STEPS = 6
 VOLATILE = ("log.jsonl", "run.json")
@@ -88,7 +88,6 @@ def train(inputs: str, folder: str) -> int:
 SCENARIOS = {
     "checkpoint": Scenario(two_whole, save_whole),
     "sharded_checkpoint": Scenario(two_sharded, save_sharded),
-    "train": Scenario(pool_beside, train),
 }
 
 
