@@ -41,8 +41,10 @@ def output_folder(out: str, option: str = "--out") -> str:
     there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     if not there.is_dir():
         raise ValueError(f"{option} is {out!r}, but {there} is a file; name a folder")
-    try:  # os.access says yes to root for /proc and for read-only mounts
-        with tempfile.TemporaryDirectory(prefix=".writable-", dir=there):
+    # os.access says yes to root for /proc and for read-only mounts. The file has no name where the
+    # file system can do that, so that a killed command leaves none.
+    try:
+        with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:
         raise ValueError(

@@ -88,6 +88,7 @@ def train(inputs: str, folder: str) -> int:
 SCENARIOS = {
     "checkpoint": Scenario(two_whole, save_whole),
     "sharded_checkpoint": Scenario(two_sharded, save_sharded),
+    "train": Scenario(pool_beside, train),
 }
 
 
