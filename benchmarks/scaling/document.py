@@ -3,6 +3,7 @@ made here and nowhere else."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -154,13 +155,16 @@ def bar_lines(results: Results) -> Iterator[str]:
             continue
         holds = "holds" if value <= bar.limit else "missed"
         size = f"{count:,} {part['unit']}"
+        if bar.figure == "wall_s":
+            cpu_s = _measured(part, dataclasses.replace(bar, figure="cpu_s"), count)
+            size += f", {cpu_s:.3g} s of CPU"
         yield f"| {bar.what} | {limit} | {value:.4g} {bar.unit} | {size} | {holds} |"
     values = {k: v for k, v in exponents(results).items() if k.split()[1] not in SORTS}
     if values:
         worst = max(values, key=lambda name: values[name])
         holds = "holds" if values[worst] <= LARGEST_EXPONENT else "missed"
         yield (
-            f"| exponent of CPU seconds, all steps | {LARGEST_EXPONENT:g} | {values[worst]:.2f} | "
+            f"| exponent of CPU seconds, {len(values)} steps at two sizes or more | {LARGEST_EXPONENT:g} | {values[worst]:.2f} | "
             f"{worst.replace('_', ' ')} | {holds} |"
         )
     yield from _driver_lines(results)
@@ -237,7 +241,7 @@ def costs(results: Results) -> list[Cost]:
     ]
     for stage, part, step, rows_of_one, cores in steps:
         rows = results.get(part, {}).get("steps", {}).get(step)
-        if rows:
+        if rows and rows[-1]["count"] >= results[part]["base"]:  # smaller ones are fixed costs
             per_row = rows[-1]["cpu_s"] / (rows[-1]["count"] * rows_of_one)
             grows = max(0.0, (exponent_of(rows) or 1.0) - 1)
             factor = max(1.0, ROWS / (rows[-1]["count"] * rows_of_one)) ** grows
@@ -247,7 +251,7 @@ def costs(results: Results) -> list[Cost]:
                 Cost(stage=stage, source=source, per_row_us=per_row * 1e6, cpu_s=cpu_s, cores=cores)
             )
     made.insert(
-        4,
+        3,
         Cost(stage="fetch, photographs to 256 pixels",
              source="[fetch.json](../benchmarks/results/fetch.json)",
              per_row_us=fetch_us, cpu_s=fetch_us * ROWS / 1e6, cores=cluster),
@@ -267,5 +271,5 @@ def projection_lines(results: Results) -> Iterator[str]:
 
 def _duration(seconds: float) -> str:
     if seconds < 120:
-        return f"{seconds:.2g} s"
+        return f"{seconds:.3g} s"
     return f"{seconds / 60:.2g} min" if seconds < 7200 else f"{seconds / 3600:.2g} h"
