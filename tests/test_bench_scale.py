@@ -39,11 +39,6 @@ def test_a_page_is_the_one_that_the_results_make(page: str) -> None:
     assert made == text, "run python benchmarks/scale.py --docs"
 
 
-def test_no_step_grows_faster_than_its_rows() -> None:
-    for name, value in document.exponents(results()).items():
-        assert value <= document.LARGEST_EXPONENT or name.split()[1] in document.SORTS, name
-
-
 def test_a_bar_is_held_missed_or_not_measured() -> None:
     made = {
         "plan": part(plan=[row(8000, 1.0) | {"wall_s": 241.0}]),

@@ -164,8 +164,8 @@ def bar_lines(results: Results) -> Iterator[str]:
         worst = max(values, key=lambda name: values[name])
         holds = "holds" if values[worst] <= LARGEST_EXPONENT else "missed"
         yield (
-            f"| exponent of CPU seconds, {len(values)} steps at two sizes or more | {LARGEST_EXPONENT:g} | {values[worst]:.2f} | "
-            f"{worst.replace('_', ' ')} | {holds} |"
+            f"| exponent of CPU seconds, {len(values)} steps at two sizes or more | "
+            f"{LARGEST_EXPONENT:g} | {values[worst]:.2f} | {worst.replace('_', ' ')} | {holds} |"
         )
     yield from _driver_lines(results)
 
