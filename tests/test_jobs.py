@@ -50,7 +50,7 @@ primary: shades
 def head() -> Iterator[Cluster]:
     machine = loopback_machine("head")
     try:
-        with running_cluster(machine, head_cpus=2) as cluster:
+        with running_cluster(machine, head_cpus=2, head_cwd=str(ROOT)) as cluster:
             yield cluster
     finally:
         machine.end()

@@ -54,6 +54,7 @@ class Cluster:
     environment: dict[str, str]
     port: int
     dashboard_port: int
+    head_cwd: str | None = None
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     words: dict[str, Sequence[str]] = field(default_factory=dict)  # of `ray`, by machine
     starts: dict[str, int] = field(default_factory=dict)
@@ -86,7 +87,8 @@ class Cluster:
     def start(self, machine: Machine, words: Sequence[str]) -> None:
         """`ray start` of these words on a machine."""
         self.words[machine.name] = words
-        self.processes[machine.name] = start_ray(machine, words, self.environment)
+        cwd = self.head_cwd if machine is self.head else None
+        self.processes[machine.name] = start_ray(machine, words, self.environment, cwd)
 
     def add_node(self, machine: Machine, cpus: int = 1) -> None:
         """Start a raylet that joins the head."""
@@ -141,14 +143,18 @@ class Cluster:
 
 
 def start_ray(
-    machine: Machine, words: Sequence[str], environment: Mapping[str, str]
+    machine: Machine,
+    words: Sequence[str],
+    environment: Mapping[str, str],
+    cwd: str | None = None,
 ) -> subprocess.Popen[bytes]:
     """`ray start` in the foreground of a process, with small stores and its own folder."""
     words = [str(BIN / "ray"), *words, f"--temp-dir={machine.folder}/ray"]
     words += ["--disable-usage-stats", f"--object-store-memory={OBJECT_STORE_BYTES}"]
     words.append(f"--dashboard-agent-listen-port={free_port()}")
     line = 'exec "$@" > "$0" 2>&1'
-    return machine.start(["sh", "-c", line, f"{machine.folder}/ray.log", *words], environment)
+    command = ["sh", "-c", line, f"{machine.folder}/ray.log", *words]
+    return machine.start(command, environment, cwd=cwd)
 
 
 @contextlib.contextmanager
@@ -159,10 +165,14 @@ def running_cluster(
     head_cpus: int = 0,
     node_cpus: int = 1,
     variables: Mapping[str, str] | None = None,
+    head_cwd: str | None = None,
 ) -> Iterator[Cluster]:
-    """A head that takes jobs, and a raylet on each node. `variables`: of all processes of Ray."""
+    """A head that takes jobs, and a raylet on each node. `variables`: of all processes of Ray.
+
+    head_cwd: the folder in which the head starts, and a job without a working directory of its own.
+    """
     environment = {**ray_environment(), **(variables or {})}
-    cluster = Cluster(head, environment, free_port(), free_port())
+    cluster = Cluster(head, environment, free_port(), free_port(), head_cwd)
     words = ["start", "--head", "--block", f"--port={cluster.port}", f"--num-cpus={head_cpus}"]
     words += [f"--node-ip-address={head.address}", "--include-dashboard=true"]
     words += ["--dashboard-host=127.0.0.1", f"--dashboard-port={cluster.dashboard_port}"]
