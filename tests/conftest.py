@@ -5,11 +5,14 @@ from __future__ import annotations
 import atexit
 import csv
 import gc
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from PIL import Image, ImageDraw
+
+from manifests import ray_runtime
 
 TINY = """
 name: tiny
@@ -65,6 +68,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return LONGEST_FIRST.index(name) if name in LONGEST_FIRST else len(LONGEST_FIRST)
 
     items.sort(key=rank)  # stable: the other files keep their order
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_is_left() -> Iterator[None]:
+    """End a Ray that the tests of a module embedded, and forget S3's connections: the next module
+    would find their state.
+    """
+    yield
+    if ray_runtime.is_embedded():
+        ray_runtime.disconnect()
+    if s3fs := sys.modules.get("s3fs"):
+        s3fs.S3FileSystem.clear_instance_cache()
+        for protocol in ("s3", "s3a"):
+            sys.modules["fsspec.registry"]._registry.pop(protocol, None)
 
 
 def draw(folder: Path, count: int, shift: int = 0) -> None:

@@ -68,6 +68,9 @@ def repair_pool(pool: str, *, engine: Engine = "inline", fence: int | None = Non
         done += [line for line in lines if line not in done]
         before = wrong
         damages, _ = find_damages(pool, engine=engine)
+    if not done:  # a repair that was killed at its end has left files, and no damage
+        check_fence(pool, fence)
+        remove_uncommitted_of(pool, [damage for damage in damages if not damage.is_stale])
     return Repair(done=tuple(done), left=tuple(damage.line for damage in damages))
 
 

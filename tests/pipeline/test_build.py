@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from manifests import disk
 from pipeline import build, recipe_run
 from pipeline.executor import Report
 from pipeline.pool import hold_lease
@@ -85,7 +86,7 @@ def test_a_first_stage_that_fails_is_the_last_line(
     (tmp_path / "crawl.warc.wat.gz").write_bytes(b"not read")
     (tmp_path / "r.yaml").write_text(WAT)
     totals = {"failed": {"crawl.warc.wat.gz": "the disk said no"}}
-    monkeypatch.setattr(recipe_run.crawler, "crawl", lambda *_: totals)
+    monkeypatch.setattr(recipe_run.crawler, "crawl", lambda *_, **__: totals)
     status, output, errors = run(tmp_path / "r.yaml", "--out", tmp_path / "pool", "--json")
     assert status == 3
     reason = "task crawl.warc.wat.gz ended without an outcome: the disk said no"
@@ -129,7 +130,12 @@ def test_a_pool_with_a_hole_is_not_complete(
 def test_the_first_cause_is_the_last_line(
     run: Lines, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object, **__: object) -> None:
+    create = disk.create_file
+
+    def fail(staged: str | Path, path: str | Path) -> None:
+        if "/shards/" not in str(path):
+            create(staged, path)
+            return
         raise OSError(errno.ENOSPC, "No space left on device", "/pool/shards/x")
 
     monkeypatch.setattr("pipeline.executor.outcomes.TRIES", 1)

@@ -200,8 +200,8 @@ import os, signal, sys
 from manifests import disk
 from pipeline import build
 commits, create_json = [], disk.create_json
-def killing(path, value):
-    create_json(path, value)
+def killing(path, value, **options):
+    create_json(path, value, **options)
     if path.endswith("_stats.json"):
         commits.append(path)
     if len(commits) == 2:
