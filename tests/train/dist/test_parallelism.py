@@ -22,7 +22,7 @@ from train.model import CLIP, MODELS
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("modes")
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     processes = [
@@ -47,8 +47,8 @@ def found(tmp_path_factory):
 @pytest.mark.parametrize(
     "mode", [f"{layout}: {change}" for layout, chosen in modes.CHOSEN.items() for change in chosen]
 )
-def test_gradients_losses_and_weights_are_those_of_one_process(found, mode):
-    values = found[mode]
+def test_gradients_losses_and_weights_are_those_of_one_process(results, mode):
+    values = results[mode]
     assert values["cosine"] >= 0.999999
     assert values["ratio"] == pytest.approx(1, abs=1e-5)
     assert values["norm"] == pytest.approx(1, abs=1e-5), "the norm that decides about clipping"
@@ -67,8 +67,8 @@ def test_what_is_known_to_be_wrong_fails_that_comparison(results):
 
 
 @pytest.mark.parametrize("layout", ["fsdp4", "dp2 x tp2", "tp2", "fsdp2", "one process"])
-def test_a_checkpoint_of_fsdp2_x_tp2_continues_in_any_layout(found, layout):
-    assert found[f"continued as {layout}"] < 1e-12, (
+def test_a_checkpoint_of_fsdp2_x_tp2_continues_in_any_layout(results, layout):
+    assert results[f"continued as {layout}"] < 1e-12, (
         "weights, moments, average: largest difference to no interruption"
     )
 
