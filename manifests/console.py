@@ -200,9 +200,12 @@ def mistake(message: str) -> int:
 
 
 def print_error(line: str) -> None:
-    """A line on stderr. One that is closed does not change how the command ends."""
+    """A line on stderr, written at once: those of several ranks do not mix. A stream that is
+    closed does not change how the command ends.
+    """
     with suppress(OSError, ValueError):
-        print(line, file=sys.stderr, flush=True)
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
 
 
 def _output_is_closed() -> bool:

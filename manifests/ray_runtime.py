@@ -54,6 +54,7 @@ def connect(cpus: int | None = None, *, log_to_driver: bool = False) -> None:
         "address": "local",
         "num_cpus": cpus or os.cpu_count(),
         "include_dashboard": False,
+        "_node_ip_address": "127.0.0.1",  # also where Ray was imported before its variable was set
         "object_store_memory": OBJECT_STORE_BYTES,
     }
     _start_embedded(ray, settings)

@@ -214,7 +214,7 @@ def failed(error: NonFinite | ReadFailed | OSError) -> int:
     """
     if isinstance(error, OSError) and error.errno in console.PATH_ERRORS:
         raise error
-    print(f"error: {error}", file=sys.stderr)
+    console.print_error(f"error: {error}")
     return console.EXIT_INCOMPLETE
 
 

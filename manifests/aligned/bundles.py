@@ -34,6 +34,7 @@ class _CheckedFile(io.RawIOBase):
     """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._file = path.open("wb")  # closed by close()
         self.position, self.checksum = 0, 0
 
@@ -55,8 +56,12 @@ class _CheckedFile(io.RawIOBase):
         return self.position
 
     def close(self) -> None:
-        self._file.close()
+        """Close the file. OSError where the disk did not take all bytes."""
+        if self.closed:
+            return
         super().close()
+        self._file.close()
+        disk.check_size(self._path, self.position)
 
 
 class _OneRange(io.RawIOBase):

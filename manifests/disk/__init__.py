@@ -15,7 +15,7 @@ from manifests.disk.files import (
     write_bytes,
 )
 from manifests.disk.hashes import content_hash, file_sha256, uid_of
-from manifests.disk.local import naming
+from manifests.disk.local import check_size, naming
 from manifests.disk.paths import is_url, join, local_path, output_folder
 from manifests.disk.plain import (
     check_types,
@@ -43,6 +43,7 @@ from manifests.disk.tables import (
 
 __all__ = [
     "SEAL",
+    "check_size",
     "check_types",
     "closest",
     "content_hash",

@@ -48,9 +48,14 @@ def write_synced(path: Path, data: bytes) -> None:
         f.write(data)
         f.flush()
         os.fsync(f.fileno())
-        size = os.fstat(f.fileno()).st_size
-        if size != len(data):
-            raise OSError(errno.EIO, f"{size} of {len(data)} bytes were written", str(path))
+    check_size(path, len(data))
+
+
+def check_size(path: Path, expected: int) -> None:
+    """OSError where a file that was written does not have all its bytes."""
+    size = path.stat().st_size
+    if size != expected:
+        raise OSError(errno.EIO, f"{size} of {expected} bytes were written", str(path))
 
 
 def sync_folder(folder: Path) -> None:
@@ -109,9 +114,7 @@ def copy_synced(source: Path, target: Path) -> None:
     with naming(target):
         shutil.copyfile(source, target)
     sync_file(target)
-    size, expected = target.stat().st_size, source.stat().st_size
-    if size != expected:
-        raise OSError(errno.EIO, f"{size} of {expected} bytes were written", str(target))
+    check_size(target, source.stat().st_size)
 
 
 def sync_file(path: Path) -> None:

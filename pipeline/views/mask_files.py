@@ -118,6 +118,7 @@ class UnitMasks:
             path = self._folder / f"{shard_name(shard)}.parquet"
             with disk.naming(path):
                 path.write_bytes(content)
+                disk.check_size(path, len(content))
 
 
 def has_masks(commits: Commits, view: str) -> bool:

@@ -154,11 +154,16 @@ def clear(run: str) -> None:
 
 
 def clean(run: str) -> None:
-    """Remove what a killed save left."""
-    parent = disk.local_path(RunLayout(run).checkpoints)
-    if not disk.is_url(run) and parent.is_dir():
-        for path in parent.glob(".step-*.partial.*"):
-            shutil.rmtree(path)
+    """Remove what a killed save left, and what a kill left beside the documents of the run."""
+    if disk.is_url(run):
+        return
+    layout = RunLayout(run)
+    for path in disk.local_path(layout.checkpoints).glob(".step-*.partial.*"):
+        shutil.rmtree(path)
+    for document in (layout.blend_json, layout.run_json, layout.log):
+        target = disk.local_path(document)
+        for path in target.parent.glob(f".{target.name}.partial.*"):
+            path.unlink(missing_ok=True)
 
 
 def _check(folder: str) -> tuple[CheckpointRecord, dict[str, bytes]]:
