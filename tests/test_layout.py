@@ -45,7 +45,7 @@ ORDER = {
         "filter", "audit",
     ],
     "train": [
-        "rng", "model", "config", "data", "step", "formats", "dist", "capacity",
+        "rng", "mixing", "model", "config", "data", "step", "formats", "dist", "capacity",
         "task_data", "evaluation",
         "identity", "logbook", "nonfinite", "train_state", "until", "loop", "mix",
         "stats", "ablation",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,6 +19,8 @@ class Blend:
     views: dict[str, float]  # "pool/view" -> weight
     seed: int = 0
     max_repeats: float | None = None  # mean repeats of a view's rows above which a run is refused
+    # `uid`, or a column with the groups of duplicates: no batch holds one of its values twice
+    distinct: str | None = None
 
     def __post_init__(self) -> None:
         if not self.views:
@@ -29,7 +32,7 @@ class Blend:
                     f"blend {self.name!r}: "
                     f"{name!r} is not POOL/VIEW with a pool of {sorted(self.pools)}"
                 )
-            if not weight > 0:
+            if not 0 < weight < math.inf:
                 raise ValueError(
                     f"blend {self.name!r}: the weight of {name!r} is {weight}; it must be above 0"
                 )

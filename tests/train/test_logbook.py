@@ -16,8 +16,9 @@ import torch
 from manifests import disk
 from train import logbook
 from train.config import TrainConfig, configure, model_config
-from train.data.order import Order, SourceRows
+from train.data.order import Order
 from train.logbook import MEASURED, Logbook, flat, kept_lines, progress_text
+from train.mixing import SourceRows
 from train.model.clip import CLIP
 from train.model.flops import training_flops
 

@@ -27,9 +27,11 @@ from train.config import TrainConfig, check_world
 from train.data.augment import crop_numbers, random_crop_into, smallest_side
 from train.data.damage import DamageCounts, DamagedSample
 from train.data.decode import decode_image
-from train.data.order import Order, SourceRows
+from train.data.order import Order
+from train.data.row_numbers import ViewNumbers
 from train.data.scratch import ThreadBuffer
 from train.data.view_rows import open_view
+from train.mixing import SourceRows
 from train.model import ModelConfig
 
 PREFETCH = 4  # batches that are read ahead at most
@@ -99,6 +101,9 @@ class Loader:
             config.lanes,
             config.window,
             seed=(blend.seed << 32) + _order_seed(config),
+            distinct=(
+                None if blend.distinct is None else ViewNumbers(views, blend.distinct, cached)
+            ),
         )
         self.order.check_repeats(config.steps, blend.max_repeats)
         self.damage = DamageCounts()  # of the batches that were handed out

@@ -3,9 +3,9 @@
 Pure NumPy. What a run draws is a function of (sources, batch size, lanes, window, seed) and of the
 step alone:
 
-* wheel: position n of the run belongs to source `wheel[n % period]`. After any number of positions
-  the share of each source is exact to less than one sample, so every prefix of every batch is mixed
-  as the weights say.
+* schedule (`train/mixing`): which source each position of the run belongs to. After any number of
+  positions the share of each source is exact to less than one sample, so every prefix of every
+  batch is mixed as the weights say.
 * draws: the q-th draw of a source is row `q % rows` of its epoch `q // rows`. Draw counts of two
   rows of a source differ by at most 1, for any keep rates.
 * lanes: an epoch permutes the shards, permutes the kept rows inside windows of `window` shards, and
@@ -14,6 +14,8 @@ step alone:
   owns one block of every batch, so a rank with few blocks reads few shards.
 * no row twice in a batch, where an epoch of a source ends inside of one too (`epochs.py`). A source
   with fewer rows than a batch draws of it is refused.
+* no two rows of one number in a batch, where the blend is `distinct`: in a block of batches, draws
+  of one source change places (`train/mixing/distinct.py`).
 * world size does not occur here: it only decides which rows of a batch a rank asks for.
 
 Random numbers come from `train.rng`. A change of any of this bumps ORDER_VERSION and the golden
@@ -24,45 +26,39 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from manifests.disk import content_hash
 from train.data.epochs import exchanged_draws, shuffled_apart
+from train.mixing import Schedule, SourceRows, put_apart
 from train.rng import Ints, derive_key, permutation
 
 ORDER_VERSION = 2
-# Most slots of a wheel. Shares that need more are rounded to 1/65536 (largest remainder).
-PERIOD = 65_536
 # Positions that are computed at once: spreads the cost of a NumPy call, small for a single step.
 BLOCK = 2_048
 
 SHARDS, WINDOW, SUBSTITUTE, EPOCH = 1, 2, 3, 5  # what a random number is for; 4: see augment.py
+# Batches at least that a block has where draws of one batch change places with those of another.
+DISTINCT_STEPS = 4
 # A source with fewer rows than so many times its draws of a batch has epochs that follow from one
 # another; those of a larger one are independent but for their first draws.
 FEW = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SourceRows:
-    """A source of a blend: its weight (any positive number) and the kept rows of each of its
-    shards."""
+class RowNumbers(Protocol):
+    """Numbers of rows that may not be in one batch together: equal where they collide."""
 
-    name: str
-    weight: float
-    shard_rows: Sequence[int] | Ints
+    column: str
+    sources: frozenset[int]  # those of which a row may collide with another one
 
-    @property
-    def rows(self) -> int:
-        """Kept rows of all shards."""
-        return int(np.asarray(self.shard_rows, np.int64).sum())
+    def __call__(self, source: int, shard: Ints, row: Ints) -> Ints:
+        """(rows,) numbers ≥ 0 of kept rows of a source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,81 +68,6 @@ class Repeats:
     drawn: int
     rows: int
     repeats: float
-
-
-# --- the wheel ------------------------------------------------------------------------------------
-
-
-def wheel_slots(sources: Sequence[SourceRows]) -> list[int]:
-    """Slots of each source on the wheel; their sum is the wheel's period.
-
-    Exact where the shares have a common denominator up to 65,536 (0.7 : 0.3, 1 : 2 : 5, any three
-    decimals); else 65,536 slots shared out by largest remainder. ValueError for a weight that is no
-    positive number or gets no slot.
-    """
-    for source in sources:
-        if not 0 < source.weight < math.inf:
-            raise ValueError(
-                f"the weight of {source.name!r} is {source.weight}; it must be a number above 0"
-            )
-    weights = [Fraction(str(source.weight)) for source in sources]
-    shares = [weight / sum(weights) for weight in weights]
-    period = math.lcm(*(share.denominator for share in shares))
-    if period <= PERIOD:
-        return [int(share * period) for share in shares]
-    slots = [int(share * PERIOD) for share in shares]
-    by_remainder = sorted(
-        range(len(slots)), key=lambda s: (slots[s] - shares[s] * PERIOD, sources[s].name)
-    )
-    for s in by_remainder[: PERIOD - sum(slots)]:
-        slots[s] += 1
-    if 0 in slots:
-        name = sources[slots.index(0)].name
-        raise ValueError(
-            f"the share of {name!r} is less than one in {PERIOD:,} samples; "
-            "raise its weight or drop it"
-        )
-    return slots
-
-
-def wheel_sequence(slots: Sequence[int]) -> Ints:
-    """The source of each slot; in every prefix each source is within one slot of its share.
-
-    Draw q of a source with m of P slots may come from slot ⌊qP/m⌋ on and must come before slot
-    ⌈(q+1)P/m⌉. Earliest deadline first meets all of these (the quota theorem of just-in-time
-    sequencing).
-    """
-    period = sum(slots)
-    # (first slot that the source's next draw may take, source).
-    waiting = [(0, s) for s in range(len(slots))]
-    # (slot before which the source's next draw must come, source).
-    ready: list[tuple[int, int]] = []
-    drawn = [0] * len(slots)
-    order = np.empty(period, np.int64)
-    for n in range(period):
-        while waiting and waiting[0][0] <= n:
-            s = heapq.heappop(waiting)[1]
-            heapq.heappush(ready, (-(-(drawn[s] + 1) * period // slots[s]), s))
-        deadline, s = heapq.heappop(ready)
-        assert n < deadline
-        order[n] = s
-        drawn[s] += 1
-        heapq.heappush(waiting, (drawn[s] * period // slots[s], s))
-    return order
-
-
-def most_in_a_batch(wheel: Ints, sources: int, batch_size: int) -> list[int]:
-    """The most draws of each source in any batch."""
-    period = len(wheel)
-    turns, rest = divmod(batch_size, period)
-    starts = np.arange(period // math.gcd(period, batch_size)) * batch_size % period
-    most = []
-    for s in range(sources):
-        before = np.concatenate([[0], np.cumsum(np.tile(wheel == s, 2))])  # of two turns
-        most.append(
-            turns * int(before[period]) + int((before[starts + rest] - before[starts]).max())
-        )
-    return most
 
 
 # --- the order ------------------------------------------------------------------------------------
@@ -188,8 +109,9 @@ class _Line:
 class Order:
     """The order of a run. The order of `sources` does not matter: their names decide.
 
-    ValueError for a source with fewer rows than a batch draws of it, lanes that do not divide the
-    batch, and impossible weights.
+    schedule: which source each position belongs to; default: always by the weights of `sources`.
+    distinct: numbers of rows of which a batch holds none twice. ValueError for a source with fewer
+    rows than a batch draws of it, lanes that do not divide the batch, and impossible weights.
     """
 
     def __init__(
@@ -199,27 +121,27 @@ class Order:
         lanes: int = 64,
         window: int = 4,
         seed: int = 0,
+        *,
+        schedule: Schedule | None = None,
+        distinct: RowNumbers | None = None,
     ) -> None:
         _check(sources, batch_size, lanes, window)
         self.sources = tuple(sources)
         self.batch_size, self.lanes, self.window, self.seed = batch_size, lanes, window, seed
-        by_name = sorted(range(len(self.sources)), key=lambda s: self.sources[s].name)
-        slots = wheel_slots([self.sources[s] for s in by_name])
-        self._wheel = np.array(by_name)[wheel_sequence(slots)]
-        self._slots = np.bincount(self._wheel, minlength=len(self.sources))
-        self._nth = np.empty_like(self._wheel)
-        for s in range(len(self.sources)):
-            here = self._wheel == s
-            self._nth[here] = np.arange(np.count_nonzero(here))
+        self.schedule = schedule or Schedule(sources)
+        self._distinct = distinct
         self._spans = [_spans(source, lanes) for source in self.sources]
         self._rows = np.array([spans.rows for spans in self._spans])
         self._shard_rows = [np.asarray(source.shard_rows, np.int64) for source in self.sources]
         self._ends = [np.cumsum(shard_rows) for shard_rows in self._shard_rows]
-        self._most = most_in_a_batch(self._wheel, len(self.sources), batch_size)
+        self._most = self.schedule.most_in_a_batch(batch_size)
         _check_rows(self.sources, self._rows.tolist(), self._most, batch_size)
         self._steps_per_block = -(-BLOCK // batch_size)
+        if distinct is not None:
+            self._steps_per_block = max(DISTINCT_STEPS, self._steps_per_block)
         # A lane is inside one window at a time; while it passes to the next, inside two.
         self._block = functools.lru_cache(maxsize=2)(self._compute_block)
+        self._draws = functools.lru_cache(maxsize=2)(self._compute_draws)
         self._exchanged = functools.lru_cache(maxsize=2 * len(self.sources))(self._exchange)
         self._small_epochs: dict[int, tuple[int, Ints]] = {}  # source -> its last epoch
         self._line = functools.lru_cache(maxsize=4 * len(self.sources))(self._permute_shards)
@@ -249,12 +171,10 @@ class Order:
 
     def repeats(self, steps: int) -> dict[str, Repeats]:
         """Per source, what `steps` steps from the start draw."""
-        turns, rest = divmod(steps * self.batch_size, len(self._wheel))
-        part = np.bincount(self._wheel[:rest], minlength=len(self.sources))
+        of_sources = self.schedule.drawn(steps * self.batch_size).tolist()
         repeats = {}
-        for s, source in enumerate(self.sources):
-            drawn, rows = turns * int(self._slots[s]) + int(part[s]), self._spans[s].rows
-            repeats[source.name] = Repeats(drawn=drawn, rows=rows, repeats=drawn / rows)
+        for source, spans, drawn in zip(self.sources, self._spans, of_sources, strict=True):
+            repeats[source.name] = Repeats(drawn=drawn, rows=spans.rows, repeats=drawn / spans.rows)
         return repeats
 
     def check_repeats(self, steps: int, most: float | None) -> None:
@@ -278,7 +198,7 @@ class Order:
                 "shards": len(source.shard_rows),
                 "hash": content_hash(np.asarray(source.shard_rows, np.int64).tolist()),
             }
-        return {
+        identity: dict[str, Any] = {
             "version": ORDER_VERSION,
             "batch_size": self.batch_size,
             "lanes": self.lanes,
@@ -286,6 +206,11 @@ class Order:
             "seed": self.seed,
             "sources": sources,
         }
+        # Later keys are there only where they are used: other orders keep their fingerprint.
+        identity |= self.schedule.identity()
+        if self._distinct is not None:
+            identity["distinct"] = self._distinct.column
+        return identity
 
     def fingerprint(self) -> str:
         """Hash of the identity: orders with the same hash draw the same rows at every step."""
@@ -295,30 +220,62 @@ class Order:
         """(source, shard, row) of rows start … stop − 1 of the batches of block `number`, one
         batch after another. Only they are located.
         """
+        source, draw = self._draws(number)
+        source = source.reshape(-1, self.batch_size)[:, start:stop].ravel()
+        draw = draw.reshape(-1, self.batch_size)[:, start:stop].ravel()
+        shard, row = np.empty_like(draw), np.empty_like(draw)
+        for s in np.unique(source).tolist():
+            here = np.flatnonzero(source == s)
+            shard[here], row[here] = self._locate(s, draw[here])
+        return source, shard, row
+
+    def _compute_draws(self, number: int) -> tuple[Ints, Ints]:
+        """(source, its draw) at every position of block `number`."""
         count = self._steps_per_block * self.batch_size
-        n = number * count + np.arange(count)
-        turns, slot = np.divmod(n, len(self._wheel))
-        source = self._wheel[slot]
-        draw = turns * self._slots[source] + self._nth[slot]
+        first = number * count
+        if self.schedule.end is not None:  # what lies behind it is never asked for
+            count = min(count, (self.schedule.end - first) // self.batch_size * self.batch_size)
+        n = first + np.arange(count)
+        source, draw = self.schedule.draws(n)
         # Inside a batch the draws of a source go to its positions in the order of their spans.
-        cell = (n - n[0]) // self.batch_size * len(self.sources) + source
+        cell = np.arange(count) // self.batch_size * len(self.sources) + source
         lane = self._spans[0].lane[draw % self._rows[source] % self.lanes]
         placed = np.empty_like(draw)
         by_position = np.argsort(cell, kind="stable")
         by_span = np.argsort(cell * self.lanes + lane, kind="stable")
         placed[by_position] = draw[by_span]
-        source = source.reshape(-1, self.batch_size)[:, start:stop].ravel()
-        placed = placed.reshape(-1, self.batch_size)[:, start:stop].ravel()
-        shard, row = np.empty_like(placed), np.empty_like(placed)
-        for s in range(len(self.sources)):
-            here = np.flatnonzero(source == s)
-            epoch, within = np.divmod(placed[here], self._rows[s])
-            for e in np.unique(epoch):
-                chosen = here[epoch == e]
-                shard[chosen], row[chosen] = self._locate(s, int(e), within[epoch == e])
-        return source, shard, row
+        return source, self._put_apart(number, source, placed)
 
-    def _locate(self, s: int, epoch: int, within: Ints) -> tuple[Ints, Ints]:
+    def _put_apart(self, number: int, source: Ints, draw: Ints) -> Ints:
+        """The draws of a block, exchanged so that no batch holds a number twice."""
+        if self._distinct is None or not self._distinct.sources:
+            return draw
+        numbers = np.full(len(draw), -1)
+        for s in np.unique(source).tolist():
+            if s in self._distinct.sources:
+                here = np.flatnonzero(source == s)
+                numbers[here] = self._distinct(s, *self._locate(s, draw[here]))
+        exchanged, left = put_apart(source, numbers, self.batch_size)
+        if left is not None:
+            step = number * self._steps_per_block + left // self.batch_size
+            raise ValueError(
+                f"step {step} would draw a row of {self.sources[source[left]].name} that its batch "
+                f"already has (distinct: {self._distinct.column}), and no other row fits: the "
+                "views have too few different rows for the batch; lower batch_size, or weigh the "
+                "view less"
+            )
+        return draw[exchanged]
+
+    def _locate(self, s: int, draw: Ints) -> tuple[Ints, Ints]:
+        """(shard, kept row) of draws of source `s`."""
+        shard, row = np.empty_like(draw), np.empty_like(draw)
+        epoch, within = np.divmod(draw, self._rows[s])
+        for e in np.unique(epoch).tolist():
+            here = epoch == e
+            shard[here], row[here] = self._locate_in_epoch(s, e, within[here])
+        return shard, row
+
+    def _locate_in_epoch(self, s: int, epoch: int, within: Ints) -> tuple[Ints, Ints]:
         """(shard, kept row) of draws `within` one epoch of source `s`."""
         if epoch > 0 and self._is_small(s):
             return self._from_numbers(s, self._epoch_of_few(s, epoch)[within])

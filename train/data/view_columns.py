@@ -137,13 +137,29 @@ class ViewMasks:
         """
         shard = shard_name(int(self.shards[number]))
         mask = load_aligned(self._masks, shard, ["kept", "rule"])
-        kept_rows = pc.sum(mask["kept"]).as_py() or 0
-        if len(mask) != rows or kept_rows != self.kept[number]:
-            path = self._masks.path(shard)
+        self._check_mask(number, mask["kept"], rows)
+        return mask
+
+    def kept_rows(self, number: int) -> Ints:
+        """(kept rows,) their rows in the sidecar of a shard. Only the mask is read."""
+        mask = load_aligned(self._masks, shard_name(int(self.shards[number])), ["kept"])["kept"]
+        self._check_mask(number, mask, len(mask))
+        return np.flatnonzero(mask.to_numpy())
+
+    def kept_columns(self, number: int, columns: Sequence[str]) -> pa.Table:
+        """Columns of the kept rows of a shard: of its sidecar, or of a score set that the view's
+        rules read.
+        """
+        table = _joined_columns(self, shard_name(int(self.shards[number])), columns)
+        return table.filter(self.read(number, len(table))["kept"])
+
+    def _check_mask(self, number: int, kept: pa.ChunkedArray, rows: int) -> None:
+        """ValueError for a mask of other rows, or with another number of kept rows."""
+        if len(kept) != rows or (pc.sum(kept).as_py() or 0) != self.kept[number]:
+            path = self._masks.path(shard_name(int(self.shards[number])))
             raise ValueError(
                 f"{path} does not fit its shard or its view; {choose_again(self.pool)}"
             )
-        return mask
 
 
 def open_masks(files: ShardFiles | Commits, view: str) -> ViewMasks:

@@ -84,13 +84,13 @@ class ViewRows:
         self.pool, self.view = masks.pool, masks.document.name
         self.shards, self.shard_rows = masks.shards, masks.kept
         self.token_set = token_set
-        self._masks = masks
+        self.masks = masks
         self._tokens = AlignedFiles.of_scores(self.pool, token_set)
         self.shard = ShardCache(cached_shards, self._read_shard)
         self._open_tar = ShardCache(OPEN_TARS, lambda number: _Tar(self._tar(number)))
 
     def _tar(self, number: int) -> str:
-        return self._masks.files.tar(int(self.shards[number]))
+        return self.masks.files.tar(int(self.shards[number]))
 
     def read_image(self, shard: int, row: int) -> bytes:
         """The stored bytes of the image of kept row `row`.
@@ -115,8 +115,8 @@ class ViewRows:
     def _read_shard(self, number: int) -> ShardRows:
         shard = shard_name(int(self.shards[number]))
         columns = ["key", "uid", "image_offset", "image_length"]
-        sidecar = load_columns(self._masks.files.sidecar(shard), columns)
-        kept = self._masks.read(number, len(sidecar))["kept"]
+        sidecar = load_columns(self.masks.files.sidecar(shard), columns)
+        kept = self.masks.read(number, len(sidecar))["kept"]
         tokens = self._read_tokens(shard, sidecar["uid"]).filter(kept).combine_chunks()
         sidecar = sidecar.filter(kept)
         if sidecar["image_offset"].null_count:

@@ -9,15 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from train.data.order import (
-    ORDER_VERSION,
-    Order,
+from train.data.order import ORDER_VERSION, Order
+from train.identity import differences
+from train.mixing import (
+    Schedule,
     SourceRows,
+    Stage,
     most_in_a_batch,
     wheel_sequence,
     wheel_slots,
 )
-from train.identity import differences
+from train.rng import Ints
 
 
 def source(name: str, weight: float, *rows: int) -> SourceRows:
@@ -34,63 +36,6 @@ def blend() -> list[SourceRows]:
 
 def drawn(order: Order, step: int) -> list[tuple[int, int, int]]:
     return list(zip(*(column.tolist() for column in order.batch(step)), strict=True))
-
-
-# --- the wheel
-
-
-@pytest.mark.parametrize(
-    ("weights", "slots"),
-    [
-        ((0.7, 0.3), [7, 3]),
-        ((1, 2, 5), [1, 2, 5]),
-        ((3.0,), [1]),
-        ((0.125, 0.875), [1, 7]),
-        ((1e-3, 0.999), [1, 999]),
-        ((1 / 3, 2 / 3), [1, 2]),
-        ((0.123456789, 0.876543211), [8091, 57445]),  # else to the nearest 65,536th
-    ],
-)
-def test_slots_are_exact_where_the_weights_have_a_common_denominator(
-    weights: tuple[float, ...], slots: list[int]
-) -> None:
-    assert wheel_slots([source(str(k), weight, 1) for k, weight in enumerate(weights)]) == slots
-
-
-@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_weight_must_be_a_positive_number(weight: float) -> None:
-    with pytest.raises(ValueError, match="weight of 'b'"):
-        wheel_slots([source("a", 1, 1), source("b", weight, 1)])
-
-
-def test_a_share_too_small_for_the_wheel_is_refused() -> None:
-    with pytest.raises(ValueError, match="'b' is less than one in 65,536"):
-        wheel_slots([source("a", 1, 1), source("b", 1e-7, 1)])
-
-
-def assert_quota(wheel: np.ndarray[Any, Any], slots: list[int]) -> None:
-    n = np.arange(1, len(wheel) + 1)
-    for s, count in enumerate(slots):
-        error = np.cumsum(wheel == s) - n * count / len(wheel)
-        assert np.abs(error).max() < 1
-    assert np.bincount(wheel, minlength=len(slots)).tolist() == slots
-
-
-@given(st.lists(st.integers(1, 60), min_size=1, max_size=7))
-def test_every_prefix_of_the_wheel_is_within_one_of_each_share(slots: list[int]) -> None:
-    assert_quota(wheel_sequence(slots), slots)
-
-
-def test_the_wheel_keeps_its_promise_for_many_small_sources_beside_a_large_one() -> None:
-    slots = wheel_slots(
-        [source("large", 0.9, 1), *(source(f"s{k}", 0.1 / 9 + k * 1e-5, 1) for k in range(9))]
-    )
-    assert sum(slots) == 65_536
-    assert_quota(wheel_sequence(slots), slots)
-
-
-def test_golden_turn() -> None:
-    assert wheel_sequence([5, 3, 2]).tolist() == [0, 1, 0, 2, 0, 1, 0, 1, 0, 2]
 
 
 # --- the promises of the order
@@ -151,16 +96,6 @@ def test_no_batch_holds_a_row_twice_where_an_epoch_ends_in_it(rows: int) -> None
         assert len(set(every[epoch * rows : (epoch + 1) * rows])) == rows or rows % 32
     if rows > 32:
         assert sorted(every[:rows]) != every[:rows] != every[rows : 2 * rows]
-
-
-def test_the_most_draws_of_a_batch_are_those_of_some_batch() -> None:
-    for weights, batch in [((0.6, 0.3, 0.1), 16), ((1, 2, 5), 13), ((0.123, 0.877), 64)]:
-        slots = wheel_slots([source(str(k), weight, 1) for k, weight in enumerate(weights)])
-        wheel = wheel_sequence(slots)
-        long = np.tile(wheel, batch)
-        for s, most in enumerate(most_in_a_batch(wheel, len(weights), batch)):
-            counts = (long.reshape(-1, batch) == s).sum(axis=1)
-            assert counts.max() == most
 
 
 @pytest.mark.slow
@@ -397,3 +332,82 @@ def test_too_many_repeats_are_refused_with_what_would_fit() -> None:
         match=r"web/b would be repeated 40.0 times \(400 draws of 10 rows\).* 320 samples",
     ):
         order.check_repeats(40, 8)
+
+
+# --- stages, limits, and rows that are kept apart
+
+
+class Modulo:
+    """Rows collide where their numbers over all shards are equal modulo `different`."""
+
+    column = "group"
+
+    def __init__(self, of: list[SourceRows], different: int, *sources: int) -> None:
+        self._first = [np.cumsum([0, *each.shard_rows]) for each in of]
+        self.different, self.sources = different, frozenset(sources)
+
+    def __call__(self, source: int, shard: Ints, row: Ints) -> Ints:
+        numbers: Ints = (self._first[source][shard] + row) % self.different
+        return numbers
+
+
+def test_a_batch_holds_no_number_twice_for_any_rank_and_any_step() -> None:
+    of = [source("a", 0.5, 40, 60), source("b", 0.25, 70), source("c", 0.25, 90)]
+    numbers = Modulo(of, 64, 0, 1)
+
+    def order() -> Order:
+        return Order(of, 32, 8, 2, distinct=numbers)
+
+    whole, plain = order(), Order(of, 32, 8, 2)
+    changed = 0
+    every: list[tuple[int, int, int]] = []
+    for step in range(160):
+        rows = drawn(whole, step)
+        every += rows
+        kept_apart = [
+            int(numbers(s, np.array([shard]), np.array([row]))[0])
+            for s, shard, row in rows
+            if s < 2
+        ]
+        assert len(set(kept_apart)) == len(kept_apart)
+        # A source that cannot collide keeps its rows.
+        assert [r for r in rows if r[0] == 2] == [r for r in drawn(plain, step) if r[0] == 2]
+        changed += rows != drawn(plain, step)
+    assert changed > 40
+    steps_of_block = 64
+    of_plain = [row for step in range(steps_of_block) for row in drawn(plain, step)]
+    assert Counter(every[: len(of_plain)]) == Counter(of_plain)  # a block draws the same rows
+    for step, ranks in ((77, 2), (3, 8), (130, 32)):
+        fresh = order()
+        parts = [
+            fresh.batch(step, range(r * 32 // ranks, (r + 1) * 32 // ranks)) for r in range(ranks)
+        ]
+        together = [tuple(np.concatenate(column).tolist()) for column in zip(*parts, strict=True)]
+        assert list(zip(*together, strict=True)) == drawn(whole, step)
+    assert whole.identity()["distinct"] == "group"
+    assert whole.fingerprint() != plain.fingerprint()
+
+
+def test_too_few_different_rows_for_a_batch_are_refused() -> None:
+    of = [source("a", 1, 40), source("b", 1, 40)]
+    with pytest.raises(
+        ValueError, match=r"step 0 would draw a row of [ab] .*distinct: group.*lower"
+    ):
+        Order(of, 32, 8, distinct=Modulo(of, 20, 0, 1)).batch(0)
+
+
+def test_stages_and_limits_decide_the_order_and_its_fingerprint() -> None:
+    of = [source("a", 1, 40, 24), source("b", 1, 40, 24)]
+    schedule = Schedule(
+        of, [Stage(start=0, weights=(1, 1)), Stage(start=24, weights=(0, 1))], [9, 200]
+    )
+    order = Order(of, 16, 4, schedule=schedule)
+    assert [Counter(s for s, _, _ in drawn(order, step))[0] for step in range(4)] == [8, 1, 0, 0]
+    assert order.repeats(4)["a"].drawn == 9
+    assert order.identity()["limits"] == {"a": 9, "b": 200}
+    assert len({order.fingerprint(), Order(of, 16, 4).fingerprint()}) == 2
+    again = Order(of, 16, 4, schedule=schedule)
+    assert drawn(again, 3) == drawn(order, 3)
+    for step in range(12):
+        rows = drawn(order, step)
+        assert len(set(rows)) == len(rows)
