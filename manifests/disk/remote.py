@@ -21,6 +21,8 @@ EXTRAS = {
     "gs": "the package gcsfs",
     "gcs": "the package gcsfs",
 }
+# Of a process to a store. botocore has 10, which at 50 ms a request would be 200 reads/s.
+CONNECTIONS = 64
 PART = 64 * 2**20  # bytes of a part of a multipart upload; s3fs puts less than two parts at once
 BLOCK = 8 * 2**20  # bytes that are read at a time to compare
 MEETINGS = 3  # times that an object may come and go while it is created
@@ -35,7 +37,8 @@ def filesystem(path: str | Path) -> tuple[Any, str]:
     import fsspec
 
     try:
-        fs, name = fsspec.core.url_to_fs(str(path), use_listings_cache=False)
+        options = {"use_listings_cache": False, **_connections(str(path))}
+        fs, name = fsspec.core.url_to_fs(str(path), **options)
     except ImportError as error:
         protocol = str(path).partition("://")[0]
         install = EXTRAS.get(protocol, "the package that the message names")
@@ -43,6 +46,16 @@ def filesystem(path: str | Path) -> tuple[Any, str]:
             f"{path} cannot be opened: {error}; install {install}, or give a local path"
         ) from None
     return fs, name
+
+
+def _connections(path: str) -> dict[str, Any]:
+    """The option of S3 for so many connections, beside those of fsspec's configuration."""
+    import fsspec
+
+    if not path.startswith(("s3://", "s3a://")):
+        return {}
+    configured = fsspec.config.conf.get("s3", {}).get("config_kwargs", {})
+    return {"config_kwargs": {"max_pool_connections": CONNECTIONS, **configured}}
 
 
 def read(path: str | Path, start: int = 0, length: int | None = None) -> bytes:

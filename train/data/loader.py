@@ -3,15 +3,16 @@
 The batches are the same for any number of ranks and threads. The number of batches comes from the
 settings, so ranks cannot disagree. There is no collective and no shared memory, and no state but
 the step and the counts of damaged samples. Threads get positions and write their rows of a batch
-in place; with no threads the caller does the same work. A damaged image is replaced by another row
-of its source, which its position alone decides.
+in place; with no threads the caller does the same work. What the next steps need is read ahead
+(`read_ahead.py`). A damaged image is replaced by another row of its source, which its position
+alone decides.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,7 @@ from train.data.augment import crop_numbers, random_crop_into, smallest_side
 from train.data.damage import DamageCounts, DamagedSample
 from train.data.decode import decode_image
 from train.data.order import Order
+from train.data.read_ahead import ReadAhead, StepReads, read_positions
 from train.data.row_numbers import ViewNumbers
 from train.data.scratch import ThreadBuffer
 from train.data.view_rows import open_view
@@ -63,11 +65,16 @@ class _PlannedBatch:
     source: list[int]
     shard: list[int]
     row: list[int]
+    reads: StepReads
     numbers: list[list[float]]  # of each row's crop
     image: Tensor
     tokens: Tensor
     length: Tensor
     keys: list[str]
+
+
+# Batches whose rows are filled, with the damaged samples among them.
+Filled = Generator[tuple[_PlannedBatch, list[DamagedSample]]]
 
 
 class Loader:
@@ -92,6 +99,7 @@ class Loader:
             pool, _, view = name.partition("/")
             views.append(open_view(blend.pools[pool], view, config.tokenizer, cached))
         self.views = tuple(views)
+        self._most_shards = len(views) * (cached * 3 // 4)  # ahead; the caches keep all of them
         self.order = Order(
             [
                 SourceRows(name=name, weight=blend.views[name], shard_rows=view.shard_rows)
@@ -126,26 +134,45 @@ class Loader:
         Close or drain it to end its threads.
         """
         threads = self._config.threads
-        if threads == 0:
+        if threads == 0 and not any(view.is_remote for view in self.views):
             for step in range(start, len(self)):
-                planned = self._plan(step)
+                planned = self._plan(step, read_positions(self.order, step, self._rows))
                 yield self._finish(planned, self._fill(planned, 0, len(planned.row)))
             return
-        # Positions, random numbers and memory of a batch are made in a thread of their own, so that
-        # the caller only waits.
+        steps = range(start, len(self))
+        reads = ReadAhead(self.order, self.views, self._rows, steps, self._most_shards)
+        try:
+            batches = self._threaded(reads, start) if threads else self._alone(reads, start)
+            for planned, damaged in batches:
+                reads.finish(planned.step)
+                yield self._finish(planned, damaged)
+        finally:
+            reads.close()  # first: threads may wait for it
+            batches.close()
+
+    def _alone(self, reads: ReadAhead, start: int) -> Filled:
+        """The batches from `start` on, filled by the caller."""
+        for step in range(start, len(self)):
+            planned = self._plan(step, reads.take())
+            yield planned, self._fill(planned, 0, len(planned.row))
+
+    def _threaded(self, reads: ReadAhead, start: int) -> Filled:
+        """The batches from `start` on, filled by threads."""
+        # Random numbers and memory of a batch are made in a thread of their own, so that the caller
+        # only waits.
         planner = ThreadPoolExecutor(1, thread_name_prefix="plan")
-        pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
+        pool = ThreadPoolExecutor(self._config.threads, thread_name_prefix="decode")
         in_flight: deque[Future[tuple[_PlannedBatch, list[Future[list[DamagedSample]]]]]] = deque()
         try:
             for step in range(start, len(self) + self._ahead()):
                 if step < len(self):
-                    in_flight.append(planner.submit(self._begin, pool, step))
+                    in_flight.append(planner.submit(self._begin, pool, step, reads))
                 if step - start >= self._ahead() and in_flight:
                     planned, pieces = in_flight.popleft().result()
                     damaged: list[DamagedSample] = []
                     for piece in pieces:
                         damaged += piece.result()
-                    yield self._finish(planned, damaged)
+                    yield planned, damaged
         finally:
             planner.shutdown(cancel_futures=True)
             pool.shutdown(cancel_futures=True)
@@ -160,8 +187,8 @@ class Loader:
         size = len(self._rows) * math.prod(self._size) * 3
         return max(1, min(PREFETCH, PREFETCH_BYTES // size))
 
-    def _plan(self, step: int) -> _PlannedBatch:
-        source, shard, row = self.order.batch(step, self._rows)
+    def _plan(self, step: int, reads: StepReads) -> _PlannedBatch:
+        assert reads.step == step
         first, rows = self._rows.start, len(self._rows)
         numbers = crop_numbers(
             self.order.seed, step, first + np.arange(rows), self._config.crop_min
@@ -169,9 +196,10 @@ class Loader:
         return _PlannedBatch(
             step=step,
             first=first,
-            source=source.tolist(),
-            shard=shard.tolist(),
-            row=row.tolist(),
+            source=reads.source.tolist(),
+            shard=reads.shard.tolist(),
+            row=reads.row.tolist(),
+            reads=reads,
             numbers=numbers.tolist(),
             image=_empty_images((rows, *self._size, 3), self._pin),
             tokens=torch.zeros((rows, self._context), dtype=torch.int64, pin_memory=self._pin),
@@ -180,10 +208,10 @@ class Loader:
         )
 
     def _begin(
-        self, pool: ThreadPoolExecutor, step: int
+        self, pool: ThreadPoolExecutor, step: int, reads: ReadAhead
     ) -> tuple[_PlannedBatch, list[Future[list[DamagedSample]]]]:
         """Plan a batch and let the threads of `pool` fill it."""
-        planned = self._plan(step)
+        planned = self._plan(step, reads.take())
         rows = len(planned.row)
         piece = -(-rows // (SPLIT * self._config.threads))
         starts = range(0, rows, piece)
@@ -209,12 +237,15 @@ class Loader:
         source, shard, row = planned.source[r], planned.shard[r], planned.row[r]
         view = self.views[source]
         for attempt in range(SUBSTITUTES):
-            rows = view.shard(shard)
+            rows = planned.reads.columns.get((source, shard)) or view.shard(shard)
             try:
                 tokens = rows.tokens_of(row)
                 if not len(tokens):
                     raise ValueError("it has no tokens")
-                data = view.read_image(shard, row)
+                data = planned.reads.image(r) if attempt == 0 else None
+                if data is None:
+                    data = view.read_image(shard, row)
+                rows.whole_image(row, data)
                 pixels = decode_image(data, self._min_size, PIXELS)
             except ValueError as error:
                 sample = DamagedSample(

@@ -59,6 +59,13 @@ class ShardRows:
         """(length,) start-of-text … end-of-text. Empty where the row has none."""
         return self.tokens[self.ends[row] : self.ends[row + 1]]
 
+    def whole_image(self, row: int, data: bytes) -> bytes:
+        """`data`. ValueError where the tar ended before the image did: a damaged sample."""
+        if len(data) != self.length[row]:
+            end = int(self.offset[row]) + int(self.length[row])
+            raise ValueError(f"{self.tar} ends before byte {end}")
+        return data
+
 
 class _Tar:
     """An open local tar. It closes with its last reference, so no reader finds a reused handle."""
@@ -89,6 +96,11 @@ class ViewRows:
         self.shard = ShardCache(cached_shards, self._read_shard)
         self._open_tar = ShardCache(OPEN_TARS, lambda number: _Tar(self._tar(number)))
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether its pool lies in a store. Adopted tars may, whatever this says."""
+        return disk.is_url(self.pool)
+
     def _tar(self, number: int) -> str:
         return self.masks.files.tar(int(self.shards[number]))
 
@@ -100,10 +112,14 @@ class ViewRows:
         """
         rows = self.shard(shard)
         offset, length = int(rows.offset[row]), int(rows.length[row])
-        data = read_with_retries(lambda: self._read(shard, rows.tar, offset, length), rows.tar)
-        if len(data) != length:
-            raise ValueError(f"{rows.tar} ends before byte {offset + length}")
-        return data
+        return rows.whole_image(row, self.read_range(rows, shard, offset, length, row))
+
+    def read_range(self, rows: ShardRows, shard: int, start: int, length: int, row: int) -> bytes:
+        """Bytes of a shard's tar, fewer at its end; errors name kept row `row`, whose image is
+        among them.
+        """
+        name = f"image {rows.keys[row]} in {rows.tar}"
+        return read_with_retries(lambda: self._read(shard, rows.tar, start, length), name)
 
     def _read(self, shard: int, tar: str, offset: int, length: int) -> bytes:
         if disk.is_url(tar):

@@ -165,3 +165,17 @@ def test_the_etag_of_parts_is_that_of_s3(tmp_path: Path, monkeypatch: pytest.Mon
     assert remote._etag(b"0123456789", 10) == remote._etag(tmp_path / "x", 10)
     assert remote._etag(b"0123456789", 10) == "61e3716e3a7767581863b67c4e785584-3"
     assert remote._etag(b"", 0) == "d41d8cd98f00b204e9800998ecf8427e"
+
+
+def test_a_store_has_as_many_connections_as_a_trainer_has_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    s3fs = pytest.importorskip("s3fs")
+    created: dict[str, object] = {}
+    monkeypatch.setattr(
+        s3fs.S3FileSystem, "__init__", lambda self, **options: created.update(options)
+    )
+    monkeypatch.setattr(s3fs.S3FileSystem, "cachable", False)
+    monkeypatch.setitem(fsspec.config.conf, "s3", {"config_kwargs": {"read_timeout": 2.0}})
+    remote.filesystem("s3://bucket/key")
+    assert created["config_kwargs"] == {"max_pool_connections": 64, "read_timeout": 2.0}

@@ -19,6 +19,7 @@ from train.config import TrainConfig, model_config
 from train.data import loader as loader_module
 from train.data import retry
 from train.data.loader import Batch, Loader, copy_tokens
+from train.data.read_ahead import StepReads
 from train.data.retry import ReadFailed
 from train.data.view_columns import read_columns
 from train.model.architecture import ModelConfig
@@ -225,9 +226,9 @@ def test_only_so_many_batches_are_under_way(
     planned: list[int] = []
     plan = loader._plan
 
-    def noted(step: int) -> Any:
+    def noted(step: int, reads: StepReads) -> Any:
         planned.append(step)
-        return plan(step)
+        return plan(step, reads)
 
     monkeypatch.setattr(loader, "_plan", noted)
     batches = loader.batches()
@@ -394,7 +395,7 @@ def test_positions_are_made_beside_the_training_thread(tiny_pool: str) -> None:
     next(batches)
     batches.close()
     assert names
-    assert all(name.startswith("plan") for name in names)
+    assert all(name == "read-ahead" for name in names)
 
 
 def test_a_world_that_cannot_share_a_batch_is_refused(tiny_pool: str) -> None:

@@ -1,0 +1,217 @@
+"""What the next steps need is read ahead: concurrently, in few requests, in bounded memory."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from manifests import disk
+from manifests.schema import Blend
+from tests.support import slow_store
+from tests.support.slow_store import SlowStore
+from train.config import TrainConfig, model_config
+from train.data import read_ahead, retry
+from train.data.loader import Batch, Loader
+from train.data.order import Order
+from train.data.read_ahead import Closed, ReadAhead
+from train.data.retry import ReadFailed
+
+Make = Callable[..., str]
+
+
+def loader_of(pool: str, steps: int = 12, threads: int = 2, batch_size: int = 16) -> Loader:
+    config = TrainConfig(
+        model="test",
+        samples_seen=steps * batch_size,
+        batch_size=batch_size,
+        lanes=8,
+        window=2,
+        threads=threads,
+        device="cpu",
+        warmup=0,
+    )
+    blend = Blend(name="test", pools={"web": pool}, views={"web/all": 1.0})
+    return Loader(blend, config, model_config(config))
+
+
+@pytest.fixture
+def store() -> Iterator[type[SlowStore]]:
+    slow_store.register()
+    SlowStore.reset()
+    yield SlowStore
+    SlowStore.reset()
+
+
+@pytest.fixture
+def many_shards(make_pool: Make, tmp_path: Path) -> str:
+    return make_pool(tmp_path / "pool", 24, 16, size=32)
+
+
+def assert_same(one: Batch, other: Batch) -> None:
+    assert (one.step, one.keys, one.damaged) == (other.step, other.keys, other.damaged)
+    for name in ("image_BHWC", "tokens_BT", "length_B"):
+        assert torch.equal(getattr(one, name), getattr(other, name))
+
+
+@pytest.mark.parametrize("threads", [0, 3])
+def test_batches_from_a_store_are_those_of_the_files_in_fewer_requests(
+    many_shards: str, store: type[SlowStore], threads: int
+) -> None:
+    expected = list(loader_of(many_shards, steps=60))
+    batches = list(loader_of(f"slow://{many_shards}", steps=60, threads=threads))
+    for one, other in zip(batches, expected, strict=True):
+        assert_same(one, other)
+    assert len(store.reads()) < 60 * 16 / 3
+
+
+def test_shards_are_read_at_the_same_time(many_shards: str, store: type[SlowStore]) -> None:
+    loader = loader_of(f"slow://{many_shards}", threads=8, batch_size=64)
+    store.reset(wait_s=0.05)
+    batches = loader.batches()
+    next(batches)
+    assert len({name for _, name, _ in store.reads(".parquet")}) == 16
+    assert store.most_at_once >= 16  # one after another it is 1
+    batches.close()  # type: ignore[attr-defined]
+
+
+def test_a_wait_for_the_store_is_no_wait_for_a_batch(
+    many_shards: str, store: type[SlowStore]
+) -> None:
+    loader = loader_of(f"slow://{many_shards}", steps=40)
+    store.reset(wait_s=0.05)
+    batches = loader.batches()
+    for _ in range(8):  # the groups grow
+        next(batches)
+    time.sleep(0.5)
+    started = time.perf_counter()
+    for _ in range(8):
+        next(batches)
+    assert time.perf_counter() - started < 8 * 0.05
+    batches.close()  # type: ignore[attr-defined]
+
+
+def test_the_bytes_that_wait_are_bounded(
+    many_shards: str, store: type[SlowStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = loader_of(f"slow://{many_shards}", steps=200)
+    size = int(loader.views[0].shard(0).length.mean()) * 16  # of a step
+    monkeypatch.setattr(read_ahead, "READ_BYTES", 12 * size)
+    batches = loader.batches()
+    next(batches)
+    time.sleep(0.5)
+    reads = loader_module_reads(batches)
+    assert 2 * size < reads._bytes <= 12 * size
+    for _ in range(30):
+        next(batches)
+        assert reads._bytes <= 12 * size
+    batches.close()  # type: ignore[attr-defined]
+
+
+def loader_module_reads(batches: Any) -> ReadAhead:
+    """The reader of a running generator."""
+    reads: ReadAhead = batches.gi_frame.f_locals["reads"]
+    return reads
+
+
+def test_a_step_larger_than_the_bound_is_read_alone(
+    many_shards: str, store: type[SlowStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_ahead, "READ_BYTES", 1)
+    assert len(list(loader_of(f"slow://{many_shards}", steps=6))) == 6
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_time_outs_change_nothing(
+    many_shards: str, store: type[SlowStore], monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    monkeypatch.setattr("manifests.disk.retry.FIRST_PAUSE_S", 0.001)
+    expected = list(loader_of(many_shards))
+    loader = loader_of(f"slow://{many_shards}", threads=threads)
+    store.failures = 9
+    for one, other in zip(loader, expected, strict=True):
+        assert_same(one, other)
+    assert store.failures == 0
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_a_silent_store_ends_the_run_with_shard_and_key(
+    many_shards: str, store: type[SlowStore], monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    monkeypatch.setattr("manifests.disk.retry.RETRY_S", 0.0)
+    monkeypatch.setattr(retry, "WAITS_S", (0.0,))
+    loader = loader_of(f"slow://{many_shards}", threads=threads)
+    for shard in range(16):
+        loader.views[0].shard(shard)
+    store.failures = 10**6
+    with pytest.raises(ReadFailed, match=r"image \d{9} in slow://.*\d{5}\.tar could not be read"):
+        list(loader)
+
+
+def test_a_tar_that_ends_early_costs_the_images_behind_its_end(
+    many_shards: str, store: type[SlowStore]
+) -> None:
+    path = disk.local_path(f"{many_shards}/shards/00003.tar")
+    path.write_bytes(path.read_bytes()[:-12_000])
+    loaders = [loader_of(f"{prefix}{many_shards}", steps=24) for prefix in ("slow://", "")]
+    for one, other in zip(*loaders, strict=True):
+        assert_same(one, other)
+    remote, local = (
+        [(sample.step, sample.position, sample.key) for sample in loader.damage.samples]
+        for loader in loaders
+    )
+    assert remote == local
+    assert 0 < loaders[0].damage.count < 24
+    assert {sample.shard for sample in loaders[0].damage.samples} == {"00003"}
+
+
+def test_closing_wakes_whoever_waits(many_shards: str, store: type[SlowStore]) -> None:
+    loader = loader_of(f"slow://{many_shards}", steps=100, threads=3)
+    batches = loader.batches()
+    next(batches)
+    store.wait_s = 0.3
+    batches.close()  # type: ignore[attr-defined]
+    names = ("plan", "decode", "read", "columns")
+    assert not [t for t in threading.enumerate() if t.name.startswith(names)]
+
+
+def test_what_fails_ahead_is_raised_at_its_step(many_shards: str) -> None:
+    loader = loader_of(many_shards, threads=2)
+    compute = loader.order.batch
+
+    def batch(step: int, rows: range | None = None) -> Any:
+        if step == 5:
+            raise ZeroDivisionError("step 5")
+        return compute(step, rows)
+
+    loader.order.batch = batch  # type: ignore[method-assign]
+    with pytest.raises(ZeroDivisionError, match="step 5"):
+        list(loader)
+
+
+def test_columns_that_cannot_be_read_are_the_error_of_the_steps_that_need_them(
+    many_shards: str,
+) -> None:
+    loader = loader_of(many_shards, steps=24, threads=2)
+    shards = [set(loader.order.batch(step)[1].tolist()) for step in range(24)]
+    shard = next(s for s in shards[23] if s not in shards[0])
+    disk.remove(f"{many_shards}/shards/{shard:05d}.parquet")
+    batches = loader.batches()
+    assert next(batches).step == 0
+    with pytest.raises((ValueError, OSError), match=f"{shard:05d}"):
+        list(batches)
+
+
+def test_a_closed_reader_gives_nothing(many_shards: str) -> None:
+    loader = loader_of(many_shards)
+    assert isinstance(loader.order, Order)
+    reads = ReadAhead(loader.order, loader.views, range(16), range(4), 100)
+    assert reads.take().step == 0
+    reads.close()
+    with pytest.raises(Closed):
+        reads.take()

@@ -1,0 +1,303 @@
+"""Positions of the next steps, the columns of their shards, and the bytes of their remote images:
+made ahead by threads of their own.
+
+The order is a pure function, so what the next steps need is known. A thread goes ahead of the
+decoding ones: it asks for the columns of the shards of later steps, and for the images of a group
+of steps in ranged reads that several images share. A value is a future, so nothing waits for
+another value. Images in local tars are not read here: the decoding threads read them.
+
+The bytes that wait for their step are bounded. The first group is one step, and each group may have
+twice as many steps as the one before it: a run starts at once, and reads in few requests later.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from manifests import disk
+from train.data.byte_ranges import coalesce
+from train.data.order import Order
+from train.data.view_rows import ShardRows, ViewRows
+
+Ints = NDArray[np.int64]
+ShardKey = tuple[int, int]  # source of the blend, shard of its view
+
+# Reads at a time. At 50 ms a request these are 640 requests/s, and a line of 1 GB/s is full with
+# reads of 2 MB.
+READ_THREADS = 32
+COLUMN_THREADS = 32  # columns never wait behind images; a first batch may need 256 shards
+COLUMN_STEPS = 8  # steps whose columns are asked for before their images
+GROUP_STEPS = 64  # most steps whose images are read together
+READ_BYTES = 2**30  # images of a rank that were read, or are being read, before their step
+
+
+class Closed(Exception):
+    """The reader of steps was closed while somebody waited for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Image:
+    """Where the bytes of an image will be: element `index` of what a ranged read gives."""
+
+    read: Future[list[bytes]]
+    index: int
+
+
+@dataclass(slots=True, kw_only=True)
+class StepReads:
+    """Positions of a rank's rows of one batch, and the images that were asked for."""
+
+    step: int
+    source: Ints  # (rows,)
+    shard: Ints  # (rows,)
+    row: Ints  # (rows,)
+    columns: dict[ShardKey, ShardRows] = field(default_factory=dict)
+    images: dict[int, _Image] = field(default_factory=dict)  # by the row of the batch
+    error: BaseException | None = None  # why the step cannot be read
+
+    def shards(self) -> dict[ShardKey, Ints]:
+        """{(source, shard): the rows of the batch that it has}."""
+        if not len(self.row):
+            return {}
+        order = np.lexsort((self.shard, self.source))
+        source, shard = self.source[order], self.shard[order]
+        differs = (np.diff(source) != 0) | (np.diff(shard) != 0)
+        parts = np.split(order, np.flatnonzero(differs) + 1)
+        return {(int(self.source[rows[0]]), int(self.shard[rows[0]])): rows for rows in parts}
+
+    def image(self, r: int) -> bytes | None:
+        """The bytes of row `r` of the batch, fewer where the tar ends before them; None where they
+        were not asked for. ReadFailed or OSError as the read ended."""
+        asked = self.images.get(r)
+        return None if asked is None else asked.read.result()[asked.index]
+
+
+class _RangedRead:
+    """One ranged read, and the images that it gives."""
+
+    def __init__(
+        self, view: ViewRows, rows: ShardRows, shard: int, start: int, length: int, kept: Ints
+    ) -> None:
+        """kept: (images,) the kept rows of the shard whose images it gives."""
+        self.future: Future[list[bytes]] = Future()
+        self.first_step = 2**62  # that needs it
+        self._view, self._rows, self._shard = view, rows, shard
+        self._start, self._length, self._kept = start, length, kept
+
+    def run(self) -> None:
+        """Read, and keep the bytes of the images alone."""
+        try:
+            data = self._view.read_range(
+                self._rows, self._shard, self._start, self._length, int(self._kept[0])
+            )
+            begins = self._rows.offset[self._kept] - self._start
+            ends = begins + self._rows.length[self._kept]
+            spans = zip(begins.tolist(), ends.tolist(), strict=True)
+            self.future.set_result([data[begin:end] for begin, end in spans])
+        except BaseException as error:
+            self.future.set_exception(error)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Group:
+    """Steps whose images are read together."""
+
+    steps: list[StepReads] = field(default_factory=list)
+    reads: list[_RangedRead] = field(default_factory=list)
+    bytes: int = 0  # of their remote images
+    unfinished: int = 0  # steps
+
+
+def read_positions(order: Order, step: int, rows: range) -> StepReads:
+    """The positions of a step alone."""
+    source, shard, row = order.batch(step, rows)
+    return StepReads(step=step, source=source, shard=shard, row=row)
+
+
+class ReadAhead:
+    """`take()` gives the StepReads of some steps in a row. `finish(step)` frees the bytes of a
+    step, so that later ones are read. `close()` ends the threads.
+    """
+
+    def __init__(
+        self,
+        order: Order,
+        views: Sequence[ViewRows],
+        rows: range,
+        steps: range,
+        most_shards: int,
+    ) -> None:
+        """rows: of every global batch. most_shards: whose columns are asked for ahead."""
+        self._most_shards = most_shards
+        self._order, self._views, self._rows = order, views, rows
+        self._steps = iter(steps)
+        self._changed = threading.Condition()
+        self._ready: deque[StepReads] = deque()
+        self._group_of: dict[int, _Group] = {}  # by step, until it is finished
+        self._bytes = 0
+        self._is_closed = False
+        self._failure: BaseException | None = None
+        self._shards: dict[ShardKey, Future[ShardRows]] = {}  # of the steps in `asked`
+        self._column_threads = ThreadPoolExecutor(COLUMN_THREADS, thread_name_prefix="columns")
+        self._read_threads = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="read")
+        self._thread = threading.Thread(target=self._run, name="read-ahead", daemon=True)
+        self._thread.start()
+
+    def take(self) -> StepReads:
+        """The next step. Waits for its columns, not for its images."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ready or self._failure or self._is_closed)
+            if self._is_closed:
+                raise Closed
+            if not self._ready:
+                assert self._failure is not None
+                raise self._failure
+            reads = self._ready.popleft()
+        if reads.error is not None:
+            raise reads.error
+        return reads
+
+    def finish(self, step: int) -> None:
+        """The bytes of a step are not needed any more."""
+        with self._changed:
+            group = self._group_of.pop(step)
+            group.unfinished -= 1
+            if not group.unfinished:
+                self._bytes -= group.bytes
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """End the threads; reads that have begun are waited for."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        self._column_threads.shutdown(cancel_futures=True)
+        self._read_threads.shutdown(cancel_futures=True)
+        self._thread.join()
+        for group in self._group_of.values():
+            for ranged in group.reads:
+                ranged.future.cancel()  # a decoding thread may wait for it
+
+    # --- in the thread ----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._read_steps()
+        except BaseException as error:
+            with self._changed:
+                self._failure = error  # a closed reader has no use for it
+                self._changed.notify_all()
+
+    def _read_steps(self) -> None:
+        asked: deque[StepReads] = deque()  # steps whose columns were asked for
+        most = 1  # steps of the next group
+        while not self._is_closed:
+            while len(asked) < most + COLUMN_STEPS and len(self._shards) <= self._most_shards:
+                if (step := next(self._steps, None)) is None:
+                    break
+                asked.append(self._ask_columns(step))
+            if not asked:
+                return
+            group = self._next_group(asked, most)
+            if not self._wait_for_room(group):
+                return
+            self._ask_images(group)
+            needed = {key for reads in asked for key in reads.shards()}
+            self._shards = {key: self._shards[key] for key in needed}
+            with self._changed:
+                self._ready.extend(group.steps)
+                self._changed.notify_all()
+            most = min(2 * most, GROUP_STEPS)
+
+    def _ask_columns(self, step: int) -> StepReads:
+        """The positions of a step; the columns of its shards are on their way."""
+        reads = read_positions(self._order, step, self._rows)
+        for key in reads.shards():
+            if key not in self._shards:
+                source, shard = key
+                submit = self._column_threads.submit
+                self._shards[key] = submit(self._views[source].shard, shard)
+        return reads
+
+    def _next_group(self, asked: deque[StepReads], most: int) -> _Group:
+        """The next steps: at most a third of READ_BYTES, since one group is used, one was read, and
+        one is being read."""
+        group = _Group()
+        while asked and len(group.steps) < most:
+            size = self._remote_bytes(asked[0])
+            if group.steps and group.bytes + size > READ_BYTES // 3:
+                break
+            group.steps.append(asked.popleft())
+            group.bytes += size
+        group.unfinished = len(group.steps)
+        return group
+
+    def _remote_bytes(self, reads: StepReads) -> int:
+        """Bytes of a step's remote images. Where its columns cannot be read, the step says so."""
+        size = 0
+        try:
+            for key, here in reads.shards().items():
+                rows = reads.columns[key] = self._shards[key].result()
+                if disk.is_url(rows.tar):
+                    size += int(rows.length[reads.row[here]].sum())
+        except BaseException as error:
+            reads.error = error
+        return size
+
+    def _wait_for_room(self, group: _Group) -> bool:
+        """Wait until the bytes of a group may be read; False where the reader was closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or self._has_room(group))
+            for reads in group.steps:
+                self._group_of[reads.step] = group
+            self._bytes += group.bytes
+            return not self._is_closed
+
+    def _has_room(self, group: _Group) -> bool:
+        if len(self._group_of) > GROUP_STEPS:
+            return False
+        return not self._bytes or self._bytes + group.bytes <= READ_BYTES
+
+    def _ask_images(self, group: _Group) -> None:
+        """Reads of the remote images of a group, those of its first steps first."""
+        rows_of: dict[ShardKey, list[tuple[StepReads, int]]] = {}
+        for reads in group.steps:
+            if reads.error is None:
+                for key, here in reads.shards().items():
+                    rows_of.setdefault(key, []).extend((reads, r) for r in here.tolist())
+        for key, places in rows_of.items():
+            if disk.is_url(places[0][0].columns[key].tar):
+                group.reads += self._ranged_reads(key, places)
+        group.reads.sort(key=lambda ranged: ranged.first_step)
+        for ranged in group.reads:
+            self._read_threads.submit(ranged.run)
+
+    def _ranged_reads(
+        self, key: ShardKey, places: Sequence[tuple[StepReads, int]]
+    ) -> list[_RangedRead]:
+        """The reads of rows of one shard; `places`: the steps and rows of batches they are for."""
+        source, shard = key
+        view, rows = self._views[source], places[0][0].columns[key]
+        drawn = np.array([reads.row[r] for reads, r in places])
+        kept, position = np.unique(drawn, return_inverse=True)
+        ranges = coalesce(rows.offset[kept], rows.length[kept])
+        by_range = np.argsort(ranges.of_row, kind="stable")
+        firsts = np.searchsorted(ranges.of_row[by_range], np.arange(len(ranges.start)))
+        index = np.empty_like(by_range)  # of a kept row among those of its range
+        index[by_range] = np.arange(len(by_range)) - firsts[ranges.of_row[by_range]]
+        ranged = []
+        for k, members in enumerate(np.split(by_range, firsts[1:])):
+            start, length = int(ranges.start[k]), int(ranges.length[k])
+            ranged.append(_RangedRead(view, rows, shard, start, length, kept[members]))
+        for (reads, r), p in zip(places, position.tolist(), strict=True):
+            read = ranged[int(ranges.of_row[p])]
+            read.first_step = min(read.first_step, reads.step)
+            reads.images[r] = _Image(read=read.future, index=int(index[p]))
+        return ranged
