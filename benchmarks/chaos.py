@@ -164,12 +164,12 @@ def children_of(process: int) -> list[int]:
         except OSError:
             continue
         parents.setdefault(parent, []).append(int(stat.parent.name))
-    found, waiting = [], [process]
+    descendants, waiting = [], [process]
     while waiting:
         children = parents.get(waiting.pop(), [])
-        found += children
+        descendants += children
         waiting += children
-    return found
+    return descendants
 
 
 def is_worker(process: int, who: str) -> bool:
@@ -186,11 +186,11 @@ def is_worker(process: int, who: str) -> bool:
 def written(folder: Path) -> dict[str, int]:
     """Shards and rows of an output folder: complete, and tars without a record."""
     shards = folder / "out" / "shards"
-    place = shards if shards.is_dir() else folder / "out"
-    complete = {path.name.removesuffix("_stats.json") for path in place.glob("*_stats.json")}
-    tars = {path.stem for path in place.glob("*.tar")}
+    out = shards if shards.is_dir() else folder / "out"
+    complete = {path.name.removesuffix("_stats.json") for path in out.glob("*_stats.json")}
+    tars = {path.stem for path in out.glob("*.tar")}
     names: Counter[str] = Counter()
-    for tar in sorted(place.glob("*.tar")):
+    for tar in sorted(out.glob("*.tar")):
         if tar.stem in complete:
             for member in index_tar(str(tar)):
                 if member.name.endswith(".txt"):
@@ -239,19 +239,19 @@ def worker_figures(peer_python: str, rounds: int, folder: Path) -> dict[str, Any
         for who in ("img2dataset", "clipmill"):
             trials = []
             for number in range(rounds + 1):
-                place = folder / f"{who}-{number}"
-                place.mkdir(parents=True)
-                write_list(place / "list.parquet", port)
+                trial_folder = folder / f"{who}-{number}"
+                trial_folder.mkdir(parents=True)
+                write_list(trial_folder / "list.parquet", port)
                 command, environment = (
-                    peer_command(peer_python, place)
+                    peer_command(peer_python, trial_folder)
                     if who == "img2dataset"
-                    else our_command(place, port)
+                    else our_command(trial_folder, port)
                 )
-                first = run_once(command, environment, place, who, kill=number > 0)
-                trial = {"first": {**first, **written(place)}}
+                first = run_once(command, environment, trial_folder, who, kill=number > 0)
+                trial = {"first": {**first, **written(trial_folder)}}
                 if number > 0:
-                    again = run_once(command, environment, place, who, kill=False)
-                    trial["again"] = {**again, **written(place)}
+                    again = run_once(command, environment, trial_folder, who, kill=False)
+                    trial["again"] = {**again, **written(trial_folder)}
                 trials.append(trial)
                 print(who, json.dumps(trial), flush=True)
             figures[f"runs of {who}"] = {"in peace": trials[0], "worker killed": trials[1:]}
@@ -280,13 +280,13 @@ def damage_table(results: dict[str, Any]) -> list[str]:
         lines.append(f"| {name} | {counts['cases']} | {counts['raised']} | {counts['silent']} |")
     lines += ["", "Twenty malformed tars, read for the first time:", ""]
     lines += ["| tar | webdataset, strict | clipmill, `source.kind: shards` |", "|---|---|---|"]
-    said = [0, 0]
+    noticed = [0, 0]
     for name, each in results["malformed_tars"].items():
         theirs, ours = each["webdataset"]["error"], each["clipmill"]["says"]
-        said[0] += bool(theirs)
-        said[1] += bool(ours)
+        noticed[0] += bool(theirs)
+        noticed[1] += bool(ours)
         lines.append(f"| {name} | {_cell(theirs, each['webdataset'])} | {_cell(ours)} |")
-    lines.append(f"| **noticed** | **{said[0]} of 20** | **{said[1]} of 20** |")
+    lines.append(f"| **noticed** | **{noticed[0]} of 20** | **{noticed[1]} of 20** |")
     return lines
 
 

@@ -197,7 +197,7 @@ def _plan(
         return {}
     failed: Mapping[str, str] = {}
     if dataset_lock.is_locked(recipe):
-        dataset_lock.write_lock_plan(pool, recipe)
+        dataset_lock.write_lock_plan(pool, recipe, fence)
     else:
         failed = planning.write_plan(pool, recipe, engine=engine, fence=fence)
     if retry and not failed:

@@ -133,12 +133,17 @@ class Logbook:
         self._tokens = self._rows = 0
 
     def _write(self, line: str) -> None:
-        """Append to a local file. On a store the whole file is written again."""
+        """Append to a local file: OSError where the disk did not take the line. On a store the
+        whole file is written again.
+        """
         path = RunLayout(self.out).log
         self._lines.append(line)
         if self._file_is_current and not disk.is_url(path):
-            with open(disk.local_path(path), "ab") as file:
-                file.write(line.encode() + b"\n")
+            target, data = disk.local_path(path), line.encode() + b"\n"
+            with disk.naming(target), open(target, "ab") as file:
+                size = file.tell() + len(data)
+                file.write(data)
+            disk.check_size(target, size)
             return
         disk.write_bytes(path, ("\n".join(self._lines) + "\n").encode())
         self._file_is_current = True

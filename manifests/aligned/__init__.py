@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from manifests.aligned.bundles import AlignedFiles, Bundle, BundleWriter, mask_owner, parquet_bytes
+from manifests.aligned.current_views import current_view, view_names
 from manifests.aligned.shard_tables import (
     count_shards,
     has_table,
@@ -16,10 +17,12 @@ __all__ = [
     "Bundle",
     "BundleWriter",
     "count_shards",
+    "current_view",
     "has_table",
     "mask_owner",
     "parquet_bytes",
     "score_shards",
+    "view_names",
     "view_shards",
     "write_view_shards",
 ]

@@ -28,40 +28,19 @@ OPEN_BUNDLES = 32  # footers that stay in memory, about 1 MB each
 CHECKED_BYTES = 4 * 2**20
 
 
-class _CheckedFile(io.RawIOBase):
-    """A file that is written once from its beginning; `checksum` is of the bytes since the last
-    `restart`.
-    """
+class _CheckedFile(disk.CountedFile):
+    """A new file; `checksum` is of the bytes since the last `restart`."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file = path.open("wb")  # closed by close()
-        self.position, self.checksum = 0, 0
-
-    def writable(self) -> bool:
-        return True
+    checksum = 0
 
     def write(self, data: Any) -> int:
         self.checksum = zlib.crc32(data, self.checksum)
-        written = self._file.write(data)
-        self.position += written
-        return written
-
-    def tell(self) -> int:
-        return self.position
+        return super().write(data)
 
     def restart(self) -> int:
         """The position at which the checksum begins anew."""
         self.checksum = 0
         return self.position
-
-    def close(self) -> None:
-        """Close the file. OSError where the disk did not take all bytes."""
-        if self.closed:
-            return
-        super().close()
-        self._file.close()
-        disk.check_size(self._path, self.position)
 
 
 class _OneRange(io.RawIOBase):

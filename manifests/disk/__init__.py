@@ -15,7 +15,7 @@ from manifests.disk.files import (
     write_bytes,
 )
 from manifests.disk.hashes import content_hash, file_sha256, uid_of
-from manifests.disk.local import check_size, naming
+from manifests.disk.local import CountedFile, check_size, naming
 from manifests.disk.paths import is_url, join, local_path, output_folder
 from manifests.disk.plain import (
     check_types,
@@ -30,6 +30,7 @@ from manifests.disk.retry import is_transient, retried
 from manifests.disk.tables import (
     SEAL,
     create_json,
+    parquet_writer,
     read_json,
     read_metadata,
     read_parquet,
@@ -43,6 +44,7 @@ from manifests.disk.tables import (
 
 __all__ = [
     "SEAL",
+    "CountedFile",
     "check_size",
     "check_types",
     "closest",
@@ -63,6 +65,7 @@ __all__ = [
     "naming",
     "open_file",
     "output_folder",
+    "parquet_writer",
     "publish",
     "read_bytes",
     "read_json",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from manifests.disk.hashes import file_sha256
 
@@ -56,6 +58,38 @@ def check_size(path: Path, expected: int) -> None:
     size = path.stat().st_size
     if size != expected:
         raise OSError(errno.EIO, f"{size} of {expected} bytes were written", str(path))
+
+
+class CountedFile(io.RawIOBase):
+    """A new file that is written once from its beginning, for writers that do not check it.
+
+    OSError on closing where the disk did not take all bytes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.position = path, 0
+        self._file = path.open("wb")  # closed by close()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        with naming(self.path):
+            written = self._file.write(data)
+        self.position += written
+        return written
+
+    def tell(self) -> int:
+        return self.position
+
+    def close(self) -> None:
+        """Close the file and compare its size."""
+        if self.closed:
+            return
+        super().close()
+        with naming(self.path):
+            self._file.close()
+        check_size(self.path, self.position)
 
 
 def sync_folder(folder: Path) -> None:
@@ -130,13 +164,16 @@ def conflict(path: str | Path, there: str, new: str) -> FileExistsError:
 
 
 def move_file(source: Path, target: Path) -> None:
-    """Move a finished file to its place, in place of one that may be there."""
+    """Move a finished file to its place, in place of one that may be there. OSError where not all
+    bytes arrived.
+    """
     make_folder(target.parent)
-    partial = partial_path(target)
+    partial, size = partial_path(target), source.stat().st_size
     try:
         with naming(partial):
             shutil.move(source, partial)  # a copy where the two lie on different filesystems
         sync_file(partial)
+        check_size(partial, size)
         os.replace(partial, target)
     finally:
         partial.unlink(missing_ok=True)

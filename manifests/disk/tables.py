@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 
 from manifests.disk.files import create_bytes, open_file, read_bytes, replace_bytes, write_bytes
 from manifests.disk.hashes import content_hash
+from manifests.disk.local import CountedFile
 from manifests.disk.paths import is_url
 from manifests.disk.plain import to_plain
 from manifests.disk.retry import retried
@@ -77,6 +79,16 @@ def write_parquet(
     sink = io.BytesIO()
     pq.write_table(table, sink, compression="zstd", row_group_size=10_000, write_page_checksum=True)
     write_bytes(path, sink.getvalue())
+
+
+@contextmanager
+def parquet_writer(path: Path, schema: pa.Schema, **options: Any) -> Iterator[pq.ParquetWriter]:
+    """A `pq.ParquetWriter` of a local file, which the caller publishes; `options` are its own.
+
+    OSError at the end where the disk did not take all bytes: Arrow does not compare.
+    """
+    with CountedFile(path) as file, pq.ParquetWriter(file, schema, **options) as writer:
+        yield writer
 
 
 def with_metadata(schema: pa.Schema, metadata: Mapping[str, Any]) -> pa.Schema:

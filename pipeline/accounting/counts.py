@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from manifests import disk, identity, reader
+from manifests.aligned import view_names
 from manifests.columns import REASONS
 from manifests.commits import Commits, read_commits
 from manifests.documents import (
@@ -76,12 +77,6 @@ def count_pool(pool: str, commits: Commits | None = None) -> PoolCounts:
         complete=complete,
         problems=tuple(problems),
     )
-
-
-def view_names(pool: str) -> list[str]:
-    """The complete views of a pool."""
-    files = disk.list_names(PoolLayout(pool).views, ".json")
-    return [file.removesuffix(".json") for file in files]
 
 
 def recipe_of_pool(pool: str) -> Recipe | None:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from manifests import disk
+from manifests.aligned import view_names
 from manifests.aligned.bundles import AlignedFiles
 from manifests.commits import Commits, read_commits
 from manifests.documents import ViewDocument, read_document
@@ -20,7 +21,6 @@ from manifests.pool_layout import NOT_STORED, PoolLayout, shard_name
 from manifests.schema import Rule, View
 from manifests.text import printable
 from pipeline import planning
-from pipeline.accounting.counts import view_names
 from pipeline.accounting.origins import origin_text
 from pipeline.accounting.row_index import locate
 from pipeline.scoring import complete_score_sets

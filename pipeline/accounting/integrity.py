@@ -2,7 +2,7 @@
 
 What is held per shard is its number and what the score sets and views say of it, as columns. The
 files of a shard are checked by a ticket, in threads of this process or on Ray. The uids of pairs
-and attempts are compared by partitions on local disk, see uid_spill.py.
+and attempts are compared by partitions on local disk, see uid_comparison.py.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ from manifests.pool_layout import (
 )
 from pipeline.accounting.counts import recipe_of_pool
 from pipeline.accounting.shard_checks import Damage, ShardChecker, inside, read_record
-from pipeline.accounting.uid_spill import UidSpill, compare
+from pipeline.accounting.uid_comparison import UID_BYTES, compare_uids, uid_spill
 from pipeline.executor import Engine, Stage, Ticket, Tickets, execute
+from pipeline.pool import hex_bytes
 
 THREADS = min(4, os.cpu_count() or 1)  # tickets at a time in this process; hashing frees the GIL
 READERS = 8  # columns of uids that are read at a time
@@ -316,18 +317,18 @@ def _uid_problems(commits: Commits, parts: list[str]) -> Iterator[str]:
         return
     layout = PoolLayout(commits.pool)
     rows = commits.totals.rows
-    with UidSpill(rows) as pairs, UidSpill(rows) as attempted:
+    with uid_spill(rows) as pairs, uid_spill(rows) as attempted:
         paths = [disk.join(layout.pairs, part) for part in parts]
         for uids in _read_all(_uids, paths):
-            pairs.add(uids)
+            pairs.add(hex_bytes(uids, UID_BYTES, "uid"))
         for uids in _read_all(_first_attempts, map(commits.sidecar, commits.names())):
-            attempted.add(uids)
-        repeated_pairs, repeated_attempts, same = compare(pairs, attempted)
+            attempted.add(hex_bytes(uids, UID_BYTES, "uid"))
+        repeated_pairs, repeated_attempts, same = compare_uids(pairs, attempted)
         if repeated_pairs:
             yield f"pairs: {repeated_pairs} uids are there twice"
         if repeated_attempts:
             yield f"shards: {repeated_attempts} pairs were attempted twice"
-        if pairs.rows == attempted.rows and not same:
+        if pairs.records == attempted.records and not same:
             yield "shards: the rows attempted are not the pairs"
 
 

@@ -91,16 +91,16 @@ def origin_text(pool: str, row: Mapping[str, Any]) -> str | None:
     """
     if row.get("wat") is None or row.get("warc_offset") is None:
         return None
-    place = f"{row['wat']}, record at byte {row['warc_offset']}, link {row['link']}"
+    record = f"{row['wat']}, record at byte {row['warc_offset']}, link {row['link']}"
     try:
         recipe = recipe_of_pool(pool)
         if recipe is None or not reads_records(recipe.source) or disk.is_url(row["wat"]):
-            return place
+            return record
         files = source_files(recipe.source)
     except (ValueError, OSError) as error:
-        return f"{place}; not read: {error}"
+        return f"{record}; not read: {error}"
     problem = _record_problem(recipe.source, files, row)
-    return f"{place}; {problem or 'read again: it has this link'}"
+    return f"{record}; {problem or 'read again: it has this link'}"
 
 
 # --- from the pool --------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ def _drawn(commits: Commits, count: int, seed: int) -> dict[int, list[int]]:
 class _Member:
     """A member of a tar, what its {key}.json says, or what is wrong with it."""
 
-    place: str
+    name: str  # for a message
     values: Mapping[str, Any]
     problem: str | None = None
 
@@ -138,18 +138,18 @@ def _members(commits: Commits, shard: int, numbers: Sequence[int]) -> Iterator[_
     path = commits.tar(shard)
     members = []
     for row in stored.take(pa.array(numbers, pa.int64())).to_pylist():
-        place = f"{path} member {row['image_name']}"
+        member = f"{path} member {row['image_name']}"
         header = disk.read_bytes(path, row["image_offset"] - BLOCK, NAME)
         name = header.rstrip(b"\0").decode("utf-8", "replace")
         text = disk.read_bytes(path, row["json_offset"], row["json_length"])
         try:
             values = json.loads(text)
         except ValueError:
-            members.append(_Member(place=place, values={}, problem="its JSON cannot be read"))
+            members.append(_Member(name=member, values={}, problem="its JSON cannot be read"))
             continue
         is_same = name == row["image_name"] and values.get("key") == row["key"]
         problem = None if is_same else f"the tar has {name} with the JSON of {values.get('key')}"
-        members.append(_Member(place=place, values=values, problem=problem))
+        members.append(_Member(name=member, values=values, problem=problem))
     return iter(members)
 
 
@@ -165,7 +165,7 @@ class _Outcome:
 def _origin(source: Source, files: Mapping[str, Sequence[str]], member: _Member) -> _Outcome:
     problem = member.problem or _record_problem(source, files, member.values)
     file = member.values.get("wat")
-    return _Outcome(file=file, problem=None if problem is None else f"{member.place}: {problem}")
+    return _Outcome(file=file, problem=None if problem is None else f"{member.name}: {problem}")
 
 
 def _record_problem(

@@ -23,7 +23,8 @@ from manifests.pool_layout import (
     shard_name,
 )
 from pipeline.accounting.row_index import write_row_index
-from pipeline.scoring import staged_bundle, write_bundle
+from pipeline.pool import staged_file
+from pipeline.scoring import write_bundle
 
 SHARD_FILE = re.compile(r"(\d{5,})(?:\.r\d+)?(\.tar|\.parquet|_stats\.json)")
 ALIGNED_FILE = re.compile(r"(\d{5,})\.parquet")
@@ -124,7 +125,7 @@ def _migrate_view(layout: PoolLayout, view: str) -> int:
         path = layout.view_bundle(view, of_bundle[0])
         if disk.exists(path):
             continue
-        with staged_bundle(path) as staged:
+        with staged_file(path, alone=True) as staged:
             first = disk.read_schema(_flat_mask(layout, view, of_bundle[0])).remove_metadata()
             with BundleWriter(staged, first) as writer:
                 for shard in sorted(of_bundle):

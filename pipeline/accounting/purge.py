@@ -18,12 +18,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from manifests import disk
-from manifests.aligned import AlignedFiles, view_shards, write_view_shards
+from manifests.aligned import AlignedFiles, view_names, view_shards, write_view_shards
 from manifests.commits import Commits, IndexWriter, read_commits
 from manifests.documents import ScoreSetDocument, ViewDocument, read_document
 from manifests.pool_layout import CommitRecord, PoolLayout, shard_name
 from pipeline import planning
-from pipeline.accounting.counts import recipe_of_pool, view_names, write_pool_json
+from pipeline.accounting.counts import recipe_of_pool, write_pool_json
 from pipeline.accounting.row_search import FoundRows, find_rows, locate_rows
 from pipeline.accounting.tombstones import (
     THREADS,
@@ -149,7 +149,7 @@ def _finish(commits: Commits, journal: Journal, rows: FoundRows | None, fence: i
     drop = not planning.is_planned(pool)
     check_fence(pool, fence)
     if drop and rows.files:
-        disk.remove(layout.parts)  # the footers of the parts say what it said
+        disk.remove(layout.parts)  # the footers of the parts have the same counts
 
     def purge_file(path: str) -> None:
         purge_parquet(path, uids, drop and path.startswith(layout.pairs), pool=pool, fence=fence)

@@ -24,27 +24,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 import xxhash
 
 from manifests import disk
 from manifests.commits import Commits
 from manifests.documents import read_document
 from manifests.pool_layout import PoolLayout
-from pipeline.accounting.uid_spill import binary_uids
-from pipeline.pool import check_fence
+from pipeline.pool import Bytes, RecordSpill, check_fence, hex_bytes, partition_bits
 from pipeline.progress import counted_stage
 
 VERSION = 2
 MIN_ROWS = 100_000  # below, reading every sidecar takes less than a second
 PARTITION_ENTRIES = 2**22  # 48 MB, sorted in memory
 MAX_BITS = 12
-BUFFERED_ENTRIES = 2**20  # before they are appended to the files of their partitions
 ROW_GROUP = 2**16
 FANOUT = 8  # runs of a size class before they are merged into one of the next
 READERS = 8  # sidecars that are read at a time
 UID_DIGITS = 32
-ENTRY = np.dtype([("hash", "<u8"), ("shard", "<i4")])
+ENTRY = np.dtype([("hash", ">u8"), ("shard", "<i4")])  # partitions are by the first bits
 Entries = np.ndarray[Any, Any]
 Integers = npt.NDArray[np.int64]
 logger = logging.getLogger(__name__)
@@ -232,7 +229,7 @@ def _all_entries(commits: Commits, shards: Integers) -> Iterator[Entries]:
 
 def _entries(commits: Commits, shard: int) -> Entries:
     table = disk.read_parquet(commits.sidecar(shard), ["uid", "url"])
-    uids = np.frombuffer(binary_uids(table["uid"]).tobytes(), ">u8")[::2]
+    uids = hex_bytes(table["uid"], UID_DIGITS // 2, "uid").view(">u8")[:, 0]
     urls = table["url"].drop_null().to_pylist()
     entries = np.empty(len(uids) + len(urls), ENTRY)
     entries["hash"][: len(uids)] = uids
@@ -258,59 +255,35 @@ def _write_run(
     shards: tuple[tuple[int, int], ...],
 ) -> RowRun:
     """Sort entries into the files of a run. About one partition is in memory at a time."""
-    partitions = max(1, math.ceil(expected / PARTITION_ENTRIES))
-    bits = min(MAX_BITS, (partitions - 1).bit_length())
-    total = 0
-    with tempfile.TemporaryDirectory(prefix="clipmill-rows-") as temporary:
-        folder = Path(temporary)
-        buffer: list[Entries] = []
-        buffered = 0
-        for entries in itertools.chain(parts, [np.empty(0, ENTRY)]):
-            buffer.append(entries)
-            buffered += len(entries)
-            total += len(entries)
-            if buffered >= BUFFERED_ENTRIES or not len(entries):
-                _spill(folder, np.concatenate(buffer), bits)
-                buffer, buffered = [], 0
-        for part in range(1 << bits):
-            _write_part(folder, part, _file(layout, number, part))
-    return RowRun(number=number, bits=bits, entries=total, shards=shards)
+    bits = partition_bits(expected, PARTITION_ENTRIES, MAX_BITS)
+    with (
+        RecordSpill(ENTRY.itemsize, bits) as spill,
+        tempfile.TemporaryDirectory(prefix="clipmill-rows-") as folder,
+    ):
+        for entries in parts:
+            spill.add(entries.view(np.uint8).reshape(-1, ENTRY.itemsize))
+        staged = Path(folder) / "staged.parquet"
+        for part, records in enumerate(spill.partitions()):
+            _write_part(records, staged, _file(layout, number, part))
+    return RowRun(number=number, bits=bits, entries=spill.records, shards=shards)
 
 
-def _spill(folder: Path, entries: Entries, bits: int) -> None:
-    """Append entries to the files of their partitions."""
-    if not len(entries):
-        return
-    hashes = np.ascontiguousarray(entries["hash"])
-    numbers = hashes >> np.uint64(64 - bits) if bits else np.zeros(len(hashes), np.uint64)
-    order = np.argsort(numbers, kind="stable")
-    different, starts = np.unique(numbers[order], return_index=True)
-    ends = [*starts[1:].tolist(), len(order)]
-    for number, start, end in zip(different.tolist(), starts.tolist(), ends, strict=True):
-        path = folder / str(number)
-        with disk.naming(path), open(path, "ab") as f:
-            f.write(entries[order[start:end]].tobytes())
-
-
-def _write_part(folder: Path, part: int, path: str) -> None:
-    """Sort one partition and publish it as Parquet."""
-    spilled = folder / str(part)
-    content = spilled.read_bytes() if spilled.exists() else b""
-    entries = np.frombuffer(content, ENTRY)
-    hashes = np.ascontiguousarray(entries["hash"])
+def _write_part(records: Bytes, staged: Path, path: str) -> None:
+    """Sort the entries of one partition and publish them as Parquet."""
+    entries = records.view(ENTRY).ravel()
+    hashes = entries["hash"].astype(np.uint64)
     order = np.argsort(hashes, kind="stable")
-    columns = {"hash": hashes[order], "shard": np.ascontiguousarray(entries["shard"])[order]}
-    staged = folder / "staged.parquet"
-    pq.write_table(
-        pa.table(columns),
+    shards = np.ascontiguousarray(entries["shard"])[order]
+    table = pa.table({"hash": hashes[order], "shard": shards})
+    with disk.parquet_writer(
         staged,
+        table.schema,
         compression="zstd",
         use_dictionary=["shard"],
-        row_group_size=ROW_GROUP,
         write_page_checksum=True,
-    )
+    ) as writer:
+        writer.write_table(table, row_group_size=ROW_GROUP)
     disk.publish(staged, path)
-    spilled.unlink(missing_ok=True)
 
 
 # --- ranges and names -----------------------------------------------------------------------------

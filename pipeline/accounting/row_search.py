@@ -93,7 +93,7 @@ def locate_rows(
     """
     if shards is None or files is None:
         shards, files = commits.shards.tolist(), _pair_files(PoolLayout(commits.pool))
-    found = ShardRows()
+    rows = ShardRows()
     there: list[pa.Array] = []
 
     def look(path: str, column: str) -> tuple[Mask, Mask, pa.Array]:
@@ -105,7 +105,7 @@ def locate_rows(
     sidecars = _in_threads(lambda shard: look(commits.sidecar(shard), "reason"), shards)
     for shard, (chosen, has, present) in zip(shards, sidecars, strict=True):
         if has.any() or (tombstones and chosen.any()):
-            found.add(shard, chosen)
+            rows.add(shard, chosen)
             there.append(present)
     touched = []
     for path, (chosen, has, present) in zip(
@@ -114,7 +114,7 @@ def locate_rows(
         if has.any() or (tombstones and chosen.any()):
             touched.append(path)
             there.append(present)
-    return FoundRows(uids=_distinct(there), shards=found, files=tuple(touched))
+    return FoundRows(uids=_distinct(there), shards=rows, files=tuple(touched))
 
 
 def _candidates(commits: Commits, uids: pa.Array) -> tuple[list[int], list[str]]:

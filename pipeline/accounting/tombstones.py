@@ -34,7 +34,6 @@ from pipeline.pool import (
     replace_shard,
     staged_file,
 )
-from pipeline.scoring import staged_bundle
 
 PURGED = "purged"
 KEPT_COLUMNS = ("uid", "key", "retry_of")  # of a tombstone in a sidecar
@@ -197,7 +196,7 @@ def _rewrite_bundles(
 
     def rewrite(path: str) -> None:
         bundle = Bundle(path)
-        with staged_bundle(path) as staged:
+        with staged_file(path, alone=True) as staged:
             first = bundle.read(next(iter(bundle.shards)))
             with BundleWriter(staged, first.schema) as writer:
                 for name in bundle.shards:
@@ -238,11 +237,11 @@ def purge_parquet(
         reasons = dict(metadata["reasons"])
         reasons[PURGED] = reasons.get(PURGED, 0) + purged_rows
         metadata |= {"pairs": metadata["pairs"] - purged_rows, "reasons": reasons}
-    with disk.open_file(path) as source, staged_bundle(path) as staged:
+    with disk.open_file(path) as source, staged_file(path, alone=True) as staged:
         file = pq.ParquetFile(source)
         schema = disk.with_metadata(file.schema_arrow, metadata)
         start = 0
-        with pq.ParquetWriter(
+        with disk.parquet_writer(
             staged, schema, compression="zstd", write_page_checksum=True
         ) as writer:
             for group in range(file.num_row_groups):

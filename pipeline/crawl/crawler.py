@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from manifests import disk
 from manifests.columns import PAIRS, with_extra
@@ -174,7 +173,7 @@ def extract(config: dict[str, Any]) -> Work:
         content = reader.content(path, source)
         with rare_collections(), tempfile.TemporaryDirectory(prefix="clipmill-crawl-") as folder:
             staged = Path(folder) / "part.parquet"
-            with pq.ParquetWriter(staged, schema, **STAGED) as writer:
+            with disk.parquet_writer(staged, schema, **STAGED) as writer:
                 for batch in reader.batches(path, source, counts):
                     writer.write_batch(batch)
                 totals = {name: counts.pop(name, 0) for name in TOTALS}

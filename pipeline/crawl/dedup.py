@@ -23,15 +23,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from manifests import disk
 from manifests.columns import PAIRS, with_extra
 from manifests.pool_layout import PoolLayout
 from pipeline.crawl.parts import THREADS, UidsDigest, rows_between
 from pipeline.executor import Engine, Stage, Ticket, Tickets, Work, execute
-from pipeline.pool import check_fence, publish_new
+from pipeline.pool import check_fence, hex_bytes, publish_new
 
 ROWS_PER_PARTITION = 4_000_000  # gather holds about 60 bytes a row
 ROWS_PER_BLOCK = 1_000_000  # of scatter and write
@@ -41,7 +39,6 @@ UID = np.dtype([("high", ">u8"), ("low", ">u8")])
 ENTRY = np.dtype([("high", "<u8"), ("low", "<u8"), ("row", "<u4")])  # row: in the block
 ROW = np.dtype("<u4")
 OFFSET = np.dtype("<u8")
-NO_DIGIT = 255
 Config = dict[str, Any]
 Integers = npt.NDArray[np.int64]
 logger = logging.getLogger(__name__)
@@ -228,29 +225,11 @@ def scatter(config: Config) -> Work:
 
 
 def uids_of(texts: pa.Array) -> npt.NDArray[Any]:
-    """(rows,) uids as two numbers. ValueError where one is not 32 hexadecimal digits."""
-    lengths = pc.binary_length(texts)
-    if texts.null_count or not pc.all(pc.equal(lengths, 2 * UID_BYTES), min_count=0).as_py():
-        raise ValueError(
-            "a uid is not 32 hexadecimal digits; run the stage crawl into a new folder"
-        )
-    data = texts.cast(pa.binary()).cast(pa.binary(2 * UID_BYTES)).buffers()[1]
-    digits = HEX_DIGITS[np.frombuffer(data, np.uint8, count=len(texts) * 2 * UID_BYTES)]
-    if (digits == NO_DIGIT).any():
-        raise ValueError("a uid has a non-hexadecimal digit; run the stage crawl again")
-    values = digits[0::2] << np.uint8(4) | digits[1::2]
-    return values.view(UID)
-
-
-def _hex_digits() -> npt.NDArray[np.uint8]:
-    """(256,) the value of each character as a hexadecimal digit."""
-    values = np.full(256, NO_DIGIT, np.uint8)
-    for value in range(16):
-        values[ord(f"{value:x}")] = values[ord(f"{value:X}")] = value
-    return values
-
-
-HEX_DIGITS = _hex_digits()
+    """(rows,) uids as two numbers. ValueError where one is not 32 hex digits."""
+    try:
+        return hex_bytes(texts, UID_BYTES, "uid").view(UID).ravel()
+    except ValueError as error:
+        raise ValueError(f"{error}; run the stage crawl into a new folder") from None
 
 
 # --- gather ----------------------------------------------------------------------------------
@@ -328,7 +307,7 @@ def _write_part(config: Config, schema: pa.Schema, part: int, rows: Integers, st
     if duplicates := metadata["pairs"] - len(rows):
         reasons["duplicate_pair"] = duplicates
     digest, size = UidsDigest(), 0
-    with pq.ParquetWriter(staged, schema, compression="zstd") as writer:
+    with disk.parquet_writer(staged, schema, compression="zstd") as writer:
         for batch in _batches_of(path, metadata["pairs"], rows):
             kept = batch.cast(schema)
             digest.update(kept["uid"])

@@ -102,10 +102,11 @@ def _setting(text: str) -> tuple[str, Any]:
         raise ValueError(f"--set {text}: the value is no YAML") from None
 
 
-def write_lock_plan(pool: str, recipe: Recipe) -> None:
+def write_lock_plan(pool: str, recipe: Recipe, fence: int | None = None) -> None:
     """Plan the rows of a lock, shard by shard as they were, or check the plan that is there.
 
-    ValueError where the pool was begun from something else, or with other settings.
+    ValueError where the pool was begun from something else, or with other settings; LeaseLost where
+    another command has taken the lease over.
     """
     lock = lock_of(recipe)
     planned = planning.lock_of_plan(pool)
@@ -115,7 +116,7 @@ def write_lock_plan(pool: str, recipe: Recipe) -> None:
         if planning.is_planned(pool) or has_pairs or len(read_commits(pool, [])):
             raise ValueError(f"{pool} was built from another source: build into another folder")
         shards = _planned_shards(lock, recipe)
-        planning.write_given_plan(pool, recipe, shards, lock.head.id, lock.head.groups)
+        planning.write_given_plan(pool, recipe, shards, lock.head.id, lock.head.groups, fence)
         return
     remedy = f"build into another folder than {pool}"
     if planned[0] != lock.head.id:

@@ -4,13 +4,10 @@ a whole; the file is complete before it has its name.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib.metadata
 import itertools
 import os
-import secrets
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,11 +21,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from manifests import disk, identity
-from manifests.aligned import AlignedFiles
+from manifests.aligned import AlignedFiles, current_view, view_names
 from manifests.columns import STORED, WITHHELD
 from manifests.commits import Commits, read_commits
-from manifests.documents import ViewDocument, read_document
-from manifests.pool_layout import PoolLayout, shard_name
+from manifests.documents import ViewDocument
+from manifests.pool_layout import shard_name
 from manifests.schema import SOURCES, Recipe
 from pipeline import accounting, planning
 from pipeline.dataset_lock import withheld
@@ -43,7 +40,8 @@ from pipeline.dataset_lock.lock_file import (
     LockHead,
     lock_schema,
 )
-from pipeline.dataset_lock.row_keys import RowsHash, RowSpill, partition_bits, row_keys
+from pipeline.dataset_lock.row_keys import RowsHash, row_bits, row_keys, row_spill, sorted_rows
+from pipeline.pool import RecordSpill, staged_file
 
 SUFFIX = ".parquet"
 READERS = 4  # shards that are read at a time
@@ -67,7 +65,7 @@ def write_lock(pool: str, path: str, views: Sequence[str] | None = None) -> Lock
     _check_target(path)
     commits = read_commits(pool)
     writer = _LockWriter(commits, views)
-    with _staged(path) as staged:
+    with staged_file(path, alone=True) as staged:
         writer.write(staged)
         if read_commits(pool).fingerprint != commits.fingerprint:
             raise ValueError(f"{pool} changed while it was read; lock it again")
@@ -105,22 +103,6 @@ def _check_target(path: str) -> None:
             raise ValueError(f"--lock {path}: a file that is no lock has that name") from None
 
 
-@contextlib.contextmanager
-def _staged(path: str) -> Iterator[Path]:
-    """A local file to fill before it is published: beside `path`, or in a temporary folder."""
-    if disk.is_url(path):
-        with tempfile.TemporaryDirectory(prefix="clipmill-lock-") as folder:
-            yield Path(folder) / "staged"
-        return
-    target = disk.local_path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    staged = target.with_name(f".{target.name}.partial.{os.getpid()}-{secrets.token_hex(4)}")
-    try:
-        yield staged
-    finally:
-        staged.unlink(missing_ok=True)
-
-
 class _LockWriter:
     """What is read of a pool for its lock."""
 
@@ -141,10 +123,10 @@ class _LockWriter:
 
     def write(self, staged: Path) -> None:
         """Write the rows, then the head."""
-        bits = partition_bits(self.commits.totals.stored)
+        bits = row_bits(self.commits.totals.stored)
         with (
-            RowSpill(bits, len(self.views)) as spill,
-            pq.ParquetWriter(
+            row_spill(bits, len(self.views)) as spill,
+            disk.parquet_writer(
                 staged,
                 self.schema,
                 compression="zstd",
@@ -272,7 +254,7 @@ class _LockWriter:
         for row in table["lock_outcome"].value_counts().to_pylist():
             self.outcomes[row["values"]] += row["counts"]
 
-    def _spill(self, table: pa.Table, spill: RowSpill) -> None:
+    def _spill(self, table: pa.Table, spill: RecordSpill) -> None:
         """Add the stored rows whose bytes are known."""
         known = pc.and_(pc.equal(table["lock_outcome"], STORED), table["sha256"].is_valid())
         stored = table.filter(known)
@@ -280,13 +262,13 @@ class _LockWriter:
         payload = np.zeros((stored.num_rows, len(kept)), np.uint8)
         for number, column in enumerate(kept):
             payload[:, number] = column
-        spill.add(row_keys(stored["uid"], stored["sha256"]), payload)
+        spill.add(np.hstack([row_keys(stored["uid"], stored["sha256"]), payload]))
 
-    def _head(self, spill: RowSpill) -> LockHead:
+    def _head(self, spill: RecordSpill) -> LockHead:
         whole = RowsHash()
         of_views = {view: RowsHash() for view in self.views}
         kept = Counter[str]()
-        for keys, payload in spill.partitions():
+        for keys, payload in sorted_rows(spill):
             whole.add(keys)
             for number, view in enumerate(self.views):
                 chosen = payload[:, number] == 1
@@ -369,23 +351,10 @@ def _extra_columns(recipe: Recipe) -> dict[str, str]:
 
 def _current_views(commits: Commits, names: Sequence[str] | None) -> dict[str, ViewDocument]:
     """The documents of the views to lock, in the order of their names."""
-    layout = PoolLayout(commits.pool)
-    there = [name.removesuffix(".json") for name in disk.list_names(layout.views, ".json")]
-    documents = {}
-    for name in sorted(set(there if names is None else names)):
-        if name not in there:
-            close = disk.did_you_mean(name, there)
-            raise ValueError(
-                f"{commits.pool} has no view {name!r}{close} (it has {', '.join(there) or 'none'})"
-            )
-        document = read_document(layout.view_json(name), ViewDocument)
-        if document.fingerprint != commits.fingerprint:
-            raise ValueError(
-                f"view {name!r} is stale: the shards have changed since; make it again with "
-                f"python pipeline/filter.py {commits.pool}, or name the others with --view"
-            )
-        documents[name] = document
-    return documents
+    pool = commits.pool
+    remedy = f"make it again with python pipeline/filter.py {pool}, or name the others with --view"
+    chosen = sorted(set(view_names(pool) if names is None else names))
+    return {name: current_view(pool, name, commits.fingerprint, remedy) for name in chosen}
 
 
 def _plain_recipe(recipe: Recipe) -> dict[str, Any]:

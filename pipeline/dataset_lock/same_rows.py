@@ -26,15 +26,15 @@ from manifests.documents import ViewDocument
 from pipeline import views
 from pipeline.dataset_lock.lock_file import VIEW_PREFIX, LockFile
 from pipeline.dataset_lock.row_keys import (
-    Bytes,
-    Keys,
     RowsHash,
-    RowSpill,
     are_in,
-    partition_bits,
+    row_bits,
     row_keys,
+    row_spill,
+    sorted_rows,
     unique_where,
 )
+from pipeline.pool import Bytes, Keys, RecordSpill
 
 READERS = 4  # sidecars that are read at a time
 ORDINAL_BYTES = 8  # number of a row in the pool, counted over all shards
@@ -184,19 +184,19 @@ def _match(
     """
     rows = commits.totals.rows
     largest = max([commits.totals.stored, *(lock.head.outcomes.get(STORED, 0) for lock in locks)])
-    bits = partition_bits(largest)
+    bits = row_bits(largest)
     matches = {}
     for view in selections:
         matches[view] = _Match(np.zeros((rows + 7) // 8, np.uint8), RowsHash())
     with contextlib.ExitStack() as stack:
-        of_pool = stack.enter_context(RowSpill(bits, ORDINAL_BYTES))
+        of_pool = stack.enter_context(row_spill(bits, ORDINAL_BYTES))
         _spill_pool(commits, of_pool)
         of_locks = []
         for lock in locks:
-            spill = stack.enter_context(RowSpill(bits, len(selections)))
+            spill = stack.enter_context(row_spill(bits, len(selections)))
             _spill_lock(lock, selections, spill)
-            of_locks.append(spill.partitions())
-        for keys, payload in of_pool.partitions():
+            of_locks.append(sorted_rows(spill))
+        for keys, payload in sorted_rows(of_pool):
             ordinals = np.ascontiguousarray(payload).view("<i8").ravel()
             parts = [next(partition) for partition in of_locks]
             for number, match in enumerate(matches.values()):
@@ -221,12 +221,12 @@ def _add(
     np.bitwise_or.at(match.bits, rows >> 3, (1 << (rows & 7)).astype(np.uint8))
 
 
-def _spill_pool(commits: Commits, spill: RowSpill) -> None:
+def _spill_pool(commits: Commits, spill: RecordSpill) -> None:
     """The stored rows of a pool with their numbers."""
     counts = commits.column("count").to_numpy()
     firsts = np.cumsum(counts) - counts
 
-    def read(position: int) -> tuple[Bytes, Bytes]:
+    def read(position: int) -> Bytes:
         path = commits.sidecar(int(commits.shards[position]))
         table = disk.read_parquet(path, ["uid", "sha256", "status"])
         if table.num_rows != counts[position]:
@@ -235,20 +235,20 @@ def _spill_pool(commits: Commits, spill: RowSpill) -> None:
         stored = pc.and_(pc.equal(table["status"], "success"), known)
         table = table.filter(stored)
         ordinals = firsts[position] + np.flatnonzero(stored.to_numpy())
-        return row_keys(table["uid"], table["sha256"]), _as_bytes(ordinals)
+        return np.hstack([row_keys(table["uid"], table["sha256"]), _as_bytes(ordinals)])
 
     positions = iter(range(len(commits)))
     with ThreadPoolExecutor(READERS) as threads:
         while batch := list(itertools.islice(positions, 4 * READERS)):
-            for keys, payload in threads.map(read, batch):
-                spill.add(keys, payload)
+            for records in threads.map(read, batch):
+                spill.add(records)
 
 
 def _as_bytes(numbers: npt.NDArray[Any]) -> Bytes:
     return numbers.astype("<i8").view(np.uint8).reshape(-1, ORDINAL_BYTES)
 
 
-def _spill_lock(lock: LockFile, selections: Sequence[str | None], spill: RowSpill) -> None:
+def _spill_lock(lock: LockFile, selections: Sequence[str | None], spill: RecordSpill) -> None:
     """The stored rows of a lock, each with the selections that keep it."""
     columns = ["uid", "sha256", "lock_outcome"]
     of_views = [VIEW_PREFIX + view for view in selections if view is not None]
@@ -259,4 +259,4 @@ def _spill_lock(lock: LockFile, selections: Sequence[str | None], spill: RowSpil
         for number, view in enumerate(selections):
             if view is not None:
                 flags[:, number] = stored[VIEW_PREFIX + view].to_numpy()
-        spill.add(row_keys(stored["uid"], stored["sha256"]), flags)
+        spill.add(np.hstack([row_keys(stored["uid"], stored["sha256"]), flags]))

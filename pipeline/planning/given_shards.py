@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from manifests import disk, identity
 from manifests.columns import PAIRS, with_extra
@@ -33,6 +33,7 @@ from pipeline.planning.plan_files import (
     shards_file,
 )
 from pipeline.planning.planner import FORM, ROWS_PER_TICKET, settings_hash
+from pipeline.pool import check_fence
 
 NUMBERED = ("part", "row", "shard", "position")  # columns of PLAN that are filled in here
 logger = logging.getLogger(__name__)
@@ -54,22 +55,26 @@ def write_given_plan(
     shards: Iterable[tuple[int, pa.Table]],
     lock: str,
     groups: int | None,
+    fence: int | None = None,
 ) -> None:
     """Plan shards as they are given: (host group, rows) of each, in the order of their numbers.
 
     Rows have the columns of PLAN but NUMBERED, the recipe's extra columns and LOCKED. `lock`: the
     id of where they come from. `groups`: how many host groups there are; None where each shard is a
-    group of its own. ValueError for no row.
+    group of its own. ValueError for no row; LeaseLost where another command has taken the lease
+    over.
     """
     folder = PoolLayout(pool).plan_round(0)
     extra = list(with_extra(PAIRS, recipe.source.extra_columns))[len(PAIRS) :]
     schema = pa.schema([*PLAN, *extra, *LOCKED])
     written = _Files()
+    check = partial(check_fence, pool, fence)
     waiting = iter(shards)
-    while _write_file(folder, schema, settings_hash(recipe.fetch), waiting, written):
+    while _write_file(folder, schema, settings_hash(recipe.fetch), waiting, written, check):
         pass
     if not written.rows:
         raise ValueError(f"lock {lock} has no rows")
+    check()
     disk.write_parquet(disk.join(folder, "shards.parquet"), pa.concat_tables(written.shards))
     document = {
         "version": PLAN_VERSION,
@@ -87,7 +92,8 @@ def write_given_plan(
         "group_rows": None,
         "group_shards": None,
     }
-    disk.write_json(plan_json(folder), document)
+    check()
+    disk.write_json(plan_json(folder), document, sealed=True)
     logger.info("planned %d rows of a lock as %d shards", written.rows, written.count)
 
 
@@ -97,14 +103,15 @@ def _write_file(
     settings: str,
     shards: Iterator[tuple[int, pa.Table]],
     written: _Files,
+    check: Callable[[], None],
 ) -> bool:
-    """Write the next file of a plan; False where no shard is left."""
+    """Write the next file of a plan; False where no shard is left. `check`: of the lease."""
     number, first = len(written.first_shards), written.count
     columns: dict[str, list[Any]] = {name: [] for name in SHARDS.names}
     rows_before = written.rows
     with tempfile.TemporaryDirectory(prefix="clipmill-plan-") as scratch:
         staged = Path(scratch) / "shards.parquet"
-        with pq.ParquetWriter(
+        with disk.parquet_writer(
             staged, schema, compression="zstd", write_statistics=False, write_page_checksum=True
         ) as writer:
             for group, given in shards:
@@ -125,6 +132,7 @@ def _write_file(
                     break
         if written.count == first:
             return False
+        check()
         disk.publish(staged, shards_file(folder, number))
     written.first_shards.append(first)
     written.shards.append(pa.table(columns, SHARDS))

@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from manifests import disk, identity
 from manifests.columns import REASONS
@@ -400,7 +399,7 @@ def _write_retried(config: Config) -> None:
     schema = pa.schema([("key", pa.int64())])
     with tempfile.TemporaryDirectory(prefix="clipmill-plan-") as scratch:
         staged = Path(scratch) / "retried.parquet"
-        with pq.ParquetWriter(staged, schema, compression="zstd") as writer:
+        with disk.parquet_writer(staged, schema, compression="zstd") as writer:
             for number in range(config["runs"]):
                 data = disk.read_bytes(run_of(config, number).path("retried"))
                 writer.write_table(pa.table({"key": np.frombuffer(data, NUMBER)}, schema))

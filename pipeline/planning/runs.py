@@ -68,7 +68,7 @@ def write_run(
     staged = Path(scratch) / "run.arrow"
     options = pa.ipc.IpcWriteOptions(compression="lz4")
     with (
-        pa.OSFile(str(staged), "wb") as sink,
+        disk.CountedFile(staged) as sink,
         pa.ipc.new_file(sink, whole.schema, options=options) as writer,
     ):
         for start, stop in pairwise(batches.tolist()):

@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from manifests import disk
 from manifests.columns import PAIRS, with_extra
@@ -217,7 +216,7 @@ def merge_runs(config: Config) -> Work:
         path = shards_file(config["folder"], part["number"])
         with tempfile.TemporaryDirectory(prefix="clipmill-plan-") as scratch:
             staged = Path(scratch) / "shards.parquet"
-            with pq.ParquetWriter(
+            with disk.parquet_writer(
                 staged, schema, compression="zstd", write_statistics=False, write_page_checksum=True
             ) as writer:
                 start = part["skip"]

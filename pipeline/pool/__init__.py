@@ -20,28 +20,43 @@ from pipeline.pool.publication import (
     sidecar_hash,
     staged_file,
 )
+from pipeline.pool.record_spill import (
+    Bytes,
+    Keys,
+    RecordSpill,
+    hex_bytes,
+    is_first_of_equal,
+    partition_bits,
+    sorted_records,
+)
 from pipeline.pool.rows import outcome_row, row_key
 from pipeline.pool.shard_writer import ShardWriter, member_block
 from pipeline.pool.tar_copy import copy_tar_without, moved_offsets
 from pipeline.pool.tars import Member, index_tar, local_copy
 
 __all__ = [
+    "Bytes",
+    "Keys",
     "Lease",
     "LeaseHeld",
     "LeaseLost",
     "LeaseOwner",
     "Member",
+    "RecordSpill",
     "ShardWriter",
     "TarFile",
     "check_fence",
     "copy_tar_without",
+    "hex_bytes",
     "hold_lease",
     "index_tar",
+    "is_first_of_equal",
     "live_owner",
     "local_copy",
     "member_block",
     "moved_offsets",
     "outcome_row",
+    "partition_bits",
     "publish_new",
     "publish_shard",
     "read_commit_record",
@@ -50,5 +65,6 @@ __all__ = [
     "replace_shard",
     "row_key",
     "sidecar_hash",
+    "sorted_records",
     "staged_file",
 ]

@@ -11,6 +11,7 @@ replaced by `replace_shard` only, after the files of the next revision are compl
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import json
 import secrets
@@ -242,11 +243,12 @@ def _create_file(source: Path, path: str, exclusive: bool) -> None:
 
 
 @contextlib.contextmanager
-def staged_file(path: str) -> Iterator[Path]:
+def staged_file(path: str, *, alone: bool = False) -> Iterator[Path]:
     """A local file to fill before it is published.
 
     It lies beside `path`, where `remove_uncommitted` finds it, or in a temporary folder where
-    `path` is a URL.
+    `path` is a URL. alone: no other process writes this file, and what killed ones have left of it
+    is removed.
     """
     if disk.is_url(path):
         with tempfile.TemporaryDirectory(prefix="clipmill-shard-") as folder:
@@ -254,6 +256,9 @@ def staged_file(path: str) -> Iterator[Path]:
         return
     target = disk.local_path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
+    if alone:
+        for left in target.parent.glob(f".{glob.escape(target.name)}.partial.*"):
+            left.unlink(missing_ok=True)
     # A token: machines that share a folder may have the same process ids.
     token = secrets.token_hex(4)
     staged = target.with_name(f".{target.name}.partial.staged-{token}")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import tarfile
 import tempfile
 import time
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -46,7 +48,7 @@ class ShardWriter:
         self._rows: dict[int, dict[str, Any]] = {}
         self._extra: dict[int, dict[str, Any]] = {}
         self._spool: IO[bytes] = tempfile.TemporaryFile(prefix="clipmill-spool-")  # noqa: SIM115
-        self._spooled: dict[int, tuple[int, int]] = {}
+        self._spooled: dict[int, tuple[int, int, int]] = {}  # start, length, checksum
         self._started = time.monotonic()
 
     def __enter__(self) -> ShardWriter:
@@ -80,7 +82,7 @@ class ShardWriter:
         values["key"] = row_key(self.shard, row)
         if image is not None and values["reason"] is None:
             values["image_name"] = f"{values['key']}.{extension}"
-            self._spooled[row] = (self._spool.tell(), len(image))
+            self._spooled[row] = (self._spool.tell(), len(image), zlib.crc32(image))
             with disk.naming(Path(tempfile.gettempdir()) / "clipmill-spool"):
                 self._spool.write(image)
             self._extra[row] = {k: v for k, v in (extra or {}).items() if v is not None}
@@ -135,11 +137,9 @@ class ShardWriter:
         content, offset = hashlib.sha256(), 0
         with disk.naming(staged), open(staged, "wb") as f:
             for row in sorted(self._spooled):
-                start, length = self._spooled[row]
-                self._spool.seek(start)
                 values = self._rows[row]
                 members = {
-                    "image": (values["image_name"].rpartition(".")[2], self._spool.read(length)),
+                    "image": (values["image_name"].rpartition(".")[2], self._image(row)),
                     "text": ("txt", (values["caption"] or "").encode()),
                     "json": ("json", member_json(values, self._extra[row])),
                 }
@@ -153,6 +153,16 @@ class ShardWriter:
             content.update(end)
             f.write(end)
         return content.hexdigest(), offset + len(end)
+
+    def _image(self, row: int) -> bytes:
+        """An image that was added. OSError where the local disk has lost bytes of it."""
+        start, length, checksum = self._spooled[row]
+        self._spool.seek(start)
+        image = self._spool.read(length)
+        if len(image) != length or zlib.crc32(image) != checksum:
+            folder = tempfile.gettempdir()
+            raise OSError(errno.EIO, "an image reads back differently", f"{folder}/clipmill-spool")
+        return image
 
 
 def member_block(name: str, data: bytes) -> bytes:

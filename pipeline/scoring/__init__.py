@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.scoring.score_bundles import staged_bundle, write_bundle
+from pipeline.scoring.score_bundles import write_bundle
 from pipeline.scoring.score_sets import (
     complete_score_sets,
     filter_specs,
@@ -23,6 +23,5 @@ __all__ = [
     "score_set",
     "score_set_names",
     "shards_with_rows",
-    "staged_bundle",
     "write_bundle",
 ]

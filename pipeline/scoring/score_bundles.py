@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import secrets
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,7 +29,7 @@ from manifests.pool_layout import (
     shard_name,
 )
 from pipeline.executor import Engine, Stage, Ticket, execute
-from pipeline.pool import check_fence
+from pipeline.pool import check_fence, staged_file
 
 READERS = 16  # footers that are read at a time: a remote store answers each after about 30 ms
 logger = logging.getLogger(__name__)
@@ -174,7 +171,7 @@ def write_bundle(pool: str, name: str, shards: Sequence[int], fence: int | None 
     folder = disk.join(layout.score_set(name), shard_folder(shards[0]))
     singles = set(disk.list_names(folder, ".parquet"))
     before = Bundle(path) if disk.exists(path) else None
-    with staged_bundle(path) as staged:
+    with staged_file(path, alone=True) as staged:
         writer: BundleWriter | None = None
         with contextlib.ExitStack() as stack:
             for shard in shards:
@@ -197,20 +194,3 @@ def write_bundle(pool: str, name: str, shards: Sequence[int], fence: int | None 
     if not disk.is_url(folder):
         with contextlib.suppress(OSError):
             disk.local_path(folder).rmdir()
-
-
-@contextlib.contextmanager
-def staged_bundle(path: str) -> Iterator[Path]:
-    """A local file to fill before it is published: beside `path`, or in a temporary folder."""
-    if disk.is_url(path):
-        with tempfile.TemporaryDirectory(prefix="clipmill-bundle-") as temporary:
-            yield Path(temporary) / "staged"
-        return
-    target = disk.local_path(path)
-    for old in target.parent.glob(f".{target.name}.partial.*"):
-        old.unlink(missing_ok=True)
-    staged = target.with_name(f".{target.name}.partial.{secrets.token_hex(4)}")
-    try:
-        yield staged
-    finally:
-        staged.unlink(missing_ok=True)

@@ -11,7 +11,7 @@ import hashlib
 import importlib
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace, TracebackType
@@ -21,6 +21,8 @@ from manifests import disk
 from manifests.commits import IndexWriter, read_commits
 from manifests.disk import retry
 from manifests.pool_layout import PoolLayout, read_commit_records
+from manifests.schema import Pair
+from pipeline import dataset_lock
 from pipeline.accounting import count_pool, verify
 from pipeline.fetch import download
 from pipeline.fetch.fetcher import Fetched
@@ -28,7 +30,7 @@ from pipeline.images import RejectedImage
 from pipeline.images.transform import contained, limits_of
 from pipeline.pool import hold_lease, read_sidecar
 from tests.conftest import draw
-from tests.support import small_pool
+from tests.support import locked_pools, small_pool
 
 RECIPE = """
 name: chaos
@@ -76,6 +78,23 @@ class DecodersHere:
             return rejected
 
 
+class FetcherHere:
+    """In place of Fetcher: the images of `locked_pools`, without requests."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    async def fetch(
+        self, pairs: Sequence[Pair], number: int
+    ) -> AsyncGenerator[tuple[int, Fetched], None]:
+        for row, pair in enumerate(pairs):
+            body = locked_pools.image(int(pair.url.rpartition("/")[2][:-4]))
+            yield row, Fetched(body=body, reason=None, fetched_at=NOW, attempts=1)
+
+    async def close(self) -> None:
+        pass
+
+
 def make_comparable() -> None:
     """Let what this process writes depend on no clock."""
     clock = SimpleNamespace(
@@ -84,6 +103,7 @@ def make_comparable() -> None:
     for name in CLOCKS:
         importlib.import_module(name).time = clock  # type: ignore[attr-defined]
     download.Decoders = DecodersHere  # type: ignore[misc, assignment]
+    download.Fetcher = FetcherHere  # type: ignore[misc, assignment]
     download.read_file = read_file  # type: ignore[assignment]
     retry.FIRST_PAUSE_S = 0.01
     outcomes = importlib.import_module("pipeline.executor.outcomes")
@@ -232,6 +252,23 @@ def migrate(inputs: str, pool: str) -> int:
     return command("audit", pool, "--migrate")
 
 
+def lock(_: str, pool: str) -> int:
+    return command("audit", pool, "--lock", f"{pool}/pool.lock.parquet")
+
+
+def lock_elsewhere(inputs: Path, pool: Path) -> None:
+    """The lock of another lab's pool."""
+    path = inputs.parent / "their.lock.parquet"
+    if not path.exists():
+        theirs = locked_pools.make_pool(inputs.parent / "theirs", 12, rows_per_shard=5)
+        dataset_lock.write_lock(theirs, str(path))
+
+
+def build_from_lock(inputs: str, pool: str) -> int:
+    words = ("--out", pool, "--engine", "inline", "--set", "user_agent=tests/1 (x@example.org)")
+    return command("build", "--from-lock", str(Path(inputs).parent / "their.lock.parquet"), *words)
+
+
 SCENARIOS = {
     "build": Scenario(nothing, build),
     "score": Scenario(build_until_fetch, score),
@@ -243,6 +280,8 @@ SCENARIOS = {
     "repair": Scenario(damage, repair, damaged_before=True),
     "purge": Scenario(build_all, purge),
     "migrate": Scenario(first_form, migrate, damaged_before=True),
+    "lock": Scenario(build_all, lock),
+    "from_lock": Scenario(lock_elsewhere, build_from_lock),
 }
 
 

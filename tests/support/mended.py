@@ -64,12 +64,12 @@ def repair(pool: str) -> None:
 def contents(pool: str) -> dict[str, Any]:
     """What readers get: rows without what two fetches never share, and the bytes of the tars."""
     commits, layout = read_commits(pool), PoolLayout(pool)
-    found: dict[str, Any] = {}
+    contents: dict[str, Any] = {}
     for name in commits.names():
         record = commits.record(name)
         rows = read_sidecar(pool, name).drop_columns(VOLATILE).to_pylist()
-        found[name] = rows, Path(layout.tar(record)).read_bytes(), record.sidecar_sha256
+        contents[name] = rows, Path(layout.tar(record)).read_bytes(), record.sidecar_sha256
     for path in [*Path(pool).glob("scores/**/*"), *Path(pool).glob("views/**/*")]:
         if path.is_file():
-            found[str(path.relative_to(pool))] = path.read_bytes()
-    return found
+            contents[str(path.relative_to(pool))] = path.read_bytes()
+    return contents

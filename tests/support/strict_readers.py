@@ -57,15 +57,15 @@ def compare(
     """{what is wrong: what both say of the tar, when it is read and adopted for the first time}."""
     results = {}
     for number, (name, make) in enumerate(malformed.items()):
-        place = folder / str(number)
-        place.mkdir(parents=True)
-        tar = place / "00000.tar"
-        tar.write_bytes(make(place))
+        here = folder / str(number)
+        here.mkdir(parents=True)
+        tar = here / "00000.tar"
+        tar.write_bytes(make(here))
         samples, error = webdataset_samples(tar)
-        taken, said = adopted(tar, place / "pool")
+        taken, message = adopted(tar, here / "pool")
         results[name] = {
-            "webdataset": {"samples": len(samples), "error": _short(error, place)},
-            "clipmill": {"samples": taken, "says": _short(said, place)},
+            "webdataset": {"samples": len(samples), "error": _short(error, here)},
+            "clipmill": {"samples": taken, "says": _short(message, here)},
         }
     return results
 

@@ -115,6 +115,37 @@ def test_a_run_that_goes_on_keeps_the_lines_up_to_its_checkpoint(tmp_path: Path)
     assert kept_lines(str(tmp_path / "nowhere"), 20) == []
 
 
+def test_a_line_that_the_disk_loses_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = book(tmp_path)
+    one.line(10, NUMBERS)
+    one.line(20, NUMBERS)
+    monkeypatch.setattr(logbook, "open", _Losing, raising=False)
+    with pytest.raises(OSError, match="bytes were written"):
+        one.line(30, NUMBERS)
+    assert [line["step"] for line in lines(tmp_path)] == [10, 20]
+
+
+class _Losing:
+    """A file whose writes take no byte and say nothing."""
+
+    def __init__(self, path: Path, mode: str) -> None:
+        self.size = path.stat().st_size
+
+    def __enter__(self) -> _Losing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def tell(self) -> int:
+        return self.size
+
+    def write(self, data: bytes) -> int:
+        return len(data)
+
+
 def test_a_store_is_given_whole_files(clock: list[float]) -> None:
     out = "memory://logbook/run"
     one = book(out)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from manifests import disk
 from manifests.aligned.bundles import AlignedFiles
+from manifests.aligned.current_views import current_view
 from manifests.aligned.shard_tables import scored_shards, view_shards
 from manifests.commits import Commits, ShardFiles, open_shard_files, read_commits
 from manifests.documents import ScoreSetDocument, ViewDocument, read_document
@@ -170,21 +171,10 @@ def open_masks(files: ShardFiles | Commits, view: str) -> ViewMasks:
 def read_view(files: ShardFiles | Commits, view: str) -> ViewDocument:
     """The document of a view. ValueError where there is none, or it is older than the shards."""
     pool = files.pool
-    layout = PoolLayout(pool)
-    names = read_with_retries(lambda: disk.list_names(layout.views, ".json"), layout.views)
-    views = [name.removesuffix(".json") for name in names]
-    if view not in views:
-        suggestion = disk.did_you_mean(view, views)
-        raise ValueError(
-            f"{pool} has no view {view!r}{suggestion}; it has {', '.join(views) or 'none'}"
-        )
-    document = load_document(layout.view_json(view), ViewDocument)
-    if document.fingerprint != files.fingerprint:
-        raise ValueError(
-            f"view {view!r} of {pool} is stale: the pool's shards have changed; "
-            f"{choose_again(pool)}"
-        )
-    return document
+    return read_with_retries(
+        lambda: current_view(pool, view, files.fingerprint, choose_again(pool)),
+        PoolLayout(pool).views,
+    )
 
 
 def covers(pool: str, document: ScoreSetDocument, fingerprint: str, shards: Ints) -> bool:

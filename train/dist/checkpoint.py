@@ -154,16 +154,16 @@ def clear(run: str) -> None:
 
 
 def clean(run: str) -> None:
-    """Remove what a killed save left, and what a kill left beside the documents of the run."""
+    """Remove what a killed save and any other write of a killed run left in its folders."""
     if disk.is_url(run):
         return
     layout = RunLayout(run)
     for path in disk.local_path(layout.checkpoints).glob(".step-*.partial.*"):
         shutil.rmtree(path)
-    for document in (layout.blend_json, layout.run_json, layout.log):
-        target = disk.local_path(document)
-        for path in target.parent.glob(f".{target.name}.partial.*"):
-            path.unlink(missing_ok=True)
+    for folder in (run, layout.export, layout.until):
+        for path in disk.local_path(folder).glob(".*.partial.*"):
+            if path.is_file():
+                path.unlink(missing_ok=True)
 
 
 def _check(folder: str) -> tuple[CheckpointRecord, dict[str, bytes]]:

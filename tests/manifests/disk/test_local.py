@@ -83,6 +83,28 @@ def test_a_file_that_did_not_take_all_bytes_is_an_error(
     assert not (tmp_path / "x").exists()
 
 
+def test_a_file_that_is_written_in_pieces_is_checked_when_it_is_closed(tmp_path: Path) -> None:
+    with local.CountedFile(tmp_path / "whole") as file:
+        assert [file.write(b"12"), file.write(b"345"), file.tell()] == [2, 3, 5]
+    assert (tmp_path / "whole").read_bytes() == b"12345"
+    file = local.CountedFile(tmp_path / "cut")
+    file.write(b"12345")
+    file.position += 1  # as if a write had been lost
+    with pytest.raises(OSError, match=r"5 of 6 bytes were written: .*cut"):
+        file.close()
+
+
+def test_a_copy_to_another_file_system_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staged = tmp_path / "staged"
+    staged.write_bytes(b"12345")
+    monkeypatch.setattr(local.shutil, "move", lambda _, target: Path(target).write_bytes(b"123"))
+    with pytest.raises(OSError, match="3 of 5 bytes were written"):
+        disk.publish(staged, tmp_path / "new")
+    assert os.listdir(tmp_path) == ["staged"]
+
+
 def test_new_folders_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Path] = []
     monkeypatch.setattr(local, "sync_folder", synced.append)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from manifests import disk
@@ -36,6 +38,30 @@ def test_a_document_is_created_once_and_replaced_only_where_it_is_the_expected_o
     (tmp_path / "bad.json").write_text("{")
     with pytest.raises(ValueError, match=r"bad\.json is not JSON"):
         disk.read_json(tmp_path / "bad.json")
+
+
+def test_a_table_whose_bytes_the_disk_loses_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = pa.table({"a": list(range(100))})
+    with disk.parquet_writer(tmp_path / "t", rows.schema, compression="zstd") as writer:
+        writer.write_table(rows)
+    pq.write_table(rows, tmp_path / "same", compression="zstd")
+    assert (tmp_path / "t").read_bytes() == (tmp_path / "same").read_bytes()
+    write = disk.CountedFile.write
+
+    def lose(file: disk.CountedFile, data: Any) -> int:
+        half = len(data) // 2
+        write(file, memoryview(data)[:half])
+        file.position += len(data) - half
+        return len(data)
+
+    monkeypatch.setattr(disk.CountedFile, "write", lose)
+    with (
+        pytest.raises(OSError, match=r"bytes were written: .*cut"),
+        disk.parquet_writer(tmp_path / "cut", rows.schema) as writer,
+    ):
+        writer.write_table(rows)
 
 
 def test_any_change_of_a_sealed_document_is_noticed(tmp_path: Path) -> None:

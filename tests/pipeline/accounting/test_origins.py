@@ -91,15 +91,15 @@ def test_an_explanation_names_the_record_and_reads_it(
     tmp_path: Path, pool: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     [pair] = planning.rows_of_shard(pool, 0)[:1]
-    place = f"{pair.wat}, record at byte {pair.warc_offset}, link {pair.link}"
-    assert explain_row(pool, pair.uid)["origin"] == f"{place}; read again: it has this link"
+    record = f"{pair.wat}, record at byte {pair.warc_offset}, link {pair.link}"
+    assert explain_row(pool, pair.uid)["origin"] == f"{record}; read again: it has this link"
     assert main([pool, "--explain", pair.uid]) == 0
-    assert f"origin  {place}" in capsys.readouterr().out
+    assert f"origin  {record}" in capsys.readouterr().out
     for path in wat_paths(tmp_path):
         path.unlink()
-    assert explain_row(pool, pair.uid)["origin"].startswith(f"{place}; not read: source.paths")
+    assert explain_row(pool, pair.uid)["origin"].startswith(f"{record}; not read: source.paths")
     Path(PoolLayout(pool).recipe_json).unlink()
-    assert explain_row(pool, pair.uid)["origin"] == place
+    assert explain_row(pool, pair.uid)["origin"] == record
 
 
 def test_other_records_are_noticed(

@@ -40,12 +40,12 @@ def pool(small: Path, tmp_path: Path) -> str:
 
 def files(pool: str | Path) -> dict[str, bytes]:
     """Every file but the lease, by its path in the pool."""
-    found = {}
+    contents = {}
     for path in Path(pool).rglob("*"):
         name = str(path.relative_to(pool))
         if path.is_file() and "lease" not in name:
-            found[name] = path.read_bytes()
-    return found
+            contents[name] = path.read_bytes()
+    return contents
 
 
 def purge(pool: str, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:

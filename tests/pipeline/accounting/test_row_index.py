@@ -14,7 +14,7 @@ from manifests.commits import Commits, read_commits, update_index
 from pipeline.accounting import explain, row_index
 from pipeline.accounting.explain import explain_row
 from pipeline.accounting.row_index import extend_row_index, locate, write_row_index
-from pipeline.pool import LeaseLost, read_sidecar
+from pipeline.pool import LeaseLost, read_sidecar, record_spill
 from tests.support.small_pool import make_pool, rows
 
 
@@ -46,12 +46,12 @@ def check_every_row(pool: str) -> None:
 
 
 @pytest.mark.parametrize("partition", [7, 2**22])
-@pytest.mark.parametrize("buffered", [5, 2**20])
+@pytest.mark.parametrize("buffered", [60, 2**20])
 def test_every_uid_url_and_key_leads_to_its_shard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, partition: int, buffered: int
 ) -> None:
     monkeypatch.setattr(row_index, "PARTITION_ENTRIES", partition)
-    monkeypatch.setattr(row_index, "BUFFERED_ENTRIES", buffered)
+    monkeypatch.setattr(record_spill, "BUFFERED_BYTES", buffered)
     pool = make_pool(tmp_path, rows(40))
     commits = update_index(pool)
     assert write_row_index(commits) == 80

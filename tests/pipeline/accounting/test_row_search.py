@@ -23,22 +23,22 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def sidecar_rows(pool: str) -> list[tuple[int, int, dict[str, Any]]]:
     commits = read_commits(pool)
-    found = []
+    rows = []
     for shard in commits.shards.tolist():
         for number, row in enumerate(disk.read_parquet(commits.sidecar(shard)).to_pylist()):
-            found.append((shard, number, row))
-    return found
+            rows.append((shard, number, row))
+    return rows
 
 
 def test_rows_of_a_uid_a_url_and_a_domain(pool: str) -> None:
     commits, rows = read_commits(pool), sidecar_rows(pool)
     shard, number, row = rows[13]
     for criteria in ({"uid": {row["uid"]}}, {"url": {row["url"]}}):
-        found = find_rows(commits, criteria)
-        assert found.uids.to_pylist() == [row["uid"]]
-        assert list(found.shards) == [shard]
-        assert np.flatnonzero(found.shards[shard]).tolist() == [number]
-        assert {path.rpartition("/")[2][:4] for path in found.files} == {"part", "shar"}
+        matching = find_rows(commits, criteria)
+        assert matching.uids.to_pylist() == [row["uid"]]
+        assert list(matching.shards) == [shard]
+        assert np.flatnonzero(matching.shards[shard]).tolist() == [number]
+        assert {path.rpartition("/")[2][:4] for path in matching.files} == {"part", "shar"}
     of_domain = find_rows(commits, {"domain": {"host1.test"}})
     expected = {row["uid"] for _, _, row in rows if row["url"].startswith("http://host1.test/")}
     assert set(of_domain.uids.to_pylist()) == expected
@@ -47,11 +47,11 @@ def test_rows_of_a_uid_a_url_and_a_domain(pool: str) -> None:
 
 @pytest.mark.parametrize("criteria", [{"uid": {"0" * 32}}, {"domain": {"test"}}, {"url": {"http"}}])
 def test_what_is_not_there_is_not_found(pool: str, criteria: dict[str, set[str]]) -> None:
-    found = find_rows(read_commits(pool), criteria)
+    rows = find_rows(read_commits(pool), criteria)
     if "domain" in criteria:  # every host lies in it
-        assert len(found.uids) == 24
+        assert len(rows.uids) == 24
     else:
-        assert (len(found.uids), len(found.shards), found.files) == (0, 0, ())
+        assert (len(rows.uids), len(rows.shards), rows.files) == (0, 0, ())
 
 
 def test_the_row_index_spares_the_other_files(

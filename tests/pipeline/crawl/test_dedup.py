@@ -174,4 +174,4 @@ def test_uids_that_are_no_hexadecimal_are_named_as_the_failure(tmp_path: Path) -
     metadata = {"pairs": 1, "reasons": {}}
     disk.write_parquet(dedup.extracted(str(tmp_path), 0), table, metadata)
     failed = dedup.commit(str(tmp_path), ["x"], {}, "inline")
-    assert "non-hexadecimal" in failed["scatter-00000"]
+    assert "a uid does not have 32 hex digits" in failed["scatter-00000"]

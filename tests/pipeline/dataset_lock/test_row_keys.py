@@ -11,11 +11,13 @@ import pytest
 from pipeline.dataset_lock import row_keys
 from pipeline.dataset_lock.row_keys import (
     RowsHash,
-    RowSpill,
     are_in,
-    partition_bits,
+    row_bits,
+    row_spill,
+    sorted_rows,
     unique_where,
 )
+from pipeline.pool import record_spill
 
 
 def columns(numbers: list[int]) -> tuple[pa.Array, pa.Array]:
@@ -36,16 +38,16 @@ def expected_hash(numbers: list[int]) -> str:
 def test_the_hash_is_that_of_the_sorted_records_whatever_the_partitions(
     bits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_keys, "BUFFERED_ROWS", 50)
+    monkeypatch.setattr(record_spill, "BUFFERED_BYTES", 50 * 50)
     numbers = [n % 300 for n in np.random.default_rng(0).permutation(400).tolist()]
     content = RowsHash()
-    with RowSpill(bits, 2) as spill:
+    with row_spill(bits, 2) as spill:
         for start in range(0, 400, 64):
             part = numbers[start : start + 64]
             payload = np.array(part, "<i2").view(np.uint8).reshape(-1, 2)
-            spill.add(row_keys.row_keys(*columns(part)), payload)
+            spill.add(np.hstack([row_keys.row_keys(*columns(part)), payload]))
         seen = []
-        for keys, payload in spill.partitions():
+        for keys, payload in sorted_rows(spill):
             content.add(keys)
             seen += np.ascontiguousarray(payload).view("<i2").ravel().tolist()
             assert keys.tolist() == sorted(keys.tolist())
@@ -56,10 +58,10 @@ def test_the_hash_is_that_of_the_sorted_records_whatever_the_partitions(
 def test_records_that_end_in_zeros_are_told_apart() -> None:
     uids = pa.array(["00" * 16, "00" * 15 + "01", "01" + "00" * 15])
     keys = row_keys.row_keys(uids, pa.array(["00" * 32] * 3))
-    with RowSpill(0, 0) as spill:
-        spill.add(keys, np.zeros((3, 0), np.uint8))
-        spill.add(keys, np.zeros((3, 0), np.uint8))
-        (part, _), *_ = spill.partitions()
+    with row_spill(0, 0) as spill:
+        spill.add(keys)
+        spill.add(keys)
+        (part, _), *_ = sorted_rows(spill)
     assert len(unique_where(part, np.ones(6, bool))) == 3
     assert are_in(part, part[4:]).tolist() == [False] * 4 + [True] * 2
     assert not are_in(part, part[:0]).any()
@@ -73,8 +75,8 @@ def test_no_row_has_a_hash_too() -> None:
 
 
 def test_partitions_grow_with_the_rows_and_end() -> None:
-    assert [partition_bits(n) for n in (0, 2**19 - 1, 2**19, 2**26)] == [0, 0, 1, 8]
-    assert partition_bits(10**12) == row_keys.MAX_BITS
+    assert [row_bits(n) for n in (0, 2**19, 2**19 + 1, 2**26)] == [0, 0, 1, 7]
+    assert row_bits(10**12) == record_spill.MAX_BITS
 
 
 @pytest.mark.parametrize(("uid", "sha256"), [("ab", "00" * 32), ("00" * 16, "00"), ("x", "00")])

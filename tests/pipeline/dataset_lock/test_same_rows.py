@@ -54,7 +54,7 @@ EXPECTED = {i for i in range(60) if i % 10 != 1 and i % 15 != 2}
 def test_two_labs_have_the_same_rows_and_the_same_hash(
     labs: tuple[str, str, str, str], bits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(same_rows, "partition_bits", lambda _: bits)
+    monkeypatch.setattr(same_rows, "row_bits", lambda _: bits)
     first, second, a, b = labs
     ours = write_same_rows(first, [a, b])
     theirs = write_same_rows(second, [b, a])

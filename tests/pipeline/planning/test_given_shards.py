@@ -14,6 +14,7 @@ from manifests.schema import Fetch, Recipe, Source
 from pipeline import planning
 from pipeline.planning import given_shards
 from pipeline.planning.plan_files import LOCKED, PLAN
+from pipeline.pool import LeaseLost
 
 RECIPE = Recipe(
     name="locked", source=Source(kind="lock", paths=("a.parquet",)), fetch=Fetch(user_agent="x/1")
@@ -79,6 +80,26 @@ def test_rows_that_are_retried_keep_their_hashes(tmp_path: Path) -> None:
     assert {pair.locked_sha256 for pair in pairs} == {"ab"}
     assert {pair.locked_outcome for pair in pairs} == {"stored"}
     assert len(pairs) == 2
+
+
+@pytest.mark.parametrize("before", [0, 1, 2])
+def test_a_command_that_lost_its_lease_plans_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int
+) -> None:
+    """Whether it is lost before the first file, the table of shards or the document."""
+    checks = []
+
+    def check(pool: str, fence: int | None) -> None:
+        checks.append((pool, fence))
+        if len(checks) > before:
+            raise LeaseLost("taken over")
+
+    monkeypatch.setattr(given_shards, "check_fence", check)
+    with pytest.raises(LeaseLost, match="taken over"):
+        planning.write_given_plan(str(tmp_path), RECIPE, [(0, shard(0, 3))], "the-lock", 2, 7)
+    assert checks == [(str(tmp_path), 7)] * (before + 1)
+    assert len(disk.list_names(PoolLayout(str(tmp_path)).plan_round(0))) == before
+    assert not planning.is_planned(str(tmp_path))
 
 
 def test_no_row_is_no_plan(tmp_path: Path) -> None:

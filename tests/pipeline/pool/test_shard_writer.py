@@ -143,6 +143,23 @@ def test_what_goes_in_comes_out(
     assert [text.decode() for text in contents[1::3]] == [caption for _, caption in samples]
 
 
+@pytest.mark.parametrize("lost", ["cut", "shifted"])
+def test_an_image_that_the_local_disk_loses_is_not_stored(tmp_path: Path, lost: str) -> None:
+    record, image, extra = five_rows()[0]
+    with ShardWriter(str(tmp_path), 0, "task", "0") as writer:
+        writer.add(0, record, image, extra)
+        writer.add(1, record, image, extra)
+        if lost == "cut":
+            writer._spool.truncate(len(image) + 1)
+        else:
+            writer._spool.seek(0)
+            writer._spool.write(image[1:])
+        with pytest.raises(OSError, match="an image reads back differently"):
+            writer.commit(2)
+    assert read_commit_records(str(tmp_path)) == {}
+    assert not list(tmp_path.rglob("*.tar"))
+
+
 def test_the_books_of_a_writer_must_balance(tmp_path: Path) -> None:
     record, image, extra = five_rows()[0]
     with ShardWriter(str(tmp_path), 0, "task", "0") as writer:

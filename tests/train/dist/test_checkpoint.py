@@ -145,7 +145,16 @@ def test_a_save_that_is_killed_anywhere_leaves_a_checkpoint_to_load(tmp_path):
 def test_clear_removes_all_and_clean_only_what_was_left_unfinished(tmp_path):
     save(tmp_path, 1)
     (tmp_path / "checkpoints" / ".step-2.partial.77").mkdir()
+    documents = ("run.json", "blend.json", "nonfinite-0.json", "log.jsonl")
+    left = [*documents, "export/open_clip_model.safetensors", "until/target.json"]
+    for name in left:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("whole")
+        path.with_name(f".{path.name}.partial.77-0123abcd").write_text("half")
     checkpoint.clean(str(tmp_path))
+    assert not list(tmp_path.rglob(".*"))
+    assert all((tmp_path / name).read_text() == "whole" for name in left)
     assert steps(tmp_path) == ["step-1"]
     checkpoint.clear(str(tmp_path))
     assert steps(tmp_path) == []

@@ -1,0 +1,33 @@
+"""The views of a pool, and the document of one that was made of the shards that are there now."""
+
+from __future__ import annotations
+
+from manifests import disk
+from manifests.documents import ViewDocument, read_document
+from manifests.pool_layout import PoolLayout
+
+
+def view_names(pool: str) -> list[str]:
+    """The complete views of a pool."""
+    files = disk.list_names(PoolLayout(pool).views, ".json")
+    return [file.removesuffix(".json") for file in files]
+
+
+def current_view(pool: str, view: str, fingerprint: str, remedy: str) -> ViewDocument:
+    """The document of a view.
+
+    ValueError where there is none; and where the pool's fingerprint is another one than the view's,
+    with `remedy`: what to do then.
+    """
+    names = view_names(pool)
+    if view not in names:
+        suggestion = disk.did_you_mean(view, names)
+        raise ValueError(
+            f"{pool} has no view {view!r}{suggestion}; it has {', '.join(names) or 'none'}"
+        )
+    document = read_document(PoolLayout(pool).view_json(view), ViewDocument)
+    if document.fingerprint != fingerprint:
+        raise ValueError(
+            f"view {view!r} of {pool} is stale: the pool's shards have changed; {remedy}"
+        )
+    return document

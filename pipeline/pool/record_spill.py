@@ -1,0 +1,143 @@
+"""Records of one width, divided by their first bits into partitions on local disk: records of any
+number are compared and sorted in bounded memory, one partition at a time.
+"""
+
+from __future__ import annotations
+
+import errno
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from manifests import disk
+
+MAX_BITS = 14  # 16,384 partitions
+BUFFERED_BYTES = 2**25  # of each spill before they are written
+NO_DIGIT = 255
+
+Bytes = npt.NDArray[np.uint8]
+Keys = npt.NDArray[np.bytes_]
+
+
+def partition_bits(records: int, at_most: int, max_bits: int = MAX_BITS) -> int:
+    """By how many bits so many records are divided into partitions of about `at_most`. Spills that
+    are compared share it.
+    """
+    partitions = -(-records // at_most)
+    return min(max_bits, max(0, partitions - 1).bit_length())
+
+
+def hex_bytes(column: pa.Array | pa.ChunkedArray, width: int, name: str) -> Bytes:
+    """(rows, width) of a column of hex digits. ValueError, with the name, for other values."""
+    problem = f"a {name} does not have {2 * width} hex digits"
+    if column.null_count:
+        raise ValueError(problem)
+    texts = column.cast(pa.binary())
+    if isinstance(texts, pa.ChunkedArray):
+        texts = texts.combine_chunks()
+    if not len(texts):
+        return np.zeros((0, width), np.uint8)
+    if not pc.all(pc.equal(pc.binary_length(texts), 2 * width)).as_py():
+        raise ValueError(problem)
+    fixed = texts.cast(pa.binary(2 * width))
+    characters = np.frombuffer(fixed.buffers()[1], np.uint8)[fixed.offset * 2 * width :]
+    digits = HEX_DIGITS[characters[: len(texts) * 2 * width]]
+    if (digits == NO_DIGIT).any():
+        raise ValueError(problem)
+    return (digits[0::2] << np.uint8(4) | digits[1::2]).reshape(-1, width)
+
+
+def _hex_digits() -> Bytes:
+    """(256,) the value of each character as a hex digit."""
+    values = np.full(256, NO_DIGIT, np.uint8)
+    for value in range(16):
+        values[ord(f"{value:x}")] = values[ord(f"{value:X}")] = value
+    return values
+
+
+HEX_DIGITS = _hex_digits()
+
+
+class RecordSpill:
+    """Records in local temporary files: `with RecordSpill(width, bits) as spill`."""
+
+    def __init__(self, width: int, bits: int) -> None:
+        """width: bytes of a record, at least 2. bits: of `partition_bits`, at most 16."""
+        self.width, self.bits, self.records = width, bits, 0
+        self._written = np.zeros(1 << bits, np.int64)  # records by partition
+        self._folder = tempfile.TemporaryDirectory(prefix="clipmill-records-")
+        self._buffer: list[Bytes] = []
+        self._buffered = 0
+
+    def __enter__(self) -> RecordSpill:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._folder.cleanup()
+
+    def add(self, records: Bytes) -> None:
+        """Add (records, width) bytes."""
+        assert records.shape[1] == self.width, records.shape
+        self._buffer.append(records)
+        self._buffered += len(records)
+        self.records += len(records)
+        if self._buffered * self.width >= BUFFERED_BYTES:
+            self._flush()
+
+    def partitions(self) -> Iterator[Bytes]:
+        """(records, width) of each partition, by their first bits; in one, as they were added.
+
+        OSError where the local disk has lost some.
+        """
+        self._flush()
+        for number, count in enumerate(self._written.tolist()):
+            path = self._path(number)
+            content = path.read_bytes() if count else b""
+            if len(content) != count * self.width:
+                message = f"{len(content)} of {count * self.width} bytes were written"
+                raise OSError(errno.EIO, message, str(path))
+            yield np.frombuffer(content, np.uint8).reshape(-1, self.width)
+
+    def _flush(self) -> None:
+        if not self._buffered:
+            return
+        records = np.concatenate(self._buffer)
+        self._buffer, self._buffered = [], 0
+        first = records[:, 0].astype(np.int64) << 8 | records[:, 1]
+        partition = first >> (16 - self.bits)
+        order = np.argsort(partition, kind="stable")
+        numbers, starts = np.unique(partition[order], return_index=True)
+        ends = [*starts[1:].tolist(), len(records)]
+        for number, start, end in zip(numbers.tolist(), starts.tolist(), ends, strict=True):
+            path = self._path(number)
+            with disk.naming(path), open(path, "ab") as f:
+                f.write(records[order[start:end]].tobytes())
+            self._written[number] += end - start
+
+    def _path(self, number: int) -> Path:
+        return Path(self._folder.name) / str(number)
+
+
+def sorted_records(records: Bytes, key_bytes: int) -> tuple[Keys, Bytes]:
+    """(the first `key_bytes` of each record, ascending, what follows them in each)."""
+    keys = np.ascontiguousarray(records[:, :key_bytes]).view(f"S{key_bytes}").ravel()
+    order = np.argsort(keys, kind="stable")
+    return keys[order], records[order, key_bytes:]
+
+
+def is_first_of_equal(keys: Keys) -> npt.NDArray[np.bool_]:
+    """(rows,) False where a value of an ascending array is the one before it."""
+    is_first = np.ones(len(keys), np.bool_)
+    is_first[1:] = keys[1:] != keys[:-1]
+    return is_first
