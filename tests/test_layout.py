@@ -47,7 +47,8 @@ ORDER = {
     "train": [
         "rng", "mixing", "model", "config", "data", "step", "formats", "dist", "capacity",
         "task_data", "evaluation",
-        "identity", "logbook", "nonfinite", "train_state", "until", "loop", "mix",
+        "identity", "logbook", "nonfinite", "train_state", "train_step", "until",
+        "loop", "mix",
         "stats", "ablation",
         "reporting",
         "run", "evaluate", "export",

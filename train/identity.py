@@ -17,6 +17,7 @@ INCIDENTAL = (
     "device",
     "threads",
     "checkpoint_every",
+    "checkpoint_seconds",
     "keep_checkpoints",
     "log_every",
     "dp_shard",

@@ -103,7 +103,6 @@ class Logbook:
             "step": step,
             "samples": samples,
             **values,
-            "logit_scale": float(self.model.logit_scale.detach()),
             "tokens_per_caption": self._tokens / max(1, self._rows),
             "sources": sources,
             "samples_per_s": rate,

@@ -9,7 +9,6 @@ threads). run.json is written last: the run is finished.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import math
 import platform
@@ -19,7 +18,6 @@ from typing import cast
 
 import numpy as np
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
 from manifests import console, disk
@@ -28,32 +26,23 @@ from manifests.run_layout import RunLayout
 from manifests.schema import Blend
 from train.capacity import resolve_micro_batch
 from train.config import TrainConfig, model_config
-from train.data import Batch, Loader, normalise
+from train.data import Batch, Loader
 from train.dist import checkpoint, process_group, sharded_checkpoint
 from train.formats import model_files, open_clip_files
 from train.identity import check_same_run, run_identity
 from train.logbook import Logbook, peak_memory, progress_text
-from train.model import GroupedCaptions, PackedCaptions, group_by_length, pack_captions, to_device
-from train.nonfinite import report_nonfinite
-from train.step import (
-    accumulate,
-    contrastive,
-    decay_factor,
-    learning_rate,
-    matmul_precision,
-    precision_context,
-)
+from train.step import GROUPS, Feed, decay_factor, learning_rate, matmul_precision
 from train.train_state import (
+    SaveTimer,
     StopRequest,
     TrainState,
     damaged_samples,
     prepare,
-    refuse_damage,
     save,
 )
+from train.train_step import LaunchedStep, StepNumbers, StepRunner
 from train.until import Target, load_target
 
-GROUPS = 4  # buckets of caption lengths, where captions are grouped
 logger = logging.getLogger(__name__)
 
 
@@ -68,6 +57,7 @@ def train(blend: Blend, config: TrainConfig, out: str, *, resume: bool = True) -
     """
     ranks = process_group.init_distributed(config.device)
     layout = RunLayout(out)
+    state: TrainState | None = None
     try:
         ranks = process_group.build_mesh(ranks, config)
         loader = Loader(blend, config, model_config(config), ranks.data_parallel.rank, ranks.dp)
@@ -93,6 +83,8 @@ def train(blend: Blend, config: TrainConfig, out: str, *, resume: bool = True) -
             target = load_target(state, blend)
             return _train(blend, state, stop, target, started)
     finally:
+        if state is not None:
+            state.saver.close()
         process_group.close(ranks)
 
 
@@ -152,62 +144,98 @@ def _train(
 
 def _steps(state: TrainState, stop: StopRequest, target: Target | None) -> int:
     """Train to the last step, or to the target; the number of steps that the run then has."""
-    config, ranks, first = state.config, state.ranks, state.first_step
+    config, first = state.config, state.first_step
     if target is not None and target.reached_after(first):
         return first
-    book = Logbook(
-        state.out,
-        config,
-        state.model,
-        ranks.device,
-        state.loader.order.repeats,
-        rank=ranks.rank,
-        world=ranks.world,
-        groups=GROUPS,
-        first=first,
-        kept=state.log_lines,
-        log_to=config.log_to,
+    timer = SaveTimer(config)
+    batches = Feed(config, state.ranks.device).batches(
+        cast("Generator[Batch]", state.loader.batches(first))
     )
-    bar = tqdm(
-        range(first, config.steps),
-        initial=first,
-        total=config.steps,
-        unit="step",
-        disable=None if ranks.rank == 0 else True,
-    )
-    with (
-        contextlib.closing(book),
-        contextlib.closing(cast("Generator[Batch]", state.loader.batches(first))) as batches,
-    ):
-        for step in bar:
+    with contextlib.closing(_Records(state)) as records, contextlib.closing(batches):
+        runner = StepRunner(state, stop, timer, records.finished)
+        for step in records.bar:
             asked = time.perf_counter()
-            batch = next(batches)
-            book.batch(batch.length_B, time.perf_counter() - asked)
-            loss, accuracy, norm, stopping = _step(state, batch, stop)
+            ready = next(batches)
+            runner.step(ready, time.perf_counter() - asked)
             done: int = step + 1
-            if done % config.log_every == 0 or done in (1, config.steps):
-                values: dict[str, float | None] = {
-                    "loss": loss,
-                    "accuracy": accuracy,
-                    "lr": learning_rate(config, step),
-                    "grad_norm": norm if math.isfinite(norm) else None,  # fp16 skipped the step
-                }
-                text = progress_text(book.line(done, {**values, **state.update.log_values()}))
-                bar.set_postfix_str(text)
-                if bar.disable and ranks.rank == 0:
-                    logger.info("step %d of %d: %s", done, config.steps, text)
-            reached = target is not None and target.reached(state, done)
-            last = reached or done == config.steps
-            due = config.checkpoint_every > 0 and done % config.checkpoint_every == 0
-            if due or stopping or last:
-                save(state, done)
-            if state.saver is not None and (stopping or last):
+            last = done == config.steps
+            if last or runner.stopping or runner.save_due or _due(state, target, done):
+                runner.read()  # before the weights are written or evaluated
+                last = (target is not None and target.reached(state, done)) or last
+                if last or runner.stopping or runner.save_due or _checkpoint_due(config, done):
+                    timer.saved(save(state, done))
+                    runner.save_due = False
+            if last or runner.stopping:
                 state.saver.finish()
             if last:
                 return done
-            if stopping:
+            if runner.stopping:
                 _exit_saved(done, config.steps, stop)
     return config.steps
+
+
+def _due(state: TrainState, target: Target | None, done: int) -> bool:
+    """Whether the weights after `done` steps are written or evaluated, by the number of steps."""
+    evaluates = target is not None and done % target.every == 0
+    return evaluates or _checkpoint_due(state.config, done)
+
+
+def _checkpoint_due(config: TrainConfig, done: int) -> bool:
+    """Whether a checkpoint after `done` steps is due by the number of steps."""
+    every = config.checkpoint_every
+    return every != "auto" and every > 0 and done % every == 0
+
+
+class _Records:
+    """log.jsonl and the progress bar of a run."""
+
+    def __init__(self, state: TrainState) -> None:
+        config, ranks, first = state.config, state.ranks, state.first_step
+        self._state = state
+        self._book = Logbook(
+            state.out,
+            config,
+            state.model,
+            ranks.device,
+            state.loader.order.repeats,
+            rank=ranks.rank,
+            world=ranks.world,
+            groups=GROUPS,
+            first=first,
+            kept=state.log_lines,
+            log_to=config.log_to,
+        )
+        self.bar = tqdm(
+            range(first, config.steps),
+            initial=first,
+            total=config.steps,
+            unit="step",
+            disable=None if ranks.rank == 0 else True,
+        )
+
+    def finished(self, launched: LaunchedStep, numbers: StepNumbers) -> None:
+        """Count a step, and write its line if it has one."""
+        state, config, done = self._state, self._state.config, launched.step + 1
+        self._book.batch(launched.ready.batch.length_B, launched.waited)
+        if done % config.log_every and done not in (1, config.steps):
+            return
+        norm, scale = numbers.grad_norm, numbers.logit_scale
+        values: dict[str, float | None] = {
+            "loss": numbers.loss,
+            "accuracy": numbers.accuracy,
+            "lr": learning_rate(config, launched.step),
+            "grad_norm": norm if math.isfinite(norm) else None,  # fp16 skipped the step
+            **state.update.log_values(),
+            "logit_scale": float(state.model.logit_scale.detach()) if scale is None else scale,
+        }
+        text = progress_text(self._book.line(done, values))
+        self.bar.set_postfix_str(text)
+        if self.bar.disable and state.ranks.rank == 0:
+            logger.info("step %d of %d: %s", done, config.steps, text)
+
+    def close(self) -> None:
+        """Close TensorBoard and W&B."""
+        self._book.close()
 
 
 def _exit_saved(step: int, steps: int, stop: StopRequest) -> None:
@@ -219,74 +247,6 @@ def _exit_saved(step: int, steps: int, stop: StopRequest) -> None:
         steps,
     )
     raise SystemExit(console.EXIT_SAVED)
-
-
-def _step(state: TrainState, batch: Batch, stop: StopRequest) -> tuple[float, float, float, bool]:
-    """One optimizer step: the loss, the batch's accuracy, the norm of the gradients, and whether a
-    rank shall stop.
-    """
-    config, device, model = state.config, state.ranks.device, state.model
-    assert config.micro_batch != "auto"
-    tokens_BT = batch.tokens_BT[:, : int(batch.length_B.max())]
-    first_row = state.ranks.data_parallel.rank * len(tokens_BT)  # of this rank, in the global batch
-
-    def rows_on_device(rows: slice) -> tuple[Tensor, Tensor | PackedCaptions | GroupedCaptions]:
-        positions = torch.arange(first_row + rows.start, first_row + rows.stop)
-        model.reseed(config.seed, batch.step, positions)
-        image_BHWC = batch.image_BHWC[rows].to(device, non_blocking=True)
-        image_BCHW = normalise(image_BHWC, model.config.image_mean, model.config.image_std)
-        tokens = _captions(config, tokens_BT[rows], batch.length_B[rows])
-        return image_BCHW, to_device(tokens, device)
-
-    loss_of = functools.partial(
-        contrastive,
-        config.loss,
-        data_parallel=state.ranks.data_parallel,
-        local_loss=config.local_loss,
-        gather_with_grad=config.gather_with_grad,
-        tile=config.loss_tile,
-    )
-    result = accumulate.backward(
-        state.wrapped,
-        rows_on_device,
-        len(tokens_BT),
-        loss_of,
-        micro_batch=config.micro_batch,
-        precision=lambda: precision_context(config, device),
-        loss_scale=state.update.loss_scale(),
-    )
-    norm = state.update.grad_norm()
-    # torch.full fills on the device: nothing is copied from the host.
-    stopping = torch.full((), float(stop.number is not None), device=device)
-    damaged = torch.full((), float(batch.damaged), device=device)
-    values = torch.stack([result.loss.float(), result.accuracy, norm.float(), stopping, damaged])
-    loss, accuracy, mean_norm, any_stopping, mean_damaged = process_group.mean(values, state.ranks)
-    # Ranks of a tensor-parallel group read the same samples: the sum is over dp ranks.
-    state.damaged += round(mean_damaged * state.ranks.dp)
-    if mean_damaged > 0:
-        refuse_damage(state, batch.step)
-    finite = math.isfinite(loss) and math.isfinite(mean_norm)
-    if finite:
-        state.update.step(batch.step, learning_rate(config, batch.step), norm)
-    elif math.isfinite(loss) and state.update.may_skip():
-        state.update.skip()
-    else:
-        features = {"image": result.image_bE, "text": result.text_bE}
-        error = report_nonfinite(state.out, state.ranks, model, batch, loss, mean_norm, features)
-        if state.saver is not None:
-            state.saver.finish()
-        raise error
-    return loss, accuracy, mean_norm, any_stopping > 0
-
-
-def _captions(
-    config: TrainConfig, tokens_BT: Tensor, length_B: Tensor
-) -> Tensor | PackedCaptions | GroupedCaptions:
-    if config.captions == "packed":
-        return pack_captions(tokens_BT, length_B)
-    if config.captions == "groups":
-        return group_by_length(tokens_BT, GROUPS, length_B)
-    return tokens_BT
 
 
 # --- what is written ------------------------------------------------------------------------------

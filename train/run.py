@@ -95,7 +95,8 @@ def parser() -> argparse.ArgumentParser:
         default=[],
         metavar="KEY=VALUE",
         help="change settings (see --list-settings); checkpoint_every=N saves every N steps;"
-        " the default 0 saves only at the end, or when the run is stopped by SIGTERM or Ctrl-C",
+        " by default a run is saved every 15 minutes, at its end, and when SIGTERM or Ctrl-C stops"
+        " it",
     )
     parser.add_argument(
         "--ranks", type=int, default=1, help="processes on this machine; torchrun starts its own"

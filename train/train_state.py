@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,8 @@ from torch import Tensor, nn
 from manifests import console, disk
 from manifests.documents import CheckpointRecord, DamagedSamples
 from train.config import TrainConfig, model_config
-from train.data import DamageCounts, DamagedSample, Loader, too_many_damaged
-from train.dist import Ranks, checkpoint, parallelize, process_group, sharded_checkpoint
+from train.data import Batch, DamageCounts, DamagedSample, Loader, too_many_damaged
+from train.dist import Ranks, Saver, checkpoint, parallelize, process_group, sharded_checkpoint
 from train.formats import model_files, open_clip_files
 from train.identity import check_same_run
 from train.logbook import kept_lines
@@ -25,6 +26,7 @@ from train.model import CLIP, ReducedTokenTable
 from train.step import Update, decay_factor, parameter_groups
 
 TABLE_ROWS = 1_000_000  # a blend of more rows is not read through for the tokens that it uses
+MOST_WAITING = 0.01  # share of the time that training may wait for automatic checkpoints
 NO_DAMAGE = DamagedSamples(count=0, samples=())
 logger = logging.getLogger(__name__)
 
@@ -46,6 +48,28 @@ class StopRequest:
             os.write(2, f"\n{name}: saving after this step; a second one ends at once\n".encode())
 
 
+class SaveTimer:
+    """Says when the next checkpoint is due by time, where `checkpoint_every` is `auto`.
+
+    Checkpoints that hold up training for long (a slow store) become rarer, so that it waits for
+    them at most 1 % of the time. Rank 0's answer counts.
+    """
+
+    def __init__(self, config: TrainConfig) -> None:
+        self._automatic = config.checkpoint_every == "auto"
+        self._shortest = self._interval = config.checkpoint_seconds
+        self._saved = time.monotonic()
+
+    def due(self) -> bool:
+        """Whether the interval since the last checkpoint has passed."""
+        return self._automatic and time.monotonic() - self._saved >= self._interval
+
+    def saved(self, waited: float) -> None:
+        """A checkpoint has been taken now; training waited `waited` seconds for it."""
+        self._saved = time.monotonic()
+        self._interval = max(self._shortest, waited / MOST_WAITING)
+
+
 @dataclass(slots=True, kw_only=True)
 class TrainState:
     """Everything that the training loop reads and changes."""
@@ -60,11 +84,13 @@ class TrainState:
     used_tokens: Tensor | None
     reduced_table: ReducedTokenTable | None
     update: Update
-    saver: sharded_checkpoint.Saver | None  # of a sharded run
+    saver: Saver
     identity: dict[str, Any]
     first_step: int = 0  # steps that the checkpoint had done
     damaged_before: DamagedSamples = NO_DAMAGE  # up to first_step
     damaged: int = 0  # damaged samples of all ranks since the run began
+    damage: DamageCounts = field(default_factory=DamageCounts)  # of this rank, since first_step
+    last_damaged: DamagedSample | None = None
     log_lines: tuple[str, ...] = ()  # lines of log.jsonl up to first_step
 
 
@@ -78,11 +104,6 @@ def prepare(
     if ranks.rank == 0:
         checkpoint.clean(out)
     saved = sharded_checkpoint.newest(out, ranks)
-    saver = (
-        None
-        if ranks.mesh is None
-        else sharded_checkpoint.Saver(out, ranks, config.keep_checkpoints)
-    )
     model = CLIP(model_config(config), config.seed, attention=config.attention)
     if saved is not None:
         identity = check_same_run(saved.record.identity, identity, out)
@@ -108,7 +129,7 @@ def prepare(
         used_tokens=used_tokens,
         reduced_table=reduced_table,
         update=update,
-        saver=saver,
+        saver=Saver(out, ranks, config.keep_checkpoints),
         identity=identity,
     )
     if saved is not None:
@@ -158,12 +179,8 @@ def _restore(state: TrainState, saved: checkpoint.Checkpoint) -> None:
     logger.info("resumed after step %d of %d", saved.step, state.config.steps)
 
 
-def save(state: TrainState, step: int) -> None:
-    """Write the checkpoint of `step`. A collective.
-
-    Rank 0 writes a whole model while the others wait; a sharded model is written while training
-    continues.
-    """
+def save(state: TrainState, step: int) -> float:
+    """Begin to write the checkpoint of `step`. The seconds that training waited. A collective."""
     record = CheckpointRecord(
         step=step,
         identity=state.identity,
@@ -172,26 +189,32 @@ def save(state: TrainState, step: int) -> None:
         sha256={},
         bad=damaged_samples(state),
     )
-    if state.saver is not None:
-        state.saver.save(state.model.state_dict(), state.update.state(), record)
-        return
-    if state.ranks.rank == 0:
+    weights: dict[str, Tensor] = {}
+    if state.ranks.mesh is not None:
+        weights = state.model.state_dict()
+    elif state.ranks.rank == 0:
         weights = open_clip_files.to_open_clip(state.model)
         if state.reduced_table is not None:
             factor = decay_factor(state.config, step)
             table = state.reduced_table.full_table(state.model.text, factor)
-            weights["token_embedding.weight"] = table.cpu()
-        checkpoint.save(
-            state.out, weights, state.update.state(), record, state.config.keep_checkpoints
-        )
-    process_group.barrier(state.ranks)
+            weights["token_embedding.weight"] = table
+    return state.saver.save(weights, state.update.state(), record)
+
+
+def count_damage(state: TrainState, batch: Batch, mean_damaged: float) -> None:
+    """Count what was damaged in a batch: on this rank, and as the mean over the ranks."""
+    # Ranks of a tensor-parallel group read the same samples: the sum is over dp ranks.
+    state.damaged += round(mean_damaged * state.ranks.dp)
+    state.damage.add(len(batch.length_B), batch.damaged_samples)
+    if batch.damaged_samples:
+        state.last_damaged = batch.damaged_samples[-1]
 
 
 def damaged_samples(state: TrainState) -> DamagedSamples:
     """Damaged samples of all ranks, with those before every resume. A collective."""
     ranks = state.ranks
     parts = [DamageCounts.from_plain({**disk.to_plain(state.damaged_before), "drawn": 0})]
-    every_rank = process_group.all_gather_json(state.loader.damage.to_plain(), ranks)
+    every_rank = process_group.all_gather_json(state.damage.to_plain(), ranks)
     # Ranks of a tensor-parallel group read the same samples.
     parts += [DamageCounts.from_plain(plain) for plain in every_rank[:: ranks.tp]]
     total = DamageCounts.merge(parts)
@@ -207,9 +230,8 @@ def refuse_damage(state: TrainState, step: int) -> None:
     drawn = (step + 1) * state.config.batch_size
     if not too_many_damaged(state.damaged, drawn):
         return
-    if state.saver is not None:
-        state.saver.finish()
-    own = disk.to_plain(state.loader.last_damaged)
+    state.saver.finish()
+    own = disk.to_plain(state.last_damaged)
     gathered = process_group.all_gather_json(own, state.ranks)
     samples = [DamagedSample(**plain) for plain in gathered if plain is not None]
     last = max(samples, key=lambda sample: (sample.step, sample.position))

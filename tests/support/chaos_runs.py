@@ -5,6 +5,7 @@ The functions run in children of `forked_commands`, like those of `chaos_pools`.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import warnings
@@ -20,10 +21,11 @@ from manifests import disk
 from manifests.documents import CheckpointRecord
 from tests.train.conftest import build_pool
 from train import run as train_run
-from train.dist import checkpoint, sharded_checkpoint
+from train.dist import Saver, checkpoint
 from train.dist.process_group import Ranks
 
 ALONE = Ranks(rank=0, world=1, device=torch.device("cpu"), owns_group=False)
+SHARDED = dataclasses.replace(ALONE, mesh="a mesh of one")
 SETTINGS = (
     "model=test", "samples_seen=48", "batch_size=8", "lanes=4", "warmup=2", "lr=1e-3",
     "precision=fp32", "threads=1", "device=cpu", "checkpoint_every=2",
@@ -49,17 +51,18 @@ def contents(step: int) -> tuple[dict[str, Any], dict[str, Any], CheckpointRecor
 
 
 def save_whole(_: str, folder: str, *steps: int) -> int:
-    checkpoint.clean(folder)
-    for step in steps or (3,):
-        checkpoint.save(folder, *contents(step))
-    return 0
+    return save_by(ALONE, folder, steps)
 
 
 def save_sharded(_: str, folder: str, *steps: int) -> int:
     warnings.simplefilter("ignore")  # torch says that there is no process group
+    return save_by(SHARDED, folder, steps)
+
+
+def save_by(ranks: Ranks, folder: str, steps: tuple[int, ...]) -> int:
     checkpoint.clean(folder)
     for step in steps or (3,):
-        saver = sharded_checkpoint.Saver(folder, ALONE)
+        saver = Saver(folder, ranks)
         saver.save(*contents(step))
         saver.finish()
     return 0

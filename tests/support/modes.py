@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from manifests.documents import CheckpointRecord
 from tests.support import ranks as mistakes
 from train.config import configure
-from train.dist import process_group, sharded_checkpoint
+from train.dist import process_group, saver, sharded_checkpoint
 from train.dist.parallelism import parallelize
 from train.dist.process_group import Ranks
 from train.model import MODELS
@@ -189,7 +189,7 @@ def compared(ranks, layout, change):
         losses.append(
             process_group.mean(
                 backward(model, wrapped, config, ranks.data_parallel, step)[None], ranks
-            )[0]
+            )[0].item()
         )
         if step == 0:
             grads, norm = flat([p.grad for p in model.parameters()]), update.grad_norm().item()
@@ -235,7 +235,7 @@ def wrong(ranks):
         loss.backward()
         grads = flat([p.grad for p in model.parameters()])
         differences[name] = {
-            "loss": process_group.mean(loss.detach()[None], here)[0] - alone("clip")[1][0],
+            "loss": process_group.mean(loss.detach()[None], here)[0].item() - alone("clip")[1][0],
             "cosine": F.cosine_similarity(grads, alone("clip")[0], dim=0).item(),
         }
     return differences
@@ -258,11 +258,11 @@ def written(ranks, run, layout):
     config = configure({**BASE, **KEPT, **layout})
     ranks, model, wrapped, update = build(ranks, config)
     train_on(ranks, model, wrapped, update, config, 0, 2)
-    saver = sharded_checkpoint.Saver(run, ranks)
+    saving = saver.Saver(run, ranks)
     record = CheckpointRecord(step=2, identity={}, order="", config_hash="", sha256={})
-    saver.save(model.state_dict(), update.state(), record)
+    saving.save(model.state_dict(), update.state(), record)
     train_on(ranks, model, wrapped, update, config, 2, 3)
-    saver.finish()
+    saving.finish()
 
 
 def continued(ranks, run, layout):

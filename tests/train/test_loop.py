@@ -12,10 +12,10 @@ import torch
 from manifests import disk
 from manifests.documents import DamagedSamples
 from manifests.schema import Blend
-from train import loop, train_state
+from train import loop, train_state, train_step
 from train.config import configure, model_config
 from train.data import Loader
-from train.dist import Ranks, checkpoint, process_group
+from train.dist import checkpoint, process_group
 from train.formats.model_files import weights_sha256
 from train.formats.open_clip_files import load_export, to_open_clip
 from train.identity import run_identity
@@ -23,6 +23,7 @@ from train.logbook import MEASURED
 from train.model.clip import CLIP
 from train.nonfinite import NonFinite
 from train.step import Update, decay_factor
+from train.train_step import StepRunner
 
 SETTINGS = {
     "model": "test",
@@ -109,14 +110,14 @@ class Killed(Exception):
 
 def kill_at(monkeypatch, step, how):
     """Make the run end in its step number `step`."""
-    real = loop._step
+    real = StepRunner.step
 
-    def step_or_end(state, batch, stop):
-        if batch.step == step:
+    def step_or_end(runner, ready, waited):
+        if ready.batch.step == step:
             how()
-        return real(state, batch, stop)
+        real(runner, ready, waited)
 
-    monkeypatch.setattr(loop, "_step", step_or_end)
+    monkeypatch.setattr(StepRunner, "step", step_or_end)
 
 
 @pytest.mark.slow
@@ -443,29 +444,36 @@ def test_many_runs_in_one_process_leave_nothing_behind(blend, tmp_path):
     )
 
 
+@pytest.mark.parametrize("late", [False, True])
 def test_a_number_that_is_none_stops_before_the_step_and_is_traced_to_its_sample(
-    blend, tmp_path, monkeypatch
+    blend, tmp_path, monkeypatch, late
 ):
     states, batches = [], []
-    real_prepare, real_step, real_normalise = loop.prepare, loop._step, loop.normalise
+    real_prepare, real_backward, real_normalise = (
+        loop.prepare,
+        train_step._backward,
+        train_step.normalise,
+    )
 
     def prepare(*args):
         states.append(real_prepare(*args))
         return states[0]
 
-    def step(state, batch, stop):
-        batches.append(batch)
-        return real_step(state, batch, stop)
+    def backward(state, ready):
+        batches.append(ready.batch)
+        return real_backward(state, ready)
 
     def normalise(*args):
         image = real_normalise(*args).contiguous()
-        if len(batches) == 3:
+        if batches[-1].step == 2:
             image[5, 0, 0, 0] = math.nan
         return image
 
-    for name, replacement in (("prepare", prepare), ("_step", step), ("normalise", normalise)):
-        monkeypatch.setattr(loop, name, replacement)
-    config = dataclasses.replace(CONFIG, checkpoint_every=1)
+    monkeypatch.setattr(loop, "prepare", prepare)
+    monkeypatch.setattr(train_step, "_backward", backward)
+    monkeypatch.setattr(train_step, "normalise", normalise)
+    monkeypatch.setattr(train_step, "reads_late", lambda _: late)
+    config = dataclasses.replace(CONFIG, checkpoint_every=2)
     with pytest.raises(
         NonFinite,
         match=r"step 3: the loss is nan .*first in image features on rank 0; 1 samples",
@@ -483,6 +491,8 @@ def test_a_number_that_is_none_stops_before_the_step_and_is_traced_to_its_sample
     state.reduced_table.restore(state.model.text, decay_factor(config, 2))
     assert_same(to_open_clip(state.model), saved.model)
     assert all(torch.isfinite(value).all() for value in saved.model.values())
+    # Read late, the step after it has been computed too, and then this one again for the report.
+    assert [batch.step for batch in batches] == [0, 1, 2, *([3, 2] if late else [])]
 
 
 @pytest.mark.slow
@@ -569,44 +579,3 @@ def test_on_a_gpu_the_losses_are_those_of_the_processor(blend, tmp_path, precisi
     loop.train(blend, config, str(tmp_path / "gpu"))
     for one, other in zip(log_of(tmp_path / "cpu"), log_of(tmp_path / "gpu"), strict=True):
         assert one["loss"] == pytest.approx(other["loss"], abs=near)
-
-
-# --- settings reach what computes them ----------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_micro_batch_and_captions_reach_the_step(blend, tmp_path, monkeypatch):
-    real, micro_batches, kinds = loop.accumulate.backward, [], []
-
-    def backward(module, rows_on_device, count, *rest, micro_batch, **options):
-        micro_batches.append(micro_batch)
-        kinds.append(type(rows_on_device(slice(0, count))[1]).__name__)
-        return real(module, rows_on_device, count, *rest, micro_batch=micro_batch, **options)
-
-    monkeypatch.setattr(loop.accumulate, "backward", backward)
-    for captions in ("padded", "packed", "groups"):
-        config = dataclasses.replace(
-            CONFIG, samples_seen=8, warmup=1, micro_batch=3, captions=captions
-        )
-        loop.train(blend, config, str(tmp_path / captions))
-    assert micro_batches == [3, 3, 3]
-    assert kinds == ["Tensor", "PackedCaptions", "GroupedCaptions"]
-
-
-def test_dropout_is_seeded_by_the_position_in_the_global_batch(blend, tmp_path, monkeypatch):
-    state = prepared(blend, CONFIG, str(tmp_path))
-    batch = next(iter(state.loader.batches()))
-    state.ranks = Ranks(rank=1, world=2, device=torch.device("cpu"), owns_group=False)
-    positions, real = [], loop.contrastive
-
-    def contrastive(*arguments, data_parallel, **options):
-        assert data_parallel.rank == 1
-        return real(*arguments, **options)
-
-    monkeypatch.setattr(loop, "contrastive", contrastive)
-    monkeypatch.setattr(process_group, "mean", lambda values, _: values.tolist())
-    monkeypatch.setattr(
-        type(state.model), "reseed", lambda _, seed, step, rows: positions.append(rows.tolist())
-    )
-    loop._step(state, batch, train_state.StopRequest(1))
-    assert positions == [list(range(8, 16))]

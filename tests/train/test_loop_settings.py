@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,12 +10,9 @@ import torch
 from manifests.schema import Blend
 from train import loop, train_state
 from train.config import configure, model_config
-from train.data import Loader
-from train.dist import Ranks
 from train.formats.open_clip_files import load_export, to_open_clip
 from train.model import CLIP, GroupedCaptions, PackedCaptions
 from train.model.blocks import QKV
-from train.step import accumulate
 
 SETTINGS = {
     "model": "test",
@@ -89,39 +84,6 @@ def test_blocks_are_recomputed_as_the_settings_say(blend, tmp_path, monkeypatch,
     changes = {"samples_seen": 8, "recompute": recompute}
     loop.train(blend, configure({**SETTINGS, **changes}), str(tmp_path))
     assert len(calls) == passes  # two blocks in each tower, and one step
-
-
-class Captured(Exception):
-    """Ends a step once its inputs are known."""
-
-
-@pytest.mark.parametrize(("rank", "world"), [(0, 1), (0, 2), (1, 2), (3, 4)])
-def test_the_rows_of_a_rank_are_numbered_as_in_the_global_batch(blend, monkeypatch, rank, world):
-    config = configure({**SETTINGS, "model.text_hidden_dropout": 0.1})
-    batch = next(iter(Loader(blend, config, model_config(config), rank, world)))
-    model, rows = CLIP(model_config(config)), []
-    monkeypatch.setattr(model, "reseed", lambda seed, step, row_B: rows.append(row_B.tolist()))
-
-    def capture(wrapped, model_inputs, count, *_, **__):
-        assert count == 8 // world
-        model_inputs(slice(0, count))
-        model_inputs(slice(1, 2))
-        raise Captured
-
-    monkeypatch.setattr(accumulate, "backward", capture)
-    device = torch.device("cpu")
-    state = SimpleNamespace(
-        config=config,
-        ranks=Ranks(rank=rank, world=world, device=device, owns_group=False),
-        model=model,
-        wrapped=model,
-        update=SimpleNamespace(loss_scale=lambda: 1.0),
-        stop=threading.Event(),
-    )
-    with pytest.raises(Captured):
-        loop._step(state, batch, 1e-3)
-    first = rank * 8 // world
-    assert rows == [list(range(first, first + 8 // world)), [first + 1]]
 
 
 @pytest.mark.slow

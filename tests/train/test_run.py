@@ -243,14 +243,14 @@ NAN = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import os, torch
-from train import loop, run
-real = loop.normalise
+from train import run, train_step
+real = train_step.normalise
 def normalise(*args):
     image = real(*args).contiguous()
     if os.environ["RANK"] == "1":
         image[2, 0, 0, 0] = float("nan")
     return image
-loop.normalise = normalise
+train_step.normalise = normalise
 raise SystemExit(run.main(sys.argv[2:]))
 """
 
@@ -317,14 +317,15 @@ def test_a_stop_signal_ends_with_status_75_and_the_run_is_saved(blend, tmp_path,
 SLOW = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
-from train import loop, run
-real = loop._step
-def step(state, batch, stop):
-    if batch.step == 2:
+from train import run
+from train.train_step import StepRunner
+real = StepRunner.step
+def step(runner, ready, waited):
+    if ready.batch.step == 2:
         open(sys.argv[2], "w").close()
         time.sleep(60)
-    return real(state, batch, stop)
-loop._step = step
+    return real(runner, ready, waited)
+StepRunner.step = step
 raise SystemExit(run.main(sys.argv[3:]))
 """
 

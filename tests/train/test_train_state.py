@@ -57,7 +57,12 @@ def test_what_is_saved_is_what_is_prepared_again(blend, tmp_path):
     assert (state.first_step, state.damaged_before.count) == (0, 0)
     with torch.no_grad():
         state.model.visual.proj.add_(1)
-    train_state.save(state, 3)
+    assert train_state.save(state, 3) >= 0
+    with torch.no_grad():
+        state.model.visual.proj.add_(-1)  # training goes on
+    state.saver.finish()
+    with torch.no_grad():
+        state.model.visual.proj.add_(1)
     again = prepared(blend, CONFIG, str(tmp_path))
     assert again.first_step == 3
     assert torch.equal(again.model.visual.proj, state.model.visual.proj)
@@ -91,7 +96,7 @@ def test_a_sigmoid_loss_starts_its_bias_anew(tmp_path):
 def test_damaged_samples_of_a_tensor_parallel_group_count_once(blend, tmp_path, monkeypatch):
     state = prepared(blend, CONFIG, str(tmp_path))
     own = DamagedSample(step=5, position=1, source="p/all", shard="00000", key="k", reason="r")
-    state.loader.damage.add(8, [own])
+    state.damage.add(8, [own])
     before = {**dataclasses.asdict(own), "step": 2}
     state.damaged_before = DamagedSamples(count=1, samples=(before,))
     state.ranks = Ranks(rank=0, world=4, device=torch.device("cpu"), owns_group=False, tp=2)
@@ -111,7 +116,7 @@ def test_the_limit_of_damaged_samples_is_that_of_the_whole_run(
     assert state.config.batch_size == 8
     own = DamagedSample(step=5, position=1, source="p/all", shard="00000", key="k", reason="r")
     later = {**dataclasses.asdict(own), "position": 6, "key": "later"}
-    state.loader.last_damaged = own
+    state.last_damaged = own
     state.damaged = count
     monkeypatch.setattr(process_group, "all_gather_json", lambda value, _: [value, later, None])
     if not refused:

@@ -13,7 +13,9 @@ from tests.support import tasks
 from train import loop, until
 from train.config import TrainConfig, configure
 from train.formats import load_model
+from train.step import ReadyBatch
 from train.train_state import TrainState
+from train.train_step import StepRunner
 
 SETTINGS = {
     "model": "test", "samples_seen": 48, "batch_size": 8, "lanes": 4, "warmup": 2, "lr": 1e-3,
@@ -91,7 +93,7 @@ def test_a_run_that_was_killed_at_its_target_trains_no_further(
         with pytest.raises(ZeroDivisionError):
             loop.train(blend, config, str(tmp_path / "run"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "_step", lambda *_: pytest.fail("trained on"))
+        patch.setattr(StepRunner, "step", lambda *_: pytest.fail("trained on"))
         done = loop.train(blend, config, str(tmp_path / "run"))
     assert (done.steps, done.resumed_at) == (2, 2)
     assert done.until is not None
@@ -100,14 +102,14 @@ def test_a_run_that_was_killed_at_its_target_trains_no_further(
 
 def test_a_resumed_run_keeps_its_evaluations(blend: Blend, task: str, tmp_path: Path) -> None:
     config = dataclasses.replace(config_of(task, 0.0), checkpoint_every=2)
-    step = loop._step
+    step = StepRunner.step
 
-    def stop_in_the_third(*args):  # type: ignore[no-untyped-def]
-        loss, accuracy, norm, _ = step(*args)
-        return loss, accuracy, norm, args[1].step == 2
+    def stop_in_the_third(runner: StepRunner, ready: ReadyBatch, waited: float) -> None:
+        step(runner, ready, waited)
+        runner.stopping = ready.batch.step == 2
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "_step", stop_in_the_third)
+        patch.setattr(StepRunner, "step", stop_in_the_third)
         with pytest.raises(SystemExit):
             loop.train(blend, config, str(tmp_path / "run"))
     done = loop.train(blend, config, str(tmp_path / "run"))

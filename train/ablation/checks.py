@@ -77,7 +77,7 @@ def _check_weights(ablation: Ablation) -> None:
         every, count = config.checkpoint_every, weights.average_last
         if count is None:
             continue
-        written = 1 if every == 0 else -(-config.steps // every)
+        written = 1 if every == "auto" or every == 0 else -(-config.steps // every)
         if min(written, config.keep_checkpoints) < count:
             raise ValueError(
                 f"evaluate_weights averages {count} checkpoints, but arm {name!r} writes {written} "

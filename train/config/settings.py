@@ -12,6 +12,7 @@ from typing import Any, Literal
 from manifests.disk import did_you_mean
 from train.model import MODELS, ModelConfig
 
+CHECKPOINT_SECONDS = 900.0  # what an interrupted run loses at most, by default
 LOGIT_SCALE_MAX = math.log(100)  # the factor on the products of unit vectors stays below 100
 
 
@@ -123,8 +124,15 @@ class TrainConfig:
         False, "FSDP2's shards and the optimizer in host memory; needs dp_shard and GPUs"
     )
     # --- checkpoints and logs
-    checkpoint_every: int = setting(
-        0, "steps between checkpoints; 0: only at the end", heading="Checkpoints and logs"
+    checkpoint_every: int | Literal["auto"] = setting(
+        "auto",
+        "steps between checkpoints; auto: every checkpoint_seconds; 0: only at the end",
+        heading="Checkpoints and logs",
+    )
+    checkpoint_seconds: float = setting(
+        CHECKPOINT_SECONDS,
+        "seconds between automatic checkpoints; more where training would wait for them for more"
+        " than 1 % of the time",
     )
     keep_checkpoints: int = setting(2, "checkpoints that are kept; older ones are removed")
     log_every: int = setting(100, "steps between lines of log.jsonl")
@@ -166,9 +174,21 @@ class TrainConfig:
             if isinstance(value := getattr(self, name), int) and value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1")
         for name in ("warmup", "checkpoint_every", "seed", "weight_decay", "threads"):
-            if getattr(self, name) < 0:
+            if getattr(self, name) != "auto" and getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must not be negative")
-        for name in ("lr", "eps", "grad_clip", "cooldown_power", "logit_scale_max"):
+        if self.checkpoint_every != "auto" and self.checkpoint_seconds != CHECKPOINT_SECONDS:
+            raise ValueError(
+                f"checkpoint_seconds is {self.checkpoint_seconds:g}, but checkpoint_every is "
+                f"{self.checkpoint_every} steps; leave one of them out"
+            )
+        for name in (
+            "lr",
+            "eps",
+            "grad_clip",
+            "cooldown_power",
+            "logit_scale_max",
+            "checkpoint_seconds",
+        ):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"{name} is {value}; it must be above 0")
@@ -331,8 +351,9 @@ def _choices(kind: Any) -> str:
         return " | ".join(parts)
     if typing.get_origin(kind) is tuple:
         return f"list of {_choices(parts[0])}"
-    if type(None) in parts:
-        return ", or ".join([*(_choices(part) for part in parts if part is not type(None)), "none"])
+    if parts:
+        words = [_choices(part) for part in parts if part is not type(None)]
+        return ", or ".join([*words, "none"] if type(None) in parts else words)
     return {int: "whole number", float: "number", bool: "true | false", str: "text"}[kind]
 
 

@@ -54,6 +54,7 @@ class Batch:
     keys: tuple[str, ...]  # POOL/VIEW:KEY of what was read, after substitution
     substituted: int  # rows of these that are substitutes
     damaged: int  # rows that could not be used; more than `substituted` where substitutes failed
+    damaged_samples: tuple[DamagedSample, ...]  # these rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -282,6 +283,7 @@ class Loader:
             keys=tuple(planned.keys),
             substituted=len({sample.position for sample in damaged}),
             damaged=len(damaged),
+            damaged_samples=tuple(damaged),
         )
 
 

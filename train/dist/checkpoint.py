@@ -76,6 +76,8 @@ def save(
     contiguous = {name: value.contiguous() for name, value in model.items()}
     files = {MODEL_FILE: safetensors.torch.save(contiguous), OPTIMIZER_FILE: buffer.getvalue()}
     hashes = {}
+    if target == folder:  # a store: what a damaged checkpoint of this step left is none from here
+        disk.remove(disk.join(folder, STATE_FILE))
     for name, data in files.items():
         disk.write_bytes(disk.join(target, name), data)
         hashes[name] = hashlib.sha256(data).hexdigest()
@@ -172,13 +174,21 @@ def _check(folder: str) -> tuple[CheckpointRecord, dict[str, bytes]]:
     data = {}
     for name, expected in record.sha256.items():
         if record.layout is not None:
-            actual = disk.file_sha256(disk.join(folder, name))
+            actual = _file_sha256(disk.join(folder, name))
         else:
             data[name] = disk.read_bytes(disk.join(folder, name))
             actual = hashlib.sha256(data[name]).hexdigest()
         if actual != expected:
             raise ValueError(f"{name} does not have the sha256 that {STATE_FILE} names")
     return record, data
+
+
+def _file_sha256(path: str) -> str:
+    """sha256 of a file or an object, read in pieces."""
+    if not disk.is_url(path):
+        return disk.file_sha256(path)
+    with disk.open_file(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def steps(run: str) -> list[int]:

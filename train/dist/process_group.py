@@ -144,13 +144,16 @@ def apply_ddp(model: nn.Module, ranks: Ranks) -> nn.Module:
     return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
 
 
-def mean(values: Tensor, ranks: Ranks) -> list[float]:
-    """The mean over the ranks of each of a few numbers; NaN where one rank has NaN."""
+def mean(values: Tensor, ranks: Ranks) -> Tensor:
+    """The mean over the ranks of each of a few numbers; NaN where one rank has NaN.
+
+    It stays on the device: on a GPU nothing waits for it.
+    """
     if ranks.world > 1:
         values = values.clone()
         dist.all_reduce(values)
         values /= ranks.world
-    return [float(x) for x in values.tolist()]
+    return values
 
 
 def all_gather_int(number: int, ranks: Ranks) -> list[int]:
@@ -163,16 +166,22 @@ def all_gather_int(number: int, ranks: Ranks) -> list[int]:
     return [int(value) for value in numbers.tolist()]
 
 
-def all_gather_json(value: Any, ranks: Ranks) -> list[Any]:
-    """A plain value of each rank, in rank order. It is sent as JSON: nothing is unpickled."""
+def all_gather_json(value: Any, ranks: Ranks, group: Any = None) -> list[Any]:
+    """A plain value of each rank, in rank order. It is sent as JSON: nothing is unpickled.
+
+    `group` is another group of all ranks, for host memory: for a thread beside the one that trains.
+    """
     if ranks.world == 1:
         return [value]
-    data = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8, device=ranks.device)
-    lengths = all_gather_int(len(data), ranks)
-    padded = torch.zeros(max(lengths), dtype=torch.uint8, device=ranks.device)
+    device = ranks.device if group is None else torch.device("cpu")
+    data = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8, device=device)
+    length = torch.tensor([len(data)], device=device)
+    lengths = [torch.empty_like(length) for _ in range(ranks.world)]
+    dist.all_gather(lengths, length, group=group)
+    padded = torch.zeros(max(int(each) for each in lengths), dtype=torch.uint8, device=device)
     padded[: len(data)] = data
     parts = [torch.empty_like(padded) for _ in range(ranks.world)]
-    dist.all_gather(parts, padded)
+    dist.all_gather(parts, padded, group=group)
     texts = [bytes(part[:length].tolist()) for part, length in zip(parts, lengths, strict=True)]
     return [json.loads(text) for text in texts]
 

@@ -3,31 +3,27 @@
 Every rank writes its part of weights, moments, masters and averages as shard-K-….safetensors, by
 torch.distributed.checkpoint with its safetensors format: tensors under our names, each with its
 offset in the whole tensor in the file's header, nothing pickled, so that one process reads it
-without a process group. A copy in host memory is written while training continues. When all ranks
-have written, rank 0 hashes the files, writes state.json and renames the folder. One save is under
-way at a time.
+without a process group. `saver` publishes them.
 
 Keys are model/NAME and optimizer/NAME/PART.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import logging
-import shutil
-import threading
-import time
+import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from manifests import disk
-from manifests.documents import CheckpointRecord
-from manifests.run_layout import RunLayout
+from manifests.documents import CheckpointRecord, read_document
 from train.dist import checkpoint, process_group
 from train.dist.checkpoint import Checkpoint, Moments
 from train.dist.process_group import Ranks
@@ -35,100 +31,43 @@ from train.formats import from_open_clip
 from train.model import CLIP
 from train.step import Update
 
-logger = logging.getLogger(__name__)
 TABLE = "text.token_embedding.weight"
 
 
 # --- writing --------------------------------------------------------------------------------------
 
 
-class Saver:
-    """Writes the checkpoints of a sharded run in the background."""
+def begin_write(
+    folder: str, weights: Mapping[str, Tensor], optimizer: Moments, ranks: Ranks
+) -> Any:
+    """Begin to write this rank's part into a local folder: a future of torch's.
 
-    def __init__(self, run: str, ranks: Ranks, keep: int = checkpoint.KEEP) -> None:
-        if disk.is_url(run):
-            raise ValueError(
-                f"--out is {run}, but the checkpoints of a sharded run (dp_shard or tp above 1) "
-                "need a folder that all its ranks see; choose a local or shared folder"
-            )
-        self.run, self.ranks, self.keep = run, ranks, keep
-        self._written: Any = None  # a future of torch's
-        self._commit: threading.Thread | None = None
-        self._error: BaseException | None = None
+    Training may change the tensors once this has returned. A collective.
+    """
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import async_save
 
-    def save(
-        self,
-        weights: Mapping[str, Tensor],
-        optimizer: Moments,
-        record: CheckpointRecord,
-    ) -> None:
-        """Begin to write a checkpoint. It waits for the one before, and for a copy in host memory.
-        A collective.
+    tensors = {f"model/{name}": value for name, value in weights.items()}
+    for name, parts in optimizer.items():
+        tensors |= {f"optimizer/{name}/{part}": value for part, value in parts.items()}
+    copies = {}
+    for key, value in tensors.items():
+        on_cpu = value.device.type == "cpu"  # async_save copies what is on a GPU
+        copies[key] = value.detach().clone() if on_cpu else value.detach()
+    return async_save(
+        copies,
+        storage_writer=HuggingFaceStorageWriter(
+            str(disk.local_path(folder)), save_distributed=True
+        ),
+        process_group=ranks.checkpoint_group,
+        no_dist=ranks.world == 1,
+    )
 
-        Layout and hashes of the record are filled in.
-        """
-        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
-        from torch.distributed.checkpoint.state_dict_saver import async_save
 
-        self.finish()
-        began = time.perf_counter()
-        parent = RunLayout(self.run).checkpoints
-        folder = disk.join(parent, f".step-{record.step}.partial.shards")
-        if self.ranks.rank == 0:
-            shutil.rmtree(disk.local_path(folder), ignore_errors=True)
-            disk.local_path(folder).mkdir(parents=True)
-        process_group.barrier(self.ranks)
-        tensors = {f"model/{name}": value for name, value in weights.items()}
-        for name, parts in optimizer.items():
-            tensors |= {f"optimizer/{name}/{part}": value for part, value in parts.items()}
-        copies = {}
-        for key, value in tensors.items():
-            on_cpu = value.device.type == "cpu"  # async_save copies what is on a GPU
-            copies[key] = value.detach().clone() if on_cpu else value.detach()
-        self._written = async_save(
-            copies,
-            storage_writer=HuggingFaceStorageWriter(
-                str(disk.local_path(folder)), save_distributed=True
-            ),
-            process_group=self.ranks.checkpoint_group,
-            no_dist=self.ranks.world == 1,
-        )
-        if self.ranks.rank == 0:
-            record = dataclasses.replace(record, layout=self.ranks.layout)
-            self._commit = threading.Thread(
-                target=self._publish, args=(folder, record), name="checkpoint"
-            )
-            self._commit.start()
-            waited = time.perf_counter() - began
-            logger.info("step %d is being saved; training waited %.2f s", record.step, waited)
-
-    def finish(self) -> None:
-        """Wait until the save under way is complete on disk, on every rank. OSError where it
-        failed.
-        """
-        if self._written is None:
-            return
-        self._written.result()
-        if self._commit is not None:
-            self._commit.join()
-        self._written = self._commit = None
-        failed = process_group.all_gather_int(int(self._error is not None), self.ranks)
-        if self._error is not None:
-            raise self._error
-        if any(failed):
-            raise OSError("rank 0 could not save the checkpoint; its own message says why")
-
-    def _publish(self, folder: str, record: CheckpointRecord) -> None:
-        try:
-            self._written.result()
-            names = disk.list_names(folder)
-            paths = [disk.join(folder, name) for name in names]
-            with ThreadPoolExecutor(4) as threads:
-                hashes = list(threads.map(disk.file_sha256, paths))
-            complete = dataclasses.replace(record, sha256=dict(zip(names, hashes, strict=True)))
-            checkpoint.publish(self.run, folder, complete, self.keep)
-        except BaseException as error:  # raised by `finish`, in the thread that trains
-            self._error = error
+def own_files(folder: str, ranks: Ranks) -> list[str]:
+    """The names of the shards that this rank wrote into `folder`."""
+    prefix = f"shard-{ranks.rank + 1:05d}-"
+    return [name for name in disk.list_names(folder) if name.startswith(prefix)]
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -185,23 +124,14 @@ def read(
     it belongs to.
     """
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
-    from torch.distributed.checkpoint.metadata import BytesStorageMetadata
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    source = HuggingFaceStorageReader(str(disk.local_path(folder)))
-    tensors: dict[str, Tensor] = {}
-    for key, entry in source.read_metadata().state_dict_metadata.items():
-        assert not isinstance(entry, BytesStorageMetadata)  # a safetensors file has tensors only
-        parameter, dtype = parameters.get(key.split("/")[1]), entry.properties.dtype
-        if parameter is not None and parameter.shape == entry.size:
-            tensors[key] = torch.empty_like(parameter.detach(), dtype=dtype)
-        else:
-            tensors[key] = torch.empty(entry.size, dtype=dtype)
-    with warnings.catch_warnings():
+    with _local_shards(folder) as local_folder, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # torch warns that this is one process
+        tensors = _empty_tensors(HuggingFaceStorageReader(local_folder), parameters)
         load(
             tensors,
-            storage_reader=source,
+            storage_reader=HuggingFaceStorageReader(local_folder),
             process_group=ranks.checkpoint_group,
             no_dist=ranks.world == 1,
         )
@@ -214,6 +144,38 @@ def read(
         else:
             moments.setdefault(name, {})[part[0]] = value
     return weights, moments
+
+
+@contextlib.contextmanager
+def _local_shards(folder: str) -> Iterator[str]:
+    """A local folder with the shards of a checkpoint: its own, or one that they are copied to."""
+    if not disk.is_url(folder):
+        yield str(disk.local_path(folder))
+        return
+    record = read_document(disk.join(folder, checkpoint.STATE_FILE), CheckpointRecord)
+    with tempfile.TemporaryDirectory(prefix="clipmill-shards-") as local_folder:
+
+        def copy(name: str) -> None:
+            Path(local_folder, name).write_bytes(disk.read_bytes(disk.join(folder, name)))
+
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(copy, record.sha256))
+        yield local_folder
+
+
+def _empty_tensors(source: Any, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """What is read from `source`, each tensor in the layout of its parameter."""
+    from torch.distributed.checkpoint.metadata import BytesStorageMetadata
+
+    tensors: dict[str, Tensor] = {}
+    for key, entry in source.read_metadata().state_dict_metadata.items():
+        assert not isinstance(entry, BytesStorageMetadata)  # a safetensors file has tensors only
+        parameter, dtype = parameters.get(key.split("/")[1]), entry.properties.dtype
+        if parameter is not None and parameter.shape == entry.size:
+            tensors[key] = torch.empty_like(parameter.detach(), dtype=dtype)
+        else:
+            tensors[key] = torch.empty(entry.size, dtype=dtype)
+    return tensors
 
 
 def _fit_table(parts: dict[str, Tensor], rows: int, used_tokens: Tensor | None) -> None:

@@ -56,7 +56,7 @@ def backward(
     forward pass. The states of torch's generators are restored before the second pass, for layers
     that draw from them.
     """
-    pieces = _pieces(count, micro_batch)
+    pieces = micro_batches(count, micro_batch)
     if len(pieces) == 1:
         with precision():
             image_bE, text_bE, scale, bias = model(*model_inputs(pieces[0]))
@@ -112,8 +112,8 @@ def _backward_of_piece(
     torch.autograd.backward(tensors, gradients)
 
 
-def _pieces(count: int, micro_batch: int | None) -> list[slice]:
-    """As few pieces as `micro_batch` allows, equal to ± 1 sample."""
+def micro_batches(count: int, micro_batch: int | None) -> list[slice]:
+    """The rows of each micro-batch: as few as `micro_batch` allows, equal to ± 1 sample."""
     number = 1 if micro_batch is None else max(1, -(-count // micro_batch))
     ends = [count * k // number for k in range(number + 1)]
     return [slice(first, end) for first, end in itertools.pairwise(ends)]

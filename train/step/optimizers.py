@@ -98,10 +98,14 @@ def _skip_compiler() -> None:
         function.__dynamo_disable = function
 
 
-def step_eagerly(optimizer: torch.optim.Optimizer) -> None:
+def step_eagerly(optimizer: torch.optim.Optimizer, skip: Tensor | None = None) -> None:
     """`optimizer.step()` without its decorators, which import torch._dynamo too, for profilers,
     hooks and differentiable steps.
+
+    Where `skip` is 1 fused AdamW changes nothing. It reads that from the attribute in which torch's
+    GradScaler leaves it.
     """
     step: Callable[[torch.optim.Optimizer], Any] = inspect.unwrap(type(optimizer).step)
+    optimizer.found_inf = skip  # type: ignore[attr-defined]
     with torch.no_grad():
         step(optimizer)

@@ -141,9 +141,24 @@ class Update:
         self.scaler.record(finite=False)
         self._clear()
 
+    @property
+    def skips_on_device(self) -> bool:
+        """Whether `step` can skip by a flag on the device: AdamW can, Muon cannot.
+
+        With fp16 the host decides, because a skipped step also changes the scale of the next loss.
+        The flag lies on the model's device, and offloaded parameters do not.
+        """
+        only_adamw = len(self.optimizers) == 1
+        return only_adamw and self.scaler is None and not self.config.cpu_offload
+
     @torch.no_grad()
-    def step(self, step: int, lr: float, norm: Tensor) -> None:
-        """Step number `step` (from 0) with gradients of norm `norm`, which are then removed."""
+    def step(self, step: int, lr: float, norm: Tensor, skip: Tensor | None = None) -> None:
+        """Step number `step` (from 0) with gradients of norm `norm`, which are then removed.
+
+        `skip` (fp32, no dimensions, on the device) is 1 where parameters and moments shall stay as
+        they are, else 0; it needs `skips_on_device`.
+        """
+        assert skip is None or self.skips_on_device
         factor: Tensor | float | None = None
         if self.config.grad_clip is not None:
             factor = (self.config.grad_clip / (norm + 1e-6)).clamp(max=1.0)
@@ -165,7 +180,7 @@ class Update:
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = lr
-            step_eagerly(optimizer)
+            step_eagerly(optimizer, skip)
         for entry in self.stepped.values():
             if not entry.is_itself:
                 entry.parameter.copy_(entry.master())

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from manifests import disk
 from manifests.documents import CheckpointRecord
 from train.config import TrainConfig, configure
-from train.dist import averaging, checkpoint, sharded_checkpoint
+from train.dist import Saver, averaging, checkpoint
 from train.formats.open_clip_files import to_open_clip
 from train.model import CLIP, MODELS
 
@@ -63,7 +64,8 @@ def test_the_moving_average_is_that_of_the_last_checkpoint(tmp_path: Path) -> No
 
 @in_one_process
 def test_sharded_checkpoints_are_averaged_too(tmp_path: Path) -> None:
-    saver = sharded_checkpoint.Saver(str(tmp_path), averaging.ALONE, keep=2)
+    ranks = dataclasses.replace(averaging.ALONE, mesh="a mesh of one rank")
+    saver = Saver(str(tmp_path), ranks, keep=2)
     for step in (1, 2):
         model = model_of(step)
         masters = {

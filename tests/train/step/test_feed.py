@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import dataclasses
+import threading
+
+import pytest
+import torch
+
+from train.config import configure
+from train.data import Batch
+from train.model import GroupedCaptions, PackedCaptions
+from train.step import Feed, feed
+
+CPU = torch.device("cpu")
+
+
+def config(**changes):
+    settings = {"model": "test", "samples_seen": 64, "batch_size": 8, "lanes": 4, "warmup": 0}
+    return configure({**settings, "threads": 1, **changes})
+
+
+def batch(step=0, rows=8):
+    length_B = torch.arange(3, 3 + rows)
+    tokens_BT = torch.where(torch.arange(16) < length_B[:, None], torch.arange(1, 17), 0)
+    known = {field.name: 0 for field in dataclasses.fields(Batch)}
+    image_BHWC = torch.arange(rows, dtype=torch.uint8)[:, None, None, None].expand(rows, 4, 4, 3)
+    given = {"step": step, "image_BHWC": image_BHWC, "tokens_BT": tokens_BT, "length_B": length_B}
+    return Batch(**{**known, **given})
+
+
+@pytest.mark.parametrize(
+    ("micro_batch", "pieces"), [(None, [(0, 8)]), (3, [(0, 2), (2, 5), (5, 8)])]
+)
+def test_every_micro_batch_has_its_images_and_captions(micro_batch, pieces):
+    whole = batch()
+    ready = Feed(config(micro_batch=micro_batch), CPU).ready(whole)
+    assert list(ready.captions) == pieces
+    assert len(ready) == 8
+    ready.begin()  # nothing to wait for on a CPU
+    for first, end in pieces:
+        image_BHWC, tokens_BT = ready.inputs(slice(first, end))
+        assert torch.equal(image_BHWC, whole.image_BHWC[first:end])
+        assert torch.equal(tokens_BT, whole.tokens_BT[first:end, :10])  # cut to the longest
+    with pytest.raises(KeyError):
+        ready.inputs(slice(0, 1))
+
+
+def test_captions_are_arranged_for_each_micro_batch():
+    for captions, kind in (("packed", PackedCaptions), ("groups", GroupedCaptions)):
+        ready = Feed(config(captions=captions, micro_batch=4), CPU).ready(batch())
+        assert all(isinstance(each, kind) for each in ready.captions.values())
+    packed = Feed(config(captions="packed", micro_batch=4), CPU).ready(batch())
+    assert packed.captions[(4, 8)].offset_B1.tolist() == [0, 7, 15, 24, 34]
+    groups = Feed(config(captions="groups"), CPU).ready(batch()).captions[(0, 8)]
+    assert [len(group) for group in groups.tokens_BT] == [2] * feed.GROUPS
+
+
+@pytest.mark.parametrize("threads", [0, 1])
+def test_batches_keep_their_order_and_one_is_made_ready_ahead(threads):
+    taken, main = [], threading.get_ident()
+
+    def source():
+        for step in range(4):
+            taken.append((step, threading.get_ident() == main))
+            yield batch(step)
+
+    steps = []
+    for ready in Feed(config(threads=threads), CPU).batches(source()):
+        steps.append(ready.batch.step)
+    assert steps == [0, 1, 2, 3]
+    assert taken == [(step, threads == 0) for step in range(4)]
+
+
+def test_closing_ends_the_thread_and_the_source_and_an_error_arrives():
+    closed, before = [], threading.active_count()
+
+    def endless():
+        try:
+            while True:
+                yield batch()
+        finally:
+            closed.append(True)
+
+    batches = Feed(config(), CPU).batches(endless())
+    next(batches)
+    batches.close()
+    assert closed == [True]
+    assert threading.active_count() == before
+
+    def failing():
+        yield batch()
+        raise ValueError("shard 00001.tar cannot be read")
+
+    batches = Feed(config(), CPU).batches(failing())
+    next(batches)
+    with pytest.raises(ValueError, match=r"00001\.tar cannot be read"):
+        next(batches)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+@pytest.mark.parametrize("ahead", [0, 2**20])
+def test_on_a_gpu_what_arrives_is_what_was_sent(monkeypatch, ahead):
+    monkeypatch.setattr(feed, "AHEAD_BYTES", ahead)
+    whole = batch()
+    pinned = dataclasses.replace(whole, image_BHWC=whole.image_BHWC.contiguous().pin_memory())
+    device = torch.device("cuda")
+    ready = Feed(config(micro_batch=4, captions="packed"), device).ready(pinned)
+    ready.begin()
+    for first in (0, 4):
+        image_BHWC, packed = ready.inputs(slice(first, first + 4))
+        assert image_BHWC.is_cuda
+        assert torch.equal(image_BHWC.cpu(), whole.image_BHWC[first : first + 4])
+        lengths = whole.length_B[first : first + 4]
+        assert packed.offset_B1.cpu().diff().tolist() == lengths.tolist()
