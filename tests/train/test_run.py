@@ -150,7 +150,8 @@ def test_a_blend_that_is_not_there_is_a_mistake(tmp_path, capsys):
 
 def test_a_number_that_is_none_is_status_3(blend, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(
-        "train.train_step.normalise", lambda image, *_: image.permute(0, 3, 1, 2).float() * float("nan")
+        "train.train_step.normalise",
+        lambda image, *_: image.permute(0, 3, 1, 2).float() * float("nan"),
     )
     assert run.main([blend, "--out", str(tmp_path / "run"), *changes()]) == 3
     assert "error: step 1: the loss is nan" in capsys.readouterr().err
