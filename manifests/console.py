@@ -2,8 +2,9 @@
 
 Exit statuses: 0 every task ended with its outcomes; 2 a mistake that its one line explains; 3 some
 task ended without an outcome; 75 a training run was stopped and saved; 128 + N stopped by signal N
-(130 for Ctrl-C, 143 for SIGTERM). With CLIPMILL_TRACEBACK=1 the traceback of a mistake is printed
-too. It imports the standard library only, and so does `manifests/__init__.py`.
+(129 for a closed terminal, 130 for Ctrl-C, 143 for SIGTERM). With CLIPMILL_TRACEBACK=1 the
+traceback of a mistake is printed too. It imports the standard library only, and so does
+`manifests/__init__.py`.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ EXIT_OUTPUT_CLOSED = 128 + signal.SIGPIPE
 # Statuses that mean the same for every command; see `exit_help`.
 COMMON_STATUSES = {
     EXIT_MISTAKE: "a mistake, explained in one line",
+    128 + signal.SIGHUP: "the terminal was closed",
     128 + signal.SIGINT: "stopped by Ctrl-C",
     EXIT_OUTPUT_CLOSED: "the reader of its output has ended",
     128 + signal.SIGTERM: "stopped by SIGTERM",
 }
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # SIGHUP: a closed terminal
 # Errors of the operating system that a person mends: a path, its rights or its disk.
 PATH_ERRORS = {
     errno.EACCES,
@@ -51,7 +53,7 @@ DISK_ERRORS = {errno.EIO, errno.ENOSPC}  # also where no file is named
 
 
 class Stopped(KeyboardInterrupt):
-    """SIGINT or SIGTERM arrived."""
+    """One of STOP_SIGNALS arrived."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal_name(number))
@@ -94,15 +96,22 @@ def signal_name(number: int) -> str:
     return signal.Signals(number).name
 
 
+def stop_signals() -> list[signal.Signals]:
+    """The STOP_SIGNALS that this process must act on: under nohup, SIGHUP stays ignored."""
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        return list(STOP_SIGNALS)
+    return [number for number in STOP_SIGNALS if number != signal.SIGHUP]
+
+
 def end_on_stop_signals() -> None:
-    """From now on SIGINT and SIGTERM end the process with 128 + N and one line on stderr.
+    """From now on a stop signal ends the process with 128 + N and one line on stderr.
 
     For a command's imports: torch, Ray and PyArrow take seconds, in which Ctrl-C would end the
-    process with a traceback and SIGTERM without a word. `run_command` then installs its own
+    process with a traceback and the others without a word. `run_command` then installs its own
     handlers. Closed standard streams are opened first.
     """
     open_standard_streams()
-    for number in STOP_SIGNALS:
+    for number in stop_signals():
         signal.signal(number, _end)
 
 
@@ -124,26 +133,28 @@ def open_standard_streams() -> None:
 
 def _end(number: int, _: FrameType | None) -> None:
     """os._exit, because an exception inside an import is caught by some libraries."""
-    os.write(2, f"\nstopped by {signal_name(number)}: run the command again\n".encode())
+    with suppress(OSError):  # the terminal may be gone
+        os.write(2, f"\nstopped by {signal_name(number)}: run the command again\n".encode())
     os._exit(128 + number)
 
 
 @contextmanager
 def on_stop_signal(handler: Callable[[int], None]) -> Iterator[None]:
-    """While the block runs, SIGINT and SIGTERM call `handler` with their number.
+    """While the block runs, a stop signal calls `handler` with its number.
 
-    A second signal ends the process at once. Outside the main thread nothing is installed.
+    A second one ends the process at once, except SIGHUP: of a closed terminal it comes twice, from
+    the kernel and from the shell. Outside the main thread nothing is installed.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def first(number: int, frame: FrameType | None) -> None:
-        for each in STOP_SIGNALS:
-            signal.signal(each, signal.SIG_DFL)
+        for each in before:
+            signal.signal(each, signal.SIG_IGN if each == signal.SIGHUP else signal.SIG_DFL)
         handler(number)
 
-    before = {number: signal.signal(number, first) for number in STOP_SIGNALS}
+    before = {number: signal.signal(number, first) for number in stop_signals()}
     try:
         yield
     finally:
@@ -157,8 +168,8 @@ def run_command(
 ) -> int:
     """The exit status of a command. Mistakes and stop signals end in one line on stderr.
 
-    `body` returns its own status. ValueError, a wrong path and a full disk give 2; SIGINT and
-    SIGTERM give 128 + N and the line `stopped by SIGINT: ` + `stopped`.
+    `body` returns its own status. ValueError, a wrong path and a full disk give 2; stop signals
+    give 128 + N and the line `stopped by SIGINT: ` + `stopped`.
     """
     disabled = logging.root.manager.disable
     try:
@@ -181,6 +192,7 @@ def run_command(
     except KeyboardInterrupt as interrupt:
         number = interrupt.number if isinstance(interrupt, Stopped) else signal.SIGINT
         print_error(f"\nstopped by {signal_name(number)}: {stopped}")
+        _output_is_closed()  # else the interpreter fails at its end where the terminal is gone
         return 128 + number
     except SystemExit as end:
         if end.code != signal.SIGTERM:  # Ray replaces the handler of SIGTERM by sys.exit(SIGTERM)

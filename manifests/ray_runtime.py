@@ -6,10 +6,15 @@ Ray is imported only when a connection is needed, so that everything else works 
 from __future__ import annotations
 
 import atexit
+import json
 import logging
 import os
+import re
 import shutil
+import signal
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +27,9 @@ RAYLET_WAIT_S = 120  # for its agents; a raylet whose wait ends before aborts
 
 # The address of a Ray that one command embeds and those that it starts join
 ONE_MACHINE = "CLIPMILL_RAY_ONE_MACHINE"
+
+MONITOR_STATUS = b"__autoscaling_status"  # a key of Ray, as `ray status` reads it
+UNTYPED_NODE = re.compile(r"node_[0-9a-f]{56}")
 
 logger = logging.getLogger(__name__)
 _embedded_folder: str | None = None  # of the Ray that this process started
@@ -67,7 +75,8 @@ def _start_embedded(ray: Any, settings: dict[str, Any]) -> None:
         # in /tmp: the path of a socket has at most 107 characters
         folder = tempfile.mkdtemp(prefix="mill-", dir="/tmp")
         try:
-            ray.init(**settings, _temp_dir=folder)
+            with _without_sighup():
+                ray.init(**settings, _temp_dir=folder)
         except Exception as error:  # Ray has no class for it
             shutil.rmtree(folder, ignore_errors=True)
             message = " ".join(str(error).split())
@@ -83,6 +92,18 @@ def _start_embedded(ray: Any, settings: dict[str, Any]) -> None:
         else:
             _embedded_folder = folder
             return
+
+
+@contextmanager
+def _without_sighup() -> Iterator[None]:
+    """Processes that the block starts never get SIGHUP, as Ray itself does with SIGINT. A closed
+    terminal sends it to all of them: they are ended in order by this process, which needs them.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _set_environment(join_cluster: bool) -> None:
@@ -107,6 +128,21 @@ def is_one_machine() -> bool:
     """
     address = os.environ.get("RAY_ADDRESS")
     return is_embedded() or (bool(address) and address == os.environ.get(ONE_MACHINE))
+
+
+def has_autoscaler() -> bool:
+    """Whether the cluster that was joined may start nodes by itself.
+
+    The monitor of every head writes its status some seconds after its start. Without an autoscaler
+    each node has a type of its own, made of its id. True where there is no status, or one of
+    another form.
+    """
+    from ray.experimental import internal_kv
+
+    text = internal_kv._internal_kv_get(MONITOR_STATUS)
+    report = json.loads(text or "{}").get("autoscaler_report") or {}
+    types = [*(report.get("active_nodes") or ()), *(report.get("idle_nodes") or ())]
+    return not types or not all(UNTYPED_NODE.fullmatch(name) for name in types)
 
 
 def disconnect() -> None:

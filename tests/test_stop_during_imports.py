@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while a command still imports its libraries."""
+"""Ctrl-C, SIGTERM and SIGHUP while a command still imports its libraries."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ time.sleep(60)
         ("train/export.py", signal.SIGINT, 130),
         ("pipeline/build.py", signal.SIGINT, 130),
         ("pipeline/build.py", signal.SIGTERM, 143),
+        ("pipeline/build.py", signal.SIGHUP, 129),
         ("pipeline/score.py", signal.SIGINT, 130),
         ("pipeline/filter.py", signal.SIGINT, 130),
         ("pipeline/audit.py", signal.SIGTERM, 143),

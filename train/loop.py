@@ -52,7 +52,7 @@ def train(blend: Blend, config: TrainConfig, out: str, *, resume: bool = True) -
     Returns the record of run.json. A finished run is returned as it is; with `resume=False` it is
     trained anew. ValueError for settings and views that cannot be trained on, and for a folder that
     holds another run; nothing has been written then. NonFinite is raised before the optimizer step
-    that would have spoilt the weights. After SIGTERM or SIGINT the current step is saved and
+    that would have spoilt the weights. After a stop signal the current step is saved and
     SystemExit(75) is raised.
     """
     ranks = process_group.init_distributed(config.device)

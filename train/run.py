@@ -57,7 +57,9 @@ EXIT_STATUS = console.exit_help(
     {
         0: "the run is finished",
         console.EXIT_INCOMPLETE: "the run failed; the last checkpoint stays",
-        console.EXIT_SAVED: "stopped by Ctrl-C or SIGTERM and saved; run again to resume",
+        console.EXIT_SAVED: "stopped by Ctrl-C, SIGTERM or a closed terminal and saved; run again "
+        "to resume",
+        128 + signal.SIGHUP: "the terminal was closed before the first step",
         128 + signal.SIGINT: "stopped by Ctrl-C before the first step, or by a second one",
         128 + signal.SIGTERM: "the same by SIGTERM",
     }

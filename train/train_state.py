@@ -4,6 +4,7 @@ one.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -45,7 +46,9 @@ class StopRequest:
         self.number = number
         if self._rank == 0:
             name = console.signal_name(number)
-            os.write(2, f"\n{name}: saving after this step; a second one ends at once\n".encode())
+            text = f"\n{name}: saving after this step; a second one ends at once\n"
+            with contextlib.suppress(OSError):  # the terminal may be gone
+                os.write(2, text.encode())
 
 
 class SaveTimer:

@@ -9,8 +9,10 @@ import signal
 import sys
 
 if __name__ == "__main__":
-    # Ctrl-C in the terminal reaches this process too. Its parent ends it: it closes the stdin.
+    # Ctrl-C in the terminal, or its end, reaches this process too. Its parent ends it: it closes
+    # the stdin. A child that died first would be the outcome of an image.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 from pipeline.images.decoders import serve
 

@@ -53,7 +53,7 @@ def test_a_wrong_path_is_one_line_that_names_it(
 def test_the_table_of_exit_statuses_has_those_of_the_command_too() -> None:
     table = console.exit_help({75: "saved", 0: "finished", 130: "Ctrl-C twice"}).splitlines()
     assert table[:2] == ["exit status:", "  0    finished"]
-    assert [int(line.split()[0]) for line in table[1:]] == [0, 2, 75, 130, 141, 143]
+    assert [int(line.split()[0]) for line in table[1:]] == [0, 2, 75, 129, 130, 141, 143]
     assert "  130  Ctrl-C twice" in table
 
 
@@ -71,7 +71,9 @@ def test_the_status_of_the_body_is_the_status_of_the_command() -> None:
         console.run_command(lambda: sys.exit(2))
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_a_stop_signal_is_one_line_and_128_more(
     number: signal.Signals, status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -108,6 +110,28 @@ def test_a_second_signal_ends_the_process_at_once() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=20)
     assert done.returncode == -signal.SIGINT
+
+
+HANGUPS = """
+import os, signal, sys, time
+from manifests import console
+hangup = lambda: os.kill(os.getpid(), signal.SIGHUP)
+def body():
+    try:
+        hangup()
+    finally:
+        hangup()  # the kernel sends it, and then the shell
+        print("saved", flush=True)
+    return 0
+raise SystemExit(console.run_command(body))
+"""
+
+
+@pytest.mark.parametrize(("before", "status"), [("SIG_DFL", 129), ("SIG_IGN", 0)])
+def test_a_second_sighup_is_ignored_and_under_nohup_the_first_too(before: str, status: int) -> None:
+    code = f"import signal; signal.signal(signal.SIGHUP, signal.{before})\n{HANGUPS}"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=20)
+    assert (done.returncode, done.stdout) == (status, b"saved\n")
 
 
 def test_a_thread_may_run_a_command_too() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -45,6 +46,30 @@ def test_a_ray_that_another_command_embeds_is_one_machine(
     assert ray_runtime.is_one_machine() == one_machine
     monkeypatch.setattr(ray_runtime, "_embedded_folder", "/tmp/mill-test")
     assert ray_runtime.is_one_machine()
+
+
+NODE = "node_" + "3f" * 28
+
+
+@pytest.mark.parametrize(
+    ("status", "autoscaler"),
+    [
+        (None, True),  # the monitor has not written yet, or it is another one
+        ({"time": 1.0}, True),
+        ({"autoscaler_report": {"active_nodes": {NODE: 1, "node_" + "0a" * 28: 1}}}, False),
+        ({"autoscaler_report": {"active_nodes": {}, "idle_nodes": {NODE: 1}}}, False),
+        ({"autoscaler_report": {"active_nodes": {"head": 1, "fetcher": 3}}}, True),
+        ({"autoscaler_report": {"active_nodes": {"node_head": 1}, "idle_nodes": None}}, True),
+    ],
+)
+def test_a_head_without_an_autoscaler_says_so(
+    status: dict[str, Any] | None, autoscaler: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kv = pytest.importorskip("ray.experimental.internal_kv")
+    text = None if status is None else json.dumps(status).encode()
+    values = {ray_runtime.MONITOR_STATUS: text}
+    monkeypatch.setattr(kv, "_internal_kv_get", values.__getitem__)
+    assert ray_runtime.has_autoscaler() is autoscaler
 
 
 @pytest.mark.ray

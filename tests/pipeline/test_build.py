@@ -240,7 +240,9 @@ def test_an_impossible_path_is_one_line(wrong: str, run: Lines, tiny: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_a_stopped_build_says_so_in_one_line_and_leaves_no_child(
     number: signal.Signals, status: int, tmp_path: Path
 ) -> None:

@@ -298,7 +298,7 @@ def started(blend, out, arguments, **environment):
         ([], signal.SIGTERM),
         ([], signal.SIGINT),
         # Which signals reach the ranks is in tests/train/dist/test_launch.py.
-        (["--ranks", "2", "--set", "dp_shard=2"], signal.SIGINT),
+        (["--ranks", "2", "--set", "dp_shard=2"], signal.SIGHUP),
     ],
 )
 def test_a_stop_signal_ends_with_status_75_and_the_run_is_saved(blend, tmp_path, layout, number):

@@ -14,8 +14,6 @@ from manifests import console
 from train.dist.process_group import STORE
 
 GRACE_S = 30.0  # for the other ranks to end by themselves once one has failed
-# SIGHUP: the terminal was closed, which the ranks do not notice themselves.
-SIGNALS = (*console.STOP_SIGNALS, signal.SIGHUP)
 
 
 def launch_ranks(
@@ -24,24 +22,27 @@ def launch_ranks(
     """Run `command` as `world` ranks on this machine. The exit status of the first that fails, or
     0. `variables` go over those of this process.
 
-    The first SIGINT or SIGTERM is passed on to every rank; the second kills them. Ranks have a
-    session of their own, so that Ctrl-C reaches them once, through this process. 128 + N where
-    signal N ended them. They find each other through a file and communicate over loopback: the
-    store of torchrun listens on every network interface and unpickles what it receives.
+    The first stop signal is passed on to every rank; the second kills them, unless it is SIGHUP,
+    which comes twice of a closed terminal. Ranks have a session of their own, so that Ctrl-C
+    reaches them once, through this process. 128 + N where signal N ended them. They find each other
+    through a file and communicate over loopback: the store of torchrun listens on every network
+    interface and unpickles what it receives.
     """
     threads = str(max(1, (os.cpu_count() or 1) // world))
     ranks: list[subprocess.Popen[bytes]] = []
     received: list[int] = []
 
     def pass_on(number: int, _: FrameType | None) -> None:
+        if received and number == signal.SIGHUP:
+            return
         received.append(number)
         for process in ranks:
             if len(received) > 1:
                 process.kill()
             else:
-                process.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
+                process.send_signal(number)
 
-    before = {number: signal.signal(number, pass_on) for number in SIGNALS}
+    before = {number: signal.signal(number, pass_on) for number in console.stop_signals()}
     try:
         with tempfile.TemporaryDirectory() as folder:
             shared = {"WORLD_SIZE": str(world), STORE: os.path.join(folder, "store")}

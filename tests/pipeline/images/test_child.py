@@ -67,11 +67,12 @@ def test_a_frame_that_is_cut_off_ends_the_child_without_an_answer() -> None:
     assert answers(output) == []
 
 
-def test_ctrl_c_in_the_terminal_does_not_end_a_child() -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_of_the_terminal_does_not_end_a_child(number: signal.Signals) -> None:
     with start(str(MEMORY_BYTES), "10") as process:
         assert process.stdout is not None
         ready = process.stdout.read(10)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         output, _ = process.communicate(frame(b"no image"), timeout=60)
     assert process.returncode == 0
     assert [fields["reason"] for fields, _ in answers(ready + output)] == ["not_an_image"]

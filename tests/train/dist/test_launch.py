@@ -30,13 +30,25 @@ def test_a_rank_that_fails_ends_the_others(monkeypatch):
     assert launch.launch_ranks([sys.executable, "-c", code], 2) == 7
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_stop_signal_reaches_every_rank(number):
+    """SIGHUP of a closed terminal comes twice, and the second kills no rank."""
+    again = f"os.kill(os.getppid(), {int(number)})" if number == signal.SIGHUP else "pass"
     code = (
         "import os, signal, sys, time\n"
-        f"signal.signal({int(number)}, lambda *_: sys.exit(75))\n"
+        f"def stop(*_): {again}; time.sleep(0.3); sys.exit(75)\n"
+        f"signal.signal({int(number)}, stop)\n"
         "if os.environ['RANK'] == '0':\n"
         f"    time.sleep(1); os.kill(os.getppid(), {int(number)})\n"
         "time.sleep(60)"
     )
     assert launch.launch_ranks([sys.executable, "-c", code], 2) == 75
+
+
+def test_a_launcher_under_nohup_ignores_sighup():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        code = "import os, signal; os.kill(os.getppid(), signal.SIGHUP)"
+        assert launch.launch_ranks([sys.executable, "-c", code], 1) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
