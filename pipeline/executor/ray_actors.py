@@ -22,8 +22,9 @@ NODE_DIED = "its node has died"
 MAX_WORKERS = 1024  # the largest number of host groups, see pipeline/planning/host_groups.py
 CLOSE_S = 10.0  # for a worker to close what it holds
 MAX_MESSAGE = 400  # characters of Ray's message about a death that are kept
-NO_WORKER_LINE_S = 60.0  # without a worker until a line says so
-ASK_EVERY_S = 5.0  # workers are asked what they are doing
+NO_WORKER_LINE_S = 60.0  # without a worker until a line says so, and between two such lines
+STATUS_WAIT_S = 10.0  # for a head that has just started to say whether it has an autoscaler
+ASK_EVERY_S = 5.0  # workers are asked what they are doing; also the longest wait for an answer
 MAX_ASKED = 32  # of them at a time: an answer costs the driver about 0.6 ms of CPU
 logger = logging.getLogger(__name__)
 
@@ -62,11 +63,6 @@ class ActorPool:
     def busy(self) -> bool:
         """Whether a ticket is running."""
         return bool(self._running)
-
-    @property
-    def may_ask(self) -> bool:
-        """Whether there is a worker that tells what it is doing."""
-        return self.stage.tells and bool(self._actors)
 
     def start_worker(self) -> None:
         """Start one more worker. It gets tickets once its factory has returned."""
@@ -251,11 +247,12 @@ def pool_size(stage: Stage, groups: int, workers: int | None) -> int:
     """Number of workers to ask for, at most one per group.
 
     On one machine: as many as fit, because groups would be kept free for workers that never start.
-    On a cluster: all, because it may grow to that.
+    On a cluster: all, because it may grow to that. ValueError where no worker can ever start.
     """
     import ray
 
     if not ray_runtime.is_one_machine():
+        _check_gpus(stage)
         return min(groups, workers or MAX_WORKERS)
     available: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
     limits = [groups]
@@ -273,6 +270,52 @@ def pool_size(stage: Stage, groups: int, workers: int | None) -> int:
     return min(limits)
 
 
+def _check_gpus(stage: Stage) -> None:
+    """ValueError where a worker needs a GPU that the nodes do not have, without an autoscaler.
+
+    A cluster that has only its head yet may be starting.
+    """
+    import ray
+
+    until = time.monotonic() + STATUS_WAIT_S
+    while stage.gpus:
+        with_cpus = with_gpus = 0
+        for node in ray.nodes():  # type: ignore[no-untyped-call]
+            resources = node["Resources"] if node["Alive"] else {}
+            if resources.get("CPU", 0) >= max(stage.cpus, 1):
+                with_cpus += 1
+                with_gpus += resources.get("GPU", 0) >= stage.gpus
+        if with_gpus or not with_cpus:
+            return
+        if not ray_runtime.has_autoscaler():
+            raise ValueError(
+                f"stage {stage.name} asks for {stage.gpus:g} GPU per worker; the cluster has "
+                f"{with_cpus} nodes with CPUs, none of them with {stage.gpus:g} GPU, and no "
+                "autoscaler: start a node that has it, or run the stage on CPUs"
+            )
+        if time.monotonic() > until:
+            return
+        time.sleep(0.5)
+
+
+def _say_what_is_missing(stage: Stage, waited_s: float) -> None:
+    """A line about a stage that waits for its first worker, or for the next one."""
+    import ray
+
+    total: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
+    amounts = [f"{free.get(name, 0):g} of {total.get(name, 0):g} {name}" for name in ("CPU", "GPU")]
+    logger.warning(
+        "%s: no worker could start for %.0f min; a worker needs %g CPU and %g GPU on one node, and "
+        "the cluster has %s free",
+        stage.name, waited_s / 60, stage.cpus, stage.gpus, " and ".join(amounts),
+    )  # fmt: skip
+
+
+def _now() -> float:
+    return time.monotonic()
+
+
 def run_on_ray(
     stage: Stage, tickets: Iterable[Ticket], workers: int | None, outcomes: Outcomes
 ) -> None:
@@ -280,18 +323,20 @@ def run_on_ray(
     ray_runtime.connect()
     queue = TicketQueue(tickets, stage.concurrency)
     pool = ActorPool(stage, queue, outcomes, pool_size(stage, queue.free_groups, workers))
+    idle_since = said_at = _now()
     try:
         while queue.has_unstarted() or pool.busy:
             pool.assign_tickets()
             if not queue.has_unstarted():
                 pool.release_idle()
             pool.ask_workers()
-            ready = pool.wait(ASK_EVERY_S if pool.may_ask else NO_WORKER_LINE_S)
-            if not ready and not pool.busy and queue.retry_time(time.monotonic()) is None:
-                logger.warning(
-                    "%s: no worker (%g CPU, %g GPU) could start yet",
-                    stage.name, stage.cpus, stage.gpus,
-                )  # fmt: skip
+            ready = pool.wait(ASK_EVERY_S)
+            now = _now()
+            if ready or pool.busy or queue.retry_time(now) is not None:
+                idle_since = said_at = now
+            elif now - said_at >= NO_WORKER_LINE_S:
+                said_at = now
+                _say_what_is_missing(stage, now - idle_since)
             for reference in ready:
                 pool.handle(reference)
     finally:

@@ -73,6 +73,7 @@ class FakeRay:
         self.death: RayError = ActorDiedError("killed")
         self.killed: list[Any] = []
         self.resources: dict[str, float] = {"CPU": 4.0}
+        self.node_resources: list[dict[str, float]] = []
         self.exceptions = EXCEPTIONS
 
     def remote(self, worker_class: type) -> Any:
@@ -105,6 +106,13 @@ class FakeRay:
 
     def cluster_resources(self) -> dict[str, float]:
         return self.resources
+
+    def available_resources(self) -> dict[str, float]:
+        return {"CPU": 1.0}
+
+    def nodes(self) -> list[dict[str, Any]]:
+        dead = {"Alive": False, "Resources": {}}
+        return [dead, *({"Alive": True, "Resources": each} for each in self.node_resources)]
 
 
 @pytest.fixture
@@ -170,6 +178,65 @@ def test_this_machine_gets_as_many_workers_as_fit(
     assert pool_size(Stage(name="s", work=echo), 9, 3) == 3
     with pytest.raises(ValueError, match="asks for 1 GPU per worker and this machine has 0"):
         pool_size(Stage(name="s", work=echo, gpus=1), 9, None)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "autoscaler", "refused"),
+    [
+        ([{}, {"CPU": 2}], False, True),
+        ([{}, {"CPU": 2}], True, False),
+        ([{}, {"CPU": 2}, {"CPU": 8, "GPU": 1}], False, False),
+        ([{}, {"CPU": 2}, {"GPU": 1}], False, True),  # a worker has no room on one node
+        ([{}], False, False),  # the nodes have yet to join
+    ],
+)
+def test_a_gpu_that_no_cluster_will_ever_have_is_refused(
+    ray: FakeRay,
+    monkeypatch: pytest.MonkeyPatch,
+    nodes: list[dict[str, float]],
+    autoscaler: bool,
+    refused: bool,
+) -> None:
+    monkeypatch.setattr(ray_runtime, "is_one_machine", lambda: False)
+    monkeypatch.setattr(ray_runtime, "has_autoscaler", lambda: autoscaler)
+    monkeypatch.setattr(ray_actors, "STATUS_WAIT_S", 0.0)
+    ray.node_resources = nodes
+    stage = Stage(name="score", work=echo, gpus=1)
+    if refused:
+        message = "stage score asks for 1 GPU per worker; the cluster has 1 nodes with CPUs, none"
+        with pytest.raises(ValueError, match=message):
+            pool_size(stage, 7, None)
+    else:
+        assert pool_size(stage, 7, None) == 7
+    assert pool_size(Stage(name="score", work=echo), 7, None) == 7
+
+
+def test_a_stage_that_waits_says_every_minute_for_what(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = iter(range(0, 10_000, 10))
+    lines: list[int] = []
+
+    def wait(pool: ActorPool, timeout_s: float) -> list[Any]:
+        lines.append(len(caplog.records))
+        if len(lines) > 26:
+            raise KeyboardInterrupt
+        return []
+
+    monkeypatch.setattr(ray_runtime, "connect", lambda: None)
+    monkeypatch.setattr(ray_runtime, "is_one_machine", lambda: False)
+    monkeypatch.setattr(ray_actors, "_check_gpus", lambda stage: None)
+    monkeypatch.setattr(ray_actors, "_now", lambda: float(next(clock)))
+    monkeypatch.setattr(ActorPool, "wait", wait)
+    stage = Stage(name="score", work=echo, gpus=1)
+    outcomes = Outcomes("score", StageCounter("score", 1))
+    with pytest.raises(KeyboardInterrupt):
+        ray_actors.run_on_ray(stage, [Ticket(id="t", group="g")], None, outcomes)
+    assert [i for i in range(1, len(lines)) if lines[i] > lines[i - 1]] == [6, 12, 18, 24]
+    assert caplog.messages[1] == (
+        "score: no worker could start for 2 min; a worker needs 1 CPU and 1 GPU on one node, and "
+        "the cluster has 1 of 4 CPU and 0 of 0 GPU free"
+    )
 
 
 def test_tickets_run_and_idle_workers_end(ray: FakeRay) -> None:
@@ -300,7 +367,6 @@ def telling_pool(size: int, monkeypatch: pytest.MonkeyPatch) -> ActorPool:
     queue = TicketQueue([Ticket(id="t0", group="a")])
     stage = Stage(name="s", work=Telling, tells=True)
     pool = ActorPool(stage, queue, Outcomes("s", counter), size)
-    assert not pool.may_ask, "none has started"
     for reference in list(pool._starting):
         pool.handle(reference)
     counter.started("t0")
@@ -354,4 +420,3 @@ def test_workers_that_tell_nothing_are_not_asked(
     step(pool)
     pool.ask_workers()
     assert pool._asked == {}
-    assert not pool.may_ask
