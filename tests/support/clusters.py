@@ -96,6 +96,21 @@ class Cluster:
         words += [f"--num-cpus={cpus}", f"--node-ip-address={machine.address}"]
         self.start(machine, words)
 
+    def kill_raylet(self, machine: Machine) -> None:
+        """Kill the raylet of a machine, and wait until its `ray start` has noticed."""
+        code = (
+            "import os, pathlib, signal, sys\n"
+            "for folder in pathlib.Path('/proc').glob('[0-9]*'):\n"
+            "    line = (folder / 'cmdline').read_bytes().decode()\n"
+            "    if 'raylet/raylet' in line.split('\\0')[0] and sys.argv[1] in line:\n"
+            "        os.kill(int(folder.name), signal.SIGKILL)\n"
+        )
+        done = machine.run(
+            [str(BIN / "python"), "-c", code, f"{machine.folder}/ray"], self.environment
+        )
+        assert done.returncode == 0, done.stderr
+        self.processes[machine.name].wait(60)
+
     def restart_ended(self, machine: Machine) -> None:
         """Start Ray again where it has ended: on a busy machine its parts wait for each other in
         vain. AssertionError after TRIES.
@@ -212,11 +227,21 @@ class Store:
         find = ["find", f"{self.machine.folder}/objects/{BUCKET}/{prefix}", "-name", f"*{ending}"]
         return len(self.machine.run(find, dict(os.environ)).stdout.splitlines())
 
-    def pause(self, seconds: float) -> None:
-        """Stop the server for so long: connections open, and nothing answers."""
-        os.killpg(self.process.pid, signal.SIGSTOP)
+    def cut_off(self, machines: Sequence[Machine], seconds: float) -> None:
+        """Keep these machines from reaching the store for so long: connections cannot be opened,
+        and what is sent on open ones is lost. On the loopback network the server is stopped:
+        connections open, and nothing answers.
+        """
+        cut = [machine for machine in machines if machine.holder]
+        if not cut:
+            os.killpg(self.process.pid, signal.SIGSTOP)
+        for machine in cut:
+            machine.run(["ip", "route", "add", "unreachable", self.machine.address], os.environ)
         time.sleep(seconds)
-        os.killpg(self.process.pid, signal.SIGCONT)
+        for machine in cut:
+            machine.run(["ip", "route", "del", "unreachable", self.machine.address], os.environ)
+        if not cut:
+            os.killpg(self.process.pid, signal.SIGCONT)
 
 
 def start_store(machine: Machine, program: str = "localbucket") -> Store:

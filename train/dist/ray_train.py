@@ -2,20 +2,25 @@
 here.
 
 Ray starts the workers, gives them torchrun's variables and joins them in a process group; each then
-runs the `main` of `train/run.py`. SIGTERM and SIGINT do not reach Ray's workers: `checkpoint_every`
+runs the `main` of `train/run.py`. Stop signals do not reach Ray's workers: `checkpoint_every`
 saves such a run.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import logging
 import os
+import socket
+import struct
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from manifests import console, disk, ray_runtime
 
+SIOCGIFADDR = 0x8915  # of Linux: the address of an interface
 logger = logging.getLogger(__name__)
 
 
@@ -34,6 +39,50 @@ def _storage(out: str) -> dict[str, Any]:
         "storage_path": name,
         "storage_filesystem": PyFileSystem(FSSpecHandler(filesystem)),
     }
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface of this machine that has an IPv4 address; None where none has it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            with contextlib.suppress(OSError):  # it has no such address
+                answer = fcntl.ioctl(s.fileno(), SIOCGIFADDR, request)
+                if socket.inet_ntoa(answer[20:24]) == address:
+                    return name
+    return None
+
+
+def _choose_interface() -> None:
+    """Let gloo listen where the other nodes find this one.
+
+    It asks for the address of the host name otherwise, which is often 127.0.1.1, or none at all,
+    and then it listens on loopback.
+    """
+    import ray
+
+    interface = interface_of(ray.util.get_node_ip_address())
+    if interface is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+
+
+def _torch_config() -> Any:
+    """Ray's own setup of the process group, after each worker has chosen its interface."""
+    from ray.train.torch import TorchConfig
+
+    base: Any = TorchConfig().backend_cls
+
+    class Backend(base):  # type: ignore[misc]
+        def on_start(self, worker_group: Any, backend_config: Any) -> None:
+            worker_group.execute(_choose_interface)
+            super().on_start(worker_group, backend_config)
+
+    class Config(TorchConfig):
+        @property
+        def backend_cls(self) -> Any:
+            return Backend
+
+    return Config()
 
 
 def start(
@@ -70,6 +119,7 @@ def start(
     trainer = TorchTrainer(
         run_worker,
         train_loop_config={},
+        torch_config=_torch_config(),
         scaling_config=ScalingConfig(num_workers=workers, use_gpu=has_gpus),
         run_config=RunConfig(name="workers", **_storage(out)),
     )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import pickle
 import sys
 
@@ -43,3 +44,19 @@ def test_ray_train_keeps_its_state_on_a_store(monkeypatch, tmp_path):
         context._check_validation_file()
         assert disk.exists("s3://pools/runs/a/ray/workers/.validate_storage_marker")
     assert ray_train._storage(str(tmp_path)) == {"storage_path": str(tmp_path / "ray")}
+
+
+def test_the_interface_of_an_address_is_found():
+    assert ray_train.interface_of("127.0.0.1") == "lo"
+    assert ray_train.interface_of("203.0.113.7") is None
+
+
+def test_gloo_gets_the_interface_of_the_node_unless_somebody_chose_one(monkeypatch):
+    ray = pytest.importorskip("ray")
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    ray_train._choose_interface()
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")
+    ray_train._choose_interface()
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "ib0"

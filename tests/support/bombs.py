@@ -1,0 +1,21 @@
+"""Work that takes memory until something ends its worker, for the tests of the executor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipeline.executor import Ticket, Work
+
+BLOCK = 32 * 2**20
+
+
+def hungry(config: dict[str, Any]) -> Work:
+    """A factory: a ticket with the payload `bomb` fills memory without end."""
+
+    def work(ticket: Ticket) -> dict[str, Any]:
+        blocks = []
+        while ticket.payload.get("bomb"):
+            blocks.append(b"x" * BLOCK)
+        return {"id": ticket.id}
+
+    return work
