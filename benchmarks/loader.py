@@ -183,9 +183,8 @@ def time_of_parts(pool: str, samples: int) -> dict[str, float]:
     from train.config import TrainConfig
     from train.data.augment import crop_numbers, random_crop_into
     from train.data.decode import decode_image
-    from train.data.order import Order
     from train.data.view_rows import open_view
-    from train.mixing import SourceRows
+    from train.mixing import Order, SourceRows
 
     torch.set_num_threads(1)
     view = open_view(pool, "raw")

@@ -282,7 +282,7 @@ def _train_scorer(
 ) -> Command:
     pool = scorer.view.partition("/")[0]
     blend = Blend(name="scorer", pools={pool: folder}, views={scorer.view: 1.0}, seed=scorer.seed)
-    disk.write_json(layout.blend_json("scorer"), blend)
+    disk.write_json(layout.blend_json("scorer"), blend.document())
     words = ["train/run.py", layout.blend_json("scorer"), "--out", layout.scorer]
     for key, value in {**ablation.train, **scorer.train, "seed": scorer.seed}.items():
         words += ["--set", f"{key}={value}"]

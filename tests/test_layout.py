@@ -47,8 +47,7 @@ ORDER = {
     "train": [
         "rng", "mixing", "model", "config", "data", "step", "formats", "dist", "capacity",
         "task_data", "evaluation",
-        "identity", "logbook", "nonfinite", "train_state", "train_step", "until",
-        "loop", "mix",
+        "identity", "mix", "logbook", "nonfinite", "train_state", "train_step", "until", "loop",
         "stats", "ablation",
         "reporting",
         "run", "evaluate", "export",

@@ -19,7 +19,7 @@ from torch import Tensor
 from manifests import disk
 from manifests.run_layout import RunLayout
 from train.config import TrainConfig
-from train.data import Repeats
+from train.mixing import Repeats
 from train.model import CLIP, peak_flops, training_flops
 
 # Fields of a line that depend on the clock, the machine or an interruption. All others repeat.
@@ -98,7 +98,7 @@ class Logbook:
         operations = self._operations / seconds
         sources = {}
         for name, drawn in self._sources(step).items():
-            sources[name] = {"samples": drawn.drawn, "repeats": drawn.repeats}
+            sources[name] = realised(drawn)
         line: dict[str, Any] = {
             "step": step,
             "samples": samples,
@@ -146,6 +146,15 @@ class Logbook:
             return
         disk.write_bytes(path, ("\n".join(self._lines) + "\n").encode())
         self._file_is_current = True
+
+
+def realised(source: Repeats) -> dict[str, Any]:
+    """What a source has given so far, as a line of the log has it."""
+    values: dict[str, Any] = {"samples": source.drawn, "repeats": source.repeats}
+    values["share"] = source.share
+    if source.captions is not None:
+        values["captions"] = source.captions
+    return values
 
 
 def kept_lines(out: str, step: int) -> list[str]:

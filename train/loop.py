@@ -31,6 +31,7 @@ from train.dist import checkpoint, process_group, sharded_checkpoint
 from train.formats import model_files, open_clip_files
 from train.identity import check_same_run, run_identity
 from train.logbook import Logbook, peak_memory, progress_text
+from train.mix import plan_lines
 from train.step import GROUPS, Feed, decay_factor, learning_rate, matmul_precision
 from train.train_state import (
     SaveTimer,
@@ -79,7 +80,9 @@ def train(blend: Blend, config: TrainConfig, out: str, *, resume: bool = True) -
             config = resolve_micro_batch(config, ranks)
             state = prepare(config, out, ranks, loader, identity)
             if ranks.rank == 0:
-                disk.write_json(layout.blend_json, blend)
+                for line in plan_lines(blend, loader.order.repeats(config.steps)):
+                    logger.info("%s", line)
+                disk.write_json(layout.blend_json, blend.document())
             target = load_target(state, blend)
             return _train(blend, state, stop, target, started)
     finally:
@@ -109,8 +112,8 @@ def _train(
     if ranks.rank == 0:
         open_clip_files.save_export(state.model, layout.export, weights)
         record = RunRecord(
-            blend=disk.to_plain(blend),
-            blend_hash=disk.content_hash(blend),
+            blend=blend.document(),
+            blend_hash=disk.content_hash(blend.document()),
             config=disk.to_plain(state.config),
             config_hash=disk.content_hash(state.config),
             identity=state.identity,

@@ -1,16 +1,17 @@
-"""The blend of a run: read from a file, or from POOL/VIEW=WEIGHT on the command line; and a check
-of its pools.
+"""The blend of a run: read from a file, or from POOL/VIEW=WEIGHT on the command line; a check of
+its pools; and the plan: what a run will draw.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from manifests import disk, reader
 from manifests.documents import ViewDocument, read_document
 from manifests.pool_layout import PoolLayout
 from manifests.schema import Blend
+from train.mixing import Repeats
 
 
 def read_blend(path: str) -> Blend:
@@ -80,6 +81,30 @@ def count_rows(blend: Blend) -> int:
             )
         rows += read_document(layout.view_json(view), ViewDocument).kept
     return rows
+
+
+def plan_lines(blend: Blend, sources: Mapping[str, Repeats]) -> list[str]:
+    """What a run draws of each view, as the lines of a table: share of the samples, samples, rows,
+    different rows, repeats; then the captions of views with several text columns.
+    """
+    samples = sum(source.drawn for source in sources.values())
+    width = max(len(name) for name in ("view", *sources))
+    lines = [
+        f"blend {blend.name}: {samples:,} samples",
+        f"{'view':<{width}}  {'share':>6} {'samples':>14} {'rows':>14} {'unique':>14} "
+        f"{'repeats':>8}",
+    ]
+    for name, source in sources.items():
+        about = "~" if name in blend.balance else ""
+        unique = f"{about}{source.unique:,}"
+        lines.append(
+            f"{name:<{width}}  {source.share:>6.3f} {source.drawn:>14,} {source.rows:>14,} "
+            f"{unique:>14} {source.repeats:>8.2f}"
+        )
+    for name, source in sources.items():
+        for column, count in (source.captions or {}).items():
+            lines.append(f"{name}: {count:,} captions of column {column}")
+    return lines
 
 
 def _view_is_missing(pool: str, weight: str) -> str:

@@ -46,7 +46,7 @@ from train.data import Loader, ReadFailed
 from train.dist import launch, ray_train
 from train.formats import model_files, nemo
 from train.loop import train
-from train.mix import blend_of, count_rows, is_pool, read_blend
+from train.mix import blend_of, count_rows, is_pool, plan_lines, read_blend
 from train.nonfinite import NonFinite
 
 EXAMPLE = """example:
@@ -111,6 +111,12 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="print all settings with their meaning, and end",
     )
+    parser.add_argument(
+        "--plan",
+        action="store_true",
+        help="print what the run would draw of each view (share, samples, different rows,"
+        " repeats), and end",
+    )
     parser.add_argument("--restart", action="store_true", help="start again instead of resuming")
     parser.add_argument(
         "--json", action="store_true", help="end with run.json as one line on stdout"
@@ -162,7 +168,7 @@ def start_ranks(args: argparse.Namespace, blend: Blend, config: TrainConfig) -> 
     resumes = disk.exists(layout.run_json) or bool(disk.list_names(layout.checkpoints))
     if config.init is not None and (args.restart or not resumes):
         model_files.initial_weights(config.init, model_config(config))
-    disk.write_json(layout.blend_json, blend)
+    disk.write_json(layout.blend_json, blend.document())
     arguments = [layout.blend_json, "--out", args.out]
     arguments += ["--preset", args.preset] if args.preset else []
     arguments += ["--nemo", str(Path(args.nemo).absolute())] if args.nemo else []
@@ -184,6 +190,8 @@ def run(args: argparse.Namespace, rank: int) -> int:
     if args.list_settings:
         print(format_settings())
         return 0
+    if args.plan:
+        return print_plan(args)
     if args.out is None:
         raise ValueError("--out is missing: the folder of the run")
     if args.ranks < 1:
@@ -208,6 +216,16 @@ def run(args: argparse.Namespace, rank: int) -> int:
         log_end(args.out, record, finished_before)
         if args.json:
             print(json.dumps(disk.to_plain(record), sort_keys=True))
+    return 0
+
+
+def print_plan(args: argparse.Namespace) -> int:
+    """Print what the run of a command line would draw. The exit status 0."""
+    blend = blend_from(args)
+    config = settings(args.preset, args.set, args.nemo, count_rows(blend))
+    loader = Loader(blend, config, model_config(config))
+    for line in plan_lines(blend, loader.order.repeats(config.steps)):
+        print(line)
     return 0
 
 

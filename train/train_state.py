@@ -168,7 +168,7 @@ def tokens_of_blend(loader: Loader) -> Tensor | None:
         return None
     tokens = [np.zeros(1, np.uint16)]
     for view in loader.views:
-        tokens += [np.unique(view.shard(number).tokens) for number in range(len(view.shards))]
+        tokens += [view.shard(number).used_tokens() for number in range(len(view.shards))]
     return torch.from_numpy(np.unique(np.concatenate(tokens)).astype(np.int64))
 
 

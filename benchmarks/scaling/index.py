@@ -21,9 +21,8 @@ from manifests.documents import ScoreSetDocument, ViewDocument
 from manifests.pool_layout import SHARD_VERSION, CommitRecord, PoolLayout, shard_name
 from manifests.schema import Recipe, Source
 from pipeline import accounting
-from train.data.order import Order
 from train.data.view_rows import open_view as open_rows
-from train.mixing import SourceRows
+from train.mixing import Order, SourceRows
 
 BASE, UNIT = 125_000, "shards"
 STEPS = ["read_index", "update_index", "pool_json", "audit", "open_view", "order"]

@@ -8,7 +8,7 @@ between 0 and 1, a baseline that is one of the arms) is checked here in `__post_
 from __future__ import annotations
 
 from manifests.schema.ablation import Ablation, Arm, Controls, PoolRef, Scorer, Stop, Weights
-from manifests.schema.blend import Blend
+from manifests.schema.blend import Balance, Blend, CurriculumStage
 from manifests.schema.fetch import (
     ADDED_SETTINGS,
     MANNERS,
@@ -42,8 +42,10 @@ __all__ = [
     "STORED_IMAGE_SETTINGS",
     "Ablation",
     "Arm",
+    "Balance",
     "Blend",
     "Controls",
+    "CurriculumStage",
     "Fetch",
     "FilterSpec",
     "HostLimit",

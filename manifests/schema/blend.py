@@ -1,12 +1,54 @@
-"""What a run trains on: views of pools with their weights."""
+"""What a run trains on: views of pools with their weights, and how their shares change."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
 
 from manifests.schema.fetch import STRICT
+
+# Keys that came after the first blends; they are written down where they are used.
+ADDED_BLEND_KEYS = ("distinct", "weights", "caps", "epochs", "curriculum", "balance", "captions")
+SHOWN_VIEWS = 5  # of a blend, in a message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurriculumStage:
+    """Weights that a blend has from a step on, or from a share of the run's samples on."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = STRICT
+    views: dict[str, float]
+    at: float | None = None  # share of the run, between 0 and 1
+    step: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.at is None) == (self.step is None):
+            raise ValueError(
+                "a stage of a curriculum begins at a share of the run or at a step: give one of "
+                "at and step, as in {at: 0.5, views: {web/clip30: 1}}"
+            )
+        if self.at is not None and not 0 < self.at < 1:
+            raise ValueError(
+                f"at is {self.at}; it must lie between 0 and 1 (the run begins with `views`)"
+            )
+        if self.step is not None and self.step < 1:
+            raise ValueError(f"step is {self.step}; it must be above 0 (step 0 has `views`)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Balance:
+    """Rows of a view that are drawn with the probability min(1, limit / column)."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = STRICT
+    column: str  # how often the row's entry occurs: a number above 0
+    limit: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.limit < math.inf:
+            raise ValueError(f"limit is {self.limit}; it must be a number above 0, like 20000")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,15 +58,24 @@ class Blend:
     __pydantic_config__: ClassVar[dict[str, str]] = STRICT
     name: str
     pools: dict[str, str]  # name -> folder or URL
-    views: dict[str, float]  # "pool/view" -> weight
+    views: dict[str, float]  # "pool/view" -> weight; 0: a later stage of the curriculum draws it
     seed: int = 0
     max_repeats: float | None = None  # mean repeats of a view's rows above which a run is refused
     # `uid`, or a column with the groups of duplicates: no batch holds one of its values twice
     distinct: str | None = None
+    # What a weight is: a share of the samples, or how often each row comes when others come once
+    weights: Literal["samples", "repeats"] = "samples"
+    caps: dict[str, int] = field(default_factory=dict)  # "pool/view" -> most samples of a run
+    epochs: dict[str, float] = field(default_factory=dict)  # "pool/view" -> most epochs of it
+    curriculum: tuple[CurriculumStage, ...] = ()
+    balance: dict[str, Balance] = field(default_factory=dict)
+    # "pool/view" -> {text column: share}; the column `caption` has stored tokens
+    captions: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.views:
             raise ValueError(f"blend {self.name!r} has no views")
+        later = {view for stage in self.curriculum for view in stage.views}
         for name, weight in self.views.items():
             pool, _, view = name.partition("/")
             if not view or pool not in self.pools:
@@ -32,7 +83,72 @@ class Blend:
                     f"blend {self.name!r}: "
                     f"{name!r} is not POOL/VIEW with a pool of {sorted(self.pools)}"
                 )
-            if not 0 < weight < math.inf:
+            if not (weight == 0 and name in later):
+                self._check_number("the weight", name, weight)
+        if not any(self.views.values()):
+            raise ValueError(
+                f"blend {self.name!r}: every weight of views is 0, so the run has nothing to begin "
+                "with; the first stage of the curriculum belongs into views"
+            )
+        for key in ("caps", "epochs", "balance", "captions"):
+            self._check_names(key, getattr(self, key))
+        self._check_curriculum()
+        for name, cap in self.caps.items():
+            self._check_number("caps", name, cap)
+        for name, epochs in self.epochs.items():
+            self._check_number("epochs", name, epochs)
+        for name, shares in self.captions.items():
+            if not shares:
                 raise ValueError(
-                    f"blend {self.name!r}: the weight of {name!r} is {weight}; it must be above 0"
+                    f"blend {self.name!r}: captions of {name!r} is empty; give columns with their "
+                    "shares, as in {caption: 0.3, synthetic: 0.7}"
+                )
+            for column, share in shares.items():
+                self._check_number(f"the share of caption column {column!r}", name, share)
+
+    def document(self) -> dict[str, Any]:
+        """As plain values, without the later keys that have their defaults: blends that do not use
+        them keep their hash.
+        """
+        plain = dataclasses.asdict(self)
+        for key in ADDED_BLEND_KEYS:
+            if not plain[key] or plain[key] == "samples":
+                del plain[key]
+        return plain
+
+    def _check_number(self, what: str, view: str, value: float) -> None:
+        if not 0 < value < math.inf:
+            raise ValueError(
+                f"blend {self.name!r}: {what} of {view!r} is {value}; it must be above 0"
+            )
+
+    def _check_names(self, key: str, names: Iterable[str]) -> None:
+        for name in names:
+            if name not in self.views:
+                known = sorted(self.views)
+                more = ", …" if len(known) > SHOWN_VIEWS else ""
+                raise ValueError(
+                    f"blend {self.name!r}: {key} names {name!r}, which is not one of its views "
+                    f"({', '.join(known[:SHOWN_VIEWS])}{more})"
+                )
+
+    def _check_curriculum(self) -> None:
+        for stage in self.curriculum:
+            begins = f"at {stage.at}" if stage.step is None else f"at step {stage.step}"
+            for name, weight in stage.views.items():
+                if name not in self.views:
+                    raise ValueError(
+                        f"blend {self.name!r}: the stage {begins} of the curriculum draws "
+                        f"{name!r}, which views does not name; add {{{name}: 0}} to views"
+                    )
+                self._check_number(f"the weight {begins}", name, weight)
+            if not stage.views:
+                raise ValueError(f"blend {self.name!r}: the stage {begins} has no views")
+        for key in ("at", "step"):
+            begins_at = [getattr(stage, key) for stage in self.curriculum]
+            given = [begin for begin in begins_at if begin is not None]
+            if given != sorted(set(given)):
+                raise ValueError(
+                    f"blend {self.name!r}: the stages of the curriculum begin at {key} = {given}; "
+                    "they must be in order, each later than the one before"
                 )

@@ -16,9 +16,8 @@ import torch
 from manifests import disk
 from train import logbook
 from train.config import TrainConfig, configure, model_config
-from train.data.order import Order
 from train.logbook import MEASURED, Logbook, flat, kept_lines, progress_text
-from train.mixing import SourceRows
+from train.mixing import Order, SourceRows
 from train.model.clip import CLIP
 from train.model.flops import training_flops
 
@@ -71,8 +70,8 @@ def test_a_line_has_speed_waiting_operations_memory_and_every_sources_samples(
     assert line["mfu"] == pytest.approx(operations / 1e9)
     assert line["peak_memory_bytes"] > 1e6
     assert line["sources"] == {
-        "a/all": {"samples": 8, "repeats": 8 / 48},
-        "b/all": {"samples": 8, "repeats": 0.5},
+        "a/all": {"samples": 8, "repeats": 8 / 48, "share": 0.5},
+        "b/all": {"samples": 8, "repeats": 0.5, "share": 0.5},
     }
     assert set(MEASURED) < set(line)
 

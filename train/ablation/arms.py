@@ -294,9 +294,14 @@ def stale_because(run: WorkRun) -> list[str]:
     run_json = RunLayout(run.out).run_json
     if disk.exists(run_json):
         blend = disk.read_json(run_json)["blend"]
-        before["blend"] = {"views": blend["views"], "seed": blend["seed"]}
-        now["blend"] = {"views": dict(run.blend.views), "seed": run.blend.seed}
+        before["blend"] = _what_is_drawn(blend)
+        now["blend"] = _what_is_drawn(disk.to_plain(run.blend.document()))
     return differences(before, now)
+
+
+def _what_is_drawn(blend: Json) -> Json:
+    """A blend's document without what does not decide its samples."""
+    return {key: blend[key] for key in blend if key not in ("name", "pools", "max_repeats")}
 
 
 def finished_metrics(run: WorkRun, tasks: Sequence[TaskSpec]) -> dict[str, Metrics] | None:

@@ -71,7 +71,7 @@ def run_all(
         runs = tuple(run for run in runs if (run.arm, run.seed) in only)
     for run in runs:
         if isinstance(run, Run):
-            disk.write_json(AblationLayout(out).blend_json(run.blend_name), run.blend)
+            disk.write_json(AblationLayout(out).blend_json(run.blend_name), run.blend.document())
         replace_stale(run, out)
     outcomes: dict[str, Outcome] = {}
     for run in runs:

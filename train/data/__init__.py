@@ -7,7 +7,6 @@ from train.data.augment import normalise
 from train.data.damage import DamageCounts, DamagedSample, too_many_damaged
 from train.data.decode import decode_image, fast_jpeg
 from train.data.loader import Batch, Loader
-from train.data.order import Repeats
 from train.data.retry import ReadFailed
 from train.data.view_columns import (
     ShardColumns,
@@ -25,7 +24,6 @@ __all__ = [
     "DamagedSample",
     "Loader",
     "ReadFailed",
-    "Repeats",
     "ShardColumns",
     "ViewMasks",
     "augment",

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -22,18 +22,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from manifests import disk
 from manifests.schema import Blend
 from train.config import TrainConfig, check_world
 from train.data.augment import crop_numbers, random_crop_into, smallest_side
 from train.data.damage import DamageCounts, DamagedSample
 from train.data.decode import decode_image
-from train.data.order import Order
 from train.data.read_ahead import ReadAhead, StepReads, read_positions
+from train.data.row_chances import ViewChances
 from train.data.row_numbers import ViewNumbers
 from train.data.scratch import ThreadBuffer
-from train.data.view_rows import open_view
-from train.mixing import SourceRows
+from train.data.view_rows import ViewRows, open_view
+from train.mixing import Order, blend_schedule, blend_sources
 from train.model import ModelConfig
 
 PREFETCH = 4  # batches that are read ahead at most
@@ -67,6 +66,7 @@ class _PlannedBatch:
     shard: list[int]
     row: list[int]
     reads: StepReads
+    column: list[str | None]  # text column of each row's caption; None: the stored tokens
     numbers: list[list[float]]  # of each row's crop
     image: Tensor
     tokens: Tensor
@@ -98,23 +98,11 @@ class Loader:
         views = []
         for name in self.names:
             pool, _, view = name.partition("/")
-            views.append(open_view(blend.pools[pool], view, config.tokenizer, cached))
+            texts = tuple(blend.captions.get(name, ()))
+            views.append(open_view(blend.pools[pool], view, config.tokenizer, cached, texts))
         self.views = tuple(views)
         self._most_shards = len(views) * (cached * 3 // 4)  # ahead; the caches keep all of them
-        self.order = Order(
-            [
-                SourceRows(name=name, weight=blend.views[name], shard_rows=view.shard_rows)
-                for name, view in zip(self.names, self.views, strict=True)
-            ],
-            config.batch_size,
-            config.lanes,
-            config.window,
-            seed=(blend.seed << 32) + _order_seed(config),
-            distinct=(
-                None if blend.distinct is None else ViewNumbers(views, blend.distinct, cached)
-            ),
-        )
-        self.order.check_repeats(config.steps, blend.max_repeats)
+        self.order = _order(blend, config, self.names, self.views, cached)
         self.damage = DamageCounts()  # of the batches that were handed out
         self.last_damaged: DamagedSample | None = None
         self._config, self._size, self._context = config, model.height_width, model.context_length
@@ -181,7 +169,7 @@ class Loader:
     def sources(self, steps: int | None = None) -> dict[str, dict[str, Any]]:
         """What the run draws in all or some steps: {POOL/VIEW: {"rows", "drawn", "repeats"}}."""
         repeats = self.order.repeats(len(self) if steps is None else steps)
-        return {name: disk.to_plain(of_source) for name, of_source in repeats.items()}
+        return {name: of_source.document() for name, of_source in repeats.items()}
 
     def _ahead(self) -> int:
         """How many batches are read ahead of the one that is handed out."""
@@ -201,6 +189,7 @@ class Loader:
             shard=reads.shard.tolist(),
             row=reads.row.tolist(),
             reads=reads,
+            column=self.order.captions(step, self._rows),
             numbers=numbers.tolist(),
             image=_empty_images((rows, *self._size, 3), self._pin),
             tokens=torch.zeros((rows, self._context), dtype=torch.int64, pin_memory=self._pin),
@@ -240,9 +229,10 @@ class Loader:
         for attempt in range(SUBSTITUTES):
             rows = planned.reads.columns.get((source, shard)) or view.shard(shard)
             try:
-                tokens = rows.tokens_of(row)
+                tokens = rows.tokens_of(row, planned.column[r])
                 if not len(tokens):
-                    raise ValueError("it has no tokens")
+                    column = planned.column[r]
+                    raise ValueError(f"it has no tokens{f' of {column}' if column else ''}")
                 data = planned.reads.image(r) if attempt == 0 else None
                 if data is None:
                     data = view.read_image(shard, row)
@@ -285,6 +275,29 @@ class Loader:
             damaged=len(damaged),
             damaged_samples=tuple(damaged),
         )
+
+
+def _order(
+    blend: Blend, config: TrainConfig, names: Sequence[str], views: Sequence[ViewRows], cached: int
+) -> Order:
+    """The order of a run. ValueError for a blend that cannot be drawn so many samples from."""
+    shard_rows = {name: view.shard_rows for name, view in zip(names, views, strict=True)}
+    sources = blend_sources(blend, shard_rows)
+    distinct = None if blend.distinct is None else ViewNumbers(views, blend.distinct, cached)
+    balance = ViewChances(views, names, blend.balance, cached) if blend.balance else None
+    order = Order(
+        sources,
+        config.batch_size,
+        config.lanes,
+        config.window,
+        seed=(blend.seed << 32) + _order_seed(config),
+        schedule=blend_schedule(blend, sources, config.steps, config.batch_size),
+        distinct=distinct,
+        balance=balance,
+        captions=blend.captions,
+    )
+    order.check_repeats(config.steps, blend.max_repeats)
+    return order
 
 
 def _empty_images(shape: tuple[int, ...], pin: bool) -> Tensor:

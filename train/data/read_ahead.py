@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from manifests import disk
 from train.data.byte_ranges import coalesce
-from train.data.order import Order
 from train.data.view_rows import ShardRows, ViewRows
+from train.mixing import Order
 
 Ints = NDArray[np.int64]
 ShardKey = tuple[int, int]  # source of the blend, shard of its view

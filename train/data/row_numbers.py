@@ -11,7 +11,7 @@ of the pool: 41 MB for a view with 512 shards of 10,000 rows.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ NO_VALUE = 1 << 62
 
 
 class ViewNumbers:
-    """Numbers of the kept rows of views; `train.data.order.RowNumbers`.
+    """Numbers of the kept rows of views; `train.mixing.order.RowNumbers`.
 
     column: `uid`, or any column of the sidecars and of the score sets that a view's rules read.
     cached: shards of a view whose numbers stay in memory.
@@ -48,12 +48,7 @@ class ViewNumbers:
 
     def __call__(self, source: int, shard: Ints, row: Ints) -> Ints:
         """(rows,) numbers ≥ 0 of kept rows of a source; ValueError for a column that is missing."""
-        numbers = np.empty(len(shard), np.int64)
-        by_shard = np.argsort(shard, kind="stable")
-        different, starts = np.unique(shard[by_shard], return_index=True)
-        for number, here in zip(different.tolist(), np.split(by_shard, starts[1:]), strict=True):
-            numbers[here] = self._caches[source](number)[row[here]]
-        return numbers
+        return values_of_rows(self._caches[source], shard, row, np.int64)
 
     def _colliding(self) -> frozenset[int]:
         """The sources of which a row may collide with another row of the blend."""
@@ -81,6 +76,18 @@ class ViewNumbers:
         missing = np.asarray(pc.is_null(values))
         numbers[missing] = NO_VALUE | (first + np.flatnonzero(missing))
         return numbers
+
+
+def values_of_rows(
+    of_shard: Callable[[int], NDArray[Any]], shard: Ints, row: Ints, kind: type
+) -> NDArray[Any]:
+    """(rows,) the values of kept rows; `of_shard` gives those of one shard."""
+    values: NDArray[Any] = np.empty(len(shard), kind)
+    by_shard = np.argsort(shard, kind="stable")
+    different, starts = np.unique(shard[by_shard], return_index=True)
+    for number, here in zip(different.tolist(), np.split(by_shard, starts[1:]), strict=True):
+        values[here] = of_shard(number)[row[here]]
+    return values
 
 
 def _hashes(values: pa.Array) -> NDArray[np.int64]:

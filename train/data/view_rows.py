@@ -12,7 +12,8 @@ of costing one sample.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +26,7 @@ from manifests.documents import ScoreSetDocument
 from manifests.pool_layout import PoolLayout, shard_name, uids_checksum
 from train.data.retry import read_with_retries
 from train.data.shard_cache import ShardCache
+from train.data.tokenise import TOKENIZER, CaptionTokenizer
 from train.data.view_columns import (
     ViewMasks,
     choose_again,
@@ -38,6 +40,7 @@ from train.data.view_columns import (
 
 # 64 lanes hold windows of 4 shards each, and pass from one window to the next.
 CACHED_SHARDS = 512
+CAPTION = "caption"  # the text column whose tokens are stored
 # File handles per view: a process may often have 1,024; to open one again costs about 10 µs.
 OPEN_TARS = 64
 
@@ -54,10 +57,22 @@ class ShardRows:
     # (rows + 1,) row r has tokens[ends[r]:ends[r + 1]]; none where they could not be made.
     ends: NDArray[np.int64]
     keys: pa.StringArray
+    # Further text columns: tokens and ends, as above.
+    texts: Mapping[str, tuple[NDArray[np.uint16], NDArray[np.int64]]] = field(default_factory=dict)
 
-    def tokens_of(self, row: int) -> NDArray[np.uint16]:
-        """(length,) start-of-text … end-of-text. Empty where the row has none."""
-        return self.tokens[self.ends[row] : self.ends[row + 1]]
+    def tokens_of(self, row: int, column: str | None = None) -> NDArray[np.uint16]:
+        """(length,) start-of-text … end-of-text. Empty where the row has none.
+
+        column: one of `texts`; any other name stands for the stored tokens.
+        """
+        tokens, ends = self.texts.get(column or "", (self.tokens, self.ends))
+        return tokens[ends[row] : ends[row + 1]]
+
+    def used_tokens(self) -> NDArray[np.uint16]:
+        """Every token of the rows, once."""
+        return np.unique(
+            np.concatenate([self.tokens, *(tokens for tokens, _ in self.texts.values())])
+        )
 
     def whole_image(self, row: int, data: bytes) -> bytes:
         """`data`. ValueError where the tar ended before the image did: a damaged sample."""
@@ -87,12 +102,16 @@ class ViewRows:
     is asked for by its position in them.
     """
 
-    def __init__(self, masks: ViewMasks, token_set: str, cached_shards: int) -> None:
+    def __init__(
+        self, masks: ViewMasks, token_set: str, cached_shards: int, texts: Sequence[str] = ()
+    ) -> None:
         self.pool, self.view = masks.pool, masks.document.name
         self.shards, self.shard_rows = masks.shards, masks.kept
         self.token_set = token_set
         self.masks = masks
         self._tokens = AlignedFiles.of_scores(self.pool, token_set)
+        self._texts = [name for name in texts if name != CAPTION]
+        self._tokenizer = CaptionTokenizer() if self._texts else None
         self.shard = ShardCache(cached_shards, self._read_shard)
         self._open_tar = ShardCache(OPEN_TARS, lambda number: _Tar(self._tar(number)))
 
@@ -150,7 +169,22 @@ class ViewRows:
             tokens=tokens.flatten().to_numpy(zero_copy_only=False).astype(np.uint16, copy=False),
             ends=np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]),
             keys=keys if isinstance(keys, pa.Array) else pa.concat_arrays(keys.chunks),
+            texts=self._read_texts(number),
         )
+
+    def _read_texts(self, number: int) -> dict[str, tuple[NDArray[np.uint16], NDArray[np.int64]]]:
+        """Tokens of the further text columns of a shard."""
+        if self._tokenizer is None:
+            return {}
+        table = self.masks.kept_columns(number, self._texts)
+        texts = {}
+        for name in self._texts:
+            if not pa.types.is_string(table[name].type):
+                raise ValueError(
+                    f"captions of {self.pool}/{self.view} name {name!r}, which is no column of text"
+                )
+            texts[name] = self._tokenizer.encode_all(table[name])
+        return texts
 
     def _read_tokens(self, shard: str, uids: pa.ChunkedArray) -> pa.ChunkedArray:
         """Tokens of every row of a shard. ValueError where they were made for other rows."""
@@ -164,15 +198,26 @@ class ViewRows:
 
 
 def open_view(
-    pool: str, view: str, tokenizer: str = "clip", cached_shards: int = CACHED_SHARDS
+    pool: str,
+    view: str,
+    tokenizer: str = "clip",
+    cached_shards: int = CACHED_SHARDS,
+    texts: Sequence[str] = (),
 ) -> ViewRows:
     """Open POOL/views/VIEW; the columns of `cached_shards` shards stay in memory.
+
+    texts: text columns that captions are drawn from, beside the stored tokens (`caption`).
 
     ValueError, with the remedy, for an unknown or stale view and for missing tokens.
     """
     masks = open_masks(shard_files(pool), view)
     token_set = _find_tokens(PoolLayout(pool), tokenizer, masks)
-    return ViewRows(masks, token_set, cached_shards)
+    if tokenizer != TOKENIZER and set(texts) - {CAPTION}:
+        raise ValueError(
+            f"captions of {pool}/{view} name text columns, which only the tokenizer {TOKENIZER} "
+            f"can read, and the run's is {tokenizer}; leave captions out"
+        )
+    return ViewRows(masks, token_set, cached_shards, texts)
 
 
 def _find_tokens(layout: PoolLayout, tokenizer: str, masks: ViewMasks) -> str:

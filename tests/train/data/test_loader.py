@@ -99,7 +99,8 @@ def test_every_row_is_seen_once_an_epoch(tiny_pool: str) -> None:
     seen = Counter(key for batch in loader for key in batch.keys)
     assert len(seen) == 48
     assert set(seen.values()) == {3}
-    assert loader.sources() == {"web/all": {"rows": 48, "drawn": 144, "repeats": 3.0}}
+    expected = {"rows": 48, "drawn": 144, "repeats": 3.0, "share": 1.0, "unique": 48}
+    assert loader.sources() == {"web/all": expected}
 
 
 def test_a_blend_mixes_its_views_by_weight(tiny_pool: str) -> None:

@@ -18,9 +18,9 @@ from tests.support.slow_store import SlowStore
 from train.config import TrainConfig, model_config
 from train.data import read_ahead, retry
 from train.data.loader import Batch, Loader
-from train.data.order import Order
 from train.data.read_ahead import Closed, ReadAhead
 from train.data.retry import ReadFailed
+from train.mixing import Order
 
 Make = Callable[..., str]
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.data.epochs import exchanged_draws, shuffled_apart
+from train.mixing.epochs import exchanged_draws, shuffled_apart
 
 
 def is_apart(order: list[int], apart: int) -> bool:

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from train.data.order import ORDER_VERSION, Order
 from train.identity import differences
 from train.mixing import (
     Schedule,
@@ -19,6 +18,7 @@ from train.mixing import (
     wheel_sequence,
     wheel_slots,
 )
+from train.mixing.order import ORDER_VERSION, Order
 from train.rng import Ints
 
 
@@ -411,3 +411,72 @@ def test_stages_and_limits_decide_the_order_and_its_fingerprint() -> None:
     for step in range(12):
         rows = drawn(order, step)
         assert len(set(rows)) == len(rows)
+
+
+# --- chances and captions
+
+
+class Tenth:
+    """Rows of one source whose number is divisible by 4 have the chance 1, others 0.1."""
+
+    def __init__(self, of: list[SourceRows], source: int, candidates: int) -> None:
+        self._first = np.cumsum([0, *of[source].shard_rows])
+        self.candidates = {source: candidates}
+
+    def __call__(self, source: int, shard: Ints, row: Ints) -> Any:
+        assert source in self.candidates
+        return np.where((self._first[shard] + row) % 4 == 0, 1.0, 0.1)
+
+    def unique(self, source: int, rows: int, drawn: int) -> int:
+        return 1
+
+    def identity(self) -> dict[str, Any]:
+        return {"a": "tenth"}
+
+
+def test_a_balanced_source_draws_by_chance_at_any_step_and_rank() -> None:
+    of = [source("a", 0.5, *[100] * 40), source("b", 0.5, *[100] * 40)]
+    balance = Tenth(of, 0, 12)
+    order, plain = Order(of, 32, 8, balance=balance), Order(of, 32, 8)
+    counts: Counter[tuple[int, int]] = Counter()
+    for step in range(300):
+        rows = drawn(order, step)
+        assert len(set(rows)) == 32
+        assert [r for r in rows if r[0] == 1] == [r for r in drawn(plain, step) if r[0] == 1]
+        counts.update((shard, row) for s, shard, row in rows if s == 0)
+    divisible = sum(count for (_, row), count in counts.items() if row % 4 == 0)
+    # 1,000 rows of chance 1 and 3,000 of 0.1: ten draws of the first for three of the others.
+    assert abs(divisible / sum(counts.values()) - 10 / 13) < 0.03
+    # 4,800 draws look at 57,600 candidates: each row 14 or 15 times.
+    assert max(counts.values()) <= 15
+    fresh = Order(of, 32, 8, balance=balance)
+    parts = [fresh.batch(211, range(k, k + 16)) for k in (0, 16)]
+    together = [tuple(np.concatenate(column).tolist()) for column in zip(*parts, strict=True)]
+    assert list(zip(*together, strict=True)) == drawn(order, 211)
+    assert order.identity()["balance"] == {"a": "tenth"}
+    assert order.repeats(3)["a"].unique == 1
+    assert order.repeats(3)["b"].unique == 48
+
+
+def test_a_small_balanced_source_looks_at_fewer_candidates_and_repeats_no_row_in_a_batch() -> None:
+    of = [source("a", 0.5, 70), source("b", 0.5, 400)]
+    order = Order(of, 32, 4, balance=Tenth(of, 0, 64))
+    for step in range(120):
+        rows = drawn(order, step)
+        assert len(set(rows)) == 32
+
+
+def test_captions_have_exact_shares_for_any_rank() -> None:
+    of = [source("a", 0.5, 70), source("b", 0.5, 400)]
+    order = Order(of, 32, 4, captions={"a": {"alt": 0.25, "made": 0.75}})
+    counts: Counter[str | None] = Counter()
+    for step in range(25):
+        columns = order.captions(step, range(32))
+        sources = order.batch(step)[0].tolist()
+        assert [column is None for column in columns] == [s == 1 for s in sources]
+        assert columns == order.captions(step, range(20)) + order.captions(step, range(20, 32))
+        counts.update(columns)
+    assert order.repeats(25)["a"].captions == {"alt": counts["alt"], "made": counts["made"]}
+    assert counts["alt"] == 100
+    assert order.repeats(25)["b"].captions is None
+    assert order.fingerprint() != Order(of, 32, 4).fingerprint()

@@ -3,7 +3,7 @@
 Pure NumPy. What a run draws is a function of (sources, batch size, lanes, window, seed) and of the
 step alone:
 
-* schedule (`train/mixing`): which source each position of the run belongs to. After any number of
+* schedule (`schedule.py`): which source each position of the run belongs to. After any number of
   positions the share of each source is exact to less than one sample, so every prefix of every
   batch is mixed as the weights say.
 * draws: the q-th draw of a source is row `q % rows` of its epoch `q // rows`. Draw counts of two
@@ -15,7 +15,7 @@ step alone:
 * no row twice in a batch, where an epoch of a source ends inside of one too (`epochs.py`). A source
   with fewer rows than a batch draws of it is refused.
 * no two rows of one number in a batch, where the blend is `distinct`: in a block of batches, draws
-  of one source change places (`train/mixing/distinct.py`).
+  of one source change places (`distinct.py`).
 * world size does not occur here: it only decides which rows of a batch a rank asks for.
 
 Random numbers come from `train.rng`. A change of any of this bumps ORDER_VERSION and the golden
@@ -27,47 +27,34 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from manifests.disk import content_hash
-from train.data.epochs import exchanged_draws, shuffled_apart
-from train.mixing import Schedule, SourceRows, put_apart
+from manifests.disk import content_hash, to_plain
+from train.mixing.balance import choose_candidates
+from train.mixing.captions import CaptionColumns
+from train.mixing.distinct import put_apart
+from train.mixing.epochs import exchanged_draws, shuffled_apart
+from train.mixing.rules import Repeats, RowChances, RowNumbers
+from train.mixing.schedule import Schedule
+from train.mixing.wheel import SourceRows
 from train.rng import Ints, derive_key, permutation
 
 ORDER_VERSION = 2
 # Positions that are computed at once: spreads the cost of a NumPy call, small for a single step.
 BLOCK = 2_048
 
-SHARDS, WINDOW, SUBSTITUTE, EPOCH = 1, 2, 3, 5  # what a random number is for; 4: see augment.py
+# What a random number is for; 4: see augment.py.
+SHARDS, WINDOW, SUBSTITUTE, EPOCH, BALANCE, CAPTION = 1, 2, 3, 5, 6, 7
 # Batches at least that a block has where draws of one batch change places with those of another.
 DISTINCT_STEPS = 4
 # A source with fewer rows than so many times its draws of a batch has epochs that follow from one
 # another; those of a larger one are independent but for their first draws.
 FEW = 4
-
-
-class RowNumbers(Protocol):
-    """Numbers of rows that may not be in one batch together: equal where they collide."""
-
-    column: str
-    sources: frozenset[int]  # those of which a row may collide with another one
-
-    def __call__(self, source: int, shard: Ints, row: Ints) -> Ints:
-        """(rows,) numbers ≥ 0 of kept rows of a source."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Repeats:
-    """What some steps draw from one source; `repeats` is the mean, drawn / rows."""
-
-    drawn: int
-    rows: int
-    repeats: float
 
 
 # --- the order ------------------------------------------------------------------------------------
@@ -110,8 +97,9 @@ class Order:
     """The order of a run. The order of `sources` does not matter: their names decide.
 
     schedule: which source each position belongs to; default: always by the weights of `sources`.
-    distinct: numbers of rows of which a batch holds none twice. ValueError for a source with fewer
-    rows than a batch draws of it, lanes that do not divide the batch, and impossible weights.
+    distinct: numbers of rows of which a batch holds none twice. balance: chances of rows. captions:
+    shares of text columns, by the name of the source. ValueError for a source with fewer rows than
+    a batch draws of it, lanes that do not divide the batch, and impossible weights.
     """
 
     def __init__(
@@ -124,18 +112,30 @@ class Order:
         *,
         schedule: Schedule | None = None,
         distinct: RowNumbers | None = None,
+        balance: RowChances | None = None,
+        captions: Mapping[str, Mapping[str, float]] | None = None,
     ) -> None:
         _check(sources, batch_size, lanes, window)
         self.sources = tuple(sources)
         self.batch_size, self.lanes, self.window, self.seed = batch_size, lanes, window, seed
         self.schedule = schedule or Schedule(sources)
-        self._distinct = distinct
+        self._distinct, self._balance = distinct, balance
         self._spans = [_spans(source, lanes) for source in self.sources]
         self._rows = np.array([spans.rows for spans in self._spans])
         self._shard_rows = [np.asarray(source.shard_rows, np.int64) for source in self.sources]
         self._ends = [np.cumsum(shard_rows) for shard_rows in self._shard_rows]
         self._most = self.schedule.most_in_a_batch(batch_size)
         _check_rows(self.sources, self._rows.tolist(), self._most, batch_size)
+        # (sources,) rows that a draw looks at; 1: it takes the next one.
+        self._candidates = np.ones(len(self.sources), np.int64)
+        for s, count in (balance.candidates if balance is not None else {}).items():
+            self._set_candidates(s, count)
+        self._shares = dict(captions or {})
+        self._captions: dict[int, CaptionColumns] = {}
+        for s, source in enumerate(self.sources):
+            if source.name in self._shares:
+                key = derive_key(seed, CAPTION, self._spans[s].key)
+                self._captions[s] = CaptionColumns(self._shares[source.name], key)
         self._steps_per_block = -(-BLOCK // batch_size)
         if distinct is not None:
             self._steps_per_block = max(DISTINCT_STEPS, self._steps_per_block)
@@ -160,6 +160,22 @@ class Order:
         ours = slice(within * len(rows), (within + 1) * len(rows))
         return source[ours], shard[ours], row[ours]
 
+    def captions(self, step: int, rows: range) -> list[str | None]:
+        """The text column of each of some rows of a batch; None where its source has one only."""
+        number, within = divmod(step, self._steps_per_block)
+        first = within * self.batch_size
+        source, draw = self._draws(number)
+        here = slice(first + rows.start, first + rows.stop)
+        columns: list[str | None] = [None] * len(rows)
+        for s in np.unique(source[here]).tolist():
+            if s in self._captions:
+                names = self._captions[s].names
+                positions = np.flatnonzero(source[here] == s)
+                chosen = self._captions[s].of_draws(draw[here][positions])
+                for position, k in zip(positions.tolist(), chosen.tolist(), strict=True):
+                    columns[position] = names[k]
+        return columns
+
     def substitute(self, source: int, step: int, position: int, attempt: int) -> tuple[int, int]:
         """(shard, kept row) that replaces row `position` of batch `step`: of the same source."""
         spans = self._spans[source]
@@ -172,10 +188,25 @@ class Order:
     def repeats(self, steps: int) -> dict[str, Repeats]:
         """Per source, what `steps` steps from the start draw."""
         of_sources = self.schedule.drawn(steps * self.batch_size).tolist()
+        samples = max(1, steps * self.batch_size)
         repeats = {}
-        for source, spans, drawn in zip(self.sources, self._spans, of_sources, strict=True):
-            repeats[source.name] = Repeats(drawn=drawn, rows=spans.rows, repeats=drawn / spans.rows)
+        for s, drawn in enumerate(of_sources):
+            repeats[self.sources[s].name] = self._repeats_of(s, drawn, drawn / samples)
         return repeats
+
+    def _repeats_of(self, s: int, drawn: int, share: float) -> Repeats:
+        rows = self._spans[s].rows
+        unique = min(drawn, rows)
+        if self._balance is not None and s in self._balance.candidates:
+            unique = self._balance.unique(s, rows, drawn)
+        return Repeats(
+            drawn=drawn,
+            rows=rows,
+            repeats=drawn / rows,
+            share=share,
+            unique=unique,
+            captions=self._captions[s].count(drawn) if s in self._captions else None,
+        )
 
     def check_repeats(self, steps: int, most: float | None) -> None:
         """ValueError where `steps` steps draw the rows of a source more than `most` times."""
@@ -210,6 +241,10 @@ class Order:
         identity |= self.schedule.identity()
         if self._distinct is not None:
             identity["distinct"] = self._distinct.column
+        if self._balance is not None:
+            identity["balance"] = self._balance.identity()
+        if self._shares:
+            identity["captions"] = to_plain(self._shares)
         return identity
 
     def fingerprint(self) -> str:
@@ -239,7 +274,10 @@ class Order:
         source, draw = self.schedule.draws(n)
         # Inside a batch the draws of a source go to its positions in the order of their spans.
         cell = np.arange(count) // self.batch_size * len(self.sources) + source
-        lane = self._spans[0].lane[draw % self._rows[source] % self.lanes]
+        # The first candidate of a draw; without chances that is its row.
+        turns, nth = np.divmod(draw, self.lanes)
+        first_row = turns * self._candidates[source] * self.lanes + nth
+        lane = self._spans[0].lane[first_row % self._rows[source] % self.lanes]
         placed = np.empty_like(draw)
         by_position = np.argsort(cell, kind="stable")
         by_span = np.argsort(cell * self.lanes + lane, kind="stable")
@@ -267,7 +305,30 @@ class Order:
         return draw[exchanged]
 
     def _locate(self, s: int, draw: Ints) -> tuple[Ints, Ints]:
-        """(shard, kept row) of draws of source `s`."""
+        """(shard, kept row) of draws of source `s`: of a balanced one, of the candidate that chance
+        takes.
+        """
+        candidates = int(self._candidates[s])
+        if self._balance is None or s not in self._balance.candidates:
+            return self._locate_rows(s, draw)
+        # Candidates of a draw come from its span of the epoch, as those of its lane do.
+        turns, nth = np.divmod(draw, self.lanes)
+        turn = (turns * candidates)[:, None] + np.arange(candidates)
+        shard, row = self._locate_rows(s, (turn * self.lanes + nth[:, None]).ravel())
+        chances = self._balance(s, shard, row).reshape(-1, candidates)
+        key = derive_key(self.seed, BALANCE, self._spans[s].key)
+        chosen = np.arange(len(draw)) * candidates + choose_candidates(chances, key, draw)
+        return shard[chosen], row[chosen]
+
+    def _set_candidates(self, s: int, wanted: int) -> None:
+        """Fewer candidates than wanted where a batch would reach over more than an epoch."""
+        turns = -(-self._most[s] // self.lanes) + 1  # in which the draws of a batch lie
+        self._candidates[s] = max(1, min(wanted, int(self._rows[s]) // (turns * self.lanes)))
+        if self._candidates[s] > 1:
+            self._most[s] = turns * self.lanes * int(self._candidates[s])
+
+    def _locate_rows(self, s: int, draw: Ints) -> tuple[Ints, Ints]:
+        """(shard, kept row) of draws of source `s` that take the next row each."""
         shard, row = np.empty_like(draw), np.empty_like(draw)
         epoch, within = np.divmod(draw, self._rows[s])
         for e in np.unique(epoch).tolist():
