@@ -269,8 +269,7 @@ class AlignedFiles:
     ) -> tuple[pa.Table, dict[str, Any]]:
         """(columns of a shard, what was written about them). FileNotFoundError without a file.
 
-        ValueError for a damaged bundle, and for a mask of another shard or view; pa.ArrowInvalid
-        for a damaged file of a flat shard.
+        ValueError for damaged files, and for a mask of another shard or view.
         """
         if shard_folder(shard):
             bundle = self.bundle(shard)
@@ -279,14 +278,13 @@ class AlignedFiles:
             return bundle.read(shard, columns), metadata
         names = None if columns is None else list(columns)
 
-        def read(source: Any) -> tuple[pa.Table, Any]:
+        def read(source: Any) -> tuple[pa.Table, dict[str, Any]]:
             file = pq.ParquetFile(source, page_checksum_verification=True)
-            return file.read(names, use_threads=False), file.metadata.metadata
+            return file.read(names, use_threads=False), disk.metadata_of(file.metadata)
 
-        table, footer = disk.read_with(self._single(shard_name(shard)), read)
+        table, metadata = disk.read_with(self._single(shard_name(shard)), read)
         for name in names or []:
             _require_column(name, table.column_names, self.path(shard))
-        metadata = json.loads((footer or {}).get(b"clipmill", b"{}"))
         self._check_owner(shard, metadata)
         return table.replace_schema_metadata(None), metadata
 

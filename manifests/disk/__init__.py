@@ -29,7 +29,10 @@ from manifests.disk.remote import filesystem
 from manifests.disk.retry import is_transient, retried
 from manifests.disk.tables import (
     SEAL,
+    DamagedTable,
     create_json,
+    metadata_of,
+    naming_table,
     parquet_writer,
     read_json,
     read_metadata,
@@ -45,6 +48,7 @@ from manifests.disk.tables import (
 __all__ = [
     "SEAL",
     "CountedFile",
+    "DamagedTable",
     "check_size",
     "check_types",
     "closest",
@@ -62,7 +66,9 @@ __all__ = [
     "join",
     "list_names",
     "local_path",
+    "metadata_of",
     "naming",
+    "naming_table",
     "open_file",
     "output_folder",
     "parquet_writer",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +24,14 @@ from manifests.disk.retry import retried
 from manifests.text import valid_text
 
 SEAL = "document_sha256"  # key of a sealed document: the hash of all else in it
+ARROW_PREFIX = re.compile(r"^Could not open Parquet input source '.*?': ")
+ARROW_SUFFIX = re.compile(r"\s*\(\w+\.(?:py|cc|pxi):\d+\)$")
+
+
+class DamagedTable(OSError, pa.ArrowInvalid):  # type: ignore[misc]
+    """A Parquet file that cannot be read, with its path. Arrow's own errors are of either class,
+    and name no file.
+    """
 
 
 def write_json(path: str | Path, value: Any, *, sealed: bool = False) -> None:
@@ -105,7 +116,7 @@ def read_parquet(
     where: list[tuple[str, str, Any]] | None = None,
 ) -> pa.Table:
     """A table, or some columns of it, or the rows that `where` (pyarrow's filters) lets through:
-    only their row groups are read. OSError where a page does not have its checksum.
+    only their row groups are read. DamagedTable where a page does not have its checksum.
     """
 
     def read(file: Any) -> pa.Table:
@@ -121,25 +132,59 @@ def read_parquet(
 
 
 def read_metadata(path: str | Path) -> dict[str, Any]:
-    """What `write_parquet` put into the footer; {} where it put nothing."""
-    footer = read_with(path, pq.read_metadata).metadata or {}
-    metadata: dict[str, Any] = json.loads(footer.get(b"clipmill", b"{}"))
+    """What `write_parquet` put into the footer; {} where it put nothing. DamagedTable where that
+    is no JSON object.
+    """
+    metadata: dict[str, Any] = read_with(path, lambda file: metadata_of(pq.read_metadata(file)))
+    return metadata
+
+
+def metadata_of(footer: pq.FileMetaData) -> dict[str, Any]:
+    """The same of a footer that was read. DamagedTable without the path of its file."""
+    try:
+        metadata = json.loads((footer.metadata or {}).get(b"clipmill", b"{}"))
+    except (ValueError, RecursionError) as error:
+        raise DamagedTable(f"its footer is not JSON: {error}") from None
+    if not isinstance(metadata, dict):
+        raise DamagedTable("its footer is not a JSON object")
     return metadata
 
 
 def read_schema(path: str | Path) -> pa.Schema:
     """The columns of a table."""
-    return read_with(path, pq.read_metadata).schema.to_arrow_schema()
+    return read_with(path, lambda file: pq.read_metadata(file).schema.to_arrow_schema())
 
 
 def read_with(path: str | Path, reader: Callable[[Any], Any]) -> Any:
     """What `reader` makes of an open Parquet file; all of it is tried again after a store's
-    transient error.
+    transient error. FileNotFoundError and DamagedTable name the file.
     """
 
     def attempt() -> Any:
         with open_file(path) as f:
             return reader(f)
 
-    # 412: the object was replaced while it was read in pieces
-    return retried(attempt, path, also=412) if is_url(path) else attempt()
+    with naming_table(path):
+        # 412: the object was replaced while it was read in pieces
+        return retried(attempt, path, also=412) if is_url(path) else attempt()
+
+
+@contextmanager
+def naming_table(path: str | Path) -> Iterator[None]:
+    """Errors of Arrow in the body name this file, and are of one class."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        if error.filename is not None:
+            raise
+        message = os.strerror(errno.ENOENT)
+        raise FileNotFoundError(errno.ENOENT, message, str(path)) from error
+    except (OSError, pa.ArrowException) as error:
+        is_arrows = isinstance(error, pa.ArrowException) or type(error) is OSError
+        if not is_arrows or getattr(error, "errno", None) is not None:
+            raise  # of the operating system, or of a store
+        text = ARROW_PREFIX.sub("", " ".join(str(error).split()))
+        if f"{path} is damaged" in text:
+            raise
+        reason = ARROW_SUFFIX.sub("", text)[:300]
+        raise DamagedTable(f"{path} is damaged, or no Parquet file: {reason}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -129,9 +130,12 @@ class JoinedColumns:
         names = self._sidecar_columns
         if columns is not None:
             names = [name for name in names if name in columns]
-        table = disk.read_with(
-            sidecar, lambda source: pq.ParquetFile(source).read(names, use_threads=False)
-        )
+
+        def read_columns(source: Any) -> pa.Table:
+            file = pq.ParquetFile(source, page_checksum_verification=True)
+            return file.read(names, use_threads=False)
+
+        table = disk.read_with(sidecar, read_columns)
         table = table.replace_schema_metadata(None)
         if table.num_rows != self.commits.column("count")[position].as_py():
             raise ValueError(f"{sidecar} does not have the rows of its commit record; verify it")

@@ -84,3 +84,43 @@ def test_any_change_of_a_sealed_document_is_noticed(tmp_path: Path) -> None:
     path.write_text('{"share": 0.2, "document_sha256": "0"}')
     with pytest.raises(ValueError, match=r"d\.json was changed after clipmill wrote it"):
         disk.read_json(path)
+
+
+def test_a_table_that_cannot_be_read_is_named_whatever_byte_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    table = pa.table({"n": list(range(50)), "text": ["some words"] * 50})
+    disk.write_parquet(path, table, {"rows": 50})
+    whole = path.read_bytes()
+    messages = []
+    for position in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[position] ^= 0x41
+        path.write_bytes(damaged)
+        for read in (disk.read_parquet, disk.read_metadata, disk.read_schema):
+            try:
+                read(path)
+            except disk.DamagedTable as error:
+                messages.append(str(error))
+    assert len(messages) > len(whole) / 2
+    for message in messages:
+        assert message.startswith(f"{path} is damaged, or no Parquet file: ")
+        assert "\n" not in message
+    path.write_bytes(b"")
+    with pytest.raises(ValueError, match=r"t\.parquet is damaged, or no .* size is 0 bytes"):
+        disk.read_parquet(path)
+    path.unlink()
+    with pytest.raises(FileNotFoundError) as missing:
+        disk.read_parquet(path)
+    assert missing.value.filename == str(path)
+    path.mkdir()
+    with pytest.raises(OSError, match=r"t\.parquet"):
+        disk.read_metadata(path)
+
+
+@pytest.mark.parametrize("text", ["[]", "{", "[" * 100_000])
+def test_a_footer_that_is_no_object_is_damage(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "t.parquet"
+    table = pa.table({"n": [1]}).replace_schema_metadata({"clipmill": text})
+    disk.write_parquet(path, table)
+    with pytest.raises(disk.DamagedTable, match=r"t\.parquet is damaged, .*: its footer is not"):
+        disk.read_metadata(path)

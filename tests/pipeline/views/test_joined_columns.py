@@ -48,3 +48,27 @@ def test_a_sidecar_of_other_rows_is_refused(tmp_path: Path) -> None:
     source = JoinedColumns(commits, {"uid", "status"}, {})
     with pytest.raises(ValueError, match=r"00001\.parquet does not have the rows of its commit"):
         list(source.parts(0))
+
+
+def test_a_damaged_byte_of_a_sidecar_is_never_chosen_by(tmp_path: Path) -> None:
+    """A pool whose views are made reads one column: its pages have checksums."""
+    commits = read_commits(make_pool(tmp_path, rows(6), per_shard=3))
+    source = JoinedColumns(commits, {"original_width", "status"}, {})
+    expected = [part.table for part in source.parts(0)]
+    path = Path(commits.sidecar(1))
+    whole = path.read_bytes()
+    named = 0
+    for position in range(0, len(whole), 7):
+        damaged = bytearray(whole)
+        damaged[position] ^= 0x41
+        path.write_bytes(damaged)
+        try:
+            tables = [
+                part.table
+                for part in JoinedColumns(commits, {"original_width", "status"}, {}).parts(0)
+            ]
+        except ValueError as error:
+            named += str(path) in str(error)
+        else:
+            assert tables == expected, position
+    assert named
