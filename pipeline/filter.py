@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Choose the views of a recipe from a pool's columns: a mask per row, no copy of a picture. Prints
-each funnel.
+each funnel. With --materialise, write the kept samples of a view as tars of their own.
 """
 
 from __future__ import annotations
@@ -33,10 +33,13 @@ EXAMPLE = """example:
   python pipeline/filter.py out/pool --recipe manifests/recipes/laion_like.yaml --views basic clip30
   python pipeline/filter.py out/pool --random-like clip30 --seed 0 1 2
   python pipeline/filter.py out/pool --columns
+  python pipeline/filter.py out/pool --materialise clip30
 
 """
 
-EXIT_STATUS = console.exit_help({0: "the views are made, or the columns listed"})
+EXIT_STATUS = console.exit_help(
+    {0: "the views are made, the columns listed, or the tars of a view written"}
+)
 
 
 def options(argv: list[str] | None) -> argparse.Namespace:
@@ -57,6 +60,12 @@ def options(argv: list[str] | None) -> argparse.Namespace:
     what.add_argument(
         "--columns", action="store_true", help="list the columns that a rule may read"
     )
+    what.add_argument(
+        "--materialise",
+        metavar="VIEW",
+        help="copy the kept samples of VIEW into tars of their own, POOL/materialised/VIEW, which "
+        "training then reads; worthwhile where a view keeps little of a pool in a store",
+    )
     parser.add_argument("--views", nargs="+", metavar="NAME", help="only these views of the recipe")
     parser.add_argument(
         "--seed",
@@ -75,7 +84,11 @@ def options(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     args = options(argv)
     console.start_logging()
-    return console.run_command(lambda: list_columns(args) if args.columns else choose(args))
+    if args.columns:
+        return console.run_command(lambda: list_columns(args))
+    if args.materialise:
+        return console.run_command(lambda: materialise(args))
+    return console.run_command(lambda: choose(args))
 
 
 def list_columns(args: argparse.Namespace) -> int:
@@ -87,6 +100,22 @@ def list_columns(args: argparse.Namespace) -> int:
         print(json.dumps(disk.to_plain(columns), sort_keys=True))
     else:
         print("\n".join(views.column_lines(columns)))
+    return 0
+
+
+def materialise(args: argparse.Namespace) -> int:
+    """Write the tars of a view; the exit status."""
+    if args.views or args.scale or args.seed is not None:
+        raise ValueError("--materialise takes no --views, --scale or --seed")
+    with hold_lease(args.pool, WAIT_S) as lease, shown_progress(args.pool):
+        document = views.materialise_view(args.pool, args.materialise, lease.fence)
+    if args.json:
+        print(json.dumps(disk.to_plain(document), sort_keys=True))
+    else:
+        print(
+            f"view {args.materialise}: {document.rows} rows in {document.shards} tars of "
+            f"{document.bytes / 1e6:.3g} MB in {disk.join(args.pool, 'materialised')}"
+        )
     return 0
 
 

@@ -45,7 +45,7 @@ ORDER = {
         "filter", "audit",
     ],
     "train": [
-        "rng", "mixing", "model", "config", "data", "step", "formats", "dist", "capacity",
+        "rng", "mixing", "model", "store", "config", "data", "step", "formats", "dist", "capacity",
         "task_data", "evaluation",
         "identity", "mix", "logbook", "nonfinite", "train_state", "train_step", "until", "loop",
         "stats", "ablation",

@@ -32,6 +32,10 @@ INCIDENTAL = (
     "micro_batch",
     "loss_tile",
     "local_loss",
+    "read_mode",
+    "read_cache",
+    "read_cache_gb",
+    "store_speed",
 )
 
 

@@ -38,6 +38,7 @@ from pipeline.accounting.tombstones import (
 from pipeline.accounting.used_by import find_users
 from pipeline.crawl import write_parts
 from pipeline.pool import check_fence, remove_uncommitted
+from pipeline.views import remove_copies
 
 KINDS = ("url", "domain", "sha256", "uid")
 HEX = {"sha256": re.compile(r"[0-9a-f]{64}"), "uid": re.compile(r"[0-9a-f]{32}")}
@@ -146,6 +147,7 @@ def _finish(commits: Commits, journal: Journal, rows: FoundRows | None, fence: i
         commits, replaced = _purge_shards(pool, rows, fence)
         _purge_scores(commits, rows, journal, fence)
         _purge_views(commits, rows, journal, fence)
+        remove_copies(pool, rows.shards)
     drop = not planning.is_planned(pool)
     check_fence(pool, fence)
     if drop and rows.files:

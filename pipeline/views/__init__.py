@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pipeline.views.available_columns import column_lines, list_columns
+from pipeline.views.materialise import materialise_view, remove_copies
 from pipeline.views.rules import columns_of
 from pipeline.views.steps import rule_text
 from pipeline.views.view_files import (
@@ -25,7 +26,9 @@ __all__ = [
     "differing_views",
     "funnel_lines",
     "list_columns",
+    "materialise_view",
     "random_like",
+    "remove_copies",
     "rule_text",
     "selected_view",
     "unlisted_views_line",

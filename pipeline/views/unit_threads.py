@@ -14,12 +14,12 @@ T = TypeVar("T")
 THREADS = max(1, os.cpu_count() or 1)
 
 
-def map_units(units: int, work: Callable[[int], T]) -> Iterator[T]:
+def map_units(units: int, work: Callable[[int], T], stage: str = "choose") -> Iterator[T]:
     """work(0), work(1), …: a few of them at a time, in threads. The first error ends the rest.
 
     DuckDB, Arrow and NumPy release Python's lock for most of their time.
     """
-    with counted_stage("choose", units, brief=True) as counter:
+    with counted_stage(stage, units, brief=True) as counter:
         for unit, result in enumerate(_results(units, work)):
             counter.ended(str(unit), {})
             yield result

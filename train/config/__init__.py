@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from train.config.changes import configure
 from train.config.presets import PRESETS
+from train.config.setting_list import Setting, format_settings, list_settings
 from train.config.settings import (
     LOGIT_SCALE_MAX,
-    Setting,
     TrainConfig,
     check_layout,
     check_world,
-    format_settings,
-    list_settings,
     model_config,
     recompute_interval,
 )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from manifests.disk import did_you_mean
 from train.model import MODELS, ModelConfig
+from train.store import StoreSpeed
 
 CHECKPOINT_SECONDS = 900.0  # what an interrupted run loses at most, by default
 LOGIT_SCALE_MAX = math.log(100)  # the factor on the products of unit vectors stays below 100
@@ -123,6 +123,20 @@ class TrainConfig:
     cpu_offload: bool = setting(
         False, "FSDP2's shards and the optimizer in host memory; needs dp_shard and GPUs"
     )
+    # --- reading
+    read_mode: Literal["auto", "mask", "ranged", "materialised"] = setting(
+        "auto",
+        "what is read of remote tars: whole ones, kept rows, or tars of the view's own; auto: these"
+        " where there are some, else what costs less",
+        heading="Reading",
+    )
+    read_cache: str | None = setting(
+        None, "local folder for parts of remote tars, shared by the ranks of a machine"
+    )
+    read_cache_gb: float = setting(100.0, "most GB of all files in read_cache")
+    store_speed: str | None = setting(
+        None, "latency and bandwidth of the store, like 50ms,200MB/s; none: measured at the start"
+    )
     # --- checkpoints and logs
     checkpoint_every: int | Literal["auto"] = setting(
         "auto",
@@ -188,6 +202,7 @@ class TrainConfig:
             "cooldown_power",
             "logit_scale_max",
             "checkpoint_seconds",
+            "read_cache_gb",
         ):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
@@ -195,6 +210,8 @@ class TrainConfig:
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must lie in [0, 1)")
+        if self.store_speed is not None:
+            StoreSpeed.parse(self.store_speed)
         if self.order_seed is not None and self.order_seed < 0:
             raise ValueError(f"order_seed is {self.order_seed}; it must not be negative")
         if not 0 < self.crop_min <= 1:
@@ -294,78 +311,6 @@ class TrainConfig:
     def steps(self) -> int:
         """Optimizer steps: whole batches within samples_seen."""
         return self.samples_seen // self.batch_size
-
-
-# --- the list of settings -------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """A setting as `--list-settings` shows it."""
-
-    name: str
-    heading: str  # of the group that it belongs to
-    choices: str  # "cosine | constant | …", "whole number", "number", "true | false" or "text"
-    default: str
-    meaning: str
-
-
-def list_settings() -> list[Setting]:
-    """Every setting of a run with its default and meaning, in groups."""
-    types_of, heading = typing.get_type_hints(TrainConfig), ""
-    settings = []
-    for of_class in dataclasses.fields(TrainConfig):
-        heading = of_class.metadata["heading"] or heading
-        is_changes = of_class.name == "model_changes"
-        default = "" if is_changes else _as_text(of_class.default)
-        settings.append(
-            Setting(
-                name="model.NAME" if is_changes else of_class.name,
-                heading=heading,
-                choices="a field of the model" if is_changes else _choices(types_of[of_class.name]),
-                default=default,
-                meaning=of_class.metadata["meaning"],
-            )
-        )
-    return settings
-
-
-def format_settings() -> str:
-    """`list_settings` as text: a heading for each group, a line for each setting."""
-    settings = list_settings()
-    width = max(len(f"{s.name}={s.default}") for s in settings)
-    lines: list[str] = []
-    heading = ""
-    for s in settings:
-        if s.heading != heading:
-            heading = s.heading
-            lines += ["", heading] if lines else [heading]
-        lines.append(f"  {f'{s.name}={s.default}':<{width}}  {s.meaning} ({s.choices})")
-    return "\n".join(lines)
-
-
-def _choices(kind: Any) -> str:
-    """The values that a setting takes, in words."""
-    parts = typing.get_args(kind)
-    if typing.get_origin(kind) is Literal:
-        return " | ".join(parts)
-    if typing.get_origin(kind) is tuple:
-        return f"list of {_choices(parts[0])}"
-    if parts:
-        words = [_choices(part) for part in parts if part is not type(None)]
-        return ", or ".join([*words, "none"] if type(None) in parts else words)
-    return {int: "whole number", float: "number", bool: "true | false", str: "text"}[kind]
-
-
-def _as_text(value: Any) -> str:
-    """A default as `--set` takes it."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, tuple):
-        return ",".join(value)
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return "none" if value is None else str(value)
 
 
 # --- what the settings decide together ------------------------------------------------------------

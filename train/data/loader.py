@@ -31,6 +31,7 @@ from train.data.read_ahead import ReadAhead, StepReads, read_positions
 from train.data.row_chances import ViewChances
 from train.data.row_numbers import ViewNumbers
 from train.data.scratch import ThreadBuffer
+from train.data.view_reading import ViewReading
 from train.data.view_rows import ViewRows, open_view
 from train.mixing import Order, blend_schedule, blend_sources
 from train.model import ModelConfig
@@ -99,8 +100,11 @@ class Loader:
         for name in self.names:
             pool, _, view = name.partition("/")
             texts = tuple(blend.captions.get(name, ()))
-            views.append(open_view(blend.pools[pool], view, config.tokenizer, cached, texts))
+            rows = open_view(blend.pools[pool], view, config.tokenizer, cached, texts)
+            rows.use_copy(config.read_mode in ("auto", "materialised"))
+            views.append(rows)
         self.views = tuple(views)
+        self._reading: ViewReading | None = None  # from the first batch on
         self._most_shards = len(views) * (cached * 3 // 4)  # ahead; the caches keep all of them
         self.order = _order(blend, config, self.names, self.views, cached)
         self.damage = DamageCounts()  # of the batches that were handed out
@@ -129,7 +133,9 @@ class Loader:
                 yield self._finish(planned, self._fill(planned, 0, len(planned.row)))
             return
         steps = range(start, len(self))
-        reads = ReadAhead(self.order, self.views, self._rows, steps, self._most_shards)
+        self._reading = self._reading or ViewReading(self.views, self._config)
+        cache = self._reading.cache
+        reads = ReadAhead(self.order, self.views, self._rows, steps, self._most_shards, cache)
         try:
             batches = self._threaded(reads, start) if threads else self._alone(reads, start)
             for planned, damaged in batches:

@@ -22,9 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manifests import disk
-from train.data.byte_ranges import coalesce
+from train.data.cached_parts import CachedImages, CachedParts
 from train.data.view_rows import ShardRows, ViewRows
 from train.mixing import Order
+from train.store import PartCache, coalesce
 
 Ints = NDArray[np.int64]
 ShardKey = tuple[int, int]  # source of the blend, shard of its view
@@ -46,7 +47,7 @@ class Closed(Exception):
 class _Image:
     """Where the bytes of an image will be: element `index` of what a ranged read gives."""
 
-    read: Future[list[bytes]]
+    read: Future[list[bytes]] | Future[CachedImages]
     index: int
 
 
@@ -133,8 +134,11 @@ class ReadAhead:
         rows: range,
         steps: range,
         most_shards: int,
+        cache: PartCache | None = None,
     ) -> None:
-        """rows: of every global batch. most_shards: whose columns are asked for ahead."""
+        """rows: of every global batch. most_shards: whose columns are asked for ahead. cache: a
+        folder for parts of remote tars."""
+        self._parts = None if cache is None else CachedParts(cache)
         self._most_shards = most_shards
         self._order, self._views, self._rows = order, views, rows
         self._steps = iter(steps)
@@ -180,6 +184,8 @@ class ReadAhead:
             self._changed.notify_all()
         self._column_threads.shutdown(cancel_futures=True)
         self._read_threads.shutdown(cancel_futures=True)
+        if self._parts is not None:
+            self._parts.close()
         self._thread.join()
         for group in self._group_of.values():
             for ranged in group.reads:
@@ -285,15 +291,17 @@ class ReadAhead:
         """The reads of rows of one shard; `places`: the steps and rows of batches they are for."""
         source, shard = key
         view, rows = self._views[source], places[0][0].columns[key]
-        drawn = np.array([reads.row[r] for reads, r in places])
+        if self._parts is not None:
+            places = self._from_cache(self._parts, key, places)
+        drawn = np.array([reads.row[r] for reads, r in places], np.int64)
         kept, position = np.unique(drawn, return_inverse=True)
         ranges = coalesce(rows.offset[kept], rows.length[kept])
         by_range = np.argsort(ranges.of_row, kind="stable")
         firsts = np.searchsorted(ranges.of_row[by_range], np.arange(len(ranges.start)))
         index = np.empty_like(by_range)  # of a kept row among those of its range
         index[by_range] = np.arange(len(by_range)) - firsts[ranges.of_row[by_range]]
-        ranged = []
-        for k, members in enumerate(np.split(by_range, firsts[1:])):
+        ranged: list[_RangedRead] = []
+        for k, members in enumerate(np.split(by_range, firsts[1:]) if len(firsts) else []):
             start, length = int(ranges.start[k]), int(ranges.length[k])
             ranged.append(_RangedRead(view, rows, shard, start, length, kept[members]))
         for (reads, r), p in zip(places, position.tolist(), strict=True):
@@ -301,3 +309,20 @@ class ReadAhead:
             read.first_step = min(read.first_step, reads.step)
             reads.images[r] = _Image(read=read.future, index=int(index[p]))
         return ranged
+
+    def _from_cache(
+        self, parts: CachedParts, key: ShardKey, places: Sequence[tuple[StepReads, int]]
+    ) -> list[tuple[StepReads, int]]:
+        """The places whose images are not in the cache; those of the others are noted."""
+        source, shard = key
+        rows = places[0][0].columns[key]
+        kept = np.unique(np.array([reads.row[r] for reads, r in places], np.int64))
+        cached = parts.images(self._views[source], shard, rows, kept)
+        missing = []
+        for reads, r in places:
+            row = int(reads.row[r])
+            if (read := cached.get(row)) is None:
+                missing.append((reads, r))
+            else:
+                reads.images[r] = _Image(read=read, index=row)
+        return missing

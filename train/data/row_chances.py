@@ -18,10 +18,10 @@ from manifests.disk import to_plain
 from manifests.pool_layout import shard_name
 from manifests.schema import Balance
 from train.data.row_numbers import values_of_rows
-from train.data.shard_cache import ShardCache
 from train.data.view_rows import ViewRows
 from train.mixing import Chances, candidates_for, expected_unique
 from train.rng import Ints
+from train.store import ShardCache
 
 SAMPLED_SHARDS = 16
 

@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from train.data.shard_cache import ShardCache
 from train.data.view_rows import ViewRows
 from train.rng import Ints
+from train.store import ShardCache
 
 UID = "uid"
 POOL_SHIFT, SHARD_SHIFT = 52, 20  # a pool has up to 2^32 shards of up to 2^20 rows

@@ -11,6 +11,8 @@ of costing one sample.
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +27,6 @@ from manifests.aligned.bundles import AlignedFiles
 from manifests.documents import ScoreSetDocument
 from manifests.pool_layout import PoolLayout, shard_name, uids_checksum
 from train.data.retry import read_with_retries
-from train.data.shard_cache import ShardCache
 from train.data.tokenise import TOKENIZER, CaptionTokenizer
 from train.data.view_columns import (
     ViewMasks,
@@ -37,12 +38,24 @@ from train.data.view_columns import (
     open_masks,
     shard_files,
 )
+from train.data.view_copies import open_copy
+from train.store import ByteRanges, Mode, ReadCost, ShardCache, coalesce
+
+Ints = NDArray[np.int64]
 
 # 64 lanes hold windows of 4 shards each, and pass from one window to the next.
 CACHED_SHARDS = 512
 CAPTION = "caption"  # the text column whose tokens are stored
 # File handles per view: a process may often have 1,024; to open one again costs about 10 µs.
 OPEN_TARS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardParts:
+    """The parts in which a remote tar is cached on disk."""
+
+    ranges: ByteRanges  # `of_row`: by kept row
+    names: tuple[str, ...]  # of the parts: the same for the same bytes of the same tar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +72,7 @@ class ShardRows:
     keys: pa.StringArray
     # Further text columns: tokens and ends, as above.
     texts: Mapping[str, tuple[NDArray[np.uint16], NDArray[np.int64]]] = field(default_factory=dict)
+    parts: ShardParts | None = None
 
     def tokens_of(self, row: int, column: str | None = None) -> NDArray[np.uint16]:
         """(length,) start-of-text … end-of-text. Empty where the row has none.
@@ -108,10 +122,14 @@ class ViewRows:
         self.pool, self.view = masks.pool, masks.document.name
         self.shards, self.shard_rows = masks.shards, masks.kept
         self.token_set = token_set
+        # How remote tars are cut into parts for a cache on disk; None: they are not.
+        self.part_mode: Mode | None = None
+        self.copy = open_copy(self.pool, masks.document)
         self.masks = masks
         self._tokens = AlignedFiles.of_scores(self.pool, token_set)
         self._texts = [name for name in texts if name != CAPTION]
         self._tokenizer = CaptionTokenizer() if self._texts else None
+        self._cached_shards = cached_shards
         self.shard = ShardCache(cached_shards, self._read_shard)
         self._open_tar = ShardCache(OPEN_TARS, lambda number: _Tar(self._tar(number)))
 
@@ -120,7 +138,18 @@ class ViewRows:
         """Whether its pool lies in a store. Adopted tars may, whatever this says."""
         return disk.is_url(self.pool)
 
+    def forget_shards(self) -> None:
+        """Read the columns of all shards again when they are asked for."""
+        self.shard = ShardCache(self._cached_shards, self._read_shard)
+
+    def use_copy(self, wanted: bool) -> None:
+        """Read tars of the view's own, where there are some, or the pool's."""
+        if not wanted:
+            self.copy = None
+
     def _tar(self, number: int) -> str:
+        if self.copy is not None and self.shard_rows[number]:
+            return self.copy.tar(int(self.shards[number]))
         return self.masks.files.tar(int(self.shards[number]))
 
     def read_image(self, shard: int, row: int) -> bytes:
@@ -147,30 +176,63 @@ class ViewRows:
         open_tar = self._open_tar(shard)
         return os.pread(open_tar.handle, length, offset)
 
-    def _read_shard(self, number: int) -> ShardRows:
+    def costs(self, number: int) -> dict[Mode, ReadCost]:
+        """What a shard costs in each mode that reads the pool's own tars."""
+        stored, kept, _ = self._offsets(number)
+        return {
+            "mask": ReadCost.of(coalesce(*stored, max_gap=None)),
+            "ranged": ReadCost.of(coalesce(stored[0][kept], stored[1][kept])),
+        }
+
+    def _offsets(self, number: int) -> tuple[tuple[Ints, Ints], Ints, pa.Table]:
+        """((offset, length) of the stored images of a shard, which of them are kept, the columns of
+        the kept rows)."""
         shard = shard_name(int(self.shards[number]))
         columns = ["key", "uid", "image_offset", "image_length"]
         sidecar = load_columns(self.masks.files.sidecar(shard), columns)
         kept = self.masks.read(number, len(sidecar))["kept"]
-        tokens = self._read_tokens(shard, sidecar["uid"]).filter(kept).combine_chunks()
-        sidecar = sidecar.filter(kept)
-        if sidecar["image_offset"].null_count:
+        stored = pc.is_valid(sidecar["image_offset"])
+        if pc.any(pc.and_(kept, pc.invert(stored))).as_py():
             raise ValueError(
                 f"view {self.view!r} keeps rows of shard {shard} that are not stored; "
                 f"{choose_again(self.pool)}"
             )
+        images = sidecar.filter(stored)
+        spans = images["image_offset"].to_numpy(), images["image_length"].to_numpy()
+        kept_images = np.flatnonzero(kept.filter(stored).to_numpy())
+        return spans, kept_images, sidecar.append_column("kept", kept)
+
+    def _read_shard(self, number: int) -> ShardRows:
+        shard = shard_name(int(self.shards[number]))
+        (stored_offset, stored_length), kept_images, sidecar = self._offsets(number)
+        kept = sidecar["kept"]
+        tokens = self._read_tokens(shard, sidecar["uid"]).filter(kept).combine_chunks()
         lengths = pc.fill_null(pc.list_value_length(tokens), 0).to_numpy(zero_copy_only=False)
-        keys = sidecar["key"].combine_chunks()
-        return ShardRows(
+        kept_keys = sidecar["key"].filter(kept)
+        keys = kept_keys.combine_chunks()
+        rows = ShardRows(
             name=shard,
             tar=self._tar(number),
-            offset=sidecar["image_offset"].to_numpy(),
-            length=sidecar["image_length"].to_numpy(),
+            offset=stored_offset[kept_images],
+            length=stored_length[kept_images],
             tokens=tokens.flatten().to_numpy(zero_copy_only=False).astype(np.uint16, copy=False),
             ends=np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]),
             keys=keys if isinstance(keys, pa.Array) else pa.concat_arrays(keys.chunks),
             texts=self._read_texts(number),
         )
+        if self.copy is not None and self.shard_rows[number]:
+            stored_offset, stored_length = self.copy.offsets(shard, kept_keys)
+            kept_images = np.arange(len(stored_offset))
+            rows = dataclasses.replace(rows, offset=stored_offset, length=stored_length)
+        if self.part_mode is None or not disk.is_url(rows.tar):
+            return rows
+        if self.part_mode == "ranged":
+            ranges = coalesce(rows.offset, rows.length)
+        else:
+            ranges = coalesce(stored_offset, stored_length, max_gap=None)
+            ranges = dataclasses.replace(ranges, of_row=ranges.of_row[kept_images])
+        parts = _named_parts(rows.tar, ranges, stored_offset, stored_length)
+        return dataclasses.replace(rows, parts=parts)
 
     def _read_texts(self, number: int) -> dict[str, tuple[NDArray[np.uint16], NDArray[np.int64]]]:
         """Tokens of the further text columns of a shard."""
@@ -195,6 +257,17 @@ class ViewRows:
                 f"{path} was made for other rows than the pool has; {_tokenize_again(self.pool)}"
             )
         return load_aligned(self._tokens, shard, ["tokens"])["tokens"]
+
+
+def _named_parts(tar: str, ranges: ByteRanges, offset: Ints, length: Ints) -> ShardParts:
+    """offset, length: of all stored images. A tar with other contents has other ones."""
+    of_tar = hashlib.sha256(tar.encode() + offset.tobytes() + length.tobytes())
+    names = []
+    for start, size in zip(ranges.start.tolist(), ranges.length.tolist(), strict=True):
+        of_part = of_tar.copy()
+        of_part.update(f"{start}+{size}".encode())
+        names.append(of_part.hexdigest()[:32])
+    return ShardParts(ranges=ranges, names=tuple(names))
 
 
 def open_view(

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from train.data.shard_cache import ShardCache
+from train.store import ShardCache
 
 
 class SlowStore:
