@@ -32,8 +32,10 @@ from pipeline.crawl.parts import (
     PARTS,
     THREADS,
     content_of,
+    part_names,
     part_totals,
     read_parts,
+    stored_table,
     write_parts,
 )
 from pipeline.crawl.sources import has_source_id, parts, reader_of, source_id
@@ -49,6 +51,7 @@ STAGED: dict[str, Any] = {
     "compression": "lz4",
     "use_dictionary": ["page_url", "page_lang", "robots", "license", "wat"],
     "write_statistics": False,
+    "write_page_checksum": True,
 }
 Integers = npt.NDArray[np.int64]
 logger = logging.getLogger(__name__)
@@ -90,12 +93,13 @@ def crawl(
             )
             check_fence(pool, fence)
             final = None if failed else write_parts(pool)
-    elif not disk.exists(PoolLayout(pool).parts):  # a crawl was killed before it wrote the table
+    elif stored_table(pool, len(final)) is None:  # a crawl was killed before it wrote the table
         final = write_parts(pool)
     if final is not None:
         extracted = PoolLayout(pool).extracted
-        for name in disk.list_names(extracted):
-            disk.remove(disk.join(extracted, name))
+        with ThreadPoolExecutor(THREADS) as threads:
+            left = [disk.join(extracted, name) for name in disk.list_names(extracted)]
+            list(threads.map(disk.remove, left))
     totals = part_totals(final if final is not None else PARTS.empty_table())
     if totals["links"] and not totals["pairs"]:
         losses = "; ".join(map(str, top_reasons(pool)))
@@ -241,10 +245,11 @@ def _final_parts(pool: str, paths: Sequence[str], source: Source) -> pa.Table | 
 def _all_parts(pool: str, count: int) -> pa.Table | None:
     """The table of the final parts if all are there, else None. ValueError where there are more
     than asked for."""
-    names = disk.list_names(PoolLayout(pool).pairs, ".parquet")
+    names = part_names(pool)
     if not names:
         return None
-    expected = disk.read_metadata(disk.join(PoolLayout(pool).pairs, names[0]))["parts"]
+    first = disk.join(PoolLayout(pool).pairs, names[0])
+    expected = disk.read_metadata(first).get("parts")
     if expected != count:
         raise ValueError(
             f"{pool}/pairs was made of {expected} parts, and the source now has {count}: "
@@ -254,9 +259,9 @@ def _all_parts(pool: str, count: int) -> pa.Table | None:
 
 
 def _remove_partial_files(pool: str) -> None:
-    """Remove what an interrupted write left. Only local files are written in pieces."""
+    """Remove what an interrupted write left of the pairs. Only local files have partial ones."""
     if not disk.is_url(pool):
-        for folder in ("", "pairs", "pairs/.extracted"):
+        for folder in ("pairs", "pairs/.extracted"):
             for partial in (disk.local_path(pool) / folder).glob(".*.partial.*"):
                 partial.unlink()
 

@@ -27,7 +27,7 @@ import pyarrow as pa
 from manifests import disk
 from manifests.columns import PAIRS, with_extra
 from manifests.pool_layout import PoolLayout
-from pipeline.crawl.parts import THREADS, UidsDigest, rows_between
+from pipeline.crawl.parts import THREADS, UidsDigest, part_names, rows_between
 from pipeline.executor import Engine, Stage, Ticket, Tickets, Work, execute
 from pipeline.pool import check_fence, hex_bytes, publish_new
 
@@ -94,8 +94,7 @@ def commit(
 def _remove_parts_of_others(config: Config) -> None:
     """Remove final parts that a crawl of other pairs left before it was complete."""
     pool = config["pool"]
-    names = disk.list_names(PoolLayout(pool).pairs, ".parquet")
-    paths = [disk.join(PoolLayout(pool).pairs, name) for name in names]
+    paths = [disk.join(PoolLayout(pool).pairs, name) for name in part_names(pool)]
     with ThreadPoolExecutor(THREADS) as threads:
         for path, footer in zip(paths, threads.map(disk.read_metadata, paths), strict=True):
             if footer.get("job") != config["job"]:
@@ -307,7 +306,9 @@ def _write_part(config: Config, schema: pa.Schema, part: int, rows: Integers, st
     if duplicates := metadata["pairs"] - len(rows):
         reasons["duplicate_pair"] = duplicates
     digest, size = UidsDigest(), 0
-    with disk.parquet_writer(staged, schema, compression="zstd") as writer:
+    with disk.parquet_writer(
+        staged, schema, compression="zstd", write_page_checksum=True
+    ) as writer:
         for batch in _batches_of(path, metadata["pairs"], rows):
             kept = batch.cast(schema)
             digest.update(kept["uid"])

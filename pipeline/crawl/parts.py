@@ -7,6 +7,8 @@ derived: where it is missing, or does not fit the parts, the footers are read.
 from __future__ import annotations
 
 import json
+import logging
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +28,10 @@ from manifests.pool_layout import PoolLayout
 THREADS = 16  # that read footers: a remote store answers each after about 30 ms
 BATCH = 10_000  # rows
 DECODED = 4  # bytes in memory per byte of dictionary-encoded columns, about
+PART_NAME = re.compile(r"part-(\d{5,})\.parquet")
+NUMBERS = ("part", "pairs", "links", "damaged_records", "reasons", "bytes", "uids")  # never NULL
 Integers = npt.NDArray[np.int64]
+logger = logging.getLogger(__name__)
 PARTS = pa.schema(
     [
         ("part", pa.int32()),
@@ -45,19 +50,56 @@ PARTS = pa.schema(
 )
 
 
+def part_names(pool: str) -> list[str]:
+    """The files of the pairs in the order of their numbers; [] where there is none.
+
+    ValueError for a Parquet file of another name.
+    """
+    folder = PoolLayout(pool).pairs
+    names = disk.list_names(folder, ".parquet")
+    for name in names:
+        if not PART_NAME.fullmatch(name):
+            raise ValueError(
+                f"{disk.join(folder, name)} is no part of the pairs; move it out of the pool's "
+                "folder"
+            )
+    return sorted(names, key=_number_of)
+
+
+def _number_of(name: str) -> int:
+    match = PART_NAME.fullmatch(name)
+    assert match is not None
+    return int(match[1])
+
+
 def read_parts(pool: str) -> pa.Table:
-    """One row of PARTS per part of the pairs, in order; no row where there is none."""
-    layout = PoolLayout(pool)
-    names = disk.list_names(layout.pairs, ".parquet")
-    if names and disk.exists(layout.parts):
-        table = disk.read_parquet(layout.parts)
-        if table.schema.equals(PARTS) and table.num_rows == len(names):
-            return table
+    """One row of PARTS per part of the pairs, in order; no row where there is none.
+
+    ValueError for a file that is no part.
+    """
+    names = part_names(pool)
+    if (table := stored_table(pool, len(names))) is not None:
+        return table
+    folder = PoolLayout(pool).pairs
     with ThreadPoolExecutor(THREADS) as threads:
-        rows = list(threads.map(_row_of, [disk.join(layout.pairs, name) for name in names]))
-    for number, row in enumerate(rows):
-        row["part"] = number
-    return pa.Table.from_pylist(rows, PARTS)
+        tables = list(threads.map(_row_of, [disk.join(folder, name) for name in names]))
+    return pa.concat_tables([PARTS.empty_table(), *tables]).combine_chunks()
+
+
+def stored_table(pool: str, count: int) -> pa.Table | None:
+    """POOL/parts.parquet; None where it is missing, damaged, or not that of `count` parts."""
+    path = PoolLayout(pool).parts
+    if not count or not disk.exists(path):
+        return None
+    try:
+        table = disk.read_parquet(path)
+    except disk.DamagedTable as error:
+        logger.warning("%s; the parts are read instead", error)
+        return None
+    fits = table.schema.equals(PARTS) and table.num_rows == count
+    if not fits or any(table[name].null_count for name in NUMBERS):
+        return None
+    return table
 
 
 def write_parts(pool: str) -> pa.Table:
@@ -69,25 +111,37 @@ def write_parts(pool: str) -> pa.Table:
     return table
 
 
-def _row_of(path: str) -> dict[str, Any]:
-    with fsspec.open(path, "rb") as file:
+def _row_of(path: str) -> pa.Table:
+    """One row of PARTS. ValueError where the file is no part of the pairs."""
+
+    def read(file: Any) -> tuple[pq.FileMetaData, dict[str, Any]]:
         footer = pq.read_metadata(file)
-    metadata = json.loads((footer.metadata or {}).get(b"clipmill", b"{}"))
+        return footer, disk.metadata_of(footer)
+
+    footer, metadata = disk.read_with(path, read)
     sizes = [footer.row_group(number).total_byte_size for number in range(footer.num_row_groups)]
     encoded = sum(sizes) * DECODED  # a part that an earlier version wrote does not say its bytes
-    return {
-        "pairs": footer.num_rows,
-        "links": metadata.get("links", footer.num_rows),
-        "damaged_records": metadata.get("damaged_records", 0),
-        "reasons": list(metadata.get("reasons", {}).items()),
-        "examples": list(metadata.get("examples", {}).items()),
-        "bytes": metadata.get("bytes", encoded),
-        "uids": metadata.get("uids") or _digest_of(path),
-        "wat": metadata.get("wat"),
-        "source_id": metadata.get("source_id"),
-        "content": json.dumps(metadata.get("content", {}), sort_keys=True),
-        "parts": metadata.get("parts"),
-    }
+    try:
+        row = {
+            "part": _number_of(path.rpartition("/")[2]),
+            "pairs": footer.num_rows,
+            "links": metadata.get("links", footer.num_rows),
+            "damaged_records": metadata.get("damaged_records", 0),
+            "reasons": list(metadata.get("reasons", {}).items()),
+            "examples": list(metadata.get("examples", {}).items()),
+            "bytes": metadata.get("bytes", encoded),
+            "uids": metadata.get("uids") or _digest_of(path),
+            "wat": metadata.get("wat"),
+            "source_id": metadata.get("source_id"),
+            "content": json.dumps(metadata.get("content", {}), sort_keys=True),
+            "parts": metadata.get("parts"),
+        }
+        return pa.Table.from_pylist([row], PARTS)
+    except (AttributeError, KeyError, OverflowError, TypeError, pa.ArrowException) as error:
+        raise ValueError(
+            f"{path} is no part of the pairs, or is damaged ({error}); build into another folder, "
+            "or restore it from a copy of the pool"
+        ) from None
 
 
 def part_totals(parts: pa.Table) -> dict[str, Any]:
@@ -137,8 +191,15 @@ def examples(parts: pa.Table) -> dict[str, str]:
 def rows_between(
     path: str, start: int, stop: int, columns: list[str] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Rows `start` to `stop` of a part, batch by batch. Only their row groups are read."""
-    with fsspec.open(path, "rb") as stream, pq.ParquetFile(stream) as table:
+    """Rows `start` to `stop` of a part, batch by batch. Only their row groups are read.
+
+    DamagedTable where a page does not have its checksum.
+    """
+    with (
+        disk.naming_table(path),
+        fsspec.open(path, "rb") as stream,
+        pq.ParquetFile(stream, page_checksum_verification=True) as table,
+    ):
         groups: list[int] = []
         rows_before, position = 0, 0
         for number in range(table.num_row_groups):

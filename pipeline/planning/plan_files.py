@@ -114,9 +114,46 @@ def read_rounds(pool: str) -> list[Round]:
             path = layout.plan_round(number)
             if not disk.exists(plan_json(path)):
                 return rounds
-            metadata = disk.read_json(plan_json(path))
+            metadata = _read_plan_json(pool, plan_json(path), number)
         rounds.append(Round(number=number, path=path, first_shard=first, metadata=metadata))
         first += rounds[-1].shards
+
+
+def _read_plan_json(pool: str, path: str, number: int) -> dict[str, Any]:
+    """plan.json of a round. ValueError, with the remedy, where it is none."""
+    try:
+        document = disk.read_json(path)
+        disk.check_types(_PlanKeys, document, "plan.json")
+        disk.from_plain(_PlanKeys, {name: document[name] for name in _PlanKeys.__slots__})
+    except KeyError as error:
+        raise _damaged_plan(pool, path, number, f"it has no {error.args[0]!r}") from None
+    except ValueError as error:
+        reason = str(error).removeprefix(f"{path} ")
+        raise _damaged_plan(pool, path, number, reason) from None
+    metadata: dict[str, Any] = document
+    return metadata
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PlanKeys:
+    """What every plan.json has, and readers use."""
+
+    version: int
+    pairs: str
+    recipe: dict[str, Any]
+    round: int
+    shards: int
+    rows: int
+    files: tuple[int, ...]
+
+
+def _damaged_plan(pool: str, path: str, number: int, problem: str) -> ValueError:
+    """The error for a plan that cannot be used. Round 0 is a function of the pairs or the lock."""
+    remedy = f"restore it from a copy of {pool}"
+    if number == 0:
+        folder = path.rpartition("/")[0]
+        remedy += f", or remove {plan_json(folder)} and build again: the plan is made anew"
+    return ValueError(f"{path} cannot be used: {problem}; {remedy}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -170,7 +207,7 @@ def read_plan(pool: str) -> Plan:
     files: list[str] = []
     tables = []
     for each in read_rounds(pool):
-        table = _shards_of_round(each)
+        table = _shards_of_round(pool, each)
         numbers = range(int(table["file"].to_numpy().max(initial=-1)) + 1)
         location = pa.array(table["file"].to_numpy() + len(files), pa.int64())
         tables.append(table.set_column(SHARDS.get_field_index("file"), "file", location))
@@ -186,10 +223,22 @@ def read_plan(pool: str) -> Plan:
     )
 
 
-def _shards_of_round(each: Round) -> pa.Table:
-    """The table SHARDS of a round."""
+def _shards_of_round(pool: str, each: Round) -> pa.Table:
+    """The table SHARDS of a round. ValueError, with the remedy, where it is damaged."""
     if not each.is_first_form:
-        return disk.read_parquet(disk.join(each.path, "shards.parquet")).cast(SHARDS)
+        path = disk.join(each.path, "shards.parquet")
+        try:
+            table = disk.read_parquet(path).cast(SHARDS)
+        except FileNotFoundError:
+            raise _damaged_plan(pool, path, each.number, "it is missing") from None
+        except ValueError as error:
+            reason = str(error).removeprefix(f"{path} ")
+            raise _damaged_plan(pool, path, each.number, reason) from None
+        nulls = sum(column.null_count for column in table.columns)
+        if nulls or len(table) != each.shards:
+            problem = f"it has {len(table)} shards and {nulls} NULLs, plan.json says {each.shards}"
+            raise _damaged_plan(pool, path, each.number, problem)
+        return table
     shards = each.metadata["shards"]
     groups, rows, ids = zip(*shards, strict=True) if shards else ((), (), ())
     numbers = np.arange(len(shards))
@@ -230,9 +279,13 @@ def read_shard_table(pool: str, shard: int, rounds: list[Round] | None = None) -
 def read_row_group(path: str, number: int, columns: list[str] | None = None) -> pa.Table:
     """One row group of a Parquet file: its footer and one range are read.
 
-    ValueError (pa.ArrowInvalid) or OSError where a page does not have its checksum.
+    DamagedTable where a page does not have its checksum.
     """
-    with opened(path) as file, pq.ParquetFile(file, page_checksum_verification=True) as table:
+    with (
+        disk.naming_table(path),
+        opened(path) as file,
+        pq.ParquetFile(file, page_checksum_verification=True) as table,
+    ):
         return table.read_row_group(number, columns=columns)
 
 

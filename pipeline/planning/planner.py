@@ -399,7 +399,9 @@ def _write_retried(config: Config) -> None:
     schema = pa.schema([("key", pa.int64())])
     with tempfile.TemporaryDirectory(prefix="clipmill-plan-") as scratch:
         staged = Path(scratch) / "retried.parquet"
-        with disk.parquet_writer(staged, schema, compression="zstd") as writer:
+        with disk.parquet_writer(
+            staged, schema, compression="zstd", write_page_checksum=True
+        ) as writer:
             for number in range(config["runs"]):
                 data = disk.read_bytes(run_of(config, number).path("retried"))
                 writer.write_table(pa.table({"key": np.frombuffer(data, NUMBER)}, schema))

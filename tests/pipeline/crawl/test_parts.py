@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -17,10 +18,12 @@ from pipeline.crawl.parts import (
     content_of,
     dropped_rows,
     examples,
+    part_names,
     part_totals,
     read_parts,
     reason_totals,
     rows_between,
+    stored_table,
     write_parts,
 )
 from tests.support.pairs import pairs, urls
@@ -103,5 +106,73 @@ def test_a_file_that_is_no_part_is_an_error(tmp_path: Path) -> None:
     disk.write_parquet(tmp_path / "pairs/part-00000.parquet", PAIRS.empty_table(), {})
     assert json.loads(read_parts(str(tmp_path))["content"][0].as_py()) == {}
     (tmp_path / "pairs/part-00000.parquet").write_bytes(b"PAR1")
-    with pytest.raises(pa.ArrowInvalid):
+    with pytest.raises(ValueError, match=r"part-00000\.parquet is damaged, or no Parquet file"):
         read_parts(str(tmp_path))
+
+
+@pytest.mark.parametrize("column", [None, "pairs", "links", "uids"])
+def test_a_damaged_table_of_the_parts_is_not_needed(tmp_path: Path, column: str | None) -> None:
+    pool = make(tmp_path)
+    expected = write_parts(pool)
+    path = Path(PoolLayout(pool).parts)
+    if column is None:
+        damaged = bytearray(path.read_bytes())
+        damaged[10] ^= 0x41
+        path.write_bytes(damaged)
+    else:
+        field = PARTS.field(column)
+        nulls = pa.nulls(3, field.type)
+        index = PARTS.get_field_index(column)
+        disk.write_parquet(path, expected.set_column(index, field, nulls))
+    assert stored_table(pool, 3) is None
+    assert read_parts(pool).equals(expected)
+
+
+def test_parts_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    """part-100000 comes before part-99999 in a listing."""
+    folder = tmp_path / "pairs"
+    for part in (99_999, 100_000, 0):
+        disk.write_parquet(
+            folder / f"part-{part:05d}.parquet", PAIRS.empty_table(), {"links": part}
+        )
+    names = part_names(str(tmp_path))
+    assert names == [f"part-{part:05d}.parquet" for part in (0, 99_999, 100_000)]
+    parts = read_parts(str(tmp_path))
+    assert parts["part"].to_pylist() == parts["links"].to_pylist() == [0, 99_999, 100_000]
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "part-00003 (1).parquet", "part-1.parquet"])
+def test_another_file_among_the_pairs_is_named_and_stays(tmp_path: Path, name: str) -> None:
+    pool = make(tmp_path)
+    disk.write_parquet(tmp_path / "pairs" / name, pa.table({"a": [1]}))
+    with pytest.raises(ValueError, match=r"pairs/.* is no part of the pairs; move it out"):
+        read_parts(pool)
+    assert (tmp_path / "pairs" / name).exists()
+
+
+@pytest.mark.parametrize("metadata", [{"reasons": 3}, {"links": 10**30}, {"links": "many"}])
+def test_a_footer_of_other_values_is_named(tmp_path: Path, metadata: dict[str, Any]) -> None:
+    disk.write_parquet(tmp_path / "pairs/part-00000.parquet", PAIRS.empty_table(), metadata)
+    with pytest.raises(ValueError, match=r"part-00000\.parquet is no part .* restore it"):
+        read_parts(str(tmp_path))
+    disk.write_parquet(tmp_path / "pairs/part-00000.parquet", pa.table({"a": [1]}))
+    with pytest.raises(ValueError, match=r"part-00000\.parquet is no part"):
+        read_parts(str(tmp_path))
+
+
+def test_a_damaged_byte_of_a_part_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "part.parquet"
+    disk.write_parquet(path, pairs(urls(95, 4)))
+    expected = list(rows_between(str(path), 0, 95))
+    whole = path.read_bytes()
+    footer = int.from_bytes(whole[-8:-4], "little")  # it has no checksum
+    noticed = 0
+    for position in range(4, len(whole) - 8 - footer, 7):
+        damaged = bytearray(whole)
+        damaged[position] ^= 0x41
+        path.write_bytes(damaged)
+        try:
+            assert list(rows_between(str(path), 0, 95)) == expected, position
+        except disk.DamagedTable:
+            noticed += 1
+    assert noticed

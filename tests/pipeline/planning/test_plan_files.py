@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from manifests import disk
@@ -109,3 +110,48 @@ def test_a_flipped_bit_in_the_rows_of_a_plan_is_refused(tmp_path: Path) -> None:
         except (ValueError, OSError, KeyError):  # KeyError: the name of a column
             refused += 1
     assert refused > 20
+
+
+@pytest.mark.parametrize("text", ["null", "[]", "{}", "{", '{"shards": "x"}', "[" * 100_000])
+def test_a_plan_that_is_none_is_refused_and_made_anew(tmp_path: Path, text: str) -> None:
+    pool = with_pairs(tmp_path)
+    shards = planned(pool, RECIPE)
+    path = tmp_path / "plan/plan.json"
+    path.write_text(text)
+    for read in (read_plan, lambda pool: read_shard(pool, 0), lambda pool: planned(pool, RECIPE)):
+        with pytest.raises(ValueError, match=r"plan/plan\.json cannot be used: .* made anew"):
+            read(pool)
+    path.unlink()
+    assert planned(pool, RECIPE) == shards
+
+
+def test_a_damaged_list_of_shards_is_refused_and_made_anew(tmp_path: Path) -> None:
+    pool = with_pairs(tmp_path)
+    shards = planned(pool, RECIPE)
+    path = tmp_path / "plan/shards.parquet"
+    whole, table = path.read_bytes(), disk.read_parquet(path)
+    index = table.schema.get_field_index("file")
+    nulls = table.set_column(index, "file", pa.nulls(len(table), pa.int64()))
+    for bad in (table.slice(1), nulls, table.drop_columns(["id"])):
+        disk.write_parquet(path, bad)
+        with pytest.raises(ValueError, match=r"shards\.parquet cannot be used: .* made anew"):
+            read_plan(pool)
+    path.write_bytes(whole[:10] + bytes([whole[10] ^ 1]) + whole[11:])
+    with pytest.raises(ValueError, match=r"cannot be used: is damaged, or no Parquet file"):
+        read_plan(pool)
+    path.unlink()
+    with pytest.raises(ValueError, match=r"cannot be used: it is missing"):
+        read_plan(pool)
+    (tmp_path / "plan/plan.json").unlink()
+    assert planned(pool, RECIPE) == shards
+    assert path.read_bytes() == whole
+
+
+def test_a_damaged_round_of_retries_is_not_made_anew(tmp_path: Path) -> None:
+    pool = with_pairs(tmp_path)
+    planned(pool, RECIPE)
+    assert retried(pool, RECIPE, ["000000000"])
+    (tmp_path / "plan/retry-001/plan.json").write_text("null")
+    with pytest.raises(ValueError, match=r"retry-001/plan\.json cannot be used") as error:
+        read_plan(pool)
+    assert "made anew" not in str(error.value)
