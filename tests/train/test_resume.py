@@ -1,0 +1,223 @@
+"""Runs that are killed, and resumed as they were or by other processes, end as if nothing had
+happened. What readers do to a run of several ranks: nothing hangs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from manifests import disk
+from manifests.schema import Blend
+from tests.support.forked_commands import CommandServer
+from tests.support.trials import some
+from tests.train.test_run import under_torchrun
+from train import loop, run
+from train.config import configure
+from train.dist import checkpoint
+from train.train_step import StepRunner
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+ROOT = Path(__file__).resolve().parents[2]
+STEPS = 40
+SETTINGS = {
+    "model": "test",
+    "samples_seen": 4 * STEPS,
+    "batch_size": 4,
+    "lanes": 2,
+    "warmup": 2,
+    "lr": 1e-3,
+    "precision": "fp32",
+    "threads": 0,
+    "log_every": 1,
+    "device": "cpu",
+    "checkpoint_every": 3,
+    "model.text_hidden_dropout": 0.1,
+}
+
+
+def trained(pool: str, out: Path, **changes: object) -> None:
+    blend = Blend(name="tiny", pools={"p": pool}, views={"p/all": 1.0})
+    loop.train(blend, configure({**SETTINGS, **changes}), str(out))
+
+
+def losses(out: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (out / "log.jsonl").read_text().splitlines()]
+
+
+def hashes(out: Path) -> dict[str, str]:
+    """Of weights and optimizer state of the last checkpoint."""
+    newest = checkpoint.latest(str(out))
+    assert newest is not None
+    assert newest.step == STEPS
+    return newest.record.sha256
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_pool: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing disturbs."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    trained(tiny_pool, out)
+    torch.set_num_threads(before)
+    return out
+
+
+class Killed(Exception):
+    pass
+
+
+def end_in(patch: pytest.MonkeyPatch, step: int, *, by_signal: bool = False) -> None:
+    """Let a run end in its step number `step`."""
+    real = StepRunner.step
+
+    def step_or_end(runner, ready, waited):  # type: ignore[no-untyped-def]
+        if ready.batch.step == step:
+            if by_signal:
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise Killed
+        real(runner, ready, waited)
+
+    patch.setattr(StepRunner, "step", step_or_end)
+
+
+def test_a_run_that_is_killed_in_each_of_its_steps_ends_the_same_to_the_bit(
+    tiny_pool: str, tmp_path: Path, whole: Path
+) -> None:
+    """One run that is killed forty times, each time a step later, with other threads each time."""
+    for step in range(STEPS):
+        with pytest.MonkeyPatch.context() as patch:
+            end_in(patch, step)
+            with pytest.raises(Killed):
+                trained(tiny_pool, tmp_path, threads=step % 3)
+        assert checkpoint.steps(str(tmp_path))[-1:] == [step // 3 * 3][: step // 3]
+    trained(tiny_pool, tmp_path)
+    assert hashes(tmp_path) == hashes(whole)
+    assert losses(tmp_path) == losses(whole)
+
+
+def train_and_die(pool: str, out: str, step: int) -> None:
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        end_in(patch, step, by_signal=True)
+        trained(pool, Path(out), threads=1)
+
+
+def test_what_sigkill_ends_in_any_step_is_resumed_to_the_bit(
+    tiny_pool: str, tmp_path: Path, whole: Path
+) -> None:
+    """SIGKILL also ends a save that is under way. All steps with CLIPMILL_CHAOS=1."""
+    with CommandServer() as server:
+        for step in some(list(range(STEPS)), "resume", 3):
+            out = tmp_path / str(step)
+            ended = server.try_to(train_and_die, tiny_pool, str(out), step)
+            assert ended.watched.outcome == "exit -9", ended.output
+            saved = checkpoint.latest(str(out))
+            assert (0 if saved is None else saved.step) in (step // 3 * 3, step // 3 * 3 - 3, 0)
+            trained(tiny_pool, out)
+            assert hashes(out) == hashes(whole)
+
+
+def words(**changes: object) -> list[str]:
+    given = {**SETTINGS, "batch_size": 12, "lanes": 4, "samples_seen": 72, **changes}
+    return ["--set", *(f"{key}={value}" for key, value in given.items())]
+
+
+def cut_back(out: Path, step: int) -> None:
+    """Make a whole run one that ended after `step`."""
+    disk.remove(out / "run.json")
+    for path in (out / "checkpoints").iterdir():
+        if path.name != f"step-{step}":
+            shutil.rmtree(path)
+
+
+def test_other_ranks_micro_batches_tiles_and_threads_go_on_with_the_same_losses(
+    tiny_pool: str, tmp_path: Path
+) -> None:
+    one, out = tmp_path / "one", tmp_path / "run"
+    mix = ["--mix", f"{tiny_pool}/all=1"]
+    keep = {"checkpoint_every": 2, "keep_checkpoints": 9}
+    assert run.main([*mix, "--out", str(one), *words()]) == 0
+    three = words(**keep, captions="packed")
+    assert run.main([*mix, "--out", str(out), *three, "--ranks", "3"]) == 0
+    cut_back(out, 2)
+    two = words(**keep, micro_batch=4, loss_tile=5, threads=2, local_loss="false", dp_shard=2)
+    assert run.main([*mix, "--out", str(out), *two, "--ranks", "2"]) == 0
+    cut_back(out, 4)
+    last = words(micro_batch=5, captions="groups", recompute="full", threads=1)
+    assert run.main([*mix, "--out", str(out), *last]) == 0
+    record = disk.read_json(out / "run.json")
+    assert (record["resumed_at"], record["world"]) == (4, 1)
+    assert len(losses(out)) == 6
+    assert losses(out) == pytest.approx(losses(one), abs=2e-5)
+
+
+# --- readers --------------------------------------------------------------------------------------
+
+SLOW_READER = """
+import os, sys, time
+sys.path.insert(0, sys.argv[1])
+from train import run
+from train.data.view_rows import ViewRows
+real = ViewRows.read_image
+def read_image(*arguments):
+    time.sleep(0.02 * int(os.environ["RANK"]))
+    return real(*arguments)
+ViewRows.read_image = read_image
+raise SystemExit(run.main(sys.argv[2:]))
+"""
+
+
+def test_uneven_shards_and_a_slow_reader_change_nothing(make_pool, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    pool = make_pool(tmp_path / "pool", rows_per_shard=[1, 29, 2, 16])
+    mix = ["--mix", f"{pool}/all=1", "--out"]
+    assert run.main([*mix, str(tmp_path / "one"), *words()]) == 0
+    command = [sys.executable, "-c", SLOW_READER, str(ROOT), *mix, str(tmp_path / "two")]
+    assert under_torchrun(2, [*command, *words(threads=1)]) == [0, 0]
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda tar: tar.unlink(), "00001.tar cannot be read at step"),
+        (
+            lambda tar: tar.write_bytes(b"\0" * tar.stat().st_size),
+            "samples cannot be used, more than 1 in 1,000; the last is key 00001",
+        ),
+    ],
+    ids=["missing", "corrupt"],
+)
+def test_a_shard_that_is_missing_or_corrupt_ends_a_run_of_two_ranks_with_its_name(  # type: ignore[no-untyped-def]
+    make_pool, tmp_path: Path, capfd, damage, message: str
+) -> None:
+    pool = make_pool(tmp_path / "pool")
+    damage(Path(pool) / "shards" / "00001.tar")
+    began = time.monotonic()
+    arguments = ["--mix", f"{pool}/all=1", "--out", str(tmp_path / "run"), *words(threads=1)]
+    assert run.main([*arguments, "--ranks", "2"]) == 2
+    assert time.monotonic() - began < 120
+    errors = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert any(message in line for line in errors), errors
+    assert not (tmp_path / "run" / "run.json").exists()
+
+
+def test_settings_that_decide_the_weights_are_refused_on_resume(
+    tiny_pool: str, tmp_path: Path
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        end_in(patch, 4)
+        with pytest.raises(Killed):
+            trained(tiny_pool, tmp_path)
+    for change in ({"lr": 2e-3}, {"lanes": 4}, {"precision": "bf16"}, {"batch_size": 8}):
+        with pytest.raises(ValueError, match=rf"holds another run .*config\.{next(iter(change))}"):
+            trained(tiny_pool, tmp_path, **change)
