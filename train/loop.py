@@ -14,7 +14,7 @@ import math
 import platform
 import time
 from collections.abc import Generator
-from typing import cast
+from typing import Literal, cast
 
 import numpy as np
 import torch
@@ -44,17 +44,19 @@ from train.train_state import (
 from train.train_step import LaunchedStep, StepNumbers, StepRunner
 from train.until import Target, load_target
 
+Resume = Literal["auto", "required", "never"]
 logger = logging.getLogger(__name__)
 
 
-def train(blend: Blend, config: TrainConfig, out: str, *, resume: bool = True) -> RunRecord:
+def train(blend: Blend, config: TrainConfig, out: str, *, resume: Resume = "auto") -> RunRecord:
     """Train and write RUN/: blend.json, log.jsonl, checkpoints/, export/, and run.json at the end.
 
-    Returns the record of run.json. A finished run is returned as it is; with `resume=False` it is
-    trained anew. ValueError for settings and views that cannot be trained on, and for a folder that
-    holds another run; nothing has been written then. NonFinite is raised before the optimizer step
-    that would have spoilt the weights. After a stop signal the current step is saved and
-    SystemExit(75) is raised.
+    Returns the record of run.json. A finished run is returned as it is. `auto` resumes from the
+    newest checkpoint that is whole, or starts where there is none; `required` is ValueError where
+    there is none; `never` removes what is there and starts. ValueError for settings and views that
+    cannot be trained on, and for a folder that holds another run; nothing has been written then.
+    NonFinite is raised before the optimizer step that would have spoilt the weights. After a stop
+    signal a step is saved and SystemExit(75) is raised.
     """
     ranks = process_group.init_distributed(config.device)
     layout = RunLayout(out)
@@ -63,7 +65,7 @@ def train(blend: Blend, config: TrainConfig, out: str, *, resume: bool = True) -
         ranks = process_group.build_mesh(ranks, config)
         loader = Loader(blend, config, model_config(config), ranks.data_parallel.rank, ranks.dp)
         identity = run_identity(blend, config, loader)
-        if not resume and ranks.rank == 0:
+        if resume == "never" and ranks.rank == 0:
             if config.init is not None:  # a source that is refused must not cost the old run
                 model_files.initial_weights(config.init, model_config(config))
             disk.remove(layout.run_json)
@@ -79,6 +81,11 @@ def train(blend: Blend, config: TrainConfig, out: str, *, resume: bool = True) -
             started = time.perf_counter()
             config = resolve_micro_batch(config, ranks)
             state = prepare(config, out, ranks, loader, identity)
+            if resume == "required" and state.first_step == 0:
+                raise ValueError(
+                    f"{out} has no checkpoint to resume from; check --out, or leave --resume out to"
+                    " start"
+                )
             if ranks.rank == 0:
                 for line in plan_lines(blend, loader.order.repeats(config.steps)):
                     logger.info("%s", line)

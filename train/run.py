@@ -45,7 +45,7 @@ from train.config import (
 from train.data import Loader, ReadFailed
 from train.dist import launch, ray_train
 from train.formats import model_files, nemo
-from train.loop import train
+from train.loop import Resume, train
 from train.mix import blend_of, count_rows, is_pool, plan_lines, read_blend
 from train.nonfinite import NonFinite
 
@@ -117,7 +117,15 @@ def parser() -> argparse.ArgumentParser:
         help="print what the run would draw of each view (share, samples, different rows,"
         " repeats), and end",
     )
-    parser.add_argument("--restart", action="store_true", help="start again instead of resuming")
+    start = parser.add_mutually_exclusive_group()
+    start.add_argument(
+        "--resume",
+        choices=("auto", "required"),
+        default="auto",
+        help="auto: from the newest checkpoint, or from the start where there is none;"
+        " required: end with status 2 where there is none (default: auto)",
+    )
+    start.add_argument("--restart", action="store_true", help="start again instead of resuming")
     parser.add_argument(
         "--json", action="store_true", help="end with run.json as one line on stdout"
     )
@@ -173,7 +181,7 @@ def start_ranks(args: argparse.Namespace, blend: Blend, config: TrainConfig) -> 
     arguments += ["--preset", args.preset] if args.preset else []
     arguments += ["--nemo", str(Path(args.nemo).absolute())] if args.nemo else []
     arguments += ["--set", *args.set] if args.set else []
-    arguments += ["--restart"] if args.restart else []
+    arguments += ["--restart"] if args.restart else ["--resume", args.resume]
     if args.ray:
         status = ray_train.start(main, arguments, args.out, args.ranks)
     else:
@@ -205,7 +213,7 @@ def run(args: argparse.Namespace, rank: int) -> int:
     finished_before = disk.exists(layout.run_json) and not args.restart
     try:
         if args.ranks == 1 and not args.ray:
-            record = train(blend, config, args.out, resume=not args.restart)
+            record = train(blend, config, args.out, resume=resume_of(args))
         elif status := start_ranks(args, blend, config):
             return status
         else:
@@ -227,6 +235,12 @@ def print_plan(args: argparse.Namespace) -> int:
     for line in plan_lines(blend, loader.order.repeats(config.steps)):
         print(line)
     return 0
+
+
+def resume_of(args: argparse.Namespace) -> Resume:
+    """How the run starts."""
+    resume: Resume = "never" if args.restart else args.resume
+    return resume
 
 
 def failed(error: NonFinite | ReadFailed | OSError) -> int:

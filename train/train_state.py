@@ -23,7 +23,7 @@ from train.dist import Ranks, Saver, checkpoint, parallelize, process_group, sha
 from train.formats import model_files, open_clip_files
 from train.identity import check_same_run
 from train.logbook import kept_lines
-from train.model import CLIP, ReducedTokenTable
+from train.model import CLIP, ReducedTokenTable, lock_tower
 from train.step import Update, decay_factor, parameter_groups
 
 TABLE_ROWS = 1_000_000  # a blend of more rows is not read through for the tokens that it uses
@@ -115,6 +115,7 @@ def prepare(
         logger.info("weights from %s, sha256 %s", config.init, identity["initial_weights"][:12])
     used_tokens = tokens_of_blend(loader)
     parallelize(model, ranks, config)
+    lock_towers(model, config)
     reduced_table = None
     if used_tokens is not None and _may_reduce(used_tokens, config, ranks):
         reduced_table = ReducedTokenTable(model.text, used_tokens)
@@ -145,6 +146,15 @@ def load_initial_weights(model: CLIP, source: str) -> str:
     weights = model_files.initial_weights(source, model.config)
     model.load_state_dict({**model.state_dict(), **weights})  # a logit bias may be missing there
     return model_files.weights_sha256(weights)
+
+
+def lock_towers(model: CLIP, config: TrainConfig) -> None:
+    """Lock what the settings say. It follows tensor parallelism, which makes new parameters."""
+    if config.lock_image:
+        layers = model.config.vision_layers
+        lock_tower(model.visual, layers, config.lock_image_unlocked_groups)
+    if config.lock_text:
+        lock_tower(model.text, model.config.text_layers, config.lock_text_unlocked_layers)
 
 
 def _may_reduce(used_tokens: Tensor, config: TrainConfig, ranks: Ranks) -> bool:

@@ -33,9 +33,10 @@ from train.model.clip import CLIP
 from train.step import accumulate
 from train.step.loss import DataParallel, contrastive
 from train.step.update import Update
+from train.train_state import lock_towers
 
 B = 16
-STEPPED = ("clip", "accumulated")  # of these the weights after two steps are compared too
+STEPPED = ("clip", "accumulated", "locked")  # of these the weights after two steps are compared too
 BASE = {
     "model": "test",
     "batch_size": B,
@@ -72,6 +73,13 @@ CHANGES = {  # beside the losses
     "full": {"recompute": "full"},
     "every other": {"recompute": "every_2"},
     "not resharded": {"reshard_after_forward": False},
+    "locked": {
+        "init": "weights",
+        "lock_image": True,
+        "lock_image_unlocked_groups": 2,
+        "lock_text": True,
+        "micro_batch": 4,
+    },
     "compiled": {"compile": "aot_eager", "model.text_layers": 1, "model.vision_layers": 1},
     "dropped": {
         "micro_batch": 4,
@@ -87,13 +95,13 @@ CHANGES = {  # beside the losses
 # What is tried where: all losses and changes where they could interfere, one of each kind
 # elsewhere.
 CHOSEN = {
-    "dp4": [*LOSSES, "accumulated"],
+    "dp4": [*LOSSES, "accumulated", "locked"],
     "dp2 x tp2": [*LOSSES, "accumulated", "packed"],
     "fsdp2 x tp2": [*LOSSES, *(change for change in CHANGES if change != "compiled")],
     "fsdp4": ["clip", "siglip", "accumulated"],
     "dp2 x fsdp2": ["clip", "accumulated"],
     "dp2": ["clip", "packed"],
-    "tp2": ["clip", "accumulated", "groups", "selective", "dropped"],
+    "tp2": ["clip", "accumulated", "groups", "selective", "dropped", "locked"],
     "fsdp2": ["clip", "packed", "selective", "compiled"],
 }
 
@@ -153,14 +161,16 @@ def flat(tensors):
 @functools.cache
 def alone(change):
     """One process with the whole batch: gradients, loss and the weights after the steps."""
-    plain = {k: v for k, v in CHANGES.get(change, {}).items() if k.startswith("model.")}
+    of_model = ("model.", "init", "lock_")
+    plain = {k: v for k, v in CHANGES.get(change, {}).items() if k.startswith(of_model)}
     config = configure({**BASE, **LOSSES.get(change, {}), **plain})
     model = fresh(config)
+    lock_towers(model, config)
     update, grads, losses = Update(model, config), None, []
     for step in range(2 if change in STEPPED else 1):
         losses.append(backward(model, model, config, DataParallel(), step).item())
         if step == 0:
-            grads = flat([p.grad for p in model.parameters()])
+            grads = flat([p.grad for p in model.parameters() if p.requires_grad])
         update.step(step, config.lr, update.grad_norm())
     return grads, losses, flat(model.parameters())
 
@@ -175,6 +185,7 @@ def build(ranks, config):
     ranks = ARRANGED[key]
     model = fresh(config)
     parallelize(model, ranks, config)
+    lock_towers(model, config)
     update = Update(model, config, masters=not ranks.fsdp)
     return ranks, model, process_group.apply_ddp(model, ranks), update
 
@@ -192,7 +203,8 @@ def compared(ranks, layout, change):
             )[0].item()
         )
         if step == 0:
-            grads, norm = flat([p.grad for p in model.parameters()]), update.grad_norm().item()
+            grads = flat([p.grad for p in model.parameters() if p.requires_grad])
+            norm = update.grad_norm().item()
         update.step(step, config.lr, update.grad_norm())
     end = flat(model.parameters())
     wanted, wanted_losses, wanted_end = alone(change)

@@ -408,7 +408,7 @@ def test_a_run_that_is_whole_is_not_trained_again_unless_asked(blend, tmp_path, 
         with pytest.raises(ValueError, match=r"holds another run .*choose another --out"):
             loop.train(other, CONFIG, str(tmp_path))
     other = dataclasses.replace(CONFIG, seed=7)
-    assert loop.train(blend, other, str(tmp_path), resume=False).seed == 7
+    assert loop.train(blend, other, str(tmp_path), resume="never").seed == 7
 
 
 def test_how_it_is_computed_may_change_and_a_setting_that_is_new_has_its_default(blend, tmp_path):

@@ -124,3 +124,36 @@ def test_settings_that_may_change_on_resume_change_weights_by_rounding_alone(
         worst = (changed[name] - weight).abs().max().item()
         assert worst < 1e-4, (name, worst)
     assert (plain["visual.proj"] - start["visual.proj"]).abs().mean() > 1e-3
+
+
+LOCKS = [
+    {"lock_image": True},
+    {"lock_image": True, "lock_image_unlocked_groups": 1, "micro_batch": 3, "loss": "siglip"},
+    {"lock_text": True, "lock_text_unlocked_layers": 2, "captions": "packed", "ema": 0.5},
+    {"lock_image": True, "lock_text": True, "precision": "bf16_o2"},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", LOCKS)
+def test_a_locked_tower_keeps_its_weights_over_steps_and_resumes(blend, tmp_path, changes):
+    loop.train(blend, configure({**SETTINGS, "seed": 9}), str(tmp_path / "first"))
+    settings = {**SETTINGS, **changes, "init": str(tmp_path / "first"), "checkpoint_every": 1}
+    config = configure({**settings, "weight_decay": 10.0, "keep_checkpoints": 9})
+    loop.train(blend, config, str(tmp_path / "run"))
+    start, end = weights_of(tmp_path / "first"), weights_of(tmp_path / "run")
+    moved = {name for name, value in start.items() if not torch.equal(value, end[name])}
+    model = CLIP(model_config(config))
+    train_state.lock_towers(model, config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(float(parameter.requires_grad))
+    trained = {name for name, value in to_open_clip(model).items() if bool(value.all())}
+    assert moved == trained - {"logit_bias"}
+    assert moved >= {"logit_scale"}
+    checkpoints = tmp_path / "run" / "checkpoints"
+    for path in [tmp_path / "run" / "run.json", *(checkpoints / "step-3").iterdir()]:
+        path.unlink()
+    assert loop.train(blend, config, str(tmp_path / "run")).resumed_at == 2
+    again = weights_of(tmp_path / "run")
+    assert all(torch.equal(value, again[name]) for name, value in end.items())

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -221,3 +222,56 @@ def test_settings_that_decide_the_weights_are_refused_on_resume(
     for change in ({"lr": 2e-3}, {"lanes": 4}, {"precision": "bf16"}, {"batch_size": 8}):
         with pytest.raises(ValueError, match=rf"holds another run .*config\.{next(iter(change))}"):
             trained(tiny_pool, tmp_path, **change)
+
+
+@pytest.fixture
+def mix(tiny_pool: str) -> list[str]:
+    return ["--mix", f"{tiny_pool}/all=1"]
+
+
+def test_a_resume_that_is_required_starts_no_other_run(
+    mix: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    arguments = [*mix, "--out", str(out), *words(samples_seen=24)]
+    assert run.main([*arguments, "--resume", "required"]) == 2
+    assert f"{out} has no checkpoint to resume from; check --out" in capsys.readouterr().err
+    assert not (out / "checkpoints").exists()
+    assert run.main([*arguments, "--resume", "auto"]) == 0
+    disk.remove(out / "run.json")
+    assert run.main([*arguments, "--resume", "required"]) == 0
+    assert disk.read_json(out / "run.json")["resumed_at"] == 2
+    with pytest.raises(SystemExit):
+        run.main([*arguments, "--resume", "required", "--restart"])
+    assert "not allowed with argument" in capsys.readouterr().err
+
+
+LOST = """
+import os, signal, sys
+sys.path.insert(0, {root!r})
+from train import run
+from train.train_step import StepRunner
+real = StepRunner.step
+def step(runner, ready, waited):
+    first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    if first and os.environ["RANK"] == "1" and ready.batch.step == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+    real(runner, ready, waited)
+StepRunner.step = step
+raise SystemExit(run.main(sys.argv[1:]))
+"""
+
+
+def test_torchrun_starts_the_ranks_again_and_they_resume(mix: list[str], tmp_path: Path) -> None:
+    script, out = tmp_path / "lost.py", tmp_path / "run"
+    script.write_text(LOST.format(root=str(ROOT)))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command += ["--max-restarts", "1", "--rdzv-backend", "c10d", "--local-addr", "127.0.0.1"]
+    command += ["--rdzv-endpoint", "127.0.0.1:0", "--monitor-interval", "0.1", str(script)]
+    command += [*mix, "--out", str(out), *words(checkpoint_every=2)]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert disk.read_json(out / "run.json")["resumed_at"] in (2, 4)
+    assert run.main([*mix, "--out", str(tmp_path / "one"), *words()]) == 0
+    assert losses(out) == pytest.approx(losses(tmp_path / "one"), abs=2e-5)

@@ -489,15 +489,31 @@ ray.init(address="local", num_cpus=2, include_dashboard=False,
          runtime_env={"env_vars": {"PYTHONPATH": sys.argv[1], "GLOO_SOCKET_IFNAME": "lo",
                                    "OMP_NUM_THREADS": "1"}})
 from train import run
-from train.data import retry
-from train.data.view_rows import ViewRows
-raise SystemExit(run.main(sys.argv[3:]))
+marker, main = sys.argv[3], run.main
+
+def main_of_worker(argv):
+    import os, signal
+    from train.train_step import StepRunner
+    real = StepRunner.step
+
+    def step(runner, ready, waited):
+        lost = os.environ["RANK"] == "1" and ready.batch.step == 3
+        if lost and not os.path.exists(marker):
+            open(marker, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        real(runner, ready, waited)
+
+    StepRunner.step = step
+    return main(argv)
+
+run.main = main_of_worker
+raise SystemExit(main(sys.argv[4:]))
 """
 
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_workers_of_ray_train_are_ranks(blend, tmp_path):
+def test_workers_of_ray_train_are_ranks_and_are_started_again_where_one_is_lost(blend, tmp_path):
     out = tmp_path / "run"
     with tempfile.TemporaryDirectory(
         prefix="run-", dir="/tmp"
@@ -508,16 +524,19 @@ def test_workers_of_ray_train_are_ranks(blend, tmp_path):
             ON_RAY,
             str(ROOT),
             folder,
+            str(tmp_path / "lost"),
             blend,
             "--out",
             str(out),
-            *changes(samples_seen=16),
+            *changes(checkpoint_every=1),
         ]
         command += ["--ranks", "2", "--ray"]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
-    assert disk.read_json(out / "run.json")["world"] == 2
-    assert run.main([blend, "--out", str(tmp_path / "one"), *changes(samples_seen=16)]) == 0
+    record = disk.read_json(out / "run.json")
+    assert (record["world"], record["resumed_at"]) in ((2, 2), (2, 3))
+    assert (tmp_path / "lost").exists()
+    assert run.main([blend, "--out", str(tmp_path / "one"), *changes()]) == 0
     assert_near(weights_of(out), weights_of(tmp_path / "one"))
 
 

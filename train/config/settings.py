@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from manifests.disk import did_you_mean
-from train.model import MODELS, ModelConfig
+from train.model import MODELS, ModelConfig, group_count
 from train.store import StoreSpeed
 
 CHECKPOINT_SECONDS = 900.0  # what an interrupted run loses at most, by default
@@ -33,6 +33,14 @@ class TrainConfig:
     )
     init: str | None = setting(
         None, "weights to start from: a run, an export, local-dir:PATH or a name of open_clip's"
+    )
+    lock_image: bool = setting(False, "the image tower keeps its weights; needs init")
+    lock_image_unlocked_groups: int = setting(
+        0, "last groups of layers of a locked image tower that are trained: 1 is its projection"
+    )
+    lock_text: bool = setting(False, "the caption tower keeps its weights; needs init")
+    lock_text_unlocked_layers: int = setting(
+        0, "last groups of layers of a locked caption tower that are trained"
     )
     context_length: int | None = setting(None, "tokens of a caption; none: the model's own")
     tokenizer: str = setting("clip", "which stored tokens are read")
@@ -163,6 +171,7 @@ class TrainConfig:
         self._check_until()
         self._check_schedule()
         self._check_gradients()
+        self._check_locks()
         self._check_parallel()
         if self.device not in ("auto", "cpu") and not self.device.startswith("cuda"):
             raise ValueError(f"device is {self.device!r}; it must be auto, cpu or cuda")
@@ -282,6 +291,28 @@ class TrainConfig:
                 "on a wrong gradient (cosine 0.978 to the true one, while the loss looks right); "
                 "set gather_with_grad to true, or local_loss to false"
             )
+
+    def _check_locks(self) -> None:
+        model = _changed_model(self)
+        for locked, unlocked, layers in (
+            ("lock_image", "lock_image_unlocked_groups", model.vision_layers),
+            ("lock_text", "lock_text_unlocked_layers", model.text_layers),
+        ):
+            groups, number = group_count(layers), getattr(self, unlocked)
+            if getattr(self, locked) and self.init is None:
+                raise ValueError(
+                    f"{locked} keeps the weights that a run starts from, and without init they are "
+                    f"random; set init, or leave {locked} out"
+                )
+            if number and not getattr(self, locked):
+                raise ValueError(
+                    f"{unlocked} is {number}, but nothing is locked; set {locked} to true"
+                )
+            if not 0 <= number < groups:
+                raise ValueError(
+                    f"{unlocked} is {number}; it must lie in [0, {groups - 1}], of the {groups} "
+                    f"groups of the tower: embeddings, {layers} blocks, projection"
+                )
 
     def _check_parallel(self) -> None:
         recompute_interval(self.recompute)

@@ -2,8 +2,9 @@
 here.
 
 Ray starts the workers, gives them torchrun's variables and joins them in a process group; each then
-runs the `main` of `train/run.py`. Stop signals do not reach Ray's workers: `checkpoint_every`
-saves such a run.
+runs the `main` of `train/run.py`. Where a worker or a node is lost, Ray starts all workers again,
+and they resume from the newest checkpoint. Stop signals do not reach Ray's workers: what
+`checkpoint_every` says saves such a run.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 from manifests import console, disk, ray_runtime
 
 SIOCGIFADDR = 0x8915  # of Linux: the address of an interface
+RESTARTS = 3  # of a run, after workers were lost
 logger = logging.getLogger(__name__)
 
 
@@ -104,7 +106,7 @@ def start(
     try:
         ray_runtime.connect(log_to_driver=True)
         import ray
-        from ray.train import RunConfig, ScalingConfig, TrainingFailedError
+        from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
         from ray.train.torch import TorchTrainer
     except ImportError as error:
         raise ValueError(
@@ -112,8 +114,14 @@ def start(
         ) from error
     has_gpus = bool(ray.cluster_resources().get("GPU"))
 
+    failed = disk.join(out, "ray", "failed.json")
+    disk.remove(failed)
+
     def run_worker(_: Any) -> None:
+        if disk.exists(failed):  # by itself: it would fail again
+            raise RuntimeError("the run has failed and is not started again")
         if status := main(list(arguments)):
+            disk.write_json(failed, {"status": status})
             raise RuntimeError(f"a worker ended with status {status}")
 
     trainer = TorchTrainer(
@@ -121,7 +129,9 @@ def start(
         train_loop_config={},
         torch_config=_torch_config(),
         scaling_config=ScalingConfig(num_workers=workers, use_gpu=has_gpus),
-        run_config=RunConfig(name="workers", **_storage(out)),
+        run_config=RunConfig(
+            name="workers", failure_config=FailureConfig(max_failures=RESTARTS), **_storage(out)
+        ),
     )
     try:
         trainer.fit()

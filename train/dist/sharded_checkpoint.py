@@ -97,12 +97,14 @@ def restore(
         weights, moments = read(saved.folder, parameters, ranks)
     else:
         weights, moments = from_open_clip(saved.model, model.config), saved.optimizer
-    moments = {name: dict(parts) for name, parts in moments.items()}
+    # A locked parameter has no moments.
+    moments = {name: dict(moments.get(name, {})) for name in {**parameters, **moments}}
     if len(weights[TABLE]) != len(parameters[TABLE]):
         weights[TABLE] = weights[TABLE][used_tokens]
     _fit_table(moments[TABLE], len(parameters[TABLE]), used_tokens)
     for name, parameter in parameters.items():
-        stepped_dtype = update.stepped[name].tensors[0].dtype
+        stepped = update.stepped.get(name)
+        stepped_dtype = parameter.dtype if stepped is None else stepped.tensors[0].dtype
         if parameter.dtype != stepped_dtype:
             # 16-bit weights with fp32 masters: the fp32 weights of a layout without masters are
             # these.

@@ -14,6 +14,7 @@ from train.model.blocks import Block
 from train.model.clip import CLIP, l2_normalise
 from train.model.flops import peak_flops, training_flops
 from train.model.initialise import LOGIT_SCALE
+from train.model.lock import group_count, lock_tower
 from train.model.memory import StepMemory, StepShape, parameter_count, step_memory
 from train.model.token_table import ReducedTokenTable
 
@@ -31,7 +32,9 @@ __all__ = [
     "StepMemory",
     "StepShape",
     "group_by_length",
+    "group_count",
     "l2_normalise",
+    "lock_tower",
     "pack_captions",
     "parameter_count",
     "peak_flops",

@@ -105,11 +105,13 @@ def _backward_of_piece(
     given = [output for output in outputs if output is not None]
     for position, (output, leaf) in enumerate(zip(given, leaves, strict=True)):
         is_feature = position < 2
-        if leaf.grad is None or not (is_feature or last):
+        # A locked tower has no gradient to pass on.
+        if leaf.grad is None or not output.requires_grad or not (is_feature or last):
             continue
         tensors.append(output)
         gradients.append(leaf.grad[piece].to(output.dtype) if is_feature else leaf.grad)
-    torch.autograd.backward(tensors, gradients)
+    if tensors:
+        torch.autograd.backward(tensors, gradients)
 
 
 def micro_batches(count: int, micro_batch: int | None) -> list[slice]:

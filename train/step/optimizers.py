@@ -34,6 +34,8 @@ def parameter_groups(model: nn.Module, config: TrainConfig) -> list[ParameterGro
     for name, parameter in model.named_parameters():
         decay = config.weight_decay if decays(name, parameter, config) else 0.0
         kind = "Muon" if steps_by_muon(name, parameter, config) else "AdamW"
+        if not parameter.requires_grad:
+            kind, decay = "locked", 0.0
         groups.setdefault((kind, decay), []).append((name, parameter))
     return [
         ParameterGroup(

@@ -94,6 +94,8 @@ class Update:
         # One group for each mesh: fused AdamW takes no mixture.
         groups: dict[tuple[bool, bool, Any], list[Tensor]] = {}
         for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:  # of a locked tower: it stays as it is
+                continue
             muon = steps_by_muon(name, parameter, config)
             if muon and mesh_of(parameter) is not None:
                 raise ValueError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+from typing import Any
 
 import pytest
 
@@ -126,3 +127,38 @@ def test_the_model_follows_the_run():
     assert model.context_length == 12
     assert model.logit_bias
     assert model_config(configure({"preset": "micro"})) == MODELS["micro"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"lock_image": True},
+            "lock_image keeps the weights .* random; set init, or leave lock_im",
+        ),
+        ({"lock_text": True}, "lock_text keeps the weights .* without init they are random"),
+        (
+            {"lock_image_unlocked_groups": 1},
+            "lock_image_unlocked_groups is 1, but nothing is locked; set lock_image to true",
+        ),
+        (
+            {"init": "a", "lock_text": True, "lock_text_unlocked_layers": 14},
+            r"lock_text_unlocked_layers is 14; it must lie in \[0, 13\], of the 14 groups",
+        ),
+        (
+            {"init": "a", "lock_image": True, "lock_image_unlocked_groups": -1},
+            r"lock_image_unlocked_groups is -1; it must lie in \[0, 13\]",
+        ),
+        (
+            {"checkpoint_every": 5, "checkpoint_seconds": 60},
+            "checkpoint_seconds is 60, but checkpoint_every is 5 steps; leave one of them out",
+        ),
+        ({"checkpoint_seconds": 0}, "checkpoint_seconds is 0.0; it must be above 0"),
+        ({"checkpoint_every": -1}, "checkpoint_every is -1; it must not be negative"),
+    ],
+)
+def test_locks_and_checkpoint_intervals_that_make_no_sense_are_refused(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        configure(changes)
