@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from manifests.aligned.bundles import AlignedFiles, Bundle, BundleWriter, mask_owner, parquet_bytes
+from manifests.aligned.bundles import (
+    AlignedFiles,
+    Bundle,
+    BundleWriter,
+    Change,
+    mask_owner,
+    parquet_bytes,
+    write_changed,
+)
 from manifests.aligned.current_views import current_view, view_names
 from manifests.aligned.shard_tables import (
     count_shards,
@@ -16,6 +24,7 @@ __all__ = [
     "AlignedFiles",
     "Bundle",
     "BundleWriter",
+    "Change",
     "count_shards",
     "current_view",
     "has_table",
@@ -24,5 +33,6 @@ __all__ = [
     "score_shards",
     "view_names",
     "view_shards",
+    "write_changed",
     "write_view_shards",
 ]

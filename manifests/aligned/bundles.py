@@ -11,7 +11,7 @@ import json
 import threading
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -26,6 +26,10 @@ OPEN_BUNDLES = 32  # footers that stay in memory, about 1 MB each
 # Bytes of a shard that are compared with their checksum whichever columns are read. Of more bytes
 # only those of the columns are read, and only Parquet's own checksums of pages are compared.
 CHECKED_BYTES = 4 * 2**20
+
+
+# (shard, its rows, what was written about them) -> the same after a change
+Change = Callable[[int, pa.Table, dict[str, Any]], tuple[pa.Table, dict[str, Any]]]
 
 
 class _CheckedFile(disk.CountedFile):
@@ -109,16 +113,21 @@ class BundleWriter:
         trace: TracebackType | None,
     ) -> None:
         if kind is None:
-            content = {
-                "shards": self._shards,
-                "ranges": self._ranges,
-                "schema": str(self._schema.remove_metadata()),
-            }
-            plain = {**content, "checksum": disk.content_hash(content)}
-            text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
+            text = _footer_text(self._shards, self._ranges, self._schema)
             self._writer.add_key_value_metadata({"clipmill": text})
         self._writer.close()
         self._file.close()
+
+
+def _footer_text(
+    shards: Mapping[str, Mapping[str, Any]],
+    ranges: Mapping[str, tuple[int, int, int]],
+    schema: pa.Schema,
+) -> str:
+    """What the footer of a bundle says of its shards."""
+    content = {"shards": shards, "ranges": ranges, "schema": str(schema.remove_metadata())}
+    plain = {**content, "checksum": disk.content_hash(content)}
+    return json.dumps(plain, sort_keys=True, separators=(",", ":"))
 
 
 class Bundle:
@@ -131,9 +140,9 @@ class Bundle:
             plain = json.loads((self._footer.metadata or {}).get(b"clipmill", b"{}"))
             self.shards: dict[str, dict[str, Any]] = plain["shards"]
             self._ranges: dict[str, tuple[int, int, int]] = plain["ranges"]
-            self._schema = self._footer.schema.to_arrow_schema().remove_metadata()
+            self.schema = self._footer.schema.to_arrow_schema().remove_metadata()
             checksum = plain.pop("checksum")
-            is_whole = checksum == disk.content_hash(plain) and plain["schema"] == str(self._schema)
+            is_whole = checksum == disk.content_hash(plain) and plain["schema"] == str(self.schema)
         except FileNotFoundError:
             raise
         except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
@@ -156,7 +165,7 @@ class Bundle:
     @property
     def columns(self) -> list[str]:
         """Names of its columns."""
-        return list(self._schema.names)
+        return list(self.schema.names)
 
     def metadata(self, shard: int | str) -> dict[str, Any]:
         """What the footer says of a shard. ValueError where the bundle does not have it."""
@@ -164,6 +173,14 @@ class Bundle:
         if name not in self.shards:
             raise ValueError(f"{self.path} does not have shard {name}")
         return self.shards[name]
+
+    def stored_bytes(self, shard: int | str) -> bytes:
+        """The row group of one shard. ValueError where it does not have its checksum."""
+        start, length, checksum = self._ranges[shard_name(shard)]
+        data = disk.read_bytes(self.path, start, length)
+        if zlib.crc32(data) != checksum or len(data) != length:
+            raise self.damaged(f"the rows of shard {shard_name(shard)} have changed")
+        return data
 
     def read(self, shard: int | str, columns: Sequence[str] | None = None) -> pa.Table:
         """Rows of one shard. ValueError for damaged bytes and for a column that is not there."""
@@ -178,15 +195,12 @@ class Bundle:
             return file.read_row_group(group, columns=names, use_threads=False)
 
         if not metadata["rows"]:  # Arrow writes no usable offsets for no rows
-            empty = self._schema.empty_table()
+            empty = self.schema.empty_table()
             return empty if names is None else empty.select(names)
-        start, length, checksum = self._ranges[shard_name(shard)]
+        start, length, _ = self._ranges[shard_name(shard)]
         try:
             if length <= CHECKED_BYTES or names is None:
-                data = disk.read_bytes(self.path, start, length)
-                if zlib.crc32(data) != checksum or len(data) != length:
-                    raise self.damaged(f"the rows of shard {shard_name(shard)} have changed")
-                table = read(_OneRange(start, data, start + length))
+                table = read(_OneRange(start, self.stored_bytes(shard), start + length))
             else:
                 table = disk.read_with(self.path, read)
         except (pa.ArrowException, OSError, ValueError) as error:
@@ -196,6 +210,36 @@ class Bundle:
         if table.num_rows != metadata["rows"]:
             raise self.damaged(f"shard {shard_name(shard)} has {table.num_rows} rows")
         return table.replace_schema_metadata(None)
+
+
+def write_changed(bundle: Bundle, file: Path, shards: Collection[int], change: Change) -> None:
+    """Write a bundle in which some shards have other rows into a local file, which the caller
+    publishes.
+
+    Only those are decoded. The bytes of all others are copied; ValueError where they do not have
+    their checksum.
+    """
+    ranges: dict[str, tuple[int, int, int]] = {}
+    metadata: dict[str, dict[str, Any]] = {}
+    footer = disk.Footer.read(bundle.path)
+    with _CheckedFile(file) as target:
+        writer = disk.RowGroupWriter(
+            target, bundle.schema, compression="zstd", write_page_checksum=True
+        )
+        fits = writer.fits(footer)
+        for group, name in enumerate(bundle.shards):
+            target.restart()
+            metadata[name] = bundle.metadata(name)
+            if int(name) in shards:
+                table, changed = change(int(name), bundle.read(name), dict(metadata[name]))
+                metadata[name] = {**changed, "rows": table.num_rows}
+                start, length = writer.write(table)
+            elif fits and metadata[name]["rows"]:
+                start, length = writer.copy(footer, group, bundle.stored_bytes(name))
+            else:
+                start, length = writer.write(bundle.read(name))
+            ranges[name] = start, length, target.checksum
+        writer.finish({"clipmill": _footer_text(metadata, ranges, bundle.schema)})
 
 
 def _require_column(name: str, known: Sequence[str], path: str) -> None:

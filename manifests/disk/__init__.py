@@ -27,6 +27,7 @@ from manifests.disk.plain import (
 )
 from manifests.disk.remote import filesystem
 from manifests.disk.retry import is_transient, retried
+from manifests.disk.row_groups import Footer, RowGroupWriter
 from manifests.disk.tables import (
     SEAL,
     DamagedTable,
@@ -49,6 +50,8 @@ __all__ = [
     "SEAL",
     "CountedFile",
     "DamagedTable",
+    "Footer",
+    "RowGroupWriter",
     "check_size",
     "check_types",
     "closest",

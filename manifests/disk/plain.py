@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -45,6 +46,12 @@ def without_defaults(value: Any) -> Any:
     return to_plain(value)
 
 
+@functools.cache
+def _type_hints(kind: Any) -> Mapping[str, Any]:
+    """The types of the fields of a dataclass. They are texts, which take 0.1 ms to evaluate."""
+    return typing.get_type_hints(kind)
+
+
 def from_plain(kind: Any, value: Any) -> Any:
     """The inverse of `to_plain` for JSON that this program wrote; ValueError from the dataclasses'
     own checks.
@@ -66,7 +73,7 @@ def from_plain(kind: Any, value: Any) -> Any:
 def _dataclass_from_plain(kind: type, value: Any) -> Any:
     if not isinstance(value, Mapping):
         raise ValueError(f"{kind.__name__} is {value!r}; it must be a mapping of keys to values")
-    hints = typing.get_type_hints(kind)
+    hints = _type_hints(kind)
     fields = dataclasses.fields(kind)
     known = {field.name for field in fields}
     unknown = sorted(set(value) - known)
@@ -92,9 +99,9 @@ def check_types(kind: Any, value: Any, name: str) -> None:
     if origin in (typing.Union, types.UnionType):
         if value is not None or type(None) not in args:
             check_types(next(a for a in args if a is not type(None)), value, name)
-    elif dataclasses.is_dataclass(kind):
+    elif isinstance(kind, type) and dataclasses.is_dataclass(kind):
         _require(isinstance(value, Mapping), value, name, "a mapping of keys to values")
-        hints = typing.get_type_hints(kind)
+        hints = _type_hints(kind)
         for key in value.keys() & hints.keys():
             check_types(hints[key], value[key], f"{name}.{key}")
     elif origin is dict:

@@ -27,6 +27,7 @@ from pipeline.accounting.row_index import locate
 from pipeline.accounting.tombstones import Mask, has_content, rows_with
 
 READERS = 8  # files that are read at a time
+FEW_DOMAINS = 32  # each is first looked for as a text, in 0.2 µs a URL
 LOOKED_UP = 1_000  # uids that are looked up one by one; of more, the columns are read
 HOST = r"^[a-zA-Z][a-zA-Z0-9+.-]*://(?:[^/?#@]*@)?(?P<host>\[[^\]]*\]|[^/?#:]*)"
 Criteria = Mapping[str, Set[str]]  # url, domain, sha256 or uid -> values
@@ -197,6 +198,19 @@ def _is_in(column: pa.ChunkedArray, values: Iterable[str]) -> Mask:
 
 def _of_domains(urls: pa.ChunkedArray, domains: Set[str]) -> Mask:
     """(rows,) True where the host of a URL is one of the domains or lies in one."""
+    if len(domains) <= FEW_DOMAINS:
+        may_fit = np.zeros(len(urls), np.bool_)
+        for domain in domains:
+            has_text = pc.match_substring(urls, domain, ignore_case=True)
+            may_fit |= np.asarray(pc.fill_null(has_text, False).to_numpy(), np.bool_)
+        mask = np.zeros(len(urls), np.bool_)
+        mask[may_fit] = _hosts_in(urls.filter(pa.array(may_fit)), domains)
+        return mask
+    return _hosts_in(urls, domains)
+
+
+def _hosts_in(urls: pa.ChunkedArray, domains: Set[str]) -> Mask:
+    """The same, host by host: 2 µs each."""
     hosts = pc.utf8_lower(pc.struct_field(pc.extract_regex(urls, HOST), "host"))
     fitting = []
     for host in pc.unique(hosts).drop_null().to_pylist():

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from manifests import disk
-from manifests.aligned import AlignedFiles, Bundle, BundleWriter, parquet_bytes
+from manifests.aligned import AlignedFiles, Bundle, Change, parquet_bytes, write_changed
 from manifests.columns import REASONS
 from manifests.commits import Commits
 from manifests.pool_layout import (
@@ -41,8 +42,6 @@ KEPT_IN_PLAN = ("uid", "part", "row", "shard", "position", "retry_of")
 THREADS = 4  # files that are written again at a time; Arrow, zlib and hashlib free the GIL
 Mask = npt.NDArray[np.bool_]
 Plain = dict[str, Any]
-# (shard, its rows, what was written about them) -> the same after the purge
-Change = Callable[[int, pa.Table, Plain], tuple[pa.Table, Plain]]
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -195,15 +194,8 @@ def _rewrite_bundles(
             by_bundle.setdefault(files.path(shard), set()).add(shard)
 
     def rewrite(path: str) -> None:
-        bundle = Bundle(path)
         with staged_file(path, alone=True) as staged:
-            first = bundle.read(next(iter(bundle.shards)))
-            with BundleWriter(staged, first.schema) as writer:
-                for name in bundle.shards:
-                    table, metadata = bundle.read(name), dict(bundle.metadata(name))
-                    if int(name) in by_bundle[path]:
-                        table, metadata = change(int(name), table, metadata)
-                    writer.add(name, table, metadata)
+            write_changed(Bundle(path), staged, by_bundle[path], change)
             check_fence(pool, fence)
             disk.publish(staged, path)
 
@@ -224,8 +216,8 @@ def purge_parquet(
 ) -> int:
     """Remove the content of rows of a part of the pairs or of a file of the plan; how many.
 
-    Row groups and their sizes stay. `drop`: the rows go whole, and the footer counts them as lost.
-    One row group is in memory at a time.
+    Row groups stay, and their sizes unless the rows go whole: with `drop`, when the footer counts
+    them as lost. One row group is in memory at a time, and only those with such rows are decoded.
     """
     keys = disk.read_parquet(path, ["uid", "url"])
     chosen = rows_with(keys, uids)
@@ -237,25 +229,44 @@ def purge_parquet(
         reasons = dict(metadata["reasons"])
         reasons[PURGED] = reasons.get(PURGED, 0) + purged_rows
         metadata |= {"pairs": metadata["pairs"] - purged_rows, "reasons": reasons}
-    with disk.open_file(path) as source, staged_file(path, alone=True) as staged:
-        file = pq.ParquetFile(source)
-        schema = disk.with_metadata(file.schema_arrow, metadata)
-        start = 0
-        with disk.parquet_writer(
-            staged, schema, compression="zstd", write_page_checksum=True
-        ) as writer:
-            for group in range(file.num_row_groups):
-                table = file.read_row_group(group).cast(schema)
-                purged = chosen[start : start + table.num_rows]
-                start += table.num_rows
-                if drop:
-                    table = table.filter(pa.array(~purged))
-                elif purged.any():
-                    table = without_content(table, purged, KEPT_IN_PLAN)
-                writer.write_table(table, row_group_size=max(1, table.num_rows))
+    with staged_file(path, alone=True) as staged:
+        _write_without(path, staged, chosen, drop, metadata)
         check_fence(pool, fence)
         disk.publish(staged, path)
     return purged_rows
+
+
+def _write_without(path: str, staged: Path, chosen: Mask, drop: bool, metadata: Plain) -> None:
+    """A copy of a Parquet file. Row groups without a chosen row are copied as bytes."""
+    with disk.open_file(path) as source:
+        file = pq.ParquetFile(source)
+        schema = disk.with_metadata(file.schema_arrow, metadata)
+        sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+        masks = np.split(chosen, np.cumsum(sizes)[:-1])
+
+        def changed(group: int) -> pa.Table:
+            table = file.read_row_group(group).cast(schema)
+            if drop:
+                return table.filter(pa.array(~masks[group]))
+            return without_content(table, masks[group], KEPT_IN_PLAN)
+
+        options = {"compression": "zstd", "write_page_checksum": True}
+        if all(mask.any() for mask in masks):  # nothing to copy, as in a part of one row group
+            with disk.parquet_writer(staged, schema, **options) as plain:
+                for group in range(len(sizes)):
+                    table = changed(group)
+                    plain.write_table(table, row_group_size=max(1, table.num_rows))
+            return
+        footer = disk.Footer.read(path)
+        with disk.CountedFile(staged) as target:
+            writer = disk.RowGroupWriter(target, schema, **options)
+            fits = writer.fits(footer)
+            for group, mask in enumerate(masks):
+                if fits and not mask.any():
+                    writer.copy(footer, group, disk.read_bytes(path, *footer.range(group)))
+                else:
+                    writer.write(changed(group))
+            writer.finish({})
 
 
 def minus(document: Any, decided: Mapping[str, int], fingerprint: str) -> Any:

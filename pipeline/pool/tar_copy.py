@@ -128,15 +128,18 @@ def _copy(
 
     None where there is more than an end mark behind `end`, or the old tar has another sha256.
     """
-    before, after = hashlib.sha256(), hashlib.sha256()
+    before = hashlib.sha256()
+    after = None  # up to the first range both are the same, and hashed once
     written = position = 0
     with open(source, "rb") as old, disk.naming(target), open(target, "wb") as new:
         for begin, stop in [*removed.tolist(), (end, end)]:
             for data in _read(old, begin - position):
                 before.update(data)
-                after.update(data)
+                if after is not None:
+                    after.update(data)
                 new.write(data)
                 written += len(data)
+            after = after or before.copy()
             for data in _read(old, stop - begin):
                 before.update(data)
             position = stop
@@ -145,6 +148,7 @@ def _copy(
             if data.strip(b"\0"):
                 return None
         mark = end_mark(written)
+        assert after is not None
         after.update(mark)
         new.write(mark)
     if before.hexdigest() != expected_sha256:

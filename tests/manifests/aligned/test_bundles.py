@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from manifests import disk
-from manifests.aligned.bundles import AlignedFiles, Bundle, BundleWriter, parquet_bytes
+from manifests.aligned.bundles import (
+    AlignedFiles,
+    Bundle,
+    BundleWriter,
+    parquet_bytes,
+    write_changed,
+)
 from manifests.pool_layout import PoolLayout
 
 SCHEMA = pa.schema([("kept", pa.bool_()), ("rule", pa.string())])
@@ -39,6 +46,42 @@ def test_every_shard_comes_back_in_one_row_group(tmp_path: Path) -> None:
         bundle.read(3002)
     with pytest.raises(ValueError, match=r"has no column 'rul'; did you mean 'rule'\?"):
         bundle.read(3000, ["rul"])
+
+
+def test_only_the_changed_shards_of_a_bundle_are_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = {3000: 30, 3001: 0, 3005: 400, 3006: 7}
+    before = Bundle(str(write(tmp_path / "b.parquet", shards)))
+    decoded: list[object] = []
+    read = Bundle.read
+    monkeypatch.setattr(
+        Bundle, "read", lambda bundle, shard: decoded.append(shard) or read(bundle, shard)
+    )
+
+    def change(
+        shard: int, table: pa.Table, metadata: dict[str, Any]
+    ) -> tuple[pa.Table, dict[str, Any]]:
+        return table.slice(1), {**metadata, "kept": shard}
+
+    write_changed(before, tmp_path / "c.parquet", {3000, 3006}, change)
+    assert decoded == ["03000", "03001", "03006"]  # that without rows has no bytes to copy
+    monkeypatch.undo()
+    after = Bundle(str(tmp_path / "c.parquet"))
+    assert after.stored_bytes(3005) == before.stored_bytes(3005)
+    assert [after.read(shard).num_rows for shard in shards] == [29, 0, 400, 6]
+    assert after.read(3000).equals(mask(30).slice(1))
+    assert [after.metadata(shard)["kept"] for shard in shards] == [3000, 0, 200, 3006]
+    assert after.metadata(3006) == {"kept": 3006, "rows": 6}
+
+
+def test_a_damaged_shard_is_not_copied(tmp_path: Path) -> None:
+    path = write(tmp_path / "b.parquet", {3000: 40, 3001: 40})
+    content = bytearray(path.read_bytes())
+    content[20] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="the rows of shard 03000 have changed"):
+        write_changed(Bundle(str(path)), tmp_path / "c", {3001}, lambda _, *rest: rest)
 
 
 def test_a_bundle_that_was_not_closed_is_damaged(tmp_path: Path) -> None:
