@@ -50,6 +50,7 @@ PATH_ERRORS = {
     errno.EROFS,
 }
 DISK_ERRORS = {errno.EIO, errno.ENOSPC}  # also where no file is named
+_stopped_by: int = signal.SIGINT  # the signal of the last KeyboardInterrupt
 
 
 class Stopped(KeyboardInterrupt):
@@ -171,6 +172,8 @@ def run_command(
     `body` returns its own status. ValueError, a wrong path and a full disk give 2; stop signals
     give 128 + N and the line `stopped by SIGINT: ` + `stopped`.
     """
+    global _stopped_by
+    _stopped_by = signal.SIGINT
     disabled = logging.root.manager.disable
     try:
         with on_stop_signal(_raise_stopped):
@@ -189,11 +192,10 @@ def run_command(
         if error.errno not in PATH_ERRORS or error.filename is None:
             raise
         return mistake(f"{error.filename}: {error.strerror}")
-    except KeyboardInterrupt as interrupt:
-        number = interrupt.number if isinstance(interrupt, Stopped) else signal.SIGINT
-        print_error(f"\nstopped by {signal_name(number)}: {stopped}")
+    except KeyboardInterrupt:  # Stopped, of which Ray makes another one
+        print_error(f"\nstopped by {signal_name(_stopped_by)}: {stopped}")
         _output_is_closed()  # else the interpreter fails at its end where the terminal is gone
-        return 128 + number
+        return 128 + _stopped_by
     except SystemExit as end:
         if end.code != signal.SIGTERM:  # Ray replaces the handler of SIGTERM by sys.exit(SIGTERM)
             raise
@@ -245,5 +247,7 @@ def _has_no_reader(number: int) -> bool:
 
 
 def _raise_stopped(number: int) -> None:
+    global _stopped_by
+    _stopped_by = number
     logging.disable(logging.CRITICAL)  # what is interrupted would log an error of its own
     raise Stopped(number)

@@ -29,6 +29,7 @@ views:
 LONGEST_FIRST = (
     "tests/test_nodes.py",
     "tests/train/test_run.py",
+    "tests/test_ray_kills.py",
     "tests/test_jobs.py",
     "tests/pipeline/miniweb/test_photo_web.py",
     "tests/test_null_web.py",

@@ -97,11 +97,15 @@ class Outcomes:
             self._failed_tries[ticket.id] = (failed, lost)
             self.counter.retried(ticket.id)
             return False
+        self.fail(ticket, text)
+        return True
+
+    def fail(self, ticket: Ticket, text: str) -> None:
+        """Record that a ticket ends without an outcome and is not tried again."""
         self._failures += 1
         if len(self._failed) < EXAMPLES:
             self._failed[ticket.id] = text
         self.counter.ended(ticket.id, None)
-        return True
 
     def _log(self, ticket: Ticket, end: str, text: str) -> None:
         """One line per failed try, up to a limit: a store that is gone fails them all."""

@@ -26,6 +26,8 @@ NO_WORKER_LINE_S = 60.0  # without a worker until a line says so, and between tw
 STATUS_WAIT_S = 10.0  # for a head that has just started to say whether it has an autoscaler
 ASK_EVERY_S = 5.0  # workers are asked what they are doing; also the longest wait for an answer
 MAX_ASKED = 32  # of them at a time: an answer costs the driver about 0.6 ms of CPU
+NOBODY = "nobody"  # the worker of tickets that are abandoned
+RAY_HAS_ENDED = "the Ray of this command has lost its node: its raylet has ended or was killed"
 logger = logging.getLogger(__name__)
 
 
@@ -201,6 +203,12 @@ class ActorPool:
                 not_before = max(not_before, self.outcomes.retry_time(ticket))
         self.queue.worker_died(actor, retry, not_before=not_before)
 
+    def abandon(self, text: str) -> None:
+        """End all tickets that have yet to start, without an outcome."""
+        while (ticket := self.queue.start_next(NOBODY)) is not None:
+            self.outcomes.fail(ticket, text)
+            self.queue.finished(NOBODY, ticket, retry=False)
+
     def release_idle(self) -> None:
         """End the workers that have nothing to do, so that a cluster can shrink."""
         import ray
@@ -312,6 +320,14 @@ def _say_what_is_missing(stage: Stage, waited_s: float) -> None:
     )  # fmt: skip
 
 
+def _ray_has_ended() -> bool:
+    """Whether Ray had this machine only, and has it no more: no other node will come."""
+    import ray
+
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return ray_runtime.is_one_machine() and not any(node["Alive"] for node in nodes)
+
+
 def _now() -> float:
     return time.monotonic()
 
@@ -334,6 +350,8 @@ def run_on_ray(
             now = _now()
             if ready or pool.busy or queue.retry_time(now) is not None:
                 idle_since = said_at = now
+            elif _ray_has_ended():
+                pool.abandon(RAY_HAS_ENDED)
             elif now - said_at >= NO_WORKER_LINE_S:
                 said_at = now
                 _say_what_is_missing(stage, now - idle_since)

@@ -90,6 +90,22 @@ def test_a_stop_signal_is_one_line_and_128_more(
     assert signal.getsignal(number) is before
 
 
+def test_an_interrupt_that_ray_raises_anew_has_the_status_of_its_signal() -> None:
+    def body() -> int:
+        try:
+            os.kill(os.getpid(), signal.SIGHUP)
+            threading.Event().wait(10)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt from None  # as its C++ core does
+        return 0
+
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    assert console.run_command(body) == 129
+    assert console.run_command(interrupted) == 130
+
+
 def test_rays_own_handler_of_sigterm_ends_the_same_way(capsys: pytest.CaptureFixture[str]) -> None:
     assert console.run_command(lambda: sys.exit(signal.SIGTERM)) == 143
     assert "stopped by SIGTERM" in capsys.readouterr().err

@@ -211,6 +211,19 @@ def test_a_gpu_that_no_cluster_will_ever_have_is_refused(
     assert pool_size(Stage(name="score", work=echo), 7, None) == 7
 
 
+def test_tickets_end_where_ray_has_lost_its_only_node(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_runtime, "connect", lambda: None)
+    monkeypatch.setattr(ray_runtime, "is_one_machine", lambda: True)
+    monkeypatch.setattr(ActorPool, "wait", lambda pool, timeout_s: [])
+    tickets = [Ticket(id=f"t{i:03d}", group=f"g{i % 7}") for i in range(250)]
+    outcomes = Outcomes("s", StageCounter("s", 250))
+    ray_actors.run_on_ray(Stage(name="s", work=echo), tickets, None, outcomes)
+    assert (outcomes.report.done, outcomes.report.failures) == (0, 250)
+    assert set(outcomes.report.failed.values()) == {ray_actors.RAY_HAS_ENDED}
+
+
 def test_a_stage_that_waits_says_every_minute_for_what(
     ray: FakeRay, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
