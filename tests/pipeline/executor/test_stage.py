@@ -368,9 +368,10 @@ def test_a_cluster_that_is_there_is_joined_and_left_running(ray: None, tmp_path:
     assert cluster.cluster_resources()["CPU"] == os.cpu_count()
 
 
-def test_the_figures_of_the_page_are_those_of_the_run() -> None:
-    from benchmarks.engine import BEGIN, END, table
+def test_the_figures_of_the_page_are_those_of_the_runs() -> None:
+    from benchmarks import engine, tickets
 
     page = (ROOT / "docs/engine.md").read_text()
-    result = json.loads((ROOT / "benchmarks/results/engine.json").read_text())
-    assert page.split(BEGIN)[1].split(END)[0].strip() == table(result)
+    for module, name in ((engine, "engine.json"), (tickets, "tickets.json")):
+        result = json.loads((ROOT / "benchmarks/results" / name).read_text())
+        assert page.split(module.BEGIN)[1].split(module.END)[0].strip() == module.table(result)
