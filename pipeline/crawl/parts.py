@@ -208,11 +208,15 @@ def rows_between(
                 position = position if groups else rows_before
                 groups.append(number)
             rows_before += size
+        left = min(stop, rows_before) - start
         for batch in table.iter_batches(batch_size=BATCH, row_groups=groups, columns=columns):
             low, high = max(0, start - position), min(batch.num_rows, stop - position)
             if low < high:
                 yield batch.slice(low, high - low)
+                left -= high - low
             position += batch.num_rows
+        if left > 0:  # the header of a page is damaged: Arrow does not compare
+            raise disk.DamagedTable(f"{left} rows are missing")
 
 
 class UidsDigest:
