@@ -29,6 +29,8 @@ READERS = 16  # threads that read commit records: a remote store answers each af
 FLAT_SHARDS = 3_000
 SHARDS_PER_FOLDER = 1_000
 FOLDER_NAME = re.compile(r"\d{5,}")
+SHARD_NAME = re.compile(r"[0-9]{5,18}")
+LARGEST_NUMBER = 1 << 62  # above what a record counts
 NOT_STORED = "not_stored"  # a view's outcome of a row whose image was never stored
 
 
@@ -192,7 +194,22 @@ class CommitRecord:
             )
         disk.check_types(cls, known, "CommitRecord")
         record: CommitRecord = disk.from_plain(cls, known)
+        record.check_numbers()
         return record
+
+    def check_numbers(self) -> None:
+        """ValueError for a number that no column can hold, or that counts less than nothing."""
+        if not SHARD_NAME.fullmatch(self.shard):
+            raise ValueError(f"shard is {self.shard!r}; it must be a number of five digits or more")
+        numbers = {f"reasons.{reason}": count for reason, count in self.reasons.items()}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, (int, float)):
+                numbers[field.name] = value
+        for name, number in numbers.items():
+            if not 0 <= number < LARGEST_NUMBER:
+                shown = str(number)[:20]
+                raise ValueError(f"{name} is {shown}; it must lie in 0..{LARGEST_NUMBER - 1:,}")
 
     @classmethod
     def read(cls, path: str) -> CommitRecord:

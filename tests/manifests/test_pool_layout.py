@@ -172,6 +172,12 @@ def test_a_record_may_have_keys_that_this_version_does_not_know() -> None:
         ({"tar_sha256": ...}, "has no 'tar_sha256'"),
         ({"count": "3"}, "CommitRecord.count is '3'; it must be a whole number"),
         ({"reasons": {"dns": None}}, r"CommitRecord.reasons\['dns'\] is None; it must be a whole"),
+        ({"tar_bytes": 10**30}, "tar_bytes is 10000000000000000000; it must lie in"),
+        ({"reasons": {"dns": 10**30}}, r"reasons\.dns is 1000000000000"),
+        ({"count": -5}, "count is -5; it must lie in"),
+        ({"revision": -1}, "revision is -1"),
+        ({"duration_s": float("nan")}, "duration_s is nan"),
+        ({"shard": "abc"}, "shard is 'abc'; it must be a number of five digits or more"),
     ],
 )
 def test_a_record_that_cannot_be_read_is_named(

@@ -177,3 +177,22 @@ def test_an_index_is_made_anew_from_the_records(tmp_path: Path) -> None:
 def test_a_record_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has no 'shard'"), IndexWriter(str(tmp_path)) as index:
         index.add({"count": 3})
+
+
+def test_a_record_that_was_replaced_by_one_with_the_same_sidecar_is_indexed(tmp_path: Path) -> None:
+    """The fingerprint of a pool covers its sidecars only."""
+    pool = str(tmp_path)
+    build(pool, range(3))
+    replaced = write_record(pool, 1, tar_sha256="ab" * 32, duration_s=7.0)
+    assert read_commits(pool).record(1) == replaced
+    update_index(pool)
+    assert read_commits(pool).record(1) == replaced
+    document = read_document(pool)
+    assert document is not None
+    assert document.totals is not None
+    assert document.totals.duration_s == 8.0
+    before = document.files
+    update_index(pool)
+    document = read_document(pool)
+    assert document is not None
+    assert document.files == before
