@@ -201,7 +201,9 @@ class CommitRecord:
         """ValueError for a number that no column can hold, or that counts less than nothing."""
         if not SHARD_NAME.fullmatch(self.shard):
             raise ValueError(f"shard is {self.shard!r}; it must be a number of five digits or more")
-        numbers = {f"reasons.{reason}": count for reason, count in self.reasons.items()}
+        numbers: dict[str, float] = {}
+        for reason, count in self.reasons.items():
+            numbers[f"reasons.{reason}"] = count
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if isinstance(value, (int, float)):

@@ -86,8 +86,8 @@ def options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--engine",
         choices=["ray", "inline"],
-        default="inline",
-        help="ray verifies on all workers of a Ray cluster, inline in threads of this process",
+        help="with --verify and --repair: ray works on all workers of a Ray cluster, inline "
+        "(default) in threads of this process",
     )
     parser.add_argument("--json", action="store_true", help="end with one JSON line on stdout")
     return parser.parse_args(argv)
@@ -171,13 +171,17 @@ def command(args: argparse.Namespace) -> int:
         raise ValueError("--view belongs to --lock and --same-rows")
     if args.name and not args.same_rows:
         raise ValueError("--name belongs to --same-rows")
+    if args.engine and not (args.verify or args.repair):
+        raise ValueError("--engine belongs to --verify and --repair")
+    if args.explain is not None and not args.explain.strip():
+        raise ValueError("--explain is empty; give a uid, a URL, a file name or a tar key")
     for is_asked, do in (
-        (args.explain, explain),
+        (args.explain is not None, explain),
         (args.trace is not None, trace),
         (args.purge, purge),
         (args.repair, repair),
         (args.watch, watch),
-        (args.lock, lock),
+        (args.lock is not None, lock),
         (args.same_rows, same_rows),
     ):
         if is_asked:
@@ -210,7 +214,9 @@ def mend(args: argparse.Namespace) -> int:
 def repair(args: argparse.Namespace) -> int:
     """Mend what is damaged and say what is left; the exit status."""
     with hold_lease(args.pool) as lease, shown_progress(args.pool):
-        result = accounting.repair_pool(args.pool, engine=args.engine, fence=lease.fence)
+        result = accounting.repair_pool(
+            args.pool, engine=args.engine or "inline", fence=lease.fence
+        )
     print("\n".join(map(printable, accounting.repair_lines(result))))
     print_json(disk.to_plain(result), args)
     return console.EXIT_INCOMPLETE if result.left else 0
@@ -267,7 +273,9 @@ def trace(args: argparse.Namespace) -> int:
 
 def audit(args: argparse.Namespace) -> int:
     """Print the counts of a pool and what is wrong with it; the exit status."""
-    result = accounting.audit_pool(args.pool, verify_files=args.verify, engine=args.engine)
+    result = accounting.audit_pool(
+        args.pool, verify_files=args.verify, engine=args.engine or "inline"
+    )
     print("\n".join(accounting.audit_lines(result)))
     print_json(accounting.audit_plain(result), args)
     return 0 if result.is_fine else console.EXIT_INCOMPLETE

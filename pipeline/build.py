@@ -116,6 +116,7 @@ def build(args: argparse.Namespace) -> int:
         raise ValueError("--set belongs to --from-lock; a recipe has its settings in `fetch`")
     demo = str(ROOT / "manifests/ablations/demo.yaml")
     manifest = args.manifest or os.environ.get("CLIPMILL_RECIPE", demo)
+    args.manifest = manifest  # for the next command
     kind = reader.manifest_kind(manifest)
     parent = os.environ.get("CLIPMILL_OUT", "out")
     out = disk.output_folder(args.out or disk.join(parent, Path(manifest).stem))
@@ -195,6 +196,19 @@ def unfinished(totals: dict[str, Any], until: str) -> list[str]:
     return causes
 
 
+def same_command(args: argparse.Namespace, out: str) -> str:
+    """The command that goes on with this pool to the last stage."""
+    words = ["--from-lock", args.from_lock] if args.from_lock else [args.manifest]
+    words += ["--out", out]
+    if args.scale:
+        words += ["--scale", args.scale]
+    if args.engine != "ray":
+        words += ["--engine", args.engine]
+    if args.set:
+        words += ["--set", *args.set]
+    return shlex.join(["python", "pipeline/build.py", *words])
+
+
 def summary(
     recipe: Recipe, out: str, args: argparse.Namespace, totals: dict[str, Any]
 ) -> list[str]:
@@ -210,12 +224,7 @@ def summary(
         drift = disk.from_plain(DriftDocument, totals["drift"])
         lines += map(printable, dataset_lock.drift_lines(drift))
     if args.until != recipe_run.STAGES[-1]:
-        manifest = shlex.quote(args.manifest or "")
-        if args.from_lock:
-            settings = " ".join(map(shlex.quote, args.set))
-            manifest = f"--from-lock {shlex.quote(args.from_lock)} --set {settings}"
-        again = f"python pipeline/build.py {manifest} --out {folder}"
-        return [*lines, f"next: {again}"]
+        return [*lines, f"next: {same_command(args, out)}"]
     kept = [f"{name} {view['kept']:,}" for name, view in totals["views"].items()]
     lines.append(f"  rows of its views: {', '.join(kept) or 'none'}")
     view = recipe.views[-1].name if recipe.views else next(iter(totals["views"]), "VIEW")

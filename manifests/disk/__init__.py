@@ -12,6 +12,7 @@ from manifests.disk.files import (
     read_bytes,
     remove,
     replace_bytes,
+    sync_folder,
     write_bytes,
 )
 from manifests.disk.hashes import content_hash, file_sha256, uid_of
@@ -86,6 +87,7 @@ __all__ = [
     "replace_bytes",
     "replace_json",
     "retried",
+    "sync_folder",
     "to_plain",
     "uid_of",
     "with_metadata",

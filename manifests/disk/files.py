@@ -114,6 +114,14 @@ def remove(path: str | Path) -> None:
     local_path(path).unlink(missing_ok=True)
 
 
+def sync_folder(folder: str | Path) -> None:
+    """Have the names in a folder last over a power failure: new, replaced and removed ones. Those
+    of a store do.
+    """
+    if not is_url(folder):
+        local.sync_folder(local_path(folder))
+
+
 @contextmanager
 def open_file(path: str | Path) -> Iterator[Any]:
     """A file to read at any offset: a local path for pyarrow, or a file object of a store."""

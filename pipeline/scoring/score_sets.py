@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,8 @@ from manifests.documents import ScoreSetDocument, read_document
 from manifests.pool_layout import PoolLayout
 from manifests.schema import FilterSpec, Recipe
 
+logger = logging.getLogger(__name__)
+
 
 def name_of_filter(filter_: Filter) -> str:
     """NAME@ID: the folder that holds a filter's columns, whether it exists or not."""
@@ -23,7 +26,14 @@ def name_of_filter(filter_: Filter) -> str:
 def read_score_set(pool: str, name: str) -> ScoreSetDocument | None:
     """scores.json of a set, None where it was never complete. ValueError for a damaged file."""
     path = PoolLayout(pool).score_set_json(name)
-    return read_document(path, ScoreSetDocument) if disk.exists(path) else None
+    if not disk.exists(path):
+        return None
+    try:
+        return read_document(path, ScoreSetDocument)
+    except ValueError as error:
+        raise ValueError(
+            f"{error}; run python pipeline/score.py {pool} with the same recipe"
+        ) from error
 
 
 def score_set_names(pool: str) -> list[str]:
@@ -66,13 +76,22 @@ def score_set(
 
 
 def current_score_set(
-    pool: str, filter_: Filter, fingerprint: str
+    pool: str, filter_: Filter, fingerprint: str, *, skip_damaged: bool = False
 ) -> tuple[str, ScoreSetDocument] | None:
     """(NAME@ID, document) of the complete set of a filter, whichever kind of machine scored it;
-    None without one."""
+    None without one.
+
+    skip_damaged: a damaged document counts as none, because it is made again from the columns.
+    """
     for alternative in filter_.alternatives():
         name = name_of_filter(alternative)
-        document = read_score_set(pool, name)
+        try:
+            document = read_score_set(pool, name)
+        except ValueError as error:
+            if not skip_damaged:
+                raise
+            logger.warning("scores.json of %s is made again: %s", name, error)
+            continue
         if document is not None and document.fingerprint == fingerprint:
             return name, document
     return None

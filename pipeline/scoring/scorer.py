@@ -7,6 +7,7 @@ when all shards are there. What is scored already is not scored again.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import logging
 import os
@@ -28,7 +29,7 @@ from manifests.commits import Commits
 from manifests.documents import ScoreSetDocument
 from manifests.pool_layout import CommitRecord, PoolLayout, shard_name, uids_checksum
 from manifests.schema import FilterSpec
-from pipeline.executor import Engine, Stage, Ticket, execute
+from pipeline.executor import Engine, Stage, Ticket, Tickets, execute
 from pipeline.pool import check_fence
 from pipeline.progress import measure_scored
 from pipeline.scoring.score_bundles import make_bundles, read_metadata, scored_shards
@@ -36,10 +37,12 @@ from pipeline.scoring.score_sets import current_score_set, name_of_filter, read_
 from pipeline.scoring.stored_rows import shards_with_rows
 
 CHUNK = 256  # images decoded ahead while as many are scored: about 50 MB each at 256 × 256
+CHUNK_AREA = 1 << 26  # pixels of a chunk, 200 MB: 256 images of 512 × 512, fewer larger ones
+AREA_PER_BYTE = 10  # pixels of an image whose size the sidecar does not say, per byte, about
 DECODERS = min(8, os.cpu_count() or 1)  # Pillow releases the GIL while it decodes
 # If a filter raises for every one of at least this many rows, the filter is at fault, not the rows.
 SYSTEMATIC = 8
-NEEDED = ["uid", "status", "caption", "image_offset", "image_length"]
+NEEDED = ["uid", "status", "caption", "width", "height", "image_offset", "image_length"]
 logger = logging.getLogger(__name__)
 
 Decoding = list["Future[Image.Image | None]"]
@@ -65,7 +68,7 @@ def score(
     names: list[str] = []
     for spec in specs:
         filter_ = make(spec)
-        current = current_score_set(pool, filter_, commits.fingerprint)
+        current = current_score_set(pool, filter_, commits.fingerprint, skip_damaged=True)
         if current is not None:
             names.append(current[0])
             continue
@@ -131,6 +134,10 @@ class ScoreWorker:
         rows = disk.read_parquet(
             self.layout.sidecar(shard, record.revision), None if all_columns else NEEDED
         )
+        if rows.num_rows != record.count:
+            raise ValueError(
+                self._damaged(record, f"its sidecar has {rows.num_rows} rows of {record.count}")
+            )
         columns: dict[str, dict[str, list[Any]]] = {}
         for name, filter_ in filters.items():
             columns[name] = {column: [None] * rows.num_rows for column in filter_.adds}
@@ -189,18 +196,43 @@ class ScoreWorker:
             disk.write_bytes(path, content)  # in place of columns of other rows, or damaged ones
         return scored
 
+    def _damaged(self, record: CommitRecord, problem: str) -> str:
+        return (
+            f"shard {record.shard} is damaged: {problem}; run python pipeline/audit.py "
+            f"{self.pool} --repair"
+        )
+
+    def _tar_reader(self, record: CommitRecord) -> Callable[[int, int], bytes]:
+        """(offset, length) -> bytes of the tar of a shard. A remote tar is fetched whole, once.
+
+        ValueError where it is not the tar of the commit record: a damaged image would get a score,
+        or NULL, as if it were the one that was stored.
+        """
+        tar = self.layout.tar(record)
+        if disk.is_url(tar):
+            whole = disk.read_bytes(tar)
+            size, sha256 = len(whole), hashlib.sha256(whole).hexdigest()
+        else:
+            size, sha256 = disk.local_path(tar).stat().st_size, disk.file_sha256(tar)
+        if (size, sha256) != (record.tar_bytes, record.tar_sha256):
+            problem = f"{tar} has {size} bytes of {record.tar_bytes}, or another sha256"
+            raise ValueError(self._damaged(record, problem))
+        if disk.is_url(tar):
+            return lambda offset, length: whole[offset : offset + length]
+        return lambda offset, length: disk.read_bytes(tar, offset, length)
+
     def _chunks(
         self, rows: pa.Table, record: CommitRecord, filters: Iterable[Filter]
     ) -> Iterator[tuple[list[int], list[Image.Image | None] | None]]:
         """(positions, their images) of the stored rows. The next chunk is decoded while one is
         in use."""
         stored = _stored_positions(rows).tolist()
-        chunks = [stored[start : start + CHUNK] for start in range(0, len(stored), CHUNK)]
+        chunks = _chunks_of(rows, stored)
         if not any("image" in filter_.needs for filter_ in filters):
             for chunk in chunks:
                 yield chunk, None
             return
-        read_member = _member_reader(self.layout.tar(record))
+        read_member = self._tar_reader(record)
         offsets, lengths = rows["image_offset"].to_pylist(), rows["image_length"].to_pylist()
         with ThreadPoolExecutor(DECODERS) as threads:
 
@@ -242,12 +274,22 @@ def _stored_positions(rows: pa.Table) -> np.ndarray[Any, np.dtype[np.int64]]:
     return np.flatnonzero(statuses == "success").astype(np.int64)
 
 
-def _member_reader(tar: str) -> Callable[[int, int], bytes]:
-    """(offset, length) -> bytes of a tar. A remote tar is fetched whole, once."""
-    if not disk.is_url(tar):
-        return lambda offset, length: disk.read_bytes(tar, offset, length)
-    whole = disk.read_bytes(tar)
-    return lambda offset, length: whole[offset : offset + length]
+def _chunks_of(rows: pa.Table, stored: Sequence[int]) -> list[list[int]]:
+    """The stored rows in chunks of at most CHUNK rows and CHUNK_AREA pixels, at least one row."""
+    positions = pa.array(stored, pa.int64())
+    width, height, length = (
+        rows[name].take(positions).to_pylist() for name in ("width", "height", "image_length")
+    )
+    chunks: list[list[int]] = []
+    area = 0
+    for i, position in enumerate(stored):
+        own = (width[i] or 0) * (height[i] or 0) or AREA_PER_BYTE * (length[i] or 0)
+        if not chunks or len(chunks[-1]) == CHUNK or area + own > CHUNK_AREA:
+            chunks.append([])
+            area = 0
+        chunks[-1].append(position)
+        area += own
+    return chunks
 
 
 def _fill(
@@ -341,18 +383,19 @@ def _scores_one_by_one(filter_: Filter, batch: Batch) -> Columns:
 # --- tickets and documents ------------------------------------------------------------------------
 
 
-def _tickets(commits: Commits, sets: Sequence[str]) -> list[Ticket]:
+def _tickets(commits: Commits, sets: Sequence[str]) -> Tickets:
     """One ticket for each shard that lacks columns of a set. It names the sets that the shard
     lacks."""
-    lacking: dict[int, list[str]] = {}
-    for name in sets:
-        for position in np.flatnonzero(~scored_shards(commits, name)).tolist():
-            lacking.setdefault(position, []).append(name)
-    tickets = []
-    for position in sorted(lacking):
+    lacking = np.array([~scored_shards(commits, name) for name in sets])  # (sets, shards)
+    shards = np.flatnonzero(lacking.any(axis=0))
+
+    def make(number: int) -> Ticket:
+        position = int(shards[number])
+        names = [name for name, lacks in zip(sets, lacking[:, position], strict=True) if lacks]
         shard = shard_name(int(commits.shards[position]))
-        tickets.append(Ticket(id=shard, group=shard, payload={"sets": lacking[position]}))
-    return tickets
+        return Ticket(id=shard, group=shard, payload={"sets": names})
+
+    return Tickets(np.arange(len(shards)), make)
 
 
 def _write_document(name: str, filter_: Filter, commits: Commits) -> None:

@@ -87,6 +87,7 @@ class MaskFiles:
 
         with ThreadPoolExecutor(PUBLISHERS) as threads:
             list(threads.map(move, names))
+        disk.sync_folder(target)
 
     def remove(self) -> None:
         """Remove what was not published."""

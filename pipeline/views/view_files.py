@@ -236,10 +236,10 @@ def read_view(pool: str, name: str) -> ViewDocument | None:
 
 def check_view_name(name: str) -> None:
     """ValueError for a name that cannot be that of a file in the pool."""
-    if not VIEW_NAME.fullmatch(name):
+    if not VIEW_NAME.fullmatch(name) or name.endswith(".json"):
         raise ValueError(
             f"a view cannot be named {name!r}: use letters, digits, '_', '-' and '.', at most "
-            "100 of them, and do not begin with '.'"
+            "100 of them, and do not begin with '.' or end with '.json'"
         )
 
 
@@ -251,8 +251,8 @@ def views_not_in(recipe: Recipe, pool: str) -> list[str]:
     names = []
     for file in disk.list_names(PoolLayout(pool).views, ".json"):
         name = file.removesuffix(".json")
-        if RANDOM_SEED.sub("", name) in listed:
-            continue
+        if RANDOM_SEED.sub("", name) in listed or not VIEW_NAME.fullmatch(name):
+            continue  # of another name: a file that a person left there
         document = read_view(pool, name)
         if document is None or document.rows_sha256 is None:
             names.append(name)
@@ -352,6 +352,7 @@ def _write(
     layout, kept = PoolLayout(commits.pool), masks.kept[name]
     check_fence(commits.pool, fence)
     disk.remove(layout.view_json(name))  # an old document must never describe new masks
+    disk.sync_folder(layout.views)
     masks.publish(name, fence)
     check_fence(commits.pool, fence)
     table = None

@@ -51,3 +51,19 @@ def test_a_folder_that_is_no_pool_is_a_mistake(
 ) -> None:
     assert main([str(tmp_path / "nothing")]) == 2
     assert capsys.readouterr().err.startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--explain", ""], "--explain is empty; give a uid"),
+        (["--explain", "x", "--engine", "ray"], "--engine belongs to --verify and --repair"),
+        (["--engine", "inline"], "--engine belongs to --verify and --repair"),
+        (["--lock", ""], "parquet"),
+    ],
+)
+def test_no_option_is_ignored(
+    pool: str, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([pool, *words]) == 2
+    assert message in capsys.readouterr().err

@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -63,8 +64,25 @@ def test_a_finished_build_names_the_pool_and_the_next_command(run: Lines, tiny: 
 def test_a_build_that_stops_early_names_the_command_that_resumes_it(run: Lines, tiny: Path) -> None:
     status, output, _ = run(tiny / "tiny.yaml", "--out", tiny / "pool", "--until", "fetch")
     assert status == 0
-    again = f"next: python pipeline/build.py {tiny / 'tiny.yaml'} --out {tiny / 'pool'}"
-    assert output.splitlines()[-1] == again
+    again = f"python pipeline/build.py {tiny / 'tiny.yaml'} --out {tiny / 'pool'} --engine inline"
+    assert output.splitlines()[-1] == f"next: {again}"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["r.yaml", "--out", "/a b/pool"],
+        ["r.yaml", "--out", "/pool", "--scale", "debug", "--engine", "inline"],
+        ["--from-lock", "their lock.parquet", "--out", "/pool"],
+        ["--from-lock", "x.parquet", "--out", "/pool", "--set", "user_agent=mylab (a@b.example)"],
+    ],
+)
+def test_the_next_command_can_be_given_as_it_is_printed(words: list[str]) -> None:
+    """It has every option that decides what is built; --until and --retry are left out."""
+    asked = build.options([*words, "--until", "fetch"])
+    command = shlex.split(build.same_command(asked, asked.out))
+    assert command[:2] == ["python", "pipeline/build.py"]
+    assert build.options(command[2:]) == build.options(words)
 
 
 def test_a_crawl_alone_needs_no_user_agent(run: Lines, tmp_path: Path) -> None:

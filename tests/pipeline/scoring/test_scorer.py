@@ -17,8 +17,10 @@ from PIL import Image
 from filters import FILTERS
 from filters.base import FREE, Batch, Columns, Filter, with_options
 from manifests import disk, ray_runtime
+from manifests.commits import read_commits
 from manifests.pool_layout import PoolLayout, read_commit_records, uids_checksum
 from manifests.schema import FilterSpec
+from pipeline.executor import Tickets
 from pipeline.pool import read_sidecar
 from pipeline.scoring import score_sets, scorer
 from tests.support.small_pool import Row, jpeg, make_pool, rows, set_name, write_shard
@@ -328,3 +330,76 @@ def test_a_device_that_is_named_needs_no_look_at_the_machine(gpu: Callable[[bool
     gpu(True)
     assert not scorer._has_gpu(Precise(device="cpu"), "inline")
     assert scorer._has_gpu(Precise(), "inline")
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut off", "another row"])
+def test_a_damaged_shard_is_refused_by_name_and_the_others_are_scored(
+    tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = make_pool(tmp_path, rows(20))
+    layout = PoolLayout(pool)
+    tar = Path(layout.shard_tar(1))
+    content = bytearray(tar.read_bytes())
+    if damage == "flipped":
+        content[len(content) // 2] ^= 1
+        tar.write_bytes(content)
+    elif damage == "cut off":
+        tar.write_bytes(content[:-1024])
+    else:
+        disk.write_parquet(layout.sidecar(1), read_sidecar(pool, 1).slice(1))
+    report = scorer.score(pool, [SHADE], engine="inline")
+    assert list(report["failed"]) == ["00001"]
+    assert "shard 00001 is damaged: " in report["failed"]["00001"]
+    assert f"audit.py {pool} --repair" in report["failed"]["00001"]
+    assert columns(pool, set_name(SHADE), "00000")["red"]
+    assert not disk.exists(layout.score_columns(set_name(SHADE), 1))
+
+
+def test_a_chunk_has_few_large_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adopted tars may have images of any size; 512 of them may be in memory."""
+    table = pa.table(
+        {
+            "width": [100, 100, 4000, 5000, 100, None, None],
+            "height": [100, 100, 4000, 5000, 100, None, 50],
+            "image_length": [1, 1, 1, 1, 1, 10_000_000, 1],
+        }
+    )
+    assert scorer._chunks_of(table, range(7)) == [[0, 1, 2, 3, 4], [5], [6]]
+    monkeypatch.setattr(scorer, "CHUNK_AREA", 20_000)
+    assert scorer._chunks_of(table, range(7)) == [[0, 1], [2], [3], [4], [5], [6]]
+    assert scorer._chunks_of(table, [1, 4, 6]) == [[1, 4], [6]]
+    assert scorer._chunks_of(table, []) == []
+
+
+def test_the_tickets_of_a_million_shards_are_made_one_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = make_pool(tmp_path, rows(40))
+    scored = {"a@1": [True, False, True, False], "b@1": [True, True, False, False]}
+    monkeypatch.setattr(scorer, "scored_shards", lambda commits, name: np.array(scored[name]))
+    tickets = scorer._tickets(read_commits(pool), list(scored))
+    assert isinstance(tickets, Tickets)
+    lacking = [(ticket.id, ticket.group, ticket.payload["sets"]) for ticket in tickets]
+    assert lacking == [
+        ("00001", "00001", ["a@1"]),
+        ("00002", "00002", ["b@1"]),
+        ("00003", "00003", ["a@1", "b@1"]),
+    ]
+
+
+@pytest.mark.parametrize("text", ["null", "{", "{}"])
+def test_a_damaged_document_is_made_again_from_the_columns(
+    tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool = make_pool(tmp_path, rows(20))
+    first = scorer.score(pool, [SHADE], engine="inline")
+    path = Path(PoolLayout(pool).score_set_json(set_name(SHADE)))
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"scores\.json is .*; run python pipeline/score\.py"):
+        score_sets.score_set(pool, SHADE)
+    setups = Shade.setups
+    again = scorer.score(pool, [SHADE], engine="inline")
+    assert again == first
+    assert Shade.batches == [8, 8]  # no image was scored again
+    assert "is made again" in caplog.text
+    assert Shade.setups == setups

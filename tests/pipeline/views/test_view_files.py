@@ -492,7 +492,48 @@ def test_the_funnel_for_a_person(pool: str) -> None:
     assert "which keeps 25.0000% of 24 rows" in lines[4]
 
 
-@pytest.mark.parametrize("name", ["..", "a/b", "", ".hidden", "a b", "/etc/x", "v" * 101])
+def test_a_file_that_a_person_left_beside_the_views_does_no_harm(pool: str) -> None:
+    view_files.choose_views(pool, recipe(RAW))
+    (Path(pool) / "views/all (copy of May).json").write_text("{}")
+    assert view_files.views_not_in(recipe(RAW), pool) == []
+    view_files.choose_views(pool, recipe(RAW, LONG))
+
+
+def test_the_names_of_masks_last_before_the_document_is_there(
+    pool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power failure must not leave a document without its masks, or an old one with new masks."""
+    view_files.choose_views(pool, recipe(RAW))
+    calls: list[str] = []
+    fsync, replace, unlink = os.fsync, os.replace, Path.unlink
+
+    def name(path: Any) -> str:
+        return os.path.relpath(path, f"{pool}/views")
+
+    def synced(number: int) -> None:
+        calls.append("sync " + name(os.readlink(f"/proc/self/fd/{number}")))
+        fsync(number)
+
+    def renamed(source: Any, target: Any) -> None:
+        calls.append("rename " + name(target))
+        replace(source, target)
+
+    def removed(path: Path, missing_ok: bool = False) -> None:
+        calls.append("remove " + name(path))
+        unlink(path, missing_ok)
+
+    write_shard(pool, 3, [(30, rows(1)[0])])
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", renamed)
+    monkeypatch.setattr(Path, "unlink", removed)
+    view_files.choose_views(pool, recipe(RAW))
+    first, last = calls.index("remove raw.json"), calls.index("rename raw.json")
+    masks = [i for i, call in enumerate(calls) if call.startswith("rename raw/")]
+    assert first < calls.index("sync .", first) < min(masks)
+    assert max(masks) < calls.index("sync raw", max(masks)) < last
+
+
+@pytest.mark.parametrize("name", ["..", "a/b", "", ".hidden", "a b", "/etc/x", "v" * 101, "a.json"])
 def test_a_view_that_is_no_file_name_is_refused_before_there_is_a_pool(name: str) -> None:
     with pytest.raises(ValueError, match=r"a view cannot be named '.*': use letters, digits"):
         view_files.check_views(recipe(RAW, view(name)))
