@@ -294,6 +294,21 @@ class RunRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentDocument:
+    """segments/NNNNN.json of a run on a pool that is being built: which shards it drew from when.
+
+    The shards of all segments, one after another, are those that the run has found. The segment
+    draws from number `start` of them to the last that it names itself.
+    """
+
+    first: int  # its first step
+    steps: int | None  # None: to the end of the run
+    start: int
+    shards: tuple[int, ...]  # found since the segment before
+    sidecars: tuple[str, ...]  # sidecar_sha256 of each of them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRecord:
     """checkpoints/step-N/state.json: written last, it makes the checkpoint complete."""
 

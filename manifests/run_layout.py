@@ -39,6 +39,15 @@ class RunLayout:
         """The folder of the checkpoint after `step` steps."""
         return disk.join(self.checkpoints, f"step-{step}")
 
+    @property
+    def segments(self) -> str:
+        """The folder of what a run on a pool that was being built drew from."""
+        return disk.join(self.root, "segments")
+
+    def segment(self, number: int) -> str:
+        """One segment of such a run."""
+        return disk.join(self.segments, f"{number:05d}.json")
+
     def nonfinite_json(self, rank: int) -> str:
         """Where a NaN or an infinity appeared on `rank`."""
         return disk.join(self.root, f"nonfinite-{rank}.json")

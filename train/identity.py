@@ -45,8 +45,12 @@ def deciding_settings(config: TrainConfig) -> dict[str, Any]:
 
 
 def view_hashes(blend: Blend) -> dict[str, str]:
-    """The hash of each view's document, which changes when the view or its pool changes."""
-    hashes = {}
+    """The hash of each view's document, which changes when the view or its pool changes. A live run
+    has none: its segments have the hashes of its shards.
+    """
+    hashes: dict[str, str] = {}
+    if blend.live or blend.segments is not None:
+        return hashes
     for name in blend.views:
         pool, _, view = name.partition("/")
         document = disk.read_json(PoolLayout(blend.pools[pool]).view_json(view))

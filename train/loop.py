@@ -63,13 +63,23 @@ def train(blend: Blend, config: TrainConfig, out: str, *, resume: Resume = "auto
     state: TrainState | None = None
     try:
         ranks = process_group.build_mesh(ranks, config)
-        loader = Loader(blend, config, model_config(config), ranks.data_parallel.rank, ranks.dp)
+        loader = Loader(
+            blend,
+            config,
+            model_config(config),
+            ranks.data_parallel.rank,
+            ranks.dp,
+            out=out,
+            decides=ranks.rank == 0,
+        )
         identity = run_identity(blend, config, loader)
         if resume == "never" and ranks.rank == 0:
             if config.init is not None:  # a source that is refused must not cost the old run
                 model_files.initial_weights(config.init, model_config(config))
             disk.remove(layout.run_json)
             disk.remove(layout.log)
+            for name in disk.list_names(layout.segments):
+                disk.remove(disk.join(layout.segments, name))
             checkpoint.clear(out)
         process_group.barrier(ranks)
         if disk.exists(layout.run_json):

@@ -60,6 +60,11 @@ def count_rows(blend: Blend) -> int:
     such view.
     """
     rows = 0
+    if blend.live or blend.segments is not None:  # the rows to come are not known
+        for pool, folder in blend.pools.items():
+            if not disk.exists(folder):
+                raise ValueError(f"pool {pool!r} of the blend does not exist: {folder}")
+        return rows
     for name in blend.views:
         pool, _, view = name.partition("/")
         layout = PoolLayout(blend.pools[pool])
@@ -87,6 +92,9 @@ def plan_lines(blend: Blend, sources: Mapping[str, Repeats]) -> list[str]:
     """What a run draws of each view, as the lines of a table: share of the samples, samples, rows,
     different rows, repeats; then the captions of views with several text columns.
     """
+    if blend.live or blend.segments is not None:
+        # What was drawn is known from step to step alone; log.jsonl has it.
+        return [f"blend {blend.name}: every stored row of the shards that are committed by then"]
     samples = sum(source.drawn for source in sources.values())
     width = max(len(name) for name in ("view", *sources))
     lines = [

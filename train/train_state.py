@@ -172,9 +172,9 @@ def _may_reduce(used_tokens: Tensor, config: TrainConfig, ranks: Ranks) -> bool:
 
 def tokens_of_blend(loader: Loader) -> Tensor | None:
     """Every token of a small blend's kept rows and 0, the padding (int64, rising); None for a large
-    blend.
+    blend, and where the rows are not known yet.
     """
-    if sum(int(view.shard_rows.sum()) for view in loader.views) > TABLE_ROWS:
+    if loader.is_live or sum(int(view.shard_rows.sum()) for view in loader.views) > TABLE_ROWS:
         return None
     tokens = [np.zeros(1, np.uint16)]
     for view in loader.views:

@@ -11,7 +11,18 @@ from typing import Any, ClassVar, Literal
 from manifests.schema.fetch import STRICT
 
 # Keys that came after the first blends; they are written down where they are used.
-ADDED_BLEND_KEYS = ("distinct", "weights", "caps", "epochs", "curriculum", "balance", "captions")
+ADDED_BLEND_KEYS = (
+    "distinct",
+    "weights",
+    "caps",
+    "epochs",
+    "curriculum",
+    "balance",
+    "captions",
+    "live",
+    "segments",
+)
+STORED_ROWS = "stored"  # the view of a live run
 SHOWN_VIEWS = 5  # of a blend, in a message
 
 
@@ -71,6 +82,8 @@ class Blend:
     balance: dict[str, Balance] = field(default_factory=dict)
     # "pool/view" -> {text column: share}; the column `caption` has stored tokens
     captions: dict[str, dict[str, float]] = field(default_factory=dict)
+    live: bool = False  # the pool is still being built: POOL/stored, all stored rows so far
+    segments: str | None = None  # a run that was live, whose samples are drawn again
 
     def __post_init__(self) -> None:
         if not self.views:
@@ -93,6 +106,7 @@ class Blend:
         for key in ("caps", "epochs", "balance", "captions"):
             self._check_names(key, getattr(self, key))
         self._check_curriculum()
+        self._check_live()
         for name, cap in self.caps.items():
             self._check_number("caps", name, cap)
         for name, epochs in self.epochs.items():
@@ -151,4 +165,26 @@ class Blend:
                 raise ValueError(
                     f"blend {self.name!r}: the stages of the curriculum begin at {key} = {given}; "
                     "they must be in order, each later than the one before"
+                )
+
+    def _check_live(self) -> None:
+        if not self.live and self.segments is None:
+            return
+        key = "live" if self.live else "segments"
+        if self.live and self.segments is not None:
+            raise ValueError(f"blend {self.name!r}: it has live and segments; give one of them")
+        for name in self.views:
+            pool, _, view = name.partition("/")
+            if view != STORED_ROWS or len(self.views) > 1:
+                raise ValueError(
+                    f"blend {self.name!r}: with {key}, views has one entry, {pool}/{STORED_ROWS} "
+                    f"(all stored rows); {name!r} is chosen at the end of the build, so train "
+                    f"on it then, without {key}"
+                )
+        for other in (*ADDED_BLEND_KEYS, "max_repeats"):
+            used = self.weights != "samples" if other == "weights" else bool(getattr(self, other))
+            if used and other not in ("live", "segments"):
+                raise ValueError(
+                    f"blend {self.name!r}: {other} does not go with {key}, since what the pool "
+                    f"will hold is not known; leave {other} out"
                 )

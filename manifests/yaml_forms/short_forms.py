@@ -21,6 +21,8 @@ def shape(raw: Mapping[str, Any], kind: type, folder: Path, where: str) -> dict[
         _shape_recipe(shaped, folder, where)
     elif kind is Blend and isinstance(shaped.get("pools"), dict):
         shaped["pools"] = {k: _absolute(v, folder) for k, v in shaped["pools"].items()}
+        if "segments" in shaped:
+            shaped["segments"] = _absolute(shaped["segments"], folder)
     elif kind is TaskSpec:
         _shape_task(shaped, folder)
     elif kind is Suite and isinstance(shaped.get("tasks"), list):

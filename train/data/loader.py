@@ -27,13 +27,14 @@ from train.config import TrainConfig, check_world
 from train.data.augment import crop_numbers, random_crop_into, smallest_side
 from train.data.damage import DamageCounts, DamagedSample
 from train.data.decode import decode_image
+from train.data.live_rows import open_live
 from train.data.read_ahead import ReadAhead, StepReads, read_positions
 from train.data.row_chances import ViewChances
 from train.data.row_numbers import ViewNumbers
 from train.data.scratch import ThreadBuffer
 from train.data.view_reading import ViewReading
 from train.data.view_rows import ViewRows, open_view
-from train.mixing import Order, blend_schedule, blend_sources
+from train.mixing import Order, RunOrder, blend_schedule, blend_sources
 from train.model import ModelConfig
 
 PREFETCH = 4  # batches that are read ahead at most
@@ -89,24 +90,34 @@ class Loader:
     """
 
     def __init__(
-        self, blend: Blend, config: TrainConfig, model: ModelConfig, rank: int = 0, world: int = 1
+        self,
+        blend: Blend,
+        config: TrainConfig,
+        model: ModelConfig,
+        rank: int = 0,
+        world: int = 1,
+        *,
+        out: str | None = None,
+        decides: bool = True,
     ) -> None:
+        """out, decides: of a live run, its folder and whether this process decides its segments."""
         check_world(config, world)
         assert 0 <= rank < world
         self.names = tuple(sorted(blend.views))
         # A lane is inside one window, or passes from one to the next.
         cached = 2 * config.lanes * config.window
-        views = []
-        for name in self.names:
-            pool, _, view = name.partition("/")
-            texts = tuple(blend.captions.get(name, ()))
-            rows = open_view(blend.pools[pool], view, config.tokenizer, cached, texts)
-            rows.use_copy(config.read_mode in ("auto", "materialised"))
-            views.append(rows)
-        self.views = tuple(views)
+        self.is_live = blend.live or blend.segments is not None
+        self.views: tuple[ViewRows, ...]
+        self.order: RunOrder
+        if self.is_live:
+            seed = (blend.seed << 32) + _order_seed(config)
+            rows, self.order = open_live(blend, config, cached, seed, out, decides)
+            self.views = (rows,)
+        else:
+            self.views = _open_views(blend, config, self.names, cached)
+            self.order = _order(blend, config, self.names, self.views, cached)
         self._reading: ViewReading | None = None  # from the first batch on
-        self._most_shards = len(views) * (cached * 3 // 4)  # ahead; the caches keep all of them
-        self.order = _order(blend, config, self.names, self.views, cached)
+        self._most_shards = len(self.views) * (cached * 3 // 4)  # ahead; the caches keep them
         self.damage = DamageCounts()  # of the batches that were handed out
         self.last_damaged: DamagedSample | None = None
         self._config, self._size, self._context = config, model.height_width, model.context_length
@@ -127,14 +138,17 @@ class Loader:
         Close or drain it to end its threads.
         """
         threads = self._config.threads
+        if self.is_live and start < len(self):
+            self.order.batch(start, self._rows)  # waits for the first rows of the pool
         if threads == 0 and not any(view.is_remote for view in self.views):
             for step in range(start, len(self)):
                 planned = self._plan(step, read_positions(self.order, step, self._rows))
                 yield self._finish(planned, self._fill(planned, 0, len(planned.row)))
             return
         steps = range(start, len(self))
-        self._reading = self._reading or ViewReading(self.views, self._config)
-        cache = self._reading.cache
+        if not self.is_live:  # its tars are read by ranges, without parts on the local disk
+            self._reading = self._reading or ViewReading(self.views, self._config)
+        cache = None if self._reading is None else self._reading.cache
         reads = ReadAhead(self.order, self.views, self._rows, steps, self._most_shards, cache)
         try:
             batches = self._threaded(reads, start) if threads else self._alone(reads, start)
@@ -281,6 +295,19 @@ class Loader:
             damaged=len(damaged),
             damaged_samples=tuple(damaged),
         )
+
+
+def _open_views(
+    blend: Blend, config: TrainConfig, names: Sequence[str], cached: int
+) -> tuple[ViewRows, ...]:
+    views = []
+    for name in names:
+        pool, _, view = name.partition("/")
+        texts = tuple(blend.captions.get(name, ()))
+        rows = open_view(blend.pools[pool], view, config.tokenizer, cached, texts)
+        rows.use_copy(config.read_mode in ("auto", "materialised"))
+        views.append(rows)
+    return tuple(views)
 
 
 def _order(

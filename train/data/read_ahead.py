@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from manifests import disk
 from train.data.cached_parts import CachedImages, CachedParts
 from train.data.view_rows import ShardRows, ViewRows
-from train.mixing import Order
+from train.mixing import RunOrder
 from train.store import PartCache, coalesce
 
 Ints = NDArray[np.int64]
@@ -116,7 +116,7 @@ class _Group:
     unfinished: int = 0  # steps
 
 
-def read_positions(order: Order, step: int, rows: range) -> StepReads:
+def read_positions(order: RunOrder, step: int, rows: range) -> StepReads:
     """The positions of a step alone."""
     source, shard, row = order.batch(step, rows)
     return StepReads(step=step, source=source, shard=shard, row=row)
@@ -129,7 +129,7 @@ class ReadAhead:
 
     def __init__(
         self,
-        order: Order,
+        order: RunOrder,
         views: Sequence[ViewRows],
         rows: range,
         steps: range,

@@ -26,12 +26,16 @@ class CaptionTokenizer:
         inside = self._coder.encode(text)[: CONTEXT - 2]
         return [self._coder.sot_token_id, *inside, self._coder.eot_token_id]
 
-    def encode_all(self, texts: pa.ChunkedArray) -> tuple[NDArray[np.uint16], NDArray[np.int64]]:
-        """(tokens of all texts, (texts + 1,) where those of each end); none of NULL or a blank."""
+    def encode_all(
+        self, texts: pa.ChunkedArray, *, blanks: bool = False
+    ) -> tuple[NDArray[np.uint16], NDArray[np.int64]]:
+        """(tokens of all texts, (texts + 1,) where those of each end); NULL has none, and a blank
+        text has only with `blanks`, as in the stored tokens.
+        """
         tokens: list[int] = []
         ends = [0]
         for text in texts.to_pylist():
-            if text is not None and text.strip():
+            if text is not None and (blanks or text.strip()):
                 tokens += self.encode(text)
             ends.append(len(tokens))
         return np.array(tokens, np.uint16), np.array(ends, np.int64)

@@ -6,8 +6,9 @@ from train.mixing.balance import Chances, candidates_for, choose_candidates, exp
 from train.mixing.captions import CaptionColumns
 from train.mixing.distinct import put_apart
 from train.mixing.order import ORDER_VERSION, Order
-from train.mixing.rules import Repeats, RowChances, RowNumbers
+from train.mixing.rules import Repeats, RowChances, RowNumbers, RunOrder
 from train.mixing.schedule import NO_LIMIT, Schedule, Stage
+from train.mixing.segments import Segment, SegmentOrder, next_segment
 from train.mixing.stages import blend_schedule, blend_sources
 from train.mixing.wheel import (
     PERIOD,
@@ -28,7 +29,10 @@ __all__ = [
     "Repeats",
     "RowChances",
     "RowNumbers",
+    "RunOrder",
     "Schedule",
+    "Segment",
+    "SegmentOrder",
     "SourceRows",
     "Stage",
     "blend_schedule",
@@ -37,6 +41,7 @@ __all__ = [
     "choose_candidates",
     "expected_unique",
     "most_in_a_batch",
+    "next_segment",
     "numbered_slots",
     "put_apart",
     "wheel_sequence",

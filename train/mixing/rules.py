@@ -59,3 +59,27 @@ class Repeats:
         if self.captions is None:
             del plain["captions"]
         return plain
+
+
+class RunOrder(Protocol):
+    """Step to rows: `Order`, or `SegmentOrder` of a live run."""
+
+    seed: int
+
+    def batch(self, step: int, rows: range | None = None) -> tuple[Ints, Ints, Ints]:
+        """(source, shard, row) of each row of a batch, or of some of its `rows`."""
+
+    def captions(self, step: int, rows: range) -> list[str | None]:
+        """The text column of each of some rows of a batch; None: the stored tokens."""
+
+    def substitute(self, source: int, step: int, position: int, attempt: int) -> tuple[int, int]:
+        """(shard, row) that replaces row `position` of batch `step`: of the same source."""
+
+    def repeats(self, steps: int) -> dict[str, Repeats]:
+        """Per source, what `steps` steps from the start draw."""
+
+    def identity(self) -> dict[str, Any]:
+        """Everything that decides the order, as plain values; `fingerprint` is its hash."""
+
+    def fingerprint(self) -> str:
+        """Hash of the identity."""

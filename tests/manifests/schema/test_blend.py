@@ -79,6 +79,8 @@ def test_every_key_is_read_from_yaml_and_from_its_own_document(tmp_path: Path) -
         ("balance: {web/raw: {column: c, limit: 0}}", "limit is 0.0; it must be a number above 0"),
         ("captions: {web/raw: {}}", "captions of 'web/raw' is empty; give columns with"),
         ("captions: {web/raw: {synth: -1}}", "share of caption column 'synth' of 'web/raw' is -1"),
+        ("live: true", "with live, views has one entry, web/stored (all stored rows); 'web/raw'"),
+        ("segments: run", "with segments, views has one entry, web/stored (all stored rows)"),
         ("weights: rows", "weights is 'rows'; it must be one of samples, repeats"),
         ("repeats: 3", "unknown key 'repeats'"),
         ("views: {web/raw: 1, web/good: .inf}", "the weight of 'web/good' is inf"),
@@ -115,3 +117,28 @@ def test_a_blend_must_begin_with_a_view() -> None:
 def test_impossible_blends_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         Blend(name="b", **values)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"live": True, "segments": "/run"}, "it has live and segments; give one of them"),
+        ({"live": True, "distinct": "uid"}, "distinct does not go with live, since what the pool"),
+        ({"live": True, "max_repeats": 3}, "max_repeats does not go with live"),
+        ({"segments": "/run", "weights": "repeats"}, "weights does not go with segments"),
+        ({"live": True, "caps": {"web/stored": 4}}, "leave caps out"),
+    ],
+)
+def test_a_live_blend_has_no_other_keys(keys: dict[str, Any], message: str) -> None:
+    views = {"web/stored": 1.0}
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Blend(name="b", pools={"web": "/p"}, views=views, **keys)
+    blend = Blend(name="b", pools={"web": "/p"}, views=views, live=True)
+    assert blend.document()["live"] is True
+    assert "segments" not in blend.document()
+
+
+def test_the_run_of_segments_is_found_beside_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "blend.yaml"
+    path.write_text("name: b\npools: {web: pool}\nviews: {web/stored: 1}\nsegments: runs/one\n")
+    assert read_manifest(path, Blend).segments == f"{tmp_path}/runs/one"

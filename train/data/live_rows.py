@@ -1,0 +1,274 @@
+"""All stored rows of a pool that is still being built, and the segments in which a run draws them.
+
+A view is chosen at the end of a build, so a live run draws every stored row; captions are tokenised
+as their shard is read. Rank 0 decides each segment (`train/mixing/segments.py`) and writes it into
+the run's folder before any rank draws from it; the others wait for the file. A resumed run and a
+replay from the finished pool read the same files, so they draw the same rows.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from manifests import disk
+from manifests.commits import Commits, read_commits
+from manifests.documents import PoolDocument, SegmentDocument, read_document
+from manifests.pool_layout import PoolLayout, shard_name
+from manifests.run_layout import RunLayout
+from manifests.schema import STORED_ROWS, Blend
+from train.config import TrainConfig
+from train.data.retry import read_with_retries
+from train.data.tokenise import TOKENIZER, CaptionTokenizer
+from train.data.view_columns import load_columns
+from train.data.view_rows import OPEN_TARS, ShardRows, ViewRows, _Tar
+from train.mixing import Segment, SegmentOrder, next_segment
+from train.store import ShardCache
+
+POLL_S = 1.0  # between two looks for a shard, or for a segment of rank 0
+REMIND_S = 60.0
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundShard:
+    """A committed shard: its number, stored rows, files, and the hash of its sidecar."""
+
+    shard: int
+    rows: int
+    tar: str
+    sidecar: str
+    sha256: str
+
+
+class Shards(Protocol):
+    """What is committed in a pool at this moment."""
+
+    def __call__(self) -> tuple[dict[int, FoundShard], bool]:
+        """{number: shard}, and whether no more will come."""
+
+
+class PoolShards:
+    """The committed shards of a pool on disk. It is complete when the build has counted them."""
+
+    def __init__(self, pool: str) -> None:
+        self._pool = pool
+
+    def __call__(self) -> tuple[dict[int, FoundShard], bool]:
+        """{number: shard}, and whether no more will come."""
+        columns = ["tar", "successes", "sidecar_sha256"]
+        commits = read_with_retries(lambda: read_commits(self._pool, columns), self._pool)
+        shards = commits.shards.tolist()
+        rows = commits.column("successes").to_pylist()
+        hashes = commits.column("sidecar_sha256").to_pylist()
+        found = {}
+        for shard, stored, sha256 in zip(shards, rows, hashes, strict=True):
+            found[shard] = FoundShard(
+                shard=shard,
+                rows=stored,
+                tar=commits.tar(shard),
+                sidecar=commits.sidecar(shard),
+                sha256=sha256.hex() if isinstance(sha256, bytes) else str(sha256),
+            )
+        return found, self._is_complete(commits)
+
+    def _is_complete(self, commits: Commits) -> bool:
+        path = PoolLayout(self._pool).pool_json
+        if not disk.exists(path):
+            return False
+        return read_document(path, PoolDocument).fingerprint == commits.fingerprint
+
+
+class LiveRows(ViewRows):
+    """The stored rows of the shards that a run has found, in the order in which it found them."""
+
+    def __init__(self, pool: str, tokenizer: str, cached_shards: int) -> None:
+        if tokenizer != TOKENIZER:
+            raise ValueError(
+                f"a live run makes tokens of the tokenizer {TOKENIZER}, and the run's is "
+                f"{tokenizer}; leave tokenizer out, or train on a view of the finished pool"
+            )
+        self.pool, self.view, self.token_set = pool, STORED_ROWS, f"live@{TOKENIZER}"
+        self.part_mode = self.copy = None
+        self.found: list[FoundShard] = []
+        self._coder: CaptionTokenizer | None = None  # made with the first shard, in 0.3 s
+        self._encoding = threading.Lock()
+        self.shard = ShardCache(cached_shards, self._read_shard)
+        self._open_tar = ShardCache(OPEN_TARS, lambda number: _Tar(self._tar(number)))
+
+    def shard_rows_found(self) -> list[int]:
+        """Stored rows of the shards found so far."""
+        return [shard.rows for shard in self.found]
+
+    def _tar(self, number: int) -> str:
+        return self.found[number].tar
+
+    def _read_shard(self, number: int) -> ShardRows:
+        shard = self.found[number]
+        columns = ["key", "caption", "image_offset", "image_length"]
+        table = load_columns(shard.sidecar, columns)
+        table = table.filter(pc.is_valid(table["image_offset"]))
+        if len(table) != shard.rows:
+            raise ValueError(
+                f"{shard.sidecar} has {len(table)} stored rows, its commit record {shard.rows}; "
+                f"run python pipeline/audit.py {self.pool} --verify"
+            )
+        with self._encoding:
+            self._coder = self._coder or CaptionTokenizer()
+            tokens, ends = self._coder.encode_all(table["caption"], blanks=True)
+        keys = table["key"].combine_chunks()
+        return ShardRows(
+            name=shard_name(shard.shard),
+            tar=shard.tar,
+            offset=table["image_offset"].to_numpy(),
+            length=table["image_length"].to_numpy(),
+            tokens=tokens,
+            ends=ends,
+            keys=keys if isinstance(keys, pa.Array) else pa.concat_arrays(keys.chunks),
+        )
+
+
+def open_live(
+    blend: Blend, config: TrainConfig, cached: int, seed: int, out: str | None, decides: bool
+) -> tuple[LiveRows, SegmentOrder]:
+    """The rows and the order of a live run, or of a replay of one (`blend.segments`).
+
+    out: the run's folder; None: nothing is written. decides: this process decides the segments.
+    """
+    (name,) = blend.views
+    pool = blend.pools[name.partition("/")[0]]
+    rows = LiveRows(pool, config.tokenizer, cached)
+    replay = blend.segments is not None
+    segments = LiveSegments(
+        rows,
+        PoolShards(pool),
+        config.batch_size,
+        blend.segments if replay else out,
+        decides=decides and not replay,
+        replay=replay,
+    )
+    order = SegmentOrder(
+        name,
+        segments.at,
+        lambda: segments.segments,
+        rows.shard_rows_found,
+        config.batch_size,
+        config.lanes,
+        config.window,
+        seed,
+    )
+    return rows, order
+
+
+class LiveSegments:
+    """The segments of a run, from its folder; on rank 0 of a live run new ones are decided.
+
+    folder: of the run that has them; None: they are kept in memory. decides: False for the other
+    ranks and for a replay. replay: a segment that is missing is a mistake, and is not waited for.
+    """
+
+    def __init__(
+        self,
+        rows: LiveRows,
+        shards: Shards,
+        batch_size: int,
+        folder: str | None,
+        *,
+        decides: bool,
+        replay: bool = False,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._rows, self._shards, self._batch_size = rows, shards, batch_size
+        self._layout = None if folder is None else RunLayout(folder)
+        self._decides, self._replay, self._sleep = decides, replay, sleep
+        self._lock = threading.Lock()
+        self._committed: dict[int, FoundShard] = {}  # when a segment was read last
+        self.segments: list[Segment] = []
+
+    def at(self, step: int) -> Segment:
+        """The segment of a step. Waits until there is one."""
+        with self._lock:
+            reminded = time.monotonic()
+            while not self.segments or self.segments[-1].end <= step:
+                if self._next(step):
+                    continue
+                if time.monotonic() - reminded > REMIND_S:
+                    logger.info("waiting for the first %d rows of the pool", self._batch_size)
+                    reminded = time.monotonic()
+                self._sleep(POLL_S)
+            for segment in reversed(self.segments):
+                if segment.first <= step:
+                    return segment
+        raise AssertionError("the first segment begins at step 0")
+
+    def _next(self, step: int) -> bool:
+        """Read or decide the next segment; False where it is not there yet."""
+        path = None
+        if self._layout is not None:
+            path = self._layout.segment(len(self.segments))
+            if disk.exists(path):
+                self._read(path)
+                return True
+        if self._replay:
+            raise ValueError(
+                f"the segments in {path} end before step {step}; replay at most as many steps as "
+                "that run had: set samples_seen"
+            )
+        if not self._decides:
+            return False
+        committed, complete = self._shards()
+        known = {shard.shard for shard in self._rows.found}
+        new = [committed[shard] for shard in sorted(committed) if shard not in known]
+        new = [shard for shard in new if shard.rows]
+        rows = self._rows.shard_rows_found() + [shard.rows for shard in new]
+        segment = next_segment(self.segments, rows, self._batch_size, complete)
+        if segment is None:
+            if complete:
+                raise ValueError(
+                    f"{self._rows.pool} is complete and has {sum(rows)} stored rows, fewer than a "
+                    f"batch of {self._batch_size}; lower batch_size"
+                )
+            return False
+        if path is not None:
+            document = SegmentDocument(
+                first=segment.first,
+                steps=segment.steps,
+                start=segment.start,
+                shards=tuple(shard.shard for shard in new),
+                sidecars=tuple(shard.sha256 for shard in new),
+            )
+            disk.write_json(path, document)
+        self._rows.found.extend(new)
+        self.segments.append(segment)
+        logger.info("segment %d begins at step %d: %s", segment.number, segment.first, segment)
+        return True
+
+    def _read(self, path: str) -> None:
+        document = read_document(path, SegmentDocument)
+        if not self._committed.keys() >= set(document.shards):
+            self._committed, _ = self._shards()
+        for number, sha256 in zip(document.shards, document.sidecars, strict=True):
+            shard = self._committed.get(number)
+            if shard is None or shard.sha256 != sha256:
+                problem = "is not there" if shard is None else "has changed since"
+                raise ValueError(
+                    f"shard {shard_name(number)} of {self._rows.pool}, which {path} names, "
+                    f"{problem}; the run cannot be repeated from this pool"
+                )
+            self._rows.found.append(shard)
+        self.segments.append(
+            Segment(
+                number=len(self.segments),
+                first=document.first,
+                steps=document.steps,
+                start=document.start,
+                stop=len(self._rows.found),
+            )
+        )
