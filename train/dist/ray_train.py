@@ -87,6 +87,22 @@ def _torch_config() -> Any:
     return Config()
 
 
+def run_unless_failed(
+    main: Callable[[list[str]], int], arguments: Sequence[str], failed: str
+) -> None:
+    """What a worker does, also when Ray starts it again.
+
+    A run that failed by itself (status 2 or 3) leaves `failed`, and is not tried again: it would
+    fail again. RuntimeError where it fails or has failed.
+    """
+    if disk.exists(failed):
+        raise RuntimeError("the run has failed and is not started again")
+    if status := main(list(arguments)):
+        if status in (console.EXIT_MISTAKE, console.EXIT_INCOMPLETE):
+            disk.write_json(failed, {"status": status})
+        raise RuntimeError(f"a worker ended with status {status}")
+
+
 def start(
     main: Callable[[list[str]], int], arguments: Sequence[str], out: str, workers: int
 ) -> int:
@@ -113,16 +129,11 @@ def start(
             f"--ray needs Ray Train, which cannot be imported ({error}); pip install 'ray[train]'"
         ) from error
     has_gpus = bool(ray.cluster_resources().get("GPU"))
-
     failed = disk.join(out, "ray", "failed.json")
     disk.remove(failed)
 
     def run_worker(_: Any) -> None:
-        if disk.exists(failed):  # by itself: it would fail again
-            raise RuntimeError("the run has failed and is not started again")
-        if status := main(list(arguments)):
-            disk.write_json(failed, {"status": status})
-            raise RuntimeError(f"a worker ended with status {status}")
+        run_unless_failed(main, arguments, failed)
 
     trainer = TorchTrainer(
         run_worker,

@@ -60,3 +60,18 @@ def test_gloo_gets_the_interface_of_the_node_unless_somebody_chose_one(monkeypat
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")
     ray_train._choose_interface()
     assert os.environ["GLOO_SOCKET_IFNAME"] == "ib0"
+
+
+@pytest.mark.parametrize(("status", "tried"), [(2, 1), (3, 1), (75, 2), (139, 2)])
+def test_a_run_that_failed_by_itself_is_not_started_again(tmp_path, status, tried):
+    calls, failed = [], str(tmp_path / "ray" / "failed.json")
+
+    def main(arguments):
+        calls.append(arguments)
+        return status
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=f"ended with status {status}|is not started again"):
+            ray_train.run_unless_failed(main, ["--out", "a"], failed)
+    assert calls == [["--out", "a"]] * tried
+    assert ray_train.run_unless_failed(lambda _: 0, [], str(tmp_path / "other")) is None

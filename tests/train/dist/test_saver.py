@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from manifests import disk
+from manifests.disk import remote
 from manifests.documents import CheckpointRecord
 from manifests.run_layout import RunLayout
 from tests.train.dist.test_checkpoint import steps
-from train.dist import Saver, checkpoint, sharded_checkpoint
+from train.dist import Saver, checkpoint, process_group, sharded_checkpoint
 from train.dist.process_group import Ranks
 
 # Said by torch where there is no group.
@@ -134,3 +135,77 @@ def test_a_store_gets_no_shard_of_another_world_size(tmp_path):
     saver.finish()
     weights, _ = contents(checkpoint.latest(run))
     assert torch.equal(weights["w"], torch.full((3,), 1.0))
+
+
+class Dead(BaseException):
+    """The process has been killed: nothing of it runs any more."""
+
+
+def kill_at(patch, number):
+    """Every change of the store from number `number` on fails. Returns the counted changes."""
+    changes = []
+
+    def counted(real):
+        def change(*arguments, **options):
+            changes.append(real.__name__)
+            if len(changes) >= number:
+                raise Dead
+            return real(*arguments, **options)
+
+        return change
+
+    for name in ("_put", "remove_object"):
+        patch.setattr(remote, name, counted(getattr(remote, name)))
+    return changes
+
+
+@both
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_save_to_a_store_that_is_killed_at_any_request_leaves_one_to_load(
+    tmp_path, monkeypatch, ranks, damaged
+):
+    """`damaged`: the step has been saved before, the copy was damaged, and the run came back."""
+    number, outcomes = 0, []
+    while not outcomes or outcomes[-1] == "killed":
+        number += 1
+        run = f"memory://{tmp_path.name}-{number}"
+        saver = Saver(run, ranks, keep=2)
+        for step in (1, 2, *([3] if damaged else [])):
+            save(saver, step)
+        saver.finish()
+        if damaged:
+            folder = RunLayout(run).checkpoint(3)
+            [shard] = disk.list_names(folder, ".safetensors")
+            disk.write_bytes(f"{folder}/{shard}", b"damaged")
+        with monkeypatch.context() as patch:
+            changes = kill_at(patch, number)
+            save(saver, 3)
+            try:
+                saver.finish()
+                outcomes.append("saved")
+            except Dead:
+                outcomes.append("killed")
+        newest = checkpoint.latest(run)
+        assert newest.step in (2, 3), (number, changes)
+        weights, _ = contents(newest)
+        assert torch.equal(weights["w"], torch.full((3,), float(newest.step)))
+        save(saver, 3)  # the run comes by here again
+        saver.finish()
+        assert checkpoint.latest(run).step == 3
+    assert len(outcomes) >= 4
+
+
+def test_a_rank_whose_write_failed_fails_the_save_of_all(tmp_path, monkeypatch):
+    saver = Saver(str(tmp_path), SHARDED)
+    save(saver, 1)
+    saver.finish()
+    monkeypatch.setattr(process_group, "all_gather_json", lambda own, ranks, group: [own, None])
+    save(saver, 2)
+    with pytest.raises(OSError, match="rank 1 could not write its part of the checkpoint"):
+        saver.finish()
+    monkeypatch.setattr(process_group, "all_gather_int", lambda own, ranks: [own, 1])
+    monkeypatch.setattr(process_group, "all_gather_json", lambda own, ranks, group: [own, {}])
+    save(saver, 3)
+    with pytest.raises(OSError, match="rank 1 could not save the checkpoint; its own message"):
+        saver.finish()
+    assert checkpoint.latest(str(tmp_path)).step == 3  # published by this rank
