@@ -163,3 +163,23 @@ def test_an_ablation_and_its_report_on_a_store(pools: Pools, tmp_path: Path) -> 
     page = disk.read_bytes(layout.report).decode()
     assert "Do longer captions help?" in page
     assert disk.exists(layout.report_markdown)
+
+
+def test_a_sharded_run_is_saved_on_the_store_and_resumed_by_one_process(
+    pools: Pools, undisturbed: str
+) -> None:
+    out = "s3://pools/runs/sharded"
+    words = train_words(pools.store, out, "checkpoint_every=3")
+    assert run.main([*words, "dp_shard=2", "--ranks", "2"]) == 0
+    last = RunLayout(out).checkpoint(STEPS)
+    state = disk.read_json(disk.join(last, checkpoint.STATE_FILE))
+    assert state["layout"]["dp_shard"] == 2
+    assert sorted(state["sha256"]) == disk.list_names(last, ".safetensors")
+    assert len(state["sha256"]) == 2
+    disk.remove(RunLayout(out).run_json)
+    disk.remove(disk.join(last, checkpoint.STATE_FILE))  # as if the last save had been killed
+    assert run.main(words) == 0
+    assert disk.read_json(RunLayout(out).run_json)["resumed_at"] == STEPS - 3
+    lines = [disk.read_bytes(RunLayout(each).log).splitlines() for each in (out, undisturbed)]
+    losses = [[json.loads(line)["loss"] for line in of_run] for of_run in lines]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
