@@ -6,8 +6,10 @@ To add a kind: a module that reads it, one line of READERS, and one of manifests
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -32,6 +34,7 @@ from pipeline.crawl.table_files import ENDINGS, is_table
 from pipeline.crawl.tables import Row, file_table, url_table
 
 ROWS = 10_000  # of a batch
+HEAD = 1 << 16  # bytes in which the first record of an archive begins
 READ_VERSION = 2  # of what is read out of a part; a part of another version is read again
 TSV_VERSION = 3  # a .tsv is read without quoting
 Batches = Iterator[pa.RecordBatch]
@@ -205,7 +208,7 @@ def _sample(source: Source, *, kind: str) -> list[str]:
         raise ValueError(
             f"there is no {index}: source.crawl is {source.crawl!r}; see index.commoncrawl.org"
         ) from None
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise ValueError(f"{index} cannot be read as a list of files: {error}") from error
     if source.sample is None or source.sample > len(listed):
         raise ValueError(
@@ -233,11 +236,29 @@ def _batched(rows: Iterator[Row], source: Source) -> Batches:
 
 
 def _wat(path: str, source: Source, counts: Counter[str]) -> Batches:
-    return batches_of_wat(path, counts)
+    yield from batches_of_wat(path, counts)
+    _require_records(path, counts)
 
 
 def _warc(path: str, source: Source, counts: Counter[str]) -> Batches:
-    return _batched(rows_of_warc(path, counts), source)
+    yield from _batched(rows_of_warc(path, counts), source)
+    _require_records(path, counts)
+
+
+def _require_records(path: str, counts: Counter[str]) -> None:
+    """ValueError where nothing was read of a file because it is no archive: an empty file, or a
+    web page with an error in its place.
+    """
+    if counts["links"] or counts["damaged_records"]:
+        return
+    head = disk.read_bytes(path, 0, HEAD)
+    with suppress(zlib.error):  # what is no gzip stays as it is
+        head = zlib.decompressobj(wbits=31).decompress(head, HEAD)
+    if b"WARC/" not in head:
+        raise ValueError(
+            f"{path} is no WAT or WARC: no record begins in its first {HEAD:,} bytes; get the file "
+            "again, or leave it out of source.paths"
+        )
 
 
 def _url_rows(path: str, source: Source, counts: Counter[str]) -> Batches:

@@ -7,8 +7,10 @@ object is held whole.
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 import re
+import zlib
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
@@ -46,8 +48,16 @@ def values(path: str, columns: Sequence[str]) -> Generator[Values | None]:
     """Some columns of a table, row by row in their order; None for a row that cannot be read.
 
     A column may be named twice. ValueError where a column is missing; the message names the nearest
-    one. A value that is not valid text holds a lone surrogate (such as NOT_TEXT).
+    one. OSError or EOFError where the file cannot be unpacked. A value that is not valid text holds
+    a lone surrogate (such as NOT_TEXT).
     """
+    try:
+        yield from _values(path, columns)
+    except zlib.error as error:  # it is no OSError
+        raise gzip.BadGzipFile(f"{path} cannot be unpacked: {error}") from None
+
+
+def _values(path: str, columns: Sequence[str]) -> Iterator[Values | None]:
     kind = Path(path.removesuffix(".gz")).suffix
     if kind == ".parquet":
         yield from _parquet_rows(path, columns)
@@ -104,8 +114,16 @@ def require_columns(path: str, columns: Sequence[str], present: Sequence[str]) -
 
 
 def _parquet_rows(path: str, columns: Sequence[str]) -> Iterator[Values]:
-    with fsspec.open(path, "rb") as stream, pq.ParquetFile(stream) as table:
-        require_columns(path, columns, table.schema_arrow.names)
+    with (
+        disk.naming_table(path),
+        fsspec.open(path, "rb") as stream,
+        pq.ParquetFile(stream) as table,
+    ):
+        names = table.schema_arrow.names
+        require_columns(path, columns, names)
+        for name in columns:
+            if names.count(name) > 1:
+                raise ValueError(f"{path} has two columns {name!r}; give one of them another name")
         for batch in table.iter_batches(batch_size=ROWS, columns=list(dict.fromkeys(columns))):
             lists = [python_values(batch.column(name)) for name in columns]
             yield from zip(*lists, strict=True)

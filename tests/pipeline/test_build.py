@@ -22,6 +22,7 @@ from pipeline import build, recipe_run
 from pipeline.executor import Report
 from pipeline.pool import hold_lease
 from tests.support.other_tars import pack, picture
+from tests.support.wats import INFO, zipped
 
 ROOT = Path(__file__).resolve().parents[2]
 WAT = """
@@ -113,8 +114,13 @@ def test_a_first_stage_that_fails_is_the_last_line(
 
 
 def test_a_source_without_a_pair_is_told_with_its_losses(run: Lines, tmp_path: Path) -> None:
-    (tmp_path / "crawl.warc.wat.gz").write_bytes(b"this is not gzip")
+    path = tmp_path / "crawl.warc.wat.gz"
+    path.write_bytes(b"this is not gzip")
     (tmp_path / "r.yaml").write_text(WAT)
+    status, _, errors = run(tmp_path / "r.yaml", "--out", tmp_path / "pool")
+    assert status == 3
+    assert f"{path} is no WAT or WARC: no record begins" in errors.splitlines()[-1]
+    path.write_bytes(zipped([INFO]))
     status, _, errors = run(tmp_path / "r.yaml", "--out", tmp_path / "pool")
     assert status == 2
     assert errors.splitlines()[-1].startswith("error: the source has no pairs (0 rows or links, ")

@@ -68,11 +68,13 @@ def give_back(pool: str) -> None:
 
 
 def files(pool: str) -> dict[str, bytes]:
-    """Every file that is not scratch space, without the lease."""
+    """Every file that is not scratch space, without the lease and progress.json, which is no part
+    of the pool.
+    """
     found = {}
     for path in Path(pool).rglob("*"):
         name = str(path.relative_to(pool))
-        if path.is_file() and not name.startswith(("lease", ".")) and "/." not in name:
+        if path.is_file() and not name.startswith(("lease", "progress", ".")) and "/." not in name:
             found[name] = path.read_bytes()
     return found
 

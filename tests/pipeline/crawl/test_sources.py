@@ -121,3 +121,35 @@ def test_parts_of_a_tsv_that_was_read_with_quoting_are_read_again(
     monkeypatch.setattr(sources, "TSV_VERSION", sources.READ_VERSION)
     after = [sources.source_id(source, path) for path in ("a.tsv", "a.tsv.gz", "a.csv")]
     assert [one == other for one, other in zip(before, after, strict=True)] == [False, False, True]
+
+
+@pytest.mark.parametrize("kind", ["wat", "warc"])
+@pytest.mark.parametrize(
+    "content", [b"", b"<html>Slow down</html>", gzip.compress(b"no record"), bytes(range(256)) * 99]
+)
+def test_a_file_that_is_no_archive_is_a_failed_task(
+    tmp_path: Path, content: bytes, kind: str
+) -> None:
+    """One of 9,000 files that is empty, or an error page, would else be a part without links."""
+    good = wat(tmp_path / "good.warc.wat.gz", "a cat")
+    bad = tmp_path / "bad.gz"
+    bad.write_bytes(content)
+    source = Source(kind=kind, paths=(good, str(bad)))  # type: ignore[arg-type]
+    failed = crawl(source, str(tmp_path / "pool"), "inline")["failed"]
+    assert list(failed) == [str(bad)]
+    assert "is no WAT or WARC: no record begins in its first 65,536 bytes" in failed[str(bad)]
+    bad.write_bytes(zipped([INFO]))
+    assert crawl(source, str(tmp_path / "pool"), "inline")["failed"] == {}
+
+
+def test_a_damaged_list_of_a_crawl_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "crawl-data/CC-TEST/wat.paths.gz"
+    path.parent.mkdir(parents=True)
+    whole = gzip.compress("\n".join(f"crawl-data/{i * 7919}.wat.gz" for i in range(500)).encode())
+    source = Source(kind="wat_index", crawl="CC-TEST", sample=1, base=str(tmp_path))
+    for position in range(10, len(whole), 97):
+        content = bytearray(whole)
+        content[position] ^= 0xFF
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"wat\.paths\.gz cannot be read as a list of files"):
+            parts(source)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 from pathlib import Path
 
 import pyarrow as pa
@@ -211,3 +212,32 @@ def test_a_missing_column_and_a_file_that_is_no_parquet_are_refused(tmp_path: Pa
         False,
         False,
     ]
+
+
+@pytest.mark.parametrize("ending", [".csv.gz", ".tsv.gz", ".jsonl.gz", ".json.gz", ".txt.gz"])
+def test_a_table_whose_compressed_bytes_are_damaged_is_a_failed_task(
+    tmp_path: Path, ending: str
+) -> None:
+    """zlib's error is no OSError: it must not end the check before the first task."""
+    rows = "".join(f"http://p.test/{i},a b {i * 7919}\n" for i in range(3000))
+    content = bytearray(gzip.compress(f"url,caption\n{rows}".encode()))
+    content[40] ^= 0xFF
+    path = tmp_path / f"t{ending}"
+    path.write_bytes(content)
+    with pytest.raises(OSError, match=r"t\..* cannot be unpacked"):
+        list(table_files.values(str(path), ["url"]))
+    source = Source(kind="table", paths=(str(path),), caption_column=None)
+    failed = crawl(source, str(tmp_path / "pool"), "inline")["failed"]
+    assert list(failed) == [str(path)]
+    assert "cannot be unpacked" in failed[str(path)]
+
+
+def test_a_parquet_table_with_two_columns_of_one_name_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    columns = [pa.array(["http://p.test/1"]), pa.array(["x"])]
+    pq.write_table(pa.Table.from_arrays(columns, names=["url", "url"]), path)
+    with pytest.raises(ValueError, match=r"t\.parquet has two columns 'url'; give one of them"):
+        list(table_files.values(str(path), ["url"]))
+    path.write_bytes(b"")
+    with pytest.raises(ValueError, match=r"t\.parquet is damaged, or no Parquet file"):
+        list(table_files.values(str(path), ["url"]))
