@@ -200,10 +200,10 @@ def watch(args: argparse.Namespace) -> int:
 def mend(args: argparse.Namespace) -> int:
     """Make the index anew, or bring the pool into the present form; the exit status."""
     moved = 0
-    with hold_lease(args.pool):
+    with hold_lease(args.pool) as lease:
         if args.migrate:
             moved = accounting.migrate(args.pool)
-        commits = accounting.reindex(args.pool)
+        commits = accounting.reindex(args.pool, lease.check)
     if args.migrate:
         print(f"{moved} files moved")
     print(f"{len(commits)} shards indexed")

@@ -155,22 +155,27 @@ class IndexWriter:
         self._files = list(files)
 
 
-def update_index(pool: str) -> Commits:
-    """Bring the index of a pool up to date and close it. Under the pool's lease."""
-    with IndexWriter(pool) as index:
+def update_index(pool: str, check: Callable[[], None] | None = None) -> Commits:
+    """Bring the index of a pool up to date and close it. Under the pool's lease; `check` as that of
+    IndexWriter.
+    """
+    with IndexWriter(pool, check=check) as index:
         pass
     return index.commits
 
 
-def rebuild_index(pool: str) -> Commits:
+def rebuild_index(pool: str, check: Callable[[], None] | None = None) -> Commits:
     """Make the index anew from the commit records alone, whatever is in its folder.
 
-    Under the pool's lease. After a crash in between, the pool has no index, and is read without.
+    Under the pool's lease; `check` as that of IndexWriter. After a crash in between, the pool has
+    no index, and is read without.
     """
     layout = PoolLayout(pool)
+    if check is not None:
+        check()
     disk.remove(layout.index_json)
     _remove_others(pool, ())
-    return update_index(pool)
+    return update_index(pool, check)
 
 
 def _document(files: Sequence[IndexFile]) -> IndexDocument:

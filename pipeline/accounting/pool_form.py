@@ -7,7 +7,7 @@ are renamed one after another, a shard's commit record last; after a kill the sa
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from manifests import disk
@@ -31,14 +31,17 @@ ALIGNED_FILE = re.compile(r"(\d{5,})\.parquet")
 MOVERS = 8  # files that are moved at a time: a remote store copies each
 
 
-def reindex(pool: str) -> Commits:
-    """Make the index of a pool anew from its commit records. Under the pool's lease.
+def reindex(pool: str, check: Callable[[], None] | None = None) -> Commits:
+    """Make the index of a pool anew from its commit records. Under the pool's lease; `check` raises
+    where another command has taken it over.
 
     ValueError where there is no pool, and for a shard of the first form.
     """
     if not disk.exists(PoolLayout(pool).shards):
         raise ValueError(f"{pool} has no shards/; is it the folder of a pool?")
-    commits = rebuild_index(pool)
+    commits = rebuild_index(pool, check)
+    if check is not None:
+        check()
     write_row_index(commits)
     return commits
 

@@ -196,3 +196,17 @@ def test_a_record_that_was_replaced_by_one_with_the_same_sidecar_is_indexed(tmp_
     document = read_document(pool)
     assert document is not None
     assert document.files == before
+
+
+def test_an_index_is_not_made_anew_after_the_lease_is_lost(tmp_path: Path) -> None:
+    pool = str(tmp_path)
+    build(pool, range(3))
+    before = {path.name: path.read_bytes() for path in (tmp_path / "index").iterdir()}
+
+    def lost() -> None:
+        raise ValueError("its lease was taken over")
+
+    for make in (rebuild_index, update_index):
+        with pytest.raises(ValueError, match="taken over"):
+            make(pool, lost)
+        assert {path.name: path.read_bytes() for path in (tmp_path / "index").iterdir()} == before
