@@ -28,7 +28,7 @@ from train.data.augment import crop_numbers, random_crop_into, smallest_side
 from train.data.damage import DamageCounts, DamagedSample
 from train.data.decode import decode_image
 from train.data.live_rows import open_live
-from train.data.read_ahead import ReadAhead, StepReads, read_positions
+from train.data.read_ahead import GROUP_STEPS, ReadAhead, StepReads, read_positions
 from train.data.row_chances import ViewChances
 from train.data.row_numbers import ViewNumbers
 from train.data.scratch import ThreadBuffer
@@ -39,6 +39,7 @@ from train.model import ModelConfig
 
 PREFETCH = 4  # batches that are read ahead at most
 PREFETCH_BYTES = 2**30  # pixels of the batches that are read ahead; one batch is always allowed
+LIVE_STEPS = 4  # that a live run reads together: what is read ahead cannot draw from new shards
 SPLIT = 4  # pieces of a batch per thread: evens out slow images
 PIXELS = ThreadBuffer()  # of the image that a thread decodes
 SUBSTITUTES = 16  # rows that are tried in the place of a damaged one
@@ -149,7 +150,15 @@ class Loader:
         if not self.is_live:  # its tars are read by ranges, without parts on the local disk
             self._reading = self._reading or ViewReading(self.views, self._config)
         cache = None if self._reading is None else self._reading.cache
-        reads = ReadAhead(self.order, self.views, self._rows, steps, self._most_shards, cache)
+        reads = ReadAhead(
+            self.order,
+            self.views,
+            self._rows,
+            steps,
+            self._most_shards,
+            cache,
+            LIVE_STEPS if self.is_live else GROUP_STEPS,
+        )
         try:
             batches = self._threaded(reads, start) if threads else self._alone(reads, start)
             for planned, damaged in batches:

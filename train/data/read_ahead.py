@@ -135,9 +135,11 @@ class ReadAhead:
         steps: range,
         most_shards: int,
         cache: PartCache | None = None,
+        group_steps: int = GROUP_STEPS,
     ) -> None:
         """rows: of every global batch. most_shards: whose columns are asked for ahead. cache: a
-        folder for parts of remote tars."""
+        folder for parts of remote tars. group_steps: most steps that are read together."""
+        self._group_steps = group_steps
         self._parts = None if cache is None else CachedParts(cache)
         self._most_shards = most_shards
         self._order, self._views, self._rows = order, views, rows
@@ -220,7 +222,7 @@ class ReadAhead:
             with self._changed:
                 self._ready.extend(group.steps)
                 self._changed.notify_all()
-            most = min(2 * most, GROUP_STEPS)
+            most = min(2 * most, self._group_steps)
 
     def _ask_columns(self, step: int) -> StepReads:
         """The positions of a step; the columns of its shards are on their way."""
@@ -267,7 +269,7 @@ class ReadAhead:
             return not self._is_closed
 
     def _has_room(self, group: _Group) -> bool:
-        if len(self._group_of) > GROUP_STEPS:
+        if len(self._group_of) > self._group_steps:
             return False
         return not self._bytes or self._bytes + group.bytes <= READ_BYTES
 

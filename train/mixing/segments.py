@@ -24,7 +24,7 @@ from train.rng import Ints, derive_key
 SEGMENT = 8  # what a random number is for, see order.py
 # Steps of a segment that draws again what was drawn before: new shards wait no longer than that,
 # or than one epoch.
-REPEATED_STEPS = 256
+REPEATED_STEPS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
