@@ -110,6 +110,8 @@ def prepare(
     model = CLIP(model_config(config), config.seed, attention=config.attention)
     if saved is not None:
         identity = check_same_run(saved.record.identity, identity, out)
+        if ranks.rank == 0:  # a kill between a save and this would leave one more
+            checkpoint.prune(out, saved.step, config.keep_checkpoints)
     elif config.init is not None:
         identity = {**identity, "initial_weights": load_initial_weights(model, config.init)}
         logger.info("weights from %s, sha256 %s", config.init, identity["initial_weights"][:12])

@@ -76,6 +76,7 @@ class _Aligned:
     name: str
     shards: Integers
     values: Any  # (shards,) checksums as 32 bytes, or rows kept
+    is_stale: bool = False
 
     def value(self, shard: int) -> Any:
         """What it says of a shard; None where it does not have it."""
@@ -116,7 +117,7 @@ def find_damages(pool: str, *, engine: Engine = "inline") -> tuple[list[Damage],
     stage = Stage(
         name="verify",
         work=ShardChecker,
-        config={"pool": pool, "sets": columns},
+        config={"pool": pool, "sets": columns, "stale": [v.name for v in views if v.is_stale]},
         concurrency=THREADS,
     )
 
@@ -276,7 +277,8 @@ def _views(layout: PoolLayout, fingerprint: str | None, findings: _Findings) -> 
                 f"{document.funnel[-1][1]}, its shards {in_shards}"
             )
             findings.add(Damage(kind="view", line=line, name=view))
-        yield _Aligned(view, shards, kept)
+        is_stale = fingerprint is not None and document.fingerprint != fingerprint
+        yield _Aligned(view, shards, kept, is_stale)
 
 
 def _report_stale(

@@ -75,7 +75,8 @@ class ShardRows:
 class ShardChecker:
     """Checks the files of one ticket. Threads may share it.
 
-    `config`: {"pool", "sets": {score set: its columns}}. A ticket has {"part": file name} or
+    `config`: {"pool", "sets": {score set: its columns}, "stale": views that are older than the
+    shards, whose masks are only read}. A ticket has {"part": file name} or
     {"shard", "scores": {score set: checksum of its uids}, "views": {view: rows kept}}. The result:
     {"damages": plain Damage of each file, "record": plain commit record or None,
     "sidecar": whether the sidecar can be read}.
@@ -84,6 +85,7 @@ class ShardChecker:
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.layout = PoolLayout(str(config["pool"]))
         self.columns: dict[str, list[str]] = dict(config["sets"])
+        self.stale = frozenset(config.get("stale", ()))
         self._files: dict[tuple[str, str], AlignedFiles] = {}
 
     def __call__(self, ticket: Ticket) -> dict[str, Any]:
@@ -132,7 +134,9 @@ class ShardChecker:
             files = self._aligned_files("views", name)
             table, metadata, problem = _aligned(self.layout, files, shard, VIEW.names)
             if not problem:
-                problem = mask_owner(metadata, shard, name) or _mask_problem(table, rows, count)
+                problem = mask_owner(metadata, shard, name)
+                if name not in self.stale:  # else its rows were those of another sidecar
+                    problem = problem or _mask_problem(table, rows, count)
                 problem = problem and f"{inside(self.layout, files.path(shard))}: {problem}"
             if problem:
                 yield Damage(kind="mask", line=problem, shard=shard, name=name)

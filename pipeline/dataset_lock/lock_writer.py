@@ -41,7 +41,7 @@ from pipeline.dataset_lock.lock_file import (
     lock_schema,
 )
 from pipeline.dataset_lock.row_keys import RowsHash, row_bits, row_keys, row_spill, sorted_rows
-from pipeline.pool import RecordSpill, staged_file
+from pipeline.pool import RecordSpill, remove_partial, staged_file
 
 SUFFIX = ".parquet"
 READERS = 4  # shards that are read at a time
@@ -72,6 +72,7 @@ def write_lock(pool: str, path: str, views: Sequence[str] | None = None) -> Lock
         digest, size = disk.file_sha256(staged), staged.stat().st_size
         disk.publish(staged, path)
     lock = LockFile(path)
+    remove_partial(croissant_path(path))
     write_croissant(lock, digest, size)
     return lock
 

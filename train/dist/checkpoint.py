@@ -109,12 +109,18 @@ def publish(run: str, source: str, record: CheckpointRecord, keep: int = KEEP) -
         _check(folder)
     except ValueError as error:
         raise OSError(f"{folder} was written and reads back differently: {error}") from error
-    saved_steps = steps(run)
-    earlier = [other for other in saved_steps if other <= step]
-    for other in saved_steps:  # a later one is damaged: the run came back to before it
-        if other not in earlier[-keep:]:
+    prune(run, step, keep)
+    for other in steps(run):
+        if other > step:  # it is damaged: the run came back to before it
             _remove(RunLayout(run).checkpoint(other))
     return folder
+
+
+def prune(run: str, step: int, keep: int = KEEP) -> None:
+    """Remove all but the last `keep` checkpoints up to `step`, which is whole."""
+    earlier = [other for other in steps(run) if other <= step]
+    for other in earlier[:-keep]:
+        _remove(RunLayout(run).checkpoint(other))
 
 
 def latest(run: str) -> Checkpoint | None:

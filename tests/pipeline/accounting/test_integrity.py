@@ -10,15 +10,17 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from manifests import disk
-from manifests.commits import update_index
+from manifests.commits import IndexWriter, read_commits, update_index
 from manifests.pool_layout import PoolLayout
 from pipeline.accounting import counts, integrity
 from pipeline.accounting.integrity import verify
-from pipeline.pool import member_block, sidecar_hash
+from pipeline.accounting.tombstones import purge_shard
+from pipeline.pool import member_block, read_sidecar, sidecar_hash
 from tests.support import audited
 
 
@@ -239,6 +241,21 @@ def test_scores_and_views_of_an_older_state_are_stale(pool: Path) -> None:
     assert all(": stale: the shards have changed since; run pipeline/" in line for line in lines)
     audited.score_and_choose(str(pool))
     assert verify(str(pool)) == []
+
+
+def test_the_masks_of_a_stale_view_are_not_compared_with_newer_rows(pool: Path) -> None:
+    """As a killed purge leaves them: readers refuse the view, and nothing is damaged."""
+    record = read_commits(str(pool)).record(0)
+    stored = read_sidecar(str(pool), 0)["image_name"].is_valid().to_numpy()
+    purged = np.arange(record.count) == np.flatnonzero(stored)[0]
+    with IndexWriter(str(pool)) as index:
+        index.forget([0])
+        replaced = purge_shard(str(pool), record, purged, None)
+        assert replaced is not None
+        index.add(replaced)
+    lines = verify(str(pool))
+    assert len(lines) == 4
+    assert all(": stale: " in line for line in lines), lines
 
 
 def test_what_is_not_committed_is_not_looked_at(pool: Path) -> None:

@@ -179,6 +179,14 @@ def test_a_stale_view_is_not_locked(pool: str, tmp_path: Path) -> None:
     assert list(write_lock(pool, str(tmp_path / "a.parquet"), ["raw"]).head.views) == ["raw"]
 
 
+def test_what_a_killed_lock_left_is_removed_by_the_next(pool: str, tmp_path: Path) -> None:
+    for name in ("a.parquet", "a.croissant.json", "b.parquet"):
+        (tmp_path / f".{name}.partial.77-0123abcd").write_bytes(b"half")
+    write_lock(pool, str(tmp_path / "a.parquet"))
+    names = sorted(path.name for path in tmp_path.iterdir() if path.is_file())
+    assert names == [".b.parquet.partial.77-0123abcd", "a.croissant.json", "a.parquet"]
+
+
 def test_views_are_named_or_all(pool: str, tmp_path: Path) -> None:
     assert list(write_lock(pool, str(tmp_path / "a.parquet")).head.views) == ["long", "raw"]
     one = write_lock(pool, str(tmp_path / "b.parquet"), ["long"])

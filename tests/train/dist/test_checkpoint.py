@@ -18,13 +18,13 @@ from train.dist import checkpoint
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def save(run, step, value=None, identity=None):
+def save(run, step, value=None, identity=None, keep=checkpoint.KEEP):
     moments = {"w": {"step": torch.tensor(float(step)), "exp_avg": torch.full((3,), 0.5)}}
     record = CheckpointRecord(
         step=step, identity=identity or {"me": 1}, order="o", config_hash="c", sha256={}
     )
     weights = {"w": torch.full((3,), float(value or step))}
-    return checkpoint.save(str(run), weights, moments, record)
+    return checkpoint.save(str(run), weights, moments, record, keep)
 
 
 def steps(run):
@@ -158,6 +158,17 @@ def test_clear_removes_all_and_clean_only_what_was_left_unfinished(tmp_path):
     assert steps(tmp_path) == ["step-1"]
     checkpoint.clear(str(tmp_path))
     assert steps(tmp_path) == []
+
+
+def test_a_kill_before_older_ones_were_removed_leaves_none_of_them(tmp_path):
+    for step in (1, 2, 3):
+        save(tmp_path, step, keep=9)
+    (tmp_path / "checkpoints" / "step-1" / "state.json").unlink()  # killed while it was removed
+    save(tmp_path, 5, keep=9)
+    checkpoint.prune(str(tmp_path), 3, 2)
+    assert steps(tmp_path) == ["step-2", "step-3", "step-5"]  # a later one may be damaged
+    checkpoint.prune(str(tmp_path), 5, 2)
+    assert steps(tmp_path) == ["step-3", "step-5"]
 
 
 def test_a_checkpoint_is_read_back_before_older_ones_are_removed(tmp_path, monkeypatch):
