@@ -112,14 +112,20 @@ def most_in_a_batch(wheel: Ints, sources: int, batch_size: int, offset: int = 0)
     counts = np.bincount(wheel, minlength=sources)
     most = counts * turns
     if rest:
-        by_source = np.argsort(wheel, kind="stable")
-        for s, slots in enumerate(np.split(by_source, np.cumsum(counts)[:-1])):
-            if not len(slots):
-                continue
-            # Of the batches with the most draws one begins at most a stride before a draw. It may
-            # begin before slot 0 and reach over the end of the wheel.
-            begins = slots - (slots - offset) % stride
-            turn = np.concatenate([slots - period, slots, slots + period])
-            inside = np.searchsorted(turn, begins + rest) - np.searchsorted(turn, begins)
-            most[s] += int(inside.max())
+        slots = np.argsort(wheel, kind="stable")  # of source 0, then of source 1, …
+        source = wheel[slots]
+        first, keys = np.cumsum(counts) - counts, source * period + slots
+
+        def drawn_before(slot: Ints) -> Ints:
+            """Draws of each one's source before a slot, counted from slot 0 of the first turn."""
+            turn, place = np.divmod(slot, period)
+            in_turn = np.searchsorted(keys, source * period + place) - first[source]
+            drawn: Ints = turn * counts[source] + in_turn
+            return drawn
+
+        # Of the batches with the most draws one begins at most a stride before a draw.
+        begins = slots - (slots - offset) % stride
+        in_rest = np.zeros(sources, np.int64)
+        np.maximum.at(in_rest, source, drawn_before(begins + rest) - drawn_before(begins))
+        most += in_rest
     return [int(count) for count in most]
