@@ -10,14 +10,18 @@ captions, and read by programs that take turns, each in a process of its own wit
   bare        the bytes of every image, decoded by simplejpeg at full size and thrown away
   ours        train.data.Loader: order, bytes, decoding, random crop to 224, tokens, batches of 256
   open_clip   webdataset and open_clip's training transform and tokenizer, as open_clip_train reads
+  remote      ours, from an S3 store on loopback that answers each request after 50 ms
+  cached      the same with a folder for parts of tars (read_cache), which the turns share
 
 The figure is samples for a second of processor time, since other programs may take a share of the
-clock's; the best of all turns counts. Two threads are compared by the clock.
+clock's; the best of all turns counts. Two threads, and a store with ours, are compared by the
+clock.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -25,7 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +39,19 @@ if not __package__:
 
 from manifests import disk
 from manifests.commits import read_commits
+from tests.support.s3_server import s3_variables
 
 SIDE, QUALITY, SIZE, BATCH = 256, 95, 224, 256
 MODEL = "ViT-B-32"
 # Samples for a second of processor time; ratios of them; one thread's seconds by two threads'.
-BARS = {"ours": 1100.0, "ours / open_clip": 4.0, "ours / bare": 0.5, "two threads / one": 1.85}
+BARS = {
+    "ours": 1100.0,
+    "ours / open_clip": 4.0,
+    "ours / bare": 0.5,
+    "two threads / one": 1.85,
+    "remote / ours": 0.9,
+}
+WAIT_MS, BUCKET = 50, "pools"  # of the store
 RECIPE = """
 name: loader
 source: {{kind: image_folder, paths: ["{folder}"], captions: metadata.csv}}
@@ -70,7 +82,7 @@ def write_images(source: Path, folder: Path, rows: int) -> int:
 
 def build_pool(folder: Path, work: Path) -> Path:
     """A pool of the images with their tokens and one view of them all."""
-    recipe, pool = work / "recipe.yaml", work / "pool"
+    recipe, pool = work / "recipe.yaml", work / BUCKET / "pool"
     recipe.write_text(RECIPE.format(folder=folder, side=SIDE))
     subprocess.run(
         [sys.executable, str(ROOT / "pipeline/build.py"), str(recipe), "--out", str(pool)],
@@ -99,7 +111,7 @@ def _bare(pool: str, threads: int, samples: int) -> Iterator[int]:
             yield rows
 
 
-def _ours(pool: str, threads: int, samples: int) -> Iterator[int]:
+def _ours(pool: str, threads: int, samples: int, cache: str | None = None) -> Iterator[int]:
     from manifests.schema import Blend
     from train.config import TrainConfig, model_config
     from train.data import Loader
@@ -112,6 +124,7 @@ def _ours(pool: str, threads: int, samples: int) -> Iterator[int]:
         warmup=1,
         threads=threads,
         device="cpu",
+        read_cache=cache,
     )
     for batch in Loader(blend, config, model_config(config)):
         yield len(batch.keys)
@@ -139,10 +152,16 @@ def _open_clip(pool: str, threads: int, samples: int) -> Iterator[int]:
         yield len(images)
 
 
+def _cached(pool: str, threads: int, samples: int) -> Iterator[int]:
+    return _ours(pool, threads, samples, os.environ["LOADER_CACHE"])
+
+
 PROGRAMS: dict[str, Callable[[str, int, int], Iterator[int]]] = {
     "bare": _bare,
     "ours": _ours,
     "open_clip": _open_clip,
+    "remote": _ours,
+    "cached": _cached,
 }
 
 
@@ -159,14 +178,30 @@ def run_program(name: str, pool: str, threads: int, samples: int) -> Result:
         if count >= samples:
             break
     wall_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu
-    return {"samples": count, "wall_s": wall_s, "cpu_s": cpu_s, "samples_per_cpu_s": count / cpu_s}
+    result = {"samples": count, "wall_s": wall_s, "cpu_s": cpu_s}
+    return {**result, "samples_per_cpu_s": count / cpu_s, "samples_per_s": count / wall_s}
 
 
-def run_child(name: str, pool: str, threads: int, samples: int) -> Result:
+@contextlib.contextmanager
+def late_store(folder: Path) -> Iterator[dict[str, str]]:
+    """The environment in which s3:// is a store over a folder that answers after WAIT_MS."""
+    program = [sys.executable, str(ROOT / "benchmarks/store_server.py"), "--folder", str(folder)]
+    command = [*program, "--wait-ms", str(WAIT_MS)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            yield s3_variables(server.stdout.readline().strip())
+        finally:
+            server.kill()
+
+
+def run_child(
+    name: str, pool: str, threads: int, samples: int, variables: Mapping[str, str] | None = None
+) -> Result:
     """`run_program` in a process of its own."""
     command = [sys.executable, __file__, "--program", name, "--pool", pool]
     command += ["--threads", str(threads), "--samples", str(samples)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **(variables or {})}
     output = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     result: Result = json.loads(output.stdout.splitlines()[-1])
     return result
@@ -223,25 +258,32 @@ def measure(pool: str, samples: int, turns: int) -> Result:
     """All programs in turns, and where the time of ours goes."""
     rows: dict[str, list[Result]] = {name: [] for name in PROGRAMS}
     walls: dict[int, list[float]] = {1: [], 2: []}
-    for _ in range(turns):
-        for name in PROGRAMS:
-            rows[name].append(run_child(name, pool, 1, samples))
-        for threads in walls:
-            walls[threads].append(run_child("ours", pool, threads, samples)["wall_s"])
+    folder = Path(pool).parents[1]
+    with late_store(folder) as variables:
+        variables = {**variables, "LOADER_CACHE": str(folder / "cache")}
+        for _ in range(turns):
+            for name in PROGRAMS:
+                url = f"s3://{BUCKET}/{Path(pool).name}" if name in ("remote", "cached") else pool
+                rows[name].append(run_child(name, url, 1, samples, variables))
+            for threads in walls:
+                walls[threads].append(run_child("ours", pool, threads, samples)["wall_s"])
     return {**compare(rows, walls), "ms_of_parts": time_of_parts(pool, min(samples, 1000))}
 
 
 def compare(rows: dict[str, list[Result]], walls: dict[int, list[float]]) -> Result:
     """The best turn of each program, and the ratios beside their bars."""
     best = {name: max(one["samples_per_cpu_s"] for one in of) for name, of in rows.items()}
+    fastest = {name: max(one["samples_per_s"] for one in of) for name, of in rows.items()}
     figures = {
         "ours": best["ours"],
         "ours / open_clip": best["ours"] / best["open_clip"],
         "ours / bare": best["ours"] / best["bare"],
         "two threads / one": min(walls[1]) / min(walls[2]),
+        "remote / ours": fastest["remote"] / fastest["ours"],
     }
     return {
         "best_samples_per_cpu_s": best,
+        "best_samples_per_s": fastest,
         "turns": rows,
         "wall_s_by_threads": {str(threads): values for threads, values in walls.items()},
         "bars": {
