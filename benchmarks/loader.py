@@ -172,14 +172,39 @@ def run_program(name: str, pool: str, threads: int, samples: int) -> Result:
     torch.set_num_threads(1)
     batches = PROGRAMS[name](pool, threads, samples + 2 * BATCH)
     next(batches)
+    waits = timed_waits()
     started, cpu, count = time.perf_counter(), time.process_time(), 0
     for rows in batches:
         count += rows
         if count >= samples:
             break
     wall_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu
-    result = {"samples": count, "wall_s": wall_s, "cpu_s": cpu_s}
-    return {**result, "samples_per_cpu_s": count / cpu_s, "samples_per_s": count / wall_s}
+    return {
+        "samples": count,
+        "wall_s": wall_s,
+        "cpu_s": cpu_s,
+        "samples_per_cpu_s": count / cpu_s,
+        "samples_per_s": count / wall_s,
+        "store_wait_ms": 1000 * sum(waits) / count,  # of a decoding thread, for a sample
+    }
+
+
+def timed_waits() -> list[float]:
+    """The seconds that decoding threads of this process wait for bytes of a store, from now on."""
+    from train.data.read_ahead import StepReads
+
+    waits: list[float] = []
+    image = StepReads.image
+
+    def timed(self: StepReads, r: int) -> bytes | None:
+        started = time.perf_counter()
+        try:
+            return image(self, r)
+        finally:
+            waits.append(time.perf_counter() - started)
+
+    StepReads.image = timed  # type: ignore[method-assign]
+    return waits
 
 
 @contextlib.contextmanager
@@ -218,6 +243,7 @@ def time_of_parts(pool: str, samples: int) -> dict[str, float]:
     from train.config import TrainConfig
     from train.data.augment import crop_numbers, random_crop_into
     from train.data.decode import decode_image
+    from train.data.loader import copy_tokens
     from train.data.view_rows import open_view
     from train.mixing import Order, SourceRows
 
@@ -242,12 +268,17 @@ def time_of_parts(pool: str, samples: int) -> dict[str, float]:
         for k, (image, row) in enumerate(zip(images, numbers, strict=True)):
             random_crop_into(into_BHWC[k % BATCH], image, row)
 
+    into_T = np.zeros(77, np.int64)
     steps = max(1, len(places) // BATCH)
     return {
         "positions": cost(lambda: [order.batch(k) for k in range(steps)], steps * BATCH),
         "read": cost(lambda: [view.read_image(s, r) for s, r in places], len(places)),
         "decode": cost(lambda: [decode_image(data) for data in bytes_of], len(places)),
         "crop": cost(crop, len(places)),
+        "tokens": cost(
+            lambda: [copy_tokens(view.shard(s).tokens_of(r), into_T) for s, r in places],
+            len(places),
+        ),
     }
 
 

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from manifests import disk
 from manifests.pool_layout import PoolLayout, shard_folder, shard_name
 
-OPEN_BUNDLES = 32  # footers that stay in memory, about 1 MB each
+OPEN_BUNDLES = 16  # footers that stay in memory, about 2 MB each
 # Bytes of a shard that are compared with their checksum whichever columns are read. Of more bytes
 # only those of the columns are read, and only Parquet's own checksums of pages are compared.
 CHECKED_BYTES = 4 * 2**20
@@ -142,7 +142,7 @@ class Bundle:
             self._ranges: dict[str, tuple[int, int, int]] = plain["ranges"]
             self.schema = self._footer.schema.to_arrow_schema().remove_metadata()
             checksum = plain.pop("checksum")
-            is_whole = checksum == disk.content_hash(plain) and plain["schema"] == str(self.schema)
+            is_whole = checksum == disk.plain_hash(plain) and plain["schema"] == str(self.schema)
         except FileNotFoundError:
             raise
         except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
@@ -256,6 +256,7 @@ class AlignedFiles:
     ) -> None:
         self._single, self._bundle, self._view = single, bundle, view
         self._open: OrderedDict[str, Bundle] = OrderedDict()
+        self._opening: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
 
     @classmethod
@@ -289,11 +290,17 @@ class AlignedFiles:
             if path in self._open:
                 self._open.move_to_end(path)
                 return self._open[path]
-        bundle = Bundle(path)
-        with self._lock:
-            self._open[path] = bundle
-            while len(self._open) > OPEN_BUNDLES:
-                self._open.popitem(last=False)
+            opening = self._opening.setdefault(path, threading.Lock())
+        with opening:  # threads that want one bundle at once: the first one opens it
+            with self._lock:
+                if path in self._open:
+                    return self._open[path]
+            bundle = Bundle(path)
+            with self._lock:
+                self._open[path] = bundle
+                self._opening.pop(path, None)
+                while len(self._open) > OPEN_BUNDLES:
+                    self._open.popitem(last=False)
         return bundle
 
     def has(self, shard: int | str) -> bool:

@@ -15,7 +15,7 @@ from manifests.disk.files import (
     sync_folder,
     write_bytes,
 )
-from manifests.disk.hashes import content_hash, file_sha256, uid_of
+from manifests.disk.hashes import content_hash, file_sha256, plain_hash, uid_of
 from manifests.disk.local import CountedFile, check_size, naming
 from manifests.disk.paths import is_url, join, local_path, output_folder
 from manifests.disk.plain import (
@@ -76,6 +76,7 @@ __all__ = [
     "open_file",
     "output_folder",
     "parquet_writer",
+    "plain_hash",
     "publish",
     "read_bytes",
     "read_json",

@@ -11,9 +11,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+PLAIN_TYPES = {str, int, float, bool, type(None)}
+
 
 def to_plain(value: Any) -> Any:
     """Dataclasses, tuples and paths as dicts, lists and strings."""
+    if type(value) in PLAIN_TYPES:  # most values of a large document
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):

@@ -11,6 +11,7 @@ alone decides.
 from __future__ import annotations
 
 import math
+import os
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -117,7 +118,11 @@ class Loader:
         else:
             self.views = _open_views(blend, config, self.names, cached)
             self.order = _order(blend, config, self.names, self.views, cached)
-        self._reading: ViewReading | None = None  # from the first batch on
+        # The tars of a live view are read by ranges, without parts on the local disk.
+        self._reading: ViewReading | None = None
+        if not self.is_live:
+            local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+            self._reading = ViewReading(self.views, config, min(1.0, local_ranks / world))
         self._most_shards = len(self.views) * (cached * 3 // 4)  # ahead; the caches keep them
         self.damage = DamageCounts()  # of the batches that were handed out
         self.last_damaged: DamagedSample | None = None
@@ -147,9 +152,10 @@ class Loader:
                 yield self._finish(planned, self._fill(planned, 0, len(planned.row)))
             return
         steps = range(start, len(self))
-        if not self.is_live:  # its tars are read by ranges, without parts on the local disk
-            self._reading = self._reading or ViewReading(self.views, self._config)
-        cache = None if self._reading is None else self._reading.cache
+        cache = None
+        if self._reading is not None:
+            self._reading.choose()
+            cache = self._reading.cache
         reads = ReadAhead(
             self.order,
             self.views,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -109,11 +109,21 @@ def _distinct(*names: str) -> list[str]:
 
 def load_aligned(files: AlignedFiles, shard: str, columns: Sequence[str]) -> pa.Table:
     """Columns of the rows of a shard in a score set or view. ValueError for damage."""
+    if not shard_folder(shard):
+        return load_columns(files.path(shard), columns)
+    return load_with_metadata(files, shard, columns)[0]
+
+
+def load_with_metadata(
+    files: AlignedFiles, shard: str, columns: Sequence[str]
+) -> tuple[pa.Table, dict[str, Any]]:
+    """As `load_aligned`, with what was written about the rows of the shard."""
     path = files.path(shard)
     if not shard_folder(shard):
-        return load_columns(path, columns)
+        metadata = read_with_retries(lambda: files.metadata(shard), path)
+        return load_columns(path, columns), metadata
     try:
-        return read_with_retries(lambda: files.read(shard, columns), path)[0]
+        return read_with_retries(lambda: files.read(shard, columns), path)
     except FileNotFoundError:
         raise ValueError(f"{path} is missing; make it again") from None
 

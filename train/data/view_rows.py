@@ -32,9 +32,9 @@ from train.data.view_columns import (
     ViewMasks,
     choose_again,
     covers,
-    load_aligned,
     load_columns,
     load_document,
+    load_with_metadata,
     open_masks,
     shard_files,
 )
@@ -251,12 +251,12 @@ class ViewRows:
     def _read_tokens(self, shard: str, uids: pa.ChunkedArray) -> pa.ChunkedArray:
         """Tokens of every row of a shard. ValueError where they were made for other rows."""
         path = self._tokens.path(shard)
-        metadata = read_with_retries(lambda: self._tokens.metadata(shard), path)
+        table, metadata = load_with_metadata(self._tokens, shard, ["tokens"])
         if metadata.get("uids") != uids_checksum(uids):
             raise ValueError(
                 f"{path} was made for other rows than the pool has; {_tokenize_again(self.pool)}"
             )
-        return load_aligned(self._tokens, shard, ["tokens"])["tokens"]
+        return table["tokens"]
 
 
 def _named_parts(tar: str, ranges: ByteRanges, offset: Ints, length: Ints) -> ShardParts:

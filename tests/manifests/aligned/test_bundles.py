@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from manifests import disk
+from manifests.aligned import bundles
 from manifests.aligned.bundles import (
     AlignedFiles,
     Bundle,
@@ -138,3 +141,22 @@ def test_files_of_flat_shards_and_bundles_are_read_alike(tmp_path: Path) -> None
 def test_a_file_of_a_flat_shard_has_the_bytes_of_before(tmp_path: Path) -> None:
     disk.write_parquet(tmp_path / "a.parquet", mask(3), {"kept": 2})
     assert (tmp_path / "a.parquet").read_bytes() == parquet_bytes(mask(3), {"kept": 2})
+
+
+def test_threads_that_want_one_bundle_open_it_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+
+    class Slow(bundles.Bundle):
+        def __init__(self, path: str) -> None:
+            opened.append(path)
+            time.sleep(0.05)
+
+    monkeypatch.setattr(bundles, "Bundle", Slow)
+    files = AlignedFiles(lambda shard: f"{shard}.parquet", lambda shard: f"b{int(shard) // 1000}")
+    with ThreadPoolExecutor(8) as threads:
+        shards = [5000 + k for k in range(12)] + [6000 + k for k in range(12)]
+        found = list(threads.map(files.bundle, shards))
+    assert sorted(opened) == ["b5", "b6"]
+    assert len({id(bundle) for bundle in found}) == 2

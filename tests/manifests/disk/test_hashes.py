@@ -27,3 +27,11 @@ def test_the_hash_of_a_file_is_that_of_its_bytes(tmp_path: Path) -> None:
     assert disk.file_sha256(tmp_path / "a").startswith("ba7816bf")
     with pytest.raises(FileNotFoundError):
         disk.file_sha256(tmp_path / "none")
+
+
+def test_the_hash_of_plain_values_is_that_of_their_content() -> None:
+    value = {"b": [1, 2.5, None, True, "ä"], "a": {"y": {}, "x": "z"}}
+    assert disk.plain_hash(value) == disk.content_hash(value)
+    assert disk.plain_hash(value, 64) == disk.content_hash(value, 64)
+    with pytest.raises(TypeError):
+        disk.plain_hash({"path": Path("x")})

@@ -15,7 +15,7 @@ from manifests.pool_layout import PoolLayout
 from manifests.schema import Blend, Recipe, Rule, Source, View
 from pipeline import filter as filter_command
 from pipeline.accounting import purge_rows, read_criteria, verify
-from pipeline.views import choose_views, materialise, materialise_view
+from pipeline.views import choose_views, materialise, materialise_view, remove_copies
 from tests.support.folders import make_folders_small
 from tests.support.small_pool import make_pool, rows
 from tests.train.conftest import write_tokens
@@ -187,3 +187,17 @@ def test_the_tars_of_a_large_pool_lie_in_folders(
     materialise_view(pool, "wide")
     assert assert_is_copy(pool, "wide") == 5
     assert "/00002/00005.tar" in PoolLayout(pool).view_copy_tar("wide", 5)
+
+
+def test_a_pool_in_a_store_has_its_copies_there(pool: str) -> None:
+    remote = "memory://test_materialise/pool"
+    for path in Path(pool).rglob("*"):
+        if path.is_file():
+            disk.write_bytes(f"{remote}/{path.relative_to(pool)}", path.read_bytes())
+    expected = materialise_view(pool, "wide")
+    assert materialise_view(remote, "wide") == expected
+    for path in Path(pool, "materialised/wide").glob("*.tar"):
+        assert disk.read_bytes(f"{remote}/{path.relative_to(pool)}") == path.read_bytes()
+    assert remove_copies(remote, range(6)) == 5
+    assert disk.list_names(f"{remote}/materialised/wide") == []
+    assert remove_copies(remote, range(6)) == 0

@@ -139,10 +139,21 @@ def test_the_log_names_the_mode_and_why(
 
 def test_what_cannot_be_read_that_way_is_refused(pool: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"few. of .* has no tars of its own; run .*--materialise"):
-        next(loader_of(pool, "few", read_mode="materialised").batches())
+        loader_of(pool, "few", read_mode="materialised")
     with pytest.raises(ValueError, match="is a URL; name a folder of a local disk"):
-        next(loader_of(pool, read_cache="s3://bucket/cache").batches())
+        loader_of(pool, read_cache="s3://bucket/cache")
     with pytest.raises(ValueError, match="store_speed is 'fast'"):
         loader_of(pool, store_speed="fast")
     with pytest.raises(ValueError, match="read_cache_gb is 0"):
         loader_of(pool, read_cache_gb=0)
+
+
+def test_a_cache_that_is_too_small_for_a_window_is_not_used(
+    pool: str, store: type[SlowStore], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = list(loader_of(pool))
+    changes = {"read_mode": "mask", "read_cache": str(tmp_path / "c"), "read_cache_gb": 1e-4}
+    for one, other in zip(loader_of(f"slow://{pool}", **changes), expected, strict=True):
+        assert_same(one, other)
+    assert "GB of read_cache and has 0.0001 GB" in caplog.text
+    assert not list((tmp_path / "c").rglob("*.part"))
