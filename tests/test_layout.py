@@ -45,8 +45,8 @@ ORDER = {
         "filter", "audit",
     ],
     "train": [
-        "rng", "mixing", "model", "store", "config", "data", "step", "formats", "dist", "capacity",
-        "task_data", "evaluation",
+        "rng", "tokenise", "mixing", "model", "store", "config", "data", "step", "formats", "dist",
+        "capacity", "task_data", "evaluation",
         "identity", "mix", "logbook", "nonfinite", "train_state", "train_step", "until", "loop",
         "stats", "ablation",
         "reporting",

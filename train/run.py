@@ -111,12 +111,7 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="print all settings with their meaning, and end",
     )
-    parser.add_argument(
-        "--plan",
-        action="store_true",
-        help="print what the run would draw of each view (share, samples, different rows,"
-        " repeats), and end",
-    )
+    parser.add_argument("--plan", action="store_true", help="print what would be drawn, and end")
     start = parser.add_mutually_exclusive_group()
     start.add_argument(
         "--resume",

@@ -26,11 +26,11 @@ from manifests.run_layout import RunLayout
 from manifests.schema import STORED_ROWS, Blend
 from train.config import TrainConfig
 from train.data.retry import read_with_retries
-from train.data.tokenise import TOKENIZER, CaptionTokenizer
 from train.data.view_columns import load_columns
 from train.data.view_rows import OPEN_TARS, ShardRows, ViewRows, _Tar
 from train.mixing import Segment, SegmentOrder, next_segment
 from train.store import ShardCache
+from train.tokenise import TOKENIZER, CaptionTokenizer
 
 POLL_S = 1.0  # between two looks for a shard, or for a segment of rank 0
 REMIND_S = 60.0

@@ -27,7 +27,6 @@ from manifests.aligned.bundles import AlignedFiles
 from manifests.documents import ScoreSetDocument
 from manifests.pool_layout import PoolLayout, shard_name, uids_checksum
 from train.data.retry import read_with_retries
-from train.data.tokenise import TOKENIZER, CaptionTokenizer
 from train.data.view_columns import (
     ViewMasks,
     choose_again,
@@ -40,6 +39,7 @@ from train.data.view_columns import (
 )
 from train.data.view_copies import open_copy
 from train.store import ByteRanges, Mode, ReadCost, ShardCache, coalesce
+from train.tokenise import TOKENIZER, CaptionTokenizer
 
 Ints = NDArray[np.int64]
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from filters.tokens import Tokens
-from train.data.tokenise import CaptionTokenizer
+from train.tokenise import CaptionTokenizer
 
 TEXTS = ["a red dog", "Café  & co. — 3x4!", "", None, "  ", "word " * 200, "日本 🦊"]
 
