@@ -297,7 +297,9 @@ def _of_pair(pair: Pair, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _aligned_files(pool: str, wrong: Sequence[Damage], fence: int | None) -> Iterator[str]:
-    """Remove damaged score columns and masks with the document that makes them complete."""
+    """Remove damaged score columns and masks, and then the document that makes them complete: what
+    has none is not looked at by the next repair.
+    """
     layout = PoolLayout(pool)
     sets: dict[str, list[str]] = {}
     views: dict[str, list[str]] = {}
@@ -313,11 +315,11 @@ def _aligned_files(pool: str, wrong: Sequence[Damage], fence: int | None) -> Ite
                 views[damage.name].append(mask_file(damage.name, damage.shard))
     check_fence(pool, fence)
     for name, files in sorted(sets.items()):
-        for path in [layout.score_set_json(name), *files]:
+        for path in [*files, layout.score_set_json(name)]:
             disk.remove(path)
         yield f"scores/{name}: damaged files removed; run pipeline/score.py on this pool again"
     for name, files in sorted(views.items()):
-        for path in [layout.view_json(name), layout.view_rules(name), *files]:
+        for path in [*files, layout.view_rules(name), layout.view_json(name)]:
             disk.remove(path)
         yield f"views/{name}: damaged files removed; run pipeline/filter.py on this pool again"
 

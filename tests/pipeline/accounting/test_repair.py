@@ -14,6 +14,7 @@ from manifests.commits import update_index
 from manifests.pool_layout import PoolLayout
 from manifests.schema import Fetch, FilterSpec, Recipe, Source, View
 from pipeline import recipe_run
+from pipeline.accounting import repair
 from pipeline.accounting.counts import count_pool
 from pipeline.accounting.integrity import verify
 from pipeline.accounting.repair import LOST, repair_lines, repair_pool
@@ -137,6 +138,33 @@ def test_scores_and_masks_are_removed_and_named(pool: Path) -> None:
     recipe_run.build(recipe_of(pool), str(pool), engine="inline")
     assert columns.exists()
     assert (pool / "views/raw/00002.parquet").exists()
+    assert verify(str(pool)) == []
+
+
+@pytest.mark.parametrize("removals", range(5))
+def test_a_repair_that_ends_between_two_removals_is_ended_by_the_next(
+    pool: Path, monkeypatch: pytest.MonkeyPatch, removals: int
+) -> None:
+    [columns] = pool.glob("scores/*/00001.parquet")
+    mask = pool / "views/raw/00002.parquet"
+    for path in (columns, mask):
+        path.write_bytes(b"no table")
+    remove, removed = disk.remove, []
+
+    def stop(path: str) -> None:
+        if "/scores/" in path or "/views/" in path:
+            if len(removed) == removals:
+                raise KeyboardInterrupt
+            removed.append(path)
+        remove(path)
+
+    monkeypatch.setattr(repair.disk, "remove", stop)
+    with pytest.raises(KeyboardInterrupt):
+        repair_pool(str(pool))
+    monkeypatch.undo()
+    repair_pool(str(pool))
+    assert not columns.exists()
+    assert not mask.exists()
     assert verify(str(pool)) == []
 
 
