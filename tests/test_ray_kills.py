@@ -311,6 +311,8 @@ def test_a_ticket_that_takes_all_memory_ends_alone(by: str) -> None:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
     if by == "kernel":
         environment["RAY_memory_monitor_refresh_ms"] = "0"
+    else:
+        environment["RAY_memory_usage_threshold"] = "0.7"
     with memory_group(GROUP_BYTES) as group:
         if group is None:
             pytest.skip("no control group can be made here")
