@@ -35,6 +35,7 @@ ShardKey = tuple[int, int]  # source of the blend, shard of its view
 # also serve stores without coroutines.
 READ_THREADS = 32
 COLUMN_THREADS = 32  # columns never wait behind images; a first batch may need 256 shards
+LOCAL_COLUMN_THREADS = 8  # of local pools: each holds some MB, and little is waited for
 COLUMN_STEPS = 8  # steps whose columns are asked for before their images
 GROUP_STEPS = 64  # most steps whose images are read together
 READ_BYTES = 2**30  # images of a rank that were read, or are being read, before their step
@@ -152,7 +153,9 @@ class ReadAhead:
         self._is_closed = False
         self._failure: BaseException | None = None
         self._shards: dict[ShardKey, Future[ShardRows]] = {}  # of the steps in `asked`
-        self._column_threads = ThreadPoolExecutor(COLUMN_THREADS, thread_name_prefix="columns")
+        is_remote = any(view.is_remote for view in views)
+        threads = COLUMN_THREADS if is_remote else LOCAL_COLUMN_THREADS
+        self._column_threads = ThreadPoolExecutor(threads, thread_name_prefix="columns")
         self._read_threads = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="read")
         self._thread = threading.Thread(target=self._run, name="read-ahead", daemon=True)
         self._thread.start()
