@@ -183,7 +183,7 @@ def is_worker(process: int, who: str) -> bool:
         line = (folder / "cmdline").read_bytes().decode(errors="replace")
     except OSError:
         return False
-    return line.startswith("ray::") and "IDLE" not in line
+    return line.startswith("ray::Worker")  # the death of an agent ends its node
 
 
 def written(folder: Path) -> dict[str, int]:
