@@ -84,12 +84,12 @@ def test_a_script_by_its_path_alone(head: Cluster, work: Path) -> None:
     assert json.loads((work / "bare" / "tiny" / "pool.json").read_text())["fetch"]["stored"] == 48
 
 
-def test_every_stage_as_a_job_of_a_submitted_folder(head: Cluster, work: Path) -> None:
-    pool, recipe = str(work / "pool"), str(work / "tiny.yaml")
+def test_all_stages_and_an_ablation_as_jobs_of_a_submitted_folder(
+    head: Cluster, work: Path
+) -> None:
+    """A job for each stage is in test_nodes.py."""
     for words in (
-        ["python", "pipeline/build.py", recipe, "--out", pool, "--until", "fetch"],
-        ["python", "pipeline/score.py", pool, "--recipe", recipe],
-        ["python", "pipeline/filter.py", pool, "--recipe", recipe],
+        ["python", "pipeline/build.py", str(work / "tiny.yaml"), "--out", str(work / "pool")],
         [
             "python",
             "train/ablate.py",
@@ -103,6 +103,7 @@ def test_every_stage_as_a_job_of_a_submitted_folder(head: Cluster, work: Path) -
         done = head.submit("--working-dir", ".", "--", *words)
         assert done.returncode == 0, f"{words}\n{done.stdout}{done.stderr}"
     assert json.loads((work / "pool" / "views" / "long.json").read_text())["kept"] == 24
+    assert json.loads((work / "pool" / "pool.json").read_text())["complete"]
     arms = json.loads((work / "ablation" / "results.json").read_text())["arms"]
     assert set(arms) == {"raw", "long"}
 
@@ -150,10 +151,15 @@ def sbatch(environment: dict[str, str], *words: str) -> subprocess.CompletedProc
 
 
 def test_a_build_on_the_nodes_of_slurm(slurm: dict[str, str], work: Path) -> None:
+    """The status of the job is that of its command: here of a second build, of a wrong path."""
     pool = work / "slurm-pool"
-    words = ["python", "pipeline/build.py", str(work / "tiny.yaml"), "--out", str(pool)]
-    done = sbatch(slurm, *words)
-    assert done.returncode == 0, done.stdout + done.stderr
+    script = (
+        f"python pipeline/build.py {work / 'tiny.yaml'} --out {pool} && "
+        f"exec python pipeline/build.py {work / 'none.yaml'} --out /x/y"
+    )
+    done = sbatch(slurm, "sh", "-c", script)
+    assert done.returncode == console.EXIT_MISTAKE, done.stdout + done.stderr
+    assert "none.yaml" in done.stderr
     assert "2 nodes with" in done.stdout
     assert json.loads((pool / "pool.json").read_text())["fetch"]["stored"] == 48
     folder = Path(f"/tmp/ray-{slurm['SLURM_TEST_JOB']}")
@@ -165,11 +171,7 @@ def test_a_build_on_the_nodes_of_slurm(slurm: dict[str, str], work: Path) -> Non
     assert "0.0.0.0" not in log
 
 
-def test_the_status_of_the_command_is_that_of_the_job(slurm: dict[str, str], work: Path) -> None:
-    done = sbatch(slurm, "python", "pipeline/build.py", str(work / "none.yaml"), "--out", "/x/y")
-    assert done.returncode == console.EXIT_MISTAKE
-    assert "none.yaml" in done.stderr
-    assert not Path(f"/tmp/ray-{slurm['SLURM_TEST_JOB']}").exists()
+def test_a_job_without_a_command_is_refused(slurm: dict[str, str]) -> None:
     without = subprocess.run(
         ["sbatch", "cluster/slurm.sh"], cwd=ROOT, env=slurm, capture_output=True, text=True
     )
