@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import csv
 import gc
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,6 +52,11 @@ LONGEST_FIRST = (
 # The imports of the tests leave a million objects that live to the end. No collection of garbage
 # looks at them while they are made, nor later: that is a tenth of the quick tests.
 gc.disable()
+
+# Under nohup every process of the tests would ignore SIGHUP, as it should, and those that expect it
+# would fail. A handler is reset in each program that is started; this process still survives it.
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 @pytest.hookimpl(wrapper=True)
