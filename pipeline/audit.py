@@ -202,7 +202,7 @@ def mend(args: argparse.Namespace) -> int:
     moved = 0
     with hold_lease(args.pool) as lease:
         if args.migrate:
-            moved = accounting.migrate(args.pool)
+            moved = accounting.migrate(args.pool, lease.check)
         commits = accounting.reindex(args.pool, lease.check)
     if args.migrate:
         print(f"{moved} files moved")

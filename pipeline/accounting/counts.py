@@ -174,6 +174,12 @@ def _count_fetch(commits: Commits, problems: list[str]) -> FetchCounts:
     for reason, count in totals.reasons.items():
         if count > retried.get(reason, 0):
             final_reasons[reason] = count - retried.get(reason, 0)
+    known = {reason: count for reason, count in totals.reasons.items() if reason in REASONS}
+    problems += [
+        f"shards/: {totals.reasons[reason]} rows have the reason {reason!r}, which is none of this "
+        "version: a newer clipmill wrote them, or a commit record was changed (audit.py --verify)"
+        for reason in sorted(totals.reasons.keys() - known.keys())
+    ]
     return FetchCounts(
         shards=totals.shards,
         planned=_planned_shards(commits, problems),
@@ -181,7 +187,7 @@ def _count_fetch(commits: Commits, problems: list[str]) -> FetchCounts:
         retries=totals.retries,
         stored=totals.stored,
         reasons=totals.reasons,
-        classes=_total({REASONS[reason]: count} for reason, count in totals.reasons.items()),
+        classes=_total({REASONS[reason]: count} for reason, count in known.items()),
         final=FinalCounts(stored=totals.stored, reasons=final_reasons),
         bytes=totals.bytes,
     )

@@ -46,11 +46,12 @@ def reindex(pool: str, check: Callable[[], None] | None = None) -> Commits:
     return commits
 
 
-def migrate(pool: str) -> int:
+def migrate(pool: str, check: Callable[[], None] = lambda: None) -> int:
     """Move shards from FLAT_SHARDS on into folders, and bundle the files that are aligned with
     their rows. Under the pool's lease; make the index after it. Returns how many files were moved.
 
-    ValueError where there is no pool.
+    ValueError where there is no pool. `check` raises where another command has taken the lease
+    over; it is called before the files of a shard, a score set or a view are moved.
     """
     layout = PoolLayout(pool)
     if not disk.exists(layout.shards):
@@ -61,11 +62,18 @@ def migrate(pool: str) -> int:
         match = SHARD_FILE.fullmatch(name)
         if match is not None and int(match[1]) >= FLAT_SHARDS:
             by_shard.setdefault(match[1], []).append(name)
+
+    def move(shard: str) -> int:
+        check()
+        return _move_shard(layout, shard, by_shard[shard])
+
     with ThreadPoolExecutor(MOVERS) as threads:
-        moved = sum(threads.map(lambda item: _move_shard(layout, *item), by_shard.items()))
+        moved = sum(threads.map(move, by_shard))
     for score_set in disk.list_names(layout.scores):
+        check()
         moved += _migrate_scores(layout, score_set)
     for file in disk.list_names(layout.views, ".json"):
+        check()
         moved += _migrate_view(layout, file.removesuffix(".json"))
     return moved
 

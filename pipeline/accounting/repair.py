@@ -78,8 +78,7 @@ def _mend(pool: str, wrong: Sequence[Damage], engine: Engine, fence: int | None)
     """Mend what can be seen of the damages; a line for each thing that was done."""
     done = list(_records(pool, wrong, fence))
     if done or any(damage.kind == "index" for damage in wrong):
-        check_fence(pool, fence)
-        rebuild_index(pool)
+        rebuild_index(pool, partial(check_fence, pool, fence))
         done.append("index: made anew from the commit records")
     remove_uncommitted_of(pool, wrong)
     done += _shards(pool, wrong, engine, fence)

@@ -82,6 +82,19 @@ def test_counts_that_contradict_each_other_are_named(
     assert count_pool(pool).problems == ()
 
 
+def test_a_reason_of_another_version_is_named(pool: str) -> None:
+    path = PoolLayout(pool).commit_record(1)
+    record = disk.read_json(path)
+    reasons = dict(record["reasons"])
+    _, rows = reasons.popitem()
+    reasons["eclipse"] = rows
+    disk.write_json(path, {**record, "reasons": reasons})
+    counts = count_pool(pool)
+    assert any("rows have the reason 'eclipse', which is none of" in p for p in counts.problems)
+    assert counts.fetch.reasons["eclipse"] == rows
+    assert main([pool]) == 3
+
+
 def test_links_that_are_lost_are_named(tmp_path: Path) -> None:
     pool = audited.make(tmp_path)
     path = PoolLayout(pool).pairs_part(0)

@@ -11,6 +11,7 @@ from manifests import disk
 from manifests.commits import read_commits, read_document
 from manifests.schema import FilterSpec, Recipe, Rule, Source, View
 from pipeline.accounting import migrate, reindex, verify
+from pipeline.pool import LeaseLost
 from pipeline.scoring import score
 from pipeline.views import choose_views
 from tests.support.folders import make_folders_small
@@ -51,6 +52,25 @@ def test_every_row_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert migrate(pool) == 0
     assert choose_views(pool, RECIPE)["long"].fingerprint == fingerprint
     assert len(disk.list_names(tmp_path / "shards")) == 9 + 3
+
+
+def test_nothing_is_moved_after_the_lease_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = first_form(tmp_path)
+    make_folders_small(monkeypatch)
+    monkeypatch.setattr("pipeline.accounting.pool_form.MOVERS", 1)
+    checks: list[int] = []
+
+    def check() -> None:
+        checks.append(1)
+        if len(checks) > 2:
+            raise LeaseLost("another command has the lease")
+
+    with pytest.raises(LeaseLost):
+        migrate(pool, check)
+    assert len(list((tmp_path / "shards").rglob("*_stats.json"))) == 8
+    assert len(list((tmp_path / "shards").glob("*/*_stats.json"))) == 2
 
 
 def test_a_kill_in_between_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
