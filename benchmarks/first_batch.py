@@ -197,7 +197,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--pool", help="measure one first batch of this pool, and end")
     parser.add_argument("--wait-ms", type=float, default=0.0, help="of the store of --pool")
     args = parser.parse_args(arguments)
-    logging.disable(logging.WARNING)
     slow_store.register()
     if args.pool:
         SlowStore.reset(args.wait_ms / 1e3)
@@ -221,4 +220,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    logging.disable(logging.WARNING)
     sys.exit(main())

@@ -71,11 +71,12 @@ def test_a_run_leaves_its_books(blend, tmp_path):
     done = loop.train(blend, CONFIG, str(tmp_path))
     assert disk.to_plain(done) == disk.read_json(tmp_path / "run.json")
     assert (done.steps, done.samples, done.seed, done.resumed_at) == (6, 48, 0, 0)
-    assert done.sources == {
-        "p/all": {"rows": 48, "drawn": 32, "repeats": 32 / 48},
-        "p/half": {"rows": 24, "drawn": 16, "repeats": 16 / 24},
+    columns = ("rows", "drawn", "repeats", "share")
+    assert {name: tuple(of[key] for key in columns) for name, of in done.sources.items()} == {
+        "p/all": (48, 32, 32 / 48, 2 / 3),
+        "p/half": (24, 16, 16 / 24, 1 / 3),
     }
-    assert done.blend_hash == disk.content_hash(blend)
+    assert done.blend_hash == disk.content_hash(blend.document())
     assert done.config_hash == disk.content_hash(CONFIG)
     assert done.bad == DamagedSamples(count=0, samples=())
     assert done.samples_per_s > 0
@@ -85,7 +86,9 @@ def test_a_run_leaves_its_books(blend, tmp_path):
         "step", "samples", "loss", "accuracy", "lr", "logit_scale", "grad_norm",
         "sources", *MEASURED,
     }  # fmt: skip
-    assert lines[-1]["sources"]["p/half"] == {"samples": 16, "repeats": 16 / 24}
+    assert lines[-1]["sources"]["p/half"] == {
+        "samples": 16, "repeats": 16 / 24, "share": 1 / 3,
+    }  # fmt: skip
     assert os.listdir(tmp_path / "checkpoints") == ["step-6"]
     newest = checkpoint.latest(str(tmp_path))
     assert_same(newest.model, weights_of(tmp_path))

@@ -28,7 +28,7 @@ def test_every_run_ends_with_metrics_in_its_folder(
         assert outcome.error == ""
         assert not outcome.reused
         record = disk.read_json(disk.join(outcome.run.out, "run.json"))
-        assert record["blend_hash"] == disk.content_hash(outcome.run.blend)
+        assert record["blend_hash"] == disk.content_hash(outcome.run.blend.document())
         assert record["seed"] == outcome.run.seed
         stored = disk.read_metadata(disk.join(outcome.run.out, "eval", "colours.parquet"))[
             "metrics"
