@@ -23,7 +23,7 @@ from manifests.documents import ViewCopyDocument, ViewDocument
 from manifests.pool_layout import FOLDER_NAME, PoolLayout, shard_name, uids_checksum
 from pipeline.pool import check_fence, copy_tar_without, moved_offsets, read_sidecar, staged_file
 from pipeline.views.unit_threads import map_units
-from pipeline.views.view_files import read_view
+from pipeline.views.view_files import current_view_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +41,7 @@ def materialise_view(pool: str, view: str, fence: int | None = None) -> ViewCopy
     unknown view, one that is older than the pool's shards, and a damaged tar.
     """
     commits = read_commits(pool)
-    document = read_view(pool, view)
-    if document is None or document.fingerprint != commits.fingerprint:
-        state = f"is older than the shards of {pool}" if document else f"is not in {pool}"
-        raise ValueError(
-            f"view {view!r} {state}; run pipeline/filter.py {pool} with its recipe first"
-        )
+    document = current_view_of(commits, view)
     shards, kept = view_shards(pool, document)
     shards = shards[kept > 0]
     masks = AlignedFiles.of_view(pool, view)

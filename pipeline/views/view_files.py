@@ -131,12 +131,7 @@ def random_like(
     pool has no view of that name, or one that is older than its shards.
     """
     commits = shards_with_rows(pool)
-    model = read_view(pool, view)
-    if model is None or model.fingerprint != commits.fingerprint:
-        state = f"is older than the shards of {pool}" if model else f"is not in {pool}"
-        raise ValueError(
-            f"view {view!r} {state}; run pipeline/filter.py {pool} with its recipe first"
-        )
+    model = current_view_of(commits, view)
     documents: dict[str, ViewDocument] = {}
     todo: dict[str, Inputs] = {}
     before: dict[str, ViewDocument | None] = {}
@@ -232,6 +227,18 @@ def read_view(pool: str, name: str) -> ViewDocument | None:
     except ValueError as error:
         logger.warning("view %s is made again: %s", name, error)
         return None
+
+
+def current_view_of(commits: Commits, view: str) -> ViewDocument:
+    """The document of a view. ValueError where there is none, or the shards have changed since."""
+    pool = commits.pool
+    document = read_view(pool, view)
+    if document is None or document.fingerprint != commits.fingerprint:
+        state = f"is older than the shards of {pool}" if document else f"is not in {pool}"
+        raise ValueError(
+            f"view {view!r} {state}; run pipeline/filter.py {pool} with its recipe first"
+        )
+    return document
 
 
 def check_view_name(name: str) -> None:

@@ -1,4 +1,4 @@
-"""A model of the test size and settings for one training step."""
+"""A model of the test size, and settings for one training step and for a short run."""
 
 from __future__ import annotations
 
@@ -15,6 +15,16 @@ SETTINGS = {
     "lanes": 4,
     "warmup": 4,
     "precision": "fp32",
+}
+# Of a whole run of six steps, in this process.
+RUN_SETTINGS = {
+    **SETTINGS,
+    "samples_seen": 48,
+    "warmup": 2,
+    "lr": 1e-3,
+    "threads": 0,
+    "log_every": 1,
+    "device": "cpu",
 }
 SMALL = dataclasses.replace(MODELS["test"], vocab_size=60)
 

@@ -12,6 +12,7 @@ import torch
 from manifests import disk
 from manifests.documents import DamagedSamples
 from manifests.schema import Blend
+from tests.support.steps import RUN_SETTINGS
 from train import loop, train_state, train_step
 from train.config import configure, model_config
 from train.data import Loader
@@ -25,18 +26,7 @@ from train.nonfinite import NonFinite
 from train.step import Update, decay_factor
 from train.train_step import StepRunner
 
-SETTINGS = {
-    "model": "test",
-    "samples_seen": 48,
-    "batch_size": 8,
-    "lanes": 4,
-    "warmup": 2,
-    "lr": 1e-3,
-    "precision": "fp32",
-    "threads": 0,
-    "log_every": 2,
-    "device": "cpu",
-}
+SETTINGS = {**RUN_SETTINGS, "log_every": 2}
 CONFIG = configure(SETTINGS)
 
 

@@ -8,24 +8,14 @@ import pytest
 import torch
 
 from manifests.schema import Blend
+from tests.support.steps import RUN_SETTINGS
 from train import loop, train_state
 from train.config import configure, model_config
 from train.formats.open_clip_files import load_export, to_open_clip
 from train.model import CLIP, GroupedCaptions, PackedCaptions
 from train.model.blocks import QKV
 
-SETTINGS = {
-    "model": "test",
-    "samples_seen": 24,
-    "batch_size": 8,
-    "lanes": 4,
-    "warmup": 1,
-    "lr": 1e-3,
-    "precision": "fp32",
-    "threads": 0,
-    "log_every": 1,
-    "device": "cpu",
-}
+SETTINGS = {**RUN_SETTINGS, "samples_seen": 24, "warmup": 1}
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

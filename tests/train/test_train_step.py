@@ -8,6 +8,7 @@ import torch
 
 from manifests.schema import Blend
 from tests.support.host_reads import HostReads
+from tests.support.steps import RUN_SETTINGS
 from train import loop, train_state, train_step
 from train.config import configure, model_config
 from train.data import Loader
@@ -19,18 +20,7 @@ from train.step import Feed, accumulate
 from train.train_state import SaveTimer, StopRequest
 from train.train_step import StepRunner
 
-SETTINGS = {
-    "model": "test",
-    "samples_seen": 48,
-    "batch_size": 8,
-    "lanes": 4,
-    "warmup": 2,
-    "lr": 1e-3,
-    "precision": "fp32",
-    "threads": 0,
-    "log_every": 1,
-    "device": "cpu",
-}
+SETTINGS = RUN_SETTINGS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

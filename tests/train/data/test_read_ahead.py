@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ import torch
 
 from manifests import disk
 from manifests.schema import Blend
-from tests.support import slow_store
 from tests.support.slow_store import SlowStore
 from train.config import TrainConfig, model_config
 from train.data import read_ahead, retry
@@ -38,14 +37,6 @@ def loader_of(pool: str, steps: int = 12, threads: int = 2, batch_size: int = 16
     )
     blend = Blend(name="test", pools={"web": pool}, views={"web/all": 1.0})
     return Loader(blend, config, model_config(config))
-
-
-@pytest.fixture
-def store() -> Iterator[type[SlowStore]]:
-    slow_store.register()
-    SlowStore.reset()
-    yield SlowStore
-    SlowStore.reset()
 
 
 @pytest.fixture

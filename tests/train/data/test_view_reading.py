@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from manifests.schema import Blend
-from tests.support import slow_store
 from tests.support.slow_store import SlowStore
 from train.config import TrainConfig, model_config
 from train.data.loader import Batch, Loader
@@ -36,14 +35,6 @@ def loader_of(pool: str, view: str = "all", threads: int = 2, **changes: Any) ->
     config = dataclasses.replace(config, **changes)
     blend = Blend(name="test", pools={"web": pool}, views={f"web/{view}": 1.0})
     return Loader(blend, config, model_config(config))
-
-
-@pytest.fixture
-def store() -> Iterator[type[SlowStore]]:
-    slow_store.register()
-    SlowStore.reset()
-    yield SlowStore
-    SlowStore.reset()
 
 
 @pytest.fixture
