@@ -1,7 +1,7 @@
 """Rows of parquet, csv, tsv, json, jsonl and txt files, in bounded memory; a bad row costs itself.
 
-Memory is bounded by a batch of rows, whatever the size of the file; only a JSON file that is one
-object is held whole.
+Memory is bounded by a batch of rows, whatever the size of the file and of its lines; only a JSON
+file that is one object is held whole.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 
 from manifests import disk
 from pipeline.archives import SPACE
+from pipeline.crawl.table_lines import bounded_lines
 
 # All but .parquet also with .gz behind.
 ENDINGS = (".parquet", ".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".txt")
@@ -69,19 +70,27 @@ def _values(path: str, columns: Sequence[str]) -> Iterator[Values | None]:
             f"give it another ending ({', '.join(ENDINGS[:-1])})"
         )
     if kind in (".jsonl", ".ndjson"):
-        with fsspec.open(path, "rb", compression="infer") as lines:
-            yield from _pick_columns(path, _json_lines(lines), columns)
+        with fsspec.open(path, "rb", compression="infer") as stream:
+            yield from _pick_columns(path, _json_lines(bounded_lines(stream)), columns)
         return
     mode: dict[str, Any] = {"encoding": "utf-8-sig", "errors": "replace", "newline": ""}
     with fsspec.open(path, "rt", compression="infer", **mode) as text:
         if kind == ".txt":
-            yield from ((url,) for line in text if (url := line.strip(SPACE)))
+            yield from _url_rows(text)
         elif kind == ".json":
             yield from _pick_columns(path, _json_rows(path, text), columns)
         elif kind == ".tsv":
             yield from _tsv_rows(path, text, columns)
         else:
             yield from _csv_rows(path, text, columns)
+
+
+def _url_rows(text: TextIO) -> Iterator[Values | None]:
+    for line in bounded_lines(text):
+        if line is None:
+            yield None
+        elif url := line.strip(SPACE):
+            yield (url,)
 
 
 class MissingColumn(ValueError):
@@ -150,11 +159,12 @@ def _python_value(scalar: pa.Scalar) -> Any:
 
 def _tsv_rows(path: str, text: TextIO, columns: Sequence[str]) -> Iterator[Values | None]:
     """A .tsv has no quoting: a quotation mark is a character as any other, and a line is a row."""
-    lines = (line.rstrip("\r\n").split("\t") for line in text)
-    header = next(lines, [])
+    lines = bounded_lines(text)
+    header = (next(lines, None) or "").rstrip("\r\n").split("\t")
     require_columns(path, columns, header)
     positions = [header.index(name) for name in columns]
-    for row in lines:
+    for line in lines:
+        row = [] if line is None else line.rstrip("\r\n").split("\t")
         if len(row) == len(header):
             yield [row[position] for position in positions]
         elif row != [""]:  # an empty line is no row
@@ -162,11 +172,11 @@ def _tsv_rows(path: str, text: TextIO, columns: Sequence[str]) -> Iterator[Value
 
 
 class _Lines:
-    """Lines of a file. Those since `start_row` can be given back."""
+    """Lines of a file. Those since `start_row` can be given back. csv.Error for one without end."""
 
     def __init__(self, text: TextIO) -> None:
-        self._lines: Iterator[str] = iter(text)
-        self._row: list[str] = []
+        self._lines: Iterator[str | None] = bounded_lines(text)
+        self._row: list[str | None] = []
 
     def __iter__(self) -> _Lines:
         return self
@@ -174,6 +184,8 @@ class _Lines:
     def __next__(self) -> str:
         line = next(self._lines)
         self._row.append(line)
+        if line is None:
+            raise csv.Error("a line is too long")
         return line
 
     def start_row(self) -> None:
@@ -181,7 +193,7 @@ class _Lines:
 
     def has_open_quote(self) -> bool:
         """True where the row went to the end of the file because a quotation mark never closed."""
-        if len(self._row) < 2 or sum(line.count('"') for line in self._row) % 2 == 0:
+        if len(self._row) < 2 or sum(line.count('"') for line in self._row if line) % 2 == 0:
             return False
         following = next(self._lines, None)
         if following is not None:
@@ -199,7 +211,10 @@ def _csv_rows(path: str, text: TextIO, columns: Sequence[str]) -> Iterator[Value
     which it stands is damaged, and the lines behind it are read again."""
     lines = _Lines(text)
     rows = csv.reader(lines)
-    header = next(rows, [])
+    try:
+        header = next(rows, [])
+    except csv.Error:
+        header = []
     require_columns(path, columns, header)
     positions = [header.index(name) for name in columns]
     while True:
@@ -223,10 +238,12 @@ def _csv_rows(path: str, text: TextIO, columns: Sequence[str]) -> Iterator[Value
 # --- json ------------------------------------------------------------------------------------
 
 
-def _json_lines(lines: Iterable[bytes]) -> Iterator[Any]:
-    """The JSON value of each line; None where it is not JSON."""
+def _json_lines(lines: Iterable[bytes | None]) -> Iterator[Any]:
+    """The JSON value of each line; None where it is not JSON or has no end."""
     for line in lines:
-        if line.strip():
+        if line is None:
+            yield None
+        elif line.strip():
             value = None
             with suppress(ValueError, RecursionError):
                 value = msgspec.json.decode(line.removeprefix(b"\xef\xbb\xbf"))
