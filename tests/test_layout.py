@@ -31,7 +31,7 @@ MAY_IMPORT = {
 # it.
 ORDER = {
     "manifests": [
-        "text", "console", "columns", "phash", "casting", "schema", "clip_tokenizer",
+        "text", "console", "web_page", "columns", "phash", "casting", "schema", "clip_tokenizer",
         "ray_runtime", "disk", "known_bad", "identity", "pool_layout", "run_layout", "commits",
         "documents", "aligned", "folder_lock", "yaml_forms", "reader", "__init__",
     ],

@@ -6,11 +6,10 @@ import math
 from dataclasses import dataclass
 from html import escape
 
+from manifests.web_page import chart, chip, colour, html_page, legend, note, table, verdict_word
 from train.ablation import wording
 from train.reporting.page import charts
-from train.reporting.page.document import html_page
 from train.reporting.page.evidence import scale_of
-from train.reporting.page.markup import chart, chip, legend, note, table, verdict_word
 from train.reporting.page.overview import primary_task
 from train.reporting.schema import ArmReport, BaselineDifference, Report
 from train.stats import ScaleAgreement, scale_agreement
@@ -229,7 +228,7 @@ def render_comparison(comparison: ReportComparison) -> str:
     points, names, rows = [], {}, []
     scale = scale_of(c.unit)
     for index, arm in enumerate(c.arms, start=1):
-        shade = charts.colour(index)
+        shade = colour(index)
         names[arm.arm] = shade
         second = arm.second
         point = charts.Point(
@@ -275,9 +274,9 @@ def _ranks(comparison: ReportComparison, shades: dict[str, str]) -> str:
     for name in first:
         x = 1 + sum(other > first[name] for other in first.values())
         y = 1 + sum(other > second[name] for other in second.values())
-        shade = shades.get(name, charts.colour(0))
+        shade = shades.get(name, colour(0))
         points.append(charts.Point(name=f"{name}: {x}, then {y}", colour=shade, x=x, y=y))
     title = f"Rank of each arm in {c.first} (across) and in {c.second} (up); 1 is the best"
     svg = charts.scatter(points, f"rank in {c.first}", f"rank in {c.second}", title, level=None)
-    colours = {c.baseline: charts.colour(0), **shades}
+    colours = {c.baseline: colour(0), **shades}
     return f"<h2>Ranks</h2>{legend(colours)}{chart(svg, title)}"

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from train.reporting.page.document import html_page, render
+from train.reporting.page.document import render
 
-__all__ = ["html_page", "render"]
+__all__ = ["render"]

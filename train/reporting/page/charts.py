@@ -7,54 +7,11 @@ from dataclasses import dataclass
 from html import escape
 from math import floor, isfinite, log10
 
+from manifests.web_page import colour, line_at, number, svg, text_at, ticks
 from train.ablation import wording
 
-COLOURS = 12  # --c0 to --c11 of the style sheet, which differ in the dark
 LETTER = 6.6  # width of a letter of a label, for labels that must not overlap
 WIDE_LETTER = 9.0  # the same on a phone, where the letters of a forest are larger
-
-
-def colour(index: int) -> str:
-    """The colour of the arm with that index: the same in every chart of a page."""
-    return f"var(--c{index % COLOURS})"
-
-
-def ticks(low: float, high: float, about: int = 5) -> list[float]:
-    """Round numbers from `low` to `high`, about `about` of them."""
-    span = high - low
-    if not isfinite(span) or span <= 0:
-        return [low]
-    step = 10 ** floor(log10(span / about))
-    step *= min((m for m in (1, 2, 5, 10) if span / (step * m) <= about), default=10)
-    first = -floor(-low / step + 1e-9)
-    return [round((first + i) * step, 12) for i in range(floor(high / step + 1e-9) - first + 1)]
-
-
-def number(value: float) -> str:
-    """An axis label: 12.8k, 0.25, 3."""
-    text = f"{value:g}"
-    if abs(value) >= 1e6:
-        text = f"{value / 1e6:g}M"
-    elif abs(value) >= 1e4:
-        text = f"{value / 1e3:g}k"
-    return text.replace("-", wording.MINUS)
-
-
-def _svg(width: int, height: int, body: Sequence[str], title: str, kind: str = "wide") -> str:
-    size = f'class="{kind}" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
-    label = escape(title)
-    head = f'<svg {size} role="img" aria-label="{label}"><title>{label}</title>'
-    return f"{head}{''.join(body)}</svg>"
-
-
-def _text(x: float, y: float, text: str, anchor: str = "start", kind: str = "") -> str:
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="{kind}">{escape(text)}</text>'
-    )
-
-
-def _line(x1: float, y1: float, x2: float, y2: float, kind: str = "grid") -> str:
-    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{kind}"/>'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,12 +45,12 @@ def forest(rows: Sequence[ForestRow], band: float, title: str) -> str:
     body = [f'<rect {zone} class="zone"/>']
     for tick in ticks(low, high, 6):
         label = f"{tick:+g}".replace("-", wording.MINUS) if tick else "0"
-        body.append(_line(x(tick), 6, x(tick), bottom))
-        body.append(_text(x(tick), bottom + 16, label, "middle"))
-    body.append(_line(x(0), 4, x(0), bottom, "axis"))
+        body.append(line_at(x(tick), 6, x(tick), bottom))
+        body.append(text_at(x(tick), bottom + 16, label, "middle"))
+    body.append(line_at(x(0), 4, x(0), bottom, "axis"))
     for index, row in enumerate(rows):
         y = 26 + step * index
-        body.append(_text(left - 10, y + 4, row.name, "end", "name"))
+        body.append(text_at(left - 10, y + 4, row.name, "end", "name"))
         if row.low is not None and row.high is not None:
             ends = f'x1="{x(row.low):.1f}" y1="{y}" x2="{x(row.high):.1f}" y2="{y}"'
             body.append(f'<line {ends} stroke="{row.colour}" class="whisker"/>')
@@ -102,7 +59,7 @@ def forest(rows: Sequence[ForestRow], band: float, title: str) -> str:
             centre = f'cx="{x(dot):.1f}" cy="{y - 9}"'
             body.append(f'<circle {centre} r="3" stroke="{row.colour}" class="seed"/>')
     # It fits a phone: the other charts scroll sideways there.
-    return _svg(width, 12 + step * len(rows) + 26, body, title, "fit")
+    return svg(width, 12 + step * len(rows) + 26, body, title, "fit")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,14 +113,14 @@ class Axes:
         body = []
         for tick in ticks(*self.y_range):
             y = self.y(tick)
-            body.append(_line(self.left, y, self.width - self.right, y))
-            body.append(_text(self.left - 8, y + 4, number(tick), "end"))
+            body.append(line_at(self.left, y, self.width - self.right, y))
+            body.append(text_at(self.left - 8, y + 4, number(tick), "end"))
         base = self.height - self.bottom
         for tick in ticks(*self.x_range, 7) if x_ticks else ():
-            body.append(_text(self.x(tick), base + 18, number(tick), "middle"))
-        body.append(_line(self.left, base, self.width - self.right, base, "axis"))
-        body.append(_text((self.left + self.width) / 2, self.height - 4, x_name, "middle"))
-        body.append(_text(self.left, 12, y_name))
+            body.append(text_at(self.x(tick), base + 18, number(tick), "middle"))
+        body.append(line_at(self.left, base, self.width - self.right, base, "axis"))
+        body.append(text_at((self.left + self.width) / 2, self.height - 4, x_name, "middle"))
+        body.append(text_at(self.left, 12, y_name))
         return body
 
 
@@ -184,7 +141,7 @@ def bands(series: Sequence[Band], x_name: str, y_name: str, title: str) -> str:
             xs.append(x)
             ys += [low, high]
     if not xs:
-        return _svg(720, 40, [_text(12, 24, "no points were logged")], title)
+        return svg(720, 40, [text_at(12, 24, "no points were logged")], title)
     axes = Axes(x_range=_range(xs), y_range=_range(ys))
     body = axes.frame(x_name, y_name)
     for band in series:
@@ -200,7 +157,7 @@ def bands(series: Sequence[Band], x_name: str, y_name: str, title: str) -> str:
             f'<polyline points="{" ".join(mean)}" stroke="{band.colour}" class="curve">{name}'
             "</polyline>"
         )
-    return _svg(axes.width, axes.height, body, title)
+    return svg(axes.width, axes.height, body, title)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,7 +193,7 @@ def log_curves(
     xs += [log10(point.x) for point in points]
     ys += [point.y for point in points]
     if not xs:
-        return _svg(720, 40, [_text(12, 24, "there is no point")], title)
+        return svg(720, 40, [text_at(12, 24, "there is no point")], title)
     axes = Axes(x_range=_range(xs, 0.04), y_range=_range(ys, 0.08))
     body = axes.frame("", y_name, x_ticks=False)
     base = axes.height - axes.bottom
@@ -244,9 +201,9 @@ def log_curves(
     for power in range(floor(low), floor(high) + 1):
         for factor in (1, 2, 5):
             if low <= (x := power + log10(factor)) <= high:
-                body.append(_line(axes.x(x), base, axes.x(x), base + 5, "axis"))
-                body.append(_text(axes.x(x), base + 18, number(factor * 10.0**power), "middle"))
-    body.append(_text((axes.left + axes.width) / 2, axes.height - 4, x_name, "middle"))
+                body.append(line_at(axes.x(x), base, axes.x(x), base + 5, "axis"))
+                body.append(text_at(axes.x(x), base + 18, number(factor * 10.0**power), "middle"))
+    body.append(text_at((axes.left + axes.width) / 2, axes.height - 4, x_name, "middle"))
     for line in lines:
         path = " ".join(f"{axes.x(log10(x)):.1f},{axes.y(y):.1f}" for x, y in line.points)
         name = f"<title>{escape(line.name)}</title>"
@@ -258,7 +215,7 @@ def log_curves(
             f'<circle cx="{axes.x(log10(point.x)):.1f}" cy="{axes.y(point.y):.1f}" r="5" '
             f'fill="{point.colour}"><title>{escape(point.name)}</title></circle>'
         )
-    return _svg(axes.width, axes.height, body, title)
+    return svg(axes.width, axes.height, body, title)
 
 
 def scatter(
@@ -285,9 +242,9 @@ def scatter(
     body = axes.frame(x_name, y_name)
     if level is not None:
         y = axes.y(level)
-        body.append(_line(axes.left, y, axes.width - axes.right, y, "reference"))
+        body.append(line_at(axes.left, y, axes.width - axes.right, y, "reference"))
     for one, other in links:
-        body.append(_line(axes.x(one.x), axes.y(one.y), axes.x(other.x), axes.y(other.y), "link"))
+        body.append(line_at(axes.x(one.x), axes.y(one.y), axes.x(other.x), axes.y(other.y), "link"))
     for point in points:
         x, y = axes.x(point.x), axes.y(point.y)
         title_of = f"<title>{escape(point.name)}</title>"
@@ -301,7 +258,7 @@ def scatter(
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6" fill="{fill}" stroke="{point.colour}" '
             f'stroke-width="2">{title_of}</circle>'
         )
-    return _svg(axes.width, axes.height, body, title)
+    return svg(axes.width, axes.height, body, title)
 
 
 def strip(
@@ -319,9 +276,9 @@ def strip(
         return pad + (value - low) / (high - low) * (width - 2 * pad)
 
     middle = height / 2
-    body = [_line(pad, middle, width - pad, middle)]
+    body = [line_at(pad, middle, width - pad, middle)]
     if reference is not None:
-        body.append(_line(x(reference), 1, x(reference), height - 1, "reference"))
+        body.append(line_at(x(reference), 1, x(reference), height - 1, "reference"))
     for value in values:
         circle = f'cx="{x(value):.1f}" cy="{middle}" r="4.5" stroke="{shade}"'
         body.append(f'<circle {circle} class="seed"/>')
@@ -331,7 +288,7 @@ def strip(
             f'<line x1="{mean:.1f}" y1="4" x2="{mean:.1f}" y2="{height - 4}" stroke="{shade}" '
             'class="mean-mark"/>'
         )
-    return _svg(width, height, body, title, "strip")
+    return svg(width, height, body, title, "strip")
 
 
 def histogram(
@@ -358,11 +315,11 @@ def histogram(
     body = []
     for tick in ticks(0, top_count, 4):
         body += [
-            _line(left, y(tick), width - right, y(tick)),
-            _text(left - 8, y(tick) + 4, number(tick), "end"),
+            line_at(left, y(tick), width - right, y(tick)),
+            text_at(left - 8, y(tick) + 4, number(tick), "end"),
         ]
     for tick in ticks(x0, x1, 8):
-        body.append(_text(x(tick), height - bottom + 18, number(tick), "middle"))
+        body.append(text_at(x(tick), height - bottom + 18, number(tick), "middle"))
     for i, (name, row) in enumerate(counts.items()):
         points = [f"{x(x0):.1f},{y(0):.1f}"]
         for j, count in enumerate(row):
@@ -376,23 +333,8 @@ def histogram(
     # One line of text per label, so that labels of near thresholds do not overlap.
     for line, (name, value) in enumerate(inside.items()):
         above = 12 + 14 * line
-        body.append(_line(x(value), above + 3, x(value), height - bottom, "mark"))
+        body.append(line_at(x(value), above + 3, x(value), height - bottom, "mark"))
         half = LETTER * len(name) / 2
         centre = min(max(x(value), left + half), width - right - half)
-        body.append(_text(centre, above, name, "middle"))
-    return _svg(width, height, body, title)
-
-
-def bars(rows: Sequence[tuple[str, float, str]], title: str, shade: str = colour(1)) -> str:
-    """Horizontal bars from 0. rows: (name, value, label)."""
-    width, left, right, step = 720, 190, 150, 24
-    most = max([value for _, value, _ in rows] or [1]) or 1
-    body = []
-    for i, (name, value, label) in enumerate(rows):
-        y = 6 + step * i
-        length = max(1.0, value / most * (width - left - right)) if value else 0.0
-        body.append(_text(left - 10, y + 14, name, "end", "name"))
-        box = f'x="{left}" y="{y + 2}" width="{length:.1f}" height="{step - 8}"'
-        body.append(f'<rect {box} rx="2" fill="{shade}"/>')
-        body.append(_text(left + length + 8, y + 14, label))
-    return _svg(width, 12 + step * len(rows), body, title)
+        body.append(text_at(centre, above, name, "middle"))
+    return svg(width, height, body, title)

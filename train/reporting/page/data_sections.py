@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from html import escape
 
+from manifests.web_page import chart, chip, colour, details, legend, note, table
 from train.ablation import wording
 from train.reporting.page import charts
-from train.reporting.page.markup import chart, chip, details, legend, note, table
 from train.reporting.page.overview import colours_of
 from train.reporting.schema import Categories, Histogram, Report
 
@@ -113,7 +113,7 @@ def _views_of(report: Report, counts: Mapping[str, object]) -> dict[str, str]:
                     views.setdefault(name, shades[arm.arm])
     for number, name in enumerate(counts):
         if name != "stored":
-            views.setdefault(name, charts.colour(number))
+            views.setdefault(name, colour(number))
     return views
 
 

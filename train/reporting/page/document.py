@@ -5,16 +5,10 @@ from __future__ import annotations
 import datetime
 from html import escape
 
+from manifests.web_page import html_page, note
 from train.reporting.page import data_sections, evidence, sections, signals
-from train.reporting.page.markup import SCRIPT, STYLE, note
 from train.reporting.page.overview import first_screen
 from train.reporting.schema import Report
-
-HEAD = (
-    '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-    '<meta name="viewport" content="width=device-width,initial-scale=1">'
-    '<link rel="icon" href="data:,">'
-)
 
 
 def render(report: Report, written: datetime.date | None = None) -> str:
@@ -54,12 +48,4 @@ def render(report: Report, written: datetime.date | None = None) -> str:
         f"<h1>{escape(report.name)}</h1><p class='lead'>{escape(report.question)}</p>"
         f'{first_screen(report)}<nav aria-label="Contents">{" ".join(links)}</nav>'
         f"{''.join(parts)}{date}",
-    )
-
-
-def html_page(title: str, body: str) -> str:
-    """A whole document in the style of the reports."""
-    return (
-        f"{HEAD}<title>{escape(title)}</title><style>{STYLE}</style></head>"
-        f"<body><main>{body}</main><script>{SCRIPT}</script></body></html>\n"
     )

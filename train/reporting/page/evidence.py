@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from html import escape
 
 from manifests.pool_layout import random_view_name
+from manifests.web_page import bars, chart, chip, colour, details, legend, note, table
 from train.ablation import wording
 from train.reporting.page import charts
-from train.reporting.page.markup import chart, chip, details, legend, note, table
 from train.reporting.page.overview import colours_of, primary_task
 from train.reporting.schema import (
     ArmChanges,
@@ -294,7 +294,7 @@ def costs(report: Report) -> str:
     if report.costs:
         stages = [(name, seconds, f"{seconds:,.1f} s") for name, seconds in report.costs]
         title = "Seconds of each stage"
-        svg = charts.bars(stages, title, charts.colour(3))
+        svg = bars(stages, title, colour(3))
         parts.append(f"<h3>{title}</h3>{chart(svg, title)}")
     return "".join(parts)
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+from manifests.web_page import chip, colour, details, paragraphs, verdict_word
 from train.ablation import TaskComparison, TaskNoise, wording
 from train.reporting.page import charts
-from train.reporting.page.markup import chip, details, paragraphs, verdict_word
 from train.reporting.schema import ArmReport, Report, TaskReport
 
 
 def colours_of(report: Report) -> dict[str, str]:
     """The colour of each arm, the same in every chart."""
-    return {arm.arm: charts.colour(index) for index, arm in enumerate(report.arms)}
+    return {arm.arm: colour(index) for index, arm in enumerate(report.arms)}
 
 
 def primary_task(report: Report) -> TaskReport:

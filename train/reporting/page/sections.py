@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from manifests.web_page import bars, chart, chip, colour, details, note, table, verdict_word
 from train.ablation import wording
-from train.reporting.page import charts
-from train.reporting.page.markup import chart, chip, details, note, table, verdict_word
 from train.reporting.page.overview import colours_of, primary_task
 from train.reporting.schema import BaselineDifference, Example, Report, TaskRow
 
@@ -140,13 +139,13 @@ def funnels(report: Report) -> str:
         for name, count in funnel.steps:
             steps.append((name, float(count), f"{count:,} ({100 * count / first:.1f} %)"))
         title = f"{funnel.title}: rows left after each step"
-        parts.append(f"<h3>{escape(funnel.title)}</h3>{chart(charts.bars(steps, title), title)}")
+        parts.append(f"<h3>{escape(funnel.title)}</h3>{chart(bars(steps, title), title)}")
         if funnel.reasons:
             ordered = sorted(funnel.reasons.items(), key=lambda item: -item[1])
             lost = [(name, float(count), f"{count:,}") for name, count in ordered]
-            bars = chart(charts.bars(lost, "reasons", charts.colour(2)), "reasons")
+            lost_bars = chart(bars(lost, "reasons", colour(2)), "reasons")
             total = sum(funnel.reasons.values())
-            parts.append(details(f"The reasons of the {total:,} other rows", bars))
+            parts.append(details(f"The reasons of the {total:,} other rows", lost_bars))
     return "".join(parts)
 
 

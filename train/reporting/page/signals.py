@@ -6,9 +6,9 @@ from html import escape
 
 import numpy as np
 
+from manifests.web_page import chart, colour, legend, note, table
 from train.ablation import wording
 from train.reporting.page import charts
-from train.reporting.page.markup import chart, legend, note, table
 from train.reporting.schema import Report, Scaling, ScalingCurve, SignalRow
 
 CURVE_POINTS = 60
@@ -58,7 +58,7 @@ def scaling(report: Report) -> str:
 
 
 def _scaling(one: Scaling) -> str:
-    shades = {curve.name: charts.colour(index) for index, curve in enumerate(one.curves)}
+    shades = {curve.name: colour(index) for index, curve in enumerate(one.curves)}
     lines, points = [], []
     for curve in one.curves:
         lines.append(charts.Line(name=curve.name, colour=shades[curve.name], points=_drawn(curve)))

@@ -9,21 +9,12 @@ from train.reporting.page import charts
 from train.reporting.page.charts import ForestRow
 
 
-def test_ticks_are_round_and_inside() -> None:
-    assert charts.ticks(0, 10) == [0, 2, 4, 6, 8, 10]
-    assert charts.ticks(-0.13, 0.21, 4) == [-0.1, 0, 0.1, 0.2]
-    assert charts.ticks(3, 3) == [3]
-    assert charts.number(12_800) == "12.8k"
-    assert charts.number(-0.5) == f"{MINUS}0.5"
-
-
 def test_charts_survive_what_runs_can_log() -> None:
     nothing = charts.band_over_seeds("raw", "#000", [])
     assert "no points were logged" in charts.bands([nothing], "x", "y", "empty")
     holes = [(1.0, 2.0), (2.0, float("nan")), (3.0, 1.0)]
     band = charts.band_over_seeds("raw", "#000", [holes])
     assert "nan" not in charts.bands([band], "x", "y", "holes")
-    assert charts.bars([("none", 0, "0")], "zero").count("<rect") == 1
     same = ForestRow(name="same", mean=0.0, low=0.0, high=0.0, colour="#000")
     assert "nan" not in charts.forest([same], 0.5, "flat")
 

@@ -1,4 +1,4 @@
-"""Pieces of the page: style sheet, script, tables, chips. Text is escaped here."""
+"""Pieces of a page that opens from disk: style sheet, script, tables, chips. It escapes text."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 SORTABLE_ROWS = 3
+HEAD = (
+    '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+    '<meta name="viewport" content="width=device-width,initial-scale=1">'
+    '<link rel="icon" href="data:,">'
+)
 LIGHT = """--ink:#1b2026; --soft:#59616b; --paper:#fbfaf7; --card:#fff; --rule:#dcd8ce;
   --good:#1f7a4d; --bad:#b3372f; --c0:#5b6470; --c1:#2f6fb7; --c2:#c8561b; --c3:#1f8a5b;
   --c4:#8a5bb5; --c5:#a37614; --c6:#b33c6a; --c7:#2d8592;
@@ -230,3 +235,14 @@ def note(text: str) -> str:
 
 def paragraphs(texts: Iterable[str]) -> str:
     return "".join(f"<p>{escape(text)}</p>" for text in texts)
+
+
+def html_page(title: str, body: str, style: str = "", script: str = "") -> str:
+    """A whole document in the common style, readable from disk: it asks for nothing outside.
+
+    title is text, body is HTML. style and script are added to the common ones.
+    """
+    return (
+        f"{HEAD}<title>{escape(title)}</title><style>{STYLE}{style}</style></head>"
+        f"<body><main>{body}</main><script>{SCRIPT}{script}</script></body></html>\n"
+    )

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from train.reporting.page import markup
+from manifests.web_page import markup
 
 
 def test_names_are_escaped() -> None:
@@ -58,3 +58,11 @@ def test_every_text_has_enough_contrast(scheme: str) -> None:
     for number in range(8):  # graphics need 3:1 (WCAG 1.4.11)
         pair = sorted([luminance(colours[f"c{number}"]), luminance(colours["paper"])])
         assert (pair[1] + 0.05) / (pair[0] + 0.05) >= 3.0, number
+
+
+def test_a_page_has_one_script_and_its_own_style() -> None:
+    html = markup.html_page("a < b", "<p>x</p>", "p { margin:0 }", "let x = 1;")
+    assert "<title>a &lt; b</title>" in html
+    assert html.count("<script>") == html.count("<style>") == 1
+    assert "p { margin:0 }" in html
+    assert "let x = 1;" in html

@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import pytest
+
+from manifests.web_page import drawing
+from manifests.web_page.drawing import MINUS
+
+
+def test_ticks_are_round_and_inside() -> None:
+    assert drawing.ticks(0, 10) == [0, 2, 4, 6, 8, 10]
+    assert drawing.ticks(-0.13, 0.21, 4) == [-0.1, 0, 0.1, 0.2]
+    assert drawing.ticks(3, 3) == [3]
+    assert drawing.number(12_800) == "12.8k"
+    assert drawing.number(-0.5) == f"{MINUS}0.5"
+
+
+def test_a_bar_of_nothing_has_no_length() -> None:
+    html = drawing.bars([("none", 0, "0"), ("a<b", 2, "2")], "zero")
+    assert html.count("<rect") == 2
+    assert 'width="0.0"' in html
+    assert "a&lt;b" in html
+    with pytest.raises(TypeError):
+        drawing.bars([("none", "1", "0")], "zero")  # type: ignore[list-item]
