@@ -40,6 +40,7 @@ from manifests.pool_layout import (
 from pipeline.accounting.counts import recipe_of_pool
 from pipeline.accounting.shard_checks import Damage, ShardChecker, inside, read_record
 from pipeline.accounting.uid_comparison import UID_BYTES, compare_uids, uid_spill
+from pipeline.crawl import check_stored_table
 from pipeline.executor import Engine, Stage, Ticket, Tickets, execute
 from pipeline.pool import hex_bytes
 
@@ -214,7 +215,7 @@ def _pool_documents(layout: PoolLayout, findings: _Findings) -> None:
     readers: dict[str, Callable[[], object]] = {
         layout.pool_json: lambda: disk.read_json(layout.pool_json),
         layout.recipe_json: lambda: recipe_of_pool(layout.root),
-        layout.parts: lambda: disk.read_parquet(layout.parts),
+        layout.parts: lambda: check_stored_table(layout.root),
     }
     for path, read in readers.items():
         if not disk.exists(path):

@@ -9,6 +9,7 @@ from pipeline.crawl.dedup import ranges_of
 from pipeline.crawl.losses import Loss, top_reasons
 from pipeline.crawl.parts import (
     UidsDigest,
+    check_stored_table,
     dropped_rows,
     part_totals,
     read_parts,
@@ -21,6 +22,7 @@ from pipeline.crawl.table_files import python_values
 __all__ = [
     "Loss",
     "UidsDigest",
+    "check_stored_table",
     "crawler",
     "dropped_rows",
     "extract",

@@ -86,6 +86,13 @@ def read_parts(pool: str) -> pa.Table:
     return pa.concat_tables([PARTS.empty_table(), *tables]).combine_chunks()
 
 
+def check_stored_table(pool: str) -> None:
+    """ValueError where POOL/parts.parquet is damaged or is no table of as many parts."""
+    count = len(part_names(pool))
+    if stored_table(pool, count) is None:
+        raise ValueError(f"it is no table of {count} parts of the pairs")
+
+
 def stored_table(pool: str, count: int) -> pa.Table | None:
     """POOL/parts.parquet; None where it is missing, damaged, or not that of `count` parts."""
     path = PoolLayout(pool).parts

@@ -15,6 +15,7 @@ from manifests.pool_layout import PoolLayout
 from pipeline.crawl.parts import (
     PARTS,
     UidsDigest,
+    check_stored_table,
     content_of,
     dropped_rows,
     examples,
@@ -110,21 +111,29 @@ def test_a_file_that_is_no_part_is_an_error(tmp_path: Path) -> None:
         read_parts(str(tmp_path))
 
 
-@pytest.mark.parametrize("column", [None, "pairs", "links", "uids"])
+@pytest.mark.parametrize("column", [None, "name", "pairs", "links", "uids"])
 def test_a_damaged_table_of_the_parts_is_not_needed(tmp_path: Path, column: str | None) -> None:
     pool = make(tmp_path)
     expected = write_parts(pool)
+    check_stored_table(pool)
     path = Path(PoolLayout(pool).parts)
     if column is None:
         damaged = bytearray(path.read_bytes())
         damaged[10] ^= 0x41
         path.write_bytes(damaged)
+    elif column == "name":  # one bit of the footer
+        damaged = path.read_bytes().replace(b"\x18\x04part\x00", b"\x18\x04`art\x00")
+        assert damaged != path.read_bytes()
+        path.write_bytes(damaged)
+        assert disk.read_parquet(path).column_names[0] == "`art"
     else:
         field = PARTS.field(column)
         nulls = pa.nulls(3, field.type)
         index = PARTS.get_field_index(column)
         disk.write_parquet(path, expected.set_column(index, field, nulls))
     assert stored_table(pool, 3) is None
+    with pytest.raises(ValueError, match="no table of 3 parts"):
+        check_stored_table(pool)
     assert read_parts(pool).equals(expected)
 
 
