@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from filters.base import Filter, check_options
+from filters.base import FilterBase, check_options
 from filters.caption import Caption
 from filters.clip_score import ClipScore
+from filters.instances import RESERVED, Instance, check_instance_name
 from filters.language import Language
 from filters.optout import Optout
 from filters.picture import Picture
 from filters.tokens import Tokens
+from filters.user_file import FORM, is_path, load_class
 from manifests import disk
 from manifests.schema import FilterSpec, Recipe
 
-__all__ = ["FILTERS", "check_filters", "make", "specs_of_recipe"]
+__all__ = [
+    "FILTERS",
+    "Instance",
+    "check_filters",
+    "class_of",
+    "instances_of",
+    "make",
+    "normalised",
+    "specs_of_recipe",
+]
 
-FILTERS: dict[str, type[Filter]] = {
+FILTERS: dict[str, type[FilterBase]] = {
     "caption": Caption,
     "language": Language,
     "optout": Optout,
@@ -26,19 +37,15 @@ FILTERS: dict[str, type[Filter]] = {
 }
 
 
-def make(spec: FilterSpec) -> Filter:
+def make(spec: FilterSpec) -> FilterBase:
     """The filter that a recipe asks for, before `setup`.
 
     ValueError for an unknown filter or option, with the nearest known name, and for a wrong value.
     """
     import pydantic
 
-    if spec.name not in FILTERS:
-        raise ValueError(
-            f"there is no filter {spec.name!r}{disk.did_you_mean(spec.name, FILTERS)}; "
-            f"there are {', '.join(FILTERS)}"
-        )
-    filter_class = FILTERS[spec.name]
+    spec = normalised(spec)
+    filter_class = class_of(spec)
     check_options(filter_class, spec.options, spec.name)
     try:
         return pydantic.TypeAdapter(filter_class).validate_python(spec.options)
@@ -52,17 +59,111 @@ def make(spec: FilterSpec) -> Filter:
         raise ValueError(f"{prefix}{message}") from None
 
 
+def normalised(spec: FilterSpec) -> FilterSpec:
+    """The spec with its `kind` where it has another name than its filter.
+
+    `{clip_l14: {clip_score: {…}}}` comes from YAML as a filter clip_l14 with an option clip_score.
+    ValueError for a filter that does not exist, with the nearest that does, and for a name that no
+    instance can have.
+    """
+    name, kind, options = spec.name, spec.kind, spec.options
+    if kind is None and name not in FILTERS and len(options) == 1:
+        inner, value = next(iter(options.items()))
+        if value is None or isinstance(value, dict):
+            kind, options = inner, value or {}
+    if kind == name:
+        kind = None
+    if (kind or name) not in FILTERS and not (kind is not None and is_path(kind)):
+        raise _unknown(name, kind)
+    if kind is not None:
+        check_instance_name(name, FILTERS)
+    return FilterSpec(name=name, options=options, kind=kind)
+
+
+def _unknown(name: str, kind: str | None) -> ValueError:
+    if kind is None and is_path(name):
+        return ValueError(f"filter {name} needs a name, as in {FORM}")
+    names = [name] if kind is None else [kind, name]
+    suggestions = [disk.did_you_mean(each, FILTERS) for each in names]
+    suggestion = next(filter(None, suggestions), "")
+    what = " and no filter ".join(repr(each) for each in reversed(names))
+    return ValueError(f"there is no filter {what}{suggestion}; there are {', '.join(FILTERS)}")
+
+
+def class_of(spec: FilterSpec) -> type[FilterBase]:
+    """The class of a normalised spec. ValueError for a file that holds none."""
+    kind = spec.kind or spec.name
+    return FILTERS[kind] if kind in FILTERS else load_class(kind)
+
+
+def instances_of(specs: Iterable[FilterSpec], extra: Iterable[str] = ()) -> dict[str, Instance]:
+    """The filters by the names of their instances, in the order of the specs.
+
+    extra: further columns of the sidecars. ValueError for what `make` refuses, for a name or a
+    column that two of them have, for a column that a sidecar or a filter of another name has, and
+    for a filter that reads one that stands behind it.
+    """
+    instances: dict[str, Instance] = {}
+    owners = dict.fromkeys([*RESERVED, *extra], "the sidecar")
+    for filter_name, filter_class in FILTERS.items():
+        owners.update(dict.fromkeys(filter_class.adds, f"the filter {filter_name}"))
+    for given in specs:
+        spec = normalised(given)
+        if spec.name in instances:
+            raise ValueError(f"filters named twice: {spec.name}; give one another name")
+        kind = spec.kind or spec.name
+        instance = Instance(name=spec.name, kind=kind, filter=make(spec))
+        for column in instance.columns():
+            owner = owners.get(column)
+            if owner is not None and owner != f"the filter {spec.name}":
+                raise ValueError(
+                    f"filter {spec.name} has the column {column!r}, which {owner} has too; "
+                    "give the filter another name"
+                )
+            owners[column] = f"the filter {spec.name}"
+        instances[spec.name] = instance
+    _check_reads(instances)
+    return instances
+
+
+def _check_reads(instances: Mapping[str, Instance]) -> None:
+    """ValueError for an instance that reads itself or one that stands behind it."""
+    before: set[str] = set()
+    for name, instance in instances.items():
+        for read in instance.filter.reads:
+            owner = read if read in instances else _owner(instances, read)
+            if owner == name:
+                raise ValueError(f"filter {name} reads its own columns ({read}); name another one")
+            if owner is not None and owner not in before:
+                raise ValueError(
+                    f"filter {name} reads {read}, which stands behind it in the filter list; "
+                    f"put {owner} before {name}"
+                )
+        before.add(name)
+
+
+def _owner(instances: Mapping[str, Instance], column: str) -> str | None:
+    """The instance that has a column."""
+    for name, instance in instances.items():
+        if column in instance.columns():
+            return name
+    return None
+
+
 def specs_of_recipe(recipe: Recipe) -> tuple[FilterSpec, ...]:
-    """The filters of a recipe, with the options that the rest of the recipe decides."""
+    """The filters of a recipe, normalised, with the options that the rest of the recipe decides."""
     specs = []
-    for spec in recipe.filters:
-        decided = FILTERS[spec.name].options_from(recipe) if spec.name in FILTERS else {}
-        specs.append(FilterSpec(name=spec.name, options={**decided, **spec.options}))
+    for given in recipe.filters:
+        spec = normalised(given)
+        decided = class_of(spec).options_from(recipe)
+        specs.append(
+            FilterSpec(name=spec.name, options={**decided, **spec.options}, kind=spec.kind)
+        )
     return tuple(specs)
 
 
-def check_filters(specs: Iterable[FilterSpec]) -> None:
-    """ValueError for filters, options, models and weights that cannot work. No weights are
-    loaded."""
-    for spec in specs:
-        make(spec).check()
+def check_filters(specs: Iterable[FilterSpec], extra: Iterable[str] = ()) -> None:
+    """ValueError for filters, options, models and weights that cannot work, and for names and
+    columns that clash. No weights are loaded. extra: further columns of the sidecars."""
+    for instance in instances_of(specs, extra).values():
+        instance.filter.check()

@@ -1,8 +1,9 @@
-"""What a filter is: it reads images and captions and adds columns. It never drops a row.
+"""What a filter is: it reads images, captions or columns and adds columns. It never drops a row.
 
-A filter is a dataclass whose fields are its options. The id of its columns covers everything that
-its result depends on: name, version, the options that are not marked FREE, and `identity()` (the
-hash of weights that it reads).
+A filter is a dataclass whose fields are its options. There are two kinds. A `Filter` looks at one
+row at a time. A `PoolFilter` gives values that need other rows of the pool. The id of the columns
+covers everything that the result depends on: name, version, the options that are not marked FREE,
+`identity()` (the hash of weights that it reads), and the ids of the columns that it reads.
 """
 
 from __future__ import annotations
@@ -11,22 +12,25 @@ import abc
 import dataclasses
 import importlib.util
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from PIL import Image
 
 from manifests import disk
 from manifests.schema import Recipe
 
-# Metadata of an option that is not part of the id: it changes the speed only, or identity() covers
-# it.
+# Metadata of an option that is not part of the id: it changes the speed only, or identity() or the
+# ids of the columns that are read cover it.
 FREE: dict[str, Any] = {"free": True}
+# The column of `PoolFilter.judge_groups` that names the group of a row.
+GROUP = "group"
 
-Columns = dict[str, "Sequence[Any] | np.ndarray[Any, Any]"]
+Columns = dict[str, "Sequence[Any] | np.ndarray[Any, Any] | pa.Array | pa.ChunkedArray"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,23 +38,37 @@ class Batch:
     """Some stored rows of one shard, in tar order. All parts have the same length.
 
     captions: never None if the filter needs captions. images: RGB, or None if no filter of the pass
-    needs them. rows: the sidecar's columns, for filters that need "row".
+    needs them. rows: the sidecar's columns, for filters that need "row". columns: the columns of
+    the instances that the filter reads (`Filter.reads`), by the names that rules use.
     """
 
     captions: list[str]
     images: list[Image.Image] | None
     rows: pa.Table
+    columns: Mapping[str, pa.Array] = field(default_factory=dict)
 
 
-class Filter(abc.ABC):
-    """One judgement about rows. A worker calls `setup` once and then `score` for each batch."""
+class FilterBase(abc.ABC):
+    """What both kinds of filters have in common."""
 
     name: ClassVar[str]
     version: ClassVar[int] = 1  # raise it when the same input gives other values
-    needs: ClassVar[frozenset[str]]  # of "image", "caption", "row"
     adds: ClassVar[dict[str, pa.DataType]]
-    meanings: ClassVar[dict[str, str]]  # one line for each column of `adds`
+    meanings: ClassVar[dict[str, str]] = {}  # one line for each column of `adds`
     device: str = "cpu"  # cpu, cuda, or auto: cuda where there is one
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """What the filter reads of other filters' columns; see the two kinds. A class may set a
+        plain tuple instead."""
+        return ()
+
+    def columns(self) -> dict[str, pa.DataType]:
+        """The columns with their types, by the names of `adds`: for types that depend on options.
+
+        It loads no weights.
+        """
+        return dict(self.adds)
 
     def identity(self) -> str:
         """A hash or a name of what the filter reads beside its options. It loads no model.
@@ -64,18 +82,14 @@ class Filter(abc.ABC):
         pool."""
 
     def setup(self) -> None:  # noqa: B027 - most filters hold nothing
-        """Load models and tables."""
+        """Load models and tables. A worker calls it once."""
 
-    @abc.abstractmethod
-    def score(self, batch: Batch) -> Columns:
-        """A value per row for each column of `adds`; None or NaN where there is none."""
-
-    def alternatives(self) -> tuple[Filter, ...]:
+    def alternatives(self) -> tuple[FilterBase, ...]:
         """The filter with each option that depends on the machine fixed, one filter for each way
         to fix it."""
         return (self,)
 
-    def resolved(self, *, gpu: bool) -> Filter:
+    def resolved(self, *, gpu: bool) -> FilterBase:
         """That one of `alternatives` which a machine with or without a GPU runs."""
         return self
 
@@ -85,16 +99,104 @@ class Filter(abc.ABC):
         return {}
 
 
-def set_id(filter_: Filter) -> str:
-    """12 hex digits: two filters have the same id exactly if they give the same columns."""
+class Filter(FilterBase):
+    """A judgement about one row at a time. A worker calls `setup` once and then `score` for each
+    batch.
+
+    reads: names of instances of the same recipe whose columns `score` gets as `batch.columns`. They
+    stand before this one in the recipe, or the pool has all their columns.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset()  # of "image", "caption", "row"
+
+    @abc.abstractmethod
+    def score(self, batch: Batch) -> Columns:
+        """A value per row for each column of `adds`; None, NaN or infinity where there is none.
+
+        A list, an array of NumPy ((rows, width) for fixed-size lists) or of Arrow.
+        """
+
+
+class PoolFilter(FilterBase):
+    """Values of a row that need other rows of the pool.
+
+    The engine (`pipeline/pool_scores`) reads the stored rows of every shard: `uid` and the columns
+    that `reads` names. It calls `summarise` for each shard and `combine` once. Then `route` sends
+    each row to partitions, which fit in memory, and `judge` gives a value to each row of one
+    partition. All tables have the columns by the names that rules use.
+
+    With `linked` the rows of a partition give pairs of near rows instead (`links`). The engine
+    finds the connected components over all partitions. The group of a row is the smallest uid of
+    its component, its own uid if nothing is near. `judge_groups` then gets whole groups.
+
+    A row that `route` sends nowhere gets the values of `default`, NULL if it names none. The result
+    must depend neither on the number of partitions nor on the order of the rows of a table that the
+    docstring does not promise.
+    """
+
+    linked: ClassVar[bool] = False
+    default: ClassVar[Mapping[str, Any]] = {}  # column of `adds` -> value of rows without a part
+    copies: float = 1.0  # partitions that a row is sent to, on average: memory is planned by it
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Columns of the sidecar or of other filters; the name of an instance stands for all of
+        its columns. `uid` is always read."""
+        return ()
+
+    def summarise(self, rows: pa.Table) -> pa.Table | None:
+        """What `combine` needs of the stored rows of one shard, in tar order; the same columns for
+        every shard."""
+        return None
+
+    def combine(self, summaries: pa.Table) -> Any:
+        """The state that all later calls get, from the summaries of all shards in their order.
+
+        It can be pickled. It is called only if the class has its own `summarise`; the state is None
+        otherwise.
+        """
+        return None
+
+    def route(
+        self, rows: pa.Table, state: Any, partitions: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(row numbers, the partition of each, 0 to partitions - 1) of the stored rows of a shard.
+
+        A row may be in no, one or several partitions; without `linked` in one at most.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no route")
+
+    def judge(self, rows: pa.Table, state: Any) -> Columns:
+        """A value per row of one partition for each column. The rows are sorted by uid."""
+        raise NotImplementedError(f"{type(self).__name__} has no judge")
+
+    def links(self, rows: pa.Table, state: Any) -> pa.Table:
+        """(uid_a, uid_b) of the near pairs among the rows of one partition, sorted by uid."""
+        raise NotImplementedError(f"{type(self).__name__} has no links")
+
+    def judge_groups(self, rows: pa.Table, state: Any) -> Columns:
+        """A value per row of some whole groups for each column. The rows have the column `group`
+        and are sorted by group and uid."""
+        raise NotImplementedError(f"{type(self).__name__} has no judge_groups")
+
+
+def set_id(filter_: FilterBase, reads: Sequence[str] = ()) -> str:
+    """12 hex digits: two filters have the same id exactly if they give the same columns.
+
+    reads: ids of the score sets that it reads, in the order of `filter_.reads`.
+    """
     assert len(filter_.alternatives()) == 1, f"{filter_.name} must be resolved first"
     assert dataclasses.is_dataclass(filter_)
     free = {f.name for f in dataclasses.fields(filter_) if f.metadata.get("free")}
     options = {key: value for key, value in options_of(filter_).items() if key not in free}
-    return disk.content_hash([filter_.name, filter_.version, options, filter_.identity()])
+    parts: list[Any] = [filter_.name, filter_.version, options, filter_.identity()]
+    source = getattr(type(filter_), "source_sha256", None)  # of a filter by path
+    if reads or source:
+        parts.append({"reads": list(reads), "source": source})
+    return disk.content_hash(parts)
 
 
-def options_of(filter_: Filter) -> dict[str, Any]:
+def options_of(filter_: FilterBase) -> dict[str, Any]:
     """All options with their values, defaults too."""
     assert dataclasses.is_dataclass(filter_)
     return {f.name: getattr(filter_, f.name) for f in dataclasses.fields(filter_) if f.init}

@@ -36,7 +36,8 @@ ORDER = {
         "documents", "aligned", "folder_lock", "yaml_forms", "reader", "__init__",
     ],
     "filters": [
-        "base", "caption", "language", "optout", "picture", "tokens", "clip_score", "__init__",
+        "base", "partitions", "instances", "user_file", "caption", "language", "optout", "picture",
+        "tokens", "clip_score", "__init__",
     ],
     "pipeline": [
         "progress", "executor", "pool", "images", "scoring", "views", "archives", "crawl",

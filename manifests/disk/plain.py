@@ -15,11 +15,20 @@ PLAIN_TYPES = {str, int, float, bool, type(None)}
 
 
 def to_plain(value: Any) -> Any:
-    """Dataclasses, tuples and paths as dicts, lists and strings."""
+    """Dataclasses, tuples and paths as dicts, lists and strings.
+
+    A field with the metadata `omit_none` is left out where it is None: what was written before the
+    field came stays as it is.
+    """
     if type(value) in PLAIN_TYPES:  # most values of a large document
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        plain = {}
+        for field in dataclasses.fields(value):
+            each = getattr(value, field.name)
+            if each is not None or not field.metadata.get("omit_none"):
+                plain[field.name] = to_plain(each)
+        return plain
     if isinstance(value, Mapping):
         return {str(k): to_plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):

@@ -35,11 +35,16 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilterSpec:
-    """One filter of a recipe and its options: `caption` or `{clip_score: {model: …}}`."""
+    """One filter of a recipe and its options: `caption` or `{clip_score: {model: …}}`.
+
+    name: that of the instance, which its columns carry. kind: the filter, where it has another
+    name: `{clip_l14: {clip_score: {model: …}}}`, or `{mine: {my_filters.py:Sharpness: {}}}`.
+    """
 
     __pydantic_config__: ClassVar[dict[str, str]] = STRICT
     name: str
     options: dict[str, Any] = field(default_factory=dict)
+    kind: str | None = field(default=None, metadata={"omit_none": True})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from manifests.schema import Ablation, Blend, Miniweb, Recipe, Suite, TaskSpec
 from manifests.yaml_forms.yaml_file import expand_variables, pick_scale, read_yaml
 
 OPEN_CLIP = "open_clip:"
+PATH_AND_CLASS = re.compile(r"(?s)(.+\.py):([^:/]*)")  # a user's own filter
 LOCAL_DIR = "local-dir:"
 
 
@@ -62,7 +64,7 @@ def _shape_recipe(shaped: dict[str, Any], folder: Path, where: str) -> None:
     if isinstance(fetch, dict) and "known_bad" in fetch:
         shaped["fetch"] = {**fetch, "known_bad": _absolute(fetch["known_bad"], folder)}
     if isinstance(shaped.get("filters"), list):
-        shaped["filters"] = [filter_fields(entry) for entry in shaped["filters"]]
+        shaped["filters"] = [filter_fields(entry, folder) for entry in shaped["filters"]]
     if isinstance(shaped.get("views"), dict):
         views = []
         for name, rules in shaped["views"].items():
@@ -167,14 +169,31 @@ def _shape_task(shaped: dict[str, Any], folder: Path) -> None:
 # --- filters and rules in short form -------------------------------------------------------------
 
 
-def filter_fields(entry: Any) -> Any:
-    """`caption` or `{clip_score: {…}}` as the fields of FilterSpec."""
+def filter_fields(entry: Any, folder: Path) -> Any:
+    """`caption`, `{clip_score: {…}}`, `{clip_l14: {clip_score: {…}}}` or
+    `{mine: {my_filters.py:Sharpness: {…}}}` as the fields of FilterSpec.
+
+    `{NAME: {KEY: {…}}}` stays an option KEY of a filter NAME unless KEY names a file: which names
+    are filters is known to the package filters only, see `normalised` there.
+    """
     if isinstance(entry, str):
         return {"name": entry}
-    if isinstance(entry, dict) and len(entry) == 1:
-        name, options = next(iter(entry.items()))
-        return {"name": name, "options": options or {}}
-    return entry
+    if not isinstance(entry, dict) or len(entry) != 1:
+        return entry
+    name, value = next(iter(entry.items()))
+    if isinstance(value, str):  # {long: caption}: a filter without options under another name
+        return {"name": name, "kind": _kind(value, folder)}
+    if isinstance(value, dict) and len(value) == 1:
+        kind, options = next(iter(value.items()))
+        if isinstance(kind, str) and PATH_AND_CLASS.fullmatch(kind):
+            return {"name": name, "kind": _kind(kind, folder), "options": options or {}}
+    return {"name": name, "options": value or {}}
+
+
+def _kind(kind: str, folder: Path) -> str:
+    """A filter's name as it is; the path of PATH.py:CLASS as an absolute one."""
+    match = PATH_AND_CLASS.fullmatch(kind)
+    return f"{_absolute(match[1], folder)}:{match[2]}" if match else kind
 
 
 def rule_fields(entry: Any, view: str, where: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from filters import make, specs_of_recipe
-from filters.base import Filter, set_id
+from filters.base import FilterBase, set_id
 from manifests import disk
 from manifests.commits import read_commits
 from manifests.documents import ScoreSetDocument, read_document
@@ -18,7 +18,7 @@ from manifests.schema import FilterSpec, Recipe
 logger = logging.getLogger(__name__)
 
 
-def name_of_filter(filter_: Filter) -> str:
+def name_of_filter(filter_: FilterBase) -> str:
     """NAME@ID: the folder that holds a filter's columns, whether it exists or not."""
     return f"{filter_.name}@{set_id(filter_)}"
 
@@ -76,7 +76,7 @@ def score_set(
 
 
 def current_score_set(
-    pool: str, filter_: Filter, fingerprint: str, *, skip_damaged: bool = False
+    pool: str, filter_: FilterBase, fingerprint: str, *, skip_damaged: bool = False
 ) -> tuple[str, ScoreSetDocument] | None:
     """(NAME@ID, document) of the complete set of a filter, whichever kind of machine scored it;
     None without one.

@@ -21,7 +21,7 @@ import pyarrow as pa
 from PIL import Image
 
 from filters import make
-from filters.base import Batch, Columns, Filter, options_of
+from filters.base import Batch, Columns, Filter, FilterBase, options_of
 from manifests import disk, ray_runtime
 from manifests.aligned.bundles import parquet_bytes
 from manifests.aligned.shard_tables import has_table, write_score_shards
@@ -67,13 +67,13 @@ def score(
     todo: dict[str, Filter] = {}
     names: list[str] = []
     for spec in specs:
-        filter_ = make(spec)
+        filter_ = _row_local(make(spec))
         current = current_score_set(pool, filter_, commits.fingerprint, skip_damaged=True)
         if current is not None:
             names.append(current[0])
             continue
         filter_.check()
-        filter_ = filter_.resolved(gpu=_has_gpu(filter_, engine))
+        filter_ = _row_local(filter_.resolved(gpu=_has_gpu(filter_, engine)))
         names.append(name_of_filter(filter_))
         todo[names[-1]] = filter_
     failed = _score_sets(todo, commits, engine, fence) if todo else {}
@@ -86,6 +86,12 @@ def score(
     documents = {name: read_score_set(pool, name) for name in names}
     sets = {name: document.document() if document else {} for name, document in documents.items()}
     return {"sets": sets, "failed": failed}
+
+
+def _row_local(filter_: FilterBase) -> Filter:
+    if not isinstance(filter_, Filter):
+        raise ValueError(f"filter {filter_.name} looks at the whole pool; it cannot run here yet")
+    return filter_
 
 
 def _score_sets(
@@ -123,7 +129,8 @@ class ScoreWorker:
         self.fence: int | None = config.get("fence")
         self.filters: dict[str, Filter] = {}
         for name, spec in config["filters"].items():
-            self.filters[name] = make(FilterSpec(name=spec["name"], options=spec["options"]))
+            filter_ = make(FilterSpec(name=spec["name"], options=spec["options"]))
+            self.filters[name] = _row_local(filter_)
             self.filters[name].setup()
 
     def __call__(self, ticket: Ticket) -> dict[str, Any]:

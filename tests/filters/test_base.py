@@ -13,6 +13,7 @@ from filters.base import (
     Batch,
     Columns,
     Filter,
+    PoolFilter,
     check_options,
     options_of,
     package_folder,
@@ -33,7 +34,8 @@ def test_every_filter_adds_columns_of_its_own() -> None:
     columns = [column for kind in FILTERS.values() for column in kind.adds]
     assert len(columns) == len({*columns, *SIDECAR.names}) - len(SIDECAR.names)
     assert all(kind.name == name for name, kind in FILTERS.items())
-    assert all(kind.needs <= {"image", "caption", "row"} for kind in FILTERS.values())
+    needs = [getattr(kind, "needs", frozenset()) for kind in FILTERS.values()]
+    assert all(each <= {"image", "caption", "row"} for each in needs)
 
 
 def test_an_unknown_filter_names_the_nearest_and_all() -> None:
@@ -131,6 +133,50 @@ def test_a_copy_with_other_options_has_nothing_loaded() -> None:
 def test_a_filter_without_score_cannot_be_made() -> None:
     with pytest.raises(TypeError, match="abstract"):
         Filter()  # type: ignore[abstract]
+
+
+def test_ids_of_before_stay() -> None:
+    """Folders of pools that were scored before there were instances."""
+    assert set_id(make(spec("caption"))) == "2a52c03ea8c5"
+    assert set_id(make(spec("picture"))) == "84af7582bd3f"
+    assert set_id(make(spec("optout", user_agent="x/1"))) == "0d5ad6f3f5e7"
+    renamed = FilterSpec(name="words", kind="caption")
+    assert set_id(make(renamed)) == set_id(make(spec("caption")))
+
+
+def test_the_id_covers_what_is_read() -> None:
+    ids = {set_id(Length()), set_id(Length(), ["a"]), set_id(Length(), ["a", "b"])}
+    assert len(ids) == 3
+    assert set_id(Length(), ["b", "a"]) not in ids
+
+
+def test_a_pool_filter_says_only_what_it_computes() -> None:
+    @dataclass(kw_only=True)
+    class Rank(PoolFilter):
+        name: ClassVar[str] = "rank"
+        adds: ClassVar[dict[str, pa.DataType]] = {"rank": pa.int64()}
+        by: str = "caption_chars"
+
+        @property
+        def reads(self) -> tuple[str, ...]:
+            return (self.by,)
+
+    rank = Rank()
+    assert (rank.reads, rank.linked, rank.default, rank.copies) == (
+        ("caption_chars",),
+        False,
+        {},
+        1,
+    )
+    assert rank.columns() == {"rank": pa.int64()}
+    assert rank.summarise(pa.table({})) is None
+    assert rank.combine(pa.table({})) is None
+    table = pa.table({"uid": ["a"]})
+    for call in (rank.judge, rank.links, rank.judge_groups):
+        with pytest.raises(NotImplementedError, match=f"Rank has no {call.__name__}"):
+            call(table, None)
+    with pytest.raises(NotImplementedError, match="Rank has no route"):
+        rank.route(table, None, 1)
 
 
 @pytest.mark.parametrize("name", FILTERS)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from manifests import disk
-from manifests.schema import Blend
+from manifests.schema import Blend, FilterSpec
 
 
 @pytest.mark.parametrize(
@@ -51,3 +51,10 @@ def test_fields_with_their_default_are_left_out() -> None:
         "x": {"size": 0},
         "y": None,
     }
+
+
+def test_a_later_field_leaves_what_was_written_before_as_it_was() -> None:
+    assert disk.to_plain(FilterSpec(name="a")) == {"name": "a", "options": {}}
+    renamed = FilterSpec(name="a", kind="b")
+    assert disk.to_plain(renamed) == {"name": "a", "options": {}, "kind": "b"}
+    assert disk.from_plain(FilterSpec, disk.to_plain(renamed)) == renamed

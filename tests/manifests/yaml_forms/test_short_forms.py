@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from manifests import disk, reader
-from manifests.schema import Ablation, Arm
+from manifests.schema import Ablation, Arm, FilterSpec, Recipe
 from manifests.yaml_forms import cross_arms, expand_sweep
 
 MANIFEST = """
@@ -89,3 +89,35 @@ def test_without_arms_a_sweep_is_enough(tmp_path: Path) -> None:
 def test_other_forms_are_refused(tmp_path: Path, body: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read(tmp_path, body + "\nbaseline: raw")
+
+
+FILTERS = """
+name: r
+source: {kind: files, paths: [x.csv]}
+filters:
+  - caption
+  - {clip_score: {model: ViT-B-32}}
+  - {clip_l14: {clip_score: {model: ViT-L-14}}}
+  - {long: caption}
+  - {mine: {my.py:Sharp: {step: 2}}}
+  - {other: {/abs/my.py:Sharp: }}
+"""
+
+
+def test_the_forms_of_a_filter(tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text(FILTERS)
+    recipe = reader.read_manifest(path, Recipe)
+    assert recipe.filters == (
+        FilterSpec(name="caption"),
+        FilterSpec(name="clip_score", options={"model": "ViT-B-32"}),
+        FilterSpec(name="clip_l14", options={"clip_score": {"model": "ViT-L-14"}}),
+        FilterSpec(name="long", kind="caption"),
+        FilterSpec(name="mine", kind=f"{tmp_path}/my.py:Sharp", options={"step": 2}),
+        FilterSpec(name="other", kind="/abs/my.py:Sharp"),
+    )
+    disk.write_json(tmp_path / "r.json", recipe)
+    assert reader.read_manifest(tmp_path / "r.json", Recipe) == recipe
+    path.write_text(FILTERS.replace("- caption", "- [caption]"))
+    with pytest.raises(ValueError, match=r"filters\[0\]|filters"):
+        reader.read_manifest(path, Recipe)

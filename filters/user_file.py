@@ -1,0 +1,109 @@
+"""A user's own filter: a class in a Python file that a recipe names as PATH.py:CLASS.
+
+The text of the file is part of the id of its columns. It travels to the workers, so that every
+worker runs the text that the id is of, whether it can see the path or not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+import sys
+from types import ModuleType
+from typing import Any
+
+from filters.base import Filter, FilterBase, PoolFilter
+from manifests import disk
+
+PATH_AND_CLASS = re.compile(r"(?s)(.+\.py):([^:/]*)")
+FORM = "{NAME: {path/to/my_filters.py:MyFilter: {}}}"
+_texts: dict[str, str] = {}  # path -> the text that came with a ticket's stage
+
+
+def is_path(kind: str) -> bool:
+    """True for a kind of the form PATH.py:CLASS."""
+    return PATH_AND_CLASS.fullmatch(kind) is not None
+
+
+def provide_text(path: str, text: str) -> None:
+    """Use this text for the file, in a worker: its own file may be another one, or missing."""
+    _texts[path] = text
+
+
+def text_of(kind: str) -> tuple[str, str]:
+    """(path, text) of the file of a kind. ValueError where it cannot be read."""
+    match = PATH_AND_CLASS.fullmatch(kind)
+    assert match is not None, kind
+    path = match[1]
+    if path in _texts:
+        return path, _texts[path]
+    try:
+        return path, disk.read_bytes(path).decode()
+    except FileNotFoundError:
+        raise ValueError(
+            f"filter {kind}: there is no file {path}; the path is relative to the recipe"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"filter {kind}: {path} cannot be read: {error}") from None
+
+
+def load_class(kind: str) -> type[FilterBase]:
+    """The class that a kind PATH.py:CLASS names.
+
+    ValueError for a file that cannot be read or raises, and for a class that is no filter.
+    """
+    path, text = text_of(kind)
+    class_name = kind[len(path) + 1 :]
+    module = _module(kind, path, text)
+    names = [name for name, value in vars(module).items() if _is_filter(value, module)]
+    filter_class: Any = vars(module).get(class_name)
+    if class_name not in names:
+        available = f"it has {', '.join(names)}" if names else "it has none"
+        raise ValueError(
+            f"filter {kind}: {path} has no filter class {class_name!r}"
+            f"{disk.did_you_mean(class_name, names)}; {available}. A filter class is a dataclass "
+            "that subclasses Filter or PoolFilter of filters.base"
+        )
+    if not dataclasses.is_dataclass(filter_class):
+        raise ValueError(f"filter {kind}: write @dataclass(kw_only=True) above class {class_name}")
+    return _with_name(kind, class_name, vars(module)[class_name])
+
+
+def _with_name(kind: str, class_name: str, filter_class: type[FilterBase]) -> type[FilterBase]:
+    """The class, which has columns, with the name that its columns go by."""
+    adds = getattr(filter_class, "adds", None)
+    if not isinstance(adds, dict) or not adds:
+        raise ValueError(
+            f"filter {kind}: class {class_name} needs adds, the columns with their Arrow types, "
+            'such as adds = {"sharpness": pa.float32()}'
+        )
+    if "name" not in vars(filter_class):
+        filter_class.name = class_name.lower()
+    return filter_class
+
+
+def _is_filter(value: Any, module: ModuleType) -> bool:
+    is_class = isinstance(value, type) and issubclass(value, (Filter, PoolFilter))
+    return is_class and value.__module__ == module.__name__
+
+
+def _module(kind: str, path: str, text: str) -> ModuleType:
+    """The file as a module, executed once for each text."""
+    sha256 = hashlib.sha256(text.encode()).hexdigest()
+    name = f"clipmill_filter_{sha256[:16]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    module = ModuleType(name)
+    module.__file__ = path
+    sys.modules[name] = module  # dataclasses and pickle look a class up by its module
+    try:
+        exec(compile(text, path, "exec"), vars(module))
+    except Exception as error:
+        del sys.modules[name]
+        line = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(f"filter {kind}: {path} cannot be executed: {line}") from error
+    for value in list(vars(module).values()):
+        if _is_filter(value, module):
+            value.source_sha256 = sha256
+    return module

@@ -1,0 +1,121 @@
+"""A filter under several names: its columns, and names that cannot be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from filters import FILTERS, check_filters, instances_of, make, normalised
+from filters.instances import DERIVED_NAMES, instance_column
+from manifests.schema import FilterSpec
+from pipeline.views.rules import DERIVED
+
+CLIP = {"model": "ViT-B-32", "pretrained": "laion2b_s34b_b79k"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "instance", "column", "name"),
+    [
+        ("clip_score", "clip_score", "clip_score", "clip_score"),
+        ("clip_score", "clip_l14", "clip_score", "clip_l14"),
+        ("duplicate", "near", "duplicate_group", "near_group"),
+        ("picture", "pic2", "entropy", "pic2_entropy"),
+        ("caption", "long", "caption_words", "long_words"),
+    ],
+)
+def test_columns_carry_the_name_of_the_instance(
+    kind: str, instance: str, column: str, name: str
+) -> None:
+    assert instance_column(kind, instance, column) == name
+
+
+def test_two_instances_of_a_filter() -> None:
+    instances = instances_of(
+        [
+            FilterSpec(name="clip_score", options=CLIP),
+            FilterSpec(name="clip_l14", kind="clip_score", options=CLIP),
+            FilterSpec(name="pic2", options={"picture": None}),
+        ]
+    )
+    assert list(instances) == ["clip_score", "clip_l14", "pic2"]
+    assert list(instances["clip_l14"].columns()) == ["clip_l14"]
+    assert instances["clip_l14"].meanings().keys() == {"clip_l14"}
+    assert instances["clip_l14"].column_names() == {"clip_score": "clip_l14"}
+    assert "pic2_entropy" in instances["pic2"].columns()
+    assert instances["pic2"].kind == "picture"
+    assert instances["clip_score"].columns() == FILTERS["clip_score"].adds
+
+
+def test_the_form_of_a_recipe_is_told_from_an_option() -> None:
+    nested = FilterSpec(name="clip_l14", options={"clip_score": dict(CLIP)})
+    assert normalised(nested) == FilterSpec(name="clip_l14", kind="clip_score", options=CLIP)
+    own = FilterSpec(name="caption", kind="caption")
+    assert normalised(own) == FilterSpec(name="caption")
+    option = FilterSpec(name="clip_score", options={"picture": {}})
+    with pytest.raises(ValueError, match="filter clip_score has no option 'picture'"):
+        make(option)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "kind", "message"),
+    [
+        (
+            "clip_l14", {"clip_scor": {"model": "x"}}, None,
+            "there is no filter 'clip_l14' and no filter 'clip_scor'; did you mean 'clip_score'",
+        ),
+        ("clip_scor", {"model": "x"}, None, "no filter 'clip_scor'; did you mean 'clip_score'"),
+        ("near", {}, "duplicat", "no filter 'near' and no filter 'duplicat'"),
+        ("status", {}, "caption", "cannot be named 'status', which is a column of every pool"),
+        ("width", {}, "caption", "cannot be named 'width', which is a column of every pool"),
+        ("caption", {}, "picture", "cannot be named 'caption', which is a column of every pool"),
+        ("aspect", {}, "caption", "cannot be named 'aspect'"),
+        ("group", {}, "caption", "cannot be named 'group'"),
+        ("picture", {}, "caption", "cannot be named 'picture', which is another filter"),
+        ("brightness", {}, "caption", "'brightness', which is a column of the filter picture"),
+        ("phash", {}, "picture", "'phash', which is a column of the filter picture"),
+        ("caf\u00e9", {}, "caption", "cannot be named 'caf\u00e9': use a letter a-z,"),
+        ("a@b", {}, "caption", "cannot be named 'a@b'"),
+        ("../a", {}, "caption", r"cannot be named '\.\./a'"),
+        ("A", {}, "caption", "cannot be named 'A'"),
+        ("", {}, "caption", "cannot be named ''"),
+        ("a" * 61, {}, "caption", "at most 60 characters"),
+    ],
+)  # fmt: skip
+def test_names_that_cannot_be(
+    name: str, options: dict[str, Any], kind: str | None, message: str
+) -> None:
+    spec = FilterSpec(name=name, options=options, kind=kind)
+    with pytest.raises(ValueError, match=message) as error:
+        check_filters([spec])
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("specs", "extra", "message"),
+    [
+        ([("caption", None), ("caption", None)], (), "filters named twice: caption"),
+        (
+            [("clip", "picture"), ("clip_phash", "clip_score")], (),
+            "filter clip_phash has the column 'clip_phash', which the filter clip has too",
+        ),
+        ([("image", "caption")], ("image_words",), "'image_words', which the sidecar has too"),
+        (
+            [("a", "caption"), ("a_words", "clip_score")], (),
+            "filter a_words has the column 'a_words', which the filter a has too",
+        ),
+    ],
+)  # fmt: skip
+def test_columns_that_clash(
+    specs: list[tuple[str, str | None]], extra: tuple[str, ...], message: str
+) -> None:
+    given = []
+    for name, kind in specs:
+        options = CLIP if kind == "clip_score" else {}
+        given.append(FilterSpec(name=name, kind=kind, options=options))
+    with pytest.raises(ValueError, match=message):
+        check_filters(given, extra)
+
+
+def test_the_columns_that_rules_compute_are_reserved() -> None:
+    assert set(DERIVED) <= set(DERIVED_NAMES)

@@ -1,0 +1,92 @@
+"""A filter in a user's file: what it must have, and that its text decides the id."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from filters import check_filters, instances_of, make, user_file
+from filters.base import Batch, Filter, set_id
+from manifests.schema import FilterSpec
+
+GOOD = """
+from __future__ import annotations
+from dataclasses import dataclass
+import pyarrow as pa
+from filters.base import Batch, Columns, Filter
+
+@dataclass(kw_only=True)
+class Shout(Filter):
+    needs = frozenset({"caption"})
+    adds = {"shout": pa.int32(), "shout_most": pa.int32()}
+    least: int = 1
+
+    def score(self, batch: Batch) -> Columns:
+        counts = [caption.count("!") for caption in batch.captions]
+        return {"shout": counts, "shout_most": [max(self.least, n) for n in counts]}
+"""
+
+
+def kind_of(folder: Path, text: str = GOOD, name: str = "Shout") -> str:
+    path = folder / "mine.py"
+    path.write_text(text)
+    return f"{path}:{name}"
+
+
+def test_a_class_of_a_file_is_a_filter(tmp_path: Path) -> None:
+    spec = FilterSpec(name="loud", kind=kind_of(tmp_path), options={"least": 2})
+    instance = instances_of([spec])["loud"]
+    assert list(instance.columns()) == ["loud", "loud_most"]
+    assert isinstance(instance.filter, Filter)
+    batch = Batch(captions=["a!", "b!!!"], images=None, rows=None)
+    assert instance.filter.score(batch) == {"shout": [1, 3], "shout_most": [2, 3]}
+    check_filters([spec])
+    with pytest.raises(ValueError, match="loud has no option 'lest'; did you mean 'least'"):
+        make(FilterSpec(name="loud", kind=kind_of(tmp_path), options={"lest": 2}))
+
+
+def test_the_text_decides_the_id_and_the_path_does_not(tmp_path: Path) -> None:
+    first = set_id(make(FilterSpec(name="a", kind=kind_of(tmp_path))))
+    (tmp_path / "other").mkdir()
+    assert set_id(make(FilterSpec(name="b", kind=kind_of(tmp_path / "other")))) == first
+    changed = kind_of(tmp_path, GOOD.replace('"!"', '"?"'))
+    assert set_id(make(FilterSpec(name="a", kind=changed))) != first
+
+
+def test_the_text_travels_where_the_path_does_not_exist(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(user_file, "_texts", {})
+    kind = f"{tmp_path}/elsewhere.py:Shout"
+    with pytest.raises(ValueError, match=r"there is no file .*elsewhere.py; the path is relative"):
+        make(FilterSpec(name="loud", kind=kind))
+    user_file.provide_text(f"{tmp_path}/elsewhere.py", GOOD)
+    assert set_id(make(FilterSpec(name="loud", kind=kind))) == set_id(
+        make(FilterSpec(name="loud", kind=kind_of(tmp_path)))
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "message"),
+    [
+        (GOOD, "Shot", "has no filter class 'Shot'; did you mean 'Shout'?; it has Shout"),
+        ("x = 1", "Shout", "has no filter class 'Shout'; it has none. A filter class is a"),
+        (GOOD, "Filter", "has no filter class 'Filter'"),
+        (GOOD.replace("@dataclass(kw_only=True)", ""), "Shout", "write @dataclass(kw_only=True)"),
+        (GOOD.replace("    adds =", "    ads ="), "Shout", "class Shout needs adds"),
+        ("def", "Shout", "cannot be executed: SyntaxError"),
+        ("raise OSError('no\\nmodel')", "Shout", "cannot be executed: OSError: no model"),
+    ],
+)
+def test_files_that_hold_no_filter(tmp_path: Path, text: str, name: str, message: str) -> None:
+    spec = FilterSpec(name="loud", kind=kind_of(tmp_path, text, name))
+    with pytest.raises(ValueError) as error:  # noqa: PT011
+        check_filters([spec])
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_needs_a_name_beside_it(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"needs a name, as in \{NAME: \{path/to/my_filters.py:"):
+        make(FilterSpec(name=kind_of(tmp_path)))
