@@ -33,12 +33,13 @@ EXAMPLE = """example:
   python pipeline/filter.py out/pool --recipe manifests/recipes/laion_like.yaml --views basic clip30
   python pipeline/filter.py out/pool --random-like clip30 --seed 0 1 2
   python pipeline/filter.py out/pool --columns
+  python pipeline/filter.py out/pool --hash clip30
   python pipeline/filter.py out/pool --materialise clip30
 
 """
 
 EXIT_STATUS = console.exit_help(
-    {0: "the views are made, the columns listed, or the tars of a view written"}
+    {0: "the views are made, the columns listed, a hash printed, or the tars of a view written"}
 )
 
 
@@ -66,6 +67,12 @@ def options(argv: list[str] | None) -> argparse.Namespace:
         help="copy the kept samples of VIEW into tars of their own, POOL/materialised/VIEW, which "
         "training then reads; worthwhile where a view keeps little of a pool in a store",
     )
+    what.add_argument(
+        "--hash",
+        metavar="VIEW",
+        help="print the hash of the rows that VIEW keeps: who has the same pairs with the same "
+        "bytes has the same hash, whatever the shards, the machines and the rules",
+    )
     parser.add_argument("--views", nargs="+", metavar="NAME", help="only these views of the recipe")
     parser.add_argument(
         "--seed",
@@ -86,6 +93,8 @@ def main(argv: list[str] | None = None) -> int:
     console.start_logging()
     if args.columns:
         return console.run_command(lambda: list_columns(args))
+    if args.hash:
+        return console.run_command(lambda: hash_view(args))
     if args.materialise:
         return console.run_command(lambda: materialise(args))
     return console.run_command(lambda: choose(args))
@@ -100,6 +109,18 @@ def list_columns(args: argparse.Namespace) -> int:
         print(json.dumps(disk.to_plain(columns), sort_keys=True))
     else:
         print("\n".join(views.column_lines(columns)))
+    return 0
+
+
+def hash_view(args: argparse.Namespace) -> int:
+    """Print the hash of a view's rows; the exit status."""
+    if args.views or args.scale or args.seed is not None:
+        raise ValueError("--hash takes no --views, --scale or --seed")
+    rows_sha256 = views.hash_view(args.pool, args.hash)
+    if args.json:
+        print(json.dumps({"view": args.hash, "rows_sha256": rows_sha256}, sort_keys=True))
+    else:
+        print(rows_sha256)
     return 0
 
 

@@ -40,8 +40,16 @@ from pipeline.dataset_lock.lock_file import (
     LockHead,
     lock_schema,
 )
-from pipeline.dataset_lock.row_keys import RowsHash, row_bits, row_keys, row_spill, sorted_rows
-from pipeline.pool import RecordSpill, remove_partial, staged_file
+from pipeline.pool import (
+    RecordSpill,
+    RowsHash,
+    remove_partial,
+    row_bits,
+    row_keys,
+    row_spill,
+    sorted_rows,
+    staged_file,
+)
 
 SUFFIX = ".parquet"
 READERS = 4  # shards that are read at a time

@@ -25,7 +25,10 @@ from manifests.commits import Commits, read_commits
 from manifests.documents import ViewDocument
 from pipeline import views
 from pipeline.dataset_lock.lock_file import VIEW_PREFIX, LockFile
-from pipeline.dataset_lock.row_keys import (
+from pipeline.pool import (
+    Bytes,
+    Keys,
+    RecordSpill,
     RowsHash,
     are_in,
     row_bits,
@@ -34,7 +37,6 @@ from pipeline.dataset_lock.row_keys import (
     sorted_rows,
     unique_where,
 )
-from pipeline.pool import Bytes, Keys, RecordSpill
 
 READERS = 4  # sidecars that are read at a time
 ORDINAL_BYTES = 8  # number of a row in the pool, counted over all shards

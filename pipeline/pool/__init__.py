@@ -31,6 +31,15 @@ from pipeline.pool.record_spill import (
     sorted_records,
 )
 from pipeline.pool.rows import outcome_row, row_key
+from pipeline.pool.rows_hash import (
+    RowsHash,
+    are_in,
+    row_bits,
+    row_keys,
+    row_spill,
+    sorted_rows,
+    unique_where,
+)
 from pipeline.pool.shard_writer import ShardWriter, member_block
 from pipeline.pool.tar_copy import copy_tar_without, moved_offsets
 from pipeline.pool.tars import Member, index_tar, local_copy
@@ -44,8 +53,10 @@ __all__ = [
     "LeaseOwner",
     "Member",
     "RecordSpill",
+    "RowsHash",
     "ShardWriter",
     "TarFile",
+    "are_in",
     "check_fence",
     "copy_tar_without",
     "hex_bytes",
@@ -65,8 +76,13 @@ __all__ = [
     "remove_partial",
     "remove_uncommitted",
     "replace_shard",
+    "row_bits",
     "row_key",
+    "row_keys",
+    "row_spill",
     "sidecar_hash",
     "sorted_records",
+    "sorted_rows",
     "staged_file",
+    "unique_where",
 ]

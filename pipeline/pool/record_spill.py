@@ -4,6 +4,7 @@ number are compared and sorted in bounded memory, one partition at a time.
 
 from __future__ import annotations
 
+import binascii
 import errno
 import tempfile
 from collections.abc import Iterator
@@ -18,8 +19,8 @@ import pyarrow.compute as pc
 from manifests import disk
 
 MAX_BITS = 14  # 16,384 partitions
+NUMBER_BYTES = 8
 BUFFERED_BYTES = 2**25  # of each spill before they are written
-NO_DIGIT = 255
 
 Bytes = npt.NDArray[np.uint8]
 Keys = npt.NDArray[np.bytes_]
@@ -46,22 +47,13 @@ def hex_bytes(column: pa.Array | pa.ChunkedArray, width: int, name: str) -> Byte
     if not pc.all(pc.equal(pc.binary_length(texts), 2 * width)).as_py():
         raise ValueError(problem)
     fixed = texts.cast(pa.binary(2 * width))
-    characters = np.frombuffer(fixed.buffers()[1], np.uint8)[fixed.offset * 2 * width :]
-    digits = HEX_DIGITS[characters[: len(texts) * 2 * width]]
-    if (digits == NO_DIGIT).any():
-        raise ValueError(problem)
-    return (digits[0::2] << np.uint8(4) | digits[1::2]).reshape(-1, width)
-
-
-def _hex_digits() -> Bytes:
-    """(256,) the value of each character as a hex digit."""
-    values = np.full(256, NO_DIGIT, np.uint8)
-    for value in range(16):
-        values[ord(f"{value:x}")] = values[ord(f"{value:X}")] = value
-    return values
-
-
-HEX_DIGITS = _hex_digits()
+    start = fixed.offset * 2 * width
+    digits = memoryview(fixed.buffers()[1])[start : start + len(texts) * 2 * width]
+    try:
+        content = binascii.unhexlify(digits)
+    except binascii.Error:
+        raise ValueError(problem) from None
+    return np.frombuffer(content, np.uint8).reshape(-1, width)
 
 
 class RecordSpill:
@@ -132,8 +124,22 @@ class RecordSpill:
 def sorted_records(records: Bytes, key_bytes: int) -> tuple[Keys, Bytes]:
     """(the first `key_bytes` of each record, ascending, what follows them in each)."""
     keys = np.ascontiguousarray(records[:, :key_bytes]).view(f"S{key_bytes}").ravel()
-    order = np.argsort(keys, kind="stable")
+    order = _order(records, keys, key_bytes)
     return keys[order], records[order, key_bytes:]
+
+
+def _order(records: Bytes, keys: Keys, key_bytes: int) -> npt.NDArray[np.int64]:
+    """A stable order of the keys. Keys that begin with a hash are in the order of their first
+    eight bytes, which are compared five times as fast; where two keys share them, all are compared.
+    """
+    if key_bytes >= NUMBER_BYTES:
+        numbers = np.ascontiguousarray(records[:, :NUMBER_BYTES]).view(">u8").ravel()
+        numbers = numbers.astype(np.uint64)
+        order = np.argsort(numbers, kind="stable")
+        ascending = numbers[order]
+        if not (ascending[1:] == ascending[:-1]).any():
+            return order
+    return np.argsort(keys, kind="stable")
 
 
 def is_first_of_equal(keys: Keys) -> npt.NDArray[np.bool_]:

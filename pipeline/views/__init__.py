@@ -5,17 +5,17 @@ from __future__ import annotations
 from pipeline.views.available_columns import column_lines, list_columns
 from pipeline.views.materialise import materialise_view, remove_copies
 from pipeline.views.rules import columns_of
+from pipeline.views.selected_views import selected_view, write_selected_view
 from pipeline.views.steps import rule_text
 from pipeline.views.view_files import (
     check_views,
     choose_views,
     differing_views,
     funnel_lines,
+    hash_view,
     random_like,
-    selected_view,
     unlisted_views_line,
     views_not_in,
-    write_selected_view,
 )
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "columns_of",
     "differing_views",
     "funnel_lines",
+    "hash_view",
     "list_columns",
     "materialise_view",
     "random_like",

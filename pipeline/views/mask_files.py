@@ -17,7 +17,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from manifests import disk
@@ -49,6 +48,16 @@ class MaskFiles:
         self._layout = PoolLayout(self.commits.pool)
         self._folders = {view: _partial_folder(self._layout, view) for view in views}
         self.kept = {view: np.zeros(len(self.commits), np.int64) for view in views}
+        # One bit a row: what the hash of the rows is made from.
+        self._bits: dict[str, list[NDArray[np.uint8]]] = {}
+        for view in views:
+            self._bits[view] = [np.zeros(0, np.uint8)] * len(self.commits)
+        self._rows = np.asarray(self.commits.column("count").to_numpy(), np.int64)
+
+    def kept_rows(self, view: str, position: int) -> NDArray[np.bool_]:
+        """(rows,) which rows of the shard at a position of `commits` a view keeps."""
+        bits = self._bits[view][position]
+        return np.unpackbits(bits, count=int(self._rows[position])).astype(np.bool_)
 
     @contextmanager
     def open_sink(self, view: str, unit: int) -> Iterator[UnitMasks]:
@@ -56,12 +65,15 @@ class MaskFiles:
         positions = self._source.shards_of(unit)
         folder = self._folders[view]
         name = bundle_name(int(self.commits.shards[positions.start]))
-        kept = self.kept[view][positions.start : positions.stop]
+        unit_masks = UnitMasks(folder, None, view)
         if not name:
-            yield UnitMasks(folder, None, kept, view)
-            return
-        with BundleWriter(folder / name, VIEW) as writer:
-            yield UnitMasks(folder, writer, kept, view)
+            yield unit_masks
+        else:
+            with BundleWriter(folder / name, VIEW) as writer:
+                unit_masks.writer = writer
+                yield unit_masks
+        self.kept[view][positions.start : positions.stop] = unit_masks.kept
+        self._bits[view][positions.start : positions.stop] = unit_masks.bits
 
     def publish(self, view: str, fence: int | None = None) -> None:
         """Move the masks of a view to their place. The document must not be there yet.
@@ -98,22 +110,22 @@ class MaskFiles:
 class UnitMasks:
     """The masks of consecutive shards."""
 
-    def __init__(
-        self, folder: Path, writer: BundleWriter | None, kept: NDArray[np.int64], view: str
-    ) -> None:
-        """kept: (shards,) rows that are kept, to be filled."""
-        self._folder, self._writer, self._kept, self._next = folder, writer, kept, 0
-        self._view = view
+    def __init__(self, folder: Path, writer: BundleWriter | None, view: str) -> None:
+        self.writer = writer
+        self.kept: list[int] = []  # rows that are kept, by shard
+        self.bits: list[NDArray[np.uint8]] = []  # which ones, one bit a row, by shard
+        self._folder, self._view = folder, view
 
     def add(self, shard: str, mask: pa.Table) -> None:
         """The mask of the next shard, of schema VIEW."""
-        kept = pc.sum(mask["kept"]).as_py() or 0
-        self._kept[self._next] = kept
-        self._next += 1
+        kept_rows = mask["kept"].to_numpy()
+        kept = int(kept_rows.sum())
+        self.kept.append(kept)
+        self.bits.append(np.packbits(kept_rows))
         # Whose rows these are: masks of two shards or views may keep as many.
         metadata = {"kept": kept, "shard": shard_name(shard), "view": self._view}
-        if self._writer is not None:
-            self._writer.add(shard, mask, metadata)
+        if self.writer is not None:
+            self.writer.add(shard, mask, metadata)
         else:
             content = parquet_bytes(mask, metadata)
             path = self._folder / f"{shard_name(shard)}.parquet"

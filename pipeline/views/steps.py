@@ -13,6 +13,7 @@ from manifests.schema import Rule, View
 
 RESERVED = (NOT_STORED, "attempted", "stored")  # steps of every funnel
 LARGEST_SEED = 2**64 - 1
+SELECTED, SELECTED_WORD = "selected", "in "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +76,17 @@ def rule_text(rule: dict[str, Any]) -> str:
     """A rule of NAME.json as a person reads it."""
     fields = {key: value for key, value in rule.items() if key != "like"}
     return Step(**fields).text()
+
+
+def selected_rules(where: str) -> tuple[dict[str, Any], ...]:
+    """The plain rules of a view whose rows a program selected: `where` says in words which."""
+    assert where.startswith(SELECTED_WORD), where
+    return ({"name": SELECTED, "where": where},)
+
+
+def is_selected(rules: Sequence[dict[str, Any]]) -> bool:
+    """Whether `selected_rules` gave these rules. No SQL expression begins with the word `in`."""
+    return len(rules) == 1 and str(rules[0].get("where", "")).startswith(SELECTED_WORD)
 
 
 def _plain_rule(views: Sequence[View], step: Step) -> dict[str, Any]:

@@ -8,24 +8,25 @@ log line with what changed.
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from filters import FILTERS, check_filters, specs_of_recipe
 from manifests import disk
+from manifests.aligned.bundles import AlignedFiles
 from manifests.aligned.shard_tables import count_shards, has_table, write_view_shards
-from manifests.columns import SIDECAR, VIEW, with_extra
-from manifests.commits import Commits
+from manifests.columns import SIDECAR, with_extra
+from manifests.commits import Commits, read_commits
 from manifests.documents import ViewDocument, ViewRulesDocument, read_document
-from manifests.pool_layout import NOT_STORED, PoolLayout, random_view_name
+from manifests.pool_layout import PoolLayout, random_view_name
 from manifests.schema import FilterSpec, Recipe, Rule, View
 from pipeline.pool import check_fence
 from pipeline.scoring import score_set, shards_with_rows
@@ -33,7 +34,8 @@ from pipeline.views.choose import Selection, check, choose_parts
 from pipeline.views.joined_columns import FILTER_OF_COLUMN, JoinedColumns
 from pipeline.views.mask_files import MaskFiles, has_masks, kept_by_shard
 from pipeline.views.rules import columns_of
-from pipeline.views.steps import rule_text, rules_hash, rules_of
+from pipeline.views.steps import is_selected, rule_text, rules_hash, rules_of
+from pipeline.views.view_hash import hash_rows
 
 RANDOM_SEED = re.compile(r"(?<=.)\.seed-\d+$")  # ends the name of a random view of one seed
 VIEW_NAME = re.compile(r"[\w-][\w.-]{0,99}")  # not "..", not hidden, fits a file name
@@ -154,67 +156,6 @@ def random_like(
     return documents
 
 
-def selected_view(commits: Commits, name: str, where: str) -> ViewDocument | None:
-    """The view `name` where `write_selected_view` made it of these shards for this `where`."""
-    inputs = _selected_inputs(commits, where)
-    document = read_view(commits.pool, name)
-    if document is None or document.rows_sha256 is None or not inputs.made(document):
-        return None
-    return document if has_masks(commits, name) else None
-
-
-def write_selected_view(
-    commits: Commits,
-    name: str,
-    where: str,
-    is_selected: Callable[[int, int], NDArray[np.bool_]],
-    rows_sha256: str,
-    fence: int | None = None,
-) -> ViewDocument:
-    """Write the view of the stored rows that a program selects.
-
-    where: what the rows are, in words; it stands for the rule. is_selected: for rows `start` to
-    `stop` of the pool, counted over all shards, which of them. rows_sha256: hash of the rows that
-    it selects. ValueError where none of them is stored.
-    """
-    check_view_name(name)
-    rule = "selected"
-    source = JoinedColumns(commits, {"status"}, {})
-    masks = MaskFiles(source, [name])
-    stored_rows = kept_rows = 0
-    try:
-        for unit in range(source.units):
-            with masks.open_sink(name, unit) as sink:
-                for part in source.parts(unit):
-                    stored = pc.equal(part.table["status"], "success").to_numpy()
-                    stop = part.first_row + part.table.num_rows
-                    kept = stored & is_selected(part.first_row, stop)
-                    stored_rows, kept_rows = stored_rows + stored.sum(), kept_rows + kept.sum()
-                    outcomes = np.where(kept, 0, np.where(stored, 1, 2))
-                    names = pa.array([None, rule, NOT_STORED], pa.string())
-                    columns = [pa.array(kept), names.take(pa.array(outcomes))]
-                    mask = pa.Table.from_arrays(columns, schema=VIEW)
-                    start = 0
-                    for shard, size in part.sizes.items():
-                        sink.add(shard, mask.slice(start, size))
-                        start += size
-        if not kept_rows:
-            raise ValueError(f"view {name!r} keeps nothing: no row of the pool is {where}")
-        check_fence(commits.pool, fence)
-        steps = (("attempted", source.rows), ("stored", int(stored_rows)), (rule, int(kept_rows)))
-        selection = Selection(thresholds={}, funnel=steps, kept=int(kept_rows))
-        inputs = _selected_inputs(commits, where)
-        before = read_view(commits.pool, name)
-        return _write(masks, name, selection, inputs, before, fence, rows_sha256)
-    finally:
-        masks.remove()
-
-
-def _selected_inputs(commits: Commits, where: str) -> Inputs:
-    rules = ({"name": "selected", "where": where},)
-    return Inputs(rules=rules, scores={}, fingerprint=commits.fingerprint)
-
-
 def read_view(pool: str, name: str) -> ViewDocument | None:
     """NAME.json of a view, None where it does not exist or is damaged. ValueError for an
     impossible name."""
@@ -241,6 +182,22 @@ def current_view_of(commits: Commits, view: str) -> ViewDocument:
     return document
 
 
+def hash_view(pool: str, view: str) -> str:
+    """The hash of a view from its masks, whether its document has one or not.
+
+    ValueError where there is no such view, or it is older than the shards.
+    """
+    commits = read_commits(pool)
+    current_view_of(commits, view)
+    masks = AlignedFiles.of_view(pool, view)
+
+    def kept(position: int) -> NDArray[np.bool_]:
+        column = masks.read(int(commits.shards[position]), ["kept"])[0]["kept"]
+        return np.asarray(column.to_numpy(), np.bool_)
+
+    return hash_rows(commits, {view: kept})[view]
+
+
 def check_view_name(name: str) -> None:
     """ValueError for a name that cannot be that of a file in the pool."""
     if not VIEW_NAME.fullmatch(name) or name.endswith(".json"):
@@ -261,7 +218,7 @@ def views_not_in(recipe: Recipe, pool: str) -> list[str]:
         if RANDOM_SEED.sub("", name) in listed or not VIEW_NAME.fullmatch(name):
             continue  # of another name: a file that a person left there
         document = read_view(pool, name)
-        if document is None or document.rows_sha256 is None:
+        if document is None or not is_selected(document.rules):
             names.append(name)
     return names
 
@@ -290,7 +247,7 @@ def unlisted_views_line(recipe: Recipe, names: Sequence[str]) -> str:
 
 
 def funnel_lines(documents: Mapping[str, ViewDocument]) -> list[str]:
-    """Each view's funnel and thresholds for a person to read."""
+    """Each view's funnel, thresholds and hash for a person to read."""
     lines = []
     for name, document in documents.items():
         total = document.funnel[0][1]
@@ -302,6 +259,8 @@ def funnel_lines(documents: Mapping[str, ViewDocument]) -> list[str]:
                 f"  {call} = {threshold.value:.6g}, "
                 f"which keeps {threshold.share:.4%} of {threshold.rows} rows"
             )
+        if document.rows_sha256 is not None:
+            lines.append(f"  hash of the rows {document.rows_sha256}")
     return lines
 
 
@@ -339,22 +298,27 @@ def _make(
     documents = {}
     try:
         selections = choose_parts(source, views, list(todo), masks.open_sink, sizes)
+        kept_rows = {name: functools.partial(masks.kept_rows, name) for name in todo}
+        hashes = hash_rows(source.commits, kept_rows)
         for name, inputs in todo.items():
-            documents[name] = _write(masks, name, selections[name], inputs, before[name], fence)
+            documents[name] = write_view(
+                masks, name, selections[name], inputs, before[name], fence, hashes[name]
+            )
     finally:
         masks.remove()
     return documents
 
 
-def _write(
+def write_view(
     masks: MaskFiles,
     name: str,
     selection: Selection,
     inputs: Inputs,
     before: ViewDocument | None,
     fence: int | None,
-    rows_sha256: str | None = None,
+    rows_sha256: str,
 ) -> ViewDocument:
+    """Publish the masks of a view, then its document. before: the document of an earlier one."""
     commits = masks.commits
     layout, kept = PoolLayout(commits.pool), masks.kept[name]
     check_fence(commits.pool, fence)

@@ -309,11 +309,16 @@ def _null_web(out: str, ablation: Ablation) -> Report | None:
 
 
 def _settings(ablation: Ablation, views: Sequence[ArmView]) -> dict[str, str]:
-    """The arms, the rules of their views and the training settings as YAML."""
+    """The arms, the rules of their views, the hashes of their rows and the training settings as
+    YAML.
+    """
     rules: dict[str, Any] = {}
     thresholds: dict[str, Any] = {}
+    hashes: dict[str, str] = {}
     for view in views:
         name = f"{view.pool}/{view.view}"
+        if view.document.rows_sha256 is not None:
+            hashes[name] = view.document.rows_sha256
         rules[name] = [_rule(rule) for rule in view.document.rules]
         for call, threshold in view.document.thresholds.items():
             thresholds.setdefault(name, {})[call] = threshold.value
@@ -325,6 +330,7 @@ def _settings(ablation: Ablation, views: Sequence[ArmView]) -> dict[str, str]:
             ("Arms and tasks", design),
             ("Rules of the views", rules),
             ("Resolved thresholds", thresholds),
+            ("Hashes of the views' rows", hashes),
             ("Training", plain["train"]),
         )
         if value

@@ -13,7 +13,7 @@ from manifests.documents import ViewDocument, read_document
 from manifests.pool_layout import PoolLayout
 from pipeline import planning
 from pipeline.accounting import purge_rows, verify
-from pipeline.dataset_lock import row_keys, same_rows
+from pipeline.dataset_lock import same_rows
 from pipeline.dataset_lock.lock_file import LockFile
 from pipeline.dataset_lock.lock_writer import write_lock
 from pipeline.dataset_lock.same_rows import (
@@ -21,6 +21,7 @@ from pipeline.dataset_lock.same_rows import (
     write_locked_views,
     write_same_rows,
 )
+from pipeline.pool import rows_hash
 from tests.support import locked_pools
 
 
@@ -146,4 +147,4 @@ def test_locks_without_the_view_or_without_common_rows_are_refused(
 
 
 def test_partitions_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert row_keys.PARTITION_ROWS * (row_keys.KEY_BYTES + same_rows.ORDINAL_BYTES) < 2**25
+    assert rows_hash.PARTITION_ROWS * (rows_hash.KEY_BYTES + same_rows.ORDINAL_BYTES) < 2**25

@@ -8,14 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
 from filters import FILTERS as KINDS
 from manifests import disk, reader
 from manifests.columns import VIEW
-from manifests.commits import read_commits
 from manifests.documents import ScoreSetDocument, ViewDocument, read_document
 from manifests.pool_layout import PoolLayout, pool_fingerprint, read_commit_records, uids_checksum
 from manifests.schema import FilterSpec, Recipe, Rule, Source, View
@@ -87,39 +85,6 @@ def test_what_a_view_leaves_on_disk(pool: str) -> None:
         for i in range(30)
     ]
     assert masks(pool, "long")["rule"].to_pylist() == expected
-
-
-@pytest.mark.slow
-def test_rows_that_a_program_selects_are_a_view(pool: str) -> None:
-    commits = read_commits(pool)
-    asked: list[tuple[int, int]] = []
-
-    def select(start: int, stop: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        asked.append((start, stop))
-        return np.arange(start, stop) % 2 == 0
-
-    where = "an even number"
-    assert view_files.selected_view(commits, "even", where) is None
-    made = view_files.write_selected_view(commits, "even", where, select, "ab" * 32)
-    assert asked[0][0] == 0
-    assert asked[-1][1] == 30
-    assert made.funnel == (("attempted", 30), ("stored", 24), ("selected", 12))
-    assert made.rows_sha256 == "ab" * 32
-    expected = [None if i % 2 == 0 else "selected" for i in range(30)]
-    for i in range(4, 30, 5):
-        expected[i] = "not_stored"
-    assert masks(pool, "even")["rule"].to_pylist() == expected
-    assert sum(masks(pool, "even")["kept"].to_pylist()) == made.kept == 12
-    assert view_files.selected_view(commits, "even", where) == made
-    assert view_files.selected_view(commits, "even", "another") is None
-    assert view_files.views_not_in(recipe(RAW), pool) == []
-    with pytest.raises(ValueError, match=r"'none' keeps nothing: no row of the pool is never"):
-        view_files.write_selected_view(
-            commits, "none", "never", lambda start, stop: np.zeros(stop - start, np.bool_), "ab"
-        )
-    assert not disk.exists(PoolLayout(pool).view_json("none"))
-    with pytest.raises(ValueError, match=r"a view cannot be named '\.\./x'"):
-        view_files.write_selected_view(commits, "../x", where, select, "ab")
 
 
 def test_a_view_is_made_again_only_when_something_changed(pool: str) -> None:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -10,7 +12,7 @@ from manifests.run_layout import AblationLayout
 from manifests.schema import Ablation
 from train import report as command
 from train.ablation import FailedRun
-from train.reporting import Report, collect_report, collect_results, read_results, render
+from train.reporting import Report, collect, collect_report, collect_results, read_results, render
 
 
 def test_the_report_shows_what_results_json_says(concluded: str) -> None:
@@ -29,6 +31,17 @@ def test_the_report_shows_what_results_json_says(concluded: str) -> None:
     assert [(curve.arm, curve.seed) for curve in report.curves][:2] == [("raw", 0), ("raw", 1)]
     assert "- clip: clip_score >= top(clip_score, 0.5)" in report.settings["Rules of the views"]
     assert dict(report.provenance.files)["results.json"]
+
+
+def test_the_hash_of_a_views_rows_is_shown_where_it_is_known(concluded: str) -> None:
+    ablation = disk.from_plain(Ablation, disk.read_json(AblationLayout(concluded).ablation_json))
+    title, views = "Hashes of the views' rows", []
+    for name, rows_sha256 in (("new", "ab" * 32), ("old", None)):
+        document = SimpleNamespace(rules=(), thresholds={}, rows_sha256=rows_sha256)
+        views.append(SimpleNamespace(pool="web", view=name, document=document))
+    settings = collect._settings(ablation, cast(Any, views))
+    assert settings[title] == f"web/new: {'ab' * 32}\n"
+    assert title not in collect._settings(ablation, cast(Any, views[1:]))
 
 
 def test_an_arm_without_one_of_its_runs_is_shown_as_incomplete(

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipeline.dataset_lock import row_keys
-from pipeline.dataset_lock.row_keys import (
+from pipeline.pool import record_spill, rows_hash
+from pipeline.pool.rows_hash import (
     RowsHash,
     are_in,
     row_bits,
@@ -17,7 +17,6 @@ from pipeline.dataset_lock.row_keys import (
     sorted_rows,
     unique_where,
 )
-from pipeline.pool import record_spill
 
 
 def columns(numbers: list[int]) -> tuple[pa.Array, pa.Array]:
@@ -45,7 +44,7 @@ def test_the_hash_is_that_of_the_sorted_records_whatever_the_partitions(
         for start in range(0, 400, 64):
             part = numbers[start : start + 64]
             payload = np.array(part, "<i2").view(np.uint8).reshape(-1, 2)
-            spill.add(np.hstack([row_keys.row_keys(*columns(part)), payload]))
+            spill.add(np.hstack([rows_hash.row_keys(*columns(part)), payload]))
         seen = []
         for keys, payload in sorted_rows(spill):
             content.add(keys)
@@ -57,7 +56,7 @@ def test_the_hash_is_that_of_the_sorted_records_whatever_the_partitions(
 
 def test_records_that_end_in_zeros_are_told_apart() -> None:
     uids = pa.array(["00" * 16, "00" * 15 + "01", "01" + "00" * 15])
-    keys = row_keys.row_keys(uids, pa.array(["00" * 32] * 3))
+    keys = rows_hash.row_keys(uids, pa.array(["00" * 32] * 3))
     with row_spill(0, 0) as spill:
         spill.add(keys)
         spill.add(keys)
@@ -82,4 +81,4 @@ def test_partitions_grow_with_the_rows_and_end() -> None:
 @pytest.mark.parametrize(("uid", "sha256"), [("ab", "00" * 32), ("00" * 16, "00"), ("x", "00")])
 def test_a_value_that_is_no_hash_is_refused(uid: str, sha256: str) -> None:
     with pytest.raises(ValueError, match=r"hex"):
-        row_keys.row_keys(pa.array([uid]), pa.array([sha256]))
+        rows_hash.row_keys(pa.array([uid]), pa.array([sha256]))

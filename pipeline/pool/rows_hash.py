@@ -1,4 +1,5 @@
-"""Rows by what they are: a record of 48 bytes, the uid and the sha256 of the received bytes.
+"""Rows by what they are: a record of 48 bytes, the uid and the sha256 of the received bytes; and
+the hash of a set of rows.
 
 Records of any number are compared and hashed in bounded memory: they are spilled into partitions
 by the first bits of the uid, and sorted one partition at a time.
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pipeline.pool import (
+from pipeline.pool.record_spill import (
     Bytes,
     Keys,
     RecordSpill,

@@ -1,0 +1,129 @@
+"""The hash of a view's rows: the same for the same rows and bytes, whatever else differs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from manifests import disk
+from manifests.commits import read_commits, update_index
+from manifests.documents import ViewDocument, read_document
+from manifests.pool_layout import PoolLayout
+from manifests.schema import Recipe, Rule, Source, View
+from pipeline import filter as filter_command
+from pipeline.accounting import purge_rows, read_criteria
+from pipeline.views import choose_views, hash_view, random_like, unit_threads, view_hash
+from tests.support.folders import make_folders_small
+from tests.support.small_pool import make_pool, rows, write_shard
+
+WIDE = View(name="wide", rules=(Rule(name="wide", where="original_width >= 200"),))
+SAME_ROWS = View(name="other", rules=(Rule(name="at_least", where="original_width > 199"),))
+ALL = View(name="raw")
+
+
+def recipe(*views: View) -> Recipe:
+    return Recipe(name="r", source=Source(kind="files", paths=("x.csv",)), views=views)
+
+
+def expected_hash(pool: str, view: str) -> str:
+    """A plain program for the canonical hash."""
+    records = set()
+    commits = read_commits(pool)
+    for shard in commits.shards.tolist():
+        sidecar = disk.read_parquet(commits.sidecar(shard)).to_pylist()
+        mask = disk.read_parquet(PoolLayout(pool).view_mask(view, shard))["kept"].to_pylist()
+        for row, kept in zip(sidecar, mask, strict=True):
+            if kept:
+                records.add(bytes.fromhex(row["uid"] + (row["sha256"] or "0" * 64)))
+    return hashlib.sha256(b"".join(sorted(records))).hexdigest()
+
+
+def test_other_shards_orders_names_and_rules_give_the_same_hash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = list(enumerate(rows(40)))
+    first = make_pool(tmp_path / "a", rows(40), per_shard=7)
+    chosen = choose_views(first, recipe(WIDE, SAME_ROWS, ALL))
+    expected = expected_hash(first, "wide")
+    assert chosen["wide"].rows_sha256 == chosen["other"].rows_sha256 == expected
+    assert chosen["raw"].rows_sha256 == expected_hash(first, "raw") != expected
+    assert read_document(PoolLayout(first).view_json("wide"), ViewDocument) == chosen["wide"]
+    monkeypatch.setattr(unit_threads, "THREADS", 1)
+    monkeypatch.setattr(view_hash, "UNIT_SHARDS", 1)
+    second = str(tmp_path / "b")
+    for shard, start in enumerate(range(39, -1, -4)):
+        write_shard(second, shard, given[start : (start - 4 if start >= 4 else None) : -1])
+    assert choose_views(second, recipe(WIDE))["wide"].rows_sha256 == expected
+    assert hash_view(second, "wide") == expected
+
+
+def test_another_row_or_another_byte_is_another_hash(tmp_path: Path) -> None:
+    given = rows(20)
+    hashes = []
+    for name, number in (("a", 0), ("b", 12), ("c", 3)):
+        pool = make_pool(tmp_path / name, given)
+        path = read_commits(pool).sidecar(0)
+        table = disk.read_parquet(path)
+        if number:
+            hexes = table["sha256"].to_pylist()
+            hexes[number % 10] = "ab" * 32
+            table = table.set_column(table.column_names.index("sha256"), "sha256", [hexes])
+            disk.write_parquet(path, table)
+        hashes.append(choose_views(pool, recipe(ALL))["raw"].rows_sha256)
+    assert len(set(hashes)) == 3
+
+
+def test_a_row_without_a_hash_counts_and_repeats_count_once(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path, [*rows(4), *rows(4)], per_shard=4)
+    path = read_commits(pool).sidecar(1)
+    table = disk.read_parquet(path)
+    column = table.column_names.index("sha256")
+    disk.write_parquet(path, table.set_column(column, "sha256", [[None, "", "ab" * 32, "x"]]))
+    assert choose_views(pool, recipe(ALL))["raw"].rows_sha256 == _with_unknown(pool)
+
+
+def _with_unknown(pool: str) -> str:
+    records = set()
+    for shard in (0, 1):
+        for row in disk.read_parquet(PoolLayout(pool).sidecar(shard)).to_pylist():
+            known = len(row["sha256"] or "") == 64
+            records.add(bytes.fromhex(row["uid"] + (row["sha256"] if known else "0" * 64)))
+    return hashlib.sha256(b"".join(sorted(records))).hexdigest()
+
+
+def test_a_large_pool_a_random_view_and_an_old_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flat = make_pool(tmp_path / "flat", rows(24), per_shard=3)
+    expected = choose_views(flat, recipe(WIDE))["wide"].rows_sha256
+    drawn = random_like(flat, "wide", [4])["random_like_wide.seed-4"]
+    assert drawn.rows_sha256 == expected_hash(flat, "random_like_wide.seed-4")
+    path = PoolLayout(flat).view_json("wide")
+    plain = disk.read_json(path)
+    del plain["rows_sha256"]
+    disk.write_json(path, plain, sealed=True)
+    assert choose_views(flat, recipe(WIDE))["wide"].rows_sha256 is None  # runs name its document
+    assert hash_view(flat, "wide") == expected
+    make_folders_small(monkeypatch)
+    pool = make_pool(tmp_path / "pool", rows(24), per_shard=3)
+    update_index(pool)
+    assert choose_views(pool, recipe(WIDE))["wide"].rows_sha256 == expected
+    assert hash_view(pool, "wide") == expected
+
+
+def test_the_command_and_a_purge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pool = make_pool(tmp_path / "pool", rows(20))
+    expected = choose_views(pool, recipe(ALL))["raw"].rows_sha256
+    assert filter_command.main([pool, "--hash", "raw"]) == 0
+    assert capsys.readouterr().out == f"{expected}\n"
+    uid = disk.read_parquet(read_commits(pool).sidecar(0))["uid"][0].as_py()
+    purge_rows(pool, read_criteria([f"uid={uid}"]))
+    assert filter_command.main([pool, "--hash", "raw", "--json"]) == 0
+    after = json.loads(capsys.readouterr().out)["rows_sha256"]
+    assert after == expected_hash(pool, "raw") != expected
+    for words in (["--hash", "none"], ["--hash", "raw", "--seed", "1"]):
+        assert filter_command.main([pool, *words]) == 2
+    assert "view 'none' is not in" in capsys.readouterr().err
