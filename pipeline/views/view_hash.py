@@ -56,7 +56,7 @@ def hash_rows(commits: Commits, kept_rows: Mapping[str, KeptRows]) -> dict[str, 
 def _records(commits: Commits, position: int, masks: list[Mask]) -> Bytes:
     """(rows that a view keeps, bytes of a record) of a shard: keys, then one flag a view."""
     flags = np.stack(masks, axis=1).astype(np.uint8)
-    chosen = flags.any(axis=1)
+    chosen: Mask = np.any(flags, axis=1)
     if not chosen.any():
         return np.zeros((0, 48 + len(masks)), np.uint8)
     path = commits.sidecar(int(commits.shards[position]))
