@@ -10,6 +10,7 @@ from filters.clip_score import ClipScore
 from filters.instances import RESERVED, Instance, check_instance_name
 from filters.language import Language
 from filters.optout import Optout
+from filters.pdq import Pdq
 from filters.picture import Picture
 from filters.tokens import Tokens
 from filters.user_file import FORM, is_path, load_class
@@ -31,6 +32,7 @@ FILTERS: dict[str, type[FilterBase]] = {
     "caption": Caption,
     "language": Language,
     "optout": Optout,
+    "pdq": Pdq,
     "picture": Picture,
     "tokens": Tokens,
     "clip_score": ClipScore,

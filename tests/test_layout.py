@@ -31,13 +31,14 @@ MAY_IMPORT = {
 # it.
 ORDER = {
     "manifests": [
-        "text", "console", "web_page", "columns", "phash", "casting", "schema", "clip_tokenizer",
+        "text", "console", "web_page", "columns", "phash", "hamming", "casting", "schema",
+        "clip_tokenizer",
         "ray_runtime", "disk", "known_bad", "identity", "pool_layout", "run_layout", "commits",
         "documents", "aligned", "folder_lock", "yaml_forms", "reader", "__init__",
     ],
     "filters": [
-        "base", "partitions", "instances", "user_file", "caption", "language", "optout", "picture",
-        "tokens", "clip_score", "__init__",
+        "base", "partitions", "instances", "user_file", "caption", "language", "optout", "pdq",
+        "picture", "tokens", "clip_score", "__init__",
     ],
     "pipeline": [
         "progress", "executor", "pool", "images", "scoring", "views", "archives", "crawl",

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from manifests import hamming
+from manifests.hamming import as_words, distances, near_pairs, near_pieces
+
+
+def drawn_hashes(rows: int, words: int, radius: int, seed: int = 0) -> hamming.Hashes:
+    """Drawn hashes, a third of them copies of others with up to radius + 2 flipped bits."""
+    random = np.random.default_rng(seed)
+    hashes = random.integers(0, 2**64, (rows, words), dtype=np.uint64)
+    for copy, source in random.integers(0, rows, (rows // 3, 2)):
+        hashes[copy] = hashes[source]
+        for bit in random.integers(0, 64 * words, random.integers(0, radius + 3)):
+            hashes[copy, bit // 64] ^= np.uint64(1 << int(bit % 64))
+    return hashes
+
+
+def all_pairs(hashes: hamming.Hashes, radius: int) -> set[tuple[int, int, int]]:
+    matrix = np.bitwise_count(hashes[:, None] ^ hashes[None]).sum(-1, dtype=int)
+    first, second = np.nonzero(np.triu(matrix <= radius, 1))
+    return {(int(i), int(j), int(matrix[i, j])) for i, j in zip(first, second, strict=True)}
+
+
+def as_set(pairs: hamming.Pairs) -> set[tuple[int, int, int]]:
+    return set(zip(*(values.tolist() for values in pairs), strict=True))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.integers(0, 200),
+    words=st.sampled_from([1, 4]),
+    radius=st.integers(0, 70),
+    seed=st.integers(0, 99),
+)
+def test_all_near_pairs_are_found_and_no_others(
+    rows: int, words: int, radius: int, seed: int
+) -> None:
+    hashes = drawn_hashes(rows, words, radius, seed)
+    assert as_set(near_pairs(hashes, radius)) == all_pairs(hashes, radius)
+
+
+@pytest.mark.parametrize(
+    ("words", "radius", "rows_of_the_plan"),
+    [(4, 31, 100), (4, 31, 10**6), (4, 31, 10**8), (1, 6, 10**6), (1, 10, 10**6), (1, 0, 10**9)],
+)
+def test_the_plan_for_many_rows_finds_the_same_pairs(
+    words: int, radius: int, rows_of_the_plan: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashes = drawn_hashes(300, words, radius)
+    expected = all_pairs(hashes, radius)
+    assert len(expected) > 15
+    plan = hamming._plan(rows_of_the_plan, 2 * words, radius)
+    monkeypatch.setattr(hamming, "_plan", lambda *_: plan)
+    monkeypatch.setattr(hamming, "PIECE", 50)
+    assert as_set(near_pairs(hashes, radius, threads=2)) == expected
+
+
+@pytest.mark.parametrize("differing", ["first bits", "last bits", "one in eight", "one block"])
+def test_a_pair_at_exactly_the_radius_is_found_wherever_its_bits_are(
+    differing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = hamming._plan(10**6, 8, 31)
+    monkeypatch.setattr(hamming, "_plan", lambda *_: plan)
+    bits = {
+        "first bits": range(31),
+        "last bits": range(225, 256),
+        "one in eight": range(3, 3 + 8 * 31, 8),
+        "one block": range(0, 248, 8),
+    }[differing]
+    flipped = np.zeros(256, np.uint8)
+    flipped[list(bits)] = 1
+    base = np.random.default_rng(5).integers(0, 2**64, (1, 4), dtype=np.uint64)
+    other = base ^ np.packbits(flipped).view(np.uint64)
+    assert as_set(near_pairs(np.concatenate([base, other]), 31)) == {(0, 1, 31)}
+    assert as_set(near_pairs(np.concatenate([base, other]), 30)) == set()
+
+
+def test_many_rows_with_equal_keys_are_compared_in_bounded_pieces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hamming, "PIECE", 1000)
+    plan = hamming._plan(10**6, 8, 31)
+    monkeypatch.setattr(hamming, "_plan", lambda *_: plan)
+    hashes = np.zeros((400, 4), np.uint64)
+    hashes[:, 3] = np.arange(400)
+    sizes = [len(i) for i, _ in near_pieces(hashes, 31)]
+    assert max(sizes) < 1000 * 64
+    assert len(near_pairs(hashes, 31)[0]) == 400 * 399 // 2
+
+
+def test_pairs_of_two_sides_only() -> None:
+    hashes = drawn_hashes(200, 4, 31)
+    side = np.arange(200) % 3 == 0
+    expected = {pair for pair in all_pairs(hashes, 31) if side[pair[0]] != side[pair[1]]}
+    assert as_set(near_pairs(hashes, 31, side)) == expected
+
+
+def test_columns_become_words() -> None:
+    numbers = pa.array([-1, 0, 5], pa.int64())
+    assert as_words(numbers).tolist() == [[2**64 - 1], [0], [5]]
+    data = pa.array([bytes(range(32)), bytes(32), b"\xff" * 32], pa.binary(32))
+    words = as_words(pa.chunked_array([data.slice(1)]))
+    assert words.shape == (2, 4)
+    assert distances(words[:1], words[1:]).tolist() == [256]
+    assert as_words(data)[0].tobytes() == bytes(range(32))
+
+
+def test_what_cannot_be_compared_is_refused() -> None:
+    with pytest.raises(ValueError, match="of type string"):
+        as_words(pa.array(["ab"]))
+    with pytest.raises(ValueError, match="6 bytes"):
+        as_words(pa.array([b"123456"], pa.binary(6)))
+    with pytest.raises(ValueError, match="radius is -1"):
+        near_pairs(np.zeros((2, 1), np.uint64), -1)
