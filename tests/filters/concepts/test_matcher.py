@@ -1,0 +1,119 @@
+"""Entries in captions: the rules about spaces, against a search for each entry alone."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from filters.concepts.matcher import (
+    Matcher,
+    Rule,
+    can_occur,
+    pattern_of,
+    spaced,
+)
+
+RULES: tuple[Rule, ...] = ("spaces", "scripts")
+
+
+def by_search(entries: list[str], caption: str, rule: Rule) -> list[int]:
+    """The definition: each entry is searched for by itself."""
+    text = spaced(caption)
+    return [n for n, entry in enumerate(entries) if pattern_of(entry, rule) in text]
+
+
+ENTRIES = ["dog", "new york", "york city", "U.S.", "c++", "犬", "caf\u00e9", "🐶", "(x", "[a-z]+"]
+
+
+def matched(caption: str, rule: Rule, *, ignore_case: bool = False) -> list[str]:
+    matcher = Matcher(ENTRIES, rule, ignore_case=ignore_case)
+    return [ENTRIES[number] for number in matcher.match([caption])[0].as_py()]
+
+
+@pytest.mark.parametrize(
+    ("caption", "expected"),
+    [
+        ("a dog in new york city", ["dog", "new york", "york city"]),
+        ("Dog, dogs and a hotdog", []),  # upper case counts; a part of a word is no match
+        ("dog.", ["dog"]),
+        ("dog\tnew\nyork", ["dog", "new york"]),
+        ("new  york", []),  # two spaces stay two
+        ("new, york", []),
+        ("the U.S.", []),  # spaced as `U . S .`
+        ("a c++ book", ["c++"]),
+        ("", []),
+        (" ", []),
+        ("犬が好き", []),  # no spaces around it
+        ("犬 が", ["犬"]),
+        ("cafe\u0301 caf\u00e9", ["caf\u00e9"]),  # code points are compared as they are
+        ("🐶 dog🐶", ["🐶"]),
+        ("(x [a-z]+ .* dog$", ["(x", "[a-z]+"]),
+        ("dog\0dog dog", ["dog"]),
+    ],
+)
+def test_metaclips_first_rule(caption: str, expected: list[str]) -> None:
+    assert matched(caption, "spaces") == expected
+
+
+@pytest.mark.parametrize(
+    ("caption", "expected"),
+    [
+        ("犬が好き", ["犬"]),
+        ("dogs dog", ["dog"]),
+        ("a U.S. dog", ["dog"]),
+        ("lisp (xs)", []),  # `(x` needs a space on its right
+        ("lisp((x y)", ["(x"]),
+        ("use[a-z]+now", ["[a-z]+"]),
+        ("c++11 lisp++", ["c++"]),
+    ],
+)
+def test_metaclips_second_rule_asks_for_no_space_beside_some_scripts(
+    caption: str, expected: list[str]
+) -> None:
+    assert matched(caption, "scripts") == expected
+
+
+def test_case_may_be_ignored() -> None:
+    assert matched("A DOG in New York", "spaces", ignore_case=True) == ["dog", "new york"]
+    assert Matcher(["Dog", "dog"], ignore_case=True).match(["DOG"]).to_pylist() == [[0]]
+
+
+letters = st.text("ab .,\n犬\0", max_size=12)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(letters.filter(str.strip), min_size=1, max_size=8, unique=True),
+    st.lists(letters, max_size=6),
+    st.sampled_from(RULES),
+)
+@example(["a", "a b", "b"], ["a b", "a\nb", "a  b"], "spaces")
+@example(["a\0b", "b"], ["a\0b", "b"], "spaces")
+def test_one_automaton_gives_what_a_search_for_each_entry_gives(
+    entries: list[str], captions: list[str], rule: Rule
+) -> None:
+    matches = Matcher(entries, rule).match(captions)
+    assert matches.to_pylist() == [by_search(entries, caption, rule) for caption in captions]
+
+
+@settings(deadline=None)
+@given(letters.filter(str.strip), letters)
+def test_an_entry_that_cannot_occur_does_not(entry: str, caption: str) -> None:
+    assert can_occur("a , b")
+    assert not can_occur("a, b")
+    assert not can_occur("a\tb")
+    inside = f"{caption} {entry} {caption}"
+    if not can_occur(entry):
+        assert f" {entry} " not in spaced(inside)
+
+
+def test_a_caption_of_a_megabyte() -> None:
+    matches = Matcher(["a", "a a", "b"]).match(["a " * 500_000, "b"])
+    assert matches.to_pylist() == [[0, 1], [2]]
+
+
+def test_an_entry_list_needs_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"pyahocorasick, .* pip install -e '\.\[concepts\]'"):
+        Matcher(["dog"])
