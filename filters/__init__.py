@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from filters.base import FilterBase, check_options
 from filters.caption import Caption
 from filters.clip_score import ClipScore
+from filters.concepts import Balance, Concept
 from filters.instances import RESERVED, Instance, check_instance_name
 from filters.language import Language
 from filters.optout import Optout
@@ -36,6 +37,8 @@ FILTERS: dict[str, type[FilterBase]] = {
     "picture": Picture,
     "tokens": Tokens,
     "clip_score": ClipScore,
+    "concept": Concept,
+    "balance": Balance,
 }
 
 

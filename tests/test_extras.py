@@ -22,7 +22,7 @@ NOT_IMPORTED = {"cpu", "gpu"}
 # Imported where a run asks for it; not part of this interpreter.
 OPTIONAL_IMPORTS = {"wandb", "tensorboard", "flash_attn"}
 # `make venv` installs them: this interpreter is the proof.
-INSTALLED = {"train", "score", "test"}
+INSTALLED = {"train", "score", "concepts", "test"}  # concepts by way of test
 RESOLVED = {"cpu", "img2dataset", "s3", "gpu", "tensorboard", "wandb"}
 NOT_HERE = {"flash": "flash-attn has no wheels: its setup.py needs torch and a CUDA compiler"}
 

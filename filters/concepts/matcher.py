@@ -32,7 +32,10 @@ CANNOT_OCCUR = re.compile(r"[^ ][,.;:?!`]|[,.;:?!`][^ ]|[\t\n\r]")
 
 # Characters beside which rule `scripts` asks for no space.
 UNSPACED_MARKS = frozenset(
-    string.punctuation + "，。、；：？！“”‘’（）【】《》〈〉「」『』～—"
+    string.punctuation
+    # full-width and ideographic marks, quotation marks, brackets, tilde, dash
+    + "\uff0c\u3002\u3001\uff1b\uff1a\uff1f\uff01\u201c\u201d\u2018\u2019\uff08"
+    "\uff09\u3010\u3011\u300a\u300b\u3008\u3009\u300c\u300d\u300e\u300f\uff5e\u2014"
 )
 UNSPACED_RANGES = (
     (0x0E00, 0x0E7F),  # Thai
@@ -114,7 +117,9 @@ class Matcher:
         for text in self._spaced(captions):
             numbers += sorted({number for _, number in self.automaton.iter(text)})
             offsets.append(len(numbers))
-        return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(numbers, pa.int32()))
+        return pa.ListArray.from_arrays(
+            pa.array(offsets, pa.int32()), pa.array(numbers, pa.int32())
+        )
 
     def _spaced(self, captions: Sequence[str]) -> Iterator[str]:
         """The spaced captions. They are spaced as one text, with one search for each mark."""

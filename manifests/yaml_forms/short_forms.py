@@ -12,6 +12,8 @@ from manifests.schema import Ablation, Blend, Miniweb, Recipe, Suite, TaskSpec
 from manifests.yaml_forms.yaml_file import expand_variables, pick_scale, read_yaml
 
 OPEN_CLIP = "open_clip:"
+# Options of filters that name files: their paths are relative to the manifest.
+FILE_OPTIONS = ("captions", "entries", "mapping", "targets", "wnids", "words")
 PATH_AND_CLASS = re.compile(r"(?s)(.+\.py):([^:/]*)")  # a user's own filter
 LOCAL_DIR = "local-dir:"
 
@@ -187,7 +189,20 @@ def filter_fields(entry: Any, folder: Path) -> Any:
         kind, options = next(iter(value.items()))
         if isinstance(kind, str) and PATH_AND_CLASS.fullmatch(kind):
             return {"name": name, "kind": _kind(kind, folder), "options": options or {}}
-    return {"name": name, "options": value or {}}
+    return {"name": name, "options": _options(value or {}, folder)}
+
+
+def _options(options: Any, folder: Path) -> Any:
+    """Options of a filter, or its kind with options, with the paths of files as absolute ones."""
+    if not isinstance(options, dict):
+        return options
+    shaped = {}
+    for key, value in options.items():
+        if key in FILE_OPTIONS:
+            shaped[key] = _absolute(value, folder)
+        else:
+            shaped[key] = _options(value, folder)
+    return shaped
 
 
 def _kind(kind: str, folder: Path) -> str:

@@ -44,9 +44,7 @@ def test_a_column_in_pieces_counts_as_a_whole() -> None:
 
 @settings(deadline=None)
 @given(lists, st.integers(1, 6))
-def test_a_row_is_kept_if_any_of_its_entries_keeps_it(
-    rows: list[list[int] | None], t: int
-) -> None:
+def test_a_row_is_kept_if_any_of_its_entries_keeps_it(rows: list[list[int] | None], t: int) -> None:
     column = pa.array(rows, LISTS)
     counts = add_counts(count_entries(column))
     probabilities = row_probabilities(column, entry_probabilities(counts, t))
@@ -82,7 +80,10 @@ def test_draws_are_of_the_row_and_the_seed_alone() -> None:
     assert (draws(uids[::-1], 3)[::-1] == numbers).all()
     assert 0 <= numbers.min() < numbers.max() < 1
     assert abs(numbers.mean() - 0.5) < 4 / math.sqrt(12 * len(uids))
-    others = draws(uids, 4), np.array([xxhash.xxh3_64_intdigest(uid.encode(), 3) for uid in uids]) / 2**64
+    others = (
+        draws(uids, 4),
+        np.array([xxhash.xxh3_64_intdigest(uid.encode(), 3) for uid in uids]) / 2**64,
+    )
     for other in others:  # another seed, and the draw of a view's `sample` with the same seed
         assert abs(np.corrcoef(numbers, other)[0, 1]) < 4 / math.sqrt(len(uids))
 

@@ -101,6 +101,8 @@ filters:
   - {long: caption}
   - {mine: {my.py:Sharp: {step: 2}}}
   - {other: {/abs/my.py:Sharp: }}
+  - {concept: {entries: lists/x.txt, rule: spaces}}
+  - {wiki: {concept: {entries: /abs/wiki.json}}}
 """
 
 
@@ -115,6 +117,10 @@ def test_the_forms_of_a_filter(tmp_path: Path) -> None:
         FilterSpec(name="long", kind="caption"),
         FilterSpec(name="mine", kind=f"{tmp_path}/my.py:Sharp", options={"step": 2}),
         FilterSpec(name="other", kind="/abs/my.py:Sharp"),
+        FilterSpec(
+            name="concept", options={"entries": f"{tmp_path}/lists/x.txt", "rule": "spaces"}
+        ),
+        FilterSpec(name="wiki", options={"concept": {"entries": "/abs/wiki.json"}}),
     )
     disk.write_json(tmp_path / "r.json", recipe)
     assert reader.read_manifest(tmp_path / "r.json", Recipe) == recipe

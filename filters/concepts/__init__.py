@@ -1,0 +1,8 @@
+"""Filters about what a caption or an image is of: concepts, their balance, synsets, targets."""
+
+from __future__ import annotations
+
+from filters.concepts.balance import Balance
+from filters.concepts.concept import Concept
+
+__all__ = ["Balance", "Concept"]

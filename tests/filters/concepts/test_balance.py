@@ -1,0 +1,125 @@
+"""Balancing over a pool, against a direct computation over all of its rows."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from filters import instances_of, make
+from filters.base import set_id
+from filters.concepts.balance import Balance
+from manifests.schema import FilterSpec
+from tests.support.pool_filters import run_inline
+
+LISTS = pa.list_(pa.int32())
+Rows = list[list[int] | None]
+
+
+def table(rows: Rows) -> pa.Table:
+    uids = [xxhash.xxh3_128_hexdigest(str(number).encode()) for number in range(len(rows))]
+    return pa.table({"uid": pa.array(uids, pa.string()), "concept_entries": pa.array(rows, LISTS)})
+
+
+def direct(rows: pa.Table, t: int, seed: int) -> dict[str, tuple[float, bool] | None]:
+    """uid -> (probability, kept) as the definition says, from all rows at once."""
+    lists = rows["concept_entries"].to_pylist()
+    counts: dict[int, int] = {}
+    for entries in lists:
+        for entry in entries or ():
+            counts[entry] = counts.get(entry, 0) + 1
+    expected: dict[str, tuple[float, bool] | None] = {}
+    for uid, entries in zip(rows["uid"].to_pylist(), lists, strict=True):
+        if entries is None:
+            expected[uid] = None
+            continue
+        probability = 1 - math.prod(1 - min(1, t / counts[entry]) for entry in entries)
+        draw = (xxhash.xxh3_64_intdigest(b"balance:" + uid.encode(), seed) >> 11) / 2**53
+        expected[uid] = probability, draw < probability
+    return expected
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.none() | st.lists(st.integers(0, 6), max_size=4, unique=True), max_size=40),
+    st.integers(1, 8),
+    st.integers(0, 3),
+    st.sampled_from([1, 3, 50]),
+    st.sampled_from([1, 2, 7]),
+)
+def test_every_row_as_a_direct_computation_has_it(
+    rows: Rows, t: int, seed: int, per_shard: int, partitions: int
+) -> None:
+    pool = table(rows)
+    shards = [pool.slice(n, per_shard) for n in range(0, max(1, len(rows)), per_shard)]
+    values = run_inline(Balance(t=t, seed=seed), shards, partitions)
+    for uid, expected in direct(pool, t, seed).items():
+        if expected is None:
+            assert uid not in values
+        else:
+            assert values[uid]["balance_probability"] == pytest.approx(expected[0], abs=1e-6)
+            assert values[uid]["balance_keep"] == expected[1]
+
+
+def test_a_larger_t_keeps_all_that_a_smaller_one_keeps() -> None:
+    generator = np.random.default_rng(0)
+    pool = table([[int(n)] for n in np.minimum(generator.zipf(1.5, 3000), 40)])
+    kept = []
+    for t in (10, 50, 10_000):
+        values = run_inline(Balance(t=t), [pool], 1)
+        kept.append({uid for uid, row in values.items() if row["balance_keep"]})
+    assert kept[0] < kept[1] < kept[2]
+    assert len(kept[2]) == 3000
+
+
+def test_t_may_follow_from_the_share_of_the_tail() -> None:
+    rows: Rows = [[0]] * 90 + [[1]] * 6 + [[2]] * 4
+    by_share = run_inline(Balance(tail_share=0.1), [table(rows)], 1)
+    assert by_share == run_inline(Balance(t=6), [table(rows)], 1)
+    assert {round(row["balance_probability"], 4) for row in by_share.values()} == {1, 0.0667}
+
+
+def test_the_state_travels_to_workers() -> None:
+    filter_ = Balance(t=2)
+    pool = table([[0, 1], [1], [1]])
+    state = filter_.combine(filter_.summarise(pool))
+    assert np.array_equal(pickle.loads(pickle.dumps(state)), state)
+
+
+def test_another_instance_of_concept_may_be_balanced() -> None:
+    assert Balance(t=1, of="wiki").reads == ("wiki_entries",)
+    assert set_id(Balance(t=1, of="wiki"), ["x"]) == set_id(Balance(t=1), ["x"])
+    assert set_id(Balance(t=1), ["x"]) != set_id(Balance(t=1), ["y"])
+    assert len({set_id(Balance(t=1, seed=seed)) for seed in range(3)}) == 3
+
+
+def test_the_concepts_stand_before_their_balance(tmp_path: Path) -> None:
+    path = tmp_path / "list.txt"
+    path.write_text("dog")
+    concept = FilterSpec(name="concept", options={"entries": str(path)})
+    balance = FilterSpec(name="balance", options={"t": 2})
+    assert list(instances_of([concept, balance])) == ["concept", "balance"]
+    with pytest.raises(ValueError, match="put concept before balance"):
+        instances_of([balance, concept])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, r"needs either t or tail_share, as in \{balance: \{t: 20000\}\}"),
+        ({"t": 5, "tail_share": 0.06}, "needs either t or tail_share"),
+        ({"t": 0}, "t is 0; it must be at least 1"),
+        ({"tail_share": 6}, "tail_share is 6.0; it must lie between 0 and 1"),
+        ({"t": 1, "seed": -1}, "seed is -1"),
+    ],
+)
+def test_options_that_make_no_sense(options: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(FilterSpec(name="balance", options=options))
