@@ -8,6 +8,7 @@ from filters.base import FilterBase, check_options
 from filters.caption import Caption
 from filters.clip_score import ClipScore
 from filters.concepts import Balance, Concept
+from filters.embed import Embed
 from filters.instances import RESERVED, Instance, check_instance_name
 from filters.language import Language
 from filters.optout import Optout
@@ -39,6 +40,7 @@ FILTERS: dict[str, type[FilterBase]] = {
     "clip_score": ClipScore,
     "concept": Concept,
     "balance": Balance,
+    "embed": Embed,
 }
 
 

@@ -109,6 +109,9 @@ class Filter(FilterBase):
 
     needs: ClassVar[frozenset[str]] = frozenset()  # of "image", "caption", "row"
 
+    def prepare(self, image: Image.Image) -> None:
+        """Begin with an image that `score` will get, in the thread that decoded it."""
+
     @abc.abstractmethod
     def score(self, batch: Batch) -> Columns:
         """A value per row for each column of `adds`; None, NaN or infinity where there is none.

@@ -38,7 +38,8 @@ ORDER = {
     ],
     "filters": [
         "base", "partitions", "instances", "user_file", "caption", "language", "optout", "pdq",
-        "picture", "tokens", "clip_score", "concepts", "__init__",
+        "picture", "tokens", "preprocess", "models", "embed", "clip_score", "concepts",
+        "__init__",
     ],
     "pipeline": [
         "progress", "executor", "pool", "images", "scoring", "views", "archives", "crawl",

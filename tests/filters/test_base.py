@@ -81,7 +81,14 @@ def test_the_id_follows_the_result_and_not_the_speed() -> None:
 
 def test_options_are_given_back_with_their_defaults() -> None:
     options = options_of(make(spec("clip_score", **WEIGHTS)))
-    assert options == {**WEIGHTS, "batch_size": 256, "device": "auto", "precision": "auto"}
+    assert options == {
+        **WEIGHTS,
+        "batch_size": 256,
+        "device": "auto",
+        "precision": "auto",
+        "resize": "exact",
+        "on": None,
+    }
     assert options_of(make(spec("tokens"))) == {"tokenizer": "clip"}
 
 

@@ -97,6 +97,15 @@ def test_precision_auto_has_no_id_before_it_is_resolved(clip_folder: Path) -> No
     assert auto.resolved(gpu=True).batch_size == 7  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(
+    ("precision", "number"), [("fp32", "7d9be6ea3b29"), ("bf16", "23b98c6c16d2")]
+)
+def test_ids_of_before_stay(precision: Any, number: str) -> None:
+    """Folders of pools that were scored before clip_score had further options."""
+    score = ClipScore(model="ViT-B-32", pretrained="laion2b_s34b_b79k", precision=precision)
+    assert set_id(score) == number
+
+
 def test_a_folder_may_be_relative(clip_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(clip_folder.parent)
     assert ClipScore(model=f"local-dir:{clip_folder.name}").model == f"local-dir:{clip_folder}"
@@ -156,7 +165,7 @@ def test_weights_that_fit_pass() -> None:
 
 
 def test_a_machine_without_open_clip_may_crawl(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("filters.clip_score.find_spec", lambda name: None)
+    monkeypatch.setattr("filters.models.find_spec", lambda name: None)
     ClipScore(model="ViT-B-33", pretrained="openai").check()
 
 

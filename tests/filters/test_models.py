@@ -1,0 +1,192 @@
+"""A model that two filters name is loaded once and run once for each image and caption; a batch
+that does not fit is halved."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import open_clip
+import pyarrow as pa
+import pytest
+import torch
+from PIL import Image
+
+from filters import models
+from filters.base import Batch, set_id
+from filters.clip_score import ClipScore
+from filters.embed import Embed
+
+
+def images(count: int = 11) -> list[Image.Image]:
+    random = np.random.default_rng(0)
+    return [
+        Image.fromarray(random.integers(0, 255, (20 + 5 * i, 40, 3), np.uint8))
+        for i in range(count)
+    ]
+
+
+def batch_of(images: list[Image.Image]) -> Batch:
+    captions = [f"number {i}" for i in range(len(images))]
+    return Batch(captions=captions, images=images, rows=pa.table({"caption": captions}))
+
+
+def clip_score(folder: Path, **options: Any) -> ClipScore:
+    filter_ = ClipScore(model=f"local-dir:{folder}", device="cpu", **options)
+    filter_.setup()
+    return filter_
+
+
+def loaded(filter_: models.ClipFilter) -> models.ClipModel:
+    assert filter_.loaded is not None
+    return filter_.loaded
+
+
+def test_two_filters_share_a_model_its_preprocessing_and_its_forwards(
+    clip_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preprocessed = []
+    pixels_of = models.Preprocess.pixels
+    monkeypatch.setattr(
+        models.Preprocess,
+        "pixels",
+        lambda self, image: (preprocessed.append(image), pixels_of(self, image))[1],
+    )
+    copied = shutil.copytree(clip_folder, tmp_path / "the same weights")
+    score = clip_score(clip_folder, precision="fp32")
+    embed = Embed(model=f"local-dir:{copied}", device="cpu", precision="fp32")
+    embed.setup()
+    assert loaded(score) is loaded(embed)
+    batch = batch_of(images())
+    for image in batch.images or ():
+        score.prepare(image)
+    scores, columns = score.score(batch), embed.score(batch)
+    assert loaded(score).forwards == {"image": 1, "text": 1}
+    assert len(preprocessed) == 11
+    stored = [np.array(columns[f"embed_{tower}"].to_pylist()) for tower in ("image", "text")]
+    np.testing.assert_allclose((stored[0] * stored[1]).sum(-1), scores["clip_score"], atol=1e-3)
+    score.score(batch_of(images()))  # other images, the same captions
+    assert loaded(score).forwards == {"image": 2, "text": 1}
+
+
+def test_another_precision_is_another_model(clip_folder: Path) -> None:
+    exact = clip_score(clip_folder, precision="fp32")
+    half = clip_score(clip_folder, precision="bf16")
+    assert loaded(exact) is not loaded(half)
+
+
+def test_nothing_is_kept_of_images_and_models_that_are_gone(clip_folder: Path) -> None:
+    score = clip_score(clip_folder, precision="fp32")
+    model = loaded(score)
+    batch = batch_of(images())
+    for image in batch.images or ():
+        score.prepare(image)
+    score.score(batch)
+    assert len(model.images.entries) == len(model.pixels.entries) == 11
+    del batch, image
+    gc.collect()
+    assert not model.images.entries
+    assert not model.pixels.entries
+    count = len(models._MODELS)
+    del score, model
+    gc.collect()
+    assert len(models._MODELS) == count - 1
+
+
+class SmallMemory:
+    """A network that holds at most `rows` rows."""
+
+    def __init__(self, network: Any, rows: int) -> None:
+        self.network, self.rows, self.sizes = network, rows, []
+
+    def encode_image(self, image_BCHW: torch.Tensor) -> torch.Tensor:
+        self.sizes.append(len(image_BCHW))
+        if len(image_BCHW) > self.rows:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return self.network.encode_image(image_BCHW)
+
+    def encode_text(self, text_BT: torch.Tensor) -> torch.Tensor:
+        return self.network.encode_text(text_BT)
+
+
+def test_a_batch_that_does_not_fit_is_halved_and_the_size_is_remembered(clip_folder: Path) -> None:
+    score = clip_score(clip_folder, precision="fp32")
+    whole = score.score(batch_of(images()))["clip_score"]
+    model = loaded(score)
+    small = SmallMemory(model.network, 3)
+    model.network = small
+    first = score.score(batch_of(images()))["clip_score"]
+    np.testing.assert_allclose(first, whole, atol=1e-6)
+    assert small.sizes == [11, 5, 2, 2, 2, 2, 2, 1]
+    small.sizes.clear()
+    score.score(batch_of(images()))
+    assert small.sizes == [2, 2, 2, 2, 2, 1]
+    assert model.largest == {"image": 2}
+
+
+def test_a_row_that_does_not_fit_is_an_error(clip_folder: Path) -> None:
+    score = clip_score(clip_folder, precision="fp32")
+    loaded(score).network = SmallMemory(loaded(score).network, 0)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        score.score(batch_of(images(3)))
+
+
+def test_a_folder_without_weights_is_refused(clip_folder: Path, tmp_path: Path) -> None:
+    shutil.copy(clip_folder / "open_clip_config.json", tmp_path)
+    with pytest.raises(ValueError, match=f"there are no weights in {tmp_path}"):
+        models.weights_identity("clip_score", f"local-dir:{tmp_path}", None)
+
+
+def test_the_configuration_of_a_model_is_read_without_its_weights(clip_folder: Path) -> None:
+    assert models.model_config("embed", f"local-dir:{clip_folder}")["embed_dim"] == 16
+    assert models.model_config("embed", "ViT-L-14")["embed_dim"] == 768
+    with pytest.raises(ValueError, match="did you mean 'ViT-L-14'"):
+        models.model_config("embed", "ViT-L14")
+    with pytest.raises(ValueError, match=r"no open_clip_config\.json in /nowhere"):
+        models.model_config("embed", "local-dir:/nowhere")
+
+
+@pytest.mark.parametrize(
+    ("model", "tag", "quick", "mean", "interpolation"),
+    [
+        ("ViT-B-32-quickgelu", "openai", True, 0.48145466, "bicubic"),
+        ("ViT-B-32", "laion2b_s34b_b79k", False, 0.48145466, "bicubic"),
+        ("ViT-L-14-quickgelu", "openai", True, 0.48145466, "bicubic"),
+        ("ViT-L-14", "datacomp_xl_s13b_b90k", False, 0.48145466, "bicubic"),
+        ("ViT-L-14-quickgelu", "dfn2b", True, 0.48145466, "bicubic"),
+        ("ViT-B-16-SigLIP", "webli", False, 0.5, "bicubic"),
+    ],
+)
+def test_activation_and_preprocessing_of_known_weights_stay(
+    model: str, tag: str, quick: bool, mean: float, interpolation: str
+) -> None:
+    """Ids name them by model and tag, so another version of open_clip must not change them."""
+    models.check_weights("clip_score", model, tag)
+    assert bool(models.model_config("embed", model).get("quick_gelu", False)) is quick
+    config = open_clip.get_pretrained_cfg(model, tag)
+    assert bool(config.get("quick_gelu", False)) is quick
+    assert (config.get("mean") or (0.48145466,))[0] == mean
+    assert (config.get("interpolation") or "bicubic") == interpolation
+
+
+def test_the_id_of_embeddings_follows_the_configuration(
+    clip_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embed = Embed(model="ViT-B-32", pretrained="laion2b_s34b_b79k", precision="fp32")
+    before = set_id(embed)
+    config = {**models.model_config("embed", "ViT-B-32"), "quick_gelu": True}
+    monkeypatch.setattr("filters.embed.model_config", lambda kind, model: config)
+    assert set_id(embed) != before
+
+
+def test_the_fast_resize_is_another_model_and_another_id(clip_folder: Path) -> None:
+    exact, fast = (
+        clip_score(clip_folder, precision="fp32", resize=resize) for resize in ("exact", "fast")
+    )
+    assert loaded(exact) is not loaded(fast)
+    assert set_id(exact) != set_id(fast)
+    first, second = (filter_.score(batch_of(images()))["clip_score"] for filter_ in (exact, fast))
+    np.testing.assert_allclose(first, second, atol=0.01)
