@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from filters.base import FilterBase, check_options
 from filters.caption import Caption
-from filters.clip_score import ClipScore
+from filters.clip import ClipScore, Embed
 from filters.concepts import Balance, Concept
-from filters.embed import Embed
 from filters.instances import RESERVED, Instance, check_instance_name
 from filters.language import Language
 from filters.optout import Optout

@@ -10,8 +10,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from filters.base import FREE, Batch, Columns, Filter
-from filters.embed import stored_embeddings
-from filters.models import ClipFilter
+from filters.clip.embed import stored_embeddings
+from filters.clip.models import ClipFilter
 
 
 @dataclass(kw_only=True)

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from filters.base import FREE, Filter, package_folder, with_options
-from filters.preprocess import Preprocess
+from filters.clip.preprocess import Preprocess
 from manifests import disk
 
 LOCAL, HUB = "local-dir:", "hf-hub:"

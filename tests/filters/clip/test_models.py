@@ -15,10 +15,10 @@ import pytest
 import torch
 from PIL import Image
 
-from filters import models
 from filters.base import Batch, set_id
-from filters.clip_score import ClipScore
-from filters.embed import Embed
+from filters.clip import models
+from filters.clip.clip_score import ClipScore
+from filters.clip.embed import Embed
 
 
 def images(count: int = 11) -> list[Image.Image]:
@@ -178,7 +178,7 @@ def test_the_id_of_embeddings_follows_the_configuration(
     embed = Embed(model="ViT-B-32", pretrained="laion2b_s34b_b79k", precision="fp32")
     before = set_id(embed)
     config = {**models.model_config("embed", "ViT-B-32"), "quick_gelu": True}
-    monkeypatch.setattr("filters.embed.model_config", lambda kind, model: config)
+    monkeypatch.setattr("filters.clip.embed.model_config", lambda kind, model: config)
     assert set_id(embed) != before
 
 

@@ -14,8 +14,8 @@ import torch
 from PIL import Image
 
 from filters.base import Batch, set_id
-from filters.clip_score import ClipScore
-from filters.embed import Embed, fixed_lists, stored_embeddings
+from filters.clip.clip_score import ClipScore
+from filters.clip.embed import Embed, fixed_lists, stored_embeddings
 
 CAPTIONS = ["a dog", "a red boat on a lake", "a dog"]
 

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from filters.base import Batch, Columns
-from filters.models import LOCAL, ClipFilter, model_config
+from filters.clip.models import LOCAL, ClipFilter, model_config
 from manifests import disk
 
 Embeddings = NDArray[np.float32]
