@@ -29,10 +29,11 @@ from torch import Tensor, nn
 from benchmarks import gpu_data
 from manifests.schema import Blend
 from train.config import TrainConfig, configure, model_config
-from train.data import Batch, Loader, fast_jpeg, normalise
+from train.data import Batch, Loader
 from train.dist import Ranks, parallelize
 from train.formats import open_clip_config
 from train.model import CLIP, LOGIT_SCALE, PackedCaptions, pack_captions, to_device, training_flops
+from train.pixels import fast_jpeg, normalise
 from train.step import Update, accumulate, contrastive, precision_context
 
 UNIT = 64  # a batch that was searched for is a multiple of it
@@ -52,7 +53,7 @@ KINDS = {
 
 
 class Ours:
-    """clipmill's step, as train/loop.py takes it."""
+    """clipmill's step, as train/running/loop.py takes it."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         self.job, self.device = job, torch.device(job["device"])

@@ -241,11 +241,11 @@ def time_of_parts(pool: str, samples: int) -> dict[str, float]:
     import torch
 
     from train.config import TrainConfig
-    from train.data.augment import crop_numbers, random_crop_into
-    from train.data.decode import decode_image
     from train.data.loader import copy_tokens
     from train.data.view_rows import open_view
     from train.mixing import Order, SourceRows
+    from train.pixels.augment import crop_numbers, random_crop_into
+    from train.pixels.decode import decode_image
 
     torch.set_num_threads(1)
     view = open_view(pool, "raw")

@@ -47,10 +47,8 @@ ORDER = {
         "filter", "audit",
     ],
     "train": [
-        "rng", "tokenise", "mixing", "model", "store", "config", "data", "step", "formats", "dist",
-        "capacity", "task_data", "evaluation",
-        "identity", "mix", "logbook", "nonfinite", "train_state", "train_step", "until", "loop",
-        "stats", "ablation",
+        "rng", "tokenise", "mixing", "model", "store", "config", "pixels", "data", "step",
+        "formats", "dist", "capacity", "task_data", "evaluation", "running", "stats", "ablation",
         "reporting",
         "run", "evaluate", "export",
         "ablate", "report", "sizing",
@@ -300,7 +298,7 @@ def test_the_trainer_starts_with_torch_numpy_pyarrow_and_little_else() -> None:
     code = (
         "import sys\n"
         f"for name in {BLOCKED!r}: sys.modules[name] = None\n"
-        "import train.run, train.loop, train.data.loader, train.dist.checkpoint\n"
+        "import train.run, train.running.loop, train.data.loader, train.dist.checkpoint\n"
         "import train.ablate, train.report, train.evaluate\n"
         # each takes a second or more, and few commands need them
         "slow = {'torch._dynamo', 'torch.distributed.tensor', 'torch.distributed.fsdp', 'sympy'}\n"

@@ -45,9 +45,16 @@ from train.config import (
 from train.data import Loader, ReadFailed
 from train.dist import launch, ray_train
 from train.formats import model_files, nemo
-from train.loop import Resume, train
-from train.mix import blend_of, count_rows, is_pool, plan_lines, read_blend
-from train.nonfinite import NonFinite
+from train.running import (
+    NonFinite,
+    Resume,
+    blend_of,
+    count_rows,
+    is_pool,
+    plan_lines,
+    read_blend,
+    train,
+)
 
 EXAMPLE = """example:
   python train/run.py --mix out/pool/all=1 --out out/run --preset micro --set lr=5e-4

@@ -30,10 +30,10 @@ from train.dist.process_group import Ranks
 from train.model import MODELS
 from train.model.attention import group_by_length, pack_captions
 from train.model.clip import CLIP
+from train.running.train_state import lock_towers
 from train.step import accumulate
 from train.step.loss import DataParallel, contrastive
 from train.step.update import Update
-from train.train_state import lock_towers
 
 B = 16
 STEPPED = ("clip", "accumulated", "locked")  # of these the weights after two steps are compared too

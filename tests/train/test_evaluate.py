@@ -12,11 +12,11 @@ from PIL import Image
 
 from manifests import disk
 from manifests.schema import Blend
-from train import loop
 from train.config import configure
 from train.evaluate import main
 from train.formats import model_files, open_clip_files
 from train.model import CLIP, MODELS
+from train.running import loop
 
 
 @pytest.fixture

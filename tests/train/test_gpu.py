@@ -21,10 +21,10 @@ from manifests.schema import Blend
 from train.config import configure
 from train.dist.parallelism import parallelize
 from train.dist.process_group import Ranks
-from train.loop import train
 from train.model.architecture import MODELS
 from train.model.attention import pack_captions
 from train.model.clip import CLIP
+from train.running.loop import train
 from train.step import accumulate
 from train.step.loss import contrastive
 

@@ -9,11 +9,11 @@ import torch
 
 from manifests.schema import Blend
 from tests.support.steps import RUN_SETTINGS
-from train import loop, train_state
 from train.config import configure, model_config
 from train.formats.open_clip_files import load_export, to_open_clip
 from train.model import CLIP, GroupedCaptions, PackedCaptions
 from train.model.blocks import QKV
+from train.running import loop, train_state
 
 SETTINGS = {**RUN_SETTINGS, "samples_seen": 24, "warmup": 1}
 

@@ -21,10 +21,10 @@ from manifests.schema import Blend
 from tests.support.forked_commands import CommandServer
 from tests.support.trials import some
 from tests.train.test_run import under_torchrun
-from train import loop, run
 from train.config import configure
 from train.dist import checkpoint
-from train.train_step import StepRunner
+from train.running import loop, run
+from train.running.train_step import StepRunner
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 ROOT = Path(__file__).resolve().parents[2]
@@ -250,7 +250,7 @@ LOST = """
 import os, signal, sys
 sys.path.insert(0, {root!r})
 from train import run
-from train.train_step import StepRunner
+from train.running.train_step import StepRunner
 real = StepRunner.step
 def step(runner, ready, waited):
     first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"

@@ -150,7 +150,7 @@ def test_a_blend_that_is_not_there_is_a_mistake(tmp_path, capsys):
 
 def test_a_number_that_is_none_is_status_3(blend, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(
-        "train.train_step.normalise",
+        "train.running.train_step.normalise",
         lambda image, *_: image.permute(0, 3, 1, 2).float() * float("nan"),
     )
     assert run.main([blend, "--out", str(tmp_path / "run"), *changes()]) == 3
@@ -244,7 +244,8 @@ NAN = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import os, torch
-from train import run, train_step
+from train import run
+from train.running import train_step
 real = train_step.normalise
 def normalise(*args):
     image = real(*args).contiguous()
@@ -319,7 +320,7 @@ SLOW = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
 from train import run
-from train.train_step import StepRunner
+from train.running.train_step import StepRunner
 real = StepRunner.step
 def step(runner, ready, waited):
     if ready.batch.step == 2:
@@ -493,7 +494,7 @@ marker, main = sys.argv[3], run.main
 
 def main_of_worker(argv):
     import os, signal
-    from train.train_step import StepRunner
+    from train.running.train_step import StepRunner
     real = StepRunner.step
 
     def step(runner, ready, waited):

@@ -18,7 +18,7 @@ from train.ablation.given import GivenRun, given_runs
 from train.ablation.models import ModelRun, model_runs, saved_model, stale_model
 from train.config import TrainConfig
 from train.evaluation import Metrics, saved_metrics
-from train.identity import complete_settings, deciding_settings, differences, view_hashes
+from train.running import complete_settings, deciding_settings, differences, view_hashes
 
 A_A = "a_a"
 A_A_ORDER = 1000  # added to a seed, it is the seed of the order of its A/A run

@@ -22,7 +22,7 @@ from manifests.schema import Ablation
 from train.ablation.conclusions import TaskNoise
 from train.config import configure
 from train.evaluation import data_hash, deciding_metric, read_samples
-from train.identity import deciding_settings
+from train.running import deciding_settings
 from train.stats import LedgerEntry, fit_prior
 
 LEAST_VARIANCE = 1e-18  # a smaller one comes of a metric too coarse to vary

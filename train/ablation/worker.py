@@ -18,12 +18,12 @@ from typing import Any
 from manifests import console, disk
 from manifests.run_layout import RunLayout
 from manifests.schema import Blend, TaskSpec, Weights
-from train import loop
 from train.ablation.arms import WorkRun
 from train.ablation.models import ModelRun, model_identity
 from train.config import TrainConfig
 from train.dist import averaging, launch, process_group, ray_train
 from train.evaluation import evaluate
+from train.running import loop
 
 ROOT = Path(__file__).resolve().parents[2]
 PARENT_S = 0.2  # between two looks whether the parent is still there

@@ -25,18 +25,22 @@ from torch import Tensor
 
 from manifests.schema import Blend
 from train.config import TrainConfig, check_world
-from train.data.augment import crop_numbers, random_crop_into, smallest_side
 from train.data.damage import DamageCounts, DamagedSample
-from train.data.decode import decode_image
 from train.data.live_rows import open_live
 from train.data.read_ahead import GROUP_STEPS, ReadAhead, StepReads, read_positions
 from train.data.row_chances import ViewChances
 from train.data.row_numbers import ViewNumbers
-from train.data.scratch import ThreadBuffer
 from train.data.view_reading import ViewReading
 from train.data.view_rows import ViewRows, open_view
 from train.mixing import Order, RunOrder, blend_schedule, blend_sources
 from train.model import ModelConfig
+from train.pixels import (
+    ThreadBuffer,
+    crop_numbers,
+    decode_image,
+    random_crop_into,
+    smallest_side,
+)
 
 PREFETCH = 4  # batches that are read ahead at most
 PREFETCH_BYTES = 2**30  # pixels of the batches that are read ahead; one batch is always allowed

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from manifests.clip_tokenizer import simple_tokenizer
-from train.data import augment
 from train.dist import Ranks
 from train.evaluation.sharing import ALONE, Arrays, gather, in_batches
 from train.model import CLIP, l2_normalise
+from train.pixels import augment
 from train.task_data import ImageSource, decoded_batches
 
 

@@ -31,8 +31,9 @@ from manifests.documents import ScoreSetDocument, read_document
 from manifests.phash import phash
 from manifests.pool_layout import PoolLayout, uids_checksum
 from manifests.schema import TaskSpec
-from train.data import covers, decode_image, read_columns
+from train.data import covers, read_columns
 from train.evaluation.tasks import read_samples
+from train.pixels import decode_image
 from train.task_data import ImageSource, image_hashes, map_images
 
 NEAR_BITS = 4  # of 64

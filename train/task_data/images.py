@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 import torch
 
 from manifests import disk
-from train.data import augment, decode_image
+from train.pixels import augment, decode_image
 
 BATCH_SIZE = 256  # images, prompts or queries that are computed together
 # Decoded images that a process keeps for its next run; 10,000 images of 224 pixels are 1.5e9 bytes.

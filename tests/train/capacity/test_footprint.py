@@ -22,9 +22,9 @@ from train.capacity import (
 )
 from train.config import TrainConfig, configure
 from train.dist import Ranks
-from train.identity import deciding_settings
-from train.loop import train
 from train.model import ModelConfig, StepMemory, StepShape
+from train.running.identity import deciding_settings
+from train.running.loop import train
 
 A100 = device_of("a100-80gb")
 MIB = 2**20

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from train.identity import differences
 from train.mixing import (
     Schedule,
     SourceRows,
@@ -20,6 +19,7 @@ from train.mixing import (
 )
 from train.mixing.order import ORDER_VERSION, Order
 from train.rng import Ints
+from train.running.identity import differences
 
 
 def source(name: str, weight: float, *rows: int) -> SourceRows:

@@ -10,9 +10,9 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from train.config import configure, model_config
-from train.data.augment import centre_crop, normalise, random_crop
 from train.model.architecture import MODELS, ModelConfig
 from train.model.clip import CLIP
+from train.pixels.augment import centre_crop, normalise, random_crop
 
 TEST = dataclasses.replace(MODELS["test"], vocab_size=50, vision_layers=3, text_layers=3)
 ROWS = torch.arange(6)

@@ -11,8 +11,8 @@ from manifests.schema import Ablation
 from tests.support.ablations import changed
 from tests.support.reports import complete_pool
 from train.ablation import Outcome
-from train.identity import view_hashes
 from train.reporting import collect_results
+from train.running.identity import view_hashes
 
 
 @pytest.fixture(scope="session")

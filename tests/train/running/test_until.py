@@ -10,12 +10,12 @@ from manifests import disk
 from manifests.documents import RunRecord
 from manifests.schema import Blend
 from tests.support import tasks
-from train import loop, until
 from train.config import TrainConfig, configure
 from train.formats import load_model
+from train.running import loop, until
+from train.running.train_state import TrainState
+from train.running.train_step import StepRunner
 from train.step import ReadyBatch
-from train.train_state import TrainState
-from train.train_step import StepRunner
 
 SETTINGS = {
     "model": "test", "samples_seen": 48, "batch_size": 8, "lanes": 4, "warmup": 2, "lr": 1e-3,

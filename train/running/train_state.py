@@ -21,9 +21,9 @@ from train.config import TrainConfig, model_config
 from train.data import Batch, DamageCounts, DamagedSample, Loader, too_many_damaged
 from train.dist import Ranks, Saver, checkpoint, parallelize, process_group, sharded_checkpoint
 from train.formats import model_files, open_clip_files
-from train.identity import check_same_run
-from train.logbook import kept_lines
 from train.model import CLIP, ReducedTokenTable, lock_tower
+from train.running.identity import check_same_run
+from train.running.logbook import kept_lines
 from train.step import Update, decay_factor, parameter_groups
 
 TABLE_ROWS = 1_000_000  # a blend of more rows is not read through for the tokens that it uses

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from train.data.augment import (
+from train.pixels.augment import (
     NUMBERS,
     centre_crop,
     crop_box,

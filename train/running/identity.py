@@ -9,7 +9,8 @@ from manifests import disk
 from manifests.pool_layout import PoolLayout
 from manifests.schema import Blend
 from train.config import TrainConfig
-from train.data import Loader, augment
+from train.data import Loader
+from train.pixels import augment
 
 # Settings that change the weights by rounding at most: device, speed, memory, and what is written.
 # A run may be resumed with other values of these.

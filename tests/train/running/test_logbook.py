@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from manifests import disk
-from train import logbook
 from train.config import TrainConfig, configure, model_config
-from train.logbook import MEASURED, Logbook, flat, kept_lines, progress_text
 from train.mixing import Order, SourceRows
 from train.model.clip import CLIP
 from train.model.flops import training_flops
+from train.running import logbook
+from train.running.logbook import MEASURED, Logbook, flat, kept_lines, progress_text
 
 NUMBERS = {"loss": 4.5, "accuracy": 0.25, "lr": 1e-3, "grad_norm": None}
 

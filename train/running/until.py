@@ -28,8 +28,8 @@ from train.evaluation import (
     refuse_identical,
 )
 from train.model import CLIP
+from train.running.train_state import TrainState
 from train.step import decay_factor
-from train.train_state import TrainState
 
 TABLE = "text.token_embedding.weight"
 logger = logging.getLogger(__name__)

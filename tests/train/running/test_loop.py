@@ -13,18 +13,18 @@ from manifests import disk
 from manifests.documents import DamagedSamples
 from manifests.schema import Blend
 from tests.support.steps import RUN_SETTINGS
-from train import loop, train_state, train_step
 from train.config import configure, model_config
 from train.data import Loader
 from train.dist import checkpoint, process_group
 from train.formats.model_files import weights_sha256
 from train.formats.open_clip_files import load_export, to_open_clip
-from train.identity import run_identity
-from train.logbook import MEASURED
 from train.model.clip import CLIP
-from train.nonfinite import NonFinite
+from train.running import loop, train_state, train_step
+from train.running.identity import run_identity
+from train.running.logbook import MEASURED
+from train.running.nonfinite import NonFinite
+from train.running.train_step import StepRunner
 from train.step import Update, decay_factor
-from train.train_step import StepRunner
 
 SETTINGS = {**RUN_SETTINGS, "log_every": 2}
 CONFIG = configure(SETTINGS)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from train.data import decode as decode_module
-from train.data.decode import decode_image, reduction
-from train.data.scratch import ThreadBuffer
+from train.pixels import decode as decode_module
+from train.pixels.decode import decode_image, reduction
+from train.pixels.scratch import ThreadBuffer
 
 
 def pixels(height: int, width: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -9,16 +9,16 @@ import torch
 from manifests.schema import Blend
 from tests.support.host_reads import HostReads
 from tests.support.steps import RUN_SETTINGS
-from train import loop, train_state, train_step
 from train.config import configure, model_config
 from train.data import Loader
 from train.dist import Ranks, checkpoint, process_group
-from train.identity import run_identity
-from train.logbook import MEASURED
 from train.model import clip
+from train.running import loop, train_state, train_step
+from train.running.identity import run_identity
+from train.running.logbook import MEASURED
+from train.running.train_state import SaveTimer, StopRequest
+from train.running.train_step import StepRunner
 from train.step import Feed, accumulate
-from train.train_state import SaveTimer, StopRequest
-from train.train_step import StepRunner
 
 SETTINGS = RUN_SETTINGS
 

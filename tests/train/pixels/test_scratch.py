@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from train.data.scratch import ThreadBuffer
+from train.pixels.scratch import ThreadBuffer
 
 
 def test_a_thread_uses_its_memory_again() -> None:

@@ -10,7 +10,7 @@ from manifests import disk
 from train.data import Batch
 from train.dist import Ranks
 from train.model import CLIP, MODELS
-from train.nonfinite import report_nonfinite
+from train.running.nonfinite import report_nonfinite
 
 ALONE = Ranks(rank=0, world=1, device=torch.device("cpu"), owns_group=False)
 

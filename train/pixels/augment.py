@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from train.data.scratch import ThreadBuffer
 from train.model import IMAGE_MEAN, IMAGE_STD
+from train.pixels.scratch import ThreadBuffer
 from train.rng import derive_key, uniforms
 
 Pixels = NDArray[np.uint8]

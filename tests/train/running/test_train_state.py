@@ -8,15 +8,15 @@ import torch
 
 from manifests.documents import DamagedSamples
 from manifests.schema import Blend
-from train import train_state
 from train.config import configure, model_config
 from train.data import DamagedSample, Loader
 from train.dist import Ranks, process_group
 from train.formats.model_files import weights_sha256
 from train.formats.open_clip_files import save_export
-from train.identity import run_identity
 from train.model import CLIP, MODELS
-from train.train_state import (
+from train.running import train_state
+from train.running.identity import run_identity
+from train.running.train_state import (
     StopRequest,
     damaged_samples,
     load_initial_weights,

@@ -29,11 +29,10 @@ from train.config import TrainConfig, model_config
 from train.data import Batch, Loader
 from train.dist import checkpoint, process_group, sharded_checkpoint
 from train.formats import model_files, open_clip_files
-from train.identity import check_same_run, run_identity
-from train.logbook import Logbook, peak_memory, progress_text
-from train.mix import plan_lines
-from train.step import GROUPS, Feed, decay_factor, learning_rate, matmul_precision
-from train.train_state import (
+from train.running.identity import check_same_run, run_identity
+from train.running.logbook import Logbook, peak_memory, progress_text
+from train.running.mix import plan_lines
+from train.running.train_state import (
     SaveTimer,
     StopRequest,
     TrainState,
@@ -41,8 +40,9 @@ from train.train_state import (
     prepare,
     save,
 )
-from train.train_step import LaunchedStep, StepNumbers, StepRunner
-from train.until import Target, load_target
+from train.running.train_step import LaunchedStep, StepNumbers, StepRunner
+from train.running.until import Target, load_target
+from train.step import GROUPS, Feed, decay_factor, learning_rate, matmul_precision
 
 Resume = Literal["auto", "required", "never"]
 logger = logging.getLogger(__name__)

@@ -18,9 +18,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from train.data import normalise
 from train.dist import process_group
-from train.nonfinite import report_nonfinite
+from train.pixels import normalise
+from train.running.nonfinite import report_nonfinite
+from train.running.train_state import (
+    SaveTimer,
+    StopRequest,
+    TrainState,
+    count_damage,
+    refuse_damage,
+)
 from train.step import (
     Captions,
     ReadyBatch,
@@ -29,7 +36,6 @@ from train.step import (
     learning_rate,
     precision_context,
 )
-from train.train_state import SaveTimer, StopRequest, TrainState, count_damage, refuse_damage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from train import run
-from train.mix import blend_of, count_rows, list_views, read_blend
+from train.running.mix import blend_of, count_rows, list_views, read_blend
 
 
 def test_pools_are_named_by_their_folders_and_kept_apart(tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from train.data.scratch import ThreadBuffer
+from train.pixels.scratch import ThreadBuffer
 
 Pixels = NDArray[np.uint8]
 FORMATS = ("JPEG", "PNG", "WEBP")

@@ -1,0 +1,30 @@
+"""One training run: its identity, its state, its steps and its log."""
+
+from __future__ import annotations
+
+from train.running import loop
+from train.running.identity import (
+    complete_settings,
+    deciding_settings,
+    differences,
+    view_hashes,
+)
+from train.running.loop import Resume, train
+from train.running.mix import blend_of, count_rows, is_pool, plan_lines, read_blend
+from train.running.nonfinite import NonFinite
+
+__all__ = [
+    "NonFinite",
+    "Resume",
+    "blend_of",
+    "complete_settings",
+    "count_rows",
+    "deciding_settings",
+    "differences",
+    "is_pool",
+    "loop",
+    "plan_lines",
+    "read_blend",
+    "train",
+    "view_hashes",
+]
