@@ -292,6 +292,7 @@ class RunRecord:
     peak_memory_bytes: int
     seconds: dict[str, float]  # start, train, whole; of the last start
     until: TargetRecord | None = None  # of a run that trains until a target
+    resumable: bool = True  # False: its samples were streamed from tars
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,6 +61,7 @@ EXAMPLES = {
     "rules": 'long: [{words: "caption_words >= 4"}]',
     "fetch": "fetch: {image_size: 256}",
     "pools": "pools: {web: {recipe: recipe.yaml}}",
+    "tars": "tars: [web-{00000..00099}.tar]",
     "arms": "arms: {raw: web/raw}",
     "evaluate": "evaluate: [{name: objects, kind: classification, data: eval/objects}]",
     "extra_columns": "extra_columns: {score: float}",

@@ -47,9 +47,9 @@ ORDER = {
         "filter", "audit",
     ],
     "train": [
-        "rng", "tokenise", "mixing", "model", "store", "config", "pixels", "data", "step",
-        "formats", "dist", "capacity", "task_data", "evaluation", "running", "stats", "ablation",
-        "reporting",
+        "rng", "tokenise", "mixing", "model", "store", "config", "pixels", "data", "streams",
+        "step", "formats", "dist", "capacity", "task_data", "evaluation", "running", "stats",
+        "ablation", "reporting",
         "run", "evaluate", "export",
         "ablate", "report", "sizing",
     ],

@@ -42,7 +42,7 @@ from train.config import (
     format_settings,
     model_config,
 )
-from train.data import Loader, ReadFailed
+from train.data import ReadFailed
 from train.dist import launch, ray_train
 from train.formats import model_files, nemo
 from train.running import (
@@ -51,8 +51,10 @@ from train.running import (
     blend_of,
     count_rows,
     is_pool,
+    open_loader,
     plan_lines,
     read_blend,
+    stream_of,
     train,
 )
 
@@ -89,7 +91,13 @@ def parser() -> argparse.ArgumentParser:
         metavar="POOL/VIEW=WEIGHT",
         help="a blend without a file; RUN/blend.json has it afterwards",
     )
-    parser.add_argument("--seed", type=int, help="seed of --mix: which rows are drawn when")
+    parser.add_argument(
+        "--stream",
+        nargs="+",
+        metavar="TAR",
+        help="tars, URLs or pipe:COMMAND that are read while the run trains; it cannot be resumed",
+    )
+    parser.add_argument("--seed", type=int, help="seed of --mix and --stream: what is drawn when")
     parser.add_argument("--out", help="folder of the run; an interrupted run is resumed")
     parser.add_argument(
         "--preset", metavar="NAME", help=f"settings to start from: {', '.join(PRESETS)}"
@@ -160,12 +168,19 @@ def settings(
 
 
 def blend_from(args: argparse.Namespace) -> Blend:
-    """The blend of the command line. ValueError unless exactly one of BLEND and --mix is given."""
-    if (args.blend is None) == (args.mix is None):
-        raise ValueError("give either BLEND.yaml or --mix POOL/VIEW=WEIGHT")
-    if args.mix is None and args.seed is not None:
+    """The blend of the command line. ValueError unless exactly one of BLEND, --mix and --stream is
+    given.
+    """
+    given = [each for each in (args.blend, args.mix, args.stream) if each is not None]
+    if len(given) != 1:
+        raise ValueError("give either BLEND.yaml or --mix POOL/VIEW=WEIGHT, or --stream TAR")
+    if args.mix is not None:
+        return blend_of(args.mix, args.seed or 0)
+    if args.stream is not None:
+        return stream_of(args.stream, args.seed or 0)
+    if args.seed is not None:
         raise ValueError("--seed goes with --mix; a blend file has its own seed")
-    return read_blend(args.blend) if args.mix is None else blend_of(args.mix, args.seed or 0)
+    return read_blend(args.blend)
 
 
 def start_ranks(args: argparse.Namespace, blend: Blend, config: TrainConfig) -> int:
@@ -173,7 +188,7 @@ def start_ranks(args: argparse.Namespace, blend: Blend, config: TrainConfig) -> 
     status.
     """
     # Mistakes are found here once, and not by every rank.
-    Loader(blend, config, model_config(config), 0, check_layout(config, args.ranks))
+    open_loader(blend, config, model_config(config), 0, check_layout(config, args.ranks))
     layout = RunLayout(args.out)
     resumes = disk.exists(layout.run_json) or bool(disk.list_names(layout.checkpoints))
     if config.init is not None and (args.restart or not resumes):
@@ -233,7 +248,7 @@ def print_plan(args: argparse.Namespace) -> int:
     """Print what the run of a command line would draw. The exit status 0."""
     blend = blend_from(args)
     config = settings(args.preset, args.set, args.nemo, count_rows(blend))
-    loader = Loader(blend, config, model_config(config))
+    loader = open_loader(blend, config, model_config(config))
     for line in plan_lines(blend, loader.order.repeats(config.steps)):
         print(line)
     return 0
@@ -263,6 +278,15 @@ def log_end(out: str, record: RunRecord, finished_before: bool) -> None:
     logger.info(
         "%d steps are done; weights in %s, log in %s", record.steps, layout.export, layout.log
     )
+    for name, source in record.sources.items():
+        if source.get("skipped") or source.get("broken"):
+            logger.warning(
+                "stream %s: %d samples without image or caption were skipped, %d tars were broken; "
+                "run.json has the counts",
+                name,
+                sum(source["skipped"].values()),
+                source["broken"],
+            )
     if record.bad.count:
         logger.warning("%d damaged samples were replaced; run.json names them", record.bad.count)
     logger.info("next: python train/evaluate.py %s --task TASK.yaml", out)

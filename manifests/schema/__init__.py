@@ -8,7 +8,7 @@ between 0 and 1, a baseline that is one of the arms) is checked here in `__post_
 from __future__ import annotations
 
 from manifests.schema.ablation import Ablation, Arm, Controls, PoolRef, Scorer, Stop, Weights
-from manifests.schema.blend import STORED_ROWS, Balance, Blend, CurriculumStage
+from manifests.schema.blend import STORED_ROWS, Balance, Blend, CurriculumStage, TarStream
 from manifests.schema.fetch import (
     ADDED_SETTINGS,
     MANNERS,
@@ -60,6 +60,7 @@ __all__ = [
     "Source",
     "Stop",
     "Suite",
+    "TarStream",
     "TaskSpec",
     "View",
     "Weights",

@@ -21,6 +21,7 @@ ADDED_BLEND_KEYS = (
     "captions",
     "live",
     "segments",
+    "streams",
 )
 STORED_ROWS = "stored"  # the view of a live run
 SHOWN_VIEWS = 5  # of a blend, in a message
@@ -63,13 +64,36 @@ class Balance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TarStream:
+    """Tars that other programs made, read from their beginning to their end while a run trains."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = STRICT
+    tars: tuple[str, ...]  # paths, URLs or pipe:COMMAND; web-{000..099}.tar stands for a hundred
+    weight: float = 1.0
+    caption: str = "txt"  # the member with the caption, or json:KEY
+    broken: Literal["stop", "count"] = "stop"  # what a tar that ends too early does
+
+    def __post_init__(self) -> None:
+        if not self.tars:
+            raise ValueError("tars is empty; name a tar, a URL, or pipe:COMMAND")
+        if not 0 < self.weight < math.inf:
+            raise ValueError(f"weight is {self.weight}; it must be a number above 0")
+        if self.caption in ("", "json", "json:"):
+            raise ValueError(
+                f"caption is {self.caption!r}; it must be the name of a member, like txt, or a key "
+                "of the json member, like json:caption"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Blend:
     """What a run draws: views of pools with their weights."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = STRICT
     name: str
-    pools: dict[str, str]  # name -> folder or URL
-    views: dict[str, float]  # "pool/view" -> weight; 0: a later stage of the curriculum draws it
+    pools: dict[str, str] = field(default_factory=dict)  # name -> folder or URL
+    # "pool/view" -> weight; 0: a later stage of the curriculum draws it
+    views: dict[str, float] = field(default_factory=dict)
     seed: int = 0
     max_repeats: float | None = None  # mean repeats of a view's rows above which a run is refused
     # `uid`, or a column with the groups of duplicates: no batch holds one of its values twice
@@ -84,8 +108,12 @@ class Blend:
     captions: dict[str, dict[str, float]] = field(default_factory=dict)
     live: bool = False  # the pool is still being built: POOL/stored, all stored rows so far
     segments: str | None = None  # a run that was live, whose samples are drawn again
+    streams: dict[str, TarStream] = field(default_factory=dict)  # in the place of pools and views
 
     def __post_init__(self) -> None:
+        if self.streams:
+            self._check_streams()
+            return
         if not self.views:
             raise ValueError(f"blend {self.name!r} has no views")
         later = {view for stage in self.curriculum for view in stage.views}
@@ -129,6 +157,16 @@ class Blend:
             if not plain[key] or plain[key] == "samples":
                 del plain[key]
         return plain
+
+    def _check_streams(self) -> None:
+        for other in ("pools", "views", "max_repeats", *ADDED_BLEND_KEYS):
+            used = self.weights != "samples" if other == "weights" else bool(getattr(self, other))
+            if used and other != "streams":
+                raise ValueError(
+                    f"blend {self.name!r}: {other} does not go with streams, of which nothing is "
+                    f"known before they are read; leave {other} out, or adopt the tars into a pool "
+                    "(source: {kind: shards}) and train on its views"
+                )
 
     def _check_number(self, what: str, view: str, value: float) -> None:
         if not 0 < value < math.inf:

@@ -23,10 +23,8 @@ def shape(raw: Mapping[str, Any], kind: type, folder: Path, where: str) -> dict[
     shaped = dict(raw)
     if kind is Recipe:
         _shape_recipe(shaped, folder, where)
-    elif kind is Blend and isinstance(shaped.get("pools"), dict):
-        shaped["pools"] = {k: _absolute(v, folder) for k, v in shaped["pools"].items()}
-        if "segments" in shaped:
-            shaped["segments"] = _absolute(shaped["segments"], folder)
+    elif kind is Blend:
+        _shape_blend(shaped, folder)
     elif kind is TaskSpec:
         _shape_task(shaped, folder)
     elif kind is Suite and isinstance(shaped.get("tasks"), list):
@@ -79,6 +77,31 @@ def _shape_recipe(shaped: dict[str, Any], folder: Path, where: str) -> None:
                 {"name": name, "rules": [rule_fields(r, name, where) for r in rules or []]}
             )
         shaped["views"] = views
+
+
+def _shape_blend(shaped: dict[str, Any], folder: Path) -> None:
+    if isinstance(shaped.get("pools"), dict):
+        shaped["pools"] = {k: _absolute(v, folder) for k, v in shaped["pools"].items()}
+    if "segments" in shaped:
+        shaped["segments"] = _absolute(shaped["segments"], folder)
+    if isinstance(shaped.get("streams"), dict):
+        streams = {}
+        for name, stream in shaped["streams"].items():
+            streams[name] = _stream(stream, folder)
+        shaped["streams"] = streams
+
+
+def _stream(stream: Any, folder: Path) -> Any:
+    """The fields of a TarStream from these, from one tar or from a list of tars."""
+    fields = dict(stream) if isinstance(stream, dict) else {"tars": stream}
+    tars = [fields["tars"]] if isinstance(fields.get("tars"), str) else fields.get("tars")
+    if isinstance(tars, list):
+        absolute = []
+        for tar in tars:
+            is_other = not isinstance(tar, str) or tar == "-" or tar.startswith("pipe:")
+            absolute.append(tar if is_other else _absolute(tar, folder))
+        fields["tars"] = absolute
+    return fields
 
 
 def _shape_ablation(shaped: dict[str, Any], folder: Path) -> None:

@@ -164,7 +164,7 @@ def test_log_lines_name_the_unit_and_the_level() -> None:
         return console.LineFormatter().format(record)[9:]
 
     assert line("pipeline.fetch.plan", logging.INFO) == "fetch: 3 shards"
-    assert line("train.running.loop", logging.WARNING) == "loop: warning: 3 shards"
+    assert line("train.running.loop", logging.WARNING) == "running: warning: 3 shards"
     assert line("__main__", logging.ERROR) == "__main__: error: 3 shards"
 
 

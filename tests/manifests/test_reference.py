@@ -30,6 +30,7 @@ from manifests.schema import (
     Source,
     Stop,
     Suite,
+    TarStream,
     TaskSpec,
 )
 from manifests.yaml_forms import VARIABLES
@@ -43,6 +44,7 @@ SECTIONS: dict[str, type] = {
     "A rule of a view": Rule,
     "`miniweb`": Miniweb,
     "A blend": Blend,
+    "`streams` of a blend": TarStream,
     "A task": TaskSpec,
     "A suite": Suite,
     "An ablation": Ablation,

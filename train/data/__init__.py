@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from train.data.damage import DamageCounts, DamagedSample, too_many_damaged
-from train.data.loader import Batch, Loader
-from train.data.retry import ReadFailed
+from train.data.loader import Batch, Loader, copy_tokens
+from train.data.retry import ReadFailed, read_with_retries
 from train.data.view_columns import (
     ShardColumns,
     ViewMasks,
@@ -23,10 +23,12 @@ __all__ = [
     "ReadFailed",
     "ShardColumns",
     "ViewMasks",
+    "copy_tokens",
     "covers",
     "load_aligned",
     "open_masks",
     "read_columns",
     "read_view",
+    "read_with_retries",
     "too_many_damaged",
 ]

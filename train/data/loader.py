@@ -1,8 +1,8 @@
 """Batches of a blend: positions from the order, bytes from the shards, pixels from threads.
 
 The batches are the same for any number of ranks and threads. The number of batches comes from the
-settings, so ranks cannot disagree. There is no collective and no shared memory, and no state but
-the step and the counts of damaged samples. Threads get positions and write their rows of a batch
+settings, so ranks cannot disagree. There is no collective, no shared memory and no state but the
+step. Threads get positions and write their rows of a batch
 in place; with no threads the caller does the same work. What the next steps need is read ahead
 (`read_ahead.py`). A damaged image is replaced by another row of its source, which its position
 alone decides.
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from manifests.schema import Blend
 from train.config import TrainConfig, check_world
-from train.data.damage import DamageCounts, DamagedSample
+from train.data.damage import DamagedSample
 from train.data.live_rows import open_live
 from train.data.read_ahead import GROUP_STEPS, ReadAhead, StepReads, read_positions
 from train.data.row_chances import ViewChances
@@ -91,9 +91,11 @@ class Loader:
 
     ValueError for views that cannot be opened, a world size that does not divide the batch, too
     many repeats, and, while it runs, for a tar that is not there or a row that no substitute can
-    replace. ReadFailed where a store does not answer. Damaged samples are counted; the training
-    loop, which knows the counts of all ranks, ends a run that has too many.
+    replace. ReadFailed where a store does not answer. Damaged samples are in each batch; the
+    training loop, which knows the counts of all ranks, ends a run that has too many.
     """
+
+    is_resumable = True  # a batch is a function of its step
 
     def __init__(
         self,
@@ -128,8 +130,6 @@ class Loader:
             local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
             self._reading = ViewReading(self.views, config, min(1.0, local_ranks / world))
         self._most_shards = len(self.views) * (cached * 3 // 4)  # ahead; the caches keep them
-        self.damage = DamageCounts()  # of the batches that were handed out
-        self.last_damaged: DamagedSample | None = None
         self._config, self._size, self._context = config, model.height_width, model.context_length
         share = config.batch_size // world
         self._rows = range(rank * share, (rank + 1) * share)  # of every global batch
@@ -204,6 +204,11 @@ class Loader:
         finally:
             planner.shutdown(cancel_futures=True)
             pool.shutdown(cancel_futures=True)
+
+    def remedy(self, source: str) -> str:
+        """What a person does about damaged samples of a source."""
+        pool = self.views[self.names.index(source)].pool
+        return f"run python pipeline/audit.py {pool} --verify"
 
     def sources(self, steps: int | None = None) -> dict[str, dict[str, Any]]:
         """What the run draws in all or some steps: {POOL/VIEW: {"rows", "drawn", "repeats"}}."""
@@ -301,9 +306,6 @@ class Loader:
         )
 
     def _finish(self, planned: _PlannedBatch, damaged: list[DamagedSample]) -> Batch:
-        self.damage.add(len(planned.row), damaged)
-        if damaged:
-            self.last_damaged = damaged[-1]
         return Batch(
             step=planned.step,
             image_BHWC=planned.image,

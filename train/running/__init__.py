@@ -10,7 +10,15 @@ from train.running.identity import (
     view_hashes,
 )
 from train.running.loop import Resume, train
-from train.running.mix import blend_of, count_rows, is_pool, plan_lines, read_blend
+from train.running.mix import (
+    blend_of,
+    count_rows,
+    is_pool,
+    open_loader,
+    plan_lines,
+    read_blend,
+    stream_of,
+)
 from train.running.nonfinite import NonFinite
 
 __all__ = [
@@ -23,8 +31,10 @@ __all__ = [
     "differences",
     "is_pool",
     "loop",
+    "open_loader",
     "plan_lines",
     "read_blend",
+    "stream_of",
     "train",
     "view_hashes",
 ]

@@ -9,8 +9,8 @@ from manifests import disk
 from manifests.pool_layout import PoolLayout
 from manifests.schema import Blend
 from train.config import TrainConfig
-from train.data import Loader
 from train.pixels import augment
+from train.running.mix import RunLoader
 
 # Settings that change the weights by rounding at most: device, speed, memory, and what is written.
 # A run may be resumed with other values of these.
@@ -47,10 +47,10 @@ def deciding_settings(config: TrainConfig) -> dict[str, Any]:
 
 def view_hashes(blend: Blend) -> dict[str, str]:
     """The hash of each view's document, which changes when the view or its pool changes. A live run
-    has none: its segments have the hashes of its shards.
+    has none: its segments have the hashes of its shards. Of streams nothing is known before.
     """
     hashes: dict[str, str] = {}
-    if blend.live or blend.segments is not None:
+    if blend.streams or blend.live or blend.segments is not None:
         return hashes
     for name in blend.views:
         pool, _, view = name.partition("/")
@@ -59,12 +59,12 @@ def view_hashes(blend: Blend) -> dict[str, str]:
     return hashes
 
 
-def run_identity(blend: Blend, config: TrainConfig, loader: Loader) -> dict[str, Any]:
+def run_identity(blend: Blend, config: TrainConfig, loader: RunLoader) -> dict[str, Any]:
     """Everything that decides the weights, as plain values: settings, order, the pixels of crops,
     and the content of the views.
     """
     token_sets = {}
-    for name, view in zip(loader.names, loader.views, strict=True):
+    for name, view in zip(loader.names, loader.views, strict=loader.is_resumable):
         token_sets[name] = view.token_set
     return {
         "config": deciding_settings(config),

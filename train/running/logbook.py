@@ -21,6 +21,7 @@ from manifests.run_layout import RunLayout
 from train.config import TrainConfig
 from train.mixing import Repeats
 from train.model import CLIP, peak_flops, training_flops
+from train.streams import StreamDraws
 
 # Fields of a line that depend on the clock, the machine or an interruption. All others repeat.
 MEASURED = (
@@ -60,7 +61,7 @@ class Logbook:
         config: TrainConfig,
         model: CLIP,
         device: torch.device,
-        sources: Callable[[int], Mapping[str, Repeats]],
+        sources: Callable[[int], Mapping[str, Repeats | StreamDraws]],
         *,
         rank: int = 0,
         world: int = 1,
@@ -148,8 +149,10 @@ class Logbook:
         self._file_is_current = True
 
 
-def realised(source: Repeats) -> dict[str, Any]:
+def realised(source: Repeats | StreamDraws) -> dict[str, Any]:
     """What a source has given so far, as a line of the log has it."""
+    if isinstance(source, StreamDraws):
+        return source.realised()
     values: dict[str, Any] = {"samples": source.drawn, "repeats": source.repeats}
     values["share"] = source.share
     if source.captions is not None:

@@ -26,17 +26,18 @@ from manifests.run_layout import RunLayout
 from manifests.schema import Blend
 from train.capacity import resolve_micro_batch
 from train.config import TrainConfig, model_config
-from train.data import Batch, Loader
+from train.data import Batch
 from train.dist import checkpoint, process_group, sharded_checkpoint
 from train.formats import model_files, open_clip_files
 from train.running.identity import check_same_run, run_identity
 from train.running.logbook import Logbook, peak_memory, progress_text
-from train.running.mix import plan_lines
+from train.running.mix import open_loader, plan_lines
 from train.running.train_state import (
     SaveTimer,
     StopRequest,
     TrainState,
     damaged_samples,
+    drawn_sources,
     prepare,
     save,
 )
@@ -63,7 +64,7 @@ def train(blend: Blend, config: TrainConfig, out: str, *, resume: Resume = "auto
     state: TrainState | None = None
     try:
         ranks = process_group.build_mesh(ranks, config)
-        loader = Loader(
+        loader = open_loader(
             blend,
             config,
             model_config(config),
@@ -91,6 +92,11 @@ def train(blend: Blend, config: TrainConfig, out: str, *, resume: Resume = "auto
             started = time.perf_counter()
             config = resolve_micro_batch(config, ranks)
             state = prepare(config, out, ranks, loader, identity)
+            if resume == "required" and not loader.is_resumable:
+                raise ValueError(
+                    f"blend {blend.name!r} streams tars, and such a run cannot be resumed; leave "
+                    "--resume out to start"
+                )
             if resume == "required" and state.first_step == 0:
                 raise ValueError(
                     f"{out} has no checkpoint to resume from; check --out, or leave --resume out to"
@@ -99,6 +105,11 @@ def train(blend: Blend, config: TrainConfig, out: str, *, resume: Resume = "auto
             if ranks.rank == 0:
                 for line in plan_lines(blend, loader.order.repeats(config.steps)):
                     logger.info("%s", line)
+                if not loader.is_resumable:
+                    logger.warning(
+                        "this run cannot be resumed, since its tars are streams; a pool of the same"
+                        " tars (source: {kind: shards}) can"
+                    )
                 disk.write_json(layout.blend_json, blend.document())
             target = load_target(state, blend)
             return _train(blend, state, stop, target, started)
@@ -123,7 +134,7 @@ def _train(
         factor = decay_factor(state.config, steps)
         state.reduced_table.restore(state.model.text, factor)
     process_group.barrier(ranks)
-    damaged = damaged_samples(state)
+    damaged, sources = damaged_samples(state), drawn_sources(state, steps)
     with state.update.averaged():
         weights = sharded_checkpoint.gathered(state.model.state_dict(), ranks)
     if ranks.rank == 0:
@@ -143,7 +154,8 @@ def _train(
             steps=steps,
             samples=steps * state.config.batch_size,
             resumed_at=state.first_step,
-            sources=state.loader.sources(steps),
+            sources=sources,
+            resumable=state.loader.is_resumable,
             bad=damaged,
             samples_per_s=(steps - state.first_step) * state.config.batch_size / (trained - ready),
             peak_memory_bytes=peak_memory(ranks.device),
@@ -190,7 +202,7 @@ def _steps(state: TrainState, stop: StopRequest, target: Target | None) -> int:
             if last:
                 return done
             if runner.stopping:
-                _exit_saved(done, config.steps, stop)
+                _exit_saved(done, state, stop)
     return config.steps
 
 
@@ -258,13 +270,16 @@ class _Records:
         self._book.close()
 
 
-def _exit_saved(step: int, steps: int, stop: StopRequest) -> None:
+def _exit_saved(step: int, state: TrainState, stop: StopRequest) -> None:
     reason = "a signal to another rank" if stop.number is None else console.signal_name(stop.number)
     logger.warning(
-        "stopped by %s after step %d of %d; it is saved, and the same command resumes it",
+        "stopped by %s after step %d of %d; it is saved, and %s",
         reason,
         step,
-        steps,
+        state.config.steps,
+        "the same command resumes it"
+        if state.loader.is_resumable
+        else "cannot be resumed, since its tars are streams",
     )
     raise SystemExit(console.EXIT_SAVED)
 

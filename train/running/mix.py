@@ -10,8 +10,30 @@ from collections.abc import Mapping, Sequence
 from manifests import disk, reader
 from manifests.documents import ViewDocument, read_document
 from manifests.pool_layout import PoolLayout
-from manifests.schema import Blend
+from manifests.schema import Blend, TarStream
+from train.config import TrainConfig
+from train.data import Loader
 from train.mixing import Repeats
+from train.model import ModelConfig
+from train.streams import COMMAND, StreamDraws, StreamLoader
+
+RunLoader = Loader | StreamLoader
+
+
+def open_loader(
+    blend: Blend,
+    config: TrainConfig,
+    model: ModelConfig,
+    rank: int = 0,
+    world: int = 1,
+    *,
+    out: str | None = None,
+    decides: bool = True,
+) -> RunLoader:
+    """The batches of a blend: of its views, or of its streams. See `Loader` for the arguments."""
+    if blend.streams:
+        return StreamLoader(blend, config, model, rank, world)
+    return Loader(blend, config, model, rank, world, out=out, decides=decides)
 
 
 def read_blend(path: str) -> Blend:
@@ -55,11 +77,23 @@ def blend_of(mix: Sequence[str], seed: int = 0) -> Blend:
     return Blend(name="mix", pools=pools, views=weights, seed=seed)
 
 
+def stream_of(tars: Sequence[str], seed: int = 0) -> Blend:
+    """A blend of one stream of tars, whose local paths become absolute."""
+    paths = []
+    for tar in tars:
+        is_local = not tar.startswith(COMMAND) and not disk.is_url(tar) and tar != "-"
+        paths.append(str(disk.local_path(tar).absolute()) if is_local else tar)
+    stream = TarStream(tars=tuple(paths))
+    return Blend(name="stream", streams={"stream": stream}, seed=seed)
+
+
 def count_rows(blend: Blend) -> int:
     """Rows that the views of a blend keep. ValueError for a pool that does not exist, or has no
     such view.
     """
     rows = 0
+    if blend.streams:  # of a tar nothing is known before it is read
+        return rows
     if blend.live or blend.segments is not None:  # the rows to come are not known
         for pool, folder in blend.pools.items():
             if not disk.exists(folder):
@@ -88,30 +122,49 @@ def count_rows(blend: Blend) -> int:
     return rows
 
 
-def plan_lines(blend: Blend, sources: Mapping[str, Repeats]) -> list[str]:
+def plan_lines(blend: Blend, sources: Mapping[str, Repeats | StreamDraws]) -> list[str]:
     """What a run draws of each view, as the lines of a table: share of the samples, samples, rows,
     different rows, repeats; then the captions of views with several text columns.
     """
     if blend.live or blend.segments is not None:
         # What was drawn is known from step to step alone; log.jsonl has it.
         return [f"blend {blend.name}: every stored row of the shards that are committed by then"]
-    samples = sum(source.drawn for source in sources.values())
-    width = max(len(name) for name in ("view", *sources))
+    streams = {name: of for name, of in sources.items() if isinstance(of, StreamDraws)}
+    if streams:
+        return _stream_lines(blend, streams)
+    views = {name: of for name, of in sources.items() if isinstance(of, Repeats)}
+    samples = sum(source.drawn for source in views.values())
+    width = max(len(name) for name in ("view", *views))
     lines = [
         f"blend {blend.name}: {samples:,} samples",
         f"{'view':<{width}}  {'share':>6} {'samples':>14} {'rows':>14} {'unique':>14} "
         f"{'repeats':>8}",
     ]
-    for name, source in sources.items():
+    for name, source in views.items():
         about = "~" if name in blend.balance else ""
         unique = f"{about}{source.unique:,}"
         lines.append(
             f"{name:<{width}}  {source.share:>6.3f} {source.drawn:>14,} {source.rows:>14,} "
             f"{unique:>14} {source.repeats:>8.2f}"
         )
-    for name, source in sources.items():
+    for name, source in views.items():
         for column, count in (source.captions or {}).items():
             lines.append(f"{name}: {count:,} captions of column {column}")
+    return lines
+
+
+def _stream_lines(blend: Blend, sources: Mapping[str, StreamDraws]) -> list[str]:
+    samples = sum(source.drawn for source in sources.values())
+    width = max(len(name) for name in ("stream", *sources))
+    lines = [
+        f"blend {blend.name}: {samples:,} samples from streams of tars: not resumable, and the "
+        "number of rows is not known",
+        f"{'stream':<{width}}  {'share':>6} {'samples':>14} {'tars':>10}",
+    ]
+    for name, source in sources.items():
+        lines.append(
+            f"{name:<{width}}  {source.share:>6.3f} {source.drawn:>14,} {source.tars:>10,}"
+        )
     return lines
 
 

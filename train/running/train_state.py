@@ -18,13 +18,15 @@ from torch import Tensor, nn
 from manifests import console, disk
 from manifests.documents import CheckpointRecord, DamagedSamples
 from train.config import TrainConfig, model_config
-from train.data import Batch, DamageCounts, DamagedSample, Loader, too_many_damaged
+from train.data import Batch, DamageCounts, DamagedSample, too_many_damaged
 from train.dist import Ranks, Saver, checkpoint, parallelize, process_group, sharded_checkpoint
 from train.formats import model_files, open_clip_files
 from train.model import CLIP, ReducedTokenTable, lock_tower
 from train.running.identity import check_same_run
 from train.running.logbook import kept_lines
+from train.running.mix import RunLoader
 from train.step import Update, decay_factor, parameter_groups
+from train.streams import sum_counts
 
 TABLE_ROWS = 1_000_000  # a blend of more rows is not read through for the tokens that it uses
 MOST_WAITING = 0.01  # share of the time that training may wait for automatic checkpoints
@@ -80,7 +82,7 @@ class TrainState:
     config: TrainConfig
     out: str
     ranks: Ranks
-    loader: Loader
+    loader: RunLoader
     model: CLIP
     wrapped: nn.Module  # what forward is called on: DDP's module, or the model
     # Tokens that the blend contains; None where they were not looked for
@@ -98,7 +100,7 @@ class TrainState:
 
 
 def prepare(
-    config: TrainConfig, out: str, ranks: Ranks, loader: Loader, identity: dict[str, Any]
+    config: TrainConfig, out: str, ranks: Ranks, loader: RunLoader, identity: dict[str, Any]
 ) -> TrainState:
     """Build model and optimizer, from the newest checkpoint of RUN or from `init`. A collective.
 
@@ -108,6 +110,11 @@ def prepare(
         checkpoint.clean(out)
     saved = sharded_checkpoint.newest(out, ranks)
     model = CLIP(model_config(config), config.seed, attention=config.attention)
+    if saved is not None and not loader.is_resumable:
+        raise ValueError(
+            f"{out} has a checkpoint after step {saved.step}, but its blend streams tars, and such "
+            "a run cannot be resumed; --restart trains it anew, another --out keeps the checkpoint"
+        )
     if saved is not None:
         identity = check_same_run(saved.record.identity, identity, out)
         if ranks.rank == 0:  # a kill between a save and this would leave one more
@@ -172,11 +179,13 @@ def _may_reduce(used_tokens: Tensor, config: TrainConfig, ranks: Ranks) -> bool:
     return plain and small and ranks.mesh is None and config.init is None
 
 
-def tokens_of_blend(loader: Loader) -> Tensor | None:
+def tokens_of_blend(loader: RunLoader) -> Tensor | None:
     """Every token of a small blend's kept rows and 0, the padding (int64, rising); None for a large
     blend, and where the rows are not known yet.
     """
-    if loader.is_live or sum(int(view.shard_rows.sum()) for view in loader.views) > TABLE_ROWS:
+    if loader.is_live or not loader.is_resumable:
+        return None
+    if sum(int(view.shard_rows.sum()) for view in loader.views) > TABLE_ROWS:
         return None
     tokens = [np.zeros(1, np.uint16)]
     for view in loader.views:
@@ -236,6 +245,17 @@ def damaged_samples(state: TrainState) -> DamagedSamples:
     return DamagedSamples(count=total.count, samples=tuple(disk.to_plain(total.samples)))
 
 
+def drawn_sources(state: TrainState, steps: int) -> dict[str, dict[str, Any]]:
+    """What the run drew from each source; of streams, what all ranks read. A collective."""
+    sources = state.loader.sources(steps)
+    if state.loader.is_resumable:
+        return sources
+    every_rank = process_group.all_gather_json(sources, state.ranks)[:: state.ranks.tp]
+    for name, source in sources.items():
+        source |= sum_counts([of_rank[name] for of_rank in every_rank])
+    return sources
+
+
 def refuse_damage(state: TrainState, step: int) -> None:
     """ValueError where too many samples up to and including `step` are damaged. A collective.
 
@@ -250,9 +270,8 @@ def refuse_damage(state: TrainState, step: int) -> None:
     gathered = process_group.all_gather_json(own, state.ranks)
     samples = [DamagedSample(**plain) for plain in gathered if plain is not None]
     last = max(samples, key=lambda sample: (sample.step, sample.position))
-    pool = state.loader.views[state.loader.names.index(last.source)].pool
     raise ValueError(
         f"{state.damaged} of {drawn:,} samples cannot be used, more than 1 in 1,000; the last is "
         f"key {last.key} of shard {last.shard} of {last.source}: {last.reason}; "
-        f"run python pipeline/audit.py {pool} --verify"
+        f"{state.loader.remedy(last.source)}"
     )

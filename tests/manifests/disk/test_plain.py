@@ -16,7 +16,7 @@ from manifests.schema import Blend, FilterSpec
     ("value", "message"),
     [
         (5, "Blend is 5; it must be a mapping"),
-        ({"name": "b", "pools": {"w": "x"}}, "Blend has no value for 'views'"),
+        ({"pools": {"w": "x"}}, "Blend has no value for 'name'"),
         ({"name": "b", "poools": {}, "views": {}}, "did you mean 'pools'?"),
     ],
 )

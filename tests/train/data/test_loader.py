@@ -266,8 +266,9 @@ def test_a_damaged_picture_is_replaced_and_counted(
     damage(pool, "000010003")
     loader = Loader(blend, config, model())
     batches = list(loader)
-    assert loader.damage.count == 2  # once an epoch
-    assert [(bad.source, bad.shard, bad.key) for bad in loader.damage.samples] == [
+    damaged = [sample for batch in batches for sample in batch.damaged_samples]
+    assert len(damaged) == 2  # once an epoch
+    assert [(bad.source, bad.shard, bad.key) for bad in damaged] == [
         ("web/all", "00001", "000010003")
     ] * 2
     changed = [
@@ -277,9 +278,7 @@ def test_a_damaged_picture_is_replaced_and_counted(
         if batch.keys[b] != before.keys[b]
         or not torch.equal(batch.image_BHWC[b], before.image_BHWC[b])
     ]
-    assert [n for n, _ in changed] == [
-        bad.step * 16 + bad.position for bad in loader.damage.samples
-    ]
+    assert [n for n, _ in changed] == [bad.step * 16 + bad.position for bad in damaged]
     assert all(key != "web/all:000010003" for _, key in changed)
     assert sum(batch.substituted for batch in batches) == 2
     for one, other in zip(Loader(blend, config, model(), 0, 1), batches, strict=True):
@@ -297,22 +296,21 @@ def test_a_row_without_tokens_is_replaced(make_pool: Make, tmp_path: Path) -> No
     (batch,) = loader
     assert batch.substituted == 1
     assert "web/all:000000004" not in batch.keys
-    assert loader.damage.samples[0].reason == "it has no tokens"
+    assert batch.damaged_samples[0].reason == "it has no tokens"
 
 
-def test_damaged_images_are_counted_per_batch_and_the_last_is_known(
-    make_pool: Make, tmp_path: Path
-) -> None:
+def test_damaged_images_are_named_in_their_batch(make_pool: Make, tmp_path: Path) -> None:
     pool = make_pool(tmp_path / "pool")
     for row in range(4):
         damage(pool, f"00002{row:04d}")
     loader = Loader(blend_of(pool, all=1), settings(samples_seen=48 * 4), model())
-    counts = [batch.damaged for batch in loader]  # a loader alone sets no limit: it is one rank's
-    assert sum(counts) == loader.damage.count >= 16
-    last = loader.last_damaged
-    assert last == loader.damage.samples[-1]
-    assert last.key.startswith("00002000")
-    assert last.step == max(step for step, count in enumerate(counts) if count)
+    batches = list(loader)  # a loader alone sets no limit: it is one rank's
+    assert sum(batch.damaged for batch in batches) >= 16
+    for batch in batches:
+        assert batch.damaged == len(batch.damaged_samples)
+        for sample in batch.damaged_samples:
+            assert sample.step == batch.step
+            assert sample.key.startswith("00002000")
 
 
 def test_a_source_of_damaged_pictures_ends_the_run(make_pool: Make, tmp_path: Path) -> None:
@@ -358,7 +356,7 @@ def test_a_time_out_is_repeated_and_changes_no_batch(
     flaky_images(loader, monkeypatch, 2)
     for one, other in zip(expected, loader, strict=True):
         assert_equal(one, other)
-    assert loader.damage.count == 0
+        assert other.damaged == 0
 
 
 @pytest.mark.parametrize("threads", [0, 2])
