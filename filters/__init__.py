@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from filters.base import FilterBase, check_options
 from filters.caption import Caption
-from filters.clip import ClipScore, Embed
+from filters.clip import ClipLoss, ClipScore, Embed, Head
 from filters.concepts import Balance, Concept
 from filters.instances import RESERVED, Instance, check_instance_name
 from filters.language import Language
@@ -40,6 +40,8 @@ FILTERS: dict[str, type[FilterBase]] = {
     "concept": Concept,
     "balance": Balance,
     "embed": Embed,
+    "clip_loss": ClipLoss,
+    "head": Head,
 }
 
 
