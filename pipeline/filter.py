@@ -24,6 +24,7 @@ import json
 from manifests import disk, reader
 from manifests.schema import Recipe
 from pipeline import views
+from pipeline.export import export_line, export_view
 from pipeline.pool import hold_lease
 from pipeline.progress import shown_progress
 
@@ -34,12 +35,17 @@ EXAMPLE = """example:
   python pipeline/filter.py out/pool --random-like clip30 --seed 0 1 2
   python pipeline/filter.py out/pool --columns
   python pipeline/filter.py out/pool --hash clip30
+  python pipeline/filter.py out/pool --export clip30 --to out/clip30/clip30.parquet
+  python pipeline/filter.py out/pool --export clip30 --to s3://bucket/clip30
   python pipeline/filter.py out/pool --materialise clip30
 
 """
 
 EXIT_STATUS = console.exit_help(
-    {0: "the views are made, the columns listed, a hash printed, or the tars of a view written"}
+    {
+        0: "the views are made, the columns listed, a hash printed, or an export or the tars of a "
+        "view written"
+    }
 )
 
 
@@ -73,6 +79,24 @@ def options(argv: list[str] | None) -> argparse.Namespace:
         help="print the hash of the rows that VIEW keeps: who has the same pairs with the same "
         "bytes has the same hash, whatever the shards, the machines and the rules",
     )
+    what.add_argument(
+        "--export",
+        metavar="VIEW",
+        help="write the kept rows of VIEW for other programs, with a dataset card and Croissant "
+        "metadata; --to says where and how",
+    )
+    parser.add_argument(
+        "--to",
+        metavar="X",
+        help="of --export: a .parquet (sidecar and score columns), a .csv (URLs and captions), a "
+        ".npy (uids as in a DataComp subset), or a folder (WebDataset shards); a path or a URL",
+    )
+    parser.add_argument(
+        "--uid-column",
+        default="uid",
+        metavar="COLUMN",
+        help="of --export to a .npy: the column whose uids are written (default: uid)",
+    )
     parser.add_argument("--views", nargs="+", metavar="NAME", help="only these views of the recipe")
     parser.add_argument(
         "--seed",
@@ -91,6 +115,10 @@ def options(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     args = options(argv)
     console.start_logging()
+    if args.export:
+        return console.run_command(lambda: export(args))
+    if args.to or args.uid_column != "uid":
+        return console.run_command(lambda: refuse_to(args))
     if args.columns:
         return console.run_command(lambda: list_columns(args))
     if args.hash:
@@ -110,6 +138,25 @@ def list_columns(args: argparse.Namespace) -> int:
     else:
         print("\n".join(views.column_lines(columns)))
     return 0
+
+
+def export(args: argparse.Namespace) -> int:
+    """Write the kept rows of a view for other programs; the exit status."""
+    if args.views or args.scale or args.seed is not None:
+        raise ValueError("--export takes no --views, --scale or --seed")
+    if not args.to:
+        raise ValueError("--export needs --to FILE.parquet, FILE.csv, FILE.npy or a folder")
+    written = export_view(args.pool, args.export, args.to, args.uid_column)
+    if args.json:
+        print(json.dumps(disk.to_plain(written), sort_keys=True))
+    else:
+        print(export_line(written))
+    return 0
+
+
+def refuse_to(args: argparse.Namespace) -> int:
+    """ValueError for options of --export without it."""
+    raise ValueError("--to and --uid-column are for --export VIEW")
 
 
 def hash_view(args: argparse.Namespace) -> int:

@@ -43,8 +43,8 @@ ORDER = {
     "pipeline": [
         "progress", "executor", "pool", "images", "scoring", "views", "archives", "crawl",
         "planning", "fetch", "external",
-        "accounting", "dataset_lock", "miniweb", "recipe_run", "ablation_run", "build", "score",
-        "filter", "audit",
+        "accounting", "dataset_lock", "export", "miniweb", "recipe_run", "ablation_run", "build",
+        "score", "filter", "audit",
     ],
     "train": [
         "rng", "tokenise", "mixing", "model", "store", "config", "pixels", "data", "streams",

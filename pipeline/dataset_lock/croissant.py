@@ -1,9 +1,11 @@
-"""Croissant metadata of a lock: JSON-LD of the format 1.0, which dataset search engines and loaders
-read.
+"""Croissant metadata of a lock or an export: JSON-LD of the format 1.0, which dataset search
+engines and loaders read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +14,7 @@ from manifests import disk
 from manifests.columns import STORED
 from pipeline.dataset_lock.lock_file import VIEW_PREFIX, LockFile, lock_schema
 
+PARQUET_ENCODING = "application/x-parquet"
 CONFORMS_TO = "http://mlcommons.org/croissant/1.0"
 # The terms that the metadata uses, as the specification of the format has them.
 CONTEXT: dict[str, Any] = {
@@ -60,7 +63,22 @@ DESCRIPTIONS = {
     "caption": "Alternative text of the image.",
     "sha256": "sha256 of the image's bytes as they were received.",
     "retry_of": "Key of the row that this one retries.",
+    "width": "Width of the stored image, pixels.",
+    "height": "Height of the stored image, pixels.",
+    "original_width": "Width of the image as received, pixels.",
+    "original_height": "Height of the image as received, pixels.",
+    "page_url": "Page that linked the image.",
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataFile:
+    """A file of a dataset."""
+
+    name: str  # relative to the metadata
+    size: int  # bytes
+    sha256: str
+    encoding: str  # MIME type
 
 
 def croissant_path(lock: str) -> str:
@@ -76,43 +94,82 @@ def write_croissant(lock: LockFile, sha256: str, size: int) -> None:
 def croissant(lock: LockFile, sha256: str, size: int) -> dict[str, Any]:
     """The metadata. Its name and version are those of the recipe and of the lock's id."""
     head = lock.head
-    file = lock.path.rpartition("/")[2]
+    file = DataFile(
+        name=lock.path.rpartition("/")[2], size=size, sha256=sha256, encoding=PARQUET_ENCODING
+    )
     stored = head.outcomes.get(STORED, 0)
-    fields = [_field(each, file) for each in lock_schema(head.extra_columns, list(head.views))]
+    return croissant_metadata(
+        name=head.name,
+        version=lock.id,
+        description=(
+            f"{head.rows} image-caption pairs, of which {stored} were stored. The images are not "
+            "part of the dataset: each is asked for again at its URL and compared with its sha256."
+        ),
+        files=[file],
+        rows_are="One row for each row of the pool, in the order of its shards.",
+        columns=lock_schema(head.extra_columns, list(head.views)),
+    )
+
+
+def croissant_metadata(
+    *,
+    name: str,
+    version: str,
+    description: str,
+    files: Sequence[DataFile],
+    rows_are: str,
+    columns: pa.Schema,
+    file_set: str | None = None,
+) -> dict[str, Any]:
+    """The metadata of files with one table of rows: in the first file, or in those of a pattern.
+
+    columns: of the table; without columns no rows are described.
+    """
+    distribution: list[dict[str, Any]] = [_file_object(file) for file in files]
+    source: dict[str, Any] = {"fileObject": {"@id": files[0].name}}
+    if file_set is not None:
+        distribution.append(
+            {
+                "@type": "cr:FileSet",
+                "@id": file_set,
+                "name": file_set,
+                "includes": file_set,
+                "encodingFormat": PARQUET_ENCODING,
+            }
+        )
+        source = {"fileSet": {"@id": file_set}}
+    rows = {
+        "@type": "cr:RecordSet",
+        "@id": "rows",
+        "name": "rows",
+        "description": rows_are,
+        "field": [_field(column, source) for column in columns],
+    }
     return {
         "@context": CONTEXT,
         "@type": "sc:Dataset",
         "conformsTo": CONFORMS_TO,
-        "name": head.name,
-        "description": (
-            f"{head.rows} image-caption pairs, of which {stored} were stored. The images are not "
-            "part of the dataset: each is asked for again at its URL and compared with its sha256."
-        ),
-        "version": f"1.0.0+{lock.id}",
-        "distribution": [
-            {
-                "@type": "cr:FileObject",
-                "@id": file,
-                "name": file,
-                "contentUrl": file,
-                "contentSize": f"{size} B",
-                "encodingFormat": "application/x-parquet",
-                "sha256": sha256,
-            }
-        ],
-        "recordSet": [
-            {
-                "@type": "cr:RecordSet",
-                "@id": "rows",
-                "name": "rows",
-                "description": "One row for each row of the pool, in the order of its shards.",
-                "field": fields,
-            }
-        ],
+        "name": name,
+        "description": description,
+        "version": f"1.0.0+{version}",
+        "distribution": distribution,
+        "recordSet": [rows] if len(columns) else [],
     }
 
 
-def _field(column: pa.Field, file: str) -> dict[str, Any]:
+def _file_object(file: DataFile) -> dict[str, Any]:
+    return {
+        "@type": "cr:FileObject",
+        "@id": file.name,
+        "name": file.name,
+        "contentUrl": file.name,
+        "contentSize": f"{file.size} B",
+        "encodingFormat": file.encoding,
+        "sha256": file.sha256,
+    }
+
+
+def _field(column: pa.Field, source: dict[str, Any]) -> dict[str, Any]:
     view = column.name.removeprefix(VIEW_PREFIX)
     default = f"Column {column.name} of the pool."
     if view != column.name:
@@ -123,7 +180,7 @@ def _field(column: pa.Field, file: str) -> dict[str, Any]:
         "name": column.name,
         "description": DESCRIPTIONS.get(column.name, default),
         "dataType": _data_type(column),
-        "source": {"fileObject": {"@id": file}, "extract": {"column": column.name}},
+        "source": {**source, "extract": {"column": column.name}},
     }
 
 

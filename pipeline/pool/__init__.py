@@ -41,7 +41,7 @@ from pipeline.pool.rows_hash import (
     unique_where,
 )
 from pipeline.pool.shard_writer import ShardWriter, member_block
-from pipeline.pool.tar_copy import copy_tar_without, moved_offsets
+from pipeline.pool.tar_copy import copy_tar_with, copy_tar_without, moved_offsets
 from pipeline.pool.tars import Member, index_tar, local_copy
 
 __all__ = [
@@ -58,6 +58,7 @@ __all__ = [
     "TarFile",
     "are_in",
     "check_fence",
+    "copy_tar_with",
     "copy_tar_without",
     "hex_bytes",
     "hold_lease",

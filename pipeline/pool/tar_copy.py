@@ -1,9 +1,9 @@
-"""A copy of a tar without some of its samples: byte ranges are copied, nothing is decoded."""
+"""A copy of a tar with some of its samples: byte ranges are copied, nothing is decoded."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,13 +40,41 @@ def copy_tar_without(
     first dot. ValueError, and a file that must not be used, where the sha256 of the old tar is not
     `expected_sha256`: its damage would get a hash that says it is whole.
     """
+    names = rows.filter(pa.array(removed))["image_name"].drop_null().to_pylist()
+    stems = {_stem(name) for name in names}
+    return _copy_tar(tar, target, rows, removed, lambda stem: stem in stems, expected_sha256)
+
+
+def copy_tar_with(
+    tar: str, target: Path, rows: pa.Table, kept: Mask, expected_sha256: str
+) -> TarCopy:
+    """Copy the samples of some stored rows of a sidecar, and nothing else, into a local file.
+
+    Like `copy_tar_without`; members that belong to no stored row, as in tars of other programs, are
+    left out too.
+    """
+    stored = np.asarray(rows["image_offset"].is_valid().to_numpy(), np.bool_)
+    stems = {_stem(name) for name in rows.filter(pa.array(kept))["image_name"].to_pylist()}
+    return _copy_tar(
+        tar, target, rows, stored & ~kept, lambda stem: stem not in stems, expected_sha256
+    )
+
+
+def _copy_tar(
+    tar: str,
+    target: Path,
+    rows: pa.Table,
+    removed: Mask,
+    is_removed: Callable[[str], bool],
+    expected_sha256: str,
+) -> TarCopy:
+    """removed, is_removed: the rows, and the stems of members, that are left out."""
     with local_copy(tar) as source:
         spans = _spans_of_sidecar(rows, removed)
         copy = None if spans is None else _copy(source, target, *spans, expected_sha256)
         if copy is None:  # there are members that the sidecar does not list
-            copy = _copy(
-                source, target, *_spans_of_headers(tar, source, rows, removed), expected_sha256
-            )
+            spans = _spans_of_headers(tar, source, is_removed)
+            copy = _copy(source, target, *spans, expected_sha256)
     if copy is None:
         raise ValueError(
             f"{tar} is damaged or was changed: its sha256 is not that of its commit record; "
@@ -92,15 +120,13 @@ def _spans_of_sidecar(rows: pa.Table, removed: Mask) -> tuple[Integers, int] | N
 
 
 def _spans_of_headers(
-    tar: str, source: Path, rows: pa.Table, removed: Mask
+    tar: str, source: Path, is_removed: Callable[[str], bool]
 ) -> tuple[Integers, int]:
     """The same from the headers of a tar that another program wrote."""
-    names = rows.filter(pa.array(removed))["image_name"].drop_null().to_pylist()
-    stems = {_stem(name) for name in names}
     spans, begin = [], 0
     for member in index_tar(tar, source):
         end = member.offset + member.length + -member.length % BLOCK
-        if _stem(member.name) in stems:
+        if is_removed(_stem(member.name)):
             spans.append((begin, end))
         begin = end
     return _merged(np.array(spans, np.int64).reshape(-1, 2)), begin

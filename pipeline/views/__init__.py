@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pipeline.views.available_columns import column_lines, list_columns
-from pipeline.views.materialise import materialise_view, remove_copies
+from pipeline.views.materialise import ShardCopy, copy_kept_samples, materialise_view, remove_copies
 from pipeline.views.rules import columns_of
 from pipeline.views.selected_views import selected_view, write_selected_view
 from pipeline.views.steps import rule_text
+from pipeline.views.unit_threads import map_units
 from pipeline.views.view_files import (
     check_views,
     choose_views,
@@ -19,14 +20,17 @@ from pipeline.views.view_files import (
 )
 
 __all__ = [
+    "ShardCopy",
     "check_views",
     "choose_views",
     "column_lines",
     "columns_of",
+    "copy_kept_samples",
     "differing_views",
     "funnel_lines",
     "hash_view",
     "list_columns",
+    "map_units",
     "materialise_view",
     "random_like",
     "remove_copies",

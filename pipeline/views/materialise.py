@@ -9,29 +9,31 @@ reader of img2dataset's form can use.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from manifests import disk
 from manifests.aligned import AlignedFiles, view_shards
 from manifests.commits import Commits, read_commits
 from manifests.documents import ViewCopyDocument, ViewDocument
 from manifests.pool_layout import FOLDER_NAME, PoolLayout, shard_name, uids_checksum
-from pipeline.pool import check_fence, copy_tar_without, moved_offsets, read_sidecar, staged_file
+from pipeline.pool import check_fence, copy_tar_with, moved_offsets, read_sidecar, staged_file
 from pipeline.views.unit_threads import map_units
 from pipeline.views.view_files import current_view_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _ShardCopy:
+class ShardCopy:
     """One tar that was written, or was there."""
 
     rows: int
     bytes: int
+    sha256: str
 
 
 def materialise_view(pool: str, view: str, fence: int | None = None) -> ViewCopyDocument:
@@ -46,7 +48,7 @@ def materialise_view(pool: str, view: str, fence: int | None = None) -> ViewCopy
     shards = shards[kept > 0]
     masks = AlignedFiles.of_view(pool, view)
 
-    def copy(unit: int) -> _ShardCopy:
+    def copy(unit: int) -> ShardCopy:
         shard = int(shards[unit])
         return _copy_shard(commits, masks, document, shard, fence)
 
@@ -69,39 +71,61 @@ def _copy_shard(
     document: ViewDocument,
     shard: int,
     fence: int | None,
-) -> _ShardCopy:
+) -> ShardCopy:
     """The tar and the sidecar of one shard of a view."""
     layout = PoolLayout(commits.pool)
-    target = layout.view_copy_tar(document.name, shard)
-    sidecar_path = layout.view_copy_sidecar(document.name, shard)
+    return copy_kept_samples(
+        commits,
+        shard,
+        np.asarray(masks.read(shard, ["kept"])[0]["kept"].to_numpy(), np.bool_),
+        layout.view_copy_tar(document.name, shard),
+        layout.view_copy_sidecar(document.name, shard),
+        check=lambda: check_fence(commits.pool, fence),
+    )
+
+
+def copy_kept_samples(
+    commits: Commits,
+    shard: int,
+    kept: NDArray[np.bool_],
+    tar: str,
+    sidecar: str,
+    *,
+    made_of: Mapping[str, str] | None = None,
+    columns: Callable[[pa.Table], pa.Table] | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> ShardCopy:
+    """Write the kept samples of a shard as a tar, then their rows as its sidecar. A copy that is
+    there, of the same rows, stays.
+
+    kept: (rows,). made_of: what else the sidecar depends on. columns: adds columns to the kept
+    rows. check: called before a file is published. ValueError for a damaged tar, and for a mask of
+    other rows.
+    """
     record = commits.record(shard)
     rows = read_sidecar(commits.pool, shard)
-    kept = np.asarray(masks.read(shard, ["kept"])[0]["kept"].to_numpy(), np.bool_)
     if len(kept) != len(rows):
         raise ValueError(
-            f"the mask of shard {shard_name(shard)} in view {document.name!r} has {len(kept)} rows "
-            f"and its sidecar {len(rows)}; choose the view again with pipeline/filter.py"
+            f"the mask of shard {shard_name(shard)} has {len(kept)} rows and its sidecar "
+            f"{len(rows)}; choose the view again with pipeline/filter.py"
         )
     kept_uids = uids_checksum(rows["uid"].filter(pa.array(kept)))
-    made_of = {"uids": kept_uids, "source_sha256": record.tar_sha256}
-    there = _metadata(sidecar_path)
-    if made_of.items() <= there.items() and disk.exists(target):
-        return _ShardCopy(rows=int(there["rows"]), bytes=int(there["tar_bytes"]))
-    stored = np.asarray(rows["image_offset"].is_valid().to_numpy(), np.bool_)
-    with staged_file(target) as staged:
-        copy = copy_tar_without(commits.tar(shard), staged, rows, stored & ~kept, record.tar_sha256)
-        check_fence(commits.pool, fence)
-        disk.publish(staged, target)
+    facts = {"uids": kept_uids, "source_sha256": record.tar_sha256, **(made_of or {})}
+    there = _metadata(sidecar)
+    if facts.items() <= there.items() and disk.exists(tar):
+        count, size, sha256 = there["rows"], there["tar_bytes"], there["tar_sha256"]
+        return ShardCopy(rows=int(count), bytes=int(size), sha256=str(sha256))
+    with staged_file(tar) as staged:
+        copy = copy_tar_with(commits.tar(shard), staged, rows, kept, record.tar_sha256)
+        check()
+        disk.publish(staged, tar)
     moved = moved_offsets(rows, copy.removed).filter(pa.array(kept))
-    metadata = {
-        **made_of,
-        "rows": len(moved),
-        "tar_bytes": copy.bytes,
-        "tar_sha256": copy.sha256,
-    }
-    check_fence(commits.pool, fence)
-    disk.write_parquet(sidecar_path, moved, metadata)
-    return _ShardCopy(rows=len(moved), bytes=copy.bytes)
+    if columns is not None:
+        moved = columns(moved)
+    metadata = {**facts, "rows": len(moved), "tar_bytes": copy.bytes, "tar_sha256": copy.sha256}
+    check()
+    disk.write_parquet(sidecar, moved, metadata)
+    return ShardCopy(rows=len(moved), bytes=copy.bytes, sha256=copy.sha256)
 
 
 def _remove_others(pool: str, view: str, shards: Iterable[int]) -> None:

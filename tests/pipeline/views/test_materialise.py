@@ -74,7 +74,7 @@ def test_a_killed_run_is_finished_and_a_finished_one_is_not_repeated(
     pool: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copied: list[str] = []
-    copy = materialise.copy_tar_without
+    copy = materialise.copy_tar_with
 
     def until_third(tar: str, *rest: object) -> object:
         if len(copied) == 2:
@@ -82,13 +82,13 @@ def test_a_killed_run_is_finished_and_a_finished_one_is_not_repeated(
         copied.append(tar)
         return copy(tar, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(materialise, "copy_tar_without", until_third)
+    monkeypatch.setattr(materialise, "copy_tar_with", until_third)
     with pytest.raises(KeyboardInterrupt):
         materialise_view(pool, "wide")
     assert not disk.exists(PoolLayout(pool).view_copy_json("wide"))
     copied.clear()
     monkeypatch.setattr(
-        materialise, "copy_tar_without", lambda tar, *rest: copied.append(tar) or copy(tar, *rest)
+        materialise, "copy_tar_with", lambda tar, *rest: copied.append(tar) or copy(tar, *rest)
     )
     materialise_view(pool, "wide")
     assert len(copied) == 3

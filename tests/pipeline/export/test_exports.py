@@ -1,0 +1,183 @@
+"""filter.py --export: every kept sample stays what it is, in each form; kills and mistakes."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from manifests import disk
+from manifests.commits import Commits, read_commits
+from pipeline import filter as filter_command
+from pipeline.export import export_view, row_files
+from pipeline.views import materialise
+from tests.support.exported import exported_pool, kept_samples, tar_members
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> str:
+    return exported_pool(tmp_path / "pool")
+
+
+def test_image_caption_key_and_json_of_every_kept_sample_stay(pool: str, tmp_path: Path) -> None:
+    expected = kept_samples(pool)
+    keys = {}
+    for shard in read_commits(pool).shards.tolist():
+        for row in disk.read_parquet(read_commits(pool).sidecar(shard)).to_pylist():
+            keys[row["uid"]] = row["key"]
+    made = {kind: str(tmp_path / kind / f"wide.{kind}") for kind in ("parquet", "csv", "npy")}
+    made["folder"] = str(tmp_path / "folder")
+    results = {kind: export_view(pool, "wide", to) for kind, to in made.items()}
+    assert {result.rows for result in results.values()} == {len(expected)}
+    seen = {}
+    for tar in sorted(Path(made["folder"]).glob("*.tar")):
+        seen |= tar_members(str(tar))
+    assert {keys[uid]: sample for uid, sample in expected.items()} == seen
+    table = pq.read_table(made["parquet"]).to_pylist()
+    assert {row["uid"]: row["key"] for row in table} == {uid: keys[uid] for uid in expected}
+    for row in table:
+        tar = Path(read_commits(pool).tar(int(row["key"][:5]))).read_bytes()
+        image = tar[row["image_offset"] :][: row["image_length"]]
+        assert image == expected[row["uid"]]["jpg"]
+        assert row["caption"].encode() == expected[row["uid"]]["txt"]
+    with open(made["csv"], newline="", encoding="utf-8") as f:
+        assert {row["uid"] for row in csv.DictReader(f)} == expected.keys()
+    pairs = [(int(uid[:16], 16), int(uid[16:], 16)) for uid in expected]
+    assert (np.load(made["npy"]) == np.sort(np.array(pairs, "u8,u8"))).all()
+    for kind, to in made.items():
+        folder = Path(to) if kind == "folder" else Path(to).parent
+        assert (folder / "README.md").read_text().startswith("---\n")
+        (metadata,) = folder.glob("*croissant.json")
+        croissant = disk.read_json(metadata)
+        for file in croissant["distribution"]:
+            if file["@type"] == "cr:FileObject":
+                assert file["sha256"] == disk.file_sha256(folder / file["name"])
+        assert not list(folder.glob(".*"))
+
+
+def test_the_command_again_and_in_a_store(
+    pool: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [pool, "--export", "wide", "--to"]
+    assert filter_command.main([*words, str(tmp_path / "a/x.parquet"), "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert filter_command.main([*words, str(tmp_path / "a/x.parquet"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == first
+    assert first["sha256"] == disk.file_sha256(tmp_path / "a/x.parquet")
+    store = "memory://test_exports"
+    assert filter_command.main([*words, f"{store}/b/x.parquet"]) == 0
+    assert disk.read_bytes(f"{store}/b/x.parquet") == (tmp_path / "a/x.parquet").read_bytes()
+    assert "README.md and Croissant" in capsys.readouterr().out
+    assert filter_command.main([*words, f"{store}/tars", "--json"]) == 0
+    assert disk.read_json(f"{store}/tars/export.json")["complete"] is True
+    assert len(disk.list_names(f"{store}/tars", ".tar")) == 5
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "npy"])
+def test_a_kill_leaves_no_file_under_the_name(
+    pool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    to = tmp_path / "out" / f"x.{kind}"
+    with monkeypatch.context() as patch:
+        patch.setattr("pipeline.export.exports.disk.publish", _stopped)
+        with pytest.raises(KeyboardInterrupt):
+            export_view(pool, "wide", str(to))
+    assert not to.exists()
+    export_view(pool, "wide", str(to))
+    assert sorted(path.name for path in to.parent.iterdir()) == [
+        "README.md", f"x.{kind}", f"x.{kind}.croissant.json",
+    ]  # fmt: skip
+
+
+def _stopped(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_killed_folder_is_finished(
+    pool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = []
+    copy = materialise.copy_tar_with
+
+    def until_third(tar: str, *rest: object) -> object:
+        if len(copied) == 2:
+            raise KeyboardInterrupt
+        copied.append(tar)
+        return copy(tar, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("pipeline.views.unit_threads.THREADS", 1)
+    to = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(materialise, "copy_tar_with", until_third)
+        with pytest.raises(KeyboardInterrupt):
+            export_view(pool, "wide", str(to))
+    assert disk.read_json(to / "export.json")["complete"] is False
+    assert not (to / "README.md").exists()
+    stamps = {path.name: path.stat().st_mtime_ns for path in to.glob("*.tar")}
+    export_view(pool, "wide", str(to))
+    assert disk.read_json(to / "export.json")["complete"] is True
+    again = {
+        path.name for path in to.glob("*.tar") if path.stat().st_mtime_ns == stamps.get(path.name)
+    }
+    assert again == stamps.keys()
+    assert len(stamps) == 2
+
+
+def test_what_is_not_an_earlier_export_is_not_overwritten(pool: str, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/README.md").write_text("mine\n")
+    with pytest.raises(ValueError, match=r"README\.md is not the card of x\.parquet"):
+        export_view(pool, "wide", str(tmp_path / "a/x.parquet"))
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/x.npy").write_bytes(b"mine")
+    with pytest.raises(ValueError, match="is there already"):
+        export_view(pool, "wide", str(tmp_path / "b/x.npy"))
+    with pytest.raises(ValueError, match=r"a folder with other files \(README\.md\)"):
+        export_view(pool, "wide", str(tmp_path / "a"))
+    assert (tmp_path / "a/README.md").read_text() == "mine\n"
+    assert (tmp_path / "b/x.npy").read_bytes() == b"mine"
+
+
+def test_a_pool_that_changes_meanwhile(
+    pool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = []
+
+    def emptied(pool: str) -> Commits:
+        opened.append(pool)
+        return read_commits(pool if len(opened) == 1 else str(tmp_path / "none"))
+
+    monkeypatch.setattr("pipeline.export.kept_rows.read_commits", emptied)
+    with pytest.raises(ValueError, match="changed while it was read"):
+        export_view(pool, "wide", str(tmp_path / "x/x.csv"))
+    assert not (tmp_path / "x/x.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--export", "wide"], "--export needs --to"),
+        (["--export", "wild", "--to", "{}/x.csv"], "has no view 'wild'; did you mean 'wide'"),
+        (["--export", "wide", "--to", "{}/x.npy", "--uid-column", "caption"], "column 'caption'"),
+        (["--export", "wide", "--to", "{}/x.npy", "--uid-column", "uidd"], "did you mean 'uid'"),
+        (["--export", "wide", "--to", "{}/x.csv", "--uid-column", "key"], "belongs to a .npy"),
+        (["--export", "wide", "--to", "{}/x.csv", "--seed", "1"], "--export takes no"),
+        (["--columns", "--to", "x.csv"], "are for --export"),
+    ],
+)
+def test_mistakes(
+    pool: str, tmp_path: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [word.replace("{}", str(tmp_path / "new")) for word in words]
+    assert filter_command.main([pool, *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+    assert not list(Path(tmp_path).glob("new/x.*"))
+
+
+def test_row_groups_are_bounded() -> None:
+    assert row_files.GROUP_BYTES <= 2**26
