@@ -134,6 +134,17 @@ class ScoreSetDocument:
     # Exactly one of the two; see manifests/aligned/shard_tables.py.
     shards: dict[str, str] | None = None  # shard -> uids_checksum of its rows
     table: ShardTable | None = None
+    kind: str | None = None  # the filter, where `name` is another name of it
+    reads: dict[str, str] | None = None  # instance -> score set (NAME@ID) that the filter read
+    # True where a value depends on other rows of the pool: rows that come or go make all columns
+    # old, and `fingerprint` is of the rows that they were computed from.
+    whole_pool: bool | None = None
+    meanings: dict[str, str] | None = None  # of the columns of a user's own filter
+
+    @property
+    def filter_kind(self) -> str:
+        """The filter: a key of FILTERS, or PATH.py:CLASS."""
+        return self.kind or self.name
 
     def __post_init__(self) -> None:
         _check_one(self.shards, self.table)

@@ -32,6 +32,8 @@ from pipeline.progress import shown_progress
 
 EXAMPLE = """example:
   python pipeline/score.py out/pool --recipe manifests/recipes/laion_like.yaml
+  python pipeline/score.py out/pool --recipe recipe.yaml --filters clip_l14 \\
+      --set clip_l14.batch_size=64
   python pipeline/score.py out/pool --filters caption language
   python pipeline/score.py out/pool --filters clip_score \\
       --set clip_score.model=ViT-B-32 --set clip_score.pretrained=laion2b_s34b_b79k
@@ -60,10 +62,10 @@ def options(argv: list[str] | None) -> argparse.Namespace:
         nargs="+",
         default=[],
         metavar="NAME",
-        help="only these (default: all of the recipe)",
+        help="only these, by the names that the recipe gives them (default: all of the recipe)",
     )
     parser.add_argument(
-        "--set", action="append", default=[], metavar="FILTER.OPTION=VALUE", help="change an option"
+        "--set", action="append", default=[], metavar="NAME.OPTION=VALUE", help="change an option"
     )
     parser.add_argument(
         "--engine",
@@ -94,7 +96,7 @@ def score(args: argparse.Namespace) -> int:
         recipe = reader.read_manifest(args.recipe, Recipe, scale=args.scale)
     specs = scoring.filter_specs(recipe, args.filters, read_changes(args.set))
     with hold_lease(pool) as lease, shown_progress(pool):
-        report = scoring.score(pool, specs, engine=args.engine, fence=lease.fence)
+        report = scoring.score(pool, specs, engine=args.engine, fence=lease.fence, recipe=recipe)
     for name, state in report["sets"].items():
         if state and not args.json:
             counts = f"{state['scored']} of {state['stored']} stored rows"

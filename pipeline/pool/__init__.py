@@ -40,6 +40,7 @@ from pipeline.pool.rows_hash import (
     sorted_rows,
     unique_where,
 )
+from pipeline.pool.score_columns import ScoreColumns, read_scores
 from pipeline.pool.shard_writer import ShardWriter, member_block
 from pipeline.pool.tar_copy import copy_tar_with, copy_tar_without, moved_offsets
 from pipeline.pool.tars import Member, index_tar, local_copy
@@ -54,6 +55,7 @@ __all__ = [
     "Member",
     "RecordSpill",
     "RowsHash",
+    "ScoreColumns",
     "ShardWriter",
     "TarFile",
     "are_in",
@@ -73,6 +75,7 @@ __all__ = [
     "publish_new",
     "publish_shard",
     "read_commit_record",
+    "read_scores",
     "read_sidecar",
     "remove_partial",
     "remove_uncommitted",

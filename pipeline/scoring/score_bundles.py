@@ -46,8 +46,11 @@ class SetMetadata:
     seconds: float
 
 
-def scored_shards(commits: Commits, name: str) -> NDArray[np.bool_]:
-    """(shards,) True where the set has columns of the shard as it is committed now."""
+def scored_shards(commits: Commits, name: str, fingerprint: str | None = None) -> NDArray[np.bool_]:
+    """(shards,) True where the set has columns of the shard as it is committed now.
+
+    fingerprint: of columns that depend on the whole pool, that of the pool that they must be of.
+    """
     layout = PoolLayout(commits.pool)
     top = set(disk.list_names(layout.score_set(name)))
     sidecars = commits.column("sidecar_sha256")
@@ -59,7 +62,8 @@ def scored_shards(commits: Commits, name: str) -> NDArray[np.bool_]:
             metadata = by_shard.get(int(commits.shards[position]))
             if metadata is not None:
                 expected = sidecars[position].as_py().hex()
-                scored[position] = metadata.get("sidecar") == expected
+                is_same = metadata.get("sidecar") == expected
+                scored[position] = is_same and metadata.get("pool") == fingerprint
 
     with ThreadPoolExecutor(READERS) as threads:
         list(threads.map(look, _runs(commits.shards)))

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from filters import make, specs_of_recipe
+from filters import specs_of_recipe
 from filters.base import FilterBase, set_id
 from manifests import disk
-from manifests.commits import read_commits
 from manifests.documents import ScoreSetDocument, read_document
 from manifests.pool_layout import PoolLayout
 from manifests.schema import FilterSpec, Recipe
 
-logger = logging.getLogger(__name__)
 
+def name_of_filter(
+    filter_: FilterBase, instance: str | None = None, reads: Sequence[str] = ()
+) -> str:
+    """NAME@ID: the folder that holds a filter's columns, whether it exists or not.
 
-def name_of_filter(filter_: FilterBase) -> str:
-    """NAME@ID: the folder that holds a filter's columns, whether it exists or not."""
-    return f"{filter_.name}@{set_id(filter_)}"
+    instance: its name, where the filter has another one. reads: the score sets that it reads.
+    """
+    ids = [name.partition("@")[2] for name in reads]
+    return f"{instance or filter_.name}@{set_id(filter_, ids)}"
 
 
 def read_score_set(pool: str, name: str) -> ScoreSetDocument | None:
@@ -50,51 +52,6 @@ def complete_score_sets(pool: str) -> dict[str, ScoreSetDocument]:
         name: read_document(layout.score_set_json(name), ScoreSetDocument)
         for name in score_set_names(pool)
     }
-
-
-def score_set(
-    pool: str, spec: FilterSpec, fingerprint: str | None = None
-) -> tuple[str, ScoreSetDocument]:
-    """(NAME@ID, document) of a filter's columns in `pool`.
-
-    fingerprint: the pool's, if the caller knows it. ValueError with the command to give where
-    columns are missing.
-    """
-    if fingerprint is None:
-        fingerprint = read_commits(pool).fingerprint
-    filter_ = make(spec)
-    current = current_score_set(pool, filter_, fingerprint)
-    if current is not None:
-        return current
-    names = [name_of_filter(alternative) for alternative in filter_.alternatives()]
-    is_old = any(read_score_set(pool, name) for name in names)
-    state = "of an older state of the pool" if is_old else "not there"
-    raise ValueError(
-        f"{pool}: the scores of filter {spec.name} ({' or '.join(names)}) are {state}; "
-        f"run pipeline/score.py {pool} with the same recipe"
-    )
-
-
-def current_score_set(
-    pool: str, filter_: FilterBase, fingerprint: str, *, skip_damaged: bool = False
-) -> tuple[str, ScoreSetDocument] | None:
-    """(NAME@ID, document) of the complete set of a filter, whichever kind of machine scored it;
-    None without one.
-
-    skip_damaged: a damaged document counts as none, because it is made again from the columns.
-    """
-    for alternative in filter_.alternatives():
-        name = name_of_filter(alternative)
-        try:
-            document = read_score_set(pool, name)
-        except ValueError as error:
-            if not skip_damaged:
-                raise
-            logger.warning("scores.json of %s is made again: %s", name, error)
-            continue
-        if document is not None and document.fingerprint == fingerprint:
-            return name, document
-    return None
 
 
 def filter_specs(

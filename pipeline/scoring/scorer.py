@@ -1,51 +1,70 @@
 """Rows to score columns: one decode of an image serves all filters of a pass, models are loaded
 once per worker.
 
-A shard's columns are committed by their rename into POOL/scores/NAME@ID/; scores.json is written
-when all shards are there. What is scored already is not scored again.
+A filter that reads columns of others runs in a later pass than those. A shard's columns are
+committed by their rename into POOL/scores/NAME@ID/; scores.json is written when all shards are
+there. What is scored already is not scored again, under whatever name of an instance.
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
 import logging
-import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-from PIL import Image
 
-from filters import make
-from filters.base import Batch, Columns, Filter, FilterBase, options_of
+from filters import FILTERS, Instance, specs_of_recipe
+from filters.base import FilterBase, PoolFilter, options_of
+from filters.user_file import is_path, text_of
 from manifests import disk, ray_runtime
-from manifests.aligned.bundles import parquet_bytes
 from manifests.aligned.shard_tables import has_table, write_score_shards
 from manifests.commits import Commits
 from manifests.documents import ScoreSetDocument
-from manifests.pool_layout import CommitRecord, PoolLayout, shard_name, uids_checksum
-from manifests.schema import FilterSpec
+from manifests.pool_layout import PoolLayout, shard_name
+from manifests.schema import FilterSpec, Recipe
 from pipeline.executor import Engine, Stage, Ticket, Tickets, execute
 from pipeline.pool import check_fence
 from pipeline.progress import measure_scored
+from pipeline.scoring.column_files import make_copier
+from pipeline.scoring.pool_sets import PoolSets
 from pipeline.scoring.score_bundles import make_bundles, read_metadata, scored_shards
-from pipeline.scoring.score_sets import current_score_set, name_of_filter, read_score_set
+from pipeline.scoring.score_sets import read_score_set
+from pipeline.scoring.score_worker import ScoreWorker
 from pipeline.scoring.stored_rows import shards_with_rows
 
-CHUNK = 256  # images decoded ahead while as many are scored: about 50 MB each at 256 × 256
-CHUNK_AREA = 1 << 26  # pixels of a chunk, 200 MB: 256 images of 512 × 512, fewer larger ones
-AREA_PER_BYTE = 10  # pixels of an image whose size the sidecar does not say, per byte, about
-DECODERS = min(8, os.cpu_count() or 1)  # Pillow releases the GIL while it decodes
-# If a filter raises for every one of at least this many rows, the filter is at fault, not the rows.
-SYSTEMATIC = 8
-NEEDED = ["uid", "status", "caption", "width", "height", "image_offset", "image_length"]
 logger = logging.getLogger(__name__)
 
-Decoding = list["Future[Image.Image | None]"]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """A score set that is to be made."""
+
+    name: str  # NAME@ID
+    instance: Instance
+    reads: dict[str, str]  # instance -> NAME@ID
+    columns: dict[str, tuple[str, ...]]  # NAME@ID that is read, "" for the sidecar -> its columns
+    whole_pool: bool
+    level: int  # of its pass: above those of the sets that it reads
+
+    @property
+    def set_id(self) -> str:
+        return self.name.partition("@")[2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """What all passes of one command have in common."""
+
+    commits: Commits
+    engine: Engine
+    fence: int | None
+
+    @property
+    def pool(self) -> str:
+        return self.commits.pool
 
 
 def score(
@@ -55,365 +74,223 @@ def score(
     engine: Engine,
     fence: int | None = None,
     commits: Commits | None = None,
+    recipe: Recipe | None = None,
 ) -> dict[str, Any]:
     """Score every committed shard by every filter; what is scored already is left as it is.
 
-    commits: what is committed, if the caller has read it. fence: that of the lease. Returns
+    commits: what is committed, if the caller has read it. fence: that of the lease. recipe: has
+    further filters, whose complete columns those of `specs` may read. Returns
     {"sets": {NAME@ID: scores.json}, "failed": {shard: reason}}. After a failed shard a set has {}.
     A row that cannot be decoded or scored has NULL. ValueError for unknown filters, options or
-    weights, and for a pool without a stored row.
+    weights, for columns to read that are not there, and for a pool without a stored row.
     """
     commits = shards_with_rows(pool, commits)
-    todo: dict[str, Filter] = {}
+    run = _Run(commits=commits, engine=engine, fence=fence)
+    sets = PoolSets(commits, _with_others(specs, recipe))
+    jobs: dict[str, _Job] = {}
     names: list[str] = []
     for spec in specs:
-        filter_ = _row_local(make(spec))
-        current = current_score_set(pool, filter_, commits.fingerprint, skip_damaged=True)
+        current = sets.current(spec.name, skip_damaged=True)
         if current is not None:
             names.append(current[0])
             continue
-        filter_.check()
-        filter_ = _row_local(filter_.resolved(gpu=_has_gpu(filter_, engine)))
-        names.append(name_of_filter(filter_))
-        todo[names[-1]] = filter_
-    failed = _score_sets(todo, commits, engine, fence) if todo else {}
-    if not failed:
-        failed = make_bundles(commits, list(todo), engine, fence)
-    if not failed:
-        check_fence(pool, fence)
-        for name, filter_ in todo.items():
-            _write_document(name, filter_, commits)
+        jobs[spec.name] = _job(sets, spec.name, jobs, engine)
+        names.append(jobs[spec.name].name)
+    failed: dict[str, str] = {}
+    for level in sorted({job.level for job in jobs.values()}):
+        of_level = [job for job in jobs.values() if job.level == level]
+        failed = _make_sets(run, of_level)
+        if failed:
+            break
     documents = {name: read_score_set(pool, name) for name in names}
-    sets = {name: document.document() if document else {} for name, document in documents.items()}
-    return {"sets": sets, "failed": failed}
+    shown = {name: document.document() if document else {} for name, document in documents.items()}
+    return {"sets": shown, "failed": failed}
 
 
-def _row_local(filter_: FilterBase) -> Filter:
-    if not isinstance(filter_, Filter):
-        raise ValueError(f"filter {filter_.name} looks at the whole pool; it cannot run here yet")
-    return filter_
+def _with_others(specs: Sequence[FilterSpec], recipe: Recipe | None) -> list[FilterSpec]:
+    """The specs at their places among all filters of the recipe."""
+    if recipe is None:
+        return list(specs)
+    given = {spec.name: spec for spec in specs}
+    merged = [given.pop(spec.name, spec) for spec in specs_of_recipe(recipe)]
+    return [*merged, *given.values()]
 
 
-def _score_sets(
-    filters: Mapping[str, Filter], commits: Commits, engine: Engine, fence: int | None
-) -> dict[str, str]:
+def _job(sets: PoolSets, name: str, jobs: Mapping[str, _Job], engine: Engine) -> _Job:
+    """The set of an instance that is to be made. ValueError for a filter that cannot work."""
+    filter_ = sets.instances[name].filter
+    filter_.check()
+    sources = sets.sources(name)
+    reads = sets.reads_of(name)
+    set_name = sets.plan(name, filter_.resolved(gpu=_has_gpu(filter_, engine)))
+    before = [jobs[owner].level for owner in sources if owner in jobs]
+    return _Job(
+        name=set_name,
+        instance=sets.instances[name],
+        reads=reads,
+        columns={reads.get(owner, owner): columns for owner, columns in sources.items()},
+        whole_pool=sets.depends_on_pool(name),
+        level=max(before, default=-1) + 1,
+    )
+
+
+# --- one pass -------------------------------------------------------------------------------------
+
+
+def _make_sets(run: _Run, jobs: Sequence[_Job]) -> dict[str, str]:
+    """Make the sets of one level: copy, score, bundle, then write the documents. Returns {shard:
+    reason} of the shards that failed."""
+    first_of_id: dict[str, _Job] = {}
+    for job in jobs:
+        first_of_id.setdefault(job.set_id, job)
+    first = list(first_of_id.values())
+    for each in first:
+        if failed := _copy_from_pool(run, each):
+            return failed
+    row_local = [job for job in first if not isinstance(job.instance.filter, PoolFilter)]
+    started = time.perf_counter()
+    if row_local and (failed := _score_rows(run, row_local)):
+        return failed
+    for job in first:
+        if job not in row_local:
+            raise ValueError(f"filter {job.instance.name} looks at the whole pool")
+    if failed := _complete(run, first, started):
+        return failed
+    later = [job for job in jobs if job not in first]
+    for job in later:
+        if failed := _copy_from_pool(run, job):
+            return failed
+    return _complete(run, later, started)
+
+
+def _complete(run: _Run, jobs: Sequence[_Job], started: float) -> dict[str, str]:
+    """Bundle the columns of complete sets and write their documents."""
+    failed = make_bundles(run.commits, [job.name for job in jobs], run.engine, run.fence)
+    if failed:
+        return failed
+    check_fence(run.pool, run.fence)
+    for job in jobs:
+        _write_document(job, run.commits)
+    return {}
+
+
+def _score_rows(run: _Run, jobs: Sequence[_Job]) -> dict[str, str]:
     """Score the shards that lack columns of one of these sets; returns {shard: reason} of those
     that failed."""
-    tickets = _tickets(commits, list(filters))
-    logger.info("%s: %d of %d shards to score", ", ".join(filters), len(tickets), len(commits))
-    specs = {
-        name: {"name": filter_.name, "options": options_of(filter_)}
-        for name, filter_ in filters.items()
-    }
-    on_gpu = engine == "ray" and any(_has_gpu(filter_, engine) for filter_ in filters.values())
+    fingerprint = run.commits.fingerprint
+    lacking = {job.name: lacking_shards(run.commits, job.name, job.whole_pool) for job in jobs}
+    tickets = _tickets(run.commits, lacking)
+    shown = ", ".join(lacking)
+    logger.info("%s: %d of %d shards to score", shown, len(tickets), len(run.commits))
+    if not len(tickets):
+        return {}
+    specs: dict[str, Any] = {}
+    texts: dict[str, str] = {}
+    for job in jobs:
+        specs[job.name] = {
+            **instance_spec(job.instance),
+            "reads": {name: list(columns) for name, columns in job.columns.items()},
+            "fingerprint": fingerprint if job.whole_pool else None,
+        }
+        texts |= texts_of(job.instance)
+    filters = [job.instance.filter for job in jobs]
+    on_gpu = run.engine == "ray" and any(_has_gpu(each, run.engine) for each in filters)
     stage = Stage(
         name="score",
         work=ScoreWorker,
-        config={"pool": commits.pool, "filters": specs, "fence": fence},
+        config={"pool": run.pool, "filters": specs, "fence": run.fence, "texts": texts},
         gpus=1 if on_gpu else 0,  # inline, a filter takes the GPU that the process sees
         measure=measure_scored,
     )
-    return dict(execute(stage, tickets, engine=engine).failed)
+    return dict(execute(stage, tickets, engine=run.engine).failed)
 
 
-# --- the worker -----------------------------------------------------------------------------------
+def instance_spec(instance: Instance) -> dict[str, Any]:
+    """What a worker needs to make the instance, JSON."""
+    options = options_of(instance.filter)
+    return {"name": instance.name, "kind": instance.kind, "options": options}
 
 
-class ScoreWorker:
-    """The filters of a pass, loaded. A call with a ticket {"sets": […]} writes the columns of
-    the shard `ticket.id`."""
-
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        self.pool = str(config["pool"])
-        self.layout = PoolLayout(self.pool)
-        self.fence: int | None = config.get("fence")
-        self.filters: dict[str, Filter] = {}
-        for name, spec in config["filters"].items():
-            filter_ = make(FilterSpec(name=spec["name"], options=spec["options"]))
-            self.filters[name] = _row_local(filter_)
-            self.filters[name].setup()
-
-    def __call__(self, ticket: Ticket) -> dict[str, Any]:
-        shard = ticket.id
-        filters = {name: self.filters[name] for name in ticket.payload["sets"]}
-        record = CommitRecord.read(self.layout.commit_record(shard))
-        all_columns = any("row" in filter_.needs for filter_ in filters.values())
-        rows = disk.read_parquet(
-            self.layout.sidecar(shard, record.revision), None if all_columns else NEEDED
-        )
-        if rows.num_rows != record.count:
-            raise ValueError(
-                self._damaged(record, f"its sidecar has {rows.num_rows} rows of {record.count}")
-            )
-        columns: dict[str, dict[str, list[Any]]] = {}
-        for name, filter_ in filters.items():
-            columns[name] = {column: [None] * rows.num_rows for column in filter_.adds}
-        seconds = dict.fromkeys(filters, 0.0)
-        for positions, images in self._chunks(rows, record, filters.values()):
-            for name, filter_ in filters.items():
-                started = time.perf_counter()
-                _fill(columns[name], positions, filter_, images, rows)
-                seconds[name] += time.perf_counter() - started
-        shared = {
-            "uids": uids_checksum(rows["uid"]),
-            "sidecar": record.sidecar_sha256,
-            "rows": rows.num_rows,
-            "stored": _stored_positions(rows).size,
-        }
-        scored = {}
-        for name, filter_ in filters.items():
-            metadata = {**shared, "seconds": round(seconds[name], 3)}
-            scored[name] = self._write(name, shard, filter_, columns[name], metadata)
-        return {"scored": scored}
-
-    def _write(
-        self,
-        name: str,
-        shard: str,
-        filter_: Filter,
-        columns: Mapping[str, list[Any]],
-        metadata: Mapping[str, Any],
-    ) -> int:
-        """Commit the columns of a shard; returns the number of rows that have all of them.
-
-        Columns of the same rows that another worker has committed in the meantime stay.
-        """
-        scored = 0
-        for values in zip(*columns.values(), strict=True):
-            scored += all(value is not None for value in values)
-        if scored < metadata["stored"]:
-            logger.warning(
-                "%s, shard %s: %d of %d stored rows have no score",
-                name,
-                shard,
-                metadata["stored"] - scored,
-                metadata["stored"],
-            )
-        arrays = {column: pa.array(columns[column], kind) for column, kind in filter_.adds.items()}
-        path = self.layout.score_columns(name, shard)
-        content = parquet_bytes(pa.table(arrays), {**metadata, "scored": scored})
-        check_fence(self.pool, self.fence)
-        try:
-            disk.create_bytes(path, content)
-        except FileExistsError:
-            there = _metadata_of_same_rows(path, metadata)
-            if there is not None:
-                return int(there["scored"])
-            check_fence(self.pool, self.fence)
-            disk.write_bytes(path, content)  # in place of columns of other rows, or damaged ones
-        return scored
-
-    def _damaged(self, record: CommitRecord, problem: str) -> str:
-        return (
-            f"shard {record.shard} is damaged: {problem}; run python pipeline/audit.py "
-            f"{self.pool} --repair"
-        )
-
-    def _tar_reader(self, record: CommitRecord) -> Callable[[int, int], bytes]:
-        """(offset, length) -> bytes of the tar of a shard. A remote tar is fetched whole, once.
-
-        ValueError where it is not the tar of the commit record: a damaged image would get a score,
-        or NULL, as if it were the one that was stored.
-        """
-        tar = self.layout.tar(record)
-        if disk.is_url(tar):
-            whole = disk.read_bytes(tar)
-            size, sha256 = len(whole), hashlib.sha256(whole).hexdigest()
-        else:
-            size, sha256 = disk.local_path(tar).stat().st_size, disk.file_sha256(tar)
-        if (size, sha256) != (record.tar_bytes, record.tar_sha256):
-            problem = f"{tar} has {size} bytes of {record.tar_bytes}, or another sha256"
-            raise ValueError(self._damaged(record, problem))
-        if disk.is_url(tar):
-            return lambda offset, length: whole[offset : offset + length]
-        return lambda offset, length: disk.read_bytes(tar, offset, length)
-
-    def _chunks(
-        self, rows: pa.Table, record: CommitRecord, filters: Iterable[Filter]
-    ) -> Iterator[tuple[list[int], list[Image.Image | None] | None]]:
-        """(positions, their images) of the stored rows. The next chunk is decoded while one is
-        in use."""
-        stored = _stored_positions(rows).tolist()
-        chunks = _chunks_of(rows, stored)
-        if not any("image" in filter_.needs for filter_ in filters):
-            for chunk in chunks:
-                yield chunk, None
-            return
-        read_member = self._tar_reader(record)
-        offsets, lengths = rows["image_offset"].to_pylist(), rows["image_length"].to_pylist()
-        with ThreadPoolExecutor(DECODERS) as threads:
-
-            def load(position: int) -> Image.Image | None:
-                return decode(read_member(offsets[position], lengths[position]))
-
-            def begin(chunk: Sequence[int]) -> Decoding:
-                return [threads.submit(load, position) for position in chunk]
-
-            upcoming = begin(chunks[0]) if chunks else []
-            for chunk, following in zip(chunks, [*chunks[1:], []], strict=True):
-                current, upcoming = upcoming, begin(following)
-                yield chunk, [decoding.result() for decoding in current]
+def texts_of(instance: Instance) -> dict[str, str]:
+    """{path: text} of the file of a user's filter; {} for one of ours."""
+    return dict([text_of(instance.kind)]) if is_path(instance.kind) else {}
 
 
-def _metadata_of_same_rows(path: str, expected: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What is written about columns that are there; None where they are of other rows."""
-    try:
-        there = disk.read_metadata(path)
-    except (FileNotFoundError, pa.ArrowException, ValueError):
-        return None
-    same = all(there.get(name) == expected[name] for name in ("uids", "sidecar", "rows", "stored"))
-    return there if same and "scored" in there else None
+def lacking_shards(commits: Commits, name: str, whole_pool: bool) -> np.ndarray[Any, Any]:
+    """(shards,) True where the set has no columns of the shard as it is committed now; where they
+    depend on the whole pool, of the pool as it is now."""
+    return ~scored_shards(commits, name, commits.fingerprint if whole_pool else None)
 
 
-def decode(data: bytes) -> Image.Image | None:
-    """An RGB image, or None where the bytes are none."""
-    try:
-        return Image.open(io.BytesIO(data)).convert("RGB")
-    # Pillow's decoders raise all kinds of errors: OSError, SyntaxError, struct.error …
-    except Exception as error:
-        logger.warning("a stored image cannot be decoded: %s", error)
-        return None
+def _copy_from_pool(run: _Run, job: _Job) -> dict[str, str]:
+    """Copy the columns that another instance of the same filter and id has, under their new names.
 
-
-def _stored_positions(rows: pa.Table) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Row numbers of the stored rows."""
-    statuses = np.array(rows["status"].to_pylist(), object)
-    return np.flatnonzero(statuses == "success").astype(np.int64)
-
-
-def _chunks_of(rows: pa.Table, stored: Sequence[int]) -> list[list[int]]:
-    """The stored rows in chunks of at most CHUNK rows and CHUNK_AREA pixels, at least one row."""
-    positions = pa.array(stored, pa.int64())
-    width, height, length = (
-        rows[name].take(positions).to_pylist() for name in ("width", "height", "image_length")
-    )
-    chunks: list[list[int]] = []
-    area = 0
-    for i, position in enumerate(stored):
-        own = (width[i] or 0) * (height[i] or 0) or AREA_PER_BYTE * (length[i] or 0)
-        if not chunks or len(chunks[-1]) == CHUNK or area + own > CHUNK_AREA:
-            chunks.append([])
-            area = 0
-        chunks[-1].append(position)
-        area += own
-    return chunks
-
-
-def _fill(
-    columns: dict[str, list[Any]],
-    positions: Sequence[int],
-    filter_: Filter,
-    images: Sequence[Image.Image | None] | None,
-    rows: pa.Table,
-) -> None:
-    """Score the rows `positions` and write the values to `columns`.
-
-    Rows that lack what the filter needs stay NULL. NaN and infinity become NULL.
+    Returns {shard: reason} of the shards that failed.
     """
-    captions = rows["caption"].take(pa.array(positions, pa.int64())).to_pylist()
-    usable = _usable(filter_, captions, images)
-    batch_images = None
-    if "image" in filter_.needs:
-        assert images is not None
-        batch_images = [image for i in usable if (image := images[i]) is not None]
-    batch_positions = [positions[i] for i in usable]
-    batch = Batch(
-        captions=[captions[i] or "" for i in usable],
-        images=batch_images,
-        rows=rows.take(pa.array(batch_positions, pa.int64())),
-    )
-    for column, values in _scores(filter_, batch).items():
-        assert len(values) == len(usable), (
-            f"filter {filter_.name} gave {len(values)} values of {column} for {len(usable)} rows"
+    lacking = lacking_shards(run.commits, job.name, job.whole_pool)
+    own_kind = job.instance.filter.name
+    for source in disk.list_names(PoolLayout(run.pool).scores):
+        if source == job.name or source.partition("@")[2] != job.set_id or not lacking.any():
+            continue
+        document = _document_or_none(run.pool, source)
+        if document is None:
+            continue
+        there = lacking & ~lacking_shards(run.commits, source, job.whole_pool)
+        if not there.any():
+            continue
+        new_names = job.instance.column_names().values()
+        names = dict(zip(document.columns, new_names, strict=True))
+        logger.info("%s: copied from %s (filter %s)", job.name, source, own_kind)
+        config = {"pool": run.pool, "source": source, "target": job.name, "columns": names}
+        stage = Stage(
+            name="copy scores",
+            work=make_copier,
+            config={**config, "fence": run.fence},
+            measure=measure_scored,
         )
-        for position, value in zip(batch_positions, values, strict=True):
-            not_finite = isinstance(value, (float, np.floating)) and not np.isfinite(value)
-            columns[column][position] = None if not_finite else value
+        tickets = _tickets(run.commits, {job.name: there})
+        if failed := dict(execute(stage, tickets, engine=run.engine).failed):
+            return failed
+        lacking &= ~there
+    return {}
 
 
-def _usable(
-    filter_: Filter,
-    captions: Sequence[str | None],
-    images: Sequence[Image.Image | None] | None,
-) -> list[int]:
-    """Indices of the rows that have what the filter needs."""
-    usable = []
-    for i, caption in enumerate(captions):
-        has_image = images is not None and images[i] is not None
-        lacks_image = "image" in filter_.needs and not has_image
-        lacks_caption = "caption" in filter_.needs and caption is None
-        if not lacks_image and not lacks_caption:
-            usable.append(i)
-    return usable
-
-
-def _scores(filter_: Filter, batch: Batch) -> Columns:
-    """A filter's columns for a batch. If it raises, row by row, so that one row costs one row."""
-    if not batch.captions:
-        return {column: [] for column in filter_.adds}
+def _document_or_none(pool: str, name: str) -> ScoreSetDocument | None:
+    """scores.json of a set; None without one and for a damaged one."""
     try:
-        return filter_.score(batch)
-    except Exception as error:
-        logger.warning(
-            "filter %s raised on %d rows, which are now scored one by one: %s",
-            filter_.name,
-            len(batch.captions),
-            error,
-        )
-    return _scores_one_by_one(filter_, batch)
-
-
-def _scores_one_by_one(filter_: Filter, batch: Batch) -> Columns:
-    """NULL for each row for which the filter raises. It raises for good if it raises for all of
-    many rows."""
-    count = len(batch.captions)
-    columns: dict[str, list[Any]] = {column: [] for column in filter_.adds}
-    failures = 0
-    for i in range(count):
-        row = Batch(
-            captions=batch.captions[i : i + 1],
-            images=None if batch.images is None else batch.images[i : i + 1],
-            rows=batch.rows.slice(i, 1),
-        )
-        try:
-            scores: Columns = filter_.score(row)
-        except Exception:
-            failures += 1
-            if failures == count >= SYSTEMATIC:
-                raise
-            scores = {column: [None] for column in filter_.adds}
-        for column, values in columns.items():
-            values.append(scores[column][0])
-    return dict(columns)
+        return read_score_set(pool, name)
+    except ValueError:
+        return None
 
 
 # --- tickets and documents ------------------------------------------------------------------------
 
 
-def _tickets(commits: Commits, sets: Sequence[str]) -> Tickets:
+def _tickets(commits: Commits, lacking: Mapping[str, np.ndarray[Any, Any]]) -> Tickets:
     """One ticket for each shard that lacks columns of a set. It names the sets that the shard
     lacks."""
-    lacking = np.array([~scored_shards(commits, name) for name in sets])  # (sets, shards)
-    shards = np.flatnonzero(lacking.any(axis=0))
+    sets = list(lacking)
+    lacks_set = np.array([lacking[name] for name in sets])  # (sets, shards)
+    shards = np.flatnonzero(lacks_set.any(axis=0))
 
     def make(number: int) -> Ticket:
         position = int(shards[number])
-        names = [name for name, lacks in zip(sets, lacking[:, position], strict=True) if lacks]
+        names = [name for name, lacks in zip(sets, lacks_set[:, position], strict=True) if lacks]
         shard = shard_name(int(commits.shards[position]))
         return Ticket(id=shard, group=shard, payload={"sets": names})
 
     return Tickets(np.arange(len(shards)), make)
 
 
-def _write_document(name: str, filter_: Filter, commits: Commits) -> None:
+def _write_document(job: _Job, commits: Commits) -> None:
     """scores.json, from the metadata of all shards' columns."""
     layout = PoolLayout(commits.pool)
-    metadata = read_metadata(commits, name)
+    metadata = read_metadata(commits, job.name)
     shards, table = None, None
     if has_table(len(commits)):
         table = write_score_shards(
             commits.pool,
-            name,
+            job.name,
             commits.shards,
             metadata.uids,
             metadata.rows,
@@ -421,13 +298,14 @@ def _write_document(name: str, filter_: Filter, commits: Commits) -> None:
         )
     else:
         shards = dict(zip(commits.names(), metadata.uids, strict=True))
+    instance, filter_ = job.instance, job.instance.filter
     document = ScoreSetDocument(
-        name=filter_.name,
-        id=name.partition("@")[2],
+        name=instance.name,
+        id=job.set_id,
         version=filter_.version,
         options=options_of(filter_),
         identity=filter_.identity(),
-        columns=tuple(filter_.adds),
+        columns=tuple(instance.columns()),
         shards=shards,
         table=table,
         fingerprint=commits.fingerprint,
@@ -435,11 +313,15 @@ def _write_document(name: str, filter_: Filter, commits: Commits) -> None:
         stored=int(metadata.stored.sum()),
         scored=int(metadata.scored.sum()),
         seconds=round(metadata.seconds, 3),
+        kind=None if instance.is_own_kind else instance.kind,
+        reads=job.reads or None,
+        whole_pool=True if job.whole_pool else None,
+        meanings=None if instance.kind in FILTERS else instance.meanings(),
     )
-    disk.write_json(layout.score_set_json(name), document.document(), sealed=True)
+    disk.write_json(layout.score_set_json(job.name), document.document(), sealed=True)
 
 
-def _has_gpu(filter_: Filter, engine: Engine) -> bool:
+def _has_gpu(filter_: FilterBase, engine: Engine) -> bool:
     """True where the filter will run on a GPU: `cuda` always, `auto` where Ray or this process
     has one."""
     if filter_.device != "auto":

@@ -8,8 +8,12 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from filters import FILTERS
+from filters.instances import instance_column
 from manifests import disk
+from manifests.aligned import AlignedFiles
 from manifests.columns import SIDECAR
+from manifests.documents import ScoreSetDocument
+from manifests.pool_layout import shard_folder
 from pipeline.scoring import complete_score_sets, shards_with_rows
 
 MEANINGS = {
@@ -85,20 +89,34 @@ def list_columns(pool: str) -> list[Column]:
         )
     for name, kind, meaning in DERIVED_COLUMNS:
         columns.append(Column(name=name, type=str(kind), source="derived", meaning=meaning))
+    first = next(commits.names())
     for set_name, document in complete_score_sets(pool).items():
-        if document.fingerprint != commits.fingerprint or document.name not in FILTERS:
+        if document.fingerprint != commits.fingerprint:
             continue  # of an older state of the pool: no view may use it
-        filter_class = FILTERS[document.name]
-        for name in document.columns:
-            columns.append(
-                Column(
-                    name=name,
-                    type=str(filter_class.adds[name]),
-                    source=set_name,
-                    meaning=filter_class.meanings[name],
-                )
-            )
+        columns += _columns_of_set(pool, set_name, document, first)
     return columns
+
+
+def _columns_of_set(
+    pool: str, set_name: str, document: ScoreSetDocument, shard: str
+) -> Iterator[Column]:
+    """The columns of a score set; their types are those of its file of `shard`."""
+    files = AlignedFiles.of_scores(pool, set_name)
+    path = files.path(shard)
+    schema = files.bundle(shard).schema if shard_folder(shard) else disk.read_schema(path)
+    meanings = document.meanings or {}
+    if document.filter_kind in FILTERS:
+        filter_class = FILTERS[document.filter_kind]
+        for name, meaning in filter_class.meanings.items():
+            column = instance_column(document.filter_kind, document.name, name)
+            meanings = {**meanings, column: meaning}
+    for name in document.columns:
+        yield Column(
+            name=name,
+            type=str(schema.field(name).type),
+            source=set_name,
+            meaning=meanings.get(name, f"a column of the filter {document.filter_kind}"),
+        )
 
 
 def column_lines(columns: Iterable[Column]) -> Iterator[str]:

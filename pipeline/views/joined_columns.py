@@ -10,54 +10,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from filters import FILTERS
 from manifests import disk
-from manifests.aligned.bundles import AlignedFiles
-from manifests.aligned.shard_tables import score_shards
 from manifests.commits import Commits
 from manifests.documents import ScoreSetDocument
 from manifests.pool_layout import FLAT_SHARDS, SHARDS_PER_FOLDER, shard_name
+from pipeline.pool import ScoreColumns
 from pipeline.views.choose import Part
 
 UNIT_SHARDS = 100  # flat shards that one thread works on
 PART_ROWS = 200_000  # rows that a thread has in memory, and at least one shard
 KEPT_ROWS = 1_000_000  # a pool of at most so many rows is read once, whatever the passes over it
-FILTER_OF_COLUMN: dict[str, str] = {}  # score column -> filter
-for _name, _filter_class in FILTERS.items():
-    FILTER_OF_COLUMN |= dict.fromkeys(_filter_class.adds, _name)
-ScoreSets = Mapping[str, tuple[str, ScoreSetDocument]]  # filter -> (NAME@ID, scores.json)
-
-
-class _ScoreColumns:
-    """The columns of one score set, refused where they were made for other rows."""
-
-    def __init__(self, commits: Commits, name: str, document: ScoreSetDocument) -> None:
-        self.name, self._commits = name, commits
-        self._files = AlignedFiles.of_scores(commits.pool, name)
-        shards, self._uids = score_shards(commits.pool, document)
-        if not np.array_equal(shards, commits.shards):
-            raise ValueError(f"{commits.pool}: scores {name} are of other shards; score it again")
-
-    def read(self, position: int, columns: Sequence[str]) -> pa.Table:
-        """Columns of the shard at a position of `commits`.
-
-        ValueError for columns of other rows than those of the shard. `sidecar` is the hash of all
-        values of the sidecar, the uids among them. It is compared instead of a checksum of the uid
-        column, which would have to be read for it.
-        """
-        shard = int(self._commits.shards[position])
-        table, metadata = self._files.read(shard, columns)
-        same_uids = metadata.get("uids") == self._uids[position].as_py().hex()
-        sidecar = self._commits.column("sidecar_sha256")[position].as_py().hex()
-        rows = self._commits.column("count")[position].as_py()
-        if not (same_uids and metadata.get("sidecar") == sidecar and table.num_rows == rows):
-            path = self._files.path(shard)
-            folder = path.rpartition("/")[0]
-            raise ValueError(
-                f"{path} was scored for other rows than those of its shard (checksum of the uids); "
-                f"remove {folder} and run pipeline/score.py again"
-            )
-        return table
+ScoreSets = Mapping[str, tuple[str, ScoreSetDocument]]  # instance -> (NAME@ID, scores.json)
 
 
 class JoinedColumns:
@@ -65,12 +28,14 @@ class JoinedColumns:
 
     def __init__(self, commits: Commits, columns: Collection[str], sets: ScoreSets) -> None:
         self.commits = commits
-        self._sidecar_columns = sorted(set(columns) - FILTER_OF_COLUMN.keys())
-        self._of_set: dict[str, tuple[_ScoreColumns, list[str]]] = {}
-        for filter_name, (name, document) in sets.items():
-            of_set = sorted(set(columns) & FILTERS[filter_name].adds.keys())
+        from_sidecar = set(columns)
+        self._of_set: dict[str, tuple[ScoreColumns, list[str]]] = {}
+        for instance, (name, document) in sets.items():
+            of_set = sorted(set(columns) & set(document.columns))
             if of_set:
-                self._of_set[filter_name] = _ScoreColumns(commits, name, document), of_set
+                self._of_set[instance] = ScoreColumns(commits, name, document), of_set
+                from_sidecar -= set(of_set)
+        self._sidecar_columns = sorted(from_sidecar)
         self._bounds = _unit_bounds(commits)
         self.units = len(self._bounds) - 1
         self._row_ends = np.cumsum(commits.column("count").to_numpy())

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from filters import FILTERS, check_filters, specs_of_recipe
+from filters import check_filters, instances_of, specs_of_recipe
 from manifests import disk
 from manifests.aligned.bundles import AlignedFiles
 from manifests.aligned.shard_tables import count_shards, has_table, write_view_shards
@@ -27,13 +27,13 @@ from manifests.columns import SIDECAR, with_extra
 from manifests.commits import Commits, read_commits
 from manifests.documents import ViewDocument, ViewRulesDocument, read_document
 from manifests.pool_layout import PoolLayout, random_view_name
-from manifests.schema import FilterSpec, Recipe, Rule, View
+from manifests.schema import Recipe, Rule, View
 from pipeline.pool import check_fence
-from pipeline.scoring import score_set, shards_with_rows
+from pipeline.scoring import PoolSets, shards_with_rows
 from pipeline.views.choose import Selection, check, choose_parts
-from pipeline.views.joined_columns import FILTER_OF_COLUMN, JoinedColumns
+from pipeline.views.joined_columns import JoinedColumns
 from pipeline.views.mask_files import MaskFiles, has_masks, kept_by_shard
-from pipeline.views.rules import columns_of
+from pipeline.views.scored_columns import ScoredColumns
 from pipeline.views.steps import is_selected, rule_text, rules_hash, rules_of
 from pipeline.views.view_hash import hash_rows
 
@@ -60,17 +60,17 @@ class Inputs:
 def check_views(recipe: Recipe) -> None:
     """ValueError for filters, options, models, rules and views that cannot work. Neither pool
     nor weights are read."""
-    check_filters(specs_of_recipe(recipe))
-    added = []
-    for filter_class in FILTERS.values():
-        added += [pa.field(column, kind) for column, kind in filter_class.adds.items()]
-    if taken := sorted(recipe.sidecar_extra.keys() & FILTER_OF_COLUMN.keys()):
+    specs = specs_of_recipe(recipe)
+    scored = ScoredColumns(instances_of(specs))
+    if taken := sorted(recipe.sidecar_extra.keys() & scored.owners.keys()):
         raise ValueError(f"extra_columns names {taken[0]!r}, which is a filter's column")
+    check_filters(specs)
+    added = [pa.field(column, kind) for column, kind in scored.kinds.items()]
     check(recipe.views, pa.schema([*with_extra(SIDECAR, recipe.sidecar_extra), *added]))
     columns = [*SIDECAR.names, *recipe.sidecar_extra]
     for view in recipe.views:
         check_view_name(view.name)
-        _columns_and_filters(recipe, view.name, columns)
+        scored.columns_of_view(recipe, view.name, columns)
 
 
 def choose_views(
@@ -96,15 +96,17 @@ def choose_views(
     sets: dict[str, Any] = {}
     # What filter.py --columns lists: extra columns are the pool's, whatever this recipe names.
     in_sidecars = disk.read_schema(commits.sidecar(int(commits.shards[0]))).names
+    pool_sets = PoolSets(commits, specs_of_recipe(recipe))
+    scored = ScoredColumns(pool_sets.instances)
     for name in wanted:
         recipe.view(name)
-        used, specs = _columns_and_filters(recipe, name, in_sidecars)
-        for spec in specs:
-            if spec.name not in sets:
-                sets[spec.name] = score_set(pool, spec, commits.fingerprint)
+        used, instances = scored.columns_of_view(recipe, name, in_sidecars)
+        for instance in instances:
+            if instance not in sets:
+                sets[instance] = pool_sets.require(instance)
         inputs = Inputs(
             rules=rules_of(recipe.views, name),
-            scores={spec.name: sets[spec.name][0] for spec in specs},
+            scores={instance: sets[instance][0] for instance in instances},
             fingerprint=commits.fingerprint,
         )
         document = read_view(pool, name)
@@ -262,23 +264,6 @@ def funnel_lines(documents: Mapping[str, ViewDocument]) -> list[str]:
         if document.rows_sha256 is not None:
             lines.append(f"  hash of the rows {document.rows_sha256}")
     return lines
-
-
-def _columns_and_filters(
-    recipe: Recipe, view: str, in_sidecars: Sequence[str]
-) -> tuple[set[str], list[FilterSpec]]:
-    """(columns that a view reads, the recipe's filters that give some of them)."""
-    listed = {spec.name: spec for spec in specs_of_recipe(recipe)}
-    columns = columns_of(recipe.views, view, [*in_sidecars, *FILTER_OF_COLUMN])
-    used_filters = set()
-    for column in sorted(columns & FILTER_OF_COLUMN.keys()):
-        if FILTER_OF_COLUMN[column] not in listed:
-            raise ValueError(
-                f"view {view!r} uses column {column!r} of filter {FILTER_OF_COLUMN[column]}, "
-                f"which recipe {recipe.name!r} does not list"
-            )
-        used_filters.add(FILTER_OF_COLUMN[column])
-    return columns, [listed[name] for name in sorted(used_filters)]
 
 
 def _make(

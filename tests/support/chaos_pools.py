@@ -48,7 +48,7 @@ VOLATILE = ("lease.json", "progress.json")
 # Modules whose durations are written down.
 CLOCKS = (
     "pipeline.recipe_run", "pipeline.fetch.download", "pipeline.pool.shard_writer",
-    "pipeline.scoring.scorer",
+    "pipeline.scoring.scorer", "pipeline.scoring.score_worker",
 )  # fmt: skip
 
 

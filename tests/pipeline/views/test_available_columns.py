@@ -22,7 +22,7 @@ from pipeline.views.available_columns import (
     list_columns,
 )
 from pipeline.views.rules import DERIVED
-from pipeline.views.view_files import FILTER_OF_COLUMN, check_views, choose_views
+from pipeline.views.view_files import check_views, choose_views
 from tests.support.small_pool import make_pool, rows, set_name, write_shard
 
 REFERENCE = (Path(__file__).resolve().parents[3] / "docs" / "manifests.md").read_text()
@@ -76,7 +76,9 @@ def test_a_rule_can_read_every_listed_column_and_the_reference_lists_them(tmp_pa
     )
     check_views(recipe)
     assert choose_views(pool, recipe)["all"].kept == 8
-    every = {*SIDECAR.names, *DERIVED, *FILTER_OF_COLUMN}
+    every = {*SIDECAR.names, *DERIVED}
+    for filter_class in FILTERS.values():
+        every |= filter_class.adds.keys()
     assert set(listed) == every - {*FILTERS["language"].adds, *FILTERS["clip_score"].adds}
     section = REFERENCE[REFERENCE.index("## Columns") :]
     readable, _, pairs_only = section.partition("\nPairs (")

@@ -1,0 +1,64 @@
+"""The columns of a complete score set, shard by shard, refused where they are of other rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from manifests.aligned import AlignedFiles
+from manifests.aligned.shard_tables import score_shards
+from manifests.commits import Commits
+from manifests.documents import ScoreSetDocument
+from manifests.pool_layout import CommitRecord
+
+
+class ScoreColumns:
+    """The columns of one score set."""
+
+    def __init__(self, commits: Commits, name: str, document: ScoreSetDocument) -> None:
+        """ValueError where the set is of other shards than those of `commits`."""
+        self.name, self._commits = name, commits
+        self._files = AlignedFiles.of_scores(commits.pool, name)
+        shards, self._uids = score_shards(commits.pool, document)
+        if not np.array_equal(shards, commits.shards):
+            raise ValueError(f"{commits.pool}: scores {name} are of other shards; score it again")
+
+    def read(self, position: int, columns: Sequence[str]) -> pa.Table:
+        """Columns of the shard at a position of `commits`.
+
+        ValueError for columns of other rows than those of the shard. `sidecar` is the hash of all
+        values of the sidecar, the uids among them. It is compared instead of a checksum of the uid
+        column, which would have to be read for it.
+        """
+        shard = int(self._commits.shards[position])
+        table, metadata = self._files.read(shard, columns)
+        same_uids = metadata.get("uids") == self._uids[position].as_py().hex()
+        sidecar = self._commits.column("sidecar_sha256")[position].as_py().hex()
+        rows = self._commits.column("count")[position].as_py()
+        if not (same_uids and metadata.get("sidecar") == sidecar and table.num_rows == rows):
+            path = self._files.path(shard)
+            folder = path.rpartition("/")[0]
+            raise ValueError(
+                f"{path} was scored for other rows than those of its shard (checksum of the uids); "
+                f"remove {folder} and run pipeline/score.py again"
+            )
+        return table
+
+
+def read_scores(files: AlignedFiles, record: CommitRecord, columns: Sequence[str]) -> pa.Table:
+    """Columns of a score set for the rows of a shard, for workers that know one shard.
+
+    ValueError where they are missing or of other rows.
+    """
+    try:
+        table, metadata = files.read(record.shard, columns)
+    except FileNotFoundError:
+        table, metadata = None, {}
+    if metadata.get("sidecar") != record.sidecar_sha256 or table.num_rows != record.count:
+        raise ValueError(
+            f"{files.path(record.shard)} does not have the columns of shard {record.shard} as it "
+            "is committed now; run pipeline/score.py again"
+        )
+    return table

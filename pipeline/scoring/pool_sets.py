@@ -1,0 +1,218 @@
+"""Which score sets of a pool are those of some filters: ids cover the columns that are read."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from filters import instances_of
+from filters.base import FilterBase, PoolFilter
+from manifests import disk
+from manifests.commits import Commits, read_commits
+from manifests.documents import ScoreSetDocument
+from manifests.schema import FilterSpec
+from pipeline.scoring.score_sets import complete_score_sets, name_of_filter, read_score_set
+
+logger = logging.getLogger(__name__)
+
+
+def score_set(
+    pool: str, spec: FilterSpec, commits: Commits | None = None
+) -> tuple[str, ScoreSetDocument]:
+    """(NAME@ID, document) of a filter's columns in `pool`.
+
+    ValueError with the command to give where columns are missing.
+    """
+    sets = PoolSets(commits or read_commits(pool), [spec])
+    return sets.require(spec.name)
+
+
+class PoolSets:
+    """Which score sets of a pool are those of some filters.
+
+    The columns that a filter reads are part of its id, so the sets of a filter are looked up after
+    those that it reads: instances of the same list, or else complete sets of the pool.
+    """
+
+    def __init__(self, commits: Commits, specs: Sequence[FilterSpec]) -> None:
+        self.commits, self.pool = commits, commits.pool
+        self.instances = instances_of(specs)
+        self._planned: dict[str, str] = {}
+        self._known: dict[str, list[tuple[str, ScoreSetDocument]]] = {}
+
+    @functools.cached_property
+    def _sidecar_columns(self) -> list[str]:
+        first = int(self.commits.shards[0])
+        return list(disk.read_schema(self.commits.sidecar(first)).names)
+
+    @functools.cached_property
+    def _current_sets(self) -> dict[str, ScoreSetDocument]:
+        """All complete sets of the rows that the pool has now."""
+        sets = complete_score_sets(self.pool)
+        fingerprint = self.commits.fingerprint
+        return {name: each for name, each in sets.items() if each.fingerprint == fingerprint}
+
+    # --- what a filter reads ----------------------------------------------------------------------
+
+    def sources(self, name: str) -> dict[str, tuple[str, ...]]:
+        """What an instance reads, column by column: {owner: its columns that are read}.
+
+        The owner is an instance of the list, NAME@ID of a set of the pool, or "" for the sidecar.
+        ValueError for a name that is nowhere.
+        """
+        filter_ = self.instances[name].filter
+        sources: dict[str, tuple[str, ...]] = {}
+        for read in filter_.reads:
+            owner, columns = self._owner(name, read, columns_too=isinstance(filter_, PoolFilter))
+            sources[owner] = tuple(dict.fromkeys([*sources.get(owner, ()), *columns]))
+        return sources
+
+    def _owner(self, name: str, read: str, *, columns_too: bool) -> tuple[str, tuple[str, ...]]:
+        """(owner, columns) of one name that the instance `name` reads."""
+        others = {key: each for key, each in self.instances.items() if key != name}
+        if read in others:
+            return read, tuple(others[read].columns())
+        if columns_too:
+            for other, instance in others.items():
+                if read in instance.columns():
+                    return other, (read,)
+            if read in self._sidecar_columns:
+                return "", (read,)
+        matches = {}
+        for set_name, document in self._current_sets.items():
+            if document.name == read:
+                matches[set_name] = document.columns
+            elif columns_too and read in document.columns:
+                matches[set_name] = (read,)
+        if len(matches) == 1:
+            return next(iter(matches.items()))
+        if matches:
+            raise ValueError(
+                f"filter {name} reads {read}, and {self.pool} has several score sets of it "
+                f"({', '.join(sorted(matches))}); put the filter that is meant into the recipe, "
+                f"before {name}"
+            )
+        what = "the columns of the filter or the column" if columns_too else "the columns of filter"
+        raise ValueError(
+            f"filter {name} reads {what} {read}, which {self.pool} does not have; put the filter "
+            f"that gives it into the recipe, before {name}, or score it first"
+            f"{disk.did_you_mean(read, self._readable(columns_too))}"
+        )
+
+    def _readable(self, columns_too: bool) -> list[str]:
+        """Names that a filter may read."""
+        names = [*self.instances]
+        names += [document.name for document in self._current_sets.values()]
+        if columns_too:
+            names += self._sidecar_columns
+            for document in self._current_sets.values():
+                names += document.columns
+            for instance in self.instances.values():
+                names += instance.columns()
+        return names
+
+    def depends_on_pool(self, name: str) -> bool:
+        """True where the values of a row depend on other rows of the pool."""
+        if isinstance(self.instances[name].filter, PoolFilter):
+            return True
+        for owner in self.sources(name):
+            if owner in self.instances and self.depends_on_pool(owner):
+                return True
+            if "@" in owner and self._current_sets[owner].whole_pool:
+                return True
+        return False
+
+    def reads_of(self, name: str) -> dict[str, str]:
+        """{instance that `name` reads: its score set}, there or planned."""
+        return {owner: self.set_name(owner) for owner in self.sources(name) if owner}
+
+    def set_name(self, owner: str) -> str:
+        """NAME@ID of an instance that is there or planned, or of a set of the pool."""
+        if "@" in owner:
+            return owner
+        if owner in self._planned:
+            return self._planned[owner]
+        current = self.current(owner)
+        if current is None:
+            raise ValueError(
+                f"the columns of filter {owner}, which another filter reads, are not complete in "
+                f"{self.pool}; score both: pipeline/score.py {self.pool} --recipe RECIPE"
+            )
+        return current[0]
+
+    # --- which sets are there ---------------------------------------------------------------------
+
+    def current(
+        self, name: str, *, skip_damaged: bool = False
+    ) -> tuple[str, ScoreSetDocument] | None:
+        """(NAME@ID, document) of the complete set of an instance, whichever kind of machine scored
+        it; None without one.
+
+        skip_damaged: a damaged document counts as none, because it is made again from the columns.
+        """
+        sets = self._all_current(name, skip_damaged)
+        return sets[0] if sets else None
+
+    def _all_current(self, name: str, skip_damaged: bool) -> list[tuple[str, ScoreSetDocument]]:
+        if name not in self._known:
+            documents = []
+            for set_name in self.possible_names(name, skip_damaged):
+                try:
+                    document = read_score_set(self.pool, set_name)
+                except ValueError as error:
+                    if not skip_damaged:
+                        raise
+                    logger.warning("scores.json of %s is made again: %s", set_name, error)
+                    continue
+                if document is not None and document.fingerprint == self.commits.fingerprint:
+                    documents.append((set_name, document))
+            if not documents:
+                return []
+            self._known[name] = documents
+        return self._known[name]
+
+    def possible_names(self, name: str, skip_damaged: bool = True) -> Iterator[str]:
+        """NAME@ID of the sets that an instance may have, for each kind of machine and for each set
+        that there is of what it reads."""
+        instance = self.instances[name]
+        choices = []
+        for owner in self.sources(name):
+            if "@" in owner:
+                choices.append([owner])
+            elif owner in self._planned:
+                choices.append([self._planned[owner]])
+            elif owner:
+                choices.append([each for each, _ in self._all_current(owner, skip_damaged)])
+        for reads in itertools.product(*choices):
+            for alternative in instance.filter.alternatives():
+                yield name_of_filter(alternative, name, reads)
+
+    def plan(self, name: str, filter_: FilterBase) -> str:
+        """NAME@ID of the set that is going to be made by an instance, its filter resolved."""
+        instance = self.instances[name]
+        self.instances[name] = replace(instance, filter=filter_)
+        reads = list(self.reads_of(name).values())
+        self._planned[name] = name_of_filter(filter_, name, reads)
+        return self._planned[name]
+
+    def require(self, name: str) -> tuple[str, ScoreSetDocument]:
+        """(NAME@ID, document) of an instance. ValueError with the command to give without one."""
+        current = self.current(name)
+        if current is not None:
+            return current
+        missing = [each for each in self._read_instances(name) if self.current(each) is None]
+        if missing:
+            self.require(missing[0])
+        names = list(self.possible_names(name))
+        is_old = any(read_score_set(self.pool, each) for each in names)
+        state = "of an older state of the pool" if is_old else "not there"
+        raise ValueError(
+            f"{self.pool}: the scores of filter {name} ({' or '.join(names)}) are {state}; "
+            f"run pipeline/score.py {self.pool} with the same recipe"
+        )
+
+    def _read_instances(self, name: str) -> list[str]:
+        return [owner for owner in self.sources(name) if owner in self.instances]

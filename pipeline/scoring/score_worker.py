@@ -1,0 +1,225 @@
+"""The worker of a pass: one decode of an image serves all its filters."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from PIL import Image
+
+from filters import Instance, make
+from filters.base import Batch, Filter
+from filters.user_file import provide_text
+from manifests import disk
+from manifests.aligned import AlignedFiles, parquet_bytes
+from manifests.pool_layout import CommitRecord, PoolLayout, uids_checksum
+from manifests.schema import FilterSpec
+from pipeline.executor import Ticket
+from pipeline.pool import read_scores
+from pipeline.scoring.column_files import commit_columns
+from pipeline.scoring.filter_values import WrongColumns, aligned, arrow_columns, valid_in_all
+from pipeline.scoring.image_chunks import Positions, chunks, damaged, stored_positions
+
+# If a filter raises for every one of at least this many rows, the filter is at fault, not the rows.
+SYSTEMATIC = 8
+NEEDED = ["uid", "status", "caption", "width", "height", "image_offset", "image_length"]
+logger = logging.getLogger(__name__)
+
+Images = Sequence[Image.Image | None] | None
+
+
+@dataclass
+class _SetOfShard:
+    """The columns of one set for one shard in the making."""
+
+    instance: Instance
+    columns: dict[str, pa.Array]  # of the sets that the filter reads, for all rows of the shard
+    positions: list[Positions] = field(default_factory=list)
+    parts: list[dict[str, pa.Array]] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def score(self, positions: Positions, images: Images, rows: pa.Table) -> None:
+        """Score the rows `positions`. Rows that lack what the filter needs stay NULL."""
+        started = time.perf_counter()
+        filter_ = self.instance.filter
+        assert isinstance(filter_, Filter)
+        captions = rows["caption"].take(pa.array(positions)).to_pylist()
+        usable = _usable(filter_, captions, images)
+        batch_images = None
+        if "image" in filter_.needs:
+            assert images is not None
+            batch_images = [image for i in usable if (image := images[i]) is not None]
+        batch_positions = positions[usable]
+        indices = pa.array(batch_positions)
+        batch = Batch(
+            captions=[captions[i] or "" for i in usable],
+            images=batch_images,
+            rows=rows.take(indices),
+            columns={name: column.take(indices) for name, column in self.columns.items()},
+        )
+        if usable:
+            self.positions.append(batch_positions)
+            self.parts.append(_scores(self.instance, filter_, batch))
+        self.seconds += time.perf_counter() - started
+
+    def table(self, rows: int) -> pa.Table:
+        """The columns of all rows of the shard, by their names in the instance."""
+        names = self.instance.column_names()
+        positions = np.concatenate([np.zeros(0, np.int64), *self.positions])
+        arrays = {}
+        for column, kind in self.instance.filter.columns().items():
+            parts = [part[column] for part in self.parts]
+            arrays[names[column]] = aligned(parts, positions, kind, rows)
+        return pa.table(arrays)
+
+
+class ScoreWorker:
+    """The filters of a pass, loaded. A call with a ticket {"sets": […]} writes the columns of
+    the shard `ticket.id`.
+
+    config: {"pool", "fence", "texts": {path: text of a user's file}, "filters": {NAME@ID: {"name",
+    "kind", "options", "reads": {NAME@ID: columns}, "fingerprint": that of the pool where the
+    columns depend on it}}}.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.pool = str(config["pool"])
+        self.layout = PoolLayout(self.pool)
+        self.fence: int | None = config.get("fence")
+        self.filters: dict[str, Instance] = {}
+        self.specs: Mapping[str, Mapping[str, Any]] = config["filters"]
+        self.read_sets: dict[str, AlignedFiles] = {}
+        for path, text in config.get("texts", {}).items():
+            provide_text(path, text)
+        for name, spec in self.specs.items():
+            self.filters[name] = instance_of(spec)
+            self.filters[name].filter.setup()
+            for read in spec.get("reads", {}):
+                self.read_sets[read] = AlignedFiles.of_scores(self.pool, read)
+
+    def __call__(self, ticket: Ticket) -> dict[str, Any]:
+        shard = ticket.id
+        record = CommitRecord.read(self.layout.commit_record(shard))
+        instances = {name: self.filters[name] for name in ticket.payload["sets"]}
+        needs: set[str] = set()
+        for instance in instances.values():
+            assert isinstance(instance.filter, Filter)
+            needs |= instance.filter.needs
+        sidecar = self.layout.sidecar(shard, record.revision)
+        rows = disk.read_parquet(sidecar, None if "row" in needs else NEEDED)
+        if rows.num_rows != record.count:
+            problem = f"its sidecar has {rows.num_rows} rows of {record.count}"
+            raise damaged(self.layout, record, problem)
+        sets = {}
+        for name, instance in instances.items():
+            sets[name] = _SetOfShard(instance, self._columns_read(name, record))
+        for positions, images in chunks(self.layout, rows, record, decoded="image" in needs):
+            for each in sets.values():
+                each.score(positions, images, rows)
+        shared = {
+            "uids": uids_checksum(rows["uid"]),
+            "sidecar": record.sidecar_sha256,
+            "rows": rows.num_rows,
+            "stored": stored_positions(rows).size,
+        }
+        scored = {}
+        for name, each in sets.items():
+            metadata = {**shared, "seconds": round(each.seconds, 3)}
+            if fingerprint := self.specs[name].get("fingerprint"):
+                metadata["pool"] = fingerprint
+            scored[name] = self._write(name, shard, each.table(rows.num_rows), metadata)
+        return {"scored": scored}
+
+    def _columns_read(self, name: str, record: CommitRecord) -> dict[str, pa.Array]:
+        """The columns of other sets that a filter reads, for all rows of a shard."""
+        columns: dict[str, pa.Array] = {}
+        for read, names in self.specs[name].get("reads", {}).items():
+            table = read_scores(self.read_sets[read], record, names)
+            for column in names:
+                columns[column] = table[column].combine_chunks()
+        return columns
+
+    def _write(self, name: str, shard: str, table: pa.Table, metadata: Mapping[str, Any]) -> int:
+        """Commit the columns of a shard; returns the number of rows that have all of them."""
+        scored = valid_in_all(table.columns)
+        if scored < metadata["stored"]:
+            logger.warning(
+                "%s, shard %s: %d of %d stored rows have no score",
+                name,
+                shard,
+                metadata["stored"] - scored,
+                metadata["stored"],
+            )
+        content = parquet_bytes(table, {**metadata, "scored": scored})
+        return commit_columns(self.layout, name, shard, content, metadata, scored, self.fence)
+
+
+def instance_of(spec: Mapping[str, Any]) -> Instance:
+    """An instance from {"name", "kind", "options"}."""
+    kind = None if spec["kind"] == spec["name"] else spec["kind"]
+    filter_ = make(FilterSpec(name=spec["name"], options=dict(spec["options"]), kind=kind))
+    return Instance(name=spec["name"], kind=spec["kind"], filter=filter_)
+
+
+def _usable(filter_: Filter, captions: Sequence[str | None], images: Images) -> list[int]:
+    """Indices of the rows that have what the filter needs."""
+    usable = []
+    for i, caption in enumerate(captions):
+        has_image = images is not None and images[i] is not None
+        lacks_image = "image" in filter_.needs and not has_image
+        lacks_caption = "caption" in filter_.needs and caption is None
+        if not lacks_image and not lacks_caption:
+            usable.append(i)
+    return usable
+
+
+def _scores(instance: Instance, filter_: Filter, batch: Batch) -> dict[str, pa.Array]:
+    """A filter's columns for a batch. If it raises, row by row, so that one row costs one row."""
+    kinds = filter_.columns()
+    try:
+        return arrow_columns(instance.name, filter_.score(batch), kinds, len(batch.captions))
+    except WrongColumns:
+        raise
+    except Exception as error:
+        logger.warning(
+            "filter %s raised on %d rows, which are now scored one by one: %s",
+            instance.name,
+            len(batch.captions),
+            error,
+        )
+    return _scores_one_by_one(instance, filter_, batch)
+
+
+def _scores_one_by_one(instance: Instance, filter_: Filter, batch: Batch) -> dict[str, pa.Array]:
+    """NULL for each row for which the filter raises. It raises for good if it raises for all of
+    many rows."""
+    count = len(batch.captions)
+    kinds = filter_.columns()
+    parts: dict[str, list[pa.Array]] = {column: [] for column in kinds}
+    failures = 0
+    for i in range(count):
+        row = Batch(
+            captions=batch.captions[i : i + 1],
+            images=None if batch.images is None else batch.images[i : i + 1],
+            rows=batch.rows.slice(i, 1),
+            columns={name: column.slice(i, 1) for name, column in batch.columns.items()},
+        )
+        try:
+            scores = arrow_columns(instance.name, filter_.score(row), kinds, 1)
+        except WrongColumns:
+            raise
+        except Exception as error:
+            failures += 1
+            if failures == count >= SYSTEMATIC:
+                line = " ".join(f"{type(error).__name__}: {error}".split())
+                problem = f"filter {instance.name} raised for each of {count} rows: {line}"
+                raise ValueError(problem) from error
+            scores = {column: pa.nulls(1, kind) for column, kind in kinds.items()}
+        for column, array in scores.items():
+            parts[column].append(array)
+    return {column: pa.concat_arrays(arrays) for column, arrays in parts.items()}

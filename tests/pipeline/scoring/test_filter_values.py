@@ -1,0 +1,81 @@
+"""Values of filters as Arrow: NULL for what is no number, errors for a filter's mistakes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pipeline.scoring.filter_values import (
+    WrongColumns,
+    aligned,
+    arrow_array,
+    arrow_columns,
+    valid_in_all,
+)
+
+NAN, INF = float("nan"), float("inf")
+PAIRS = pa.list_(pa.float16(), 2)
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "expected"),
+    [
+        ([1.5, NAN, INF, None], pa.float32(), [1.5, None, None, None]),
+        (np.array([1.5, NAN, -INF]), pa.float32(), [1.5, None, None]),
+        (np.array([1.0, NAN, INF]), pa.int32(), [1, None, None]),
+        (np.array([1, 2], np.int16), pa.int64(), [1, 2]),
+        (["a", None, ""], pa.string(), ["a", None, ""]),
+        (np.array([0.5, NAN], np.float16), pa.float16(), [0.5, None]),
+        (pa.array([1.0, INF]), pa.float32(), [1.0, None]),
+        (pa.chunked_array([[1], [2]]), pa.int32(), [1, 2]),
+        ([np.array([1, 2], np.uint16)], pa.list_(pa.uint16()), [[1, 2]]),
+        (np.array([[1, 2], [NAN, 0], [3, 4]], np.float16), PAIRS, [[1, 2], None, [3, 4]]),
+        (np.array([[1, 2], [INF, 0]], np.float32), PAIRS, [[1, 2], None]),
+        (np.zeros((0, 2)), PAIRS, []),
+        ([], pa.float32(), []),
+    ],
+)  # fmt: skip
+def test_values_become_arrow(values: Any, kind: pa.DataType, expected: list[Any]) -> None:
+    array = arrow_array(values, kind)
+    assert array.type == kind
+    assert array.to_pylist() == expected
+
+
+def test_a_slice_of_lists_is_not_its_whole() -> None:
+    whole = pa.FixedSizeListArray.from_arrays(
+        pa.array(np.array([NAN, 0, 1, 2, NAN, 3, 4, 5], np.float16)), 2
+    )
+    assert arrow_array(whole.slice(1, 2), PAIRS).to_pylist() == [[1, 2], None]
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "message"),
+    [
+        ({"a": [1.0, 2.0], "b": [1, 2]}, WrongColumns, "must give the columns a; it gave a, b"),
+        ({}, WrongColumns, "must give the columns a"),
+        ([1.0, 2.0], WrongColumns, "it gave <class 'list'>"),
+        ({"a": [1.0]}, WrongColumns, "filter mine gave 1 values of a for 2 rows"),
+        ({"a": ["x", "y"]}, ValueError, "filter mine: the values of a are not of type float: "),
+    ],
+)
+def test_mistakes_of_a_filter(values: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message) as raised:
+        arrow_columns("mine", values, {"a": pa.float32()}, 2)
+    assert "\n" not in str(raised.value)
+
+
+def test_lists_of_another_width_are_refused() -> None:
+    with pytest.raises(ValueError, match="lists of 3 values"):
+        arrow_array(np.zeros((2, 3)), PAIRS)
+
+
+def test_values_stand_at_their_rows() -> None:
+    parts = [arrow_array(np.array([[1, 2]]), PAIRS), arrow_array(np.array([[3, 4]]), PAIRS)]
+    column = aligned(parts, np.array([1, 3]), PAIRS, 5)
+    assert column.to_pylist() == [None, [1, 2], None, [3, 4], None]
+    assert column.type == PAIRS
+    assert aligned([], np.zeros(0, np.int64), pa.string(), 2).to_pylist() == [None, None]
+    assert valid_in_all([column, pa.array([1, 1, None, None, 1])]) == 1

@@ -1,0 +1,59 @@
+"""Chunks of stored rows, and images that cannot be decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from manifests.pool_layout import CommitRecord, PoolLayout
+from pipeline.pool import read_sidecar
+from pipeline.scoring import image_chunks
+from tests.support.small_pool import Row, make_pool, rows
+
+
+def chunks(table: pa.Table, stored: Sequence[int]) -> list[list[int]]:
+    return [chunk.tolist() for chunk in image_chunks.chunks_of(table, stored)]
+
+
+def test_a_chunk_has_few_large_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adopted tars may have images of any size; 512 of them may be in memory."""
+    table = pa.table(
+        {
+            "width": [100, 100, 4000, 5000, 100, None, None],
+            "height": [100, 100, 4000, 5000, 100, None, 50],
+            "image_length": [1, 1, 1, 1, 1, 10_000_000, 1],
+        }
+    )
+    assert chunks(table, range(7)) == [[0, 1, 2, 3, 4], [5], [6]]
+    monkeypatch.setattr(image_chunks, "CHUNK_AREA", 20_000)
+    assert chunks(table, range(7)) == [[0, 1], [2], [3], [4], [5], [6]]
+    assert chunks(table, [1, 4, 6]) == [[1, 4], [6]]
+    assert chunks(table, []) == []
+
+
+def test_stored_rows_come_with_their_images(tmp_path: Path) -> None:
+    given = rows(7)
+    given[1] = Row(caption="x", image=b"no picture")
+    pool = make_pool(tmp_path, given)
+    layout = PoolLayout(pool)
+    table, record = read_sidecar(pool, 0), CommitRecord.read(layout.commit_record(0))
+    assert image_chunks.stored_positions(table).tolist() == [0, 1, 2, 3, 5, 6]
+    ((positions, images),) = image_chunks.chunks(layout, table, record, decoded=True)
+    assert positions.tolist() == [0, 1, 2, 3, 5, 6]
+    assert images is not None
+    assert [image is None for image in images] == [False, True, False, False, False, False]
+    ((positions, images),) = image_chunks.chunks(layout, table, record, decoded=False)
+    assert (len(positions), images) == (6, None)
+
+
+def test_a_tar_of_another_content_is_refused(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path, rows(3))
+    layout = PoolLayout(pool)
+    record = CommitRecord.read(layout.commit_record(0))
+    tar = Path(layout.shard_tar(0))
+    tar.write_bytes(tar.read_bytes()[:-512])
+    with pytest.raises(ValueError, match=r"shard 00000 is damaged: .*--repair"):
+        next(image_chunks.chunks(layout, read_sidecar(pool, 0), record, decoded=True))

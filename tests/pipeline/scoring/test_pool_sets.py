@@ -1,0 +1,200 @@
+"""Instances through a pool: their sets, what they read, and what is copied instead of computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from filters import FILTERS
+from filters.base import Batch, Columns, Filter
+from manifests import disk
+from manifests.commits import read_commits
+from manifests.pool_layout import PoolLayout
+from manifests.schema import FilterSpec, Recipe, Rule, Source, View
+from pipeline.scoring import PoolSets, read_score_set, score
+from pipeline.views import choose_views, column_lines, list_columns
+from tests.support.folders import make_folders_small
+from tests.support.small_pool import make_pool, rows, write_shard
+
+
+@dataclass(kw_only=True)
+class Words(Filter):
+    """A filter that counts its calls."""
+
+    name: ClassVar[str] = "words"
+    needs: ClassVar[frozenset[str]] = frozenset({"caption"})
+    adds: ClassVar[dict[str, pa.DataType]] = {"words": pa.int32(), "words_twice": pa.int64()}
+    meanings: ClassVar[dict[str, str]] = {"words": "words", "words_twice": "and twice as many"}
+    calls: ClassVar[list[int]] = []
+    step: int = 1
+
+    def score(self, batch: Batch) -> Columns:
+        self.calls.append(len(batch.captions))
+        counts = [len(caption.split()) // self.step for caption in batch.captions]
+        return {"words": counts, "words_twice": [2 * count for count in counts]}
+
+
+@dataclass(kw_only=True)
+class Ratio(Filter):
+    """A filter that reads the columns of another one."""
+
+    name: ClassVar[str] = "ratio"
+    adds: ClassVar[dict[str, pa.DataType]] = {"ratio": pa.float64()}
+    of: str = "words"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.of,)
+
+    def score(self, batch: Batch) -> Columns:
+        return {"ratio": pc.divide(batch.columns[f"{self.of}_twice"], pa.scalar(4.0))}
+
+
+WORDS, RATIO = FilterSpec(name="words"), FilterSpec(name="ratio")
+LONG = FilterSpec(name="long", kind="words")
+
+
+@pytest.fixture(autouse=True)
+def kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FILTERS, "words", Words)
+    monkeypatch.setitem(FILTERS, "ratio", Ratio)
+    Words.calls.clear()
+
+
+def run(pool: str, *specs: FilterSpec, **options: Any) -> dict[str, Any]:
+    report = score(pool, specs, engine="inline", **options)
+    assert report["failed"] == {}
+    return {name.partition("@")[0]: state for name, state in report["sets"].items()}
+
+
+def table(pool: str, instance: str, shard: int = 0) -> dict[str, list[Any]]:
+    (name,) = [n for n in disk.list_names(PoolLayout(pool).scores) if n.startswith(instance + "@")]
+    values: dict[str, list[Any]] = disk.read_parquet(
+        PoolLayout(pool).score_columns(name, shard)
+    ).to_pydict()
+    return values
+
+
+def recipe(*specs: FilterSpec, rules: Sequence[Rule] = ()) -> Recipe:
+    source = Source(kind="files", paths=("x.csv",))
+    return Recipe(
+        name="r", source=source, filters=specs, views=(View(name="v", rules=tuple(rules)),)
+    )
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_a_set_under_another_name_is_copied_and_not_computed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_large: bool
+) -> None:
+    if is_large:
+        make_folders_small(monkeypatch)
+    pool = make_pool(tmp_path, rows(20), per_shard=4)
+    first = run(pool, WORDS)["words"]
+    calls = len(Words.calls)
+    assert calls == 5
+    copy = run(pool, LONG)["long"]
+    assert len(Words.calls) == calls
+    assert (copy["id"], copy["kind"], copy["columns"]) == (
+        first["id"], "words", ["long", "long_twice"],
+    )  # fmt: skip
+    same = ("fingerprint", "rows", "stored", "scored", "seconds")
+    assert {key: copy[key] for key in same} == {key: first[key] for key in same}
+    if not is_large:
+        original, renamed = table(pool, "words"), table(pool, "long")
+        assert renamed == {"long": original["words"], "long_twice": original["words_twice"]}
+    other = FilterSpec(name="half", kind="words", options={"step": 2})
+    both = FilterSpec(name="half_too", kind="words", options={"step": 2})
+    assert run(pool, other, both)["half"]["id"] != first["id"]
+    assert len(Words.calls) == 2 * calls  # of two equal ones in a recipe, one was computed
+    write_shard(pool, 5, list(enumerate(rows(4), start=20)))
+    run(pool, WORDS, LONG)
+    assert len(Words.calls) == 2 * calls + 1  # and of a pool that grew, the new shard once
+
+
+def test_rules_read_the_columns_of_instances(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path, rows(20))
+    rules = (Rule(name="enough", where="long >= 2"), Rule(name="few", where="words_twice < 10"))
+    of_both = recipe(WORDS, LONG, rules=rules)
+    with pytest.raises(ValueError, match=r"scores of filter long \(long@\w+\) are not there"):
+        choose_views(pool, of_both)
+    run(pool, WORDS, LONG)
+    document = choose_views(pool, of_both)["v"]
+    assert document.kept == sum(1 for i in range(20) if i % 5 != 4 and 2 <= i % 7 + 1 < 5)
+    assert {name: each.partition("@")[0] for name, each in document.scores.items()} == {
+        "long": "long", "words": "words",
+    }  # fmt: skip
+    lines = "\n".join(column_lines(list_columns(pool)))
+    assert "long_twice" in lines
+    assert "and twice as many" in lines
+    with pytest.raises(ValueError, match="uses column 'words' of filter words, which recipe 'r'"):
+        choose_views(pool, recipe(LONG, rules=[Rule(name="a", where="words > 1")]))
+
+
+def test_columns_that_are_read_run_first_and_decide_the_id(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path, rows(20))
+    sets = run(pool, WORDS, RATIO)
+    assert sets["ratio"]["reads"] == {"words": f"words@{sets['words']['id']}"}
+    twice = table(pool, "words")["words_twice"]
+    assert table(pool, "ratio")["ratio"] == [None if v is None else v / 4 for v in twice]
+    calls = len(Words.calls)
+    stepped = FilterSpec(name="words", options={"step": 2})
+    other = run(pool, stepped, RATIO)
+    assert other["ratio"]["id"] != sets["ratio"]["id"]
+    assert len(Words.calls) == 2 * calls
+    # Both sets of words are in the pool: the recipe says which one is meant.
+    assert (
+        PoolSets(read_commits(pool), [WORDS, RATIO]).require("ratio")[1].id == sets["ratio"]["id"]
+    )
+    with pytest.raises(ValueError, match=r"has several score sets of it \(words@\w+, words@"):
+        run(pool, RATIO)
+    assert run(pool, RATIO, recipe=recipe(stepped, RATIO))["ratio"]["id"] == other["ratio"]["id"]
+
+
+def test_one_set_in_the_pool_is_enough_to_read(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path, rows(10))
+    run(pool, LONG)
+    ratio = FilterSpec(name="ratio", options={"of": "long"})
+    assert run(pool, ratio)["ratio"]["scored"] == 8
+
+
+@pytest.mark.parametrize(
+    ("specs", "message"),
+    [
+        ([RATIO], "reads the columns of filter words, which .* does not have; put the filter"),
+        ([RATIO, WORDS], "reads words, which stands behind it in the filter list; put words bef"),
+        ([FilterSpec(name="ratio", options={"of": "ratio"})], r"reads its own columns \(ratio\)"),
+        (
+            [WORDS, FilterSpec(name="ratio", options={"of": "wrods"})],
+            "did you mean 'words'",
+        ),
+        (
+            [
+                FilterSpec(name="a", kind="ratio", options={"of": "b"}),
+                FilterSpec(name="b", kind="ratio", options={"of": "a"}),
+            ],
+            "filter a reads b, which stands behind it",
+        ),
+    ],
+)
+def test_what_cannot_be_read(tmp_path: Path, specs: list[FilterSpec], message: str) -> None:
+    pool = make_pool(tmp_path, rows(5))
+    with pytest.raises(ValueError, match=message) as error:
+        score(pool, specs, engine="inline")
+    assert "\n" not in str(error.value)
+
+
+def test_a_set_that_is_not_complete_is_not_read(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path, rows(20))
+    words = run(pool, WORDS)["words"]
+    disk.remove(PoolLayout(pool).score_set_json(f"words@{words['id']}"))
+    assert read_score_set(pool, f"words@{words['id']}") is None
+    with pytest.raises(ValueError, match=r"which .* does not have"):
+        score(pool, [RATIO], engine="inline")
+    with pytest.raises(ValueError, match=r"are not complete in .*; score both"):
+        score(pool, [RATIO], engine="inline", recipe=recipe(WORDS, RATIO))
