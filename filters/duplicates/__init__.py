@@ -1,0 +1,7 @@
+"""Rows that show the same image: equal bytes, near hashes, near embeddings."""
+
+from __future__ import annotations
+
+from filters.duplicates.duplicate import Duplicate
+
+__all__ = ["Duplicate"]

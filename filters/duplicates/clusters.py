@@ -1,0 +1,187 @@
+"""Near pairs of embeddings within clusters (SemDeDup, Abbas et al. 2023).
+
+Rows are clustered by spherical k-means of faiss over a sample of them, and only rows of the same
+cluster are compared. Near rows on both sides of a border between clusters are not found.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int64]
+
+BLOCK = 256  # rows of both sides of a product; all blocks have this size, the last is filled up
+MOST_CLUSTERS = 50_000  # as SemDeDup has for LAION-440M
+LARGEST = 65_536  # rows of a cluster, by estimate; larger ones are clustered again
+DEEPEST = 3  # times that a cluster is divided: of equal embeddings it cannot be
+TRAINING_ROWS = 256  # of the sample per cluster
+ITERATIONS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clusters:
+    """Centroids, (clusters, width), of length 1."""
+
+    centroids: Floats
+
+
+def vectors(column: pa.Array | pa.ChunkedArray) -> tuple[Floats, NDArray[np.bool_]]:
+    """((rows, width) of length 1, which rows have an embedding). The others are zero.
+
+    A row of NULL, of NaN or of zeros has none. ValueError for a column of another type.
+    """
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if not pa.types.is_fixed_size_list(array.type):
+        raise ValueError(
+            f"embeddings are of type {array.type}; lists of a fixed size are needed, as the filter "
+            "embed stores them"
+        )
+    width = array.type.list_size
+    there = np.asarray(array.is_valid())
+    rows = np.zeros((len(array), width), np.float32)
+    rows[there] = array.drop_null().flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    usable: NDArray[np.bool_] = there & np.isfinite(lengths[:, 0]) & (lengths[:, 0] > 0)
+    rows[~usable] = 0
+    np.divide(rows, lengths, out=rows, where=usable[:, None])
+    return rows, usable
+
+
+def uid_hashes(uids: pa.Array | pa.ChunkedArray) -> NDArray[np.uint64]:
+    """(rows,) a 64-bit hash of each uid."""
+    return np.array([xxhash.xxh3_64_intdigest(uid) for uid in uids.to_pylist()], np.uint64)
+
+
+def train(sample: Floats, rows: int, clusters: int | None, seed: int, device: str) -> Clusters:
+    """The clusters of `rows` rows from a sample of them, which is in the order of its hashes.
+
+    clusters: their number; None: the square root of the rows, at most MOST_CLUSTERS. It is never
+    more than the sample has rows. A cluster that is estimated to be larger than LARGEST is divided.
+    """
+    wanted = clusters or min(MOST_CLUSTERS, math.isqrt(max(1, rows)))
+    wanted = max(1, min(wanted, len(sample)))
+    if wanted == 1 and rows <= LARGEST:
+        return Clusters(centroids=_mean(sample))
+    sample = sample[: max(wanted * TRAINING_ROWS, wanted)]
+    centroids = _kmeans(sample, wanted, seed, device)
+    share = rows / len(sample)
+    for _ in range(DEEPEST):
+        cluster = assign(sample, centroids)
+        members = np.bincount(cluster, minlength=len(centroids))
+        large = np.flatnonzero(members * share > LARGEST)
+        if not len(large):
+            break
+        parts = [np.delete(centroids, large, axis=0)]
+        for number in large.tolist():
+            own = sample[cluster == number]
+            pieces = min(math.ceil(len(own) * share / LARGEST) + 1, len(own))
+            parts.append(_kmeans(own, pieces, seed, device))
+        centroids = np.concatenate(parts)
+    return Clusters(centroids=centroids)
+
+
+def _mean(sample: Floats) -> Floats:
+    mean = sample.mean(axis=0, keepdims=True)
+    length = float(np.linalg.norm(mean)) if len(sample) else 0.0
+    if not length > 0:  # no rows, or rows that cancel each other: any direction serves
+        mean = np.eye(1, max(1, sample.shape[1]), dtype=np.float32)
+        length = 1.0
+    centroid: Floats = (mean / length).astype(np.float32)
+    return centroid
+
+
+def _kmeans(sample: Floats, clusters: int, seed: int, device: str) -> Floats:
+    import faiss
+
+    if clusters >= len(sample):
+        return np.unique(sample, axis=0)
+    settings: dict[str, Any] = {"niter": ITERATIONS, "spherical": True, "seed": seed}
+    settings |= {"min_points_per_centroid": 1, "max_points_per_centroid": TRAINING_ROWS}
+    threads = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(1)  # sums of several threads depend on their number
+    try:
+        kmeans = faiss.Kmeans(sample.shape[1], clusters, gpu=device == "cuda", **settings)
+        kmeans.train(np.ascontiguousarray(sample))
+    finally:
+        faiss.omp_set_num_threads(threads)
+    centroids: Floats = np.asarray(kmeans.centroids, np.float32)
+    return centroids
+
+
+def check_faiss(device: str) -> None:
+    """ValueError where faiss, or its GPU half, is not there."""
+    try:
+        import faiss
+    except ImportError:
+        raise ValueError(
+            "filter duplicate: on: embedding needs faiss, which is not installed: "
+            "pip install -e '.[cpu]'"
+        ) from None
+    if device == "cuda" and not hasattr(faiss, "StandardGpuResources"):
+        raise ValueError(
+            "filter duplicate: device is cuda, but the installed faiss has no GPU half: "
+            "pip install -e '.[gpu]', or leave device out"
+        )
+
+
+def assign(rows: Floats, centroids: Floats) -> Ints:
+    """(rows,) the cluster of each row: the centroid of the largest cosine, the first of equal
+    ones."""
+    best = np.full(len(rows), -np.inf, np.float32)
+    cluster = np.zeros(len(rows), np.int64)
+    for start, first in _blocks(rows):
+        part = slice(start, min(start + BLOCK, len(rows)))
+        count = part.stop - part.start
+        for offset, second in _blocks(centroids):
+            known = min(BLOCK, len(centroids) - offset)
+            cosines = (first @ second.T)[:count, :known]
+            nearest = cosines.argmax(axis=1)
+            value = cosines[np.arange(count), nearest]
+            better = value > best[part]
+            cluster[part][better] = nearest[better] + offset
+            best[part][better] = value[better]
+    return cluster
+
+
+def near_in_cluster(rows: Floats, threshold: float) -> Iterator[tuple[Ints, Ints]]:
+    """(i, j) with i < j of all rows whose cosine is at least the threshold, some at a time."""
+    for start, first in _blocks(rows):
+        for offset, second in _blocks(rows):
+            if offset < start:
+                continue
+            i, j = np.nonzero(first @ second.T >= threshold)
+            i, j = i + start, j + offset
+            is_pair = (i < j) & (j < len(rows))
+            yield i[is_pair], j[is_pair]
+
+
+def cosines_between(rows: Floats, others: Floats, threshold: float) -> NDArray[np.bool_]:
+    """(rows,) True where the cosine with one of the others is at least the threshold."""
+    near = np.zeros(len(rows), np.bool_)
+    for start, first in _blocks(rows):
+        for offset, second in _blocks(others):
+            known = min(BLOCK, len(others) - offset)
+            hits = np.any((first @ second.T)[:, :known] >= threshold, axis=1)
+            near[start : start + BLOCK] |= hits[: len(rows) - start]
+    return near
+
+
+def _blocks(rows: Floats) -> Iterator[tuple[int, Floats]]:
+    """Blocks of one size, the last filled with zeros: a product of another shape may be rounded in
+    another way."""
+    for start in range(0, len(rows), BLOCK):
+        block = rows[start : start + BLOCK]
+        if len(block) < BLOCK:
+            filled = np.zeros((BLOCK, rows.shape[1]), np.float32)
+            filled[: len(block)] = block
+            block = filled
+        yield start, block

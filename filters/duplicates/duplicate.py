@@ -1,0 +1,319 @@
+"""Groups of rows that show the same image, and the row of each group that survives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from filters.base import GROUP, Columns, PoolFilter
+from filters.duplicates import clusters
+from filters.duplicates.components import LINKS, Numbers, collapse, joined, links_of
+from filters.duplicates.other_pool import OtherPool
+from filters.duplicates.routes import Route, route_near
+from filters.duplicates.survivors import as_score, sizes, survivors
+from filters.partitions import mixed, partition_of
+from manifests.hamming import as_words, near_pieces
+from manifests.phash import PDQ_QUALITY, PDQ_RADIUS
+
+COLUMNS = {"sha256": "sha256", "perceptual": "pdq", "embedding": "embed_image"}
+# Hashes of 64 bits: copies that were resized or compressed again are within 6 (filter picture).
+RADII = {64: 6, 256: PDQ_RADIUS}
+FARTHEST = "hard"  # best: the row farthest from the centroid of its cluster
+Bools = NDArray[np.bool_]
+
+
+@dataclass(kw_only=True)
+class Duplicate(PoolFilter):
+    """duplicate_group: the smallest uid of the group; duplicate_size: its rows; duplicate_survivor:
+    True for one row of the group.
+
+    on: sha256 (equal bytes as they were received), perceptual (hashes within `radius` bits) or
+    embedding (cosine at least `threshold`, within a cluster). column: what is compared; by default
+    sha256, pdq or embed_image. A group is connected by its near pairs; two of its rows may be far
+    from each other.
+
+    best: the column by which a row survives, the highest value; NULL and NaN are last, equal values
+    go by the smallest uid. Without it: for embeddings the row farthest from the centroid, else the
+    smallest uid. quality, quality_column: rows of a lower quality are groups of their own, because
+    their hashes are noise; by default COLUMN_quality, and none for phash. against: another pool; a
+    group with a row near one of its rows has no survivor.
+
+    clusters, sample, seed: k-means over the share `sample` of the rows. A row without the compared
+    value has NULL.
+    """
+
+    name: ClassVar[str] = "duplicate"
+    adds: ClassVar[dict[str, pa.DataType]] = {
+        "duplicate_group": pa.string(),
+        "duplicate_size": pa.int32(),
+        "duplicate_survivor": pa.bool_(),
+    }
+    meanings: ClassVar[dict[str, str]] = {
+        "duplicate_group": "smallest uid of the rows that show the same image",
+        "duplicate_size": "rows of the group",
+        "duplicate_survivor": "true for the best row of each group",
+    }
+
+    on: Literal["sha256", "perceptual", "embedding"]
+    column: str | None = None
+    best: str | None = None
+    radius: int | None = None
+    threshold: float = 0.99
+    quality: float = PDQ_QUALITY
+    quality_column: str | None = None
+    against: str | None = None
+    clusters: int | None = None
+    sample: float = 0.1
+    seed: int = 0
+    device: Literal["cpu", "cuda"] = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.radius is not None and (self.radius < 0 or self.on != "perceptual"):
+            raise ValueError(
+                f"filter duplicate: radius is {self.radius}; it is a number of bits from 0 and "
+                "belongs to on: perceptual"
+            )
+        if not 0 < self.threshold <= 1:
+            raise ValueError(
+                f"filter duplicate: threshold is {self.threshold}; it is a cosine above 0, at most "
+                "1; a distance of 0.01 is threshold: 0.99"
+            )
+        if not 0 < self.sample <= 1:
+            raise ValueError(
+                f"filter duplicate: sample is {self.sample}; it is a share of the rows above 0"
+            )
+        if self.clusters is not None and self.clusters < 1:
+            raise ValueError(
+                f"filter duplicate: clusters is {self.clusters}; it must be at least 1"
+            )
+        if self.best == FARTHEST and self.on != "embedding":
+            raise ValueError("filter duplicate: best: hard needs the clusters of on: embedding")
+
+    # --- what is read -----------------------------------------------------------------------------
+
+    @property
+    def compared(self) -> str:
+        """The column that is compared."""
+        return self.column or COLUMNS[self.on]
+
+    @property
+    def quality_read(self) -> str | None:
+        """The column of the quality of a hash; None where there is none."""
+        if self.on != "perceptual":
+            return None
+        if self.quality_column is None and self.compared.endswith("phash"):
+            return None
+        return self.quality_column or f"{self.compared}_quality"
+
+    @property
+    def linked(self) -> bool:  # type: ignore[override]
+        """Equal values meet in one partition; near ones need the engine's components."""
+        return self.on != "sha256"
+
+    @property
+    def copies(self) -> float:  # type: ignore[override]
+        """A hash goes to at most radius + 1 partitions."""
+        return 1.0 if self.on != "perceptual" else float(max(self.radius or 0, PDQ_RADIUS) + 1)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        names = [self.compared]
+        if self.quality_read is not None:
+            names.append(self.quality_read)
+        if self.best is not None and self.best != FARTHEST:
+            names.append(self.best)
+        return tuple(dict.fromkeys(names))
+
+    def identity(self) -> str:
+        if self.against is None:
+            return ""
+        return OtherPool(self.against).identity(self._columns_of_other())
+
+    def _columns_of_other(self) -> list[str]:
+        return [self.compared] + ([self.quality_read] if self.quality_read else [])
+
+    def check(self) -> None:
+        if self.on == "embedding":
+            clusters.check_faiss(self.device)
+        if self.against is not None:
+            OtherPool(self.against)
+
+    # --- partitions -------------------------------------------------------------------------------
+
+    def summarise(self, rows: pa.Table) -> pa.Table | None:
+        """For embeddings: how many rows there are, and a sample of them, drawn by their uids."""
+        if self.on != "embedding":
+            return pa.table({"count": [0]})
+        column = rows[self.compared].combine_chunks()
+        _, usable = clusters.vectors(column)
+        hashes = clusters.uid_hashes(rows["uid"])
+        drawn = np.flatnonzero(usable & (hashes <= np.uint64(self.sample * (2**64 - 2**11))))
+        # The first row has the count; it is no vector.
+        nothing = pa.nulls(1, column.type)
+        return pa.table(
+            {
+                "count": pa.array([int(usable.sum()), *([0] * len(drawn))], pa.int64()),
+                "hash": pa.array(np.concatenate([[0], hashes[drawn]]).astype(np.uint64)),
+                "vector": pa.concat_arrays([nothing, column.take(pa.array(drawn))]),
+            }
+        )
+
+    def combine(self, summaries: pa.Table) -> Any:
+        if self.on != "embedding":
+            return None
+        count = pc.sum(summaries["count"]).as_py() or 0
+        drawn = summaries.filter(pc.is_valid(summaries["vector"]))
+        # Not sort_by: Arrow cannot sort a table that has lists.
+        drawn = drawn.take(pc.sort_indices(drawn["hash"]))
+        vectors, _ = clusters.vectors(drawn["vector"])
+        return clusters.train(vectors, count, self.clusters, self.seed, self.device)
+
+    def route(self, rows: pa.Table, state: Any, partitions: int) -> Route:
+        there = np.flatnonzero(np.asarray(rows[self.compared].is_valid()))
+        if self.on == "embedding":
+            vectors, usable = clusters.vectors(rows[self.compared])
+            there = np.flatnonzero(usable)
+            cluster = clusters.assign(vectors[there], state.centroids).astype(np.uint64)
+            return there, (mixed(cluster) % np.uint64(partitions)).astype(np.int64)
+        present = rows.take(pa.array(there))
+        if self.on == "sha256":
+            return there, partition_of(present[self.compared], partitions)
+        is_clear = self._is_clear(present)
+        words = as_words(present[self.compared].filter(pa.array(is_clear)))
+        uids = present["uid"].combine_chunks()
+        near_rows, near_parts = route_near(
+            uids.filter(pa.array(is_clear)), words, self._radius_of(words), partitions
+        )
+        plain = np.flatnonzero(~is_clear)
+        plain_parts = partition_of(uids.take(pa.array(plain)), partitions)
+        row = np.concatenate([np.flatnonzero(is_clear)[near_rows], plain])
+        return there[row], np.concatenate([near_parts, plain_parts])
+
+    def _radius_of(self, words: Any) -> int:
+        bits = 64 * words.shape[1]
+        if self.radius is None and bits not in RADII:
+            raise ValueError(
+                f"filter duplicate: hashes of {self.compared} have {bits} bits; set radius"
+            )
+        return self.radius if self.radius is not None else RADII[bits]
+
+    def _is_clear(self, rows: pa.Table) -> Bools:
+        """(rows,) True where the hash can be compared: its quality is high enough, or unknown."""
+        if self.quality_read is None:
+            return np.ones(len(rows), np.bool_)
+        quality = rows[self.quality_read]
+        return np.asarray(pc.fill_null(pc.greater_equal(quality, self.quality), True), np.bool_)
+
+    # --- judgement --------------------------------------------------------------------------------
+
+    def judge(self, rows: pa.Table, state: Any) -> Columns:
+        key = rows[self.compared].combine_chunks().dictionary_encode().indices.to_numpy()
+        _, first, number = np.unique(key, return_index=True, return_inverse=True)
+        groups = rows["uid"].take(pa.array(first[number]))
+        return self._columns_of_groups(rows, groups, None)
+
+    def links(self, rows: pa.Table, state: Any) -> pa.Table:
+        if self.on == "embedding":
+            return links_of(rows["uid"], self._embedding_labels(rows, state))
+        clear = np.flatnonzero(self._is_clear(rows))
+        if not len(clear):
+            return LINKS.empty_table()
+        kept = rows.take(pa.array(clear))
+
+        def pairs_of(values: pa.Array) -> Iterator[tuple[Numbers, Numbers]]:
+            words = as_words(values)
+            return near_pieces(words, self._radius_of(words))
+
+        return links_of(kept["uid"], collapse(kept[self.compared], pairs_of))
+
+    def _embedding_labels(self, rows: pa.Table, state: Any) -> NDArray[np.int64]:
+        vectors, _ = clusters.vectors(rows[self.compared])
+        cluster = clusters.assign(vectors, state.centroids)
+        labels = np.arange(len(rows))
+        order = np.argsort(cluster, kind="stable")
+        for members in np.split(order, np.flatnonzero(np.diff(cluster[order])) + 1):
+            if len(members) > 1:
+                # Equal embeddings are one: many copies of a row cost no more than one row.
+                own, first, number = np.unique(
+                    vectors[members], axis=0, return_index=True, return_inverse=True
+                )
+                by_row = np.argsort(first)
+                rank = np.empty_like(by_row)
+                rank[by_row] = np.arange(len(first))
+                pairs = clusters.near_in_cluster(own[by_row], self.threshold)
+                label = joined(len(own), pairs)
+                labels[members] = members[first[by_row][label[rank[number.ravel()]]]]
+        return labels
+
+    def judge_groups(self, rows: pa.Table, state: Any) -> Columns:
+        return self._columns_of_groups(rows, rows[GROUP], state)
+
+    def _columns_of_groups(self, rows: pa.Table, groups: pa.ChunkedArray, state: Any) -> Columns:
+        group = groups.combine_chunks()
+        survives = survivors(rows["uid"].combine_chunks(), group, self._scores(rows, state))
+        if self.against is not None:
+            known = group.filter(pa.array(self._is_in_other(rows, state)))
+            survives &= ~np.asarray(pc.is_in(group, value_set=pc.unique(known)))
+        return {
+            "duplicate_group": group,
+            "duplicate_size": sizes(group).astype(np.int32),
+            "duplicate_survivor": survives,
+        }
+
+    def _scores(self, rows: pa.Table, state: Any) -> pa.Array | None:
+        if self.best is not None and self.best != FARTHEST:
+            return as_score(rows[self.best], self.best)
+        if self.on != "embedding":
+            return None
+        vectors, _ = clusters.vectors(rows[self.compared])
+        own = state.centroids[clusters.assign(vectors, state.centroids)]
+        return pa.array(-np.einsum("re,re->r", vectors, own))
+
+    def _is_in_other(self, rows: pa.Table, state: Any) -> Bools:
+        """(rows,) True where a row of the other pool is a duplicate."""
+        assert self.against is not None
+        near = np.zeros(len(rows), np.bool_)
+        clear = np.flatnonzero(self._is_clear(rows))
+        for other in OtherPool(self.against).columns(self._columns_of_other()):
+            other = other.filter(pc.is_valid(other[self.compared]))
+            if self.on == "sha256":
+                near |= np.asarray(pc.is_in(rows[self.compared], value_set=other[self.compared]))
+            elif self.on == "perceptual":
+                other = other.filter(pa.array(self._is_clear(other)))
+                near[clear] |= self._near_hashes(rows.take(pa.array(clear)), other)
+            else:
+                near |= self._near_embeddings(rows, other, state)
+        return near
+
+    def _near_hashes(self, rows: pa.Table, other: pa.Table) -> Bools:
+        own = rows[self.compared].combine_chunks().dictionary_encode()
+        words, others = as_words(own.dictionary), as_words(pc.unique(other[self.compared]))
+        if words.shape[1] != others.shape[1]:
+            raise ValueError(f"against: {self.compared} of {self.against} has another width")
+        sides = np.arange(len(words) + len(others)) < len(words)
+        near = np.zeros(len(sides), np.bool_)
+        both = np.concatenate([words, others])
+        for i, j in near_pieces(both, self._radius_of(words), sides):
+            near[i] = near[j] = True
+        of_row: Bools = near[own.indices.to_numpy()]
+        return of_row
+
+    def _near_embeddings(self, rows: pa.Table, other: pa.Table, state: Any) -> Bools:
+        vectors, _ = clusters.vectors(rows[self.compared])
+        others, usable = clusters.vectors(other[self.compared])
+        others = others[usable]
+        if others.shape[1] != vectors.shape[1]:
+            raise ValueError(f"against: {self.compared} of {self.against} has another width")
+        cluster, of_other = (clusters.assign(each, state.centroids) for each in (vectors, others))
+        near = np.zeros(len(rows), np.bool_)
+        for number in np.intersect1d(cluster, of_other).tolist():
+            own = np.flatnonzero(cluster == number)
+            own_others = others[of_other == number]
+            near[own] = clusters.cosines_between(vectors[own], own_others, self.threshold)
+        return near
