@@ -8,6 +8,7 @@ from filters.base import FilterBase, check_options
 from filters.caption import Caption
 from filters.clip import ClipLoss, ClipScore, Embed, Head
 from filters.concepts import Balance, Concept
+from filters.duplicates import Duplicate
 from filters.instances import RESERVED, Instance, check_instance_name
 from filters.language import Language
 from filters.optout import Optout
@@ -42,6 +43,7 @@ FILTERS: dict[str, type[FilterBase]] = {
     "embed": Embed,
     "clip_loss": ClipLoss,
     "head": Head,
+    "duplicate": Duplicate,
 }
 
 

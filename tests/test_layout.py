@@ -38,7 +38,7 @@ ORDER = {
     ],
     "filters": [
         "base", "partitions", "instances", "user_file", "caption", "language", "optout", "pdq",
-        "picture", "tokens", "clip", "concepts", "__init__",
+        "picture", "tokens", "clip", "concepts", "duplicates", "__init__",
     ],
     "pipeline": [
         "progress", "executor", "pool", "images", "scoring", "views", "archives", "crawl",

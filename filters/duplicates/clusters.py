@@ -58,7 +58,8 @@ def vectors(column: pa.Array | pa.ChunkedArray) -> tuple[Floats, NDArray[np.bool
 
 def uid_hashes(uids: pa.Array | pa.ChunkedArray) -> NDArray[np.uint64]:
     """(rows,) a 64-bit hash of each uid."""
-    return np.array([xxhash.xxh3_64_intdigest(uid) for uid in uids.to_pylist()], np.uint64)
+    hashes = [xxhash.xxh3_64_intdigest(uid.encode()) for uid in uids.to_pylist()]
+    return np.array(hashes, np.uint64)
 
 
 def train(sample: Floats, rows: int, clusters: int | None, seed: int, device: str) -> Clusters:
@@ -90,12 +91,11 @@ def train(sample: Floats, rows: int, clusters: int | None, seed: int, device: st
 
 
 def _mean(sample: Floats) -> Floats:
-    mean = sample.mean(axis=0, keepdims=True)
-    length = float(np.linalg.norm(mean)) if len(sample) else 0.0
+    total = sample.sum(axis=0, keepdims=True)
+    length = float(np.linalg.norm(total))
     if not length > 0:  # no rows, or rows that cancel each other: any direction serves
-        mean = np.eye(1, max(1, sample.shape[1]), dtype=np.float32)
-        length = 1.0
-    centroid: Floats = (mean / length).astype(np.float32)
+        total, length = np.eye(1, max(1, sample.shape[1]), dtype=np.float32), 1.0
+    centroid: Floats = (total / length).astype(np.float32)
     return centroid
 
 
