@@ -39,7 +39,8 @@ class OtherPool:
         }
         own = [name for name in names if not sets[name]]
         for shard in self.commits.names():
-            sidecar = disk.read_parquet(self.commits.sidecar(shard), [*own, "uid", "status"])
+            needed = list(dict.fromkeys([*own, "uid", "status"]))
+            sidecar = disk.read_parquet(self.commits.sidecar(shard), needed)
             columns = {name: sidecar[name] for name in own}
             for each, reader in files.items():
                 wanted = [name for name in names if sets[name] == each]
