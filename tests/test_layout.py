@@ -49,15 +49,15 @@ ORDER = {
     "train": [
         "rng", "tokenise", "mixing", "model", "store", "config", "pixels", "data", "streams",
         "step", "formats", "dist", "capacity", "task_data", "evaluation", "running", "stats",
-        "ablation", "reporting",
+        "ablation", "reporting", "benching",
         "run", "evaluate", "export",
-        "ablate", "report", "sizing",
+        "ablate", "report", "sizing", "bench",
     ],
 }  # fmt: skip
 ENTRIES = [
     "pipeline/build.py", "pipeline/score.py", "pipeline/filter.py", "pipeline/audit.py",
     "train/run.py", "train/evaluate.py", "train/ablate.py", "train/report.py", "train/export.py",
-    "train/sizing.py",
+    "train/sizing.py", "train/bench.py",
 ]  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from train.data.damage import DamageCounts, DamagedSample, too_many_damaged
 from train.data.loader import Batch, Loader, copy_tokens
 from train.data.retry import ReadFailed, read_with_retries
+from train.data.stage_times import StageTimes
 from train.data.view_columns import (
     ShardColumns,
     ViewMasks,
@@ -22,6 +23,7 @@ __all__ = [
     "Loader",
     "ReadFailed",
     "ShardColumns",
+    "StageTimes",
     "ViewMasks",
     "copy_tokens",
     "covers",

@@ -13,10 +13,10 @@ from __future__ import annotations
 import math
 import os
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from train.data.live_rows import open_live
 from train.data.read_ahead import GROUP_STEPS, ReadAhead, StepReads, read_positions
 from train.data.row_chances import ViewChances
 from train.data.row_numbers import ViewNumbers
+from train.data.stage_times import StageTimes
 from train.data.view_reading import ViewReading
 from train.data.view_rows import ViewRows, open_view
 from train.mixing import Order, RunOrder, blend_schedule, blend_sources
@@ -42,6 +43,8 @@ from train.pixels import (
     smallest_side,
 )
 
+P = ParamSpec("P")
+T = TypeVar("T")
 PREFETCH = 4  # batches that are read ahead at most
 PREFETCH_BYTES = 2**30  # pixels of the batches that are read ahead; one batch is always allowed
 LIVE_STEPS = 4  # that a live run reads together: what is read ahead cannot draw from new shards
@@ -107,8 +110,11 @@ class Loader:
         *,
         out: str | None = None,
         decides: bool = True,
+        times: StageTimes | None = None,
     ) -> None:
-        """out, decides: of a live run, its folder and whether this process decides its segments."""
+        """out, decides: of a live run, its folder and whether this process decides its segments.
+        times: where the time of each stage is added up.
+        """
         check_world(config, world)
         assert 0 <= rank < world
         self.names = tuple(sorted(blend.views))
@@ -134,7 +140,16 @@ class Loader:
         share = config.batch_size // world
         self._rows = range(rank * share, (rank + 1) * share)  # of every global batch
         self._min_size = smallest_side(max(model.height_width), config.crop_min)
+        self._times = times
+        self._decode_image = self._timed("decode", decode_image)
+        self._crop_into = self._timed("resize", random_crop_into)
+        self._copy_tokens = self._timed("collate", copy_tokens)
+        self._read_image = self._timed("read", _read_image)
+        self._plan = self._timed("collate", self._planned)
         self._pin = config.device != "cpu" and torch.cuda.is_available()
+
+    def _timed(self, stage: str, call: Callable[P, T]) -> Callable[P, T]:
+        return call if self._times is None else self._times.timed(stage, call)
 
     def __len__(self) -> int:
         return self._config.steps
@@ -142,7 +157,7 @@ class Loader:
     def __iter__(self) -> Iterator[Batch]:
         return self.batches()
 
-    def batches(self, start: int = 0) -> Iterator[Batch]:
+    def batches(self, start: int = 0) -> Generator[Batch]:
         """The batches of steps start, start + 1, … of the run.
 
         Close or drain it to end its threads.
@@ -168,6 +183,7 @@ class Loader:
             self._most_shards,
             cache,
             LIVE_STEPS if self.is_live else GROUP_STEPS,
+            self._times,
         )
         try:
             batches = self._threaded(reads, start) if threads else self._alone(reads, start)
@@ -220,7 +236,7 @@ class Loader:
         size = len(self._rows) * math.prod(self._size) * 3
         return max(1, min(PREFETCH, PREFETCH_BYTES // size))
 
-    def _plan(self, step: int, reads: StepReads) -> _PlannedBatch:
+    def _planned(self, step: int, reads: StepReads) -> _PlannedBatch:
         assert reads.step == step
         first, rows = self._rows.start, len(self._rows)
         numbers = crop_numbers(
@@ -259,8 +275,8 @@ class Loader:
         tokens_BT = planned.tokens.numpy()
         for r in range(start, stop):
             pixels, tokens, key = self._usable_row(planned, r, damaged)
-            random_crop_into(images[r], pixels, planned.numbers[r])
-            length_B[r] = copy_tokens(tokens, tokens_BT[r])
+            self._crop_into(images[r], pixels, planned.numbers[r])
+            length_B[r] = self._copy_tokens(tokens, tokens_BT[r])
             planned.keys[r] = key
         return damaged
 
@@ -277,11 +293,11 @@ class Loader:
                 if not len(tokens):
                     column = planned.column[r]
                     raise ValueError(f"it has no tokens{f' of {column}' if column else ''}")
-                data = planned.reads.image(r) if attempt == 0 else None
-                if data is None:
-                    data = view.read_image(shard, row)
+                data = self._read_image(
+                    planned.reads if attempt == 0 else None, r, view, shard, row
+                )
                 rows.whole_image(row, data)
-                pixels = decode_image(data, self._min_size, PIXELS)
+                pixels = self._decode_image(data, self._min_size, PIXELS)
             except ValueError as error:
                 sample = DamagedSample(
                     step=planned.step,
@@ -352,6 +368,12 @@ def _order(
     )
     order.check_repeats(config.steps, blend.max_repeats)
     return order
+
+
+def _read_image(reads: StepReads | None, r: int, view: ViewRows, shard: int, row: int) -> bytes:
+    """The bytes of an image: those that were asked for row `r` of the batch, else read now."""
+    data = None if reads is None else reads.image(r)
+    return view.read_image(shard, row) if data is None else data
 
 
 def _empty_images(shape: tuple[int, ...], pin: bool) -> Tensor:

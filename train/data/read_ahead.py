@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from manifests import disk
 from train.data.cached_parts import CachedImages, CachedParts
+from train.data.stage_times import StageTimes
 from train.data.view_rows import ShardRows, ViewRows
 from train.mixing import RunOrder
 from train.store import PartCache, coalesce
@@ -38,6 +39,7 @@ COLUMN_THREADS = 32  # columns never wait behind images; a first batch may need 
 LOCAL_COLUMN_THREADS = 8  # of local pools: each holds some MB, and little is waited for
 COLUMN_STEPS = 8  # steps whose columns are asked for before their images
 GROUP_STEPS = 64  # most steps whose images are read together
+FETCH = "fetch"  # the stage of the threads that read ahead, see stage_times.py
 READ_BYTES = 2**30  # images of a rank that were read, or are being read, before their step
 
 
@@ -138,10 +140,12 @@ class ReadAhead:
         most_shards: int,
         cache: PartCache | None = None,
         group_steps: int = GROUP_STEPS,
+        times: StageTimes | None = None,
     ) -> None:
         """rows: of every global batch. most_shards: whose columns are asked for ahead. cache: a
-        folder for parts of remote tars. group_steps: most steps that are read together."""
-        self._group_steps = group_steps
+        folder for parts of remote tars. group_steps: most steps that are read together.
+        times: where the time of the reads is added up."""
+        self._group_steps, self._times = group_steps, times
         self._parts = None if cache is None else CachedParts(cache)
         self._most_shards = most_shards
         self._order, self._views, self._rows = order, views, rows
@@ -289,7 +293,8 @@ class ReadAhead:
                 group.reads += self._ranged_reads(key, places)
         group.reads.sort(key=lambda ranged: ranged.first_step)
         for ranged in group.reads:
-            self._read_threads.submit(ranged.run)
+            run = ranged.run if self._times is None else self._times.timed(FETCH, ranged.run)
+            self._read_threads.submit(run)
 
     def _ranged_reads(
         self, key: ShardKey, places: Sequence[tuple[StepReads, int]]

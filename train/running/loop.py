@@ -13,8 +13,7 @@ import logging
 import math
 import platform
 import time
-from collections.abc import Generator
-from typing import Literal, cast
+from typing import Literal
 
 import numpy as np
 import torch
@@ -26,7 +25,6 @@ from manifests.run_layout import RunLayout
 from manifests.schema import Blend
 from train.capacity import resolve_micro_batch
 from train.config import TrainConfig, model_config
-from train.data import Batch
 from train.dist import checkpoint, process_group, sharded_checkpoint
 from train.formats import model_files, open_clip_files
 from train.running.identity import check_same_run, run_identity
@@ -180,9 +178,7 @@ def _steps(state: TrainState, stop: StopRequest, target: Target | None) -> int:
     if target is not None and target.reached_after(first):
         return first
     timer = SaveTimer(config)
-    batches = Feed(config, state.ranks.device).batches(
-        cast("Generator[Batch]", state.loader.batches(first))
-    )
+    batches = Feed(config, state.ranks.device).batches(state.loader.batches(first))
     with contextlib.closing(_Records(state)) as records, contextlib.closing(batches):
         runner = StepRunner(state, stop, timer, records.finished)
         for step in records.bar:

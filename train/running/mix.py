@@ -12,7 +12,7 @@ from manifests.documents import ViewDocument, read_document
 from manifests.pool_layout import PoolLayout
 from manifests.schema import Blend, TarStream
 from train.config import TrainConfig
-from train.data import Loader
+from train.data import Loader, StageTimes
 from train.mixing import Repeats
 from train.model import ModelConfig
 from train.streams import COMMAND, StreamDraws, StreamLoader
@@ -29,11 +29,12 @@ def open_loader(
     *,
     out: str | None = None,
     decides: bool = True,
+    times: StageTimes | None = None,
 ) -> RunLoader:
     """The batches of a blend: of its views, or of its streams. See `Loader` for the arguments."""
     if blend.streams:
-        return StreamLoader(blend, config, model, rank, world)
-    return Loader(blend, config, model, rank, world, out=out, decides=decides)
+        return StreamLoader(blend, config, model, rank, world, times=times)
+    return Loader(blend, config, model, rank, world, out=out, decides=decides, times=times)
 
 
 def read_blend(path: str) -> Blend:

@@ -21,7 +21,7 @@ from manifests import disk
 from manifests.disk import content_hash
 from manifests.schema import Blend, TarStream
 from train.config import TrainConfig, check_world
-from train.data import Batch, DamagedSample, copy_tokens
+from train.data import Batch, DamagedSample, StageTimes, copy_tokens
 from train.mixing import SourceRows, wheel_sequence, wheel_slots
 from train.model import ModelConfig
 from train.pixels import (
@@ -116,6 +116,8 @@ class StreamLoader:
         model: ModelConfig,
         rank: int = 0,
         world: int = 1,
+        *,
+        times: StageTimes | None = None,
     ) -> None:
         check_world(config, world)
         assert 0 <= rank < world
@@ -138,6 +140,7 @@ class StreamLoader:
         share = config.batch_size // world
         self._rows = range(rank * share, (rank + 1) * share)
         self._min_size = smallest_side(max(model.height_width), config.crop_min)
+        self._times = times or StageTimes()
         self._pin = config.device != "cpu" and torch.cuda.is_available()
 
     def __len__(self) -> int:
@@ -176,7 +179,7 @@ class StreamLoader:
         try:
             for step in range(len(self) + AHEAD):
                 if step < len(self):
-                    pending.append(planner.submit(plan, step))
+                    pending.append(planner.submit(self._times.timed("collate", plan), step))
                 if step >= AHEAD:
                     yield self._finish(pending.pop(0).result(), readers, coder)
         finally:
@@ -198,7 +201,7 @@ class StreamLoader:
                 readers=self._world * number,
                 seed=self.order.seed,
             )
-            readers.append(TarReader(share, self._counts[name]))
+            readers.append(TarReader(share, self._counts[name], self._times))
         return readers
 
     def _begin(
@@ -224,14 +227,15 @@ class StreamLoader:
     def _decode(self, plan: _Plan, rows: list[int]) -> list[tuple[int, str]]:
         """Decode and crop some rows of a batch; (row, reason) of those that cannot be decoded."""
         failed = []
-        images = plan.image.numpy()
+        images, times = plan.image.numpy(), self._times
+        decode, crop = times.timed("decode", decode_image), times.timed("resize", random_crop_into)
         for r in rows:
             try:
-                pixels = decode_image(plan.samples[r].image, self._min_size, PIXELS)
+                pixels = decode(plan.samples[r].image, self._min_size, PIXELS)
             except ValueError as error:
                 failed.append((r, str(error)))
                 continue
-            random_crop_into(images[r], pixels, plan.numbers[r])
+            crop(images[r], pixels, plan.numbers[r])
         return failed
 
     def _finish(self, plan: _Plan, readers: Mapping[str, _Turns], coder: CaptionTokenizer) -> Batch:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from manifests.schema import TarStream
-from train.data import ReadFailed
+from train.data import ReadFailed, StageTimes
 from train.rng import derive_key
 from train.streams.byte_streams import BrokenSource, Source, open_source
 from train.streams.counts import StreamCounts
@@ -50,8 +50,8 @@ class Share:
 class TarReader:
     """One reader. `take()` gives its next sample; `close()` ends its thread."""
 
-    def __init__(self, share: Share, counts: StreamCounts) -> None:
-        self._share, self._counts = share, counts
+    def __init__(self, share: Share, counts: StreamCounts, times: StageTimes) -> None:
+        self._share, self._counts, self._times = share, counts, times
         self._samples: queue.Queue[TarSample | BaseException] = queue.Queue(WAITING)
         self._is_closed = threading.Event()
         self._source: Source | None = None
@@ -90,8 +90,10 @@ class TarReader:
 
     def _run(self) -> None:
         try:
-            for sample in shuffled(self._read(), self._share):
-                self._put(sample)
+            samples = shuffled(self._read(), self._share)
+            following = self._times.timed("fetch", samples.__next__)
+            while True:
+                self._put(following())
         except Ended:
             return
         except BaseException as error:

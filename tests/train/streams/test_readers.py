@@ -10,7 +10,7 @@ import pytest
 
 from manifests.schema import TarStream
 from tests.support.other_tars import pack
-from train.data import ReadFailed
+from train.data import ReadFailed, StageTimes
 from train.streams import readers
 from train.streams.counts import StreamCounts
 from train.streams.readers import Share, TarReader
@@ -25,7 +25,7 @@ def reader_of(
     counts = StreamCounts()
     stream = TarStream(tars=tuple(tars), **options)
     share = Share(name="s", stream=stream, tars=tars, reader=reader, readers=of, seed=3)
-    one = TarReader(share, counts)
+    one = TarReader(share, counts, StageTimes())
     try:
         yield one, counts
     finally:
