@@ -24,6 +24,22 @@ def uid_hashes(uids: Sequence[str], seed: int) -> Hashes:
     return np.fromiter(hashes, np.uint64, len(uids))
 
 
+def _widened(table: pa.Table) -> pa.Table:
+    """The table with 32-bit floats in place of those of 16 bits, which DuckDB cannot read."""
+    schema = table.schema
+    for index, field in enumerate(schema):
+        schema = schema.set(index, field.with_type(_wide(field.type)))
+    return table if schema.equals(table.schema) else table.cast(schema)
+
+
+def _wide(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(_wide(kind.value_type), kind.list_size)
+    if pa.types.is_list(kind):
+        return pa.list_(_wide(kind.value_type))
+    return pa.float32() if pa.types.is_float16(kind) else kind
+
+
 class PartRows:
     """The joined columns of some consecutive rows."""
 
@@ -31,7 +47,7 @@ class PartRows:
         self, connection: duckdb.DuckDBPyConnection, table: pa.Table, first_row: int = 0
     ) -> None:
         """first_row: number of its first row in the pool."""
-        self.connection, self.table, self.first_row = connection, table, first_row
+        self.connection, self.table, self.first_row = connection, _widened(table), first_row
         columns = set(table.column_names)
         self.derived = {
             name: sql for name, (sql, sources) in DERIVED.items() if columns.issuperset(sources)

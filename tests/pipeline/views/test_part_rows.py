@@ -30,3 +30,13 @@ def test_hashes_are_of_the_stored_rows() -> None:
     expected = [xxhash.xxh3_64_intdigest(uid, 7) for uid in (b"a", b"c")]
     assert rows.stored_hashes(7).tolist() == expected == uid_hashes(["a", "c"], 7).tolist()
     assert rows.of_stored(np.array([True, False])).tolist() == [True, False, False]
+
+
+@pytest.mark.parametrize("length", [-1, 2])
+def test_16_bit_floats_can_be_read_by_rules(length: int) -> None:
+    vectors = pa.array([[0.5, 1.0], [0.0, 2.0], None], pa.list_(pa.float16(), length))
+    table = TABLE.append_column("half", pa.array([0.25, 1, 2], pa.float16()))
+    rows = PartRows(connect(threads=1), table.append_column("vector", vectors))
+    alive = np.ones(3, np.bool_)
+    assert rows.evaluate("half > 0.5", alive).to_pylist() == [False, True, True]
+    assert rows.evaluate("vector[1] = 0.5", alive).to_pylist() == [True, False, None]
