@@ -150,13 +150,13 @@ class Pool(RuleBasedStateMachine):
     def change_input(self) -> None:
         """Another list is refused, and nothing of the pool changes."""
         table = Path(self.inputs) / "captions.csv"
-        before = table.read_text()
-        table.write_text(before + "new.jpg,a new row\n")
+        before = table.read_bytes()  # read_text would change the ends of its lines
+        table.write_bytes(before + b"new.jpg,a new row\n")
         arguments = (chaos_model.act, "build", self.inputs, self.pool)
         ended = server().watch(Path(self.pool), 0, "kill", *arguments)
         assert ended.value == 2, ended.output
         assert ended.output.strip().splitlines()[-1].startswith("error: ")
-        table.write_text(before)
+        table.write_bytes(before)
 
     # --- what holds -------------------------------------------------------------------------------
 
