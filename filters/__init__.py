@@ -8,7 +8,7 @@ from filters.base import FilterBase, check_options
 from filters.caption import Caption
 from filters.clip import ClipLoss, ClipScore, Embed, Head
 from filters.concepts import Balance, Concept
-from filters.duplicates import Duplicate
+from filters.duplicates import Decontaminate, Duplicate
 from filters.instances import RESERVED, Instance, check_instance_name
 from filters.language import Language
 from filters.optout import Optout
@@ -44,6 +44,7 @@ FILTERS: dict[str, type[FilterBase]] = {
     "clip_loss": ClipLoss,
     "head": Head,
     "duplicate": Duplicate,
+    "decontaminate": Decontaminate,
 }
 
 

@@ -52,6 +52,8 @@ def as_words(column: Any) -> Hashes:
         width = array.type.byte_width
         if width % 8:
             raise ValueError(f"hashes have {width} bytes; a multiple of 8 is needed")
+        if not len(array):  # its buffer may be missing
+            return np.zeros((0, width // 8), np.uint64)
         data = np.frombuffer(array.buffers()[1], np.uint8)
         data = data[array.offset * width : (array.offset + len(array)) * width]
         words: Hashes = data.view(np.uint64).reshape(len(array), width // 8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from filters.duplicates.decontaminate import Decontaminate
 from filters.duplicates.duplicate import Duplicate
 
-__all__ = ["Duplicate"]
+__all__ = ["Decontaminate", "Duplicate"]

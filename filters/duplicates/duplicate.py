@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -11,13 +12,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from filters.base import GROUP, Columns, PoolFilter
+from filters.base import FREE, GROUP, Columns, PoolFilter
 from filters.duplicates import clusters
 from filters.duplicates.components import LINKS, Numbers, collapse, joined, links_of
 from filters.duplicates.other_pool import OtherPool
 from filters.duplicates.routes import Route, route_near
 from filters.duplicates.survivors import as_score, sizes, survivors
 from filters.partitions import mixed, partition_of
+from manifests import disk
 from manifests.hamming import as_words, near_pieces
 from manifests.phash import PDQ_QUALITY, PDQ_RADIUS
 
@@ -67,13 +69,15 @@ class Duplicate(PoolFilter):
     threshold: float = 0.99
     quality: float = PDQ_QUALITY
     quality_column: str | None = None
-    against: str | None = None
+    against: str | None = field(default=None, metadata=FREE)  # identity() covers what is there
     clusters: int | None = None
     sample: float = 0.1
     seed: int = 0
     device: Literal["cpu", "cuda"] = "cpu"
 
     def __post_init__(self) -> None:
+        if self.against is not None and not disk.is_url(self.against):
+            self.against = os.path.abspath(self.against)  # a worker may start in another folder
         if self.radius is not None and (self.radius < 0 or self.on != "perceptual"):
             raise ValueError(
                 f"filter duplicate: radius is {self.radius}; it is a number of bits from 0 and "

@@ -109,6 +109,7 @@ def test_columns_become_words() -> None:
     assert words.shape == (2, 4)
     assert distances(words[:1], words[1:]).tolist() == [256]
     assert as_words(data)[0].tobytes() == bytes(range(32))
+    assert as_words(pa.array([], pa.binary(32))).shape == (0, 4)
 
 
 def test_what_cannot_be_compared_is_refused() -> None:
