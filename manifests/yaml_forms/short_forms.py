@@ -13,7 +13,7 @@ from manifests.yaml_forms.yaml_file import expand_variables, pick_scale, read_ya
 
 OPEN_CLIP = "open_clip:"
 # Options of filters that name files: their paths are relative to the manifest.
-FILE_OPTIONS = ("captions", "entries", "mapping", "targets", "wnids", "words")
+FILE_OPTIONS = ("captions", "entries", "mapping", "targets", "weights", "wnids", "words")
 PATH_AND_CLASS = re.compile(r"(?s)(.+\.py):([^:/]*)")  # a user's own filter
 LOCAL_DIR = "local-dir:"
 
