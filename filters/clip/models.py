@@ -13,7 +13,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -246,8 +246,13 @@ class ClipModel:
         self.texts: dict[str, Embeddings] = {}  # of the captions that were asked for last
 
     def prepare(self, image: Image.Image) -> None:
-        """Preprocess an image before it is asked for, in the thread that decoded it."""
-        self.pixels.put(image, self.preprocess.pixels(image))
+        """Preprocess an image before it is asked for, in the thread that decoded it.
+
+        An image that cannot be preprocessed raises when it is asked for.
+        """
+        if self.pixels.get(image) is None:
+            with suppress(Exception):
+                self.pixels.put(image, self.preprocess.pixels(image))
 
     def embed_images(self, images: Sequence[Image.Image], batch_size: int) -> Embeddings:
         """(images, width). An image that another filter asked for is not computed again."""

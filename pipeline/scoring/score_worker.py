@@ -107,9 +107,12 @@ class ScoreWorker:
         record = CommitRecord.read(self.layout.commit_record(shard))
         instances = {name: self.filters[name] for name in ticket.payload["sets"]}
         needs: set[str] = set()
+        prepare = []
         for instance in instances.values():
             assert isinstance(instance.filter, Filter)
             needs |= instance.filter.needs
+            if "image" in instance.filter.needs:
+                prepare.append(instance.filter.prepare)
         sidecar = self.layout.sidecar(shard, record.revision)
         rows = disk.read_parquet(sidecar, None if "row" in needs else NEEDED)
         if rows.num_rows != record.count:
@@ -118,7 +121,8 @@ class ScoreWorker:
         sets = {}
         for name, instance in instances.items():
             sets[name] = _SetOfShard(instance, self._columns_read(name, record))
-        for positions, images in chunks(self.layout, rows, record, decoded="image" in needs):
+        decoded = "image" in needs
+        for positions, images in chunks(self.layout, rows, record, decoded, prepare):
             for each in sets.values():
                 each.score(positions, images, rows)
         shared = {

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
+import simplejpeg
+from PIL import Image
 
 from manifests.pool_layout import CommitRecord, PoolLayout
 from pipeline.pool import read_sidecar
@@ -47,6 +53,64 @@ def test_stored_rows_come_with_their_images(tmp_path: Path) -> None:
     assert [image is None for image in images] == [False, True, False, False, False, False]
     ((positions, images),) = image_chunks.chunks(layout, table, record, decoded=False)
     assert (len(positions), images) == (6, None)
+
+
+def jpeg(mode: str = "RGB", **options: Any) -> bytes:
+    drawn = np.random.default_rng(0).integers(0, 256, (9, 7, len(mode)), np.uint8)
+    smooth = Image.fromarray(drawn.squeeze(), mode).resize((70, 90))
+    buffer = io.BytesIO()
+    smooth.save(buffer, "JPEG", **options)
+    return buffer.getvalue()
+
+
+@pytest.mark.filterwarnings("ignore:'mode' parameter")
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [
+        ("RGB", {}),
+        ("RGB", {"progressive": True, "quality": 30}),
+        ("RGB", {"subsampling": 0}),
+        ("RGB", {"keep_rgb": True}),
+        ("L", {}),
+        ("CMYK", {}),
+    ],
+)
+def test_a_jpeg_has_the_pixels_that_pillow_gives(mode: str, options: dict[str, Any]) -> None:
+    data = jpeg(mode, **options)
+    image = image_chunks.decode(data)
+    assert image is not None
+    assert image.mode == "RGB"
+    expected = Image.open(io.BytesIO(data)).convert("RGB")
+    assert np.array_equal(np.asarray(image), np.asarray(expected))
+
+
+def test_a_jpeg_that_only_pillow_reads_is_read_by_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = jpeg()
+    padded = data[:-2] + bytes(200) + data[-2:]  # Pillow skips it, simplejpeg does not
+    with pytest.raises(ValueError, match="extraneous"):
+        simplejpeg.decode_jpeg(padded)
+    image = image_chunks.decode(padded)
+    assert np.array_equal(np.asarray(image), np.asarray(Image.open(io.BytesIO(data))))
+    assert image_chunks.decode(data[: len(data) // 2]) is None
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)  # Pillow refuses twice as many
+    assert image_chunks.decode(data) is None
+
+
+def test_images_are_prepared_where_they_are_decoded(tmp_path: Path) -> None:
+    given = rows(5)
+    given[1] = Row(caption="x", image=b"no picture")
+    pool = make_pool(tmp_path, given)
+    layout = PoolLayout(pool)
+    table, record = read_sidecar(pool, 0), CommitRecord.read(layout.commit_record(0))
+    prepared: list[tuple[Image.Image, int]] = []
+
+    def prepare(image: Image.Image) -> None:
+        prepared.append((image, threading.get_ident()))
+
+    ((_, images),) = image_chunks.chunks(layout, table, record, True, [prepare])
+    assert {id(image) for image, _ in prepared} == {id(image) for image in images or [] if image}
+    assert len(prepared) == 3
+    assert all(thread != threading.get_ident() for _, thread in prepared)
 
 
 def test_a_tar_of_another_content_is_refused(tmp_path: Path) -> None:
