@@ -45,7 +45,7 @@ def chunks(
     image in the thread that decoded it. ValueError where the tar is not that of the commit record.
     """
     parts = chunks_of(rows, stored_positions(rows))
-    if not decoded:
+    if not decoded or not parts:
         for chunk in parts:
             yield chunk, None
         return
@@ -65,7 +65,7 @@ def chunks(
                 return []
             return [threads.submit(load, position) for position in chunk.tolist()]
 
-        upcoming = begin(parts[0]) if parts else []
+        upcoming = begin(parts[0])
         for chunk, following in zip(parts, [*parts[1:], None], strict=True):
             current, upcoming = upcoming, begin(following)
             yield chunk, [decoding.result() for decoding in current]

@@ -121,3 +121,11 @@ def test_a_tar_of_another_content_is_refused(tmp_path: Path) -> None:
     tar.write_bytes(tar.read_bytes()[:-512])
     with pytest.raises(ValueError, match=r"shard 00000 is damaged: .*--repair"):
         next(image_chunks.chunks(layout, read_sidecar(pool, 0), record, decoded=True))
+
+
+@pytest.mark.parametrize("decoded", [True, False])
+def test_a_shard_without_a_stored_row_has_no_chunk(tmp_path: Path, decoded: bool) -> None:
+    pool = make_pool(tmp_path, [Row(caption="x", reason="dns"), Row(caption="y", reason="dns")])
+    layout = PoolLayout(pool)
+    table, record = read_sidecar(pool, 0), CommitRecord.read(layout.commit_record(0))
+    assert list(image_chunks.chunks(layout, table, record, decoded=decoded)) == []
