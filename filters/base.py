@@ -27,6 +27,9 @@ from manifests.schema import Recipe
 # Metadata of an option that is not part of the id: it changes the speed only, or identity() or the
 # ids of the columns that are read cover it.
 FREE: dict[str, Any] = {"free": True}
+# Metadata of an option that a filter got after pools had been scored by it: at its default it is
+# not part of the id, so that those pools stay as they are.
+LATER: dict[str, Any] = {"later": True}
 # The column of `PoolFilter.judge_groups` that names the group of a row.
 GROUP = "group"
 
@@ -190,8 +193,11 @@ def set_id(filter_: FilterBase, reads: Sequence[str] = ()) -> str:
     """
     assert len(filter_.alternatives()) == 1, f"{filter_.name} must be resolved first"
     assert dataclasses.is_dataclass(filter_)
-    free = {f.name for f in dataclasses.fields(filter_) if f.metadata.get("free")}
-    options = {key: value for key, value in options_of(filter_).items() if key not in free}
+    options = options_of(filter_)
+    for option in dataclasses.fields(filter_):
+        is_default = options.get(option.name) == option.default
+        if option.metadata.get("free") or (option.metadata.get("later") and is_default):
+            options.pop(option.name, None)
     parts: list[Any] = [filter_.name, filter_.version, options, filter_.identity()]
     source = getattr(type(filter_), "source_sha256", None)  # of a filter by path
     if reads or source:

@@ -50,7 +50,11 @@ def test_an_unknown_filter_names_the_nearest_and_all() -> None:
     [
         (
             spec("caption", min_words=3),
-            "filter caption has no option 'min_words'; it has no options",
+            "filter caption has no option 'min_words'; its options are detail, words",
+        ),
+        (
+            spec("pdq", min_words=3),
+            "filter pdq has no option 'min_words'; it has no options",
         ),
         (
             spec("clip_score", **WEIGHTS, batchsize=8),
@@ -149,6 +153,11 @@ def test_ids_of_before_stay() -> None:
     assert set_id(make(spec("optout", user_agent="x/1"))) == "0d5ad6f3f5e7"
     renamed = FilterSpec(name="words", kind="caption")
     assert set_id(make(renamed)) == set_id(make(spec("caption")))
+
+
+def test_an_option_of_later_changes_the_id_only_if_it_is_set() -> None:
+    assert set_id(make(spec("caption", detail=False))) == set_id(make(spec("caption")))
+    assert set_id(make(spec("caption", detail=True))) != set_id(make(spec("caption")))
 
 
 def test_the_id_covers_what_is_read() -> None:

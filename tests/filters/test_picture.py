@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFilter
 from scipy.fft import dct
 
-from filters.base import Batch
-from filters.picture import Picture, measure, phash
+from filters.base import Batch, set_id
+from filters.picture import FRAMES, Picture, laplacian_variance, measure, phash
 
 
 def drawing(seed: int, size: int = 200) -> Image.Image:
@@ -82,10 +82,46 @@ def test_a_batch_has_a_value_per_picture_that_fits_its_column() -> None:
     scores = filter_.score(
         Batch(captions=["", ""], images=[drawing(3), drawing(4)], rows=pa.table({}))
     )
-    for column, kind in filter_.adds.items():
+    for column, kind in filter_.columns().items():
         assert len(pa.array(scores[column], kind)) == 2
 
 
 def test_it_needs_pictures() -> None:
     with pytest.raises(AssertionError):
         Picture().score(Batch(captions=[""], images=None, rows=pa.table({})))
+
+
+def test_the_laplacian_is_that_of_the_definition() -> None:
+    luma = np.random.default_rng(0).integers(0, 256, (17, 23)).astype(np.int16)
+    values = []
+    for y in range(1, 16):
+        for x in range(1, 22):
+            around = luma[y - 1, x] + luma[y + 1, x] + luma[y, x - 1] + luma[y, x + 1]
+            values.append(int(around) - 4 * int(luma[y, x]))
+    assert laplacian_variance(luma) == pytest.approx(np.var(values))
+    assert laplacian_variance(luma[:2]) == 0
+
+
+def test_a_blurred_and_a_plain_image_and_an_animation() -> None:
+    image = drawing(5)
+    sharp, blurred = (
+        measure(each, detail=True) for each in (image, image.filter(ImageFilter.GaussianBlur(3)))
+    )
+    assert blurred["picture_sharpness"] < sharp["picture_sharpness"] / 10
+    blank = Image.new("RGB", (50, 50), (7, 7, 7))
+    blank.putpixel((3, 3), (255, 255, 255))
+    assert measure(blank, detail=True)["picture_uniform"] == pytest.approx(1 - 1 / 2500)
+    assert measure(blank, detail=True)["picture_frames"] == 1
+    blank.info[FRAMES] = 5
+    assert measure(blank, detail=True)["picture_frames"] == 5
+
+
+def test_detail_adds_columns_and_changes_the_id() -> None:
+    plain, detailed = Picture(), Picture(detail=True)
+    assert set(detailed.columns()) - set(plain.columns()) == {
+        "picture_sharpness", "picture_uniform", "picture_frames",
+    }  # fmt: skip
+    assert set_id(plain) != set_id(detailed)
+    batch = Batch(captions=[""], images=[drawing(3)], rows=pa.table({}))
+    assert plain.score(batch).keys() == plain.columns().keys()
+    assert detailed.score(batch).keys() == detailed.columns().keys()
