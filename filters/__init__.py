@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 from filters.base import FilterBase, check_options
 from filters.caption import Caption
 from filters.clip import ClipLoss, ClipScore, Embed, Head
-from filters.concepts import Balance, Concept
+from filters.concepts import Balance, Concept, Synset
 from filters.duplicates import Decontaminate, Duplicate
+from filters.duplicates import Duplicate
 from filters.instances import RESERVED, Instance, check_instance_name
 from filters.language import Language
 from filters.optout import Optout
@@ -40,6 +41,7 @@ FILTERS: dict[str, type[FilterBase]] = {
     "clip_score": ClipScore,
     "concept": Concept,
     "balance": Balance,
+    "synset": Synset,
     "embed": Embed,
     "clip_loss": ClipLoss,
     "head": Head,

@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from filters.concepts.balance import Balance
 from filters.concepts.concept import Concept
+from filters.concepts.synset import Synset
 
-__all__ = ["Balance", "Concept"]
+__all__ = ["Balance", "Concept", "Synset"]
