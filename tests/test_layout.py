@@ -37,7 +37,7 @@ ORDER = {
         "documents", "aligned", "folder_lock", "yaml_forms", "reader", "__init__",
     ],
     "filters": [
-        "base", "partitions", "instances", "user_file", "caption", "language", "optout", "pdq",
+        "base", "partitions", "instances", "user_file", "captions", "caption", "language", "optout", "pdq",
         "picture", "tokens", "clip", "concepts", "duplicates", "__init__",
     ],
     "pipeline": [
