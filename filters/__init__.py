@@ -9,7 +9,6 @@ from filters.caption import Caption
 from filters.clip import ClipLoss, ClipScore, Embed, Head
 from filters.concepts import Balance, Concept, Synset
 from filters.duplicates import Decontaminate, Duplicate
-from filters.duplicates import Duplicate
 from filters.instances import RESERVED, Instance, check_instance_name
 from filters.language import Language
 from filters.optout import Optout
