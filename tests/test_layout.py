@@ -37,8 +37,8 @@ ORDER = {
         "documents", "aligned", "folder_lock", "yaml_forms", "reader", "__init__",
     ],
     "filters": [
-        "base", "partitions", "instances", "user_file", "captions", "caption", "language", "optout", "pdq",
-        "picture", "tokens", "clip", "concepts", "duplicates", "__init__",
+        "base", "partitions", "instances", "user_file", "captions", "caption", "language",
+        "optout", "pdq", "picture", "tokens", "clip", "concepts", "duplicates", "__init__",
     ],
     "pipeline": [
         "progress", "executor", "pool", "images", "scoring", "views", "archives", "crawl",
