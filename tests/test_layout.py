@@ -43,8 +43,8 @@ ORDER = {
     "pipeline": [
         "progress", "executor", "pool", "images", "scoring", "views", "archives", "crawl",
         "planning", "fetch", "external",
-        "accounting", "dataset_lock", "export", "miniweb", "recipe_run", "ablation_run", "build",
-        "score", "filter", "audit",
+        "accounting", "pool_page", "dataset_lock", "export", "miniweb", "recipe_run",
+        "ablation_run", "build", "score", "filter", "audit", "look",
     ],
     "train": [
         "rng", "tokenise", "mixing", "model", "store", "config", "pixels", "data", "streams",
@@ -56,6 +56,7 @@ ORDER = {
 }  # fmt: skip
 ENTRIES = [
     "pipeline/build.py", "pipeline/score.py", "pipeline/filter.py", "pipeline/audit.py",
+    "pipeline/look.py",
     "train/run.py", "train/evaluate.py", "train/ablate.py", "train/report.py", "train/export.py",
     "train/sizing.py", "train/bench.py",
 ]  # fmt: skip

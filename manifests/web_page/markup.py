@@ -237,12 +237,12 @@ def paragraphs(texts: Iterable[str]) -> str:
     return "".join(f"<p>{escape(text)}</p>" for text in texts)
 
 
-def html_page(title: str, body: str, style: str = "", script: str = "") -> str:
+def html_page(title: str, body: str, style: str = "", script: str = "", head: str = "") -> str:
     """A whole document in the common style, readable from disk: it asks for nothing outside.
 
-    title is text, body is HTML. style and script are added to the common ones.
+    title is text, body and head are HTML. style and script are added to the common ones.
     """
     return (
-        f"{HEAD}<title>{escape(title)}</title><style>{STYLE}{style}</style></head>"
+        f"{HEAD}{head}<title>{escape(title)}</title><style>{STYLE}{style}</style></head>"
         f"<body><main>{body}</main><script>{SCRIPT}{script}</script></body></html>\n"
     )

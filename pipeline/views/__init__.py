@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pipeline.views.available_columns import column_lines, list_columns
 from pipeline.views.materialise import ShardCopy, copy_kept_samples, materialise_view, remove_copies
+from pipeline.views.rule_outcomes import RuleOutcome, rule_outcomes, with_derived
 from pipeline.views.rules import columns_of
 from pipeline.views.selected_views import selected_view, write_selected_view
 from pipeline.views.steps import rule_text
@@ -20,6 +21,7 @@ from pipeline.views.view_files import (
 )
 
 __all__ = [
+    "RuleOutcome",
     "ShardCopy",
     "check_views",
     "choose_views",
@@ -34,9 +36,11 @@ __all__ = [
     "materialise_view",
     "random_like",
     "remove_copies",
+    "rule_outcomes",
     "rule_text",
     "selected_view",
     "unlisted_views_line",
     "views_not_in",
+    "with_derived",
     "write_selected_view",
 ]

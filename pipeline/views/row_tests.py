@@ -113,13 +113,13 @@ def compile_views(
             if step.random_like is not None:
                 draws[step.seed, sizes[step.random_like]] = step
     ranked = _find_tops(rows, source, wanted)
-    drawn = _find_draws(source, draws)
+    drawn = size_limits(source, draws)
     compiled = {}
     for name, steps in views.items():
         thresholds = {}
         for call, top in tops[name].items():
             thresholds[call] = _threshold(ranked[top.column, top.share], top.share)
-        tests = [_test(rows, step, thresholds, drawn, sizes) for step in steps]
+        tests = [row_test(rows, step, thresholds, drawn, sizes) for step in steps]
         compiled[name] = tests, thresholds
     return compiled
 
@@ -161,7 +161,7 @@ def outcome_codes(rows: PartRows, tests: Sequence[RowTest]) -> tuple[Codes, View
     times = np.zeros(len(alive), np.int16)  # how many tests reject a row
     rejections: list[Mask] = []
     for number, test in enumerate(tests):
-        passed, missing, on_all = _passed_of_stored(rows, test, alive)
+        passed, missing, on_all = passed_of_stored(rows, test, alive)
         rejections.append(rows.stored & ~passed if on_all else np.zeros_like(alive))
         counts.known[number] = on_all
         times += rejections[-1]
@@ -175,7 +175,7 @@ def outcome_codes(rows: PartRows, tests: Sequence[RowTest]) -> tuple[Codes, View
     return codes, counts
 
 
-def _passed_of_stored(rows: PartRows, test: RowTest, alive: Mask) -> tuple[Mask, Mask, bool]:
+def passed_of_stored(rows: PartRows, test: RowTest, alive: Mask) -> tuple[Mask, Mask, bool]:
     """(passed, missing, whether they are of all stored rows). A test may fail on rows that the
     tests before it reject (a cast of a text, say): then they are of the rows that are left.
     """
@@ -205,13 +205,14 @@ def _sql(rows: PartRows, step: Step, threshold: Any) -> str:
     return null_unless_known(sql, expression.not_null)
 
 
-def _test(
+def row_test(
     rows: PartRows,
     step: Step,
     thresholds: Mapping[str, Threshold],
     drawn: Mapping[tuple[int, int], tuple[int, frozenset[int]]],
     sizes: Mapping[str, int],
 ) -> RowTest:
+    """A step as a test of rows: thresholds by call, limits of draws by (seed, size)."""
     if step.sample is not None:
         return RowTest(step=step, limit=int(Fraction(str(step.sample)) * 2**64))
     if step.random_like is not None:
@@ -316,7 +317,7 @@ def _threshold(ranked: Ranked, share: Fraction) -> Threshold:
     )
 
 
-def _find_draws(
+def size_limits(
     source: Rows, draws: Mapping[tuple[int, int], Step]
 ) -> dict[tuple[int, int], tuple[int, frozenset[int]]]:
     """(seed, size) -> (the size-th smallest hash, the rows with that hash that are drawn too)."""

@@ -1,0 +1,126 @@
+"""Which rows the page shows as images. The choice depends on the uids alone, and is never by hand:
+of the candidates those with the smallest hashes of their uids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+import xxhash
+from numpy.typing import NDArray
+
+from pipeline.pool_page.number_columns import NumberColumn
+from pipeline.pool_page.pool_rows import Mask, PoolRows, PoolView
+
+SEED = 20240229
+GROUP = 12  # images of a group
+RULE_GROUP = 8  # of the rows that one rule rejects
+RULES = 24  # rules of a view with a group of their own: those that reject most first
+LADDER = 24  # images per column of numbers, over its whole range
+CANDIDATES = 64  # rows of which one is chosen: a hash of every uid of a large pool takes seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Rows of one kind. `view` is "" for all stored rows; `rule` is set for rejected rows."""
+
+    view: str
+    title: str
+    rows: tuple[int, ...]
+    of: int  # rows of this kind
+    rule: str = ""
+
+
+class RowDraw:
+    """Draws rows by the hash of their uids, the same ones whatever the order of the calls."""
+
+    def __init__(self, rows: PoolRows) -> None:
+        self._uids = rows.table["uid"]
+        self._hashes: dict[int, int] = {}
+
+    def draw(self, mask: Mask, count: int) -> tuple[int, ...]:
+        """Up to `count` rows of a mask, in the order of their hashes. Of many rows it looks at
+        some in equal distances."""
+        numbers = np.flatnonzero(mask)
+        return self.of_numbers(numbers, count)
+
+    def of_numbers(self, numbers: NDArray[Any], count: int) -> tuple[int, ...]:
+        """The same for row numbers."""
+        most = count * CANDIDATES
+        if len(numbers) > most:
+            numbers = numbers[np.linspace(0, len(numbers) - 1, most).astype(np.int64)]
+        return tuple(sorted(numbers.tolist(), key=self._hash)[:count])
+
+    def _hash(self, row: int) -> int:
+        if row not in self._hashes:
+            uid = self._uids[row].as_py() or ""
+            self._hashes[row] = xxhash.xxh3_64_intdigest(uid.encode(), SEED)
+        return self._hashes[row]
+
+
+def example_groups(rows: PoolRows, views: Sequence[PoolView]) -> list[Group]:
+    """Groups of stored rows: of the whole pool, and kept and rejected by each rule of each view."""
+    draw = RowDraw(rows)
+    stored = int(rows.stored.sum())
+    groups = []
+    if stored:
+        drawn = draw.draw(rows.stored, GROUP)
+        groups.append(Group(view="", title="stored", rows=drawn, of=stored))
+    for view in views:
+        if view.kept is None or view.first_rule is None:
+            continue
+        kept = draw.draw(view.kept, GROUP)
+        groups.append(Group(view=view.name, title="kept", rows=kept, of=int(view.kept.sum())))
+        groups += _rejected(rows, view, draw)
+    return groups
+
+
+def _rejected(rows: PoolRows, view: PoolView, draw: RowDraw) -> list[Group]:
+    """Rows by the rule that rejects them first, the rule that rejects most first."""
+    assert view.first_rule is not None
+    counts = {}
+    for entry in view.first_rule.filter(rows.stored).value_counts().to_pylist():
+        if entry["values"] is not None:
+            counts[entry["values"]] = entry["counts"]
+    groups = []
+    for rule in sorted(counts, key=lambda name: (-counts[name], name))[:RULES]:
+        mask = pc.fill_null(pc.equal(view.first_rule, rule), False).to_numpy()
+        drawn = draw.draw(np.asarray(mask, np.bool_) & rows.stored, RULE_GROUP)
+        title = f"rejected by {rule}"
+        groups.append(Group(view=view.name, title=title, rows=drawn, of=counts[rule], rule=rule))
+    return groups
+
+
+def ladder(rows: PoolRows, column: NumberColumn, steps: int = LADDER) -> tuple[int, ...]:
+    """Rows spread evenly over the order of a column: one of each stretch, by hash."""
+    draw = RowDraw(rows)
+    chosen: list[int] = []
+    for part in np.array_split(column.rows, steps):
+        if len(part):
+            chosen += draw.of_numbers(part, 1)
+    return tuple(chosen)
+
+
+def nearest(
+    column: NumberColumn, scope: Mask, place: int, count: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(rows of a scope just below a place in the order of a column, rows from it on), each the
+    nearest first."""
+    return (
+        tuple(_walk(column.rows[:place][::-1], scope, count)),
+        tuple(_walk(column.rows[place:], scope, count)),
+    )
+
+
+def _walk(numbers: NDArray[np.int32], scope: Mask, count: int) -> list[int]:
+    """The first rows of a scope, looked for in longer and longer stretches."""
+    chosen: list[int] = []
+    start, length = 0, 4 * count
+    while start < len(numbers) and len(chosen) < count:
+        part = numbers[start : start + length]
+        chosen += part[scope[part]].tolist()
+        start, length = start + length, 4 * length
+    return chosen[:count]

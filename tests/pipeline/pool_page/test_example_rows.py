@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pipeline.pool_page import Survey
+from pipeline.pool_page.example_rows import RowDraw, example_groups, ladder, nearest
+
+
+def test_groups_hold_rows_of_their_kind_and_say_of_how_many(survey: Survey) -> None:
+    groups = example_groups(survey.rows, list(survey.detailed.values()))
+    assert groups == example_groups(survey.rows, list(survey.detailed.values()))
+    by_title = {(group.view, group.title): group for group in groups}
+    assert by_title["", "stored"].of == 48
+    kept = by_title["basic", "kept"]
+    view = survey.detailed["basic"]
+    assert view.kept is not None
+    assert view.first_rule is not None
+    assert view.kept[list(kept.rows)].all()
+    rejected = by_title["basic", "rejected by words"]
+    assert {view.first_rule[row].as_py() for row in rejected.rows} == {"words"}
+    assert kept.of + sum(group.of for group in groups if group.view == "basic" and group.rule) == 48
+    assert all(survey.rows.stored[list(group.rows)].all() for group in groups)
+
+
+def test_the_choice_depends_on_uids_only(survey: Survey) -> None:
+    everything = np.ones(60, np.bool_)
+    draw = RowDraw(survey.rows)
+    drawn = draw.draw(everything, 10)
+    assert RowDraw(survey.rows).draw(everything, 20)[:10] == drawn
+    some = everything.copy()
+    some[list(drawn[:3])] = False
+    assert draw.draw(some, 7) == drawn[3:]
+    with pytest.raises(IndexError):
+        draw.of_numbers(np.array([60]), 1)
+
+
+def test_a_ladder_covers_the_whole_range(survey: Survey) -> None:
+    column = survey.columns["original_width"]
+    rows = ladder(survey.rows, column, 6)
+    values = [survey.rows.table["original_width"][row].as_py() for row in rows]
+    assert values == sorted(values)
+    assert len(set(values)) == 6
+
+
+def test_the_nearest_rows_of_a_scope_on_both_sides(survey: Survey) -> None:
+    column = survey.columns["original_width"]
+    scope = survey.rows.stored & (np.arange(60) % 2 == 0)
+    place = column.below("400")
+    low, high = nearest(column, scope, place, 3)
+    width = survey.rows.table["original_width"]
+    assert [width[row].as_py() for row in low] == [380, 360, 320]
+    assert [width[row].as_py() for row in high] == [400, 420, 460]
+    assert nearest(column, np.zeros(60, np.bool_), place, 3) == ((), ())

@@ -1,0 +1,94 @@
+"""Every rule over all stored rows: the same rows as the masks and the counts of a view."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from manifests.documents import ViewDocument, ViewRulesDocument, read_document
+from manifests.pool_layout import PoolLayout
+from manifests.schema import Recipe, Rule, Source, View
+from pipeline.views import choose_views, rule_outcomes, with_derived
+from tests.support import small_pool
+
+RULES = (
+    Rule(name="wide", where="original_width >= 200"),
+    Rule(name="best", where="original_width >= top(original_width, 0.5)"),
+    Rule(name="page", where="page_lang = 'en' OR page_lang IS NULL"),
+    Rule(name="lang", where="page_lang = 'en' OR original_width < 330"),
+    Rule(name="half", sample=0.7),
+)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[pa.Table, ViewDocument, str]:
+    rows = small_pool.rows(40)
+    pool = small_pool.make_pool(tmp_path_factory.mktemp("pool"), rows)
+    views = (
+        View(name="v", rules=(*RULES[:3], RULES[4])),
+        View(name="r", rules=(Rule(name="random", random_like="v", seed=4),)),
+    )
+    recipe = Recipe(name="r", source=Source(kind="wat", paths=("x",)), views=views)
+    documents = choose_views(pool, recipe)
+    tables = [PoolLayout(pool).sidecar(shard) for shard in range(4)]
+    table = pa.concat_tables([pa.parquet.read_table(path) for path in tables])
+    return table, documents["v"], pool
+
+
+def test_the_counts_are_those_that_the_view_was_made_with(
+    made: tuple[pa.Table, ViewDocument, str],
+) -> None:
+    table, document, pool = made
+    effects = read_document(PoolLayout(pool).view_rules("v"), ViewRulesDocument).rules
+    outcomes = list(rule_outcomes(table, document))
+    times = np.zeros(table.num_rows, int)
+    for outcome in outcomes:
+        assert outcome.rejected is not None
+        times += outcome.rejected
+    for outcome, effect in zip(outcomes, effects, strict=True):
+        assert outcome.rejected is not None
+        assert outcome.name == effect.rule
+        assert int(outcome.rejected.sum()) == effect.rejected
+        assert int((outcome.rejected & (times == 1)).sum()) == effect.alone
+    assert outcomes[1].columns == {"original_width"}
+
+
+def test_a_random_view_is_drawn_again_only_from_the_whole_pool(
+    made: tuple[pa.Table, ViewDocument, str],
+) -> None:
+    table, document, pool = made
+    random = read_document(PoolLayout(pool).view_json("r"), ViewDocument)
+    (outcome,) = rule_outcomes(table, random, {"v": document.kept})
+    assert outcome.rejected is not None
+    stored = np.asarray(pa.compute.equal(table["status"], "success"))
+    assert int((stored & ~outcome.rejected).sum()) == random.kept
+    (unknown,) = rule_outcomes(table, random)
+    assert unknown.rejected is None
+
+
+def test_missing_values_and_rules_that_cannot_be_evaluated(
+    made: tuple[pa.Table, ViewDocument, str],
+) -> None:
+    table, document, _ = made
+    rules = (
+        {"name": "lang", "where": "page_lang = 'en'"},
+        {"name": "gone", "where": "no_such_column > 3"},
+    )
+    lang, gone = rule_outcomes(table, dataclasses.replace(document, rules=rules))
+    assert lang.missing is not None
+    assert lang.missing.sum() == 32, "every stored row: pages have no language"
+    assert gone.rejected is None
+    prose = dataclasses.replace(document, rows_sha256="0", rules=(rules[1],))
+    assert next(rule_outcomes(table, prose)).rejected is None
+
+
+def test_derived_columns_stand_beside_the_others(
+    made: tuple[pa.Table, ViewDocument, str],
+) -> None:
+    table = with_derived(made[0])
+    assert table["page_host"][0].as_py() == "host0.example"
+    assert table["aspect"][4].as_py() is None
+    assert with_derived(made[0].select(["status"])).column_names == ["status"]
