@@ -185,8 +185,7 @@ def _sidecar_columns(
     scored = {column for columns in sets.values() for column in columns}
     wanted = {*SHOWN, *(set(available) - set(SIDECAR.names))}
     for document in documents:
-        if document.rows_sha256 is None:
-            wanted |= _columns_of_rules(document, [*available, *scored])
+        wanted |= _columns_of_rules(document, [*available, *scored])
     return [name for name in available if name in wanted and name not in scored]
 
 
@@ -199,7 +198,7 @@ def _columns_of_rules(document: ViewDocument, known: Collection[str]) -> set[str
         try:
             columns |= columns_of([one], "v", known)
         except ValueError:
-            continue  # it reads a column of scores that are not there any more
+            continue  # prose of a selected view, or a column that is not there any more
     return columns
 
 
@@ -224,8 +223,11 @@ def _read_shard(
                 "shard; run pipeline/score.py again"
             )
         for field_ in scores.schema:
+            column = scores[field_.name]
+            if field_.type == pa.float16():  # DuckDB does not read it
+                column = column.cast(pa.float32())
             if not pa.types.is_nested(field_.type):  # tokens and embeddings are read where needed
-                table = table.append_column(field_, scores[field_.name])
+                table = table.append_column(field_.name, column)
     return table
 
 

@@ -17,7 +17,7 @@ from pipeline.views.choose import InMemorySource
 from pipeline.views.part_rows import Mask, PartRows
 from pipeline.views.row_tests import RowTest, passed_of_stored, row_test, size_limits
 from pipeline.views.rules import connect, parse
-from pipeline.views.steps import Step
+from pipeline.views.steps import Step, is_selected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ def rule_outcomes(
     rows = PartRows(connect(), table)
     for number, plain in enumerate(document.rules):
         step = Step(**{key: value for key, value in plain.items() if key != "like"})
-        if document.rows_sha256 is not None:  # a program selected the rows; `where` is prose
+        if is_selected(document.rules):  # a program selected the rows; `where` is prose
             yield RuleOutcome(name=step.name, text=step.text())
             continue
         try:

@@ -12,6 +12,7 @@ from manifests.documents import ViewDocument, ViewRulesDocument, read_document
 from manifests.pool_layout import PoolLayout
 from manifests.schema import Recipe, Rule, Source, View
 from pipeline.views import choose_views, rule_outcomes, with_derived
+from pipeline.views.steps import selected_rules
 from tests.support import small_pool
 
 RULES = (
@@ -81,7 +82,7 @@ def test_missing_values_and_rules_that_cannot_be_evaluated(
     assert lang.missing is not None
     assert lang.missing.sum() == 32, "every stored row: pages have no language"
     assert gone.rejected is None
-    prose = dataclasses.replace(document, rows_sha256="0", rules=(rules[1],))
+    prose = dataclasses.replace(document, rules=selected_rules("in the lock x"))
     assert next(rule_outcomes(table, prose)).rejected is None
 
 
