@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipeline.views.available_columns import column_lines, list_columns
 from pipeline.views.materialise import ShardCopy, copy_kept_samples, materialise_view, remove_copies
-from pipeline.views.rule_outcomes import RuleOutcome, rule_outcomes, with_derived
+from pipeline.views.outcomes.rule_outcomes import RuleOutcome, rule_outcomes, with_derived
 from pipeline.views.rules import columns_of
 from pipeline.views.selected_views import selected_view, write_selected_view
 from pipeline.views.steps import rule_text

@@ -18,9 +18,9 @@ from pipeline.pool import check_fence
 from pipeline.views.choose import Selection
 from pipeline.views.joined_columns import JoinedColumns
 from pipeline.views.mask_files import MaskFiles, has_masks
+from pipeline.views.outcomes.view_hash import hash_rows
 from pipeline.views.steps import SELECTED, selected_rules
 from pipeline.views.view_files import Inputs, check_view_name, read_view, write_view
-from pipeline.views.view_hash import hash_rows
 
 
 def selected_view(commits: Commits, name: str, where: str) -> ViewDocument | None:

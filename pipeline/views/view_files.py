@@ -33,9 +33,9 @@ from pipeline.scoring import PoolSets, shards_with_rows
 from pipeline.views.choose import Selection, check, choose_parts
 from pipeline.views.joined_columns import JoinedColumns
 from pipeline.views.mask_files import MaskFiles, has_masks, kept_by_shard
+from pipeline.views.outcomes.view_hash import hash_rows
 from pipeline.views.scored_columns import ScoredColumns
 from pipeline.views.steps import is_selected, rule_text, rules_hash, rules_of
-from pipeline.views.view_hash import hash_rows
 
 RANDOM_SEED = re.compile(r"(?<=.)\.seed-\d+$")  # ends the name of a random view of one seed
 VIEW_NAME = re.compile(r"[\w-][\w.-]{0,99}")  # not "..", not hidden, fits a file name

@@ -15,7 +15,8 @@ from manifests.pool_layout import PoolLayout
 from manifests.schema import Recipe, Rule, Source, View
 from pipeline import filter as filter_command
 from pipeline.accounting import purge_rows, read_criteria
-from pipeline.views import choose_views, hash_view, random_like, unit_threads, view_hash
+from pipeline.views import choose_views, hash_view, random_like, unit_threads
+from pipeline.views.outcomes import view_hash
 from tests.support.folders import make_folders_small
 from tests.support.small_pool import make_pool, rows, write_shard
 
