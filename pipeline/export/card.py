@@ -47,7 +47,7 @@ def dataset_card(rows: KeptRows, target: Target, name: str, recipe: Recipe | Non
     if document.thresholds:
         lines += _table("Thresholds", ("call", "value", "share kept", "of rows"), _thresholds(rows))
     if rows.score_sets and target.kind in ("parquet", "folder"):
-        lines += _table("Score columns", ("column", "filter", "id", "reads"), _scores(rows))
+        lines += _table("Score columns", ("column", "filter", "id", "options"), _scores(rows))
     lines += ["## Where it comes from", "", *_origin(rows, recipe), ""]
     lines += [
         "## Licence",
