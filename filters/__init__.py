@@ -14,6 +14,7 @@ from filters.language import Language
 from filters.optout import Optout
 from filters.pdq import Pdq
 from filters.picture import Picture
+from filters.table import Table
 from filters.tokens import Tokens
 from filters.user_file import FORM, is_path, load_class
 from manifests import disk
@@ -46,6 +47,7 @@ FILTERS: dict[str, type[FilterBase]] = {
     "head": Head,
     "duplicate": Duplicate,
     "decontaminate": Decontaminate,
+    "table": Table,
 }
 
 

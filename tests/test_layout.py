@@ -38,10 +38,12 @@ ORDER = {
     ],
     "filters": [
         "base", "partitions", "instances", "user_file", "captions", "caption", "language",
-        "optout", "pdq", "picture", "tokens", "clip", "concepts", "duplicates", "__init__",
+        "optout", "pdq", "picture", "table", "tokens", "clip", "concepts", "duplicates",
+        "__init__",
     ],
     "pipeline": [
-        "progress", "executor", "pool", "images", "scoring", "views", "archives", "crawl",
+        "progress", "executor", "pool", "images", "foreign_columns", "scoring", "views",
+        "archives", "crawl",
         "planning", "fetch", "external",
         "accounting", "pool_page", "dataset_lock", "export", "miniweb", "recipe_run",
         "ablation_run", "build", "score", "filter", "audit", "look",

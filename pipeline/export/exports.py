@@ -20,7 +20,7 @@ from pipeline.export.kept_rows import KeptRows
 from pipeline.export.row_files import CSV_COLUMNS, write_rows_csv, write_rows_parquet
 from pipeline.export.shard_folder import SIDECARS, folder_hash, write_shard_folder
 from pipeline.export.targets import Target, target_of
-from pipeline.export.uid_arrays import uid_records, uid_spill, write_uid_array
+from pipeline.foreign_columns import uid_records, uid_spill, write_uid_array
 from pipeline.pool import staged_file
 
 UID = "uid"

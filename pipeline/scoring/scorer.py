@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from filters import FILTERS, Instance, specs_of_recipe
-from filters.base import FilterBase, PoolFilter, options_of
+from filters.base import Filter, FilterBase, options_of
+from filters.table import Table
 from filters.user_file import is_path, text_of
 from manifests import disk, ray_runtime
 from manifests.aligned.shard_tables import has_table, write_score_shards
@@ -29,6 +30,7 @@ from pipeline.executor import Engine, Stage, Ticket, Tickets, execute
 from pipeline.pool import check_fence
 from pipeline.progress import measure_scored
 from pipeline.scoring.column_files import make_copier
+from pipeline.scoring.joined_tables import join_table
 from pipeline.scoring.pool_sets import PoolSets
 from pipeline.scoring.score_bundles import make_bundles, read_metadata, scored_shards
 from pipeline.scoring.score_sets import read_score_set
@@ -147,12 +149,16 @@ def _make_sets(run: _Run, jobs: Sequence[_Job]) -> dict[str, str]:
     for each in first:
         if failed := _copy_from_pool(run, each):
             return failed
-    row_local = [job for job in first if not isinstance(job.instance.filter, PoolFilter)]
+    tables = [job for job in first if isinstance(job.instance.filter, Table)]
+    for job in tables:
+        lacking = lacking_shards(run.commits, job.name, job.whole_pool)
+        join_table(run.commits, job.name, job.instance, lacking, run.fence)
+    row_local = [job for job in first if isinstance(job.instance.filter, Filter)]
     started = time.perf_counter()
     if row_local and (failed := _score_rows(run, row_local)):
         return failed
     for job in first:
-        if job not in row_local:
+        if job not in row_local and job not in tables:
             raise ValueError(f"filter {job.instance.name} looks at the whole pool")
     if failed := _complete(run, first, started):
         return failed

@@ -9,8 +9,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipeline.export import uid_arrays
-from pipeline.export.uid_arrays import read_uid_array, uid_records, uid_spill, write_uid_array
+from pipeline.foreign_columns import uid_arrays
+from pipeline.foreign_columns.uid_arrays import (
+    read_uid_array,
+    uid_records,
+    uid_spill,
+    write_uid_array,
+)
 
 
 def uids(count: int) -> list[str]:

@@ -33,7 +33,12 @@ READ_ROWS = 2**20  # rows of a .npy that are in memory at a time
 
 def uid_spill(rows: int, payload: int = 0) -> RecordSpill:
     """A spill of uids, each with so many bytes that it carries along."""
-    return RecordSpill(UID_BYTES + payload, partition_bits(rows, PARTITION_ROWS))
+    return RecordSpill(UID_BYTES + payload, uid_bits(rows))
+
+
+def uid_bits(rows: int) -> int:
+    """The bits of a spill of so many uids; spills that are compared share them."""
+    return partition_bits(rows, PARTITION_ROWS)
 
 
 def uid_records(uids: pa.ChunkedArray | pa.Array) -> Bytes:

@@ -1,0 +1,138 @@
+"""Columns of tables that other programs made, joined by uid: nothing is computed again."""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import io
+import re
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from filters.base import FREE, FilterBase
+from manifests import disk
+from manifests.columns import EXTRA_TYPES
+
+LIST_TYPE = re.compile(r"fp16\[([1-9]\d{0,4})\]")
+COLUMN_NAME = re.compile(r"[a-z][a-z0-9_]{0,59}")
+PARQUET, UID_LIST = ".parquet", ".npy"
+# The end of a Parquet file has its row groups with their sizes and statistics, that of an .npz the
+# CRC-32 of each of its arrays.
+HASHED_BYTES = 2**18
+
+
+@dataclass(kw_only=True)
+class Table(FilterBase):
+    """The columns that `take` names, from Parquet files and the .npz beside each.
+
+    paths: files, folders and patterns (`*.parquet`). key: their column of uids, 32 hex digits. on:
+    the column of the pool's sidecars that has the same values. take: name -> TYPE or COLUMN:TYPE,
+    with a type of `extra_columns` or fp16[WIDTH], an array of the .npz of the same name. A path
+    that ends in .npy is a list of uids (DataComp's subset form); `take` then has one column of type
+    bool, true for the rows of the list. A row that the tables do not have is NULL. Of several table
+    rows with one uid the first counts, in the order of the files.
+    """
+
+    name: ClassVar[str] = "table"
+    adds: ClassVar[dict[str, pa.DataType]] = {}
+    paths: tuple[str, ...] = field(metadata=FREE)  # identity() covers what is in them
+    take: dict[str, str]
+    key: str = "uid"
+    on: str = "uid"
+
+    def __post_init__(self) -> None:
+        if not self.paths or not self.take:
+            raise ValueError("filter table needs paths and take, as in {take: {score: float}}")
+        for name, form in self.take.items():
+            if not COLUMN_NAME.fullmatch(name):
+                raise ValueError(
+                    f"filter table: a column cannot be named {name!r}; use a-z, 0-9, _"
+                )
+            type_of(form)
+        is_list = [path.endswith(UID_LIST) for path in self.paths]
+        if any(is_list) and not (all(is_list) and list(self.take.values()) == ["bool"]):
+            raise ValueError(
+                "filter table: lists of uids (.npy) give one column, as in {take: {listed: bool}}, "
+                "and cannot be mixed with other files"
+            )
+
+    @property
+    def of_uid_lists(self) -> bool:
+        """True where the files are lists of uids."""
+        return self.paths[0].endswith(UID_LIST)
+
+    def columns(self) -> dict[str, pa.DataType]:
+        return {name: type_of(form) for name, form in self.take.items()}
+
+    def source_columns(self) -> dict[str, str]:
+        """Name -> column of the Parquet file, or array of the .npz."""
+        return {name: form.rpartition(":")[0] or name for name, form in self.take.items()}
+
+    def files(self) -> list[str]:
+        """The files in their order. ValueError for a path that leads to none."""
+        files: list[str] = []
+        for path in self.paths:
+            found = _files_at(path)
+            if not found:
+                raise ValueError(f"filter table: there is no table at {path}")
+            files += found
+        return files
+
+    def arrays_beside(self, file: str) -> str:
+        """The .npz that belongs to a Parquet file."""
+        return f"{file.removesuffix(PARQUET)}.npz"
+
+    def identity(self) -> str:
+        """Hash of the names, sizes and ends of the files."""
+        content = hashlib.sha256()
+        with_arrays = any(map(is_array, self.take.values()))
+        for file in self.files():
+            beside = [self.arrays_beside(file)] if with_arrays else []
+            for path in [file, *beside]:
+                if not disk.exists(path):
+                    raise ValueError(f"filter table: {path} is missing")
+                size, end = _end_of(path)
+                content.update(f"{path.rpartition('/')[2]}\0{size}\0".encode() + end)
+        return content.hexdigest()
+
+
+def is_array(form: str) -> bool:
+    """Whether `TYPE` or `COLUMN:TYPE` is an array of an .npz."""
+    return LIST_TYPE.fullmatch(form.rpartition(":")[2]) is not None
+
+
+def type_of(form: str) -> pa.DataType:
+    """The type of `TYPE` or `COLUMN:TYPE`. ValueError for another one."""
+    name = form.rpartition(":")[2]
+    if match := LIST_TYPE.fullmatch(name):
+        return pa.list_(pa.float16(), int(match[1]))
+    if name not in EXTRA_TYPES:
+        raise ValueError(
+            f"filter table: {name!r} is not one of {', '.join(EXTRA_TYPES)}, fp16[WIDTH]"
+        )
+    return EXTRA_TYPES[name]
+
+
+def _files_at(path: str) -> list[str]:
+    folder, _, last = path.rstrip("/").rpartition("/")
+    if "*" in last or "?" in last:
+        names = [name for name in disk.list_names(folder) if fnmatch.fnmatch(name, last)]
+        return [disk.join(folder, name) for name in names]
+    if path.endswith((PARQUET, UID_LIST)):
+        return [path] if disk.exists(path) else []
+    return [disk.join(path, name) for name in disk.list_names(path, PARQUET)]
+
+
+def _end_of(path: str) -> tuple[int, bytes]:
+    """(bytes of a file, the hash of its last ones)."""
+    with ExitStack() as stack:
+        source: Any = stack.enter_context(disk.open_file(path))
+        if isinstance(source, Path):
+            source = stack.enter_context(open(source, "rb"))
+        size = source.seek(0, io.SEEK_END)
+        source.seek(max(0, size - HASHED_BYTES))
+        return size, hashlib.sha256(source.read()).digest()

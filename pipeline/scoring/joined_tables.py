@@ -1,0 +1,86 @@
+"""The columns of a table of another program as a score set: joined by uid and committed."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.compute as pc
+
+from filters import Instance
+from filters.table import Table
+from manifests.aligned import parquet_bytes
+from manifests.commits import Commits
+from manifests.pool_layout import PoolLayout
+from pipeline.foreign_columns import MatchCounts, ShardColumns, TableJoin
+from pipeline.scoring.column_files import commit_columns
+
+logger = logging.getLogger(__name__)
+
+
+def join_table(
+    commits: Commits,
+    name: str,
+    instance: Instance,
+    lacking: npt.NDArray[np.bool_],
+    fence: int | None,
+) -> MatchCounts:
+    """Write the columns of the shards that lack them into the set `name`; what was matched.
+
+    lacking: (shards,). ValueError for tables that cannot be read.
+    """
+    assert isinstance(instance.filter, Table)
+    started = time.perf_counter()
+    with TableJoin(commits, np.flatnonzero(lacking), instance.filter) as join:
+        for columns in join.shards():
+            seconds = round(time.perf_counter() - started, 3)
+            started = time.perf_counter()
+            _commit(commits, name, instance, columns, seconds, fence)
+        counts = join.counts
+    if counts.table_rows:
+        logger.info("%s", match_line(name, counts))
+    return counts
+
+
+def match_line(name: str, counts: MatchCounts) -> str:
+    """What became of the rows of a table."""
+    line = (
+        f"{name}: {counts.matched_rows:,} of {counts.pool_rows:,} stored rows have one of the "
+        f"{counts.keys:,} uids of the table"
+    )
+    if repeats := counts.table_rows - counts.keys:
+        line += f"; {repeats:,} table rows repeat a uid, the first row of each counts"
+    if counts.missing:
+        shown = ", ".join(counts.missing_keys[:3])
+        line += f"; {counts.missing:,} uids are not stored in these shards ({shown} …)"
+    return line
+
+
+def _commit(
+    commits: Commits,
+    name: str,
+    instance: Instance,
+    columns: ShardColumns,
+    seconds: float,
+    fence: int | None,
+) -> None:
+    names = instance.column_names()
+    table = columns.table.rename_columns([names[each] for each in columns.table.column_names])
+    complete = None
+    for column in table.columns:
+        valid = column.is_valid()
+        complete = valid if complete is None else pc.and_(complete, valid)
+    scored = int(pc.sum(complete).as_py() or 0)
+    metadata = {
+        "uids": columns.uids,
+        "sidecar": commits.column("sidecar_sha256")[columns.position].as_py().hex(),
+        "rows": table.num_rows,
+        "stored": columns.stored,
+        "seconds": seconds,
+        "scored": scored,
+    }
+    layout, shard = PoolLayout(commits.pool), int(commits.shards[columns.position])
+    content = parquet_bytes(table, metadata)
+    commit_columns(layout, name, shard, content, metadata, scored, fence)
