@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -13,7 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from filters.base import Batch, Columns
-from filters.clip.models import LOCAL, ClipFilter, model_config
+from filters.clip.models import ClipFilter, model_config
 from manifests import disk
 
 Embeddings = NDArray[np.float32]
@@ -52,10 +51,13 @@ class Embed(ClipFilter):
         vars(self)["needs"] = frozenset({"image"} if "image" in self.towers else {"caption"})
 
     def columns(self) -> dict[str, pa.DataType]:
-        """A machine without open_clip does not know the width: it may crawl and fetch."""
-        width = -1
-        if self.model.startswith(LOCAL) or find_spec("open_clip") is not None:
+        """Lists of any length where the model's configuration is not there yet: a recipe is checked
+        before its scorer is trained, and on machines without open_clip, which may crawl and fetch.
+        """
+        try:
             width = int(model_config(self.name, self.model)["embed_dim"])
+        except ValueError:
+            width = -1
         return {f"embed_{tower}": pa.list_(pa.float16(), width) for tower in self.towers}
 
     def identity(self) -> str:

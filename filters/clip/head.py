@@ -55,7 +55,7 @@ class Head(Filter):
     hidden: Literal["none", "relu", "gelu", "tanh"] = "none"
     last: Literal["none", "sigmoid", "softmax"] = "none"
     output: int | None = None
-    layers: Layers | None = field(default=None, init=False, repr=False, compare=False)
+    layers: Any = field(default=None, init=False, repr=False, compare=False)  # Layers
 
     def __post_init__(self) -> None:
         self.weights = os.path.abspath(self.weights)  # a worker may start in another folder

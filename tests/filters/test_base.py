@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import pyarrow as pa
+import pydantic
 import pytest
 
 from filters import FILTERS, check_filters, make, specs_of_recipe
@@ -36,6 +37,11 @@ def test_every_filter_adds_columns_of_its_own() -> None:
     assert all(kind.name == name for name, kind in FILTERS.items())
     needs = [getattr(kind, "needs", frozenset()) for kind in FILTERS.values()]
     assert all(each <= {"image", "caption", "row"} for each in needs)
+
+
+@pytest.mark.parametrize("kind", FILTERS)
+def test_the_options_of_every_filter_can_be_validated(kind: str) -> None:
+    pydantic.TypeAdapter(FILTERS[kind])
 
 
 def test_an_unknown_filter_names_the_nearest_and_all() -> None:

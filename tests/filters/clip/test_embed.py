@@ -69,6 +69,13 @@ def test_one_tower_needs_only_its_side(clip_folder: Path) -> None:
     assert set_id(both) == set_id(embed(clip_folder, towers=("image", "text")))
 
 
+def test_a_recipe_may_name_a_model_that_is_trained_later(tmp_path: Path) -> None:
+    later = Embed(model=f"local-dir:{tmp_path}/export", towers=("text",))
+    assert later.columns() == {"embed_text": pa.list_(pa.float16())}
+    with pytest.raises(ValueError, match=r"there is no open_clip_config\.json"):
+        later.identity()
+
+
 @pytest.mark.parametrize("towers", [(), ("image", "image")])
 def test_towers_that_make_no_sense(clip_folder: Path, towers: Any) -> None:
     with pytest.raises(ValueError, match="name image, text, or each of them once"):
