@@ -29,7 +29,7 @@ from train.data.retry import read_with_retries
 from train.data.view_columns import load_columns
 from train.data.view_rows import OPEN_TARS, ShardRows, ViewRows, _Tar
 from train.mixing import Segment, SegmentOrder, next_segment
-from train.store import ShardCache
+from train.store import RangeClient, ShardCache
 from train.tokenise import TOKENIZER, CaptionTokenizer
 
 POLL_S = 1.0  # between two looks for a shard, or for a segment of rank 0
@@ -101,6 +101,7 @@ class LiveRows(ViewRows):
         self._coder: CaptionTokenizer | None = None  # made with the first shard, in 0.3 s
         self._encoding = threading.Lock()
         self.shard = ShardCache(cached_shards, self._read_shard)
+        self._ranges = RangeClient()
         self._open_tar = ShardCache(OPEN_TARS, lambda number: _Tar(self._tar(number)))
 
     def shard_rows_found(self) -> list[int]:

@@ -32,8 +32,7 @@ Ints = NDArray[np.int64]
 ShardKey = tuple[int, int]  # source of the blend, shard of its view
 
 # Reads at a time. At 50 ms a request these are 640 requests/s, and a line of 1 GB/s is full with
-# reads of 2 MB. As coroutines of fsspec they take the same processor time, 1.9 ms each, and threads
-# also serve stores without coroutines.
+# reads of 2 MB. Threads keep their connections, see train/store/range_client.py.
 READ_THREADS = 32
 COLUMN_THREADS = 32  # columns never wait behind images; a first batch may need 256 shards
 LOCAL_COLUMN_THREADS = 8  # of local pools: each holds some MB, and little is waited for

@@ -38,7 +38,7 @@ from train.data.view_columns import (
     shard_files,
 )
 from train.data.view_copies import open_copy
-from train.store import ByteRanges, Mode, ReadCost, ShardCache, coalesce
+from train.store import ByteRanges, Mode, RangeClient, ReadCost, ShardCache, coalesce
 from train.tokenise import TOKENIZER, CaptionTokenizer
 
 Ints = NDArray[np.int64]
@@ -131,6 +131,7 @@ class ViewRows:
         self._tokenizer = CaptionTokenizer() if self._texts else None
         self._cached_shards = cached_shards
         self.shard = ShardCache(cached_shards, self._read_shard)
+        self._ranges = RangeClient()
         self._open_tar = ShardCache(OPEN_TARS, lambda number: _Tar(self._tar(number)))
 
     @property
@@ -171,7 +172,8 @@ class ViewRows:
 
     def _read(self, shard: int, tar: str, offset: int, length: int) -> bytes:
         if disk.is_url(tar):
-            return disk.read_bytes(tar, offset, length)
+            data = self._ranges.read(tar, offset, length)
+            return disk.read_bytes(tar, offset, length) if data is None else data
         # The reference keeps the handle open while it is read.
         open_tar = self._open_tar(shard)
         return os.pread(open_tar.handle, length, offset)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from train.store.byte_ranges import GAP, PART, ByteRanges, coalesce
 from train.store.part_cache import Part, PartCache
+from train.store.range_client import RangeClient
 from train.store.read_modes import Mode, ReadCost, StoreSpeed, choose_mode, measure_speed
 from train.store.shard_cache import ShardCache
 
@@ -14,6 +15,7 @@ __all__ = [
     "Mode",
     "Part",
     "PartCache",
+    "RangeClient",
     "ReadCost",
     "ShardCache",
     "StoreSpeed",
