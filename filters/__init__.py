@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from filters.base import FilterBase, check_options
 from filters.caption import Caption
 from filters.clip import ClipLoss, ClipScore, Embed, Head
-from filters.concepts import Balance, Concept, Synset
+from filters.concepts import Balance, Concept, Synset, Targets
 from filters.duplicates import Decontaminate, Duplicate
 from filters.instances import RESERVED, Instance, check_instance_name
 from filters.language import Language
@@ -42,6 +42,7 @@ FILTERS: dict[str, type[FilterBase]] = {
     "concept": Concept,
     "balance": Balance,
     "synset": Synset,
+    "targets": Targets,
     "embed": Embed,
     "clip_loss": ClipLoss,
     "head": Head,

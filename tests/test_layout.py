@@ -38,7 +38,7 @@ ORDER = {
     ],
     "filters": [
         "base", "partitions", "instances", "user_file", "captions", "caption", "language",
-        "optout", "pdq", "picture", "table", "tokens", "clip", "concepts", "duplicates",
+        "optout", "pdq", "picture", "table", "tokens", "clip", "duplicates", "concepts",
         "__init__",
     ],
     "pipeline": [
