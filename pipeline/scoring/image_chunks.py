@@ -17,6 +17,7 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image
 
+from filters.picture import FRAMES
 from manifests import disk
 from manifests.pool_layout import CommitRecord, PoolLayout
 
@@ -86,11 +87,20 @@ def decode(data: bytes) -> Image.Image | None:
     """
     try:
         image = _decode_jpeg(data) if data.startswith(JPEG_START) else None
-        return Image.open(io.BytesIO(data)).convert("RGB") if image is None else image
+        return _decode_any(data) if image is None else image
     # Pillow's decoders raise all kinds of errors: OSError, SyntaxError, struct.error …
     except Exception as error:
         logger.warning("a stored image cannot be decoded: %s", error)
         return None
+
+
+def _decode_any(data: bytes) -> Image.Image:
+    """The first frame; an animation says how many there are in `info`."""
+    with Image.open(io.BytesIO(data)) as opened:
+        image = opened.convert("RGB")
+        if getattr(opened, "is_animated", False):
+            image.info[FRAMES] = opened.n_frames
+        return image
 
 
 def _decode_jpeg(data: bytes) -> Image.Image | None:

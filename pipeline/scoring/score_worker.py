@@ -43,6 +43,11 @@ class _SetOfShard:
     parts: list[dict[str, pa.Array]] = field(default_factory=list)
     seconds: float = 0.0
 
+    @property
+    def needs_image(self) -> bool:
+        assert isinstance(self.instance.filter, Filter)
+        return "image" in self.instance.filter.needs
+
     def score(self, positions: Positions, images: Images, rows: pa.Table) -> None:
         """Score the rows `positions`. Rows that lack what the filter needs stay NULL."""
         started = time.perf_counter()
@@ -121,10 +126,16 @@ class ScoreWorker:
         sets = {}
         for name, instance in instances.items():
             sets[name] = _SetOfShard(instance, self._columns_read(name, record))
-        decoded = "image" in needs
-        for positions, images in chunks(self.layout, rows, record, decoded, prepare):
-            for each in sets.values():
-                each.score(positions, images, rows)
+        for each in sets.values():
+            if not each.needs_image:  # all rows at once: fewer calls
+                each.score(stored_positions(rows), None, rows)
+        if "image" in needs:
+            for positions, images in chunks(
+                self.layout, rows, record, decoded=True, prepare=prepare
+            ):
+                for each in sets.values():
+                    if each.needs_image:
+                        each.score(positions, images, rows)
         shared = {
             "uids": uids_checksum(rows["uid"]),
             "sidecar": record.sidecar_sha256,

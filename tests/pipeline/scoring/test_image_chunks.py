@@ -14,6 +14,7 @@ import pytest
 import simplejpeg
 from PIL import Image
 
+from filters.picture import FRAMES, measure
 from manifests.pool_layout import CommitRecord, PoolLayout
 from pipeline.pool import read_sidecar
 from pipeline.scoring import image_chunks
@@ -94,6 +95,17 @@ def test_a_jpeg_that_only_pillow_reads_is_read_by_pillow(monkeypatch: pytest.Mon
     assert image_chunks.decode(data[: len(data) // 2]) is None
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)  # Pillow refuses twice as many
     assert image_chunks.decode(data) is None
+
+
+@pytest.mark.parametrize(("kind", "frames"), [("GIF", 3), ("PNG", 3), ("WEBP", 1)])
+def test_an_animation_says_how_many_frames_it_has(kind: str, frames: int) -> None:
+    images = [Image.new("RGB", (9, 9), (shade, 0, 0)) for shade in (0, 100, 200)]
+    buffer = io.BytesIO()
+    images[0].save(buffer, kind, save_all=True, append_images=images[1:frames])
+    image = image_chunks.decode(buffer.getvalue())
+    assert image is not None
+    assert image.info.get(FRAMES, 1) == frames
+    assert measure(image, detail=True)["picture_frames"] == frames
 
 
 def test_images_are_prepared_where_they_are_decoded(tmp_path: Path) -> None:

@@ -60,10 +60,36 @@ class Wide(Filter):
         return {"wide": np.ones((len(batch.captions), self.width), np.float16)}
 
 
+@dataclass(kw_only=True)
+class BatchSize(Filter):
+    """How many rows came at a time."""
+
+    name: ClassVar[str] = "batch_size"
+    needs: ClassVar[frozenset[str]] = frozenset({"caption"})
+    adds: ClassVar[dict[str, pa.DataType]] = {"batch_size": pa.int32()}
+
+    def score(self, batch: Batch) -> Columns:
+        return {"batch_size": [len(batch.captions)] * len(batch.captions)}
+
+
 @pytest.fixture(autouse=True)
 def kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FILTERS, "faulty", Faulty)
     monkeypatch.setitem(FILTERS, "wide", Wide)
+    monkeypatch.setitem(FILTERS, "batch_size", BatchSize)
+
+
+def test_a_filter_without_images_gets_all_rows_of_a_shard_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.scoring.image_chunks.CHUNK", 2)
+    pool = make_pool(tmp_path, [Row(caption="x") for _ in range(7)])
+    specs = [FilterSpec(name="batch_size"), FilterSpec(name="picture")]
+    report = score(pool, specs, engine="inline")
+    name, of_images = report["sets"]
+    values = disk.read_parquet(PoolLayout(pool).score_columns(name, 0))["batch_size"].to_pylist()
+    assert values == [7] * 7
+    assert report["sets"][of_images]["scored"] == 7
 
 
 @pytest.mark.parametrize(
