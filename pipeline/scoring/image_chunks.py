@@ -99,7 +99,7 @@ def _decode_any(data: bytes) -> Image.Image:
     with Image.open(io.BytesIO(data)) as opened:
         image = opened.convert("RGB")
         if getattr(opened, "is_animated", False):
-            image.info[FRAMES] = opened.n_frames
+            image.info[FRAMES] = getattr(opened, "n_frames", 1)
         return image
 
 
