@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 Hashes = NDArray[np.uint64]  # (rows, 64-bit words)
 Indices = tuple[NDArray[np.integer[Any]], NDArray[np.integer[Any]]]
 Pairs = tuple[NDArray[np.integer[Any]], NDArray[np.integer[Any]], NDArray[np.int64]]
+# (i, j) -> (pairs,) of bool
+Wanted = Callable[[NDArray[np.integer[Any]], NDArray[np.integer[Any]]], NDArray[np.bool_]]
 
 BLOCK = 32  # bits that one sort key and one first comparison have
 MAX_PARTS = 12  # more parts of a block than this never were the fastest choice
@@ -80,7 +82,8 @@ def near_pairs(
     """
     rows = len(hashes)
     keys = [np.zeros(0, np.int64)]
-    for i, j in near_pieces(hashes, radius, sides, threads):
+    wanted = None if sides is None else lambda i, j: sides[i] != sides[j]
+    for i, j in near_pieces(hashes, radius, wanted, threads):
         keys.append(np.unique(np.minimum(i, j).astype(np.int64) * rows + np.maximum(i, j)))
     pairs = np.unique(np.concatenate(keys))
     i, j = np.divmod(pairs, max(1, rows))
@@ -88,24 +91,28 @@ def near_pairs(
 
 
 def near_pieces(
-    hashes: Hashes, radius: int, sides: NDArray[np.bool_] | None = None, threads: int = 1
+    hashes: Hashes, radius: int, wanted: Wanted | None = None, threads: int = 1
 ) -> Iterator[Indices]:
     """All pairs (i, j) within `radius`, some at a time. A pair may come several times, and in
-    either order; i is never j."""
+    either order; i is never j.
+
+    wanted: (i, j) -> which of these pairs are asked for. It is called for each pass anew, so that
+    it can leave out what earlier pairs have made needless.
+    """
     if radius < 0:
         raise ValueError(f"radius is {radius}; it must be at least 0")
     rows = len(hashes)
     if rows < 2:
         return
     assert rows < 2**32
-    blocks = _blocks(hashes)
+    blocks = blocks_of(hashes)
 
     def search(each: _Pass) -> list[Indices]:
         pairs = []
         for i, j in _pairs_of_pass(blocks[each.block], each):
-            if sides is not None:
-                other = sides[i] != sides[j]
-                i, j = i[other], j[other]
+            if wanted is not None:
+                chosen = wanted(i, j)
+                i, j = i[chosen], j[chosen]
             near = distances(hashes[i], hashes[j]) <= radius
             if near.any():
                 pairs.append((i[near], j[near]))
@@ -118,7 +125,7 @@ def near_pieces(
                 yield from pieces
 
 
-def _blocks(hashes: Hashes) -> list[NDArray[np.uint32]]:
+def blocks_of(hashes: Hashes) -> list[NDArray[np.uint32]]:
     """The hashes as blocks of 32 bits. Neighbouring bits of a hash go to different blocks, because
     they resemble each other."""
     rows, words = hashes.shape
@@ -182,7 +189,7 @@ def _plan_block(rows: int, block: int, radius: int) -> tuple[list[_Pass], float]
     return passes, cost
 
 
-def _sorted_by(
+def sorted_by(
     words: NDArray[np.uint32], mask: int
 ) -> tuple[NDArray[np.integer[Any]], NDArray[np.unsignedinteger[Any]]]:
     """(row numbers in the order of the bits under the mask, these bits in that order)."""
@@ -211,7 +218,7 @@ def _gather_bits(words: NDArray[np.uint32], mask: int) -> NDArray[np.uint16]:
 def _pairs_of_pass(words: NDArray[np.uint32], each: _Pass) -> Iterator[Indices]:
     """Pairs of rows that agree under the mask and are within the radius of the block."""
     rows = len(words)
-    index, keys = _sorted_by(words, each.mask)
+    index, keys = sorted_by(words, each.mask)
     ordered = words[index]
     is_last = np.append(keys[1:] != keys[:-1], True)
     ends = np.flatnonzero(is_last) + 1

@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-FLUSH = 1 << 20  # pairs that are collected before they are joined: 16 MB
+# Pairs that are collected before they are joined: joining costs a step a node.
+LEAST_FLUSH, FLUSH = 1 << 10, 1 << 20
 LINKS = pa.schema([("uid_a", pa.string()), ("uid_b", pa.string())])
 Numbers = NDArray[np.integer[Any]]
 
@@ -22,13 +23,19 @@ class Components:
         self._first: list[Numbers] = []
         self._second: list[Numbers] = []
         self._waiting = 0
+        self._flush = min(FLUSH, max(LEAST_FLUSH, count // 8))
+
+    @property
+    def known(self) -> NDArray[np.int64]:
+        """`labels` without the pairs that are not joined yet."""
+        return self._labels
 
     def add(self, first: Numbers, second: Numbers) -> None:
         """Connect first[k] and second[k]."""
         self._first.append(first)
         self._second.append(second)
         self._waiting += len(first)
-        if self._waiting >= FLUSH:
+        if self._waiting >= self._flush:
             self._join()
 
     def labels(self) -> NDArray[np.int64]:
@@ -71,19 +78,18 @@ def links_of(uids: pa.ChunkedArray | pa.Array, labels: NDArray[np.int64]) -> pa.
 
 
 def collapse(
-    values: pa.Array | pa.ChunkedArray,
-    pairs_of: Callable[[pa.Array], Iterable[tuple[Numbers, Numbers]]],
+    values: pa.Array | pa.ChunkedArray, labels_of: Callable[[pa.Array], NDArray[np.int64]]
 ) -> NDArray[np.int64]:
-    """(rows,) the first row of the component of each row: equal values are connected, and values
-    that `pairs_of` calls near. It gets each different value once; there is no NULL.
+    """(rows,) the first row of the group of each row: equal values are of one group, and values
+    that have the same label. `labels_of` gets each different value once; there is no NULL.
     """
     array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
     encoded = array.dictionary_encode()
     of_value = encoded.indices.to_numpy()
-    # The dictionary is in the order of first appearance: the smallest value of a component has its
+    # The dictionary is in the order of first appearance: the first value of a group has its
     # first row.
     different, first_row = np.unique(of_value, return_index=True)
     assert (different == np.arange(len(encoded.dictionary))).all()
-    label_of_value = joined(len(encoded.dictionary), pairs_of(encoded.dictionary))
+    label_of_value = labels_of(encoded.dictionary)
     rows: NDArray[np.int64] = first_row[label_of_value[of_value]]
     return rows

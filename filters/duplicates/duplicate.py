@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from filters.base import FREE, GROUP, Columns, PoolFilter
 from filters.duplicates import clusters
 from filters.duplicates.components import LINKS, Numbers, collapse, joined, links_of
+from filters.duplicates.near_hashes import near_labels
 from filters.duplicates.other_pool import OtherPool
 from filters.duplicates.routes import Route, route_near
 from filters.duplicates.survivors import as_score, sizes, survivors
@@ -230,11 +230,11 @@ class Duplicate(PoolFilter):
             return LINKS.empty_table()
         kept = rows.take(pa.array(clear))
 
-        def pairs_of(values: pa.Array) -> Iterator[tuple[Numbers, Numbers]]:
+        def labels_of(values: pa.Array) -> NDArray[np.int64]:
             words = as_words(values)
-            return near_pieces(words, self._radius_of(words))
+            return near_labels(words, self._radius_of(words))
 
-        return links_of(kept["uid"], collapse(kept[self.compared], pairs_of))
+        return links_of(kept["uid"], collapse(kept[self.compared], labels_of))
 
     def _embedding_labels(self, rows: pa.Table, state: Any) -> NDArray[np.int64]:
         vectors, _ = clusters.vectors(rows[self.compared])
@@ -303,7 +303,12 @@ class Duplicate(PoolFilter):
         sides = np.arange(len(words) + len(others)) < len(words)
         near = np.zeros(len(sides), np.bool_)
         both = np.concatenate([words, others])
-        for i, j in near_pieces(both, self._radius_of(words), sides):
+
+        def wanted(i: Numbers, j: Numbers) -> Bools:
+            new: Bools = (sides[i] != sides[j]) & ~near[np.where(sides[i], i, j)]
+            return new
+
+        for i, j in near_pieces(both, self._radius_of(words), wanted):
             near[i] = near[j] = True
         of_row: Bools = near[own.indices.to_numpy()]
         return of_row
