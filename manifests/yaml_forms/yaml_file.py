@@ -33,7 +33,8 @@ VARIABLES = {
 OWN_PREFIX = "CLIPMILL_"
 # The User-Agent is sent to every server: no other variable may get into it.
 AGENT_VARIABLE = "CLIPMILL_USER_AGENT"
-KEY_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
+TEXT, BOOLEAN = "tag:yaml.org,2002:str", "tag:yaml.org,2002:bool"
+KEY_TAGS = (TEXT, "tag:yaml.org,2002:merge")
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
@@ -96,6 +97,8 @@ def _count_values(node: yaml.Node, path: str, counts: dict[int, int]) -> int:
 def _check_keys(node: yaml.MappingNode, path: str) -> None:
     seen: set[str] = set()
     for key, _ in node.value:
+        if key.tag == BOOLEAN:  # no manifest has a boolean key, and `on` is the name of an option
+            key.tag = TEXT
         if key.tag not in KEY_TAGS:
             text = getattr(key, "value", "")
             raise ValueError(

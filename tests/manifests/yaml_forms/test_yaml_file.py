@@ -38,7 +38,8 @@ def test_aliases_cannot_explode(form: str, tmp_path: Path) -> None:
         ("a: &a {b: *a}", "an alias in line 1 stands for itself"),
         ("a: 1\nb: 2\na: 3", "the key 'a' is repeated in line 3"),
         ("views: {raw: [], raw: []}", "the key 'raw' is repeated in line 1"),
-        ("yes: 1", "the key 'yes' in line 1 is not text to YAML; put it in quotes"),
+        ("on: 1\n'on': 2", "the key 'on' is repeated in line 2"),
+        ("1.5: 1", "the key '1.5' in line 1 is not text to YAML; put it in quotes"),
         ("a:\n  2024: 1", "the key '2024' in line 2 is not text"),
         ("[1, 2]: 3", "is not text to YAML"),
         ("- 1", "holds no mapping of keys"),
@@ -105,3 +106,9 @@ def test_a_variable_that_is_not_set_is_named(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv("SCORER", raising=False)
     with pytest.raises(ValueError, match=r"^m: x names \$\{SCORER\}, which is not set"):
         expand_variables({"x": "${SCORER}"}, "m")
+
+
+def test_a_word_that_yaml_takes_for_a_boolean_is_a_key(tmp_path: Path) -> None:
+    text = "a: {on: embed, yes: {off: on}, <<: {no: 1}}\nb: on"
+    content = read(tmp_path, text)
+    assert content == {"a": {"on": "embed", "yes": {"off": True}, "no": 1}, "b": True}
