@@ -278,8 +278,8 @@ def worker_of(pool: Path, model: Path, kind: str = "clip_score") -> Any:
     from pipeline.scoring.score_worker import ScoreWorker
 
     options = {"model": f"local-dir:{model}", "device": "cpu", "precision": "fp32"}
-    spec = {"name": kind, "kind": kind, "options": options}
-    return ScoreWorker({"pool": str(pool), "filters": {f"{kind}@bench": spec}})
+    spec = {"name": kind, "kind": kind, "options": options, "texts": {}}
+    return ScoreWorker({"pool": str(pool), "filters": {f"{kind}@bench": {"filter": spec}}})
 
 
 def run_pass(worker: Any) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
-from filters.base import FilterBase, check_options
+from filters.base import FilterBase, check_options, options_of
 from filters.caption import Caption
 from filters.clip import ClipLoss, ClipScore, Embed, Head
 from filters.concepts import Balance, Concept, Synset, Targets
@@ -16,7 +17,7 @@ from filters.pdq import Pdq
 from filters.picture import Picture
 from filters.table import Table
 from filters.tokens import Tokens
-from filters.user_file import FORM, is_path, load_class
+from filters.user_file import FORM, is_path, load_class, provide_text, text_of
 from manifests import disk
 from manifests.schema import FilterSpec, Recipe
 
@@ -25,10 +26,12 @@ __all__ = [
     "Instance",
     "check_filters",
     "class_of",
+    "instance_of_worker_spec",
     "instances_of",
     "make",
     "normalised",
     "specs_of_recipe",
+    "worker_spec",
 ]
 
 FILTERS: dict[str, type[FilterBase]] = {
@@ -182,3 +185,19 @@ def check_filters(specs: Iterable[FilterSpec], extra: Iterable[str] = ()) -> Non
     columns that clash. No weights are loaded. extra: further columns of the sidecars."""
     for instance in instances_of(specs, extra).values():
         instance.filter.check()
+
+
+def worker_spec(instance: Instance) -> dict[str, Any]:
+    """What a worker needs to make an instance again, JSON. The text of a user's file goes along."""
+    texts = dict([text_of(instance.kind)]) if is_path(instance.kind) else {}
+    options = options_of(instance.filter)
+    return {"name": instance.name, "kind": instance.kind, "options": options, "texts": texts}
+
+
+def instance_of_worker_spec(spec: Mapping[str, Any]) -> Instance:
+    """The inverse of `worker_spec`, before `setup`."""
+    for path, text in spec["texts"].items():
+        provide_text(path, text)
+    name, kind = str(spec["name"]), str(spec["kind"])
+    given = FilterSpec(name=name, options=dict(spec["options"]), kind=kind)
+    return Instance(name=name, kind=kind, filter=make(given))

@@ -37,12 +37,13 @@ ORDER = {
         "documents", "aligned", "folder_lock", "yaml_forms", "reader", "__init__",
     ],
     "filters": [
-        "base", "partitions", "instances", "user_file", "captions", "caption", "language",
+        "base", "partitions", "values", "instances", "user_file", "captions", "caption", "language",
         "optout", "pdq", "picture", "table", "tokens", "clip", "duplicates", "concepts",
         "__init__",
     ],
     "pipeline": [
-        "progress", "executor", "pool", "images", "foreign_columns", "scoring", "views",
+        "progress", "executor", "pool", "images", "foreign_columns", "exchange", "pool_scores",
+        "scoring", "views",
         "archives", "crawl",
         "planning", "fetch", "external",
         "accounting", "pool_page", "dataset_lock", "export", "miniweb", "recipe_run",

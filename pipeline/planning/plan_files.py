@@ -24,9 +24,9 @@ from manifests import disk
 from manifests.columns import PAIRS
 from manifests.pool_layout import PoolLayout
 from manifests.schema import Pair
+from pipeline.exchange import opened
 from pipeline.executor import Ticket, Tickets
 from pipeline.planning.host_groups import PlannedShard
-from pipeline.planning.runs import opened
 
 PLAN = pa.schema(
     [

@@ -25,6 +25,7 @@ from manifests.commits import read_commits
 from manifests.pool_layout import PoolLayout
 from manifests.schema import SOURCES, Fetch, Recipe
 from pipeline.crawl import ranges_of, read_parts
+from pipeline.exchange import NUMBER
 from pipeline.executor import Engine, Stage, Ticket, Tickets, Work, execute
 from pipeline.planning.assignment import FilePart, cells_of, file_parts, shard_sizes
 from pipeline.planning.host_groups import PLAN_VERSION, host_groups
@@ -39,7 +40,6 @@ from pipeline.planning.plan_files import (
     shards_file,
 )
 from pipeline.planning.plan_identity import check_unchanged, first_form_hash, pairs_hash
-from pipeline.planning.runs import NUMBER
 from pipeline.planning.shuffle import (
     KEYS_PER_SHARD,
     Config,

@@ -24,12 +24,12 @@ from manifests import disk
 from manifests.columns import PAIRS, with_extra
 from manifests.pool_layout import PoolLayout
 from pipeline.crawl import rows_between
+from pipeline.exchange import NUMBER, Run, read_index, read_keys, read_rows, write_run
 from pipeline.executor import Ticket, Work
 from pipeline.planning.assignment import Cells, slice_bounds
 from pipeline.planning.host_groups import shard_id
 from pipeline.planning.keys import host_hashes, order_keys
 from pipeline.planning.plan_files import LOCKED, PLAN, Round, read_shard_table, shards_file
-from pipeline.planning.runs import NUMBER, Run, read_index, read_keys, read_rows, write_run
 from pipeline.pool import check_fence, publish_new, read_sidecar
 
 KEYS_PER_SHARD = 10_000  # a key is the number shard * KEYS_PER_SHARD + position

@@ -40,7 +40,7 @@ from pipeline.pool.rows_hash import (
     sorted_rows,
     unique_where,
 )
-from pipeline.pool.score_columns import ScoreColumns, read_scores
+from pipeline.pool.score_columns import ScoreColumns, commit_columns, read_scores
 from pipeline.pool.shard_writer import ShardWriter, member_block
 from pipeline.pool.tar_copy import copy_tar_with, copy_tar_without, moved_offsets
 from pipeline.pool.tars import Member, index_tar, local_copy
@@ -60,6 +60,7 @@ __all__ = [
     "TarFile",
     "are_in",
     "check_fence",
+    "commit_columns",
     "copy_tar_with",
     "copy_tar_without",
     "hex_bytes",

@@ -1,17 +1,24 @@
-"""The columns of a complete score set, shard by shard, refused where they are of other rows."""
+"""The columns of score sets, shard by shard: refused where they are of other rows, committed once,
+never overwritten by another command's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from manifests import disk
 from manifests.aligned import AlignedFiles
 from manifests.aligned.shard_tables import score_shards
 from manifests.commits import Commits
 from manifests.documents import ScoreSetDocument
-from manifests.pool_layout import CommitRecord
+from manifests.pool_layout import CommitRecord, PoolLayout
+from pipeline.pool.lease import check_fence
+
+SAME_ROWS = ("uids", "sidecar", "rows", "stored", "pool")  # metadata of columns of the same rows
 
 
 class ScoreColumns:
@@ -62,3 +69,39 @@ def read_scores(files: AlignedFiles, record: CommitRecord, columns: Sequence[str
             "is committed now; run pipeline/score.py again"
         )
     return table
+
+
+def commit_columns(
+    layout: PoolLayout,
+    name: str,
+    shard: str | int,
+    content: bytes,
+    metadata: Mapping[str, Any],
+    scored: int,
+    fence: int | None,
+) -> int:
+    """Create the file of a shard in the set `name`; returns the rows that have all columns.
+
+    Columns of the same rows that another worker has committed in the meantime stay.
+    """
+    path = layout.score_columns(name, shard)
+    check_fence(layout.root, fence)
+    try:
+        disk.create_bytes(path, content)
+    except FileExistsError:
+        there = _metadata_of_same_rows(path, metadata)
+        if there is not None:
+            return int(there["scored"])
+        check_fence(layout.root, fence)
+        disk.write_bytes(path, content)  # in place of columns of other rows, or damaged ones
+    return scored
+
+
+def _metadata_of_same_rows(path: str, expected: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What is written about columns that are there; None where they are of other rows."""
+    try:
+        there = disk.read_metadata(path)
+    except (FileNotFoundError, pa.ArrowException, ValueError):
+        return None
+    same = all(there.get(name) == expected.get(name) for name in SAME_ROWS)
+    return there if same and "scored" in there else None

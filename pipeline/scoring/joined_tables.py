@@ -15,7 +15,7 @@ from manifests.aligned import parquet_bytes
 from manifests.commits import Commits
 from manifests.pool_layout import PoolLayout
 from pipeline.foreign_columns import MatchCounts, ShardColumns, TableJoin
-from pipeline.scoring.column_files import commit_columns
+from pipeline.pool import commit_columns
 
 logger = logging.getLogger(__name__)
 

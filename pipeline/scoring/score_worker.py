@@ -12,17 +12,14 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
-from filters import Instance, make
+from filters import Instance, instance_of_worker_spec
 from filters.base import Batch, Filter
-from filters.user_file import provide_text
+from filters.values import WrongColumns, aligned, arrow_columns, valid_in_all
 from manifests import disk
 from manifests.aligned import AlignedFiles, parquet_bytes
 from manifests.pool_layout import CommitRecord, PoolLayout, uids_checksum
-from manifests.schema import FilterSpec
 from pipeline.executor import Ticket
-from pipeline.pool import read_scores
-from pipeline.scoring.column_files import commit_columns
-from pipeline.scoring.filter_values import WrongColumns, aligned, arrow_columns, valid_in_all
+from pipeline.pool import commit_columns, read_scores
 from pipeline.scoring.image_chunks import Positions, chunks, damaged, stored_positions
 
 # If a filter raises for every one of at least this many rows, the filter is at fault, not the rows.
@@ -87,9 +84,8 @@ class ScoreWorker:
     """The filters of a pass, loaded. A call with a ticket {"sets": […]} writes the columns of
     the shard `ticket.id`.
 
-    config: {"pool", "fence", "texts": {path: text of a user's file}, "filters": {NAME@ID: {"name",
-    "kind", "options", "reads": {NAME@ID: columns}, "fingerprint": that of the pool where the
-    columns depend on it}}}.
+    config: {"pool", "fence", "filters": {NAME@ID: {"filter": its worker_spec, "reads": {NAME@ID:
+    columns}, "fingerprint": that of the pool where the columns depend on it}}}.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -99,10 +95,8 @@ class ScoreWorker:
         self.filters: dict[str, Instance] = {}
         self.specs: Mapping[str, Mapping[str, Any]] = config["filters"]
         self.read_sets: dict[str, AlignedFiles] = {}
-        for path, text in config.get("texts", {}).items():
-            provide_text(path, text)
         for name, spec in self.specs.items():
-            self.filters[name] = instance_of(spec)
+            self.filters[name] = instance_of_worker_spec(spec["filter"])
             self.filters[name].filter.setup()
             for read in spec.get("reads", {}):
                 self.read_sets[read] = AlignedFiles.of_scores(self.pool, read)
@@ -172,13 +166,6 @@ class ScoreWorker:
             )
         content = parquet_bytes(table, {**metadata, "scored": scored})
         return commit_columns(self.layout, name, shard, content, metadata, scored, self.fence)
-
-
-def instance_of(spec: Mapping[str, Any]) -> Instance:
-    """An instance from {"name", "kind", "options"}."""
-    kind = None if spec["kind"] == spec["name"] else spec["kind"]
-    filter_ = make(FilterSpec(name=spec["name"], options=dict(spec["options"]), kind=kind))
-    return Instance(name=spec["name"], kind=spec["kind"], filter=filter_)
 
 
 def _usable(filter_: Filter, captions: Sequence[str | None], images: Images) -> list[int]:

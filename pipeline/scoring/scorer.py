@@ -9,17 +9,15 @@ there. What is scored already is not scored again, under whatever name of an ins
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from filters import FILTERS, Instance, specs_of_recipe
-from filters.base import Filter, FilterBase, options_of
+from filters import FILTERS, Instance, specs_of_recipe, worker_spec
+from filters.base import Filter, FilterBase, PoolFilter, options_of
 from filters.table import Table
-from filters.user_file import is_path, text_of
 from manifests import disk, ray_runtime
 from manifests.aligned.shard_tables import has_table, write_score_shards
 from manifests.commits import Commits
@@ -28,8 +26,9 @@ from manifests.pool_layout import PoolLayout, shard_name
 from manifests.schema import FilterSpec, Recipe
 from pipeline.executor import Engine, Stage, Ticket, Tickets, execute
 from pipeline.pool import check_fence
+from pipeline.pool_scores import compute, plan_job
 from pipeline.progress import measure_scored
-from pipeline.scoring.column_files import make_copier
+from pipeline.scoring.copied_sets import make_copier
 from pipeline.scoring.joined_tables import join_table
 from pipeline.scoring.pool_sets import PoolSets
 from pipeline.scoring.score_bundles import make_bundles, read_metadata, scored_shards
@@ -154,22 +153,22 @@ def _make_sets(run: _Run, jobs: Sequence[_Job]) -> dict[str, str]:
         lacking = lacking_shards(run.commits, job.name, job.whole_pool)
         join_table(run.commits, job.name, job.instance, lacking, run.fence)
     row_local = [job for job in first if isinstance(job.instance.filter, Filter)]
-    started = time.perf_counter()
     if row_local and (failed := _score_rows(run, row_local)):
         return failed
     for job in first:
-        if job not in row_local and job not in tables:
-            raise ValueError(f"filter {job.instance.name} looks at the whole pool")
-    if failed := _complete(run, first, started):
+        is_pool = isinstance(job.instance.filter, PoolFilter)
+        if is_pool and (failed := _score_pool(run, job)):
+            return failed
+    if failed := _complete(run, first):
         return failed
     later = [job for job in jobs if job not in first]
     for job in later:
         if failed := _copy_from_pool(run, job):
             return failed
-    return _complete(run, later, started)
+    return _complete(run, later)
 
 
-def _complete(run: _Run, jobs: Sequence[_Job], started: float) -> dict[str, str]:
+def _complete(run: _Run, jobs: Sequence[_Job]) -> dict[str, str]:
     """Bundle the columns of complete sets and write their documents."""
     failed = make_bundles(run.commits, [job.name for job in jobs], run.engine, run.fence)
     if failed:
@@ -191,35 +190,34 @@ def _score_rows(run: _Run, jobs: Sequence[_Job]) -> dict[str, str]:
     if not len(tickets):
         return {}
     specs: dict[str, Any] = {}
-    texts: dict[str, str] = {}
     for job in jobs:
         specs[job.name] = {
-            **instance_spec(job.instance),
+            "filter": worker_spec(job.instance),
             "reads": {name: list(columns) for name, columns in job.columns.items()},
             "fingerprint": fingerprint if job.whole_pool else None,
         }
-        texts |= texts_of(job.instance)
     filters = [job.instance.filter for job in jobs]
     on_gpu = run.engine == "ray" and any(_has_gpu(each, run.engine) for each in filters)
     stage = Stage(
         name="score",
         work=ScoreWorker,
-        config={"pool": run.pool, "filters": specs, "fence": run.fence, "texts": texts},
+        config={"pool": run.pool, "filters": specs, "fence": run.fence},
         gpus=1 if on_gpu else 0,  # inline, a filter takes the GPU that the process sees
         measure=measure_scored,
     )
     return dict(execute(stage, tickets, engine=run.engine).failed)
 
 
-def instance_spec(instance: Instance) -> dict[str, Any]:
-    """What a worker needs to make the instance, JSON."""
-    options = options_of(instance.filter)
-    return {"name": instance.name, "kind": instance.kind, "options": options}
-
-
-def texts_of(instance: Instance) -> dict[str, str]:
-    """{path: text} of the file of a user's filter; {} for one of ours."""
-    return dict([text_of(instance.kind)]) if is_path(instance.kind) else {}
+def _score_pool(run: _Run, job: _Job) -> dict[str, str]:
+    """Compute the columns of a filter that looks at the whole pool; returns {ticket: reason} of
+    the tickets that failed."""
+    lacking = lacking_shards(run.commits, job.name, job.whole_pool)
+    logger.info("%s: %d of %d shards to score", job.name, int(lacking.sum()), len(run.commits))
+    if not lacking.any():
+        return {}
+    planned = plan_job(run.commits, job.name, job.instance, job.columns, run.fence)
+    gpus = 1 if run.engine == "ray" and _has_gpu(job.instance.filter, run.engine) else 0
+    return compute(run.commits, planned, lacking, engine=run.engine, gpus=gpus)
 
 
 def lacking_shards(commits: Commits, name: str, whole_pool: bool) -> np.ndarray[Any, Any]:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
-from filters import FILTERS
+from filters import FILTERS, Instance
 from filters.instances import instance_column
 from manifests import disk
 from manifests.aligned import AlignedFiles
 from manifests.columns import SIDECAR
 from manifests.documents import ScoreSetDocument
 from manifests.pool_layout import shard_folder
+from manifests.schema import Recipe
 from pipeline.scoring import complete_score_sets, shards_with_rows
+from pipeline.views.rules import columns_of
 
 MEANINGS = {
     "url": "address of the image",
@@ -67,6 +69,43 @@ class Column:
     type: str
     source: str  # sidecar, recipe, derived, or the score set that holds it
     meaning: str
+
+
+class ScoredColumns:
+    """Columns of the instances of a recipe. Those of filters that it does not list are known too,
+    so that a rule that reads one is told which filter gives it."""
+
+    def __init__(self, instances: Mapping[str, Instance]) -> None:
+        self.instances = instances
+        self.owners: dict[str, str] = {}  # column -> instance, or filter that is not listed
+        self.kinds: dict[str, pa.DataType] = {}
+        for name, filter_class in FILTERS.items():
+            if name not in instances:
+                self.owners.update(dict.fromkeys(filter_class.adds, name))
+                self.kinds.update(filter_class.adds)
+        for name, instance in instances.items():
+            columns = instance.columns()
+            self.owners.update(dict.fromkeys(columns, name))
+            self.kinds.update(columns)
+
+    def columns_of_view(
+        self, recipe: Recipe, view: str, in_sidecars: Sequence[str]
+    ) -> tuple[set[str], list[str]]:
+        """(columns that a view reads, names of the instances that give some of them).
+
+        ValueError for a column of a filter that the recipe does not list.
+        """
+        columns = columns_of(recipe.views, view, [*in_sidecars, *self.owners])
+        used = set()
+        for column in sorted(columns & self.owners.keys()):
+            owner = self.owners[column]
+            if owner not in self.instances:
+                raise ValueError(
+                    f"view {view!r} uses column {column!r} of filter {owner}, "
+                    f"which recipe {recipe.name!r} does not list"
+                )
+            used.add(owner)
+        return columns, sorted(used)
 
 
 def list_columns(pool: str) -> list[Column]:

@@ -30,11 +30,11 @@ from manifests.pool_layout import PoolLayout, random_view_name
 from manifests.schema import Recipe, Rule, View
 from pipeline.pool import check_fence
 from pipeline.scoring import PoolSets, shards_with_rows
+from pipeline.views.available_columns import ScoredColumns
 from pipeline.views.choose import Selection, check, choose_parts
 from pipeline.views.joined_columns import JoinedColumns
 from pipeline.views.mask_files import MaskFiles, has_masks, kept_by_shard
 from pipeline.views.outcomes.view_hash import hash_rows
-from pipeline.views.scored_columns import ScoredColumns
 from pipeline.views.steps import is_selected, rule_text, rules_hash, rules_of
 
 RANDOM_SEED = re.compile(r"(?<=.)\.seed-\d+$")  # ends the name of a random view of one seed

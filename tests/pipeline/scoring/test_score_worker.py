@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from filters import FILTERS
+from filters import FILTERS, instances_of, worker_spec
 from filters.base import Batch, Columns, Filter
 from manifests import disk
 from manifests.pool_layout import PoolLayout
@@ -121,8 +121,9 @@ def test_a_row_with_a_value_of_another_type_costs_one_value(tmp_path: Path) -> N
 
 def test_lists_keep_the_size_that_the_options_give_them(tmp_path: Path) -> None:
     pool = make_pool(tmp_path, rows(10))
-    spec = {"name": "wide", "kind": "wide", "options": {"width": 4}}
-    worker = ScoreWorker({"pool": pool, "filters": {"wide@1": spec}})
+    instance = instances_of([FilterSpec(name="wide", options={"width": 4})])["wide"]
+    filters = {"wide@1": {"filter": worker_spec(instance)}}
+    worker = ScoreWorker({"pool": pool, "filters": filters})
 
     result = worker(Ticket(id="00000", group="0", payload={"sets": ["wide@1"]}))
     assert result == {"scored": {"wide@1": 8}}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from filters import FILTERS, make
+from filters import FILTERS, instances_of, make
 from manifests import disk
 from manifests.columns import PAIRS, SIDECAR
 from manifests.pool_layout import PoolLayout
@@ -18,6 +18,7 @@ from pipeline.scoring import scorer
 from pipeline.views.available_columns import (
     DERIVED_COLUMNS,
     MEANINGS,
+    ScoredColumns,
     column_lines,
     list_columns,
 )
@@ -108,3 +109,23 @@ def test_an_extra_column_of_the_pool_is_read_whatever_the_recipe_names(tmp_path:
         views=(View(name="v", rules=(rule,)),),
     )
     assert choose_views(pool, recipe)["v"].kept == 3
+
+
+def instances_read(where: str) -> tuple[set[str], list[str]]:
+    specs = (FilterSpec(name="caption"), FilterSpec(name="long", kind="caption"))
+    view = View(name="v", rules=(Rule(name="a", where=where),))
+    source = Source(kind="files", paths=("x.csv",))
+    recipe = Recipe(name="r", source=source, filters=specs, views=(view,))
+    scored = ScoredColumns(instances_of(specs))
+    assert scored.kinds["long_words"] == pa.int32()
+    return scored.columns_of_view(recipe, "v", ["url", "status"])
+
+
+def test_which_instance_gives_a_column() -> None:
+    assert instances_read("long_words > 2") == ({"status", "long_words"}, ["long"])
+    assert instances_read("long_words > caption_chars")[1] == ["caption", "long"]
+    assert instances_read("url LIKE 'x'") == ({"status", "url"}, [])
+    with pytest.raises(ValueError, match="uses column 'entropy' of filter picture, which recipe"):
+        instances_read("entropy > 3")
+    with pytest.raises(ValueError, match="did you mean 'long_words'"):
+        instances_read("long_word > 3")

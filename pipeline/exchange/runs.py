@@ -20,12 +20,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from manifests import disk
-from pipeline.planning.keys import Hashes
 
 BATCH_ROWS = (256, 4096)  # the fewest, unless the run ends, and the most
 NUMBER = np.dtype("<i8")
 KEY = np.dtype("<u8")
 Integers = npt.NDArray[np.int64]
+Hashes = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ from manifests import disk
 from manifests.aligned import parquet_bytes
 from manifests.pool_layout import PoolLayout
 from pipeline.executor import Ticket
-from pipeline.scoring.column_files import commit_columns, make_copier
+from pipeline.pool import commit_columns
+from pipeline.scoring.copied_sets import make_copier
 
 ROWS = {"uids": "u", "sidecar": "s", "rows": 2, "stored": 2}
 

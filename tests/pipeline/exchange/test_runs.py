@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipeline.planning.runs import Run, read_index, read_keys, read_rows, write_run
+from pipeline.exchange.runs import Run, read_index, read_keys, read_rows, write_run
 
 
 @pytest.mark.parametrize("scheme", ["", "memory://"])

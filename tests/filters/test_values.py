@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipeline.scoring.filter_values import (
+from filters.values import (
     WrongColumns,
     aligned,
     arrow_array,
