@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 from numpy.typing import NDArray
@@ -19,6 +20,8 @@ SEED = 20240229
 GROUP = 12  # images of a group
 RULE_GROUP = 8  # of the rows that one rule rejects
 RULES = 24  # rules of a view with a group of their own: those that reject most first
+COPY_GROUPS = 12  # groups of copies of each filter
+COPIES = 8  # images of a group of copies
 LADDER = 24  # images per column of numbers, over its whole range
 CANDIDATES = 64  # rows of which one is chosen: a hash of every uid of a large pool takes seconds
 
@@ -91,6 +94,28 @@ def _rejected(rows: PoolRows, view: PoolView, draw: RowDraw) -> list[Group]:
         drawn = draw.draw(np.asarray(mask, np.bool_) & rows.stored, RULE_GROUP)
         title = f"rejected by {rule}"
         groups.append(Group(view=view.name, title=title, rows=drawn, of=counts[rule], rule=rule))
+    return groups
+
+
+def copies(rows: PoolRows) -> list[Group]:
+    """The largest groups of copies of each column NAME_group that a filter left, of two stored
+    rows or more: the largest first, equal ones by name."""
+    groups = []
+    for column in rows.table.column_names:
+        name = column.removesuffix("_group")
+        if column == name or f"{name}_size" not in rows.table.column_names:
+            continue
+        values = rows.table[column].combine_chunks()
+        counts = pc.value_counts(values.filter(pa.array(rows.stored)).drop_null())
+        sizes = np.asarray(counts.field("counts"))
+        several = pa.array(sizes > 1)
+        names = counts.field("values").filter(several).to_pylist()
+        pairs = zip(names, sizes[sizes > 1].tolist(), strict=True)
+        largest = sorted(pairs, key=lambda pair: (-pair[1], str(pair[0])))[:COPY_GROUPS]
+        for number, (group, size) in enumerate(largest, start=1):
+            same = np.asarray(pc.fill_null(pc.equal(values, group), False), np.bool_)
+            drawn = tuple(np.flatnonzero(same & rows.stored)[:COPIES].tolist())
+            groups.append(Group(view="", title=f"{name}: group {number}", rows=drawn, of=size))
     return groups
 
 

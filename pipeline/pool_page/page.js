@@ -139,7 +139,9 @@ async function askServer(query) {
       const sent = waiting;
       waiting = null;
       const answer = await getJson("/count?" + new URLSearchParams(sent));
-      if (answer && !waiting) showAnswer(byName.get(sent.column), sent.view, answer);
+      if (answer && !waiting) {
+        showAnswer(byName.get(sent.column), sent.view, answer, sent.value !== undefined);
+      }
     }
   } finally {
     running = false;
@@ -163,7 +165,7 @@ function ruleName(column, name, replaced) {
   return column.name.replace(/\W+/g, "_") + ($("side").value === "least" ? "_min" : "_max");
 }
 
-function showAnswer(column, name, answer) {
+function showAnswer(column, name, answer, typed = false) {
   const atLeast = $("side").value === "least";
   const count = atLeast ? answer.values - answer.below : answer.below;
   const replaced = name ? column.replaced[name] : [];
@@ -176,7 +178,7 @@ function showAnswer(column, name, answer) {
   const text = `- ${ruleName(column, name, replaced)}: ${JSON.stringify(condition)}`;
   $("rule").textContent = /["\\]/.test(condition) ? text
     : `- ${ruleName(column, name, replaced)}: ${condition}`;
-  if (document.activeElement !== $("number")) $("number").value = answer.threshold;
+  if (!typed) $("number").value = answer.threshold;
   $("slider").setAttribute("aria-valuetext", `${answer.threshold}, keeps ${whole(count)} rows`);
   if (answer.index !== undefined) $("slider").value = answer.index;
   $("chart").replaceChildren(drawHistogram(column, 170, Number(answer.threshold)));
@@ -211,7 +213,7 @@ function typeThreshold() {
   const index = indexOf(column, Number(text));
   const exact = Number(column.thresholds[index]) === Number(text);
   const answer = fileAnswer(column, view(), index);
-  showAnswer(column, view(), answer);
+  showAnswer(column, view(), answer, true);
   if (exact) return;
   const sum = below(column, view()), all = column.scopes[view()].values;
   const next = index + 1 < sum.length ? sum[index + 1] : all;
@@ -269,11 +271,16 @@ function showGallery() {
   const parts = [];
   for (const group of data.groups) {
     if (group.view !== view()) continue;
-    const shots = make("div", { class: "shots" });
-    showImages(shots, group.images.map(number => data.images[number]));
-    parts.push(make("h3", {}, `${group.title}: ${group.images.length} of ${whole(group.of)}`), shots);
+    parts.push(...groupParts(group));
   }
   $("gallery").replaceChildren(...parts);
+}
+
+function groupParts(group) {
+  const shots = make("div", { class: "shots" });
+  showImages(shots, group.images.map(number => data.images[number]));
+  const title = `${group.title}: ${group.images.length} of ${whole(group.of)}`;
+  return [make("h3", {}, title), shots];
 }
 
 let asked = "";
@@ -341,4 +348,5 @@ if ($("column").options.length) {
     }
   });
 }
+if ($("copies")) $("copies").replaceChildren(...data.copies.flatMap(groupParts));
 showAll();

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from manifests.text import printable
-from pipeline.pool_page.example_rows import Group, example_groups, ladder
+from pipeline.pool_page.example_rows import Group, copies, example_groups, ladder
 from pipeline.pool_page.histograms import bin_counts, histogram
 from pipeline.pool_page.number_columns import (
     NumberColumn,
@@ -42,19 +42,26 @@ class Bounds:
     image_bytes: int = 6 * MEBIBYTE
 
 
-def page_data(survey: Survey, bounds: Bounds | None = None) -> dict[str, Any]:
-    """The data of a page: with `bounds` that of a file, without them that of a server."""
+def page_data(
+    survey: Survey, bounds: Bounds | None = None, *, similar: bool = False
+) -> dict[str, Any]:
+    """The data of a page: with `bounds` that of a file, without them that of a server.
+
+    similar: the server can say what is most like an image.
+    """
     shares = _positions_per_column(survey)
     columns = []
     for column in survey.columns.values():
         columns.append(_column(survey, column, shares if bounds else 0))
     groups = example_groups(survey.rows, list(survey.detailed.values()))
+    of_copies = copies(survey.rows)
+    all_groups = [*groups, *of_copies]
     uris: dict[int, str] = {}
     if bounds is not None:
-        uris = data_uris(survey.rows, _by_turns(survey, groups, bounds), bounds.image_bytes)
+        uris = data_uris(survey.rows, _by_turns(survey, all_groups, bounds), bounds.image_bytes)
         shown = list(uris)
     else:
-        shown = list(dict.fromkeys(row for group in groups for row in group.rows))
+        shown = list(dict.fromkeys(row for group in all_groups for row in group.rows))
     images = image_records(survey, shown)
     for image, uri in zip(images, uris.values(), strict=False):
         image["src"] = uri
@@ -67,6 +74,8 @@ def page_data(survey: Survey, bounds: Bounds | None = None) -> dict[str, Any]:
         "columns": columns,
         "values": _values(survey),
         "images": images,
+        "similar": similar,
+        "copies": [_group(group, index) for group in of_copies],
         "groups": [_group(group, index) for group in groups],
     }
 

@@ -51,7 +51,8 @@ def value_tables(rows: PoolRows, kept: Mapping[str, Mask]) -> Iterator[ValueTabl
     for name in names:
         kind = rows.table.schema.field(name).type
         is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-        if name not in NOT_SHOWN and (is_text or pa.types.is_boolean(kind)):
+        is_shown = name not in NOT_SHOWN and not name.endswith("_group")
+        if is_shown and (is_text or pa.types.is_boolean(kind)):
             yield _value_table(rows, name, kept)
 
 

@@ -71,10 +71,12 @@ class Tab:
             self.errors.append(message["params"]["exceptionDetails"]["text"])
         return message
 
-    def open(self, path: Path, width: int = 1000, dark: bool = False, media: str = "") -> None:
-        """Load a file at a width in pixels."""
+    def open(
+        self, path: Path | str, width: int = 1000, dark: bool = False, media: str = ""
+    ) -> None:
+        """Load a file or a URL at a width in pixels."""
         self.show(width, dark, media)
-        self.send("Page.navigate", url=path.as_uri())
+        self.send("Page.navigate", url=path.as_uri() if isinstance(path, Path) else path)
         end = time.monotonic() + SECONDS
         while self.value("document.readyState") != "complete" and time.monotonic() < end:
             time.sleep(0.05)

@@ -1,0 +1,156 @@
+"""What the server answers: counts at a threshold, captions that hold a text, images, neighbours.
+
+Every answer is about rows that are still committed as they were read: where a shard was replaced
+since, by a purge or a repair, nothing of it is given out.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.pool_page.alike import Alike
+from pipeline.pool_page.caption_search import CaptionSearch
+from pipeline.pool_page.example_rows import nearest
+from pipeline.pool_page.number_columns import NumberColumn, threshold_at
+from pipeline.pool_page.page_data import image_records
+from pipeline.pool_page.survey import Survey
+from pipeline.pool_page.thumbnails import NoImage, image_bytes, is_current, thumbnail
+
+SLIDER_POSITIONS = 4_096
+NEAREST = 6  # images on each side of a threshold
+HITS = 60  # images of a search
+SIDE = 192  # pixels of an image
+LONGEST_TEXT = 200  # of a search, characters
+LONGEST_NUMBER = 60
+LARGEST_EXPONENT = 300
+CACHED_COUNTS = 48  # of a column and a view: 4 bytes a row each
+
+
+class Changed(ValueError):
+    """The pool has changed since it was read."""
+
+
+class Answers:
+    """Answers about one survey, from several threads."""
+
+    def __init__(self, survey: Survey) -> None:
+        self.survey = survey
+        self._counts: OrderedDict[tuple[str, str], NDArray[np.int32]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._search = CaptionSearch(survey)
+        self.alike = Alike.of_survey(survey)
+
+    def count(
+        self, column: str, view: str, *, position: int | None = None, value: str | None = None
+    ) -> dict[str, Any]:
+        """Rows of a view's scope below a threshold, and the nearest images on both sides.
+
+        position: of the slider, from 0 to SLIDER_POSITIONS - 1; or value: a decimal number.
+        ValueError for an unknown column or view and for what is no number.
+        """
+        numbers = self._column(column)
+        scope = self._scope(view, column)
+        if value is not None:
+            text = _checked_number(value)
+            place = numbers.below(text)
+        else:
+            place = _place_of_position(numbers, position or 0)
+            text = threshold_at(numbers, place)
+        below = self._below(numbers, view)
+        low, high = nearest(numbers, scope, place, NEAREST)
+        records = self._records([*low, *high])
+        return {
+            "threshold": text,
+            "below": int(below[place]),
+            "values": int(below[-1]),
+            "rows": int(scope.sum()),
+            "low": records[: len(low)],
+            "high": records[len(low) :],
+        }
+
+    def search(self, text: str, view: str) -> dict[str, Any]:
+        """Stored rows of a view whose captions hold a text, whatever the case of its letters."""
+        if not text or len(text) > LONGEST_TEXT:
+            raise ValueError(f"give a text of 1 to {LONGEST_TEXT} characters")
+        self._scope(view, "")
+        count, hits = self._search.find(text, view, HITS)
+        return {"count": count, "images": self._records(hits)}
+
+    def image(self, shard: int, row: int) -> bytes:
+        """The image of a stored row as a JPEG. NoImage where there is none, or none any more."""
+        number = self.survey.rows.row_at(shard, row)
+        if number is None or not is_current(self.survey.rows, shard):
+            raise NoImage("the pool has no such row")
+        return thumbnail(image_bytes(self.survey.rows, number), SIDE)
+
+    def similar(self, shard: int, row: int) -> dict[str, Any]:
+        """The images whose embeddings are most like that of a row, the nearest first."""
+        number = self.survey.rows.row_at(shard, row)
+        if self.alike is None or number is None:
+            raise ValueError("the row has no embedding in this pool")
+        return {"images": self._records(self.alike.nearest(number))}
+
+    def _column(self, name: str) -> NumberColumn:
+        if name not in self.survey.columns or not len(self.survey.columns[name].values):
+            raise ValueError(f"there is no column of numbers {name!r}")
+        return self.survey.columns[name]
+
+    def _scope(self, view: str, column: str) -> NDArray[np.bool_]:
+        if view and view not in self.survey.detailed:
+            raise ValueError(f"the page has no view {view!r}")
+        return self.survey.scope(view, column)
+
+    def _below(self, column: NumberColumn, view: str) -> NDArray[np.int32]:
+        """(values + 1,) rows of the scope before each place in the order of a column."""
+        key = column.name, view
+        with self._lock:
+            if key in self._counts:
+                self._counts.move_to_end(key)
+                return self._counts[key]
+        counts = np.zeros(len(column.rows) + 1, np.int32)
+        np.cumsum(self._scope(view, column.name)[column.rows], dtype=np.int32, out=counts[1:])
+        with self._lock:
+            self._counts[key] = counts
+            while len(self._counts) > CACHED_COUNTS:
+                self._counts.popitem(last=False)
+        return counts
+
+    def _records(self, rows: Iterable[int]) -> list[dict[str, Any]]:
+        records = image_records(self.survey, rows)
+        for shard in {record["shard"] for record in records}:
+            if not is_current(self.survey.rows, shard):
+                raise Changed("The pool has changed since it was read: start look.py again.")
+        return records
+
+
+def _place_of_position(column: NumberColumn, position: int) -> int:
+    """The place of the first of the equal values at the rank that a slider stands at."""
+    values = column.values
+    share = min(max(position, 0), SLIDER_POSITIONS - 1) / (SLIDER_POSITIONS - 1)
+    if values.dtype.kind == "f":  # an infinite value is no threshold
+        first = int(np.searchsorted(values, -np.inf, side="right"))
+        last = int(np.searchsorted(values, np.inf, side="left")) - 1
+        if last < first:
+            raise ValueError(f"column {column.name!r} has no finite value")
+    else:
+        first, last = 0, len(values) - 1
+    rank = first + round(share * (last - first))
+    return int(np.searchsorted(values, values[rank], side="left"))
+
+
+def _checked_number(text: str) -> str:
+    """A number as a rule may spell it. ValueError for what is none."""
+    try:
+        number = Decimal(text) if len(text) <= LONGEST_NUMBER else Decimal("NaN")
+    except InvalidOperation:
+        number = Decimal("NaN")
+    if not number.is_finite() or abs(number.adjusted()) > LARGEST_EXPONENT:
+        raise ValueError(f"{text[:LONGEST_NUMBER]!r} is not a number that a rule can hold")
+    return f"{number:f}"
