@@ -86,9 +86,8 @@ class BundleWriter:
     def __init__(self, file: Path, schema: pa.Schema) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         self._file = _CheckedFile(file)
-        self._writer = pq.ParquetWriter(
-            self._file, schema, compression="zstd", write_page_checksum=True
-        )
+        options = storage_options(schema)
+        self._writer = pq.ParquetWriter(self._file, schema, write_page_checksum=True, **options)
         self._schema = schema
         self._ranges: dict[str, tuple[int, int, int]] = {}
         self._shards: dict[str, dict[str, Any]] = {}
@@ -356,5 +355,24 @@ def parquet_bytes(table: pa.Table, metadata: Mapping[str, Any]) -> bytes:
     """The file of a flat shard, as `disk.write_parquet` writes it."""
     table = table.replace_schema_metadata(disk.with_metadata(table.schema, metadata).metadata)
     sink = io.BytesIO()
-    pq.write_table(table, sink, compression="zstd", row_group_size=10_000, write_page_checksum=True)
+    options = storage_options(table.schema)
+    pq.write_table(table, sink, row_group_size=10_000, write_page_checksum=True, **options)
     return sink.getvalue()
+
+
+def storage_options(schema: pa.Schema) -> dict[str, Any]:
+    """How Parquet stores columns. Embeddings (fixed-size lists) are stored as they are: zstd makes
+    them 6 % smaller, takes three times as long to write and six times as long to read.
+    """
+    compression, with_dictionary = {}, []
+    for column in schema:
+        is_list = pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type)
+        path = f"{column.name}.list.element" if is_list else column.name
+        if pa.types.is_fixed_size_list(column.type):
+            compression[path] = "none"
+        else:
+            compression[path] = "zstd"
+            with_dictionary.append(path)
+    if len(with_dictionary) == len(schema):
+        return {"compression": "zstd"}
+    return {"compression": compression, "use_dictionary": with_dictionary or False}

@@ -73,8 +73,9 @@ def _records(commits: Commits, position: int, masks: list[Mask]) -> Bytes:
         )
     if not chosen.all():
         table = table.filter(pa.array(chosen))
-    hashes = table["sha256"]
-    known = pc.fill_null(pc.match_substring_regex(hashes, HEX), False)
-    if not pc.all(known).as_py():
-        hashes = pc.if_else(known, hashes, UNKNOWN)
-    return np.hstack([row_keys(table["uid"], hashes), flags[chosen]])
+    try:
+        keys = row_keys(table["uid"], table["sha256"])
+    except ValueError:  # some are not known
+        known = pc.fill_null(pc.match_substring_regex(table["sha256"], HEX), False)
+        keys = row_keys(table["uid"], pc.if_else(known, table["sha256"], UNKNOWN))
+    return np.hstack([keys, flags[chosen]])

@@ -7,7 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from manifests import disk
@@ -160,3 +162,20 @@ def test_threads_that_want_one_bundle_open_it_once(
         found = list(threads.map(files.bundle, shards))
     assert sorted(opened) == ["b5", "b6"]
     assert len({id(bundle) for bundle in found}) == 2
+
+
+def test_embeddings_are_stored_as_they_are_and_the_rest_as_before(tmp_path: Path) -> None:
+    values = np.arange(64, dtype=np.float16)
+    lists = pa.FixedSizeListArray.from_arrays(pa.array(values), 8)
+    table = pa.table({"e": lists, "s": ["a"] * 8, "t": [[1, 2]] * 8})
+    with BundleWriter(tmp_path / "b.parquet", table.schema) as writer:
+        writer.add(5000, table, {})
+    (tmp_path / "f.parquet").write_bytes(parquet_bytes(table, {}))
+    for name in ("b", "f"):
+        file = pq.ParquetFile(tmp_path / f"{name}.parquet")
+        assert file.read().equals(table)
+        group = file.metadata.row_group(0)
+        chunks = [group.column(i) for i in range(3)]
+        assert [chunk.compression for chunk in chunks] == ["UNCOMPRESSED", "ZSTD", "ZSTD"]
+        assert [chunk.has_dictionary_page for chunk in chunks] == [False, True, True]
+    assert bundles.storage_options(table.select(["s", "t"]).schema) == {"compression": "zstd"}
