@@ -7,6 +7,7 @@ from typing import Any
 
 from filters.base import FilterBase, check_options, options_of
 from filters.caption import Caption
+from filters.captions import TextOverlap
 from filters.clip import ClipLoss, ClipScore, Embed, Head
 from filters.concepts import Balance, Concept, Synset, Targets
 from filters.duplicates import Decontaminate, Duplicate
@@ -46,6 +47,7 @@ FILTERS: dict[str, type[FilterBase]] = {
     "balance": Balance,
     "synset": Synset,
     "targets": Targets,
+    "text_overlap": TextOverlap,
     "embed": Embed,
     "clip_loss": ClipLoss,
     "head": Head,

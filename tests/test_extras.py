@@ -20,11 +20,11 @@ PACKAGES = ("manifests", "filters", "pipeline", "train")
 # Named by the project and imported by nothing yet, see the comment in pyproject.toml.
 NOT_IMPORTED = {"cpu", "gpu"}
 # Imported where a run asks for it; not part of this interpreter.
-OPTIONAL_IMPORTS = {"wandb", "tensorboard", "flash_attn"}
+OPTIONAL_IMPORTS = {"rapidocr", "wandb", "tensorboard", "flash_attn"}
 # `make venv` installs them: this interpreter is the proof.
 # concepts and stream by way of test
 INSTALLED = {"train", "score", "concepts", "stream", "test"}
-RESOLVED = {"cpu", "img2dataset", "s3", "gpu", "tensorboard", "wandb"}
+RESOLVED = {"ocr", "cpu", "img2dataset", "s3", "gpu", "tensorboard", "wandb"}
 NOT_HERE = {"flash": "flash-attn has no wheels: its setup.py needs torch and a CUDA compiler"}
 
 
@@ -137,6 +137,8 @@ def test_faiss_cpu_resolves() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
-def test_what_a_run_may_log_to_is_there(name: str) -> None:
-    assert name in resolve("--no-deps", *EXTRAS[name])
+@pytest.mark.parametrize(
+    ("name", "package"), [("tensorboard", "tensorboard"), ("wandb", "wandb"), ("ocr", "rapidocr")]
+)
+def test_what_a_run_may_use_is_there(name: str, package: str) -> None:
+    assert package in resolve("--no-deps", *EXTRAS[name])

@@ -1,4 +1,4 @@
-"""What can be said about the text of captions, without the images."""
+"""What can be said about the text of captions, and how much of it is painted in the images."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from filters.captions.measures import (
     has_url,
     special_share,
 )
+from filters.captions.text_overlap import TextOverlap
 from filters.captions.word_list import WordList
 
 __all__ = [
+    "TextOverlap",
     "WordList",
     "boilerplate",
     "count_words",
