@@ -102,7 +102,7 @@ CHOSEN = {
     "dp2 x fsdp2": ["clip", "accumulated"],
     "dp2": ["clip", "packed"],
     "tp2": ["clip", "accumulated", "groups", "selective", "dropped", "locked"],
-    "fsdp2": ["clip", "packed", "selective", "compiled"],
+    "fsdp2": ["clip", "packed", "selective", "compiled", "locked"],
 }
 
 

@@ -13,6 +13,7 @@ from train.config import TrainConfig, model_config
 from train.dist.parallelism import parallelize
 from train.dist.process_group import Ranks
 from train.model import CLIP, group_by_length, pack_captions
+from train.running.train_state import lock_towers
 from train.step import accumulate, contrastive, precision_context
 from train.step.update import Update
 
@@ -36,6 +37,7 @@ class Step:
         self.model = CLIP(model_config(config), attention=config.attention)
         ranks = Ranks(rank=0, world=1, device=self.device, owns_group=False)
         parallelize(self.model, ranks, config)
+        lock_towers(self.model, config)
         height, width = self.model.config.height_width
         self.image_BHWC = torch.zeros(len(lengths), height, width, 3, dtype=torch.uint8)
         self.update = Update(self.model, config)  # it casts weights, where they have 16 bits

@@ -13,7 +13,13 @@ from typing import Literal
 import torch
 
 from train.capacity.devices import GIB, MARGIN, Device, free_memory
-from train.config import TrainConfig, check_layout, model_config, recompute_interval
+from train.config import (
+    TrainConfig,
+    check_layout,
+    model_config,
+    recompute_interval,
+    trained_groups,
+)
 from train.dist import Ranks, process_group
 from train.model import StepMemory, StepShape, step_memory
 from train.step import loss_tile
@@ -68,6 +74,7 @@ def step_shape(config: TrainConfig, ranks: int, kind: str) -> StepShape:
         cpu_offload=config.cpu_offload,
         local_loss=config.local_loss,
         loss_tile=_tile(config, samples, data_parallel),
+        trained=trained_groups(config),
     )
 
 

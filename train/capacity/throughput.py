@@ -8,7 +8,7 @@ from typing import Any
 
 from train.capacity.devices import Device
 from train.capacity.footprint import Fit
-from train.config import TrainConfig, model_config, recompute_interval
+from train.config import TrainConfig, model_config, recompute_interval, trained_groups
 from train.model import training_flops
 
 # Mean tokens of a caption where captions are not padded. Web captions have about 20.
@@ -36,7 +36,9 @@ def sample_flops(config: TrainConfig) -> float:
     """Operations that the result of one sample needs, forward and backward."""
     model = model_config(config)
     tokens = CAPTION_TOKENS.get(config.captions, model.context_length)
-    return training_flops(model).sample(min(tokens, model.context_length))
+    return training_flops(model, trained=trained_groups(config)).sample(
+        min(tokens, model.context_length)
+    )
 
 
 def computed_flops(config: TrainConfig, *, pieces: bool) -> float:

@@ -12,6 +12,7 @@ from train.config.settings import (
     check_world,
     model_config,
     recompute_interval,
+    trained_groups,
 )
 
 __all__ = [
@@ -26,4 +27,5 @@ __all__ = [
     "list_settings",
     "model_config",
     "recompute_interval",
+    "trained_groups",
 ]

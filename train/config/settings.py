@@ -370,6 +370,12 @@ def _changed_model(config: TrainConfig) -> ModelConfig:
     return model
 
 
+def trained_groups(config: TrainConfig) -> tuple[int | None, int | None]:
+    """The last groups of layers of the image and caption towers that are trained; None: all."""
+    image = config.lock_image_unlocked_groups if config.lock_image else None
+    return image, config.lock_text_unlocked_layers if config.lock_text else None
+
+
 def check_world(config: TrainConfig, world: int) -> None:
     """ValueError where `world` data-parallel ranks cannot share a batch evenly."""
     batch = config.batch_size

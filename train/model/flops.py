@@ -16,6 +16,7 @@ from typing import Literal
 from torch import Tensor
 
 from train.model.architecture import ModelConfig
+from train.model.lock import group_count, trained_blocks
 
 Captions = Literal["padded", "groups", "packed"]
 # Dense peaks in TFLOP/s from NVIDIA's datasheets: 16-bit products with 32-bit sums, and 32-bit
@@ -70,27 +71,55 @@ class FlopCount:
         return fixed + tokens * self.token + pairs * self.square
 
 
-def training_flops(config: ModelConfig, *, whole: bool = False) -> FlopCount:
+def training_flops(
+    config: ModelConfig,
+    *,
+    whole: bool = False,
+    trained: tuple[int | None, int | None] = (None, None),
+) -> FlopCount:
     """Operations of training a model as it is computed here.
 
     The last block of a tower computes the pooled token alone, and patches that are left out are not
-    computed. With `whole` all blocks compute all tokens, as in other trainers.
+    computed. With `whole` all blocks compute all tokens, as in other trainers. trained: the last
+    groups of layers of the image and caption towers that are trained (`lock.py`); None: all. Of
+    the others only forward is computed.
     """
     kept = config.patches if whole else max(1, int(config.patches * (1 - config.drop_patch_rate)))
     width, first = config.vision_width, config.class_token_length
     patches = 2.0 * config.patches * config.num_channels * config.patch_size**2 * width
     pruned = not whole and not config.global_average_pool
-    fixed, token, square = _tower(width, config.vision_mlp, config.vision_layers, pruned)
+    layers = config.vision_layers
+    fixed, token, square = _trained_tower(width, config.vision_mlp, layers, pruned, trained[0])
     tokens = kept + first
-    image = fixed + tokens * token + tokens * tokens * square + 2.0 * width * config.embed_dim
-    width = config.text_width
-    fixed, token, square = _tower(width, config.text_mlp, config.text_layers, not whole)
+    image = fixed + tokens * token + tokens * tokens * square
+    image += _passes(trained[0]) * 2.0 * width * config.embed_dim
+    is_whole = trained[0] is None or trained[0] >= group_count(layers)
+    width, layers = config.text_width, config.text_layers
+    fixed, token, square = _trained_tower(width, config.text_mlp, layers, not whole, trained[1])
     return FlopCount(
-        image=3 * image + 2 * patches,
-        caption=3 * (fixed + 2.0 * width * config.embed_dim),
-        token=3 * token,
-        square=3 * square,
+        image=image + (2 if is_whole else 1) * patches,
+        caption=fixed + _passes(trained[1]) * 2.0 * width * config.embed_dim,
+        token=token,
+        square=square,
     )
+
+
+def _passes(groups: int | None) -> int:
+    """How often the product of a tower's projection is computed: forward, and for the gradients of
+    its weights and of its input.
+    """
+    return 3 if groups is None else 1 + min(groups, 2)
+
+
+def _trained_tower(
+    width: int, mlp: int, layers: int, pruned: bool, groups: int | None
+) -> tuple[float, float, float]:
+    """Forward through all blocks, and backward, twice as much, through those that are trained."""
+    forward = _tower(width, mlp, layers, pruned)
+    blocks = trained_blocks(layers, groups)
+    again = _tower(width, mlp, blocks, pruned) if blocks else (0.0, 0.0, 0.0)
+    fixed, token, square = (one + 2 * other for one, other in zip(forward, again, strict=True))
+    return fixed, token, square
 
 
 def _tower(width: int, mlp: int, layers: int, pruned: bool) -> tuple[float, float, float]:

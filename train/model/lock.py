@@ -15,6 +15,11 @@ def group_count(layers: int) -> int:
     return layers + 2
 
 
+def trained_blocks(layers: int, groups: int | None) -> int:
+    """How many of a tower's last blocks are trained, with so many trained groups; None: all."""
+    return layers if groups is None else min(layers, max(0, groups - 1))
+
+
 def lock_tower(tower: nn.Module, layers: int, unlocked: int) -> None:
     """Lock a tower with `layers` blocks; its last `unlocked` groups are still trained."""
     first_unlocked = group_count(layers) - unlocked

@@ -19,6 +19,7 @@ from typing import Literal, NamedTuple
 
 from train.model.architecture import ModelConfig
 from train.model.flops import Captions
+from train.model.lock import group_count, trained_blocks
 
 Precision = Literal["fp32", "tf32", "bf16", "bf16_o2", "fp16"]
 FULL = 4  # bytes of fp32
@@ -49,6 +50,8 @@ class StepShape:
     cpu_offload: bool = False
     local_loss: bool = True
     loss_tile: int | None = None  # side of a tile of logits; None: all at once
+    # Last groups of layers of the image and caption towers that are trained; None: all
+    trained: tuple[int | None, int | None] = (None, None)
 
     @property
     def piece(self) -> int:
@@ -146,11 +149,13 @@ def _block_matrices(config: ModelConfig) -> int:
 
 def step_memory(config: ModelConfig, shape: StepShape) -> StepMemory:
     """The memory of one step on one rank's device, and its peak."""
-    numbers, text_numbers = _parameters_of_rank(config, shape)
+    numbers, _ = _parameters_of_rank(config, shape)
+    trained, trained_text = _parameters_of_rank(config, shape, trained=True)
     size = 2 if shape.precision == "bf16_o2" and not shape.sharded else FULL
     on_device = 0 if shape.sharded and shape.cpu_offload else 1
     weights = round(on_device * size * numbers)
-    optimizer = on_device * _optimizer_bytes(config, shape, numbers)
+    gradients = round(on_device * size * trained)
+    optimizer = on_device * _optimizer_bytes(config, shape, trained)
     vision, text = sample_activations(config, shape)
     activations = round(shape.piece * (vision + text))
     copies = _copies(config, shape)
@@ -161,18 +166,19 @@ def step_memory(config: ModelConfig, shape: StepShape) -> StepMemory:
     after_text = round(shape.piece * vision) + copies.vision + workspace
     table = FULL * config.vocab_size * config.text_width
     adds_up = shape.piece < shape.samples
-    if adds_up or shape.captions == "groups":
+    has_table = shape.trained[1] in (None, group_count(config.text_layers))
+    if has_table and (adds_up or shape.captions == "groups"):
         after_text += table
     whole = activations + copies.vision + copies.text
     if adds_up or shape.data_parallel > 1:
-        moving = weights + max(whole + max(loss, workspace), after_text)
+        moving = gradients + max(whole + max(loss, workspace), after_text)
     else:
-        text_gradients = round(on_device * size * text_numbers)
-        moving = max(whole + max(loss, workspace), after_text + text_gradients, weights)
-    forward = activations + copies.forward + (weights if adds_up else 0)
+        text_gradients = round(on_device * size * trained_text)
+        moving = max(whole + max(loss, workspace), after_text + text_gradients, gradients)
+    forward = activations + copies.forward + (gradients if adds_up else 0)
     return StepMemory(
         weights=weights,
-        gradients=weights,
+        gradients=gradients,
         optimizer=optimizer,
         copies=copies.gathered + copies.vision + copies.text,
         activations=activations,
@@ -184,13 +190,19 @@ def step_memory(config: ModelConfig, shape: StepShape) -> StepMemory:
     )
 
 
-def _parameters_of_rank(config: ModelConfig, shape: StepShape) -> tuple[float, float]:
-    """Numbers that this rank holds of the model, and of its caption tower."""
+def _parameters_of_rank(
+    config: ModelConfig, shape: StepShape, *, trained: bool = False
+) -> tuple[float, float]:
+    """Numbers that this rank has of the model, or of what is trained; those of the caption tower."""
     of_blocks = []
-    for width, mlp, layers in _blocks(config):
+    outside = [_outside_vision(config), _outside_text(config)]
+    for tower, (width, mlp, layers) in enumerate(_blocks(config)):
         split, rest = block_parameters(width, mlp)
-        of_blocks.append(layers * (split / shape.tp + rest))
-    outside = _outside_vision(config), _outside_text(config)
+        groups = shape.trained[tower] if trained else None
+        of_blocks.append(trained_blocks(layers, groups) * (split / shape.tp + rest))
+        if groups is not None and groups < group_count(layers):
+            projection = width * config.embed_dim if groups else 0
+            outside[tower] = projection + (2 * width if groups > 1 else 0)
     whole = sum(of_blocks) + sum(outside)
     return whole / shape.dp_shard, (of_blocks[1] + outside[1]) / shape.dp_shard
 
@@ -308,9 +320,15 @@ def sample_activations(config: ModelConfig, shape: StepShape) -> tuple[float, fl
     size = 2 if shape.half else FULL
     of_towers = []
     number = 0
-    for tower in _towers(config, shape):
+    for tower, groups in zip(_towers(config, shape), shape.trained, strict=True):
+        if groups == 0:
+            of_towers.append(0.0)
+            number += tower.layers
+            continue
         total = 3.0 * FULL * (tower.width + config.embed_dim)  # the last norm and the projection
-        for depth in range(tower.layers):
+        locked = tower.layers - trained_blocks(tower.layers, groups)
+        number += locked
+        for depth in range(locked, tower.layers):
             last = tower.pruned and depth == tower.layers - 1
             if _is_recomputed(number, shape):
                 total += _recomputed_block(tower, shape, last=last)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from manifests import disk
 from manifests.run_layout import RunLayout
-from train.config import TrainConfig
+from train.config import TrainConfig, trained_groups
 from train.mixing import Repeats
 from train.model import CLIP, peak_flops, training_flops
 from train.streams import StreamDraws
@@ -72,7 +72,7 @@ class Logbook:
     ) -> None:
         self.out, self.config, self.model, self.device = out, config, model, device
         self._sources, self._world, self._groups = sources, world, groups
-        self._flops = training_flops(model.config)
+        self._flops = training_flops(model.config, trained=trained_groups(config))
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
         self._peak = peak_flops(name, config.precision)
         self._writes = rank == 0

@@ -10,6 +10,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from train.model import lock_tower
 from train.model.architecture import MODELS, ModelConfig
 from train.model.clip import CLIP
 from train.model.flops import peak_flops, training_flops
@@ -17,10 +18,19 @@ from train.model.flops import peak_flops, training_flops
 SMALL = dataclasses.replace(MODELS["test"], vision_layers=3, text_layers=3)
 
 
-def counted(config: ModelConfig, tokens: int, samples: int = 2) -> float:
+def counted(
+    config: ModelConfig,
+    tokens: int,
+    samples: int = 2,
+    trained: tuple[int | None, int | None] = (None, None),
+) -> float:
     """Operations of forward and backward by torch's counter, on tensors that hold nothing."""
     with torch.device("meta"):
         model = CLIP(config)
+        if trained[0] is not None:
+            lock_tower(model.visual, config.vision_layers, trained[0])
+        if trained[1] is not None:
+            lock_tower(model.text, config.text_layers, trained[1])
         image_BCHW = torch.empty(samples, config.num_channels, *config.height_width)
         tokens_BT = torch.empty(samples, tokens, dtype=torch.long)
         if config.stochastic:
@@ -30,6 +40,15 @@ def counted(config: ModelConfig, tokens: int, samples: int = 2) -> float:
             image_BE, text_BE, scale, _ = model(image_BCHW, tokens_BT)
             ((image_BE + text_BE).sum() * scale).backward()
     return counter.get_total_flops() / samples
+
+
+@pytest.mark.parametrize("groups", range(6))
+def test_of_locked_layers_only_forward_counts(groups: int) -> None:
+    whole = training_flops(SMALL).sample(9)
+    for trained in ((groups, None), (None, groups), (groups, 5 - groups)):
+        work = training_flops(SMALL, trained=trained).sample(9)
+        assert work == counted(SMALL, 9, trained=trained)
+        assert work <= whole
 
 
 @pytest.mark.slow

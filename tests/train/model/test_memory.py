@@ -14,7 +14,13 @@ import pytest
 import torch
 
 from tests.support.saved_tensors import Step, retained, step_peak
-from train.config import TrainConfig, configure, model_config, recompute_interval
+from train.config import (
+    TrainConfig,
+    configure,
+    model_config,
+    recompute_interval,
+    trained_groups,
+)
 from train.model import CLIP, MODELS
 from train.model.memory import StepShape, parameter_count, step_memory
 
@@ -50,6 +56,7 @@ def shape_of(config: TrainConfig, lengths: list[int], device: str = "cpu") -> St
         muon=config.optimizer == "muon",
         ema=config.ema is not None,
         loss_tile=config.loss_tile,
+        trained=trained_groups(config),
     )
 
 
@@ -73,6 +80,9 @@ SETTINGS: list[tuple[dict[str, Any], list[int]]] = [
     ({"model.drop_patch_rate": 0.5}, LONG),
     ({"model.quick_gelu": True}, LONG),
     ({"model.global_average_pool": True}, LONG),
+    ({"init": "x", "lock_image": True}, LONG),
+    ({"init": "x", "lock_image": True, "lock_image_unlocked_groups": 3}, LONG),
+    ({"init": "x", "lock_text": True, "lock_text_unlocked_layers": 2, "micro_batch": 4}, LONG),
 ]
 
 
