@@ -21,9 +21,10 @@ from manifests.schema import Blend
 from tests.support.forked_commands import CommandServer
 from tests.support.trials import some
 from tests.train.test_run import under_torchrun
+from train import run
 from train.config import configure
 from train.dist import checkpoint
-from train.running import loop, run
+from train.running import loop
 from train.running.train_step import StepRunner
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
@@ -250,6 +251,7 @@ LOST = """
 import os, signal, sys
 sys.path.insert(0, {root!r})
 from train import run
+from train.running import loop
 from train.running.train_step import StepRunner
 real = StepRunner.step
 def step(runner, ready, waited):

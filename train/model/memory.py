@@ -193,7 +193,7 @@ def step_memory(config: ModelConfig, shape: StepShape) -> StepMemory:
 def _parameters_of_rank(
     config: ModelConfig, shape: StepShape, *, trained: bool = False
 ) -> tuple[float, float]:
-    """Numbers that this rank has of the model, or of what is trained; those of the caption tower."""
+    """Numbers that this rank has of the model, or of what is trained; those of the captions."""
     of_blocks = []
     outside = [_outside_vision(config), _outside_text(config)]
     for tower, (width, mlp, layers) in enumerate(_blocks(config)):
