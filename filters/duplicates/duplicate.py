@@ -153,7 +153,7 @@ class Duplicate(PoolFilter):
     def summarise(self, rows: pa.Table) -> pa.Table | None:
         """For embeddings: how many rows there are, and a sample of them, drawn by their uids."""
         if self.on != "embedding":
-            return pa.table({"count": [0]})
+            return None
         column = rows[self.compared].combine_chunks()
         _, usable = clusters.vectors(column)
         hashes = clusters.uid_hashes(rows["uid"])
@@ -169,7 +169,7 @@ class Duplicate(PoolFilter):
         )
 
     def combine(self, summaries: pa.Table) -> Any:
-        if self.on != "embedding":
+        if not summaries.num_columns:
             return None
         count = pc.sum(summaries["count"]).as_py() or 0
         drawn = summaries.filter(pc.is_valid(summaries["vector"]))
