@@ -32,6 +32,7 @@ class TaskSpec:
     train_split: str = "train"
     metric: str | None = None  # the metric that decides; default: the kind's own
     allow_overlap: bool = False  # an image that a training pool has too is otherwise refused
+    near_overlap: Literal["list", "refuse"] = "list"  # what near duplicates in a training view do
 
     def __post_init__(self) -> None:
         for name in ("classes", "templates"):

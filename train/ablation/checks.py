@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from manifests import disk
 from manifests.pool_layout import PoolLayout
 from manifests.run_layout import AblationLayout
 from manifests.schema import Ablation
-from train.ablation.arms import check_views, expand_runs
+from train.ablation.arms import Run, check_views, expand_runs
 from train.ablation.factors import arm_config
 from train.ablation.given import given_runs
 from train.ablation.models import check_models, model_runs, trained_on
@@ -22,6 +22,7 @@ from train.evaluation import (
     overlap_lines,
     read_samples,
     refuse_identical,
+    refuse_near,
 )
 
 logger = logging.getLogger(__name__)
@@ -117,9 +118,20 @@ def check_pools(ablation: Ablation, out: str) -> SharedImages | None:
     path = AblationLayout(out).overlap_json
     disk.write_json(path, shared)
     refuse_identical(shared, ablation.evaluate, path)
+    refuse_near(shared, ablation.evaluate, _trained_views(runs))
     for line in overlap_lines(shared, ablation.evaluate, path):
         logger.info("%s", line)
     return shared
+
+
+def _trained_views(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """(pool, view) of what the runs are trained on."""
+    views = []
+    for run in runs:
+        for name in run.blend.views:
+            pool, _, view = name.partition("/")
+            views.append((run.blend.pools[pool], view))
+    return views
 
 
 def _known_pools(source: str) -> list[str]:

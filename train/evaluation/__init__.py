@@ -8,6 +8,7 @@ from train.evaluation.overlap import (
     find_shared_images,
     overlap_lines,
     refuse_identical,
+    refuse_near,
 )
 from train.evaluation.sharing import on_rank_0
 from train.evaluation.suite import (
@@ -56,5 +57,6 @@ __all__ = [
     "read_samples",
     "readable_tasks",
     "refuse_identical",
+    "refuse_near",
     "saved_metrics",
 ]

@@ -5,7 +5,8 @@ were received. Such an image is refused unless its task has `allow_overlap: true
 
 Near duplicates: the perceptual hash differs from the column `phash` in at most NEAR_BITS of 64
 bits. It needs a score set of the filter `picture`; a pool without one is named as not checked. Near
-duplicates are listed and counted, not refused: of 3.1 million pairs of different photographs
+duplicates are listed and counted. They are refused only if their task has `near_overlap: refuse`
+and a view that is trained on keeps the row: of 3.1 million pairs of different photographs
 (clothing, CIFAR-10) three are as near. Measured with 500 images of each set: all 1,000
 copies at JPEG quality 90 and all 1,000 at 75 are found; of half-size copies at quality 75, 100 %
 (clothing) and 96 % (CIFAR-10). Crops, rotations and EXIF orientation are not.
@@ -207,6 +208,51 @@ def refuse_identical(shared: SharedImages, tasks: Sequence[TaskSpec], listed_in:
                 f"{first.pool} (key {first.key}, uid {first.uid}); remove it from one of them, "
                 "or set allow_overlap: true in the task"
             )
+
+
+def refuse_near(
+    shared: SharedImages, tasks: Sequence[TaskSpec], views: Sequence[tuple[str, str]]
+) -> None:
+    """ValueError for a task with `near_overlap: refuse` of which a view has near duplicates.
+
+    views: (pool, view) of what is trained on. Rows that no view keeps are not refused. A pool whose
+    near duplicates are not known is refused too.
+    """
+    strict = [task for task in tasks if task.near_overlap == "refuse"]
+    for task in strict:
+        unknown = [pool for pool, _ in views if pool in shared.without_phash]
+        if unknown:
+            raise ValueError(
+                f"task {task.name!r} has near_overlap: refuse, but {unknown[0]} has no column "
+                f"phash; run python pipeline/score.py {unknown[0]} --filters picture"
+            )
+    near = {task.name: shared.of_task(task.name, near=True) for task in strict}
+    if not any(near.values()):
+        return
+    for pool, view in sorted(set(views)):
+        asked = {image.uid for images in near.values() for image in images if image.pool == pool}
+        kept = _kept_uids(pool, view, asked)
+        for name, images in near.items():
+            inside = [image for image in images if image.pool == pool and image.uid in kept]
+            if inside:
+                first = inside[0]
+                raise ValueError(
+                    f"task {name!r}: {len(inside)} near duplicates of its images are in the view "
+                    f"{view} of {pool}, such as {first.file} (uid {first.uid}, {first.distance} of "
+                    "64 bits); drop them with the filter decontaminate {column: phash, radius: "
+                    f"{NEAR_BITS}}} and a rule decontaminate_distance > {NEAR_BITS}, or set "
+                    "near_overlap: list in the task"
+                )
+
+
+def _kept_uids(pool: str, view: str, asked: set[str]) -> set[str]:
+    """Those of some uids that a view keeps."""
+    uids: set[str] = set()
+    values = pa.array(sorted(asked), pa.string())
+    for shard in read_columns(pool, view, ["uid"]) if asked else ():
+        kept = shard.kept_columns()["uid"]
+        uids.update(kept.filter(pc.is_in(kept, value_set=values)).to_pylist())
+    return uids
 
 
 def overlap_lines(shared: SharedImages, tasks: Sequence[TaskSpec], listed_in: str) -> list[str]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from manifests import disk
@@ -10,7 +11,15 @@ from manifests.pool_layout import PoolLayout
 from manifests.schema import TaskSpec
 from tests.support.tasks import changed, draw, pool_with, recompress
 from train import evaluate as evaluate_command
-from train.evaluation import SharedImages, find_shared_images, overlap_lines, refuse_identical
+from train.data import ShardColumns
+from train.evaluation import (
+    SharedImages,
+    find_shared_images,
+    overlap,
+    overlap_lines,
+    refuse_identical,
+    refuse_near,
+)
 from train.evaluation.overlap import NEAR_BITS, SharedImage, near_pairs
 from train.formats import open_clip_files
 from train.model import CLIP
@@ -54,6 +63,30 @@ def test_the_same_image_at_jpeg_90_is_a_near_duplicate(colours: TaskSpec, tmp_pa
     assert [i.file for i in shared.of_task("colours", near=False)] == ["green/3.png"]
     assert shared.without_phash == ()
     refuse_identical(shared, [changed(colours, allow_overlap=True)], "x.json")
+
+
+def test_near_duplicates_are_refused_where_the_task_says_so_and_a_view_keeps_them(
+    colours: TaskSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = recompress(data_of(colours, "green/1.png"))
+    pool = pool_with(tmp_path / "pool", [copy, None, data_of(colours, "dark_red/1.png")], hashed=True)
+    shared = find_shared_images([pool], [colours])
+    strict = changed(colours, near_overlap="refuse")
+    kept = {"all": [f"{0:032x}", f"{2:032x}"], "clean": [f"{2:032x}"]}
+
+    def columns_of_view(pool: str, view: str, columns: list[str]) -> list[ShardColumns]:
+        uids = pa.chunked_array([[f"{number:032x}" for number in range(3)]])
+        table, mask = pa.table({"uid": uids}), np.isin(uids.to_numpy(), kept[view])
+        return [ShardColumns(shard="00000", columns=table, kept=mask, rule=pa.chunked_array([[]]))]
+
+    monkeypatch.setattr(overlap, "read_columns", columns_of_view)
+    with pytest.raises(ValueError, match=r"1 near duplicates .* in the view all of .*green/1\.png"):
+        refuse_near(shared, [strict], [(pool, "clean"), (pool, "all")])
+    refuse_near(shared, [strict], [(pool, "clean")])
+    refuse_near(shared, [colours], [(pool, "all")])
+    unknown = SharedImages(images=(), without_phash=(pool,))
+    with pytest.raises(ValueError, match=r"has no column phash; run python pipeline/score\.py"):
+        refuse_near(unknown, [strict], [(pool, "clean")])
 
 
 def test_a_pool_without_hashes_is_named(colours: TaskSpec, tmp_path: Path) -> None:
