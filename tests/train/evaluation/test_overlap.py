@@ -69,7 +69,9 @@ def test_near_duplicates_are_refused_where_the_task_says_so_and_a_view_keeps_the
     colours: TaskSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = recompress(data_of(colours, "green/1.png"))
-    pool = pool_with(tmp_path / "pool", [copy, None, data_of(colours, "dark_red/1.png")], hashed=True)
+    pool = pool_with(
+        tmp_path / "pool", [copy, None, data_of(colours, "dark_red/1.png")], hashed=True
+    )
     shared = find_shared_images([pool], [colours])
     strict = changed(colours, near_overlap="refuse")
     kept = {"all": [f"{0:032x}", f"{2:032x}"], "clean": [f"{2:032x}"]}
