@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from filters.base import FilterBase, check_options, options_of
+from filters.base import FilterBase, PoolFilter, check_options, options_of
 from filters.caption import Caption
 from filters.captions import TextOverlap
 from filters.clip import ClipLoss, ClipScore, Embed, Head
@@ -20,6 +20,7 @@ from filters.table import Table
 from filters.tokens import Tokens
 from filters.user_file import FORM, is_path, load_class, provide_text, text_of
 from manifests import disk
+from manifests.columns import SIDECAR
 from manifests.schema import FilterSpec, Recipe
 
 __all__ = [
@@ -150,8 +151,13 @@ def _check_reads(instances: Mapping[str, Instance]) -> None:
     """ValueError for an instance that reads itself or one that stands behind it."""
     before: set[str] = set()
     for name, instance in instances.items():
+        columns_too = isinstance(instance.filter, PoolFilter)
         for read in instance.filter.reads:
-            owner = read if read in instances else _owner(instances, read)
+            if columns_too and read in SIDECAR.names:
+                continue
+            owner = _owner(instances, read) if columns_too else None
+            if owner is None and read in instances:
+                owner = read
             if owner == name:
                 raise ValueError(f"filter {name} reads its own columns ({read}); name another one")
             if owner is not None and owner not in before:

@@ -146,8 +146,8 @@ class PoolFilter(FilterBase):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Columns of the sidecar or of other filters; the name of an instance stands for all of
-        its columns. `uid` is always read."""
+        """Columns of the sidecar, columns of other filters, or names of instances, which stand for
+        all of their columns; looked for in this order. `uid` is always read."""
         return ()
 
     def summarise(self, rows: pa.Table) -> pa.Table | None:

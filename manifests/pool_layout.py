@@ -356,9 +356,14 @@ class PoolLayout:
         """Checksum of the uids, rows and scored rows of every shard of a large pool."""
         return disk.join(self.score_set(name), "shards.parquet")
 
+    @property
+    def transient(self) -> str:
+        """The folder of what tickets leave for each other; it has columns of rows."""
+        return disk.join(self.root, ".transient")
+
     def score_scratch(self, job: str) -> str:
         """What the tickets of a filter that looks at the whole pool leave for each other."""
-        return disk.join(self.root, ".transient", f"scores-{job}")
+        return disk.join(self.transient, f"scores-{job}")
 
     @property
     def views(self) -> str:

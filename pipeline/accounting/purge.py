@@ -38,6 +38,8 @@ from pipeline.accounting.tombstones import (
 from pipeline.accounting.used_by import find_users
 from pipeline.crawl import write_parts
 from pipeline.pool import check_fence, remove_uncommitted
+from pipeline.pool_scores import remove_transient
+from pipeline.scoring import complete_score_sets
 from pipeline.views import remove_copies
 
 KINDS = ("url", "domain", "sha256", "uid")
@@ -62,6 +64,7 @@ class Purge:
     rows: int  # distinct uids
     shards: int  # that were replaced
     views: dict[str, int]  # that had kept rows -> how many
+    old: tuple[str, ...]  # score sets and views that depend on other rows, and are old now
     runs: tuple[str, ...]  # folders of runs and ablations that used such a view, and reports
     adopted: tuple[str, ...]  # tars outside of the pool, which were left as they are
 
@@ -101,8 +104,10 @@ def purge_rows(
     """Remove the images, captions and URLs of rows from tars, sidecars, pairs, plan and scores.
 
     A row stays as a tombstone: its uid, its key and the reason `purged`. Masks stay aligned; score
-    sets and views stay what they were without these rows, and get the new fingerprint. All attempts
-    and pairs of a uid go together. Under the pool's lease. ValueError where there is no pool.
+    sets and views stay what they were without these rows, and get the new fingerprint. Score sets
+    whose values depend on other rows, and views whose rules read one, keep the old fingerprint:
+    they are old and must be made again. All attempts and pairs of a uid go together. Under the
+    pool's lease. ValueError where there is no pool.
     """
     layout = PoolLayout(pool)
     for folder in used_by:
@@ -118,7 +123,7 @@ def purge_rows(
         commits = read_commits(pool)
     rows = find_rows(commits, criteria)
     if not len(rows.uids):
-        return Purge(rows=0, shards=0, views={}, runs=(), adopted=())
+        return Purge(rows=0, shards=0, views={}, old=(), runs=(), adopted=())
     journal = _begin(commits, rows)
     check_fence(pool, fence)
     disk.write_json(path, journal, sealed=True)
@@ -128,6 +133,7 @@ def purge_rows(
         rows=len(journal.uids),
         shards=replaced,
         views=views,
+        old=_old(pool),
         runs=tuple(find_users(pool, views, used_by)),
         adopted=journal.adopted,
     )
@@ -143,6 +149,7 @@ def _finish(commits: Commits, journal: Journal, rows: FoundRows | None, fence: i
     if rows is None:
         rows = locate_rows(commits, uids, tombstones=True)
     replaced = 0
+    remove_transient(pool, fence)  # it has columns of the rows
     if rows.shards:
         commits, replaced = _purge_shards(pool, rows, fence)
         _purge_scores(commits, rows, journal, fence)
@@ -172,10 +179,27 @@ def purge_lines(result: Purge) -> list[str]:
     lines = [f"{result.rows} rows purged, {result.shards} shards replaced"]
     for view, rows in sorted(result.views.items()):
         lines.append(f"view    {view} had kept {rows} of them")
+    if result.old:
+        lines.append(
+            f"old     {', '.join(result.old)}: their values depended on these rows; run "
+            "pipeline/score.py, then pipeline/filter.py with the recipe"
+        )
     lines += [f"used by {folder}" for folder in result.runs]
     for tar in result.adopted:
         lines.append(f"note    {tar} is not the pool's own file and still has the images")
     return lines
+
+
+def _old(pool: str) -> tuple[str, ...]:
+    """The score sets that depend on other rows of the pool, and the views that read one."""
+    sets = complete_score_sets(pool)
+    dependent = {name for name, document in sets.items() if document.whole_pool}
+    views = []
+    for view in view_names(pool) if dependent else ():
+        document = read_document(PoolLayout(pool).view_json(view), ViewDocument)
+        if dependent & set(document.scores.values()):
+            views.append(view)
+    return (*sorted(dependent), *views)
 
 
 def _journal(pool: str) -> str:
@@ -259,7 +283,8 @@ def _purge_scores(commits: Commits, rows: FoundRows, journal: Journal, fence: in
         if not disk.exists(path):
             continue
         document = read_document(path, ScoreSetDocument)
-        if document.fingerprint == journal.fingerprint:  # neither stale nor done already
+        is_current = document.fingerprint == journal.fingerprint  # neither stale nor done already
+        if is_current and not document.whole_pool:
             document = replace(
                 document,
                 fingerprint=commits.fingerprint,
@@ -272,13 +297,14 @@ def _purge_scores(commits: Commits, rows: FoundRows, journal: Journal, fence: in
 def _purge_views(commits: Commits, rows: FoundRows, journal: Journal, fence: int | None) -> None:
     """Remove the rows from the masks, and bring the documents of the views up to date."""
     layout = PoolLayout(commits.pool)
+    old = _old(commits.pool)
     for view, decided in journal.views.items():
         kept = purge_masks(commits.pool, view, rows.shards, fence)
         path = layout.view_json(view)
         if not disk.exists(path):
             continue
         document = read_document(path, ViewDocument)
-        if document.fingerprint == journal.fingerprint:
+        if document.fingerprint == journal.fingerprint and view not in old:
             changed = minus(document, decided, commits.fingerprint)
             disk.remove(layout.view_rules(view))
             changed = _with_kept(commits, changed, kept)

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from manifests import disk
 from manifests.commits import Commits
+from manifests.pool_layout import PoolLayout
 from pipeline.executor import Engine, Stage, Ticket, Tickets, Work, execute
 from pipeline.pool import check_fence
 from pipeline.pool_scores import partitions_to_values as values
@@ -64,21 +65,29 @@ def compute(
         run.gather(lacking)
     except _Failed as stopped:
         return stopped.failed
-    remove_scratch(job)
+    run.remove_scratch()
     return {}
 
 
-def remove_scratch(job: PoolJob) -> None:
-    """Remove what the tickets of a job left."""
-    check_fence(job.pool, job.fence)
-    for name in disk.list_names(job.folder):
-        disk.remove(disk.join(job.folder, name))
-    if disk.is_url(job.folder):
-        return
-    folder = disk.local_path(job.folder)
-    for each in (folder, folder.parent):
+def remove_transient(pool: str, fence: int | None, prefix: str = "") -> None:
+    """Remove what the tickets of jobs left, of those whose folders begin with `prefix`."""
+    layout = PoolLayout(pool)
+    for job in disk.list_names(layout.transient):
+        if not job.startswith(prefix):
+            continue
+        check_fence(pool, fence)
+        folder = disk.join(layout.transient, job)
+        for name in disk.list_names(folder):
+            disk.remove(disk.join(folder, name))
+        _remove_folder(folder)
+    _remove_folder(layout.transient)
+
+
+def _remove_folder(folder: str) -> None:
+    """Remove an empty local folder; a store has none."""
+    if not disk.is_url(folder):
         with contextlib.suppress(OSError):
-            each.rmdir()
+            disk.local_path(folder).rmdir()
 
 
 class _Compute:
@@ -89,16 +98,21 @@ class _Compute:
         _, self.filter = filter_of(job)
 
     def begin(self) -> None:
-        """Remove the files of another job: of a pool that has grown, or divided otherwise."""
+        """Remove the files of another job for this set: of the pool as it was, or divided
+        otherwise."""
         path = disk.join(self.job.folder, "job.json")
         identity = self.job.identity()
         if disk.exists(path):
             with contextlib.suppress(ValueError):
                 if disk.read_json(path) == identity:
                     return
-        remove_scratch(self.job)
+        self.remove_scratch()
         check_fence(self.job.pool, self.job.fence)
         disk.write_json(path, identity)
+
+    def remove_scratch(self) -> None:
+        """Remove what the tickets of this set left."""
+        remove_transient(self.job.pool, self.job.fence, f"scores-{self.job.set_name}-")
 
     def rows_to_partitions(self) -> None:
         """Summarise, combine and route."""

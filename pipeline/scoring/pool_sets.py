@@ -73,14 +73,14 @@ class PoolSets:
     def _owner(self, name: str, read: str, *, columns_too: bool) -> tuple[str, tuple[str, ...]]:
         """(owner, columns) of one name that the instance `name` reads."""
         others = {key: each for key, each in self.instances.items() if key != name}
-        if read in others:
-            return read, tuple(others[read].columns())
-        if columns_too:
+        if columns_too:  # a column comes before an instance: `caption` is the sidecar's
+            if read in self._sidecar_columns:
+                return "", (read,)
             for other, instance in others.items():
                 if read in instance.columns():
                     return other, (read,)
-            if read in self._sidecar_columns:
-                return "", (read,)
+        if read in others:
+            return read, tuple(others[read].columns())
         matches = {}
         for set_name, document in self._current_sets.items():
             if document.name == read:

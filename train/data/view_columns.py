@@ -191,6 +191,8 @@ def covers(pool: str, document: ScoreSetDocument, fingerprint: str, shards: Ints
     """True where a score set has columns of all `shards`. That of the same fingerprint has."""
     if document.fingerprint == fingerprint:
         return True
+    if document.whole_pool:  # its values depend on rows that have come or gone
+        return False
     path = PoolLayout(pool).score_shards(f"{document.name}@{document.id}")
     scored = read_with_retries(lambda: scored_shards(pool, document), path)
     return bool(np.isin(shards, scored).all())

@@ -10,18 +10,24 @@ from typing import Any
 import numpy as np
 import pytest
 
+from filters import FILTERS
 from manifests import disk
 from manifests.commits import read_commits
 from manifests.documents import ViewDocument, read_document
 from manifests.pool_layout import PoolLayout
+from manifests.schema import FilterSpec, Recipe, Rule, Source, View
 from pipeline import planning
 from pipeline.accounting import count_pool
 from pipeline.accounting.integrity import verify
 from pipeline.accounting.purge import purge_lines, purge_rows, read_criteria
 from pipeline.fetch.download import make_downloader
 from pipeline.pool import ShardWriter
+from pipeline.scoring import score, score_set
+from pipeline.views import choose_views
 from tests.support import audited, plans
 from tests.support.purged import contents, make, members, rows_of
+from tests.support.small_pool import Row, make_pool
+from tests.support.toy_pool_filters import Often
 
 ROWS = 240
 
@@ -197,3 +203,42 @@ def test_a_purge_that_is_killed_is_ended_by_the_next(
         if ended:
             break
     assert ended
+
+
+def test_what_depends_on_other_rows_is_old_after_a_purge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(FILTERS, "often", Often)
+    given = [Row(caption=f"word {i % 3}") for i in range(12)]
+    pool = make_pool(tmp_path, given, per_shard=4)
+    often = FilterSpec(name="often")
+    view = View(name="rare", rules=(Rule(name="rare", where="often <= 4"),))
+    recipe = Recipe(
+        name="r",
+        source=Source(kind="files", paths=("x.csv",)),
+        filters=(FilterSpec(name="caption"), often),
+        views=(View(name="raw"), view),
+    )
+    score(pool, recipe.filters, engine="inline")
+    choose_views(pool, recipe)
+    left = Path(PoolLayout(pool).score_scratch("often@0-before"), "run-route-00000.arrow")
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"captions")
+    url = "https://img0.example/0.jpg"
+    result = purge_rows(pool, read_criteria([f"url={url}"]))
+    old = [name.partition("@")[0] for name in result.old]
+    assert old == ["often", "rare"]
+    assert "old     often@" in "\n".join(purge_lines(result))
+    assert not left.parent.parent.exists()
+    assert [line.partition(": stale")[0] for line in verify(pool)] == [
+        f"scores/{result.old[0]}", "views/rare",
+    ]  # fmt: skip
+    assert choose_views(pool, recipe, ["raw"])["raw"].kept == 11
+    with pytest.raises(ValueError, match=r"scores of filter often .* are of an older state"):
+        choose_views(pool, recipe)
+    assert score(pool, recipe.filters, engine="inline")["failed"] == {}
+    assert choose_views(pool, recipe)["rare"].kept == 11
+    name, _ = score_set(pool, often)
+    columns = disk.read_parquet(PoolLayout(pool).score_columns(name, 0))["often"].to_pylist()
+    assert columns == [None, 4, 4, 3]
+    assert verify(pool) == []
