@@ -11,6 +11,7 @@ from filters.captions import TextOverlap
 from filters.clip import ClipLoss, ClipScore, Embed, Head
 from filters.concepts import Balance, Concept, Synset, Targets
 from filters.duplicates import Decontaminate, Duplicate
+from filters.faces import Faces
 from filters.instances import RESERVED, Instance, check_instance_name
 from filters.language import Language
 from filters.optout import Optout
@@ -42,6 +43,7 @@ FILTERS: dict[str, type[FilterBase]] = {
     "optout": Optout,
     "pdq": Pdq,
     "picture": Picture,
+    "faces": Faces,
     "tokens": Tokens,
     "clip_score": ClipScore,
     "concept": Concept,

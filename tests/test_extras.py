@@ -22,8 +22,8 @@ NOT_IMPORTED = {"cpu", "gpu"}
 # Imported where a run asks for it; not part of this interpreter.
 OPTIONAL_IMPORTS = {"rapidocr", "wandb", "tensorboard", "flash_attn"}
 # `make venv` installs them: this interpreter is the proof.
-# concepts and stream by way of test
-INSTALLED = {"train", "score", "concepts", "stream", "test"}
+# concepts, faces and stream by way of test
+INSTALLED = {"train", "score", "concepts", "faces", "stream", "test"}
 RESOLVED = {"ocr", "cpu", "img2dataset", "s3", "gpu", "tensorboard", "wandb"}
 NOT_HERE = {"flash": "flash-attn has no wheels: its setup.py needs torch and a CUDA compiler"}
 

@@ -37,8 +37,8 @@ ORDER = {
         "documents", "aligned", "folder_lock", "yaml_forms", "reader", "__init__",
     ],
     "filters": [
-        "base", "partitions", "values", "instances", "user_file", "captions", "caption", "language",
-        "optout", "pdq", "picture", "table", "tokens", "clip", "duplicates", "concepts",
+        "base", "partitions", "values", "instances", "user_file", "captions", "caption", "faces",
+        "language", "optout", "pdq", "picture", "table", "tokens", "clip", "duplicates", "concepts",
         "__init__",
     ],
     "pipeline": [
