@@ -21,7 +21,7 @@ from pipeline.pool_page.example_rows import nearest
 from pipeline.pool_page.number_columns import NumberColumn, threshold_at
 from pipeline.pool_page.page_data import image_records
 from pipeline.pool_page.survey import Survey
-from pipeline.pool_page.thumbnails import NoImage, image_bytes, is_current, thumbnail
+from pipeline.pool_page.thumbnails import NoImage, are_current, image_bytes, thumbnail
 
 SLIDER_POSITIONS = 4_096
 NEAREST = 6  # images on each side of a threshold
@@ -43,6 +43,7 @@ class Answers:
     def __init__(self, survey: Survey) -> None:
         self.survey = survey
         self._counts: OrderedDict[tuple[str, str], NDArray[np.int32]] = OrderedDict()
+        self._sums: dict[tuple[str, str], int] = {}
         self._lock = threading.Lock()
         self._search = CaptionSearch(survey)
         self.alike = Alike.of_survey(survey)
@@ -65,12 +66,12 @@ class Answers:
             text = threshold_at(numbers, place)
         below = self._below(numbers, view)
         low, high = nearest(numbers, scope, place, NEAREST)
-        records = self._records([*low, *high])
+        records = self._records([*low, *high], column)
         return {
             "threshold": text,
             "below": int(below[place]),
             "values": int(below[-1]),
-            "rows": int(scope.sum()),
+            "rows": self._scope_rows(view, column, scope),
             "low": records[: len(low)],
             "high": records[len(low) :],
         }
@@ -86,7 +87,7 @@ class Answers:
     def image(self, shard: int, row: int) -> bytes:
         """The image of a stored row as a JPEG. NoImage where there is none, or none any more."""
         number = self.survey.rows.row_at(shard, row)
-        if number is None or not is_current(self.survey.rows, shard):
+        if number is None or not are_current(self.survey.rows, [shard]):
             raise NoImage("the pool has no such row")
         return thumbnail(image_bytes(self.survey.rows, number), SIDE)
 
@@ -107,6 +108,13 @@ class Answers:
             raise ValueError(f"the page has no view {view!r}")
         return self.survey.scope(view, column)
 
+    def _scope_rows(self, view: str, column: str, scope: NDArray[np.bool_]) -> int:
+        """Rows of a scope, counted once: 4 ms for a million rows."""
+        key = column, view
+        if key not in self._sums:
+            self._sums[key] = int(scope.sum())
+        return self._sums[key]
+
     def _below(self, column: NumberColumn, view: str) -> NDArray[np.int32]:
         """(values + 1,) rows of the scope before each place in the order of a column."""
         key = column.name, view
@@ -122,11 +130,10 @@ class Answers:
                 self._counts.popitem(last=False)
         return counts
 
-    def _records(self, rows: Iterable[int]) -> list[dict[str, Any]]:
-        records = image_records(self.survey, rows)
-        for shard in {record["shard"] for record in records}:
-            if not is_current(self.survey.rows, shard):
-                raise Changed("The pool has changed since it was read: start look.py again.")
+    def _records(self, rows: Iterable[int], *columns: str) -> list[dict[str, Any]]:
+        records = image_records(self.survey, rows, columns)
+        if not are_current(self.survey.rows, [record["shard"] for record in records]):
+            raise Changed("The pool has changed since it was read: start look.py again.")
         return records
 
 

@@ -128,7 +128,8 @@ function indexOf(column, number) {
   return low;
 }
 
-let waiting = null, running = false;
+let waiting = null, running = false, imagesLater = 0;
+const PAUSE = 150; // ms that a slider rests before its images are asked for
 
 async function askServer(query) {
   waiting = query;
@@ -139,7 +140,7 @@ async function askServer(query) {
       const sent = waiting;
       waiting = null;
       const answer = await getJson("/count?" + new URLSearchParams(sent));
-      if (answer && !waiting) {
+      if (answer) {
         showAnswer(byName.get(sent.column), sent.view, answer, sent.value !== undefined);
       }
     }
@@ -182,8 +183,12 @@ function showAnswer(column, name, answer, typed = false) {
   $("slider").setAttribute("aria-valuetext", `${answer.threshold}, keeps ${whole(count)} rows`);
   if (answer.index !== undefined) $("slider").value = answer.index;
   $("chart").replaceChildren(drawHistogram(column, 170, Number(answer.threshold)));
-  showImages($("low"), answer.low, column);
-  showImages($("high"), answer.high, column);
+  clearTimeout(imagesLater);
+  const images = () => {
+    showImages($("low"), answer.low, column);
+    showImages($("high"), answer.high, column);
+  };
+  if (data.server) imagesLater = setTimeout(images, PAUSE); else images();
   const others = name ? data.views.find(one => one.name === name) : null;
   const rest = others ? others.rules.filter(rule => !replaced.includes(rule)) : [];
   $("others").textContent = !name ? "All stored rows are counted, whatever the rules of a view do."

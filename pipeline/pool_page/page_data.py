@@ -6,12 +6,11 @@ sends the images, so there the page has neither.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from manifests.text import printable
 from pipeline.pool_page.example_rows import Group, copies, example_groups, ladder
@@ -24,7 +23,7 @@ from pipeline.pool_page.number_columns import (
     threshold_at,
 )
 from pipeline.pool_page.survey import Survey
-from pipeline.pool_page.thumbnails import captions, data_uris
+from pipeline.pool_page.thumbnails import data_uris
 from pipeline.pool_page.value_tables import ValueLine, value_tables
 
 POSITIONS = 4_096  # thresholds of a slider
@@ -62,7 +61,7 @@ def page_data(
         shown = list(uris)
     else:
         shown = list(dict.fromkeys(row for group in all_groups for row in group.rows))
-    images = image_records(survey, shown)
+    images = image_records(survey, shown, survey.columns)
     for image, uri in zip(images, uris.values(), strict=False):
         image["src"] = uri
     index = {row: number for number, row in enumerate(shown)}
@@ -166,17 +165,17 @@ def _by_turns(survey: Survey, groups: Sequence[Group], bounds: Bounds) -> list[i
     return list(chosen)
 
 
-def image_records(survey: Survey, wanted: Iterable[int]) -> list[dict[str, Any]]:
+def image_records(
+    survey: Survey, wanted: Iterable[int], columns: Collection[str]
+) -> list[dict[str, Any]]:
     """What the page says of some rows: where they lie, the caption, what each view decided, their
-    values of the columns of numbers."""
-    numbers = list(wanted)
+    values of some columns of numbers."""
     rows = survey.rows
-    texts = captions(rows.table, numbers)
-    chosen = rows.table.take(pa.array(numbers, pa.int64()))
-    uids = chosen["uid"].to_pylist()
-    values = {name: chosen[name].to_pylist() for name in survey.columns}
+    # Single values: Table.take copies whole columns, 0.1 s for a million rows.
+    uids, texts = rows.table["uid"], rows.table["caption"]
+    values = {name: rows.table[name] for name in columns}
     records = []
-    for place, row in enumerate(numbers):
+    for row in wanted:
         shard, of_shard = rows.location(row)
         rules, passes = {}, {}
         for name, view in survey.detailed.items():
@@ -188,11 +187,11 @@ def image_records(survey: Survey, wanted: Iterable[int]) -> list[dict[str, Any]]
             {
                 "shard": shard,
                 "row": of_shard,
-                "uid": uids[place],
-                "caption": _shown(texts[row]),
+                "uid": uids[row].as_py(),
+                "caption": _shown(texts[row].as_py() or ""),
                 "rules": rules,
                 "passes": passes,  # columns whose other rules of the view the row passes
-                "values": {name: _number(values[name][place]) for name in values},
+                "values": {name: _number(values[name][row].as_py()) for name in values},
             }
         )
     return records

@@ -9,7 +9,7 @@ from PIL import Image
 
 from manifests.commits import read_commits
 from pipeline.pool_page import Survey, survey_pool
-from pipeline.pool_page.thumbnails import NoImage, data_uris, image_bytes, is_current, thumbnail
+from pipeline.pool_page.thumbnails import NoImage, are_current, data_uris, image_bytes, thumbnail
 from tests.support import looked, small_pool
 
 
@@ -55,7 +55,9 @@ def test_the_bytes_of_all_images_are_bounded(survey: Survey) -> None:
 def test_a_replaced_shard_is_not_current(tmp_path: Path) -> None:
     pool = looked.make(tmp_path / "pool", 20)
     rows = survey_pool(pool).rows
-    assert is_current(rows, 0)
+    assert are_current(rows, [0])
     record = Path(read_commits(pool).sidecar(0)).with_name("00000_stats.json")
+    assert are_current(rows, [0, 1, 1])
+    assert not are_current(rows, [1, 7])
     record.unlink()
-    assert not is_current(rows, 0)
+    assert not are_current(rows, [0])
