@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class Decontaminate(Filter):
-    """decontaminate_match: the nearest image of `against` if it is near enough, else NULL.
+    """decontaminate_match: the nearest image of `against` if it is near enough, else "".
     decontaminate_distance: bits, or 1 - cosine, to the nearest image, near or not.
 
     on: perceptual (within `radius` bits) or embedding (cosine at least `threshold`). column: what
@@ -44,7 +44,7 @@ class Decontaminate(Filter):
         "decontaminate_distance": pa.float32(),
     }
     meanings: ClassVar[dict[str, str]] = {
-        "decontaminate_match": "the evaluation image that the row shows; NULL where there is none",
+        "decontaminate_match": "the evaluation image that the row shows; empty where there is none",
         "decontaminate_distance": "bits or 1 - cosine to the nearest evaluation image",
     }
 
@@ -201,11 +201,11 @@ class Decontaminate(Filter):
                 distance[plain] = farthest
         distance = np.minimum(distance, farthest)
         matches = [
-            self.names[index] if near else None
-            for index, near in zip(nearest.tolist(), (usable & (distance <= limit)), strict=True)
+            self.names[index] if near else ""
+            for index, near in zip(nearest.tolist(), distance <= limit, strict=True)
         ]
         return {
-            "decontaminate_match": pa.array(matches, pa.string()),
+            "decontaminate_match": pa.array(matches, pa.string(), mask=~usable),
             "decontaminate_distance": pa.array(distance.astype(np.float32), mask=~usable),
         }
 

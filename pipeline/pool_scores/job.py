@@ -104,7 +104,9 @@ def plan_job(
     assert isinstance(filter_, PoolFilter)
     row_bytes = _row_bytes(commits, job)
     stored = np.asarray(commits.column("successes").to_numpy(), np.int64)
-    needed = int(stored.sum()) * row_bytes * filter_.copies
+    needed = float(stored.sum()) * row_bytes
+    if needed > PARTITION_BYTES:  # one partition has each row once, whatever `copies` says
+        needed *= filter_.copies
     partitions = min(MOST_PARTITIONS, max(1, -int(-needed // PARTITION_BYTES)))
     rows_per_ticket = max(1, PARTITION_BYTES // row_bytes)
     number_of = (np.cumsum(stored) - stored) // rows_per_ticket

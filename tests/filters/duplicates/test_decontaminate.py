@@ -63,7 +63,7 @@ def test_copies_of_evaluation_images_are_named(
     images = [copy_of(5), photograph(40), None, Image.new("RGB", (50, 50)), photograph(1)]
     rows = score(decontaminate(against=folder), pdq_columns(images))
     matches = [row["decontaminate_match"] for row in rows]
-    assert matches == ["5.png", None, None, None, "1.png"]
+    assert matches == ["5.png", "", None, "", "1.png"]
     distances = [row["decontaminate_distance"] for row in rows]
     assert 0 < distances[0] <= 31
     assert distances[1] > 31
@@ -75,7 +75,7 @@ def test_the_hash_of_picture_can_be_compared_too(tmp_path: Path) -> None:
     assert filter_.reads == ("picture",)
     hashes = pa.array([phash(copy_of(2)), phash(photograph(9)), None], pa.int64())
     rows = score(filter_, {"phash": hashes})
-    assert [row["decontaminate_match"] for row in rows] == ["2.png", None, None]
+    assert [row["decontaminate_match"] for row in rows] == ["2.png", "", None]
 
 
 def test_a_pool_of_embeddings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +87,7 @@ def test_a_pool_of_embeddings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert filter_.reads == ("embed",)
     own = pa.array([[0.1, 2], [1, 1], None], kind)
     rows = score(filter_, {"embed_image": own})
-    assert [row["decontaminate_match"] for row in rows] == ["e2", None, None]
+    assert [row["decontaminate_match"] for row in rows] == ["e2", "", None]
     assert rows[0]["decontaminate_distance"] == pytest.approx(1 - 2 / np.hypot(0.1, 2), abs=1e-3)
     assert rows[2]["decontaminate_distance"] is None
 

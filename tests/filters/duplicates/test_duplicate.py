@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import io
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +14,14 @@ from hypothesis import strategies as st
 from filters import make
 from filters.base import PoolFilter
 from filters.duplicates import Duplicate
+from manifests import disk
+from manifests.pool_layout import PoolLayout
 from manifests.schema import FilterSpec
+from pipeline.pool_scores import job
+from pipeline.scoring import score
+from tests.manifests.test_phash import photograph
 from tests.support.pool_filters import run_inline
+from tests.support.small_pool import Row, make_pool
 
 BASES = np.random.default_rng(7).integers(0, 2**64, (40, 4), dtype=np.uint64)
 WIDTH = 16
@@ -210,3 +219,63 @@ def test_texts_as_best_and_as_hashes_are_refused() -> None:
         )
     with pytest.raises(ValueError, match="embeddings are of type string"):
         run_inline(duplicate(on="embedding", column="caption"), [rows], 1)
+
+
+# --- through the engine ---------------------------------------------------------------------------
+
+
+def copies_pool(folder: Path, per_shard: int) -> str:
+    """24 rows: four photographs in five qualities each, and four that cannot be scored."""
+    given = []
+    for number in range(24):
+        sink = io.BytesIO()
+        photograph(number % 6).resize((240, 180)).save(sink, "JPEG", quality=30 + 3 * number)
+        image = sink.getvalue() if number % 6 else b"no image"
+        given.append(replace(Row(caption=f"row {number}"), image=image))
+    return make_pool(folder, given, per_shard)
+
+
+def columns_by_uid(pool: str) -> dict[str, dict[str, Any]]:
+    of_64_bits = {"on": "perceptual", "column": "phash"}
+    specs = [
+        FilterSpec(name="picture"),
+        FilterSpec(name="pdq"),
+        FilterSpec(name="near", kind="duplicate", options={"on": "perceptual", "best": "edges"}),
+        FilterSpec(
+            name="near64", kind="duplicate", options={"on": "perceptual", "column": "phash"}
+        ),
+    ]
+    results = score(pool, specs, engine="inline")
+    assert not results["failed"]
+    rows: dict[str, dict[str, Any]] = {}
+    for shard in range(len(list(Path(pool, "shards").glob("*.tar")))):
+        table = disk.read_parquet(PoolLayout(pool).sidecar(shard), ["uid"])
+        for name in results["sets"]:
+            if name.startswith("near"):
+                scores = disk.read_parquet(PoolLayout(pool).score_columns(name, shard))
+                for column in scores.column_names:
+                    table = table.append_column(column, scores[column])
+        rows |= {row["uid"]: row for row in table.to_pylist()}
+    return rows
+
+
+@pytest.mark.slow
+def test_the_engine_gives_the_same_columns_for_any_shards_and_partitions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = columns_by_uid(copies_pool(tmp_path / "one", 100))
+    assert sum(row["near_survivor"] is True for row in expected.values()) == 5
+    assert sum(row["near_survivor"] is None for row in expected.values()) == 4
+    assert {row["near_size"] for row in expected.values()} == {4, None}
+    monkeypatch.setattr(job, "PARTITION_BYTES", 500)
+    planned: list[job.PoolJob] = []
+    monkeypatch.setattr(job, "MOST_PARTITIONS", 60)
+    plan_job = job.plan_job
+
+    def plan(*arguments: Any, **options: Any) -> Any:
+        planned.append(plan_job(*arguments, **options))
+        return planned[-1]
+
+    monkeypatch.setattr("pipeline.scoring.scorer.plan_job", plan)
+    assert columns_by_uid(copies_pool(tmp_path / "many", 5)) == expected
+    assert [each.partitions for each in planned] == [60, 60]
