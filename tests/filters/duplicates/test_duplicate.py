@@ -241,9 +241,7 @@ def columns_by_uid(pool: str) -> dict[str, dict[str, Any]]:
         FilterSpec(name="picture"),
         FilterSpec(name="pdq"),
         FilterSpec(name="near", kind="duplicate", options={"on": "perceptual", "best": "edges"}),
-        FilterSpec(
-            name="near64", kind="duplicate", options={"on": "perceptual", "column": "phash"}
-        ),
+        FilterSpec(name="near64", kind="duplicate", options=of_64_bits),
     ]
     results = score(pool, specs, engine="inline")
     assert not results["failed"]
