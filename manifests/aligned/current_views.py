@@ -8,9 +8,13 @@ from manifests.pool_layout import PoolLayout
 
 
 def view_names(pool: str) -> list[str]:
-    """The complete views of a pool."""
-    files = disk.list_names(PoolLayout(pool).views, ".json")
-    return [file.removesuffix(".json") for file in files]
+    """The complete views of a pool. A folder whose name ends in .json is none."""
+    folder = PoolLayout(pool).views
+    names = []
+    for file in disk.list_names(folder, ".json"):
+        if disk.is_url(folder) or not disk.local_path(disk.join(folder, file)).is_dir():
+            names.append(file.removesuffix(".json"))
+    return names
 
 
 def current_view(pool: str, view: str, fingerprint: str, remedy: str) -> ViewDocument:

@@ -303,7 +303,7 @@ def _count_views(pool: str, problems: list[str]) -> dict[str, ViewCounts]:
         try:
             document = read_document(PoolLayout(pool).view_json(name), ViewDocument)
         except ValueError as error:
-            problems.append(str(error))
+            problems.append(f"{error}; make the view again with pipeline/filter.py, or remove it")
             continue
         counts[name] = ViewCounts(
             kept=document.kept, funnel=document.funnel, thresholds=document.thresholds

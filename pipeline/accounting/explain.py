@@ -22,9 +22,11 @@ from manifests.schema import Rule, View
 from manifests.text import printable
 from pipeline import planning
 from pipeline.accounting.origins import origin_text
+from pipeline.accounting.purge_records import purge_line, purges_of_name, purges_of_uid
 from pipeline.accounting.row_index import locate
+from pipeline.accounting.tombstones import PURGED
 from pipeline.scoring import complete_score_sets
-from pipeline.views import columns_of, rule_text
+from pipeline.views import columns_of, is_selected, rule_text
 
 READERS = 8  # files that are open at once
 MANY_SHARDS = 100  # of which all sidecars are read: a line says why
@@ -51,7 +53,9 @@ def explain_row(pool: str, name: str) -> dict[str, Any]:
 
     {"uid", "pair": its row of the pairs or None, "origin": the record that it was read from, in
     words, or None, "attempts": […]}; each attempt has its row of the sidecar, its scores and what
-    each view decided. If rows of several uids fit: {"name", "matches":
+    each view decided. "purged": when a row that is gone was purged, by which kinds of selectors,
+    and with how many others; that alone if only a purge names what was asked for. If rows of
+    several uids fit: {"name", "matches":
     [{uid, url, shard, row, key}]}. ValueError if no row fits.
     """
     commits = read_commits(pool)
@@ -68,6 +72,8 @@ def explain_row(pool: str, name: str) -> dict[str, Any]:
     matches += _attempted_matches(commits, name, others.tolist())
     if not matches:
         matches = list(_waiting_matches(pool, name))
+    if not matches and (purges := purges_of_name(pool, name)):
+        return {"purged": purges}
     if not matches:
         rows = commits.totals.rows
         raise ValueError(
@@ -84,13 +90,24 @@ def explain_row(pool: str, name: str) -> dict[str, Any]:
         "pair": pair,
         "origin": origin_text(pool, row),
         "attempts": attempts,
+        "purged": purges_of_uid(pool, matches[0].uid) if _is_purged(attempts) else [],
     }
+
+
+def _is_purged(attempts: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether the row is a tombstone. A row that waits for its first attempt has none."""
+    return any(attempt["sidecar"]["reason"] == PURGED for attempt in attempts)
 
 
 def explain_lines(history: Mapping[str, Any]) -> list[str]:
     """What `explain_row` returns, for a terminal. Characters that a terminal would act on are
     escaped."""
-    lines = _match_lines(history) if "matches" in history else _history_lines(history)
+    if "matches" in history:
+        lines = _match_lines(history)
+    elif "attempts" in history:
+        lines = _history_lines(history)
+    else:
+        lines = map(purge_line, history["purged"])
     return [printable(line) for line in lines]
 
 
@@ -228,6 +245,8 @@ def _decision(
     failed = outcome["rule"].removesuffix(":missing")
     rule = next(rule for rule in document.rules if rule["name"] == failed)
     where = rule.get("where")
+    if is_selected(document.rules):
+        return {**outcome, "note": f"it is not {where}"}
     if where is None:
         return {
             **outcome,
@@ -274,6 +293,7 @@ def _history_lines(history: Mapping[str, Any]) -> Iterator[str]:
     pair, attempts = history["pair"], history["attempts"]
     yield f"uid     {history['uid']}"
     yield from _column_lines("pair", pair or {}, left_out={"uid"})
+    yield from map(purge_line, history["purged"])
     if history["origin"]:
         yield f"origin  {history['origin']}"
     if not attempts:

@@ -2,7 +2,7 @@
 
 What is held per shard is its number and what the score sets and views say of it, as columns. The
 files of a shard are checked by a ticket, in threads of this process or on Ray. The uids of pairs
-and attempts are compared by partitions on local disk, see uid_comparison.py.
+and attempts are compared by partitions on local disk, see pipeline/pool/uid_comparison.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from manifests import disk
-from manifests.aligned import score_shards, view_shards
+from manifests.aligned import score_shards, view_names, view_shards
 from manifests.commits import Commits, read_commits
 from manifests.documents import (
     ScoreSetDocument,
@@ -39,10 +39,9 @@ from manifests.pool_layout import (
 )
 from pipeline.accounting.counts import recipe_of_pool
 from pipeline.accounting.shard_checks import Damage, ShardChecker, inside, read_record
-from pipeline.accounting.uid_comparison import UID_BYTES, compare_uids, uid_spill
 from pipeline.crawl import check_stored_table
 from pipeline.executor import Engine, Stage, Ticket, Tickets, execute
-from pipeline.pool import hex_bytes
+from pipeline.pool import UID_BYTES, compare_uids, hex_bytes, uid_spill
 
 THREADS = min(4, os.cpu_count() or 1)  # tickets at a time in this process; hashing frees the GIL
 READERS = 8  # columns of uids that are read at a time
@@ -255,8 +254,7 @@ def _score_sets(
 
 def _views(layout: PoolLayout, fingerprint: str | None, findings: _Findings) -> Iterator[_Aligned]:
     """The complete views."""
-    for file in disk.list_names(layout.views, ".json"):
-        view = file.removesuffix(".json")
+    for view in view_names(layout.root):
         name = f"views/{view}"
         path = layout.view_json(view)
         document = _document(f"{name}.json", view, path, ViewDocument, findings)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from manifests.documents import ScoreSetDocument, ViewDocument, read_document
 from manifests.pool_layout import CommitRecord, PoolLayout, shard_name
 from pipeline import planning
 from pipeline.accounting.counts import recipe_of_pool, write_pool_json
+from pipeline.accounting.purge_records import PurgeRecord, now, selectors_of, write_record
 from pipeline.accounting.row_search import FoundRows, find_rows, locate_rows
 from pipeline.accounting.tombstones import (
     THREADS,
@@ -55,6 +56,9 @@ class Journal:
     views: dict[str, dict[str, int]]  # view -> rule -> rows that it decided; "" for rows kept
     scored: dict[str, int]  # score set -> scored rows of the shards that have some of these uids
     adopted: tuple[str, ...]  # tars outside of the pool that keep the images
+    at: str = ""  # "" of an earlier version, which left no record
+    selectors: dict[str, int] = field(default_factory=dict)  # see PurgeRecord
+    hashes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +128,7 @@ def purge_rows(
     rows = find_rows(commits, criteria)
     if not len(rows.uids):
         return Purge(rows=0, shards=0, views={}, old=(), runs=(), adopted=())
-    journal = _begin(commits, rows)
+    journal = _begin(commits, rows, criteria)
     check_fence(pool, fence)
     disk.write_json(path, journal, sealed=True)
     replaced = _finish(commits, journal, rows, fence)
@@ -170,6 +174,14 @@ def _finish(commits: Commits, journal: Journal, rows: FoundRows | None, fence: i
     if recipe is not None:
         write_pool_json(pool, recipe, {}, commits)
     disk.remove(layout.progress_json)  # what the last build showed has names of hosts
+    if journal.at:
+        record = PurgeRecord(
+            at=journal.at,
+            selectors=journal.selectors,
+            hashes=journal.hashes,
+            uids=journal.uids,
+        )
+        write_record(pool, record)
     disk.remove(_journal(pool))
     return replaced
 
@@ -206,14 +218,18 @@ def _journal(pool: str) -> str:
     return disk.join(pool, "purge.json")
 
 
-def _begin(commits: Commits, rows: FoundRows) -> Journal:
+def _begin(commits: Commits, rows: FoundRows, criteria: Mapping[str, set[str]]) -> Journal:
     """What is to be purged, and what is to be subtracted from the documents of scores and views."""
     pool, layout = commits.pool, PoolLayout(commits.pool)
     sets = [name for name in disk.list_names(layout.scores) if "@" in name]
     positions = np.searchsorted(commits.shards, np.array(list(rows.shards), np.int64))
     records = commits.table.select(["tar", "adopted"]).take(pa.array(positions))
     adopted = records["tar"].filter(pc.fill_null(records["adopted"], False)).to_pylist()
+    selectors, hashes = selectors_of(criteria)
     return Journal(
+        at=now(),
+        selectors=selectors,
+        hashes=hashes,
         uids=tuple(rows.uids.to_pylist()),
         fingerprint=commits.fingerprint,
         views={view: _decided(pool, view, rows.shards) for view in view_names(pool)},

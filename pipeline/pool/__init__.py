@@ -44,8 +44,10 @@ from pipeline.pool.score_columns import ScoreColumns, commit_columns, read_score
 from pipeline.pool.shard_writer import ShardWriter, member_block
 from pipeline.pool.tar_copy import copy_tar_with, copy_tar_without, moved_offsets
 from pipeline.pool.tars import Member, index_tar, local_copy
+from pipeline.pool.uid_comparison import UID_BYTES, compare_uids, uid_spill
 
 __all__ = [
+    "UID_BYTES",
     "Bytes",
     "Keys",
     "Lease",
@@ -61,6 +63,7 @@ __all__ = [
     "are_in",
     "check_fence",
     "commit_columns",
+    "compare_uids",
     "copy_tar_with",
     "copy_tar_without",
     "hex_bytes",
@@ -89,5 +92,6 @@ __all__ = [
     "sorted_records",
     "sorted_rows",
     "staged_file",
+    "uid_spill",
     "unique_where",
 ]

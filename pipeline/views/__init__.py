@@ -7,7 +7,7 @@ from pipeline.views.materialise import ShardCopy, copy_kept_samples, materialise
 from pipeline.views.outcomes.rule_outcomes import RuleOutcome, rule_outcomes, with_derived
 from pipeline.views.rules import columns_of
 from pipeline.views.selected_views import selected_view, write_selected_view
-from pipeline.views.steps import rule_text
+from pipeline.views.steps import is_selected, rule_text
 from pipeline.views.unit_threads import map_units
 from pipeline.views.view_files import (
     check_views,
@@ -31,6 +31,7 @@ __all__ = [
     "differing_views",
     "funnel_lines",
     "hash_view",
+    "is_selected",
     "list_columns",
     "map_units",
     "materialise_view",

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from filters import check_filters, instances_of, specs_of_recipe
 from manifests import disk
 from manifests.aligned.bundles import AlignedFiles
+from manifests.aligned.current_views import view_names
 from manifests.aligned.shard_tables import count_shards, has_table, write_view_shards
 from manifests.columns import SIDECAR, with_extra
 from manifests.commits import Commits, read_commits
@@ -215,8 +216,7 @@ def views_not_in(recipe: Recipe, pool: str) -> list[str]:
     listed = {view.name for view in recipe.views}
     listed |= {random_view_name(name) for name in listed}
     names = []
-    for file in disk.list_names(PoolLayout(pool).views, ".json"):
-        name = file.removesuffix(".json")
+    for name in view_names(pool):
         if RANDOM_SEED.sub("", name) in listed or not VIEW_NAME.fullmatch(name):
             continue  # of another name: a file that a person left there
         document = read_view(pool, name)

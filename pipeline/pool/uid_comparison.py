@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.pool import RecordSpill, is_first_of_equal, partition_bits, sorted_records
+from pipeline.pool.record_spill import (
+    RecordSpill,
+    is_first_of_equal,
+    partition_bits,
+    sorted_records,
+)
 
 UID_BYTES = 16
 PARTITION_ROWS = 2**20  # 16 MB, sorted in memory

@@ -7,9 +7,8 @@ import random
 import pyarrow as pa
 import pytest
 
-from pipeline.accounting import uid_comparison
-from pipeline.accounting.uid_comparison import compare_uids, uid_spill
-from pipeline.pool import Bytes, hex_bytes, record_spill
+from pipeline.pool import Bytes, hex_bytes, record_spill, uid_comparison
+from pipeline.pool.uid_comparison import compare_uids, uid_spill
 
 
 def records(numbers: list[int]) -> Bytes:
