@@ -252,11 +252,11 @@ def time_of_parts(pool: str, samples: int) -> dict[str, float]:
     config = TrainConfig()
     source = SourceRows(name="p/raw", weight=1.0, shard_rows=view.shard_rows)
     order = Order([source], BATCH, config.lanes, config.window, 0)
-    places = [(s, r) for s, rows in enumerate(view.shard_rows.tolist()) for r in range(rows)]
-    places = places[:samples]
-    numbers = crop_numbers(0, 0, np.arange(len(places)), config.crop_min).tolist()
+    sampled = [(s, r) for s, rows in enumerate(view.shard_rows.tolist()) for r in range(rows)]
+    sampled = sampled[:samples]
+    numbers = crop_numbers(0, 0, np.arange(len(sampled)), config.crop_min).tolist()
     into_BHWC = np.empty((BATCH, SIZE, SIZE, 3), np.uint8)
-    bytes_of = [view.read_image(s, r) for s, r in places]
+    bytes_of = [view.read_image(s, r) for s, r in sampled]
     images = [decode_image(data) for data in bytes_of]
 
     def cost(work: Callable[[], object], count: int) -> float:
@@ -269,15 +269,15 @@ def time_of_parts(pool: str, samples: int) -> dict[str, float]:
             random_crop_into(into_BHWC[k % BATCH], image, row)
 
     into_T = np.zeros(77, np.int64)
-    steps = max(1, len(places) // BATCH)
+    steps = max(1, len(sampled) // BATCH)
     return {
         "positions": cost(lambda: [order.batch(k) for k in range(steps)], steps * BATCH),
-        "read": cost(lambda: [view.read_image(s, r) for s, r in places], len(places)),
-        "decode": cost(lambda: [decode_image(data) for data in bytes_of], len(places)),
-        "crop": cost(crop, len(places)),
+        "read": cost(lambda: [view.read_image(s, r) for s, r in sampled], len(sampled)),
+        "decode": cost(lambda: [decode_image(data) for data in bytes_of], len(sampled)),
+        "crop": cost(crop, len(sampled)),
         "tokens": cost(
-            lambda: [copy_tokens(view.shard(s).tokens_of(r), into_T) for s, r in places],
-            len(places),
+            lambda: [copy_tokens(view.shard(s).tokens_of(r), into_T) for s, r in sampled],
+            len(sampled),
         ),
     }
 

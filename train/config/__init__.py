@@ -12,6 +12,7 @@ from train.config.settings import (
     check_world,
     model_config,
     recompute_interval,
+    refuse_reading,
     trained_groups,
 )
 
@@ -27,5 +28,6 @@ __all__ = [
     "list_settings",
     "model_config",
     "recompute_interval",
+    "refuse_reading",
     "trained_groups",
 ]

@@ -66,9 +66,9 @@ class CachedParts:
         self, view: ViewRows, shard: int, rows: ShardRows, kept: Ints
     ) -> dict[int, Future[CachedImages]]:
         """{kept row: the images of its part} for the rows whose parts are in the cache."""
-        found: dict[int, Future[CachedImages]] = {}
+        images_of_row: dict[int, Future[CachedImages]] = {}
         if rows.parts is None:
-            return found
+            return images_of_row
         of_kept = rows.parts.ranges.of_row[kept]
         for part in np.unique(of_kept).tolist():
             here = kept[of_kept == part].tolist()
@@ -76,10 +76,10 @@ class CachedParts:
             name = rows.parts.names[part]
             if self._cache.has(name):
                 future = self._opening.submit(images.fetch, here[0])
-                found.update(dict.fromkeys(here, future))
+                images_of_row.update(dict.fromkeys(here, future))
             elif self._cache.is_on:
                 self._fetch_later(name, images, here[0])
-        return found
+        return images_of_row
 
     def _fetch_later(self, name: str, images: CachedImages, row: int) -> None:
         with self._lock:

@@ -24,7 +24,7 @@ from manifests.documents import PoolDocument, SegmentDocument, read_document
 from manifests.pool_layout import PoolLayout, shard_name
 from manifests.run_layout import RunLayout
 from manifests.schema import STORED_ROWS, Blend
-from train.config import TrainConfig
+from train.config import TrainConfig, refuse_reading
 from train.data.retry import read_with_retries
 from train.data.view_columns import load_columns
 from train.data.view_rows import OPEN_TARS, ShardRows, ViewRows, _Tar
@@ -68,16 +68,16 @@ class PoolShards:
         shards = commits.shards.tolist()
         rows = commits.column("successes").to_pylist()
         hashes = commits.column("sidecar_sha256").to_pylist()
-        found = {}
+        committed = {}
         for shard, stored, sha256 in zip(shards, rows, hashes, strict=True):
-            found[shard] = FoundShard(
+            committed[shard] = FoundShard(
                 shard=shard,
                 rows=stored,
                 tar=commits.tar(shard),
                 sidecar=commits.sidecar(shard),
                 sha256=sha256.hex() if isinstance(sha256, bytes) else str(sha256),
             )
-        return found, self._is_complete(commits)
+        return committed, self._is_complete(commits)
 
     def _is_complete(self, commits: Commits) -> bool:
         path = PoolLayout(self._pool).pool_json
@@ -97,7 +97,7 @@ class LiveRows(ViewRows):
             )
         self.pool, self.view, self.token_set = pool, STORED_ROWS, f"live@{TOKENIZER}"
         self.part_mode = self.copy = None
-        self.found: list[FoundShard] = []
+        self.run_shards: list[FoundShard] = []
         self._coder: CaptionTokenizer | None = None  # made with the first shard, in 0.3 s
         self._encoding = threading.Lock()
         self.shard = ShardCache(cached_shards, self._read_shard)
@@ -106,13 +106,13 @@ class LiveRows(ViewRows):
 
     def shard_rows_found(self) -> list[int]:
         """Stored rows of the shards found so far."""
-        return [shard.rows for shard in self.found]
+        return [shard.rows for shard in self.run_shards]
 
     def _tar(self, number: int) -> str:
-        return self.found[number].tar
+        return self.run_shards[number].tar
 
     def _read_shard(self, number: int) -> ShardRows:
-        shard = self.found[number]
+        shard = self.run_shards[number]
         columns = ["key", "caption", "image_offset", "image_length"]
         table = load_columns(shard.sidecar, columns)
         table = table.filter(pc.is_valid(table["image_offset"]))
@@ -143,6 +143,7 @@ def open_live(
 
     out: the run's folder; None: nothing is written. decides: this process decides the segments.
     """
+    refuse_reading(config, "a live run or its replay")
     (name,) = blend.views
     pool = blend.pools[name.partition("/")[0]]
     rows = LiveRows(pool, config.tokenizer, cached)
@@ -225,7 +226,7 @@ class LiveSegments:
         if not self._decides:
             return False
         committed, complete = self._shards()
-        known = {shard.shard for shard in self._rows.found}
+        known = {shard.shard for shard in self._rows.run_shards}
         new = [committed[shard] for shard in sorted(committed) if shard not in known]
         new = [shard for shard in new if shard.rows]
         rows = self._rows.shard_rows_found() + [shard.rows for shard in new]
@@ -246,7 +247,7 @@ class LiveSegments:
                 sidecars=tuple(shard.sha256 for shard in new),
             )
             disk.write_json(path, document)
-        self._rows.found.extend(new)
+        self._rows.run_shards.extend(new)
         self.segments.append(segment)
         logger.info("segment %d begins at step %d: %s", segment.number, segment.first, segment)
         return True
@@ -263,13 +264,13 @@ class LiveSegments:
                     f"shard {shard_name(number)} of {self._rows.pool}, which {path} names, "
                     f"{problem}; the run cannot be repeated from this pool"
                 )
-            self._rows.found.append(shard)
+            self._rows.run_shards.append(shard)
         self.segments.append(
             Segment(
                 number=len(self.segments),
                 first=document.first,
                 steps=document.steps,
                 start=document.start,
-                stop=len(self._rows.found),
+                stop=len(self._rows.run_shards),
             )
         )

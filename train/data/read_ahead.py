@@ -287,23 +287,23 @@ class ReadAhead:
             if reads.error is None:
                 for key, here in reads.shards().items():
                     rows_of.setdefault(key, []).extend((reads, r) for r in here.tolist())
-        for key, places in rows_of.items():
-            if disk.is_url(places[0][0].columns[key].tar):
-                group.reads += self._ranged_reads(key, places)
+        for key, draws in rows_of.items():
+            if disk.is_url(draws[0][0].columns[key].tar):
+                group.reads += self._ranged_reads(key, draws)
         group.reads.sort(key=lambda ranged: ranged.first_step)
         for ranged in group.reads:
             run = ranged.run if self._times is None else self._times.timed(FETCH, ranged.run)
             self._read_threads.submit(run)
 
     def _ranged_reads(
-        self, key: ShardKey, places: Sequence[tuple[StepReads, int]]
+        self, key: ShardKey, draws: Sequence[tuple[StepReads, int]]
     ) -> list[_RangedRead]:
-        """The reads of rows of one shard; `places`: the steps and rows of batches they are for."""
+        """The reads of rows of one shard; `draws`: the steps and rows that they serve."""
         source, shard = key
-        view, rows = self._views[source], places[0][0].columns[key]
+        view, rows = self._views[source], draws[0][0].columns[key]
         if self._parts is not None:
-            places = self._from_cache(self._parts, key, places)
-        drawn = np.array([reads.row[r] for reads, r in places], np.int64)
+            draws = self._from_cache(self._parts, key, draws)
+        drawn = np.array([reads.row[r] for reads, r in draws], np.int64)
         kept, position = np.unique(drawn, return_inverse=True)
         ranges = coalesce(rows.offset[kept], rows.length[kept])
         by_range = np.argsort(ranges.of_row, kind="stable")
@@ -314,22 +314,22 @@ class ReadAhead:
         for k, members in enumerate(np.split(by_range, firsts[1:]) if len(firsts) else []):
             start, length = int(ranges.start[k]), int(ranges.length[k])
             ranged.append(_RangedRead(view, rows, shard, start, length, kept[members]))
-        for (reads, r), p in zip(places, position.tolist(), strict=True):
+        for (reads, r), p in zip(draws, position.tolist(), strict=True):
             read = ranged[int(ranges.of_row[p])]
             read.first_step = min(read.first_step, reads.step)
             reads.images[r] = _Image(read=read.future, index=int(index[p]))
         return ranged
 
     def _from_cache(
-        self, parts: CachedParts, key: ShardKey, places: Sequence[tuple[StepReads, int]]
+        self, parts: CachedParts, key: ShardKey, draws: Sequence[tuple[StepReads, int]]
     ) -> list[tuple[StepReads, int]]:
-        """The places whose images are not in the cache; those of the others are noted."""
+        """The draws whose images are not in the cache; those of the others are noted."""
         source, shard = key
-        rows = places[0][0].columns[key]
-        kept = np.unique(np.array([reads.row[r] for reads, r in places], np.int64))
+        rows = draws[0][0].columns[key]
+        kept = np.unique(np.array([reads.row[r] for reads, r in draws], np.int64))
         cached = parts.images(self._views[source], shard, rows, kept)
         missing = []
-        for reads, r in places:
+        for reads, r in draws:
             row = int(reads.row[r])
             if (read := cached.get(row)) is None:
                 missing.append((reads, r))

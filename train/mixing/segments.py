@@ -65,14 +65,14 @@ def next_segment(
         first = segments[-1].first + last_steps
     # What segments without repeats have drawn: they follow one another.
     drawn = max((segment.stop for segment in segments if not segment.is_repeated), default=0)
-    found, new = sum(shard_rows), sum(shard_rows[drawn:])
+    all_rows, new = sum(shard_rows), sum(shard_rows[drawn:])
     stop = len(shard_rows)
     if new >= batch_size:
         steps = new // batch_size
         return Segment(number=number, first=first, steps=steps, start=drawn, stop=stop)
-    if found < batch_size:
+    if all_rows < batch_size:
         return None
-    steps_of_all = found // batch_size
+    steps_of_all = all_rows // batch_size
     repeated = 0
     for segment in reversed(segments):
         if not segment.is_repeated:
@@ -128,7 +128,7 @@ class SegmentOrder:
         where shards were drawn again.
         """
         rows = self._rows_of()
-        found, drawn, unique = sum(rows), 0, 0.0
+        all_rows, drawn, unique = sum(rows), 0, 0.0
         for segment in self._segments():
             draws = (min(steps, segment.end) - segment.first) * self.batch_size
             if draws <= 0:
@@ -142,8 +142,8 @@ class SegmentOrder:
         return {
             self.name: Repeats(
                 drawn=drawn,
-                rows=found,
-                repeats=drawn / found if found else 0.0,
+                rows=all_rows,
+                repeats=drawn / all_rows if all_rows else 0.0,
                 share=1.0,
                 unique=round(unique),
             )

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from manifests import disk
 from manifests.disk import content_hash
 from manifests.schema import Blend, TarStream
-from train.config import TrainConfig, check_world
+from train.config import TrainConfig, check_world, refuse_reading
 from train.data import Batch, DamagedSample, StageTimes, copy_tokens
 from train.mixing import SourceRows, wheel_sequence, wheel_slots
 from train.model import ModelConfig
@@ -120,6 +120,7 @@ class StreamLoader:
         times: StageTimes | None = None,
     ) -> None:
         check_world(config, world)
+        refuse_reading(config, "a run on streams")
         assert 0 <= rank < world
         if config.tokenizer != TOKENIZER:
             raise ValueError(

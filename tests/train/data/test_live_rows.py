@@ -77,7 +77,7 @@ class Process:
     def batch(self, step: int) -> list[tuple[int, int]]:
         """(shard of the pool, row) of each row of a batch."""
         _, shard, row = self.order.batch(step)
-        numbers = [self.rows.found[k].shard for k in shard.tolist()]
+        numbers = [self.rows.run_shards[k].shard for k in shard.tolist()]
         return list(zip(numbers, row.tolist(), strict=True))
 
 
@@ -184,3 +184,11 @@ def test_a_complete_pool_that_is_too_small_is_refused(
     disk.write_parquet(sidecar, table.slice(0, 1), {})
     with pytest.raises(ValueError, match="has 1 stored rows, its commit record 2"):
         next(iter(Loader(live(pool), settings(batch_size=4, lanes=1), model())))
+
+
+def test_settings_that_a_live_run_would_ignore_are_refused(make_pool: Make, tmp_path: Path) -> None:
+    pool = make_pool(tmp_path / "pool")
+    blend = Blend(name="b", pools={"p": pool}, views={"p/stored": 1}, live=True)
+    for change in ({"read_cache": str(tmp_path / "c")}, {"read_mode": "mask"}):
+        with pytest.raises(ValueError, match="a live run or its replay reads without it"):
+            Loader(blend, settings(**change), model())

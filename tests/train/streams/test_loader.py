@@ -95,6 +95,8 @@ def test_what_cannot_be_streamed_is_refused_at_once(tars: list[str], tmp_path: P
     ]:
         with pytest.raises(ValueError, match=message):
             loader_of({"s": stream}, 0, world)
+    with pytest.raises(ValueError, match="read_cache is /tmp/x, which is for views of finished"):
+        loader_of({"s": TarStream(tars=tuple(tars))}, read_cache="/tmp/x")
     with pytest.raises(ValueError, match="leave tokenizer out"):
         loader_of({"s": TarStream(tars=tuple(tars))}, tokenizer="other")
 
