@@ -28,7 +28,6 @@ ENDINGS = (
     ("men", "man"),
     ("ies", "y"),
 )
-LONGEST_WORD = 64  # no noun is longer: endings of longer words are replaced once
 CACHED_WORDS = 2**18  # a crawl brings new words without end
 
 
@@ -64,24 +63,19 @@ class Nouns:
     def synset(self, word: str) -> str | None:
         """The wnid of the most likely noun synset of a word, None if it is no noun.
 
-        The word itself, then its irregular form, then endings are replaced until a noun is there.
+        The word itself comes first, then its irregular form, then the first of ENDINGS that gives a
+        noun. One ending is replaced, as WordNet's morphy does.
         """
         word = word.lower()
         if word in self.lemmas:
             return self.lemmas[word]
         if word in self.forms:
             return self.forms[word] or None
-        candidates = [word]
-        while candidates:
-            shorter = []
-            for candidate in candidates:
-                for ending, other in ENDINGS:
-                    if candidate.endswith(ending):
-                        shorter.append(candidate.removesuffix(ending) + other)
-            for candidate in shorter:
-                if candidate in self.lemmas:
-                    return self.lemmas[candidate]
-            candidates = shorter if len(word) < LONGEST_WORD else []
+        for ending, other in ENDINGS:
+            if word.endswith(ending):
+                base = self.lemmas.get(word.removesuffix(ending) + other)
+                if base is not None:
+                    return base
         return None
 
 
