@@ -31,6 +31,8 @@ LOCAL, HUB = "local-dir:", "hf-hub:"
 WEIGHTS = (".safetensors", ".bin", ".pth", ".pt", ".json")  # what open_clip reads of a local folder
 PREPROCESS_THREADS = min(8, os.cpu_count() or 1)
 
+CACHED_WORDS = 2**18  # the tokenizer caches every word; a crawl brings new ones without end
+
 Embeddings = NDArray[np.float32]  # (rows, width), each row of length 1
 Pixels = NDArray[np.uint8]  # (height, width, 3)
 logger = logging.getLogger(__name__)
@@ -240,6 +242,7 @@ class ClipModel:
         """half: forward in bf16 by autocast."""
         self.network, self.preprocess, self.tokenizer = network, preprocess, tokenizer
         self.device, self.half = device, half
+        self.special_words = dict(getattr(tokenizer, "cache", {}))
         self.largest: dict[str, int] = {}  # per tower: the batch that fitted after an error
         self.forwards = {"image": 0, "text": 0}  # batches that went through a tower
         self.pixels, self.images = _Remembered(), _Remembered()
@@ -289,6 +292,10 @@ class ClipModel:
         return self.network.encode_image(self.preprocess.normalised(pixels).to(self.device))
 
     def _text_batch(self, captions: Sequence[str]) -> Any:
+        cache = getattr(self.tokenizer, "cache", {})
+        if len(cache) > CACHED_WORDS:
+            cache.clear()
+            cache.update(self.special_words)
         return self.network.encode_text(self.tokenizer(list(captions)).to(self.device))
 
     def _forward(
@@ -310,25 +317,26 @@ class ClipModel:
         parts: list[Embeddings] = []
         start = 0
         while start < len(rows):
-            size = min(batch_size, self.largest.get(tower, batch_size))
+            batch = rows[start : start + min(batch_size, self.largest.get(tower, batch_size))]
             try:
                 with torch.inference_mode(), autocast:
-                    encoded = encode(rows[start : start + size])
+                    encoded = encode(batch)
                 parts.append(F.normalize(encoded.float(), dim=-1).cpu().numpy())
             except torch.cuda.OutOfMemoryError:
-                if min(size, len(rows) - start) == 1:
+                if len(batch) == 1:
                     raise
-                self.largest[tower] = max(1, min(size, len(rows) - start) // 2)
+                self.largest[tower] = len(batch) // 2
                 logger.warning(
                     "out of GPU memory with %d rows; batches of %s have %d rows from now on",
-                    size,
+                    len(batch),
                     tower,
                     self.largest[tower],
                 )
-                torch.cuda.empty_cache()
+            else:
+                self.forwards[tower] += 1
+                start += len(batch)
                 continue
-            self.forwards[tower] += 1
-            start += size
+            torch.cuda.empty_cache()  # here the error no longer holds the tensors of the batch
         return np.concatenate(parts)
 
 

@@ -190,3 +190,16 @@ def test_the_fast_resize_is_another_model_and_another_id(clip_folder: Path) -> N
     assert set_id(exact) != set_id(fast)
     first, second = (filter_.score(batch_of(images()))["clip_score"] for filter_ in (exact, fast))
     np.testing.assert_allclose(first, second, atol=0.01)
+
+
+def test_the_tokenizer_does_not_remember_words_without_end(
+    clip_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    score = clip_score(clip_folder, precision="fp32")
+    before = score.score(batch_of(images(3)))["clip_score"]
+    monkeypatch.setattr(models, "CACHED_WORDS", 10)
+    cache = loaded(score).tokenizer.cache
+    cache.update({f"word{i}": "w" for i in range(100)})
+    loaded(score).texts.clear()
+    np.testing.assert_array_equal(score.score(batch_of(images(3)))["clip_score"], before)
+    assert len(cache) < 20
