@@ -6,6 +6,8 @@ cluster are compared. Near rows on both sides of a border between clusters are n
 
 from __future__ import annotations
 
+import importlib.util
+import logging
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -100,10 +102,9 @@ def _mean(sample: Floats) -> Floats:
 
 
 def _kmeans(sample: Floats, clusters: int, seed: int, device: str) -> Floats:
-    import faiss
-
     if clusters >= len(sample):
         return np.unique(sample, axis=0)
+    faiss = _faiss()
     settings: dict[str, Any] = {"niter": ITERATIONS, "spherical": True, "seed": seed}
     settings |= {"min_points_per_centroid": 1, "max_points_per_centroid": TRAINING_ROWS}
     threads = faiss.omp_get_max_threads()
@@ -119,18 +120,23 @@ def _kmeans(sample: Floats, clusters: int, seed: int, device: str) -> Floats:
 
 def check_faiss(device: str) -> None:
     """ValueError where faiss, or its GPU half, is not there."""
-    try:
-        import faiss
-    except ImportError:
+    if importlib.util.find_spec("faiss") is None:
         raise ValueError(
             "filter duplicate: on: embedding needs faiss, which is not installed: "
             "pip install -e '.[cpu]'"
-        ) from None
-    if device == "cuda" and not hasattr(faiss, "StandardGpuResources"):
+        )
+    if device == "cuda" and not hasattr(_faiss(), "StandardGpuResources"):
         raise ValueError(
             "filter duplicate: device is cuda, but the installed faiss has no GPU half: "
             "pip install -e '.[gpu]', or leave device out"
         )
+
+
+def _faiss() -> Any:
+    logging.getLogger("faiss").setLevel(logging.WARNING)  # it tells which library it has loaded
+    import faiss
+
+    return faiss
 
 
 def assign(rows: Floats, centroids: Floats) -> Ints:

@@ -179,6 +179,8 @@ class Duplicate(PoolFilter):
         return clusters.train(vectors, count, self.clusters, self.seed, self.device)
 
     def route(self, rows: pa.Table, state: Any, partitions: int) -> Route:
+        if self.best is not None and self.best != FARTHEST:
+            as_score(rows[self.best], self.best)  # its type is refused before anything is searched
         there = np.flatnonzero(np.asarray(rows[self.compared].is_valid()))
         if self.on == "embedding":
             vectors, usable = clusters.vectors(rows[self.compared])

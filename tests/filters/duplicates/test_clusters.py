@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import sys
+import importlib.util
 
 import numpy as np
 import pyarrow as pa
@@ -79,6 +79,6 @@ def test_the_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     clusters.check_faiss("cpu")
     with pytest.raises(ValueError, match=r"'\.\[gpu\]'"):
         clusters.check_faiss("cuda")
-    monkeypatch.setitem(sys.modules, "faiss", None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(ValueError, match=r"pip install -e '\.\[cpu\]'"):
         clusters.check_faiss("cpu")
