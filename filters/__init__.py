@@ -15,6 +15,7 @@ from filters.faces import Faces
 from filters.instances import RESERVED, Instance, check_instance_name
 from filters.language import Language
 from filters.optout import Optout
+from filters.page import Page
 from filters.pdq import Pdq
 from filters.picture import Picture
 from filters.table import Table
@@ -42,6 +43,7 @@ FILTERS: dict[str, type[FilterBase]] = {
     "language": Language,
     "optout": Optout,
     "pdq": Pdq,
+    "page": Page,
     "picture": Picture,
     "faces": Faces,
     "tokens": Tokens,

@@ -41,7 +41,8 @@ class Batch:
     """Some stored rows of one shard, in tar order. All parts have the same length.
 
     captions: never None if the filter needs captions. images: RGB, or None if no filter of the pass
-    needs them. rows: the sidecar's columns, for filters that need "row". columns: the columns of
+    needs them. rows: the sidecar's columns, for filters that need "row"; for filters that need
+    "json", its column `json` has the bytes of each sample's JSON member. columns: the columns of
     the instances that the filter reads (`Filter.reads`), by the names that rules use.
     """
 
@@ -110,7 +111,7 @@ class Filter(FilterBase):
     stand before this one in the recipe, or the pool has all their columns.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset()  # of "image", "caption", "row"
+    needs: ClassVar[frozenset[str]] = frozenset()  # of "image", "caption", "row", "json"
 
     def prepare(self, image: Image.Image) -> None:
         """Begin with an image that `score` will get, in the thread that decoded it."""

@@ -115,6 +115,23 @@ def _decode_jpeg(data: bytes) -> Image.Image | None:
         return None
 
 
+def json_members(layout: PoolLayout, rows: pa.Table, record: CommitRecord) -> pa.Array:
+    """(rows,) the bytes of the JSON member of each stored row; NULL where it has none.
+
+    ValueError where the tar is not that of the commit record.
+    """
+    members: list[bytes | None] = [None] * rows.num_rows
+    positions = stored_positions(rows)
+    if not len(positions):
+        return pa.array(members, pa.binary())
+    read_member = _tar_reader(layout, record)
+    offsets, lengths = rows["json_offset"].to_pylist(), rows["json_length"].to_pylist()
+    for position in positions.tolist():
+        if lengths[position] is not None:
+            members[position] = read_member(offsets[position], lengths[position])
+    return pa.array(members, pa.binary())
+
+
 def stored_positions(rows: pa.Table) -> Positions:
     """Row numbers of the stored rows."""
     is_stored = pc.fill_null(pc.equal(rows["status"], "success"), False)

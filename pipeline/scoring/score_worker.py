@@ -20,7 +20,13 @@ from manifests.aligned import AlignedFiles, parquet_bytes
 from manifests.pool_layout import CommitRecord, PoolLayout, uids_checksum
 from pipeline.executor import Ticket
 from pipeline.pool import commit_columns, read_scores
-from pipeline.scoring.image_chunks import Positions, chunks, damaged, stored_positions
+from pipeline.scoring.image_chunks import (
+    Positions,
+    chunks,
+    damaged,
+    json_members,
+    stored_positions,
+)
 
 # If a filter raises for every one of at least this many rows, the filter is at fault, not the rows.
 SYSTEMATIC = 8
@@ -50,8 +56,9 @@ class _SetOfShard:
         started = time.perf_counter()
         filter_ = self.instance.filter
         assert isinstance(filter_, Filter)
-        captions = rows["caption"].take(pa.array(positions)).to_pylist()
-        usable = _usable(filter_, captions, images)
+        all_rows = rows.take(pa.array(positions))
+        captions = all_rows["caption"].to_pylist()
+        usable = _usable(filter_, all_rows, captions, images)
         batch_images = None
         if "image" in filter_.needs:
             assert images is not None
@@ -113,10 +120,14 @@ class ScoreWorker:
             if "image" in instance.filter.needs:
                 prepare.append(instance.filter.prepare)
         sidecar = self.layout.sidecar(shard, record.revision)
-        rows = disk.read_parquet(sidecar, None if "row" in needs else NEEDED)
+        names = [*NEEDED, "json_offset", "json_length"] if "json" in needs else NEEDED
+        rows = disk.read_parquet(sidecar, None if "row" in needs else names)
         if rows.num_rows != record.count:
             problem = f"its sidecar has {rows.num_rows} rows of {record.count}"
             raise damaged(self.layout, record, problem)
+        if "json" in needs:
+            members = json_members(self.layout, rows, record)
+            rows = rows.append_column("json", members)
         sets = {}
         for name, instance in instances.items():
             sets[name] = _SetOfShard(instance, self._columns_read(name, record))
@@ -168,14 +179,19 @@ class ScoreWorker:
         return commit_columns(self.layout, name, shard, content, metadata, scored, self.fence)
 
 
-def _usable(filter_: Filter, captions: Sequence[str | None], images: Images) -> list[int]:
+def _usable(
+    filter_: Filter, rows: pa.Table, captions: Sequence[str | None], images: Images
+) -> list[int]:
     """Indices of the rows that have what the filter needs."""
+    has_json = [True] * len(captions)
+    if "json" in filter_.needs:
+        has_json = rows["json"].is_valid().to_pylist()
     usable = []
     for i, caption in enumerate(captions):
         has_image = images is not None and images[i] is not None
         lacks_image = "image" in filter_.needs and not has_image
         lacks_caption = "caption" in filter_.needs and caption is None
-        if not lacks_image and not lacks_caption:
+        if not lacks_image and not lacks_caption and has_json[i]:
             usable.append(i)
     return usable
 

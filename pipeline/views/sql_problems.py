@@ -75,7 +75,7 @@ def unknown_column(column: str, sql: str, known: Iterable[str]) -> str:
                 f"column{close}; a text stands in single quotes: {in_single_quotes}"
             )
     if column in PAIRS_ONLY:
-        return f"the column {column!r} stands in the pairs, which no rule reads; {LIST_COLUMNS}"
+        return f"the column {column!r} comes from the filter page; put page into the filters"
     return f"there is no column {column!r}{disk.did_you_mean(column, known)}; {LIST_COLUMNS}"
 
 

@@ -36,7 +36,7 @@ def test_every_filter_adds_columns_of_its_own() -> None:
     assert len(columns) == len({*columns, *SIDECAR.names}) - len(SIDECAR.names)
     assert all(kind.name == name for name, kind in FILTERS.items())
     needs = [getattr(kind, "needs", frozenset()) for kind in FILTERS.values()]
-    assert all(each <= {"image", "caption", "row"} for each in needs)
+    assert all(each <= {"image", "caption", "row", "json"} for each in needs)
 
 
 @pytest.mark.parametrize("kind", FILTERS)

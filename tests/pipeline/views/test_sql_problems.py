@@ -21,7 +21,7 @@ CASES = [
     ('caption = "Shirt', "a double quote is not closed; a text stands in single quotes"),
     # columns
     ("caption_wrds > 4", "there is no column 'caption_wrds'; did you mean 'caption_words'\\?; "),
-    ("license IS NULL", "'license' stands in the pairs, which no rule reads; pipeline/filter.py"),
+    ("license IS NULL", "'license' comes from the filter page; put page into the filters"),
     ("pool.caption_words > 4", "it names a table 'pool'; write the name of a column alone"),
     # syntax
     ("", "it is empty; write one condition, as in caption_words >= 4"),

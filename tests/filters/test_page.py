@@ -1,0 +1,69 @@
+"""What the page says of a sample, from the JSON members of the tars."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from filters.base import Batch
+from filters.page import Page
+from manifests import disk
+from manifests.pool_layout import PoolLayout
+from manifests.schema import FilterSpec, Recipe, Rule, Source, View
+from pipeline.pool import ShardWriter
+from pipeline.scoring import score
+from pipeline.views import choose_views
+from tests.support.small_pool import jpeg
+
+PAGE = FilterSpec(name="page")
+
+
+def batch(*members: Any) -> Batch:
+    data = [json.dumps(member).encode() for member in members]
+    rows = pa.table({"json": pa.array(data, pa.binary())})
+    return Batch(captions=["x"] * len(data), images=None, rows=rows)
+
+
+def test_texts_of_a_page() -> None:
+    columns = Page().score(batch({"title": "a", "license": None, "robots": ["noai"]}, {}))
+    assert columns == {
+        "title": ["a", ""],
+        "anchor": ["", ""],
+        "license": ["", ""],
+        "robots": ['["noai"]', ""],
+    }
+    with pytest.raises(ValueError, match="a JSON member is no object"):
+        Page().score(batch([1]))
+
+
+def test_rules_read_the_page(tmp_path: Path) -> None:
+    pool = str(tmp_path)
+    with ShardWriter(pool, 0, "task-0", "0") as writer:
+        for row in range(6):
+            url = f"https://img.example/{row}.jpg"
+            record = {"url": url, "caption": "x", "uid": disk.uid_of(url, "x")}
+            beside = {"title": f"title {row}", "anchor": None, "robots": None}
+            beside["license"] = "https://cc.example/by" if row % 2 else None
+            if row == 5:
+                writer.add(row, record | {"reason": "http_4xx"}, None, beside)
+            else:
+                writer.add(row, record, jpeg(row), beside)
+        writer.commit(6)
+    rules = (Rule(name="free", where="license <> ''"), Rule(name="t", where="title LIKE 'title%'"))
+    recipe = Recipe(
+        name="r",
+        source=Source(kind="files", paths=("x.csv",)),
+        filters=(PAGE,),
+        views=(View(name="free", rules=rules),),
+    )
+    report = score(pool, recipe.filters, engine="inline")
+    ((name, state),) = report["sets"].items()
+    assert (state["stored"], state["scored"]) == (5, 5)
+    table = disk.read_parquet(PoolLayout(pool).score_columns(name, 0)).to_pydict()
+    assert table["title"] == [*(f"title {row}" for row in range(5)), None]
+    assert table["anchor"] == [""] * 5 + [None]
+    assert choose_views(pool, recipe)["free"].kept == 2
