@@ -52,6 +52,7 @@ def test_a_pass_runs_a_model_once_for_all_that_need_it(
             kind="head",
             options={"weights": str(tmp_path / "head.pth"), "on": "mine"},
         ),
+        FilterSpec(name="clip_loss", options={"on": "mine", "temperature": 0.5}),
     ]
     report = score(pool, specs, engine="inline")
     assert report["failed"] == {}
@@ -73,6 +74,16 @@ def test_a_pass_runs_a_model_once_for_all_that_need_it(
     np.testing.assert_allclose(both[:, 0], both[:, 1], atol=1e-3)
     heads = column(pool, sets, "aesthetic", "aesthetic")
     assert [value is None for value in heads] == [value is None for value in images]
+
+    losses = column(pool, sets, "clip_loss", "clip_loss")
+    assert [value is None for value in losses] == [value is None for value in texts]
+    pairs = [pair for pair in zip(images, texts, strict=True) if None not in pair]
+    image_BE, text_BE = (np.array(side) for side in zip(*pairs, strict=True))
+    powers_BB = np.exp(image_BE @ text_BE.T / 0.5)
+    normaliser_B = np.log(powers_BB.sum(0)) + np.log(powers_BB.sum(1))
+    expected_B = (image_BE * text_BE).sum(1) - 0.25 * normaliser_B
+    given = [value for value in losses if value is not None]
+    np.testing.assert_allclose(given, expected_B, atol=5e-3)
 
     again = score(pool, specs, engine="inline")
     assert list(again["sets"]) == list(sets)
