@@ -142,9 +142,16 @@ def model_config(kind: str, model: str) -> dict[str, Any]:
     open_clip is imported only for a model of the hub. ValueError for a model that does not exist.
     """
     if model.startswith(HUB):
+        package_folder("open_clip", kind)
         import open_clip
 
-        hub_config: dict[str, Any] = open_clip.get_model_config(model)
+        try:
+            hub_config: dict[str, Any] = open_clip.get_model_config(model)
+        except Exception as error:  # of the network, of the hub, of its client
+            line = " ".join(str(error).split())[:200]
+            raise ValueError(
+                f"filter {kind}: the configuration of {model} cannot be read from the hub: {line}"
+            ) from error
         return hub_config
     if model.startswith(LOCAL):
         path = Path(model.removeprefix(LOCAL)) / "open_clip_config.json"

@@ -203,3 +203,14 @@ def test_the_tokenizer_does_not_remember_words_without_end(
     loaded(score).texts.clear()
     np.testing.assert_array_equal(score.score(batch_of(images(3)))["clip_score"], before)
     assert len(cache) < 20
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(name: str) -> None:
+        raise OSError("no route\nto the hub")
+
+    monkeypatch.setattr(open_clip, "get_model_config", unreachable)
+    embed = Embed(model="hf-hub:org/name", precision="fp32", towers=("image",))
+    assert embed.columns() == {"embed_image": pa.list_(pa.float16())}
+    with pytest.raises(ValueError, match="hf-hub:org/name cannot be read from the hub: no route"):
+        embed.identity()
