@@ -18,12 +18,11 @@ from numpy.typing import NDArray
 from pipeline.pool_page.alike import Alike
 from pipeline.pool_page.caption_search import CaptionSearch
 from pipeline.pool_page.example_rows import nearest
-from pipeline.pool_page.number_columns import NumberColumn, threshold_at
+from pipeline.pool_page.number_columns import NumberColumn
 from pipeline.pool_page.page_data import image_records
 from pipeline.pool_page.survey import Survey
 from pipeline.pool_page.thumbnails import NoImage, are_current, image_bytes, thumbnail
 
-SLIDER_POSITIONS = 4_096
 NEAREST = 6  # images on each side of a threshold
 HITS = 60  # images of a search
 SIDE = 192  # pixels of an image
@@ -48,22 +47,15 @@ class Answers:
         self._search = CaptionSearch(survey)
         self.alike = Alike.of_survey(survey)
 
-    def count(
-        self, column: str, view: str, *, position: int | None = None, value: str | None = None
-    ) -> dict[str, Any]:
-        """Rows of a view's scope below a threshold, and the nearest images on both sides.
+    def count(self, column: str, view: str, value: str) -> dict[str, Any]:
+        """Rows of a view's scope below a decimal number, and the nearest images on both sides.
 
-        position: of the slider, from 0 to SLIDER_POSITIONS - 1; or value: a decimal number.
         ValueError for an unknown column or view and for what is no number.
         """
         numbers = self._column(column)
         scope = self._scope(view, column)
-        if value is not None:
-            text = _checked_number(value)
-            place = numbers.below(text)
-        else:
-            place = _place_of_position(numbers, position or 0)
-            text = threshold_at(numbers, place)
+        text = _checked_number(value)
+        place = numbers.below(text)
         below = self._below(numbers, view)
         low, high = nearest(numbers, scope, place, NEAREST)
         records = self._records([*low, *high], column)
@@ -135,21 +127,6 @@ class Answers:
         if not are_current(self.survey.rows, [record["shard"] for record in records]):
             raise Changed("The pool has changed since it was read: start look.py again.")
         return records
-
-
-def _place_of_position(column: NumberColumn, position: int) -> int:
-    """The place of the first of the equal values at the rank that a slider stands at."""
-    values = column.values
-    share = min(max(position, 0), SLIDER_POSITIONS - 1) / (SLIDER_POSITIONS - 1)
-    if values.dtype.kind == "f":  # an infinite value is no threshold
-        first = int(np.searchsorted(values, -np.inf, side="right"))
-        last = int(np.searchsorted(values, np.inf, side="left")) - 1
-        if last < first:
-            raise ValueError(f"column {column.name!r} has no finite value")
-    else:
-        first, last = 0, len(values) - 1
-    rank = first + round(share * (last - first))
-    return int(np.searchsorted(values, values[rank], side="left"))
 
 
 def _checked_number(text: str) -> str:

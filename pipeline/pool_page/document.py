@@ -47,8 +47,13 @@ def render(survey: Survey, data: Mapping[str, Any]) -> str:
     body += f'<script type="application/json" id="data">{_json(data)}</script>'
     style = (HERE / "page.css").read_text()
     script = (HERE / "page.js").read_text()
-    name = survey.pool.rstrip("/").rpartition("/")[2] or survey.pool
-    return html_page(f"{name}: the pool", body, style, f"(() => {{\n{script}\n}})();", POLICY)
+    return html_page(
+        f"{sections.pool_name(survey)}: the pool",
+        body,
+        style,
+        f"(() => {{\n{script}\n}})();",
+        POLICY,
+    )
 
 
 def _json(data: Mapping[str, Any]) -> str:

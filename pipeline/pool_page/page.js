@@ -30,10 +30,10 @@ const short = value => {
 
 // --- histograms -----------------------------------------------------------------------------
 
-function drawHistogram(column, height, threshold) {
+function drawHistogram(column, width, height, threshold) {
   const { edges, counts, kept, cut } = column.histogram;
   const ofView = view() ? kept[view()] : null;
-  const width = 360, base = height - 18, top = Math.max(1, ...counts);
+  const base = height - 18, top = Math.max(1, ...counts);
   const x = value => (value - edges[0]) / (edges.at(-1) - edges[0] || 1) * width;
   const bars = counts.map((count, i) => {
     const left = x(edges[i]), wide = Math.max(0.5, x(edges[i + 1]) - left - 0.6);
@@ -73,7 +73,7 @@ function showHistograms() {
     if (column.nans) missing.push(`${whole(column.nans)} NaN`);
     const note = missing.length ? ` (${missing.join(", ")})` : "";
     const title = make("b", {}, column.name);
-    return make("figure", { class: "histogram" }, drawHistogram(column, 120),
+    return make("figure", { class: "histogram" }, drawHistogram(column, 360, 120),
       make("figcaption", { title: column.meaning }, title, note));
   });
   $("histograms").replaceChildren(...cells);
@@ -114,7 +114,7 @@ function fileAnswer(column, name, index) {
   const text = column.thresholds[index];
   return {
     threshold: text, index, below: below(column, name)[index], values: scope.values,
-    rows: scope.rows, ...nearestImages(column, name, Number(text)),
+    rows: scope.rows, ...(data.server ? {} : nearestImages(column, name, Number(text))),
   };
 }
 
@@ -141,7 +141,7 @@ async function askServer(query) {
       waiting = null;
       const answer = await getJson("/count?" + new URLSearchParams(sent));
       if (answer) {
-        showAnswer(byName.get(sent.column), sent.view, answer, sent.value !== undefined);
+        showAnswer(byName.get(sent.column), sent.view, answer, true);
       }
     }
   } finally {
@@ -182,13 +182,11 @@ function showAnswer(column, name, answer, typed = false) {
   if (!typed) $("number").value = answer.threshold;
   $("slider").setAttribute("aria-valuetext", `${answer.threshold}, keeps ${whole(count)} rows`);
   if (answer.index !== undefined) $("slider").value = answer.index;
-  $("chart").replaceChildren(drawHistogram(column, 170, Number(answer.threshold)));
-  clearTimeout(imagesLater);
-  const images = () => {
+  $("chart").replaceChildren(drawHistogram(column, 720, 200, Number(answer.threshold)));
+  if (answer.low) {
     showImages($("low"), answer.low, column);
     showImages($("high"), answer.high, column);
-  };
-  if (data.server) imagesLater = setTimeout(images, PAUSE); else images();
+  }
   const others = name ? data.views.find(one => one.name === name) : null;
   const rest = others ? others.rules.filter(rule => !replaced.includes(rule)) : [];
   $("others").textContent = !name ? "All stored rows are counted, whatever the rules of a view do."
@@ -198,9 +196,12 @@ function showAnswer(column, name, answer, typed = false) {
 
 function moveThreshold() {
   const column = byName.get($("column").value);
-  const index = Number($("slider").value);
-  if (data.server) askServer({ column: column.name, view: view(), position: index });
-  else showAnswer(column, view(), fileAnswer(column, view(), index));
+  const answer = fileAnswer(column, view(), Number($("slider").value));
+  showAnswer(column, view(), answer);
+  if (!data.server) return;
+  clearTimeout(imagesLater);
+  const query = { column: column.name, view: view(), value: answer.threshold };
+  imagesLater = setTimeout(() => askServer(query), PAUSE);
 }
 
 function typeThreshold() {
@@ -211,6 +212,7 @@ function typeThreshold() {
     $("typed").textContent = text ? "This is no number." : "";
     return;
   }
+  clearTimeout(imagesLater);
   if (data.server) {
     askServer({ column: column.name, view: view(), value: text });
     return;
@@ -230,7 +232,7 @@ function typeThreshold() {
 
 function chooseColumn() {
   const column = byName.get($("column").value);
-  const most = data.server ? 4095 : column.thresholds.length - 1;
+  const most = column.thresholds.length - 1;
   $("slider").max = Math.max(0, most);
   $("slider").value = Math.round(most * 0.7);
   $("meaning").textContent = column.meaning || "";
@@ -327,12 +329,16 @@ async function showAlike(image) {
 // --- start ----------------------------------------------------------------------------------
 
 function showAll() {
+  $("key").hidden = !view();
   showHistograms();
   showGallery();
   if ($("column").options.length) chooseColumn();
   search();
 }
 
+if (!data.server) {
+  $("nearest").textContent = `The nearest of the ${data.images.length} images in this file.`;
+}
 $("view").addEventListener("change", showAll);
 $("search").addEventListener("input", search);
 if ($("column").options.length) {

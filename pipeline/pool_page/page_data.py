@@ -1,7 +1,7 @@
 """What the script of the page works with, as plain values: columns, counts and examples.
 
-In a file everything is inside the page, within bounds. A server answers for the thresholds and
-sends the images, so there the page has neither.
+In a file everything is inside the page, within bounds. A server sends the images, and answers for
+thresholds between those that the page has.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def page_data(
     shares = _positions_per_column(survey)
     columns = []
     for column in survey.columns.values():
-        columns.append(_column(survey, column, shares if bounds else 0))
+        columns.append(_column(survey, column, shares))
     groups = example_groups(survey.rows, list(survey.detailed.values()))
     of_copies = copies(survey.rows)
     all_groups = [*groups, *of_copies]
@@ -123,18 +123,17 @@ def _column(survey: Survey, column: NumberColumn, thresholds: int) -> dict[str, 
     plain["replaced"] = {
         name: list(effects.replaced(column.name)) for name, effects in survey.effects.items()
     }
-    if thresholds:
-        places = positions(column, thresholds)
-        plain["thresholds"] = [threshold_at(column, place) for place in places.tolist()]
-        plain["scopes"] = {}
-        for name in ("", *survey.detailed):
-            scope = survey.scope(name, column.name)
-            below = counts_below(column, scope, places)
-            plain["scopes"][name] = {
-                "rows": int(scope.sum()),
-                "values": int(scope[column.rows].sum()),
-                "steps": np.diff(below, prepend=0).tolist(),
-            }
+    places = positions(column, thresholds)
+    plain["thresholds"] = [threshold_at(column, place) for place in places.tolist()]
+    plain["scopes"] = {}
+    for name in ("", *survey.detailed):
+        scope = survey.scope(name, column.name)
+        below = counts_below(column, scope, places)
+        plain["scopes"][name] = {
+            "rows": int(scope.sum()),
+            "values": int(scope[column.rows].sum()),
+            "steps": np.diff(below, prepend=0).tolist(),
+        }
     return plain
 
 

@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from manifests.text import printable
-from manifests.web_page import bars, chart, colour, details, note, table
+from manifests.web_page import bars, chart, chip, colour, details, note, table
 from pipeline.pool_page.histograms import histogram
 from pipeline.pool_page.number_columns import NumberColumn
 from pipeline.pool_page.survey import Survey
@@ -24,7 +24,7 @@ def head(survey: Survey) -> str:
     books, rows = survey.books, survey.rows
     stored = survey.counts.fetch.stored
     facts = f"{stored:,} images in {books.shards:,} shards, {_bytes(books.bytes)}"
-    parts = [f"<h1>{escape(printable(survey.pool))}</h1><p class='lead'>{facts}</p>"]
+    parts = [f"<h1>{escape(pool_name(survey))}</h1><p class='lead'>{facts}</p>"]
     parts.append(note(f"State of the pool: {rows.commits.fingerprint}."))
     if not books.complete and books.planned:
         text = (
@@ -56,6 +56,11 @@ def head(survey: Survey) -> str:
     return "".join(parts)
 
 
+def pool_name(survey: Survey) -> str:
+    """The last part of the pool's path: a page that is passed on does not say where it lies."""
+    return printable(survey.pool.rstrip("/").rpartition("/")[2] or survey.pool)
+
+
 def _warning(lines: list[str]) -> str:
     if not lines:
         return ""
@@ -68,7 +73,10 @@ def view_choice(survey: Survey) -> str:
     options = ['<option value="">all stored rows</option>']
     for name in survey.detailed:
         options.append(f'<option value="{escape(name)}">{escape(name)}</option>')
-    return f'<label>Show <select id="view">{"".join(options)}</select></label>'
+    key = (
+        f'<span class="key" id="key">{chip(colour(1), "kept")}{chip(colour(2), "rejected")}</span>'
+    )
+    return f'<label>Show <select id="view">{"".join(options)}</select></label>{key}'
 
 
 def funnel(survey: Survey) -> str:
@@ -154,7 +162,8 @@ def threshold(survey: Survey) -> str:
 <div class="rule"><code id="rule"></code><button type="button" id="copy">copy the rule</button>
 <span id="copied" class="note" role="status"></span></div>
 <div class="sides"><div><h3>Just below the threshold</h3><div class="shots" id="low"></div></div>
-<div><h3>From the threshold on</h3><div class="shots" id="high"></div></div></div></div>"""
+<div><h3>From the threshold on</h3><div class="shots" id="high"></div></div></div>
+<p class="note" id="nearest"></p></div>"""
 
 
 def _sliding(survey: Survey) -> list[NumberColumn]:
@@ -225,8 +234,11 @@ def _overlap(effects: ViewEffects) -> str:
                 f'data-sort="{both}">{shown}</span>'
             )
         rows.append(cells)
-    head_ = ["% of the rows that … rejects", *(escape(name) for name in effects.compared)]
-    caption = "… are rejected by this rule too; on the diagonal: rows that the rule rejects"
+    head_ = ["rule", *(escape(name) for name in effects.compared)]
+    caption = (
+        "Of the rows that the rule of a line rejects, how many % the rule of a column rejects too; "
+        "on the diagonal: rows"
+    )
     body = table(head_, rows, range(1, len(head_)), caption, sortable=False)
     if len(effects.compared) < len(effects.rules):
         body += note(f"The {len(effects.compared)} rules that reject most.")
@@ -249,13 +261,9 @@ def columns(survey: Survey) -> str:
         name = f'<span title="{escape(meaning)}">{escape(column.name)}</span>'
         rows.append([name, escape(source), *counts, *stats])
     head_ = ["column", "from", "values", "NULL", "NaN", "least", "1 %", "median", "99 %", "most"]
-    key = (
-        '<p class="key"><span><span class="chip" style="background:var(--c1)"></span>kept</span>'
-        f'<span><span class="chip" style="background:{colour(2)}"></span>rejected</span></p>'
-    )
     numbers = table(head_, rows, range(2, 10), "Stored rows by column")
     text = note("Values far outside of the others are in the first and the last bar.")
-    return f'{key}<div class="grid-of" id="histograms"></div>{text}{numbers}'
+    return f'<div class="grid-of" id="histograms"></div>{text}{numbers}'
 
 
 def _value(column: NumberColumn, share: float) -> str:

@@ -114,10 +114,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(404, {"error": "there is no such page"})
 
     def _count(self, given: Parameters) -> dict[str, Any]:
-        view = given.get("view", "")
-        if "value" in given:
-            return self.answers.count(given["column"], view, value=given["value"])
-        return self.answers.count(given["column"], view, position=_whole(given, "position"))
+        return self.answers.count(given["column"], given.get("view", ""), given["value"])
 
     def _send(self, status: int, answer: dict[str, Any]) -> None:
         self._send_bytes(status, "application/json", json.dumps(answer, allow_nan=False).encode())

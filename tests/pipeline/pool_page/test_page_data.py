@@ -33,10 +33,9 @@ def test_histograms_sum_to_the_stored_and_the_kept_rows(survey: Survey) -> None:
                 assert sum(counts) == (view.kept & valid).sum()
 
 
-def test_a_server_page_has_neither_thresholds_nor_images(survey: Survey) -> None:
+def test_a_server_page_has_no_images(survey: Survey) -> None:
     data = page_data(survey)
     assert data["server"]
-    assert not any("thresholds" in column for column in data["columns"])
     assert not any("src" in image for image in data["images"])
     assert data["images"], "the groups are listed; the server sends their images"
 

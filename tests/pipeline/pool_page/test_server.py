@@ -53,7 +53,7 @@ def test_the_page_and_its_answers(port: int) -> None:
     assert headers["Cache-Control"] == "no-store"
     count = answer(port, "/count?column=original_width&view=basic&value=250")
     assert count["below"] < count["values"]
-    assert answer(port, "/count?column=caption_chars&view=&position=7")["below"] == 0
+    assert answer(port, "/count?column=caption_chars&value=0")["below"] == 0
     assert answer(port, "/search?text=dog&view=")["count"] == 46
     status, headers, body = ask(port, "/image/0/3")
     assert (status, headers["Content-Type"], body[:2]) == (200, "image/jpeg", b"\xff\xd8")
@@ -72,10 +72,10 @@ def test_the_page_and_its_answers(port: int) -> None:
         ("/shards/00000.tar", 404),
         ("/image/-1/0", 404),
         ("/count", 400),
-        ("/count?column=height&view=&position=-1", 400),
-        ("/count?column=height&view=&position=" + "9" * 40, 400),
+        ("/count?column=caption_chars&view=", 400),
+        ("/count?column=caption_chars&value=" + "9" * 400, 400),
         ("/count?column=height&view=&value=nan", 400),
-        ("/count?column=../../x&view=&position=1", 400),
+        ("/count?column=../../x&value=1", 400),
         ("/count?" + "a=1&" * 20, 400),
         ("/search?text=", 400),
         ("/search?text=a&view=no_view", 400),
