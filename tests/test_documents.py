@@ -50,7 +50,8 @@ def commands() -> list[str]:
 def test_every_manifest_that_is_shown_can_be_read(
     document: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("MINIWEB", "MINIWEB_PORT", "SCORER", "IMAGENET", "CLIPMILL_USER_AGENT"):
+    names = ("MINIWEB", "MINIWEB_PORT", "SCORER", "IMAGENET", "DATACOMP", "CLIPMILL_USER_AGENT")
+    for name in names:
         monkeypatch.setenv(name, "1")
     keys = yaml.safe_load(text)
     if list(keys) == ["views"]:  # rules alone: a recipe around them makes them one

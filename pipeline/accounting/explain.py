@@ -26,7 +26,7 @@ from pipeline.accounting.purge_records import purge_line, purges_of_name, purges
 from pipeline.accounting.row_index import locate
 from pipeline.accounting.tombstones import PURGED
 from pipeline.scoring import complete_score_sets
-from pipeline.views import columns_of, is_selected, rule_text
+from pipeline.views import columns_of, is_selected, rule_outcomes, rule_text
 
 READERS = 8  # files that are open at once
 MANY_SHARDS = 100  # of which all sidecars are read: a line says why
@@ -196,14 +196,19 @@ def _pair(pool: str, match: Match) -> dict[str, Any] | None:
 def _attempt(commits: Commits, match: Match) -> dict[str, Any]:
     pool, layout = commits.pool, PoolLayout(commits.pool)
     assert match.shard is not None
-    sidecar = _row(disk.read_parquet(commits.sidecar(match.shard)), match.row)
+    rows = {"": disk.read_parquet(commits.sidecar(match.shard)).slice(match.row, 1)}
+    sidecar = _row(rows[""], 0)
     scores = {}
     for name in complete_score_sets(pool):
         columns = _aligned(AlignedFiles.of_scores(pool, name), match.shard)
+        if columns is not None:
+            rows[name] = columns.slice(match.row, 1)
         scores[name] = {} if columns is None else _row(columns, match.row)
     views = {}
     for view in view_names(pool):
         views[view] = _decision(layout, view, match, sidecar, scores)
+        if "note" not in views[view] and views[view]["rule"] != NOT_STORED:
+            views[view]["rules"] = _rules(layout, view, rows)
     return {
         "shard": match.shard,
         "row": match.row,
@@ -270,6 +275,27 @@ def _decision(
     }
 
 
+def _rules(layout: PoolLayout, view: str, rows: Mapping[str, pa.Table]) -> list[dict[str, str]]:
+    """What each rule of a view says of a row, whatever the other rules say.
+
+    rows: the row of the sidecar (key "") and of each score set.
+    """
+    document = read_document(layout.view_json(view), ViewDocument)
+    table = rows[""].replace_schema_metadata(None)
+    for name in document.scores.values():
+        for column in rows[name].column_names if name in rows else ():
+            if column not in table.column_names:
+                table = table.append_column(column, rows[name][column])
+    rules = []
+    for outcome in rule_outcomes(table, document):
+        state = "not known for one row alone"
+        if outcome.rejected is not None and outcome.missing is not None:
+            state = "rejects" if outcome.rejected[0] else "keeps"
+            state = "missing" if outcome.missing[0] else state
+        rules.append({"name": outcome.name, "rule": outcome.text, "outcome": state})
+    return rules
+
+
 def _without_spaces(sql: str) -> str:
     return "".join(sql.split()).lower()
 
@@ -310,6 +336,8 @@ def _history_lines(history: Mapping[str, Any]) -> Iterator[str]:
             yield from _column_lines("score", columns, title=name)
         for name, decision in attempt["views"].items():
             yield f"view    {name}: {_decision_text(decision)}"
+            for rule in decision.get("rules", ()):
+                yield f"          {rule['outcome']:<8} {rule['name']}: {rule['rule']}"
 
 
 def _column_lines(

@@ -9,13 +9,16 @@ from typing import Any
 
 import pytest
 
+from manifests import disk
+from manifests.commits import read_commits
 from manifests.pool_layout import read_commit_records
-from manifests.schema import Rule, View
+from manifests.schema import Recipe, Rule, View
 from pipeline.accounting.explain import explain_lines, explain_row
 from pipeline.audit import main
 from pipeline.pool import read_sidecar
-from pipeline.views import view_files
+from pipeline.views import choose_views, view_files
 from tests.support import audited
+from tests.support.exported import FILTERS, RECIPE, exported_pool
 from tests.support.small_pool import Row, make_pool
 
 
@@ -178,3 +181,29 @@ def test_explain_as_a_command(pool: str, capsys: pytest.CaptureFixture[str]) -> 
         f"error: {pool} has no row with uid, URL, key or file name '{'f' * 32}', neither among "
         "its pairs nor among 24 rows attempted\n"
     )
+
+
+def test_every_rule_of_a_view_is_shown_whatever_the_others_say(tmp_path: Path) -> None:
+    pool = exported_pool(tmp_path / "pool")
+    rules = (
+        Rule(name="words", where="caption_words > 3"),
+        Rule(name="wide", where="original_width >= top(original_width, 0.5)"),
+        Rule(name="language", where="coalesce(page_lang, 'en') = 'en'"),
+    )
+    recipe = Recipe(
+        name="r", source=RECIPE.source, filters=FILTERS, views=(View(name="three", rules=rules),)
+    )
+    choose_views(pool, recipe)
+    uid = disk.read_parquet(read_commits(pool).sidecar(0), ["uid"])["uid"][0].as_py()
+    history = explain_row(pool, uid)
+    decision = history["attempts"][0]["views"]["three"]
+    assert decision["rule"] == "words"
+    assert [(rule["name"], rule["outcome"]) for rule in decision["rules"]] == [
+        ("words", "rejects"), ("wide", "rejects"), ("language", "keeps"),
+    ]  # fmt: skip
+    assert "          rejects  words: caption_words > 3" in explain_lines(history)
+    wide = history["attempts"][0]["views"]["wide"]["rules"]
+    assert wide == [{"name": "wide", "rule": "original_width >= 200", "outcome": "rejects"}]
+    best = disk.read_parquet(read_commits(pool).sidecar(5), ["uid"])["uid"][7].as_py()
+    states = explain_row(pool, best)["attempts"][0]["views"]["three"]["rules"]
+    assert [rule["outcome"] for rule in states] == ["keeps", "keeps", "keeps"]
