@@ -219,8 +219,7 @@ def run(args: argparse.Namespace, rank: int) -> int:
         return print_plan(args)
     if args.out is None:
         raise ValueError("--out is missing: the folder of the run")
-    if args.ranks < 1:
-        raise ValueError(f"--ranks is {args.ranks}; it must be at least 1")
+    check_ranks(args)
     args.out = disk.output_folder(args.out)
     if is_pool(args.out):
         raise ValueError(f"--out {args.out} is a pool; choose a folder for the run beside it")
@@ -244,11 +243,20 @@ def run(args: argparse.Namespace, rank: int) -> int:
     return 0
 
 
+def check_ranks(args: argparse.Namespace) -> int:
+    """The number of ranks of the command line. ValueError for one below 1."""
+    ranks: int = args.ranks
+    if ranks < 1:
+        raise ValueError(f"--ranks is {ranks}; it must be at least 1")
+    return ranks
+
+
 def print_plan(args: argparse.Namespace) -> int:
     """Print what the run of a command line would draw. The exit status 0."""
     blend = blend_from(args)
     config = settings(args.preset, args.set, args.nemo, count_rows(blend))
-    loader = open_loader(blend, config, model_config(config))
+    ranks = check_layout(config, check_ranks(args))
+    loader = open_loader(blend, config, model_config(config), 0, ranks)
     for line in plan_lines(blend, loader.order.repeats(config.steps)):
         print(line)
     return 0

@@ -130,6 +130,14 @@ def test_a_wrong_path_is_one_line_and_status_2(
     assert error.count("\n") == 1
 
 
+def test_a_plan_is_that_of_its_ranks(blend, capsys):
+    assert run.main([blend, "--plan", "--ranks", "4", *changes()]) == 0
+    assert "48 samples" in capsys.readouterr().out
+    for ranks, message in (("1000", "error: 1000 ranks cannot share a batch of 8"), ("0", "error")):
+        assert run.main([blend, "--plan", "--ranks", ranks, *changes()]) == 2
+        assert capsys.readouterr().err.startswith(message)
+
+
 def test_settings_are_listed_without_a_run(capsys):
     assert run.main(["--list-settings"]) == 0
     printed = capsys.readouterr().out

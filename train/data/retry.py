@@ -13,6 +13,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 WAITS_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before each further attempt: 31 s in all
+REMEDY = "check the connection to the store and start the same command again, it resumes"
 TRANSIENT_ERRNOS = {
     errno.EAGAIN,
     errno.EBUSY,  # s3fs: SlowDown, ServiceUnavailable
@@ -49,7 +50,7 @@ def is_transient(error: BaseException) -> bool:
     return any(kind.__name__ in TRANSIENT_CLASSES for kind in type(error).__mro__)
 
 
-def read_with_retries(read: Callable[[], T], name: str) -> T:
+def read_with_retries(read: Callable[[], T], name: str, remedy: str = REMEDY) -> T:
     """`read()`, repeated after transient errors; `name` is what is read, for messages.
 
     ReadFailed when the last attempt fails too. Other errors are raised at once.
@@ -63,8 +64,7 @@ def read_with_retries(read: Callable[[], T], name: str) -> T:
             reason = f"{type(error).__name__}: {error}".rstrip(": ")
             if wait is None:
                 raise ReadFailed(
-                    f"{name} could not be read in {len(WAITS_S) + 1} attempts ({reason}); check "
-                    "the connection to the store and start the same command again, it resumes"
+                    f"{name} could not be read in {len(WAITS_S) + 1} attempts ({reason}); {remedy}"
                 ) from error
             logger.warning("%s: %s; next attempt in %g s", name, reason, wait)
             time.sleep(wait)

@@ -88,7 +88,7 @@ class _Web:
                     raise error.reason from error
                 raise
 
-        self._response = read_with_retries(attempt, url)
+        self._response = read_with_retries(attempt, "it", "check the connection to the server")
         self.read = self._response.read
 
     def check_end(self) -> None:

@@ -99,7 +99,10 @@ def test_a_server_that_does_not_answer_is_asked_again(
     server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retry, "WAITS_S", (0.0, 0.0))
-    with pytest.raises(ReadFailed, match=r"in 3 attempts \(ConnectionError: status 503\)"):
+    with pytest.raises(
+        ReadFailed,
+        match=r"in 3 attempts \(ConnectionError: status 503\); check the connection to the server$",
+    ):
         whole(f"{server}/busy")
 
 
