@@ -155,7 +155,9 @@ def _nothing_usable(name: str, counts: StreamCounts) -> Exception:
     message = f"stream {name!r} has no usable sample ({', '.join(reasons) or 'its tars are empty'})"
     if counts.broken:
         return ReadFailed(message)
-    return ValueError(f"{message}; name the captions' member as `caption`, like json:caption")
+    if counts.skipped.get("no caption"):
+        message += "; name the captions' member as `caption`, like json:caption"
+    return ValueError(message)
 
 
 def shuffled(samples: Iterator[tuple[int, TarSample]], share: Share) -> Iterator[TarSample]:
