@@ -26,7 +26,7 @@ class Faces(Filter):
     """faces_count, faces_boxes: [left, top, right, bottom] of each face as shares of the upright
     image, the surest first: the form that `fetch.bbox_column` reads to blur them.
 
-    model: an .onnx file of one of two kinds, told apart by their outputs. UltraFace (RFB-320,
+    weights: an .onnx file of one of two kinds, told apart by their outputs. UltraFace (RFB-320,
     RFB-640, slim): scores (1, N, 2) and boxes (1, N, 4) as shares. SCRFD: for strides 8, 16 and 32
     the scores, then the distances to the four sides, then perhaps five points; the image keeps its
     shape and is padded. Both take RGB. size: height and width of the input, where the file leaves
@@ -44,14 +44,14 @@ class Faces(Filter):
         "faces_count": "faces that the filter's detector finds",
         "faces_boxes": "[left, top, right, bottom] of each as shares of the image, surest first",
     }
-    model: str = field(metadata=FREE)  # identity() hashes the file
+    weights: str = field(metadata=FREE)  # identity() hashes the file
     threshold: float = 0.5
     overlap: float = 0.4
     size: int = 640
     session: Any = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self.model = os.path.abspath(self.model)  # a worker may start in another folder
+        self.weights = os.path.abspath(self.weights)  # a worker may start in another folder
         for option in ("threshold", "overlap"):
             if not 0 < getattr(self, option) < 1:
                 raise ValueError(
@@ -62,9 +62,9 @@ class Faces(Filter):
             raise ValueError(f"filter faces: size is {self.size}; it must be a multiple of 32")
 
     def identity(self) -> str:
-        if not Path(self.model).is_file():
-            raise ValueError(f"filter faces: there is no file {self.model}")
-        return disk.file_sha256(self.model)
+        if not Path(self.weights).is_file():
+            raise ValueError(f"filter faces: there is no file {self.weights}")
+        return disk.file_sha256(self.weights)
 
     def setup(self) -> None:
         if find_spec("onnxruntime") is None:
@@ -78,11 +78,11 @@ class Faces(Filter):
         options.log_severity_level = 3  # errors
         try:
             self.session = onnxruntime.InferenceSession(
-                self.model, options, providers=["CPUExecutionProvider"]
+                self.weights, options, providers=["CPUExecutionProvider"]
             )
         except Exception as error:  # its exceptions have no common class
             line = " ".join(str(error).split())[:200]
-            raise ValueError(f"filter faces: {self.model} cannot be loaded: {line}") from error
+            raise ValueError(f"filter faces: {self.weights} cannot be loaded: {line}") from error
 
     def score(self, batch: Batch) -> Columns:
         assert batch.images is not None

@@ -51,7 +51,7 @@ def ultraface(path: Path) -> Path:
 
 
 def faces(path: Path, image: Image.Image, **options: Any) -> list[list[float]]:
-    filter_ = Faces(model=str(path), **options)
+    filter_ = Faces(weights=str(path), **options)
     filter_.setup()
     columns = filter_.score(Batch(captions=[""], images=[image], rows=pa.table({})))
     (boxes,) = columns["faces_boxes"]
@@ -97,9 +97,9 @@ def test_boxes_without_an_area_are_left_out() -> None:
 
 def test_the_id_is_of_the_file(tmp_path: Path) -> None:
     first, second = ultraface(tmp_path / "a.onnx"), ultraface(tmp_path / "b.onnx")
-    assert set_id(Faces(model=str(first))) == set_id(Faces(model=str(second)))
+    assert set_id(Faces(weights=str(first))) == set_id(Faces(weights=str(second)))
     second.write_bytes(second.read_bytes() + b"\0")
-    assert set_id(Faces(model=str(first))) != set_id(Faces(model=str(second)))
+    assert set_id(Faces(weights=str(first))) != set_id(Faces(weights=str(second)))
 
 
 def test_models_of_another_kind_are_refused(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_models_of_another_kind_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"x\.onnx cannot be loaded: "):
         faces(tmp_path / "x.onnx", Image.new("RGB", (9, 9)))
     with pytest.raises(ValueError, match="there is no file /nowhere"):
-        Faces(model="/nowhere").identity()
+        Faces(weights="/nowhere").identity()
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_models_of_another_kind_are_refused(tmp_path: Path) -> None:
 )
 def test_options_that_make_no_sense(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Faces(model="x.onnx", **options)
+        Faces(weights="x.onnx", **options)
 
 
 def test_a_machine_without_onnxruntime_is_told_what_to_install(
@@ -134,4 +134,4 @@ def test_a_machine_without_onnxruntime_is_told_what_to_install(
 ) -> None:
     monkeypatch.setattr("filters.faces.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install -e '\.\[faces\]'"):
-        Faces(model="x.onnx").setup()
+        Faces(weights="x.onnx").setup()
