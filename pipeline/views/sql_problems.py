@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from filters import FILTERS
 from manifests import disk
 from manifests.columns import PAIRS, SIDECAR
 
@@ -76,6 +77,12 @@ def unknown_column(column: str, sql: str, known: Iterable[str]) -> str:
             )
     if column in PAIRS_ONLY:
         return f"the column {column!r} comes from the filter page; put page into the filters"
+    for name, filter_class in FILTERS.items():
+        if column in filter_class.adds:
+            return (
+                f"the filter {name} gives the column {column!r} with other options only; "
+                "docs/manifests.md says which"
+            )
     return f"there is no column {column!r}{disk.did_you_mean(column, known)}; {LIST_COLUMNS}"
 
 

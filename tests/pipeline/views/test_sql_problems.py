@@ -20,6 +20,7 @@ CASES = [
     ('"Caption_Wrds" > 4', "no such column; did you mean 'caption_words'\\?; a text stands in"),
     ('caption = "Shirt', "a double quote is not closed; a text stands in single quotes"),
     # columns
+    ("not caption_url", "filter caption gives the column 'caption_url' with other options only"),
     ("caption_wrds > 4", "there is no column 'caption_wrds'; did you mean 'caption_words'\\?; "),
     ("license IS NULL", "'license' comes from the filter page; put page into the filters"),
     ("pool.caption_words > 4", "it names a table 'pool'; write the name of a column alone"),
