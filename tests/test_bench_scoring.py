@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import scoring
+from benchmarks import scoring, scoring_page
 
 RESULTS = {
     "preprocess": {
         "ms": {"open_clip": 3.0, "exact": 2.0, "fast": 1.0},
-        "ms_of_steps": dict.fromkeys(scoring.STEPS, 0.5),
+        "ms_of_steps": dict.fromkeys(scoring_page.STEPS, 0.5),
         "parity": {
             name: {
                 "share_of_values": 0.0034,
@@ -28,25 +28,25 @@ RESULTS = {
 
 
 def test_the_page_is_the_one_that_the_results_make() -> None:
-    text = scoring.PAGE.read_text()
-    made = scoring.page(json.loads(scoring.RESULTS.read_text()), text)
+    text = scoring_page.PAGE.read_text()
+    made = scoring_page.page(json.loads(scoring.RESULTS.read_text()), text)
     assert made == text, "run python benchmarks/scoring.py --docs"
 
 
 def test_a_bar_is_held_or_missed() -> None:
-    assert list(scoring.table_lines("bars", RESULTS))[2:] == [
+    assert list(scoring_page.table_lines("bars", RESULTS))[2:] == [
         "| pass / tensors | 0.85 | 0.90 | holds |",
         "| preprocess, exact | 2 | 1.50 | missed |",
         "| preprocess, fast | 2 | 3.00 | holds |",
     ]
     row = "| fast | 0.34% | 2 levels | 0.0034 | 3.0e-07 |"
-    assert row in scoring.table_lines("parity", RESULTS)
+    assert row in scoring_page.table_lines("parity", RESULTS)
 
 
 def test_a_table_without_an_end_is_an_error() -> None:
-    begin = scoring.MARKERS[0].format("bars")
+    begin = scoring_page.MARKERS[0].format("bars")
     with pytest.raises(ValueError, match="has no <!-- end -->"):
-        scoring.page(RESULTS, f"text\n{begin}\n")
+        scoring_page.page(RESULTS, f"text\n{begin}\n")
 
 
 @pytest.mark.slow
