@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -76,18 +77,19 @@ def remove_transient(pool: str, fence: int | None, prefix: str = "") -> None:
         if not job.startswith(prefix):
             continue
         check_fence(pool, fence)
-        folder = disk.join(layout.transient, job)
-        for name in disk.list_names(folder):
-            disk.remove(disk.join(folder, name))
-        _remove_folder(folder)
-    _remove_folder(layout.transient)
+        _remove_folder(disk.join(layout.transient, job))
+    if not disk.is_url(layout.transient):
+        with contextlib.suppress(OSError):  # another job has files in it
+            disk.local_path(layout.transient).rmdir()
 
 
 def _remove_folder(folder: str) -> None:
-    """Remove an empty local folder; a store has none."""
+    """Remove a folder, with the partial files that killed commands left in it."""
     if not disk.is_url(folder):
-        with contextlib.suppress(OSError):
-            disk.local_path(folder).rmdir()
+        shutil.rmtree(disk.local_path(folder), ignore_errors=True)
+        return
+    for name in disk.list_names(folder):
+        disk.remove(disk.join(folder, name))
 
 
 class _Compute:

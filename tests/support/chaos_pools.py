@@ -41,6 +41,15 @@ views:
   raw: []
   long: [{{words: caption_words > 3}}, {{half: "caption_chars >= top(caption_chars, 0.5)"}}]
 """
+TOYS = Path(__file__).with_name("toy_pool_filters.py")
+# Filters that look at the whole pool, one of each form.
+WHOLE_POOL = """
+name: chaos
+source: {{kind: files, paths: [{captions}]}}
+fetch: {{image_size: 32, rows_per_shard: 4}}
+filters: [{{often: {{{toys}:Often: {{}}}}}}, {{near: {{{toys}:Near: {{}}}}}}]
+"""
+PARTITION_BYTES = 1_000  # so that these filters have several partitions
 ROWS = 10
 real_read_file = download.read_file
 NOW = 1_800_000_000.0
@@ -141,6 +150,8 @@ class Scenario:
 def write_inputs(inputs: Path) -> None:
     draw(inputs, ROWS)
     (inputs / "recipe.yaml").write_text(RECIPE.format(captions=inputs / "captions.csv"))
+    whole_pool = WHOLE_POOL.format(captions=inputs / "captions.csv", toys=TOYS)
+    (inputs / "whole_pool.yaml").write_text(whole_pool)
 
 
 def nothing(inputs: Path, pool: Path) -> None:
@@ -169,6 +180,12 @@ def build_all(inputs: Path, pool: Path) -> None:
 
 def score(inputs: str, pool: str) -> int:
     return command("score", pool, "--recipe", f"{inputs}/recipe.yaml", "--engine", "inline")
+
+
+def score_pool(inputs: str, pool: str) -> int:
+    job = importlib.import_module("pipeline.pool_scores.job")
+    job.PARTITION_BYTES = PARTITION_BYTES  # type: ignore[attr-defined]
+    return command("score", pool, "--recipe", f"{inputs}/whole_pool.yaml", "--engine", "inline")
 
 
 def choose(inputs: str, pool: str) -> int:
@@ -273,6 +290,7 @@ SCENARIOS = {
     "build": Scenario(nothing, build),
     "score": Scenario(build_until_fetch, score),
     "score_bundles": Scenario(numbered_pool, score),
+    "score_pool": Scenario(build_until_fetch, score_pool),
     "choose": Scenario(build_until_score, choose),
     "choose_bundles": Scenario(scored_numbered_pool, choose),
     "reindex": Scenario(build_all, reindex),
