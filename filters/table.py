@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import io
+import os
 import re
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -47,6 +48,10 @@ class Table(FilterBase):
     def __post_init__(self) -> None:
         if not self.paths or not self.take:
             raise ValueError("filter table needs paths and take, as in {take: {score: float}}")
+        paths = []
+        for path in self.paths:  # the command may be repeated from another folder
+            paths.append(path if disk.is_url(path) else os.path.abspath(path))
+        self.paths = tuple(paths)
         for name, form in self.take.items():
             if not COLUMN_NAME.fullmatch(name):
                 raise ValueError(

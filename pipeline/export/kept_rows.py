@@ -35,6 +35,8 @@ class KeptRows:
         self.document = current_view(pool, view, self.commits.fingerprint, remedy)
         shards, kept = view_shards(pool, self.document)
         self.shards: list[int] = shards[kept > 0].tolist()
+        if not self.shards:
+            raise ValueError(f"view {view!r} of {pool} keeps nothing: its rows were purged")
         self._masks = AlignedFiles.of_view(pool, view)
         sidecar = disk.read_schema(self.commits.sidecar(self.shards[0]))
         self.sidecar_schema: pa.Schema = sidecar.remove_metadata()

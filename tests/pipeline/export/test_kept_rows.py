@@ -10,6 +10,7 @@ import pytest
 from manifests import disk
 from manifests.columns import SIDECAR
 from manifests.pool_layout import PoolLayout
+from pipeline.accounting import purge_rows
 from pipeline.export.kept_rows import KeptRows
 from tests.support.exported import exported_pool, kept_samples
 from tests.support.small_pool import rows, write_shard
@@ -60,4 +61,11 @@ def test_stale_views_and_scores(tmp_path: Path, caplog: pytest.LogCaptureFixture
     with pytest.raises(ValueError, match="changed while it was read"):
         before.check_unchanged()
     with pytest.raises(ValueError, match="is stale"):
+        KeptRows(pool, "wide")
+
+
+def test_a_view_whose_rows_were_all_purged(tmp_path: Path) -> None:
+    pool = exported_pool(tmp_path / "pool")
+    purge_rows(pool, {"uid": set(kept_samples(pool))})
+    with pytest.raises(ValueError, match="keeps nothing: its rows were purged"):
         KeptRows(pool, "wide")
