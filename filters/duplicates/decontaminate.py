@@ -23,6 +23,7 @@ from manifests.phash import PDQ_QUALITY, pdq, phash
 from manifests.pool_layout import PoolLayout
 
 PIECE = 2048  # references that a batch is compared with at a time: 256 rows take 17 MB
+THRESHOLD = 0.99  # cosine
 logger = logging.getLogger(__name__)
 
 
@@ -52,7 +53,7 @@ class Decontaminate(Filter):
     on: Literal["perceptual", "embedding"] = "perceptual"
     column: str | None = None
     radius: int | None = None
-    threshold: float = 0.99
+    threshold: float = THRESHOLD
     quality: float = PDQ_QUALITY
     names: list[str] = field(default_factory=list, init=False, repr=False, compare=False)
     references: Any = field(default=None, init=False, repr=False, compare=False)
@@ -63,10 +64,21 @@ class Decontaminate(Filter):
             raise ValueError("filter decontaminate: against is empty; name images or a pool")
         # A worker may start in another folder.
         self.against = tuple(each if disk.is_url(each) else os.path.abspath(each) for each in given)
-        if self.radius is not None and (self.radius < 0 or self.on != "perceptual"):
+        of_hashes = self.on == "perceptual"
+        given_options = {
+            "radius": self.radius is None or of_hashes,
+            "threshold": self.threshold == THRESHOLD or not of_hashes,
+            "quality": self.quality == PDQ_QUALITY or (of_hashes and not self.is_phash),
+        }
+        for option, fits in given_options.items():
+            if not fits:
+                raise ValueError(
+                    f"filter decontaminate: {option} is {getattr(self, option)}; it does not "
+                    f"belong to on: {self.on} with the column {self.compared}"
+                )
+        if self.radius is not None and self.radius < 0:
             raise ValueError(
-                f"filter decontaminate: radius is {self.radius}; it is a number of bits from 0 and "
-                "belongs to on: perceptual"
+                f"filter decontaminate: radius is {self.radius}; it must be at least 0"
             )
         if not 0 < self.threshold <= 1:
             raise ValueError(

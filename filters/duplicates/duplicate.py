@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -26,6 +26,17 @@ from manifests.phash import PDQ_QUALITY, PDQ_RADIUS
 COLUMNS = {"sha256": "sha256", "perceptual": "pdq", "embedding": "embed_image"}
 # Hashes of 64 bits: copies that were resized or compressed again are within 6 (filter picture).
 RADII = {64: 6, 256: PDQ_RADIUS}
+# Options of one comparison only.
+BELONGS = {
+    "radius": "perceptual",
+    "quality": "perceptual",
+    "quality_column": "perceptual",
+    "threshold": "embedding",
+    "clusters": "embedding",
+    "sample": "embedding",
+    "seed": "embedding",
+    "device": "embedding",
+}
 FARTHEST = "hard"  # best: the row farthest from the centroid of its cluster
 Bools = NDArray[np.bool_]
 
@@ -78,11 +89,21 @@ class Duplicate(PoolFilter):
     def __post_init__(self) -> None:
         if self.against is not None and not disk.is_url(self.against):
             self.against = os.path.abspath(self.against)  # a worker may start in another folder
-        if self.radius is not None and (self.radius < 0 or self.on != "perceptual"):
+        defaults = {each.name: each.default for each in fields(self)}
+        for option, on in BELONGS.items():
+            value = getattr(self, option)
+            if value != defaults[option] and self.on != on:
+                raise ValueError(
+                    f"filter duplicate: {option} is {value!r}; it belongs to on: {on}, and on is "
+                    f"{self.on}"
+                )
+        if self.quality_read is None and self.quality != PDQ_QUALITY and self.on == "perceptual":
             raise ValueError(
-                f"filter duplicate: radius is {self.radius}; it is a number of bits from 0 and "
-                "belongs to on: perceptual"
+                f"filter duplicate: quality is {self.quality}, but {self.compared} has no column "
+                "of qualities; name one in quality_column"
             )
+        if self.radius is not None and self.radius < 0:
+            raise ValueError(f"filter duplicate: radius is {self.radius}; it must be at least 0")
         if not 0 < self.threshold <= 1:
             raise ValueError(
                 f"filter duplicate: threshold is {self.threshold}; it is a cosine above 0, at most "

@@ -29,9 +29,9 @@ def near_labels(hashes: Hashes, radius: int) -> Labels:
     """
     components = Components(len(hashes))
     is_left = np.ones(len(hashes), np.bool_)
-    if radius:
-        for number in range(len(hashes[:1].view(np.uint32).ravel())):
-            _take_out_crowds(hashes, number, radius, components, is_left)
+    if radius and len(hashes) > CROWD:
+        for block in blocks_of(hashes):
+            _take_out_crowds(hashes, block, radius, components, is_left)
     rows = np.flatnonzero(is_left)
 
     def wanted(i: Numbers, j: Numbers) -> NDArray[np.bool_]:
@@ -46,16 +46,16 @@ def near_labels(hashes: Hashes, radius: int) -> Labels:
 
 def _take_out_crowds(
     hashes: Hashes,
-    block: int,
+    block: NDArray[np.uint32],
     radius: int,
     components: Components,
     is_left: NDArray[np.bool_],
 ) -> None:
-    """Connect the rows of crowds that share 16 bits of one block of 32."""
+    """Connect the rows of crowds that share 16 bits of a block: (rows,) 32 bits of each hash."""
     rows = np.flatnonzero(is_left)
-    if len(rows) <= CROWD:
+    if not len(rows):
         return
-    index, keys = sorted_by(blocks_of(hashes[rows])[block], KEY)
+    index, keys = sorted_by(block[rows], KEY)
     starts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
     sizes = np.diff(starts, append=len(keys))
     for bucket in np.flatnonzero(sizes > CROWD + CROWD_FACTOR * len(rows) / 2**16).tolist():

@@ -88,7 +88,8 @@ def test_the_columns_do_not_depend_on_shards_partitions_or_order(
     on: str, best: str | None, shards: int, partitions: int, seed: int
 ) -> None:
     rows = pool_rows(60, seed)
-    filter_ = duplicate(on=on, best=best, sample=1.0, clusters=3 if on == "embedding" else None)
+    of_clusters = {"sample": 1.0, "clusters": 3} if on == "embedding" else {}
+    filter_ = duplicate(on=on, best=best, **of_clusters)
     expected = run_inline(filter_, [rows], 1)
     assert run_inline(filter_, shards_of(rows, shards, seed), partitions) == expected
     by_uid = {row["uid"]: row for row in rows.to_pylist()}
@@ -196,6 +197,12 @@ def test_what_it_reads() -> None:
         ({}, "needs the option on"),
         ({"on": "sha256", "radius": 3}, "belongs to on: perceptual"),
         ({"on": "perceptual", "radius": -1}, "radius is -1"),
+        ({"on": "perceptual", "threshold": 0.9}, "threshold is 0.9; it belongs to on: embedding"),
+        ({"on": "sha256", "device": "cuda"}, "device is 'cuda'; it belongs to on: embedding"),
+        (
+            {"on": "perceptual", "column": "phash", "quality": 3},
+            "phash has no column of qualities; name one in quality_column",
+        ),
         ({"on": "embedding", "threshold": 1.5}, "it is a cosine"),
         ({"on": "embedding", "sample": 0}, "sample is 0"),
         ({"on": "embedding", "clusters": 0}, "clusters is 0"),
