@@ -7,7 +7,9 @@ import pytest
 from PIL import Image
 
 from benchmarks import duplicates
-from manifests import disk
+from filters import instances_of, specs_of_recipe
+from manifests import disk, reader
+from manifests.schema import Recipe
 from tests.manifests.test_phash import photograph
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -58,3 +60,19 @@ def test_a_folder_without_photographs_is_refused(
     Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
     assert duplicates.main(["quality", str(tmp_path)]) == 2
     assert "has no *.jpg files" in capsys.readouterr().err
+
+
+def test_the_recipe_of_the_document_is_one(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "duplicates.md").read_text()
+    example = text.partition("```yaml\n")[2].partition("```")[0]
+    source = "name: d\nsource: {kind: files, paths: [x.csv]}\n"
+    (tmp_path / "d.yaml").write_text(source + example)
+    recipe = reader.read_manifest(tmp_path / "d.yaml", Recipe)
+    columns = set()
+    for instance in instances_of(specs_of_recipe(recipe)).values():
+        columns.update(instance.columns())
+    assert {"near_survivor", "near_group", "clean_distance", "exact_size", "pdq_quality"} <= columns
+    assert [rule.name for rule in recipe.view("unique").rules] == [
+        "dup_survivor",
+        "not_in_evaluation",
+    ]
