@@ -190,15 +190,21 @@ def _sidecar_columns(
 
 
 def _columns_of_rules(document: ViewDocument, known: Collection[str]) -> set[str]:
-    columns: set[str] = set()
+    """The columns that the rules read; of rules that cannot be read any more, none."""
+    rules = []
     for number, rule in enumerate(document.rules):
-        if rule.get("where") is None:
-            continue
-        one = View(name="v", rules=(Rule(name=f"rule{number}", where=rule["where"]),))
+        if rule.get("where") is not None:
+            rules.append(Rule(name=f"rule{number}", where=rule["where"]))
+    try:
+        return columns_of([View(name="v", rules=tuple(rules))], "v", known)
+    except ValueError:
+        pass  # prose of a selected view, or a column that is not there any more
+    columns: set[str] = set()
+    for one in rules:
         try:
-            columns |= columns_of([one], "v", known)
+            columns |= columns_of([View(name="v", rules=(one,))], "v", known)
         except ValueError:
-            continue  # prose of a selected view, or a column that is not there any more
+            continue
     return columns
 
 
