@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -32,3 +33,45 @@ def test_a_mistake_is_one_line(
     assert look.main([*words, "--out", str(tmp_path / "page.html")]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "page.html").exists()
+
+
+def test_a_large_pool_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Stops at once: what the server answers is in tests/pipeline/pool_page/test_server.py."""
+    pool = small_pool.make_pool(tmp_path / "pool", small_pool.rows(10))
+    served: list[tuple[str, int]] = []
+
+    def serve_forever(server: ThreadingHTTPServer, *_: object) -> None:
+        served.append(server.server_address[:2])  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ThreadingHTTPServer, "serve_forever", serve_forever)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(look, "FILE_ROWS", 9)
+    assert look.main([pool, "--json"]) == 0
+    assert look.main([pool, "--serve"]) == 0
+    assert [host for host, _ in served] == ["127.0.0.1"] * 2
+    assert f"http://127.0.0.1:{served[0][1]}/" in capsys.readouterr().out
+    assert not list(tmp_path.glob("*.html"))
+    monkeypatch.setattr(look, "FILE_ROWS", 10)
+    assert look.main([pool]) == 0
+    assert len(served) == 2
+    assert (tmp_path / "pool.html").exists()
+
+
+@pytest.mark.parametrize(
+    "words", [["--images", "-1"], ["--images", "9999"], ["--megabytes", "-1"], ["--serve", "70000"]]
+)
+def test_options_out_of_range_are_mistakes(
+    capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    assert look.main(["nowhere", *words]) == 2
+    assert f"error: {words[0]} is" in capsys.readouterr().err
+
+
+def test_no_images_and_few_bytes(tmp_path: Path) -> None:
+    pool = small_pool.make_pool(tmp_path / "pool", small_pool.rows(10))
+    out = tmp_path / "page.html"
+    for words in (["--images", "0"], ["--megabytes", "0"]):
+        assert look.main([pool, "--out", str(out), *words]) == 0
+        assert "data:image/jpeg" not in out.read_text()
