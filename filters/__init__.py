@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from filters.base import FilterBase, PoolFilter, check_options, options_of
@@ -24,6 +25,8 @@ from filters.user_file import FORM, is_path, load_class, provide_text, text_of
 from manifests import disk
 from manifests.columns import SIDECAR
 from manifests.schema import FilterSpec, Recipe
+
+logger = logging.getLogger(__name__)
 
 __all__ = [
     "FILTERS",
@@ -192,11 +195,21 @@ def specs_of_recipe(recipe: Recipe) -> tuple[FilterSpec, ...]:
     return tuple(specs)
 
 
-def check_filters(specs: Iterable[FilterSpec], extra: Iterable[str] = ()) -> None:
+def check_filters(specs: Iterable[FilterSpec], extra: Collection[str] = ()) -> None:
     """ValueError for filters, options, models and weights that cannot work, and for names and
     columns that clash. No weights are loaded. extra: further columns of the sidecars."""
-    for instance in instances_of(specs, extra).values():
+    instances = instances_of(specs, extra)
+    for name, instance in instances.items():
         instance.filter.check()
+        for read in instance.filter.reads:
+            is_known = read in instances or _owner(instances, read) is not None
+            if not is_known and read not in (*SIDECAR.names, *extra):
+                logger.warning(
+                    "filter %s reads %s, which no filter of the recipe gives: "
+                    "the pool must have it",
+                    name,
+                    read,
+                )
 
 
 def worker_spec(instance: Instance) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from filters import instances_of
+from filters import FILTERS, instances_of
 from filters.base import FilterBase, PoolFilter
 from manifests import disk
 from manifests.commits import Commits, read_commits
@@ -95,11 +95,13 @@ class PoolSets:
                 f"({', '.join(sorted(matches))}); put the filter that is meant into the recipe, "
                 f"before {name}"
             )
-        what = "the columns of the filter or the column" if columns_too else "the columns of filter"
+        what = read if columns_too else f"the columns of filter {read}"
+        givers = [other for other, each in FILTERS.items() if read in each.adds]
+        giver = f"the filter {givers[0]}" if givers else "the filter that gives it"
+        close = disk.did_you_mean(read, self._readable(columns_too), cutoff=0.7)
         raise ValueError(
-            f"filter {name} reads {what} {read}, which {self.pool} does not have; put the filter "
-            f"that gives it into the recipe, before {name}, or score it first"
-            f"{disk.did_you_mean(read, self._readable(columns_too))}"
+            f"filter {name} reads {what}, which {self.pool} does not have; put {giver} into the "
+            f"recipe, before {name}, or score it first{close}"
         )
 
     def _readable(self, columns_too: bool) -> list[str]:

@@ -65,7 +65,7 @@ def check_views(recipe: Recipe) -> None:
     scored = ScoredColumns(instances_of(specs))
     if taken := sorted(recipe.sidecar_extra.keys() & scored.owners.keys()):
         raise ValueError(f"extra_columns names {taken[0]!r}, which is a filter's column")
-    check_filters(specs)
+    check_filters(specs, recipe.sidecar_extra.keys())
     added = [pa.field(column, kind) for column, kind in scored.kinds.items()]
     check(recipe.views, pa.schema([*with_extra(SIDECAR, recipe.sidecar_extra), *added]))
     columns = [*SIDECAR.names, *recipe.sidecar_extra]

@@ -119,3 +119,14 @@ def test_columns_that_clash(
 
 def test_the_columns_that_rules_compute_are_reserved() -> None:
     assert set(DERIVED) <= set(DERIVED_NAMES)
+
+
+def test_a_column_that_no_filter_of_the_recipe_gives_is_told_before_any_stage(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    balance = FilterSpec(name="balance", options={"t": 3})
+    check_filters([balance])
+    assert "filter balance reads concept_entries, which no filter of the recipe" in caplog.text
+    caplog.clear()
+    check_filters([FilterSpec(name="near", kind="duplicate", options={"on": "sha256"})])
+    assert caplog.text == ""
