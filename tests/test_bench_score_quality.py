@@ -69,3 +69,9 @@ def test_the_command_joins_by_url_and_caption(
     pyarrow.csv.write_csv(pa.concat_tables([truth, both]), tmp_path / "truth.csv")
     with pytest.raises(ValueError, match="calls 1 pairs both good and not"):
         score_quality.main(words)
+
+
+def test_the_page_has_the_measured_tables() -> None:
+    page = score_quality.PAGE.read_text()
+    tables = score_quality.markdown(disk.read_json(score_quality.RESULTS))
+    assert f"{score_quality.BEGIN}\n{tables}{score_quality.END}" in page
