@@ -26,6 +26,7 @@ from tests.support import toy_pool_filters
 from tests.support.folders import make_folders_small
 from tests.support.small_pool import Row, make_pool, rows, write_shard
 from tests.support.toy_pool_filters import Near, Often, components
+from train.data.view_columns import covers
 
 OFTEN, NEAR = FilterSpec(name="often"), FilterSpec(name="near")
 WORDS = ["red", "green", "blue", "one", "two", "three", "four", "five", "six", "seven", "eight"]
@@ -138,6 +139,8 @@ def test_a_large_pool_and_one_that_grew(tmp_path: Path, monkeypatch: pytest.Monk
     write_shard(pool, 5, list(enumerate(rows(7), start=20)))
     with pytest.raises(ValueError, match="of an older state of the pool"):
         choose_views(pool, recipe)
+    grown = read_commits(pool)
+    assert not covers(pool, document, grown.fingerprint, grown.shards[:5])
     run(pool, OFTEN)
     after = disk.read_parquet(PoolLayout(pool).score_bundle(name, 4))["often"].to_pylist()
     assert after != before  # the columns of the old shards are new too

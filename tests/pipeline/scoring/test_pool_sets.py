@@ -21,6 +21,7 @@ from pipeline.scoring import PoolSets, read_score_set, score
 from pipeline.views import choose_views, column_lines, list_columns
 from tests.support.folders import make_folders_small
 from tests.support.small_pool import make_pool, rows, write_shard
+from train.data.view_columns import open_masks
 
 
 @dataclass(kw_only=True)
@@ -129,6 +130,11 @@ def test_rules_read_the_columns_of_instances(tmp_path: Path) -> None:
     assert {name: each.partition("@")[0] for name, each in document.scores.items()} == {
         "long": "long", "words": "words",
     }  # fmt: skip
+    # A blend that balances by a column, or draws captions from one, finds it under this name too.
+    table_of_view = open_masks(read_commits(pool), "v").kept_columns(0, ["long", "words_twice"])
+    assert table_of_view["words_twice"].to_pylist() == [
+        2 * long for long in table_of_view["long"].to_pylist()
+    ]
     lines = "\n".join(column_lines(list_columns(pool)))
     assert "long_twice" in lines
     assert "and twice as many" in lines
