@@ -39,8 +39,7 @@ def survivors(uids: pa.Array, groups: pa.Array, scores: pa.Array | None) -> Bool
     keys = [("group", "ascending"), ("uid", "ascending"), ("row", "ascending")]
     if scores is not None:
         columns["score"] = scores
-        columns["lacks"] = pc.is_null(scores)
-        keys[1:1] = [("lacks", "ascending"), ("score", "descending")]
+        keys.insert(1, ("score", "descending"))
     order = pc.sort_indices(pa.table(columns), sort_keys=keys).to_numpy()
     number = group_numbers(groups)[order]
     survives = np.zeros(len(uids), np.bool_)
