@@ -3,7 +3,8 @@ of the candidates those with the smallest hashes of their uids."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,8 @@ from numpy.typing import NDArray
 from pipeline.pool_page.number_columns import NumberColumn
 from pipeline.pool_page.pool_rows import Mask, PoolRows, PoolView
 
+# A rule that compares one column with one number.
+COMPARISON = re.compile(r'\s*"?(\w+)"?\s*(?:>=|>|<=|<)\s*(-?\d+(?:\.\d+)?|top\([^()]*\))\s*', re.I)
 SEED = 20240229
 GROUP = 12  # images of a group
 RULE_GROUP = 8  # of the rows that one rule rejects
@@ -94,6 +97,40 @@ def _rejected(rows: PoolRows, view: PoolView, draw: RowDraw) -> list[Group]:
         drawn = draw.draw(np.asarray(mask, np.bool_) & rows.stored, RULE_GROUP)
         title = f"rejected by {rule}"
         groups.append(Group(view=view.name, title=title, rows=drawn, of=counts[rule], rule=rule))
+    return groups
+
+
+def view_thresholds(view: PoolView, columns: Collection[str]) -> list[tuple[str, float]]:
+    """(column, number) of each rule that compares one of some columns with a number or a top()."""
+    resolved = {}
+    for call, threshold in view.document.thresholds.items():
+        resolved["".join(call.split()).lower()] = float(threshold.value)
+    found: dict[tuple[str, float], None] = {}
+    for rule in view.document.rules:
+        match = COMPARISON.fullmatch(rule.get("where") or "")
+        if match is None or match[1] not in columns:
+            continue
+        text = "".join(match[2].split()).lower()
+        value = resolved.get(text) if text.startswith("top(") else float(text)
+        if value is not None:
+            found[match[1], value] = None
+    return list(found)
+
+
+def beside_thresholds(
+    rows: PoolRows, views: Sequence[PoolView], columns: Mapping[str, NumberColumn]
+) -> list[Group]:
+    """The stored rows nearest to each threshold of each view, on both sides."""
+    groups = []
+    for view in views:
+        for name, value in view_thresholds(view, columns):
+            column = columns[name]
+            place = int(np.searchsorted(column.values, value, side="left"))
+            low, high = nearest(column, rows.stored, place, RULE_GROUP)
+            above = len(column.values) - place
+            title = f"{name} = {value:.6g}"
+            groups.append(Group(view=view.name, title=f"below {title}", rows=low, of=place))
+            groups.append(Group(view=view.name, title=f"from {title} on", rows=high, of=above))
     return groups
 
 

@@ -238,9 +238,9 @@ function chooseColumn() {
   $("meaning").textContent = column.meaning || "";
   $("typed").textContent = "";
   $("marks").textContent = "";
-  const marks = (column.marks || {})[view()] || {};
-  const texts = Object.entries(marks).map(([call, value]) => `${call} = ${+value.toPrecision(6)}`);
-  if (texts.length) $("marks").textContent = `In ${view()}: ${texts.join(", ")}. `;
+  const marks = (column.marks || {})[view()] || [];
+  const texts = marks.map(value => String(+value.toPrecision(6)));
+  if (texts.length) $("marks").textContent = `Threshold of ${view()}: ${texts.join(", ")}. `;
   moveThreshold();
 }
 

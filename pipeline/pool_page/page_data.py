@@ -13,7 +13,14 @@ from typing import Any
 import numpy as np
 
 from manifests.text import printable
-from pipeline.pool_page.example_rows import Group, copies, example_groups, ladder
+from pipeline.pool_page.example_rows import (
+    Group,
+    beside_thresholds,
+    copies,
+    example_groups,
+    ladder,
+    view_thresholds,
+)
 from pipeline.pool_page.histograms import bin_counts, histogram
 from pipeline.pool_page.number_columns import (
     NumberColumn,
@@ -52,7 +59,9 @@ def page_data(
     columns = []
     for column in survey.columns.values():
         columns.append(_column(survey, column, shares))
-    groups = example_groups(survey.rows, list(survey.detailed.values()))
+    views = list(survey.detailed.values())
+    groups = example_groups(survey.rows, views)
+    groups += beside_thresholds(survey.rows, views, survey.columns)
     of_copies = copies(survey.rows)
     all_groups = [*groups, *of_copies]
     uris: dict[int, str] = {}
@@ -137,15 +146,11 @@ def _column(survey: Survey, column: NumberColumn, thresholds: int) -> dict[str, 
     return plain
 
 
-def _marks(survey: Survey, column: str) -> dict[str, dict[str, float]]:
-    """The resolved thresholds on a column: view -> call -> value."""
+def _marks(survey: Survey, column: str) -> dict[str, list[float]]:
+    """The thresholds on a column: view -> numbers."""
     marks = {}
     for name, view in survey.detailed.items():
-        of_view = {}
-        for call, threshold in view.document.thresholds.items():
-            inside = call.partition("(")[2].rpartition(",")[0].strip().strip('"')
-            if inside == column:
-                of_view[call] = float(threshold.value)
+        of_view = [value for _, value in view_thresholds(view, {column})]
         if of_view:
             marks[name] = of_view
     return marks

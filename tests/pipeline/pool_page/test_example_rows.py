@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 
 from pipeline.pool_page import Survey
-from pipeline.pool_page.example_rows import RowDraw, example_groups, ladder, nearest
+from pipeline.pool_page.example_rows import (
+    RowDraw,
+    beside_thresholds,
+    example_groups,
+    ladder,
+    nearest,
+    view_thresholds,
+)
 
 
 def test_groups_hold_rows_of_their_kind_and_say_of_how_many(survey: Survey) -> None:
@@ -52,3 +59,24 @@ def test_the_nearest_rows_of_a_scope_on_both_sides(survey: Survey) -> None:
     assert [width[row].as_py() for row in low] == [380, 360, 320]
     assert [width[row].as_py() for row in high] == [400, 420, 460]
     assert nearest(column, np.zeros(60, np.bool_), place, 3) == ((), ())
+
+
+def test_rows_on_both_sides_of_the_thresholds_of_the_rules(survey: Survey) -> None:
+    views = survey.detailed
+    assert view_thresholds(views["basic"], survey.columns) == [
+        ("caption_words", 2.0),
+        ("original_width", 200.0),
+    ]
+    ((name, value),) = view_thresholds(views["top"], survey.columns)
+    assert (name, value) == (
+        "original_width",
+        views["top"].document.thresholds["top(original_width, 0.3)"].value,
+    )
+    groups = beside_thresholds(survey.rows, [views["basic"]], survey.columns)
+    width = survey.rows.table["original_width"]
+    by_title = {group.title: group for group in groups}
+    below, above = by_title["below original_width = 200"], by_title["from original_width = 200 on"]
+    assert below.of + above.of == 48
+    values = [width[row].as_py() for row in below.rows]
+    assert values == sorted(values, reverse=True)
+    assert max(values) < 200 <= min(width[row].as_py() for row in above.rows)
