@@ -38,7 +38,7 @@ def test_a_mistake_is_one_line(
 def test_a_large_pool_is_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Stops at once: what the server answers is in tests/pipeline/pool_page/test_server.py."""
+    """It stops at once; tests of its answers lie in tests/pipeline/pool_page/serving."""
     pool = small_pool.make_pool(tmp_path / "pool", small_pool.rows(10))
     served: list[tuple[str, int]] = []
 

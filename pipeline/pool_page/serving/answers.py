@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.pool_page.alike import Alike
-from pipeline.pool_page.caption_search import CaptionSearch
 from pipeline.pool_page.example_rows import nearest
 from pipeline.pool_page.number_columns import NumberColumn
 from pipeline.pool_page.page_data import image_records
+from pipeline.pool_page.serving.alike import Alike
+from pipeline.pool_page.serving.caption_search import CaptionSearch
 from pipeline.pool_page.survey import Survey
 from pipeline.pool_page.thumbnails import NoImage, are_current, image_bytes, thumbnail
 

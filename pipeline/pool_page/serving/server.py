@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from pipeline.pool_page.answers import Answers, Changed
+from pipeline.pool_page.serving.answers import Answers, Changed
 from pipeline.pool_page.thumbnails import NoImage
 
 ADDRESS = "127.0.0.1"
