@@ -1,5 +1,5 @@
-"""What test_parallelism.py runs as four processes: `python modes.py RANK FOLDER`. Each writes
-FOLDER/found-RANK.json.
+"""What test_parallelism.py runs as four processes: `python modes.py FOLDER`. Each writes
+FOLDER/found-RANK.json. They are forked from one that has imported everything: an import takes 4 s.
 
 First all four are one world; then ranks 0 and 1, and 2 and 3, are two worlds of two. A mode is a
 layout, changes to the settings and a loss; its gradients, loss and, for some, weights after two
@@ -11,8 +11,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import os
+import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -66,7 +69,7 @@ LOSSES = {
     "clip, tiled": {"loss_tile": 3},
 }
 CHANGES = {  # beside the losses
-    "accumulated": {"micro_batch": 1},
+    "accumulated": {"micro_batch": 2},
     "packed": {"captions": "packed"},
     "groups": {"captions": "groups"},
     "selective": {"recompute": "selective"},
@@ -312,9 +315,7 @@ def continued(ranks, run, layout):
     return worst
 
 
-def main():
-    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
-    torch.set_num_threads(1)
+def work(rank, folder):
     results, times = {}, {}
     run = str(folder / "run")
 
@@ -351,5 +352,36 @@ def main():
     (folder / f"found-{rank}.json").write_text(json.dumps({"found": results, "times": times}))
 
 
+def main():
+    """Fork the four ranks; the exit status is 0 where all of them end with 0."""
+    # Imported by the first mesh and by FSDP2 otherwise, in each rank.
+    import torch.distributed.fsdp
+    import torch.distributed.tensor.parallel
+
+    torch.set_num_threads(1)
+    children = []
+    for rank in range(4):
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                work(rank, Path(sys.argv[1]))
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(status)
+        children.append(child)
+    statuses = {}
+    while len(statuses) < 4:
+        child, status = os.wait()
+        statuses[child] = os.waitstatus_to_exitcode(status)
+        if statuses[child]:  # the others would wait for it
+            for other in set(children) - set(statuses):
+                os.kill(other, signal.SIGKILL)
+    return 1 if any(statuses.values()) else 0
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
