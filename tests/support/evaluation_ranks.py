@@ -1,11 +1,12 @@
-"""What test_sharing.py runs as several processes: `python evaluation_ranks.py TASKS OUT`.
+"""What test_sharing.py runs as several processes: `python evaluation_ranks.py FOLDER`.
 
-The environment names the rank, the world and the store, as under torchrun.
+The environment names the world and the store, as under torchrun. The ranks are forked.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import torch
 
 from manifests import disk
 from manifests.schema import TaskSpec
+from tests.support.forked_ranks import fork_ranks
 from train.dist import process_group
 from train.evaluation import evaluate
 from train.model import CLIP, MODELS
@@ -23,9 +25,8 @@ from train.task_data import images
 BATCH = 5  # of 18 images: three batches of 5 and one of 3
 
 
-def main(tasks: str, out: str) -> int:
+def evaluated(tasks: str, out: str) -> int:
     """Evaluate the tasks of a JSON file; the message of a ValueError is printed, with status 2."""
-    torch.set_num_threads(1)
     images.BATCH_SIZE = BATCH
     specs = [disk.from_plain(TaskSpec, task) for task in json.loads(Path(tasks).read_text())]
     ranks = process_group.init_distributed("cpu")
@@ -36,6 +37,24 @@ def main(tasks: str, out: str) -> int:
         return 2
     finally:
         process_group.close(ranks)
+    return 0
+
+
+def main(folder: str) -> int:
+    """FOLDER/tasks.json into FOLDER/out on WORLD_SIZE ranks; their statuses and what each printed
+    are in FOLDER/ended.json.
+    """
+    torch.set_num_threads(1)
+    world = int(os.environ["WORLD_SIZE"])
+
+    def work(rank: int) -> int:
+        os.environ["RANK"] = str(rank)
+        sys.stdout = open(Path(folder, f"output-{rank}"), "w")  # noqa: SIM115
+        return evaluated(f"{folder}/tasks.json", f"{folder}/out")
+
+    statuses = fork_ranks(world, work)
+    outputs = [Path(folder, f"output-{rank}").read_text() for rank in range(world)]
+    Path(folder, "ended.json").write_text(json.dumps(list(zip(statuses, outputs, strict=True))))
     return 0
 
 

@@ -11,11 +11,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import os
-import signal
 import sys
 import time
-import traceback
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -26,6 +23,7 @@ import torch.nn.functional as F
 
 from manifests.documents import CheckpointRecord
 from tests.support import ranks as mistakes
+from tests.support.forked_ranks import fork_ranks
 from train.config import configure
 from train.dist import process_group, saver, sharded_checkpoint
 from train.dist.parallelism import parallelize
@@ -359,28 +357,7 @@ def main():
     import torch.distributed.tensor.parallel
 
     torch.set_num_threads(1)
-    children = []
-    for rank in range(4):
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                work(rank, Path(sys.argv[1]))
-                status = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stderr.flush()
-                os._exit(status)
-        children.append(child)
-    statuses = {}
-    while len(statuses) < 4:
-        child, status = os.wait()
-        statuses[child] = os.waitstatus_to_exitcode(status)
-        if statuses[child]:  # the others would wait for it
-            for other in set(children) - set(statuses):
-                os.kill(other, signal.SIGKILL)
-    return 1 if any(statuses.values()) else 0
+    return 1 if any(fork_ranks(4, lambda rank: work(rank, Path(sys.argv[1])))) else 0
 
 
 if __name__ == "__main__":

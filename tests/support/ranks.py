@@ -25,6 +25,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.support.forked_ranks import fork_ranks
 from train.config import configure
 from train.model import MODELS
 from train.model.clip import CLIP
@@ -225,9 +226,7 @@ def meshes():
     return [norms[0].item(), norms[1].item(), worst, alone.item()]
 
 
-def main():
-    rank, store, out = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-    torch.set_num_threads(1)
+def work(rank, store, out):
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD)
     columns = [dist.new_group([0, 2]), dist.new_group([1, 3])]
     groups = {
@@ -244,5 +243,14 @@ def main():
     dist.destroy_process_group()
 
 
+def main():
+    # Imported by the first mesh and by FSDP2 otherwise, in each rank.
+    import torch.distributed.fsdp
+    import torch.distributed.tensor.parallel
+
+    torch.set_num_threads(1)
+    return 1 if any(fork_ranks(WORLD, lambda rank: work(rank, *sys.argv[1:]))) else 0
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -22,27 +22,19 @@ def run_ranks(world: int, tasks: list[TaskSpec], folder: Path) -> list[tuple[int
     """Status and output of every rank; the predictions are in `folder`/out."""
     folder.mkdir()
     (folder / "tasks.json").write_text(json.dumps(disk.to_plain(tasks)))
-    command = [sys.executable, evaluation_ranks.__file__]
     shared = {"WORLD_SIZE": str(world), process_group.STORE: str(folder / "store")}
     shared |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    processes = []
-    for rank in range(world):
-        processes.append(
-            subprocess.Popen(
-                [*command, str(folder / "tasks.json"), str(folder / "out")],
-                env={**os.environ, **shared, "RANK": str(rank)},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
-    outputs = [process.communicate(timeout=300) for process in processes]
-    for process, (_, errors) in zip(processes, outputs, strict=True):
-        assert process.returncode in (0, 2), errors
-    return [
-        (process.returncode, output)
-        for process, (output, _) in zip(processes, outputs, strict=True)
-    ]
+    done = subprocess.run(
+        [sys.executable, evaluation_ranks.__file__, str(folder)],
+        env={**os.environ, **shared},
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    ended = [(int(status), str(output)) for status, output in disk.read_json(folder / "ended.json")]
+    assert {status for status, _ in ended} <= {0, 2}, done.stderr
+    return ended
 
 
 @pytest.mark.slow
