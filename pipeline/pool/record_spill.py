@@ -109,12 +109,13 @@ class RecordSpill:
         first = records[:, 0].astype(np.int64) << 8 | records[:, 1]
         partition = first >> (16 - self.bits)
         order = np.argsort(partition, kind="stable")
+        records = records[order]
         numbers, starts = np.unique(partition[order], return_index=True)
         ends = [*starts[1:].tolist(), len(records)]
         for number, start, end in zip(numbers.tolist(), starts.tolist(), ends, strict=True):
             path = self._path(number)
             with disk.naming(path), open(path, "ab") as f:
-                f.write(records[order[start:end]].tobytes())
+                f.write(records[start:end].data)
             self._written[number] += end - start
 
     def _path(self, number: int) -> Path:
