@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Choose the views of a recipe from a pool's columns: a mask per row, no copy of a picture. Prints
-each funnel. With --materialise, write the kept samples of a view as tars of their own.
+each funnel. With --export, write the kept rows of a view for other programs; with --materialise, its
+samples as tars of the pool's own.
 """
 
 from __future__ import annotations
@@ -57,6 +58,36 @@ def options(argv: list[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("pool", help="the folder or URL that build.py filled and score.py scored")
+    add_modes(parser)
+    parser.add_argument(
+        "--to",
+        metavar="X",
+        help="of --export: a .parquet (sidecar and score columns), a .csv (URLs and captions), a "
+        ".npy (uids as in a DataComp subset), or a folder (WebDataset shards); a path or a URL",
+    )
+    parser.add_argument(
+        "--uid-column",
+        default="uid",
+        metavar="COLUMN",
+        help="of --export to a .npy: the column whose uids are written (default: uid)",
+    )
+    parser.add_argument("--views", nargs="+", metavar="NAME", help="only these views of the recipe")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        nargs="+",
+        help="of --random-like: one random_like_VIEW.seed-N each (default: random_like_VIEW, drawn "
+        "with seed 0)",
+    )
+    parser.add_argument(
+        "--scale", help="a block of the recipe's `scales` to merge over it, such as debug"
+    )
+    parser.add_argument("--json", action="store_true", help="end with one JSON line on stdout")
+    return parser.parse_args(argv)
+
+
+def add_modes(parser: argparse.ArgumentParser) -> None:
+    """The options of which one must be given: what is done with the pool."""
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--recipe", help="its views")
     what.add_argument(
@@ -85,31 +116,6 @@ def options(argv: list[str] | None) -> argparse.Namespace:
         help="write the kept rows of VIEW for other programs, with a dataset card and Croissant "
         "metadata; --to says where and how",
     )
-    parser.add_argument(
-        "--to",
-        metavar="X",
-        help="of --export: a .parquet (sidecar and score columns), a .csv (URLs and captions), a "
-        ".npy (uids as in a DataComp subset), or a folder (WebDataset shards); a path or a URL",
-    )
-    parser.add_argument(
-        "--uid-column",
-        default="uid",
-        metavar="COLUMN",
-        help="of --export to a .npy: the column whose uids are written (default: uid)",
-    )
-    parser.add_argument("--views", nargs="+", metavar="NAME", help="only these views of the recipe")
-    parser.add_argument(
-        "--seed",
-        type=int,
-        nargs="+",
-        help="of --random-like: one random_like_VIEW.seed-N each (default: random_like_VIEW, drawn "
-        "with seed 0)",
-    )
-    parser.add_argument(
-        "--scale", help="a block of the recipe's `scales` to merge over it, such as debug"
-    )
-    parser.add_argument("--json", action="store_true", help="end with one JSON line on stdout")
-    return parser.parse_args(argv)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -63,7 +63,7 @@ class RowsHash:
         """Add the next records, in ascending order; a repeated one counts once."""
         unique = keys[is_first_of_equal(keys)]
         self.rows += len(unique)
-        self._content.update(unique.view(np.uint8))
+        self._content.update(unique.view(np.uint8).data)
 
     def hexdigest(self) -> str:
         """64 hex digits."""
