@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Choose the views of a recipe from a pool's columns: a mask per row, no copy of a picture. Prints
-each funnel. With --export, write the kept rows of a view for other programs; with --materialise, its
-samples as tars of the pool's own.
+each funnel. With --export, write the kept rows of a view for other programs; with --materialise,
+its samples as tars of the pool's own.
 """
 
 from __future__ import annotations
