@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from pipeline.pool_page import Survey
 from pipeline.pool_page.example_rows import (
     RowDraw,
     beside_thresholds,
+    copies,
     example_groups,
     ladder,
     nearest,
@@ -80,3 +84,17 @@ def test_rows_on_both_sides_of_the_thresholds_of_the_rules(survey: Survey) -> No
     values = [width[row].as_py() for row in below.rows]
     assert values == sorted(values, reverse=True)
     assert max(values) < 200 <= min(width[row].as_py() for row in above.rows)
+
+
+def test_the_largest_groups_of_copies(survey: Survey) -> None:
+    names = [None] * 60
+    for row, name in ((0, "a"), (1, "a"), (3, "b"), (5, "b"), (4, "b"), (6, "b"), (7, "c")):
+        names[row] = name  # type: ignore[call-overload]
+    table = survey.rows.table.append_column("near_group", pa.array(names, pa.string()))
+    table = table.append_column("near_size", pa.array([2] * 60))
+    table = table.append_column("age_group", pa.array(names, pa.string()))
+    groups = copies(dataclasses.replace(survey.rows, table=table))
+    assert [(group.title, group.of, group.rows) for group in groups] == [
+        ("near: group 1", 3, (3, 5, 6)),  # row 4 is not stored
+        ("near: group 2", 2, (0, 1)),
+    ]
