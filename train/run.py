@@ -127,6 +127,15 @@ def parser() -> argparse.ArgumentParser:
         help="print all settings with their meaning, and end",
     )
     parser.add_argument("--plan", action="store_true", help="print what would be drawn, and end")
+    _add_start(parser)
+    parser.add_argument(
+        "--json", action="store_true", help="end with run.json as one line on stdout"
+    )
+    return parser
+
+
+def _add_start(parser: argparse.ArgumentParser) -> None:
+    """The options that say how a run starts."""
     start = parser.add_mutually_exclusive_group()
     start.add_argument(
         "--resume",
@@ -136,10 +145,6 @@ def parser() -> argparse.ArgumentParser:
         " required: end with status 2 where there is none (default: auto)",
     )
     start.add_argument("--restart", action="store_true", help="start again instead of resuming")
-    parser.add_argument(
-        "--json", action="store_true", help="end with run.json as one line on stdout"
-    )
-    return parser
 
 
 def settings(

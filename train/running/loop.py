@@ -90,24 +90,11 @@ def train(blend: Blend, config: TrainConfig, out: str, *, resume: Resume = "auto
             started = time.perf_counter()
             config = resolve_micro_batch(config, ranks)
             state = prepare(config, out, ranks, loader, identity)
-            if resume == "required" and not loader.is_resumable:
-                raise ValueError(
-                    f"blend {blend.name!r} streams tars, and such a run cannot be resumed; leave "
-                    "--resume out to start"
-                )
-            if resume == "required" and state.first_step == 0:
-                raise ValueError(
-                    f"{out} has no checkpoint to resume from; check --out, or leave --resume out to"
-                    " start"
-                )
+            if resume == "required":
+                _require_checkpoint(state, blend)
             if ranks.rank == 0:
                 for line in plan_lines(blend, loader.order.repeats(config.steps)):
                     logger.info("%s", line)
-                if not loader.is_resumable:
-                    logger.warning(
-                        "this run cannot be resumed, since its tars are streams; a pool of the same"
-                        " tars (source: {kind: shards}) can"
-                    )
                 disk.write_json(layout.blend_json, blend.document())
             target = load_target(state, blend)
             return _train(blend, state, stop, target, started)
@@ -115,6 +102,20 @@ def train(blend: Blend, config: TrainConfig, out: str, *, resume: Resume = "auto
         if state is not None:
             state.saver.close()
         process_group.close(ranks)
+
+
+def _require_checkpoint(state: TrainState, blend: Blend) -> None:
+    """ValueError where a run that must be resumed begins at step 0."""
+    if not state.loader.is_resumable:
+        raise ValueError(
+            f"blend {blend.name!r} streams tars, and such a run cannot be resumed; leave --resume "
+            "out to start"
+        )
+    if state.first_step == 0:
+        raise ValueError(
+            f"{state.out} has no checkpoint to resume from; check --out, or leave --resume out to"
+            " start"
+        )
 
 
 def _train(
@@ -125,6 +126,11 @@ def _train(
     `started`: time.perf_counter() before the state was prepared.
     """
     layout, ranks = RunLayout(state.out), state.ranks
+    if ranks.rank == 0 and not state.loader.is_resumable:
+        logger.warning(
+            "this run cannot be resumed, since its tars are streams; a pool of the same tars "
+            "(source: {kind: shards}) can"
+        )
     ready = time.perf_counter()
     steps = _steps(state, stop, target)
     trained = time.perf_counter()
