@@ -23,6 +23,7 @@ from pipeline import planning
 from pipeline.accounting.counts import recipe_of_pool, write_pool_json
 from pipeline.accounting.integrity import find_damages
 from pipeline.accounting.shard_checks import Damage
+from pipeline.accounting.tombstones import PURGED
 from pipeline.executor import Engine, Stage, Ticket, execute
 from pipeline.fetch import make_downloader
 from pipeline.pool import (
@@ -242,8 +243,8 @@ def rebuild_sidecar(
 ) -> tuple[CommitRecord, int]:
     """Rebuild the sidecar of a shard from the JSON members of its tar and the plan.
 
-    Returns the new record, and how many rows have lost their outcome: those that are not stored,
-    unless all ended with one reason, which the commit record has.
+    Returns the new record, and how many rows have lost their outcome: those that are neither stored
+    nor purged, unless all ended with one reason, which the commit record has.
     """
     layout = PoolLayout(pool)
     record = read_commit_record(pool, shard)
@@ -261,10 +262,13 @@ def rebuild_sidecar(
         if key in rows:
             complete.append(rows[key])
             continue
-        values = _of_pair(pairs[position], schema.names)
-        values |= {"reason": reason, "retry_of": retried[position]}
+        pair = pairs[position]
+        is_purged = pair.url is None and pair.locked_outcome is None
+        row_reason = PURGED if is_purged else reason
+        values = _of_pair(pair, schema.names)
+        values |= {"reason": row_reason, "retry_of": retried[position]}
         complete.append({**outcome_row(values, schema, stored=False), "key": key})
-        lost += reason == LOST
+        lost += row_reason == LOST
     table = pa.Table.from_pylist(complete, schema=schema)
     return replace_shard(pool, shard, table, fence=fence), lost
 

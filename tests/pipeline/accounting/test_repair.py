@@ -17,6 +17,7 @@ from pipeline import recipe_run
 from pipeline.accounting import repair
 from pipeline.accounting.counts import count_pool
 from pipeline.accounting.integrity import verify
+from pipeline.accounting.purge import purge_rows
 from pipeline.accounting.repair import LOST, repair_lines, repair_pool
 from pipeline.pool import read_commit_record, read_sidecar
 from tests.support import audited
@@ -92,6 +93,20 @@ def test_rows_that_are_not_stored_keep_the_only_reason_of_the_shard(pool: Path) 
     assert all(": stale: " in line for line in verify(str(pool)))
     recipe_run.build(recipe_of(pool), str(pool), engine="inline")
     assert verify(str(pool)) == []
+
+
+def test_a_purged_row_stays_purged_where_its_sidecar_is_lost(pool: Path) -> None:
+    """With another reason it would be asked for again."""
+    shard = next(n for n in range(3) if count_of(str(pool), f"{n:05d}"))
+    stored = next(row for row in read_sidecar(str(pool), shard).to_pylist() if not row["reason"])
+    purge_rows(str(pool), {"uid": {stored["uid"]}})
+    Path(PoolLayout(str(pool)).sidecar(shard, 1)).unlink()
+    lines = repair_lines(repair_pool(str(pool)))
+    assert any(f"1 rows that are not stored have the reason {LOST}" in line for line in lines)
+    (row,) = [row for row in values(pool, shard) if row["uid"] == stored["uid"]]
+    assert (row["reason"], row["class"]) == ("purged", "refused")
+    assert (row["url"], row["caption"]) == (None, None)
+    assert count_pool(str(pool)).problems == ()
 
 
 def test_rows_whose_outcome_is_lost_can_be_asked_again(tmp_path: Path) -> None:
