@@ -69,8 +69,8 @@ class ViewDocument:
     kept: int
     fingerprint: str  # pool_fingerprint of the shards that it was chosen from
     scores: dict[str, str]  # filter -> score set (NAME@ID) that its rules read
-    # Hash of its rows, see pipeline/pool/rows_hash.py. None in views of older versions, and after
-    # a purge of some of its rows.
+    # Hash of its rows, see pipeline/pool/rows_hash.py. None in large pools, in views of older
+    # versions, and after a purge of some of its rows.
     rows_sha256: str | None = None
     # Exactly one of the two; see manifests/aligned/shard_tables.py.
     shards: dict[str, int] | None = None  # shard -> rows kept

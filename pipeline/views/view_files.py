@@ -40,6 +40,9 @@ from pipeline.views.steps import is_selected, rule_text, rules_hash, rules_of
 
 RANDOM_SEED = re.compile(r"(?<=.)\.seed-\d+$")  # ends the name of a random view of one seed
 VIEW_NAME = re.compile(r"[\w-][\w.-]{0,99}")  # not "..", not hidden, fits a file name
+# Stored rows up to which views get the hash of their rows when they are made: a microsecond of CPU
+# a row, which in large pools is more than the rules cost. `filter.py --hash` computes it any time.
+HASHED_ROWS = 5_000_000
 logger = logging.getLogger(__name__)
 
 
@@ -249,7 +252,7 @@ def unlisted_views_line(recipe: Recipe, names: Sequence[str]) -> str:
 
 
 def funnel_lines(documents: Mapping[str, ViewDocument]) -> list[str]:
-    """Each view's funnel, thresholds and hash for a person to read."""
+    """Each view's funnel, thresholds and hash, if it has one, for a person to read."""
     lines = []
     for name, document in documents.items():
         total = document.funnel[0][1]
@@ -284,7 +287,9 @@ def _make(
     try:
         selections = choose_parts(source, views, list(todo), masks.open_sink, sizes)
         kept_rows = {name: functools.partial(masks.kept_rows, name) for name in todo}
-        hashes = hash_rows(source.commits, kept_rows)
+        hashes: dict[str, str | None] = dict.fromkeys(todo)
+        if source.commits.totals.stored <= HASHED_ROWS:
+            hashes |= hash_rows(source.commits, kept_rows)
         for name, inputs in todo.items():
             documents[name] = write_view(
                 masks, name, selections[name], inputs, before[name], fence, hashes[name]
@@ -301,9 +306,10 @@ def write_view(
     inputs: Inputs,
     before: ViewDocument | None,
     fence: int | None,
-    rows_sha256: str,
+    rows_sha256: str | None,
 ) -> ViewDocument:
-    """Publish the masks of a view, then its document. before: the document of an earlier one."""
+    """Publish the masks of a view, then its document. before: the document of an earlier one.
+    rows_sha256: hash of its rows; None where it is computed when somebody asks for it."""
     commits = masks.commits
     layout, kept = PoolLayout(commits.pool), masks.kept[name]
     check_fence(commits.pool, fence)

@@ -15,7 +15,7 @@ from manifests.pool_layout import PoolLayout
 from manifests.schema import Recipe, Rule, Source, View
 from pipeline import filter as filter_command
 from pipeline.accounting import purge_rows, read_criteria
-from pipeline.views import choose_views, hash_view, random_like, unit_threads
+from pipeline.views import choose_views, hash_view, random_like, unit_threads, view_files
 from pipeline.views.outcomes import view_hash
 from tests.support.folders import make_folders_small
 from tests.support.small_pool import make_pool, rows, write_shard
@@ -59,6 +59,20 @@ def test_other_shards_orders_names_and_rules_give_the_same_hash(
         write_shard(second, shard, given[start : (start - 4 if start >= 4 else None) : -1])
     assert choose_views(second, recipe(WIDE))["wide"].rows_sha256 == expected
     assert hash_view(second, "wide") == expected
+
+
+def test_a_large_pool_has_its_hashes_on_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, has_hash in (("small", True), ("large", False)):
+        pool = make_pool(tmp_path / name, rows(40), per_shard=7)
+        stored = read_commits(pool).totals.stored
+        monkeypatch.setattr(view_files, "HASHED_ROWS", stored if has_hash else stored - 1)
+        document = choose_views(pool, recipe(ALL))["raw"]
+        drawn = random_like(pool, "raw", [1])["random_like_raw.seed-1"]
+        expected = expected_hash(pool, "raw")
+        assert document.rows_sha256 == drawn.rows_sha256 == (expected if has_hash else None)
+        assert hash_view(pool, "raw") == expected
 
 
 def test_another_row_or_another_byte_is_another_hash(tmp_path: Path) -> None:
