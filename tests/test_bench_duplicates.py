@@ -65,8 +65,7 @@ def test_a_folder_without_photographs_is_refused(
 def test_the_recipe_of_the_document_is_one(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "duplicates.md").read_text()
     example = text.partition("```yaml\n")[2].partition("```")[0]
-    source = "name: d\nsource: {kind: files, paths: [x.csv]}\n"
-    (tmp_path / "d.yaml").write_text(source + example)
+    (tmp_path / "d.yaml").write_text(example)
     recipe = reader.read_manifest(tmp_path / "d.yaml", Recipe)
     columns = set()
     for instance in instances_of(specs_of_recipe(recipe)).values():

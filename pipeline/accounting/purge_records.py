@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import time
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -40,7 +41,7 @@ def selectors_of(criteria: Mapping[str, Set[str]]) -> tuple[dict[str, int], tupl
 
 def now() -> str:
     """The time, UTC, to the second."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return datetime.fromtimestamp(time.time(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def write_record(pool: str, record: PurgeRecord) -> None:

@@ -56,6 +56,7 @@ NOW = 1_800_000_000.0
 VOLATILE = ("lease.json", "progress.json")
 # Modules whose durations are written down.
 CLOCKS = (
+    "pipeline.accounting.purge_records",
     "pipeline.recipe_run", "pipeline.fetch.download", "pipeline.pool.shard_writer",
     "pipeline.scoring.scorer", "pipeline.scoring.score_worker",
 )  # fmt: skip

@@ -287,9 +287,9 @@ def steady(pool: Path, name: str) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_stragglers_of_a_shard_overlap_the_next(tmp_path: Path, web: Any) -> None:
-    """Three shards, each with rows that take 1.8 s: 5.4 s one after the other, 2 s at once."""
+    """Three shards, each with rows that take 4 s: 12 s one after the other, 4 s at once."""
     urls = [
-        f"http://h{i}.web.test/" + (f"slow/1.8?{i}" if i % 10 == 0 else f"picture/{i}")
+        f"http://h{i}.web.test/" + (f"slow/4?{i}" if i % 10 == 0 else f"picture/{i}")
         for i in range(60)
     ]
     fetch = web.fetch(image_size=32, rows_per_shard=20)

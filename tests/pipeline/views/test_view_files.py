@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from filters import FILTERS as KINDS
+from filters import make
 from manifests import disk, reader
 from manifests.columns import VIEW
 from manifests.documents import ScoreSetDocument, ViewDocument, read_document
@@ -408,7 +408,7 @@ def fill(pool: str, wish: Recipe) -> None:
     """Score sets with the values above for the i-th row of the pool."""
     layout, records = PoolLayout(pool), read_commit_records(pool)
     for spec in wish.filters:
-        name, kinds = set_name(spec), KINDS[spec.name].adds
+        name, kinds = set_name(spec), make(spec).columns()
         start, checksums = 0, {}
         for shard, record in records.items():
             uids = disk.read_parquet(layout.sidecar(shard), ["uid"])["uid"]
