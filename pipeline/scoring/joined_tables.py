@@ -7,10 +7,10 @@ import time
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow.compute as pc
 
 from filters import Instance
 from filters.table import Table
+from filters.values import valid_in_all
 from manifests.aligned import parquet_bytes
 from manifests.commits import Commits
 from manifests.pool_layout import PoolLayout
@@ -68,11 +68,7 @@ def _commit(
 ) -> None:
     names = instance.column_names()
     table = columns.table.rename_columns([names[each] for each in columns.table.column_names])
-    complete = None
-    for column in table.columns:
-        valid = column.is_valid()
-        complete = valid if complete is None else pc.and_(complete, valid)
-    scored = int(pc.sum(complete).as_py() or 0)
+    scored = valid_in_all(table.columns)
     metadata = {
         "uids": columns.uids,
         "sidecar": commits.column("sidecar_sha256")[columns.position].as_py().hex(),
