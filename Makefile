@@ -43,11 +43,11 @@ chaos: venv
 		tests/pipeline/test_object_store.py tests/test_ray_kills.py tests/test_nodes.py
 
 bench: venv
-	$(V)/python benchmarks/engine.py
-	$(V)/python benchmarks/crawl.py
+	$(V)/python benchmarks/orchestration/engine.py
+	$(V)/python benchmarks/fetching/crawl.py
 
 bench-fetch: venv       # make bench-fetch PICTURES=a/folder/of/photographs; needs nginx
-	$(V)/python benchmarks/fetch.py --pictures $(PICTURES)
+	$(V)/python benchmarks/fetching/fetch.py --pictures $(PICTURES)
 
 bench-scale: venv       # hours at all sizes: make bench-scale SCALE="--part index --sizes 1 2"
 	$(V)/python benchmarks/scale.py $(SCALE)

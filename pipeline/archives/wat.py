@@ -4,7 +4,7 @@ Format: what Common Crawl's writer (ia-web-commons) leaves: for each page three 
 (of the WARC's request, response and metadata records), each one JSON object on one line, usually
 one gzip member each. Of a page's 20 KB of JSON a pair needs one tenth: the rest is passed over
 undecoded until it is asked for, and columns are built a batch at a time. Figures in comments are of
-a page of benchmarks/crawl.py, of which FastWARC's bare reading takes 52 us.
+a page of benchmarks/fetching/crawl.py, of which FastWARC's bare reading takes 52 us.
 """
 
 from __future__ import annotations

@@ -369,7 +369,7 @@ def test_a_cluster_that_is_there_is_joined_and_left_running(ray: None, tmp_path:
 
 
 def test_the_figures_of_the_page_are_those_of_the_runs() -> None:
-    from benchmarks import engine, tickets
+    from benchmarks.orchestration import engine, tickets
 
     page = (ROOT / "docs/engine.md").read_text()
     for module, name in ((engine, "engine.json"), (tickets, "tickets.json")):
