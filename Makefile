@@ -8,17 +8,21 @@ V := .venv/bin
 # The tests start over a hundred Python children: each finds the project compiled, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: venv demo quick quick-tests test all-tests check chaos bench bench-fetch bench-scale bench-gpu
+.PHONY: venv demo docs quick quick-tests test all-tests check chaos bench bench-fetch bench-scale bench-gpu
 venv: .venv/installed
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(V)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(V)/python -m pip install --quiet --disable-pip-version-check --editable ".[train,score,test]"
+	$(V)/python -m pip install --quiet --disable-pip-version-check --editable ".[train,score,test,docs]"
 	touch $@
 
 demo: venv
 	$(V)/python pipeline/build.py manifests/ablations/demo.yaml
+
+# The site in out/site. Reports become pages of it: make docs DEMO=out/demo REPORTS="cifar10=out/cifar10"
+docs: venv
+	$(V)/python docs/tools/build_site.py --report demo=$(or $(DEMO),out/demo) $(addprefix --report ,$(REPORTS))
 
 check: venv
 	$(V)/ruff check .

@@ -21,7 +21,7 @@ PACKAGES = ("manifests", "filters", "pipeline", "train")
 OPTIONAL_IMPORTS = {"rapidocr", "wandb", "tensorboard", "flash_attn"}
 # `make venv` installs them: this interpreter is the proof.
 # concepts, faces and stream by way of test
-INSTALLED = {"train", "score", "concepts", "faces", "stream", "test"}
+INSTALLED = {"train", "score", "concepts", "faces", "stream", "test", "docs"}
 RESOLVED = {"ocr", "cpu", "img2dataset", "s3", "gpu", "tensorboard", "wandb"}
 NOT_HERE = {"flash": "flash-attn has no wheels: its setup.py needs torch and a CUDA compiler"}
 

@@ -115,7 +115,7 @@ def markdown(results: dict[str, Any]) -> str:
     parts = []
     for name, result in sorted(results.items()):
         parts.append(
-            f"### {name}: {result['rows']:,} rows, {100 * result['good']:.1f} % of the captions "
+            f"## {name}: {result['rows']:,} rows, {100 * result['good']:.1f} % of the captions "
             "are right\n\n"
             "| score | area under ROC | average precision | "
             + " | ".join(f"{100 * share:.0f} %" for share in SHARES)

@@ -1,0 +1,46 @@
+"""Settings of Sphinx. `docs/tools/build_site.py` builds the site with them."""
+
+from __future__ import annotations
+
+from docutils import nodes
+from docutils.parsers.rst import Directive
+from sphinx.application import Sphinx
+
+project = "clipmill"
+author = "the authors of clipmill"
+extensions = ["myst_parser"]
+source_suffix = {".md": "markdown"}
+root_doc = "index"
+exclude_patterns = ["tools/**"]
+myst_heading_anchors = 4  # the anchor in [text](page.md#heading) must exist
+highlight_language = "text"  # the language of a block is written, not guessed
+nitpicky = True
+smartquotes = False  # options and YAML are shown as they are typed
+html_theme = "furo"
+html_title = "clipmill"
+html_copy_source = False
+html_show_copyright = False
+html_static_path = ["static_files"]
+html_css_files = ["site.css"]
+html_theme_options = {"footer_icons": []}
+
+
+class LiveReports(Directive):
+    """The list of the reports that the site has, or how to get one into it."""
+
+    def run(self) -> list[nodes.Node]:
+        config = self.state.document.settings.env.config
+        if not config.live_reports:
+            text = "This copy of the site was built without a report."
+            return [nodes.paragraph("", text)]
+        items = []
+        for name in config.live_reports:
+            link = nodes.reference("", f"Report of {name}", refuri=f"live/{name}.html")
+            items.append(nodes.list_item("", nodes.paragraph("", "", link)))
+        return [nodes.bullet_list("", *items)]
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.add_config_value("live_reports", [], "env", [list])
+    app.add_directive("live-reports", LiveReports)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
