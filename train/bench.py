@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measure a part of training on this machine, on any blend."""
+"""Measure a part of training on this machine, and write the figures to a report."""
 
 from __future__ import annotations
 
@@ -20,19 +20,32 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as in train/run.py
 
 import argparse
 import json
+import logging
+import shlex
+from datetime import UTC, datetime
 
-from train.benching import MODES
-from train.data import ReadFailed
-from train.running import count_rows, read_blend
+from manifests import disk
+from train.benching import (
+    MODES,
+    BenchOptions,
+    Cell,
+    Mode,
+    Report,
+    check_target,
+    machine,
+    options,
+    write_report,
+)
 
 EXAMPLE = """example:
   python train/bench.py --mode loader --data BLEND.yaml --model ViT-B-32 -b 256 --threads 1 \\
-      -w 2 -i 20 --json
+      -w 2 -i 20 -o loader.json
 
 """
 EXIT_STATUS = console.exit_help(
-    {0: "it is measured", console.EXIT_INCOMPLETE: "the data could not be read"}
+    {0: "it is measured", console.EXIT_INCOMPLETE: "a part could not be measured; the rest is"}
 )
+logger = logging.getLogger("train.bench")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -43,50 +56,70 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__,
         epilog=f"{stages}\n{EXAMPLE}{EXIT_STATUS}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("--mode", choices=sorted(MODES), required=True, help="what is measured")
-    parser.add_argument(
-        "--data", required=True, metavar="BLEND", help="BLEND.yaml, or the blend.json of a run"
-    )
-    parser.add_argument("--model", default="ViT-B-32", help="architecture (default: ViT-B-32)")
-    parser.add_argument(
-        "-b", "--batch-size", type=int, default=256, metavar="N", help="samples of a batch"
-    )
-    parser.add_argument(
-        "--set",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="KEY=VALUE",
-        help="change settings, as in train/run.py, such as read_cache=FOLDER",
-    )
+    options.add_shared_options(parser)
     for mode in MODES.values():
         mode.add_options(parser)
-    parser.add_argument("--json", action="store_true", help="end with one JSON line on stdout")
+    parser.add_argument(
+        "-o", "--out", metavar="REPORT.json", help="the report; it is written after every part"
+    )
+    parser.add_argument("--json", action="store_true", help="end with the report as one line")
     return parser
 
 
-def run(args: argparse.Namespace) -> int:
-    """Measure, and print what was measured. The exit status 0 or 3."""
-    mode, blend = MODES[args.mode], read_blend(args.data)
-    count_rows(blend)  # its pools and views are there
-    try:
-        result = {"mode": args.mode, **mode.measure(blend, args)}
-    except ReadFailed as error:
-        console.print_error(f"error: {error}")
-        return console.EXIT_INCOMPLETE
+def run(args: argparse.Namespace, given: BenchOptions, command: str) -> int:
+    """Measure, write and print. The exit status 0 or 3."""
+    mode = MODES[args.mode]
+    report = Report(
+        mode=args.mode,
+        date=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+        command=command,
+        commit=machine.commit(),
+        machine=machine.this_machine(machine.device_of(given.changes.get("device", "auto"))),
+        options=given.plain(),
+    )
+    report = measure(mode, given, args, report)
     if args.json:
-        print(json.dumps(result, sort_keys=True))
+        print(json.dumps(disk.to_plain(report), sort_keys=True))
     else:
-        print("\n".join(mode.lines(result)))
-    return 0
+        for line in mode.lines(report.cells):
+            print(line)
+    return 0 if report.complete else console.EXIT_INCOMPLETE
+
+
+def measure(mode: Mode, given: BenchOptions, args: argparse.Namespace, report: Report) -> Report:
+    """The report with every cell; it is on disk after each of them."""
+    cells: list[Cell] = []
+    for cell in mode.measure(given, args):
+        cells.append(cell)
+        report = report.with_cells(tuple(cells))
+        if args.out is not None:
+            write_report(args.out, report)
+        if not cell.measured:
+            console.print_error(f"error: {cell.reason} ({cell.label}: {cell.state})")
+        else:
+            logger.info("%s: measured", cell.label)
+    return report
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit status: 0 measured, 2 a mistake that one line explains, 3 the data could not be read."""
-    args = parser().parse_args(argv)
+    """Exit status: 0 measured, 2 a mistake that one line explains, 3 a part was not measured."""
+    words = sys.argv[1:] if argv is None else argv
+    of_command = parser()
+    args, rest = of_command.parse_known_args(words)
     console.start_logging()
-    return console.run_command(lambda: run(args), stopped="nothing was written")
+
+    def body() -> int:
+        options.refuse_unused(args, MODES[args.mode].UNUSED)
+        if args.out is not None:
+            check_target(args.out)
+        flags = [flag for action in of_command._actions for flag in action.option_strings]
+        given = options.read_options(args, rest, flags)
+        return run(args, given, shlex.join(["python", "train/bench.py", *words]))
+
+    return console.run_command(body, stopped="what is measured is in the report of -o")
 
 
 if __name__ == "__main__":

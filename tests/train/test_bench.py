@@ -9,6 +9,7 @@ import yaml
 from manifests import disk
 from tests.support.other_tars import Members, pack, picture
 from train import bench
+from train.benching import read_report
 from train.data import retry
 
 SMALL = ["--model", "test", "-b", "8", "--threads", "1", "-w", "1", "-i", "3"]
@@ -21,50 +22,49 @@ def blend(tiny_pool: str, tmp_path: Path) -> str:
     return str(path)
 
 
-def test_a_blend_is_measured_and_the_parts_add_up(
-    blend: str, capsys: pytest.CaptureFixture[str]
+def test_a_blend_is_measured_and_the_report_is_written(
+    blend: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert bench.main(["--mode", "loader", "--data", blend, *SMALL, "--json"]) == 0
+    path = tmp_path / "new" / "report.json"
+    words = ["--mode", "loader", "--data", blend, *SMALL, "--json", "-o", str(path)]
+    assert bench.main(words) == 0
     output = capsys.readouterr().out
     assert output.count("\n") == 1
-    result = json.loads(output)
-    assert (result["mode"], result["samples"], result["threads"]) == ("loader", 24, 1)
-    assert result["samples_per_s"] == pytest.approx(24 / result["wall_s"])
-    cost = result["ms_per_sample"]
-    assert set(cost) == {"read", "fetch", "decode", "resize", "collate", "other", "wait"}
-    assert min(cost["decode"], cost["resize"], cost["read"], cost["collate"]) > 0
-    cpu_ms = sum(value for stage, value in cost.items() if stage != "wait")
-    assert cpu_ms >= 1000 * result["cpu_s"] / 24 - 1e-6
+    report = read_report(path)
+    assert json.loads(output) == disk.to_plain(report)
+    assert report.command == "python train/bench.py " + " ".join(words)
+    assert report.options["batches"] == [8]
+    (cell,) = report.cells
+    assert cell.figures["samples"] == 24
+    for stage in ("decode", "resize", "read", "collate"):
+        assert (cell.figures[f"{stage}_ms"] or 0) > 0
 
 
-def test_a_person_reads_a_table(blend: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench.main(["--mode", "loader", "--data", blend, *SMALL]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("blend b: 24 samples of test with 1 threads")
-    assert "samples/s" in lines[1]
-    assert len(lines) == 9
-
-
-def test_streams_are_measured_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_streams_are_measured_and_read_by_a_person(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     members: Members = []
     for row in range(8):
         members += [(f"{row}.jpg", picture(40, 32)), (f"{row}.txt", b"text")]
     pack(tmp_path / "a.tar", members)
-    blend = tmp_path / "blend.yaml"
-    blend.write_text(yaml.safe_dump({"name": "s", "streams": {"a": "a.tar"}}))
-    assert bench.main(["--mode", "loader", "--data", str(blend), *SMALL, "--json"]) == 0
-    cost = json.loads(capsys.readouterr().out)["ms_per_sample"]
-    assert min(cost["fetch"], cost["decode"], cost["resize"], cost["collate"]) > 0
+    assert bench.main(["--mode", "loader", "--data", str(tmp_path), *SMALL]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("blend stream: 24 samples of test in batches of 8 with 1 threads")
+    assert "samples/s" in lines[1]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["-i", "0"], "error: iterations is 0; it must be at least 1"),
-        (["--set", "read_mode=materialised"], "error: read_mode is materialised, but view"),
+        (["--read-mode", "materialised"], "error: read_mode is materialised, but view"),
         (["--set", "lr"], "error: --set 'lr' is not KEY=VALUE"),
+        (["--treads", "3"], "error: there is no option --treads, and no setting of that name; did"),
         (["--model", "ViT-B-23"], "error: there is no model 'ViT-B-23'; did you mean"),
         (["--data", "none.yaml"], "error: none.yaml does not exist"),
+        (["-n", "2"], "error: mode loader has no use for --ranks"),
+        (["--dtype", "fp32"], "error: mode loader has no use for --dtype"),
+        (["-o", "."], "error: -o . is a folder"),
     ],
 )
 def test_a_mistake_is_one_line_and_status_2(
@@ -78,18 +78,21 @@ def test_a_mistake_is_one_line_and_status_2(
 
 def test_only_what_is_there_is_offered(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        bench.main(["--mode", "train", "--data", "x"])
+        bench.main(["--mode", "trian", "--data", "x"])
     assert ended.value.code == 2
     assert "choose from" in capsys.readouterr().err
 
 
-def test_a_dead_source_is_status_3(
+def test_a_dead_source_is_status_3_and_the_report_says_why(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retry, "WAITS_S", ())
-    blend = tmp_path / "blend.yaml"
+    blend, path = tmp_path / "blend.yaml", tmp_path / "report.json"
     blend.write_text(yaml.safe_dump({"name": "s", "streams": {"a": "pipe:exit 4"}}))
-    assert bench.main(["--mode", "loader", "--data", str(blend), *SMALL]) == 3
+    words = ["--mode", "loader", "--data", str(blend), *SMALL, "-o", str(path)]
+    assert bench.main(words) == 3
     error = capsys.readouterr().err
     assert error.startswith("error: pipe:exit 4 of stream 'a' is broken")
-    assert disk.list_names(str(tmp_path)) == ["blend.yaml"]
+    (cell,) = read_report(path).cells
+    assert (cell.state, cell.figures) == ("failed", {})
+    assert disk.list_names(str(tmp_path)) == ["blend.yaml", "report.json"]

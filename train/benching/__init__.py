@@ -2,8 +2,24 @@
 
 from __future__ import annotations
 
-from train.benching import loader_mode
+from train.benching import loader_mode, machine, options
+from train.benching.mode import Mode
+from train.benching.options import BenchOptions
+from train.benching.report import Cell, Machine, Report, check_target, read_report, write_report
 
-MODES = {"loader": loader_mode}
+MODES: dict[str, Mode] = {"loader": loader_mode}
 
-__all__ = ["MODES", "loader_mode"]
+__all__ = [
+    "MODES",
+    "BenchOptions",
+    "Cell",
+    "Machine",
+    "Mode",
+    "Report",
+    "check_target",
+    "loader_mode",
+    "machine",
+    "options",
+    "read_report",
+    "write_report",
+]

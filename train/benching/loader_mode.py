@@ -14,84 +14,88 @@ wait     by the clock: decoding threads wait for bytes that are on their way
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
-import math
-import os
 import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from manifests.schema import Blend
-from train.config import TrainConfig, configure, model_config
-from train.data import StageTimes
+from train.benching.data import read_data
+from train.benching.options import SYNTHETIC, BenchOptions, Layout
+from train.benching.report import Cell
+from train.config import TrainConfig, model_config
+from train.data import ReadFailed, StageTimes
 from train.running import open_loader
 
 STAGES = ("read", "fetch", "decode", "resize", "collate")
-MOST_LANES = 64
 AHEAD = 8  # batches after the last that counts: as many are read ahead at the end as at the start
+UNUSED: tuple[str, ...] = ("ranks", "global_batch", "dtype", "parallel")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of this mode."""
-    parser.add_argument("--threads", type=int, default=4, help="decoding threads (default: 4)")
-    parser.add_argument(
-        "-w", "--warmup", type=int, default=2, metavar="N", help="batches that do not count"
-    )
-    parser.add_argument(
-        "-i", "--iterations", type=int, default=20, metavar="N", help="batches that count"
-    )
+    parser.add_argument("--threads", type=int, help="decoding threads of a rank (default: 4)")
 
 
-def settings(args: argparse.Namespace) -> TrainConfig:
-    """The settings of a run of so many batches. ValueError for what no run can have."""
-    for name in ("batch_size", "warmup", "iterations"):
-        if getattr(args, name) < 1:
-            raise ValueError(f"{name} is {getattr(args, name)}; it must be at least 1")
-    values: dict[str, Any] = {
-        "model": args.model,
-        "batch_size": args.batch_size,
-        "lanes": math.gcd(MOST_LANES, args.batch_size),
-        "samples_seen": args.batch_size * (args.warmup + args.iterations + AHEAD),
-        "warmup": 0,
-        "threads": args.threads,
-        "device": "cpu",
-    }
-    for change in args.set:
-        key, equals, value = change.partition("=")
-        if not equals:
-            raise ValueError(f"--set {change!r} is not KEY=VALUE")
-        values[key.strip()] = value.strip()
-    return configure(values)
-
-
-def measure(blend: Blend, args: argparse.Namespace) -> dict[str, Any]:
+def measure(options: BenchOptions, args: argparse.Namespace) -> Iterator[Cell]:
     """The rate of a loader and the time of its stages, without its first batches."""
-    config, times = settings(args), StageTimes()
+    if options.data == SYNTHETIC:
+        raise ValueError(
+            "--data is missing: mode loader reads a blend, as in --data BLEND.yaml; of synthetic "
+            "data nothing is read"
+        )
+    blend = read_data(options.data)
+    threads = {} if args.threads is None else {"threads": str(args.threads)}
+    for model, batch in itertools.product(options.models, options.batches):
+        config = _config(options, model, batch, threads)
+        same: dict[str, Any] = {"ranks": 1, "batch": batch, "global_batch": batch}
+        same |= {"model": model, "dtype": "", "data": f"blend {blend.name}"}
+        try:
+            yield _cell(blend, config, options, same)
+        except ReadFailed as error:
+            yield Cell(**same, state="failed", reason=str(error))
+
+
+def _config(options: BenchOptions, model: str, batch: int, threads: dict[str, str]) -> TrainConfig:
+    steps = options.warmup + options.repeats * max(1, options.iterations_of(batch)) + AHEAD
+    changed = {**options.changes, **threads, "device": "cpu"}
+    given = dataclasses.replace(options, changes=changed)
+    return given.config(model, "fp32", batch, Layout(name="dp"), 1, steps)
+
+
+def _cell(blend: Blend, config: TrainConfig, options: BenchOptions, same: dict[str, Any]) -> Cell:
+    iterations = options.iterations_of(config.batch_size)
+    if iterations < 1:
+        raise ValueError(
+            f"num_examples {options.num_examples} is less than one batch of {config.batch_size}"
+        )
+    times = StageTimes()
     loader = open_loader(blend, config, model_config(config), times=times)
     batches = loader.batches()
     started = time.perf_counter()
+    rates = []
     try:
         next(batches)
         first_s = time.perf_counter() - started
-        for _ in range(args.warmup - 1):
+        for _ in range(options.warmup - 1):
             next(batches)
         times.clear()
-        samples = damaged = 0
-        wall, cpu = time.perf_counter(), time.process_time()
-        for batch in itertools.islice(batches, args.iterations):
-            samples += len(batch.keys)
-            damaged += batch.damaged
-        wall_s, cpu_s = time.perf_counter() - wall, time.process_time() - cpu
+        damaged, cpu, began = 0, time.process_time(), time.perf_counter()
+        for _ in range(options.repeats):
+            wall = time.perf_counter()
+            for batch in itertools.islice(batches, iterations):
+                damaged += batch.damaged
+            rates.append(iterations * config.batch_size / (time.perf_counter() - wall))
+        wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu
     finally:
         batches.close()
+    samples = options.repeats * iterations * config.batch_size
     stages = {stage: times.cpu_s[stage] for stage in STAGES}
     stages["other"] = max(0.0, cpu_s - sum(stages.values()))
-    waited = max(0.0, times.wall_s["read"] - times.cpu_s["read"])
-    return {
-        "blend": blend.name,
-        "model": config.model,
-        "batch_size": config.batch_size,
+    stages["wait"] = max(0.0, times.wall_s["read"] - times.cpu_s["read"])
+    figures: dict[str, float | None] = {
         "threads": config.threads,
-        "processors": os.cpu_count(),
         "samples": samples,
         "damaged": damaged,
         "first_batch_s": first_s,
@@ -99,23 +103,27 @@ def measure(blend: Blend, args: argparse.Namespace) -> dict[str, Any]:
         "cpu_s": cpu_s,
         "samples_per_s": samples / wall_s,
         "samples_per_cpu_s": samples / cpu_s,
-        "ms_per_sample": {
-            **{stage: 1000 * seconds / samples for stage, seconds in stages.items()},
-            "wait": 1000 * waited / samples,
-        },
     }
+    figures |= {f"{stage}_ms": 1000 * seconds / samples for stage, seconds in stages.items()}
+    return Cell(**same, figures=figures, rates=tuple(rates))
 
 
-def lines(result: dict[str, Any]) -> list[str]:
-    """What a person reads of the result."""
-    text = [
-        f"blend {result['blend']}: {result['samples']:,} samples of {result['model']} with "
-        f"{result['threads']} threads, after a first batch in {result['first_batch_s']:.2f} s",
-        f"{result['samples_per_s']:,.0f} samples/s, {result['samples_per_cpu_s']:,.0f} samples "
-        "for a second of processor time",
-    ]
-    for stage, cost in result["ms_per_sample"].items():
-        text.append(f"  {stage:<8}{cost:>8.3f} ms")
-    if result["damaged"]:
-        text.append(f"{result['damaged']:,} damaged samples were replaced")
+def lines(cells: Sequence[Cell]) -> list[str]:
+    """What a person reads of the cells."""
+    text = []
+    for cell in cells:
+        if not cell.measured:
+            continue
+        values = {name: value or 0.0 for name, value in cell.figures.items()}
+        text += [
+            f"{cell.data}: {values['samples']:,.0f} samples of {cell.model} in batches of "
+            f"{cell.batch} with {values['threads']:.0f} threads, after a first batch in "
+            f"{values['first_batch_s']:.2f} s",
+            f"{values['samples_per_s']:,.0f} samples/s, {values['samples_per_cpu_s']:,.0f} samples "
+            "for a second of processor time",
+        ]
+        for stage in (*STAGES, "other", "wait"):
+            text.append(f"  {stage:<8}{values[f'{stage}_ms']:>8.3f} ms")
+        if values["damaged"]:
+            text.append(f"{values['damaged']:,.0f} damaged samples were replaced")
     return text

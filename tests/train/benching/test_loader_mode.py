@@ -1,37 +1,78 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+from pathlib import Path
 
 import pytest
+import yaml
 
-from manifests.schema import Blend
-from train.benching import MODES, loader_mode
+from train.benching import loader_mode
+from train.benching.options import BenchOptions
+from train.benching.report import Cell
 
-
-def arguments(**changes: object) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    loader_mode.add_options(parser)
-    args = parser.parse_args([])
-    values = {"model": "test", "batch_size": 8, "set": [], "threads": 0, "iterations": 2}
-    for key, value in {**values, **changes}.items():
-        setattr(args, key, value)
-    return args
+NONE = argparse.Namespace(threads=0)
 
 
-def test_the_settings_have_room_for_every_batch() -> None:
-    config = loader_mode.settings(arguments(batch_size=96))
-    assert config.steps == 2 + 2 + loader_mode.AHEAD
-    assert config.batch_size % config.lanes == 0
-    with pytest.raises(ValueError, match="batch_size is 0"):
-        loader_mode.settings(arguments(batch_size=0))
-    with pytest.raises(ValueError, match="warmup is 0"):
-        loader_mode.settings(arguments(warmup=0))
+@pytest.fixture
+def given(tiny_pool: str) -> BenchOptions:
+    return BenchOptions(
+        mode="loader",
+        models=("test",),
+        batches=(8, 4),
+        iterations=2,
+        repeats=2,
+        warmup=1,
+        data=f"{tiny_pool}/all",
+    )
 
 
-def test_damaged_samples_are_reported(tiny_pool: str) -> None:
-    blend = Blend(name="b", pools={"p": tiny_pool}, views={"p/all": 1.0})
-    result = loader_mode.measure(blend, arguments())
-    assert result["damaged"] == 0
-    assert not any("damaged" in line for line in loader_mode.lines(result))
-    assert loader_mode.lines({**result, "damaged": 3})[-1] == "3 damaged samples were replaced"
-    assert {"loader": loader_mode} == MODES
+def test_every_batch_is_a_cell_and_the_parts_add_up(given: BenchOptions) -> None:
+    cells = list(loader_mode.measure(given, NONE))
+    assert [cell.batch for cell in cells] == [8, 4]
+    for cell in cells:
+        figures = {name: value or 0.0 for name, value in cell.figures.items()}
+        samples = 4 * cell.batch
+        assert (figures["samples"], figures["damaged"], figures["threads"]) == (samples, 0, 0)
+        assert figures["samples_per_s"] == pytest.approx(samples / figures["wall_s"])
+        assert len(cell.rates) == 2
+        stages = sum(figures[f"{stage}_ms"] for stage in (*loader_mode.STAGES, "other"))
+        assert stages >= 1000 * figures["cpu_s"] / samples - 1e-6
+
+
+def test_a_person_reads_a_table_of_each(given: BenchOptions) -> None:
+    cells = list(loader_mode.measure(dataclasses.replace(given, batches=(8,)), NONE))
+    lines = loader_mode.lines(cells)
+    assert lines[0].startswith("blend mix: 32 samples of test in batches of 8 with 0 threads")
+    assert len(lines) == 9
+    damaged = dataclasses.replace(cells[0], figures={**cells[0].figures, "damaged": 3.0})
+    assert loader_mode.lines([damaged])[-1] == "3 damaged samples were replaced"
+    failed = Cell(
+        model="test", dtype="", ranks=1, batch=8, global_batch=8, data="x", state="failed"
+    )
+    assert loader_mode.lines([failed]) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data": "synthetic"}, "--data is missing"),
+        ({"num_examples": 7}, "num_examples 7 is less than one batch of 8"),
+        ({"changes": {"read_mode": "materialised"}}, "read_mode is materialised, but view"),
+    ],
+)
+def test_mistakes(given: BenchOptions, changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        list(loader_mode.measure(dataclasses.replace(given, **changes), NONE))  # type: ignore[arg-type]
+
+
+def test_a_dead_source_fails_its_cell(given: BenchOptions, tmp_path: Path) -> None:
+    blend = tmp_path / "blend.yaml"
+    blend.write_text(yaml.safe_dump({"name": "s", "streams": {"a": "pipe:exit 4"}}))
+    changed = dataclasses.replace(given, data=str(blend), batches=(8,))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("train.data.retry.WAITS_S", ())
+        cell = next(loader_mode.measure(changed, NONE))
+    assert cell.state == "failed"
+    assert cell.reason is not None
+    assert cell.reason.startswith("pipe:exit 4 of stream 'a' is broken")

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from train.benching import MODES, options
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_a_mode_keeps_the_contract(name: str) -> None:
+    mode = MODES[name]
+    assert mode.__doc__
+    assert mode.lines([]) == []
+    parser = argparse.ArgumentParser()
+    options.add_shared_options(parser)
+    defaults = parser.parse_args([])
+    # an option with a default could not be told from one that was stated
+    assert {getattr(defaults, name) for name in mode.UNUSED} <= {None}
+
+
+def test_modes_add_their_options_to_one_parser() -> None:
+    parser = argparse.ArgumentParser()
+    options.add_shared_options(parser)
+    for mode in MODES.values():
+        mode.add_options(parser)
+    with pytest.raises(argparse.ArgumentError, match="conflicting"):
+        options.add_shared_options(parser)
