@@ -42,7 +42,8 @@ if not __package__:
 
 from benchmarks import gpu_data
 from benchmarks.gpu_results import Cell, bars, line_of
-from train.model import MODELS, peak_flops
+from train.hardware import peak_flops
+from train.model import MODELS
 
 MODELS_MEASURED = ["ViT-B-32", "ViT-L-14", "ViT-H-14", "ViT-g-14"]
 ENOUGH_S = 40.0  # a cell is begun with so much time left, on a GPU

@@ -50,7 +50,8 @@ ORDER = {
         "ablation_run", "build", "score", "filter", "audit", "look",
     ],
     "train": [
-        "rng", "tokenise", "mixing", "model", "store", "config", "pixels", "data", "streams",
+        "rng", "tokenise", "mixing", "hardware", "model", "store", "config", "pixels", "data",
+        "streams",
         "step", "formats", "dist", "capacity", "task_data", "evaluation", "running", "stats",
         "ablation", "reporting", "benching",
         "run", "evaluate", "export",

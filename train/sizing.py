@@ -22,7 +22,6 @@ from typing import Any
 from manifests import disk
 from train.capacity import (
     GIB,
-    GPUS,
     device_of,
     estimated_speed,
     fit,
@@ -31,13 +30,14 @@ from train.capacity import (
     unfit_message,
 )
 from train.config import PRESETS, TrainConfig, configure
+from train.hardware import own_sheets
 from train.model import MODELS
 
 EXAMPLE = f"""example:
   python train/sizing.py --model ViT-H-14 --device a100-80gb
   python train/sizing.py --preset datacomp_small --device a100-80gb --ranks 4 --set micro_batch=512
 
-devices: {", ".join(GPUS)}, cpu (this machine), auto (this machine's GPU, if it has one)
+devices: {", ".join(own_sheets())}, cpu (this machine), auto (this machine's GPU, if it has one)
 
 """
 EXIT_STATUS = console.exit_help({0: "it fits", console.EXIT_INCOMPLETE: "it does not fit"})

@@ -12,7 +12,7 @@ def test_a_model_on_a_device_gets_its_memory_and_a_micro_batch(
 ) -> None:
     assert sizing.main(["--model", "ViT-H-14", "--device", "a100-80gb", "--json"]) == 0
     *lines, document = capsys.readouterr().out.strip().splitlines()
-    assert lines[0] == "ViT-H-14, 4,096 samples a rank in micro-batches of 128, on NVIDIA A100"
+    assert lines[0] == "ViT-H-14, 4,096 samples a rank in micro-batches of 128, on NVIDIA A100 80GB"
     values = json.loads(document)
     assert values["fits"]
     assert values["micro_batch"] == 128

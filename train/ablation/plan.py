@@ -232,7 +232,7 @@ def _loads(
     if ablation.scorer:
         config = configure({**ablation.train, **ablation.scorer.train})
         settings["scorer"], counts["scorer"] = (config, 1), 1
-    records = [record for record in _finished(runs) if _is_of(record["device"], device)]
+    records = [record for record in _finished(runs) if device.is_called(record["device"])]
     loads = []
     for key, (config, ranks) in settings.items():
         needed = fit(config, ranks, device)
@@ -251,11 +251,6 @@ def _finished(runs: Sequence[Run]) -> list[Mapping[str, Any]]:
         if disk.exists(path):
             records.append(disk.to_plain(read_document(path, RunRecord)))
     return records
-
-
-def _is_of(name: str, device: Device) -> bool:
-    """Whether a run.json names this device."""
-    return "processor" in name if device.kind == "cpu" else device.name in name
 
 
 def _kinds(ablation: Ablation, runs: Sequence[Run]) -> dict[str, int]:

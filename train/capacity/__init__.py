@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from train.capacity.devices import DEVICE_SHARE, GIB, GPUS, Device, device_of, free_memory
+from train.capacity.devices import DEVICE_SHARE, GIB, Device, device_of, free_memory
 from train.capacity.footprint import (
     Fit,
     fit,
@@ -18,12 +18,12 @@ from train.capacity.throughput import (
     estimated_speed,
     measured_speed,
     sample_flops,
+    utilisation,
 )
 
 __all__ = [
     "DEVICE_SHARE",
     "GIB",
-    "GPUS",
     "Device",
     "Fit",
     "Speed",
@@ -39,4 +39,5 @@ __all__ = [
     "sample_flops",
     "step_shape",
     "unfit_message",
+    "utilisation",
 ]

@@ -9,27 +9,14 @@ from pathlib import Path
 import torch
 
 from manifests.disk import did_you_mean
-from train.model import peak_flops
+from train.hardware import DeviceSheet, own_sheets, read_sheets, sheet_of
 
 GIB = 2**30
-# Name -> memory that programs can allocate, and the name in NVIDIA's datasheets.
-GPUS: dict[str, tuple[float, str]] = {
-    "a100-40gb": (39.4, "A100"),
-    "a100-80gb": (79.1, "A100"),
-    "h100-80gb": (79.1, "H100"),
-    "h200-141gb": (139.7, "H200"),
-    "b200-180gb": (178.3, "B200"),
-    "l40s-48gb": (44.4, "L40S"),
-    "l4-24gb": (22.0, "L4"),
-}
-# Share of the peak that training reaches. Published CLIP runs: 0.12 to 0.38 of a GPU's.
-GPU_UTILISATION = 0.2
 # ViT micro in fp32 reaches 56 GFLOP/s on one core (benchmarks/results/cpu_micro.json).
 CPU_CORE_FLOPS = 80e9
 CPU_UTILISATION = 0.7
-MARGIN = (
-    0.1  # of a device's memory: fragments, libraries, the context of a GPU, errors of estimates
-)
+# Share of a device's memory: fragments, libraries, the context of a GPU, errors of estimates.
+MARGIN = 0.1
 DEVICE_SHARE = "CLIPMILL_DEVICE_SHARE"  # runs side by side that share this run's device
 
 
@@ -40,28 +27,46 @@ class Device:
     name: str
     kind: str  # cuda or cpu
     memory: int  # bytes that a rank may hold, before the margin
-    utilisation: float  # share of the peak that training reaches
+    utilisation: float | None = None  # share of the peak that training reaches; None: not stated
     cores: float = 1.0  # of a processor, for one rank
+    sheet: DeviceSheet | None = None  # of a GPU that is planned for
 
     @property
     def budget(self) -> int:
         """Bytes that an estimate may need."""
         return int(self.memory * (1 - MARGIN))
 
-    def flops_per_s(self, precision: str) -> float:
-        """Operations a second that training is assumed to reach."""
+    def peak_flops(self, precision: str) -> float:
+        """Operations a second at most. ValueError for a precision that the device lacks."""
         if self.kind == "cpu":
-            return self.cores * CPU_CORE_FLOPS * self.utilisation
-        peak = peak_flops(self.name, precision)
-        assert peak is not None
-        return peak * self.utilisation
+            return self.cores * CPU_CORE_FLOPS
+        assert self.sheet is not None
+        peak = self.sheet.peak_flops(precision)
+        if peak is None:
+            has = ", ".join(self.sheet.tflops)
+            raise ValueError(
+                f"precision is {precision}, which {self.name} has no products of; set it to one "
+                f"of {has}"
+            )
+        return peak
+
+    def is_called(self, name: str) -> bool:
+        """Whether a run's record with this name of a device is of a device of this kind."""
+        if self.kind == "cpu":
+            return "processor" in name
+        if self.sheet is None:
+            return name == self.name
+        if self.sheet in own_sheets().values():
+            return sheet_of(name) == self.sheet
+        return any(word in name for word in self.sheet.matches)
 
 
 def device_of(name: str, utilisation: float | None = None, ranks: int = 1) -> Device:
-    """A device by name: a GPU of `GPUS`, `cpu` (this machine), or `auto` (this machine's best).
+    """A device by name: of clipmill's data sheets, of a file (`FILE.json` or `FILE.json:NAME`),
+    `cpu` (this machine), or `auto` (this machine's best).
 
-    `ranks` share a processor and its memory. ValueError for an unknown name and for an utilisation
-    outside (0, 1].
+    `ranks` share a processor and its memory. ValueError for an unknown name, a wrong file, and for
+    an utilisation outside (0, 1].
     """
     if utilisation is not None and not 0 < utilisation <= 1:
         raise ValueError(f"utilisation is {utilisation}; it must lie in (0, 1]")
@@ -72,29 +77,41 @@ def device_of(name: str, utilisation: float | None = None, ranks: int = 1) -> De
             name="cpu",
             kind="cpu",
             memory=free_host_memory() // ranks,
-            utilisation=utilisation or CPU_UTILISATION,
+            utilisation=utilisation,
             cores=(os.cpu_count() or 1) / ranks,
         )
-    if name in GPUS:
-        memory, sheet = GPUS[name]
-        size = int(memory * GIB)
-        return Device(
-            name=f"NVIDIA {sheet}",
-            kind="cuda",
-            memory=size,
-            utilisation=utilisation or GPU_UTILISATION,
+    sheet, memory = _sheet_of_name(name), None
+    if sheet is None and torch.cuda.is_available() and name == torch.cuda.get_device_name(0):
+        sheet = sheet_of(name)
+        memory = torch.cuda.get_device_properties(0).total_memory
+    if sheet is None:
+        known = [*own_sheets(), "cpu", "auto"]
+        raise ValueError(
+            f"there is no device {name!r}{did_you_mean(name, known)} (of {', '.join(known)}, or a "
+            "FILE.json of devices)"
         )
-    if peak_flops(name) is not None and torch.cuda.is_available():
-        return Device(
-            name=name,
-            kind="cuda",
-            memory=torch.cuda.get_device_properties(0).total_memory,
-            utilisation=utilisation or GPU_UTILISATION,
-        )
-    known = [*GPUS, "cpu", "auto"]
-    raise ValueError(
-        f"there is no device {name!r}{did_you_mean(name, known)} (of {', '.join(known)})"
+    return Device(
+        name=sheet.name,
+        kind="cuda",
+        memory=int(sheet.memory_gib * GIB) if memory is None else memory,
+        utilisation=utilisation,
+        sheet=sheet,
     )
+
+
+def _sheet_of_name(name: str) -> DeviceSheet | None:
+    """The sheet of a name that a person wrote. ValueError for a file without that device."""
+    path, is_file, key = name.partition(".json")
+    if not is_file:
+        return own_sheets().get(name)
+    path, key = path + is_file, key.removeprefix(":")
+    sheets = read_sheets(path)
+    if not key and len(sheets) == 1:
+        return next(iter(sheets.values()))
+    if key not in sheets:
+        missing = f"no device {key!r}" if key else f"{len(sheets)} devices"
+        raise ValueError(f"{path} has {missing}; write {path}:NAME, of {', '.join(sheets)}")
+    return sheets[key]
 
 
 def _own_gpu() -> str | None:
@@ -102,7 +119,7 @@ def _own_gpu() -> str | None:
     if not torch.cuda.is_available():
         return None
     name = torch.cuda.get_device_name(0)
-    return name if peak_flops(name) is not None else None
+    return name if sheet_of(name) is not None else None
 
 
 def free_memory(device: torch.device, ranks: int = 1) -> int:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from train.capacity.devices import Device
+from manifests import disk
+from train.capacity.devices import CPU_UTILISATION, Device
 from train.capacity.footprint import Fit
 from train.config import TrainConfig, model_config, recompute_interval, trained_groups
-from train.model import training_flops
+from train.hardware import PublishedSpeed, own_sheets, published_speeds
+from train.model import MODELS, ModelConfig, training_flops
 
 # Mean tokens of a caption where captions are not padded. Web captions have about 20.
 CAPTION_TOKENS = {"packed": 20, "groups": 30}
@@ -54,12 +58,61 @@ def computed_flops(config: TrainConfig, *, pieces: bool) -> float:
 
 
 def estimated_speed(config: TrainConfig, ranks: int, device: Device, result: Fit) -> Speed:
-    """The speed by operations: each rank reaches the device's share of its peak."""
+    """The speed by operations: each rank reaches a share of its device's peak.
+
+    The share is the one that was given, or that of published runs; communication between ranks is
+    part of it. ValueError for a precision that the device lacks.
+    """
+    share, reason = utilisation(config, device)
     flops = computed_flops(config, pieces=result.micro_batch is not None)
-    rate = ranks * device.flops_per_s(config.precision) / flops
+    rate = ranks * device.peak_flops(config.precision) * share / flops
     cores = f", {device.cores:.3g} cores a rank" if device.kind == "cpu" else ""
-    source = f"{device.utilisation:.0%} of the peak of {device.name}{cores}"
+    source = f"{share:.0%} of the peak of {device.name}{cores}{reason}"
     return Speed(samples_per_s=rate, source=source)
+
+
+def utilisation(config: TrainConfig, device: Device) -> tuple[float, str]:
+    """The share of the peak that training reaches, and where it comes from, for a sentence."""
+    if device.utilisation is not None:
+        return device.utilisation, ""
+    if device.kind == "cpu":
+        return CPU_UTILISATION, ", as ViT micro in fp32 (benchmarks/results/cpu_micro.json)"
+    wanted = _whole_flops(model_config(config))
+    shares = _published_shares(device)
+    nearest = min(shares, key=lambda speed: abs(math.log(_flops_of(speed.model) / wanted)))
+    same = sorted(share for speed, share in shares.items() if speed.model == nearest.model)
+    sources = dict.fromkeys(s.source for s in shares if s.model == nearest.model)
+    devices = dict.fromkeys(s.device for s in shares if s.model == nearest.model)
+    spread = f", {same[0]:.0%} to {same[-1]:.0%}" if len(same) > 1 else ""
+    where = f" on {', '.join(devices)}" if nearest.device not in _keys_of(device) else ""
+    reason = f", the median of published runs of {nearest.model}{where}{spread}"
+    return statistics.median(same), f"{reason}: {', '.join(sources)}"
+
+
+def _published_shares(device: Device) -> dict[PublishedSpeed, float]:
+    """The share of the peak of each published run: those on this device, else all."""
+    keys = _keys_of(device)
+    speeds = published_speeds()
+    own = [speed for speed in speeds if speed.device in keys]
+    shares = {}
+    for speed in own or speeds:
+        peak = own_sheets()[speed.device].peak_flops("bf16")
+        assert peak is not None
+        shares[speed] = speed.samples_per_s * _flops_of(speed.model) / peak
+    return shares
+
+
+def _keys_of(device: Device) -> list[str]:
+    return [key for key, sheet in own_sheets().items() if sheet == device.sheet]
+
+
+def _flops_of(model: str) -> float:
+    return _whole_flops(MODELS[model])
+
+
+def _whole_flops(model: ModelConfig) -> float:
+    """Operations of a sample with a caption of the whole context, as other trainers compute it."""
+    return training_flops(model, whole=True).sample(model.context_length)
 
 
 def measured_speed(
@@ -69,8 +122,6 @@ def measured_speed(
 
     `records` are run.json documents. The mean of those with as many ranks counts.
     """
-    from manifests import disk
-
     wanted = {key: disk.to_plain(getattr(config, key)) for key in SPEED_SETTINGS}
     rates = []
     for record in records:

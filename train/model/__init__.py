@@ -12,7 +12,7 @@ from train.model.attention import (
 )
 from train.model.blocks import Block
 from train.model.clip import CLIP, l2_normalise
-from train.model.flops import peak_flops, training_flops
+from train.model.flops import training_flops
 from train.model.initialise import LOGIT_SCALE
 from train.model.lock import group_count, lock_tower
 from train.model.memory import StepMemory, StepShape, parameter_count, step_memory
@@ -37,7 +37,6 @@ __all__ = [
     "lock_tower",
     "pack_captions",
     "parameter_count",
-    "peak_flops",
     "step_memory",
     "to_device",
     "training_flops",

@@ -1,4 +1,4 @@
-"""Floating-point operations of training, and their share of a device's peak (MFU).
+"""Floating-point operations of training.
 
 Matrix products count, 2mkn for [m, k] x [k, n]: patches, queries, keys, values, attention's two
 (the whole square, causal or not, as in published profiles), its output, the MLP and the
@@ -19,26 +19,6 @@ from train.model.architecture import ModelConfig
 from train.model.lock import group_count, trained_blocks
 
 Captions = Literal["padded", "groups", "packed"]
-# Dense peaks in TFLOP/s from NVIDIA's datasheets: 16-bit products with 32-bit sums, and 32-bit
-# products. The first name that the device's name contains counts, so longer names come first.
-PEAKS: dict[str, tuple[float, float]] = {
-    "GB300": (2500, 80),
-    "GB200": (2500, 80),
-    "B300": (2250, 75),
-    "B200": (2250, 75),
-    "H200 NVL": (835, 60),
-    "H200": (989.4, 66.9),
-    "GH200": (989.4, 66.9),
-    "H100 PCIe": (756, 51.2),
-    "H100 NVL": (835, 60),
-    "H100": (989.4, 66.9),
-    "A100": (312, 19.5),
-    "A40": (149.7, 37.4),
-    "A30": (165, 10.3),
-    "L40S": (362, 91.6),
-    "L40": (181, 90.5),
-    "L4": (121, 30.3),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,17 +112,3 @@ def _tower(width: int, mlp: int, layers: int, pruned: bool) -> tuple[float, floa
     pooled = 2.0 * (2 * width * width + 2 * width * mlp)
     other = 4.0 * width * width + square
     return pooled, (layers - 1) * token + other, (layers - 1) * square
-
-
-def peak_flops(device: str, precision: str = "bf16") -> float | None:
-    """Peak operations a second of a device by its name; None for an unknown one.
-
-    tf32 has half of the peak of 16 bits.
-    """
-    peaks = next((values for name, values in PEAKS.items() if name in device), None)
-    if peaks is None:
-        return None
-    half_precision, single_precision = peaks
-    if precision == "fp32":
-        return 1e12 * single_precision
-    return 1e12 * (half_precision / 2 if precision == "tf32" else half_precision)

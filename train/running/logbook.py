@@ -19,8 +19,9 @@ from torch import Tensor
 from manifests import disk
 from manifests.run_layout import RunLayout
 from train.config import TrainConfig, trained_groups
+from train.hardware import peak_flops
 from train.mixing import Repeats
-from train.model import CLIP, peak_flops, training_flops
+from train.model import CLIP, training_flops
 from train.streams import StreamDraws
 
 # Fields of a line that depend on the clock, the machine or an interruption. All others repeat.

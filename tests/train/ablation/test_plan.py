@@ -26,7 +26,7 @@ from train.config import configure
 from train.stats import smallest_visible
 
 SHIPPED = Path(__file__).resolve().parents[3] / "manifests" / "ablations"
-A100 = Hardware(name="a100-80gb")
+A100 = Hardware(name="a100-80gb", utilisation=0.2)
 
 
 def shipped(name: str, monkeypatch: pytest.MonkeyPatch, scale: str | None = None) -> Ablation:
@@ -216,7 +216,7 @@ def test_finished_runs_give_the_speed(ran: tuple[Ablation, str, list[Outcome]]) 
     assert elsewhere.run_sd == 0.05
     assert elsewhere.run_sd_source == "of ablations in the folders beside this one"
     assert "of the peak of cpu" in plan_ablation(other, out, Hardware(name="cpu")).speed
-    assert plan_ablation(tiny, out, A100).speed == "20% of the peak of NVIDIA A100"
+    assert plan_ablation(tiny, out, A100).speed == "20% of the peak of NVIDIA A100 80GB"
 
 
 def test_the_lines_name_every_number_and_the_document_is_json() -> None:

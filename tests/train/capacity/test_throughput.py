@@ -10,6 +10,7 @@ from train.capacity import (
     fit,
     measured_speed,
     sample_flops,
+    utilisation,
 )
 from train.config import TrainConfig, configure
 
@@ -37,8 +38,26 @@ def test_ranks_add_up_and_the_source_is_told() -> None:
     config = b32(micro_batch="auto")
     speed = estimated_speed(config, 8, device, fit(config, 8, device))
     assert speed.samples_per_s == pytest.approx(8 * 156e12 / sample_flops(config))
-    assert speed.source == "50% of the peak of NVIDIA A100"
+    assert speed.source == "50% of the peak of NVIDIA A100 80GB"
     assert speed.hours(int(3600 * speed.samples_per_s)) == pytest.approx(1, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "share", "words"),
+    [
+        ("h100-80gb", "ViT-H-14", 0.249, "published runs of ViT-H-14: NeMo performance page 23.08"),
+        ("h100-80gb", "ViT-L-14", 0.249, "published runs of ViT-H-14: NeMo"),
+        ("a100-80gb", "ViT-g-14", 0.384, "ViT-g-14, 38% to 39%: NeMo performance page 23.08, NeMo"),
+        ("a100-80gb", "test", 0.150, "published runs of ViT-B-32: NeMo"),
+        ("l4-24gb", "ViT-L-14", 0.170, "published runs of ViT-L-14 on a100-40gb: open_clip"),
+    ],
+)
+def test_without_a_stated_utilisation_published_runs_give_it(
+    name: str, model: str, share: float, words: str
+) -> None:
+    value, reason = utilisation(b32(model=model), device_of(name))
+    assert value == pytest.approx(share, abs=0.002)
+    assert words in reason
 
 
 def test_measured_speed_is_of_runs_with_the_same_settings_and_ranks() -> None:
