@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Bytes of an image in a pool, by image size: a folder of photographs as `fetch` stores them.
 
-example: python benchmarks/image_bytes.py --images photographs/
+example: python benchmarks/fetching/image_bytes.py --images photographs/
 
 The images are encoded with the settings of the recipes (JPEG of quality 95, the shorter side at
 most the image size, smaller ones as they come). A tar adds a header of 512 bytes and pads to 512.
@@ -20,11 +20,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 if not __package__:
     sys.path[0] = str(ROOT)
 
-from benchmarks.fetch_programs import PICTURE
+from benchmarks.fetching.fetch_programs import PICTURE
 from manifests.schema import Fetch
 from pipeline.images import RejectedImage, check_and_resize
 
@@ -72,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
     if len(files) < 2:
         parser.error(f"{args.images} has {len(files)} JPEGs; give a folder with more")
     result = {
-        "command": "python benchmarks/image_bytes.py --images DIR",
+        "command": "python benchmarks/fetching/image_bytes.py --images DIR",
         "date": datetime.date.today().isoformat(),
         "machine": {"kind": platform.machine(), "cores": os.cpu_count()},
         "title": args.title,
