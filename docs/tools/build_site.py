@@ -73,9 +73,11 @@ def build_site(source: Path, out: Path, reports: dict[str, Path]) -> list[str]:
 
     copies = {name: folder / "report.html" for name, folder in reports.items()}
     copies = {name: path for name, path in copies.items() if path.exists()}
-    shutil.rmtree(out, ignore_errors=True)
+    doctrees = out.parent / f"{out.name}-doctrees"
+    for folder in (out, doctrees):
+        shutil.rmtree(folder, ignore_errors=True)
     words = ["-q", "-W", "--keep-going", "-b", "html", "-c", str(DOCS / "tools")]
-    words += ["-d", str(out.parent / f"{out.name}-doctrees"), str(source), str(out)]
+    words += ["-d", str(doctrees), str(source), str(out)]
     status = sphinx_build(["-D", "live_reports=" + ",".join(copies), *words])
     if status:
         return [f"Sphinx ended with status {status}: its warnings are above"]

@@ -30,11 +30,12 @@ class LiveReports(Directive):
 
     def run(self) -> list[nodes.Node]:
         config = self.state.document.settings.env.config
-        if not config.live_reports:
+        names = [name for name in config.live_reports if name]
+        if not names:
             text = "This copy of the site was built without a report."
             return [nodes.paragraph("", text)]
         items = []
-        for name in config.live_reports:
+        for name in names:
             link = nodes.reference("", f"Report of {name}", refuri=f"live/{name}.html")
             items.append(nodes.list_item("", nodes.paragraph("", "", link)))
         return [nodes.bullet_list("", *items)]

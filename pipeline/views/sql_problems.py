@@ -81,7 +81,7 @@ def unknown_column(column: str, sql: str, known: Iterable[str]) -> str:
         if column in filter_class.adds:
             return (
                 f"the filter {name} gives the column {column!r} with other options only; "
-                "docs/manifests.md says which"
+                "docs/reference/filters.md says which"
             )
     return f"there is no column {column!r}{disk.did_you_mean(column, known)}; {LIST_COLUMNS}"
 

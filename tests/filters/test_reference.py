@@ -1,4 +1,4 @@
-"""docs/filters.md: the example works through a recipe, and the table lists all filters."""
+"""docs/filters.md: the example works through a recipe."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from filters import FILTERS, user_file
-from filters.base import PoolFilter
+from filters import user_file
 from manifests import disk, reader
 from manifests.pool_layout import PoolLayout
 from manifests.schema import Recipe
@@ -60,15 +59,3 @@ def test_a_filter_of_a_user_in_fifteen_lines(
     # Another option of one instance, by its name.
     assert score_command.main([*words, "--filters", "mine", "--set", "mine.step=1"]) == 0
     assert len([each for each in score_set_names(pool) if each.startswith("mine@")]) == 2
-
-
-def test_the_table_lists_every_filter_with_its_columns() -> None:
-    table = DOCUMENT[DOCUMENT.index("| filter | looks at | columns |") :]
-    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \|$", table, re.M)
-    listed = {name: (looks, columns) for name, looks, columns in rows}
-    assert list(listed) == list(FILTERS)
-    for name, filter_class in FILTERS.items():
-        looks, columns = listed[name]
-        assert (looks == "the whole pool") == issubclass(filter_class, PoolFilter), name
-        named = set(re.findall(r"`(\w+)`", columns))
-        assert named >= filter_class.adds.keys(), name
