@@ -1,4 +1,4 @@
-"""Columns of tables that other programs made, joined by uid: nothing is computed again."""
+"""Columns of tables that other programs made, joined by a key: nothing is computed again."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ from manifests.columns import EXTRA_TYPES
 LIST_TYPE = re.compile(r"fp16\[([1-9]\d{0,4})\]")
 COLUMN_NAME = re.compile(r"[a-z][a-z0-9_]{0,59}")
 PARQUET, UID_LIST = ".parquet", ".npy"
+# Text files, in UTF-8: a header and values in quotes where needed; one JSON object a line.
+TEXT_TABLES = (".csv", ".tsv", ".jsonl", ".ndjson")
+ENDINGS = (PARQUET, UID_LIST, *TEXT_TABLES)
 # The end of a Parquet file has its row groups with their sizes and statistics, that of an .npz the
 # CRC-32 of each of its arrays.
 HASHED_BYTES = 2**18
@@ -28,7 +31,8 @@ HASHED_BYTES = 2**18
 
 @dataclass(kw_only=True)
 class Table(FilterBase):
-    """The columns that `take` names, from Parquet files and the .npz beside each.
+    """The columns that `take` names, from Parquet files and the .npz beside each, or from .csv,
+    .tsv and .jsonl files.
 
     paths: files, folders and patterns (`*.parquet`). key: their column of uids, 32 hex digits. on:
     the column of the pool's sidecars that has the same values. take: name -> TYPE or COLUMN:TYPE,
@@ -39,8 +43,10 @@ class Table(FilterBase):
     """
 
     name: ClassVar[str] = "table"
+    hashed_keys: ClassVar[bool] = False  # keys are texts of any length, not 32 hex digits
+    blank_is_null: ClassVar[bool] = False  # of texts
     adds: ClassVar[dict[str, pa.DataType]] = {}
-    paths: tuple[str, ...] = field(metadata=FREE)  # identity() covers what is in them
+    paths: tuple[str, ...] | str = field(metadata=FREE)  # identity() covers what is in them
     take: dict[str, str]
     key: str = "uid"
     on: str = "uid"
@@ -49,7 +55,8 @@ class Table(FilterBase):
         if not self.paths or not self.take:
             raise ValueError("filter table needs paths and take, as in {take: {score: float}}")
         paths = []
-        for path in self.paths:  # the command may be repeated from another folder
+        given = (self.paths,) if isinstance(self.paths, str) else self.paths
+        for path in given:  # the command may be repeated from another folder
             paths.append(path if disk.is_url(path) else os.path.abspath(path))
         self.paths = tuple(paths)
         for name, form in self.take.items():
@@ -83,7 +90,10 @@ class Table(FilterBase):
         for path in self.paths:
             found = _files_at(path)
             if not found:
-                raise ValueError(f"filter table: there is no table at {path}")
+                raise ValueError(
+                    f"filter {self.name}: there is no table at {path}; a table is a file that "
+                    f"ends in {', '.join(ENDINGS)}, or a folder of such files"
+                )
             files += found
         return files
 
@@ -99,7 +109,7 @@ class Table(FilterBase):
             beside = [self.arrays_beside(file)] if with_arrays else []
             for path in [file, *beside]:
                 if not disk.exists(path):
-                    raise ValueError(f"filter table: {path} is missing")
+                    raise ValueError(f"filter {self.name}: {path} is missing")
                 size, end = _end_of(path)
                 content.update(f"{path.rpartition('/')[2]}\0{size}\0".encode() + end)
         return content.hexdigest()
@@ -127,17 +137,20 @@ def _files_at(path: str) -> list[str]:
     if "*" in last or "?" in last:
         names = [name for name in disk.list_names(folder) if fnmatch.fnmatch(name, last)]
         return [disk.join(folder, name) for name in names]
-    if path.endswith((PARQUET, UID_LIST)):
+    if path.endswith(ENDINGS):
         return [path] if disk.exists(path) else []
-    return [disk.join(path, name) for name in disk.list_names(path, PARQUET)]
+    names = disk.list_names(path)
+    chosen = [name for name in names if name.endswith(PARQUET)]
+    chosen = chosen or [name for name in names if name.endswith(TEXT_TABLES)]
+    return [disk.join(path, name) for name in chosen]
 
 
 def _end_of(path: str) -> tuple[int, bytes]:
-    """(bytes of a file, the hash of its last ones)."""
+    """(bytes of a file, the hash of its last ones; of all of a text file)."""
     with ExitStack() as stack:
         source: Any = stack.enter_context(disk.open_file(path))
         if isinstance(source, Path):
             source = stack.enter_context(open(source, "rb"))
         size = source.seek(0, io.SEEK_END)
-        source.seek(max(0, size - HASHED_BYTES))
-        return size, hashlib.sha256(source.read()).digest()
+        source.seek(0 if path.endswith(TEXT_TABLES) else max(0, size - HASHED_BYTES))
+        return size, hashlib.file_digest(source, "sha256").digest()

@@ -38,8 +38,8 @@ ORDER = {
     ],
     "filters": [
         "base", "partitions", "values", "instances", "user_file", "captions", "caption", "faces",
-        "language", "optout", "page", "pdq", "picture", "table", "tokens", "clip", "duplicates",
-        "concepts", "__init__",
+        "language", "optout", "page", "pdq", "picture", "table", "tokens", "clip", "captioning",
+        "duplicates", "concepts", "__init__",
     ],
     "pipeline": [
         "progress", "executor", "pool", "images", "foreign_columns", "exchange", "pool_scores",

@@ -13,7 +13,12 @@ from manifests.yaml_forms.yaml_file import expand_variables, pick_scale, read_ya
 
 OPEN_CLIP = "open_clip:"
 # Options of filters that name files: their paths are relative to the manifest.
-FILE_OPTIONS = ("captions", "entries", "mapping", "targets", "weights", "wnids", "words")
+FILE_OPTIONS = (
+    "against", "captions", "entries", "mapping", "paths", "targets", "weights", "wnids", "words",
+)  # fmt: skip
+# Options that name weights, by files of these endings or as local-dir:FOLDER, or else by a name.
+WEIGHTS_OPTIONS = ("model", "pretrained")
+WEIGHTS_FILES = (".bin", ".ftz", ".pt", ".pth", ".safetensors")
 PATH_AND_CLASS = re.compile(r"(?s)(.+\.py):([^:/]*)")  # a user's own filter
 LOCAL_DIR = "local-dir:"
 
@@ -219,13 +224,26 @@ def _options(options: Any, folder: Path) -> Any:
     """Options of a filter, or its kind with options, with the paths of files as absolute ones."""
     if not isinstance(options, dict):
         return options
-    shaped = {}
+    shaped: dict[Any, Any] = {}
     for key, value in options.items():
-        if key in FILE_OPTIONS:
+        if key in FILE_OPTIONS and isinstance(value, list):
+            shaped[key] = [_absolute(each, folder) for each in value]
+        elif key in FILE_OPTIONS:
             shaped[key] = _absolute(value, folder)
+        elif key in WEIGHTS_OPTIONS and isinstance(value, str):
+            shaped[key] = _weights(value, folder)
         else:
             shaped[key] = _options(value, folder)
     return shaped
+
+
+def _weights(value: str, folder: Path) -> str:
+    """The files that an option names as absolute ones; names of models as they are."""
+    if value.startswith(LOCAL_DIR):
+        return LOCAL_DIR + str(_absolute(value.removeprefix(LOCAL_DIR), folder))
+    if value.endswith(WEIGHTS_FILES) and ":" not in value:
+        return str(_absolute(value, folder))
+    return value
 
 
 def _kind(kind: str, folder: Path) -> str:

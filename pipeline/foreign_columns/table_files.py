@@ -21,9 +21,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from filters.table import Table, is_array
+from filters.table import TEXT_TABLES, Table, is_array
 from manifests import disk
-from pipeline.foreign_columns.uid_arrays import read_uid_array, uid_records
+from pipeline.foreign_columns.keys import key_records
+from pipeline.foreign_columns.text_files import read_pieces, text_of
+from pipeline.foreign_columns.uid_arrays import read_uid_array
 from pipeline.pool import Bytes
 
 CHECKED_ROWS = 64  # of a file, whose embeddings are compared with their score
@@ -47,21 +49,31 @@ class TableFile:
         if self.table.of_uid_lists:
             yield from read_uid_array(self.path)
             return
-        for number in range(self._footer.num_row_groups):
-            column = self._group(number, [self.table.key])[self.table.key]
+        for column in self._key_columns():
             try:
-                yield uid_records(column.cast(pa.string()))
+                yield key_records(column, self.table)
             except (ValueError, pa.ArrowException) as error:
                 raise ValueError(
-                    f"{self.path}: column {self.table.key!r}: {error}; the key of a table is a uid "
-                    "in every row"
+                    f"{self.path}: column {self.table.key!r}: {error}; the key of a table is a "
+                    f"{self.table.on} in every row"
                 ) from None
+
+    def _key_columns(self) -> Iterator[pa.Array | pa.ChunkedArray]:
+        if self.path.endswith(TEXT_TABLES):
+            for _, (keys,) in read_pieces(self.path, [self.table.key]):
+                yield pa.array(map(text_of, keys), pa.string())
+            return
+        for number in range(self._footer.num_row_groups):
+            yield self._group(number, [self.table.key])[self.table.key]
 
     def read_values(self, rows: Rows) -> Iterator[tuple[int, pa.Table]]:
         """(position in `rows`, columns of `take`) of ascending rows, piece by piece."""
         if self.table.of_uid_lists:
             (name,) = self.table.take
             yield 0, pa.table({name: pa.array(np.ones(len(rows), np.bool_))})
+            return
+        if self.path.endswith(TEXT_TABLES):
+            yield from self._text_values(rows)
             return
         arrays = self._arrays()
         sources = {}
@@ -77,6 +89,26 @@ class TableFile:
                 table = self._group(number, list(sources.values())).take(pa.array(wanted - first))
                 yield start, self._typed(table, sources, arrays, wanted)
             start, first = stop, first + count
+
+    def _text_values(self, rows: Rows) -> Iterator[tuple[int, pa.Table]]:
+        """`read_values` of a .csv, .tsv or .jsonl file."""
+        sources = self.table.source_columns()
+        for name, form in self.table.take.items():
+            if is_array(form):
+                raise ValueError(
+                    f"{self.path} has no arrays: {name} is {form}, which belongs to a Parquet file"
+                )
+        names = list(dict.fromkeys(sources.values()))
+        start = 0
+        for first, values in read_pieces(self.path, names):
+            stop = int(np.searchsorted(rows, first + len(values[0])))
+            if stop > start:
+                wanted = rows[start:stop]
+                columns = {}
+                for column, value in zip(names, values, strict=True):
+                    columns[column] = [value[row] for row in (wanted - first).tolist()]
+                yield start, self._typed(_text_table(self.path, columns), sources, {}, wanted)
+            start = stop
 
     @functools.cached_property
     def _footer(self) -> Any:
@@ -112,6 +144,8 @@ class TableFile:
             form = self.table.take[name].rpartition(":")[2]
             try:
                 columns[name] = _cast(table[sources[name]], form, kind)
+                if self.table.blank_is_null:
+                    columns[name] = _without_blanks(columns[name])
             except (pa.ArrowException, TypeError, ValueError) as error:
                 text = " ".join(str(error).split())[:160]
                 raise ValueError(
@@ -176,6 +210,20 @@ class TableFile:
                 )
 
 
+def _text_table(path: str, columns: dict[str, list[Any]]) -> pa.Table:
+    """Values of a text file as Arrow columns. ValueError for values of several types."""
+    arrays = {}
+    for name, values in columns.items():
+        try:
+            arrays[name] = pa.array(values)
+        except (pa.ArrowException, OverflowError) as error:
+            text = " ".join(str(error).split())[:160]
+            raise ValueError(
+                f"{path}: column {name!r} has values of several types: {text}"
+            ) from None
+    return pa.table(arrays)
+
+
 def _checked_array(
     array: npt.NDArray[Any], name: str, rows: int, width: int
 ) -> npt.NDArray[np.float16]:
@@ -187,6 +235,12 @@ def _checked_array(
     if array.dtype.kind != "f":
         raise ValueError(f"its array {name} is {array.dtype}, not floating point")
     return np.ascontiguousarray(array, np.float16)
+
+
+def _without_blanks(texts: pa.Array) -> pa.Array:
+    """Texts with NULL for those of nothing but space."""
+    is_blank = pc.equal(pc.utf8_length(pc.utf8_trim_whitespace(texts)), 0)
+    return pc.if_else(is_blank, pa.scalar(None, texts.type), texts)
 
 
 def _cast(column: pa.ChunkedArray, form: str, kind: pa.DataType) -> pa.Array:

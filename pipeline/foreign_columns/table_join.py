@@ -35,8 +35,9 @@ from pipeline.foreign_columns.key_match import (
     match_keys,
     payload,
 )
+from pipeline.foreign_columns.keys import key_records
 from pipeline.foreign_columns.table_files import TableFile
-from pipeline.foreign_columns.uid_arrays import UID_BYTES, uid_bits, uid_records
+from pipeline.foreign_columns.uid_arrays import UID_BYTES, uid_bits
 from pipeline.pool import Bytes, RecordSpill
 from pipeline.progress import counted_stage
 
@@ -127,7 +128,7 @@ class TableJoin:
 
     def _spill_pool(self, pool: RecordSpill) -> None:
         """The uids of the stored rows with their numbers."""
-        on = self._table.on
+        on, name = self._table.on, self._table.name
 
         def read(number: int) -> tuple[Bytes, str, int]:
             shard = int(self._commits.shards[self._positions[number]])
@@ -138,7 +139,7 @@ class TableJoin:
                 if on not in file.schema_arrow.names:
                     names = file.schema_arrow.names
                     raise ValueError(
-                        f"filter table: {self._commits.pool} has no column {on!r}"
+                        f"filter {name}: {self._commits.pool} has no column {on!r}"
                         f"{disk.did_you_mean(on, names)}"
                     )
                 return file.read(list(dict.fromkeys(["uid", "status", on])), use_threads=False)
@@ -148,9 +149,9 @@ class TableJoin:
             chosen = np.flatnonzero(stored.to_numpy())
             ordinals = (self._starts[number] + chosen).astype(ORDINAL)
             try:
-                keys = uid_records(table[on].filter(stored))
+                keys = key_records(table[on].filter(stored), self._table)
             except ValueError as error:
-                raise ValueError(f"filter table: column {on!r} of {path}: {error}") from None
+                raise ValueError(f"filter {name}: column {on!r} of {path}: {error}") from None
             stored_rows = int(pc.sum(pc.equal(table["status"], "success")).as_py() or 0)
             records = np.hstack([keys, payload(ordinals)])
             return records, uids_checksum(table["uid"]), stored_rows

@@ -40,22 +40,36 @@ def join_table(
             _commit(commits, name, instance, columns, seconds, fence)
         counts = join.counts
     if counts.table_rows:
-        logger.info("%s", match_line(name, counts))
+        logger.info("%s", match_line(name, counts, instance.filter))
     return counts
 
 
-def match_line(name: str, counts: MatchCounts) -> str:
+def match_line(name: str, counts: MatchCounts, table: Table) -> str:
     """What became of the rows of a table."""
+    key = "uid" if not table.hashed_keys else table.on
     line = (
         f"{name}: {counts.matched_rows:,} of {counts.pool_rows:,} stored rows have one of the "
-        f"{counts.keys:,} uids of the table"
+        f"{counts.keys:,} {key}s of the table"
     )
     if repeats := counts.table_rows - counts.keys:
-        line += f"; {repeats:,} table rows repeat a uid, the first row of each counts"
+        line += f"; {repeats:,} table rows repeat a {key}, the first row of each counts"
     if counts.missing:
-        shown = ", ".join(counts.missing_keys[:3])
-        line += f"; {counts.missing:,} uids are not stored in these shards ({shown} …)"
+        line += f"; {counts.missing:,} {key}s are not stored in these shards"
+        if not table.hashed_keys:  # what is kept of other keys are their hashes
+            line += f" ({', '.join(counts.missing_keys[:3])} …)"
     return line
+
+
+def shown_counts(counts: MatchCounts, table: Table) -> dict[str, int | str]:
+    """The counts of a join as plain values, for `score.py --json`."""
+    return {
+        "by": table.on,
+        "table_rows": counts.table_rows,
+        "keys": counts.keys,
+        "pool_rows": counts.pool_rows,
+        "matched_rows": counts.matched_rows,
+        "missing_keys": counts.missing,
+    }
 
 
 def _commit(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from pipeline.pool import check_fence
 from pipeline.pool_scores import compute, plan_job
 from pipeline.progress import measure_scored
 from pipeline.scoring.copied_sets import make_copier
-from pipeline.scoring.joined_tables import join_table
+from pipeline.scoring.joined_tables import join_table, shown_counts
 from pipeline.scoring.pool_sets import PoolSets
 from pipeline.scoring.score_bundles import make_bundles, read_metadata, scored_shards
 from pipeline.scoring.score_sets import read_score_set
@@ -62,6 +62,7 @@ class _Run:
     commits: Commits
     engine: Engine
     fence: int | None
+    joined: dict[str, Any] = field(default_factory=dict)  # NAME@ID -> what became of its keys
 
     @property
     def pool(self) -> str:
@@ -81,7 +82,8 @@ def score(
 
     commits: what is committed, if the caller has read it. fence: that of the lease. recipe: has
     further filters, whose complete columns those of `specs` may read. Returns
-    {"sets": {NAME@ID: scores.json}, "failed": {shard: reason}}. After a failed shard a set has {}.
+    {"sets": {NAME@ID: scores.json}, "failed": {shard: reason}, "joined": {NAME@ID: what became of
+    the keys of a table that was joined now}}. After a failed shard a set has {}.
     A row that cannot be decoded or scored has NULL. ValueError for unknown filters, options or
     weights, for columns to read that are not there, and for a pool without a stored row.
     """
@@ -105,7 +107,7 @@ def score(
             break
     documents = {name: read_score_set(pool, name) for name in names}
     shown = {name: document.document() if document else {} for name, document in documents.items()}
-    return {"sets": shown, "failed": failed}
+    return {"sets": shown, "failed": failed, "joined": run.joined}
 
 
 def _with_others(specs: Sequence[FilterSpec], recipe: Recipe | None) -> list[FilterSpec]:
@@ -151,7 +153,9 @@ def _make_sets(run: _Run, jobs: Sequence[_Job]) -> dict[str, str]:
     tables = [job for job in first if isinstance(job.instance.filter, Table)]
     for job in tables:
         lacking = lacking_shards(run.commits, job.name, job.whole_pool)
-        join_table(run.commits, job.name, job.instance, lacking, run.fence)
+        counts = join_table(run.commits, job.name, job.instance, lacking, run.fence)
+        assert isinstance(job.instance.filter, Table)
+        run.joined[job.name] = shown_counts(counts, job.instance.filter)
     row_local = [job for job in first if isinstance(job.instance.filter, Filter)]
     if row_local and (failed := _score_rows(run, row_local)):
         return failed

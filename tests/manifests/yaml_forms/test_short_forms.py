@@ -127,3 +127,32 @@ def test_the_forms_of_a_filter(tmp_path: Path) -> None:
     path.write_text(FILTERS.replace("- caption", "- [caption]"))
     with pytest.raises(ValueError, match=r"filters\[0\]|filters"):
         reader.read_manifest(path, Recipe)
+
+
+def test_files_that_filters_name_are_relative_to_the_recipe(tmp_path: Path) -> None:
+    (tmp_path / "r").mkdir()
+    path = tmp_path / "r" / "recipe.yaml"
+    path.write_text(
+        """
+name: r
+source: {kind: shards, paths: [s]}
+filters:
+  - {b: {clip_score: {model: "local-dir:../models/b"}}}
+  - {a: {clip_score: {model: "local-dir:/models/a"}}}
+  - {h: {embed: {model: "hf-hub:org/name"}}}
+  - {t: {clip_score: {model: ViT-B-32, pretrained: w/b.pt}}}
+  - {n: {clip_score: {model: ViT-B-32, pretrained: openai}}}
+  - language: {model: lid.176.bin}
+  - {c: {table: {paths: [x.parquet, "s3://b/y.parquet"], take: {z: float}}}}
+  - {d: {decontaminate: {against: ../images}}}
+"""
+    )
+    options = [spec.options for spec in reader.read_manifest(path, Recipe).filters]
+    assert options[0]["clip_score"]["model"] == f"local-dir:{tmp_path}/models/b"
+    assert options[1]["clip_score"]["model"] == "local-dir:/models/a"
+    assert options[2]["embed"]["model"] == "hf-hub:org/name"
+    assert options[3]["clip_score"]["pretrained"] == f"{tmp_path}/r/w/b.pt"
+    assert options[4]["clip_score"]["pretrained"] == "openai"
+    assert options[5]["model"] == f"{tmp_path}/r/lid.176.bin"
+    assert options[6]["table"]["paths"] == [f"{tmp_path}/r/x.parquet", "s3://b/y.parquet"]
+    assert options[7]["decontaminate"]["against"] == f"{tmp_path}/images"

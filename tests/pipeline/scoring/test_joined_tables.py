@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from filters.table import Table
 from manifests import disk
 from manifests.aligned import AlignedFiles
 from manifests.commits import read_commits
@@ -73,7 +74,8 @@ def test_the_line_names_what_is_missing() -> None:
         table_rows=12, keys=10, pool_rows=20, matched_rows=8, missing=2,
         missing_keys=["aa" * 16, "bb" * 16],
     )  # fmt: skip
-    line = match_line("dc@1", counts)
+    table = Table(paths=("x.parquet",), take={"text": "string"})
+    line = match_line("dc@1", counts, table)
     assert "8 of 20 stored rows have one of the 10 uids" in line
     assert "2 table rows repeat a uid" in line
     assert f"2 uids are not stored in these shards ({'aa' * 16}, {'bb' * 16} …)" in line
