@@ -32,6 +32,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.scaling.views import sidecar
+from filters import make
 from manifests import disk
 from manifests.aligned import AlignedFiles
 from manifests.commits import read_commits, update_index
@@ -160,6 +161,7 @@ def run_step(name: str, folder: Path) -> None:
     """Run one step in this process and print what it took."""
     pa.array(np.zeros(1))  # PyArrow imports pandas, where there is one, with the first array
     views.columns_of((View(name="raw"),), "raw", ["status"])  # and this loads DuckDB
+    make(FilterSpec(name="tokens"))  # and this pydantic, with the plugins that are installed
     before, peak_before = resource.getrusage(resource.RUSAGE_SELF), peak_mib()
     started = time.perf_counter()
     result = STEPS[name](folder)

@@ -90,8 +90,12 @@ class RecordSpill:
     def partitions(self) -> Iterator[Bytes]:
         """(records, width) of each partition, by their first bits; in one, as they were added.
 
-        OSError where the local disk has lost some.
+        No file is made for records that fit into the buffer. OSError where the local disk has
+        lost some.
         """
+        if not self._written.any():
+            yield from self._buffered_partitions()
+            return
         self._flush()
         for number, count in enumerate(self._written.tolist()):
             path = self._path(number)
@@ -102,21 +106,33 @@ class RecordSpill:
             yield np.frombuffer(content, np.uint8).reshape(-1, self.width)
 
     def _flush(self) -> None:
-        if not self._buffered:
-            return
-        records = np.concatenate(self._buffer)
+        records, ends = self._divided()
         self._buffer, self._buffered = [], 0
-        first = records[:, 0].astype(np.int64) << 8 | records[:, 1]
-        partition = first >> (16 - self.bits)
-        order = np.argsort(partition, kind="stable")
-        records = records[order]
-        numbers, starts = np.unique(partition[order], return_index=True)
-        ends = [*starts[1:].tolist(), len(records)]
-        for number, start, end in zip(numbers.tolist(), starts.tolist(), ends, strict=True):
-            path = self._path(number)
-            with disk.naming(path), open(path, "ab") as f:
-                f.write(records[start:end].data)
-            self._written[number] += end - start
+        start = 0
+        for number, end in enumerate(ends.tolist()):
+            if end > start:
+                path = self._path(number)
+                with disk.naming(path), open(path, "ab") as f:
+                    f.write(records[start:end].data)
+                self._written[number] += end - start
+            start = end
+
+    def _buffered_partitions(self) -> Iterator[Bytes]:
+        records, ends = self._divided()
+        start = 0
+        for end in ends.tolist():
+            yield records[start:end]
+            start = end
+
+    def _divided(self) -> tuple[Bytes, npt.NDArray[np.int64]]:
+        """(the records of the buffer, partition after partition, where each partition ends)."""
+        records = np.concatenate([np.zeros((0, self.width), np.uint8), *self._buffer])
+        if not self.bits:
+            return records, np.array([len(records)])
+        first = records[:, 0].astype(np.uint16) << 8 | records[:, 1]
+        partition = first >> (16 - self.bits)  # 16 bits: NumPy sorts them by counting
+        counts = np.bincount(partition, minlength=1 << self.bits)
+        return records[np.argsort(partition, kind="stable")], np.cumsum(counts)
 
     def _path(self, number: int) -> Path:
         return Path(self._folder.name) / str(number)

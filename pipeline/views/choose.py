@@ -31,6 +31,7 @@ from manifests.columns import VIEW
 from manifests.documents import RuleEffect, Threshold
 from manifests.pool_layout import NOT_STORED
 from manifests.schema import View
+from pipeline.views.connections import borrowed_connection
 from pipeline.views.part_rows import PartRows
 from pipeline.views.row_tests import (
     Codes,
@@ -41,7 +42,6 @@ from pipeline.views.row_tests import (
     outcome_codes,
     sizes_needed,
 )
-from pipeline.views.rules import connect
 from pipeline.views.steps import Step, steps_of
 from pipeline.views.unit_threads import map_units
 
@@ -147,13 +147,14 @@ class InMemorySource:
 
 def check(views: Sequence[View], schema: pa.Schema) -> None:
     """ValueError for rules that would fail on any rows with these columns. No rows are needed."""
-    rows = PartRows(connect(), schema.empty_table())
-    for view in views:
-        steps = steps_of(views, view.name)
-        for step in steps:
-            if step.random_like is not None:
-                steps_of(views, step.random_like)
-        check_steps(rows, steps)
+    with borrowed_connection() as connection:
+        rows = PartRows(connection, schema.empty_table())
+        for view in views:
+            steps = steps_of(views, view.name)
+            for step in steps:
+                if step.random_like is not None:
+                    steps_of(views, step.random_like)
+            check_steps(rows, steps)
 
 
 def choose_parts(
@@ -191,8 +192,9 @@ def _apply(
     sizes: Mapping[str, int],
 ) -> dict[str, Selection]:
     """The selections of some views whose random rows can be drawn, in one pass over the rows."""
-    rows = PartRows(connect(), source.schema.empty_table())
-    compiled = compile_views(rows, steps, source, sizes)
+    with borrowed_connection() as connection:
+        rows = PartRows(connection, source.schema.empty_table())
+        compiled = compile_views(rows, steps, source, sizes)
     tests = {name: of_view for name, (of_view, _) in compiled.items()}
 
     def work(unit: int) -> dict[str, ViewCounts]:
@@ -223,9 +225,9 @@ def _work_on_unit(
     open_sink: OpenSink,
 ) -> dict[str, ViewCounts]:
     """Write the masks of a unit; the counts of each view."""
-    connection = connect(threads=1)
     counts = {name: ViewCounts(len(of_view)) for name, of_view in tests.items()}
     with ExitStack() as stack:
+        connection = stack.enter_context(borrowed_connection())
         sinks = {}
         for name in tests:
             if name in names:

@@ -17,7 +17,8 @@ from manifests.pool_layout import FLAT_SHARDS, SHARDS_PER_FOLDER, shard_name
 from pipeline.pool import ScoreColumns
 from pipeline.views.choose import Part
 
-UNIT_SHARDS = 100  # flat shards that one thread works on
+UNIT_SHARDS = 100  # flat shards that one thread works on, at most
+UNIT_ROWS = 100_000  # rows of those shards: a million rows give work to ten threads
 PART_ROWS = 200_000  # rows that a thread has in memory, and at least one shard
 KEPT_ROWS = 1_000_000  # a pool of at most so many rows is read once, whatever the passes over it
 ScoreSets = Mapping[str, tuple[str, ScoreSetDocument]]  # instance -> (NAME@ID, scores.json)
@@ -117,7 +118,9 @@ def _unit_bounds(commits: Commits) -> list[int]:
     """Where the units begin and end in the list of shards: a bundle is never cut."""
     shards = commits.shards
     flat = int(np.searchsorted(shards, FLAT_SHARDS))
-    bounds = list(range(0, flat, UNIT_SHARDS))
+    rows = int(commits.column("count").slice(0, flat).to_numpy().sum())
+    step = max(1, min(UNIT_SHARDS, UNIT_ROWS * flat // max(1, rows)))
+    bounds = list(range(0, flat, step))
     folders = shards[flat:] // SHARDS_PER_FOLDER
     starts = np.flatnonzero(np.diff(folders, prepend=-1)) + flat
     return [*bounds, *starts.tolist(), len(shards)]

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
+from pipeline.views.connections import TABLE
 from pipeline.views.rules import DERIVED
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
@@ -58,22 +59,39 @@ class PartRows:
 
     def evaluate(self, sql: str, alive: Mask) -> pa.ChunkedArray:
         """`sql` for each row. It is not evaluated for rows that are not alive; they are NULL."""
+        return self.evaluate_all([sql], alive)[0]
+
+    def evaluate_all(self, expressions: Sequence[str], alive: Mask) -> list[pa.ChunkedArray]:
+        """`evaluate` for several expressions in one query. An error may be that of any of them."""
         table = self.table.append_column("row_is_alive", pa.array(alive))
-        self.connection.register("pool_rows", table)
-        relation = self.relation(f"CASE WHEN row_is_alive THEN ({sql}) END")
-        return relation.to_arrow_table().column(0)
+        self.connection.register(TABLE, table)
+        columns = []
+        for number, sql in enumerate(expressions):
+            columns.append(f"CASE WHEN row_is_alive THEN ({sql}) END AS answer_{number}")
+        answers: pa.Table = self._select(", ".join(columns)).to_arrow_table()
+        return list(answers.columns)
+
+    def values_of_stored(self, sql: str) -> pa.ChunkedArray:
+        """`sql` for the stored rows; other rows are NULL or left out. A column of numbers is not
+        given to DuckDB."""
+        if sql in self.table.column_names:
+            column = self.table[sql]
+            if pa.types.is_floating(column.type) or pa.types.is_integer(column.type):
+                return column.filter(pa.array(self.stored))
+        return self.evaluate(sql, self.stored)
 
     def type_of(self, sql: str) -> str:
         """DuckDB's type of an expression over the columns."""
-        self.connection.register("pool_rows", self.table)
+        self.connection.register(TABLE, self.table)
         return str(self.relation(f"({sql})").types[0])
 
     def relation(self, sql: str) -> Any:
         """`sql` over the registered rows."""
+        return self._select(f"{sql} AS answer")
+
+    def _select(self, columns: str) -> Any:
         derived = "".join(f", {text} AS {name}" for name, text in self.derived.items())
-        return self.connection.sql(
-            f"SELECT {sql} AS answer FROM (SELECT *{derived} FROM pool_rows)"
-        )
+        return self.connection.sql(f"SELECT {columns} FROM (SELECT *{derived} FROM {TABLE})")
 
     def stored_hashes(self, seed: int) -> Hashes:
         """(stored rows,) `uid_hashes` of the stored rows, computed once per seed."""

@@ -18,11 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from manifests.documents import RuleEffect, Threshold
+from pipeline.views.connections import borrowed_connection
 from pipeline.views.part_rows import Mask, Numbers, PartRows, is_true
 from pipeline.views.ranks import Ranked, RankSearch
 from pipeline.views.rules import (
     DERIVED,
-    connect,
     evaluation_error,
     null_unless_known,
     parse,
@@ -31,6 +31,8 @@ from pipeline.views.rules import (
 from pipeline.views.steps import Step
 from pipeline.views.unit_threads import map_units
 
+# A query costs about a millisecond of CPU besides the rows that it reads.
+TESTS_PER_QUERY = 32
 KEPT, UNSTORED, FIRST_STEP = 0, 1, 2  # codes of outcomes; each step has two: failed, missing
 Codes = np.ndarray[Any, np.dtype[np.int16]]
 
@@ -160,8 +162,13 @@ def outcome_codes(rows: PartRows, tests: Sequence[RowTest]) -> tuple[Codes, View
     counts.left[0] = alive.sum()
     times = np.zeros(len(alive), np.int16)  # how many tests reject a row
     rejections: list[Mask] = []
+    answers = _answers(rows, tests)
     for number, test in enumerate(tests):
-        passed, missing, on_all = passed_of_stored(rows, test, alive)
+        if number in answers:
+            answer, on_all = answers.pop(number), True
+            passed, missing = is_true(answer), is_true(pc.is_null(answer))
+        else:
+            passed, missing, on_all = passed_of_stored(rows, test, alive)
         rejections.append(rows.stored & ~passed if on_all else np.zeros_like(alive))
         counts.known[number] = on_all
         times += rejections[-1]
@@ -173,6 +180,23 @@ def outcome_codes(rows: PartRows, tests: Sequence[RowTest]) -> tuple[Codes, View
         counts.rejected[number] = rejected.sum()
         counts.alone[number] = (rejected & (times == 1)).sum()
     return codes, counts
+
+
+def _answers(rows: PartRows, tests: Sequence[RowTest]) -> dict[int, pa.ChunkedArray]:
+    """The answers of tests for all stored rows, by number of the test. Tests that share a query
+    with one that fails are not among them.
+    """
+    with_sql = [(number, test.sql) for number, test in enumerate(tests) if test.sql is not None]
+    answers: dict[int, pa.ChunkedArray] = {}
+    for start in range(0, len(with_sql), TESTS_PER_QUERY):
+        group = with_sql[start : start + TESTS_PER_QUERY]
+        try:
+            columns = rows.evaluate_all([sql for _, sql in group], rows.stored)
+        except duckdb.Error:
+            continue
+        for (number, _), column in zip(group, columns, strict=True):
+            answers[number] = column
+    return answers
 
 
 def passed_of_stored(rows: PartRows, test: RowTest, alive: Mask) -> tuple[Mask, Mask, bool]:
@@ -259,12 +283,12 @@ def _find_tops(
             columns |= set(DERIVED[column][1]) if column in DERIVED else {column}
 
     def work(unit: int) -> None:
-        connection = connect(threads=1)
-        for part in source.parts(unit, sorted(columns)):
-            part_rows = PartRows(connection, part.table, part.first_row)
-            for key, search in searches.items():
-                if not search.is_done:
-                    search.add(_numbers(part_rows, tops[key]))
+        with borrowed_connection() as connection:
+            for part in source.parts(unit, sorted(columns)):
+                part_rows = PartRows(connection, part.table, part.first_row)
+                for key, search in searches.items():
+                    if not search.is_done:
+                        search.add(_numbers(part_rows, tops[key]))
 
     _end_searches(source, searches.values(), work)
     thresholds = {}
@@ -295,7 +319,7 @@ def _rank_from_above(share: Fraction) -> Any:
 def _numbers(rows: PartRows, top: _Top) -> Numbers:
     """(n,) the values of a column of the stored rows, without NULL and NaN."""
     try:
-        values = pc.drop_null(rows.evaluate(top.column, rows.stored))
+        values = pc.drop_null(rows.values_of_stored(top.column))
     except duckdb.Error as error:
         raise evaluation_error(top.step, error) from None
     if pa.types.is_decimal(values.type):  # a column times 0.5 is a decimal
@@ -324,12 +348,12 @@ def size_limits(
     searches = {(seed, size): RankSearch(_constant(size), lambda h: h) for seed, size in draws}
 
     def work(unit: int) -> None:
-        connection = connect(threads=1)
-        for part in source.parts(unit, ["status", "uid"]):
-            rows = PartRows(connection, part.table, part.first_row)
-            for (seed, _), search in searches.items():
-                if not search.is_done:
-                    search.add(rows.stored_hashes(seed))
+        with borrowed_connection() as connection:
+            for part in source.parts(unit, ["status", "uid"]):
+                rows = PartRows(connection, part.table, part.first_row)
+                for (seed, _), search in searches.items():
+                    if not search.is_done:
+                        search.add(rows.stored_hashes(seed))
 
     _end_searches(source, searches.values(), work)
     draws_made = {}
@@ -351,11 +375,11 @@ def _constant(size: int) -> Any:
 def _first_ties(source: Rows, seed: int, last: int, count: int) -> frozenset[int]:
     """The first `count` rows with the hash `last`: by uid, then by their place in the pool."""
     ties: list[tuple[str, int]] = []
-    connection = connect(threads=1)
-    for unit in range(source.units):
-        for part in source.parts(unit, ["status", "uid"]):
-            rows = PartRows(connection, part.table, part.first_row)
-            same = rows.of_stored(rows.stored_hashes(seed) == np.uint64(last))
-            for row in np.flatnonzero(same).tolist():
-                ties.append((str(part.table["uid"][row]), part.first_row + row))
+    with borrowed_connection() as connection:
+        for unit in range(source.units):
+            for part in source.parts(unit, ["status", "uid"]):
+                rows = PartRows(connection, part.table, part.first_row)
+                same = rows.of_stored(rows.stored_hashes(seed) == np.uint64(last))
+                for row in np.flatnonzero(same).tolist():
+                    ties.append((str(part.table["uid"][row]), part.first_row + row))
     return frozenset(row for _, row in sorted(ties)[:count])

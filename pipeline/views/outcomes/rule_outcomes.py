@@ -14,9 +14,10 @@ import pyarrow as pa
 
 from manifests.documents import ViewDocument
 from pipeline.views.choose import InMemorySource
+from pipeline.views.connections import TABLE, connect
 from pipeline.views.part_rows import Mask, PartRows
 from pipeline.views.row_tests import RowTest, passed_of_stored, row_test, size_limits
-from pipeline.views.rules import connect, parse
+from pipeline.views.rules import parse
 from pipeline.views.steps import Step, is_selected
 
 
@@ -35,7 +36,7 @@ class RuleOutcome:
 def with_derived(table: pa.Table) -> pa.Table:
     """A table of sidecar columns with the derived columns that rules may read, such as aspect."""
     rows = PartRows(connect(), table)
-    rows.connection.register("pool_rows", table)
+    rows.connection.register(TABLE, table)
     for name in rows.derived:
         table = table.append_column(name, rows.relation(name).to_arrow_table().column(0))
     return table

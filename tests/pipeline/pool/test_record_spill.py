@@ -34,6 +34,7 @@ def test_every_record_comes_back_in_the_partition_of_its_first_bits(
         for start in range(0, 1000, 45):
             spill.add(records[start : start + 45])
         parts = list(spill.partitions())
+        assert any(Path(spill._folder.name).iterdir()) == (buffered == 30)
     assert (spill.records, len(parts)) == (1000, 1 << bits)
     for number, part in enumerate(parts):
         first = part[:, 0].astype(int) << 8 | part[:, 1]

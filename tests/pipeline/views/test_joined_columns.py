@@ -41,6 +41,18 @@ def test_every_row_once_in_order(
     assert uids == expected
 
 
+def test_units_of_flat_shards_are_small_enough_for_several_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commits = read_commits(make_pool(tmp_path, rows(26), per_shard=3))
+    monkeypatch.setattr(joined_columns, "UNIT_ROWS", 6)
+    source = JoinedColumns(commits, {"status"}, {})
+    sizes = [len(source.shards_of(unit)) for unit in range(source.units)]
+    assert sizes == [2, 2, 2, 2, 1]
+    monkeypatch.setattr(joined_columns, "UNIT_ROWS", 1)
+    assert JoinedColumns(commits, {"status"}, {}).units == 9
+
+
 def test_a_sidecar_of_other_rows_is_refused(tmp_path: Path) -> None:
     commits = read_commits(make_pool(tmp_path, rows(6), per_shard=3))
     path = commits.sidecar(1)

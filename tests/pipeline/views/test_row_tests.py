@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from manifests.schema import Rule, View
+from pipeline.views import row_tests
 from pipeline.views.choose import Part, choose_parts
 from tests.support.masks import Masks
 
@@ -52,3 +53,33 @@ def test_a_rule_that_leaves_no_row_is_named() -> None:
     none = View(name="none", rules=(Rule(name="big", where="x > 5"),))
     with pytest.raises(ValueError, match=r"rule 'big' \(x > 5\) lets none of the 2 rows through"):
         choose_parts(Parts(table, 1), [none], ["none"], Masks().open)
+
+
+def test_rules_that_share_a_query_with_one_that_fails_are_evaluated_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`number` cannot be evaluated on the rows that `digits` rejects."""
+    table = pa.table(
+        {
+            "uid": ["a", "b", "c", "d", "e"],
+            "status": ["success"] * 4 + ["failed"],
+            "text": ["1", "x", "7", None, "y"],
+            "x": [1, 2, 3, 4, 5],
+        }
+    )
+    rules = (
+        Rule(name="digits", where="regexp_matches(text, '^[0-9]+$')"),
+        Rule(name="number", where="CAST(text AS INTEGER) > 3"),
+        Rule(name="small", where="x < 4"),
+    )
+    view = View(name="numbers", rules=rules)
+    outcomes = []
+    for tests_per_query in (1, 2, 32):
+        monkeypatch.setattr(row_tests, "TESTS_PER_QUERY", tests_per_query)
+        masks = Masks()
+        selection = choose_parts(Parts(table, 5), [view], ["numbers"], masks.open)["numbers"]
+        assert masks.kept("numbers") == [False, False, True, False, False]
+        outcomes.append(selection)
+    assert outcomes[0] == outcomes[1] == outcomes[2]
+    effects = {effect.rule: effect.rejected for effect in outcomes[0].effects}
+    assert effects == {"digits": 2, "number": None, "small": 1}
