@@ -20,8 +20,8 @@ PACKAGES = ("manifests", "filters", "pipeline", "train")
 # Imported where a run asks for it; not part of this interpreter.
 OPTIONAL_IMPORTS = {"rapidocr", "wandb", "tensorboard", "flash_attn"}
 # `make venv` installs them: this interpreter is the proof.
-# concepts, faces and stream by way of test
-INSTALLED = {"train", "score", "concepts", "faces", "stream", "test", "docs"}
+# concepts, faces, onnx and stream by way of test
+INSTALLED = {"train", "score", "concepts", "faces", "onnx", "stream", "test", "docs"}
 RESOLVED = {"ocr", "cpu", "img2dataset", "s3", "gpu", "tensorboard", "wandb"}
 NOT_HERE = {"flash": "flash-attn has no wheels: its setup.py needs torch and a CUDA compiler"}
 

@@ -64,3 +64,33 @@ def test_what_hugging_face_cannot_be_is_refused_before_anything_is_written(tmp_p
     assert export.main(arguments) == 2
     assert "cannot have a logit bias" in capsys.readouterr().err
     assert not to.exists()
+
+
+@pytest.mark.slow
+def test_onnx_is_both_towers_and_its_differences_are_reported(folder, tmp_path, capsys):
+    to = tmp_path / "graphs"
+    assert export.main([folder, "--onnx", str(to), "--text-length", "9", "--json"]) == 0
+    written = json.loads(capsys.readouterr().out)
+    assert (written["format"], written["dtype"], written["text_length"]) == ("onnx", "fp32", 9)
+    assert 0 < max(written["differences"].values()) <= 1e-5
+    assert written["weights_sha256"] == weights_sha256(load_model(folder).state_dict())
+    names = sorted(path.name for path in to.iterdir())
+    assert names == ["image.onnx", "onnx_config.json", "text.onnx"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--to", "{to}", "--dtype", "fp16"], "error: --dtype belongs to --onnx; drop it"),
+        (["--to", "{to}", "--text-length", "0"], "error: --text-length belongs to --onnx; drop it"),
+        (["--onnx", "{to}", "--format", "open_clip"], "error: --format belongs to --to; drop it"),
+        (["--onnx", "{to}", "--dtype", "int8"], "error: dtype is 'int8'; ONNX is written with"),
+        (["--onnx", "{to}", "--text-length", "0"], "error: text length is 0; the model takes 1 to"),
+        (["--onnx", "{to}", "--text-length", "17"], "error: text length is 17; the model takes"),
+    ],
+)
+def test_an_option_of_the_other_format_is_refused(folder, tmp_path, capsys, arguments, message):
+    to = tmp_path / "there"
+    assert export.main([folder, *(argument.format(to=to) for argument in arguments)]) == 2
+    assert message in capsys.readouterr().err
+    assert not to.exists()

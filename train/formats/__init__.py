@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from train.formats import model_files, nemo, open_clip_files
 from train.formats.model_files import load_model
+from train.formats.onnx_folder import TOLERANCES, example_inputs, save_onnx
+from train.formats.onnx_graphs import OnnxOptions, write_graphs
 from train.formats.open_clip_files import from_open_clip, open_clip_config
 
 __all__ = [
+    "TOLERANCES",
+    "OnnxOptions",
+    "example_inputs",
     "from_open_clip",
     "load_model",
     "model_files",
     "nemo",
     "open_clip_config",
     "open_clip_files",
+    "save_onnx",
+    "write_graphs",
 ]

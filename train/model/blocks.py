@@ -142,4 +142,4 @@ def _pooled_tokens(x: Tensor, packed: PackedCaptions | None, end_B: Tensor | Non
         return (packed.offset_B1[1:].long() - 1,)
     if end_B is None:
         return (slice(None), 0)
-    return (torch.arange(len(x), device=x.device), end_B)
+    return (torch.arange(x.shape[0], device=x.device), end_B)  # len() would fix the batch size

@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+
+import onnx
+import onnxruntime
+import pytest
+import torch
+
+from manifests import disk
+from train.formats import onnx_folder, onnx_graphs
+from train.formats.model_files import weights_sha256
+from train.formats.onnx_folder import model_name, save_onnx, source_name
+from train.formats.onnx_graphs import OnnxOptions
+from train.model import CLIP, MODELS
+
+PLAIN = OnnxOptions()
+
+
+@pytest.fixture
+def model():
+    return CLIP(MODELS["test"], seed=5)
+
+
+@pytest.fixture
+def instant(monkeypatch):
+    """Two small files for the graphs, and no comparison."""
+
+    def write(model, folder, options, metadata):
+        for name in ("image.onnx", "text.onnx"):
+            (folder / name).write_text(json.dumps(metadata))
+
+    monkeypatch.setattr(onnx_folder, "write_graphs", write)
+    monkeypatch.setattr(onnx_folder, "_checked", lambda *_: {"image": 0.0, "text": 0.0})
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.slow
+def test_a_folder_says_what_it_holds_and_large_weights_lie_beside_the_graph(
+    model, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(onnx_graphs, "MOST_BYTES_INSIDE", 2**20)  # the text tower has 6 MiB
+    differences = save_onnx(model, str(tmp_path / "a"), PLAIN, "/home/somebody/out/run")
+    assert 0 < max(differences.values()) <= 1e-5
+    assert names(tmp_path) == ["a"]
+    assert names(tmp_path / "a") == [
+        "image.onnx", "onnx_config.json", "text.onnx", "text.onnx.data",
+    ]  # fmt: skip
+    plain = json.loads((tmp_path / "a/onnx_config.json").read_text())
+    for name, file in plain.pop("files").items():
+        assert disk.file_sha256(tmp_path / "a" / name) == file["sha256"]
+        assert (tmp_path / "a" / name).stat().st_size == file["bytes"]
+    assert plain["weights_sha256"] == weights_sha256(model.state_dict())
+    assert (plain["model"], plain["source"], plain["dtype"]) == ("test", "run", "fp32")
+    assert plain["text"]["tokenizer"] == "clip"
+    assert plain["image"]["mean"] == list(MODELS["test"].image_mean)
+    for name in ("image.onnx", "text.onnx"):
+        graph = onnx.load(str(tmp_path / "a" / name), load_external_data=False)
+        stored = {entry.key: entry.value for entry in graph.metadata_props}
+        assert json.loads(stored["clipmill.config"]) == plain["config"]
+        assert json.loads(stored["clipmill.text"]) == plain["text"]
+        assert stored["clipmill.weights_sha256"] == plain["weights_sha256"]
+        data = (tmp_path / "a" / name).read_bytes()
+        assert b"somebody" not in data
+        assert b".py" not in data  # the exporter's own source lines
+    # It is loaded where it lies, with its data beside it.
+    session = onnxruntime.InferenceSession(str(tmp_path / "a/text.onnx"))
+    assert session.get_inputs()[0].shape == ["batch", "text_length"]
+
+
+def test_the_name_of_a_model_is_that_of_its_towers():
+    changes = {"logit_bias": True, "drop_path_rate": 0.1, "image_mean": (0.5, 0.5, 0.5)}
+    assert model_name(dataclasses.replace(MODELS["ViT-B-32"], **changes)) == "ViT-B-32"
+    assert model_name(dataclasses.replace(MODELS["ViT-B-32"], text_layers=3)) is None
+    one = {"num_channels": 1, "image_mean": (0.5,), "image_std": (0.5,)}
+    assert model_name(dataclasses.replace(MODELS["ViT-B-32"], **one)) is None
+    assert source_name("open_clip:ViT-B-32//data/epoch_3.pt") == "open_clip:ViT-B-32/epoch_3.pt"
+    assert source_name("/out/run/") == "run"
+
+
+def test_what_exists_stays(model, instant, tmp_path):
+    folder = tmp_path / "there"
+    folder.mkdir()
+    (folder / "mine").write_text("x")
+    for taken in (folder, folder / "mine"):
+        with pytest.raises(ValueError, match="exists and is not empty; choose a new folder"):
+            save_onnx(model, str(taken), PLAIN)
+    with pytest.raises(ValueError, match=r"a name that does not end in \.onnx"):
+        save_onnx(model, str(tmp_path / "model.onnx"), PLAIN)
+    assert names(folder) == ["mine"]
+    (folder / "mine").unlink()
+    save_onnx(model, str(folder), PLAIN)  # an empty folder is as good as none
+    assert names(folder) == ["image.onnx", "onnx_config.json", "text.onnx"]
+    assert names(tmp_path) == ["there"]
+
+
+def test_of_two_exports_one_is_whole_and_the_other_says_so(model, instant, tmp_path, monkeypatch):
+    folder = str(tmp_path / "both")
+    publish = onnx_folder._publish
+    first = []
+
+    def other_first(staging, target):
+        if not first:
+            first.append(target)
+            save_onnx(model, folder, PLAIN, "first")
+        publish(staging, target)
+
+    monkeypatch.setattr(onnx_folder, "_publish", other_first)
+    with pytest.raises(ValueError, match="was made by another command in the meantime"):
+        save_onnx(model, folder, PLAIN, "second")
+    assert disk.read_json(f"{folder}/onnx_config.json")["source"] == "first"
+    assert names(tmp_path) == ["both"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_an_export_that_is_stopped_leaves_nothing(model, instant, tmp_path, monkeypatch, error):
+    def stop(*_):
+        raise error
+
+    monkeypatch.setattr(onnx_folder, "_checked", stop)
+    with pytest.raises(error):
+        save_onnx(model, str(tmp_path / "a"), PLAIN)
+    assert names(tmp_path) == []
+
+
+def test_a_store_gets_the_description_last(model, instant, monkeypatch):
+    published = []
+    publish = disk.publish
+    monkeypatch.setattr(
+        disk, "publish", lambda staged, path: (published.append(path), publish(staged, path))
+    )
+    save_onnx(model, "memory://onnx/a", PLAIN)
+    assert [path.rpartition("/")[2] for path in published] == [
+        "image.onnx", "text.onnx", "onnx_config.json",
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="exists and is not empty"):
+        save_onnx(model, "memory://onnx/a", PLAIN)
+
+
+def test_weights_that_are_not_finite_are_refused_by_name(model, tmp_path):
+    with torch.no_grad():
+        model.visual.blocks[1].fc1.bias[3] = float("nan")
+    with pytest.raises(ValueError, match=r"visual\.blocks\.1\.fc1\.bias holds NaN or infinity"):
+        save_onnx(model, str(tmp_path / "a"), PLAIN)
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("difference", "dtype", "message"),
+    [
+        (2e-5, "fp32", r"the text tower differs from PyTorch by 2e-05 in fp32, and 1e-05"),
+        (float("nan"), "fp16", r"by nan in fp16, and 0\.001 is the limit; export it in fp32"),
+    ],
+)
+def test_a_graph_that_computes_something_else_is_refused(
+    model, tmp_path, monkeypatch, difference, dtype, message
+):
+    monkeypatch.setattr(onnx_folder, "write_graphs", lambda *_: None)
+    monkeypatch.setattr(
+        onnx_folder, "differences_to_torch", lambda *_: {"image": 1e-6, "text": difference}
+    )
+    with pytest.raises(ValueError, match=message):
+        save_onnx(model, str(tmp_path / "a"), OnnxOptions(dtype=dtype))
+    assert names(tmp_path) == []
+
+
+def test_without_onnxruntime_the_graphs_are_written_and_it_is_said(
+    model, tmp_path, monkeypatch, caplog
+):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(onnx_folder, "write_graphs", lambda *_: None)
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else find(name)
+    )
+    assert save_onnx(model, str(tmp_path / "a"), PLAIN) is None
+    assert "onnxruntime is not installed: the graphs were not compared" in caplog.text
