@@ -1,0 +1,111 @@
+"""The commands of the quick starts, taken from the pages and run on small data."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from manifests import disk
+from tests.support import pages
+from tests.support.datacomp import write_metadata
+from tests.support.other_tars import pack
+from tests.support.photo_folders import COLOURS, make_folder, pixels_of
+from tests.support.web_files import FileServer
+
+pytestmark = pytest.mark.slow
+ROWS = 48
+# A run of four steps in place of 500.
+SMALL_RUN = {"samples_seen=64k": "samples_seen=64 batch_size=16 lanes=8 warmup=1"}
+
+
+def photograph(number: int) -> tuple[bytes, str]:
+    """A JPEG and its caption."""
+    label = list(COLOURS)[number % 3]
+    sink = io.BytesIO()
+    Image.fromarray(pixels_of(label, number)).save(sink, "JPEG")
+    return sink.getvalue(), f"a photo of a {label}" if number % 2 else label
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two shards as img2dataset writes them, with their Parquet files, and images of a task."""
+    folder = tmp_path_factory.mktemp("quick")
+    for shard in range(2):
+        members, rows = [], []
+        for number in range(shard * ROWS // 2, (shard + 1) * ROWS // 2):
+            image, caption = photograph(number)
+            key, url = f"{shard:05d}{number:04d}", f"http://img.example/{number}.jpg"
+            row = {"url": url, "caption": caption, "key": key, "status": "success"}
+            row |= {"uid": disk.uid_of(url, caption), "error_message": None}
+            members += [(f"{key}.jpg", image), (f"{key}.txt", caption.encode())]
+            members.append((f"{key}.json", json.dumps(row).encode()))
+            rows.append(row)
+        pack(folder / f"shards/{shard:05d}.tar", members)
+        pq.write_table(pa.Table.from_pylist(rows), folder / f"shards/{shard:05d}.parquet")
+    make_folder(folder / "photographs", per_class=4, first=500)
+    return folder
+
+
+@pytest.fixture
+def work(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder of a reader: the shared data and nothing else."""
+    for name in ("shards", "photographs"):
+        (tmp_path / name).symlink_to(shared / name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run_all(page: str, changes: dict[str, str] | None = None) -> list[str]:
+    """Run every command of a page. Each must end with status 0."""
+    lines = pages.runnable(page)
+    for line in lines:
+        assert pages.run_command(line, changes) == 0, line
+    return lines
+
+
+def test_the_page_for_users_of_img2dataset(work: Path) -> None:
+    images = {f"/{number}.jpg": photograph(number)[0] for number in range(6)}
+    urls = [f"http://img.example/{number}.jpg" for number in range(8)]  # two are not there
+    pq.write_table(pa.table({"URL": urls, "TEXT": ["a photo"] * 8}), "urls.parquet")
+    with FileServer(images, ranges=False) as server:
+        address = server.base.removeprefix("http://").rstrip("/")
+        local = f'allow_private: true, connect_to: {{"*.example": "{address}"}}, user_agent'
+        names = pages.write_files("docs/start/img2dataset.md", work, {"user_agent": local})
+        assert names == ["mine.yaml", "list.yaml"]
+        lines = run_all("docs/start/img2dataset.md")
+    assert len(lines) == 8
+    assert disk.read_json("out/mine/views/long.json")["kept"] == ROWS // 2
+    counts = disk.read_json("out/list/pool.json")["fetch"]["final"]
+    assert (counts["stored"], counts["reasons"]) == (6, {"http_4xx": 2})
+    assert Path("out/mine.html").exists()
+    assert disk.read_json("out/long_shards/export.json")["rows"] == ROWS // 2
+
+
+def test_the_page_for_users_of_datacomp(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uids = []
+    for path in sorted(Path("shards").glob("*.parquet")):
+        uids += pq.read_table(path)["uid"].to_pylist()
+    write_metadata(work / "metadata", "0000", uids[::-1])
+    pairs = [(int(uid[:16], 16), int(uid[16:], 16)) for uid in uids[:12]]
+    np.save(work / "basic.npy", np.sort(np.array(pairs, "u8,u8")))
+    monkeypatch.setenv("DATACOMP", str(work))
+    pages.write_files("docs/start/datacomp.md", work)
+    assert len(run_all("docs/start/datacomp.md")) == 4
+    assert disk.read_json("out/pool/views/listed.json")["kept"] == 12
+    kept = disk.read_json("out/pool/views/best_of_listed.json")["kept"]
+    assert kept == len(np.load("out/uids/best.npy")) >= 6
+
+
+def test_the_page_for_users_of_open_clip(work: Path) -> None:
+    pages.write_files("docs/start/open_clip.md", work)
+    assert len(run_all("docs/start/open_clip.md", SMALL_RUN)) == 5
+    assert disk.read_json("out/run/run.json")["steps"] == 4
+    assert len(pq.read_table("out/run/eval/objects.parquet")) == 12
+    assert any(Path("out/exported").iterdir())
