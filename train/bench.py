@@ -31,13 +31,17 @@ from train.benching import (
     Cell,
     Mode,
     Report,
+    check_plot,
     check_target,
     machine,
     options,
+    write_plot,
     write_report,
 )
 
 EXAMPLE = """example:
+  python train/bench.py --mode train --model ViT-B-32 -n 1,2,4,8 -b 512 --dtype bf16 -i 100 -e 3 \
+      -o report.json --plot scaling.svg
   python train/bench.py --mode loader --data BLEND.yaml --model ViT-B-32 -b 256 --threads 1 \\
       -w 2 -i 20 -o loader.json
 
@@ -65,6 +69,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "-o", "--out", metavar="REPORT.json", help="the report; it is written after every part"
     )
+    parser.add_argument(
+        "--plot", metavar="FILE.svg", help="draw samples/s against ranks, with the perfect line"
+    )
     parser.add_argument("--json", action="store_true", help="end with the report as one line")
     return parser
 
@@ -81,12 +88,23 @@ def run(args: argparse.Namespace, given: BenchOptions, command: str) -> int:
         options=given.plain(),
     )
     report = measure(mode, given, args, report)
+    plotted = args.plot is None or draw(args.plot, report)
     if args.json:
         print(json.dumps(disk.to_plain(report), sort_keys=True))
     else:
         for line in mode.lines(report.cells):
             print(line)
-    return 0 if report.complete else console.EXIT_INCOMPLETE
+    return 0 if report.complete and plotted else console.EXIT_INCOMPLETE
+
+
+def draw(path: str, report: Report) -> bool:
+    """Write the plot. False where too many cells have failed for it."""
+    try:
+        write_plot(path, report.cells)
+    except ValueError as error:
+        console.print_error(f"error: {error}")
+        return False
+    return True
 
 
 def measure(mode: Mode, given: BenchOptions, args: argparse.Namespace, report: Report) -> Report:
@@ -101,6 +119,9 @@ def measure(mode: Mode, given: BenchOptions, args: argparse.Namespace, report: R
             console.print_error(f"error: {cell.reason} ({cell.label}: {cell.state})")
         else:
             logger.info("%s: measured", cell.label)
+    report = report.with_cells(tuple(cells), ended=True)
+    if args.out is not None:
+        write_report(args.out, report)
     return report
 
 
@@ -115,8 +136,12 @@ def main(argv: list[str] | None = None) -> int:
         options.refuse_unused(args, MODES[args.mode].UNUSED)
         if args.out is not None:
             check_target(args.out)
+        if args.plot is not None:
+            check_plot(args.plot)
         flags = [flag for action in of_command._actions for flag in action.option_strings]
         given = options.read_options(args, rest, flags)
+        if args.plot is not None and len(given.ranks) < 2:
+            raise ValueError("--plot draws samples/s against ranks; give several, as in -n 1,2,4")
         return run(args, given, shlex.join(["python", "train/bench.py", *words]))
 
     return console.run_command(body, stopped="what is measured is in the report of -o")

@@ -65,6 +65,8 @@ def test_streams_are_measured_and_read_by_a_person(
         (["-n", "2"], "error: mode loader has no use for --ranks"),
         (["--dtype", "fp32"], "error: mode loader has no use for --dtype"),
         (["-o", "."], "error: -o . is a folder"),
+        (["--plot", "a.svg"], "error: --plot draws samples/s against ranks; give several"),
+        (["--plot", "a.png"], "error: --plot is 'a.png'; it is an SVG file"),
     ],
 )
 def test_a_mistake_is_one_line_and_status_2(
@@ -96,3 +98,20 @@ def test_a_dead_source_is_status_3_and_the_report_says_why(
     (cell,) = read_report(path).cells
     assert (cell.state, cell.figures) == ("failed", {})
     assert disk.list_names(str(tmp_path)) == ["blend.yaml", "report.json"]
+
+
+@pytest.mark.slow
+def test_ranks_are_processes_and_a_layout_that_is_not_possible_is_status_3(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, plot = tmp_path / "report.json", tmp_path / "plot.svg"
+    words = ["--mode", "train", "--model", "test", "-n", "1,2,3", "-b", "4", "--global-batch", "8"]
+    words += ["--dtype", "fp32", "-i", "2", "-w", "1", "-o", str(path), "--plot", str(plot)]
+    assert bench.main([*words, "--device", "cpu"]) == 3
+    report = read_report(path)
+    assert [(c.scaling, c.ranks) for c in report.cells if not c.measured] == [("strong", 3)]
+    assert report.cells[1].figures == report.cells[4].figures
+    output = capsys.readouterr()
+    assert "weak scaling, test, fp32, dp, synthetic, 4 samples a rank" in output.out
+    assert "error: 3 ranks in layout dp cannot share a global batch of 8" in output.err
+    assert plot.read_text().startswith("<svg xmlns=")

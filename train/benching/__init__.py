@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from train.benching import loader_mode, machine, options
+from train.benching import loader_mode, machine, options, train_mode
 from train.benching.mode import Mode
 from train.benching.options import BenchOptions
 from train.benching.report import Cell, Machine, Report, check_target, read_report, write_report
+from train.benching.tables import check_plot, write_plot
+from train.benching.timing import StepPlan, measure_in_ranks, measure_training
 
-MODES: dict[str, Mode] = {"loader": loader_mode}
+MODES: dict[str, Mode] = {"loader": loader_mode, "train": train_mode}
 
 __all__ = [
     "MODES",
@@ -16,10 +18,16 @@ __all__ = [
     "Machine",
     "Mode",
     "Report",
+    "StepPlan",
+    "check_plot",
     "check_target",
     "loader_mode",
     "machine",
+    "measure_in_ranks",
+    "measure_training",
     "options",
     "read_report",
+    "train_mode",
+    "write_plot",
     "write_report",
 ]

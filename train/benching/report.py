@@ -91,6 +91,14 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """The figures of a cell by name, and the samples/s of each repeat."""
+
+    figures: Figures
+    rates: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """What one command has measured."""
 
@@ -101,6 +109,7 @@ class Report:
     machine: Machine
     options: dict[str, Any]
     cells: tuple[Cell, ...] = ()
+    ended: bool = False  # False while cells are still to come, and where the command was stopped
     format: str = FORMAT
     version: int = VERSION
 
@@ -112,12 +121,12 @@ class Report:
 
     @property
     def complete(self) -> bool:
-        """Whether every cell has figures."""
-        return all(cell.measured for cell in self.cells)
+        """Whether every cell of the command has figures."""
+        return self.ended and all(cell.measured for cell in self.cells)
 
-    def with_cells(self, cells: tuple[Cell, ...]) -> Report:
-        """The same report with these cells."""
-        return dataclasses.replace(self, cells=cells)
+    def with_cells(self, cells: tuple[Cell, ...], *, ended: bool = False) -> Report:
+        """The same report with these cells; `ended`: there are no more."""
+        return dataclasses.replace(self, cells=cells, ended=ended)
 
 
 def read_report(path: str | Path) -> Report:

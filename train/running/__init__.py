@@ -9,8 +9,10 @@ from train.running.identity import (
     differences,
     view_hashes,
 )
-from train.running.loop import Resume, train
+from train.running.logbook import peak_memory
+from train.running.loop import Records, Resume, train
 from train.running.mix import (
+    RunLoader,
     blend_of,
     count_rows,
     is_pool,
@@ -20,10 +22,20 @@ from train.running.mix import (
     stream_of,
 )
 from train.running.nonfinite import NonFinite
+from train.running.train_state import SaveTimer, StopRequest, TrainState, prepare
+from train.running.train_step import LaunchedStep, StepNumbers, StepRunner
 
 __all__ = [
+    "LaunchedStep",
     "NonFinite",
+    "Records",
     "Resume",
+    "RunLoader",
+    "SaveTimer",
+    "StepNumbers",
+    "StepRunner",
+    "StopRequest",
+    "TrainState",
     "blend_of",
     "complete_settings",
     "count_rows",
@@ -32,7 +44,9 @@ __all__ = [
     "is_pool",
     "loop",
     "open_loader",
+    "peak_memory",
     "plan_lines",
+    "prepare",
     "read_blend",
     "stream_of",
     "train",

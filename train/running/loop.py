@@ -185,7 +185,7 @@ def _steps(state: TrainState, stop: StopRequest, target: Target | None) -> int:
         return first
     timer = SaveTimer(config)
     batches = Feed(config, state.ranks.device).batches(state.loader.batches(first))
-    with contextlib.closing(_Records(state)) as records, contextlib.closing(batches):
+    with contextlib.closing(Records(state)) as records, contextlib.closing(batches):
         runner = StepRunner(state, stop, timer, records.finished)
         for step in records.bar:
             asked = time.perf_counter()
@@ -220,8 +220,8 @@ def _checkpoint_due(config: TrainConfig, done: int) -> bool:
     return every != "auto" and every > 0 and done % every == 0
 
 
-class _Records:
-    """log.jsonl and the progress bar of a run."""
+class Records:
+    """log.jsonl and the progress bar of a run. `finished` is called with every step."""
 
     def __init__(self, state: TrainState) -> None:
         config, ranks, first = state.config, state.ranks, state.first_step

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from train.benching.spread import percentile_figures, spread_figures, spread_of
+from train.benching.timing.spread import percentile_figures, spread_figures, spread_of
 
 
 def test_the_statistics_of_known_values() -> None:

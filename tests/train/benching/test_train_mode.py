@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import pytest
+
+from train.benching import train_mode
+from train.benching.options import BenchOptions
+from train.benching.report import Measurement
+from train.benching.timing.rank_group import MeasurementFailed
+from train.benching.timing.train_steps import StepPlan
+
+NONE = argparse.Namespace()
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
+    """Measurements without processes: a step of 6 samples does not fit."""
+    calls: list[tuple[int, int, int]] = []
+
+    def measure(module: str, plan: StepPlan, ranks: int) -> Measurement:
+        assert module == "train.benching.timing.train_rank"
+        assert plan.config.steps == plan.steps
+        calls.append((ranks, plan.config.batch_size, plan.iterations))
+        if plan.config.batch_size == 6:
+            raise MeasurementFailed("OutOfMemoryError: no memory")
+        return Measurement(figures={"samples_per_s": 10.0 * ranks}, rates=(10.0 * ranks,))
+
+    monkeypatch.setattr(train_mode, "measure_in_ranks", measure)
+    return calls
+
+
+def given(**changes: Any) -> BenchOptions:
+    values = {"mode": "train", "models": ("test",), "ranks": (1, 2), "iterations": 5}
+    return BenchOptions(**{**values, **changes})
+
+
+def test_cells_that_fail_say_why_and_the_others_go_on(
+    measured: list[tuple[int, int, int]],
+) -> None:
+    options = given(ranks=(1, 2, 3, 1000), batches=(2,), global_batches=(4,))
+    cells = list(train_mode.measure(options, NONE))
+    assert [(c.scaling, c.ranks, c.state) for c in cells] == [
+        ("weak", 1, "measured"),
+        ("weak", 2, "measured"),
+        ("weak", 3, "failed"),
+        ("weak", 1000, "failed"),
+        ("strong", 1, "measured"),
+        ("strong", 2, "measured"),
+        ("strong", 3, "failed"),
+        ("strong", 1000, "failed"),
+    ]
+    assert cells[2].reason == "OutOfMemoryError: no memory"
+    assert "1000 ranks are more than" in (cells[3].reason or "")
+    assert cells[6].reason == ("3 ranks in layout dp cannot share a global batch of 4 evenly")
+    # 2 ranks of 2 samples are a cell of both tables, and are measured once
+    assert measured == [(1, 2, 5), (2, 4, 5), (3, 6, 5), (1, 4, 5)]
+    lines = train_mode.lines(cells)
+    assert sum(line.startswith("failed: ") for line in lines) == 4
+    assert "strong scaling, test, fp32, dp, synthetic, 4 samples a step" in lines
+
+
+def test_a_repeat_ends_with_its_examples(measured: list[tuple[int, int, int]]) -> None:
+    options = given(batches=(4, 16), num_examples=24)
+    cells = list(train_mode.measure(options, NONE))
+    assert [cell.state for cell in cells] == ["measured", "measured", "measured", "failed"]
+    assert [iterations for _, _, iterations in measured] == [5, 3, 1]
+    assert cells[3].reason == "num_examples 24 is less than one global batch of 32"
+
+
+def test_data_that_is_not_there_is_a_mistake_and_no_cell() -> None:
+    with pytest.raises(ValueError, match=r"none\.yaml does not exist"):
+        next(train_mode.measure(given(batches=(2,), data="none.yaml"), NONE))

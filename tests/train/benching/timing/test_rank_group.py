@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+
+from manifests import console, disk
+from train.benching.report import Measurement
+from train.benching.timing import rank_group
+from train.benching.timing.rank_group import (
+    MeasurementFailed,
+    measure_in_ranks,
+    reason_of,
+    serve_rank,
+)
+from train.benching.timing.train_steps import StepPlan
+from train.config import configure
+from train.dist import launch
+
+RANK = "tests.support.bench_rank"
+
+
+def plan(**changes: int) -> dict[str, Any]:
+    return {"kill": -1, "fail": -1, "stop": -1, "status": 0, "signal": 9, **changes}
+
+
+def test_the_figures_are_those_of_rank_0() -> None:
+    assert measure_in_ranks(RANK, plan(), 3) == Measurement(
+        figures={"samples_per_s": 3.0}, rates=(3.0,)
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"fail": 1}, "^no memory$"),
+        ({"kill": 1}, "^a rank was ended by SIGKILL, which the system sends where memory"),
+        ({"kill": 0, "signal": int(signal.SIGSEGV)}, "^a rank was ended by SIGSEGV$"),
+        ({"status": 9}, "^a rank ended with status 9$"),
+    ],
+)
+def test_a_rank_that_fails_is_the_reason(
+    changes: dict[str, int], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "GRACE_S", 0.2)
+    with pytest.raises(MeasurementFailed, match=message):
+        measure_in_ranks(RANK, plan(**changes), 2)
+
+
+def test_a_stop_signal_ends_the_ranks_and_the_command() -> None:
+    asked: list[int] = []
+    with console.on_stop_signal(asked.append), pytest.raises(MeasurementFailed):
+        measure_in_ranks(RANK, plan(stop=1, signal=int(signal.SIGTERM)), 2)
+    assert asked == [signal.SIGTERM]
+
+
+def test_a_rank_writes_its_figures_or_its_reason(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(rank_group, "_end_with", lambda parent: None)
+    written = StepPlan(config=configure({"model": "test", "seed": 3}), blend=None, iterations=4)
+    disk.write_json(tmp_path / "plan.json", written)
+
+    def measure(read: StepPlan, folder: str) -> Measurement:
+        assert read == written
+        assert folder == str(tmp_path / "run")
+        return Measurement(figures={"mfu": None}, rates=())
+
+    assert serve_rank(str(tmp_path), StepPlan, measure) == 0
+    assert disk.read_json(tmp_path / "result.json") == {"figures": {"mfu": None}, "rates": []}
+
+    def fail(read: StepPlan, folder: str) -> Measurement:
+        raise RuntimeError("cannot\nallocate")
+
+    assert serve_rank(str(tmp_path), StepPlan, fail) == console.EXIT_INCOMPLETE
+    failure = disk.read_json(tmp_path / "failed-0.json")
+    assert failure == {"reason": "RuntimeError: cannot allocate"}
+
+
+def test_a_reason_is_one_short_line() -> None:
+    assert reason_of(ValueError("a\n  b")) == "a b"
+    assert reason_of(MemoryError()) == "MemoryError"
+    assert len(reason_of(ValueError("long " * 200))) <= rank_group.LONGEST_REASON

@@ -1,0 +1,23 @@
+"""Steps of the trainer, timed; and processes to time them in, one for each rank."""
+
+from __future__ import annotations
+
+from train.benching.timing.rank_group import MeasurementFailed, measure_in_ranks
+from train.benching.timing.spread import percentile_figures, spread_figures, spread_of
+from train.benching.timing.synthetic import SyntheticLoader, draw_captions
+from train.benching.timing.telemetry import Telemetry
+from train.benching.timing.train_steps import StepPlan, measure_training, steps_of
+
+__all__ = [
+    "MeasurementFailed",
+    "StepPlan",
+    "SyntheticLoader",
+    "Telemetry",
+    "draw_captions",
+    "measure_in_ranks",
+    "measure_training",
+    "percentile_figures",
+    "spread_figures",
+    "spread_of",
+    "steps_of",
+]
