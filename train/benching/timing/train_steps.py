@@ -24,7 +24,8 @@ from train.benching.timing.telemetry import Telemetry
 from train.capacity import resolve_micro_batch
 from train.config import PRESETS, TrainConfig, model_config, trained_groups
 from train.dist import Ranks, process_group
-from train.model import peak_flops, training_flops
+from train.hardware import peak_flops
+from train.model import training_flops
 from train.running import (
     LaunchedStep,
     Records,
