@@ -8,7 +8,8 @@ V := .venv/bin
 # The tests start over a hundred Python children: each finds the project compiled, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: venv demo docs quick quick-tests test all-tests check chaos bench bench-fetch bench-scale bench-gpu
+.PHONY: venv demo docs quick quick-tests test all-tests check chaos
+.PHONY: bench bench-peers bench-page bench-engine bench-fetch bench-scale bench-gpu
 venv: .venv/installed
 
 .venv/installed: pyproject.toml
@@ -46,9 +47,20 @@ chaos: venv
 	CLIPMILL_CHAOS=1 $(PYTEST) -s tests/chaos tests/pipeline/pool/test_kills_and_faults.py \
 		tests/pipeline/test_object_store.py tests/test_ray_kills.py tests/test_nodes.py
 
-bench: venv
+# Every stage beside its peer: about 30 minutes on two idle cores, less with SHARE.
+# make bench PHOTOS=photographs/ STAGES="crawl choose" SHARE=0.25
+bench: venv             # needs nginx for the stage fetch
+	$(V)/python benchmarks/bench.py $(if $(STAGES),--stages $(STAGES)) \
+		$(if $(PHOTOS),--photographs $(PHOTOS)) $(if $(SHARE),--share $(SHARE))
+
+bench-peers: venv       # virtual environments of the peers, in out/bench/peers
+	$(V)/python benchmarks/peers/environments.py
+
+bench-page: venv        # docs/benchmarks.md from benchmarks/results, without measuring
+	$(V)/python benchmarks/bench.py --page
+
+bench-engine: venv
 	$(V)/python benchmarks/orchestration/engine.py
-	$(V)/python benchmarks/fetching/crawl.py
 
 bench-fetch: venv       # make bench-fetch PICTURES=a/folder/of/photographs; needs nginx
 	$(V)/python benchmarks/fetching/fetch.py --pictures $(PICTURES)

@@ -322,9 +322,12 @@ def child(way: str, wat: str, folder: str) -> dict[str, Any]:
     }
 
 
-def measure(way: str, wat: str, folder: str, peer: str) -> dict[str, Any]:
+def measure(
+    way: str, wat: str, folder: str, peer: str | None, python: str = sys.executable
+) -> dict[str, Any]:
+    """One way in a process of its own, by `python`. `peer` is a folder of packages for the peer."""
     command = [
-        sys.executable,
+        python,
         str(Path(__file__).resolve()),
         "--child",
         way,
@@ -333,7 +336,9 @@ def measure(way: str, wat: str, folder: str, peer: str) -> dict[str, Any]:
         "--folder",
         folder,
     ]
-    environment = {**os.environ, "PYTHONPATH": peer} if way == "cc2dataset" else dict(os.environ)
+    environment = dict(os.environ)
+    if way == "cc2dataset" and peer is not None:
+        environment["PYTHONPATH"] = peer
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
         raise SystemExit(f"{WAYS[way]} ended with {done.returncode}:\n{done.stderr}")

@@ -84,7 +84,7 @@ def one_round(number: int, web: static_web.Web, args: Any, folder: Path) -> dict
     results: dict[str, Any] = {}
     for name in args.cases:
         case = CASES[name]
-        programs = [OURS, *case.peers]
+        programs = [OURS, *(who for who in case.peers if who in args.peers)]
         results[name] = {}
         for who in programs[number % len(programs) :] + programs[: number % len(programs)]:
             share = case.share if who == OURS else case.peer_share
@@ -116,14 +116,14 @@ def summary(rounds: list[dict[str, Any]], floors: dict[str, list[float]]) -> dic
     cases: dict[str, Any] = {}
     for name in rounds[0]:
         case = CASES[name]
-        programs = (OURS, *case.peers)
+        programs = tuple(rounds[0][name])
         keys = ("cpu_ms", "rate", "rate_per_core", "start_cpu_s")
         numbers = {
             who: {key: spread([r[name][who][key] for r in rounds]) for key in keys}
             for who in programs
         }
         best = min(
-            (who for who in case.peers if who != DEFAULTS),
+            (who for who in programs[1:] if who != DEFAULTS),
             key=lambda who: numbers[who]["cpu_ms"]["median"],
         )
         ratio = spread([r[name][OURS]["cpu_ms"] / r[name][best]["cpu_ms"] for r in rounds])
@@ -293,6 +293,7 @@ def options(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--count", type=int, default=4000, help="URLs of the first case")
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--peers", nargs="*", choices=list(PEERS), default=list(PEERS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
         "--concurrency", type=int, default=64, help="our requests under way at once"

@@ -226,10 +226,15 @@ def late_store(folder: Path) -> Iterator[dict[str, str]]:
 
 
 def run_child(
-    name: str, pool: str, threads: int, samples: int, variables: Mapping[str, str] | None = None
+    name: str,
+    pool: str,
+    threads: int,
+    samples: int,
+    variables: Mapping[str, str] | None = None,
+    python: str = sys.executable,
 ) -> Result:
-    """`run_program` in a process of its own."""
-    command = [sys.executable, __file__, "--program", name, "--pool", pool]
+    """`run_program` in a process of its own, by `python`."""
+    command = [python, __file__, "--program", name, "--pool", pool]
     command += ["--threads", str(threads), "--samples", str(samples)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **(variables or {})}
     output = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)

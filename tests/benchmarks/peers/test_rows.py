@@ -1,0 +1,44 @@
+"""Rows of `make bench`: medians, ratios inside a turn, bars of rates and of costs."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.peers.rows import Row, in_turns, machine_kind, row_of
+
+
+@pytest.mark.parametrize(
+    ("at_least", "bar", "met"),
+    [(True, 1.5, True), (True, 1.6, False), (False, 1.5, True), (False, 1.4, False)],
+)
+def test_a_rate_has_to_reach_its_bar_and_a_cost_may_not_exceed_it(
+    at_least: bool, bar: float, met: bool
+) -> None:
+    ours, peer = [3.0, 30.0, 1.0], [2.0, 20.0, 1.0]
+    row = row_of("a", "b", bar, "c", ours, peer, items=1, at_least=at_least)
+    assert (row.ours, row.peer, row.ratio, row.ratio_range) == (3.0, 2.0, 1.5, (1.0, 1.5))
+    assert row.met is met
+    assert Row.from_plain(row.to_plain()) == row
+
+
+def test_a_peer_that_is_missing_has_no_ratio_and_turns_that_do_not_pair_are_refused() -> None:
+    row = row_of("a", "b", 1.0, "c", [1.0], [], items=1, missing="no wheel")
+    assert (row.peer, row.ratio, row.met, row.missing) == (None, None, None, "no wheel")
+    with pytest.raises(ValueError, match="zip"):
+        row_of("a", "b", 1.0, "c", [1.0, 2.0], [1.0], items=1)
+
+
+def test_every_second_turn_goes_backwards() -> None:
+    order: list[str] = []
+
+    def way(name: str) -> float:
+        order.append(name)
+        return float(len(order))
+
+    values = in_turns({name: lambda name=name: way(name) for name in "xy"}, 3)
+    assert "".join(order) == "xyyxxy"
+    assert values == {"x": [1.0, 4.0, 5.0], "y": [2.0, 3.0, 6.0]}
+
+
+def test_the_kind_of_the_machine_has_no_name_of_a_host() -> None:
+    assert set(machine_kind()) == {"cores", "processor"}

@@ -1,0 +1,96 @@
+"""benchmarks/bench.py: what is refused, drawn images, a stage that fails, DataComp's algorithm."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from benchmarks import bench
+from benchmarks.peers.rows import row_of
+from benchmarks.peers.web_stages import Context
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--stages", "crawls"], "there is no stage 'crawls'; there are crawl, fetch"),
+        (["--share", "0"], "--share 0: it has to be above 0"),
+        (["--stages", "dedup", "--photographs", "."], "there is no .jpg in this folder"),
+    ],
+)
+def test_mistakes_are_one_line(
+    words: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert bench.main([*words, "--results", str(tmp_path)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_stage_that_fails_leaves_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(context: Context) -> None:
+        raise RuntimeError("it ended with 1")
+
+    def works(context: Context) -> tuple[list, dict[str, str | None]]:
+        return [row_of("a", "CPU s", 1.0, "b", [1.0], [2.0], items=context.count(9))], {"b": "1"}
+
+    monkeypatch.setattr(bench, "STAGES", {"crawl": broken, "choose": works})
+    words = ["--stages", "crawl", "choose", "--share", "0.5", "--results", str(tmp_path)]
+    assert bench.main(words) == 3
+    assert "crawl was not measured: it ended with 1" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["choose.json"]
+    document = json.loads((tmp_path / "choose.json").read_text())
+    assert document["command"].endswith("--stages choose --share 0.5")
+    assert document["rows"][0]["items"] == 4
+
+
+def test_images_are_drawn_where_no_folder_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "DRAWN", 3)
+    folder, kind = bench.photographs_of(None, tmp_path)
+    assert len(list(folder.glob("*.jpg"))) == 3
+    assert kind == "3 drawn images"
+    assert bench.photographs_of(folder, tmp_path) == (folder, "3 photographs")
+
+
+def test_datacomps_algorithm_keeps_what_the_rules_say(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    datacomp = pytest.importorskip("benchmarks.peers.datacomp")
+    rng = np.random.default_rng(0)
+    rows = 101
+    columns = {
+        "uid": [rng.bytes(16).hex() for _ in range(rows)],
+        "original_width": rng.integers(50, 300, rows),
+        "original_height": rng.integers(50, 300, rows),
+        "image_length": rng.integers(3000, 9000, rows),
+        "page_lang": rng.choice(["en", "ja"], rows),
+        **{name: rng.standard_normal(rows) for name in datacomp.SCORES},
+    }
+    table = pa.table(columns)
+    folder = tmp_path / "metadata"
+    folder.mkdir()
+    for number in range(2):
+        pq.write_table(table.slice(60 * number, 60), folder / f"{number}.parquet")
+    datacomp.main(str(folder), str(tmp_path / "subset.npy"))
+    best = np.sort(columns["score_0"])[::-1][: int(rows * 0.8) + 1]
+    keep = np.minimum(columns["original_width"], columns["original_height"]) >= 100
+    keep &= (columns["image_length"] > 4000) & (columns["page_lang"] != "ja")
+    keep &= np.isin(columns["score_0"], best)
+    for name in datacomp.SCORES[1:]:
+        keep &= columns[name] > -1.5
+    expected = sorted(uid for uid, kept in zip(columns["uid"], keep, strict=True) if kept)
+    uids = np.load(tmp_path / "subset.npy")
+    assert [f"{high:016x}{low:016x}" for high, low in uids.tolist()] == expected
+    assert json.loads(capsys.readouterr().out)["kept"] == len(expected) > 0
