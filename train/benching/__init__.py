@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from train.benching import loader_mode, machine, options, train_mode
 from train.benching.mode import Mode
-from train.benching.options import BenchOptions
+from train.benching.options import BenchOptions, parse_layout
 from train.benching.report import Cell, Machine, Report, check_target, read_report, write_report
 from train.benching.tables import check_plot, write_plot
 from train.benching.timing import StepPlan, measure_in_ranks, measure_training
@@ -26,6 +26,7 @@ __all__ = [
     "measure_in_ranks",
     "measure_training",
     "options",
+    "parse_layout",
     "read_report",
     "train_mode",
     "write_plot",

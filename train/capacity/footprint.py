@@ -94,16 +94,29 @@ def fit(config: TrainConfig, ranks: int, device: Device) -> Fit:
     can_divide = config.micro_batch == "auto" and config.precision != "bf16_o2"
     if result.fits or not can_divide or shape.samples == 1:
         return result
+    largest = _largest(whole, shape, device)
+    friendly = friendly_micro_batch(shape.samples, max(1, largest))
+    return _fit(whole, dataclasses.replace(shape, micro_batch=friendly), device)
+
+
+def largest_micro_batch(config: TrainConfig, ranks: int, device: Device) -> int:
+    """The most samples of a rank that fit at once, even or not; 0 where not even one fits."""
+    whole = _with_micro_batch(config, None)
+    shape = step_shape(whole, ranks, device.kind)
+    return shape.samples if _fit(whole, shape, device).fits else _largest(whole, shape, device)
+
+
+def _largest(config: TrainConfig, shape: StepShape, device: Device) -> int:
+    """The largest micro-batch below all samples that fits; 0: none."""
     fitting, largest = 0, shape.samples - 1
     while fitting < largest:  # memory rises with the micro-batch
         middle = (fitting + largest + 1) // 2
         piece = dataclasses.replace(shape, micro_batch=middle)
-        if _fit(whole, piece, device).fits:
+        if _fit(config, piece, device).fits:
             fitting = middle
         else:
             largest = middle - 1
-    friendly = friendly_micro_batch(shape.samples, max(1, fitting))
-    return _fit(whole, dataclasses.replace(shape, micro_batch=friendly), device)
+    return fitting
 
 
 def friendly_micro_batch(samples: int, largest: int) -> int:
