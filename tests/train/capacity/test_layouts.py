@@ -61,9 +61,8 @@ def test_nothing_that_fits_computes_less() -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7, 8, 96, 1024])
 @pytest.mark.parametrize("model", ["test", "ViT-L-14", "ViT-e-14"])
 def test_every_advice_is_a_run_that_can_be(model: str, ranks: int) -> None:
-    advice = advise(
-        made(model, 8064 if ranks % 2 or ranks == 96 else 8192), ranks, device_of("l4-24gb")
-    )
+    batch = 8192 if ranks & (ranks - 1) == 0 else 8064
+    advice = advise(made(model, batch), ranks, device_of("l4-24gb"))
     config = advice.config
     assert ranks % (config.tp * config.dp_shard) == 0
     assert config.batch_size % (ranks // config.tp) == 0
