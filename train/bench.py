@@ -22,6 +22,7 @@ import argparse
 import json
 import logging
 import shlex
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from manifests import disk
@@ -33,8 +34,13 @@ from train.benching import (
     Report,
     check_plot,
     check_target,
+    compare_reports,
+    comparison_document,
+    comparison_lines,
     machine,
     options,
+    read_report,
+    replace_block,
     write_plot,
     write_report,
 )
@@ -42,6 +48,7 @@ from train.benching import (
 EXAMPLE = """example:
   python train/bench.py --mode train --model ViT-B-32 -n 1,2,4,8 -b 512 --dtype bf16 -i 100 -e 3 \
       -o report.json --plot scaling.svg
+  python train/bench.py --compare a100.json h100.json
   python train/bench.py --mode loader --data BLEND.yaml --model ViT-B-32 -b 256 --threads 1 \\
       -w 2 -i 20 -o loader.json
 
@@ -62,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--mode", choices=sorted(MODES), required=True, help="what is measured")
+    parser.add_argument("--mode", choices=sorted(MODES), help="what is measured")
     options.add_shared_options(parser)
     for mode in MODES.values():
         mode.add_options(parser)
@@ -73,6 +80,15 @@ def parser() -> argparse.ArgumentParser:
         "--plot", metavar="FILE.svg", help="draw samples/s against ranks, with the perfect line"
     )
     parser.add_argument("--json", action="store_true", help="end with the report as one line")
+    parser.add_argument(
+        "--compare",
+        nargs="+",
+        metavar="REPORT.json",
+        help="measure nothing; show a report, or several beside each other with their ratios",
+    )
+    parser.add_argument(
+        "--into", metavar="PAGE.md", help="with --compare: write it into a page, between comments"
+    )
     return parser
 
 
@@ -125,6 +141,47 @@ def measure(mode: Mode, given: BenchOptions, args: argparse.Namespace, report: R
     return report
 
 
+def show(args: argparse.Namespace, command: str) -> int:
+    """Print one report, or compare several. The exit status 0."""
+    reports = [read_report(path) for path in args.compare]
+    result = compare_reports([os.path.basename(path) for path in args.compare], reports)
+    if args.plot is not None:
+        if len(reports) > 1:
+            raise ValueError("--plot draws one report; --compare names several")
+        check_plot(args.plot)
+        write_plot(args.plot, reports[0].cells)
+    lines = comparison_lines(result)
+    if len(reports) == 1:
+        lines = [
+            f"{reports[0].command}",
+            *lines,
+            "",
+            *MODES[reports[0].mode].lines(reports[0].cells),
+        ]
+    if args.into is not None:
+        replace_block(args.into, command, lines)
+    elif args.json:
+        print(json.dumps(comparison_document(result), sort_keys=True))
+    else:
+        print("\n".join(lines))
+    return 0
+
+
+def refuse_others(
+    parser: argparse.ArgumentParser, args: argparse.Namespace, rest: Sequence[str]
+) -> None:
+    """ValueError for an option beside --compare that would mean nothing."""
+    if rest:
+        raise ValueError(f"--compare measures nothing; leave {rest[0]} out")
+    for action in parser._actions:
+        used = action.dest in ("help", "compare", "into", "json", "plot")
+        if not used and getattr(args, action.dest) != action.default:
+            flag = action.option_strings[-1]
+            raise ValueError(f"--compare measures nothing; leave {flag} out")
+    if args.into is not None and args.json:
+        raise ValueError("--into writes to a page, and --json to stdout; leave one of them out")
+
+
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0 measured, 2 a mistake that one line explains, 3 a part was not measured."""
     words = sys.argv[1:] if argv is None else argv
@@ -133,6 +190,14 @@ def main(argv: list[str] | None = None) -> int:
     console.start_logging()
 
     def body() -> int:
+        if args.compare is not None:
+            refuse_others(of_command, args, rest)
+            named = shlex.join(["train/bench.py", "--compare", *args.compare])
+            return show(args, named)
+        if args.mode is None:
+            raise ValueError(f"--mode is missing: one of {', '.join(sorted(MODES))}; or --compare")
+        if args.into is not None:
+            raise ValueError("--into goes with --compare")
         options.refuse_unused(args, MODES[args.mode].UNUSED)
         if args.out is not None:
             check_target(args.out)

@@ -100,6 +100,50 @@ def test_a_dead_source_is_status_3_and_the_report_says_why(
     assert disk.list_names(str(tmp_path)) == ["blend.yaml", "report.json"]
 
 
+def test_reports_are_shown_compared_and_written_into_a_page(
+    blend: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other, page = (str(tmp_path / name) for name in ("a.json", "b.json", "page.md"))
+    for path in (one, other):
+        words = ["--mode", "loader", "--data", blend, *SMALL, "-e", "2", "-o", path]
+        assert bench.main([*words, *(["--seed", "1"] if path == other else [])]) == 0
+    capsys.readouterr()
+    assert bench.main(["--compare", one]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("python train/bench.py --mode loader")
+    assert "blend b: 48 samples of test" in shown
+    assert bench.main(["--compare", one, other, "--json"]) == 0
+    columns = json.loads(capsys.readouterr().out)["columns"]
+    assert columns[0]["reports"] == ["a.json", "b.json"]
+    command = f"train/bench.py --compare {one}"
+    Path(page).write_text(f"<!-- written by {command} -->\n<!-- end -->\n")
+    assert bench.main(["--compare", one, "--into", page]) == 0
+    assert "blend b: 48 samples" in Path(page).read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--compare", "none.json"], "none.json: No such file"),
+        (["--compare", "{damaged}"], "damaged.json is not JSON"),
+        (["--compare", "{damaged}", "-n", "2"], "--compare measures nothing; leave --ranks out"),
+        (["--compare", "{damaged}", "--lr", "2"], "--compare measures nothing; leave --lr out"),
+        (["--compare", "{damaged}", "--into", "x", "--json"], "leave one of them out"),
+        (["--into", "x", "--mode", "loader"], "--into goes with --compare"),
+        ([], "--mode is missing: one of loader"),
+    ],
+)
+def test_mistakes_around_compare(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damaged = tmp_path / "damaged.json"
+    damaged.write_text('{"format": "clipmill')
+    assert bench.main([word.format(damaged=damaged) for word in words]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
 @pytest.mark.slow
 def test_ranks_are_processes_and_a_layout_that_is_not_possible_is_status_3(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

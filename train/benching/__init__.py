@@ -6,7 +6,14 @@ from train.benching import loader_mode, machine, options, train_mode
 from train.benching.mode import Mode
 from train.benching.options import BenchOptions, parse_layout
 from train.benching.report import Cell, Machine, Report, check_target, read_report, write_report
-from train.benching.tables import check_plot, write_plot
+from train.benching.tables import (
+    check_plot,
+    compare_reports,
+    comparison_document,
+    comparison_lines,
+    replace_block,
+    write_plot,
+)
 from train.benching.timing import StepPlan, measure_in_ranks, measure_training
 
 MODES: dict[str, Mode] = {"loader": loader_mode, "train": train_mode}
@@ -21,6 +28,9 @@ __all__ = [
     "StepPlan",
     "check_plot",
     "check_target",
+    "compare_reports",
+    "comparison_document",
+    "comparison_lines",
     "loader_mode",
     "machine",
     "measure_in_ranks",
@@ -28,6 +38,7 @@ __all__ = [
     "options",
     "parse_layout",
     "read_report",
+    "replace_block",
     "train_mode",
     "write_plot",
     "write_report",

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from train.benching.tables.comparison import (
+    Comparison,
+    compare_reports,
+    comparison_document,
+    comparison_lines,
+)
+from train.benching.tables.page_block import replace_block
 from train.benching.tables.scaling import figure_lines, rate_of, scaling_lines, scaling_series
 from train.benching.tables.scaling_plot import check_plot, write_plot
-from train.benching.tables.text_table import markdown_table, short, text_table
+from train.benching.tables.text_table import short, text_table
 
 __all__ = [
+    "Comparison",
     "check_plot",
+    "compare_reports",
+    "comparison_document",
+    "comparison_lines",
     "figure_lines",
-    "markdown_table",
     "rate_of",
+    "replace_block",
     "scaling_lines",
     "scaling_series",
     "short",

@@ -6,14 +6,13 @@ rate of the fewest ranks times the factor by which there are more; speedup is ag
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from train.benching.report import Cell
 from train.benching.tables.text_table import NONE, short, text_table
 from train.config import PRESETS
 
-Table = Callable[[Sequence[str], Sequence[Sequence[str]], int], list[str]]
 GIB = 2**30
 RUNS = (
     f"runs/h: runs of {PRESETS['datacomp_small']().samples_seen:,} samples (DataComp small) in an "
@@ -64,7 +63,7 @@ def scaling_series(cells: Sequence[Cell]) -> list[ScalingSeries]:
     return series
 
 
-def scaling_lines(cells: Sequence[Cell], table: Table = text_table) -> list[str]:
+def scaling_lines(cells: Sequence[Cell]) -> list[str]:
     """A table of every series."""
     text = []
     for series in scaling_series(cells):
@@ -84,16 +83,11 @@ def scaling_lines(cells: Sequence[Cell], table: Table = text_table) -> list[str]
                 ]
             )
         head = ["ranks", "batch", "global batch", "samples/s", "perfect", "speedup", "efficiency"]
-        text += ["", series.name, *_spaced(table), *table(head, rows, 0)]
+        text += ["", series.name, *text_table(head, rows, 0)]
     return text
 
 
-def _spaced(table: Table) -> list[str]:
-    """Markdown wants an empty line above a table."""
-    return [] if table is text_table else [""]
-
-
-def figure_lines(cells: Sequence[Cell], table: Table = text_table) -> list[str]:
+def figure_lines(cells: Sequence[Cell]) -> list[str]:
     """One row of figures for every cell that is measured; the reason of every other one."""
     if not cells:
         return []
@@ -106,7 +100,7 @@ def figure_lines(cells: Sequence[Cell], table: Table = text_table) -> list[str]:
     head = ["model", "dtype", "layout", "data", "ranks", "batch"]
     text = []
     if rates:
-        text += table(
+        text += text_table(
             [
                 *head, "samples/s", "SD", "a rank", "batches/s", "TFLOP/s", "MFU", "GiB", "wait",
                 "tokens/s", "runs/h", "micro runs/h",
@@ -114,8 +108,10 @@ def figure_lines(cells: Sequence[Cell], table: Table = text_table) -> list[str]:
             rates,
             4,
         )  # fmt: skip
-        text += [RUNS, "", "step time in ms", *_spaced(table)]
-        text += table([*head, "mean", "SD", "min", "p50", "p90", "p95", "p99", "max"], times, 4)
+        text += [RUNS, "", "step time in ms"]
+        text += text_table(
+            [*head, "mean", "SD", "min", "p50", "p90", "p95", "p99", "max"], times, 4
+        )
     text += _power_lines(cells)
     failed = [cell for cell in cells if not cell.measured]
     if failed:

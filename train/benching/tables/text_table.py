@@ -1,4 +1,4 @@
-"""Tables as plain text and as Markdown."""
+"""Tables as plain text."""
 
 from __future__ import annotations
 
@@ -17,12 +17,6 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1
             words.append(word.ljust(width) if c < left else word.rjust(width))
         text.append("  ".join(words).rstrip())
     return text
-
-
-def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
-    """The same table as Markdown."""
-    rule = ["---" if c < left else "---:" for c in range(len(head))]
-    return [f"| {' | '.join(row)} |" for row in (head, rule, *rows)]
 
 
 def short(value: float | None, digits: int = 3) -> str:

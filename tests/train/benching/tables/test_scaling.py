@@ -6,7 +6,6 @@ import pytest
 
 from train.benching.report import Cell
 from train.benching.tables.scaling import figure_lines, rate_of, scaling_lines, scaling_series
-from train.benching.tables.text_table import markdown_table
 
 
 def cell(ranks: int, rate: float | None, **changes: Any) -> Cell:
@@ -30,7 +29,6 @@ def test_speedup_and_the_perfect_line_are_of_the_fewest_ranks() -> None:
     lines = scaling_lines(cells)
     assert lines[1] == "weak scaling, test, fp32, dp, synthetic, 4 samples a rank"
     assert lines[-1].split() == ["16", "4", "64", "8,633", "8,944", "15.44x", "96.5%"]
-    assert scaling_lines(cells, markdown_table)[-1].startswith("| 16 | 4 | 64 | 8,633 |")
 
 
 def test_cells_that_differ_by_more_than_ranks_are_no_series() -> None:
