@@ -1,4 +1,4 @@
-"""docs/filters.md: the example works through a recipe."""
+"""docs/extend.md: the example works through a recipe."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.scoring import score_set_names
 from pipeline.views import choose_views, column_lines, list_columns
 from tests.support.small_pool import Row, make_pool
 
-DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "filters.md").read_text()
+DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "extend.md").read_text()
 RECIPE = """
 name: r
 source: {kind: files, paths: [x.csv]}
@@ -30,7 +30,7 @@ views:
 
 
 def example() -> str:
-    (code,) = re.findall(r"```python\n(.*?)```", DOCUMENT, re.S)
+    (code,) = re.findall(r"```python\n# my_filters.py\n(.*?)```", DOCUMENT, re.S)
     return str(code)
 
 

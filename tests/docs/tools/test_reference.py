@@ -19,7 +19,9 @@ ROOT = Path(__file__).resolve().parents[3]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 
 
-@pytest.mark.parametrize("path", [p for p in PAGES if "<!-- reference: " in p.read_text()], ids=str)
+@pytest.mark.parametrize(
+    "path", [p for p in PAGES if "<!-- reference: " in p.read_text()], ids=lambda path: path.stem
+)
 def test_no_block_of_the_reference_is_old(path: Path) -> None:
     text = path.read_text()
     assert reference.fill(text) == text, "run: .venv/bin/python docs/tools/reference.py"

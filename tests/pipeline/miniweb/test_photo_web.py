@@ -179,7 +179,7 @@ def test_write_can_serve_at_once(photos: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_shipped_ablation_of_photographs_runs_as_its_guide_says(tmp_path: Path) -> None:
-    """The commands of docs/guide.md, at the scale debug and without Ray."""
+    """The commands of docs/photographs.md, at the scale debug and without Ray."""
     make_archive(tmp_path / "cifar-10-python.tar.gz", per_class=20)
     data, out = tmp_path / "cifar", tmp_path / "out"
     environment = {k: v for k, v in os.environ.items() if k not in ("SCORER", "RAY_ADDRESS")}
