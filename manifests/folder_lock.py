@@ -12,8 +12,9 @@ from manifests import disk
 
 
 @contextlib.contextmanager
-def locked_folder(path: str, user: str) -> Iterator[None]:
-    """Hold the lock file `path` while the block runs; `user` is the command that holds it.
+def locked_folder(path: str, user: str, option: str = "--out") -> Iterator[None]:
+    """Hold the lock file `path` while the block runs; `user` is the command that holds it,
+    `option` the one that names the folder.
 
     The kernel gives the lock back when the process ends, however it ends, so a file that was left
     behind locks nothing. A URL is not locked: object stores have no locks. ValueError, with the
@@ -32,7 +33,7 @@ def locked_folder(path: str, user: str) -> Iterator[None]:
             holder = handle.read().strip() or "another process"
             raise ValueError(
                 f"{file.parent} is in use by {holder}; wait until it has ended, or choose "
-                "another --out"
+                f"another {option}"
             ) from None
         handle.truncate(0)
         handle.write(f"{user}, process {os.getpid()} on {socket.gethostname()}\n")

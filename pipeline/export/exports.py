@@ -7,12 +7,16 @@ which says whether all of its shards are there; the same command finishes a fold
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 
 from manifests import disk
+from manifests.folder_lock import locked_folder
 from pipeline.accounting import recipe_of_pool
 from pipeline.dataset_lock import DataFile, croissant_metadata
 from pipeline.export.card import dataset_card, is_card_of
@@ -61,7 +65,14 @@ def export_view(pool: str, view: str, to: str, uid_column: str = UID) -> Export:
         raise ValueError(
             f"{pool} has no column {uid_column!r}{disk.did_you_mean(uid_column, names)}"
         )
-    _check_free(target)
+    with _only_writer(target):
+        _check_free(target)
+        return _write(rows, target, to, uid_column)
+
+
+def _write(rows: KeptRows, target: Target, to: str, uid_column: str) -> Export:
+    """The data, the metadata and the card."""
+    pool, view = rows.pool, rows.view
     recipe = recipe_of_pool(pool)
     name = f"{recipe.name if recipe else pool.rstrip('/').rpartition('/')[2]}-{view}"
     if target.kind == "folder":
@@ -152,10 +163,37 @@ def _write_uids(rows: KeptRows, staged: Path, uid_column: str) -> int:
         return write_uid_array(spill, staged)
 
 
+@contextmanager
+def _only_writer(target: Target) -> Iterator[None]:
+    """ValueError where another process of this machine writes the same export."""
+    lock = disk.join(target.folder, f".{target.name}.lock")
+    if target.kind == "folder":
+        lock = disk.join(target.path, ".export.lock")
+    with locked_folder(lock, "an export", "--to"):
+        try:
+            yield
+        finally:
+            if not disk.is_url(lock):
+                disk.remove(lock)
+
+
 def _write_folder(rows: KeptRows, target: Target) -> tuple[tuple[DataFile, ...], int]:
-    record = {"view": rows.view, "to": target.name, "complete": False}
-    disk.write_json(disk.join(target.path, RECORD), record, sealed=True)
-    copy = write_shard_folder(rows, target.path)
+    """The shards. Where another export into the folder began later, this one ends: object stores
+    have no locks.
+    """
+    path, claim = disk.join(target.path, RECORD), secrets.token_hex(8)
+    record = {"view": rows.view, "to": target.name, "complete": False, "claim": claim}
+    disk.write_json(path, record, sealed=True)
+
+    def check() -> None:
+        if disk.read_json(path).get("claim") != claim:
+            raise ValueError(
+                f"another export into {target.path} began after this one; wait until it has "
+                "ended, or name another folder"
+            )
+
+    copy = write_shard_folder(rows, target.path, check)
+    check()
     rows.check_unchanged()
     return copy.files, copy.rows
 

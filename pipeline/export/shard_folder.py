@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -30,10 +31,13 @@ class FolderCopy:
     files: tuple[DataFile, ...]
 
 
-def write_shard_folder(rows: KeptRows, folder: str) -> FolderCopy:
+def write_shard_folder(
+    rows: KeptRows, folder: str, check: Callable[[], None] = lambda: None
+) -> FolderCopy:
     """Write the shards that are missing or of other rows, and remove those of other shards.
 
-    ValueError for a damaged tar of the pool. What is there after a kill is not written again.
+    check: called before a file gets its name. ValueError for a damaged tar of the pool. What is
+    there after a kill is not written again.
     """
     made_of = {"scores": " ".join(rows.score_sets)}
 
@@ -53,6 +57,7 @@ def write_shard_folder(rows: KeptRows, folder: str) -> FolderCopy:
             f"{stem}.parquet",
             made_of=made_of,
             columns=with_scores,
+            check=check,
         )
 
     copies = list(map_units(len(rows.shards), copy, "export"))

@@ -13,7 +13,7 @@ import pytest
 from manifests import disk
 from manifests.commits import Commits, read_commits
 from pipeline import filter as filter_command
-from pipeline.export import export_view, row_files
+from pipeline.export import export_view, exports, row_files
 from pipeline.views import materialise
 from tests.support.exported import exported_pool, kept_samples, tar_members
 
@@ -181,3 +181,20 @@ def test_mistakes(
 
 def test_row_groups_are_bounded() -> None:
     assert row_files.GROUP_BYTES <= 2**26
+
+
+@pytest.mark.parametrize("name", ["x.parquet", "tars"])
+def test_a_second_export_to_the_same_place_is_refused_while_the_first_writes(
+    pool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    to = str(tmp_path / "out" / name)
+    write = exports._write
+
+    def during(*given: object) -> object:
+        with pytest.raises(ValueError, match=r"in use by an export, process \d+ .*another --to"):
+            export_view(pool, "wide", to)
+        return write(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(exports, "_write", during)
+    export_view(pool, "wide", to)
+    assert not list(tmp_path.rglob(".*"))
