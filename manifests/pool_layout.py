@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 COMMIT_SUFFIX = "_stats.json"
 # A change of the bytes of a tar or of the columns of a sidecar bumps this and the golden test.
-SHARD_VERSION = 2
+SHARD_VERSION = 3
 READERS = 16  # threads that read commit records: a remote store answers each after about 30 ms
 # Shards below FLAT_SHARDS lie in one folder under the names that img2dataset's users know; later
 # ones lie in a folder per SHARDS_PER_FOLDER, and so do the files that are aligned with their rows.

@@ -22,25 +22,16 @@ from pipeline.images import exif, header
 from pipeline.images.colours import apply_transform, to_srgb
 from pipeline.images.header import Extension, Header, Limits, RejectedImage
 from pipeline.images.lossless import without_metadata
+from pipeline.images.resizing import Pixels, Size, resized
 from pipeline.images.row_options import Box, blurred
 
 if TYPE_CHECKING:
     from manifests.schema import Fetch
 
-Size = tuple[int, int]
+Raster = Image.Image | Pixels  # RGB, of 8 bits a channel
 
 # A JPEG is decoded at 1.5 times its target or more, then averaged: 2.3 times faster at 0.75 MP.
 OVERSAMPLING = 1.5
-FILTERS = {
-    "nearest": Image.Resampling.NEAREST,
-    "linear": Image.Resampling.BILINEAR,
-    "bilinear": Image.Resampling.BILINEAR,
-    "cubic": Image.Resampling.BICUBIC,
-    "bicubic": Image.Resampling.BICUBIC,
-    "area": Image.Resampling.HAMMING,  # see `_scaled`
-    "lanczos": Image.Resampling.LANCZOS,
-    "lanczos4": Image.Resampling.LANCZOS,
-}
 ENCODED: dict[str, Extension] = {"jpg": "jpg", "png": "png", "webp": "webp"}
 TRANSPOSE = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -165,26 +156,29 @@ def _decode_and_resize(
     target = target_size(width, height, limits)
     hashes: list[int] | None = [] if hashed else None
     pixels = _jpeg(body, image_header, target, limits) if image_header.kind == "JPEG" else None
+    image: Raster
     if pixels is None:
         image, size, keep = _decode_with_pillow(
             body, image_header.kind, limits, boxes, caught_warnings, hashes
         )
         data = without_metadata(body, image_header) if keep else None
     else:
-        image, size = Image.fromarray(pixels), image_header.size
-        _add_hash(hashes, image, image_header.orientation)
+        size = image_header.size
+        _add_hash(hashes, pixels, image_header.orientation)
         keep = target is None and _jpeg_may_stay(body, image_header, limits, boxes, caught_warnings)
         data = without_metadata(body, image_header) if keep else None
+        image = pixels
         if data is None:
             image = _finish(
-                image, target, size, image_header.orientation, image_header.profile, boxes, limits
+                pixels, target, size, image_header.orientation, image_header.profile, boxes, limits
             )
     _add_hash(hashes, image, 1)
+    stored_width, stored_height = _size(image)
     return DecodedImage(
         data=_encode(image, limits) if data is None else data,
         extension=ENCODED[limits.encode_format],
-        width=image.width,
-        height=image.height,
+        width=stored_width,
+        height=stored_height,
         original_width=size[0],
         original_height=size[1],
         exif=text,
@@ -192,12 +186,25 @@ def _decode_and_resize(
     )
 
 
-def _add_hash(hashes: list[int] | None, image: Image.Image, orientation: int) -> None:
+def _size(image: Raster) -> Size:
+    """Width and height."""
+    if isinstance(image, Image.Image):
+        return image.size
+    height, width = image.shape[:2]
+    return width, height
+
+
+def _as_image(image: Raster) -> Image.Image:
+    return image if isinstance(image, Image.Image) else Image.fromarray(image)
+
+
+def _add_hash(hashes: list[int] | None, raster: Raster, orientation: int) -> None:
     """Append the perceptual hash of an image, turned upright, where hashes are asked for."""
     if hashes is None:
         return
     from manifests.phash import SIDE, phash  # only where it is needed: a child starts faster
 
+    image = _as_image(raster)
     if orientation != 1:  # of a small copy: the hash sees no more of it
         image = image.reduce(max(1, min(image.size) // (8 * SIDE)))
         image = image.transpose(TRANSPOSE[orientation])
@@ -230,9 +237,7 @@ def _jpeg_may_stay(
         return opened.format == "JPEG" and _orientation(opened) == 1 and not caught_warnings
 
 
-def _jpeg(
-    body: bytes, image_header: Header, target: Size | None, limits: Limits
-) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
+def _jpeg(body: bytes, image_header: Header, target: Size | None, limits: Limits) -> Pixels | None:
     """RGB of a JPEG, uint8 (height, width, 3), scaled while it is decoded.
 
     None for CMYK and where libjpeg warns; then Pillow decodes it.
@@ -248,9 +253,7 @@ def _jpeg(
             "min_factor": OVERSAMPLING,
         }
     try:
-        pixels: np.ndarray[Any, np.dtype[np.uint8]] = simplejpeg.decode_jpeg(
-            body, colorspace="RGB", **minimum
-        )
+        pixels: Pixels = simplejpeg.decode_jpeg(body, colorspace="RGB", **minimum)
     except ValueError:
         return None
     # libjpeg scales by eighths
@@ -267,7 +270,7 @@ def _decode_with_pillow(
     boxes: Sequence[Box],
     caught_warnings: list[warnings.WarningMessage],
     hashes: list[int] | None,
-) -> tuple[Image.Image, Size, bool]:
+) -> tuple[Raster, Size, bool]:
     """Decodes any other image: final pixels, original size, and whether the bytes may stay."""
     if kind == "AVIF" and not features.check("avif"):
         raise RejectedImage("format", "AVIF, which this Pillow cannot read")
@@ -286,7 +289,7 @@ def _decode_with_pillow(
             and target is None
         )
         keep = keep and not boxes and orientation == 1 and _is_plain(opened, body)
-        image = _rgb(opened, profile, target)
+        image: Raster = _rgb(opened, profile, target)
         _add_hash(hashes, image, orientation)
         keep = keep and not caught_warnings and not (profile and to_srgb(profile, "RGB"))
         image = _finish(image, target, (width, height), orientation, profile, boxes, limits)
@@ -327,75 +330,65 @@ def _rgb(image: Image.Image, profile: bytes, target: Size | None) -> Image.Image
 
 
 def _finish(
-    image: Image.Image,
+    raster: Raster,
     target: Size | None,
     original: Size,
     orientation: int,
     profile: bytes,
     boxes: Sequence[Box],
     limits: Limits,
-) -> Image.Image:
+) -> Raster:
     """Scale, colours to sRGB, turn upright, blur, then crop or add the border."""
     if target is not None:
         down = target[0] < original[0] or target[1] < original[1]
         name = limits.downscale_interpolation if down else limits.upscale_interpolation
         sideways = orientation >= 5
         if sideways:
-            image = _scaled(image, target[::-1], original[::-1], name)
+            raster = _scaled(raster, target[::-1], original[::-1], name)
         else:
-            image = _scaled(image, target, original, name)
+            raster = _scaled(raster, target, original, name)
     if profile and (transform := to_srgb(profile, "RGB")):
-        image = apply_transform(image, transform)
+        raster = apply_transform(_as_image(raster), transform)
     if orientation != 1:
-        image = image.transpose(TRANSPOSE[orientation])
+        raster = _as_image(raster).transpose(TRANSPOSE[orientation])
     if boxes:
-        image = blurred(image, boxes)
-    if target is None:
-        return image
-    side = limits.image_size
+        raster = blurred(_as_image(raster), boxes)
+    if target is None or limits.resize_mode not in ("center_crop", "border"):
+        return raster
+    image, side = _as_image(raster), limits.image_size
     if limits.resize_mode == "center_crop":
         left, top = (image.width - side) // 2, (image.height - side) // 2
         return image.crop((left, top, left + side, top + side))
-    if limits.resize_mode == "border":
-        bordered = Image.new("RGB", (side, side), "white")
-        bordered.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
-        return bordered
-    return image
+    bordered = Image.new("RGB", (side, side), "white")
+    bordered.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
+    return bordered
 
 
-def _scaled(image: Image.Image, wanted: Size, original: Size, interpolation: str) -> Image.Image:
+def _scaled(image: Raster, wanted: Size, original: Size, interpolation: str) -> Raster:
     """`image` resized to `wanted`; it was decoded from the `original` size, perhaps at k/8 of it.
 
-    A JPEG decoded at k/8 has ⌈width · k/8⌉ columns, of which the image covers width · k/8. The
-    average over the area (OpenCV's INTER_AREA) is Pillow's BOX where whole pixels are averaged.
-    Where they are not, BOX takes each one whole or not at all, and HAMMING is nearer: 41 dB against
-    an exact average where BOX has 37, before and after JPEG.
+    A JPEG decoded at k/8 has ⌈width · k/8⌉ columns, of which the image covers width · k/8.
     """
-    if image.size == wanted:
+    size = _size(image)
+    if size == wanted:
         return image
-    eighths = min(image.width * 8 // original[0], image.height * 8 // original[1])
-    covered_size: tuple[float, float] = image.size
-    if image.size != original:
-        covered_size = original[0] * eighths / 8, original[1] * eighths / 8
-    is_exact = (covered_size[0] % wanted[0] == 0 and covered_size[1] % wanted[1] == 0) or wanted[
-        0
-    ] > covered_size[0]
-    resampling = (
-        Image.Resampling.BOX if interpolation == "area" and is_exact else FILTERS[interpolation]
-    )
-    return image.resize(wanted, resampling, box=(0, 0, *covered_size))
+    if size == original:
+        return resized(image, wanted, size, interpolation)
+    eighths = min(size[0] * 8 // original[0], size[1] * 8 // original[1])
+    covered = original[0] * eighths / 8, original[1] * eighths / 8
+    return resized(image, wanted, covered, interpolation, is_sharp=True)
 
 
-def _encode(image: Image.Image, limits: Limits) -> bytes:
+def _encode(raster: Raster, limits: Limits) -> bytes:
     if limits.encode_format == "jpg":
         data: bytes = simplejpeg.encode_jpeg(
-            np.asarray(image),
+            np.asarray(raster),
             quality=limits.encode_quality,
             colorspace="RGB",
             colorsubsampling="420",
         )
         return data
-    sink = io.BytesIO()
+    sink, image = io.BytesIO(), _as_image(raster)
     image.info.clear()  # profile and EXIF of the original, which hold no more
     if limits.encode_format == "png":
         image.save(sink, "PNG", compress_level=limits.encode_quality)

@@ -54,14 +54,16 @@ def fetch(**settings: Any) -> Fetch:
     ],
 )
 def test_interpolation(name: Any, pillow: Image.Resampling) -> None:
-    image = noise()
+    """As Pillow's, on average to 0.3 levels: it rounds after columns, not after rows."""
+    image = noise(20, 12).resize((80, 48), Image.Resampling.BICUBIC)
+    levels, mean = (0, 0.0) if name == "nearest" else (3, 0.3)
     smaller = check_and_resize(saved(image), fetch(image_size=24, downscale_interpolation=name))
-    assert np.array_equal(opened(smaller.data), np.asarray(image.resize((40, 24), pillow)))
     larger = fetch(image_size=96, resize_only_if_bigger=False, upscale_interpolation=name)
-    assert np.array_equal(
-        opened(check_and_resize(saved(image), larger).data),
-        np.asarray(image.resize((160, 96), pillow)),
-    )
+    for result in (smaller, check_and_resize(saved(image), larger)):
+        expected = np.asarray(image.resize((result.width, result.height), pillow)).astype(int)
+        difference = np.abs(opened(result.data) - expected)
+        assert difference.max() <= levels
+        assert difference.mean() <= mean
 
 
 def test_nearest_takes_pixels_of_the_whole_jpeg() -> None:
