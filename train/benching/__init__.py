@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from train.benching import loader_mode, machine, options, train_mode
+from train.benching import loader_mode, machine, options, score_mode, train_mode
 from train.benching.mode import Mode
 from train.benching.options import BenchOptions, parse_layout
 from train.benching.report import Cell, Machine, Report, check_target, read_report, write_report
@@ -14,9 +14,9 @@ from train.benching.tables import (
     replace_block,
     write_plot,
 )
-from train.benching.timing import StepPlan, measure_in_ranks, measure_training
+from train.benching.timing import StepPlan, measure_in_ranks, measure_scoring, measure_training
 
-MODES: dict[str, Mode] = {"loader": loader_mode, "train": train_mode}
+MODES: dict[str, Mode] = {"loader": loader_mode, "score": score_mode, "train": train_mode}
 
 __all__ = [
     "MODES",
@@ -34,11 +34,13 @@ __all__ = [
     "loader_mode",
     "machine",
     "measure_in_ranks",
+    "measure_scoring",
     "measure_training",
     "options",
     "parse_layout",
     "read_report",
     "replace_block",
+    "score_mode",
     "train_mode",
     "write_plot",
     "write_report",

@@ -1,22 +1,28 @@
-"""The cells of a command line: every combination of its lists, in the order they are measured."""
+"""The cells of a command line: every combination of its lists, planned and measured in ranks."""
 
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from manifests import disk
 from manifests.schema import Blend
-from train.benching.machine import usable_cores
+from train.benching import machine
+from train.benching.data import read_data
 from train.benching.options import SYNTHETIC, BenchOptions, Layout
+from train.benching.report import Cell, Measurement
+from train.benching.timing import MeasurementFailed, StepPlan, measure_in_ranks, steps_of
 from train.capacity import device_of, fit, unfit_message
 from train.config import TrainConfig, check_layout
 
 RANKS_PER_CORE = 4  # of a processor; more measure the system's switching between processes
 FEWEST_MOST = 8  # ranks that are tried on any processor
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +72,66 @@ def data_name(options: BenchOptions, blend: Blend | None) -> str:
     return SYNTHETIC if blend is None else f"blend {blend.name}"
 
 
-def refuse_cell(config: TrainConfig, ranks: int, device: torch.device) -> None:
+def measured_cells(options: BenchOptions, module: str, *, trains: bool) -> Iterator[Cell]:
+    """Every planned cell, measured in ranks that run `python -m MODULE`, one cell after another.
+
+    `trains`: the memory of a training step is needed. ValueError before the first cell for data
+    that is not there.
+    """
+    blend = None if options.data == SYNTHETIC else read_data(options.data)
+    data = data_name(options, blend)
+    known: dict[tuple[str, int], Measurement] = {}
+    for planned in planned_cells(options):
+        facts = planned.facts(data)
+        try:
+            plan = step_plan(options, planned, blend)
+            key = (disk.content_hash(plan.config), planned.ranks)
+            refuse_cell(
+                plan.config, planned.ranks, machine.device_of(plan.config.device), trains=trains
+            )
+            if key not in known:  # a cell of weak scaling may be one of strong scaling too
+                steps = options.warmup + options.repeats * plan.iterations
+                logger.info("%s: %d steps", Cell(**facts).label, steps)
+                known[key] = measure_in_ranks(module, plan, planned.ranks)
+        except (ValueError, MeasurementFailed) as error:
+            yield Cell(**facts, state="failed", reason=str(error))
+            continue
+        yield Cell(**facts, figures=known[key].figures, rates=known[key].rates)
+
+
+def step_plan(options: BenchOptions, planned: PlannedCell, blend: Blend | None) -> StepPlan:
+    """What a cell times. ValueError for settings that no run can have."""
+    if planned.batch == 0:
+        raise ValueError(
+            f"{planned.ranks} ranks in layout {planned.layout.name} cannot share a global batch of "
+            f"{planned.global_batch} evenly"
+        )
+    iterations = options.iterations_of(planned.global_batch)
+    if iterations < 1:
+        raise ValueError(
+            f"num_examples {options.num_examples} is less than one global batch of "
+            f"{planned.global_batch}"
+        )
+    steps = steps_of(iterations, options.repeats, options.warmup)
+    config = options.config(
+        planned.model, planned.dtype, planned.global_batch, planned.layout, planned.ranks, steps
+    )
+    return StepPlan(
+        config=config,
+        blend=blend,
+        iterations=iterations,
+        repeats=options.repeats,
+        warmup=options.warmup,
+    )
+
+
+def refuse_cell(
+    config: TrainConfig, ranks: int, device: torch.device, *, trains: bool = True
+) -> None:
     """ValueError where this machine cannot hold the ranks: too few GPUs, cores or bytes.
 
-    On a GPU memory is not estimated: a step that does not fit fails alone. On a processor it would
-    end other programs.
+    `trains`: the memory of a training step is needed. On a GPU memory is not estimated: a step that
+    does not fit fails alone. On a processor it would end other programs.
     """
     check_layout(config, ranks)
     if device.type == "cuda":
@@ -79,11 +140,13 @@ def refuse_cell(config: TrainConfig, ranks: int, device: torch.device) -> None:
                 f"{ranks} ranks need as many GPUs; here are {torch.cuda.device_count()}"
             )
         return
-    cores = usable_cores()
+    cores = machine.usable_cores()
     if ranks > max(FEWEST_MOST, RANKS_PER_CORE * cores):
         raise ValueError(
             f"{ranks} ranks are more than {RANKS_PER_CORE} for each of this machine's {cores} cores"
         )
+    if not trains:
+        return
     result = fit(config, ranks, device_of("cpu", ranks=ranks))
     if result.needed > result.device.memory:
         raise ValueError(unfit_message(result))

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from train.benching import cells
+from train.benching import machine
 from train.benching.cells import data_name, planned_cells, refuse_cell
 from train.benching.options import BenchOptions, Layout
 from train.config import TrainConfig, configure
@@ -44,7 +44,7 @@ def config(**changes: Any) -> TrainConfig:
 
 
 def test_ranks_that_this_machine_cannot_hold_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cells, "usable_cores", lambda: 4)
+    monkeypatch.setattr(machine, "usable_cores", lambda: 4)
     refuse_cell(config(), 16, CPU)
     with pytest.raises(ValueError, match="64 ranks are more than 4 for each of this machine's 4"):
         refuse_cell(config(), 64, CPU)
@@ -52,6 +52,7 @@ def test_ranks_that_this_machine_cannot_hold_are_refused(monkeypatch: pytest.Mon
         refuse_cell(config(dp_shard=2), 3, CPU)
     with pytest.raises(ValueError, match="a step of 10,000,000 samples a rank at once needs"):
         refuse_cell(config(batch_size=10_000_000, samples_seen=10_000_000), 1, CPU)
+    refuse_cell(config(batch_size=10_000_000, samples_seen=10_000_000), 1, CPU, trains=False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(ValueError, match="2 ranks need as many GPUs; here are 1"):
         refuse_cell(config(), 2, torch.device("cuda"))

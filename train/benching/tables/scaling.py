@@ -16,7 +16,8 @@ from train.config import PRESETS
 GIB = 2**30
 RUNS = (
     f"runs/h: runs of {PRESETS['datacomp_small']().samples_seen:,} samples (DataComp small) in an "
-    f"hour; micro runs: of {PRESETS['micro']().samples_seen:,} samples"
+    f"hour; micro runs: of {PRESETS['micro']().samples_seen:,} samples; a CPU s: samples for a "
+    "second of processor time of all ranks"
 )
 
 
@@ -102,8 +103,8 @@ def figure_lines(cells: Sequence[Cell]) -> list[str]:
     if rates:
         text += text_table(
             [
-                *head, "samples/s", "SD", "a rank", "batches/s", "TFLOP/s", "MFU", "GiB", "wait",
-                "tokens/s", "runs/h", "micro runs/h",
+                *head, "samples/s", "SD", "a CPU s", "a rank", "batches/s", "TFLOP/s", "MFU",
+                "GiB", "wait", "tokens/s", "runs/h", "micro runs/h",
             ],
             rates,
             4,
@@ -130,6 +131,7 @@ def _rates(cell: Cell) -> list[str]:
     return [
         short(figures.get("samples_per_s"), 4),
         short(figures.get("samples_per_s_sd"), 2),
+        short(figures.get("samples_per_cpu_s")),
         short(figures.get("samples_per_s_per_gpu"), 4),
         short(figures.get("global_batches_per_s")),
         short(figures.get("model_tflops")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from train.benching.timing.rank_group import MeasurementFailed, measure_in_ranks
+from train.benching.timing.score_steps import measure_scoring
 from train.benching.timing.spread import percentile_figures, spread_figures, spread_of
 from train.benching.timing.synthetic import SyntheticLoader, draw_captions
 from train.benching.timing.telemetry import Telemetry
@@ -15,6 +16,7 @@ __all__ = [
     "Telemetry",
     "draw_captions",
     "measure_in_ranks",
+    "measure_scoring",
     "measure_training",
     "percentile_figures",
     "spread_figures",
