@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import functools
 import io
 import re
-import runpy
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
+from docs.tools.parsers import parser_of
 from manifests import reader
 from manifests.schema import Ablation, Blend, Recipe, TaskSpec
+from tests.support import pages
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [
@@ -35,15 +37,55 @@ def blocks(language: str) -> list[tuple[str, str]]:
     return code_blocks
 
 
+STAGES = ("crawl", "fetch", "score", "choose", "blend", "train", "evaluate", "report")
+RUN_BY = {
+    "docs/interop.md": "tests/test_interop_docs.py",
+    "docs/look.md": "tests/test_interop_docs.py",
+    "docs/operations.md": "tests/test_operations.py",
+    "docs/start/datacomp.md": "tests/test_quick_starts.py",
+    "docs/start/img2dataset.md": "tests/test_quick_starts.py",
+    "docs/start/open_clip.md": "tests/test_quick_starts.py",
+    **{f"docs/stages/{stage}.md": "tests/test_stage_docs.py" for stage in STAGES},
+}
+# Commands in blocks that are not `bash`, by their beginning: why no test runs them as they stand.
+NOT_RUN = {
+    "ray start": "a cluster: tests/test_nodes.py runs it on nodes of its own",
+    "STORE=": "a variable of the jobs below it",
+    "export ": "a variable of the commands below it",
+    "ray job submit": "a cluster: tests/test_jobs.py and tests/test_nodes.py submit jobs",
+    "img2dataset --url_list": "the internet, and a program of others",
+    "clip-retrieval inference": "a program of others",
+    "python -m open_clip_train.main": "a program of others, for hours",
+    "python pipeline/audit.py out/pool --lock": "two labs and a web: tests/pipeline/dataset_lock",
+    "python pipeline/build.py --from-lock": "two labs and a web: tests/pipeline/dataset_lock",
+    "python pipeline/audit.py out/theirs --lock": "two labs: tests/pipeline/dataset_lock",
+    "python pipeline/audit.py out/pool --same-rows": "two labs: tests/pipeline/dataset_lock",
+    "python pipeline/look.py out/pool --serve": "runs until Ctrl-C: tests/pipeline/pool_page",
+    "python pipeline/miniweb/small_web.py cifar10": "a download: test_photo_web.py makes one",
+    "python pipeline/build.py manifests/ablations/cifar10.yaml": "hours: test_photo_web.py",
+    "python train/evaluate.py out/run --suite": "data of 38 tasks",
+    "python train/evaluate.py out/run --task objects.yaml --average-last": "two checkpoints:"
+    " tests/train/test_evaluate.py",
+    "torchrun --nproc-per-node 4": "four processes and ImageNet",
+    "python train/run.py mostly_long.yaml --out out/run --preset datacomp_small": "eight GPUs",
+    "python train/run.py mostly_long.yaml --out out/run3": "until a target: tests/train/running",
+    "python train/run.py trusted.yaml": "a GPU; tests/pipeline/test_ablation_run.py has a scorer",
+    "SCORER=": "the result of the run above it",
+    "make ": "minutes to hours: .ci/run calls make test",
+}
+
+
 def commands() -> list[str]:
-    """Every command line `python FILE …` that is shown, with continued lines joined."""
+    """Every command line `python FILE …` that is shown, in blocks and in the text."""
     lines = []
     for name in DOCUMENTS:
-        text = (ROOT / name).read_text().replace("\\\n", " ")
-        lines += re.findall(
-            r"(?:^|`|-- |/)(python (?:pipeline|train|benchmarks)/[^\n`]+)", text, re.M
-        )
-    return sorted({line.split("  #")[0].strip() for line in lines})
+        for language, text in pages.blocks(name):
+            if language not in ("yaml", "python"):
+                lines += pages.commands_in(text)
+        prose = pages.FENCE.sub("", (ROOT / name).read_text()).replace("\n", " ")
+        lines += re.findall(r"`([^`]+)`", prose)
+    pattern = r"(?:^|-- |=\S+ )(python (?:pipeline|train|benchmarks)/.+)"
+    return sorted({match[1] for line in lines if (match := re.search(pattern, line))})
 
 
 @pytest.mark.parametrize(("document", "text"), blocks("yaml"))
@@ -73,34 +115,87 @@ def test_there_are_a_recipe_a_blend_and_an_ablation_to_copy() -> None:
     assert any("pools" in keys and "views" in keys for keys in texts)
 
 
-def options_of(script: str, monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """The options in a script's help. The script runs in this process: a child of its own would
-    import everything again, and tests/test_layout.py starts those.
+@functools.cache
+def parser_of_script(script: str) -> argparse.ArgumentParser:
+    return parser_of(script)
+
+
+def parse(line: str) -> None:
+    """Parse the words after `python FILE` with the file's own parser. ValueError for a mistake.
+
+    Where a part of the command is left out (…), only the options are compared.
     """
-    output = io.StringIO()
-    with monkeypatch.context() as patch, contextlib.redirect_stdout(output):
-        patch.setattr(sys, "argv", [script, "--help"])
-        patch.setattr(sys, "path", sys.path[:])
-        with pytest.raises(SystemExit) as end:
-            runpy.run_path(str(ROOT / script), run_name="__main__")
-    assert end.value.code == 0, output.getvalue()
-    return set(re.findall(r"(--[a-z][a-z-]*)", output.getvalue()))
-
-
-def test_every_command_that_is_shown_has_options_that_exist(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    options: dict[str, set[str]] = {}
-    shown = commands()
-    assert len(shown) > 10
-    for line in shown:
-        _, script, *words = shlex.split(line.replace("…", ""))
-        assert (ROOT / script).exists(), line
-        if script not in options:
-            options[script] = options_of(script, monkeypatch)
-        known = options[script]
+    _, script, *words = shlex.split(line.split("|")[0].split(";")[0])
+    parser = parser_of_script(script)
+    if "…" in line:
         used = {word.split("=")[0] for word in words if word.startswith("--")}
-        assert used <= known, f"{line}: {sorted(used - known)} are not options of {script}"
+        unknown = used - set(parser._option_string_actions)
+        if unknown:
+            raise ValueError(f"{line}: {sorted(unknown)} are not options of {script}")
+        return
+    errors = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(errors):
+            parser.parse_args(words)
+    except SystemExit as end:
+        if end.code:
+            raise ValueError(f"{line}: {errors.getvalue().splitlines()[-1]}") from None
+
+
+def fenced() -> list[tuple[str, str, str]]:
+    """(document, language, command) of every command in a fenced block."""
+    shown = []
+    for name in DOCUMENTS:
+        for language, text in pages.blocks(name):
+            if language in ("yaml", "python") or name.startswith("docs/reference/"):
+                continue
+            shown += [(name, language, line) for line in pages.commands_in(text)]
+    programs = ("python ", "ray ", "torchrun ", "make ", "img2dataset ", "clip-retrieval ", "aws ")
+    return [
+        each
+        for each in shown
+        if each[2].startswith((*programs, "export ", "STORE=", "SCORER=", "cp "))
+    ]
+
+
+def test_every_command_that_is_shown_is_understood_by_its_parser() -> None:
+    shown = commands()
+    assert len(shown) > 80
+    for line in shown:
+        parse(line)
+
+
+def test_a_wrong_option_and_a_wrong_value_are_found() -> None:
+    with pytest.raises(ValueError, match="--purgee"):
+        parse("python pipeline/audit.py out/pool --purgee")
+    with pytest.raises(ValueError, match="invalid choice: 'cook'"):
+        parse("python pipeline/build.py recipe.yaml --until cook")
+    with pytest.raises(ValueError, match="--rank"):
+        parse("python train/bench.py … --rank-and-file 3")
+
+
+def test_every_fenced_command_is_run_by_a_test_or_has_a_reason_why_not() -> None:
+    used = set()
+    for name, language, line in fenced():
+        if language in ("bash", "sh"):
+            assert name in RUN_BY, f"{name}: which test runs {line!r}?"
+            used.add(name)
+            continue
+        reasons = [start for start in NOT_RUN if line.startswith(start)]
+        assert reasons, f"{name}: {line!r} is neither run (a bash block) nor in NOT_RUN"
+        used.update(reasons)
+    assert used == {*RUN_BY, *NOT_RUN}
+    for page, test in RUN_BY.items():
+        assert (ROOT / test).exists(), page
+        stem = Path(page).stem
+        assert stem in (ROOT / test).read_text(), f"{test} does not name {page}"
+
+
+def test_every_target_of_make_that_is_shown_exists() -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
+    for name in DOCUMENTS:
+        for target in re.findall(r"(?:^|`)make ([\w-]+)", (ROOT / name).read_text(), re.M):
+            assert target in targets, f"{name}: make {target}"
 
 
 def test_every_link_leads_to_a_file() -> None:

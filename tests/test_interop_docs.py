@@ -1,4 +1,4 @@
-"""The commands of docs/interop.md, run on a small pool."""
+"""The commands of docs/interop.md and docs/look.md, run on a small pool."""
 
 from __future__ import annotations
 
@@ -30,8 +30,11 @@ def test_the_commands_of_the_page(
     assert filter_command.main(["out/pool", "--recipe", "r.yaml"]) == 0
     lines = pages.runnable("docs/interop.md")
     assert len(lines) == 5
+    lines += pages.runnable("docs/look.md")
+    assert len(lines) == 7
     for line in lines:
         assert pages.run_command(line) == 0, line
+    assert Path("basic.html").stat().st_size > 10_000
     document = disk.read_json("out/pool/views/basic.json")
     assert document["rows_sha256"] in capsys.readouterr().out
     table = pq.read_table("out/basic/basic.parquet")

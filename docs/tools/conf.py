@@ -15,7 +15,6 @@ exclude_patterns = ["tools/**"]
 myst_heading_anchors = 4  # the anchor in [text](page.md#heading) must exist
 highlight_language = "text"  # the language of a block is written, not guessed
 nitpicky = True
-suppress_warnings = ["toc.empty_glob"]
 smartquotes = False  # options and YAML are shown as they are typed
 html_theme = "furo"
 html_title = "clipmill"
