@@ -149,14 +149,14 @@ async function askServer(query) {
   }
 }
 
-async function getJson(path) {
+async function getJson(path, state = "state") {
   try {
     const response = await fetch(path);
     const answer = await response.json();
     if (response.ok) return answer;
-    $("state").textContent = answer.error;
+    $(state).textContent = answer.error;
   } catch {
-    $("state").textContent = "The server does not answer: start pipeline/look.py again.";
+    $(state).textContent = "The server does not answer: start pipeline/look.py again.";
   }
   return null;
 }
@@ -326,6 +326,20 @@ async function showAlike(image) {
   $("alike-of").scrollIntoView({ block: "start" });
 }
 
+async function findLike(event) {
+  event.preventDefault();
+  const text = $("like-text").value.trim();
+  if (!text) return;
+  $("like-state").textContent = "The model of the embeddings is asked; the first time it is loaded.";
+  $("like").querySelector("button").disabled = true;
+  const answer = await getJson("/like?" + new URLSearchParams({ text }), "like-state");
+  $("like").querySelector("button").disabled = false;
+  if (!answer) return;
+  $("like-state").textContent = `The ${answer.images.length} nearest of the embeddings.`;
+  $("alike-of").textContent = `Most like: ${text}`;
+  showImages($("alike"), answer.images);
+}
+
 // --- start ----------------------------------------------------------------------------------
 
 function showAll() {
@@ -341,6 +355,7 @@ if (!data.server) {
 }
 $("view").addEventListener("change", showAll);
 $("search").addEventListener("input", search);
+if ($("like")) $("like").addEventListener("submit", findLike);
 if ($("column").options.length) {
   $("column").addEventListener("change", chooseColumn);
   $("side").addEventListener("change", moveThreshold);

@@ -304,7 +304,13 @@ def images(data: Mapping[str, Any]) -> str:
     """Search and galleries; the script fills them."""
     alike = ""
     if data.get("similar"):
-        alike = '<h3 id="alike-of"></h3><div class="shots" id="alike"></div>'
+        alike = (
+            '<form id="like" class="search"><label>Images most like a text '
+            '<input id="like-text" type="search" maxlength="200"></label> '
+            '<button type="submit">find</button> '
+            '<span id="like-state" class="note" role="status"></span></form>'
+            '<h3 id="alike-of"></h3><div class="shots" id="alike"></div>'
+        )
     text = "Drawn by a hash of their uids, not picked."
     return (
         '<p class="search"><label>Search in captions <input id="search" type="search"></label> '

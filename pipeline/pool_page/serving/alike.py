@@ -1,4 +1,5 @@
-"""What is most like an image: the nearest embeddings by cosine, over a sample of the stored rows.
+"""What is most like an image or a text: the nearest embeddings by cosine, over a sample of the
+stored rows.
 
 faiss is used where it is installed; otherwise NumPy multiplies the whole sample, 1 ms per 10,000
 rows of 512 values.
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from manifests.aligned import AlignedFiles
 from manifests.documents import ScoreSetDocument
+from pipeline.pool_page.serving.text_model import TextModel
 from pipeline.pool_page.survey import Survey
 from pipeline.scoring import complete_score_sets
 
@@ -23,10 +25,12 @@ Vectors = NDArray[np.float32]
 
 
 class Alike:
-    """Normalised embeddings of some rows. `name`: their score set."""
+    """Normalised embeddings of some rows. `name`: their score set. `text_model`: its model."""
 
-    def __init__(self, name: str, rows: NDArray[np.int64], vectors: Vectors) -> None:
-        self.name, self.rows, self._vectors = name, rows, vectors
+    def __init__(
+        self, name: str, rows: NDArray[np.int64], vectors: Vectors, text_model: TextModel
+    ) -> None:
+        self.name, self.rows, self._vectors, self.text_model = name, rows, vectors, text_model
         self._index = _faiss_index(vectors)
 
     @classmethod
@@ -55,7 +59,7 @@ class Alike:
                 size += vectors.size
                 if size > MOST_VALUES:
                     break
-            return cls(name, np.concatenate(numbers), np.concatenate(parts))
+            return cls(name, np.concatenate(numbers), np.concatenate(parts), TextModel(document))
         return None
 
     def nearest(self, row: int, most: int = NEAREST) -> list[int]:
@@ -63,16 +67,30 @@ class Alike:
         place = int(np.searchsorted(self.rows, row))
         if place == len(self.rows) or self.rows[place] != row:
             raise ValueError("the row is not among those whose embeddings are in memory")
-        wanted = self._vectors[place]
-        if self._index is not None:
-            _, places = self._index.search(wanted[None], min(most + 1, len(self.rows)))
-            order = places[0]
-        else:
-            likeness = self._vectors @ wanted
-            some = np.argpartition(-likeness, min(most, len(likeness) - 1))[: most + 1]
-            order = some[np.argsort(-likeness[some], kind="stable")]
+        order = self._order(self._vectors[place], most + 1)
         chosen: list[int] = self.rows[order[order != place]][:most].tolist()
         return chosen
+
+    def nearest_to_text(self, text: str, most: int = NEAREST) -> list[int]:
+        """The rows whose images are most like a text, the nearest first. ValueError where the model
+        of the embeddings cannot be had."""
+        wanted = self.text_model.embed(text)
+        if len(wanted) != self._vectors.shape[1]:
+            raise ValueError(
+                f"the model gives {len(wanted)} values for a text, and {self.name} has "
+                f"{self._vectors.shape[1]}"
+            )
+        rows: list[int] = self.rows[self._order(wanted, most)].tolist()
+        return rows
+
+    def _order(self, wanted: Vectors, most: int) -> NDArray[np.int64]:
+        """Positions of the `most` nearest vectors, the nearest first."""
+        if self._index is not None:
+            _, places = self._index.search(wanted[None], min(most, len(self.rows)))
+            return np.asarray(places[0], np.int64)
+        likeness = self._vectors @ wanted
+        some = np.argpartition(-likeness, min(most, len(likeness)) - 1)[:most]
+        return some[np.argsort(-likeness[some], kind="stable")]
 
 
 def _embedding_column(survey: Survey, name: str, document: ScoreSetDocument) -> str | None:

@@ -90,6 +90,17 @@ class Answers:
             raise ValueError("the row has no embedding in this pool")
         return {"images": self._records(self.alike.nearest(number))}
 
+    def like_text(self, text: str) -> dict[str, Any]:
+        """The images whose embeddings are most like a text, the nearest first.
+
+        ValueError for a text that is empty or too long, and where the model cannot be had.
+        """
+        if not text or len(text) > LONGEST_TEXT:
+            raise ValueError(f"give a text of 1 to {LONGEST_TEXT} characters")
+        if self.alike is None:
+            raise ValueError("the pool has no embeddings; add the filter embed to its recipe")
+        return {"images": self._records(self.alike.nearest_to_text(text))}
+
     def _column(self, name: str) -> NumberColumn:
         if name not in self.survey.columns or not len(self.survey.columns[name].values):
             raise ValueError(f"there is no column of numbers {name!r}")

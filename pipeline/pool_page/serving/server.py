@@ -101,6 +101,7 @@ class _Handler(BaseHTTPRequestHandler):
             "/similar": lambda given: self.answers.similar(
                 _whole(given, "shard"), _whole(given, "row")
             ),
+            "/like": lambda given: self.answers.like_text(given["text"]),
         }
         image = IMAGE.fullmatch(path)
         if path == "/":
