@@ -9,7 +9,7 @@ V := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: venv demo docs quick quick-tests test all-tests check chaos
-.PHONY: bench bench-peers bench-page bench-engine bench-fetch bench-scale bench-gpu
+.PHONY: bench bench-peers bench-page bench-growth bench-engine bench-fetch bench-scale bench-gpu
 venv: .venv/installed
 
 .venv/installed: pyproject.toml
@@ -51,13 +51,17 @@ chaos: venv
 # make bench PHOTOS=photographs/ STAGES="crawl choose" SHARE=0.25
 bench: venv             # needs nginx for the stage fetch
 	$(V)/python benchmarks/bench.py $(if $(STAGES),--stages $(STAGES)) \
-		$(if $(PHOTOS),--photographs $(PHOTOS)) $(if $(SHARE),--share $(SHARE))
+		$(if $(PHOTOS),--photographs $(PHOTOS)) $(if $(SHARE),--share $(SHARE)) $(if $(TURNS),--turns $(TURNS))
 
 bench-peers: venv       # virtual environments of the peers, in out/bench/peers
 	$(V)/python benchmarks/peers/environments.py
 
 bench-page: venv        # docs/benchmarks.md from benchmarks/results, without measuring
 	$(V)/python benchmarks/bench.py --page
+
+# Exponents of the cost of every stage at 1x, 2x, 4x and 8x: minutes. make bench-growth STEPS="views look"
+bench-growth: venv
+	$(V)/python benchmarks/growth.py $(if $(STEPS),--steps $(STEPS))
 
 bench-engine: venv
 	$(V)/python benchmarks/orchestration/engine.py

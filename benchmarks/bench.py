@@ -67,11 +67,12 @@ def measure(stage: str, args: argparse.Namespace) -> None:
         if stage in WITH_IMAGES:
             photographs, images = photographs_of(args.photographs, work)
         measured, versions = STAGES[stage](
-            Context(work=work, photographs=photographs, share=args.share)
+            Context(work=work, photographs=photographs, share=args.share, most_turns=args.turns)
         )
     given = " --photographs FOLDER" if images and args.photographs else ""
     share = "" if args.share == 1 else f" --share {args.share:g}"
-    command = f"python benchmarks/bench.py --stages {stage}{given}{share}"
+    turns = "" if args.turns == 100 else f" --turns {args.turns}"
+    command = f"python benchmarks/bench.py --stages {stage}{given}{share}{turns}"
     rows.write_stage(args.results, stage, measured, images, versions, command)
     for row in measured:
         print("  " + page.line_of(row), flush=True)
@@ -86,6 +87,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--stages", nargs="+", default=list(STAGES), metavar="STAGE")
     parser.add_argument("--photographs", type=Path, help="a folder of JPEGs; drawn ones otherwise")
     parser.add_argument("--share", type=float, default=1.0, help="of the usual number of items")
+    parser.add_argument("--turns", type=int, default=100, help="of each program, at most")
     parser.add_argument("--results", type=Path, default=rows.RESULTS, help="folder of the JSON")
     parser.add_argument("--page", action="store_true", help="make docs/benchmarks.md, and end")
     args = parser.parse_args(argv)
@@ -96,6 +98,8 @@ def main(argv: list[str] | None = None) -> int:
             raise ValueError(f"there is no stage {unknown[0]!r}; there are {', '.join(STAGES)}")
         if args.share <= 0:
             raise ValueError(f"--share {args.share:g}: it has to be above 0")
+        if args.turns < 1:
+            raise ValueError(f"--turns {args.turns}: it has to be at least 1")
         for stage in () if args.page else args.stages:
             try:
                 measure(stage, args)

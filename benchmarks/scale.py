@@ -35,6 +35,7 @@ if not __package__:
     sys.path[0] = str(ROOT)
 
 from benchmarks.scaling import document, processes
+from benchmarks.scaling.processes import children_cpu_s
 
 PARTS = ("plan", "command", "shuffles", "index", "views", "fetch")
 RESULTS = ROOT / "benchmarks/results/scale.json"
@@ -154,12 +155,6 @@ def run_step(part: str, step: str, folder: Path, count: int) -> dict[str, Any]:
         "added_mib": peak_mib() - imports,
         **extra,
     }
-
-
-def children_cpu_s() -> float:
-    """CPU seconds of the children that this process waited for, and of theirs."""
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
 
 
 def peak_mib() -> int:

@@ -70,14 +70,14 @@ def scoring(context: Context) -> Measured:
     }
     if peer.python is not None:
         ways["transform"] = _rate(peer.python, program, "transform", jpegs)
-    steps = in_turns(ways, SCORE_TURNS)
+    steps = in_turns(ways, context.turns(SCORE_TURNS))
     scored = context.count(SCORED, 8)
     scorers.build_pool(work, scorers.jpegs_of(source, scored), scored)
     scorers.random_model(work / "model", scorers.large_config())
     ways = {name: _rate(None, program, name, work) for name in ("ours", "tensors")}
     if peer.python is not None:
         ways["loop"] = _rate(peer.python, program, "loop", work)
-    passes = in_turns(ways, SCORE_TURNS)
+    passes = in_turns(ways, context.turns(SCORE_TURNS))
     rows = []
     for name in ("exact", "fast"):
         rows.append(
@@ -157,7 +157,7 @@ def choose(context: Context) -> Measured:
         return float(1e6 * answer["cpu_s"] / rows)
 
     ways = {"clipmill": ours} if peer.python is None else {"clipmill": ours, "DataComp": theirs}
-    values = in_turns(ways, CHOOSE_TURNS)
+    values = in_turns(ways, context.turns(CHOOSE_TURNS))
     if max(kept.values()) - min(kept.values()) > 1:  # a share that is a whole number of rows
         raise RuntimeError(f"the rules keep different rows: {kept}")
     title = "five rules over twelve columns and a top share"
@@ -202,7 +202,7 @@ def dedup(context: Context) -> Measured:
         ways = {"clipmill": lambda run=run: run("ours", None)}
         if peer.python is not None:
             ways["imagededup"] = lambda run=run: run("imagededup", peer.python)
-        values = in_turns(ways, DUPLICATE_TURNS)
+        values = in_turns(ways, context.turns(DUPLICATE_TURNS))
         scale = unit / items if step == "hash" else 1.0
         results.append(
             row_of(

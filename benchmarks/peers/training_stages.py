@@ -37,7 +37,7 @@ def loader(context: Context) -> Measured:
     ways = {"clipmill": way("ours"), "bare": way("bare")}
     if peer.python is not None:
         ways["open_clip"] = way("open_clip", peer.python)
-    values = in_turns(ways, LOADER_TURNS)
+    values = in_turns(ways, context.turns(LOADER_TURNS))
     rows = [
         row_of(
             f"JPEGs of {reading.SIDE} pixels to batches of {reading.SIZE}",
@@ -65,7 +65,12 @@ def training(context: Context) -> Measured:
     for model, batch in MODELS.items():
         words = ["--device", "cpu", "--threads", "1", "--no-shards", "--no-profile"]
         words += ["--models", model, "--batch", str(batch), "--minutes", "8", "--out", str(out)]
-        words += ["--repeats", str(REPEATS), "--seconds", str(SECONDS * context.share)]
+        words += [
+            "--repeats",
+            str(context.turns(REPEATS)),
+            "--seconds",
+            str(SECONDS * context.share),
+        ]
         words += ["--wheels", peer.packages] if peer.python else ["--programs", "ours"]
         if gpu.main(words) != 0:
             raise RuntimeError(f"no cell of {model} was measured")

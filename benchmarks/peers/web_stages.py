@@ -13,7 +13,7 @@ from benchmarks.fetching.fetch_programs import OURS
 from benchmarks.peers.environments import Environment, environment_of
 from benchmarks.peers.rows import Row, in_turns, row_of
 
-PAGES, PAGE_TURNS = 3000, 5
+PAGES, PAGE_TURNS = 4000, 5
 FETCHED, FETCH_ROUNDS = 1200, 3
 PEER = "img2dataset"
 
@@ -25,10 +25,15 @@ class Context:
     work: Path
     photographs: Path
     share: float = 1.0
+    most_turns: int = 100
 
     def count(self, usual: int, least: int = 1) -> int:
         """A usual number of items, made smaller."""
         return max(least, round(usual * self.share))
+
+    def turns(self, usual: int) -> int:
+        """The usual number of turns, or fewer."""
+        return min(usual, self.most_turns)
 
 
 Measured = tuple[list[Row], dict[str, str | None]]  # rows, versions of the peers
@@ -49,7 +54,7 @@ def crawl(context: Context) -> Measured:
     ways = {"clipmill": lambda: way("ours"), "FastWARC": lambda: way("bare")}
     if peer.python is not None:
         ways["cc2dataset"] = lambda: way("cc2dataset", peer.python)
-    values = in_turns(ways, PAGE_TURNS)
+    values = in_turns(ways, context.turns(PAGE_TURNS))
     rows = [
         row_of(
             "WAT to pairs, beside cc2dataset's logic",
@@ -92,7 +97,8 @@ def fetch(context: Context) -> Measured:
     )
     with static_web.serving(context.photographs, context.work) as web:
         rounds = [
-            images.one_round(number, web, args, context.work) for number in range(FETCH_ROUNDS)
+            images.one_round(number, web, args, context.work)
+            for number in range(context.turns(FETCH_ROUNDS))
         ]
     rows = []
     bars = {"photographs": ("photographs as they are, to 256", 0.80)}

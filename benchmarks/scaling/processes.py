@@ -7,6 +7,7 @@ for by the process that started Ray nor counted by getrusage.
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import threading
 from collections import defaultdict
@@ -126,3 +127,9 @@ def cpu_s(pid: int) -> float:
     """CPU seconds of one process so far."""
     stat = _stat(pid)
     return 0.0 if stat is None else stat.cpu_s
+
+
+def children_cpu_s() -> float:
+    """CPU seconds of the children that this process waited for, and of theirs."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime

@@ -20,6 +20,7 @@ from benchmarks.peers.web_stages import Context
     [
         (["--stages", "crawls"], "there is no stage 'crawls'; there are crawl, fetch"),
         (["--share", "0"], "--share 0: it has to be above 0"),
+        (["--turns", "0"], "--turns 0: it has to be at least 1"),
         (["--stages", "dedup", "--photographs", "."], "there is no .jpg in this folder"),
     ],
 )

@@ -1,0 +1,76 @@
+"""The exponent with which a cost grows, beside a fixed cost, and how sure it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+LARGEST_EXPONENT = 1.05
+GRID = np.round(np.arange(0.0, 2.501, 0.01), 2)  # of the exponent
+DRAWS = 200
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+
+def exponent_of(counts: Floats, seconds: Floats) -> tuple[float, float]:
+    """(exponent, fixed cost in seconds) of `fixed + slope * count ** exponent`.
+
+    Relative errors are least; neither the fixed cost nor the slope is below 0.
+    """
+    best = (np.inf, 0.0, 0.0)
+    scaled = counts / counts[0]
+    for exponent in GRID.tolist():
+        shape = scaled**exponent
+        rows = np.stack([1 / seconds, shape / seconds], 1)
+        for columns in ((0, 1), (1,), (0,)):
+            part = rows[:, columns]
+            values = np.linalg.lstsq(part, np.ones(len(counts)), rcond=None)[0]
+            if (values < 0).any():
+                continue
+            error = float(((part @ values - 1) ** 2).sum())
+            fixed = float(values[0]) if columns[0] == 0 else 0.0
+            if error < best[0] - 1e-9:
+                best = (error, exponent if 1 in columns else 0.0, fixed)
+    return best[1], best[2]
+
+
+def plain_exponent(counts: Floats, seconds: Floats) -> float:
+    """Slope of the line of least squares through the logarithms."""
+    return float(np.polyfit(np.log(counts), np.log(seconds), 1)[0])
+
+
+def fitted(seconds: Mapping[int, Sequence[float]]) -> dict[str, Any]:
+    """Exponent with its range (2.5 % to 97.5 % of the draws), fixed cost, and plain exponent.
+
+    `seconds` has the repeats of each count. ValueError: fewer than three counts.
+    """
+    if len(seconds) < 3:
+        raise ValueError(f"an exponent beside a fixed cost needs three sizes, not {len(seconds)}")
+    counts = np.array(list(seconds), np.float64)
+    repeats = [np.maximum(np.array(values, np.float64), 1e-4) for values in seconds.values()]
+    medians = np.array([np.median(values) for values in repeats])
+    exponent, fixed = exponent_of(counts, medians)
+    random = np.random.default_rng(0)
+    drawn = []
+    for _ in range(DRAWS):
+        again = [np.median(random.choice(values, len(values))) for values in repeats]
+        drawn.append(exponent_of(counts, np.array(again))[0])
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    return {
+        "exponent": round(exponent, 3),
+        "exponent_range": [round(float(low), 3), round(float(high), 3)],
+        "fixed_s": round(fixed, 4),
+        "plain": round(plain_exponent(counts, medians), 3),
+    }
+
+
+def verdict(result: Mapping[str, Any]) -> str:
+    """Whether the exponent is at most LARGEST_EXPONENT, above it, or not decided by the repeats."""
+    if result["exponent"] <= LARGEST_EXPONENT:
+        return "within"
+    if result["sort"]:
+        return "a sort"
+    # Without a fixed cost the exponent would be `plain`, which is lower: a fixed cost explains it.
+    sure = result["exponent_range"][0] > LARGEST_EXPONENT and result["plain"] > LARGEST_EXPONENT
+    return "ABOVE" if sure else "not decided"
