@@ -70,6 +70,8 @@ NOT_RUN = {
     "python train/run.py mostly_long.yaml --out out/run --preset datacomp_small": "eight GPUs",
     "python train/run.py mostly_long.yaml --out out/run3": "until a target: tests/train/running",
     "python train/run.py trusted.yaml": "a GPU; tests/pipeline/test_ablation_run.py has a scorer",
+    "python pipeline/build.py manifests/recipes/datacomp_": "data of DataComp, or its URLs:"
+    " tests/test_published_recipes.py",
     "SCORER=": "the result of the run above it",
     "make ": "minutes to hours: .ci/run calls make test",
 }

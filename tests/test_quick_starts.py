@@ -96,7 +96,7 @@ def test_the_page_for_users_of_datacomp(work: Path, monkeypatch: pytest.MonkeyPa
     pairs = [(int(uid[:16], 16), int(uid[16:], 16)) for uid in uids[:12]]
     np.save(work / "basic.npy", np.sort(np.array(pairs, "u8,u8")))
     monkeypatch.setenv("DATACOMP", str(work))
-    pages.write_files("docs/start/datacomp.md", work)
+    pages.write_files("docs/start/datacomp.md", work, {"fp16[768]": "fp16[8]"})
     assert len(run_all("docs/start/datacomp.md")) == 4
     assert disk.read_json("out/pool/views/listed.json")["kept"] == 12
     kept = disk.read_json("out/pool/views/best_of_listed.json")["kept"]
