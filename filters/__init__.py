@@ -8,7 +8,7 @@ from typing import Any
 
 from filters.base import FilterBase, PoolFilter, check_options, options_of
 from filters.caption import Caption
-from filters.captioning import CaptionFile
+from filters.captioning import Captioner, CaptionFile
 from filters.captions import TextOverlap
 from filters.clip import ClipLoss, ClipScore, Embed, Head
 from filters.concepts import Balance, Concept, Synset, Targets
@@ -45,6 +45,7 @@ __all__ = [
 FILTERS: dict[str, type[FilterBase]] = {
     "caption": Caption,
     "caption_file": CaptionFile,
+    "captioner": Captioner,
     "language": Language,
     "optout": Optout,
     "pdq": Pdq,

@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from filters.captioning.caption_file import CaptionFile
+from filters.captioning.captioner import Captioner
 
-__all__ = ["CaptionFile"]
+__all__ = ["CaptionFile", "Captioner"]

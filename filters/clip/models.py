@@ -24,11 +24,17 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from filters.base import FREE, Filter, package_folder, with_options
+from filters.clip.batches import run_batches
+from filters.clip.hub import pinned, snapshot
 from filters.clip.preprocess import Preprocess
 from manifests import disk
 
 LOCAL, HUB = "local-dir:", "hf-hub:"
 WEIGHTS = (".safetensors", ".bin", ".pth", ".pt", ".json")  # what open_clip reads of a local folder
+CONFIG = "open_clip_config.json"
+# What is read of a repository of the hub; there may be weights in several forms.
+HUB_FILES = ["*.json", "*.txt", "*.model", "*.safetensors"]
+HUB_FILES_OF_OLD = ["open_clip_pytorch_model.bin"]
 PREPROCESS_THREADS = min(8, os.cpu_count() or 1)
 
 CACHED_WORDS = 2**18  # the tokenizer caches every word; a crawl brings new ones without end
@@ -87,10 +93,20 @@ class ClipFilter(Filter):
         return tuple(with_options(self, precision=precision) for precision in ("fp32", "bf16"))
 
     def resolved(self, *, gpu: bool) -> Filter:
-        if self.precision != "auto":
+        precision = self.precision
+        if precision == "auto":
+            precision = "bf16" if gpu else "fp32"
+        model = self.pinned_model()
+        if (model, precision) == (self.model, self.precision):
             return self
-        resolved: Filter = with_options(self, precision="bf16" if gpu else "fp32")
+        resolved: Filter = with_options(self, model=model, precision=precision)
         return resolved
+
+    def pinned_model(self) -> str:
+        """The model, with the commit where it is one of the hub: so all workers load the same."""
+        if self.model.startswith(HUB):
+            return HUB + pinned(self.name, self.model.removeprefix(HUB))
+        return self.model
 
     def identity(self) -> str:
         identity = weights_identity(self.name, self.model, self.pretrained)
@@ -122,14 +138,14 @@ def weights_identity(kind: str, model: str, pretrained: str | None) -> str:
     """
     if model.startswith(LOCAL):
         folder = Path(model.removeprefix(LOCAL))
-        if not (folder / "open_clip_config.json").is_file():
-            raise ValueError(f"filter {kind}: there is no open_clip_config.json in {folder}")
+        if not (folder / CONFIG).is_file():
+            raise ValueError(f"filter {kind}: there is no {CONFIG} in {folder}")
         files = sorted(path for path in folder.iterdir() if path.suffix in WEIGHTS)
         if all(path.suffix == ".json" for path in files):  # open_clip would draw random weights
             raise ValueError(f"filter {kind}: there are no weights in {folder}")
         return disk.content_hash({path.name: disk.file_sha256(path) for path in files}, 64)
     if model.startswith(HUB):
-        return model
+        return HUB + pinned(kind, model.removeprefix(HUB))
     _check_name(kind, model)
     assert pretrained is not None
     weights = disk.file_sha256(pretrained) if os.path.isfile(pretrained) else pretrained
@@ -139,24 +155,17 @@ def weights_identity(kind: str, model: str, pretrained: str | None) -> str:
 def model_config(kind: str, model: str) -> dict[str, Any]:
     """open_clip's configuration of a model (embed_dim, vision_cfg, text_cfg, quick_gelu …).
 
-    open_clip is imported only for a model of the hub. ValueError for a model that does not exist.
+    A model of the hub may be downloaded in part. ValueError for a model that does not exist.
     """
     if model.startswith(HUB):
-        package_folder("open_clip", kind)
-        import open_clip
-
-        try:
-            hub_config: dict[str, Any] = open_clip.get_model_config(model)
-        except Exception as error:  # of the network, of the hub, of its client
-            line = " ".join(str(error).split())[:200]
-            raise ValueError(
-                f"filter {kind}: the configuration of {model} cannot be read from the hub: {line}"
-            ) from error
-        return hub_config
-    if model.startswith(LOCAL):
-        path = Path(model.removeprefix(LOCAL)) / "open_clip_config.json"
+        name = model.removeprefix(HUB)
+        path = Path(snapshot(kind, name, [CONFIG])) / CONFIG
         if not path.is_file():
-            raise ValueError(f"filter {kind}: there is no open_clip_config.json in {path.parent}")
+            raise ValueError(f"filter {kind}: {name} has no {CONFIG}")
+    elif model.startswith(LOCAL):
+        path = Path(model.removeprefix(LOCAL)) / CONFIG
+        if not path.is_file():
+            raise ValueError(f"filter {kind}: there is no {CONFIG} in {path.parent}")
     else:
         _check_name(kind, model)
         path = package_folder("open_clip", kind) / "model_configs" / f"{model}.json"
@@ -287,9 +296,12 @@ class ClipModel:
         return np.stack(rows) if rows else np.zeros((0, 0), np.float32)
 
     def _new_images(self, images: Sequence[Image.Image], batch_size: int) -> Embeddings:
+        return self._forward("image", self.pixels_of(images), batch_size, self._image_batch)
+
+    def pixels_of(self, images: Sequence[Image.Image]) -> list[Pixels]:
+        """The preprocessed images, those that are not prepared yet too."""
         with ThreadPoolExecutor(PREPROCESS_THREADS) as threads:
-            pixels = list(threads.map(self._pixels_of, images))
-        return self._forward("image", pixels, batch_size, self._image_batch)
+            return list(threads.map(self._pixels_of, images))
 
     def _pixels_of(self, image: Image.Image) -> Pixels:
         prepared: Pixels | None = self.pixels.get(image)
@@ -321,30 +333,15 @@ class ClipModel:
         import torch.nn.functional as F
 
         autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=self.half)
-        parts: list[Embeddings] = []
-        start = 0
-        while start < len(rows):
-            batch = rows[start : start + min(batch_size, self.largest.get(tower, batch_size))]
-            try:
-                with torch.inference_mode(), autocast:
-                    encoded = encode(batch)
-                parts.append(F.normalize(encoded.float(), dim=-1).cpu().numpy())
-            except torch.cuda.OutOfMemoryError:
-                if len(batch) == 1:
-                    raise
-                self.largest[tower] = len(batch) // 2
-                logger.warning(
-                    "out of GPU memory with %d rows; batches of %s have %d rows from now on",
-                    len(batch),
-                    tower,
-                    self.largest[tower],
-                )
-            else:
-                self.forwards[tower] += 1
-                start += len(batch)
-                continue
-            torch.cuda.empty_cache()  # here the error no longer holds the tensors of the batch
-        return np.concatenate(parts)
+
+        def run(batch: Sequence[Any]) -> Embeddings:
+            with torch.inference_mode(), autocast:
+                encoded = encode(batch)
+            embeddings: Embeddings = F.normalize(encoded.float(), dim=-1).cpu().numpy()
+            self.forwards[tower] += 1
+            return embeddings
+
+        return np.concatenate(run_batches(rows, batch_size, self.largest, tower, run))
 
 
 _MODELS: weakref.WeakValueDictionary[tuple[Any, ...], ClipModel] = weakref.WeakValueDictionary()
@@ -357,11 +354,7 @@ def shared_model(filter_: ClipFilter) -> ClipModel:
     """
     import torch
 
-    if filter_.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError(
-            f"filter {filter_.name}: device is cuda, but there is no GPU here; leave device out"
-        )
-    on_gpu = filter_.device != "cpu" and torch.cuda.is_available()
+    on_gpu = takes_gpu(filter_)
     half = filter_.precision == "bf16" or (filter_.precision == "auto" and on_gpu)
     key = (ClipFilter.identity(filter_), "cuda" if on_gpu else "cpu", half)
     model = _MODELS.get(key)
@@ -371,14 +364,32 @@ def shared_model(filter_: ClipFilter) -> ClipModel:
     return model
 
 
+def takes_gpu(filter_: ClipFilter) -> bool:
+    """Whether a filter runs on a GPU here. ValueError for one that must, and there is none."""
+    import torch
+
+    if filter_.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            f"filter {filter_.name}: device is cuda, but there is no GPU here; leave device out"
+        )
+    return filter_.device != "cpu" and torch.cuda.is_available()
+
+
 def _load(filter_: ClipFilter, device: Any, half: bool) -> ClipModel:
     import open_clip
 
+    model = filter_.model
+    if model.startswith(HUB):  # open_clip knows no commits
+        name = model.removeprefix(HUB)
+        folder = snapshot(filter_.name, name, HUB_FILES)
+        if not any(Path(folder).glob("*.safetensors")):
+            folder = snapshot(filter_.name, name, [*HUB_FILES, *HUB_FILES_OF_OLD])
+        model = LOCAL + folder
     with _without_info_messages():
         network, _, transform = open_clip.create_model_and_transforms(
-            filter_.model, pretrained=filter_.pretrained, device=device
+            model, pretrained=filter_.pretrained, device=device
         )
-        tokenizer = open_clip.get_tokenizer(filter_.model)
+        tokenizer = open_clip.get_tokenizer(model)
     preprocess = Preprocess(transform, fast=filter_.resize == "fast")
     return ClipModel(network.eval(), preprocess, tokenizer, device, half)
 

@@ -204,7 +204,10 @@ def _joined_columns(masks: ViewMasks, shard: str, columns: Sequence[str]) -> pa.
     score_set_of = _score_sets(PoolLayout(pool), masks.document)
     from_scores = [name for name in columns if name in score_set_of]
     from_sidecar = [name for name in columns if name not in score_set_of]
-    table = load_columns(masks.files.sidecar(shard), _distinct(*from_sidecar, "uid"))
+    try:
+        table = load_columns(masks.files.sidecar(shard), _distinct(*from_sidecar, "uid"))
+    except ValueError as error:
+        raise _not_read(masks, from_sidecar) or error from None
     arrays = {name: table[name] for name in from_sidecar}
     for name in from_scores:
         files = AlignedFiles.of_scores(pool, score_set_of[name])
@@ -217,6 +220,25 @@ def _joined_columns(masks: ViewMasks, shard: str, columns: Sequence[str]) -> pa.
     for name in columns:
         joined = joined.append_column(name, arrays[name])
     return joined
+
+
+def _not_read(masks: ViewMasks, columns: Sequence[str]) -> ValueError | None:
+    """The error for a column that the pool has and the view does not read; None for others.
+
+    A view names the score sets that its rules read, so that a run with its hash has their values.
+    """
+    layout, view = PoolLayout(masks.pool), masks.document.name
+    for name in disk.list_names(layout.scores):
+        path = layout.score_set_json(name)
+        document = load_document(path, ScoreSetDocument) if disk.exists(path) else None
+        for column in columns:
+            if document is not None and column in document.columns:
+                return ValueError(
+                    f"view {view!r} of {masks.pool} does not read the column {column!r}, which is "
+                    f"of the score set {name}: name it in a rule of the view, such as "
+                    f"{{{column}: {column} IS NOT NULL}}, and choose the view again"
+                )
+    return None
 
 
 def _score_sets(layout: PoolLayout, document: ViewDocument) -> dict[str, str]:

@@ -1,0 +1,137 @@
+"""Captions that models write: the same in any batches, by each search, from each kind of model."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from filters.base import set_id
+from filters.captioning.captioner import Captioner
+from pipeline import filter as filter_command
+from pipeline import score as score_command
+from tests.support.caption_models import written
+from tests.support.small_pool import Row, make_pool
+from train import run
+
+KINDS = ["coca", "blip", "encoder_decoder"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_and_the_order_of_rows_change_nothing(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
+    folder = request.getfixturevalue(kind)
+    for options in ({}, {"beams": 3}, {"temperature": 1.5, "seed": 3}):
+        whole = written(folder, max_tokens=6, **options)
+        assert all(isinstance(text, str) and text for text in whole)
+        assert len(set(whole)) > 1 or kind == "blip"  # its drawn weights hardly see the image
+        assert written(folder, max_tokens=6, batch_size=2, **options) == whole
+    assert written(folder, max_tokens=6, temperature=1.5, seed=4) != whole
+    assert written(folder, max_tokens=6) != whole
+
+
+def test_a_prompt_begins_the_caption(coca: Path, blip: Path, encoder_decoder: Path) -> None:
+    for text in written(coca, 2, prompt="a photo of", max_tokens=4):
+        assert text is not None
+        assert text.startswith("a photo of ")
+    for text in written(blip, 2, prompt="word3 word4", max_tokens=4):
+        assert text is not None
+        assert text.startswith("word3 word4")
+    with pytest.raises(ValueError, match="takes no prompt"):
+        written(encoder_decoder, 2, prompt="a")
+
+
+def test_the_id_is_of_weights_precision_and_search(coca: Path, blip: Path, tmp_path: Path) -> None:
+    def id_of(folder: Path, **options: Any) -> str:
+        return set_id(Captioner(model=f"local-dir:{folder}", precision="fp32", **options))
+
+    ids = {id_of(coca), id_of(blip), id_of(blip, beams=2), id_of(blip, temperature=1.0)}
+    assert len(ids) == 4
+    assert id_of(blip, batch_size=1, device="cpu") == id_of(blip)
+    half = Captioner(model=f"local-dir:{blip}").resolved(gpu=True)
+    assert set_id(half) != id_of(blip)
+    moved = tmp_path / "moved"
+    shutil.copytree(blip, moved)
+    assert id_of(moved) == id_of(blip)
+    tokenizer = moved / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text().replace("word7", "wordx"))
+    assert id_of(moved) != id_of(blip)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "needs the option model"),
+        ({"model": "coca_ViT-B-32"}, "name them with pretrained"),
+        ({"model": "hf:a/b", "pretrained": "x"}, "leave pretrained out"),
+        ({"model": "hf:a/b", "beams": 0}, "beams is 0"),
+        ({"model": "hf:a/b", "min_tokens": 31}, "min_tokens is 31 and max_tokens 30"),
+        ({"model": "hf:a/b", "beams": 2, "temperature": 1.0}, "temperature is 1.0 with 2 beams"),
+        ({"model": "hf:a/b", "seed": 2}, "nothing is drawn at temperature 0"),
+    ],
+)
+def test_options_that_cannot_be(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Captioner(**options)
+
+
+def test_models_that_write_nothing(clip_folder: Path, coca: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="writes no captions; name a CoCa"):
+        Captioner(model=f"local-dir:{clip_folder}").check()
+    Captioner(model=f"local-dir:{coca}").check()
+    with pytest.raises(ValueError, match="the model has 15; lower max_tokens"):
+        written(coca)
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(ValueError, match="there are no weights in"):
+        Captioner(model=f"local-dir:{tmp_path}", precision="fp32").identity()
+    with pytest.raises(ValueError, match="cannot be loaded as a model that writes captions"):
+        written(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_run_trains_on_a_mix_of_raw_and_written_captions(
+    coca: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From a pool through two caption columns to a trained model, by the commands."""
+    rows = [Row(caption=f"a dog number {i}") for i in range(16)]
+    pool = make_pool(tmp_path / "pool", rows, per_shard=8)
+    texts = [{"url": f"https://img{i}.example/{i}.jpg", "text": f"x{i}"} for i in range(15)]
+    (tmp_path / "given.jsonl").write_text("\n".join(map(json.dumps, texts)))
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        f"""
+name: r
+source: {{kind: files, paths: [x.csv]}}
+filters:
+  - tokens
+  - {{coca: {{captioner: {{model: "local-dir:{coca}", max_tokens: 5, device: cpu}}}}}}
+  - {{given: {{caption_file: {{paths: given.jsonl, by: url, column: text}}}}}}
+views: {{all: [{{any: coca IS NOT NULL}}]}}
+"""
+    )
+    given = [pool, "--recipe", str(recipe)]
+    assert score_command.main([*given, "--engine", "inline"]) == 0
+    assert filter_command.main(given) == 0
+    blend = tmp_path / "blend.yaml"
+    shares = "{caption: 0.25, coca: 0.5, given: 0.25}"
+    blend.write_text(
+        f"name: b\npools: {{p: {pool}}}\nviews: {{p/all: 1}}\ncaptions: {{p/all: {shares}}}\n"
+    )
+    settings = ["model=test", "samples_seen=32", "batch_size=8", "lanes=4", "warmup=1",
+                "precision=fp32", "threads=1", "device=cpu", "lr=1e-3"]  # fmt: skip
+    command = [str(blend), "--out", str(tmp_path / "run"), "--set", *settings]
+    assert run.main(command) == 2
+    message = "does not read the column 'given'.*{given: given IS NOT NULL}"
+    assert re.search(message, capsys.readouterr().err)
+    views = "views: {all: [{any: coca IS NOT NULL}, {given: given IS NOT NULL}]}"
+    recipe.write_text(recipe.read_text().replace("views: {all: [{any: coca IS NOT NULL}]}", views))
+    assert filter_command.main(given) == 0
+    assert run.main(command) == 0
+    log = (tmp_path / "run" / "log.jsonl").read_text()
+    assert '"captions": {"caption": 8, "coca": 16, "given": 8}' in log
