@@ -52,8 +52,8 @@ ORDER = {
     "train": [
         "rng", "tokenise", "mixing", "hardware", "model", "store", "config", "pixels", "data",
         "streams",
-        "step", "formats", "dist", "capacity", "task_data", "evaluation", "running", "stats",
-        "ablation", "reporting", "benching",
+        "step", "formats", "inference", "dist", "capacity", "task_data", "evaluation", "running",
+        "stats", "ablation", "reporting", "benching",
         "run", "evaluate", "export",
         "ablate", "report", "sizing", "bench",
     ],

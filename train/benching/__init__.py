@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from train.benching import loader_mode, machine, options, score_mode, train_mode
+from train.benching import infer_mode, loader_mode, machine, options, score_mode, train_mode
 from train.benching.mode import Mode
 from train.benching.options import BenchOptions, parse_layout
 from train.benching.report import Cell, Machine, Report, check_target, read_report, write_report
@@ -16,7 +16,12 @@ from train.benching.tables import (
 )
 from train.benching.timing import StepPlan, measure_in_ranks, measure_scoring, measure_training
 
-MODES: dict[str, Mode] = {"loader": loader_mode, "score": score_mode, "train": train_mode}
+MODES: dict[str, Mode] = {
+    "infer": infer_mode,
+    "loader": loader_mode,
+    "score": score_mode,
+    "train": train_mode,
+}
 
 __all__ = [
     "MODES",
@@ -31,6 +36,7 @@ __all__ = [
     "compare_reports",
     "comparison_document",
     "comparison_lines",
+    "infer_mode",
     "loader_mode",
     "machine",
     "measure_in_ranks",

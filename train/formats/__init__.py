@@ -5,15 +5,24 @@ from __future__ import annotations
 from train.formats import model_files, nemo, open_clip_files
 from train.formats.model_files import load_model
 from train.formats.onnx_folder import TOLERANCES, example_inputs, save_onnx
-from train.formats.onnx_graphs import OnnxOptions, write_graphs
+from train.formats.onnx_graphs import (
+    ImageTower,
+    OnnxOptions,
+    TextTower,
+    missing_packages,
+    write_graphs,
+)
 from train.formats.open_clip_files import from_open_clip, open_clip_config
 
 __all__ = [
     "TOLERANCES",
+    "ImageTower",
     "OnnxOptions",
+    "TextTower",
     "example_inputs",
     "from_open_clip",
     "load_model",
+    "missing_packages",
     "model_files",
     "nemo",
     "open_clip_config",

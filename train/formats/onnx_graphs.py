@@ -137,10 +137,14 @@ def towers(model: CLIP, options: OnnxOptions) -> tuple[ImageTower, TextTower]:
 # --- graphs ---------------------------------------------------------------------------------------
 
 
+def missing_packages(*more: str) -> list[str]:
+    """The packages of the exporter, and `more`, that are not installed."""
+    return [name for name in (*PACKAGES, *more) if importlib.util.find_spec(name) is None]
+
+
 def require_packages() -> None:
     """ValueError that names the extra where a package of the exporter is missing."""
-    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
+    if missing := missing_packages():
         raise ValueError(
             f"ONNX is written with {' and '.join(missing)}, which this Python does not have:"
             " pip install -e '.[onnx]'"

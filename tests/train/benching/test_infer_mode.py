@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import argparse
+import dataclasses
+
+import pytest
+
+from train import bench
+from train.benching import infer_mode, read_report
+from train.benching.options import BenchOptions
+from train.benching.report import Cell
+from train.inference import BACKENDS
+from train.inference.backends import Eager, Unavailable
+
+GIVEN = BenchOptions(
+    mode="infer", models=("test",), batches=(1, 2), iterations=3, repeats=2, warmup=1
+)
+
+
+class Missing(Eager):
+    name = "missing"
+
+    def __init__(self, setup):
+        raise Unavailable("it needs a moon")
+
+
+@pytest.fixture(autouse=True)
+def few_back_ends(monkeypatch):
+    """Eager twice, so that nothing is compiled or exported, and one that cannot run."""
+    for name in list(BACKENDS):
+        monkeypatch.delitem(BACKENDS, name)
+    for name, backend in (("eager", Eager), ("other", Eager), ("missing", Missing)):
+        monkeypatch.setitem(BACKENDS, name, backend)
+
+
+def arguments(**values):
+    return argparse.Namespace(**{"backends": None, "cpu_threads": 1, "jpeg": False, **values})
+
+
+def test_every_back_end_that_can_run_is_a_cell_of_every_batch(caplog):
+    caplog.set_level("INFO")
+    cells = list(infer_mode.measure(GIVEN, arguments()))
+    assert [(cell.batch, cell.variant) for cell in cells] == [
+        (1, "eager"), (1, "other"), (2, "eager"), (2, "other"),
+    ]  # fmt: skip
+    assert "missing is left out: it needs a moon" in caplog.text
+    for cell in cells:
+        figures = cell.figures
+        assert (figures["calls"], figures["text_length"], figures["threads"]) == (6, 16, 1)
+        assert figures["difference"] == 0
+        assert figures["latency_s_min"] <= figures["latency_s_p50"] <= figures["latency_s_p99"]
+        expected = cell.batch / figures["latency_s_mean"]
+        assert figures["samples_per_s"] == pytest.approx(expected)
+        assert len(cell.rates) == 2
+    assert cells[0].figures["speedup"] == cells[0].figures["cpu_ratio"] == 1
+    ratio = cells[2].figures["latency_s_mean"] / cells[3].figures["latency_s_mean"]
+    assert cells[3].figures["speedup"] == pytest.approx(ratio)
+
+
+def test_a_back_end_that_was_named_and_is_missing_ends_with_status_3(tmp_path, capsys):
+    path = tmp_path / "report.json"
+    words = ["--mode", "infer", "--model", "test", "-b", "1", "-i", "2", "-w", "1"]
+    words += ["--backends", "missing", "--text-length", "9", "-o", str(path)]
+    assert bench.main(words) == 3
+    output = capsys.readouterr()
+    assert "missing: it needs a moon" in output.err
+    assert output.out.startswith("test, fp32, text length 9\n")
+    missing, eager = read_report(path).cells
+    assert (missing.state, missing.variant, eager.variant) == ("not run", "missing", "eager")
+    assert eager.figures["text_length"] == 9
+
+
+def cell(batch, variant, mean):
+    figures = dict.fromkeys(name for _, name in infer_mode.COLUMNS[2:])
+    figures |= {
+        "text_length": 64.0,
+        "latency_s_mean": mean,
+        "samples_per_s": batch / mean,
+        "difference": 3e-7,
+        "host_bytes": 5 * 2**20,
+    }
+    return Cell(
+        model="ViT-B-32", dtype="fp16", ranks=1, batch=batch, global_batch=batch,
+        data="synthetic", variant=variant, figures=figures,
+    )  # fmt: skip
+
+
+def test_the_framework_is_compared_with_the_fastest_back_end():
+    cells = [
+        cell(1, "eager", 0.032), cell(1, "tensorrt", 0.014), cell(1, "compile", 0.02),
+        cell(8, "eager", 0.028), cell(8, "tensorrt", 0.015),
+    ]  # fmt: skip
+    (title, group), *others = infer_mode.groups(cells)
+    assert title == "ViT-B-32, fp16, text length 64"
+    assert not others
+    table = infer_mode.fastest_table(group)
+    assert table[1:] == [
+        ["1", "0.0320", "0.0140", "tensorrt", "2.29"],
+        ["8", "0.0280", "0.0150", "tensorrt", "1.87"],
+    ]
+    assert infer_mode.as_markdown(table)[:3] == [
+        "| batch | framework (s) | fastest (s) | back end | speedup |",
+        "|---|---|---|---|---|",
+        "| 1 | 0.0320 | 0.0140 | tensorrt | 2.29 |",
+    ]
+    full = infer_mode.full_table(group)
+    assert full[0] == ["batch", "back end", "mean ms", "samples/s", "difference", "host MiB"]
+    assert full[1] == ["1", "eager", "32.00", "31.2", "3.0e-07", "5"]
+    assert infer_mode.lines(cells)[2].split() == [
+        "batch", "framework", "(s)", "fastest", "(s)", "back", "end", "speedup",
+    ]  # fmt: skip
+    failed = dataclasses.replace(cells[0], state="failed", figures={})
+    assert infer_mode.lines([failed]) == []
+    assert infer_mode.lines([cells[0]])[2].split()[0] == "batch"  # nothing to compare it with
+
+
+@pytest.mark.parametrize(
+    ("values", "changes", "message"),
+    [
+        ({"backends": "egger"}, {}, "there is no back end 'egger'; did you mean 'eager'"),
+        ({"backends": ""}, {}, "there is no back end ''"),
+        ({"cpu_threads": 0}, {}, "cpu-threads is 0; it must be at least 1"),
+        ({}, {"data": "x.yaml"}, "mode infer measures synthetic images"),
+        ({}, {"text_length": 17}, "context_length is 17"),
+        ({}, {"text_length": 0}, "context_length is 0"),
+    ],
+)
+def test_a_mistake_is_refused_before_a_model_is_built(values, changes, message):
+    given = dataclasses.replace(GIVEN, **changes)
+    with pytest.raises(ValueError, match=message):
+        next(infer_mode.measure(given, arguments(**values)))

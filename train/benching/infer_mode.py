@@ -1,0 +1,297 @@
+"""Latency of a model that answers: from images and texts in host memory to their unit vectors.
+
+A request is a batch of images and as many texts. The back ends take turns in every repeat, and are
+compared with eager PyTorch in fp32 before they are timed. The weights are random: they do not
+change the time.
+
+eager        PyTorch without a compiler (under autocast in fp16 and bf16): the framework
+compile      torch.compile, for every batch anew
+cuda_graph   eager's operations as one CUDA graph
+onnxruntime  the graphs of train/export.py --onnx in ONNX Runtime, on the device
+tensorrt     the same in TensorRT, through ONNX Runtime
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import logging
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from manifests.disk import did_you_mean
+from train.benching.machine import device_of
+from train.benching.options import SYNTHETIC, BenchOptions
+from train.benching.report import Cell
+from train.benching.tables import text_table
+from train.benching.timing import percentile_figures, spread_figures
+from train.config import TrainConfig, model_config
+from train.inference import (
+    BACKENDS,
+    REQUESTS,
+    Backend,
+    Schedule,
+    Setup,
+    Timing,
+    Unavailable,
+    measure_batch,
+    reference,
+    start,
+    synthetic_inputs,
+)
+from train.model import CLIP
+
+UNUSED: tuple[str, ...] = ("ranks", "global_batch", "parallel")
+EAGER = "eager"
+logger = logging.getLogger(__name__)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of this mode."""
+    parser.add_argument(
+        "--backends",
+        metavar="NAME,NAME",
+        help=f"mode infer: of {', '.join(BACKENDS)} (default: all that can run here)",
+    )
+    parser.add_argument(
+        "--cpu-threads",
+        type=int,
+        metavar="N",
+        help="mode infer: threads of an operation on the processor (default: torch's)",
+    )
+    parser.add_argument(
+        "--jpeg",
+        action="store_true",
+        help="mode infer: the images come as JPEG, and decoding and resizing count",
+    )
+
+
+def measure(options: BenchOptions, args: argparse.Namespace) -> Iterator[Cell]:
+    """A cell for every back end at every batch; all of a batch end together."""
+    names = backend_names(args.backends)
+    threads = args.cpu_threads
+    if threads is not None and threads < 1:
+        raise ValueError(f"cpu-threads is {threads}; it must be at least 1")
+    if options.data != SYNTHETIC:
+        raise ValueError("mode infer measures synthetic images; leave --data out")
+    configs = []
+    for name in options.models:
+        for dtype in options.dtypes:
+            first, layout = options.batches[0], options.layouts[0]
+            config = options.config(name, dtype, first, layout, 1, options.iterations)
+            configs.append((config, model_config(config)))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        for config, architecture in configs:
+            model = CLIP(architecture, seed=config.seed).eval()
+            with tempfile.TemporaryDirectory(prefix="clipmill_infer_") as folder:
+                setup = Setup(
+                    model=model,
+                    config=config,
+                    device=device_of(options.changes.get("device", "auto")),
+                    text_length=architecture.context_length,
+                    threads=torch.get_num_threads(),
+                    folder=Path(folder),
+                )
+                yield from _of_model(setup, names, options, args)
+    finally:
+        torch.set_num_threads(before)
+
+
+def backend_names(text: str | None) -> tuple[tuple[str, ...], bool]:
+    """The back ends, eager first, and whether they were named. ValueError for an unknown one."""
+    if text is None:
+        return tuple(BACKENDS), False
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in BACKENDS:
+            raise ValueError(
+                f"there is no back end {name!r}{did_you_mean(name, BACKENDS)} "
+                f"(of {', '.join(BACKENDS)})"
+            )
+    return tuple(dict.fromkeys([EAGER, *names])), True  # ratios are to eager
+
+
+def _of_model(
+    setup: Setup,
+    names: tuple[tuple[str, ...], bool],
+    options: BenchOptions,
+    args: argparse.Namespace,
+) -> Iterator[Cell]:
+    """The cells of one model in one precision."""
+    backends: dict[str, Backend] = {}
+    grown: dict[str, int | None] = {}
+    for name in names[0]:
+        try:
+            backends[name], grown[name] = start(name, setup)
+        except Unavailable as error:
+            if not names[1]:
+                logger.info("%s is left out: %s", name, error)
+                continue
+            for batch in options.batches:
+                cell = _cell(setup.config, batch, name)
+                yield dataclasses.replace(cell, state="not run", reason=f"{name}: {error}")
+    exact = reference(setup)
+    try:
+        for batch in options.batches:
+            schedule = Schedule(
+                warmup=options.warmup,
+                iterations=max(1, options.iterations_of(batch)),
+                repeats=options.repeats,
+            )
+            requests = synthetic_inputs(
+                setup.model.config, batch, setup.text_length, count=REQUESTS, jpeg=args.jpeg
+            )
+            timings = measure_batch(
+                backends,
+                exact,
+                requests,
+                lambda request: request.decoded(setup.model.config),
+                schedule,
+                setup,
+            )
+            for name, timing in timings.items():
+                yield finished_cell(setup, batch, name, timing, timings[EAGER], grown[name])
+    finally:
+        for backend in backends.values():
+            backend.close()
+
+
+def _cell(config: TrainConfig, batch: int, name: str) -> Cell:
+    return Cell(
+        model=config.model,
+        dtype=config.precision,
+        ranks=1,
+        batch=batch,
+        global_batch=batch,
+        data=SYNTHETIC,
+        variant=name,
+    )
+
+
+def finished_cell(
+    setup: Setup, batch: int, name: str, timing: Timing, eager: Timing, grown: int | None
+) -> Cell:
+    """What was seen of a back end, as figures. `grown` is what the process grew by at its start."""
+    cell = _cell(setup.config, batch, name)
+    if timing.reason is not None:
+        return dataclasses.replace(cell, state="failed", reason=f"{name}: {timing.reason}")
+    calls = len(timing.wall_s)
+    figures = {
+        "text_length": float(setup.text_length),
+        "threads": float(setup.threads),
+        "calls": float(calls),
+        **spread_figures("latency_s", timing.wall_s),
+        **percentile_figures("latency_s", timing.wall_s),
+        **spread_figures("repeat_s", timing.repeat_s),
+        "samples_per_s": batch * calls / sum(timing.wall_s),
+        "cpu_s": timing.cpu_s / calls,
+        "difference": timing.difference,
+        "host_bytes": None if timing.host_bytes is None else timing.host_bytes + (grown or 0),
+        "device_bytes": timing.device_bytes,
+        "speedup": None,
+        "cpu_ratio": None,
+    }
+    if eager.reason is None:
+        figures["speedup"] = _mean(eager.wall_s) / _mean(timing.wall_s)
+        figures["cpu_ratio"] = eager.cpu_s / timing.cpu_s if timing.cpu_s else None
+    rates = tuple(batch / seconds for seconds in timing.repeat_s)
+    return dataclasses.replace(cell, figures=figures, rates=rates)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+COLUMNS = (
+    ("batch", "batch"), ("back end", "variant"), ("mean ms", "latency_s_mean"),
+    ("SD", "latency_s_sd"), ("p50", "latency_s_p50"), ("p90", "latency_s_p90"),
+    ("p95", "latency_s_p95"), ("p99", "latency_s_p99"), ("samples/s", "samples_per_s"),
+    ("CPU ms", "cpu_s"), ("speedup", "speedup"), ("by CPU time", "cpu_ratio"),
+    ("difference", "difference"), ("host MiB", "host_bytes"), ("GPU MiB", "device_bytes"),
+)  # fmt: skip
+
+
+def lines(cells: Sequence[Cell]) -> list[str]:
+    """For every model and type: the framework against the fastest back end, then all figures."""
+    text: list[str] = []
+    for title, group in groups(cells):
+        text += [title, ""]
+        for table in (fastest_table(group), full_table(group)):
+            if table:
+                text += [*text_table(table[0], table[1:], left=0), ""]
+    return text
+
+
+def groups(cells: Sequence[Cell]) -> list[tuple[str, list[Cell]]]:
+    """(title, measured cells) of every model, type and text length."""
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells:
+        if cell.measured:
+            length = cell.figures["text_length"]
+            title = f"{cell.model}, {cell.dtype}, text length {length:.0f}"
+            groups.setdefault(title, []).append(cell)
+    return list(groups.items())
+
+
+def fastest_table(cells: Sequence[Cell]) -> list[list[str]]:
+    """Latency of the framework against the fastest other back end, in seconds, as in published
+    tables.
+    """
+    rows = [["batch", "framework (s)", "fastest (s)", "back end", "speedup"]]
+    by_batch: dict[int, list[Cell]] = {}
+    for cell in cells:
+        by_batch.setdefault(cell.batch, []).append(cell)
+    for batch, of_batch in sorted(by_batch.items()):
+        eager = [cell for cell in of_batch if cell.variant == EAGER]
+        others = [cell for cell in of_batch if cell.variant != EAGER]
+        if not eager or not others:
+            continue
+        fastest = min(others, key=lambda cell: cell.figures["latency_s_mean"] or 0.0)
+        mean, best = (cell.figures["latency_s_mean"] or 0.0 for cell in (eager[0], fastest))
+        rows.append(
+            [str(batch), f"{mean:.4f}", f"{best:.4f}", fastest.variant, f"{mean / best:.2f}"]
+        )
+    return rows if len(rows) > 1 else []
+
+
+def full_table(cells: Sequence[Cell]) -> list[list[str]]:
+    """All figures of the cells, by batch; columns that no cell has are left out."""
+    ordered = sorted(cells, key=lambda cell: cell.batch)
+    rows = [[title for title, _ in COLUMNS]]
+    for cell in ordered:
+        rows.append([_text(cell, name) for _, name in COLUMNS])
+    used = [i for i in range(len(COLUMNS)) if any(row[i] != "-" for row in rows[1:])]
+    return [[row[i] for i in used] for row in rows]
+
+
+def _text(cell: Cell, name: str) -> str:
+    """One entry; a dash where this machine cannot measure it."""
+    if name in ("batch", "variant"):
+        return str(getattr(cell, name))
+    value = cell.figures.get(name)
+    if value is None:
+        return "-"
+    if name.startswith("latency_s") or name == "cpu_s":
+        return f"{1000 * value:.2f}"
+    if name.endswith("_bytes"):
+        return f"{value / 2**20:,.0f}"
+    return {"samples_per_s": f"{value:,.1f}", "difference": f"{value:.1e}"}.get(
+        name, f"{value:.2f}"
+    )
+
+
+def as_markdown(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table for a document."""
+    text = []
+    for number, row in enumerate(rows):
+        text.append("| " + " | ".join(row) + " |")
+        if number == 0:
+            text.append("|" + "---|" * len(row))
+    return text
