@@ -90,6 +90,37 @@ def near_pairs(
     return i, j, distances(hashes[i], hashes[j])
 
 
+def near_pairs_between(first: Hashes, second: Hashes, radius: int) -> Pairs:
+    """(i, j, distance) of all pairs first[i], second[j] within `radius`, in order.
+
+    Equal rows of a side are searched for once, however many there are.
+    """
+    uniques, positions = [], []
+    for hashes in (first, second):
+        unique, inverse = np.unique(hashes, axis=0, return_inverse=True)
+        uniques.append(unique)
+        positions.append(inverse.reshape(-1))
+    both = np.concatenate(uniques)
+    sides = np.arange(len(both)) >= len(uniques[0])
+    low, high, _ = near_pairs(both, radius, sides)
+    keys = [np.zeros(0, np.int64)]
+    rows_of = [_rows_of_unique(*each) for each in zip(positions, uniques, strict=True)]
+    for of_first, of_second in zip(low.tolist(), (high - len(uniques[0])).tolist(), strict=True):
+        i, j = rows_of[0][of_first], rows_of[1][of_second]
+        keys.append((i[:, None] * len(second) + j).ravel())
+    i, j = np.divmod(np.sort(np.concatenate(keys)), max(1, len(second)))
+    return i, j, distances(first[i], second[j])
+
+
+def _rows_of_unique(
+    inverse: NDArray[np.integer[Any]], unique: Hashes
+) -> list[NDArray[np.integer[Any]]]:
+    """The rows that have each of the different hashes."""
+    order = np.argsort(inverse, kind="stable")
+    ends = np.cumsum(np.bincount(inverse, minlength=len(unique)))
+    return np.split(order, ends[:-1])
+
+
 def near_pieces(
     hashes: Hashes, radius: int, wanted: Wanted | None = None, threads: int = 1
 ) -> Iterator[Indices]:

@@ -166,25 +166,23 @@ def count_stars(config: Config) -> Work:
 
 def large_stars(config: Config) -> Work:
     """Factory: the first half of a round for a partition. Payload: number, round."""
-    job = job_of(config)
-
-    def work(ticket: Ticket) -> dict[str, Any]:
-        number, round_number = ticket.payload["number"], ticket.payload["round"]
-        edges = large_star(*_read_edges(job, large_input(round_number), number))
-        _write_edges(job, small_input(round_number), number, *edges)
-        return {}
-
-    return work
+    return _half_round(job_of(config), is_large=True)
 
 
 def small_stars(config: Config) -> Work:
     """Factory: the second half of a round for a partition. Payload: number, round."""
-    job = job_of(config)
+    return _half_round(job_of(config), is_large=False)
 
+
+def _half_round(job: PoolJob, *, is_large: bool) -> Work:
     def work(ticket: Ticket) -> dict[str, Any]:
         number, round_number = ticket.payload["number"], ticket.payload["round"]
-        edges = small_star(*_read_edges(job, small_input(round_number), number))
-        _write_both(job, large_input(round_number + 1), number, *edges)
+        if is_large:
+            edges = large_star(*_read_edges(job, large_input(round_number), number))
+            _write_edges(job, small_input(round_number), number, *edges)
+        else:
+            edges = small_star(*_read_edges(job, small_input(round_number), number))
+            _write_both(job, large_input(round_number + 1), number, *edges)
         return {}
 
     return work

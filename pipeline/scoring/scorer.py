@@ -9,6 +9,7 @@ there. What is scored already is not scored again, under whatever name of an ins
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,6 +64,9 @@ class _Run:
     engine: Engine
     fence: int | None
     joined: dict[str, Any] = field(default_factory=dict)  # NAME@ID -> what became of its keys
+    seconds: dict[str, float] = field(
+        default_factory=dict
+    )  # NAME@ID of the whole pool -> wall time
 
     @property
     def pool(self) -> str:
@@ -179,7 +183,7 @@ def _complete(run: _Run, jobs: Sequence[_Job]) -> dict[str, str]:
         return failed
     check_fence(run.pool, run.fence)
     for job in jobs:
-        _write_document(job, run.commits)
+        _write_document(job, run.commits, run.seconds.get(job.name, 0.0))
     return {}
 
 
@@ -221,7 +225,10 @@ def _score_pool(run: _Run, job: _Job) -> dict[str, str]:
         return {}
     planned = plan_job(run.commits, job.name, job.instance, job.columns, run.fence)
     gpus = 1 if run.engine == "ray" and _has_gpu(job.instance.filter, run.engine) else 0
-    return compute(run.commits, planned, lacking, engine=run.engine, gpus=gpus)
+    started = time.perf_counter()
+    failed = compute(run.commits, planned, lacking, engine=run.engine, gpus=gpus)
+    run.seconds[job.name] = time.perf_counter() - started
+    return failed
 
 
 def lacking_shards(commits: Commits, name: str, whole_pool: bool) -> np.ndarray[Any, Any]:
@@ -290,8 +297,12 @@ def _tickets(commits: Commits, lacking: Mapping[str, np.ndarray[Any, Any]]) -> T
     return Tickets(np.arange(len(shards)), make)
 
 
-def _write_document(job: _Job, commits: Commits) -> None:
-    """scores.json, from the metadata of all shards' columns."""
+def _write_document(job: _Job, commits: Commits, seconds: float) -> None:
+    """scores.json, from the metadata of all shards' columns.
+
+    seconds: the time that this command took beside that in the metadata: the columns of a filter
+    of the whole pool have none, so that their bytes are the same each time.
+    """
     layout = PoolLayout(commits.pool)
     metadata = read_metadata(commits, job.name)
     shards, table = None, None
@@ -320,7 +331,7 @@ def _write_document(job: _Job, commits: Commits) -> None:
         rows=int(metadata.rows.sum()),
         stored=int(metadata.stored.sum()),
         scored=int(metadata.scored.sum()),
-        seconds=round(metadata.seconds, 3),
+        seconds=round(metadata.seconds + seconds, 3),
         kind=None if instance.is_own_kind else instance.kind,
         reads=job.reads or None,
         whole_pool=True if job.whole_pool else None,

@@ -7,7 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manifests import hamming
-from manifests.hamming import as_words, distances, near_pairs, near_pieces
+from manifests.hamming import (
+    as_words,
+    distances,
+    near_pairs,
+    near_pairs_between,
+    near_pieces,
+)
 
 
 def drawn_hashes(rows: int, words: int, radius: int, seed: int = 0) -> hamming.Hashes:
@@ -119,3 +125,20 @@ def test_what_cannot_be_compared_is_refused() -> None:
         as_words(pa.array([b"123456"], pa.binary(6)))
     with pytest.raises(ValueError, match="radius is -1"):
         near_pairs(np.zeros((2, 1), np.uint64), -1)
+
+
+def test_pairs_between_two_lists_are_all_pairs_of_few_bits() -> None:
+    rng = np.random.default_rng(0)
+    first = rng.integers(0, 2**64, 200, dtype=np.uint64)
+    first[50:60] = first[0]  # equal rows of a side are no pairs, and each has its pairs
+    second = np.concatenate([rng.integers(0, 2**64, 300, dtype=np.uint64), first[:80], first[:3]])
+    for i in range(300, 380):
+        for bit in rng.choice(64, i % 8, replace=False):
+            second[i] ^= np.uint64(1) << np.uint64(bit)
+    distance = np.bitwise_count(first[:, None] ^ second[None, :])
+    expected = [(i, j, distance[i, j]) for i, j in np.argwhere(distance <= 4)]
+    pairs = near_pairs_between(first[:, None], second[:, None], 4)
+    assert list(zip(*pairs, strict=True)) == expected
+    assert len(expected) > 40
+    empty = near_pairs_between(first[:, None], second[:0, None], 4)
+    assert [len(part) for part in empty] == [0, 0, 0]

@@ -45,6 +45,7 @@ Ints = NDArray[np.int64]
 
 # 64 lanes hold windows of 4 shards each, and pass from one window to the next.
 CACHED_SHARDS = 512
+TOKENS = "tokens"  # the filter whose column is read
 CAPTION = "caption"  # the text column whose tokens are stored
 # File handles per view: a process may often have 1,024; to open one again costs about 10 µs.
 OPEN_TARS = 64
@@ -127,6 +128,8 @@ class ViewRows:
         self.copy = open_copy(self.pool, masks.document)
         self.masks = masks
         self._tokens = AlignedFiles.of_scores(self.pool, token_set)
+        # An instance of the filter `tokens` under another name names its column so too.
+        self._token_column = token_set.partition("@")[0]
         self._texts = [name for name in texts if name != CAPTION]
         self._tokenizer = CaptionTokenizer() if self._texts else None
         self._cached_shards = cached_shards
@@ -253,12 +256,12 @@ class ViewRows:
     def _read_tokens(self, shard: str, uids: pa.ChunkedArray) -> pa.ChunkedArray:
         """Tokens of every row of a shard. ValueError where they were made for other rows."""
         path = self._tokens.path(shard)
-        table, metadata = load_with_metadata(self._tokens, shard, ["tokens"])
+        table, metadata = load_with_metadata(self._tokens, shard, [self._token_column])
         if metadata.get("uids") != uids_checksum(uids):
             raise ValueError(
                 f"{path} was made for other rows than the pool has; {_tokenize_again(self.pool)}"
             )
-        return table["tokens"]
+        return table[self._token_column]
 
 
 def _named_parts(tar: str, ranges: ByteRanges, offset: Ints, length: Ints) -> ShardParts:
@@ -301,8 +304,11 @@ def _find_tokens(layout: PoolLayout, tokenizer: str, masks: ViewMasks) -> str:
     token_sets: dict[str, ScoreSetDocument] = {}
     for name in folders:
         path = layout.score_set_json(name)
-        if name.startswith("tokens@") and disk.exists(path):
-            token_sets[name] = load_document(path, ScoreSetDocument)
+        if "@" not in name or not disk.exists(path):
+            continue
+        scores = load_document(path, ScoreSetDocument)
+        if scores.filter_kind == TOKENS:  # under whatever name of an instance
+            token_sets[name] = scores
     tokenizers = {str(scores.options.get("tokenizer")) for scores in token_sets.values()}
     if tokenizer not in tokenizers:
         raise ValueError(

@@ -15,7 +15,6 @@ copies at JPEG quality 90 and all 1,000 at 75 are found; of half-size copies at 
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -29,6 +28,7 @@ from manifests import disk
 from manifests.aligned.bundles import AlignedFiles
 from manifests.commits import read_commits
 from manifests.documents import ScoreSetDocument, read_document
+from manifests.hamming import near_pairs_between
 from manifests.phash import phash
 from manifests.pool_layout import PoolLayout, uids_checksum
 from manifests.schema import TaskSpec
@@ -39,8 +39,6 @@ from train.task_data import ImageSource, image_hashes, map_images
 
 NEAR_BITS = 4  # of 64
 SHOWN = 3  # images of a task that a message names
-# If two hashes differ in at most NEAR_BITS bits, one of NEAR_BITS + 1 bands is equal in both.
-_BAND_EDGES = np.linspace(0, 64, NEAR_BITS + 2).astype(int)
 Hashes = NDArray[np.uint64]
 
 
@@ -116,18 +114,22 @@ def _identical(pool: str, wanted: Mapping[str, Sequence[tuple[str, str]]]) -> li
 # --- near duplicates -----------------------------------------------------------------------------
 
 
-def _phash_set(pool: str) -> str | None:
-    """The score set of a pool with the column phash of every shard; None where there is none."""
+def _phash_set(pool: str) -> tuple[str, str] | None:
+    """(score set, column) of a pool with the perceptual hashes of every shard: those of the filter
+    `picture`, under whatever name of an instance; None where there are none."""
     layout = PoolLayout(pool)
     commits = read_commits(pool, ["tar"])
     for name in disk.list_names(layout.scores):
         path = layout.score_set_json(name)
         if disk.exists(path):
             document = read_document(path, ScoreSetDocument)
-            if "phash" in document.columns and covers(
+            column = "phash"
+            if document.kind == "picture":
+                column = f"{document.name}_phash"
+            if column in document.columns and covers(
                 pool, document, commits.fingerprint, commits.shards
             ):
-                return name
+                return name, column
     return None
 
 
@@ -139,23 +141,25 @@ def perceptual_hashes(images: ImageSource) -> Hashes:
 
 
 def _near(pool: str, tasks: Sequence[TaskSpec]) -> list[SharedImage]:
-    score_set = _phash_set(pool)
-    assert score_set is not None
+    found = _phash_set(pool)
+    assert found is not None
+    score_set, column = found
     files = AlignedFiles.of_scores(pool, score_set)
     images = []
     for shard in read_columns(pool, None, ["key", "uid"]):
-        hashes, metadata = files.read(shard.shard, ["phash"])
+        hashes, metadata = files.read(shard.shard, [column])
         if metadata.get("uids") != uids_checksum(shard.columns["uid"]):
             raise ValueError(
                 f"{files.path(shard.shard)} was made for other rows than the pool has; "
                 f"run python pipeline/score.py {pool} --filters picture"
             )
-        rows = shard.columns.append_column("phash", hashes["phash"])
+        rows = shard.columns.append_column("phash", hashes[column])
         rows = rows.filter(pa.array(shard.kept)).filter(pc.is_valid(pc.field("phash")))
-        stored = rows["phash"].to_numpy().view(np.uint64)
+        stored = rows["phash"].to_numpy().view(np.uint64).reshape(-1, 1)
         for task in tasks:
             images_of_task = read_samples(task).images
-            pairs = near_pairs(stored, perceptual_hashes(images_of_task))
+            of_task = perceptual_hashes(images_of_task).reshape(-1, 1)
+            pairs = near_pairs_between(stored, of_task, NEAR_BITS)
             for row, file, distance in zip(*pairs, strict=True):
                 image = SharedImage(
                     task=task.name,
@@ -167,30 +171,6 @@ def _near(pool: str, tasks: Sequence[TaskSpec]) -> list[SharedImage]:
                 )
                 images.append(image)
     return images
-
-
-def near_pairs(first: Hashes, second: Hashes) -> tuple[NDArray[np.int64], ...]:
-    """(i, j, distance) of all pairs first[i], second[j] that differ in at most NEAR_BITS bits.
-
-    Only pairs that are equal in one band of about 13 bits are compared: for random hashes 5 in
-    8,192 of all pairs.
-    """
-    pairs = [np.zeros(0, np.int64)]
-    for low, high in itertools.pairwise(_BAND_EDGES):
-        band = (np.uint64(1) << np.uint64(high - low)) - np.uint64(1)
-        of_first = (first >> np.uint64(low)) & band
-        of_second = (second >> np.uint64(low)) & band
-        order = np.argsort(of_second, kind="stable")
-        start = np.searchsorted(of_second[order], of_first, side="left")
-        counts = np.searchsorted(of_second[order], of_first, side="right") - start
-        i = np.repeat(np.arange(len(first)), counts)
-        within = np.arange(len(i)) - np.repeat(np.cumsum(counts) - counts, counts)
-        j = order[np.repeat(start, counts) + within]
-        near = np.bitwise_count(first[i] ^ second[j]) <= NEAR_BITS
-        pairs.append(i[near] * len(second) + j[near])
-    both = np.unique(np.concatenate(pairs))
-    i, j = np.divmod(both, max(1, len(second)))
-    return i, j, np.bitwise_count(first[i] ^ second[j]).astype(np.int64)
 
 
 # --- what to do about it -------------------------------------------------------------------------

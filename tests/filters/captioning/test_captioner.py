@@ -109,7 +109,7 @@ def test_a_run_trains_on_a_mix_of_raw_and_written_captions(
 name: r
 source: {{kind: files, paths: [x.csv]}}
 filters:
-  - tokens
+  - {{toks: tokens}}  # an instance, which the trainer finds too
   - {{coca: {{captioner: {{model: "local-dir:{coca}", max_tokens: 5, device: cpu}}}}}}
   - {{given: {{caption_file: {{paths: given.jsonl, by: url, column: text}}}}}}
 views: {{all: [{{any: coca IS NOT NULL}}]}}

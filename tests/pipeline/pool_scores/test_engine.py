@@ -20,7 +20,7 @@ from manifests.schema import FilterSpec, Recipe, Rule, Source, View
 from pipeline.accounting import verify
 from pipeline.pool import read_sidecar
 from pipeline.pool_scores import job
-from pipeline.scoring import read_score_set, score, score_set
+from pipeline.scoring import complete_score_sets, read_score_set, score, score_set
 from pipeline.views import choose_views
 from tests.support import toy_pool_filters
 from tests.support.folders import make_folders_small
@@ -121,6 +121,8 @@ def test_a_long_chain_over_many_partitions_is_one_group(
     values = columns(pool, NEAR)
     check_near(values)
     assert {row["near_size"] for row in values.values()} == {30}
+    (document,) = complete_score_sets(pool).values()
+    assert document.seconds > 0
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,8 @@ import pyarrow as pa
 import pytest
 
 from manifests import disk
+from manifests.aligned import AlignedFiles, parquet_bytes
+from manifests.documents import ScoreSetDocument, read_document
 from manifests.pool_layout import PoolLayout
 from manifests.schema import TaskSpec
 from tests.support.tasks import changed, draw, pool_with, recompress
@@ -20,7 +23,7 @@ from train.evaluation import (
     refuse_identical,
     refuse_near,
 )
-from train.evaluation.overlap import NEAR_BITS, SharedImage, near_pairs
+from train.evaluation.overlap import SharedImage
 from train.formats import open_clip_files
 from train.model import CLIP
 
@@ -99,26 +102,29 @@ def test_a_pool_without_hashes_is_named(colours: TaskSpec, tmp_path: Path) -> No
     assert line.startswith(f"{pool} has no column phash: near duplicates are not checked")
 
 
+def test_hashes_of_an_instance_are_found(colours: TaskSpec, tmp_path: Path) -> None:
+    pool = pool_with(tmp_path / "pool", [recompress(data_of(colours, "green/1.png"))], hashed=True)
+    layout = PoolLayout(pool)
+    (name,) = disk.list_names(layout.scores)
+    path = layout.score_set_json(name)
+    document = read_document(path, ScoreSetDocument)
+    renamed = dataclasses.replace(document, name="pic2", kind="picture", columns=("pic2_phash",))
+    new = f"pic2@{name.partition('@')[2]}"
+    table, metadata = AlignedFiles.of_scores(pool, name).read("00000", ["phash"])
+    Path(layout.scores, name).rename(Path(layout.scores, new))
+    disk.write_json(layout.score_set_json(new), renamed.document(), sealed=True)
+    content = parquet_bytes(table.rename_columns(["pic2_phash"]), metadata)
+    Path(AlignedFiles.of_scores(pool, new).path("00000")).write_bytes(content)
+    (image,) = find_shared_images([pool], [colours]).of_task("colours", near=True)
+    assert (image.file, image.key) == ("green/1.png", "000000000")
+
+
 def test_hashes_of_other_rows_are_refused(colours: TaskSpec, tmp_path: Path) -> None:
     pool = pool_with(tmp_path / "pool", [b"one"], hashed=False)
     pool_with(tmp_path / "pool", [data_of(colours, "green/1.png")], hashed=True)
     pool_with(tmp_path / "pool", [data_of(colours, "green/1.png"), None])  # another sidecar
     with pytest.raises(ValueError, match="was made for other rows than the pool has; run python"):
         find_shared_images([pool], [colours])
-
-
-def test_near_pairs_are_all_pairs_of_few_bits() -> None:
-    rng = np.random.default_rng(0)
-    first = rng.integers(0, 2**64, 200, dtype=np.uint64)
-    second = np.concatenate([rng.integers(0, 2**64, 300, dtype=np.uint64), first[:80], first[:3]])
-    for i in range(300, 380):
-        for bit in rng.choice(64, i % 8, replace=False):
-            second[i] ^= np.uint64(1) << np.uint64(bit)
-    distance = np.bitwise_count(first[:, None] ^ second[None, :])
-    expected = {(i, j, distance[i, j]) for i, j in np.argwhere(distance <= NEAR_BITS)}
-    assert set(zip(*near_pairs(first, second), strict=True)) == expected
-    assert 40 < len(expected) < 80
-    assert [len(part) for part in near_pairs(first, second[:0])] == [0, 0, 0]
 
 
 def test_a_few_are_shown_and_the_file_has_all(colours: TaskSpec) -> None:
