@@ -32,11 +32,11 @@ if not __package__:
 
 from benchmarks.peers import page
 from benchmarks.peers.rows import machine_kind
-from benchmarks.scaling import growth_fit
-from benchmarks.scaling.growth_steps import STEPS
+from benchmarks.scaling import growth_fit, growth_results, growth_steps
 from benchmarks.scaling.processes import children_cpu_s
 from manifests import disk
 
+STEPS = {**growth_steps.STEPS, **growth_results.STEPS}
 RESULTS = ROOT / "benchmarks/results/growth.json"
 SIZES = (1, 2, 4, 8)
 REPEATS = 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,14 +17,14 @@ import pyarrow.parquet as pq
 
 from benchmarks.filtering import scoring as scorers
 from benchmarks.peers import datacomp, scoring_ways
-from benchmarks.peers.environments import environment_of
-from benchmarks.peers.rows import in_turns, row_of
+from benchmarks.peers.environments import Environment, environment_of
+from benchmarks.peers.rows import Row, in_turns, row_of
 from benchmarks.peers.web_stages import Context, Measured
 from benchmarks.pools import views as pools
 
 FOLDER = Path(__file__).resolve().parent
 PREPROCESSED, SCORED, SCORE_TURNS = 300, 64, 3
-ROWS, CHOOSE_TURNS = 400_000, 5
+ROWS, CHOOSE_TURNS = (200_000, 1_000_000), 5
 HASHED, SEARCHED, DUPLICATE_TURNS = 400, 10_000, 3
 
 
@@ -137,10 +138,26 @@ def metadata_of(pool: Path, out: Path) -> None:
 def choose(context: Context) -> Measured:
     """CPU of a view over twelve columns, beside DataComp's algorithm on the same rows."""
     peer = environment_of("datacomp")
-    rows = context.count(ROWS // pools.SHARD_ROWS) * pools.SHARD_ROWS
-    folder = context.work / "choose"
-    folder.mkdir()
-    pools.prepare(folder, rows)
+    rows, versions = [], {"pandas": peer.version}
+    for usual in ROWS:
+        count = context.count(usual // pools.SHARD_ROWS) * pools.SHARD_ROWS
+        folder = context.work / f"choose-{count}"
+        folder.mkdir()
+        row, joined_s = _choose(folder, count, peer, context.turns(CHOOSE_TURNS))
+        rows.append(row)
+        text = f"{joined_s:.2f} CPU s per million rows, once for all views, not in the ratio"
+        versions[f"join of the scores ({count:,} rows)"] = text
+        shutil.rmtree(folder)
+    return rows, versions
+
+
+def _choose(folder: Path, count: int, peer: Environment, turns: int) -> tuple[Row, float]:
+    """The row of one size, and the CPU seconds of the join per million rows.
+
+    RuntimeError: the two keep different rows. One row may differ, where the share is a whole number
+    of rows.
+    """
+    pools.prepare(folder, count)
     joined = answer_of(None, pools.__file__, "--step", "join", "--folder", folder)
     metadata_of(folder / "pool", folder / "datacomp")
     kept = {}
@@ -148,34 +165,29 @@ def choose(context: Context) -> Measured:
     def ours() -> float:
         answer = answer_of(None, pools.__file__, "--step", "choose_again", "--folder", folder)
         kept["clipmill"] = answer["kept"]
-        return float(1e6 * answer["cpu_s"] / rows)
+        return float(1e6 * answer["cpu_s"] / count)
 
     def theirs() -> float:
         words = (folder / "datacomp", folder / "subset.npy")
         answer = answer_of(peer.python, FOLDER / "datacomp.py", *words)
         kept["DataComp"] = answer["kept"]
-        return float(1e6 * answer["cpu_s"] / rows)
+        return float(1e6 * answer["cpu_s"] / count)
 
     ways = {"clipmill": ours} if peer.python is None else {"clipmill": ours, "DataComp": theirs}
-    values = in_turns(ways, context.turns(CHOOSE_TURNS))
-    if max(kept.values()) - min(kept.values()) > 1:  # a share that is a whole number of rows
+    values = in_turns(ways, turns)
+    if max(kept.values()) - min(kept.values()) > 1:
         raise RuntimeError(f"the rules keep different rows: {kept}")
-    title = "five rules over twelve columns and a top share"
     row = row_of(
-        f"{title} ({kept['clipmill']:,} of {rows:,} rows kept by both)",
+        f"a view by rules over twelve columns, {kept['clipmill']:,} of {count:,} rows kept by both",
         "CPU s per million rows",
         1.0,
         "DataComp's algorithm, re-measured on pandas and numpy",
         values["clipmill"],
         values.get("DataComp", []),
-        items=rows,
+        items=count,
         missing=peer.reason,
     )
-    versions: dict[str, str | None] = {"pandas": peer.version}
-    versions["clipmill, joining the scores once"] = (
-        f"{1e6 * joined['cpu_s'] / rows:.2f} CPU s per million rows, not in the row above"
-    )
-    return [row], versions
+    return row, 1e6 * joined["cpu_s"] / count
 
 
 # --- near-duplicates ------------------------------------------------------------------------------

@@ -61,10 +61,10 @@ def loader(context: Context) -> Measured:
 def training(context: Context) -> Measured:
     """Samples per CPU second of a training step, beside open_clip's step."""
     peer = environment_of("open_clip")
-    rows, out = [], context.work / "training.json"
+    rows, missing, out = [], [], context.work / "training.json"
     for model, batch in MODELS.items():
         words = ["--device", "cpu", "--threads", "1", "--no-shards", "--no-profile"]
-        words += ["--models", model, "--batch", str(batch), "--minutes", "8", "--out", str(out)]
+        words += ["--models", model, "--batch", str(batch), "--minutes", "12", "--out", str(out)]
         words += [
             "--repeats",
             str(context.turns(REPEATS)),
@@ -72,8 +72,7 @@ def training(context: Context) -> Measured:
             str(SECONDS * context.share),
         ]
         words += ["--wheels", peer.packages] if peer.python else ["--programs", "ours"]
-        if gpu.main(words) != 0:
-            raise RuntimeError(f"no cell of {model} was measured")
+        gpu.main(words)
         cells = json.loads(out.read_text())["cells"]
         rates = {
             (cell["program"], cell["captions"]): cell["samples_per_cpu_s"]["repeats"]
@@ -81,17 +80,24 @@ def training(context: Context) -> Measured:
             if cell["state"] == "measured"
         }
         for captions in ("padded", "packed"):
+            ours = rates.get(("ours", captions))
+            if ours is None:
+                missing.append(f"{model} {captions}")
+                continue
             rows.append(
                 row_of(
                     f"a step of {model}, batch {batch}, captions {captions}",
                     "samples per CPU second",
                     1.0,
                     "open_clip's step, captions padded",
-                    rates["ours", captions],
+                    ours,
                     rates.get(("open_clip", "padded"), []),
                     items=batch,
                     at_least=True,
-                    missing=peer.reason,
+                    missing=peer.reason or "the time was over",
                 )
             )
-    return rows, {"open_clip_torch": peer.version}
+    if not rows:
+        raise RuntimeError("no cell was measured in all repeats")
+    left_out = {"no time was left for": ", ".join(missing) or None}
+    return rows, {"open_clip_torch": peer.version, **left_out}

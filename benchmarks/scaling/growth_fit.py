@@ -10,6 +10,7 @@ import numpy as np
 LARGEST_EXPONENT = 1.05
 GRID = np.round(np.arange(0.0, 2.501, 0.01), 2)  # of the exponent
 DRAWS = 200
+FLAT = 1 / 3  # plain exponent of twice the cost for 8 times the work
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
@@ -66,11 +67,18 @@ def fitted(seconds: Mapping[int, Sequence[float]]) -> dict[str, Any]:
 
 
 def verdict(result: Mapping[str, Any]) -> str:
-    """Whether the exponent is at most LARGEST_EXPONENT, above it, or not decided by the repeats."""
+    """Whether the exponent is at most LARGEST_EXPONENT, above it, or not decided by the repeats.
+
+    Where 8 times the work costs less than twice the time and the range is wide, a fixed cost hides
+    the rest.
+    """
+    low, high = result["exponent_range"]
+    if result["plain"] < FLAT and high > LARGEST_EXPONENT > low:
+        return "a fixed cost hides it"
     if result["exponent"] <= LARGEST_EXPONENT:
         return "within"
     if result["sort"]:
         return "a sort"
     # Without a fixed cost the exponent would be `plain`, which is lower: a fixed cost explains it.
-    sure = result["exponent_range"][0] > LARGEST_EXPONENT and result["plain"] > LARGEST_EXPONENT
+    sure = low > LARGEST_EXPONENT and result["plain"] > LARGEST_EXPONENT
     return "ABOVE" if sure else "not decided"

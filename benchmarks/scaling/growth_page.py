@@ -13,8 +13,9 @@ TEXT = f"""\
 the CPU seconds of the repeats. The exponent p is that of `fixed + slope * work ** p`, fitted with a
 fixed cost that may not be negative; its range comes from drawing the repeats again. `plain` is the
 slope of the logarithms without a fixed cost. The limit is {LARGEST_EXPONENT}. "not decided" means
-that the estimate is above it, and that the repeats, or a fixed cost, allow a value below. Plans,
-indexes and views at the sizes of large pools are in [scale.md](scale.md)."""
+that the estimate is above it, and that the repeats, or a fixed cost, allow a value below. "a fixed
+cost hides it" means that 8 times the work cost less than twice the time. Plans, indexes and views
+at the sizes of large pools are in [scale.md](scale.md)."""
 
 
 def lines(results: Mapping[str, Any]) -> Iterator[str]:

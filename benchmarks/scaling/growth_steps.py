@@ -331,7 +331,7 @@ STEPS = {
         prepare=indexes.prepare, run=indexes.audit,
     ),
     "verify": Step(
-        stage="audit", what="images, with --verify", unit="images", base=250,
+        stage="audit", what="images, with --verify", unit="images", base=500,
         prepare=make_photos, run=verify,
     ),
     "open_view": Step(

@@ -40,6 +40,8 @@ def test_a_verdict_needs_repeats_that_agree() -> None:
     noisy = result(COUNTS**1.1, 0.4)
     assert noisy["exponent_range"][0] < 1.05 < noisy["exponent_range"][1]
     assert growth_fit.verdict(noisy) == "not decided"
+    flat = {**noisy, "plain": 0.1}
+    assert growth_fit.verdict(flat) == "a fixed cost hides it"
     # plain is below 1: a fixed cost that is fitted too large could explain the exponent
     assert growth_fit.verdict({**result(steep, 0.001), "plain": 0.9}) == "not decided"
 
