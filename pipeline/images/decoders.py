@@ -45,6 +45,9 @@ IN_FLIGHT = 4  # images that a child has at once, so that it never waits for the
 CHILD = ("-m", "pipeline.images.child")
 # Environment variables of a child: no others, so that it holds no secrets.
 INHERITED = ("PATH", "LD_LIBRARY_PATH", "LANG", "TMPDIR")
+# The C library keeps what an image has freed for the next one. Else the kernel hands out and clears
+# 580 pages an image of 400 x 533, which is two fifths of its CPU time.
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(128 * 2**20)}
 
 # --- the child ------------------------------------------------------------------------------------
 # A frame, in both directions: two big-endian 32-bit lengths, then JSON, then bytes. The first frame
@@ -356,6 +359,7 @@ def _environment() -> dict[str, str]:
     environment = {name: os.environ[name] for name in INHERITED if name in os.environ}
     return {
         **environment,
+        **MALLOC,
         "PYTHONPATH": str(ROOT),
         "OPENBLAS_NUM_THREADS": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
