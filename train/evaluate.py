@@ -38,6 +38,7 @@ from train.evaluation import (
     read_samples,
     readable_tasks,
     refuse_identical,
+    refuse_near,
 )
 from train.model import CLIP
 from train.task_data import write_benchmark
@@ -108,14 +109,16 @@ def options(argv: list[str] | None) -> argparse.Namespace:
 def check_overlap(run: str, tasks: Sequence[TaskSpec], out: str) -> None:
     """Search the pools of a run for the tasks' images; all that is found goes to OUT/overlap.json.
 
-    ValueError for byte-identical images of a task that does not allow them. A model that is no run
-    of ours has no known pools, so nothing is searched.
+    ValueError for byte-identical images of a task that does not allow them, and for near duplicates
+    in a view of the run where the task refuses these. A model that is no run of ours has no known
+    pools, so nothing is searched.
     """
     if not disk.exists(RunLayout(run).run_json):
         logger.info("%s has no run.json: its training pools are not known or searched", run)
         return
+    blend = disk.read_json(RunLayout(run).run_json)["blend"]
     pools = []
-    for pool in disk.read_json(RunLayout(run).run_json)["blend"]["pools"].values():
+    for pool in blend["pools"].values():
         if disk.exists(PoolLayout(pool).shards):
             pools.append(pool)
         else:
@@ -124,6 +127,12 @@ def check_overlap(run: str, tasks: Sequence[TaskSpec], out: str) -> None:
     path = disk.join(out, "overlap.json")
     disk.write_json(path, shared)
     refuse_identical(shared, tasks, path)
+    views = []
+    for name in blend.get("views", {}):  # a run on streamed tars has none
+        pool_name, _, view = name.partition("/")
+        if blend["pools"][pool_name] in pools:
+            views.append((blend["pools"][pool_name], view))
+    refuse_near(shared, tasks, views)
     for line in overlap_lines(shared, tasks, path):
         logger.info("%s", line)
 

@@ -148,12 +148,13 @@ def test_evaluate_searches_the_pools_of_a_run(
     model: CLIP,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rows: list[bytes | None] = [data_of(colours, f"green/{i}.png") for i in (1, 3, 5)]
     rows.append(recompress(data_of(colours, "dark_red/1.png")))
     pool, run = pool_with(tmp_path / "pool", rows, hashed=True), tmp_path / "run"
     open_clip_files.save_export(model, str(run / "export"))
-    disk.write_json(run / "run.json", {"blend": {"pools": {"web": pool}}})
+    disk.write_json(run / "run.json", {"blend": {"pools": {"web": pool}, "views": {"web/all": 1}}})
     task = f"{{name: colours, kind: classification, data: {colours.data}, allow_overlap: ALLOW}}"
     (tmp_path / "no.yaml").write_text(task.replace("ALLOW", "false"))
     (tmp_path / "yes.yaml").write_text(task.replace("ALLOW", "true"))
@@ -165,6 +166,11 @@ def test_evaluate_searches_the_pools_of_a_run(
     listed = disk.from_plain(SharedImages, disk.read_json(run / "eval" / "overlap.json"))
     assert len(listed.of_task("colours", near=False)) == 3
     assert [image.file for image in listed.of_task("colours", near=True)] == ["dark_red/1.png"]
+    strict = task.replace("ALLOW", "true, near_overlap: refuse")
+    (tmp_path / "strict.yaml").write_text(strict)
+    monkeypatch.setattr(overlap, "_kept_uids", lambda pool, view, asked: asked)
+    assert evaluate_command.main([str(run), "--task", str(tmp_path / "strict.yaml")]) == 2
+    assert "1 near duplicates of its images are in the view all of" in capsys.readouterr().err
 
 
 def test_mistakes_are_told_in_one_line(
