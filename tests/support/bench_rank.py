@@ -18,7 +18,7 @@ def main(folder: Path) -> int:
     if plan["kill"] == rank:
         os.kill(os.getpid(), plan["signal"])
     if plan["fail"] == rank:
-        (folder / f"failed-{rank}.json").write_text(json.dumps({"reason": "no memory"}))
+        (folder / f"failed-{rank}.json").write_text(json.dumps({"reason": plan["reason"]}))
         return 3
     if plan["stop"] == rank:  # the command that started the ranks is asked to stop
         os.kill(os.getppid(), plan["signal"])

@@ -32,7 +32,9 @@ def test_a_blend_is_measured_and_the_report_is_written(
     assert output.count("\n") == 1
     report = read_report(path)
     assert json.loads(output) == disk.to_plain(report)
-    assert report.command == "python train/bench.py " + " ".join(words)
+    named = ["blend.yaml" if word == blend else word for word in words[:-1]]
+    assert report.command == f"python train/bench.py {' '.join(named)} report.json"
+    assert str(tmp_path) not in path.read_text()
     assert report.options["batches"] == [8]
     (cell,) = report.cells
     assert cell.figures["samples"] == 24

@@ -98,6 +98,16 @@ def commit(folder: Path = ROOT) -> str | None:
     return f"{head}-dirty" if changed else head
 
 
+def without_folders(text: str) -> str:
+    """A word of a command line with the last part of an absolute path in its place: a report names
+    no folder of a machine. The same for KEY=/PATH.
+    """
+    key, equals, value = text.rpartition("=")
+    if not os.path.isabs(value):
+        return text
+    return f"{key}{equals}{os.path.basename(value.rstrip('/')) or value}"
+
+
 def _git(folder: Path, *words: str) -> str:
     done = subprocess.run(
         ["git", "-C", str(folder), *words], capture_output=True, text=True, check=True, timeout=30

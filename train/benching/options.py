@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from manifests.disk import did_you_mean
-from train.benching.machine import device_of
+from train.benching.machine import device_of, without_folders
 from train.config import TrainConfig, configure
 from train.model import MODELS
 
@@ -103,6 +103,8 @@ class BenchOptions:
         """The options as a report has them."""
         values = dataclasses.asdict(self)
         values["layouts"] = [layout.name for layout in self.layouts]
+        values["data"] = without_folders(self.data)
+        values["changes"] = {k: without_folders(v) for k, v in self.changes.items()}
         return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
 
 

@@ -44,3 +44,11 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) 
         machine.device_of("cuda")
     with pytest.raises(ValueError, match="it must be auto, cpu or cuda"):
         machine.device_of("tpu")
+
+
+def test_a_report_names_no_folder_of_a_machine() -> None:
+    assert machine.without_folders("/home/a/report.json") == "report.json"
+    assert machine.without_folders("read_cache=/home/a/cache/") == "read_cache=cache"
+    assert machine.without_folders("--data=/home/a/blend.yaml") == "--data=blend.yaml"
+    for word in ("out/report.json", "s3://pool/view", "lr=1e-3", "-n", "/", ""):
+        assert machine.without_folders(word) == word

@@ -21,6 +21,8 @@ from train.dist import launch
 ROOT = Path(__file__).resolve().parents[3]
 PARENT_S = 0.2  # between two looks whether the parent is still there
 LONGEST_REASON = 300
+# Parts of the messages of a rank whose connection to another one is lost
+LOST = ("gloo/transport", "Connection closed by peer", "ncclRemoteError", "NCCL communicator")
 logger = logging.getLogger(__name__)
 
 
@@ -49,19 +51,29 @@ def measure_in_ranks(module: str, plan: Any, ranks: int) -> Measurement:
 
 
 def _reason(folder: str, ranks: int, status: int) -> str:
-    """What the rank that failed first has written; else how it ended."""
+    """Why a measurement failed: the first reason that a rank has written.
+
+    A rank that is killed writes none, and the others lose their connection to it: then that is the
+    reason.
+    """
     failures = [Path(folder, f"failed-{rank}.json") for rank in range(ranks)]
     failures = sorted(
         (path for path in failures if path.exists()), key=lambda path: path.stat().st_mtime_ns
     )
-    if failures:
-        reason: str = disk.read_json(failures[0])["reason"]
-        return reason
+    reasons: list[str] = [disk.read_json(path)["reason"] for path in failures]
+    own = [reason for reason in reasons if not any(word in reason for word in LOST)]
+    if own:
+        return own[0]
     if status < 0:
         name = console.signal_name(-status)
         hint = ", which the system sends where memory is used up" if name == "SIGKILL" else ""
         return f"a rank was ended by {name}{hint}"
-    return f"a rank ended with status {status}"
+    if len(reasons) < ranks and reasons:
+        return (
+            f"a rank has ended without a reason, perhaps by a signal or for lack of memory; "
+            f"another one lost its connection to it: {reasons[0]}"
+        )
+    return reasons[0] if reasons else f"a rank ended with status {status}"
 
 
 def serve_rank(folder: str, plan_kind: type, measure: Callable[[Any, str], Measurement]) -> int:
