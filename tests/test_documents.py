@@ -73,6 +73,7 @@ NOT_RUN = {
     "python pipeline/build.py manifests/recipes/datacomp_": "data of DataComp, or its URLs:"
     " tests/test_published_recipes.py",
     "SCORER=": "the result of the run above it",
+    "python train/bench.py": "minutes: tests/train/test_bench.py runs every mode and --compare",
     "make ": "minutes to hours: .ci/run calls make test",
 }
 

@@ -207,8 +207,8 @@ def main(argv: list[str] | None = None) -> int:
         given = options.read_options(args, rest, flags)
         if args.plot is not None and len(given.ranks) < 2:
             raise ValueError("--plot draws samples/s against ranks; give several, as in -n 1,2,4")
-        named = [machine.without_folders(word) for word in words]
-        return run(args, given, shlex.join(["python", "train/bench.py", *named]))
+        shown = [machine.without_folders(word) for word in words]
+        return run(args, given, shlex.join(["python", "train/bench.py", *shown]))
 
     return console.run_command(body, stopped="what is measured is in the report of -o")
 

@@ -123,6 +123,16 @@ def test_reports_are_shown_compared_and_written_into_a_page(
     assert "blend b: 48 samples" in Path(page).read_text()
 
 
+def test_the_page_has_the_committed_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).resolve().parents[2])
+    page = tmp_path / "bench.md"
+    page.write_text(Path("docs/bench.md").read_text())
+    path = "benchmarks/results/bench_cpu.json"
+    assert bench.main(["--compare", path, "--into", str(page)]) == 0
+    assert page.read_text() == Path("docs/bench.md").read_text()
+    assert "/tmp" not in Path(path).read_text()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -132,7 +142,7 @@ def test_reports_are_shown_compared_and_written_into_a_page(
         (["--compare", "{damaged}", "--lr", "2"], "--compare measures nothing; leave --lr out"),
         (["--compare", "{damaged}", "--into", "x", "--json"], "leave one of them out"),
         (["--into", "x", "--mode", "loader"], "--into goes with --compare"),
-        ([], "--mode is missing: one of loader"),
+        ([], "--mode is missing: one of infer, loader"),
     ],
 )
 def test_mistakes_around_compare(
