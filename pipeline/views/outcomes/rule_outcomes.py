@@ -7,6 +7,7 @@ module says of every rule which rows it rejects, so that rules can be compared.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,11 +15,13 @@ import pyarrow as pa
 
 from manifests.documents import ViewDocument
 from pipeline.views.choose import InMemorySource
-from pipeline.views.connections import TABLE, connect
+from pipeline.views.connections import TABLE, borrowed_connection, connect
 from pipeline.views.part_rows import Mask, PartRows
 from pipeline.views.row_tests import RowTest, passed_of_stored, row_test, size_limits
 from pipeline.views.rules import parse
 from pipeline.views.steps import Step, is_selected
+
+FEW_ROWS = 10_000  # more are evaluated in as many threads as there are cores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,16 +53,18 @@ def rule_outcomes(
     table: the columns that the rules read, `status`, and `uid` for random rules. sizes: rows that
     other views keep, for rules that are `random_like` them; None: `table` is not the whole pool.
     """
-    rows = PartRows(connect(), table)
-    for number, plain in enumerate(document.rules):
-        step = Step(**{key: value for key, value in plain.items() if key != "like"})
-        if is_selected(document.rules):  # a program selected the rows; `where` is prose
-            yield RuleOutcome(name=step.name, text=step.text())
-            continue
-        try:
-            yield _outcome(rows, document, number, step, sizes)
-        except ValueError:  # it reads a column that is not there, or fails on some row
-            yield RuleOutcome(name=step.name, text=step.text())
+    few = table.num_rows <= FEW_ROWS
+    with borrowed_connection() if few else nullcontext(connect()) as connection:
+        rows = PartRows(connection, table)
+        for number, plain in enumerate(document.rules):
+            step = Step(**{key: value for key, value in plain.items() if key != "like"})
+            if is_selected(document.rules):  # a program selected the rows; `where` is prose
+                yield RuleOutcome(name=step.name, text=step.text())
+                continue
+            try:
+                yield _outcome(rows, document, number, step, sizes)
+            except ValueError:  # it reads a column that is not there, or fails on some row
+                yield RuleOutcome(name=step.name, text=step.text())
 
 
 def _outcome(
