@@ -63,11 +63,14 @@ class PartRows:
 
     def evaluate_all(self, expressions: Sequence[str], alive: Mask) -> list[pa.ChunkedArray]:
         """`evaluate` for several expressions in one query. An error may be that of any of them."""
-        table = self.table.append_column("row_is_alive", pa.array(alive))
+        is_alive = "row_is_alive"
+        while is_alive in {name.lower() for name in self.known}:
+            is_alive += "_"
+        table = self.table.append_column(is_alive, pa.array(alive))
         self.connection.register(TABLE, table)
         columns = []
         for number, sql in enumerate(expressions):
-            columns.append(f"CASE WHEN row_is_alive THEN ({sql}) END AS answer_{number}")
+            columns.append(f"CASE WHEN {is_alive} THEN ({sql}) END AS answer_{number}")
         answers: pa.Table = self._select(", ".join(columns)).to_arrow_table()
         return list(answers.columns)
 

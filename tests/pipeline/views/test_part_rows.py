@@ -25,6 +25,13 @@ def test_an_expression_is_not_evaluated_for_rows_that_are_gone() -> None:
         rows.type_of("y = 0")
 
 
+def test_a_column_may_have_the_name_of_ours() -> None:
+    table = TABLE.append_column("Row_is_alive", pa.array([False, True, True]))
+    rows = PartRows(connect(threads=1), table)
+    alive = np.array([True, True, False])
+    assert rows.evaluate("NOT row_is_alive", alive).to_pylist() == [True, False, None]
+
+
 def test_hashes_are_of_the_stored_rows() -> None:
     rows = PartRows(connect(threads=1), TABLE)
     expected = [xxhash.xxh3_64_intdigest(uid, 7) for uid in (b"a", b"c")]
