@@ -8,6 +8,7 @@ Without a report the tables are written again from the results that are there.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,7 +54,9 @@ def main(argv: list[str] | None = None) -> int:
                 report = read_report(path)
                 if report.mode != "infer":
                     raise ValueError(f"{path} is a report of mode {report.mode}; give one of infer")
-                plain.append(disk.to_plain(report))
+                words = [os.path.basename(word) or word for word in report.command.split()]
+                words[1] = report.command.split()[1]  # train/bench.py; no other folder is kept
+                plain.append(disk.to_plain(report) | {"command": " ".join(words)})
             disk.write_json(RESULTS, {"reports": plain})
         reports = []
         for value in disk.read_json(RESULTS)["reports"]:

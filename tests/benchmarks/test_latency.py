@@ -29,13 +29,16 @@ def test_reports_are_put_together_and_another_file_is_refused(tmp_path, monkeypa
         monkeypatch.setattr(latency, name, path)
     latency.PAGE.write_text(f"a\n<!-- written by {latency.COMMAND} -->\n<!-- end -->\nb\n")
     report = Report(
-        mode="infer", date="2026-01-31T12:00:00Z", command="c", commit=None, options={
+        mode="infer", date="2026-01-31T12:00:00Z", command="python train/bench.py -o /a/b/r.json",
+        commit=None, options={
             "repeats": 2, "iterations": 3,
         }, machine=first.machine, cells=first.cells[:2],
     )  # fmt: skip
     disk.write_json(tmp_path / "r.json", report)
     assert latency.main([str(tmp_path / "r.json")]) == 0
-    assert stored() == [report]
+    (kept,) = stored()
+    assert kept.command == "python train/bench.py -o r.json"
+    assert (kept.cells, kept.machine) == (report.cells, report.machine)
     text = latency.PAGE.read_text()
     assert "2026-01-31" in text
     assert "2 repeats of 3 calls" in text
@@ -43,4 +46,4 @@ def test_reports_are_put_together_and_another_file_is_refused(tmp_path, monkeypa
     disk.write_json(tmp_path / "x.json", disk.to_plain(report) | {"mode": "train"})
     assert latency.main([str(tmp_path / "x.json")]) == 2
     assert "is a report of mode train; give one of infer" in capsys.readouterr().err
-    assert stored() == [report]
+    assert stored() == [kept]
