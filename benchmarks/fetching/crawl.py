@@ -405,16 +405,8 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     with tempfile.TemporaryDirectory(prefix="crawl-") as folder:
         wat, peer = args.wat or str(Path(folder) / "made.warc.wat.gz"), str(Path(folder) / "peer")
-        pip = [
-            sys.executable,
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--disable-pip-version-check",
-            "--target",
-            peer,
-        ]
+        pip = [sys.executable, "-m", "pip", "install", "--quiet"]
+        pip += ["--disable-pip-version-check", "--target", peer]
         installed = (
             subprocess.run([*pip, "pysimdjson"], capture_output=True, text=True).returncode == 0
         )
