@@ -260,6 +260,7 @@ def _job(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         gpu_data.write_pool(str(pool))
     return {
         "path": path,
+        "folder": str(folder),
         "pool": str(pool),
         "device": args.device,
         "precision": args.precision,

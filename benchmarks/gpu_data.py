@@ -1,52 +1,24 @@
-"""What the speed of training is measured on: captions of realistic lengths, and a pool of JPEGs as
-large as photos.
-
-Lengths are lognormal (median 16.5 tokens, deviation 0.6 of the logarithm, 4 to the context's end):
-a mean of 20 tokens, with start and end, and 1 in 200 that fill the context of 77. The first caption
-of a batch always does, as in any large batch, so padded captions are never cut short.
-"""
+"""A pool of JPEGs as large as photographs, with tokens of captions of realistic lengths."""
 
 from __future__ import annotations
 
 import hashlib
 import io
-import math
 import tarfile
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 from PIL import Image
-from torch import Tensor
 
 from manifests import disk
 from manifests.columns import SIDECAR, VIEW
 from manifests.documents import ScoreSetDocument, ViewDocument
 from manifests.pool_layout import SHARD_VERSION, CommitRecord, PoolLayout, shard_name
+from train.benching.timing import draw_captions
 
-MEDIAN, SPREAD, SHORTEST = 16.5, 0.6, 4
 SIDE, QUALITY = 256, 90  # of the pool's pictures
 SHARDS, ROWS = 8, 96
-
-
-def lengths(count: int, context: int, seed: int) -> np.ndarray:
-    """Tokens of captions; the first fills the context."""
-    drawn = np.random.default_rng(seed).lognormal(math.log(MEDIAN), SPREAD, count)
-    rounded = np.clip(np.rint(drawn), min(SHORTEST, context), context).astype(np.int64)
-    rounded[:1] = context
-    return rounded
-
-
-def captions(count: int, context: int, vocabulary: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Token numbers BT, 0 after the end-of-text token, and their lengths B."""
-    length_B = torch.from_numpy(lengths(count, context, seed))
-    generator = torch.Generator().manual_seed(seed)
-    tokens_BT = torch.randint(1, vocabulary - 2, (count, context), generator=generator)
-    tokens_BT[:, 0] = vocabulary - 2
-    tokens_BT[torch.arange(count), length_B - 1] = vocabulary - 1
-    tokens_BT[torch.arange(context) >= length_B[:, None]] = 0
-    return tokens_BT, length_B
 
 
 def picture(seed: int) -> bytes:
@@ -100,7 +72,7 @@ def write_pool(pool: str) -> None:
             {"kept": [True] * ROWS, "rule": pa.array([None] * ROWS, pa.string())}, schema=VIEW
         )
         disk.write_parquet(layout.view_mask("all", shard), kept)
-        tokens_BT, length_B = captions(ROWS, 77, 49_408, seed=number)
+        tokens_BT, length_B = draw_captions(ROWS, 77, 49_408, seed=number)
         tokens = [
             row[:length].tolist() for row, length in zip(tokens_BT, length_B.tolist(), strict=True)
         ]

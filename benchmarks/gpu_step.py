@@ -7,15 +7,16 @@ and `profile` are answered with a line of JSON each. What anything prints goes t
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import functools
 import gc
 import json
+import math
 import os
 import re
 import sys
+import tempfile
 import time
-from collections.abc import Generator
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,18 +25,27 @@ if not __package__:
     sys.path[0] = str(ROOT)
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from benchmarks import gpu_data
 from manifests.schema import Blend
+from train.benching.timing import SyntheticLoader, draw_captions
 from train.config import TrainConfig, configure, model_config
-from train.data import Batch, Loader
-from train.dist import Ranks, parallelize
+from train.dist import Ranks, Saver, parallelize
 from train.formats import open_clip_config
-from train.model import CLIP, LOGIT_SCALE, PackedCaptions, pack_captions, to_device, training_flops
-from train.pixels import fast_jpeg, normalise
-from train.step import Update, accumulate, contrastive, precision_context
+from train.model import CLIP, LOGIT_SCALE, training_flops
+from train.pixels import fast_jpeg
+from train.running import (
+    Records,
+    RunLoader,
+    SaveTimer,
+    StepRunner,
+    StopRequest,
+    TrainState,
+    open_loader,
+)
+from train.step import GROUPS, Feed, Update
 
+MOST_LANES = 64
 UNIT = 64  # a batch that was searched for is a multiple of it
 FIRST, ROOM = 0.88, 0.94  # shares of the memory that the first and the second batch are made for
 VARIETY = 4  # batches of captions in turn, so that packed ones differ in size
@@ -53,116 +63,123 @@ KINDS = {
 
 
 class Ours:
-    """clipmill's step, as train/running/loop.py takes it."""
+    """clipmill's step: the trainer's own feed, step, optimizer and log, on one rank."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         self.job, self.device = job, torch.device(job["device"])
         self.model_config = model_config(configure({"model": job["model"]}))
         self.model = _empty(self.model_config, self.device, job["attention"])
-        self.config = self._configured(1)
-        self.update = Update(self.model, self.config)
-        self.work, self.number, self.waited = training_flops(self.model_config), 0, 0.0
-        self.batches: Generator[Batch] | None = None
+        self.work, self.waited = training_flops(self.model_config), 0.0
+        self._ranks = Ranks(rank=0, world=1, device=self.device, owns_group=False)
+        self._folder = tempfile.mkdtemp(dir=job["folder"])
+        self._state: TrainState | None = None
+        self._open = contextlib.ExitStack()  # the feed and the log of the present batch size
+        self.begin()
 
     def _configured(self, batch: int) -> TrainConfig:
-        lanes = next(n for n in (64, 32, 16, 8, 4, 2, 1) if batch % n == 0)
-        settings = {
-            "model": self.job["model"],
-            "precision": self.job["precision"],
-            "batch_size": batch,
-            "lanes": lanes,
-        }
-        rest = {
-            "samples_seen": batch * 1_000_000,
-            "threads": os.cpu_count() or 1,
-            "device": self.job["device"],
-        }
-        return configure({**settings, **rest})
+        return configure(
+            {
+                "model": self.job["model"],
+                "precision": self.job["precision"],
+                "captions": self.job["captions"],
+                "attention": self.job["attention"],
+                "batch_size": batch,
+                "lanes": math.gcd(MOST_LANES, batch),
+                "samples_seen": batch * 1_000_000,
+                "threads": os.cpu_count() or 1,
+                "device": self.job["device"],
+            }
+        )
 
     def compile(self) -> None:
         """Every block by itself, as a run does."""
-        alone = Ranks(rank=0, world=1, device=self.device, owns_group=False)
-        parallelize(self.model, alone, dataclasses.replace(self.config, compile="inductor"))
+        config = dataclasses.replace(self._configured(1), compile="inductor")
+        parallelize(self.model, self._ranks, config)
 
     def load(self, batch: int) -> None:
         """Have so many samples a step."""
-        self.batch, self.config = batch, self._configured(batch)
-        context, vocabulary = self.model_config.context_length, self.model_config.vocab_size
-        if self.job["data"] == "shards":
-            if self.batches is not None:
-                self.batches.close()
-            blend = Blend(name="bench", pools={"pool": self.job["pool"]}, views={"pool/all": 1.0})
-            self.loader = Loader(blend, self.config, self.model_config)
-            self.batches = cast("Generator[Batch]", self.loader.batches())
-            return
-        drawn = [gpu_data.captions(batch, context, vocabulary, seed) for seed in range(VARIETY)]
-        packed = self.job["captions"] == "packed"
-        self.tokens = [(pack_captions(t, n) if packed else t).to(self.device) for t, n in drawn]
-        self.flops = (
-            sum(self.work.batch(n, self.job["captions"]) for _, n in drawn) / VARIETY / batch
-        )
-        self.mean_tokens = float(torch.cat([n for _, n in drawn]).double().mean())
-        shape = (batch, *self.model_config.height_width, 3)
-        self.image = torch.randint(0, 256, shape, dtype=torch.uint8, device=self.device)
+        self._open.close()
+        self.batch, config = batch, self._configured(batch)
+        loader = self._loader(config)
+        if self._state is None:
+            self._state = TrainState(
+                config=config,
+                out=self._folder,
+                ranks=self._ranks,
+                loader=loader,
+                model=self.model,
+                wrapped=self.model,
+                used_tokens=None,
+                reduced_table=None,
+                update=Update(self.model, config),
+                saver=Saver(self._folder, self._ranks, config.keep_checkpoints),
+                identity={},
+            )
+        state = self._state
+        state.config, state.loader = config, loader
+        records = Records(state)
+        self._open.callback(records.close)
+        self.feed = Feed(config, self.device).batches(loader.batches())
+        self._open.callback(self.feed.close)
+        self.runner = StepRunner(state, StopRequest(0), SaveTimer(config), records.finished)
 
-    def _samples(self) -> tuple[Tensor, Tensor | PackedCaptions]:
-        if self.batches is None:
-            return self.image, self.tokens[self.number % VARIETY]
-        began = time.perf_counter()
-        batch = next(self.batches)
-        self.waited += time.perf_counter() - began
-        packed = self.job["captions"] == "packed"
-        tokens = (
-            pack_captions(batch.tokens_BT, batch.length_B)
-            if packed
-            else batch.tokens_BT[:, : int(batch.length_B.max())]
-        )
-        self.flops = self.work.batch(batch.length_B, self.job["captions"]) / self.batch
-        self.mean_tokens = float(batch.length_B.double().mean())
-        return batch.image_BHWC.to(self.device, non_blocking=True), to_device(tokens, self.device)
+    def _loader(self, config: TrainConfig) -> RunLoader:
+        if self.job["data"] == "shards":
+            blend = Blend(name="bench", pools={"pool": self.job["pool"]}, views={"pool/all": 1.0})
+            return open_loader(blend, config, self.model_config)
+        # It has what a run uses of a loader.
+        made = SyntheticLoader(config, self.model_config, device=self.device)
+        return cast("RunLoader", made)
+
+    def begin(self) -> None:
+        """Start a repeat: forget what was counted."""
+        self.waited, self._operations, self._tokens, self._samples = 0.0, 0.0, 0, 0
 
     def step(self) -> None:
-        """Forward, loss, backward, norm, the check that both are numbers, and AdamW."""
-        config = self.config
-        image_BHWC, tokens = self._samples()
+        """The next batch of the feed, and the trainer's step with it."""
+        began = time.perf_counter()
+        ready = next(self.feed)
+        waited = time.perf_counter() - began
+        self.waited += waited
+        self.runner.step(ready, waited)
+        length_B = ready.batch.length_B
+        self._operations += self.work.batch(length_B, self.job["captions"], GROUPS)
+        self._tokens += int(length_B.sum())
+        self._samples += len(length_B)
 
-        def take(rows: slice) -> tuple[Tensor, Tensor | PackedCaptions]:
-            image_BCHW = normalise(
-                image_BHWC[rows], self.model_config.image_mean, self.model_config.image_std
-            )
-            return image_BCHW, tokens
+    def settle(self) -> None:
+        """Read the numbers of the last step, which a GPU gives one step late."""
+        self.runner.read()
 
-        result = accumulate.backward(
-            self.model,
-            take,
-            self.batch,
-            functools.partial(contrastive, "clip"),
-            precision=lambda: precision_context(config, self.device),
-        )
-        norm = self.update.grad_norm()
-        values = torch.stack([result.loss.float(), result.accuracy, norm.float()]).tolist()
-        if not all(abs(value) < float("inf") for value in values):
-            raise FloatingPointError(f"step {self.number}: loss, accuracy and norm are {values}")
-        self.update.step(self.number, config.lr, norm)
-        self.number += 1
-        self.loss = values[0]
+    @property
+    def flops(self) -> float:
+        """Operations of a sample, over the steps that were counted."""
+        return self._operations / self._samples
+
+    @property
+    def mean_tokens(self) -> float:
+        """Tokens of a caption, over the steps that were counted."""
+        return self._tokens / self._samples
 
     def reset(self) -> None:
         """Forget a batch that did not fit."""
+        self._open.close()
         self.model.zero_grad(set_to_none=True)
-        self.tokens, self.image = [], torch.empty(0)
+        del self.feed, self.runner
+        assert self._state is not None
+        self._state.loader = None  # type: ignore[assignment]
 
     def feeder(self, seconds: float) -> dict[str, Any]:
         """The loader alone: what it decodes a second."""
-        assert self.batches is not None
         for _ in range(6):  # those that are under way
-            next(self.batches)
+            next(self.feed)
         began, count = time.perf_counter(), 0
         while time.perf_counter() - began < seconds:
-            count += len(next(self.batches).keys)
+            count += len(next(self.feed))
         decoder = "Pillow" if fast_jpeg() is None else "simplejpeg"
         rate = count / (time.perf_counter() - began)
-        return {"loader_samples_per_s": rate, "decoder": decoder, "threads": self.config.threads}
+        threads = self.runner.state.config.threads
+        return {"loader_samples_per_s": rate, "decoder": decoder, "threads": threads}
 
 
 class Theirs:
@@ -195,6 +212,7 @@ class Theirs:
         ]
         self.optimizer = torch.optim.AdamW(groups, lr=5e-4, betas=(0.9, 0.98), eps=1e-6)
         self.work, self.number = training_flops(self.model_config, whole=True), 0
+        self.waited = 0.0
 
     def compile(self) -> None:
         """The whole model, as its command does."""
@@ -204,7 +222,7 @@ class Theirs:
         """Have so many samples a step: pictures as its loader gives them, normalised in 32 bits."""
         self.batch = batch
         context, vocabulary = self.model_config.context_length, self.model_config.vocab_size
-        drawn = [gpu_data.captions(batch, context, vocabulary, seed) for seed in range(VARIETY)]
+        drawn = [draw_captions(batch, context, vocabulary, seed) for seed in range(VARIETY)]
         self.tokens = [tokens_BT.to(self.device) for tokens_BT, _ in drawn]
         self.flops = self.work.sample(context)
         self.mean_tokens = float(torch.cat([length_B for _, length_B in drawn]).double().mean())
@@ -223,6 +241,12 @@ class Theirs:
         with torch.no_grad():
             self.bare.logit_scale.clamp_(0, 4.605170185988092)
         self.number += 1
+
+    def begin(self) -> None:
+        """Start a repeat."""
+
+    def settle(self) -> None:
+        """Nothing of a step is left to be read."""
 
     def reset(self) -> None:
         """Forget a batch that did not fit."""
@@ -266,6 +290,7 @@ def _steps(program: Any, count: int) -> float:
     began = time.perf_counter()
     for _ in range(count):
         program.step()
+    program.settle()
     _wait(program.device)
     return time.perf_counter() - began
 
@@ -274,7 +299,7 @@ def _tried(program: Any, batch: int, count: int) -> int | None:
     """The most memory that steps of this batch held, None where it does not fit."""
     try:
         program.load(batch)
-        program.step()
+        _steps(program, 1)
         torch.cuda.reset_peak_memory_stats()
         _steps(program, count)
         return torch.cuda.max_memory_allocated()
@@ -364,7 +389,7 @@ def prepare(program: Any) -> dict[str, Any]:
 
 def repeat(program: Any) -> dict[str, Any]:
     """One repeat: the steps' speed, and what they held and took."""
-    program.waited = 0.0
+    program.begin()
     used = time.process_time()
     seconds = _steps(program, program.count)
     used = time.process_time() - used
@@ -381,7 +406,7 @@ def repeat(program: Any) -> dict[str, Any]:
 
 def profile(program: Any) -> dict[str, Any]:
     """Of one step: the share of each kind of kernel, and the longest kernels."""
-    if getattr(program, "batches", None) is not None:
+    if program.job["data"] == "shards":
         return program.feeder(3.0)
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as recorded

@@ -12,12 +12,13 @@ import torch
 
 from benchmarks import gpu, gpu_data, gpu_results, gpu_step
 from manifests.schema import Blend
+from train.benching.timing import draw_captions
 from train.config import configure, model_config
 from train.data.loader import Loader
 
 
 def test_captions_are_twenty_tokens_in_the_mean_and_one_fills_the_context() -> None:
-    tokens_BT, length_B = gpu_data.captions(4096, 77, 49_408, seed=1)
+    tokens_BT, length_B = draw_captions(4096, 77, 49_408, seed=1)
     assert float(length_B.double().mean()) == pytest.approx(20, abs=0.5)
     assert int(length_B.max()) == 77
     assert int(length_B.min()) >= 4

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from train.config import TrainConfig, model_config
+from train.config import TrainConfig, model_config, recompute_interval, trained_groups
 from train.dist.parallelism import parallelize
 from train.dist.process_group import Ranks
-from train.model import CLIP, group_by_length, pack_captions
+from train.model import CLIP, StepShape, group_by_length, pack_captions
 from train.running.train_state import lock_towers
 from train.step import accumulate, contrastive, precision_context
 from train.step.update import Update
@@ -27,6 +27,31 @@ def tokens_of_lengths(lengths: Sequence[int], context: int) -> Tensor:
         tokens_BT[row, : length - 1] = 1
         tokens_BT[row, length - 1] = END
     return tokens_BT
+
+
+def step_shape_of(config: TrainConfig, lengths: Sequence[int], device: str = "cpu") -> StepShape:
+    """What the settings and the captions say about memory."""
+    tokens = float(max(lengths))
+    if config.captions == "packed":
+        tokens = sum(lengths) / len(lengths)
+    if config.captions == "groups":
+        groups = torch.tensor(list(lengths)).sort().values.tensor_split(4)
+        tokens = sum(len(group) * int(group.max()) for group in groups) / len(lengths)
+    return StepShape(
+        samples=len(lengths),
+        micro_batch=config.micro_batch,
+        tokens=tokens,
+        longest=max(lengths),
+        captions=config.captions,
+        precision=config.precision,
+        device=device,
+        recompute_every=recompute_interval(config.recompute),
+        selective=config.recompute == "selective",
+        muon=config.optimizer == "muon",
+        ema=config.ema is not None,
+        loss_tile=config.loss_tile,
+        trained=trained_groups(config),
+    )
 
 
 class Step:

@@ -13,13 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.saved_tensors import Step, retained, step_peak
+from tests.support.saved_tensors import Step, retained, step_peak, step_shape_of
 from train.config import (
     TrainConfig,
     configure,
     model_config,
-    recompute_interval,
-    trained_groups,
 )
 from train.model import CLIP, MODELS
 from train.model.memory import StepShape, parameter_count, step_memory
@@ -33,31 +31,6 @@ def micro(**changes: Any) -> TrainConfig:
     """A step of the micro model on the CPU."""
     base = {"model": "micro", "batch_size": 64, "samples_seen": 6400, "warmup": 1, "device": "cpu"}
     return configure({**base, "precision": "fp32", **changes})
-
-
-def shape_of(config: TrainConfig, lengths: list[int], device: str = "cpu") -> StepShape:
-    """What the settings and the captions say about memory."""
-    tokens = float(max(lengths))
-    if config.captions == "packed":
-        tokens = sum(lengths) / len(lengths)
-    if config.captions == "groups":
-        groups = torch.tensor(lengths).sort().values.tensor_split(4)
-        tokens = sum(len(group) * int(group.max()) for group in groups) / len(lengths)
-    return StepShape(
-        samples=len(lengths),
-        micro_batch=config.micro_batch,
-        tokens=tokens,
-        longest=max(lengths),
-        captions=config.captions,
-        precision=config.precision,
-        device=device,
-        recompute_every=recompute_interval(config.recompute),
-        selective=config.recompute == "selective",
-        muon=config.optimizer == "muon",
-        ema=config.ema is not None,
-        loss_tile=config.loss_tile,
-        trained=trained_groups(config),
-    )
 
 
 SETTINGS: list[tuple[dict[str, Any], list[int]]] = [
@@ -89,7 +62,7 @@ SETTINGS: list[tuple[dict[str, Any], list[int]]] = [
 @pytest.mark.parametrize(("changes", "lengths"), SETTINGS, ids=str)
 def test_the_formula_is_what_torch_allocates(changes: dict[str, Any], lengths: list[int]) -> None:
     config = micro(**changes)
-    memory = step_memory(model_config(config), shape_of(config, lengths))
+    memory = step_memory(model_config(config), step_shape_of(config, lengths))
     if config.micro_batch is None:
         kept = retained(Step(config, lengths))
         assert memory.activations + memory.copies == pytest.approx(kept, rel=0.1)
@@ -102,7 +75,7 @@ def test_the_formula_is_what_torch_allocates(changes: dict[str, Any], lengths: l
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_base_model_keeps_what_the_formula_says(precision: str) -> None:
     config = micro(model="ViT-B-32", precision=precision)
-    memory = step_memory(model_config(config), shape_of(config, [77, 77]))
+    memory = step_memory(model_config(config), step_shape_of(config, [77, 77]))
     kept = retained(Step(config, [77, 77]))
     assert memory.activations + memory.copies == pytest.approx(kept, rel=0.02)
 
@@ -185,5 +158,5 @@ def test_on_a_gpu_the_allocator_says_the_same(changes: dict[str, Any]) -> None:
     torch.cuda.reset_peak_memory_stats()
     step.backward()
     torch.cuda.synchronize()
-    memory = step_memory(model_config(config), shape_of(config, lengths, "cuda"))
+    memory = step_memory(model_config(config), step_shape_of(config, lengths, "cuda"))
     assert memory.peak == pytest.approx(torch.cuda.max_memory_allocated(), rel=0.1)

@@ -39,21 +39,32 @@ class SyntheticOrder:
 class SyntheticLoader:
     """Stands for the loader of a blend, for one rank. Nothing is read and nothing is decoded.
 
-    ValueError for ranks that cannot share a batch evenly.
+    `device` is where the images lie; without it they lie in host memory, from where every step of a
+    GPU copies them. ValueError for ranks that cannot share a batch evenly.
     """
 
     is_live = False
     is_resumable = False
     views = ()
 
-    def __init__(self, config: TrainConfig, model: ModelConfig, rank: int, world: int) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        model: ModelConfig,
+        rank: int = 0,
+        world: int = 1,
+        *,
+        device: torch.device | str = "cpu",
+    ) -> None:
         check_world(config, world)
         self.order = SyntheticOrder()
         self._steps, size = config.steps, config.batch_size // world
-        generator = torch.Generator().manual_seed(config.seed * world + rank)
+        generator = torch.Generator(device).manual_seed(config.seed * world + rank)
         shape = (size, *model.height_width, 3)
-        pin = config.device != "cpu" and torch.cuda.is_available()
-        image_BHWC = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+        image_BHWC = torch.randint(
+            0, 256, shape, dtype=torch.uint8, generator=generator, device=device
+        )
+        pin = config.device != "cpu" and torch.cuda.is_available() and not image_BHWC.is_cuda
         self._image_BHWC = image_BHWC.pin_memory() if pin else image_BHWC
         self._captions = []
         for number in range(VARIETY):

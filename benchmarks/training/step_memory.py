@@ -1,0 +1,149 @@
+#!/usr/bin/env python3
+"""The memory of a training step: what torch allocates on the CPU, and what the formula says.
+
+example: python benchmarks/training/step_memory.py
+
+Models, batches, micro-batches, checkpointing, precisions, optimizers and captions. The profiler
+records every allocation of the second step of a model of random weights. The result is the table
+of docs/sizing.md, which --page writes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+if not __package__:
+    sys.path[0] = str(ROOT)
+
+import torch
+
+from tests.support.saved_tensors import Step, step_peak, step_shape_of
+from train.config import configure, model_config
+from train.model import step_memory
+
+RESULT = ROOT / "benchmarks" / "results" / "step_memory.json"
+PAGE = ROOT / "docs" / "sizing.md"
+BEGIN, END = "<!-- step memory: begin -->\n", "<!-- step memory: end -->\n"
+MIB = 2**20
+# Model, samples, tokens of the longest caption, and other settings
+CASES: list[tuple[str, int, int, dict[str, Any]]] = [
+    ("test", 64, 16, {}),
+    ("test", 1024, 16, {}),
+    ("test", 1024, 16, {"loss_tile": 128}),
+    ("micro", 16, 16, {}),
+    ("micro", 128, 16, {}),
+    ("micro", 128, 16, {"precision": "bf16"}),
+    ("micro", 128, 16, {"precision": "bf16_o2"}),
+    ("micro", 128, 16, {"recompute": "full"}),
+    ("micro", 128, 16, {"recompute": "selective"}),
+    ("micro", 128, 16, {"recompute": "every_2"}),
+    ("micro", 128, 16, {"micro_batch": 16}),
+    ("micro", 128, 16, {"micro_batch": 50, "recompute": "full"}),
+    ("micro", 128, 16, {"optimizer": "muon"}),
+    ("micro", 128, 16, {"ema": 0.999}),
+    ("micro", 128, 16, {"captions": "packed"}),
+    ("micro", 128, 16, {"captions": "groups"}),
+    ("ViT-S-32", 8, 77, {}),
+    ("ViT-S-32", 32, 77, {"precision": "bf16"}),
+    ("ViT-S-32", 32, 77, {"recompute": "full", "precision": "bf16"}),
+    ("ViT-S-32", 32, 77, {"micro_batch": 8}),
+    ("ViT-S-16", 8, 77, {}),
+    ("ViT-S-16", 8, 77, {"recompute": "selective"}),
+    ("ViT-B-32", 4, 77, {}),
+    ("ViT-B-32", 16, 77, {"precision": "bf16"}),
+    ("ViT-B-32", 16, 77, {"recompute": "full"}),
+    ("ViT-B-32", 16, 77, {"micro_batch": 4}),
+    ("ViT-B-16", 4, 77, {}),
+    ("ViT-B-16", 4, 77, {"optimizer": "muon", "ema": 0.9999}),
+    ("ViT-L-14", 2, 77, {"recompute": "full"}),
+]
+
+
+def measure(model: str, samples: int, longest: int, changes: dict[str, Any]) -> dict[str, Any]:
+    """One case: bytes that the formula gives and bytes that were allocated."""
+    base = {"precision": "fp32", "lanes": 1, "warmup": 0, "device": "cpu"}
+    config = configure(
+        {**base, "model": model, "batch_size": samples, "samples_seen": 100 * samples, **changes}
+    )
+    lengths = [longest] * samples
+    if config.captions != "padded":
+        lengths = [(5, 9, longest, 3)[row % 4] for row in range(samples)]
+    formula = step_memory(model_config(config), step_shape_of(config, lengths))
+    lasting, peak = step_peak(Step(config, lengths))
+    return {
+        "model": model,
+        "samples": samples,
+        "changes": changes,
+        "measured_bytes": lasting + peak,
+        "formula_bytes": formula.peak,
+        "ratio": formula.peak / (lasting + peak),
+        "moving_ratio": (formula.peak - formula.weights - formula.optimizer) / peak,
+    }
+
+
+def table(result: dict[str, Any]) -> str:
+    """The Markdown table of a result, and the sentence before it."""
+    rows = result["cases"]
+    ratios = [row["ratio"] for row in rows]
+    moving = [row["moving_ratio"] for row in rows]
+    lines = [
+        f"{len(rows)} cases on {result['date']} ({result['machine']['kind']}, torch "
+        f"{result['torch']}). Formula / measured: {min(ratios):.3f} to {max(ratios):.3f}; without "
+        f"weights and optimizer, which are exact: {min(moving):.3f} to {max(moving):.3f}.",
+        "",
+        "| model | samples | settings (else fp32, AdamW) | measured MiB | formula MiB | ratio |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        changes = ", ".join(f"{key} {value}" for key, value in row["changes"].items()) or "-"
+        lines.append(
+            f"| {row['model']} | {row['samples']} | {changes} | "
+            f"{row['measured_bytes'] / MIB:,.1f} | {row['formula_bytes'] / MIB:,.1f} | "
+            f"{row['ratio']:.3f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def with_table(page: str, result: dict[str, Any]) -> str:
+    """The page with the table of this result between its two marks."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    assert rest, "the page has no marks"
+    return before + BEGIN + table(result) + END + after
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--page", action="store_true", help="only write the table of the page")
+    args = parser.parse_args(argv)
+    if not args.page:
+        torch.set_num_threads(1)
+        cases = []
+        for case in CASES:
+            cases.append(measure(*case))
+            print(f"{cases[-1]['ratio']:.3f} {case}", flush=True)
+        result = {
+            "command": "python benchmarks/training/step_memory.py",
+            "date": datetime.date.today().isoformat(),
+            "machine": {"kind": platform.machine(), "cores": os.cpu_count()},
+            "torch": torch.__version__,
+            "cases": cases,
+        }
+        args.out.write_text(json.dumps(result, indent=1) + "\n")
+    PAGE.write_text(with_table(PAGE.read_text(), json.loads(args.out.read_text())))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
