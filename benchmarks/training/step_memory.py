@@ -26,8 +26,8 @@ if not __package__:
 import torch
 
 from tests.support.saved_tensors import Step, step_peak, step_shape_of
-from train.config import configure, model_config
-from train.model import step_memory
+from train.config import TrainConfig, configure, model_config
+from train.model import StepMemory, step_memory
 
 RESULT = ROOT / "benchmarks" / "results" / "step_memory.json"
 PAGE = ROOT / "docs" / "sizing.md"
@@ -67,47 +67,70 @@ CASES: list[tuple[str, int, int, dict[str, Any]]] = [
 ]
 
 
-def measure(model: str, samples: int, longest: int, changes: dict[str, Any]) -> dict[str, Any]:
-    """One case: bytes that the formula gives and bytes that were allocated."""
+def config_of(model: str, samples: int, changes: dict[str, Any]) -> TrainConfig:
+    """The settings of a case."""
     base = {"precision": "fp32", "lanes": 1, "warmup": 0, "device": "cpu"}
-    config = configure(
+    return configure(
         {**base, "model": model, "batch_size": samples, "samples_seen": 100 * samples, **changes}
     )
-    lengths = [longest] * samples
-    if config.captions != "padded":
-        lengths = [(5, 9, longest, 3)[row % 4] for row in range(samples)]
-    formula = step_memory(model_config(config), step_shape_of(config, lengths))
-    lasting, peak = step_peak(Step(config, lengths))
+
+
+def lengths_of(config: TrainConfig, samples: int, longest: int) -> list[int]:
+    """Tokens of the captions: all the same, or mixed where captions are not padded."""
+    if config.captions == "padded":
+        return [longest] * samples
+    return [(5, 9, longest, 3)[row % 4] for row in range(samples)]
+
+
+def formula(model: str, samples: int, longest: int, changes: dict[str, Any]) -> StepMemory:
+    """The memory of a case by the formula that sizing, plans and runs use."""
+    config = config_of(model, samples, changes)
+    shape = step_shape_of(config, lengths_of(config, samples, longest))
+    return step_memory(model_config(config), shape)
+
+
+def measure(model: str, samples: int, longest: int, changes: dict[str, Any]) -> dict[str, Any]:
+    """One case: the bytes that were allocated."""
+    config = config_of(model, samples, changes)
+    lasting, peak = step_peak(Step(config, lengths_of(config, samples, longest)))
     return {
         "model": model,
         "samples": samples,
+        "longest": longest,
         "changes": changes,
         "measured_bytes": lasting + peak,
-        "formula_bytes": formula.peak,
-        "ratio": formula.peak / (lasting + peak),
-        "moving_ratio": (formula.peak - formula.weights - formula.optimizer) / peak,
     }
+
+
+def formulas(result: dict[str, Any]) -> list[StepMemory]:
+    """The formula's memory of the cases of a result, in their order."""
+    return [
+        formula(row["model"], row["samples"], row["longest"], row["changes"])
+        for row in result["cases"]
+    ]
 
 
 def table(result: dict[str, Any]) -> str:
     """The Markdown table of a result, and the sentence before it."""
-    rows = result["cases"]
-    ratios = [row["ratio"] for row in rows]
-    moving = [row["moving_ratio"] for row in rows]
+    rows, computed = result["cases"], formulas(result)
+    ratios, moving = [], []
+    for row, memory in zip(rows, computed, strict=True):
+        lasting = memory.weights + memory.optimizer
+        ratios.append(memory.peak / row["measured_bytes"])
+        moving.append((memory.peak - lasting) / (row["measured_bytes"] - lasting))
     lines = [
-        f"{len(rows)} cases on {result['date']} ({result['machine']['kind']}, torch "
+        f"{len(rows)} cases of {result['date']} ({result['machine']['kind']}, torch "
         f"{result['torch']}). Formula / measured: {min(ratios):.3f} to {max(ratios):.3f}; without "
         f"weights and optimizer, which are exact: {min(moving):.3f} to {max(moving):.3f}.",
         "",
         "| model | samples | settings (else fp32, AdamW) | measured MiB | formula MiB | ratio |",
         "|---|---|---|---|---|---|",
     ]
-    for row in rows:
+    for row, memory, ratio in zip(rows, computed, ratios, strict=True):
         changes = ", ".join(f"{key} {value}" for key, value in row["changes"].items()) or "-"
         lines.append(
             f"| {row['model']} | {row['samples']} | {changes} | "
-            f"{row['measured_bytes'] / MIB:,.1f} | {row['formula_bytes'] / MIB:,.1f} | "
-            f"{row['ratio']:.3f} |"
+            f"{row['measured_bytes'] / MIB:,.1f} | {memory.peak / MIB:,.1f} | {ratio:.3f} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -132,7 +155,7 @@ def main(argv: list[str] | None = None) -> int:
         cases = []
         for case in CASES:
             cases.append(measure(*case))
-            print(f"{cases[-1]['ratio']:.3f} {case}", flush=True)
+            print(case, flush=True)
         result = {
             "command": "python benchmarks/training/step_memory.py",
             "date": datetime.date.today().isoformat(),

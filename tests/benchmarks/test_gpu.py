@@ -4,6 +4,9 @@ nothing timed.
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -12,9 +15,12 @@ import torch
 
 from benchmarks import gpu, gpu_data, gpu_results, gpu_step
 from manifests.schema import Blend
+from tests.support.blocked import BLOCKED
 from train.benching.timing import draw_captions
 from train.config import configure, model_config
 from train.data.loader import Loader
+from train.dist import Ranks, process_group
+from train.running import StepRunner
 
 
 def test_captions_are_twenty_tokens_in_the_mean_and_one_fills_the_context() -> None:
@@ -82,6 +88,66 @@ def test_the_batch_is_the_largest_that_fits(
     largest = gpu_step.search(program, time.perf_counter() + 100)
     assert (largest["batch"], [size for size, _ in largest["tried"]]) == (batch, tried)
     assert program.batch == batch
+
+
+def ours(folder: Path, **changes: str) -> gpu_step.Ours:
+    about = {"model": "test", "captions": "packed", "data": "memory", "attention": "auto"}
+    run = {"precision": "fp32", "device": "cpu", "folder": str(folder)}
+    return gpu_step.Ours({**about, **run, **changes})
+
+
+def test_our_cell_takes_the_trainers_own_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    means: list[int] = []
+    mean = process_group.mean
+
+    def counted(values: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+        means.append(len(values))
+        return mean(values, ranks)
+
+    monkeypatch.setattr(process_group, "mean", counted)
+    program = ours(tmp_path)
+    before = program.model.visual.class_embedding.detach().clone()
+    program.load(8)
+    assert isinstance(program.runner, StepRunner)
+    assert gpu_step._steps(program, 2) > 0
+    assert len(means) == 2, "the mean over the ranks is part of a step"
+    assert not torch.equal(before, program.model.visual.class_embedding)
+    logs = list(tmp_path.glob("*/log.jsonl"))
+    assert len(logs) == 1
+    assert json.loads(logs[0].read_text().splitlines()[0])["loss"] > 0
+    program.begin()
+    program.step()
+    assert program.flops > 1e6
+    assert 4 <= program.mean_tokens <= 16
+    program.reset()  # as after a batch that does not fit
+    program.load(16)
+    program.begin()
+    gpu_step._steps(program, 1)
+    assert program.flops > 1e6
+    program.reset()
+
+
+@pytest.mark.slow
+def test_a_cell_runs_with_torch_and_little_else(tmp_path: Path) -> None:
+    code = (
+        f"import sys; sys.path.insert(0, {str(gpu.ROOT)!r})\n"
+        f"for name in {[*BLOCKED, 'pynvml']!r}: sys.modules[name] = None\n"
+        "from benchmarks import gpu, gpu_step\n"
+        "job = dict(model='test', captions='packed', data='shards', attention='auto',\n"
+        f"    precision='fp32', device='cpu', folder={str(tmp_path)!r})\n"
+        "job['pool'] = job['folder'] + '/pool'\n"
+        "gpu.gpu_data.write_pool(job['pool'])\n"
+        "program = gpu_step.Ours(job)\n"
+        "program.load(8)\n"
+        "gpu_step._steps(program, 2)\n"
+        "program.reset()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -163,6 +229,7 @@ def test_a_cell_that_breaks_costs_that_cell(tmp_path: Path) -> None:
         "compile": False,
         "device": "cpu",
         "attention": "flash",
+        "folder": str(tmp_path),
     }
     cell = {"model": "test", "program": "ours", "captions": "padded", "data": "memory"}
     child = gpu.Child(cell, {**request, "seconds": 0.1}, tmp_path, 0)

@@ -31,7 +31,7 @@ from train.model import MODELS
 from train.model.clip import CLIP
 from train.step import accumulate
 from train.step.grad_norm import total_norm
-from train.step.loss import DataParallel, contrastive
+from train.step.loss import DataParallel, _Gather, contrastive
 from train.step.update import Update
 
 WORLD, B, E = 4, 16, 6
@@ -120,6 +120,25 @@ def losses(rank, groups):
             contrastive, "clip", data_parallel=data_parallel, local_loss=local
         )
         results[name] = mean(numbers_of("clip", features(), own, loss_of))
+    return results
+
+
+def scattered_and_reduced(rank, groups):
+    """Of each group: the largest difference, in fp32, between the gather's backward and the rows of
+    an all-reduce, which it was before; and whether it received other ranks' rows."""
+    results = {}
+    for shape, data_parallel in groups.items():
+        world, b = data_parallel.world, 6
+        generator = torch.Generator().manual_seed(rank)
+        x_nbE = torch.randn(2, b, 5, generator=generator, requires_grad=True)
+        grad_nBE = torch.randn(2, world * b, 5, generator=generator)
+        _Gather.apply(x_nbE, data_parallel, True).backward(grad_nBE)
+        dist.all_reduce(grad_nBE, group=data_parallel.group)
+        own = slice(data_parallel.rank * b, (data_parallel.rank + 1) * b)
+        results[shape] = [
+            float((x_nbE.grad - grad_nBE[:, own]).abs().max()),
+            float(grad_nBE.abs().max()),
+        ]
     return results
 
 
@@ -237,6 +256,7 @@ def work(rank, store, out):
         "losses": losses(rank, groups),
         "accumulation": accumulation(rank),
         "meshes": meshes(),
+        "gather": scattered_and_reduced(rank, groups),
     }
     if rank == 0:
         Path(out).write_text(json.dumps(results))

@@ -15,10 +15,11 @@ from train.model.clip import CLIP, l2_normalise
 from train.model.flops import training_flops
 from train.model.initialise import LOGIT_SCALE
 from train.model.lock import group_count, lock_tower
-from train.model.memory import StepMemory, StepShape, parameter_count, step_memory
+from train.model.memory import AHEAD_BYTES, StepMemory, StepShape, parameter_count, step_memory
 from train.model.token_table import ReducedTokenTable
 
 __all__ = [
+    "AHEAD_BYTES",
     "CLIP",
     "IMAGE_MEAN",
     "IMAGE_STD",

@@ -24,8 +24,10 @@ from train.model.lock import group_count, trained_blocks
 Precision = Literal["fp32", "tf32", "bf16", "bf16_o2", "fp16"]
 FULL = 4  # bytes of fp32
 # The loss without tiles: logits or their logarithms of both directions, and their gradients.
-LOGIT_COPIES = 5
+LOGIT_COPIES = 4
 TILE_COPIES = 3
+# Pixels that lie on a GPU ahead of their step, at most; `Feed` copies more one piece at a time.
+AHEAD_BYTES = 2**28
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +86,7 @@ class StepMemory:
     activations: int  # kept for backward
     loss: int  # logits and their gradients
     features: int  # embeddings of a batch, gathered and with gradients
-    inputs: int  # images
+    inputs: int  # images; in 32 bits until the loss
     workspace: int  # of the block whose backward runs
     peak: int
 
@@ -176,6 +178,9 @@ def step_memory(config: ModelConfig, shape: StepShape) -> StepMemory:
         text_gradients = round(on_device * size * trained_text)
         moving = max(whole + max(loss, workspace), after_text + text_gradients, gradients)
     forward = activations + copies.forward + (gradients if adds_up else 0)
+    # Images in 32 bits are given up before the loss.
+    lasting_inputs = _image_bytes(config, shape)
+    peak_of_passes = max(features + moving, forward + inputs - lasting_inputs)
     return StepMemory(
         weights=weights,
         gradients=gradients,
@@ -186,7 +191,7 @@ def step_memory(config: ModelConfig, shape: StepShape) -> StepMemory:
         features=features,
         inputs=inputs,
         workspace=workspace,
-        peak=weights + optimizer + inputs + copies.gathered + max(features + moving, forward),
+        peak=weights + optimizer + lasting_inputs + copies.gathered + peak_of_passes,
     )
 
 
@@ -295,9 +300,20 @@ def _feature_bytes(config: ModelConfig, shape: StepShape) -> int:
 
 def _input_bytes(config: ModelConfig, shape: StepShape) -> int:
     """The images of a piece in 32 bits; on a GPU also as bytes."""
+    return FULL * shape.piece * _image_values(config) + _image_bytes(config, shape)
+
+
+def _image_bytes(config: ModelConfig, shape: StepShape) -> int:
+    """Images as bytes on a GPU: of a piece; of a small batch all, and the next batch's."""
+    if shape.device != "cuda":
+        return 0
+    of_batch = shape.samples * _image_values(config)
+    return 2 * of_batch if of_batch <= AHEAD_BYTES else shape.piece * _image_values(config)
+
+
+def _image_values(config: ModelConfig) -> int:
     height, width = config.height_width
-    values = config.num_channels * height * width
-    return shape.piece * values * (FULL + (1 if shape.device == "cuda" else 0))
+    return config.num_channels * height * width
 
 
 def _workspace(config: ModelConfig, shape: StepShape) -> int:
@@ -308,6 +324,9 @@ def _workspace(config: ModelConfig, shape: StepShape) -> int:
         gradients = size * tower.tokens * (tower.mlp / shape.tp + 2 * tower.width)
         if shape.recompute_every:
             gradients += _full_block(tower, shape)
+        if shape.selective:  # of what a block keeps, its products are there already
+            products = _recomputed_block(tower, shape, last=False)
+            gradients -= products - tower.tokens * tower.stream * tower.width
         largest = max(largest, gradients)
     return round(shape.piece * largest)
 

@@ -17,14 +17,17 @@ from torch import Tensor
 
 from train.config import TrainConfig
 from train.data import Batch
-from train.model import GroupedCaptions, PackedCaptions, group_by_length, pack_captions, to_device
+from train.model import (
+    AHEAD_BYTES,
+    GroupedCaptions,
+    PackedCaptions,
+    group_by_length,
+    pack_captions,
+    to_device,
+)
 from train.step import accumulate
 
 GROUPS = 4  # buckets of caption lengths, where captions are grouped
-# Pixels on the device ahead of their step. The micro-batches of a larger batch are copied one at a
-# time, right before they are computed.
-AHEAD_BYTES = 2**28
-
 Captions = Tensor | PackedCaptions | GroupedCaptions
 
 

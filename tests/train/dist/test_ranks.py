@@ -55,6 +55,13 @@ def test_over_ranks_it_is_the_loss_and_the_gradient_of_the_whole_batch(
     assert ratio == pytest.approx(1, abs=1e-5)
 
 
+@pytest.mark.parametrize("shape", ["4", "2x2"])
+def test_the_gathers_backward_is_an_all_reduce_up_to_rounding(found, shape):
+    difference, largest = found["gather"][shape]
+    assert difference <= 4 * torch.finfo(torch.float32).eps * largest
+    assert largest > 1
+
+
 def test_what_is_known_to_be_wrong_fails_that_comparison(found):
     wrong = {name: compared(found["losses"][name]) for name in ranks.WRONG}
     values = {name: found["losses"][name][0] - alone("clip")[0].item() for name in ranks.WRONG}
