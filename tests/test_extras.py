@@ -22,7 +22,7 @@ OPTIONAL_IMPORTS = {"rapidocr", "wandb", "tensorboard", "flash_attn"}
 # `make venv` installs them: this interpreter is the proof.
 # concepts, faces, onnx and stream by way of test
 INSTALLED = {"train", "score", "concepts", "faces", "onnx", "stream", "test", "docs"}
-RESOLVED = {"ocr", "cpu", "img2dataset", "s3", "gpu", "tensorboard", "wandb"}
+RESOLVED = {"captions", "ocr", "cpu", "img2dataset", "s3", "gpu", "tensorboard", "wandb"}
 NOT_HERE = {"flash": "flash-attn has no wheels: its setup.py needs torch and a CUDA compiler"}
 
 
