@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,14 @@ def test_what_does_not_fit_ends_with_status_3_and_what_would(
     words += ["--set", "micro_batch=none", "recompute=none"]
     assert sizing.main(words) == 3
     assert "it fits with micro_batch: auto" in capsys.readouterr().out
+
+
+def test_the_commands_of_the_page_run(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (sizing.ROOT / "docs" / "sizing.md").read_text()
+    block = page.split("```bash\n")[1].split("```")[0]
+    for command in block.splitlines():
+        assert sizing.main(shlex.split(command)[2:]) == 0, command
+        assert "samples/s" in capsys.readouterr().out
 
 
 # --- one estimate ---------------------------------------------------------------------------------
