@@ -229,7 +229,9 @@ def summary(
     lines.append(f"  rows of its views: {', '.join(kept) or 'none'}")
     view = recipe.views[-1].name if recipe.views else next(iter(totals["views"]), "VIEW")
     following = f"next: python train/run.py --mix {folder}/{view}=1 --out out/run --preset micro"
-    if not any(name.startswith("tokens@") for name in totals["scores"]):
+    scored = {name.partition("@")[0] for name in totals["scores"]}
+    kinds = {"tokens": "tokens", **{spec.name: spec.kind or spec.name for spec in recipe.filters}}
+    if not any(kinds.get(name) == "tokens" for name in scored):
         following = f"next: python pipeline/score.py {folder} --filters tokens (training needs it)"
     return [
         *lines,

@@ -69,6 +69,7 @@ class Column:
     type: str
     source: str  # sidecar, recipe, derived, or the score set that holds it
     meaning: str
+    filter_kind: str = ""  # of a score set: a key of FILTERS, or PATH.py:CLASS
 
 
 class ScoredColumns:
@@ -155,6 +156,7 @@ def _columns_of_set(
             type=str(schema.field(name).type),
             source=set_name,
             meaning=meanings.get(name, f"a column of the filter {document.filter_kind}"),
+            filter_kind=document.filter_kind,
         )
 
 
@@ -169,6 +171,6 @@ def column_lines(columns: Iterable[Column]) -> Iterator[str]:
             source = column.source
             yield f"{source}:"
         yield f"  {column.name:<{width}}  {column.type:<{kind_width}}  {column.meaning}"
-    scored = {column.source.partition("@")[0] for column in columns}
+    scored = {column.filter_kind for column in columns}
     if missing := [name for name in FILTERS if name not in scored]:
         yield f"filters that are not scored in this pool: {', '.join(missing)}"

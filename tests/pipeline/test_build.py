@@ -62,6 +62,21 @@ def test_a_finished_build_names_the_pool_and_the_next_command(run: Lines, tiny: 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("filters", "following"),
+    [("[{toks: tokens}, caption]", "train/run.py"), ("[caption]", "pipeline/score.py")],
+)
+def test_tokens_are_known_by_the_filter_and_not_by_its_name(
+    filters: str, following: str, run: Lines, tiny: Path
+) -> None:
+    recipe = (tiny / "tiny.yaml").read_text().split("views:")[0]
+    (tiny / "tiny.yaml").write_text(recipe.replace("[tokens, caption]", filters))
+    status, output, errors = run(tiny / "tiny.yaml", "--out", tiny / "pool")
+    assert status == 0, errors
+    assert f"next: python {following}" in output
+
+
+@pytest.mark.slow
 def test_a_build_that_stops_early_names_the_command_that_resumes_it(run: Lines, tiny: Path) -> None:
     status, output, _ = run(tiny / "tiny.yaml", "--out", tiny / "pool", "--until", "fetch")
     assert status == 0

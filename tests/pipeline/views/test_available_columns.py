@@ -59,6 +59,13 @@ def test_columns_of_sidecar_score_sets_and_what_is_derived(tmp_path: Path) -> No
     assert f"not scored in this pool: {others}" in lines[-1]
 
 
+def test_a_filter_that_is_scored_under_another_name_is_scored(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path, rows(10))
+    scorer.score(pool, [FilterSpec(name="words", kind="caption", options={})], engine="inline")
+    *_, missing = column_lines(list_columns(pool))
+    assert "caption" not in missing.split(": ")[1].split(", ")
+
+
 def test_scores_of_an_older_state_are_not_listed(tmp_path: Path) -> None:
     pool = make_pool(tmp_path, rows(10))
     scorer.score(pool, [CAPTION], engine="inline")
