@@ -13,7 +13,6 @@ import gc
 import json
 import math
 import os
-import re
 import sys
 import tempfile
 import time
@@ -27,6 +26,7 @@ if not __package__:
 import torch
 from torch import nn
 
+from benchmarks.gpu_kernels import kind_of
 from manifests.schema import Blend
 from train.benching.timing import SyntheticLoader, draw_captions
 from train.config import TrainConfig, configure, model_config
@@ -49,17 +49,6 @@ MOST_LANES = 64
 UNIT = 64  # a batch that was searched for is a multiple of it
 FIRST, ROOM = 0.88, 0.94  # shares of the memory that the first and the second batch are made for
 VARIETY = 4  # batches of captions in turn, so that packed ones differ in size
-# Kernels and operators by name; the first that fits counts. Inductor names a kernel after all that
-# it fused.
-KINDS = {
-    "norm_elementwise": r"^triton_(poi|red|per)|layer_?norm|gamma",
-    "attention": r"flash|fmha|sdpa|attention|varlen",
-    "optimizer": r"adam|multi_tensor|foreach|lpnorm|vector_norm",
-    "gemm": r"gemm|cutlass|nvjet|xmma|cublas|triton_tem|splitk|convol|conv2d|linear"
-    r"|aten::(b|add|baddb)?mm$",
-    "elementwise": r"elementwise|vectorized|reduce|softmax|gelu|cat|copy|fill|cast|cross_entropy|"
-    r"aten::(add|sub|mul|div|exp|log|sum|mean|norm|clamp|neg|sqrt|to|zero|where|stack|argmax|eq)",
-}
 
 
 class Ours:
@@ -433,14 +422,6 @@ def profile(program: Any) -> dict[str, Any]:
         for ms, count, name in rows[:15]
     ]
     return {"step_ms": wall * 1e3, "kernels_ms": whole, "shares": shares, "top": top}
-
-
-def kind_of(name: str) -> str:
-    """What a kernel or operator does, by its name."""
-    word = next(
-        (kind for kind, words in KINDS.items() if re.search(words, name, re.IGNORECASE)), "other"
-    )
-    return "norm_elementwise" if word == "elementwise" else word
 
 
 def main() -> int:

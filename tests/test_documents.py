@@ -75,7 +75,6 @@ NOT_RUN = {
     " tests/test_published_recipes.py",
     "SCORER=": "the result of the run above it",
     "python train/bench.py": "minutes: tests/train/test_bench.py runs every mode and --compare",
-    "python train/sizing.py": "tests/train/test_sizing.py calls it; here only its parser",
     "make ": "minutes to hours: .ci/run calls make test",
 }
 

@@ -46,7 +46,8 @@ def test_the_options_of_every_filter_can_be_validated(kind: str) -> None:
 
 def test_an_unknown_filter_names_the_nearest_and_all() -> None:
     with pytest.raises(
-        ValueError, match=r"'captoin'; did you mean 'caption'\?; there are caption, language"
+        ValueError,
+        match=r"'captoin'; did you mean 'caption'\?; there are caption, caption_file,",
     ):
         make(spec("captoin"))
 

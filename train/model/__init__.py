@@ -15,7 +15,8 @@ from train.model.clip import CLIP, l2_normalise
 from train.model.flops import training_flops
 from train.model.initialise import LOGIT_SCALE
 from train.model.lock import group_count, lock_tower
-from train.model.memory import AHEAD_BYTES, StepMemory, StepShape, parameter_count, step_memory
+from train.model.memory import AHEAD_BYTES, StepMemory, StepShape, step_memory
+from train.model.parameter_counts import parameter_count
 from train.model.token_table import ReducedTokenTable
 
 __all__ = [

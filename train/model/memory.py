@@ -20,6 +20,12 @@ from typing import Literal, NamedTuple
 from train.model.architecture import ModelConfig
 from train.model.flops import Captions
 from train.model.lock import group_count, trained_blocks
+from train.model.parameter_counts import (
+    block_matrices,
+    block_parameters,
+    outside_text,
+    outside_vision,
+)
 
 Precision = Literal["fp32", "tf32", "bf16", "bf16_o2", "fp16"]
 FULL = 4  # bytes of fp32
@@ -109,43 +115,6 @@ class _Tower:
     attention_dropout: bool
 
 
-# --- parameters ----------------------------------------------------------------------------------
-
-
-def block_parameters(width: int, mlp: int) -> tuple[int, int]:
-    """Numbers of a block: in its matrices and the biases beside their rows, and in the rest."""
-    split = 3 * width * (width + 1) + width * width + mlp * (width + 1) + width * mlp
-    return split, 6 * width  # two norms, and the biases of both outputs
-
-
-def parameter_count(config: ModelConfig) -> int:
-    """Numbers in a model, scale and bias of the logits included."""
-    vision = sum(block_parameters(config.vision_width, config.vision_mlp)) * config.vision_layers
-    text = sum(block_parameters(config.text_width, config.text_mlp)) * config.text_layers
-    return vision + text + _outside_vision(config) + _outside_text(config)
-
-
-def _outside_vision(config: ModelConfig) -> int:
-    """Numbers of the image tower's embeddings, outer norms and projection."""
-    width, first = config.vision_width, config.class_token_length
-    patch = config.num_channels * config.patch_size**2 * width
-    positions = (config.patches + first) * width
-    return patch + first * width + positions + 4 * width + width * config.embed_dim
-
-
-def _outside_text(config: ModelConfig) -> int:
-    """The same of the caption tower, and the scale and bias of the logits."""
-    rows = config.vocab_size + config.context_length + 2 + config.embed_dim
-    return rows * config.text_width + (2 if config.logit_bias else 1)
-
-
-def _block_matrices(config: ModelConfig) -> int:
-    """Numbers of the blocks' matrices, without biases: what Muon steps."""
-    vision = 4 * config.vision_width**2 + 2 * config.vision_width * config.vision_mlp
-    text = 4 * config.text_width**2 + 2 * config.text_width * config.text_mlp
-    return vision * config.vision_layers + text * config.text_layers
-
-
 # --- the whole step ------------------------------------------------------------------------------
 
 
@@ -200,7 +169,7 @@ def _parameters_of_rank(
 ) -> tuple[float, float]:
     """Numbers that this rank has of the model, or of what is trained; those of the captions."""
     of_blocks = []
-    outside = [_outside_vision(config), _outside_text(config)]
+    outside = [outside_vision(config), outside_text(config)]
     for tower, (width, mlp, layers) in enumerate(_blocks(config)):
         split, rest = block_parameters(width, mlp)
         groups = shape.trained[tower] if trained else None
@@ -223,7 +192,7 @@ def _optimizer_bytes(config: ModelConfig, shape: StepShape, held: float) -> int:
     if shape.precision == "bf16_o2" and not shape.sharded:
         numbers += held
     if shape.muon:
-        numbers -= _block_matrices(config)  # one moment of a matrix
+        numbers -= block_matrices(config)  # one moment of a matrix
         if shape.precision != "bf16_o2":  # queries, keys and values are stepped as copies
             qkv = 3 * config.vision_width**2 * config.vision_layers
             numbers += qkv + 3 * config.text_width**2 * config.text_layers
@@ -255,7 +224,7 @@ def _copies(config: ModelConfig, shape: StepShape) -> _Copies:
             numbers += [split / shape.tp + rest] * layers
         numbers.sort()
         at_once = sum(numbers[-3:]) if shape.reshard else sum(numbers)
-        outside = _outside_vision(config) + _outside_text(config)
+        outside = outside_vision(config) + outside_text(config)
         gathered = round(size * at_once + FULL * (sum(numbers[-2:]) + outside))
         return _Copies(gathered, 0, 0, 0)
     is_cast = shape.precision in ("bf16", "fp16")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from train.benching.timing import score_steps
 from train.benching.timing.score_steps import measure_scoring
 from train.benching.timing.train_steps import StepPlan, steps_of
 from train.config import configure, model_config
+from train.dist import Ranks
 from train.model import CLIP, training_flops
 from train.pixels import normalise
 from train.running import open_loader
@@ -51,6 +53,18 @@ def test_the_scores_are_the_products_of_both_embeddings(
     mean, std = model.config.image_mean, model.config.image_std
     image_BE, text_BE, _, _ = model(normalise(batch.image_BHWC, mean, std), batch.tokens_BT)
     torch.testing.assert_close(taken[1], (image_BE * text_BE).sum(-1).detach())
+
+
+def test_the_wait_for_batches_that_warm_up_is_not_counted(tmp_path: Path) -> None:
+    plan = StepPlan(config=CONFIG, blend=None, iterations=1, warmup=2)
+    ranks = Ranks(rank=0, world=1, device=torch.device("cpu"), owns_group=False)
+    model = CLIP(model_config(CONFIG), CONFIG.seed).eval()
+    with contextlib.ExitStack() as opened:
+        source = score_steps._Source(plan, ranks, str(tmp_path), opened, synthetic=True)
+        assert len(source.score(model, 2)) == 2 * CONFIG.batch_size
+        assert source.counts.waited == 0
+        source.timed(model, 1)
+        assert 0 < source.counts.waited < sum(source.counts.walls)
 
 
 def test_synthetic_alone_has_no_share(tmp_path: Path) -> None:
