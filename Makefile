@@ -1,7 +1,8 @@
 # The whole project is driven from here; `.ci/run` calls the same targets.
 PYTHON ?= python3
-WORKERS ?= auto
-# Every process of pytest computes in one thread: there are as many processes as cores. Files start in the order of
+# Half of the time of the tests is waiting, so a machine of few cores runs two processes on each.
+WORKERS ?= $(shell cores=$$(nproc); [ $$cores -gt 4 ] && echo auto || echo $$((2 * cores)))
+# Every process of pytest computes in one thread. Files start in the order of
 # tests/conftest.py: the longest first.
 PYTEST := OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 V := .venv/bin
