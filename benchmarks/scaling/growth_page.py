@@ -25,7 +25,8 @@ def lines(results: Mapping[str, Any]) -> Iterator[str]:
     yield "| stage | what grows | 1x | 2x | 4x | 8x | 8x is | exponent | plain | |"
     yield "|---|---|---:|---:|---:|---:|---|---|---:|---|"
     for step in results["steps"].values():
-        medians = [statistics.median(values) for values in step["cpu_s"].values()]
+        counts = sorted(step["cpu_s"], key=int)  # JSON has its keys in the order of text
+        medians = [statistics.median(step["cpu_s"][count]) for count in counts]
         low, high = step["exponent_range"]
         largest = max(map(int, step["cpu_s"]))
         cells = [

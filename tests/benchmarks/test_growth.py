@@ -65,6 +65,25 @@ def test_the_table_shows_medians_and_the_verdict(tmp_path: Path) -> None:
     assert "2026-01-02, 2 cores, EPYC; load 1.5 to 1.5; repeats: 1, 3." in text
 
 
+def test_the_sizes_of_a_table_are_in_the_order_of_numbers() -> None:
+    """A results file has its keys in the order of text: 160 before 20."""
+    step = {
+        "stage": "s",
+        "what": "rows",
+        "unit": "rows",
+        "plain": 1.0,
+        "sort": False,
+        "exponent": 1.0,
+        "exponent_range": [0.9, 1.0],
+        "date": "2026-01-01",
+        "load": 0.0,
+        "machine": {"cores": 2, "processor": "p"},
+        "cpu_s": {"160": [8.0], "20": [1.0], "40": [2.0], "80": [4.0]},
+    }
+    text = "\n".join(growth_page.lines({"steps": {"rows": step}}))
+    assert "| s | rows | 1 | 2 | 4 | 8 | 160 rows |" in text
+
+
 def test_every_size_is_measured_as_often_and_a_step_that_fails_leaves_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
