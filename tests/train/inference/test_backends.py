@@ -41,17 +41,22 @@ def test_bf16_rounds_and_stays_within_its_limit(tmp_path, precision):
     assert setup.model.text.proj.dtype == torch.float32  # the given model stays as it is
 
 
+def assert_answers_as(backend, eager):
+    """For each of two batch sizes, what it was prepared with and other values."""
+    for batch in (1, 3):
+        first, second = requests(batch)
+        backend.prepare(first.pixels_BHWC, first.token_BT)
+        for request in (first, second):
+            ours = backend(request.pixels_BHWC, request.token_BT)
+            assert difference(ours, eager(request.pixels_BHWC, request.token_BT)) <= 1e-5
+    backend.close()
+
+
 @pytest.mark.slow
 def test_compiled_answers_as_eager_does_for_each_batch_that_it_prepares(tmp_path):
     setup = small_setup(tmp_path)
     compiled, eager = Compiled(setup), Eager(setup)
-    for batch in (1, 3):
-        first, second = requests(batch)
-        compiled.prepare(first.pixels_BHWC, first.token_BT)
-        for request in (first, second):
-            ours = compiled(request.pixels_BHWC, request.token_BT)
-            assert difference(ours, eager(request.pixels_BHWC, request.token_BT)) <= 1e-5
-    compiled.close()
+    assert_answers_as(compiled, eager)
 
 
 def test_a_cuda_graph_without_a_gpu_says_so_in_one_line(tmp_path):
@@ -64,10 +69,4 @@ def test_a_cuda_graph_without_a_gpu_says_so_in_one_line(tmp_path):
 def test_a_cuda_graph_answers_as_eager_does(tmp_path):
     setup = small_setup(tmp_path, device="cuda")
     graph, eager = CudaGraph(setup), Eager(setup)
-    for batch in (1, 3):
-        first, second = requests(batch)
-        graph.prepare(first.pixels_BHWC, first.token_BT)
-        for request in (first, second):
-            ours = graph(request.pixels_BHWC, request.token_BT)
-            assert difference(ours, eager(request.pixels_BHWC, request.token_BT)) <= 1e-5
-    graph.close()
+    assert_answers_as(graph, eager)
