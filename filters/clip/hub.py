@@ -7,6 +7,7 @@ machine, and that of the hub's main branch where there are none.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from importlib.util import find_spec
@@ -53,17 +54,22 @@ def snapshot(kind: str, name: str, patterns: list[str] | None = None) -> str:
     """
     repo, _, commit = pinned(kind, name).partition("@")
     hub = _client(kind, name)
+    download = functools.partial(
+        hub.snapshot_download,
+        repo,
+        revision=commit,
+        cache_dir=hub.constants.HF_HUB_CACHE,
+        allow_patterns=patterns,
+    )
     try:
-        folder: str = hub.snapshot_download(
-            repo,
-            revision=commit,
-            cache_dir=hub.constants.HF_HUB_CACHE,
-            allow_patterns=patterns,
-        )
+        return str(download())
     except Exception as error:
+        # Some versions of the client ask the hub for the list of files of a commit that is
+        # stored here, and fail offline: what is stored is then enough.
+        with contextlib.suppress(Exception):
+            return str(download(local_files_only=True))
         line = " ".join(str(error).split())[:200]
         raise ValueError(f"filter {kind}: {name} cannot be read from the hub: {line}") from error
-    return folder
 
 
 def _client(kind: str, name: str) -> Any:

@@ -25,12 +25,14 @@ class Missing(Eager):
 
 
 @pytest.fixture(autouse=True)
-def few_back_ends(monkeypatch):
+def few_back_ends():
     """Eager twice, so that nothing is compiled or exported, and one that cannot run."""
-    for name in list(BACKENDS):
-        monkeypatch.delitem(BACKENDS, name)
-    for name, backend in (("eager", Eager), ("other", Eager), ("missing", Missing)):
-        monkeypatch.setitem(BACKENDS, name, backend)
+    every_back_end = dict(BACKENDS)  # put back in its order, which other tests see
+    BACKENDS.clear()
+    BACKENDS.update({"eager": Eager, "other": Eager, "missing": Missing})
+    yield
+    BACKENDS.clear()
+    BACKENDS.update(every_back_end)
 
 
 def arguments(**values):
