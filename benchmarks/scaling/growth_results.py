@@ -61,18 +61,18 @@ def repair(folder: Path, count: int) -> None:
 
 STEPS = {
     "repair": Step(
-        stage="repair", what="images, a sidecar is lost", unit="images", base=500,
+        stage="repair", what="images, a sidecar is lost", unit="images", base=1_000,
         prepare=make_photos, run=repair, reset=lose_sidecar,
     ),
     "classify": Step(
-        stage="evaluate", what="samples, zero-shot columns", unit="samples", base=5_000,
+        stage="evaluate", what="samples, zero-shot columns", unit="samples", base=50_000,
         run=classify_samples,
     ),
     "retrieval": Step(
         stage="evaluate", what=f"captions of {QUERIES} images, ranks", unit="captions",
-        base=5_000, run=rank_candidates,
+        base=20_000, run=rank_candidates,
     ),
     "report": Step(
-        stage="report", what="arms of 5 seeds, the page", unit="arms", base=8, run=report_page,
+        stage="report", what="arms of 5 seeds, the page", unit="arms", base=64, run=report_page,
     ),
 }  # fmt: skip

@@ -26,7 +26,7 @@ from train.mixing import Order, SourceRows
 from train.stats import TaskScores, analyse, dunnett, power, spending
 
 Run = Callable[[Path, int], object]
-POOL_ROWS = 40_000  # where rules and views grow, and rows do not
+POOL_ROWS = 200_000  # where rules and views grow, and rows do not
 SAMPLES = 500  # of a task, where seeds and arms grow
 
 
@@ -276,78 +276,78 @@ def arms_of_study(folder: Path, count: int) -> None:
 
 STEPS = {
     "crawl": Step(
-        stage="crawl", what="pages of a WAT", unit="pages", base=100,
+        stage="crawl", what="pages of a WAT", unit="pages", base=1_000,
         prepare=make_wat, run=extract, reset=remove_output,
     ),
     "score": Step(
-        stage="score", what="rows, filter `caption`", unit="rows", base=10_000,
+        stage="score", what="rows, filter `caption`", unit="rows", base=50_000,
         prepare=make_scored, run=caption, reset=forget_scores,
     ),
     "concept": Step(
-        stage="score", what="rows, filter `concept`", unit="rows", base=10_000,
+        stage="score", what="rows, filter `concept`", unit="rows", base=50_000,
         prepare=make_scored, run=concept, reset=forget_scores,
     ),
     "duplicate": Step(
-        stage="score", what="rows, filter `duplicate` over the pool", unit="rows", base=20_000,
+        stage="score", what="rows, filter `duplicate` over the pool", unit="rows", base=100_000,
         prepare=make_scored, run=duplicate, reset=forget_scores, sort=True,
     ),
     "balance": Step(
-        stage="score", what="rows, filter `balance` over the pool", unit="rows", base=20_000,
+        stage="score", what="rows, filter `balance` over the pool", unit="rows", base=100_000,
         prepare=make_matched, run=balance, reset=forget_balance,
     ),
     "views": Step(
-        stage="choose", what="rows", unit="rows", base=20_000,
+        stage="choose", what="rows", unit="rows", base=200_000,
         prepare=make_pool, run=views_of_rows, reset=forget_views,
     ),
     "rules": Step(
-        stage="choose", what="rules of a view", unit="rules", base=6,
+        stage="choose", what="rules of a view", unit="rules", base=24,
         prepare=make_fixed_pool, run=rules, reset=forget_views,
     ),
     "many_views": Step(
-        stage="choose", what="views", unit="views", base=3,
+        stage="choose", what="views", unit="views", base=6,
         prepare=make_fixed_pool, run=many_views, reset=forget_views,
     ),
     "look": Step(
-        stage="look", what="rows, the page", unit="rows", base=20_000, prepare=make_pool, run=page,
+        stage="look", what="rows, the page", unit="rows", base=200_000, prepare=make_pool, run=page,
     ),
     "export": Step(
-        stage="export", what="rows, Parquet", unit="rows", base=20_000,
+        stage="export", what="rows, Parquet", unit="rows", base=100_000,
         prepare=make_pool, run=export_parquet, reset=remove_output,
     ),
     "export_uids": Step(
-        stage="export", what="rows, uids as .npy", unit="rows", base=20_000,
+        stage="export", what="rows, uids as .npy", unit="rows", base=200_000,
         prepare=make_pool, run=export_uids, reset=remove_output, sort=True,
     ),
     "row_table": Step(
-        stage="explain", what="rows, the table of rows", unit="rows", base=50_000,
+        stage="explain", what="rows, the table of rows", unit="rows", base=200_000,
         prepare=make_rows, run=row_table, reset=forget_rows, sort=True,
     ),
     "explain": Step(
-        stage="explain", what="rows, 30 look-ups", unit="rows", base=50_000,
+        stage="explain", what="rows, 30 look-ups", unit="rows", base=200_000,
         prepare=make_indexed_rows, run=look_up,
     ),
     "read_index": Step(
-        stage="pool", what="shards, index read", unit="shards", base=20_000,
+        stage="pool", what="shards, index read", unit="shards", base=100_000,
         prepare=indexes.prepare, run=indexes.read_index,
     ),
     "pool_json": Step(
-        stage="pool", what="shards, counts and pool.json", unit="shards", base=20_000,
+        stage="pool", what="shards, counts and pool.json", unit="shards", base=100_000,
         prepare=indexes.prepare, run=indexes.pool_json,
     ),
     "audit": Step(
-        stage="audit", what="shards, without --verify", unit="shards", base=20_000,
+        stage="audit", what="shards, without --verify", unit="shards", base=100_000,
         prepare=indexes.prepare, run=indexes.audit,
     ),
     "verify": Step(
-        stage="audit", what="images, with --verify", unit="images", base=500,
+        stage="audit", what="images, with --verify", unit="images", base=1_000,
         prepare=make_photos, run=verify,
     ),
     "open_view": Step(
-        stage="loader", what="shards, a view opened", unit="shards", base=20_000,
+        stage="loader", what="shards, a view opened", unit="shards", base=100_000,
         prepare=indexes.prepare, run=indexes.open_view,
     ),
     "order_shards": Step(
-        stage="blend", what="shards, order and first batch", unit="shards", base=20_000,
+        stage="blend", what="shards, order and first batch", unit="shards", base=200_000,
         run=order_of_shards,
     ),
     "order_ranks": Step(
@@ -361,11 +361,11 @@ STEPS = {
         stage="blend", what="sources, 16 batches", unit="sources", base=8, run=order_of_sources,
     ),
     "seeds": Step(
-        stage="statistics", what="seeds of 6 arms", unit="seeds", base=20, run=seeds_of_study,
+        stage="statistics", what="seeds of 6 arms", unit="seeds", base=80, run=seeds_of_study,
         reset=forget_integrals,
     ),
     "arms": Step(
-        stage="statistics", what="arms of 5 seeds", unit="arms", base=16, run=arms_of_study,
+        stage="statistics", what="arms of 5 seeds", unit="arms", base=32, run=arms_of_study,
         reset=forget_integrals,
     ),
 }  # fmt: skip

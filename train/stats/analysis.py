@@ -383,15 +383,9 @@ def _new_entry(noise: Noise | None) -> LedgerEntry | None:
 
 def _least_correlation(noise: Noise | None, family: Sequence[Pair]) -> float:
     """The smallest correlation of two estimates of the family; 0.5 for a complete table."""
-    least = 0.5
-    if noise is None:
-        return least
-    for i, first in enumerate(family):
-        for second in family[:i]:
-            joint = noise.fit.joint_factor(*first, *second)
-            size = math.sqrt(noise.fit.factor(*first) * noise.fit.factor(*second))
-            least = min(least, joint / size)
-    return least
+    if noise is None or not family:
+        return 0.5
+    return min(0.5, noise.fit.least_correlation(family))
 
 
 def _smallest_visible(

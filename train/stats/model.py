@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,6 +42,16 @@ class AdditiveFit:
         """Covariance of two estimates over the variance of one run's residual."""
         first, second = self._contrast(arm, baseline), self._contrast(other, others_baseline)
         return float(first @ self.covariance @ second)
+
+    def least_correlation(self, pairs: Sequence[tuple[str, str]]) -> float:
+        """The smallest correlation of two estimates of (arm, baseline) pairs; 1 for one pair."""
+        contrasts = np.array([self._contrast(*pair) for pair in pairs])
+        joint = contrasts @ self.covariance @ contrasts.T
+        sizes = np.sqrt(np.diag(joint))
+        first, second = np.triu_indices(len(pairs), 1)
+        if len(first) == 0:
+            return 1.0
+        return float((joint[first, second] / (sizes[first] * sizes[second])).min())
 
     def _contrast(self, arm: str, baseline: str) -> Array:
         contrast = np.zeros(len(self.arms))

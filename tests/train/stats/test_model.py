@@ -59,6 +59,27 @@ def test_a_table_with_holes_agrees_with_another_route() -> None:
     )
 
 
+def test_the_least_correlation_is_that_of_the_pair_that_shares_the_fewest_runs() -> None:
+    values = {
+        "base": {0: 0.3, 1: 0.4, 2: 0.5, 3: 0.1},
+        "a": {0: 0.1, 1: 0.2, 2: 0.4, 3: 0.3},
+        "b": {0: 0.5, 1: 0.2},
+        "c": {2: 0.1, 3: 0.6},
+    }
+    fit = fit_additive(values)
+    pairs = [(arm, "base") for arm in ("a", "b", "c")]
+    of_pairs = [
+        fit.joint_factor(*one, *other) / (fit.factor(*one) * fit.factor(*other)) ** 0.5
+        for one, other in ((pairs[0], pairs[1]), (pairs[0], pairs[2]), (pairs[1], pairs[2]))
+    ]
+    assert max(of_pairs) > min(of_pairs)
+    assert fit.least_correlation(pairs) == pytest.approx(min(of_pairs), rel=1e-9)
+    assert fit_additive(COMPLETE).least_correlation([("a", "base"), ("b", "base")]) == (
+        pytest.approx(0.5, abs=1e-12)
+    )
+    assert fit.least_correlation(pairs[:1]) == 1.0
+
+
 def test_arms_without_common_seeds_do_not_cost_degrees_of_freedom_twice() -> None:
     values = {"a": {0: 0.1, 1: 0.2}, "b": {0: 0.3, 1: 0.5}, "c": {7: 0.1, 8: 0.4}}
     # a, b: one; c has its seeds for itself, so that it leaves no residual

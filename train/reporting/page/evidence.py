@@ -271,7 +271,7 @@ def costs(report: Report) -> str:
     """Device seconds of each arm for a point gained, and the seconds of each stage."""
     parts = []
     rows = []
-    unit = primary_task(report).unit
+    unit, shades = primary_task(report).unit, colours_of(report)
     for arm in report.arms:
         if arm.device_seconds is None or arm.role in ("a_a", "random"):
             continue
@@ -281,7 +281,7 @@ def costs(report: Report) -> str:
             points = scale_of(unit) * arm.difference.mean
             if arm.difference.verdict == "better" and points > 0:
                 price = f"{arm.device_seconds / points:,.1f}"
-        name = chip(colours_of(report)[arm.arm], arm.arm)
+        name = chip(shades[arm.arm], arm.arm)
         rows.append([name, f"{arm.device_seconds:,.1f}", gain, price])
     if rows:
         name = wording.unit_of_difference(unit)

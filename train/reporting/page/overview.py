@@ -53,17 +53,17 @@ def arm_lines(report: Report, roles: Sequence[str]) -> str:
     for arm in report.arms:
         values += list(arm.metrics[report.primary].values.values())
     axis = (min(values), max(values)) if values else (0.0, 1.0)
-    lines = "".join(_arm_line(report, arm, axis) for arm in shown)
+    shades = colours_of(report)
+    lines = "".join(_arm_line(report, arm, shades[arm.arm], axis) for arm in shown)
     return f'<ul class="arms">{lines}</ul>'
 
 
-def _arm_line(report: Report, arm: ArmReport, axis: tuple[float, float]) -> str:
+def _arm_line(report: Report, arm: ArmReport, shade: str, axis: tuple[float, float]) -> str:
     unit = primary_task(report).unit
     metric = arm.metrics[report.primary]
     baseline = next((one for one in report.arms if one.arm == report.baseline), arm)
     values = list(metric.values.values())
     texts = [wording.percent(value, unit) for value in values]
-    shade = colours_of(report)[arm.arm]
     title = f"{arm.arm}, single seeds: {', '.join(texts) or 'none finished'}"
     reference = baseline.metrics[report.primary].mean
     picture = charts.strip(values, shade, axis, reference, title)
