@@ -151,16 +151,28 @@ class PoolFilter(FilterBase):
         all of their columns; looked for in this order. `uid` is always read."""
         return ()
 
+    @property
+    def summarised(self) -> bool:
+        """True where `summarise` and `combine` are called: the class has its own `summarise`."""
+        return type(self).summarise is not PoolFilter.summarise
+
     def summarise(self, rows: pa.Table) -> pa.Table | None:
         """What `combine` needs of the stored rows of one shard, in tar order; the same columns for
         every shard."""
         return None
 
+    def merge(self, summaries: pa.Table) -> pa.Table:
+        """The summaries of some shards, in their order, as fewer rows that give the same state.
+
+        It is called, with what it gave before among the rows, whenever summaries take more memory
+        than they should: a filter whose summaries grow with the pool overrides it.
+        """
+        return summaries
+
     def combine(self, summaries: pa.Table) -> Any:
         """The state that all later calls get, from the summaries of all shards in their order.
 
-        It can be pickled. It is called only if the class has its own `summarise`; the state is None
-        otherwise.
+        It can be pickled. The state is None where it is not called.
         """
         return None
 

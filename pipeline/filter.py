@@ -25,7 +25,6 @@ import json
 from manifests import disk, reader
 from manifests.schema import Recipe
 from pipeline import views
-from pipeline.export import export_line, export_view
 from pipeline.pool import hold_lease
 from pipeline.progress import shown_progress
 
@@ -148,6 +147,9 @@ def list_columns(args: argparse.Namespace) -> int:
 
 def export(args: argparse.Namespace) -> int:
     """Write the kept rows of a view for other programs; the exit status."""
+    # It loads the crawler and the fetcher, which take longer than all of the rest.
+    from pipeline.export import export_line, export_view
+
     if args.views or args.scale or args.seed is not None:
         raise ValueError("--export takes no --views, --scale or --seed")
     if not args.to:

@@ -315,6 +315,19 @@ def test_the_trainer_starts_with_torch_numpy_pyarrow_and_little_else() -> None:
     assert done.stdout.strip() == "started", done.stderr
 
 
+def test_scores_and_views_start_without_what_other_commands_need() -> None:
+    code = (
+        "import sys\n"
+        "import pipeline.score, pipeline.filter\n"
+        "others = {'aiohttp', 'faiss', 'fastwarc', 'onnxruntime', 'ray', 'scipy', 'torch'}\n"
+        "print('started', *others & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.strip() == "started", done.stderr
+
+
 @pytest.mark.parametrize("package", MAY_IMPORT)
 def test_every_module_has_a_test_of_its_name(package: str) -> None:
     missing = []

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 from numpy.typing import NDArray
 
@@ -65,6 +66,9 @@ class ClipLoss(PoolFilter):
 
     def summarise(self, rows: pa.Table) -> pa.Table:
         return pa.table({"rows": pa.array([len(self._there(rows))], pa.int64())})
+
+    def merge(self, summaries: pa.Table) -> pa.Table:
+        return pa.table({"rows": pa.array([pc.sum(summaries["rows"]).as_py()], pa.int64())})
 
     def combine(self, summaries: pa.Table) -> int:
         """The number of blocks of the pool."""

@@ -17,6 +17,7 @@ from filters.concepts.balancing import (
     count_entries,
     draws,
     entry_probabilities,
+    merge_counts,
     row_probabilities,
     tail_share,
     threshold_for_share,
@@ -74,6 +75,9 @@ class Balance(PoolFilter):
 
     def summarise(self, rows: pa.Table) -> pa.Table:
         return count_entries(rows[self.reads[0]])
+
+    def merge(self, summaries: pa.Table) -> pa.Table:
+        return merge_counts(summaries)
 
     def combine(self, summaries: pa.Table) -> Shares:
         counts = add_counts(summaries)

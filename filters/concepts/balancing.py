@@ -33,6 +33,13 @@ def count_entries(lists: pa.Array | pa.ChunkedArray) -> pa.Table:
     )
 
 
+def merge_counts(tables: pa.Table) -> pa.Table:
+    """The rows of several tables COUNTS as one row for each entry, by entry."""
+    counts = add_counts(tables)
+    entries = np.flatnonzero(counts)
+    return pa.table({"entry": entries.astype(np.int32), "rows": counts[entries]}, COUNTS)
+
+
 def add_counts(tables: pa.Table) -> Counts:
     """(largest entry + 1,) rows of each entry, from the rows of several tables COUNTS."""
     if tables.num_rows == 0:

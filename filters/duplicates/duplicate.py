@@ -171,10 +171,13 @@ class Duplicate(PoolFilter):
 
     # --- partitions -------------------------------------------------------------------------------
 
-    def summarise(self, rows: pa.Table) -> pa.Table | None:
-        """For embeddings: how many rows there are, and a sample of them, drawn by their uids."""
-        if self.on != "embedding":
-            return None
+    @property
+    def summarised(self) -> bool:
+        """Only embeddings need a state, their clusters."""
+        return self.on == "embedding"
+
+    def summarise(self, rows: pa.Table) -> pa.Table:
+        """How many rows there are, and a sample of them, drawn by their uids."""
         column = rows[self.compared].combine_chunks()
         _, usable = clusters.vectors(column)
         hashes = clusters.uid_hashes(rows["uid"])

@@ -10,8 +10,6 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from scipy.sparse import coo_matrix
-from scipy.sparse.csgraph import connected_components
 
 from filters.partitions import mixed
 from pipeline.pool import hex_bytes
@@ -46,6 +44,9 @@ def partition_of_uids(uids: Uids, partitions: int) -> NDArray[np.int64]:
 
 def local_stars(first: Uids, second: Uids) -> tuple[Uids, Uids]:
     """(row, smallest row of its component) for each row of these edges but the smallest ones."""
+    from scipy.sparse import coo_matrix
+    from scipy.sparse.csgraph import connected_components
+
     nodes, index = np.unique(np.concatenate([first, second]), return_inverse=True)
     if not len(nodes):
         return NO_UIDS, NO_UIDS

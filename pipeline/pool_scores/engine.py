@@ -119,7 +119,7 @@ class _Compute:
     def rows_to_partitions(self) -> None:
         """Summarise, combine and route."""
         units = self.job.units
-        if rows.has_summaries(self.filter):
+        if self.filter.summarised:
             written = self._there(rows.summary_path(self.job, n) for n in range(units))
             is_combined = self._there([rows.state_path(self.job)])
             if not is_combined.all():

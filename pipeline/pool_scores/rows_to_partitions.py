@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from filters.base import PoolFilter
 from manifests import disk
 from manifests.commits import Commits
 from manifests.pool_layout import CommitRecord, PoolLayout
@@ -27,6 +26,7 @@ from pipeline.pool_scores.job import (
 )
 
 ROUTED, MEMBERS = "route", "members"  # names of exchanges
+SUMMARY_BYTES = 1 << 26  # of summaries in memory before they are merged
 Config = dict[str, Any]
 
 
@@ -44,8 +44,8 @@ class PoolWorker:
         """What `combine` returned; None for a filter without summaries."""
         if not self._state:
             path = state_path(self.job)
-            has_state = has_summaries(self.filter)
-            self._state.append(pickle.loads(disk.read_bytes(path)) if has_state else None)
+            is_there = self.filter.summarised
+            self._state.append(pickle.loads(disk.read_bytes(path)) if is_there else None)
         return self._state[0]
 
     def call(self, method: str, *arguments: Any) -> Any:
@@ -55,6 +55,19 @@ class PoolWorker:
         except Exception as error:
             line = " ".join(f"{type(error).__name__}: {error}".split())
             raise ValueError(f"filter {self.instance.name}: {method} raised {line}") from error
+
+    def table_of(self, method: str, rows: pa.Table) -> pa.Table:
+        """The table that a method of the filter returns, without columns for None. ValueError for
+        anything else."""
+        table = self.call(method, rows)
+        if table is None:
+            return pa.table({})
+        if not isinstance(table, pa.Table):
+            raise ValueError(
+                f"filter {self.instance.name}: {method} must return an Arrow table; it "
+                f"returned {type(table).__name__}"
+            )
+        return table
 
     def shards(self, ticket: Ticket) -> Iterator[tuple[int, pa.Table, Integers]]:
         """(position of a shard, its stored rows, their row numbers) of a ticket over shards."""
@@ -67,9 +80,30 @@ class PoolWorker:
             yield position, table, numbers
 
 
-def has_summaries(filter_: PoolFilter) -> bool:
-    """True for a filter that has a state."""
-    return type(filter_).summarise is not PoolFilter.summarise
+class Summaries:
+    """Summaries of shards in their order, merged when they take more than SUMMARY_BYTES."""
+
+    def __init__(self, worker: PoolWorker) -> None:
+        self._worker = worker
+        self._tables: list[pa.Table] = []
+        self._bytes = 0
+        self._most_bytes = SUMMARY_BYTES
+
+    def add(self, table: pa.Table) -> None:
+        """Add the next summary; one without columns is of a shard without rows."""
+        if not table.num_columns:
+            return
+        self._tables.append(table)
+        self._bytes += table.nbytes
+        if self._bytes > self._most_bytes:
+            merged = self._worker.table_of("merge", self.table())
+            self._tables, self._bytes = [merged], merged.nbytes
+            # Of a filter that merges little, the same rows are not merged again for each shard.
+            self._most_bytes = max(SUMMARY_BYTES, 2 * merged.nbytes)
+
+    def table(self) -> pa.Table:
+        """All of them; without columns where there is none."""
+        return pa.concat_tables(self._tables) if self._tables else pa.table({})
 
 
 def state_path(job: PoolJob) -> str:
@@ -93,19 +127,13 @@ def summarise(config: Config) -> Work:
     worker = PoolWorker(config)
 
     def work(ticket: Ticket) -> dict[str, Any]:
-        tables = []
+        summaries = Summaries(worker)
         for _, rows, _ in worker.shards(ticket):
-            summary = worker.call("summarise", rows) if rows.num_rows else None
-            if isinstance(summary, pa.Table):
-                tables.append(summary)
-            elif summary is not None:
-                raise ValueError(
-                    f"filter {worker.instance.name}: summarise must return an Arrow table; it "
-                    f"returned {type(summary).__name__}"
-                )
-        merged = pa.concat_tables(tables) if tables else pa.table({})
+            if rows.num_rows:
+                summaries.add(worker.table_of("summarise", rows))
         check_fence(worker.job.pool, worker.job.fence)
-        disk.write_parquet(summary_path(worker.job, ticket.payload["number"]), merged)
+        path = summary_path(worker.job, ticket.payload["number"])
+        disk.write_parquet(path, summaries.table())
         return {}
 
     return work
@@ -117,12 +145,11 @@ def combine(config: Config) -> Work:
 
     def work(ticket: Ticket) -> dict[str, Any]:
         job = worker.job
-        tables = []
+        summaries = Summaries(worker)
         for number in range(job.units):
-            table = disk.read_parquet(summary_path(job, number)).replace_schema_metadata(None)
-            if table.num_columns:
-                tables.append(table)
-        state = worker.call("combine", pa.concat_tables(tables) if tables else pa.table({}))
+            table = disk.read_parquet(summary_path(job, number))
+            summaries.add(table.replace_schema_metadata(None))
+        state = worker.call("combine", summaries.table())
         try:
             data = pickle.dumps(state)
         except Exception as error:

@@ -14,9 +14,11 @@ def run_inline(
     filter_: PoolFilter, shards: Sequence[pa.Table], partitions: int
 ) -> dict[str, dict[str, Any]]:
     """uid -> columns of the rows that `route` sends to a partition."""
-    summaries = [filter_.summarise(rows) for rows in shards]
-    known = [table for table in summaries if table is not None]
-    state = filter_.combine(pa.concat_tables(known)) if known else None
+    state = None
+    if filter_.summarised:
+        summaries = [filter_.summarise(rows) for rows in shards]
+        known = [table for table in summaries if table is not None]
+        state = filter_.combine(pa.concat_tables(known) if known else pa.table({}))
     filter_.setup()
     parts: list[list[pa.Table]] = [[] for _ in range(partitions)]
     for rows in shards:

@@ -86,6 +86,19 @@ def test_t_may_follow_from_the_share_of_the_tail() -> None:
     assert {round(row["balance_probability"], 4) for row in by_share.values()} == {1, 0.0667}
 
 
+def test_merged_summaries_give_the_same_state() -> None:
+    filter_ = Balance(tail_share=0.3)
+    parts = [table([[0, 1], [5]]), table([None, [1]]), table([None]), table([[1, 5], [7]])]
+    summaries = [filter_.summarise(part) for part in parts]
+    whole = pa.concat_tables(summaries)
+    merged = filter_.merge(
+        pa.concat_tables([filter_.merge(pa.concat_tables(summaries[:2])), *summaries[2:]])
+    )
+    assert merged.num_rows == 4
+    assert merged.schema == whole.schema
+    assert filter_.combine(merged).tolist() == filter_.combine(whole).tolist()
+
+
 def test_the_state_travels_to_workers() -> None:
     filter_ = Balance(t=2)
     pool = table([[0, 1], [1], [1]])

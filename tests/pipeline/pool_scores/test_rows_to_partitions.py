@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from filters import FILTERS, instances_of
 from filters.base import PoolFilter
+from filters.concepts.balancing import add_counts, count_entries, merge_counts
+from filters.duplicates import Duplicate
 from manifests import disk
 from manifests.commits import read_commits
 from manifests.schema import FilterSpec
 from pipeline.executor import Ticket
 from pipeline.pool_scores import plan_job, rows_to_partitions
-from tests.support.small_pool import make_pool, rows
+from tests.support.small_pool import Row, jpeg, make_pool, rows
 from tests.support.toy_pool_filters import Near, Often
 
 
@@ -39,8 +43,65 @@ def test_a_linked_filter_leaves_its_rows_twice(
 
 
 def test_a_state_is_there_for_filters_with_summaries_only() -> None:
-    assert rows_to_partitions.has_summaries(Often())
-    assert not rows_to_partitions.has_summaries(Near())
+    assert Often().summarised
+    assert Duplicate(on="embedding").summarised
+    assert not Near().summarised
+    assert not Duplicate(on="sha256").summarised
+    assert not Duplicate(on="perceptual").summarised
+
+
+class Counted(Often):
+    """Each shard's summary counts the same 50,000 entries: 600 KB."""
+
+    def summarise(self, rows: pa.Table) -> pa.Table:
+        return count_entries(pa.array([range(50_000)], pa.list_(pa.int32())))
+
+    def merge(self, summaries: pa.Table) -> pa.Table:
+        return merge_counts(summaries)
+
+    def combine(self, summaries: pa.Table) -> Any:
+        return add_counts(summaries)
+
+
+class Kept(Counted):
+    """The same without a merge."""
+
+    merge = PoolFilter.merge
+
+
+def peak_of_summaries(pool: str, monkeypatch: pytest.MonkeyPatch, kind: Any) -> tuple[int, Any]:
+    """(most bytes that Arrow held while shards were summarised and combined, the state)."""
+    monkeypatch.setitem(FILTERS, "often", kind)
+    commits = read_commits(pool)
+    instance = instances_of([FilterSpec(name="often")])["often"]
+    planned = plan_job(commits, f"{kind.__name__}@1", instance, {"": ("caption",)}, None)
+    bounds = (0, 20, 40, 60)
+    job_config = {"job": disk.to_plain(replace(planned, bounds=bounds))}
+    summarise = rows_to_partitions.summarise(job_config)
+    before = pa.default_memory_pool()
+    counted = pa.proxy_memory_pool(before)
+    pa.set_memory_pool(counted)
+    try:
+        for number in range(3):
+            shards = commits.shards[bounds[number] : bounds[number + 1]].tolist()
+            payload = {"number": number, "shards": shards}
+            summarise(Ticket(id=str(number), group="s", payload=payload))
+        rows_to_partitions.combine(job_config)(Ticket(id="c", group="c", payload={}))
+    finally:
+        pa.set_memory_pool(before)
+    return counted.max_memory(), rows_to_partitions.PoolWorker(job_config).state
+
+
+def test_summaries_of_many_shards_take_the_memory_of_a_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = make_pool(tmp_path, [Row(caption="dog", image=jpeg(0))] * 60, per_shard=1)
+    monkeypatch.setattr(rows_to_partitions, "SUMMARY_BYTES", 3_000_000)
+    merged, state = peak_of_summaries(pool, monkeypatch, Counted)
+    kept, expected = peak_of_summaries(pool, monkeypatch, Kept)
+    assert state.tolist() == expected.tolist() == [60] * 50_000
+    assert kept > 36_000_000
+    assert merged < 12_000_000
 
 
 def test_an_error_of_a_filter_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
