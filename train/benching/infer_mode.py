@@ -1,8 +1,9 @@
 """Latency of a model that answers: from images and texts in host memory to their unit vectors.
 
 A request is a batch of images and as many texts. The back ends take turns in every repeat, and are
-compared with eager PyTorch in fp32 before they are timed. The weights are random: they do not
-change the time.
+compared with eager PyTorch in fp32 before they are timed. --model is an architecture with random
+weights, or a trained model: a finished run, a folder of train/export.py --to, or
+open_clip:NAME/TAG.
 
 eager        PyTorch without a compiler (under autocast in fp16 and bf16): the framework
 compile      torch.compile, for every batch anew
@@ -18,17 +19,19 @@ import dataclasses
 import logging
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from manifests.disk import did_you_mean
 from train.benching.machine import device_of
-from train.benching.options import SYNTHETIC, BenchOptions
+from train.benching.options import SYNTHETIC, BenchOptions, is_source, source_label
 from train.benching.report import Cell
 from train.benching.tables import text_table
 from train.benching.timing import percentile_figures, spread_figures
 from train.config import TrainConfig, model_config
+from train.formats import load_model
 from train.inference import (
     BACKENDS,
     REQUESTS,
@@ -77,29 +80,83 @@ def measure(options: BenchOptions, args: argparse.Namespace) -> Iterator[Cell]:
         raise ValueError(f"cpu-threads is {threads}; it must be at least 1")
     if options.data != SYNTHETIC:
         raise ValueError("mode infer measures synthetic images; leave --data out")
-    configs = []
-    for name in options.models:
-        for dtype in options.dtypes:
-            first, layout = options.batches[0], options.layouts[0]
-            config = options.config(name, dtype, first, layout, 1, options.iterations)
-            configs.append((config, model_config(config)))
+    subjects = planned_subjects(options)
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
     try:
-        for config, architecture in configs:
-            model = CLIP(architecture, seed=config.seed).eval()
+        for subject in subjects:
+            model, config = subject.load(), subject.config
             with tempfile.TemporaryDirectory(prefix="clipmill_infer_") as folder:
                 setup = Setup(
                     model=model,
                     config=config,
                     device=device_of(options.changes.get("device", "auto")),
-                    text_length=architecture.context_length,
+                    text_length=options.text_length or model.config.context_length,
                     threads=torch.get_num_threads(),
                     folder=Path(folder),
                 )
-                yield from _of_model(setup, names, options, args)
+                yield from _of_model(subject.label, setup, names, options, args)
     finally:
         torch.set_num_threads(before)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """A model that is measured in one precision, before it is built."""
+
+    label: str  # of its cells in the report
+    config: TrainConfig
+    trained: CLIP | None = None
+
+    def load(self) -> CLIP:
+        """The trained model, or one with random weights."""
+        if self.trained is not None:
+            return self.trained
+        return CLIP(model_config(self.config), seed=self.config.seed).eval()
+
+
+def planned_subjects(options: BenchOptions) -> list[Subject]:
+    """Every model in every precision. ValueError for one that cannot be read or measured."""
+    subjects: list[Subject] = []
+    for name in options.models:
+        trained = read_trained(name, options) if is_source(name) else None
+        label = source_label(name) if is_source(name) else name
+        if any(subject.label == label for subject in subjects):
+            raise ValueError(
+                f"two models of --model are named {label} in the report; measure them one by one"
+            )
+        for dtype in options.dtypes:
+            first, layout = options.batches[0], options.layouts[0]
+            if trained is None:
+                config = options.config(name, dtype, first, layout, 1, options.iterations)
+                model_config(config)  # refuses what no model can be
+            else:  # the settings of the model come with it
+                of_run = dataclasses.replace(options, text_length=None)
+                default = TrainConfig().model
+                config = of_run.config(default, dtype, first, layout, 1, options.iterations)
+            subjects.append(Subject(label=label, config=config, trained=trained))
+    return subjects
+
+
+def read_trained(source: str, options: BenchOptions) -> CLIP:
+    """The model of a finished run, of an exported folder, or of open_clip's list, to be measured.
+
+    ValueError where there is none, where its weights are not finite, and for a setting of the model
+    or a text length that it does not have.
+    """
+    for name in options.changes:
+        if name.startswith("model."):
+            raise ValueError(f"{source} has its own architecture; leave {name} out")
+    model = load_model(source).eval()
+    for name, value in model.state_dict().items():
+        if not torch.isfinite(value).all():
+            raise ValueError(f"{name} of {source} holds NaN or infinity; the model is broken")
+    longest = model.config.context_length
+    if options.text_length is not None and not 1 <= options.text_length <= longest:
+        raise ValueError(
+            f"text-length is {options.text_length}; {source} takes 1 to {longest} tokens"
+        )
+    return model
 
 
 def backend_names(text: str | None) -> tuple[tuple[str, ...], bool]:
@@ -117,6 +174,7 @@ def backend_names(text: str | None) -> tuple[tuple[str, ...], bool]:
 
 
 def _of_model(
+    label: str,
     setup: Setup,
     names: tuple[tuple[str, ...], bool],
     options: BenchOptions,
@@ -133,7 +191,7 @@ def _of_model(
                 logger.info("%s is left out: %s", name, error)
                 continue
             for batch in options.batches:
-                cell = _cell(setup.config, batch, name)
+                cell = _cell(label, setup.config, batch, name)
                 yield dataclasses.replace(cell, state="not run", reason=f"{name}: {error}")
     exact = reference(setup)
     try:
@@ -155,15 +213,16 @@ def _of_model(
                 setup,
             )
             for name, timing in timings.items():
-                yield finished_cell(setup, batch, name, timing, timings[EAGER], grown[name])
+                cell = _cell(label, setup.config, batch, name)
+                yield finished_cell(cell, setup, timing, timings[EAGER], grown[name])
     finally:
         for backend in backends.values():
             backend.close()
 
 
-def _cell(config: TrainConfig, batch: int, name: str) -> Cell:
+def _cell(label: str, config: TrainConfig, batch: int, name: str) -> Cell:
     return Cell(
-        model=config.model,
+        model=label,
         dtype=config.precision,
         ranks=1,
         batch=batch,
@@ -174,12 +233,12 @@ def _cell(config: TrainConfig, batch: int, name: str) -> Cell:
 
 
 def finished_cell(
-    setup: Setup, batch: int, name: str, timing: Timing, eager: Timing, grown: int | None
+    cell: Cell, setup: Setup, timing: Timing, eager: Timing, grown: int | None
 ) -> Cell:
     """What was seen of a back end, as figures. `grown` is what the process grew by at its start."""
-    cell = _cell(setup.config, batch, name)
+    batch = cell.batch
     if timing.reason is not None:
-        return dataclasses.replace(cell, state="failed", reason=f"{name}: {timing.reason}")
+        return dataclasses.replace(cell, state="failed", reason=f"{cell.variant}: {timing.reason}")
     calls = len(timing.wall_s)
     figures = {
         "text_length": float(setup.text_length),

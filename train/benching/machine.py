@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import re
 import subprocess
 from pathlib import Path
 
@@ -100,8 +101,12 @@ def commit(folder: Path = ROOT) -> str | None:
 
 def without_folders(text: str) -> str:
     """A word of a command line with the last part of an absolute path in its place: a report names
-    no folder of a machine. The same for KEY=/PATH.
+    no folder of a machine. The same for KEY=/PATH and for paths with commas between.
     """
+    return ",".join(_last_part(path) for path in re.split(",(?=/)", text))
+
+
+def _last_part(text: str) -> str:
     key, equals, value = text.rpartition("=")
     if not os.path.isabs(value):
         return text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from manifests.disk import did_you_mean
 from train.benching.machine import device_of, without_folders
 from train.config import TrainConfig, configure
+from train.formats import source_name
 from train.model import MODELS
 
 # --dtype -> the setting `precision`, in the words of other benchmarks too
@@ -36,6 +38,7 @@ DECIDED = {
     "tp": "--parallel",
 }
 SYNTHETIC = "synthetic"
+EXPORT = "export"  # the folder of a run with its model
 MOST_RANKS = 1_000_000
 MOST_LANES = 64
 
@@ -103,6 +106,7 @@ class BenchOptions:
         """The options as a report has them."""
         values = dataclasses.asdict(self)
         values["layouts"] = [layout.name for layout in self.layouts]
+        values["models"] = [source_label(name) for name in self.models]
         values["data"] = without_folders(self.data)
         values["changes"] = {k: without_folders(v) for k, v in self.changes.items()}
         return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
@@ -125,7 +129,13 @@ def add_shared_options(parser: argparse.ArgumentParser) -> None:
         metavar="N,N",
         help="samples of a step of all ranks together: the table of strong scaling",
     )
-    parser.add_argument("--model", default="ViT-B-32", metavar="NAME,NAME", help="architecture")
+    parser.add_argument(
+        "--model",
+        default="ViT-B-32",
+        metavar="NAME,NAME",
+        help="architecture; in mode infer also a finished run, a folder of train/export.py --to, or"
+        " open_clip:NAME/TAG (default: ViT-B-32)",
+    )
     parser.add_argument(
         "--dtype",
         metavar="NAME,NAME",
@@ -198,7 +208,7 @@ def read_options(
     global_batches = _numbers("global-batch", args.global_batch)
     options = BenchOptions(
         mode=args.mode,
-        models=tuple(_models(args.model)),
+        models=tuple(_models(args.model, args.mode)),
         dtypes=tuple(_dtypes(args.dtype or ("bf16" if cuda else "fp32"), cuda)),
         ranks=_numbers("ranks", args.ranks) or (1,),
         batches=batches if batches or global_batches else (256,),
@@ -238,10 +248,29 @@ def _numbers(name: str, text: str | None) -> tuple[int, ...]:
     return tuple(dict.fromkeys(numbers))
 
 
-def _models(text: str) -> list[str]:
+def is_source(name: str) -> bool:
+    """Whether a word of --model is a trained model, such as a run, and not an architecture."""
+    return name not in MODELS
+
+
+def source_label(name: str) -> str:
+    """The name of a model in a report, without its folders; that of the run for RUN/export."""
+    if not is_source(name):
+        return name
+    parent, _, last = name.rstrip("/").rpartition("/")
+    return source_name(parent if parent and last == EXPORT else name)
+
+
+def _models(text: str, mode: str) -> list[str]:
     names = _words("model", text)
     for name in names:
-        if name not in MODELS:
+        if is_source(name) and ("/" in name or os.path.isdir(name)):
+            if mode != "infer":
+                raise ValueError(
+                    f"--model {name} is a folder, which mode infer alone measures; mode {mode} "
+                    f"takes an architecture (of {', '.join(MODELS)})"
+                )
+        elif is_source(name):
             close = did_you_mean(name, MODELS)
             raise ValueError(f"there is no model {name!r}{close} (of {', '.join(MODELS)})")
     return names

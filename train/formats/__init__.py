@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from train.formats import model_files, nemo, open_clip_files
 from train.formats.model_files import load_model
-from train.formats.onnx_folder import TOLERANCES, example_inputs, save_onnx
+from train.formats.onnx_folder import TOLERANCES, example_inputs, save_onnx, source_name
 from train.formats.onnx_graphs import (
     ImageTower,
     OnnxOptions,
@@ -28,5 +28,6 @@ __all__ = [
     "open_clip_config",
     "open_clip_files",
     "save_onnx",
+    "source_name",
     "write_graphs",
 ]

@@ -2,15 +2,20 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from typing import ClassVar
 
 import pytest
+import torch
 
+from manifests.run_layout import RunLayout
 from train import bench
 from train.benching import infer_mode, read_report
 from train.benching.options import BenchOptions
 from train.benching.report import Cell
+from train.formats.open_clip_files import save_export
 from train.inference import BACKENDS
 from train.inference.backends import Eager, Unavailable
+from train.model import CLIP, MODELS
 
 GIVEN = BenchOptions(
     mode="infer", models=("test",), batches=(1, 2), iterations=3, repeats=2, warmup=1
@@ -131,3 +136,74 @@ def test_a_mistake_is_refused_before_a_model_is_built(values, changes, message):
     given = dataclasses.replace(GIVEN, **changes)
     with pytest.raises(ValueError, match=message):
         next(infer_mode.measure(given, arguments(**values)))
+
+
+class Loaded(Eager):
+    """Eager, which remembers the model that it was given."""
+
+    models: ClassVar[list[CLIP]] = []
+
+    def __init__(self, setup):
+        super().__init__(setup)
+        self.models.append(setup.model)
+
+
+@pytest.fixture
+def trained_run(tmp_path):
+    """A finished run, and the model of its export."""
+    config = dataclasses.replace(MODELS["test"], context_length=12)
+    model = CLIP(config, seed=7)
+    run = RunLayout(str(tmp_path / "first"))
+    save_export(model, run.export)
+    (tmp_path / "first" / "run.json").write_text("{}")
+    return run.root, model
+
+
+def test_the_trained_model_of_a_run_is_measured(trained_run, tmp_path, monkeypatch, capsys):
+    folder, model = trained_run
+    monkeypatch.setitem(BACKENDS, "other", Loaded)
+    Loaded.models.clear()
+    path = tmp_path / "report.json"
+    words = ["--mode", "infer", "-b", "2", "-i", "2", "-w", "1", "-o", str(path)]
+    assert bench.main([*words, "--model", f"test,{folder}/"]) == 0
+    assert "first, fp32, text length 12\n" in capsys.readouterr().out
+    random, trained = Loaded.models
+    assert random.config.context_length == 16
+    assert torch.equal(trained.visual.proj, model.visual.proj)
+    report = read_report(path)
+    assert [cell.model for cell in report.cells] == ["test", "test", "first", "first"]
+    assert report.options["models"] == ["test", "first"]
+    assert report.command.endswith("--model test,first")
+    assert str(tmp_path) not in path.read_text()
+    assert bench.main([*words, "--model", f"{folder}/export", "--text-length", "5"]) == 0
+    eager, _ = read_report(path).cells
+    assert (eager.model, eager.figures["text_length"]) == ("first", 5)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--model", "{run}/none"], "first/none does not exist: give a finished run"),
+        (["--model", "{run}", "--text-length", "13"], "first takes 1 to 12 tokens"),
+        (["--model", "{run}", "--set", "model.layers=1"], "leave model.layers out"),
+        (["--model", "{run},{run}/export"], "two models of --model are named first"),
+        (["--model", "{run}", "--mode", "score"], "is a folder, which mode infer alone measures"),
+        (["--model", "first"], "there is no model 'first'"),
+    ],
+)
+def test_a_trained_model_that_cannot_be_measured_is_one_line(words, message, trained_run, capsys):
+    folder, _ = trained_run
+    given = [word.format(run=folder) for word in words]
+    assert bench.main(["--mode", "infer", "-b", "1", *given]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_trained_model_with_nan_is_refused_by_name(tmp_path, capsys):
+    model = CLIP(MODELS["test"])
+    with torch.no_grad():
+        model.logit_scale.fill_(float("nan"))
+    save_export(model, str(tmp_path / "broken"))
+    assert bench.main(["--mode", "infer", "-b", "1", "--model", str(tmp_path / "broken")]) == 2
+    assert "logit_scale of" in capsys.readouterr().err
