@@ -32,11 +32,12 @@ from train.model import MODELS
 from train.model.attention import group_by_length, pack_captions
 from train.model.clip import CLIP
 from train.running.train_state import lock_towers
-from train.step import accumulate
+from train.step import accumulate, precision_context
 from train.step.loss import DataParallel, contrastive
 from train.step.update import Update
 
 B = 16
+BF16 = "bf16"  # in 32 bits with autocast, where all other modes compute in 64 bits
 STEPPED = ("clip", "accumulated", "locked")  # of these the weights after two steps are compared too
 BASE = {
     "model": "test",
@@ -73,6 +74,7 @@ CHANGES = {  # beside the losses
     "selective": {"recompute": "selective"},
     "full": {"recompute": "full"},
     "every other": {"recompute": "every_2"},
+    BF16: {"precision": "bf16"},
     "not resharded": {"reshard_after_forward": False},
     "locked": {
         "init": "weights",
@@ -98,12 +100,12 @@ CHANGES = {  # beside the losses
 CHOSEN = {
     "dp4": [*LOSSES, "accumulated", "locked"],
     "dp2 x tp2": [*LOSSES, "accumulated", "packed"],
-    "fsdp2 x tp2": [*LOSSES, *(change for change in CHANGES if change != "compiled")],
+    "fsdp2 x tp2": [*LOSSES, *(change for change in CHANGES if change not in ("compiled", BF16))],
     "fsdp4": ["clip", "siglip", "accumulated"],
     "dp2 x fsdp2": ["clip", "accumulated"],
     "dp2": ["clip", "packed"],
     "tp2": ["clip", "accumulated", "groups", "selective", "dropped", "locked"],
-    "fsdp2": ["clip", "packed", "selective", "compiled", "locked"],
+    "fsdp2": ["clip", "packed", "selective", "compiled", "locked", BF16],
 }
 
 
@@ -113,7 +115,8 @@ def settings(layout, change):
 
 def fresh(config):
     model = dataclasses.replace(MODELS["test"], vocab_size=99, logit_bias=config.loss == "siglip")
-    return CLIP(dataclasses.replace(model, **config.model_changes), 0).double()
+    made = CLIP(dataclasses.replace(model, **config.model_changes), 0)
+    return made if config.precision == "bf16" else made.double()
 
 
 def samples(step):
@@ -129,6 +132,7 @@ def samples(step):
 def backward(model, wrapped, config, data_parallel, step):
     """The gradients of this rank's share of batch `step`; returns the loss."""
     image, tokens = samples(step)
+    image = image.to(model.logit_scale.dtype)
     count = B // data_parallel.world
     first = data_parallel.rank * count
 
@@ -150,7 +154,10 @@ def backward(model, wrapped, config, data_parallel, step):
         tile=config.loss_tile,
         gather_with_grad=config.gather_with_grad,
     )
-    return accumulate.backward(wrapped, take, count, loss_of, micro_batch=config.micro_batch).loss
+    precision = functools.partial(precision_context, config, torch.device("cpu"))
+    return accumulate.backward(
+        wrapped, take, count, loss_of, micro_batch=config.micro_batch, precision=precision
+    ).loss
 
 
 def flat(tensors):
@@ -162,7 +169,7 @@ def flat(tensors):
 @functools.cache
 def alone(change):
     """One process with the whole batch: gradients, loss and the weights after the steps."""
-    of_model = ("model.", "init", "lock_")
+    of_model = ("model.", "init", "lock_", "precision")
     plain = {k: v for k, v in CHANGES.get(change, {}).items() if k.startswith(of_model)}
     config = configure({**BASE, **LOSSES.get(change, {}), **plain})
     model = fresh(config)

@@ -38,8 +38,13 @@ class LayerNorm(nn.LayerNorm):
     """Returns the type of its input: autocast on a GPU would turn the residual stream to fp32."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """The normalised input."""
-        return super().forward(x).to(x.dtype)
+        """The normalised input, computed in fp32 where the input or the weights are."""
+        weight, bias = self.weight, self.bias
+        if x.dtype == torch.float32 != weight.dtype:
+            # Weights that FSDP gathers in 16 bits, and a residual stream in fp32: autocast on a GPU
+            # widens them too, the kernel of a processor refuses to mix.
+            weight, bias = weight.float(), bias.float()
+        return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps).to(x.dtype)
 
 
 class QKV(Linear):

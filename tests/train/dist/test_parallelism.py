@@ -34,16 +34,23 @@ def results(tmp_path_factory):
     )
     assert done.returncode == 0, done.stderr
     every = [json.loads((folder / f"found-{rank}.json").read_text())["found"] for rank in range(4)]
-    assert every[0] == {
-        **every[1],
-        "continued as one process": every[0]["continued as one process"],
-    }, "ranks differ"
+    whole = {**every[2], **every[0]}
+    for values in every:  # ranks that share samples have other gradients where the loss is wrong
+        del values["wrong"]
+    del every[0]["continued as one process"]
+    assert every[0] == every[1], "ranks differ"
     assert every[2] == every[3]
-    return {**every[2], **every[0]}
+    return whole
 
 
 @pytest.mark.parametrize(
-    "mode", [f"{layout}: {change}" for layout, chosen in modes.CHOSEN.items() for change in chosen]
+    "mode",
+    [
+        f"{layout}: {change}"
+        for layout, chosen in modes.CHOSEN.items()
+        for change in chosen
+        if change != modes.BF16
+    ],
 )
 def test_gradients_losses_and_weights_are_those_of_one_process(results, mode):
     values = results[mode]
@@ -52,6 +59,13 @@ def test_gradients_losses_and_weights_are_those_of_one_process(results, mode):
     assert values["norm"] == pytest.approx(1, abs=1e-5), "the norm that decides about clipping"
     assert values["loss"] < 1e-10
     assert values["weights"] < 1e-10
+
+
+def test_shards_gathered_in_bf16_train_as_one_process_in_bf16(results):
+    values = results[f"fsdp2: {modes.BF16}"]
+    assert values["cosine"] >= 0.9995
+    assert values["ratio"] == pytest.approx(1, abs=0.01)
+    assert values["loss"] < 0.01
 
 
 def test_what_is_known_to_be_wrong_fails_that_comparison(results):

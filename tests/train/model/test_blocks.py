@@ -63,6 +63,16 @@ def test_a_norm_keeps_the_type_under_autocast():
         assert norm(torch.ones(2, 8, dtype=torch.bfloat16)).dtype == torch.bfloat16
 
 
+def test_a_norm_with_weights_in_16_bits_takes_a_residual_in_fp32_and_computes_in_fp32():
+    norm, x = LayerNorm(8), torch.randn(2, 8)
+    expected = norm(x)
+    norm.bfloat16()  # ones and zeros: their rounding is exact
+    with torch.autocast("cpu", torch.bfloat16):
+        normalised = norm(x)
+    assert normalised.dtype == torch.float32
+    assert torch.equal(normalised, expected)
+
+
 def test_an_input_of_another_width_is_refused():
     with pytest.raises(RuntimeError):
         Block(32, 4, 64, causal=False, quick_gelu=False)(torch.randn(2, 5, 16))
