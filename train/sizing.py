@@ -21,7 +21,7 @@ import math
 from typing import Any
 
 from manifests import disk
-from train.benching import Cell, parse_layout, read_report
+from train.benching import Cell, machine, parse_layout, read_report
 from train.capacity import (
     Advice,
     Device,
@@ -181,9 +181,10 @@ def _pool(args: argparse.Namespace) -> PoolSize | None:
 def measured_speed(path: str, advice: Advice, ranks: int, device: Device) -> Speed:
     """The speed that a report of train/bench.py gives for a run.
 
-    A cell of the same model and precision counts as it is, for each rank; of these the one whose
-    ranks and batch are nearest. Else the share of the peak that the nearest model reached counts.
-    ValueError for a report of another device, or without a cell of the mode train.
+    A cell of the same model, text length and precision counts as it is, for each rank; of these the
+    one whose ranks, layout and batch are nearest. Else the share of the peak that the nearest model
+    reached counts. ValueError for a report of another device, without a cell of the mode train, or
+    of a model that is not known here.
     """
     report = read_report(path)
     name = report.machine.device
@@ -199,15 +200,23 @@ def measured_speed(path: str, advice: Advice, ranks: int, device: Device) -> Spe
             f"it: python train/bench.py --mode train --dtype {config.precision.replace('_', '-')}"
         )
     flops = computed_flops(config, pieces=advice.fit.micro_batch is not None)
+    length = report.options.get("text_length")
 
-    def distance(cell: Cell) -> tuple[float, float, float]:
-        """How far a cell is from the run: by model, ranks and samples of a rank."""
-        work = training_flops(MODELS[cell.model]).sample(MODELS[cell.model].context_length)
-        far = 0.0 if cell.model == config.model else 1 + abs(math.log(work / flops))
+    def is_same_model(cell: Cell) -> bool:
+        known = MODELS[cell.model].context_length
+        return cell.model == config.model and (length or known) == (config.context_length or known)
+
+    def distance(cell: Cell) -> tuple[float, float, bool, float]:
+        """How far a cell is from the run: by model, ranks, layout and samples of a rank."""
+        work = _measured_flops(cell, length, path)
+        far = 0.0 if is_same_model(cell) else 1 + abs(math.log(work / flops))
+        layout = parse_layout(cell.parallel)
+        is_other = (layout.shards(cell.ranks) > 1, layout.tp) != (config.dp_shard > 1, config.tp)
         samples = cell.global_batch / cell.ranks
         return (
             far,
             abs(math.log(cell.ranks / ranks)),
+            is_other,
             abs(math.log(samples * ranks / config.batch_size)),
         )
 
@@ -216,13 +225,23 @@ def measured_speed(path: str, advice: Advice, ranks: int, device: Device) -> Spe
     if device.kind != "cpu":  # ranks share a processor, and each has a GPU of its own
         rate *= ranks / cell.ranks
     source = f"measured for {cell.label}"
+    if device.kind == "cpu" and name != machine.processor_name():
+        source += f", on {name}"
     if device.kind != "cpu" and ranks != cell.ranks:
         source += f", times {ranks:,}/{cell.ranks:,} ranks"
-    if cell.model != config.model:
-        work = training_flops(MODELS[cell.model]).sample(MODELS[cell.model].context_length)
+    if not is_same_model(cell):
+        work = _measured_flops(cell, length, path)
         rate *= work / flops
         source += f", at the same operations a second, {flops / work:.3g} x as many a sample"
     return Speed(samples_per_s=rate, source=source)
+
+
+def _measured_flops(cell: Cell, text_length: int | None, path: str) -> float:
+    """Operations of a sample of a cell. ValueError for a model that is not known here."""
+    model = MODELS.get(cell.model)
+    if model is None:
+        raise ValueError(f"{path} measured a model {cell.model!r}, which is not known here")
+    return training_flops(model).sample(text_length or model.context_length)
 
 
 def run(args: argparse.Namespace) -> int:

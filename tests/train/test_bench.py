@@ -8,7 +8,7 @@ import yaml
 
 from manifests import disk
 from tests.support.other_tars import Members, pack, picture
-from train import bench
+from train import bench, sizing
 from train.benching import read_report
 from train.data import retry
 
@@ -171,3 +171,12 @@ def test_ranks_are_processes_and_a_layout_that_is_not_possible_is_status_3(
     assert "weak scaling, test, fp32, dp, synthetic, 4 samples a rank" in output.out
     assert "error: 3 ranks in layout dp cannot share a global batch of 8" in output.err
     assert plot.read_text().startswith("<svg xmlns=")
+    # The report is one that train/sizing.py takes a speed from.
+    words = ["--model", "test", "--device", "cpu", "--batch", "8", "--measured", str(path)]
+    assert sizing.main([*words, "--ranks", "2", "--set", "precision=fp32", "--json"]) == 0
+    needs = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert needs["samples_per_s"] == pytest.approx(report.cells[1].rates[0])
+    assert needs["speed_source"] == "measured for test, fp32, 2 ranks, batch 4, synthetic"
+    words += ["--set", "precision=bf16"]
+    assert sizing.main(words) == 2
+    assert "has no speed of training in bf16 (mode train)" in capsys.readouterr().err

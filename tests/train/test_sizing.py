@@ -103,7 +103,13 @@ def test_sizing_the_plan_and_a_run_choose_the_same_micro_batch(
 # --- a measured speed -----------------------------------------------------------------------------
 
 
-def report(tmp_path: Path, *cells: Cell, device: str = "NVIDIA H200", mode: str = "train") -> str:
+def report(
+    tmp_path: Path,
+    *cells: Cell,
+    device: str = "NVIDIA H200",
+    mode: str = "train",
+    options: dict[str, Any] | None = None,
+) -> str:
     machine = Machine(
         device=device,
         kind="cpu" if "Xeon" in device else "cuda",
@@ -117,7 +123,7 @@ def report(tmp_path: Path, *cells: Cell, device: str = "NVIDIA H200", mode: str 
     )
     made = Report(
         mode=mode, date="2026-01-31T12:00:00Z", command="c", commit=None, machine=machine,
-        options={}, cells=cells,
+        options=options or {}, cells=cells,
     )  # fmt: skip
     path = str(tmp_path / "report.json")
     disk.write_json(path, made)
@@ -147,26 +153,48 @@ def test_a_measured_speed_replaces_the_estimate(
     assert "at the same operations a second" in values["speed_source"]
 
 
+def test_a_cell_of_the_same_text_length_and_layout_is_preferred(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["--device", "h200-141gb", "--model", "ViT-B-32", "--batch", "8192", "--ranks", "8"]
+    sharded = cell(ranks=8, rate=100.0, parallel="fsdp")
+    path = report(tmp_path, sharded, cell(ranks=8, rate=200.0), cell(rate=7.0))
+    for parallel, rate in (("fsdp", 100), ("dp", 200)):
+        values = sized(capsys, *words, "--parallel", parallel, "--measured", path)
+        assert values["samples_per_s"] == rate
+    path = report(tmp_path, cell(ranks=8, rate=200.0), options={"text_length": 16})
+    short = sized(capsys, *words, "--measured", path)
+    assert short["samples_per_s"] < 200
+    assert "at the same operations a second" in short["speed_source"]
+    assert sized(capsys, *words, "--set", "context_length=16", "--measured", path)[
+        "samples_per_s"
+    ] == pytest.approx(200)
+
+
 def test_ranks_of_a_processor_share_it(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(devices, "free_host_memory", lambda: 64 * GIB)
     path = report(tmp_path, cell(model="test", dtype="fp32"), device="Intel Xeon")
     words = ["--device", "cpu", "--model", "test", "--batch", "64", "--ranks", "2"]
-    assert sized(capsys, *words, "--measured", path)["samples_per_s"] == 9000
+    values = sized(capsys, *words, "--measured", path)
+    assert values["samples_per_s"] == 9000
+    assert values["speed_source"].endswith(", on Intel Xeon")
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"device": "NVIDIA L4"}, "was measured on NVIDIA L4, not on NVIDIA H200"),
+        ({"model": "ViT-X"}, "measured a model 'ViT-X', which is not known here"),
         ({"mode": "loader"}, "has no speed of training in bf16 (mode loader)"),
     ],
 )
 def test_a_report_of_something_else_is_refused(
     changes: dict[str, str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = report(tmp_path, cell(), **changes)
+    measured = cell(model=changes.pop("model", "ViT-B-32"))
+    path = report(tmp_path, measured, **changes)
     assert sizing.main(["--device", "h200-141gb", "--measured", path]) == 2
     assert message in capsys.readouterr().err
 

@@ -39,7 +39,8 @@ class LayerNorm(nn.LayerNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """The normalised input, computed in fp32 where the input or the weights are."""
-        weight, bias = self.weight, self.bias
+        weight: Tensor = self.weight
+        bias: Tensor = self.bias
         if x.dtype == torch.float32 != weight.dtype:
             # Weights that FSDP gathers in 16 bits, and a residual stream in fp32: autocast on a GPU
             # widens them too, the kernel of a processor refuses to mix.
