@@ -14,6 +14,7 @@ B of all ranks, E channels of an embedding.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -32,7 +33,8 @@ FULL = 4  # bytes of fp32
 # The loss without tiles: logits or their logarithms of both directions, and their gradients.
 LOGIT_COPIES = 4
 TILE_COPIES = 3
-# Pixels that lie on a GPU ahead of their step, at most; `Feed` copies more one piece at a time.
+# A GPU gets the images of a batch of up to so many bytes in one copy, those of a larger one a
+# micro-batch at a time.
 AHEAD_BYTES = 2**28
 
 
@@ -273,11 +275,16 @@ def _input_bytes(config: ModelConfig, shape: StepShape) -> int:
 
 
 def _image_bytes(config: ModelConfig, shape: StepShape) -> int:
-    """Images as bytes on a GPU: of a piece; of a small batch all, and the next batch's."""
+    """Images as bytes on a GPU: this batch's and the next one's; of a large batch the buffers for
+    micro-batches, of which there are two for the first of a batch and two for all others.
+    """
     if shape.device != "cuda":
         return 0
     of_batch = shape.samples * _image_values(config)
-    return 2 * of_batch if of_batch <= AHEAD_BYTES else shape.piece * _image_values(config)
+    if of_batch <= AHEAD_BYTES:
+        return 2 * of_batch
+    buffers = min(4, 1 + math.ceil(shape.samples / shape.piece))
+    return buffers * shape.piece * _image_values(config)
 
 
 def _image_values(config: ModelConfig) -> int:

@@ -215,12 +215,15 @@ def _backward(state: TrainState, ready: ReadyBatch) -> accumulate.BackwardResult
     config, device, model = state.config, state.ranks.device, state.model
     assert config.micro_batch != "auto"
     first_row = state.ranks.data_parallel.rank * len(ready)  # of this rank, in the global batch
+    mean, std = model.config.image_mean, model.config.image_std
+
+    def prepare(image_BHWC: Tensor) -> Tensor:
+        return normalise(image_BHWC, mean, std)
 
     def model_inputs(rows: slice) -> tuple[Tensor, Captions]:
         start, end = first_row + rows.start, first_row + rows.stop
         model.reseed(config.seed, ready.batch.step, torch.arange(start, end, device=device))
-        image_BHWC, captions = ready.inputs(rows)
-        return normalise(image_BHWC, model.config.image_mean, model.config.image_std), captions
+        return ready.inputs(rows, prepare)
 
     loss_of = functools.partial(
         contrastive,

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 Piece = tuple[Any, ...]  # the model's arguments
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
+PASSES = 2  # over the inputs of micro-batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 
 import pytest
 import torch
 
+from tests.support.streams import FakeStreams, Race
 from train.config import configure
 from train.data import Batch
 from train.model import GroupedCaptions, PackedCaptions
@@ -38,11 +40,11 @@ def test_every_micro_batch_has_its_images_and_captions(micro_batch, pieces):
     assert len(ready) == 8
     ready.begin()  # nothing to wait for on a CPU
     for first, end in pieces:
-        image_BHWC, tokens_BT = ready.inputs(slice(first, end))
+        image_BHWC, tokens_BT = ready.inputs(slice(first, end), torch.clone)
         assert torch.equal(image_BHWC, whole.image_BHWC[first:end])
         assert torch.equal(tokens_BT, whole.tokens_BT[first:end, :10])  # cut to the longest
     with pytest.raises(KeyError):
-        ready.inputs(slice(0, 1))
+        ready.inputs(slice(0, 1), torch.clone)
 
 
 def test_captions_are_arranged_for_each_micro_batch():
@@ -97,6 +99,30 @@ def test_closing_ends_the_thread_and_the_source_and_an_error_arrives():
         next(batches)
 
 
+@pytest.mark.parametrize("ahead", [0, 2**20])
+@pytest.mark.parametrize("captions", ["padded", "packed", "groups"])
+@pytest.mark.parametrize("ignores", ["", "compute", "copies"])
+def test_captions_and_images_are_read_after_their_copies(monkeypatch, ahead, captions, ignores):
+    monkeypatch.setattr(feed, "AHEAD_BYTES", ahead)
+    streams, whole = FakeStreams(ignores=ignores), [batch(step) for step in range(4)]
+    made = Feed(config(micro_batch=3, captions=captions), CPU, streams)
+    pieces = [slice(0, 2), slice(2, 5), slice(5, 8)]
+
+    def steps():
+        upcoming = made.ready(whole[0])
+        for step in range(3):
+            ready, upcoming = upcoming, made.ready(whole[step + 1])
+            ready.begin()
+            for rows in 2 * pieces:
+                image_BHWC, arranged = ready.inputs(rows, torch.clone)
+                assert torch.equal(image_BHWC, whole[step].image_BHWC[rows])
+                for tensor in feed._tensors([arranged]):
+                    tensor + 1
+
+    with streams, pytest.raises(Race) if ignores else contextlib.nullcontext():
+        steps()
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 @pytest.mark.parametrize("ahead", [0, 2**20])
@@ -108,7 +134,7 @@ def test_on_a_gpu_what_arrives_is_what_was_sent(monkeypatch, ahead):
     ready = Feed(config(micro_batch=4, captions="packed"), device).ready(pinned)
     ready.begin()
     for first in (0, 4):
-        image_BHWC, packed = ready.inputs(slice(first, first + 4))
+        image_BHWC, packed = ready.inputs(slice(first, first + 4), torch.clone)
         assert image_BHWC.is_cuda
         assert torch.equal(image_BHWC.cpu(), whole.image_BHWC[first : first + 4])
         lengths = whole.length_B[first : first + 4]

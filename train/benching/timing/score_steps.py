@@ -111,11 +111,13 @@ class _Source:
 
     def _scores(self, model: CLIP, ready: ReadyBatch) -> Tensor:
         """The products B of the embeddings of image and caption, on the device."""
-        ready.begin()
+        ready.begin(passes=1)
+        mean, std = model.config.image_mean, model.config.image_std
         scores = []
-        for start, end in ready.images:
-            image_BHWC, captions = ready.inputs(slice(start, end))
-            image_BCHW = normalise(image_BHWC, model.config.image_mean, model.config.image_std)
+        for start, end in ready.captions:
+            image_BCHW, captions = ready.inputs(
+                slice(start, end), lambda image_BHWC: normalise(image_BHWC, mean, std)
+            )
             with precision_context(self.config, self.ranks.device):
                 image_BE, text_BE, _, _ = model(image_BCHW, captions)
             scores.append((image_BE * text_BE).sum(-1))
