@@ -49,6 +49,7 @@ MODELS_MEASURED = ["ViT-B-32", "ViT-L-14", "ViT-H-14", "ViT-g-14"]
 ENOUGH_S = 40.0  # a cell is begun with so much time left, on a GPU
 # Seconds after which a program is ended; open_clip is compiled as one graph
 LONGEST_S = {"ours": 150.0, "open_clip": 300.0}
+PROFILE_S = 30.0  # of a cell at most, on a GPU
 END_S = 8.0  # kept for the results
 MEMORY = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}  # packed batches differ in size
 
@@ -176,7 +177,8 @@ def measure(
             whole = len(answers[k]) == args.repeats
             results[k] |= {"state": "measured" if whole else "partly", **_summary(answers[k], args)}
         if child.cell["program"] == "ours" and not args.no_profile:
-            results[k]["profile"] = ask(k, "profile", min(until, time.monotonic() + 30))
+            longest = PROFILE_S if args.device != "cpu" else until - time.monotonic()
+            results[k]["profile"] = ask(k, "profile", min(until, time.monotonic() + longest))
         results[k]["seconds"] = time.monotonic() - child.began
         child.end()
     return results

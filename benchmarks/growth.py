@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
+import math
 import os
 import sys
 import tempfile
@@ -32,20 +32,20 @@ if not __package__:
 
 from benchmarks.peers import page
 from benchmarks.peers.rows import machine_kind
-from benchmarks.scaling import growth_fit, growth_results, growth_steps
+from benchmarks.scaling import growth_fit, growth_page, growth_results, growth_retry, growth_steps
+from benchmarks.scaling.growth_steps import Step
 from benchmarks.scaling.processes import children_cpu_s
 from manifests import disk
 
-STEPS = {**growth_steps.STEPS, **growth_results.STEPS}
+STEPS = {**growth_steps.STEPS, **growth_retry.STEPS, **growth_results.STEPS}
 RESULTS = ROOT / "benchmarks/results/growth.json"
-SIZES = (1, 2, 4, 8)
 REPEATS = 3
 
 
-def measure(name: str, folder: Path, share: float, repeats: int) -> dict[str, Any]:
-    """CPU seconds of one step in this process: {count: seconds of each repeat}."""
-    step = STEPS[name]
-    counts = [max(1, round(step.base * share)) * size for size in SIZES]
+def cpu_seconds(
+    step: Step, folder: Path, counts: Sequence[int], repeats: int
+) -> dict[int, list[float]]:
+    """CPU seconds of a step at every size, in turn: {count: seconds of each repeat}."""
     folders = {count: folder / str(count) for count in counts}
     for count, home in folders.items():
         home.mkdir()
@@ -59,11 +59,21 @@ def measure(name: str, folder: Path, share: float, repeats: int) -> dict[str, An
             spent = time.process_time() + children_cpu_s() - started
             if repeat >= 0:
                 seconds[count].append(round(spent, 4))
+    return seconds
+
+
+def measure(name: str, folder: Path, share: float, repeats: int) -> dict[str, Any]:
+    """The result of one step, measured in this process."""
+    step = STEPS[name]
+    with step.around(folder):
+        seconds = cpu_seconds(step, folder, step.counts(share), repeats)
     return {
         "stage": step.stage,
         "what": step.what,
         "unit": step.unit,
         "sort": step.sort,
+        "share": share,
+        "sizes": list(seconds),
         "cpu_s": {str(count): values for count, values in seconds.items()},
         **growth_fit.fitted(seconds),
         "load": round(os.getloadavg()[0], 1),
@@ -86,7 +96,7 @@ def measured_alone(name: str, args: argparse.Namespace) -> dict[str, Any]:
 
 def add_result(path: Path, name: str, result: Mapping[str, Any]) -> None:
     """Put the result of one step into the file."""
-    results = json.loads(path.read_text()) if path.exists() else {"steps": {}}
+    results = growth_page.read_results(path) if path.exists() else {"steps": {}}
     results["steps"][name] = dict(result)
     results["steps"] = {key: results["steps"][key] for key in STEPS if key in results["steps"]}
     disk.write_json(path, results)
@@ -104,12 +114,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args(argv)
     unknown = [name for name in args.steps if name not in STEPS]
-    if unknown or args.share <= 0 or args.repeats < 1:
+    if unknown or not 0 < args.share < math.inf or args.repeats < 1:
         problem = (
             f"there is no step {unknown[0]!r}; there are {', '.join(STEPS)}" if unknown else ""
         )
-        print(f"error: {problem or '--share and --repeats have to be above 0'}", file=sys.stderr)
+        print(
+            f"error: {problem or '--share has to be a number above 0, --repeats at least 1'}",
+            file=sys.stderr,
+        )
         return 2
+    try:
+        return measure_steps(args)
+    except ValueError as error:  # of a file of results
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def measure_steps(args: argparse.Namespace) -> int:
+    """Measure, write and print. The exit status 0 or 3. ValueError for a file that is damaged."""
+    if args.out.exists():
+        growth_page.read_results(args.out)  # is refused before anything is measured
     failed = False
     for name in args.steps:
         try:

@@ -4,12 +4,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from benchmarks.peers.rows import RESULTS, ROOT, Row
+from benchmarks.peers.rows import RESULTS, ROOT, Row, StageResults, checked, read_stage
+from manifests import disk
+from manifests.text import printable
 
 PAGE = ROOT / "docs/benchmarks.md"
 STAGES = ("crawl", "fetch", "loader", "scoring", "choose", "dedup", "training")
@@ -78,13 +80,14 @@ def _table(heads: list[str], rows: list[list[str]]) -> Iterator[str]:
     yield "| " + " | ".join(heads) + " |"
     yield "|" + "---|" * len(heads)
     for row in rows:
-        yield "| " + " | ".join(row) + " |"
+        cells = [printable(cell).replace("|", "\\|") for cell in row]
+        yield "| " + " | ".join(cells) + " |"
 
 
-def read_stages(results: Path) -> dict[str, dict[str, Any]]:
-    """The documents of the stages that were measured, in the order of STAGES."""
+def read_stages(results: Path) -> dict[str, StageResults]:
+    """The stages that were measured, in the order of STAGES."""
     paths = {stage: results / f"{stage}.json" for stage in STAGES}
-    return {s: json.loads(path.read_text()) for s, path in paths.items() if path.exists()}
+    return {stage: read_stage(path) for stage, path in paths.items() if path.exists()}
 
 
 def stage_lines(results: Path) -> Iterator[str]:
@@ -95,8 +98,7 @@ def stage_lines(results: Path) -> Iterator[str]:
         if stage not in stages:
             cells.append([stage, "not measured", *[""] * 7])
             continue
-        for plain in stages[stage]["rows"]:
-            cells.append(_cells(stage, Row.from_plain(plain)))
+        cells += [_cells(stage, row) for row in stages[stage].rows]
     yield "## Every stage beside its peer"
     yield ""
     heads = ["stage", "what", "counted", "clipmill", "peer", "its", "ratio", "bar", ""]
@@ -107,19 +109,39 @@ def stage_lines(results: Path) -> Iterator[str]:
     yield ""
 
 
-def _origin(stage: str, document: Mapping[str, Any]) -> list[str]:
-    machine, rows = document["machine"], document["rows"]
-    versions = [f"{name} {value}" for name, value in document["versions"].items() if value]
+def _origin(stage: str, document: StageResults) -> list[str]:
+    machine, rows = document.machine, document.rows
+    versions = [f"{name} {value}" for name, value in document.versions.items() if value]
     return [
         f"[{stage}](../benchmarks/results/bench/{stage}.json)",
-        document["date"],
-        f"{machine['cores']} cores, {machine['processor']}",
-        str(machine["load"]),
-        document["images"] or "",
-        ", ".join(sorted({str(row["turns"]) for row in rows})),
-        ", ".join(dict.fromkeys(f"{row['items']:,}" for row in rows)),
+        document.date,
+        f"{machine.cores} cores, {machine.processor}",
+        "" if machine.load is None else str(machine.load),
+        document.images or "",
+        ", ".join(sorted({str(row.turns) for row in rows})),
+        ", ".join(dict.fromkeys(f"{row.items:,}" for row in rows)),
         ", ".join(versions),
     ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuBar:
+    """A bar of benchmarks/gpu.py."""
+
+    bar: str
+    measured: float | None
+    goal: float | None
+    measured_over_goal: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuResults:
+    """What the page shows of the file of benchmarks/gpu.py."""
+
+    command: str
+    device: str
+    bars: tuple[GpuBar, ...]
+    date: str = ""
 
 
 def gpu_lines(results: Path) -> Iterator[str]:
@@ -131,18 +153,22 @@ def gpu_lines(results: Path) -> Iterator[str]:
         yield "Not measured: `make bench-gpu` has not run on a machine with a GPU."
         yield ""
         return
-    document = json.loads(path.read_text())
-    date = f", {document['date']}" if "date" in document else ""
-    yield f"`{document['command']}`, {document['device']}{date}."
+    value = disk.read_json(path)
+    shown = {field.name for field in dataclasses.fields(GpuResults)}
+    if isinstance(value, dict):  # the cells are not shown
+        value = {name: each for name, each in value.items() if name in shown}
+    document: GpuResults = checked(path, GpuResults, value)
+    date = f", {document.date}" if document.date else ""
+    yield f"`{printable(document.command)}`, {printable(document.device)}{date}."
     yield ""
     rows = []
-    for bar in document["bars"]:
-        measured = "not measured" if bar["measured"] is None else number(bar["measured"])
-        goal = "" if bar["goal"] is None else f"≥ {number(bar['goal'])}"
+    for bar in document.bars:
+        measured = "not measured" if bar.measured is None else number(bar.measured)
+        goal = "" if bar.goal is None else f"≥ {number(bar.goal)}"
         met = ""
-        if bar["measured"] is not None and bar["goal"] is not None:
-            met = "met" if bar["measured"] >= bar["goal"] else "**not met**"
-        rows.append([bar["bar"], measured, goal, met])
+        if bar.measured is not None and bar.goal is not None:
+            met = "met" if bar.measured >= bar.goal else "**not met**"
+        rows.append([bar.bar, measured, goal, met])
     yield from _table(["what", "measured", "bar", ""], rows)
     yield ""
 
@@ -156,9 +182,9 @@ def growth_lines(results: Path) -> Iterator[str]:
         yield "Not measured: `make bench-growth` has not run."
         yield ""
         return
-    from benchmarks.scaling.growth_page import lines
+    from benchmarks.scaling.growth_page import lines, read_results
 
-    yield from lines(json.loads(path.read_text()))
+    yield from lines(read_results(path))
 
 
 def text_of(results: Path = RESULTS) -> str:

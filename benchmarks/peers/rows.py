@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import statistics
@@ -44,16 +45,64 @@ class Row:
             return None
         return self.ratio >= self.bar if self.at_least else self.ratio <= self.bar
 
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> Row:
-        values = {name: value for name, value in plain.items() if name != "met"}
-        if values["ratio_range"] is not None:
-            low, high = values["ratio_range"]
-            values["ratio_range"] = (low, high)
-        return cls(**values)
-
     def to_plain(self) -> dict[str, Any]:
         return {**asdict(self), "met": self.met}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineKind:
+    """What a result was measured on; `load` is that of all programs where it is of a stage."""
+
+    cores: int
+    processor: str
+    load: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageResults:
+    """The JSON file of one stage."""
+
+    stage: str
+    command: str
+    date: str
+    machine: MachineKind
+    images: str | None
+    versions: dict[str, str | None]
+    rows: tuple[Row, ...]
+
+
+def read_stage(path: Path) -> StageResults:
+    """The file of a stage. ValueError that names the file and what is wrong in it."""
+    value = disk.read_json(path)
+    if isinstance(value, dict) and isinstance(value.get("rows"), list):
+        rows = [row for row in value["rows"] if isinstance(row, dict)]
+        for row in rows:
+            row.pop("met", None)  # follows from the others
+    results: StageResults = checked(path, StageResults, value)
+    return results
+
+
+def checked(path: Path, kind: type, value: Any) -> Any:
+    """JSON of a file as a dataclass. ValueError that names the file, for other keys, a value of
+    another type, and a number that is not finite.
+    """
+    try:
+        _refuse_nonfinite(value, kind.__name__)
+        disk.check_types(kind, value, kind.__name__)
+        return disk.from_plain(kind, value)
+    except (TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"{path} cannot be shown: {error}") from error
+
+
+def _refuse_nonfinite(value: Any, name: str) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{name} is {value}; it must be a finite number")
+    if isinstance(value, dict):
+        for key, each in value.items():
+            _refuse_nonfinite(each, f"{name}.{key}")
+    elif isinstance(value, list):
+        for number, each in enumerate(value):
+            _refuse_nonfinite(each, f"{name}[{number}]")
 
 
 def row_of(

@@ -19,20 +19,26 @@ def exponent_of(counts: Floats, seconds: Floats) -> tuple[float, float]:
 
     Relative errors are least; neither the fixed cost nor the slope is below 0.
     """
-    best = (np.inf, 0.0, 0.0)
-    scaled = counts / counts[0]
-    for exponent in GRID.tolist():
-        shape = scaled**exponent
-        rows = np.stack([1 / seconds, shape / seconds], 1)
-        for columns in ((0, 1), (1,), (0,)):
-            part = rows[:, columns]
-            values = np.linalg.lstsq(part, np.ones(len(counts)), rcond=None)[0]
-            if (values < 0).any():
-                continue
-            error = float(((part @ values - 1) ** 2).sum())
-            fixed = float(values[0]) if columns[0] == 0 else 0.0
-            if error < best[0] - 1e-9:
-                best = (error, exponent if 1 in columns else 0.0, fixed)
+    shape_GN = (counts / counts[0]) ** GRID[:, None]
+    of_fixed_N, of_slope_GN = 1 / seconds, shape_GN / seconds
+    # Least squares with one or two columns, in closed form for every exponent of the grid.
+    ff, fs_G = of_fixed_N @ of_fixed_N, of_slope_GN @ of_fixed_N
+    ss_G, f1, s1_G = (of_slope_GN**2).sum(1), of_fixed_N.sum(), of_slope_GN.sum(1)
+    determinant_G = ff * ss_G - fs_G**2
+    is_singular_G = determinant_G <= 1e-12 * ff * ss_G
+    determinant_G[is_singular_G] = 1.0
+    fixed_G = (f1 * ss_G - s1_G * fs_G) / determinant_G
+    slope_G = (ff * s1_G - fs_G * f1) / determinant_G
+    error_G = ((fixed_G[:, None] * of_fixed_N + slope_G[:, None] * of_slope_GN - 1) ** 2).sum(1)
+    error_G[is_singular_G | (fixed_G < 0) | (slope_G < 0)] = np.inf
+    alone_G = (((s1_G / ss_G)[:, None] * of_slope_GN - 1) ** 2).sum(1)
+    best = (float(((f1 / ff * of_fixed_N - 1) ** 2).sum()), 0.0, float(f1 / ff))
+    columns = (GRID.tolist(), error_G.tolist(), fixed_G.tolist(), alone_G.tolist())
+    for exponent, error, fixed, alone in zip(*columns, strict=True):
+        if error < best[0] - 1e-9:
+            best = (error, exponent, fixed)
+        if alone < best[0] - 1e-9:
+            best = (alone, exponent, 0.0)
     return best[1], best[2]
 
 

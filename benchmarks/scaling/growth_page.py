@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from benchmarks.peers.rows import MachineKind, checked
 from benchmarks.scaling.growth_fit import LARGEST_EXPONENT, verdict
+from manifests import disk
+from manifests.text import printable
 
 TEXT = f"""\
 `make bench-growth` runs each step at 1x, 2x, 4x and 8x of its work. A cell is the median of
@@ -16,6 +21,47 @@ slope of the logarithms without a fixed cost. The limit is {LARGEST_EXPONENT}. "
 that the estimate is above it, and that the repeats, or a fixed cost, allow a value below. "a fixed
 cost hides it" means that 8 times the work cost less than twice the time. Plans, indexes and views
 at the sizes of large pools are in [scale.md](scale.md)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What was measured of one step."""
+
+    stage: str
+    what: str
+    unit: str
+    sort: bool
+    cpu_s: dict[str, tuple[float, ...]]  # the repeats of each size
+    exponent: float
+    exponent_range: tuple[float, float]
+    plain: float
+    load: float
+    date: str
+    machine: MachineKind
+    fixed_s: float = 0.0
+    share: float = 1.0  # of the usual sizes
+    sizes: tuple[int, ...] = ()  # as they were made; results of before have them in cpu_s alone
+
+    def __post_init__(self) -> None:
+        if not self.cpu_s or not all(self.cpu_s.values()):
+            raise ValueError(f"cpu_s of {self.what!r} is empty, or a size of it")
+        for size in self.cpu_s:
+            if not (size.isascii() and size.isdigit()):
+                raise ValueError(f"cpu_s of {self.what!r} has a size {size!r}, which is no number")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrowthResults:
+    """The file of benchmarks/growth.py."""
+
+    steps: dict[str, StepResult]
+
+
+def read_results(path: Path) -> dict[str, Any]:
+    """The file as plain values. ValueError that names it and what is wrong in it."""
+    value: dict[str, Any] = disk.read_json(path)
+    checked(path, GrowthResults, value)
+    return value
 
 
 def lines(results: Mapping[str, Any]) -> Iterator[str]:
@@ -38,12 +84,14 @@ def lines(results: Mapping[str, Any]) -> Iterator[str]:
             f"{step['plain']:.2f}",
             verdict(step),
         ]
-        yield "| " + " | ".join(cells) + " |"
+        yield "| " + " | ".join(printable(cell).replace("|", "\\|") for cell in cells) + " |"
     yield ""
     origins = {
         f"{step['date']}, {step['machine']['cores']} cores, {step['machine']['processor']}"
         for step in results["steps"].values()
     }
+    if not origins:
+        return
     loads = [step["load"] for step in results["steps"].values()]
     repeats = sorted(
         {len(values) for step in results["steps"].values() for values in step["cpu_s"].values()}
@@ -52,4 +100,11 @@ def lines(results: Mapping[str, Any]) -> Iterator[str]:
         f"[Results](../benchmarks/results/growth.json): {'; '.join(sorted(origins))}; load "
         f"{min(loads):g} to {max(loads):g}; repeats: {', '.join(map(str, repeats))}."
     )
+    shares = [
+        f"{name} {step['share']:g}"
+        for name, step in results["steps"].items()
+        if step.get("share", 1) != 1
+    ]
+    if shares:
+        yield f"Measured at a share of the usual sizes: {', '.join(shares)}."
     yield ""

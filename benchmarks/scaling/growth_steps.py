@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from train.mixing import Order, SourceRows
 from train.stats import TaskScores, analyse, dunnett, power, spending
 
 Run = Callable[[Path, int], object]
+SIZES = (1, 2, 4, 8)
 POOL_ROWS = 200_000  # where rules and views grow, and rows do not
 SAMPLES = 500  # of a task, where seeds and arms grow
 
@@ -36,7 +38,11 @@ def nothing(folder: Path, count: int = 0) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One kind of work. `base` is 1x; `reset` removes what an earlier run has left."""
+    """One kind of work. `base` is 1x, `multiple` what every size is a multiple of.
+
+    `reset` removes what an earlier run has left. `around` is open while all sizes are made and
+    measured; it gets the folder that their folders lie in.
+    """
 
     stage: str
     what: str
@@ -45,7 +51,14 @@ class Step:
     run: Run
     prepare: Run = nothing
     reset: Callable[[Path], object] = nothing
+    around: Callable[[Path], AbstractContextManager[object]] = nullcontext
     sort: bool = False
+    multiple: int = 1
+
+    def counts(self, share: float) -> list[int]:
+        """The sizes at 1x, 2x, 4x and 8x of a share of the usual work."""
+        least = max(1, round(self.base * share / self.multiple)) * self.multiple
+        return [least * size for size in SIZES]
 
 
 # --- crawl ----------------------------------------------------------------------------------------
@@ -321,10 +334,11 @@ STEPS = {
     "row_table": Step(
         stage="explain", what="rows, the table of rows", unit="rows", base=200_000,
         prepare=make_rows, run=row_table, reset=forget_rows, sort=True,
+        multiple=explain.ROWS_PER_SHARD,
     ),
     "explain": Step(
         stage="explain", what="rows, 30 look-ups", unit="rows", base=200_000,
-        prepare=make_indexed_rows, run=look_up,
+        prepare=make_indexed_rows, run=look_up, multiple=explain.ROWS_PER_SHARD,
     ),
     "read_index": Step(
         stage="pool", what="shards, index read", unit="shards", base=100_000,

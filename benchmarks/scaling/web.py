@@ -4,8 +4,9 @@
     python benchmarks/scaling/web.py --hosts 200 --port 0
 
 prints its port and serves until it is ended. The path decides the answer: /ok/N.jpg is one of 256
-JPEGs, /gone/N.jpg a 404, /text/N.jpg a page of HTML, /cut/N.jpg half a JPEG. GET /_requests answers
-with the number of requests for images so far.
+JPEGs, /gone/N.jpg a 404, /text/N.jpg a page of HTML, /cut/N.jpg half a JPEG, /late/N.jpg a JPEG or
+after GET /_refuse a 500, until GET /_serve. GET /_requests answers with the number of requests for
+images so far.
 """
 
 from __future__ import annotations
@@ -74,21 +75,27 @@ class Answers:
         self.cut = [response("200 OK", body[: len(body) // 2], "image/jpeg") for body in jpegs()]
         self.text = response("200 OK", b"<html><body>please log in</body></html>", "text/html")
         self.gone = response("404 Not Found", b"gone", "text/plain")
-        self.requests = 0
+        self.broken = response("500 Internal Server Error", b"later", "text/plain")
+        self.requests, self.is_refusing = 0, False
 
     def __call__(self, path: bytes) -> bytes:
         _, kind, name = (path + b"//").split(b"/")[:3]
+        if kind in (b"_refuse", b"_serve"):
+            self.is_refusing = kind == b"_refuse"
+            return response("200 OK", b"", "text/plain")
         if kind == b"_requests":
             return response("200 OK", str(self.requests).encode(), "text/plain")
-        if kind not in (b"ok", b"cut", b"text", b"gone"):
+        if kind not in (b"ok", b"cut", b"text", b"gone", b"late"):
             return self.gone  # robots.txt and other files of a site
         self.requests += 1
         if kind == b"text":
             return self.text
         if kind == b"gone":
             return self.gone
+        if kind == b"late" and self.is_refusing:
+            return self.broken
         number = int(name.partition(b".")[0]) % IMAGES
-        return self.whole[number] if kind == b"ok" else self.cut[number]
+        return self.cut[number] if kind == b"cut" else self.whole[number]
 
 
 class Connection(asyncio.Protocol):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks import growth
-from benchmarks.scaling import growth_fit, growth_page, growth_steps
+from benchmarks.scaling import growth_fit, growth_page, growth_retry, growth_steps
 
 COUNTS = np.array([10.0, 20.0, 40.0, 80.0])
 
@@ -104,9 +103,34 @@ def test_every_size_is_measured_as_often_and_a_step_that_fails_leaves_the_others
     assert growth.main(words) == 3
     assert "bad failed: OSError: no room" in capsys.readouterr().err
     assert runs == [4, 32, 16, 8, 4, 4, 8, 16, 32]
-    assert list(json.loads(out.read_text())["steps"]) == ["good"]
+    (name, result), *others = growth_page.read_results(out)["steps"].items()
+    assert (name, result["share"], result["sizes"], others) == ("good", 1.0, [4, 8, 16, 32], [])
+    out.write_text(out.read_text().replace("cpu_s", "cpu"))
+    assert growth.main(words) == 2
+    assert f"error: {out} cannot be shown: StepResult" in capsys.readouterr().err
+    assert len(runs) == 9, "a file that is damaged is refused before anything is measured"
     assert growth.main(["--steps", "x"]) == 2
     assert "there is no step 'x'" in capsys.readouterr().err
+    assert growth.main(["--share", "nan"]) == 2
+    assert "--share has to be a number above 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["row_table", "explain"])
+def test_sizes_are_rows_that_are_made(name: str) -> None:
+    """A shard of these pools has 10,000 rows."""
+    step = growth_steps.STEPS[name]
+    assert step.counts(1.0) == [200_000, 400_000, 800_000, 1_600_000]
+    assert step.counts(0.125) == [20_000, 40_000, 80_000, 160_000]
+    assert step.counts(0.001)[0] == 10_000
+
+
+def test_rows_that_failed_are_tried_again_and_stored(tmp_path: Path) -> None:
+    step, folder = growth_retry.STEPS["retry"], tmp_path / "6"
+    folder.mkdir()
+    with step.around(tmp_path):
+        step.prepare(folder, 6)
+        step.reset(folder)
+        step.run(folder, 6)
 
 
 @pytest.mark.slow

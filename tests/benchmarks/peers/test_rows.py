@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from benchmarks.peers.rows import Row, in_turns, machine_kind, row_of
+from benchmarks.peers.rows import in_turns, machine_kind, read_stage, row_of, write_stage
 
 
 @pytest.mark.parametrize(
@@ -12,13 +14,14 @@ from benchmarks.peers.rows import Row, in_turns, machine_kind, row_of
     [(True, 1.5, True), (True, 1.6, False), (False, 1.5, True), (False, 1.4, False)],
 )
 def test_a_rate_has_to_reach_its_bar_and_a_cost_may_not_exceed_it(
-    at_least: bool, bar: float, met: bool
+    at_least: bool, bar: float, met: bool, tmp_path: Path
 ) -> None:
     ours, peer = [3.0, 30.0, 1.0], [2.0, 20.0, 1.0]
     row = row_of("a", "b", bar, "c", ours, peer, items=1, at_least=at_least)
     assert (row.ours, row.peer, row.ratio, row.ratio_range) == (3.0, 2.0, 1.5, (1.0, 1.5))
     assert row.met is met
-    assert Row.from_plain(row.to_plain()) == row
+    write_stage(tmp_path, "crawl", [row], None, {"c": None}, "bench")
+    assert read_stage(tmp_path / "crawl.json").rows == (row,)
 
 
 def test_a_peer_that_is_missing_has_no_ratio_and_turns_that_do_not_pair_are_refused() -> None:
