@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 
@@ -7,8 +8,11 @@ import pytest
 import torch
 
 from manifests.schema import Blend
+from tests.support import no_numbers
 from tests.support.host_reads import HostReads
 from tests.support.steps import RUN_SETTINGS
+from tests.support.streams import FakeStreams
+from train.benching.timing import SyntheticLoader
 from train.config import configure, model_config
 from train.data import Loader
 from train.dist import Ranks, checkpoint, process_group
@@ -17,8 +21,8 @@ from train.running import loop, train_state, train_step
 from train.running.identity import run_identity
 from train.running.logbook import MEASURED
 from train.running.train_state import SaveTimer, StopRequest
-from train.running.train_step import StepRunner
-from train.step import Feed, accumulate
+from train.running.train_step import StepNumbers, StepRunner
+from train.step import Feed, accumulate, feed
 
 SETTINGS = RUN_SETTINGS
 
@@ -82,6 +86,54 @@ def test_a_step_whose_numbers_are_read_late_waits_for_nothing(
         assert [(name, tensor is arrived) for name, tensor in host.reads] == [("tolist", True)]
         runner.step(batches[2], 0.0)
         assert host.names == ["tolist"] * 2
+
+
+NUMBERS = StepNumbers(
+    loss=1.0, accuracy=0.5, grad_norm=1.0, stopping=0.0, save_due=0.0, damaged=0.0, logit_scale=2.0
+)
+
+
+@pytest.mark.parametrize(
+    "changes", [*CHANGES, {"precision": "bf16", "micro_batch": 2, "log_every": 2}]
+)
+def test_no_operation_of_a_step_needs_a_number_of_the_device(tmp_path, monkeypatch, late, changes):
+    """From the feed to the log on a device that has no numbers; one tensor of a step is read."""
+    arrived = []
+    if changes:
+        monkeypatch.setattr(feed, "AHEAD_BYTES", 0)  # images are copied by micro-batches
+    monkeypatch.setattr(train_step, "_numbers_of", lambda values: arrived.append(values) or NUMBERS)
+    config = configure({**SETTINGS, **changes})
+    ranks = Ranks(rank=0, world=1, device=no_numbers.DEVICE, owns_group=False)
+    loader = SyntheticLoader(config, model_config(config))
+    with no_numbers.without_numbers():
+        state = train_state.prepare(config, str(tmp_path), ranks, loader, {})
+        batches = Feed(config, ranks.device, FakeStreams()).batches(loader.batches())
+        with contextlib.closing(loop.Records(state)) as records:
+            runner = runner_of(state, records.finished)
+            runner.step(next(batches), 0.0)  # constants are sent once
+            for ready in (next(batches), next(batches)):
+                with no_numbers.refuses_waiting():
+                    runner.step(ready, 0.0)
+            runner.read()
+    assert [(x.shape, x.device) for x in arrived] == [((7,), no_numbers.DEVICE)] * 3
+    assert len(log_of(tmp_path)) == (2 if config.log_every == 2 else 3)
+
+
+@pytest.mark.parametrize("name", no_numbers.READS)
+def test_what_a_gpu_would_wait_for_is_refused(name):
+    x = torch.ones(4, device=no_numbers.DEVICE)
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        no_numbers.READS[name](x)
+    with no_numbers.refuses_waiting():
+        torch.ones(4).to(no_numbers.DEVICE, non_blocking=True)
+        x.copy_(torch.ones(4), non_blocking=True)
+        for send in (
+            lambda: torch.ones(4).to(no_numbers.DEVICE),
+            lambda: x.copy_(torch.ones(4)),
+            lambda: torch.tensor([1.0], device=no_numbers.DEVICE),
+        ):
+            with pytest.raises(no_numbers.Waits):
+                send()
 
 
 @pytest.mark.parametrize("changes", [{}, {"optimizer": "muon"}, {"precision": "fp16"}])
