@@ -93,20 +93,27 @@ def loop(work: Path) -> dict[str, float]:
 
 
 def tensors(work: Path) -> dict[str, float]:
-    """The model's two towers on tensors and tokens that lie ready."""
+    """The model's two towers on tensors and tokens that lie ready, cut as the pass cuts them."""
     import torch
+
+    from filters.clip import text_tower
 
     worker = scoring.worker_of(work / "pool", work / "model")
     loaded = next(iter(worker.filters.values())).filter.loaded
     count = len(list((work / "images").glob("*.jpg")))
     images = torch.zeros(count, 3, scoring.SIZE, scoring.SIZE)
-    tokens = loaded.tokenizer([f"a photo of a thing that has the number {n}" for n in range(count)])
+    captions = [f"a photo of a thing that has the number {n}" for n in range(count)]
+    chunks = []
+    for start in range(0, count, CHUNK):
+        rows = slice(start, start + CHUNK)
+        chunks.append((images[rows], scoring.cut_tokens(loaded, captions[rows])))
     warm(loaded.network)
     started = time.process_time()
     with torch.inference_mode():
-        for start in range(0, count, CHUNK):
-            loaded.network.encode_image(images[start : start + CHUNK])
-            loaded.network.encode_text(tokens[start : start + CHUNK])
+        for pixels, tokens in chunks:
+            loaded.network.encode_image(pixels)
+            for tokens_BT in tokens:
+                text_tower.encode_text(loaded.network, tokens_BT)
     return {"items": count, "cpu_s": time.process_time() - started}
 
 

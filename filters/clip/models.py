@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from filters.base import FREE, Filter, package_folder, with_options
+from filters.clip import text_tower
 from filters.clip.batches import run_batches
 from filters.clip.hub import pinned, snapshot
 from filters.clip.preprocess import Preprocess
@@ -287,8 +288,7 @@ class ClipModel:
         unique = [caption for caption in dict.fromkeys(captions) if caption not in self.texts]
         known = {caption: self.texts[caption] for caption in captions if caption in self.texts}
         if unique:
-            new = self._forward("text", unique, batch_size, self._text_batch)
-            known.update(zip(unique, new, strict=True))
+            known.update(zip(unique, self._new_texts(unique, batch_size), strict=True))
         self.texts = known
         return self._stacked([known[caption] for caption in captions])
 
@@ -310,12 +310,29 @@ class ClipModel:
     def _image_batch(self, pixels: Sequence[Pixels]) -> Any:
         return self.network.encode_image(self.preprocess.normalised(pixels).to(self.device))
 
-    def _text_batch(self, captions: Sequence[str]) -> Any:
+    def _new_texts(self, captions: Sequence[str], batch_size: int) -> list[Embeddings]:
+        """An embedding of each caption; captions of similar length go through the tower together,
+        without most of their padding."""
+        tokens_BT = self._tokens_of(captions)
+        contexts_B = text_tower.contexts(self.network, tokens_BT)
+        embeddings: list[Embeddings] = [np.zeros(0, np.float32)] * len(captions)
+        for context in np.unique(contexts_B).tolist():
+            rows = np.flatnonzero(contexts_B == context)
+            cut_BT = tokens_BT[rows, :context]
+            new = self._forward("text", cut_BT, batch_size, self._text_batch)
+            for row, embedding in zip(rows.tolist(), new, strict=True):
+                embeddings[row] = embedding
+        return embeddings
+
+    def _tokens_of(self, captions: Sequence[str]) -> Any:
         cache = getattr(self.tokenizer, "cache", {})
         if len(cache) > CACHED_WORDS:
             cache.clear()
             cache.update(self.special_words)
-        return self.network.encode_text(self.tokenizer(list(captions)).to(self.device))
+        return self.tokenizer(list(captions))
+
+    def _text_batch(self, tokens_BT: Any) -> Any:
+        return text_tower.encode_text(self.network, tokens_BT.to(self.device))
 
     def _forward(
         self,

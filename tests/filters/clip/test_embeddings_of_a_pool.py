@@ -56,8 +56,9 @@ def test_a_pass_runs_a_model_once_for_all_that_need_it(
     ]
     report = score(pool, specs, engine="inline")
     assert report["failed"] == {}
-    # Two shards; a row without a caption is an image of its own for `embed` only.
-    assert [each.forwards for each in loaded] == [{"image": 2, "text": 2}]
+    # Two shards; a row without a caption is an image of its own for `embed` only. The captions of
+    # one shard are of two context lengths.
+    assert [each.forwards for each in loaded] == [{"image": 2, "text": 3}]
 
     sets = report["sets"]
     lacking = [row.reason is not None for row in given]
