@@ -17,6 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "out/bench/peers"
+PATH_FILE = "clipmill_torch.pth"  # names the folder of the packages of this project
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +77,8 @@ class Environment:
 
 
 def environment_of(name: str, folder: Path = FOLDER) -> Environment:
-    """The environment of a peer. It is made where it does not exist, or holds other packages.
+    """The environment of a peer. It is made where it does not exist, holds other packages, or was
+    made by another checkout, whose folders it refers to.
 
     ValueError: there is no peer of this name.
     """
@@ -85,7 +87,10 @@ def environment_of(name: str, folder: Path = FOLDER) -> Environment:
     peer, home = PEERS[name], folder / name
     python, written = home / "bin/python", home / "clipmill.json"
     wanted = [*peer.packages, *peer.options, f"torch {peer.with_torch}"]
-    if not written.exists() or json.loads(written.read_text()) != wanted:
+    stale = _stale(home) if written.exists() else None
+    if stale is not None:
+        print(f"{name}: {stale}; it is made again", flush=True)
+    if stale is not None or not _holds(written, wanted):
         shutil.rmtree(home, ignore_errors=True)
         reason = _make(peer, home)
         if reason is not None:
@@ -100,6 +105,29 @@ def environment_of(name: str, folder: Path = FOLDER) -> Environment:
     return Environment(name=name, python=str(python), version=done.stdout.split()[-1])
 
 
+def _holds(written: Path, wanted: list[str]) -> bool:
+    """Whether an environment was made with these packages; False where its file is damaged."""
+    try:
+        return bool(json.loads(written.read_text()) == wanted)
+    except (OSError, ValueError):
+        return False
+
+
+def _stale(home: Path) -> str | None:
+    """Why an environment cannot be used from this checkout; None where it can."""
+    python = home / "bin/python"
+    if not python.exists():
+        return f"its interpreter {python.readlink() if python.is_symlink() else python} is missing"
+    ours = Path(sysconfig.get_path("purelib")).resolve()
+    for path in home.glob(f"lib/python*/site-packages/{PATH_FILE}"):
+        folder = Path(path.read_text().strip())
+        if not folder.is_dir():
+            return f"it was made by another checkout: {folder} does not exist"
+        if folder.resolve() != ours:
+            return f"it was made by another checkout, with the packages of {folder}"
+    return None
+
+
 def _make(peer: Peer, home: Path) -> str | None:
     """Make an environment. The reason where that fails."""
     home.parent.mkdir(parents=True, exist_ok=True)
@@ -108,7 +136,7 @@ def _make(peer: Peer, home: Path) -> str | None:
         return reason_of(made.stderr or made.stdout)
     if peer.with_torch:
         packages = next(home.glob("lib/python*/site-packages"))
-        (packages / "clipmill_torch.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        (packages / PATH_FILE).write_text(sysconfig.get_path("purelib") + "\n")
     pip = [str(home / "bin/python"), "-m", "pip", "install", "--disable-pip-version-check"]
     done = subprocess.run(
         [*pip, "--quiet", *peer.options, *peer.packages], capture_output=True, text=True
