@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from manifests import disk
+from manifests.text import printable
 from train.benching import (
     MODES,
     BenchOptions,
@@ -143,7 +144,7 @@ def measure(mode: Mode, given: BenchOptions, args: argparse.Namespace, report: R
 
 def show(args: argparse.Namespace, command: str) -> int:
     """Print one report, or compare several. The exit status 0."""
-    reports = [read_report(path) for path in args.compare]
+    reports = [checked_report(path) for path in args.compare]
     result = compare_reports([os.path.basename(path) for path in args.compare], reports)
     if args.plot is not None:
         if len(reports) > 1:
@@ -158,6 +159,7 @@ def show(args: argparse.Namespace, command: str) -> int:
             "",
             *MODES[reports[0].mode].lines(reports[0].cells),
         ]
+    lines = [printable(line) for line in lines]  # of files that others may have made
     if args.into is not None:
         replace_block(args.into, command, lines)
     elif args.json:
@@ -165,6 +167,22 @@ def show(args: argparse.Namespace, command: str) -> int:
     else:
         print("\n".join(lines))
     return 0
+
+
+def checked_report(path: str) -> Report:
+    """A report whose cells have the figures that are shown. ValueError for another one."""
+    report = read_report(path)
+    if report.mode not in MODES:
+        raise ValueError(f"{path} is of a mode {printable(report.mode)!r}, which is not known here")
+    for cell in report.cells:
+        for number, name in enumerate(MODES[report.mode].FIGURES if cell.measured else ()):
+            value = cell.figures.get(name)
+            if value is None or value < 0 or (number == 0 and value == 0):
+                raise ValueError(
+                    f"{path} is damaged: {name} of {printable(cell.label)} is {value}, which a "
+                    "measured cell must have"
+                )
+    return report
 
 
 def refuse_others(

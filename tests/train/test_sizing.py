@@ -139,7 +139,7 @@ def test_a_measured_speed_replaces_the_estimate(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     words = ["--device", "h200-141gb", "--model", "ViT-B-32", "--batch", "8192", "--ranks", "8"]
-    path = report(tmp_path, cell(), cell(ranks=8, rate=64_000.0), cell(rate=1.0, dtype="fp32"))
+    path = report(tmp_path, cell(), cell(ranks=8, rate=64_000.0), cell(rate=2.0, dtype="fp32"))
     values = sized(capsys, *words, "--measured", path)
     assert values["samples_per_s"] == 64_000
     assert values["speed_source"] == "measured for ViT-B-32, bf16, 8 ranks, batch 1024, synthetic"

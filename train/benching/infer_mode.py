@@ -48,6 +48,7 @@ from train.inference import (
 from train.model import CLIP
 
 UNUSED: tuple[str, ...] = ("ranks", "global_batch", "parallel")
+FIGURES: tuple[str, ...] = ("latency_s_mean", "text_length")
 EAGER = "eager"
 logger = logging.getLogger(__name__)
 

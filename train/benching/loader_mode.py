@@ -31,6 +31,10 @@ from train.running import open_loader
 STAGES = ("read", "fetch", "decode", "resize", "collate")
 AHEAD = 8  # batches after the last that counts: as many are read ahead at the end as at the start
 UNUSED: tuple[str, ...] = ("ranks", "global_batch", "dtype", "parallel")
+FIGURES: tuple[str, ...] = (
+    "samples_per_s", "samples_per_cpu_s", "samples", "threads", "first_batch_s", "damaged",
+    *(f"{stage}_ms" for stage in (*STAGES, "other", "wait")),
+)  # fmt: skip
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

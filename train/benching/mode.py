@@ -17,6 +17,7 @@ class Mode(Protocol):
     # Shared options that mean nothing here, by their name in the namespace, such as global_batch.
     # One that a command line states is refused. Only options whose default is None can be listed.
     UNUSED: tuple[str, ...]
+    FIGURES: tuple[str, ...]  # that `lines` reads of every measured cell; the first is above 0
 
     def add_options(self, parser: argparse.ArgumentParser, /) -> None:
         """Add the options of this mode alone; the shared ones are there already."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,8 @@ from manifests.documents import read_document
 
 FORMAT = "clipmill bench report"
 VERSION = 1
+LARGEST = 1e30  # of a figure: sums and squares of those below are finite
+LARGEST_SIZE = 10**12  # of ranks and batches
 STATES = ("measured", "failed", "not run")
 
 Figures = dict[str, float | None]
@@ -58,9 +59,17 @@ class Cell:
     def __post_init__(self) -> None:
         if self.state not in STATES:
             raise ValueError(f"state is {self.state!r}; it must be one of {', '.join(STATES)}")
+        for name, least in (("ranks", 1), ("batch", 0), ("global_batch", 1)):
+            size = getattr(self, name)
+            if not least <= size <= LARGEST_SIZE:
+                shown = str(size)[:30]
+                raise ValueError(f"{name} is {shown}; it must be {least} to {LARGEST_SIZE:,}")
         for name, value in self.figures.items():
-            if value is not None and not math.isfinite(value):
-                raise ValueError(f"figure {name} is {value}; it must be finite, or null")
+            if value is not None and not -LARGEST <= value <= LARGEST:
+                raise ValueError(f"figure {name} is {str(value)[:30]}; it must be finite, or null")
+        for rate in self.rates:
+            if not 0 < rate <= LARGEST:
+                raise ValueError(f"a rate is {str(rate)[:30]}; it must be finite and above 0")
 
     @property
     def measured(self) -> bool:

@@ -16,6 +16,7 @@ from train.benching.report import Cell
 from train.benching.tables import figure_lines, scaling_lines
 
 UNUSED: tuple[str, ...] = ("global_batch", "parallel")
+FIGURES: tuple[str, ...] = ("samples_per_s",)
 RANK = "train.benching.timing.score_rank"  # the module that a rank runs
 
 
@@ -38,7 +39,7 @@ def lines(cells: Sequence[Cell]) -> list[str]:
     for cell in cells:
         share = cell.figures.get("share_of_synthetic")
         if share is not None:
-            synthetic = cell.figures["synthetic_samples_per_s"]
+            synthetic = cell.figures.get("synthetic_samples_per_s") or 0.0
             shares.append(
                 f"{cell.label}: {share:.2f} of the {synthetic:,.1f} samples/s of synthetic"
             )

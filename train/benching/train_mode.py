@@ -16,6 +16,7 @@ from train.benching.report import Cell
 from train.benching.tables import figure_lines, scaling_lines
 
 UNUSED: tuple[str, ...] = ()
+FIGURES: tuple[str, ...] = ("samples_per_s",)
 RANK = "train.benching.timing.train_rank"  # the module that a rank runs
 
 

@@ -126,7 +126,9 @@ def _letters(count: int) -> list[str]:
 def _measurement_of(report: Report) -> str:
     """What repeats of a measurement have in common, as a hash: all but the seed and the time."""
     options = dict(report.options)
-    changes = {k: v for k, v in options.get("changes", {}).items() if k != "seed"}
+    changes = options.get("changes")
+    if isinstance(changes, dict):
+        changes = {k: v for k, v in changes.items() if k != "seed"}
     same = [
         report.mode,
         report.commit,

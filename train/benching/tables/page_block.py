@@ -15,8 +15,11 @@ END = "<!-- end -->"
 
 def replace_block(path: str, command: str, lines: Sequence[str]) -> None:
     """Put lines, as preformatted text, between the comments of a command. ValueError for a page
-    without them.
+    without them, and for a line that would end the text.
     """
+    for line in lines:
+        if END in line or line.startswith("```"):
+            raise ValueError(f"a line would end the block of the page: {line!r}")
     page = disk.read_bytes(path).decode()
     start = f"<!-- written by {command} -->"
     before, found, rest = page.partition(start)
