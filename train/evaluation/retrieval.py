@@ -20,6 +20,7 @@ from train.evaluation.task_kind import BoolArray, Columns, Metrics, Predicted, T
 from train.task_data import Samples, read_captioned
 
 LOSS_BATCH = 256  # most pairs of a batch of the contrastive loss
+CANDIDATES = 8192  # compared at once, so that the comparison stays in the cache
 
 
 def ranks(
@@ -33,18 +34,21 @@ def ranks(
     `matches` are pairs (n, m). A tie counts against the model, and so does a NaN. Memory is
     O(BATCH_SIZE × M). A collective of `shared_by`.
     """
-    right: list[list[int]] = [[] for _ in range(len(query_NE))]
-    for n, m in matches:
-        right[n].append(m)
+    right = torch.tensor(sorted(set(matches)), dtype=torch.long).reshape(-1, 2)
 
     def of_batch(rows: slice) -> Arrays:
         similarity_BM = query_NE[rows] @ candidate_ME.T
-        right_BM = torch.zeros_like(similarity_BM, dtype=torch.bool)
-        for row, columns in enumerate(right[rows]):
-            right_BM[row, columns] = True
-        best_B = similarity_BM.masked_fill(~right_BM, -torch.inf).amax(dim=1)
-        above_BM = ~(similarity_BM < best_B[:, None]) & ~right_BM
-        return {"rank": above_BM.sum(dim=1).int().numpy()}
+        start, stop, _ = rows.indices(len(query_NE))
+        first, end = torch.searchsorted(right[:, 0].contiguous(), torch.tensor([start, stop]))
+        row, column = right[first:end, 0] - start, right[first:end, 1]
+        of_right = similarity_BM[row, column]
+        best_B = similarity_BM.new_full((stop - start,), -torch.inf)
+        best_B.scatter_reduce_(0, row, of_right, "amax")  # a NaN stays the largest
+        above_B = torch.zeros(stop - start, dtype=torch.long)
+        for part_BC in similarity_BM.split(CANDIDATES, dim=1):
+            above_B += (~(part_BC < best_B[:, None])).sum(dim=1)
+        above_B -= torch.bincount(row[~(of_right < best_B[row])], minlength=stop - start)
+        return {"rank": above_B.int().numpy()}
 
     return in_batches(shared_by, len(query_NE), of_batch)["rank"]
 

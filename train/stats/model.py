@@ -10,6 +10,7 @@ import numpy as np
 Array = np.ndarray
 Values = Mapping[str, Mapping[int, float]]  # {arm: {seed: value}}; cells may be missing
 
+NULL_SPACE = 1e-10  # an eigenvalue this small beside the largest is rounding
 RELATIVE_ZERO = 1e-12  # a residual this small beside the values is rounding
 
 
@@ -77,25 +78,33 @@ def fit_additive(values: Values) -> AdditiveFit:
             raise ValueError(f"the value of {arm} seed {seed} is {value}; it must be finite")
     arms = tuple(dict.fromkeys(arm for arm, _, _ in cells))
     seeds = sorted({seed for _, seed, _ in cells})
-    arm_column = {arm: i for i, arm in enumerate(arms)}
-    seed_column = {seed: len(arms) + i for i, seed in enumerate(seeds)}
-    design = np.zeros((len(cells), len(arms) + len(seeds)))
-    for row, (arm, seed, _) in enumerate(cells):
-        design[row, arm_column[arm]] = 1
-        design[row, seed_column[seed]] = 1
+    arm_number = {arm: i for i, arm in enumerate(arms)}
+    seed_number = {seed: i for i, seed in enumerate(seeds)}
+    of_arm = np.array([arm_number[arm] for arm, _, _ in cells])
+    of_seed = np.array([seed_number[seed] for _, seed, _ in cells])
     y = np.array([value for _, _, value in cells])
     center = y.mean()
-    inverse = np.linalg.pinv(design.T @ design, hermitian=True)
-    solution = inverse @ design.T @ (y - center)
-    residuals = y - center - design @ solution
+    # The seeds are eliminated: what is left to solve has the size of the arms. The full equations
+    # would cost the cube of the number of seeds.
+    table = np.zeros((len(arms), len(seeds)))
+    table[of_arm, of_seed] = 1
+    of_seeds = table / table.sum(axis=0)  # the mean over the runs of a seed
+    means = np.bincount(of_seed, y - center) / table.sum(axis=0)
+    left = np.diag(table.sum(axis=1)) - of_seeds @ table.T
+    inverse = np.linalg.pinv(left, rcond=NULL_SPACE, hermitian=True)
+    effects = inverse @ (np.bincount(of_arm, y - center) - table @ means)
+    seed_effects = means - effects @ of_seeds
+    residuals = y - center - effects[of_arm] - seed_effects[of_seed]
     residuals[np.abs(residuals) < RELATIVE_ZERO * max(1e-300, float(np.abs(y).max()))] = 0.0
-    df = len(cells) - int(np.linalg.matrix_rank(design))
+    eigenvalues = np.linalg.eigvalsh(left)
+    rank = int((eigenvalues > NULL_SPACE * eigenvalues.max()).sum())
+    df = len(cells) - len(seeds) - rank
     return AdditiveFit(
         arms=arms,
         variance=float(residuals @ residuals) / df if df > 0 else None,
         df=df,
-        effects=solution[: len(arms)],
-        covariance=inverse[: len(arms), : len(arms)],
+        effects=effects,
+        covariance=inverse,
     )
 
 

@@ -86,6 +86,19 @@ def test_arms_without_common_seeds_do_not_cost_degrees_of_freedom_twice() -> Non
     assert fit_additive(values).df == 1
 
 
+def test_many_seeds_cost_no_more_than_their_runs() -> None:
+    random = np.random.default_rng(3)
+    seeds = random.normal(size=20_000)  # the full equations would need a matrix of 3.2 GB
+    values = {
+        arm: {seed: effect + float(seeds[seed]) for seed in range(offset, 20_000, 2)}
+        for arm, effect, offset in (("base", 0.0, 0), ("a", 0.25, 0), ("b", 0.5, 1), ("c", 0.1, 1))
+    }
+    fit = fit_additive(values)
+    assert fit.df == 40_000 - 20_000 - 2  # two pairs of arms that share no seed
+    assert fit.estimate("a", "base") == pytest.approx(0.25, abs=1e-9)
+    assert fit.factor("c", "b") == pytest.approx(2 / 10_000, rel=1e-9)
+
+
 def test_rounding_errors_are_no_residuals() -> None:
     values = {"a": {0: 0.1, 1: 0.2, 2: 0.3}, "b": {0: 0.1 + 0.2, 1: 0.4, 2: 0.5}}
     assert fit_additive(values).variance == 0.0
