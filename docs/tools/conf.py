@@ -22,6 +22,7 @@ html_copy_source = False
 html_show_copyright = False
 html_static_path = ["static_files"]
 html_css_files = ["site.css"]
+html_js_files = ["copy.js"]
 html_theme_options = {"footer_icons": []}
 
 

@@ -28,6 +28,11 @@ def test_the_site_is_built_without_problems(tmp_path: Path) -> None:
     for path in (ROOT / "docs").rglob("*.md"):
         if "tools" not in path.parts:
             assert str(path.relative_to(ROOT / "docs").with_suffix(".html")) in pages
+    # Every block of commands gets its button from a script of the site.
+    for name in ("index.html", "start/img2dataset.html"):
+        assert re.search(r"<script[^>]+_static/copy\.js", (out / name).read_text())
+    assert (out / "_static/copy.js").read_text().count("copy-block") == 1
+    assert (out / "_images/route.svg").exists()
     # The index of the search is a script, not a file that is fetched: it works without a server.
     assert re.search(r"<script[^>]+searchindex\.js", (out / "search.html").read_text())
 
