@@ -123,7 +123,11 @@ def _inflated(tape: Tape) -> Chunks:
                 tape.keep(max(start, tape.tell() - WINDOW))
                 is_member = True
                 yield start, chunk
-            whole, expected = member.eof, tape.tell() - len(member.unused_data)
+            whole = member.eof
+            if whole:
+                expected = tape.tell() - len(member.unused_data)
+            else:  # damage can make it run over the members behind it, to the end of the file
+                expected = max(start + 1, tape.rewind())
         except zlib.error:
             for chunk in _until_error(before, data):
                 is_member = True

@@ -53,6 +53,20 @@ def test_a_member_that_is_cut_off_is_said_to_be() -> None:
     assert NOISE[1].startswith(spans[-2][1] or b"none")
 
 
+def test_a_member_that_runs_over_those_behind_it_costs_itself_only() -> None:
+    stored = b"\x01\xff\xff\x00\x00"  # the head of a last block of 65,535 bytes, not compressed
+    small = [gzip.compress(data[:500], mtime=0) for data in NOISE]
+    bad = small[0][:10] + stored + NOISE[0][:500]
+    spans = read(bad + small[1] + small[2])
+    assert spans[1:] == [
+        (0, None),
+        (len(bad), NOISE[1][:500]),
+        (len(bad + small[1]), NOISE[2][:500]),
+    ]
+    assert spans[0][0] == 0
+    assert (spans[0][1] or b"").startswith(NOISE[0][:500])
+
+
 def test_a_tape_is_wound_back_to_what_it_keeps() -> None:
     tape = Tape(io.BytesIO(b"0123456789"))
     assert tape.read(4) == b"0123"
