@@ -80,6 +80,11 @@ def make(spec: FilterSpec) -> FilterBase:
     check_options(filter_class, spec.options, spec.name)
     try:
         return pydantic.TypeAdapter(filter_class).validate_python(spec.options)
+    except (pydantic.errors.PydanticUserError, NameError) as error:  # of a user's class
+        line = str(error).partition("\n")[0]
+        raise ValueError(
+            f"filter {spec.name}: the type of an option of its class cannot be read: {line}"
+        ) from None
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         option = ".".join(str(part) for part in first["loc"])

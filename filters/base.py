@@ -30,6 +30,8 @@ FREE: dict[str, Any] = {"free": True}
 # Metadata of an option that a filter got after pools had been scored by it: at its default it is
 # not part of the id, so that those pools stay as they are.
 LATER: dict[str, Any] = {"later": True}
+# What `Filter.needs` may have.
+NEEDS = frozenset({"image", "caption", "row", "json"})
 # The column of `PoolFilter.judge_groups` that names the group of a row.
 GROUP = "group"
 
@@ -111,7 +113,7 @@ class Filter(FilterBase):
     stand before this one in the recipe, or the pool has all their columns.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset()  # of "image", "caption", "row", "json"
+    needs: ClassVar[frozenset[str]] = frozenset()  # of NEEDS
 
     def prepare(self, image: Image.Image) -> None:
         """Begin with an image that `score` will get, in the thread that decoded it."""

@@ -15,6 +15,9 @@ from manifests.clip_tokenizer import simple_tokenizer
 # The longest caption that is kept, start and end included. A model with a shorter context cuts
 # further.
 CONTEXT = 77
+# Bytes of a word that are encoded: the time grows with their square, and 75 tokens of at most 32
+# bytes reach over 2,400.
+LONGEST = 4096
 CACHED_WORDS = 2**18  # the tokenizer caches every word; a crawl brings new ones without end
 
 
@@ -48,5 +51,12 @@ class Tokens(Filter):
 
     def encode(self, caption: str) -> np.ndarray[Any, np.dtype[np.uint16]]:
         """(2 to 77,) the tokens of one caption."""
-        inside = self.coder.encode(caption)[: CONTEXT - 2]
-        return np.array([self.coder.sot_token_id, *inside, self.coder.eot_token_id], np.uint16)
+        coder, inside = self.coder, []
+        for word in coder.pat.finditer(coder.clean_fn(caption)):
+            # As the coder's `encode`, which reads all words, however long
+            symbols = "".join(coder.byte_encoder[byte] for byte in word[0][:LONGEST].encode())
+            inside += [coder.encoder[token] for token in coder.bpe(symbols[:LONGEST]).split(" ")]
+            if len(inside) >= CONTEXT - 2:
+                break
+        tokens = [coder.sot_token_id, *inside[: CONTEXT - 2], coder.eot_token_id]
+        return np.array(tokens, np.uint16)

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import inspect
 import re
 import sys
 from types import ModuleType
 from typing import Any
 
-from filters.base import Filter, FilterBase, PoolFilter
+import pyarrow as pa
+
+from filters.base import NEEDS, Filter, FilterBase, PoolFilter
+from filters.user_calls import call_user, guarded_methods
 from manifests import disk
 
 PATH_AND_CLASS = re.compile(r"(?s)(.+\.py):([^:/]*)")
@@ -71,16 +75,33 @@ def load_class(kind: str) -> type[FilterBase]:
 
 
 def _with_name(kind: str, class_name: str, filter_class: type[FilterBase]) -> type[FilterBase]:
-    """The class, which has columns, with the name that its columns go by."""
+    """The class, which has columns and what it computes them by, with the name that its columns go
+    by."""
     adds = getattr(filter_class, "adds", None)
-    if not isinstance(adds, dict) or not adds:
+    if not isinstance(adds, dict) or not adds or not _are_types(adds):
         raise ValueError(
             f"filter {kind}: class {class_name} needs adds, the columns with their Arrow types, "
             'such as adds = {"sharpness": pa.float32()}'
         )
+    if missing := inspect.isabstract(filter_class) and sorted(filter_class.__abstractmethods__):
+        raise ValueError(f"filter {kind}: class {class_name} lacks the method {missing[0]}")
+    given = getattr(filter_class, "needs", ())
+    needs: set[Any] = {given} if isinstance(given, str) else set(given)
+    if unknown := sorted(map(str, needs - NEEDS)):
+        raise ValueError(
+            f"filter {kind}: {class_name}.needs has {unknown[0]!r}"
+            f"{disk.did_you_mean(unknown[0], NEEDS)}; it may have {', '.join(sorted(NEEDS))}"
+        )
+    if issubclass(filter_class, Filter):
+        filter_class.needs = frozenset(needs)
     if "name" not in vars(filter_class):
         filter_class.name = class_name.lower()
     return filter_class
+
+
+def _are_types(adds: dict[Any, Any]) -> bool:
+    texts = all(isinstance(name, str) for name in adds)
+    return texts and all(isinstance(kind, pa.DataType) for kind in adds.values())
 
 
 def _is_filter(value: Any, module: ModuleType) -> bool:
@@ -98,12 +119,12 @@ def _module(kind: str, path: str, text: str) -> ModuleType:
     module.__file__ = path
     sys.modules[name] = module  # dataclasses and pickle look a class up by its module
     try:
-        exec(compile(text, path, "exec"), vars(module))
-    except Exception as error:
+        call_user(path, "it", lambda: exec(compile(text, path, "exec"), vars(module)))
+    except ValueError as error:
         del sys.modules[name]
-        line = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ValueError(f"filter {kind}: {path} cannot be executed: {line}") from error
+        raise ValueError(f"filter {kind}: {path} cannot be executed: {error}") from error
     for value in list(vars(module).values()):
         if _is_filter(value, module):
             value.source_sha256 = sha256
+            guarded_methods(value, path)
     return module

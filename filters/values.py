@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -46,7 +46,12 @@ def arrow_columns(
 
 
 def arrow_array(values: Any, kind: pa.DataType) -> pa.Array:
-    """Values as an Arrow array; NULL for NaN and infinity, and for a list that has one of them."""
+    """Values as an Arrow array; NULL for NaN and infinity, and for a list that has one of them.
+
+    ValueError for a text, a mapping and a set: their items are in no order of rows.
+    """
+    if isinstance(values, (str, bytes, Mapping, Set)):
+        raise ValueError(f"they are a {type(values).__name__}, and a value per row is needed")
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
     if isinstance(values, pa.ChunkedArray):
@@ -66,9 +71,11 @@ def arrow_array(values: Any, kind: pa.DataType) -> pa.Array:
 
 
 def _python_type(values: Any, kind: pa.DataType) -> pa.DataType | None:
-    """The type to read Python values by. NumPy's floats are read as they are and cast then, so that
-    an infinity is NULL in a column of integers too."""
+    """The type to read Python values by. Floats are read as they are and cast then, so that in a
+    column of integers an infinity is NULL and 1.5 is refused."""
     is_float = isinstance(values, np.ndarray) and values.dtype.kind == "f"
+    if isinstance(values, Sequence) and pa.types.is_integer(kind):
+        is_float = any(isinstance(value, (float, np.floating)) for value in values)
     return None if is_float and not pa.types.is_floating(kind) else kind
 
 

@@ -102,7 +102,8 @@ def score(args: argparse.Namespace) -> int:
             counts = f"{state['scored']} of {state['stored']} stored rows"
             print(f"{name}: {counts} scored in {state['seconds']:.1f} s")
     for shard, reason in report["failed"].items():
-        console.print_error(f"error: shard {shard} was not scored: {reason}")
+        what = f"shard {shard} was not scored" if shard.isdigit() else f"{shard} failed"
+        console.print_error(f"error: {what}: {reason}")
     if args.json:
         print(json.dumps(report, sort_keys=True))
     return console.EXIT_INCOMPLETE if report["failed"] else 0

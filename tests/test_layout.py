@@ -37,9 +37,9 @@ ORDER = {
         "documents", "aligned", "folder_lock", "yaml_forms", "reader", "__init__",
     ],
     "filters": [
-        "base", "partitions", "values", "instances", "user_file", "captions", "caption", "faces",
-        "language", "optout", "page", "pdq", "picture", "table", "tokens", "clip", "captioning",
-        "duplicates", "concepts", "__init__",
+        "base", "partitions", "values", "instances", "user_calls", "user_file", "captions",
+        "caption", "faces", "language", "optout", "page", "pdq", "picture", "table", "tokens",
+        "clip", "captioning", "duplicates", "concepts", "__init__",
     ],
     "pipeline": [
         "progress", "executor", "pool", "images", "foreign_columns", "exchange", "pool_scores",

@@ -20,6 +20,7 @@ from pipeline.executor.schedule import Ticket
 from pipeline.progress import Measurer
 
 ROOT = Path(__file__).resolve().parents[2]
+OUR_PACKAGES = ("manifests", "filters", "pipeline")
 Work = Callable[[Ticket], dict[str, Any]]
 WorkFactory = Callable[[dict[str, Any]], Work]
 logger = logging.getLogger(__name__)
@@ -135,7 +136,7 @@ def error_line(error: Exception) -> str:
     """
     if _explains_itself(error):
         return str(error)
-    text = f"{type(error).__name__}: {error}"
+    text = " ".join(f"{type(error).__name__}: {error}".split())
     frames = traceback.extract_tb(error.__traceback__)
     own_frames = [frame for frame in frames if Path(frame.filename).is_relative_to(ROOT)]
     last = own_frames[-1]
@@ -143,8 +144,10 @@ def error_line(error: Exception) -> str:
 
 
 def _explains_itself(error: Exception) -> bool:
-    """True for a ValueError of ours. A subclass, such as ArrowInvalid, is another library's."""
-    return type(error) is ValueError
+    """True for a ValueError of ours. ArrowInvalid is one too, of another library."""
+    package = type(error).__module__.partition(".")[0]
+    is_ours = type(error) is ValueError or package in OUR_PACKAGES
+    return isinstance(error, ValueError) and is_ours
 
 
 def check_ready(stage: Stage, answer: list[str]) -> None:

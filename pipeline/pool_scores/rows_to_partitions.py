@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from filters.user_calls import UserCodeError, error_line
 from manifests import disk
 from manifests.commits import Commits
 from manifests.pool_layout import CommitRecord, PoolLayout
@@ -53,8 +54,9 @@ class PoolWorker:
         try:
             return getattr(self.filter, method)(*arguments)
         except Exception as error:
-            line = " ".join(f"{type(error).__name__}: {error}".split())
-            raise ValueError(f"filter {self.instance.name}: {method} raised {line}") from error
+            raised = "" if isinstance(error, UserCodeError) else f"{method} raised "
+            line = f"filter {self.instance.name}: {raised}{error_line(error)}"
+            raise ValueError(line) from error
 
     def table_of(self, method: str, rows: pa.Table) -> pa.Table:
         """The table that a method of the filter returns, without columns for None. ValueError for

@@ -6,6 +6,7 @@ import hashlib
 import io
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -26,6 +27,7 @@ CHUNK_AREA = 1 << 26  # pixels of a chunk, 200 MB: 256 images of 512 × 512, few
 AREA_PER_BYTE = 10  # pixels of an image whose size the sidecar does not say, per byte, about
 DECODERS = min(8, os.cpu_count() or 1)  # Pillow releases the GIL while it decodes
 JPEG_START = b"\xff\xd8\xff"
+FILE_OBJECT = re.compile(r" ?<_io\.BytesIO [^>]*>")  # in Pillow's errors
 logger = logging.getLogger(__name__)
 
 Positions = NDArray[np.int64]
@@ -55,7 +57,8 @@ def chunks(
     with ThreadPoolExecutor(DECODERS) as threads:
 
         def load(position: int) -> Image.Image | None:
-            image = decode(read_member(offsets[position], lengths[position]))
+            row = f"shard {record.shard}, row {position}"
+            image = decode(read_member(offsets[position], lengths[position]), row)
             if image is not None:
                 for each in prepare:
                     each(image)
@@ -80,8 +83,8 @@ def damaged(layout: PoolLayout, record: CommitRecord, problem: str) -> ValueErro
     )
 
 
-def decode(data: bytes) -> Image.Image | None:
-    """An RGB image, or None where the bytes are none.
+def decode(data: bytes, row: str) -> Image.Image | None:
+    """An RGB image, or None where the bytes are none. row: names it in the log.
 
     A JPEG is decoded by simplejpeg, in two thirds of Pillow's time and to the same pixels.
     """
@@ -90,7 +93,8 @@ def decode(data: bytes) -> Image.Image | None:
         return _decode_any(data) if image is None else image
     # Pillow's decoders raise all kinds of errors: OSError, SyntaxError, struct.error …
     except Exception as error:
-        logger.warning("a stored image cannot be decoded: %s", error)
+        reason = " ".join(FILE_OBJECT.sub("", str(error)).split())
+        logger.warning("%s: the stored image cannot be decoded: %s", row, reason)
         return None
 
 

@@ -14,6 +14,7 @@ from PIL import Image
 
 from filters import Instance, instance_of_worker_spec
 from filters.base import Batch, Filter
+from filters.user_calls import error_line
 from filters.values import WrongColumns, aligned, arrow_columns, valid_in_all
 from manifests import disk
 from manifests.aligned import AlignedFiles, parquet_bytes
@@ -30,6 +31,7 @@ from pipeline.scoring.image_chunks import (
 
 # If a filter raises for every one of at least this many rows, the filter is at fault, not the rows.
 SYSTEMATIC = 8
+SHOWN = 3  # rows and images of a batch or a shard for which a filter raises that the log names
 NEEDED = ["uid", "status", "caption", "width", "height", "image_offset", "image_length"]
 logger = logging.getLogger(__name__)
 
@@ -45,15 +47,37 @@ class _SetOfShard:
     positions: list[Positions] = field(default_factory=list)
     parts: list[dict[str, pa.Array]] = field(default_factory=list)
     seconds: float = 0.0
+    unprepared: int = 0  # images for which `prepare` raised
+    problem: Exception | None = None  # why the filter gives no columns for this shard
 
     @property
     def needs_image(self) -> bool:
         assert isinstance(self.instance.filter, Filter)
         return "image" in self.instance.filter.needs
 
+    def prepare(self, image: Image.Image) -> None:
+        """Begin with an image. Where that fails, `score` meets the same image again."""
+        assert isinstance(self.instance.filter, Filter)
+        try:
+            self.instance.filter.prepare(image)
+        except Exception as error:
+            self.unprepared += 1
+            if self.unprepared <= SHOWN:
+                logger.warning("filter %s: prepare: %s", self.instance.name, error_line(error))
+
     def score(self, positions: Positions, images: Images, rows: pa.Table) -> None:
-        """Score the rows `positions`. Rows that lack what the filter needs stay NULL."""
+        """Score the rows `positions`. Rows that lack what the filter needs stay NULL; after a
+        problem all do."""
+        if self.problem is not None:
+            return
         started = time.perf_counter()
+        try:
+            self._score(positions, images, rows)
+        except Exception as error:
+            self.problem = error
+        self.seconds += time.perf_counter() - started
+
+    def _score(self, positions: Positions, images: Images, rows: pa.Table) -> None:
         filter_ = self.instance.filter
         assert isinstance(filter_, Filter)
         all_rows = rows.take(pa.array(positions))
@@ -74,7 +98,6 @@ class _SetOfShard:
         if usable:
             self.positions.append(batch_positions)
             self.parts.append(_scores(self.instance, filter_, batch))
-        self.seconds += time.perf_counter() - started
 
     def table(self, rows: int) -> pa.Table:
         """The columns of all rows of the shard, by their names in the instance."""
@@ -102,6 +125,8 @@ class ScoreWorker:
         self.filters: dict[str, Instance] = {}
         self.specs: Mapping[str, Mapping[str, Any]] = config["filters"]
         self.read_sets: dict[str, AlignedFiles] = {}
+        # shard -> {NAME@ID: its scored rows}, of shards for which another filter failed
+        self._written: dict[str, dict[str, int]] = {}
         for name, spec in self.specs.items():
             self.filters[name] = instance_of_worker_spec(spec["filter"])
             self.filters[name].filter.setup()
@@ -111,49 +136,64 @@ class ScoreWorker:
     def __call__(self, ticket: Ticket) -> dict[str, Any]:
         shard = ticket.id
         record = CommitRecord.read(self.layout.commit_record(shard))
-        instances = {name: self.filters[name] for name in ticket.payload["sets"]}
-        needs: set[str] = set()
-        prepare = []
-        for instance in instances.values():
-            assert isinstance(instance.filter, Filter)
-            needs |= instance.filter.needs
-            if "image" in instance.filter.needs:
-                prepare.append(instance.filter.prepare)
-        sidecar = self.layout.sidecar(shard, record.revision)
-        names = [*NEEDED, "json_offset", "json_length"] if "json" in needs else NEEDED
-        rows = disk.read_parquet(sidecar, None if "row" in needs else names)
-        if rows.num_rows != record.count:
-            problem = f"its sidecar has {rows.num_rows} rows of {record.count}"
-            raise damaged(self.layout, record, problem)
-        if "json" in needs:
-            members = json_members(self.layout, rows, record)
-            rows = rows.append_column("json", members)
+        scored = self._written.pop(shard, {})
         sets = {}
-        for name, instance in instances.items():
-            sets[name] = _SetOfShard(instance, self._columns_read(name, record))
-        for each in sets.values():
-            if not each.needs_image:  # all rows at once: fewer calls
-                each.score(stored_positions(rows), None, rows)
-        if "image" in needs:
-            for positions, images in chunks(
-                self.layout, rows, record, decoded=True, prepare=prepare
-            ):
-                for each in sets.values():
-                    if each.needs_image:
-                        each.score(positions, images, rows)
+        needs: set[str] = set()
+        for name in ticket.payload["sets"]:
+            if name not in scored:
+                instance = self.filters[name]
+                assert isinstance(instance.filter, Filter)
+                needs |= instance.filter.needs
+                sets[name] = _SetOfShard(instance, self._columns_read(name, record))
+        rows = self._rows(record, needs)
+        self._score(record, sets, rows)
         shared = {
             "uids": uids_checksum(rows["uid"]),
             "sidecar": record.sidecar_sha256,
             "rows": rows.num_rows,
             "stored": stored_positions(rows).size,
         }
-        scored = {}
         for name, each in sets.items():
+            if each.problem is not None:
+                continue
             metadata = {**shared, "seconds": round(each.seconds, 3)}
             if fingerprint := self.specs[name].get("fingerprint"):
                 metadata["pool"] = fingerprint
             scored[name] = self._write(name, shard, each.table(rows.num_rows), metadata)
+        problems = [each.problem for each in sets.values() if each.problem is not None]
+        if problems:
+            self._written[shard] = scored
+            if len(problems) > 1:
+                raise ValueError("; ".join(map(error_line, problems)))
+            raise problems[0]
         return {"scored": scored}
+
+    def _rows(self, record: CommitRecord, needs: set[str]) -> pa.Table:
+        """The columns of the sidecar that filters with these needs read."""
+        sidecar = self.layout.sidecar(record.shard, record.revision)
+        names = [*NEEDED, "json_offset", "json_length"] if "json" in needs else NEEDED
+        rows = disk.read_parquet(sidecar, None if "row" in needs else names)
+        if rows.num_rows != record.count:
+            problem = f"its sidecar has {rows.num_rows} rows of {record.count}"
+            raise damaged(self.layout, record, problem)
+        if "json" in needs:
+            rows = rows.append_column("json", json_members(self.layout, rows, record))
+        return rows
+
+    def _score(self, record: CommitRecord, sets: dict[str, _SetOfShard], rows: pa.Table) -> None:
+        """Score all rows. A filter that fails has its `problem` and stops none of the others."""
+        for each in sets.values():
+            if not each.needs_image:  # all rows at once: fewer calls
+                each.score(stored_positions(rows), None, rows)
+        with_images = [each for each in sets.values() if each.needs_image]
+        if not with_images:
+            return
+        prepare = [each.prepare for each in with_images]
+        for positions, images in chunks(self.layout, rows, record, decoded=True, prepare=prepare):
+            for each in with_images:
+                each.score(positions, images, rows)
+            if all(each.problem is not None for each in with_images):
+                return
 
     def _columns_read(self, name: str, record: CommitRecord) -> dict[str, pa.Array]:
         """The columns of other sets that a filter reads, for all rows of a shard."""
@@ -208,7 +248,7 @@ def _scores(instance: Instance, filter_: Filter, batch: Batch) -> dict[str, pa.A
             "filter %s raised on %d rows, which are now scored one by one: %s",
             instance.name,
             len(batch.captions),
-            error,
+            error_line(error),
         )
     return _scores_one_by_one(instance, filter_, batch)
 
@@ -234,9 +274,11 @@ def _scores_one_by_one(instance: Instance, filter_: Filter, batch: Batch) -> dic
         except Exception as error:
             failures += 1
             if failures == count >= SYSTEMATIC:
-                line = " ".join(f"{type(error).__name__}: {error}".split())
-                problem = f"filter {instance.name} raised for each of {count} rows: {line}"
-                raise ValueError(problem) from error
+                line = f"filter {instance.name} raised for each of {count} rows: "
+                raise ValueError(line + error_line(error)) from error
+            if failures <= SHOWN:
+                uid = row.rows["uid"][0].as_py()
+                logger.warning("filter %s: uid %s: %s", instance.name, uid, error_line(error))
             scores = {column: pa.nulls(1, kind) for column, kind in kinds.items()}
         for column, array in scores.items():
             parts[column].append(array)

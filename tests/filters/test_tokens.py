@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import time
+
 import open_clip
 import pyarrow as pa
 import pytest
@@ -39,10 +42,26 @@ def test_the_same_as_open_clip(filter_: Tokens, caption: str) -> None:
     assert pa.array([row], pa.list_(pa.uint16())).to_pylist() == [row.tolist()]
 
 
-def test_the_memory_of_words_has_an_end(filter_: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("letters", ["a", "abcdefghijklmnopqrstuvwxyz", "犬の写真です", "é-"])
+def test_a_word_without_end_costs_a_second_and_not_hours(filter_: Tokens, letters: str) -> None:
+    rng = random.Random(0)
+    word = "".join(rng.choices(letters, k=4_600))
+    assert len(word.encode()) > tokens.LONGEST
+    whole = filter_.coder.encode(word)[:75]
+    assert filter_.encode(word).tolist() == [49406, *whole, 49407]
+    started = time.process_time()
+    assert filter_.encode(word * 40).tolist() == [49406, *whole, 49407]
+    assert time.process_time() - started < 20  # 200,000 letters took 700 s
+
+
+def test_the_memory_of_words_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    filter_ = Tokens()
+    filter_.setup()
     monkeypatch.setattr(tokens, "CACHED_WORDS", 10)
     batch = Batch(
-        captions=[f"word{i} other{i} third{i}" for i in range(9)], images=None, rows=pa.table({})
+        captions=[f"{letter}word {letter}other" for letter in "abcdefghi"],
+        images=None,
+        rows=pa.table({}),
     )
     filter_.score(batch)
     before = len(filter_.coder.cache)

@@ -75,8 +75,18 @@ def test_the_text_travels_where_the_path_does_not_exist(
         (GOOD, "Filter", "has no filter class 'Filter'"),
         (GOOD.replace("@dataclass(kw_only=True)", ""), "Shout", "write @dataclass(kw_only=True)"),
         (GOOD.replace("    adds =", "    ads ="), "Shout", "class Shout needs adds"),
-        ("def", "Shout", "cannot be executed: SyntaxError"),
-        ("raise OSError('no\\nmodel')", "Shout", "cannot be executed: OSError: no model"),
+        ("def", "Shout", "cannot be executed: it raised SyntaxError: invalid"),
+        ("import sys; sys.exit(0)", "Shout", "it called sys.exit(0) (mine.py, line 1)"),
+        (
+            GOOD.replace("pa.int32()", "'int32'"),
+            "Shout",
+            "Shout needs adds, the columns with their",
+        ),
+        (GOOD.replace("def score", "def scores"), "Shout", "class Shout lacks the method score"),
+        (GOOD.replace('"caption"})', '"captions"})'), "Shout", "has 'captions'; did you mean 'cap"),
+        (GOOD.replace("least: int", "least: Batch"), "Shout", "the type of an option"),
+        (GOOD.replace("least: int", "least: Most"), "Shout", "the type of an option of its class"),
+        ("raise OSError('no\\nmodel')", "Shout", "it raised OSError: no model (mine.py, line 1)"),
     ],
 )
 def test_files_that_hold_no_filter(tmp_path: Path, text: str, name: str, message: str) -> None:

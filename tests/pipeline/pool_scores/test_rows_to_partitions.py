@@ -75,7 +75,7 @@ def peak_of_summaries(pool: str, monkeypatch: pytest.MonkeyPatch, kind: Any) -> 
     commits = read_commits(pool)
     instance = instances_of([FilterSpec(name="often")])["often"]
     planned = plan_job(commits, f"{kind.__name__}@1", instance, {"": ("caption",)}, None)
-    bounds = (0, 20, 40, 60)
+    bounds = (0, 10, 20, 30)
     job_config = {"job": disk.to_plain(replace(planned, bounds=bounds))}
     summarise = rows_to_partitions.summarise(job_config)
     before = pa.default_memory_pool()
@@ -95,12 +95,12 @@ def peak_of_summaries(pool: str, monkeypatch: pytest.MonkeyPatch, kind: Any) -> 
 def test_summaries_of_many_shards_take_the_memory_of_a_few(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool = make_pool(tmp_path, [Row(caption="dog", image=jpeg(0))] * 60, per_shard=1)
+    pool = make_pool(tmp_path, [Row(caption="dog", image=jpeg(0))] * 30, per_shard=1)
     monkeypatch.setattr(rows_to_partitions, "SUMMARY_BYTES", 3_000_000)
     merged, state = peak_of_summaries(pool, monkeypatch, Counted)
     kept, expected = peak_of_summaries(pool, monkeypatch, Kept)
-    assert state.tolist() == expected.tolist() == [60] * 50_000
-    assert kept > 36_000_000
+    assert state.tolist() == expected.tolist() == [30] * 50_000
+    assert kept > 18_000_000
     assert merged < 12_000_000
 
 

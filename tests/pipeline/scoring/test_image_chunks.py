@@ -78,7 +78,7 @@ def jpeg(mode: str = "RGB", **options: Any) -> bytes:
 )
 def test_a_jpeg_has_the_pixels_that_pillow_gives(mode: str, options: dict[str, Any]) -> None:
     data = jpeg(mode, **options)
-    image = image_chunks.decode(data)
+    image = image_chunks.decode(data, "row 0")
     assert image is not None
     assert image.mode == "RGB"
     expected = Image.open(io.BytesIO(data)).convert("RGB")
@@ -90,11 +90,11 @@ def test_a_jpeg_that_only_pillow_reads_is_read_by_pillow(monkeypatch: pytest.Mon
     padded = data[:-2] + bytes(200) + data[-2:]  # Pillow skips it, simplejpeg does not
     with pytest.raises(ValueError, match="extraneous"):
         simplejpeg.decode_jpeg(padded)
-    image = image_chunks.decode(padded)
+    image = image_chunks.decode(padded, "row 0")
     assert np.array_equal(np.asarray(image), np.asarray(Image.open(io.BytesIO(data))))
-    assert image_chunks.decode(data[: len(data) // 2]) is None
+    assert image_chunks.decode(data[: len(data) // 2], "row 0") is None
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)  # Pillow refuses twice as many
-    assert image_chunks.decode(data) is None
+    assert image_chunks.decode(data, "row 0") is None
 
 
 @pytest.mark.parametrize(("kind", "frames"), [("GIF", 3), ("PNG", 3), ("WEBP", 1)])
@@ -102,7 +102,7 @@ def test_an_animation_says_how_many_frames_it_has(kind: str, frames: int) -> Non
     images = [Image.new("RGB", (9, 9), (shade, 0, 0)) for shade in (0, 100, 200)]
     buffer = io.BytesIO()
     images[0].save(buffer, kind, save_all=True, append_images=images[1:frames])
-    image = image_chunks.decode(buffer.getvalue())
+    image = image_chunks.decode(buffer.getvalue(), "row 0")
     assert image is not None
     assert image.info.get(FRAMES, 1) == frames
     assert measure(image, detail=True)["picture_frames"] == frames
