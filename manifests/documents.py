@@ -75,6 +75,9 @@ class ViewDocument:
     # Exactly one of the two; see manifests/aligned/shard_tables.py.
     shards: dict[str, int] | None = None  # shard -> rows kept
     table: ShardTable | None = None
+    # True where a rule could meet NaN and counted it as missing. None where no rule could, and in
+    # views of older versions, which kept NaN as the largest number: these are made again.
+    nan_is_missing: bool | None = None
 
     def __post_init__(self) -> None:
         _check_one(self.shards, self.table)

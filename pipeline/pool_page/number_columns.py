@@ -1,7 +1,6 @@
 """Columns of numbers in sorted order: exact counts above and below any threshold.
 
-NULL is in no order. NaN, which DuckDB orders above every number, is left out too: the text of a
-rule says so where a column has some.
+NULL and NaN are in no order: rules take both as a missing value.
 """
 
 from __future__ import annotations
@@ -58,8 +57,7 @@ class NumberColumn:
         name = sql_name(self.name)
         if not at_least:
             return f"{name} < {threshold}"
-        without_nan = f" AND NOT isnan({name})" if self.nans else ""
-        return f"{name} >= {threshold}{without_nan}"
+        return f"{name} >= {threshold}"
 
 
 def sql_name(column: str) -> str:

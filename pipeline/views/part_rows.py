@@ -25,12 +25,20 @@ def uid_hashes(uids: Sequence[str], seed: int) -> Hashes:
     return np.fromiter(hashes, np.uint64, len(uids))
 
 
-def _widened(table: pa.Table) -> pa.Table:
-    """The table with 32-bit floats in place of those of 16 bits, which DuckDB cannot read."""
-    schema = table.schema
-    for index, field in enumerate(schema):
-        schema = schema.set(index, field.with_type(_wide(field.type)))
-    return table if schema.equals(table.schema) else table.cast(schema)
+def _readable(table: pa.Table) -> pa.Table:
+    """The table with 32-bit floats in place of those of 16 bits, which DuckDB cannot read, and NULL
+    in place of NaN, which DuckDB orders above every number."""
+    for index, field in enumerate(table.schema):
+        kind, column = _wide(field.type), table.column(index)
+        if kind != field.type:
+            column = column.cast(kind)
+        if pa.types.is_floating(kind):
+            is_nan = pc.is_nan(column)
+            if pc.any(is_nan).as_py():
+                column = pc.if_else(is_nan, pa.scalar(None, kind), column)
+        if column is not table.column(index):
+            table = table.set_column(index, field.with_type(kind), column)
+    return table
 
 
 def _wide(kind: pa.DataType) -> pa.DataType:
@@ -48,14 +56,40 @@ class PartRows:
         self, connection: duckdb.DuckDBPyConnection, table: pa.Table, first_row: int = 0
     ) -> None:
         """first_row: number of its first row in the pool."""
-        self.connection, self.table, self.first_row = connection, _widened(table), first_row
+        self.connection, self.table, self.first_row = connection, table, first_row
         columns = set(table.column_names)
         self.derived = {
             name: sql for name, (sql, sources) in DERIVED.items() if columns.issuperset(sources)
         }
         self.known = columns | set(self.derived)
+        self.kinds = {field.name.lower(): field for field in table.schema}
         self.stored: Mask = is_true(pc.equal(table["status"], "success"))
         self._hashes: dict[int, Hashes] = {}
+        self._numbers: dict[str, tuple[Numbers, Mask | None]] = {}
+        self._texts: dict[str, tuple[pa.ChunkedArray, Mask | None]] = {}
+        self._readable: pa.Table | None = None
+
+    @property
+    def readable(self) -> pa.Table:
+        """The rows as rules see them in DuckDB."""
+        if self._readable is None:
+            self._readable = _readable(self.table)
+        return self._readable
+
+    def numbers(self, name: str) -> tuple[Numbers, Mask | None]:
+        """((rows,) the values of a column of numbers or booleans, any value where it is NULL,
+        (rows,) where it is NULL or NaN; None for nowhere)."""
+        if name not in self._numbers:
+            self._numbers[name] = _numbers_of(self.table[name])
+        return self._numbers[name]
+
+    def texts(self, name: str) -> tuple[pa.ChunkedArray, Mask | None]:
+        """(a column of text, (rows,) where it is NULL; None for nowhere)."""
+        if name not in self._texts:
+            column = self.table[name]
+            missing = column.is_null().to_numpy() if column.null_count else None
+            self._texts[name] = column, missing
+        return self._texts[name]
 
     def evaluate(self, sql: str, alive: Mask) -> pa.ChunkedArray:
         """`sql` for each row. It is not evaluated for rows that are not alive; they are NULL."""
@@ -66,7 +100,7 @@ class PartRows:
         is_alive = "row_is_alive"
         while is_alive in {name.lower() for name in self.known}:
             is_alive += "_"
-        table = self.table.append_column(is_alive, pa.array(alive))
+        table = self.readable.append_column(is_alive, pa.array(alive))
         self.connection.register(TABLE, table)
         columns = []
         for number, sql in enumerate(expressions):
@@ -74,19 +108,30 @@ class PartRows:
         answers: pa.Table = self._select(", ".join(columns)).to_arrow_table()
         return list(answers.columns)
 
-    def values_of_stored(self, sql: str) -> pa.ChunkedArray:
-        """`sql` for the stored rows; other rows are NULL or left out. A column of numbers is not
-        given to DuckDB."""
+    def values_of_stored(self, sql: str) -> tuple[pa.DataType, Numbers | None]:
+        """(type of `sql`, its values of the stored rows without NULL and NaN; None where it is no
+        number). A column of numbers is not given to DuckDB."""
         if sql in self.table.column_names:
-            column = self.table[sql]
-            if pa.types.is_floating(column.type) or pa.types.is_integer(column.type):
-                return column.filter(pa.array(self.stored))
-        return self.evaluate(sql, self.stored)
+            kind = self.table.schema.field(sql).type
+            if _is_number(kind):
+                values, missing = self.numbers(sql)
+                chosen = self.stored if missing is None else self.stored & ~missing
+                return kind, values[chosen]
+        answer = pc.drop_null(self.evaluate(sql, self.stored))
+        if pa.types.is_decimal(answer.type):  # a column times 0.5 is a decimal
+            answer = answer.cast(pa.float64())
+        if not _is_number(answer.type):
+            return answer.type, None
+        values = answer.to_numpy()
+        return answer.type, values[~np.isnan(values)]
 
-    def type_of(self, sql: str) -> str:
-        """DuckDB's type of an expression over the columns."""
-        self.connection.register(TABLE, self.table)
-        return str(self.relation(f"({sql})").types[0])
+    def types_of(self, expressions: Sequence[str]) -> list[str]:
+        """DuckDB's types of some expressions over the columns. An error may be that of any."""
+        self.connection.register(TABLE, self.readable)
+        columns = []
+        for number, sql in enumerate(expressions):
+            columns.append(f"({sql}) AS answer_{number}")
+        return [str(kind) for kind in self._select(", ".join(columns)).types]
 
     def relation(self, sql: str) -> Any:
         """`sql` over the registered rows."""
@@ -108,6 +153,23 @@ class PartRows:
         mask = np.zeros(len(self.stored), np.bool_)
         mask[self.stored] = values
         return mask
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_floating(kind) or pa.types.is_integer(kind))
+
+
+def _numbers_of(column: pa.ChunkedArray) -> tuple[Numbers, Mask | None]:
+    """What `PartRows.numbers` has of a column."""
+    missing: Mask | None = None
+    if pa.types.is_floating(column.type):
+        values = column.to_numpy()  # NULL becomes NaN
+        missing = np.isnan(values)
+        return values, missing if missing.any() else None
+    if column.null_count:
+        missing = column.is_null().to_numpy()
+        column = pc.fill_null(column, pa.scalar(0).cast(column.type))
+    return column.to_numpy(), missing
 
 
 def is_true(answer: Any) -> Mask:

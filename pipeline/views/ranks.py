@@ -1,8 +1,9 @@
 """The exact k-th value of any number of values that come in parts, in bounded memory.
 
-The parts are seen several times. The first time, values are counted in 2^20 bins of their order;
-the bin with the wanted rank is divided again until few enough values lie in it to be collected. A
-column of scores needs two passes. Memory: 8 MB a histogram, 8 bytes a collected value.
+Up to COLLECTED values are held, and one pass over the parts is enough. The parts of more values are
+seen several times. The first time, values are counted in 2^20 bins of their order; the bin with the
+wanted rank is divided again until few enough values lie in it to be collected. A column of scores
+needs two passes. Memory: 8 MB a histogram, 8 bytes a collected value.
 """
 
 from __future__ import annotations
@@ -48,8 +49,9 @@ class RankSearch:
         self._rank_of = rank
         self._prefix, self._shift = np.uint64(0), 64  # keys >> shift == prefix are searched
         self._below = 0  # values less than those
-        self._histogram = np.zeros(1 << BITS, np.int64)
-        self._collected: list[Values] | None = None
+        self._histogram: NDArray[np.int64] | None = None
+        self._collected: list[Values] | None = []  # all values, until they are too many
+        self._held = 0  # values that are collected in the first pass
         self._tallies: dict[Any, int] | None = None  # where all keys that are left are equal
         self._key = order_keys if key is None else key
         self._lock = threading.Lock()
@@ -61,6 +63,34 @@ class RankSearch:
 
     def add(self, values: Values) -> None:
         """One part: (n,) numbers without NaN. May be called from several threads."""
+        if self._shift == 64 and self._collected is not None:
+            with self._lock:
+                self._hold(values)
+            return
+        self._add(values)
+
+    def _hold(self, values: Values) -> None:
+        """Collect values of the first pass; once they are too many, count all in bins."""
+        if self._collected is None:  # another thread has reached the limit
+            self._count(self._key(values))
+            return
+        self._collected.append(values)
+        self._held += len(values)
+        if self._held > COLLECTED:
+            collected, self._collected = self._collected, None
+            for each in collected:
+                self._count(self._key(each))
+
+    def _count(self, keys: Keys) -> None:
+        """Count keys in bins. The caller holds the lock."""
+        bins = (keys >> np.uint64(self._next_shift)) & np.uint64((1 << BITS) - 1)
+        counts = np.bincount(bins.astype(np.int64), minlength=1 << BITS)
+        if self._histogram is None:
+            self._histogram = counts
+        else:
+            self._histogram += counts
+
+    def _add(self, values: Values) -> None:
         keys = self._key(values)
         if self._shift < 64:
             inside = (keys >> np.uint64(self._shift)) == self._prefix
@@ -75,10 +105,8 @@ class RankSearch:
             with self._lock:
                 self._collected.append(values)
             return
-        bins = (keys >> np.uint64(self._next_shift)) & np.uint64((1 << BITS) - 1)
-        counts = np.bincount(bins.astype(np.int64), minlength=1 << BITS)
         with self._lock:
-            self._histogram += counts
+            self._count(keys)
 
     @property
     def _next_shift(self) -> int:
@@ -90,12 +118,14 @@ class RankSearch:
             self._finish(self._tallies)
             return
         if self._collected is not None:
-            self._finish(self._around(np.concatenate(self._collected)))
+            if self._shift == 64:
+                self.count = self._held
+            if self.count:
+                self._finish(self._around(np.concatenate(self._collected)))
             return
+        assert self._histogram is not None
         if self.count is None:
             self.count = int(self._histogram.sum())
-            if not self.count:
-                return
         rank = self._rank_of(self.count)
         assert 1 <= rank <= self.count
         ends = self._below + np.cumsum(self._histogram)
@@ -109,13 +139,15 @@ class RankSearch:
             self._tallies = {}
         elif inside <= COLLECTED:
             self._collected = []
-        self._histogram[:] = 0
+        self._histogram = None
 
     def _around(self, values: Values) -> dict[Any, int]:
         """The value of the rank among those that were collected, and how many lie below it."""
         assert self.count is not None
         rank = self._rank_of(self.count) - self._below - 1
+        assert 0 <= rank < len(values)
         value = np.partition(values, rank)[rank]
+        value = values.dtype.type(value + 0)  # 0.0 for -0.0, which it equals
         self._below += int((values < value).sum())
         return {value: int((values == value).sum())}
 

@@ -7,7 +7,7 @@ passes over the parts of the pool.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import ceil
 from typing import Any, Protocol
@@ -19,6 +19,8 @@ import pyarrow.compute as pc
 
 from manifests.documents import RuleEffect, Threshold
 from pipeline.views.connections import borrowed_connection
+from pipeline.views.expressions.plain_tests import PlainTest, plain_test
+from pipeline.views.expressions.syntax import Tree, read_all
 from pipeline.views.part_rows import Mask, Numbers, PartRows, is_true
 from pipeline.views.ranks import Ranked, RankSearch
 from pipeline.views.rules import (
@@ -26,7 +28,9 @@ from pipeline.views.rules import (
     evaluation_error,
     null_unless_known,
     parse,
+    parse_top,
     to_sql,
+    wheres,
 )
 from pipeline.views.steps import Step
 from pipeline.views.unit_threads import map_units
@@ -34,7 +38,7 @@ from pipeline.views.unit_threads import map_units
 # A query costs about a millisecond of CPU besides the rows that it reads.
 TESTS_PER_QUERY = 32
 KEPT, UNSTORED, FIRST_STEP = 0, 1, 2  # codes of outcomes; each step has two: failed, missing
-Codes = np.ndarray[Any, np.dtype[np.int16]]
+Codes = np.ndarray[Any, np.dtype[np.int32]]
 
 
 class Part(Protocol):
@@ -57,10 +61,11 @@ class Rows(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowTest:
-    """One step. Exactly one of `sql` and `limit` is set."""
+    """One step. Exactly one of `sql`, `plain` and `limit` is set."""
 
     step: Step
     sql: str | None = None
+    plain: PlainTest | None = None
     limit: int | None = None  # stored rows with a smaller hash pass
     # Rows of the pool with the hash `limit` that pass too.
     ties: frozenset[int] = field(default_factory=frozenset)
@@ -81,23 +86,56 @@ def sizes_needed(steps: Iterable[Step]) -> set[str]:
     return {step.random_like for step in steps if step.random_like is not None}
 
 
-def check_steps(rows: PartRows, steps: Iterable[Step]) -> dict[str, _Top]:
-    """ValueError for SQL that would fail on any rows. Returns the thresholds that the steps need.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Draft:
+    """A step before its thresholds are known."""
+
+    step: Step
+    test: RowTest | None  # None for a random step, and where thresholds are missing
+    tops: dict[str, _Top]  # by the call as the rule spells it
+
+
+def check_steps(rows: PartRows, steps: Sequence[Step]) -> list[_Draft]:
+    """ValueError for SQL that would fail on any rows. What could be found out about each step.
 
     rows: none, with all columns.
     """
+    read_all(rows.connection, wheres(steps))
+    drafts = [_draft(rows, step) for step in steps]
+    with_sql = []
+    for draft in drafts:
+        if draft.test is not None and draft.test.sql is not None:
+            with_sql.append(draft.test)
+    for start in range(0, len(with_sql), TESTS_PER_QUERY):
+        _check_types(rows, with_sql[start : start + TESTS_PER_QUERY])
+    return [replace(draft, test=None) if draft.tops else draft for draft in drafts]
+
+
+def _draft(rows: PartRows, step: Step) -> _Draft:
     tops: dict[str, _Top] = {}
-    for step in steps:
-        if step.where is None:
-            continue
 
-        def threshold(call: str, column: str, share: Fraction, step: Step = step) -> float:
-            tops[call] = _Top(step=step, call=call, column=column, share=share)
-            _numbers(rows, tops[call])  # refuses text before any row is read
-            return 0.0
+    def threshold(call: str, column: str, share: Fraction) -> int | float:
+        tops[call] = _Top(step=step, call=call, column=column, share=share)
+        kind, _ = _numbers(rows, tops[call])  # refuses text before any row is read
+        return 0 if pa.types.is_integer(kind) else 0.0
 
-        _sql(rows, step, threshold)
-    return tops
+    test = None if step.where is None else _where_test(rows, step, threshold)
+    return _Draft(step=step, test=test, tops=tops)
+
+
+def _check_types(rows: PartRows, tests: Sequence[RowTest]) -> None:
+    """ValueError for a test with SQL that is not boolean."""
+    try:
+        kinds = rows.types_of([str(test.sql) for test in tests])
+    except duckdb.Error as error:
+        if len(tests) == 1:
+            raise evaluation_error(tests[0].step, error) from None
+        for test in tests:
+            _check_types(rows, [test])
+        raise AssertionError("expressions that DuckDB refuses together, and none alone") from None
+    for test, kind in zip(tests, kinds, strict=True):
+        if kind != "BOOLEAN":
+            raise test.step.error(f"it gives {kind}, not true or false")
 
 
 def compile_views(
@@ -107,8 +145,11 @@ def compile_views(
 
     sizes: of the views that random steps name.
     """
-    tops = {name: check_steps(rows, steps) for name, steps in views.items()}
-    wanted = {(top.column, top.share): top for of_view in tops.values() for top in of_view.values()}
+    drafts = {name: check_steps(rows, steps) for name, steps in views.items()}
+    wanted: dict[tuple[str, Fraction], _Top] = {}
+    for of_view in drafts.values():
+        for draft in of_view:
+            wanted |= {(top.column, top.share): top for top in draft.tops.values()}
     draws = {}
     for steps in views.values():
         for step in steps:
@@ -117,11 +158,14 @@ def compile_views(
     ranked = _find_tops(rows, source, wanted)
     drawn = size_limits(source, draws)
     compiled = {}
-    for name, steps in views.items():
-        thresholds = {}
-        for call, top in tops[name].items():
-            thresholds[call] = _threshold(ranked[top.column, top.share], top.share)
-        tests = [row_test(rows, step, thresholds, drawn, sizes) for step in steps]
+    for name in views:
+        thresholds: dict[str, Threshold] = {}
+        tests = []
+        for draft in drafts[name]:
+            for call, top in draft.tops.items():
+                thresholds[call] = _threshold(ranked[top.column, top.share], top.share)
+            test = draft.test or row_test(rows, draft.step, thresholds, drawn, sizes)
+            tests.append(test)
         compiled[name] = tests, thresholds
     return compiled
 
@@ -157,29 +201,44 @@ class ViewCounts:
 def outcome_codes(rows: PartRows, tests: Sequence[RowTest]) -> tuple[Codes, ViewCounts]:
     """((rows,) the outcome of each row, counts of them)."""
     alive = rows.stored.copy()
-    codes: Codes = np.where(alive, KEPT, UNSTORED).astype(np.int16)
+    codes: Codes = np.where(alive, KEPT, UNSTORED).astype(np.int32)
     counts = ViewCounts(len(tests))
-    counts.left[0] = alive.sum()
-    times = np.zeros(len(alive), np.int16)  # how many tests reject a row
-    rejections: list[Mask] = []
+    counts.left[0] = np.count_nonzero(alive)
+    times = np.zeros(len(alive), np.int32)  # how many tests reject a row
+    last = np.zeros(len(alive), np.int32)  # the last of them
     answers = _answers(rows, tests)
     for number, test in enumerate(tests):
-        if number in answers:
-            answer, on_all = answers.pop(number), True
-            passed, missing = is_true(answer), is_true(pc.is_null(answer))
-        else:
-            passed, missing, on_all = passed_of_stored(rows, test, alive)
-        rejections.append(rows.stored & ~passed if on_all else np.zeros_like(alive))
+        passed, missing, on_all = _evaluated(rows, number, test, alive, answers)
         counts.known[number] = on_all
-        times += rejections[-1]
-        codes[alive & ~passed] = FIRST_STEP + 2 * number
-        codes[alive & missing] = FIRST_STEP + 2 * number + 1
+        if on_all:
+            rejected = rows.stored & ~passed
+            counts.rejected[number] = np.count_nonzero(rejected)
+            times += rejected
+            last[rejected] = number
+        failed = np.flatnonzero(alive & ~passed)
+        codes[failed] = FIRST_STEP + 2 * number
+        if missing is not None:
+            codes[failed[missing[failed]]] = FIRST_STEP + 2 * number + 1
         alive &= passed
-        counts.left[number + 1] = alive.sum()
-    for number, rejected in enumerate(rejections):
-        counts.rejected[number] = rejected.sum()
-        counts.alone[number] = (rejected & (times == 1)).sum()
+        counts.left[number + 1] = np.count_nonzero(alive)
+    counts.alone[:] = np.bincount(last[times == 1], minlength=len(tests))
     return codes, counts
+
+
+def _evaluated(
+    rows: PartRows,
+    number: int,
+    test: RowTest,
+    alive: Mask,
+    answers: dict[int, pa.ChunkedArray],
+) -> tuple[Mask, Mask | None, bool]:
+    """What `passed_of_stored` gives; None for no row in which a value is missing."""
+    if test.plain is not None:
+        return *test.plain.evaluate(rows), True
+    if number in answers:
+        answer = answers.pop(number)
+        return is_true(answer), is_true(pc.is_null(answer)), True
+    return passed_of_stored(rows, test, alive)
 
 
 def _answers(rows: PartRows, tests: Sequence[RowTest]) -> dict[int, pa.ChunkedArray]:
@@ -212,21 +271,28 @@ def passed_of_stored(rows: PartRows, test: RowTest, alive: Mask) -> tuple[Mask, 
 # --- one step -----------------------------------------------------------------------------------
 
 
-def _sql(rows: PartRows, step: Step, threshold: Any) -> str:
-    """The step as a boolean SQL expression, NULL where a column that it reads is NULL.
+def _where_test(
+    rows: PartRows, step: Step, threshold: Callable[[str, str, Fraction], int | float]
+) -> RowTest:
+    """A step with SQL as a test of rows: by NumPy where that gives the same answers. SQL is NULL
+    where a column that it reads is NULL.
 
-    threshold: (call, column, share) -> number, for each top(). ValueError for a rule that is not
-    boolean.
+    threshold: (call, column, share) -> number, for each top().
     """
+    connection = rows.connection
     try:
-        expression = parse(rows.connection, step, rows.known)
-        sql = to_sql(rows.connection, expression, step, threshold)
-        kind = rows.type_of(sql)
+        expression = parse(connection, step, rows.known)
+
+        def of_call(call: Tree) -> int | float:
+            return threshold(*parse_top(connection, step, call))
+
+        plain = plain_test(expression.tree["select_list"][0], rows.kinds, of_call)
+        if plain is not None:
+            return RowTest(step=step, plain=plain)
+        sql = to_sql(connection, expression, step, threshold, rows.types_of)
     except duckdb.Error as error:
         raise evaluation_error(step, error) from None
-    if kind != "BOOLEAN":
-        raise step.error(f"it gives {kind}, not true or false")
-    return null_unless_known(sql, expression.not_null)
+    return RowTest(step=step, sql=null_unless_known(sql, expression.not_null))
 
 
 def row_test(
@@ -242,11 +308,14 @@ def row_test(
     if step.random_like is not None:
         limit, ties = drawn[step.seed, sizes[step.random_like]]
         return RowTest(step=step, limit=limit, ties=ties)
-    return RowTest(step=step, sql=_sql(rows, step, lambda call, *_: thresholds[call].value))
+    return _where_test(rows, step, lambda call, *_: thresholds[call].value)
 
 
 def _passed(rows: PartRows, test: RowTest, alive: Mask) -> tuple[Mask, Mask]:
     """((rows,) for which rows the test is true, (rows,) for which it is NULL)."""
+    if test.plain is not None:
+        passed, missing = test.plain.evaluate(rows)
+        return passed, np.zeros_like(alive) if missing is None else missing
     if test.sql is None:
         return _drawn(rows, test), np.zeros_like(alive)
     try:
@@ -288,7 +357,7 @@ def _find_tops(
                 part_rows = PartRows(connection, part.table, part.first_row)
                 for key, search in searches.items():
                     if not search.is_done:
-                        search.add(_numbers(part_rows, tops[key]))
+                        search.add(_numbers(part_rows, tops[key])[1])
 
     _end_searches(source, searches.values(), work)
     thresholds = {}
@@ -316,18 +385,15 @@ def _rank_from_above(share: Fraction) -> Any:
     return lambda count: count - ceil(share * count) + 1
 
 
-def _numbers(rows: PartRows, top: _Top) -> Numbers:
-    """(n,) the values of a column of the stored rows, without NULL and NaN."""
+def _numbers(rows: PartRows, top: _Top) -> tuple[pa.DataType, Numbers]:
+    """(type of a column, (n,) its values of the stored rows without NULL and NaN)."""
     try:
-        values = pc.drop_null(rows.values_of_stored(top.column))
+        kind, numbers = rows.values_of_stored(top.column)
     except duckdb.Error as error:
         raise evaluation_error(top.step, error) from None
-    if pa.types.is_decimal(values.type):  # a column times 0.5 is a decimal
-        values = values.cast(pa.float64())
-    if not (pa.types.is_floating(values.type) or pa.types.is_integer(values.type)):
-        raise top.step.error(f"{top.call} needs a number, and {top.column} is {values.type}")
-    numbers: Numbers = values.to_numpy()
-    return numbers[~np.isnan(numbers)]
+    if numbers is None:
+        raise top.step.error(f"{top.call} needs a number, and {top.column} is {kind}")
+    return kind, numbers
 
 
 def _threshold(ranked: Ranked, share: Fraction) -> Threshold:

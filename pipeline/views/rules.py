@@ -15,19 +15,29 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
 
 import duckdb
+import pyarrow as pa
 
 from manifests.schema import View
 from pipeline.views.connections import borrowed_connection
-from pipeline.views.sql_problems import binding_problem, syntax_problem, unknown_column
+from pipeline.views.expressions.computed_numbers import may_compute_nan, without_nan
+from pipeline.views.expressions.syntax import (
+    FORBIDDEN,
+    Tree,
+    is_top,
+    read_all,
+    replaced,
+    syntax_of,
+    text_of_argument,
+    text_of_tree,
+    walk,
+)
+from pipeline.views.sql_problems import binding_problem, unknown_column
 from pipeline.views.steps import Step, steps_of
-
-Tree = dict[str, Any]
 
 _HOST = (
     r"nullif(lower(regexp_extract({}, "
@@ -56,22 +66,6 @@ _CONSISTENT = (
     "length list_contains lower regexp_matches round starts_with upper"
 )
 CONSISTENT = frozenset(_CONSISTENT.split())
-FORBIDDEN = {
-    "SUBQUERY": "a subquery",
-    "WINDOW": "a window function",
-    "STAR": "*",
-    "PARAMETER": "a parameter",
-    "POSITIONAL_REFERENCE": "a column by number",
-}
-NULL_OPERATORS = frozenset({"OPERATOR_IS_NULL", "OPERATOR_IS_NOT_NULL", "OPERATOR_COALESCE"})
-BESIDE_AN_EXPRESSION = (
-    "modifiers",
-    "where_clause",
-    "group_expressions",
-    "having",
-    "qualify",
-    "sample",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +75,7 @@ class Expression:
     tree: Tree = field(repr=False)
     columns: frozenset[str]  # all that it reads, inside top() too
     not_null: frozenset[str]  # a row with NULL in one of these fails the rule as missing
+    may_compute_nan: bool
 
 
 def columns_of(views: Sequence[View], name: str, known: Iterable[str]) -> set[str]:
@@ -89,45 +84,71 @@ def columns_of(views: Sequence[View], name: str, known: Iterable[str]) -> set[st
     `known`: the columns that can be read. ValueError for a rule that reads another one or is no
     expression.
     """
-    known = {*known, *DERIVED}
+    steps = steps_of(views, name)
+    with borrowed_connection() as connection:
+        read_all(connection, wheres(steps))
+        return _columns_of_steps(connection, views, steps, {*known, *DERIVED})
+
+
+def _columns_of_steps(
+    connection: duckdb.DuckDBPyConnection,
+    views: Sequence[View],
+    steps: Sequence[Step],
+    known: set[str],
+) -> set[str]:
     columns = {"status"}
-    for step in steps_of(views, name):
+    for step in steps:
         if step.where is not None:
-            with borrowed_connection() as connection:
-                read = parse(connection, step, known).columns
-            for column in read:
+            for column in parse(connection, step, known).columns:
                 columns |= set(DERIVED[column][1]) if column in DERIVED else {column}
             continue
         columns.add("uid")
         if step.random_like is not None:
-            columns |= columns_of(views, step.random_like, known)
+            like = steps_of(views, step.random_like)
+            columns |= _columns_of_steps(connection, views, like, known)
     return columns
+
+
+def can_meet_nan(views: Sequence[View], name: str, kinds: Mapping[str, pa.DataType]) -> bool:
+    """True where a rule of a view, or of one that it is random like, reads a column of floats or
+    may compute NaN. kinds: of the columns that can be read."""
+    if any(pa.types.is_floating(kinds[column]) for column in columns_of(views, name, kinds)):
+        return True
+    for step in steps_of(views, name):
+        if step.random_like is not None and can_meet_nan(views, step.random_like, kinds):
+            return True
+    with borrowed_connection() as connection:
+        for where in wheres(steps_of(views, name)):
+            if may_compute_nan(syntax_of(connection, where)):
+                return True
+    return False
+
+
+def wheres(steps: Iterable[Step]) -> list[str]:
+    """The SQL of those steps that have some."""
+    return [step.where for step in steps if step.where is not None]
 
 
 def parse(connection: duckdb.DuckDBPyConnection, step: Step, known: Iterable[str]) -> Expression:
     """The expression of a step. ValueError for what no rule may contain and for columns not in
     `known`."""
     assert step.where is not None
-    tree = syntax_tree(connection, step.where, step)
-    lambda_names: set[str] = set()
-    for node in _nodes(tree["select_list"]):
-        _refuse(connection, step, node)
-        if node.get("class") == "LAMBDA":
-            lambda_names |= _column_names(node["lhs"])
-    columns = _column_names(tree["select_list"]) - lambda_names
-    of_row = _column_names(tree["select_list"], into_top=False) - lambda_names
-    null_aware: set[str] = set()
-    for node in _nodes(tree["select_list"], into_top=False):
-        if node.get("type") in NULL_OPERATORS:
-            null_aware |= _column_names(node["children"])
+    syntax = syntax_of(connection, step.where, step)
+    for node in syntax.forbidden:
+        kind = FORBIDDEN[node["class"]]
+        raise step.error(f"{kind} is not allowed in a rule; it looks at one row")
+    for call in syntax.calls:
+        _check_function(connection, step, call)
     spelling = {column.lower(): column for column in known}
-    for column in sorted(columns):
+    for column in sorted(syntax.columns):
         if column not in spelling:
             raise step.error(unknown_column(column, step.where, spelling))
+    not_null = syntax.of_row - syntax.null_aware
     return Expression(
-        tree=tree,
-        columns=frozenset(spelling[column] for column in columns),
-        not_null=frozenset(spelling[column] for column in of_row - null_aware),
+        tree=syntax.tree,
+        columns=frozenset(spelling[column] for column in syntax.columns),
+        not_null=frozenset(spelling[column] for column in not_null),
+        may_compute_nan=may_compute_nan(syntax),
     )
 
 
@@ -136,17 +157,22 @@ def to_sql(
     expression: Expression,
     step: Step,
     threshold: Callable[[str, str, Fraction], int | float],
+    types_of: Callable[[Sequence[str]], Sequence[str]],
 ) -> str:
-    """The rule with each top() replaced by `threshold(call, column, share)`, before any test for
-    NULL."""
+    """The rule with each top() replaced by `threshold(call, column, share)`, and NULL for NaN that
+    it computes, before any test for NULL. types_of: of expressions over the columns."""
 
-    def constant(call: Tree) -> Tree:
-        value = threshold(*parse_top(connection, step, call))
+    def constant(node: Tree) -> Tree | None:
+        if not is_top(node):
+            return None
+        value = threshold(*parse_top(connection, step, node))
         kind = "HUGEINT" if isinstance(value, int) else "DOUBLE"
-        node: Tree = syntax_tree(connection, f"CAST('{value!r}' AS {kind})")["select_list"][0]
-        return node
+        return syntax_of(connection, f"CAST('{value!r}' AS {kind})").expression
 
-    return text_of_tree(connection, _replace_top(expression.tree, constant))
+    tree = replaced(expression.tree, constant)
+    if expression.may_compute_nan:
+        tree = without_nan(connection, tree, types_of)
+    return text_of_tree(connection, tree)
 
 
 def null_unless_known(sql: str, columns: Iterable[str]) -> str:
@@ -168,12 +194,12 @@ def parse_top(
         argument.get("expression", argument)
         for argument in call.get("arguments") or call.get("children") or []
     ]
-    nested = any(node.get("function_name") == "top" for node in _nodes(arguments))
+    nested = any(is_top(node) for node in walk(arguments))
     if len(arguments) != 2 or nested:
         raise step.error("top() takes a column and a share, as in top(clip_score, 0.30)")
-    empty_select = syntax_tree(connection, "1")
+    empty_select = syntax_of(connection, "1").tree
     column, share_text = (
-        text_of_tree(connection, {**empty_select, "select_list": [argument]})
+        text_of_argument(json.dumps({**empty_select, "select_list": [argument]}))
         for argument in arguments
     )
     try:
@@ -187,46 +213,13 @@ def parse_top(
     return f"top({column}, {share_text})", column, share
 
 
-def syntax_tree(connection: duckdb.DuckDBPyConnection, sql: str, step: Step | None = None) -> Tree:
-    """DuckDB's syntax tree of `SELECT sql`. ValueError if that is not one expression."""
-    step = step or Step(name="", where=sql)
-    answer = connection.execute("SELECT json_serialize_sql(?)", [f"SELECT {sql}"]).fetchall()[0][0]
-    parsed = json.loads(answer)
-    if parsed["error"]:
-        raise step.error(syntax_problem(str(parsed["error_message"]), sql))
-    node: Tree = parsed["statements"][0]["node"]
-    is_one_expression = (
-        len(parsed["statements"]) == 1
-        and node["type"] == "SELECT_NODE"
-        and len(node["select_list"]) == 1
-        and not node["select_list"][0]["alias"]
-        and node["from_table"]["type"] == "EMPTY"
-        and not any(node.get(key) for key in BESIDE_AN_EXPRESSION)
-    )
-    if not is_one_expression:
-        raise step.error("it must be one SQL expression and nothing beside it")
-    return node
-
-
-def text_of_tree(connection: duckdb.DuckDBPyConnection, node: Tree) -> str:
-    """A syntax tree as SQL, without its SELECT."""
-    statement = json.dumps({"error": False, "statements": [{"node": node}]})
-    text = connection.execute("SELECT json_deserialize_sql(?)", [statement]).fetchall()[0][0]
-    return str(text).removeprefix("SELECT ")
-
-
 def evaluation_error(step: Step, error: duckdb.Error) -> ValueError:
     """What DuckDB says about a rule that it can read and not evaluate, as an error of the step."""
     return step.error(binding_problem(error, _allowed_functions()))
 
 
-def _refuse(connection: duckdb.DuckDBPyConnection, step: Step, node: Tree) -> None:
-    """ValueError for a node that no rule may contain."""
-    kind = node.get("class")
-    if kind in FORBIDDEN:
-        raise step.error(f"{FORBIDDEN[kind]} is not allowed in a rule; it looks at one row")
-    if kind != "FUNCTION":
-        return
+def _check_function(connection: duckdb.DuckDBPyConnection, step: Step, node: Tree) -> None:
+    """ValueError for the call of a function that no rule may contain."""
     name = str(node["function_name"]).lower()
     if name in CONSISTENT:
         return
@@ -270,40 +263,3 @@ def _refused_functions() -> dict[str, str]:
         elif kind == "aggregate" and name not in scalar:
             refused.setdefault(name, "aggregate")
     return {**refused, **dict.fromkeys(CLOCKS, "unstable")}
-
-
-def _is_top(node: Tree) -> bool:
-    return node.get("class") == "FUNCTION" and str(node["function_name"]).lower() == "top"
-
-
-def _nodes(value: Any, *, into_top: bool = True) -> Iterator[Tree]:
-    """Every mapping inside a tree, outer ones first. `into_top`: also what stands inside top()."""
-    if isinstance(value, dict):
-        if not into_top and _is_top(value):
-            return
-        yield value
-        for inner in value.values():
-            yield from _nodes(inner, into_top=into_top)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _nodes(inner, into_top=into_top)
-
-
-def _column_names(value: Any, *, into_top: bool = True) -> set[str]:
-    """The columns of a tree in lower case, as SQL compares them."""
-    return {
-        str(node["column_names"][-1]).lower()
-        for node in _nodes(value, into_top=into_top)
-        if node.get("class") == "COLUMN_REF"
-    }
-
-
-def _replace_top(value: Any, constant: Callable[[Tree], Tree]) -> Any:
-    """A copy of a tree with `constant(call)` in place of every top()."""
-    if isinstance(value, list):
-        return [_replace_top(inner, constant) for inner in value]
-    if not isinstance(value, dict):
-        return value
-    if _is_top(value):
-        return constant(value)
-    return {key: _replace_top(inner, constant) for key, inner in value.items()}

@@ -36,7 +36,9 @@ from pipeline.views.choose import Selection, check, choose_parts
 from pipeline.views.joined_columns import JoinedColumns
 from pipeline.views.mask_files import MaskFiles, has_masks, kept_by_shard
 from pipeline.views.outcomes.view_hash import hash_rows
+from pipeline.views.rules import can_meet_nan
 from pipeline.views.steps import is_selected, rule_text, rules_hash, rules_of
+from pipeline.views.unit_threads import few_collections
 
 RANDOM_SEED = re.compile(r"(?<=.)\.seed-\d+$")  # ends the name of a random view of one seed
 VIEW_NAME = re.compile(r"[\w-][\w.-]{0,99}")  # not "..", not hidden, fits a file name
@@ -53,11 +55,15 @@ class Inputs:
     rules: tuple[dict[str, Any], ...]
     scores: dict[str, str]  # filter -> NAME@ID
     fingerprint: str
+    nan_is_missing: bool | None = None  # None where no rule can meet NaN
 
     def made(self, document: ViewDocument | None) -> bool:
         """True if `document` was made from these inputs."""
         return document is not None and self == Inputs(
-            rules=document.rules, scores=document.scores, fingerprint=document.fingerprint
+            rules=document.rules,
+            scores=document.scores,
+            fingerprint=document.fingerprint,
+            nan_is_missing=document.nan_is_missing,
         )
 
 
@@ -77,6 +83,7 @@ def check_views(recipe: Recipe) -> None:
         scored.columns_of_view(recipe, view.name, columns)
 
 
+@few_collections()
 def choose_views(
     pool: str,
     recipe: Recipe,
@@ -99,12 +106,13 @@ def choose_views(
     columns: set[str] = set()
     sets: dict[str, Any] = {}
     # What filter.py --columns lists: extra columns are the pool's, whatever this recipe names.
-    in_sidecars = disk.read_schema(commits.sidecar(int(commits.shards[0]))).names
+    sidecar = disk.read_schema(commits.sidecar(int(commits.shards[0])))
     pool_sets = PoolSets(commits, specs_of_recipe(recipe))
     scored = ScoredColumns(pool_sets.instances)
+    kinds = {**scored.kinds, **dict(zip(sidecar.names, sidecar.types, strict=True))}
     for name in wanted:
         recipe.view(name)
-        used, instances = scored.columns_of_view(recipe, name, in_sidecars)
+        used, instances = scored.columns_of_view(recipe, name, sidecar.names)
         for instance in instances:
             if instance not in sets:
                 sets[instance] = pool_sets.require(instance)
@@ -112,6 +120,7 @@ def choose_views(
             rules=rules_of(recipe.views, name),
             scores={instance: sets[instance][0] for instance in instances},
             fingerprint=commits.fingerprint,
+            nan_is_missing=can_meet_nan(recipe.views, name, kinds) or None,
         )
         document = read_view(pool, name)
         if document is not None and inputs.made(document) and has_masks(commits, name):
@@ -129,6 +138,7 @@ def choose_views(
     return {name: documents[name] for name in wanted}
 
 
+@few_collections()
 def random_like(
     pool: str, view: str, seeds: Sequence[int] | None = None, fence: int | None = None
 ) -> dict[str, ViewDocument]:
@@ -149,7 +159,12 @@ def random_like(
         rule = Rule(name="random", random_like=view, seed=seed or 0)
         plain = {"name": "random", "random_like": view, "seed": seed or 0}
         rules = ({**plain, "like": rules_hash(model.rules)},)
-        inputs = Inputs(rules=rules, scores=model.scores, fingerprint=commits.fingerprint)
+        inputs = Inputs(
+            rules=rules,
+            scores=model.scores,
+            fingerprint=commits.fingerprint,
+            nan_is_missing=model.nan_is_missing,
+        )
         document = read_view(pool, name)
         if document is not None and inputs.made(document) and has_masks(commits, name):
             documents[name] = document
@@ -338,6 +353,7 @@ def write_view(
         fingerprint=inputs.fingerprint,
         scores=inputs.scores,
         rows_sha256=rows_sha256,
+        nan_is_missing=inputs.nan_is_missing,
         shards=kept_by_shard(commits, kept),
         table=table,
     )
@@ -360,6 +376,8 @@ def _change_line(before: ViewDocument, after: ViewDocument) -> str:
         changes.append(f"scores were {', '.join(old)} and are {', '.join(new)}")
     if before.fingerprint != after.fingerprint:
         changes.append(f"the pool had {count_shards(before)} shards and has {count_shards(after)}")
+    if before.nan_is_missing != after.nan_is_missing and before.rules == after.rules:
+        changes.append("NaN counts as a missing value")
     return (
         f"view {after.name} changed: {'; '.join(changes)}; "
         f"it kept {before.kept} rows and keeps {after.kept}"

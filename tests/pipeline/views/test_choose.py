@@ -214,7 +214,7 @@ def test_a_share_is_the_decimal_that_was_written() -> None:
 def test_top_of_an_expression_and_of_numbers_that_are_none() -> None:
     rows = table(score=[0.5, 0.1, math.nan, 0.3], words=[1, 9, 1, 1])
     rule = "score < 1 AND score + words * 0.5 >= top(score + words * 0.5, 0.1)"
-    assert outcomes(rows, view("v", ("w", rule))) == ["w", None, "w", "w"]
+    assert outcomes(rows, view("v", ("w", rule))) == ["w", None, "w:missing", "w"]
 
 
 @pytest.mark.slow
@@ -371,6 +371,45 @@ def test_a_null_of_a_derived_column_and_of_a_name_in_quotes() -> None:
     rows = table(**{"class": ["a", None, "b"]})
     rule = view("v", ("r", "CASE WHEN \"class\" = 'b' THEN false ELSE true END"))
     assert outcomes(rows, rule) == [None, "r:missing", "r"]
+
+
+# --- NaN ------------------------------------------------------------------------------------------
+
+# (rule, its outcome for score = NaN, 0.9, 0.1); all would keep NaN, or count it as a failure, if
+# NaN were the largest number
+NANS = [
+    ("score > 0.5", MISSING, KEPT, FAILS),
+    ("score >= 0.5", MISSING, KEPT, FAILS),
+    ("score < 0.5", MISSING, FAILS, KEPT),
+    ("score <= 0.5", MISSING, FAILS, KEPT),
+    ("score = 0.5", MISSING, FAILS, FAILS),
+    ("score <> 0.5", MISSING, KEPT, KEPT),
+    ("0.5 < score", MISSING, KEPT, FAILS),
+    ("NOT score < 0.5", MISSING, KEPT, FAILS),
+    ("NOT (score >= 0.5 AND words = 5)", MISSING, FAILS, KEPT),
+    ("score BETWEEN 0.5 AND 1", MISSING, KEPT, FAILS),
+    ("score NOT BETWEEN 0 AND 0.5", MISSING, KEPT, FAILS),
+    ("score IN (0.5, 0.75)", MISSING, FAILS, FAILS),
+    ("score NOT IN (0.5, 0.75)", MISSING, KEPT, KEPT),
+    ("score >= top(score, 1)", MISSING, KEPT, KEPT),
+    ("score >= top(score, 0.5)", MISSING, KEPT, FAILS),
+    ("score * 2 > 1", MISSING, KEPT, FAILS),
+    ("greatest(score, words) > 0.5", MISSING, KEPT, KEPT),
+    ("score IS DISTINCT FROM 0.5", MISSING, KEPT, KEPT),
+    ("NOT isnan(score)", MISSING, KEPT, KEPT),
+    ("score IS NULL OR score > 0.5", KEPT, KEPT, FAILS),
+    ("coalesce(score, 1) > 0.5", KEPT, KEPT, FAILS),
+]
+
+
+@pytest.mark.parametrize("case", NANS, ids=lambda case: case[0])
+def test_nan_is_a_missing_value(case: tuple[str, ...]) -> None:
+    # rows of 0.5 and 0.75, so that no rule keeps nothing
+    rows = table(words=[5, 5, 5, 5, 5], score=[math.nan, 0.9, 0.1, 0.5, 0.75])
+    chosen = choose({"0": rows}, [view("v", ("r", case[0]))])["v"]
+    assert chosen.tables["0"]["rule"].to_pylist()[:3] == list(case[1:])
+    for threshold in chosen.thresholds.values():
+        assert (threshold.rows, threshold.kept) == (4, chosen.kept), "the rows that are kept"
 
 
 # --- samples --------------------------------------------------------------------------------------

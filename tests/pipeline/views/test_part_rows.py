@@ -20,9 +20,9 @@ def test_an_expression_is_not_evaluated_for_rows_that_are_gone() -> None:
     alive = np.array([True, False, True])
     assert rows.evaluate("x = 0", alive).to_pylist() == [True, None, None]
     assert is_true(rows.evaluate("x = 0", alive)).tolist() == [True, False, False]
-    assert rows.type_of("x = 0") == "BOOLEAN"
+    assert rows.types_of(["x = 0", "x"]) == ["BOOLEAN", "BIGINT"]
     with pytest.raises(Exception, match="y"):
-        rows.type_of("y = 0")
+        rows.types_of(["x = 0", "y = 0"])
 
 
 def test_a_column_may_have_the_name_of_ours() -> None:

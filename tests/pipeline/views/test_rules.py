@@ -89,7 +89,7 @@ def test_a_threshold_takes_the_place_of_top() -> None:
         return 0.25
 
     expression = rules.parse(connection, step, COLUMNS)
-    sql = rules.to_sql(connection, expression, step, threshold)
+    sql = rules.to_sql(connection, expression, step, threshold, lambda texts: [])
     assert calls == [("top(score, 0.3)", "score", Fraction(3, 10))]
     assert connection.sql(f"SELECT {sql} FROM (SELECT 0.25::DOUBLE AS score)").fetchall() == [
         (True,)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,30 @@ def test_a_view_is_made_again_only_when_something_changed(pool: str) -> None:
     write_shard(pool, 3, list(enumerate(rows(5), start=30)))
     scorer.score(pool, FILTERS, engine="inline")
     assert made_again(recipe(RAW, longer, ALIKE, darker)) == {"raw", "long", "alike", "bright"}
+
+
+def test_a_view_of_before_nan_was_missing_is_made_again(
+    pool: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A document that does not say so, of a view whose rules can meet NaN, and of one that is
+    random like it. No column of `words` can have NaN: its document stays as it was."""
+    words = view("words", ("words", "caption_words > 3"))
+    views = recipe(TOP, words, ALIKE)
+    made = view_files.choose_views(pool, views)
+    assert {name: document.nan_is_missing for name, document in made.items()} == {
+        "bright": True,
+        "words": None,
+        "alike": True,
+    }
+    assert "nan_is_missing" not in Path(pool, "views", "words.json").read_text()
+    for name, document in made.items():
+        old = replace(document, nan_is_missing=None, kept=1)
+        disk.write_json(PoolLayout(pool).view_json(name), old.document(), sealed=True)
+    caplog.clear()
+    again = view_files.choose_views(pool, views)
+    assert again == {**made, "words": replace(made["words"], kept=1)}
+    (message,) = [line for line in caplog.messages if "bright" in line and "changed" in line]
+    assert message.startswith("view bright changed: NaN counts as a missing value; it kept 1 rows")
 
 
 def test_some_views_of_a_recipe(pool: str) -> None:

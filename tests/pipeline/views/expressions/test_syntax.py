@@ -1,0 +1,75 @@
+"""Syntax trees: read together or alone, walked at any depth, nested too deeply is said."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.views.connections import connect
+from pipeline.views.expressions import syntax
+from pipeline.views.expressions.syntax import (
+    column_names,
+    is_not_top,
+    read_all,
+    replaced,
+    syntax_of,
+    text_of_tree,
+    walk,
+)
+from pipeline.views.steps import Step
+
+
+def test_many_are_read_with_one_query_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(syntax, "_kept", syntax._Kept())
+    connection = connect(threads=1)
+    read_all(connection, ["a > 1", "b > ", "a > 1", "c = 'x' AND top(d, 0.5) > 1"])
+    monkeypatch.setattr(syntax, "_serialized", lambda *_: pytest.fail("it is read again"))
+    last = syntax_of(connection, "c = 'x' AND top(d, 0.5) > 1")
+    assert (last.columns, last.of_row) == ({"c", "d"}, {"c"})
+    assert syntax_of(connection, "a > 1") is syntax_of(connection, "a > 1")
+
+
+def test_wrong_ones_are_named_when_they_are_asked_for() -> None:
+    connection = connect(threads=1)
+    read_all(connection, ["b > "])
+    with pytest.raises(ValueError, match=r"rule 'mine' .*it ends too early"):
+        syntax_of(connection, "b > ", Step(name="mine", where="b > "))
+
+
+@pytest.mark.parametrize("depth", [300, 900, 5000])
+def test_any_depth_is_read_or_refused(depth: int) -> None:
+    connection = connect(threads=1)
+    try:
+        tree = syntax_of(connection, "a" + " + 1" * depth + " > 1")
+    except ValueError as error:
+        assert "nested too deeply" in str(error)
+        assert depth > 300
+        return
+    assert tree.columns == {"a"}
+
+
+def test_what_stays_in_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = syntax._Kept()
+    monkeypatch.setattr(syntax, "_kept", kept)
+    monkeypatch.setattr(syntax, "KEPT_TEXTS", 3)
+    connection = connect(threads=1)
+    read_all(connection, [f"a > {number}" for number in range(9)])
+    assert list(kept._syntax) == ["a > 6", "a > 7", "a > 8"]
+    monkeypatch.setattr(syntax, "KEPT_CHARACTERS", 20)
+    read_all(connection, ["long_name > 1234567"])
+    assert list(kept._syntax) == ["long_name > 1234567"]
+
+
+def test_walks_and_copies() -> None:
+    connection = connect(threads=1)
+    tree = syntax_of(connection, "a > top(b, 0.1) AND c IN ('x', 'y')").tree
+    assert column_names(tree) == {"a", "b", "c"}
+    assert column_names(tree, into=is_not_top) == {"a", "c"}
+    assert sum(node.get("class") == "CONSTANT" for node in walk(tree)) == 3
+    one = syntax_of(connection, "1").expression
+
+    def other(node: syntax.Tree) -> syntax.Tree | None:
+        return one if node.get("class") == "COLUMN_REF" else None
+
+    text = text_of_tree(connection, replaced(tree, other))
+    assert column_names(syntax_of(connection, text).tree) == set()
+    assert column_names(tree) == {"a", "b", "c"}, "the tree itself has not changed"
