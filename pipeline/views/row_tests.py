@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import partial
 from math import ceil
 from typing import Any, Protocol
 
@@ -102,10 +103,8 @@ def check_steps(rows: PartRows, steps: Sequence[Step]) -> list[_Draft]:
     """
     read_all(rows.connection, wheres(steps))
     drafts = [_draft(rows, step) for step in steps]
-    with_sql = []
-    for draft in drafts:
-        if draft.test is not None and draft.test.sql is not None:
-            with_sql.append(draft.test)
+    tests = [draft.test for draft in drafts if draft.test is not None]
+    with_sql = [test for test in tests if test.sql is not None]
     for start in range(0, len(with_sql), TESTS_PER_QUERY):
         _check_types(rows, with_sql[start : start + TESTS_PER_QUERY])
     return [replace(draft, test=None) if draft.tops else draft for draft in drafts]
@@ -346,7 +345,7 @@ def _find_tops(
     searches = {}
     columns = {"status"}
     for key, top in tops.items():
-        searches[key] = RankSearch(_rank_from_above(top.share))
+        searches[key] = RankSearch(partial(_rank_from_above, top.share))
         step = Step(name=top.step.name, where=top.column, view=top.step.view)
         for column in parse(rows.connection, step, rows.known).columns:
             columns |= set(DERIVED[column][1]) if column in DERIVED else {column}
@@ -381,8 +380,12 @@ def _end_searches(
                 search.end_pass()
 
 
-def _rank_from_above(share: Fraction) -> Any:
-    return lambda count: count - ceil(share * count) + 1
+def _size(size: int, count: int) -> int:
+    return size
+
+
+def _rank_from_above(share: Fraction, count: int) -> int:
+    return count - ceil(share * count) + 1
 
 
 def _numbers(rows: PartRows, top: _Top) -> tuple[pa.DataType, Numbers]:
@@ -411,7 +414,7 @@ def size_limits(
     source: Rows, draws: Mapping[tuple[int, int], Step]
 ) -> dict[tuple[int, int], tuple[int, frozenset[int]]]:
     """(seed, size) -> (the size-th smallest hash, the rows with that hash that are drawn too)."""
-    searches = {(seed, size): RankSearch(_constant(size), lambda h: h) for seed, size in draws}
+    searches = {(seed, size): RankSearch(partial(_size, size), lambda h: h) for seed, size in draws}
 
     def work(unit: int) -> None:
         with borrowed_connection() as connection:
@@ -432,10 +435,6 @@ def size_limits(
         else:
             draws_made[seed, size] = last, _first_ties(source, seed, last, missing)
     return draws_made
-
-
-def _constant(size: int) -> Any:
-    return lambda count: size
 
 
 def _first_ties(source: Rows, seed: int, last: int, count: int) -> frozenset[int]:
