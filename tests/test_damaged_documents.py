@@ -69,7 +69,7 @@ def test_a_url_without_its_package_names_the_extra(
     monkeypatch.setitem(sys.modules, "s3fs", None)
     status, lines = run(reader, "s3://bucket/pool", capsys)
     assert (status, len(lines)) == (2, 1)
-    assert "pip install 'clipmill[s3]'" in lines[0]
+    assert "pip install -e '.[s3]'" in lines[0]
 
 
 DAMAGE = {

@@ -16,8 +16,8 @@ from manifests.disk.retry import http_status, retried
 
 # What installs the filesystem of a protocol that fsspec does not bring along.
 EXTRAS = {
-    "s3": "the extra `s3` of clipmill (pip install 'clipmill[s3]')",
-    "s3a": "the extra `s3` of clipmill (pip install 'clipmill[s3]')",
+    "s3": "the extra `s3` of clipmill (pip install -e '.[s3]')",
+    "s3a": "the extra `s3` of clipmill (pip install -e '.[s3]')",
     "gs": "the package gcsfs",
     "gcs": "the package gcsfs",
 }

@@ -153,8 +153,8 @@ def download(config: dict[str, Any]) -> Downloader:
 def version_of(python: str) -> str:
     """The version of img2dataset that an interpreter has. ValueError where it has none."""
     missing = (
-        f"fetch.engine is img2dataset, but {python} has no img2dataset: pip install "
-        '"clipmill[img2dataset]" into it, or name its interpreter as fetch.img2dataset_python'
+        f"fetch.engine is img2dataset, but {python} has no img2dataset: "
+        "pip install img2dataset into it, or name its interpreter as fetch.img2dataset_python"
     )
     try:
         answer = subprocess.run(

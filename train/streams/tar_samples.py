@@ -83,6 +83,6 @@ def _webdataset() -> Any:
     except ImportError as error:
         raise ValueError(
             f"tars are streamed by webdataset, which cannot be imported ({error}); "
-            "run pip install 'clipmill[stream]', or adopt the tars into a pool"
+            "run pip install -e '.[stream]', or adopt the tars into a pool"
         ) from error
     return tar_file_expander, group_by_keys

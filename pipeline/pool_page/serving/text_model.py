@@ -47,7 +47,7 @@ class TextModel:
         if missing:
             raise ValueError(
                 f"a text needs the model of the embeddings, and {missing[0]} is not installed "
-                "here: pip install 'clipmill[score]', or choose an image instead"
+                "here: pip install -e '.[score]', or choose an image instead"
             )
         # The filter as it is recorded; the device is this machine's.
         options = {**document.options, "device": "auto"}
