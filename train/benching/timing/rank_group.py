@@ -19,6 +19,7 @@ from train.benching.report import Measurement
 from train.dist import launch
 
 ROOT = Path(__file__).resolve().parents[3]
+PARENT = "CLIPMILL_BENCH_PARENT"  # the process that has started the ranks
 PARENT_S = 0.2  # between two looks whether the parent is still there
 LONGEST_REASON = 300
 # Parts of the messages of a rank whose connection to another one is lost
@@ -38,7 +39,7 @@ def measure_in_ranks(module: str, plan: Any, ranks: int) -> Measurement:
     """
     with tempfile.TemporaryDirectory(prefix="clipmill-bench-") as folder:
         disk.write_json(disk.join(folder, "plan.json"), plan)
-        variables = {"PYTHONPATH": str(ROOT)}
+        variables = {"PYTHONPATH": str(ROOT), PARENT: str(os.getpid())}
         status = launch.launch_ranks([sys.executable, "-m", module, folder], ranks, variables)
         if status > 128:
             signal.raise_signal(status - 128)
@@ -80,9 +81,9 @@ def serve_rank(folder: str, plan_kind: type, measure: Callable[[Any, str], Measu
     """Measure as the rank that the environment names, and write the figures or the reason. The exit
     status.
 
-    The process ends with its parent.
+    The process ends with its parent, also with one that has ended while this one imported torch.
     """
-    parent = os.getppid()
+    parent = int(os.environ.get(PARENT, os.getppid()))
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     rank = int(os.environ["RANK"])
     console.start_logging(logging.WARNING if rank == 0 else logging.ERROR)

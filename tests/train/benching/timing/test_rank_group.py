@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from typing import Any
 
 import pytest
@@ -89,3 +90,25 @@ def test_a_reason_is_one_short_line() -> None:
     assert reason_of(ValueError("a\n  b")) == "a b"
     assert reason_of(MemoryError()) == "MemoryError"
     assert len(reason_of(ValueError("long " * 200))) <= rank_group.LONGEST_REASON
+
+
+def test_a_rank_ends_with_the_process_that_started_it_even_if_that_has_ended_before(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is killed while its ranks import torch is not their parent any more."""
+    gone = 2**22 + 1  # above the largest number of a process
+    ended: list[int] = []
+    monkeypatch.setattr(rank_group.os, "_exit", ended.append)
+    monkeypatch.setenv(rank_group.PARENT, str(gone))
+    monkeypatch.setenv("RANK", "0")
+    written = StepPlan(config=configure({"model": "test"}), blend=None, iterations=1)
+    disk.write_json(tmp_path / "plan.json", written)
+
+    def measure(*_: Any) -> Measurement:
+        until = time.monotonic() + 30
+        while not ended and time.monotonic() < until:
+            time.sleep(0.01)
+        return Measurement(figures={}, rates=())
+
+    serve_rank(str(tmp_path), StepPlan, measure)
+    assert ended == [console.EXIT_INCOMPLETE]
