@@ -31,7 +31,7 @@ from train.benching.report import Cell
 from train.benching.tables import text_table
 from train.benching.timing import percentile_figures, spread_figures
 from train.config import TrainConfig, model_config
-from train.formats import load_model
+from train.formats import StoredGraphs, load_model, model_files, read_graphs
 from train.inference import (
     BACKENDS,
     REQUESTS,
@@ -61,6 +61,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"mode infer: of {', '.join(BACKENDS)} (default: all that can run here)",
     )
     parser.add_argument(
+        "--graphs",
+        metavar="FOLDER",
+        help="mode infer: measure these graphs of train/export.py --onnx, and export none; --model "
+        "is the run that they were made from",
+    )
+    parser.add_argument(
         "--cpu-threads",
         type=int,
         metavar="N",
@@ -82,6 +88,7 @@ def measure(options: BenchOptions, args: argparse.Namespace) -> Iterator[Cell]:
     if options.data != SYNTHETIC:
         raise ValueError("mode infer measures synthetic images; leave --data out")
     subjects = planned_subjects(options)
+    graphs = None if args.graphs is None else graphs_of(args.graphs, subjects, options)
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
     try:
@@ -92,9 +99,10 @@ def measure(options: BenchOptions, args: argparse.Namespace) -> Iterator[Cell]:
                     model=model,
                     config=config,
                     device=device_of(options.changes.get("device", "auto")),
-                    text_length=options.text_length or model.config.context_length,
+                    text_length=text_length_of(options, graphs) or model.config.context_length,
                     threads=torch.get_num_threads(),
                     folder=Path(folder),
+                    graphs=graphs,
                 )
                 yield from _of_model(subject.label, setup, names, options, args)
     finally:
@@ -158,6 +166,25 @@ def read_trained(source: str, options: BenchOptions) -> CLIP:
             f"text-length is {options.text_length}; {source} takes 1 to {longest} tokens"
         )
     return model
+
+
+def graphs_of(folder: str, subjects: Sequence[Subject], options: BenchOptions) -> StoredGraphs:
+    """The stored graphs. ValueError where they are of another model or another text length."""
+    graphs = read_graphs(folder)
+    trained = subjects[0].trained
+    if len(options.models) > 1 or trained is None:
+        raise ValueError("--graphs goes with one --model, the run that they were made from")
+    if model_files.weights_sha256(trained.state_dict()) != graphs.weights_sha256:
+        raise ValueError(f"the graphs of {folder} have other weights than {subjects[0].label}")
+    fixed, wanted = graphs.options.text_length, options.text_length
+    if fixed is not None and wanted not in (None, fixed):
+        raise ValueError(f"text-length is {wanted}; the graphs of {folder} take {fixed} tokens")
+    return graphs
+
+
+def text_length_of(options: BenchOptions, graphs: StoredGraphs | None) -> int | None:
+    """The stated length of texts, or that of stored graphs; None: the context of the model."""
+    return options.text_length or (None if graphs is None else graphs.options.text_length)
 
 
 def backend_names(text: str | None) -> tuple[tuple[str, ...], bool]:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from train.formats import model_files, nemo, open_clip_files
 from train.formats.model_files import load_model
-from train.formats.onnx_folder import TOLERANCES, example_inputs, save_onnx, source_name
+from train.formats.onnx_folder import (
+    TOLERANCES,
+    StoredGraphs,
+    example_inputs,
+    read_graphs,
+    save_onnx,
+    source_name,
+)
 from train.formats.onnx_graphs import (
     ImageTower,
     OnnxOptions,
@@ -18,6 +25,7 @@ __all__ = [
     "TOLERANCES",
     "ImageTower",
     "OnnxOptions",
+    "StoredGraphs",
     "TextTower",
     "example_inputs",
     "from_open_clip",
@@ -27,6 +35,7 @@ __all__ = [
     "nemo",
     "open_clip_config",
     "open_clip_files",
+    "read_graphs",
     "save_onnx",
     "source_name",
     "write_graphs",

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from train.config import TrainConfig
-from train.formats import ImageTower, TextTower
+from train.formats import ImageTower, StoredGraphs, TextTower
 from train.model import CLIP, to_device
 from train.pixels import normalise
 from train.step import matmul_precision, precision_context
@@ -49,6 +49,7 @@ class Setup:
     text_length: int
     threads: int  # of the processor, inside an operation
     folder: Path  # for files, such as graphs; it is there
+    graphs: StoredGraphs | None = None  # of the same model, in the place of new ones
 
 
 class Backend(ABC):

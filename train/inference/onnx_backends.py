@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from train.formats import OnnxOptions, missing_packages, write_graphs
 from train.inference.backends import Backend, Outputs, Setup, Unavailable
+from train.pixels import normalise
 
 # The setting `precision` -> the type of the graph.
 GRAPH_DTYPES = {"fp32": "fp32", "tf32": "fp32", "fp16": "fp16"}
@@ -40,19 +42,22 @@ class OnnxRuntime(Backend):
             raise Unavailable(
                 f"this onnxruntime has no {providers[0][0]}, only {', '.join(available)}"
             )
-        options = OnnxOptions(dtype=dtype, text_length=setup.text_length, pixels="uint8")
-        folder = setup.folder / dtype
-        if not folder.exists():  # one export serves both back ends of this module
-            folder.mkdir()
-            write_graphs(setup.model, folder, options, {})
+        folder, options = _graphs(setup, dtype)
+        self.config = setup.model.config
+        self.takes_pixels = options.pixels == "uint8"
         session_options = onnxruntime.SessionOptions()
         session_options.intra_op_num_threads = setup.threads
         session_options.log_severity_level = 3
         sessions = []
         for name in ("image.onnx", "text.onnx"):
-            session = onnxruntime.InferenceSession(
-                str(folder / name), session_options, providers=providers
-            )
+            try:
+                session = onnxruntime.InferenceSession(
+                    str(folder / name), session_options, providers=providers
+                )
+            # onnxruntime raises classes of its own: not an ONNX file, an opset that it lacks
+            except Exception as error:
+                first = (str(error).strip() or "no message").splitlines()[0]
+                raise Unavailable(f"it cannot load {name}: {first[:200]}") from error
             if session.get_providers()[0] != providers[0][0]:
                 raise Unavailable(f"{providers[0][0]} could not start; its libraries are missing")
             sessions.append(session)
@@ -65,9 +70,27 @@ class OnnxRuntime(Backend):
         return [("CPUExecutionProvider", {})]
 
     def __call__(self, pixels_BHWC: Tensor, token_BT: Tensor) -> Outputs:
-        (image_BE,) = self.image.run(["image_embedding"], {"image": pixels_BHWC.numpy()})
+        image = pixels_BHWC
+        if not self.takes_pixels:
+            image = normalise(pixels_BHWC, self.config.image_mean, self.config.image_std)
+        (image_BE,) = self.image.run(["image_embedding"], {"image": image.numpy()})
         (text_BE,) = self.text.run(["text_embedding"], {"tokens": token_BT.numpy()})
         return Outputs(image_BE, text_BE)
+
+
+def _graphs(setup: Setup, dtype: str) -> tuple[Path, OnnxOptions]:
+    """The folder of the graphs and what they take. Without stored ones they are written here."""
+    if setup.graphs is not None:
+        stored = setup.graphs.options
+        if stored.dtype != dtype:
+            raise Unavailable(f"the graphs of --graphs are {stored.dtype}, not {dtype}")
+        return setup.graphs.folder, stored
+    options = OnnxOptions(dtype=dtype, text_length=setup.text_length, pixels="uint8")
+    folder = setup.folder / dtype
+    if not folder.exists():  # one export serves both back ends of this module
+        folder.mkdir()
+        write_graphs(setup.model, folder, options, {})
+    return folder, options
 
 
 class TensorRT(OnnxRuntime):

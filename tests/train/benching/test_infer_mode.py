@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import hashlib
+import json
 from typing import ClassVar
 
 import pytest
@@ -12,9 +14,11 @@ from train import bench
 from train.benching import infer_mode, read_report
 from train.benching.options import BenchOptions
 from train.benching.report import Cell
+from train.formats import OnnxOptions, save_onnx
 from train.formats.open_clip_files import save_export
 from train.inference import BACKENDS
 from train.inference.backends import Eager, Unavailable
+from train.inference.onnx_backends import OnnxRuntime
 from train.model import CLIP, MODELS
 
 GIVEN = BenchOptions(
@@ -41,7 +45,9 @@ def few_back_ends():
 
 
 def arguments(**values):
-    return argparse.Namespace(**{"backends": None, "cpu_threads": 1, "jpeg": False, **values})
+    return argparse.Namespace(
+        **{"backends": None, "cpu_threads": 1, "jpeg": False, "graphs": None, **values}
+    )
 
 
 def test_every_back_end_that_can_run_is_a_cell_of_every_batch(caplog):
@@ -207,3 +213,60 @@ def test_a_trained_model_with_nan_is_refused_by_name(tmp_path, capsys):
     save_export(model, str(tmp_path / "broken"))
     assert bench.main(["--mode", "infer", "-b", "1", "--model", str(tmp_path / "broken")]) == 2
     assert "logit_scale of" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pixels", ["uint8", "normalised"])
+def test_stored_graphs_are_measured_and_damaged_ones_refused(pixels, trained_run, tmp_path, capsys):
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    folder, model = trained_run
+    graphs, path = tmp_path / "graphs", tmp_path / "report.json"
+    save_onnx(model, str(graphs), OnnxOptions(text_length=9, pixels=pixels))
+    BACKENDS["onnxruntime"] = OnnxRuntime
+    words = ["--mode", "infer", "-b", "2", "-i", "2", "-w", "1", "-o", str(path)]
+    words += ["--backends", "onnxruntime", "--graphs", str(graphs)]
+    assert bench.main([*words, "--model", folder]) == 0
+    _, measured = read_report(path).cells
+    assert (measured.variant, measured.figures["text_length"]) == ("onnxruntime", 9)
+    assert measured.figures["difference"] < 1e-5
+    capsys.readouterr()
+
+    def refused(message, *more, status=2, model=folder):
+        assert bench.main([*words, "--model", model, *more]) == status
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+
+    save_export(CLIP(model.config, seed=8), str(tmp_path / "other"))
+    refused("have other weights than other", model=str(tmp_path / "other"))
+    refused("--graphs goes with one --model", model="test")
+    refused("text-length is 8; the graphs of", "--text-length", "8")
+    file, config = graphs / "image.onnx", graphs / "onnx_config.json"
+    whole, described = file.read_bytes(), config.read_text()
+    file.write_bytes(whole[:-100])
+    refused("image.onnx is not as it was written; export the model again")
+    file.unlink()
+    refused("has no image.onnx; export the model again")
+
+    def replace(data):
+        """A file as if it had been written so."""
+        file.write_bytes(data)
+        files = json.loads(described)
+        files["files"]["image.onnx"] = {
+            "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest(),
+        }  # fmt: skip
+        config.write_text(json.dumps(files))
+
+    newer = onnx.load_model_from_string(whole)
+    newer.opset_import[0].version = 999
+    for data in (newer.SerializeToString(), b"no ONNX", b"", whole[:-100]):
+        replace(data)
+        refused("onnxruntime: it cannot load image.onnx: ", status=3)
+    file.write_bytes(whole)
+    for bad in ('"dtype":', '"text_length": 9', '"format": 1', '"bytes":', '"files":', "{"):
+        assert bad in described
+        config.write_text(described.replace(bad, '"text_length": "x"' if "9" in bad else '"a": 2,'))
+        refused(f"{config} is")
+    config.unlink()
+    refused("has no onnx_config.json; give a local folder of train/export.py --onnx")
