@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
 from contextlib import suppress
 from functools import partial
@@ -308,6 +309,50 @@ def test_what_json_may_not_hold_costs_nothing_wherever_it_is(
         "meta": "\ufffd",
     }[where]
     assert "\ufffd" in str(payload)
+
+
+def changed(body: bytes, rng: random.Random) -> bytes:
+    """`body` with one byte replaced, inserted or deleted, or one bit flipped."""
+    position, value = rng.randrange(len(body)), rng.randrange(256)
+    ways = [bytes([value]), bytes([value]) + body[position : position + 1], b""]
+    ways.append(bytes([body[position] ^ 1 << value % 8]))
+    return body[:position] + rng.choice(ways) + body[position + 1 :]
+
+
+def test_a_bad_byte_in_the_json_costs_its_page_at_most_and_is_counted(tmp_path: Path) -> None:
+    links = [
+        image("/a.jpg", "first", title="título"),
+        {"path": "A@/href", "url": "/full.jpg", "text": "around", "rel": "nofollow"},
+        image("//cdn.test/b.png?w=1", "second \U0001f41f"),
+        image("/c.gif", ""),
+        image("data:image/gif;base64,AA", "inline"),
+    ]
+    metas = [{"name": "description", "content": "é"}, {"property": "og:title", "content": "x"}]
+    body = response(PAGE, links, headers={"X-Robots-Tag": ["a", "b"]}, Metas=metas, Base="/x/")
+    rng = random.Random(0)
+    names = ("url", "caption", "title", "anchor", "page_url", "robots", "license", "link")
+    outcomes = Counter[str]()
+    records: list[bytes] = []
+    rows: list[tuple[Any, ...]] = []
+    for number in range(400):
+        hurt = changed(body, rng)
+        try:
+            text = json.dumps(json.loads(hurt.decode("utf-8", "replace")))
+            page_rows, counts = expected([text.encode()])
+        except ValueError:
+            page_rows, counts = [], Counter({"damaged_records": 1})
+        except (AttributeError, KeyError, TypeError):  # a key is another: the reference gives up
+            continue
+        outcomes["damaged" if counts["damaged_records"] else "read"] += 1
+        records += [record(hurt), *page(f"http://{number}.test/", [image("/ok.jpg", "fine")])]
+        rows += [*page_rows, (f"http://{number}.test/ok.jpg", "fine")]
+        outcomes.update(counts)
+    pairs, counts = read(tmp_path, zipped(records))
+    given = [tuple(getattr(pair, name) for name in names) for pair in pairs]
+    assert [row[: len(want)] for row, want in zip(given, rows, strict=True)] == rows
+    assert counts["damaged_records"] == outcomes["damaged"] > 50
+    assert outcomes["read"] > 150
+    assert counts["links"] == outcomes["links"] + len(records) // 4
 
 
 def test_a_page_waits_for_its_language_behind_a_damaged_record(tmp_path: Path) -> None:
