@@ -10,14 +10,11 @@ import pyarrow as pa
 
 from filters.base import Batch, Columns, Filter, package_folder
 from manifests import disk
-from manifests.clip_tokenizer import simple_tokenizer
+from manifests.clip_tokenizer import simple_tokenizer, with_long_words
 
 # The longest caption that is kept, start and end included. A model with a shorter context cuts
 # further.
 CONTEXT = 77
-# Bytes of a word that are encoded: the time grows with their square, and 75 tokens of at most 32
-# bytes reach over 2,400.
-LONGEST = 4096
 CACHED_WORDS = 2**18  # the tokenizer caches every word; a crawl brings new ones without end
 
 
@@ -42,7 +39,7 @@ class Tokens(Filter):
         )
 
     def setup(self) -> None:
-        self.coder = simple_tokenizer()(context_length=CONTEXT)
+        self.coder = with_long_words(simple_tokenizer()(context_length=CONTEXT))
 
     def score(self, batch: Batch) -> Columns:
         if len(self.coder.cache) > CACHED_WORDS:
@@ -53,9 +50,9 @@ class Tokens(Filter):
         """(2 to 77,) the tokens of one caption."""
         coder, inside = self.coder, []
         for word in coder.pat.finditer(coder.clean_fn(caption)):
-            # As the coder's `encode`, which reads all words, however long
-            symbols = "".join(coder.byte_encoder[byte] for byte in word[0][:LONGEST].encode())
-            inside += [coder.encoder[token] for token in coder.bpe(symbols[:LONGEST]).split(" ")]
+            # As the coder's `encode`, which reads all words
+            symbols = "".join(coder.byte_encoder[byte] for byte in word[0].encode())
+            inside += [coder.encoder[token] for token in coder.bpe(symbols).split(" ")]
             if len(inside) >= CONTEXT - 2:
                 break
         tokens = [coder.sot_token_id, *inside[: CONTEXT - 2], coder.eot_token_id]

@@ -7,10 +7,14 @@ start of every process that only needs tokens.
 from __future__ import annotations
 
 import functools
+import heapq
 import importlib.util
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+LONG_WORD = 200  # symbols; open_clip takes 3 ms for such a word and 7 s for one of 16,000
 
 
 def simple_tokenizer() -> Any:
@@ -23,6 +27,64 @@ def simple_tokenizer() -> Any:
     if package is None or not package.submodule_search_locations:
         raise ImportError("No module named 'open_clip'", name="open_clip")
     return _load(Path(package.submodule_search_locations[0]) / "tokenizer.py").SimpleTokenizer
+
+
+def with_long_words(tokenizer: Any) -> Any:
+    """The same tokenizer, with a code of long words in n log n steps where open_clip takes n².
+
+    A word is a run of letters: a caption in Chinese is one word of three symbols for a character.
+    Long words are not cached. Tokenizers of other kinds are returned as they are.
+    """
+    if not hasattr(tokenizer, "bpe_ranks"):
+        return tokenizer
+    usual: Callable[[str], str] = tokenizer.bpe
+
+    def code(word: str) -> str:
+        if len(word) < LONG_WORD:
+            return usual(word)
+        return " ".join(merged([*word[:-1], f"{word[-1]}</w>"], tokenizer.bpe_ranks))
+
+    tokenizer.bpe = code
+    return tokenizer
+
+
+def merged(symbols: Sequence[str], ranks: Mapping[tuple[str, str], int]) -> list[str]:
+    """The byte-pair code of a word: the pair of the lowest rank is merged wherever it stands, from
+    left to right, until no pair has a rank."""
+    parts: list[str | None] = list(symbols)  # None: merged into a part to the left
+    after, before = list(range(1, len(parts) + 1)), list(range(-1, len(parts) - 1))
+    lefts: dict[tuple[str, str], list[int]] = {}  # positions of left parts, some of them outdated
+    queue: list[tuple[int, tuple[str, str]]] = []
+
+    def add_pair(left: int) -> None:
+        right = after[left] if left >= 0 else len(parts)
+        if right == len(parts):
+            return
+        pair = (parts[left] or "", parts[right] or "")
+        if pair in ranks and pair not in lefts:
+            heapq.heappush(queue, (ranks[pair], pair))
+            lefts[pair] = []
+        if pair in lefts:
+            lefts[pair].append(left)
+
+    for left in range(len(parts)):
+        add_pair(left)
+    while queue:
+        _, pair = heapq.heappop(queue)
+        changed = []
+        for left in sorted(lefts.pop(pair)):
+            right = after[left]
+            if right == len(parts) or (parts[left], parts[right]) != pair:
+                continue
+            parts[left], parts[right] = pair[0] + pair[1], None
+            after[left] = after[right]
+            if after[right] < len(parts):
+                before[after[right]] = left
+            changed.append(left)
+        for left in changed:  # after all merges of the pair, as other pairs wait for them
+            add_pair(before[left])
+            add_pair(left)
+    return [part for part in parts if part is not None]
 
 
 @functools.cache

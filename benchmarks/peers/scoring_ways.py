@@ -45,6 +45,9 @@ def preprocess(name: str, folder: Path) -> dict[str, float]:
 
 def ours(work: Path) -> dict[str, float]:
     """pipeline.scoring over every tar."""
+    import pyarrow as pa
+
+    pa.array([0])  # the first array of a process imports pandas; the loop imports before its time
     worker = scoring.worker_of(work / "pool", work / "model")
     shutil.rmtree(worker.layout.score_set(next(iter(worker.filters))), ignore_errors=True)
     warm(next(iter(worker.filters.values())).filter.loaded.network)

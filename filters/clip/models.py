@@ -29,6 +29,7 @@ from filters.clip.batches import run_batches
 from filters.clip.hub import pinned, snapshot
 from filters.clip.preprocess import Preprocess
 from manifests import disk
+from manifests.clip_tokenizer import with_long_words
 
 LOCAL, HUB = "local-dir:", "hf-hub:"
 WEIGHTS = (".safetensors", ".bin", ".pth", ".pt", ".json")  # what open_clip reads of a local folder
@@ -38,7 +39,6 @@ HUB_FILES = ["*.json", "*.txt", "*.model", "*.safetensors"]
 HUB_FILES_OF_OLD = ["open_clip_pytorch_model.bin"]
 PREPROCESS_THREADS = min(8, os.cpu_count() or 1)
 
-LONGEST = 4096  # bytes of a word that are encoded
 CACHED_WORDS = 2**18  # the tokenizer caches every word; a crawl brings new ones without end
 
 Embeddings = NDArray[np.float32]  # (rows, width), each row of length 1
@@ -407,19 +407,9 @@ def _load(filter_: ClipFilter, device: Any, half: bool) -> ClipModel:
         network, _, transform = open_clip.create_model_and_transforms(
             model, pretrained=filter_.pretrained, device=device
         )
-        tokenizer = open_clip.get_tokenizer(model)
-    bound_words(tokenizer)
+        tokenizer = with_long_words(open_clip.get_tokenizer(model))
     preprocess = Preprocess(transform, fast=filter_.resize == "fast")
     return ClipModel(network.eval(), preprocess, tokenizer, device, half)
-
-
-def bound_words(tokenizer: Any) -> None:
-    """Let a byte-pair tokenizer of open_clip read the first LONGEST bytes of a word: its time grows
-    with their square. Tokens have at most 32 bytes; those of the context stay the same."""
-    encode_word = getattr(tokenizer, "bpe", None)
-    if encode_word is not None:
-        longest = max(LONGEST, 64 * (tokenizer.context_length or 0))
-        tokenizer.bpe = lambda symbols: encode_word(symbols[:longest])
 
 
 @contextmanager

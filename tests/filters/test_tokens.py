@@ -46,7 +46,6 @@ def test_the_same_as_open_clip(filter_: Tokens, caption: str) -> None:
 def test_a_word_without_end_costs_a_second_and_not_hours(filter_: Tokens, letters: str) -> None:
     rng = random.Random(0)
     word = "".join(rng.choices(letters, k=4_600))
-    assert len(word.encode()) > tokens.LONGEST
     whole = filter_.coder.encode(word)[:75]
     assert filter_.encode(word).tolist() == [49406, *whole, 49407]
     started = time.process_time()
