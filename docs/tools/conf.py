@@ -27,7 +27,7 @@ html_theme_options = {"footer_icons": []}
 
 
 class LiveReports(Directive):
-    """The list of the reports that the site has, or how to get one into it."""
+    """The reports that the site has, each with a link and in a frame."""
 
     def run(self) -> list[nodes.Node]:
         config = self.state.document.settings.env.config
@@ -35,11 +35,13 @@ class LiveReports(Directive):
         if not names:
             text = "This copy of the site was built without a report."
             return [nodes.paragraph("", text)]
-        items = []
+        items: list[nodes.Node] = []
         for name in names:
             link = nodes.reference("", f"Report of {name}", refuri=f"live/{name}.html")
-            items.append(nodes.list_item("", nodes.paragraph("", "", link)))
-        return [nodes.bullet_list("", *items)]
+            items.append(nodes.paragraph("", "", link))
+            frame = f'<iframe class="live" title="{name}" loading="lazy" src="live/{name}.html">'
+            items.append(nodes.raw("", f"{frame}</iframe>", format="html"))
+        return items
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
