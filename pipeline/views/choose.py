@@ -263,8 +263,8 @@ def _funnel(
     for step, before, after in zip(steps, left[:-1], left[1:], strict=True):
         if not after:
             raise ValueError(
-                f"view {name!r} keeps nothing: rule {step.name!r} ({step.text()}) lets none of the "
-                f"{before} rows through that the rules before it left"
+                f"view {name!r} keeps nothing: rule {step.name!r} ({step.short_text()}) lets none "
+                f"of the {before} rows through that the rules before it left"
             )
     after_steps = zip([step.name for step in steps], left[1:], strict=True)
     return (("attempted", rows), ("stored", left[0]), *after_steps)

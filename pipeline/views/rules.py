@@ -60,6 +60,8 @@ DERIVED: dict[str, tuple[str, tuple[str, ...]]] = {
 CLOCKS = frozenset(
     {"age", "ago", "current_localtime", "current_localtimestamp", "user", "current_catalog"}
 )
+# Operations of one rule that DuckDB evaluates; on 20,000 rows these take 5 s.
+MOST_OPERATIONS = 10_000
 # Functions of many rules that depend on their arguments alone. To list all functions takes 50 ms.
 _CONSISTENT = (
     "+ - * / // % ~~ !~~ abs ceil contains ends_with floor greatest isfinite isinf isnan least len "
@@ -76,6 +78,7 @@ class Expression:
     columns: frozenset[str]  # all that it reads, inside top() too
     not_null: frozenset[str]  # a row with NULL in one of these fails the rule as missing
     may_compute_nan: bool
+    operations: int  # comparisons, functions and the like
 
 
 def columns_of(views: Sequence[View], name: str, known: Iterable[str]) -> set[str]:
@@ -149,6 +152,7 @@ def parse(connection: duckdb.DuckDBPyConnection, step: Step, known: Iterable[str
         columns=frozenset(spelling[column] for column in syntax.columns),
         not_null=frozenset(spelling[column] for column in not_null),
         may_compute_nan=may_compute_nan(syntax),
+        operations=syntax.operations,
     )
 
 
@@ -161,6 +165,12 @@ def to_sql(
 ) -> str:
     """The rule with each top() replaced by `threshold(call, column, share)`, and NULL for NaN that
     it computes, before any test for NULL. types_of: of expressions over the columns."""
+
+    if expression.operations > MOST_OPERATIONS:
+        raise step.error(
+            f"it has {expression.operations:,} operations, and may have {MOST_OPERATIONS:,}; "
+            "write column IN (…), or several rules"
+        )
 
     def constant(node: Tree) -> Tree | None:
         if not is_top(node):

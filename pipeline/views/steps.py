@@ -3,6 +3,7 @@ rules."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,6 +14,7 @@ from manifests.schema import Rule, View
 
 RESERVED = (NOT_STORED, "attempted", "stored")  # steps of every funnel
 LARGEST_SEED = 2**64 - 1
+SHOWN_TEXT = 400  # characters of a rule in a message
 SELECTED, SELECTED_WORD = "selected", "in "
 
 
@@ -38,8 +40,12 @@ class Step:
     def error(self, reason: str) -> ValueError:
         """A ValueError that names the view, the rule and its expression in one line."""
         view = f"view {self.view!r}, " if self.view else ""
+        return ValueError(f"{view}rule {self.name!r} ({self.short_text()}): {reason}")
+
+    def short_text(self) -> str:
+        """The beginning of the rule in one line, for messages."""
         text = " ".join(self.text().split())
-        return ValueError(f"{view}rule {self.name!r} ({text}): {reason}")
+        return text if len(text) <= SHOWN_TEXT else f"{text[:SHOWN_TEXT]} …"
 
 
 def steps_of(views: Sequence[View], name: str) -> tuple[Step, ...]:
@@ -49,9 +55,9 @@ def steps_of(views: Sequence[View], name: str) -> tuple[Step, ...]:
     name.
     """
     steps = tuple(replace(step, view=name) for step in _steps_of_view(views, name, ()))
-    names = [step.name for step in steps]
+    names = Counter(step.name for step in steps)
     for step in steps:
-        if names.count(step.name) > 1:
+        if names[step.name] > 1:
             raise ValueError(
                 f"view {name!r} has two rules named {step.name!r}; give one of them another name"
             )

@@ -56,6 +56,7 @@ class Syntax:
     calls: list[Tree] = field(default_factory=list)  # of functions, outer ones first
     forbidden: list[Tree] = field(default_factory=list)
     casts: bool = False  # a value is cast to another type
+    operations: int = 0  # comparisons, functions and the like
 
     @property
     def expression(self) -> Tree:
@@ -217,6 +218,7 @@ def _examined(tree: Tree) -> Syntax:
     syntax, lambda_names = Syntax(tree), set()
     for node in walk(tree["select_list"]):
         kind = node.get("class")
+        syntax.operations += kind not in (None, "COLUMN_REF", "CONSTANT")
         if kind == "COLUMN_REF":
             syntax.columns.add(str(node["column_names"][-1]).lower())
         elif kind == "FUNCTION":

@@ -4,6 +4,7 @@ cut."""
 from __future__ import annotations
 
 import math
+import time
 from itertools import pairwise
 from typing import Any
 
@@ -537,3 +538,27 @@ def test_check_finds_nothing_wrong_with_what_works() -> None:
         ],
         SCHEMA,
     )
+
+
+# --- large rules ----------------------------------------------------------------------------------
+
+
+def test_large_rules_are_cheap_or_refused_in_one_short_line() -> None:
+    """Lists and chains of thousands of values, a thousand rules, thousands of operations."""
+    rows = table(**{"class": [f"c{number}" for number in range(50)]})
+    listed = ", ".join(f"'c{number}'" for number in range(10, 20_010))
+    chained = " OR ".join(f"class = 'c{number}'" for number in range(10, 5_010))
+    started = time.process_time()
+    for where in (f"class IN ({listed})", chained):
+        assert choose({"0": rows}, [view("v", ("r", where))])["v"].kept == 40
+    many = [(f"r{number}", f"words > -{number}") for number in range(1, 1001)]
+    assert choose({"0": table(words=[1])}, [view("v", *many)])["v"].kept == 1
+    assert time.process_time() - started < 20, "1 s on an idle machine"
+    likes = " OR ".join(f"class LIKE '%{number}'" for number in range(10_001))
+    with pytest.raises(
+        ValueError, match=r"10,002 operations, and may have 10,000; write column IN"
+    ):
+        check([view("v", ("r", likes))], SCHEMA)
+    with pytest.raises(ValueError, match="nested too deeply") as raised:
+        check([view("v", ("r", "(" * 3000 + "words > 1" + ")" * 3000))], SCHEMA)
+    assert len(str(raised.value)) < 700
