@@ -42,6 +42,7 @@ RUN_BY = {
     "docs/interop.md": "tests/test_interop_docs.py",
     "docs/look.md": "tests/test_interop_docs.py",
     "docs/operations.md": "tests/test_operations.py",
+    "docs/scoring.md": "tests/test_blurred_faces.py",
     "docs/sizing.md": "tests/train/test_sizing.py",
     "docs/start/datacomp.md": "tests/test_quick_starts.py",
     "docs/start/img2dataset.md": "tests/test_quick_starts.py",

@@ -73,7 +73,10 @@ def check_views(recipe: Recipe) -> None:
     specs = specs_of_recipe(recipe)
     scored = ScoredColumns(instances_of(specs))
     if taken := sorted(recipe.sidecar_extra.keys() & scored.owners.keys()):
-        raise ValueError(f"extra_columns names {taken[0]!r}, which is a filter's column")
+        raise ValueError(
+            f"extra_columns names {taken[0]!r}, which is a filter's column; give it another name, "
+            f'as in {{my_{taken[0]}: "{taken[0]}:TYPE"}}'
+        )
     check_filters(specs, recipe.sidecar_extra.keys())
     added = [pa.field(column, kind) for column, kind in scored.kinds.items()]
     check(recipe.views, pa.schema([*with_extra(SIDECAR, recipe.sidecar_extra), *added]))

@@ -21,8 +21,11 @@ pytest.importorskip("onnxruntime")
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 
-def model(path: Path, outputs: Arrays, height: int = 64, width: int = 64) -> Path:
-    """A model with constant outputs, to which zero times the mean of its input is added."""
+def model(
+    path: Path, outputs: Arrays, height: int = 64, width: int = 64, follows: str = ""
+) -> Path:
+    """A model with constant outputs, to which zero times the mean of its input is added, or all of
+    the mean for the output `follows`."""
     from onnx import TensorProto, helper, numpy_helper
 
     image = helper.make_tensor_value_info("input", TensorProto.FLOAT, [1, 3, height, width])
@@ -34,7 +37,8 @@ def model(path: Path, outputs: Arrays, height: int = 64, width: int = 64) -> Pat
     results = []
     for name, array in outputs.items():
         constants.append(numpy_helper.from_array(array.astype(np.float32), f"{name}_value"))
-        nodes.append(helper.make_node("Add", [f"{name}_value", "nothing"], [name]))
+        added = "mean" if name == follows else "nothing"
+        nodes.append(helper.make_node("Add", [f"{name}_value", added], [name]))
         results.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, list(array.shape)))
     graph = helper.make_graph(nodes, "faces", [image], results, constants)
     opset = helper.make_opsetid("", 13)

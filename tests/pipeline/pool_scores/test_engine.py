@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from filters import FILTERS
-from manifests import disk, ray_runtime
+from manifests import disk
 from manifests.commits import read_commits
 from manifests.pool_layout import PoolLayout
 from manifests.schema import FilterSpec, Recipe, Rule, Source, View
@@ -22,7 +22,6 @@ from pipeline.pool import read_sidecar
 from pipeline.pool_scores import job
 from pipeline.scoring import complete_score_sets, read_score_set, score, score_set
 from pipeline.views import choose_views
-from tests.support import toy_pool_filters
 from tests.support.folders import make_folders_small
 from tests.support.small_pool import Row, make_pool, rows, write_shard
 from tests.support.toy_pool_filters import Near, Often, components
@@ -186,28 +185,6 @@ def test_an_interrupted_job_goes_on_where_it_was(
     assert kills > 10
     assert [columns(pool, OFTEN), columns(pool, NEAR)] == expected
     assert not (Path(pool) / ".transient").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.ray
-def test_four_workers_give_what_one_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The filters come from a file, whose text travels to the workers."""
-    path = toy_pool_filters.__file__
-    often = FilterSpec(name="many", kind=f"{path}:Often")
-    near = FilterSpec(name="like", kind=f"{path}:Near")
-    monkeypatch.setattr(job, "PARTITION_BYTES", 2000)
-    pools = [make_pool(tmp_path / engine, rows(16), per_shard=4) for engine in ("inline", "ray")]
-    sets = score(pools[0], [often, near], engine="inline")["sets"]
-    try:
-        report = score(pools[1], [often, near], engine="ray")
-    finally:
-        ray_runtime.disconnect()
-    assert report["failed"] == {}
-    assert report["sets"].keys() == sets.keys()
-    for name in sets:
-        for shard in range(4):
-            tables = [disk.read_parquet(PoolLayout(p).score_columns(name, shard)) for p in pools]
-            assert tables[0].equals(tables[1])
 
 
 def test_files_of_another_job_are_not_used(tmp_path: Path) -> None:

@@ -1,0 +1,111 @@
+"""Workers of a pool-level filter that kill themselves at a named point, once for each mark.
+
+A filter's file of a user installs this: it is executed in every worker of a job.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pipeline.exchange import runs
+from pipeline.pool_scores import values_to_shards
+
+METHODS = ("summarise", "combine", "route", "judge", "links", "judge_groups")
+# Before a ticket of a phase has written anything; in the middle of a file of an exchange and behind
+# its last one; before and behind the columns of the first shard.
+POINTS = (*METHODS, "keys", "index", "written", "gather", "committed")
+FILE = """
+{text}
+import os, sys
+sys.path.insert(0, {root!r})
+if os.getpid() != {driver}:
+    from tests.support.self_kills import install
+    install({marks!r}, Often, Near)
+"""
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def of_linked_filters(point: str) -> bool:
+    """True for a point that only a filter with links reaches."""
+    return point in ("links", "judge_groups")
+
+
+def write_filters(path: Path, text: str, marks: Path) -> None:
+    """The file of the toy filters with these kills."""
+    driver = os.getpid()
+    path.write_text(FILE.format(text=text, root=str(ROOT), driver=driver, marks=str(marks)))
+
+
+def mark(marks: Path, point: str, times: int) -> None:
+    """Let the next `times` workers that reach a point die there."""
+    marks.mkdir(exist_ok=True)
+    for number in range(times):
+        (marks / f"{point}.{number}").touch()
+
+
+def install(marks: str, *classes: type) -> None:
+    """Kill this process at the points that have a mark."""
+
+    def die(point: str) -> None:
+        for path in sorted(Path(marks).glob(f"{point}.*")):
+            try:
+                path.unlink()
+            except FileNotFoundError:  # another worker was faster
+                continue
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    for each in classes:
+        for name in METHODS:
+            if name in vars(each):
+                setattr(each, name, _before(name, vars(each)[name], die))
+    modules: list[Any] = [runs, values_to_shards]
+    modules[0].disk = _TornDisk(modules[0].disk, die)
+    commit = modules[1].commit_columns
+
+    def commit_columns(*arguments: Any) -> int:
+        die("gather")
+        scored: int = commit(*arguments)
+        die("committed")
+        return scored
+
+    modules[1].commit_columns = commit_columns
+
+
+def _before(
+    name: str, method: Callable[..., Any], die: Callable[[str], None]
+) -> Callable[..., Any]:
+    def call(*arguments: Any) -> Any:
+        die(name)
+        return method(*arguments)
+
+    return call
+
+
+class _TornDisk:
+    """`manifests.disk`, whose write of a file ends in the middle where the process dies."""
+
+    def __init__(self, disk: Any, die: Callable[[str], None]) -> None:
+        self._disk, self._die = disk, die
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._disk, name)
+
+    def write_bytes(self, path: str, data: bytes) -> None:
+        """Write the first half, die where a mark says so, else write the file."""
+        local = self._disk.local_path(path)
+        before = local.read_bytes() if local.exists() else None
+        local.parent.mkdir(parents=True, exist_ok=True)
+        local.write_bytes(data[: len(data) // 2])
+        point = path.rpartition(".")[2]
+        if point == "index":  # the last file, whose half must not count: it is renamed
+            local.unlink()
+            if before is not None:
+                local.write_bytes(before)
+        self._die(point)
+        self._disk.write_bytes(path, data)
+        if point == "index":
+            self._die("written")
