@@ -15,8 +15,10 @@ import argparse
 import asyncio
 import contextlib
 import io
+import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -128,16 +130,27 @@ async def serve(count: int, port: int) -> None:
 
 @contextlib.contextmanager
 def serving(count: int) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """The web in a process of its own, and its port."""
-    command = [sys.executable, str(Path(__file__).resolve()), "--hosts", str(count)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    """The web in a process of its own, and its port. It ends with this process, also if that is
+    killed.
+    """
+    command = [sys.executable, str(Path(__file__).resolve()), "--hosts", str(count), "--until-eof"]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+    assert process.stdin is not None
     assert process.stdout is not None
     try:
         yield process, int(process.stdout.readline())
     finally:
         process.terminate()
         process.wait()
+        process.stdin.close()
         process.stdout.close()
+
+
+def end_with_input() -> None:
+    """End this process once its standard input is closed, as by the death of its parent."""
+    sys.stdin.read()
+    os._exit(0)
 
 
 def main() -> int:
@@ -146,7 +159,12 @@ def main() -> int:
     )
     parser.add_argument("--hosts", type=int, default=200)
     parser.add_argument("--port", type=int, default=0)
+    parser.add_argument(
+        "--until-eof", action="store_true", help="end when the standard input is closed"
+    )
     args = parser.parse_args()
+    if args.until_eof:
+        threading.Thread(target=end_with_input, daemon=True).start()
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(serve(args.hosts, args.port))
     return 0

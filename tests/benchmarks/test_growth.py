@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks import growth
-from benchmarks.scaling import growth_fit, growth_page, growth_retry, growth_steps
+from benchmarks.scaling import growth_fit, growth_page, growth_retry, growth_steps, web
 
 COUNTS = np.array([10.0, 20.0, 40.0, 80.0])
 
@@ -122,6 +122,14 @@ def test_sizes_are_rows_that_are_made(name: str) -> None:
     assert step.counts(1.0) == [200_000, 400_000, 800_000, 1_600_000]
     assert step.counts(0.125) == [20_000, 40_000, 80_000, 160_000]
     assert step.counts(0.001)[0] == 10_000
+
+
+def test_the_web_of_a_step_ends_with_the_process_that_started_it() -> None:
+    with web.serving(1) as (process, port):
+        assert port > 0
+        assert process.stdin is not None
+        process.stdin.close()  # as the system does where this process is killed
+        assert process.wait(60) == 0
 
 
 def test_rows_that_failed_are_tried_again_and_stored(tmp_path: Path) -> None:

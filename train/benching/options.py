@@ -264,11 +264,11 @@ def source_label(name: str) -> str:
 def _models(text: str, mode: str) -> list[str]:
     names = _words("model", text)
     for name in names:
-        if is_source(name) and ("/" in name or os.path.isdir(name)):
+        if is_source(name) and ("/" in name or ":" in name or os.path.isdir(name)):
             if mode != "infer":
                 raise ValueError(
-                    f"--model {name} is a folder, which mode infer alone measures; mode {mode} "
-                    f"takes an architecture (of {', '.join(MODELS)})"
+                    f"--model {name} is a trained model, which mode infer alone measures; mode "
+                    f"{mode} takes an architecture (of {', '.join(MODELS)})"
                 )
         elif is_source(name):
             close = did_you_mean(name, MODELS)

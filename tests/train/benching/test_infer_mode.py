@@ -193,7 +193,11 @@ def test_the_trained_model_of_a_run_is_measured(trained_run, tmp_path, monkeypat
         (["--model", "{run}", "--text-length", "13"], "first takes 1 to 12 tokens"),
         (["--model", "{run}", "--set", "model.layers=1"], "leave model.layers out"),
         (["--model", "{run},{run}/export"], "two models of --model are named first"),
-        (["--model", "{run}", "--mode", "score"], "is a folder, which mode infer alone measures"),
+        (
+            ["--model", "{run}", "--mode", "score"],
+            "is a trained model, which mode infer alone measures",
+        ),
+        (["--model", "open_clip:ViT-B-32"], "open_clip:ViT-B-32 names no weights"),
         (["--model", "first"], "there is no model 'first'"),
     ],
 )
