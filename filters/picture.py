@@ -19,6 +19,9 @@ EDGE = 25  # of 255: a luma step between neighbouring pixels above it is an edge
 
 NEAR = 2  # of 255: luma steps from the median that count as the same tone
 FRAMES = "n_frames"  # key of Image.info under which the scorer says how many frames a file has
+# Attribute of an image that was just decoded: its array, so that a filter's `prepare` need not copy
+# the pixels out of the image. It is gone before `score`, as a filter may draw into an image.
+PIXELS = "decoded_pixels"
 
 DETAIL = ("picture_sharpness", "picture_uniform", "picture_frames")
 _LEVELS = np.arange(256) / 255

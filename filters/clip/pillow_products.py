@@ -71,7 +71,7 @@ def matches_pillow(interpolation: str) -> bool:
         scaled = (224 * width // min(image.size), 224 * height // min(image.size))
         expected = image.resize(scaled, Image.Resampling[interpolation.upper()])
         expected = expected.crop((0, 0, 224, 224))
-        given = resized_crop(image, scaled, (0, 0), 224, interpolation)
+        given = resized_crop(np.asarray(image), scaled, (0, 0), 224, interpolation)
         if given is None or not np.array_equal(given, np.asarray(expected)):
             logger.warning(
                 "Pillow %s has another %s resize than expected; it is used as it is, "
@@ -84,7 +84,7 @@ def matches_pillow(interpolation: str) -> bool:
 
 
 def resized_crop(
-    image: Image.Image,
+    pixels_HWC: Pixels,
     scaled: tuple[int, int],
     corner: tuple[int, int],
     side: int,
@@ -95,11 +95,12 @@ def resized_crop(
 
     None for an image of which the square covers more than LARGEST_WINDOW pixels along an axis.
     """
-    across = axis_plan(image.width, scaled[0], corner[0], side, interpolation)
-    down = axis_plan(image.height, scaled[1], corner[1], side, interpolation)
+    full_height, full_width = pixels_HWC.shape[:2]
+    across = axis_plan(full_width, scaled[0], corner[0], side, interpolation)
+    down = axis_plan(full_height, scaled[1], corner[1], side, interpolation)
     if max(across.window, down.window) > LARGEST_WINDOW:
         return None
-    rows = _scaled_rows(np.asarray(image), across, down)
+    rows = _scaled_rows(pixels_HWC, across, down)
     _, channels, width = rows.shape
     blocks, outputs, inputs = down.weights_BOI.shape
     stride = 8 * channels * width

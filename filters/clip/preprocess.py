@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from filters.clip.pillow_products import is_usable, resized_crop
+from filters.picture import PIXELS
 
 Pixels = NDArray[np.uint8]
 
@@ -69,12 +70,13 @@ class Preprocess:
         # As torchvision's CenterCrop rounds.
         left, top = round((width - side) / 2), round((height - side) / 2)
         if self.fast:
-            scaled_HWC = _resized_by_torch(np.asarray(image), width, height, interpolation)
+            scaled_HWC = _resized_by_torch(_array_of(image), width, height, interpolation)
             return scaled_HWC[top : top + side, left : left + side]
         if image.size == (width, height):
             return np.asarray(image)[top : top + side, left : left + side]
         if is_usable(image.width, image.height, interpolation):
-            pixels = resized_crop(image, (width, height), (left, top), side, interpolation)
+            full_HWC = _array_of(image)
+            pixels = resized_crop(full_HWC, (width, height), (left, top), side, interpolation)
             if pixels is not None:
                 return pixels
         resample = Image.Resampling[interpolation.upper()]
@@ -103,6 +105,12 @@ class Preprocess:
             np.subtract(image_CHW, mean_C11, out=image_CHW)
             np.divide(image_CHW, std_C11, out=image_CHW)
         return batch_BCHW
+
+
+def _array_of(image: Image.Image) -> Pixels:
+    """(H, W, 3) of an RGB image: the array that it was decoded to, where it is still at hand."""
+    decoded: Pixels | None = getattr(image, PIXELS, None)
+    return np.asarray(image) if decoded is None else decoded
 
 
 def scaled_size(width: int, height: int, side: int) -> tuple[int, int]:

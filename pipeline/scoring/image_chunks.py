@@ -18,7 +18,7 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image
 
-from filters.picture import FRAMES
+from filters.picture import FRAMES, PIXELS
 from manifests import disk
 from manifests.pool_layout import CommitRecord, PoolLayout
 
@@ -62,6 +62,7 @@ def chunks(
             if image is not None:
                 for each in prepare:
                     each(image)
+                vars(image).pop(PIXELS, None)
             return image
 
         def begin(chunk: Positions | None) -> Decoding:
@@ -114,7 +115,10 @@ def _decode_jpeg(data: bytes) -> Image.Image | None:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
         if colours in ("CMYK", "YCCK") or width * height > (Image.MAX_IMAGE_PIXELS or 0):
             return None
-        return Image.fromarray(simplejpeg.decode_jpeg(data))
+        pixels_HWC = simplejpeg.decode_jpeg(data)
+        image = Image.fromarray(pixels_HWC)
+        setattr(image, PIXELS, pixels_HWC)
+        return image
     except ValueError:
         return None
 

@@ -44,7 +44,7 @@ def by_pillow(image: Image.Image, side: int, interpolation: str) -> Pixels:
 def by_products(image: Image.Image, side: int, interpolation: str) -> Pixels | None:
     width, height = scaled_size(*image.size, side)
     corner = (round((width - side) / 2), round((height - side) / 2))
-    return resized_crop(image, (width, height), corner, side, interpolation)
+    return resized_crop(np.asarray(image), (width, height), corner, side, interpolation)
 
 
 def sizes() -> list[tuple[int, int, int]]:

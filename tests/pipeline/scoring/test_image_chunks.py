@@ -14,7 +14,7 @@ import pytest
 import simplejpeg
 from PIL import Image
 
-from filters.picture import FRAMES, measure
+from filters.picture import FRAMES, PIXELS, measure
 from manifests.pool_layout import CommitRecord, PoolLayout
 from pipeline.pool import read_sidecar
 from pipeline.scoring import image_chunks
@@ -123,6 +123,25 @@ def test_images_are_prepared_where_they_are_decoded(tmp_path: Path) -> None:
     assert {id(image) for image, _ in prepared} == {id(image) for image in images or [] if image}
     assert len(prepared) == 3
     assert all(thread != threading.get_ident() for _, thread in prepared)
+
+
+def test_a_decoded_array_is_for_prepare_only(tmp_path: Path) -> None:
+    """A filter may draw into an image while it scores."""
+    buffer = io.BytesIO()
+    noise = np.random.default_rng(0).integers(0, 256, (40, 30, 3), np.uint8)
+    Image.fromarray(noise).save(buffer, "JPEG")
+    pool = make_pool(tmp_path, [Row(caption="x", image=buffer.getvalue())])
+    layout = PoolLayout(pool)
+    table, record = read_sidecar(pool, 0), CommitRecord.read(layout.commit_record(0))
+    seen = []
+
+    def prepare(image: Image.Image) -> None:
+        seen.append(np.array_equal(getattr(image, PIXELS), np.asarray(image)))
+
+    ((_, images),) = image_chunks.chunks(layout, table, record, True, [prepare])
+    assert seen == [True]
+    assert images is not None
+    assert not hasattr(images[0], PIXELS)
 
 
 def test_a_tar_of_another_content_is_refused(tmp_path: Path) -> None:
