@@ -43,6 +43,7 @@ class JoinedColumns:
         self.rows = int(self._row_ends[-1])
         self._kept: dict[int, list[Part]] | None = {} if self.rows <= KEPT_ROWS else None
         self._lock = threading.Lock()
+        self.schema = pa.schema([])
         self.schema = self._read_shard(0, None).schema
 
     def shards_of(self, unit: int) -> range:
@@ -102,7 +103,7 @@ class JoinedColumns:
             return file.read(names, use_threads=False)
 
         table = disk.read_with(sidecar, read_columns)
-        table = table.replace_schema_metadata(None)
+        table = self._checked(table.replace_schema_metadata(None), names, sidecar)
         if table.num_rows != self.commits.column("count")[position].as_py():
             raise ValueError(f"{sidecar} does not have the rows of its commit record; verify it")
         for scores, of_set in self._of_set.values():
@@ -112,6 +113,21 @@ class JoinedColumns:
                 for name in wanted:
                     table = table.append_column(name, read[name])
         return table
+
+    def _checked(self, table: pa.Table, names: Sequence[str], sidecar: str) -> pa.Table:
+        """The columns `names` in this order. ValueError where the sidecar does not have one of
+        them, or not with the type that it has in the first shard."""
+        for name in names:
+            kinds = [field.type for field in table.schema if field.name == name]
+            first = self.schema.field(name).type if name in self.schema.names else None
+            if kinds and first in (None, kinds[0]):
+                continue
+            state = f"has {name!r} as {kinds[0]}" if kinds else f"has no column {name!r}"
+            raise ValueError(
+                f"{sidecar} {state}, unlike the first shard of the pool; its shards are of "
+                "different recipes: build them again, or leave the column out of the rules"
+            )
+        return table.select(list(names))
 
 
 def _unit_bounds(commits: Commits) -> list[int]:

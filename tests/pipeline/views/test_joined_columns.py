@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from manifests import disk
 from manifests.commits import read_commits
+from manifests.pool_layout import PoolLayout
 from pipeline.views import joined_columns
 from pipeline.views.joined_columns import JoinedColumns
 from tests.support.folders import make_folders_small
@@ -84,3 +86,24 @@ def test_a_damaged_byte_of_a_sidecar_is_never_chosen_by(tmp_path: Path) -> None:
         else:
             assert tables == expected, position
     assert named
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [(None, r"00001\.parquet has no column 'extra', unlike the first"), ("x", "'extra' as string")],
+)
+def test_a_column_that_some_shards_lack_is_named(
+    tmp_path: Path, values: str | None, message: str
+) -> None:
+    pool = make_pool(tmp_path, rows(9), per_shard=3)
+    for shard in (0, 1, 2):
+        path = PoolLayout(pool).sidecar(shard)
+        table = disk.read_parquet(path)
+        if shard != 1:
+            table = table.append_column("extra", pa.array([1.5] * 3))
+        elif values is not None:
+            table = table.append_column("extra", pa.array([values] * 3))
+        disk.write_parquet(path, table, {})
+    source = JoinedColumns(read_commits(pool), ["extra", "status"], {})
+    with pytest.raises(ValueError, match=message):
+        list(source.parts(0))
