@@ -42,6 +42,7 @@ if not __package__:
 
 from benchmarks import gpu_data
 from benchmarks.gpu_results import Cell, bars, line_of
+from manifests import disk
 from train.hardware import peak_flops
 from train.model import MODELS
 
@@ -369,8 +370,7 @@ def _write(args: argparse.Namespace, command: str, results: list[Cell]) -> list[
         "cells": results,
         "bars": bars_of_goals,
     }
-    Path(args.out).parent.mkdir(parents=True, exist_ok=True)
-    Path(args.out).write_text(json.dumps(written, indent=1) + "\n")
+    disk.write_bytes(args.out, (json.dumps(written, indent=1) + "\n").encode())
     return bars_of_goals
 
 

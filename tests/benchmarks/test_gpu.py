@@ -221,6 +221,26 @@ def test_help_and_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
+def test_every_cell_of_a_small_model_ends_on_a_processor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Padded, packed and from shards, each with its profile."""
+    monkeypatch.setattr(gpu_data, "ROWS", 8)
+    out = tmp_path / "gpu.json"
+    words = ["--device", "cpu", "--models", "test", "--programs", "ours", "--batch", "8"]
+    words += ["--threads", "1", "--seconds", "0.05", "--repeats", "1", "--out", str(out)]
+    assert gpu.main(words) == 0
+    cells = json.loads(out.read_text())["cells"]
+    kinds = [(cell["captions"], cell["data"], cell["state"], "why" in cell) for cell in cells]
+    measured = ("measured", False)
+    assert kinds == [(*kind, *measured) for kind in (
+        ("padded", "memory"), ("packed", "memory"), ("packed", "shards"),
+    )]  # fmt: skip
+    assert cells[0]["profile"]["shares"]["gemm"] > 0
+    assert cells[2]["profile"]["loader_samples_per_s"] > 0
+
+
+@pytest.mark.slow
 def test_a_cell_that_breaks_costs_that_cell(tmp_path: Path) -> None:
     request = {
         "path": [],
