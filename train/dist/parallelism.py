@@ -14,7 +14,7 @@ parameters keep their names and hooks their order.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from train.config import TrainConfig, recompute_interval
 from train.dist.process_group import Ranks
-from train.model import CLIP, Block
+from train.model import CLIP, Block, Noise, PackedCaptions
 from train.step import DataParallel
 
 # Layers of a block, and the dimension of the weight that is split.
@@ -52,11 +52,51 @@ def parallelize(model: CLIP, ranks: Ranks, config: TrainConfig) -> None:
         model.to(ranks.device)
 
 
-def apply_compile(model: CLIP, backend: str) -> None:
-    """Compile the forward of every block by itself."""
+def apply_compile(model: CLIP, backend: str | Callable[..., Any]) -> None:
+    """Compile the forward of every block by itself.
+
+    The compiler is told which sizes change: the lengths of captions. It would guess from the calls
+    before, and all blocks share one history. So the captions of a first pass over micro-batches
+    would make the images of the second pass a variable size, whose kernels are slower.
+    """
     torch._dynamo.config.recompile_limit = max(VARIANTS, torch._dynamo.config.recompile_limit)
     for block in _blocks(model):
-        block.forward = torch.compile(block.forward, backend=backend)  # type: ignore[method-assign]
+        compiled = torch.compile(block.forward, backend=backend)
+        marked = _with_any_length if block.causal else _with_fixed_sizes
+        block.forward = functools.partial(marked, compiled)  # type: ignore[method-assign]
+
+
+def _with_fixed_sizes(
+    compiled: Callable[..., Tensor], x: Tensor, *, noise: Noise | None = None, **rest: Any
+) -> Tensor:
+    """A block of images. Micro-batches have two sizes at most, and each has kernels of its own."""
+    for tensor in (x, *_shaped(noise)):
+        torch._dynamo.mark_static(tensor)
+    return compiled(x, noise=noise, **rest)
+
+
+def _with_any_length(
+    compiled: Callable[..., Tensor],
+    x: Tensor,
+    *,
+    packed: PackedCaptions | None = None,
+    noise: Noise | None = None,
+    **rest: Any,
+) -> Tensor:
+    """A block of captions. Their length, or their sum where they are packed, is a variable."""
+    if packed is None:
+        lengths = [(x, 1), *((tensor, 1) for tensor in _shaped(noise) if tensor.shape[1] > 1)]
+    else:
+        of_tokens = (packed.token_N, packed.position_N, packed.sample_N, packed.padded_index_N)
+        lengths = [(tensor, 0) for tensor in (x, *of_tokens, *_shaped(noise))]
+    for tensor, dim in lengths:
+        torch._dynamo.maybe_mark_dynamic(tensor, dim)
+    return compiled(x, packed=packed, noise=noise, **rest)
+
+
+def _shaped(noise: Noise | None) -> tuple[Tensor, ...]:
+    """The tensors of a noise that have the sizes of the activations."""
+    return () if noise is None else (noise.row, noise.token)
 
 
 def _blocks(model: CLIP) -> Iterator[Block]:

@@ -16,6 +16,7 @@ from train.model.flops import training_flops
 from train.model.initialise import LOGIT_SCALE
 from train.model.lock import group_count, lock_tower
 from train.model.memory import AHEAD_BYTES, StepMemory, StepShape, step_memory
+from train.model.noise import Noise
 from train.model.parameter_counts import parameter_count
 from train.model.token_table import ReducedTokenTable
 
@@ -29,6 +30,7 @@ __all__ = [
     "Block",
     "GroupedCaptions",
     "ModelConfig",
+    "Noise",
     "PackedCaptions",
     "ReducedTokenTable",
     "StepMemory",

@@ -7,6 +7,7 @@ Four processes compute it all once, in 64 bits; `modes.py` says what.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import subprocess
@@ -19,6 +20,7 @@ from tests.support import modes
 from train.config import configure
 from train.dist import Ranks, parallelism
 from train.model import CLIP, MODELS
+from train.step import accumulate, contrastive, feed
 
 
 @pytest.fixture(scope="module")
@@ -106,3 +108,64 @@ def test_blocks_are_recomputed_as_the_setting_says(monkeypatch, recompute, block
     alone = Ranks(rank=0, world=1, device=torch.device("cpu"), owns_group=False)
     parallelism.parallelize(model, alone, configure({"model": "test", "recompute": recompute}))
     assert calls == [(number, selective) for number in blocks]
+
+
+# --- compiled blocks ------------------------------------------------------------------------------
+
+
+class Graphs:
+    """A compiler that changes nothing. For each graph: of which tower, and whether it is for any
+    size of the activations.
+    """
+
+    def __init__(self) -> None:
+        self.made: list[tuple[str, bool]] = []
+
+    def __call__(self, graph, inputs):
+        values = {node.name: node.meta.get("example_value") for node in graph.graph.nodes}
+        x = values["l_x_"]
+        tower = "image" if x.shape[-1] == 32 else "text"
+        symbolic = any(isinstance(size, torch.SymInt) for size in x.shape)
+        self.made.append((tower, symbolic))
+        return graph.forward
+
+
+def captions_of(longest):
+    """Eight captions of different lengths, one of them the longest."""
+    length_B = (torch.arange(8) * 5 + longest) % longest + 1
+    length_B[longest % 8] = longest
+    tokens_BT = (torch.arange(longest) < length_B[:, None]).long()
+    tokens_BT[torch.arange(8), length_B - 1] = 9
+    return tokens_BT, length_B
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("captions", ["padded", "packed", "groups"])
+def test_micro_batches_of_any_caption_length_are_compiled_once(captions):
+    """Fifty lengths, and micro-batches of two sizes: no graph is added after the first steps, and
+    no graph of images is for any size.
+    """
+    torch._dynamo.reset()
+    graphs, config = Graphs(), configure({"captions": captions, "model": "test", "micro_batch": 3})
+    size = {"vocab_size": 10, "context_length": 64, "text_width": 16}
+    layers = {"vision_layers": 1, "text_layers": 1}
+    model = CLIP(dataclasses.replace(MODELS["test"], **size, **layers))
+    parallelism.apply_compile(model, graphs)
+    image_BCHW = torch.zeros(8, 3, 32, 32)
+    totals = []
+    for longest in range(5, 55):
+        tokens_BT, length_B = captions_of(longest)
+
+        def inputs(rows, tokens_BT=tokens_BT, length_B=length_B):
+            arranged = feed.arrange_captions(config, tokens_BT[rows], length_B[rows])
+            return image_BCHW[rows], arranged
+
+        loss_of = functools.partial(contrastive, "clip")
+        accumulate.backward(model, inputs, 8, loss_of, micro_batch=3)
+        totals.append(len(graphs.made))
+    assert totals[-1] == totals[2]
+    assert ("image", True) not in graphs.made
+    # Two sizes of micro-batches, with gradient or without
+    assert graphs.made.count(("image", False)) == 4
