@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import open_clip
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -34,6 +33,7 @@ CONFIG = {
 
 @pytest.fixture(scope="session")
 def clip_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    open_clip = pytest.importorskip("open_clip")
     folder = tmp_path_factory.mktemp("clip")
     (folder / "open_clip_config.json").write_text(json.dumps(CONFIG))
     torch.manual_seed(0)

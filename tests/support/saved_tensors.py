@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 from collections.abc import Sequence
 
@@ -9,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from train.config import TrainConfig, model_config, recompute_interval, trained_groups
+from train.capacity import step_shape
+from train.config import TrainConfig, model_config
 from train.dist.parallelism import parallelize
 from train.dist.process_group import Ranks
 from train.model import CLIP, StepShape, group_by_length, pack_captions
@@ -37,20 +39,13 @@ def step_shape_of(config: TrainConfig, lengths: Sequence[int], device: str = "cp
     if config.captions == "groups":
         groups = torch.tensor(list(lengths)).sort().values.tensor_split(4)
         tokens = sum(len(group) * int(group.max()) for group in groups) / len(lengths)
-    return StepShape(
+    shape = step_shape(config, ranks=1, kind=device)
+    return dataclasses.replace(
+        shape,
         samples=len(lengths),
-        micro_batch=config.micro_batch,
         tokens=tokens,
         longest=max(lengths),
-        captions=config.captions,
-        precision=config.precision,
-        device=device,
-        recompute_every=recompute_interval(config.recompute),
-        selective=config.recompute == "selective",
-        muon=config.optimizer == "muon",
-        ema=config.ema is not None,
         loss_tile=config.loss_tile,
-        trained=trained_groups(config),
     )
 
 

@@ -192,4 +192,4 @@ def test_a_run_on_the_gpu_learns_and_says_what_it_used(tiny_pool: str, tmp_path:
     done = train(blend, config, str(tmp_path / "run"))
     lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     assert lines[-1]["loss"] < lines[0]["loss"] - 0.5
-    assert done["peak_memory_bytes"] > 0
+    assert done.peak_memory_bytes > 0
