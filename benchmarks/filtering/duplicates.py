@@ -65,9 +65,9 @@ def _cropped(image: Image.Image, share: float) -> Image.Image:
 def _with_text(image: Image.Image) -> Image.Image:
     copy = image.copy()
     size = max(12, image.height // 12)
-    place = (image.width // 20, image.height - 2 * size)
+    corner = (image.width // 20, image.height - 2 * size)
     ImageDraw.Draw(copy).text(
-        place, "SALE 50 % - shop.example", fill=(255, 255, 255), font_size=size
+        corner, "SALE 50 % - shop.example", fill=(255, 255, 255), font_size=size
     )
     return copy
 
@@ -115,13 +115,13 @@ def precision_and_recall(
     originals: Any, copies: Any, radius: int, usable: Any, of_copies: Any
 ) -> tuple[float, float]:
     """Row n of the copies shows row n of the originals. Rows that are not usable match nothing."""
-    found, right = 0, 0
+    near_pairs, right = 0, 0
     for number, copy in enumerate(copies):
         near = distances(originals, copy[None]) <= radius
         near &= usable & of_copies[number]
-        found += int(near.sum())
+        near_pairs += int(near.sum())
         right += int(near[number])
-    return right / max(1, found), right / len(copies)
+    return right / max(1, near_pairs), right / len(copies)
 
 
 def quality(folder: str) -> dict[str, Any]:

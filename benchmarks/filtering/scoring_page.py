@@ -74,8 +74,8 @@ def page(results: Mapping[str, Any], text: str) -> str:
         if begin not in text:
             continue
         before, _, rest = text.partition(begin)
-        _, found, after = rest.partition(end)
-        if not found:
+        _, marker, after = rest.partition(end)
+        if not marker:
             raise ValueError(f"{PAGE.name}: {begin} has no {end}")
         lines = "\n".join(table_lines(part, results))
         text = f"{before}{begin}\n{lines}\n{end}{after}"

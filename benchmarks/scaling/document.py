@@ -63,8 +63,8 @@ def page(results: Results, text: str, blocks: Sequence[str]) -> str:
     """The text with its blocks made anew. ValueError where a marker is missing."""
     for name in blocks:
         begin, end = MARKERS[0].format(name), MARKERS[1]
-        before, found, rest = text.partition(begin)
-        if not found or end not in rest:
+        before, marker, rest = text.partition(begin)
+        if not marker or end not in rest:
             raise ValueError(f"the page has no {begin} … {end}")
         text = f"{before}{begin}\n{block(results, name)}\n{end}{rest.partition(end)[2]}"
     return text

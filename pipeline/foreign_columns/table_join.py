@@ -116,14 +116,14 @@ class TableJoin:
                     row += len(keys)
                     table.add(np.hstack([keys, payload(location)]))
                 counter.ended(str(number), {})
-        for found in match_keys(pool, table, self.counts):
-            matches.add(self._match_records(found))
+        for part_matches in match_keys(pool, table, self.counts):
+            matches.add(self._match_records(part_matches))
 
-    def _match_records(self, found: Matches) -> Bytes:
-        records = np.zeros(len(found.ordinals), MATCH)
-        records["bucket"] = found.files * 65_536 // max(1, len(self._files))
-        records["file"], records["row"] = found.files, found.rows
-        records["ordinal"] = found.ordinals
+    def _match_records(self, part_matches: Matches) -> Bytes:
+        records = np.zeros(len(part_matches.ordinals), MATCH)
+        records["bucket"] = part_matches.files * 65_536 // max(1, len(self._files))
+        records["file"], records["row"] = part_matches.files, part_matches.rows
+        records["ordinal"] = part_matches.ordinals
         return payload(records)
 
     def _spill_pool(self, pool: RecordSpill) -> None:
@@ -184,9 +184,9 @@ class TableJoin:
             counted_stage("read values", len(self._files), brief=True) as counter,
         ):
             writers: dict[int, Any] = {}
-            for found in _by_file(matches):
-                for start, table in self._files[found.file].read_values(found.rows):
-                    ordinals = found.ordinals[start : start + len(table)]
+            for file_matches in _by_file(matches):
+                for start, table in self._files[file_matches.file].read_values(file_matches.rows):
+                    ordinals = file_matches.ordinals[start : start + len(table)]
                     table = table.add_column(0, ORDINAL_COLUMN, pa.array(ordinals))
                     partitions = np.searchsorted(first_rows, ordinals, side="right") - 1
                     for number in np.unique(partitions).tolist():
@@ -198,7 +198,7 @@ class TableJoin:
                         here = partitions == number
                         part = table if here.all() else table.filter(pa.array(here))
                         writers[number].write_table(part.cast(schema))
-                counter.ended(str(found.file), {})
+                counter.ended(str(file_matches.file), {})
 
     def _of_partition(self, path: Path, first: int, last: int) -> Iterator[ShardColumns]:
         schema = pa.schema([(ORDINAL_COLUMN, pa.int64()), *self._table.columns().items()])

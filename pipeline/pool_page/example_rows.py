@@ -105,7 +105,7 @@ def view_thresholds(view: PoolView, columns: Collection[str]) -> list[tuple[str,
     resolved = {}
     for call, threshold in view.document.thresholds.items():
         resolved["".join(call.split()).lower()] = float(threshold.value)
-    found: dict[tuple[str, float], None] = {}
+    limits: dict[tuple[str, float], None] = {}
     for rule in view.document.rules:
         match = COMPARISON.fullmatch(rule.get("where") or "")
         if match is None or match[1] not in columns:
@@ -113,8 +113,8 @@ def view_thresholds(view: PoolView, columns: Collection[str]) -> list[tuple[str,
         text = "".join(match[2].split()).lower()
         value = resolved.get(text) if text.startswith("top(") else float(text)
         if value is not None:
-            found[match[1], value] = None
-    return list(found)
+            limits[match[1], value] = None
+    return list(limits)
 
 
 def beside_thresholds(
@@ -125,11 +125,11 @@ def beside_thresholds(
     for view in views:
         for name, value in view_thresholds(view, columns):
             column = columns[name]
-            place = int(np.searchsorted(column.values, value, side="left"))
-            low, high = nearest(column, rows.stored, place, RULE_GROUP)
-            above = len(column.values) - place
+            rank = int(np.searchsorted(column.values, value, side="left"))
+            low, high = nearest(column, rows.stored, rank, RULE_GROUP)
+            above = len(column.values) - rank
             title = f"{name} = {value:.6g}"
-            groups.append(Group(view=view.name, title=f"below {title}", rows=low, of=place))
+            groups.append(Group(view=view.name, title=f"below {title}", rows=low, of=rank))
             groups.append(Group(view=view.name, title=f"from {title} on", rows=high, of=above))
     return groups
 
@@ -167,13 +167,13 @@ def ladder(rows: PoolRows, column: NumberColumn, steps: int = LADDER) -> tuple[i
 
 
 def nearest(
-    column: NumberColumn, scope: Mask, place: int, count: int
+    column: NumberColumn, scope: Mask, rank: int, count: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(rows of a scope just below a place in the order of a column, rows from it on), each the
+    """(rows of a scope just below a rank in the order of a column, rows from it on), each the
     nearest first."""
     return (
-        tuple(_walk(column.rows[:place][::-1], scope, count)),
-        tuple(_walk(column.rows[place:], scope, count)),
+        tuple(_walk(column.rows[:rank][::-1], scope, count)),
+        tuple(_walk(column.rows[rank:], scope, count)),
     )
 
 

@@ -132,12 +132,12 @@ def _column(survey: Survey, column: NumberColumn, thresholds: int) -> dict[str, 
     plain["replaced"] = {
         name: list(effects.replaced(column.name)) for name, effects in survey.effects.items()
     }
-    places = positions(column, thresholds)
-    plain["thresholds"] = [threshold_at(column, place) for place in places.tolist()]
+    ranks = positions(column, thresholds)
+    plain["thresholds"] = [threshold_at(column, rank) for rank in ranks.tolist()]
     plain["scopes"] = {}
     for name in ("", *survey.detailed):
         scope = survey.scope(name, column.name)
-        below = counts_below(column, scope, places)
+        below = counts_below(column, scope, ranks)
         plain["scopes"][name] = {
             "rows": int(scope.sum()),
             "values": int(scope[column.rows].sum()),

@@ -1,4 +1,4 @@
-"""The books of a pool as the page shows them: its funnel, its reasons with an example of each."""
+"""The totals of a pool as the page shows them: its funnel, its reasons with an example of each."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ReasonLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Books:
+class PoolTotals:
     """Counts of the whole pool, whichever rows were read."""
 
     funnel: tuple[tuple[str, int], ...]
@@ -39,7 +39,7 @@ class Books:
     retries: int
 
 
-def pool_books(counts: PoolCounts, rows: PoolRows) -> Books:
+def totals_of_pool(counts: PoolCounts, rows: PoolRows) -> PoolTotals:
     """The counts as steps and reasons; the examples are from the rows that were read.
 
     links = pairs + crawl's reasons; attempted = stored + the other reasons.
@@ -57,7 +57,7 @@ def pool_books(counts: PoolCounts, rows: PoolRows) -> Books:
         example = examples.get(reason, "")
         kind = REASONS.get(reason, "unknown")
         lines.append(ReasonLine(reason=reason, kind=kind, count=count, example=example))
-    return Books(
+    return PoolTotals(
         funnel=tuple(steps),
         reasons=tuple(lines),
         problems=(*counts.problems, *rows.problems),

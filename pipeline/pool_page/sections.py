@@ -21,14 +21,14 @@ LONG_TEXT = 200  # characters of a rule or an address
 
 def head(survey: Survey) -> str:
     """Name, size, and what is wrong."""
-    books, rows = survey.books, survey.rows
+    totals, rows = survey.totals, survey.rows
     stored = survey.counts.fetch.stored
-    facts = f"{stored:,} images in {books.shards:,} shards, {_bytes(books.bytes)}"
+    facts = f"{stored:,} images in {totals.shards:,} shards, {_bytes(totals.bytes)}"
     parts = [f"<h1>{escape(pool_name(survey))}</h1><p class='lead'>{facts}</p>"]
     parts.append(note(f"State of the pool: {rows.commits.fingerprint}."))
-    if not books.complete and books.planned:
+    if not totals.complete and totals.planned:
         text = (
-            f"The pool is not complete: {books.shards:,} of {books.planned:,} planned shards are "
+            f"The pool is not complete: {totals.shards:,} of {totals.planned:,} planned shards are "
             "committed. The page shows those."
         )
         parts.append(_warning([text]))
@@ -37,12 +37,12 @@ def head(survey: Survey) -> str:
             _warning(
                 [
                     f"Charts, rules and images are of a sample: {rows.table.num_rows:,} rows in "
-                    f"{len(rows.shards):,} of {books.shards:,} shards, drawn by a hash of their "
+                    f"{len(rows.shards):,} of {totals.shards:,} shards, drawn by a hash of their "
                     "numbers. The funnel, the reasons and the table of views are of all rows."
                 ]
             )
         )
-    problems = [*books.problems]
+    problems = [*totals.problems]
     for effects in survey.effects.values():
         if effects.disagrees:
             problems.append(
@@ -81,20 +81,20 @@ def view_choice(survey: Survey) -> str:
 
 def funnel(survey: Survey) -> str:
     """Steps from links to stored rows, then the reasons with an example of each."""
-    books = survey.books
-    body = _funnel_bars(books.funnel, "rows left after each step")
+    totals = survey.totals
+    body = _funnel_bars(totals.funnel, "rows left after each step")
     rows = []
-    for line in books.reasons:
+    for line in totals.reasons:
         example = escape(_cut(line.example))
         cells = [escape(line.reason), escape(line.kind), f"{line.count:,}", example]
         rows.append(cells)
     if rows:
-        total = sum(line.count for line in books.reasons)
+        total = sum(line.count for line in totals.reasons)
         caption = f"Why {total:,} links and rows are not stored"
         head_ = ["reason", "class", "rows", "an example"]
         body += table(head_, rows, (2,), caption)
-    if books.retries:
-        body += note(f"{books.retries:,} of the attempts retry a row of another shard.")
+    if totals.retries:
+        body += note(f"{totals.retries:,} of the attempts retry a row of another shard.")
     return body
 
 

@@ -9,8 +9,8 @@ from manifests.commits import read_commits
 from manifests.documents import PoolCounts
 from pipeline.accounting import count_pool
 from pipeline.pool_page.number_columns import NumberColumn, number_columns
-from pipeline.pool_page.pool_books import Books, pool_books
 from pipeline.pool_page.pool_rows import MOST_ROWS, Mask, PoolRows, PoolView, read_rows
+from pipeline.pool_page.pool_totals import PoolTotals, totals_of_pool
 from pipeline.pool_page.view_effects import ViewEffects, view_effects
 
 DETAILED_VIEWS = 12  # views of which the page has every rule; of the others it has the funnel
@@ -23,7 +23,7 @@ class Survey:
 
     pool: str
     counts: PoolCounts
-    books: Books
+    totals: PoolTotals
     rows: PoolRows
     columns: Mapping[str, NumberColumn]
     detailed: Mapping[str, PoolView]
@@ -68,7 +68,7 @@ def _survey(pool: str, view: str | None, most_rows: int) -> Survey:
     return Survey(
         pool=pool,
         counts=counts,
-        books=pool_books(counts, rows),
+        totals=totals_of_pool(counts, rows),
         rows=rows,
         columns=columns,
         detailed=detailed,

@@ -82,7 +82,7 @@ def _value_table(rows: PoolRows, name: str, kept: Mapping[str, Mask]) -> ValueTa
     return ValueTable(
         column=name,
         distinct=len(values),
-        lines=tuple(line(str(values[place]), [place]) for place in listed),
+        lines=tuple(line(str(values[number]), [number]) for number in listed),
         null=line(None, [len(values)]),
         other=line(None, order[SHOWN_VALUES:].tolist()),
     )

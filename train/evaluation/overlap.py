@@ -141,9 +141,9 @@ def perceptual_hashes(images: ImageSource) -> Hashes:
 
 
 def _near(pool: str, tasks: Sequence[TaskSpec]) -> list[SharedImage]:
-    found = _phash_set(pool)
-    assert found is not None
-    score_set, column = found
+    hashes = _phash_set(pool)
+    assert hashes is not None
+    score_set, column = hashes
     files = AlignedFiles.of_scores(pool, score_set)
     images = []
     for shard in read_columns(pool, None, ["key", "uid"]):

@@ -95,12 +95,12 @@ def _other_right_answers(
     images: Sequence[int], captions: Sequence[int], captions_of: Sequence[Sequence[int]]
 ) -> Iterator[tuple[int, int]]:
     """(b, other) where the caption of pair `other` in the batch belongs to the image of b too."""
-    places: dict[int, list[int]] = {}
-    for place, caption in enumerate(captions):
-        places.setdefault(caption, []).append(place)
+    pairs_of_caption: dict[int, list[int]] = {}
+    for number, caption in enumerate(captions):
+        pairs_of_caption.setdefault(caption, []).append(number)
     for b, image in enumerate(images):
         for caption in captions_of[image]:
-            for other in places.get(caption, ()):
+            for other in pairs_of_caption.get(caption, ()):
                 if other != b:
                     yield b, other
 

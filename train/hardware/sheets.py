@@ -71,12 +71,12 @@ def read_sheets(path: str | Path) -> dict[str, DeviceSheet]:
     return {key: _sheet(value, f"{path}: {key}") for key, value in document["devices"].items()}
 
 
-def _sheet(value: Any, place: str) -> DeviceSheet:
-    disk.check_types(DeviceSheet, value, place)
+def _sheet(value: Any, source: str) -> DeviceSheet:
+    disk.check_types(DeviceSheet, value, source)
     try:
         sheet: DeviceSheet = disk.from_plain(DeviceSheet, value)
     except ValueError as error:
-        raise ValueError(f"{place}: {error}") from error
+        raise ValueError(f"{source}: {error}") from error
     return sheet
 
 

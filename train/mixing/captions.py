@@ -29,9 +29,9 @@ class CaptionColumns:
 
     def of_draws(self, draw: Ints) -> Ints:
         """(draws,) the number in `names` of the column that each draw takes."""
-        turn, place = np.divmod(draw, len(self._turn))
+        turn, slot = np.divmod(draw, len(self._turn))
         turns, row = np.unique(turn, return_inverse=True)
-        return self._turns(turns)[row, place]
+        return self._turns(turns)[row, slot]
 
     def count(self, draws: int) -> dict[str, int]:
         """How many of the first so many draws take each column."""

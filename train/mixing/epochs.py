@@ -43,9 +43,9 @@ def shuffled_apart(before: Ints, apart: int, key: int) -> Ints:
     waiting = before[: slack + 1].tolist()
     upcoming = iter(before[slack + 1 :].tolist())
     order = np.empty(rows, np.int64)
-    for place in range(rows):
-        k = int(chances[place] * len(waiting))
-        order[place] = waiting[k]
+    for position in range(rows):
+        k = int(chances[position] * len(waiting))
+        order[position] = waiting[k]
         following = next(upcoming, None)
         if following is None:
             waiting[k] = waiting[-1]

@@ -118,8 +118,8 @@ def most_in_a_batch(wheel: Ints, sources: int, batch_size: int, offset: int = 0)
 
         def drawn_before(slot: Ints) -> Ints:
             """Draws of each one's source before a slot, counted from slot 0 of the first turn."""
-            turn, place = np.divmod(slot, period)
-            in_turn = np.searchsorted(keys, source * period + place) - first[source]
+            turn, offset = np.divmod(slot, period)
+            in_turn = np.searchsorted(keys, source * period + offset) - first[source]
             drawn: Ints = turn * counts[source] + in_turn
             return drawn
 

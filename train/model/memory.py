@@ -189,17 +189,17 @@ def _blocks(config: ModelConfig) -> tuple[tuple[int, int, int], tuple[int, int, 
     return vision, (config.text_width, config.text_mlp, config.text_layers)
 
 
-def _optimizer_bytes(config: ModelConfig, shape: StepShape, held: float) -> int:
-    numbers = 2.0 * held  # two moments
+def _optimizer_bytes(config: ModelConfig, shape: StepShape, parameters: float) -> int:
+    numbers = 2.0 * parameters  # two moments
     if shape.precision == "bf16_o2" and not shape.sharded:
-        numbers += held
+        numbers += parameters
     if shape.muon:
         numbers -= block_matrices(config)  # one moment of a matrix
         if shape.precision != "bf16_o2":  # queries, keys and values are stepped as copies
             qkv = 3 * config.vision_width**2 * config.vision_layers
             numbers += qkv + 3 * config.text_width**2 * config.text_layers
     if shape.ema:
-        numbers += held
+        numbers += parameters
     return round(FULL * numbers)
 
 

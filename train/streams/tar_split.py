@@ -29,8 +29,8 @@ def tars_of_reader(
     known, order = -1, permutation(0, 0)
     entry = reader
     while True:
-        number, place = divmod(entry, len(tars))
+        number, position = divmod(entry, len(tars))
         if number != known:
             known, order = number, permutation(derive_key(seed, PASS, number), len(tars))
-        yield number, tars[int(order[place])]
+        yield number, tars[int(order[position])]
         entry += readers

@@ -48,10 +48,10 @@ class Alike:
             numbers: list[NDArray[np.int64]] = []
             parts: list[Vectors] = []
             size = 0
-            for place, shard in enumerate(pool_rows.shards.tolist()):
+            for position, shard in enumerate(pool_rows.shards.tolist()):
                 values = files.read(shard, [column])[0][column].combine_chunks()
                 valid = np.asarray(values.is_valid().to_numpy(zero_copy_only=False), np.bool_)
-                first = int(pool_rows.first_rows[place])
+                first = int(pool_rows.first_rows[position])
                 valid &= pool_rows.stored[first : first + len(valid)]
                 vectors = _normalised(values.filter(pa.array(valid)))
                 numbers.append(np.flatnonzero(valid) + first)
@@ -64,11 +64,11 @@ class Alike:
 
     def nearest(self, row: int, most: int = NEAREST) -> list[int]:
         """The rows that are most like a row, itself left out. ValueError without an embedding."""
-        place = int(np.searchsorted(self.rows, row))
-        if place == len(self.rows) or self.rows[place] != row:
+        position = int(np.searchsorted(self.rows, row))
+        if position == len(self.rows) or self.rows[position] != row:
             raise ValueError("the row is not among those whose embeddings are in memory")
-        order = self._order(self._vectors[place], most + 1)
-        chosen: list[int] = self.rows[order[order != place]][:most].tolist()
+        order = self._order(self._vectors[position], most + 1)
+        chosen: list[int] = self.rows[order[order != position]][:most].tolist()
         return chosen
 
     def nearest_to_text(self, text: str, most: int = NEAREST) -> list[int]:

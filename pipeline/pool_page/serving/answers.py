@@ -55,13 +55,13 @@ class Answers:
         numbers = self._column(column)
         scope = self._scope(view, column)
         text = _checked_number(value)
-        place = numbers.below(text)
+        rank = numbers.below(text)
         below = self._below(numbers, view)
-        low, high = nearest(numbers, scope, place, NEAREST)
+        low, high = nearest(numbers, scope, rank, NEAREST)
         records = self._records([*low, *high], column)
         return {
             "threshold": text,
-            "below": int(below[place]),
+            "below": int(below[rank]),
             "values": int(below[-1]),
             "rows": self._scope_rows(view, column, scope),
             "low": records[: len(low)],

@@ -36,8 +36,8 @@ class CaptionSearch:
         case of letters does not matter; "" stands for all stored rows."""
         query = "SELECT row FROM captions WHERE contains(caption, lower(?)) ORDER BY row"
         with self._lock:
-            found = self._connection.execute(query, [text]).fetchnumpy()["row"]
-        rows = np.asarray(found, np.int64)
+            row_numbers = self._connection.execute(query, [text]).fetchnumpy()["row"]
+        rows = np.asarray(row_numbers, np.int64)
         if view:
             kept = self._survey.detailed[view].kept
             assert kept is not None

@@ -1,4 +1,4 @@
-"""Sources to pairs: every kind, the first of two equal pairs, the books, and resuming."""
+"""Sources to pairs: every kind, the first of two equal pairs, the counts, and resuming."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adoption: other programs' tars become rows where they lie, and every sample ends in the books."""
+"""Adoption: other programs' tars become rows where they lie, and every sample is counted."""
 
 from __future__ import annotations
 

@@ -26,12 +26,12 @@ def test_the_table_of_the_rules(survey: Survey) -> None:
 
 def test_problems_stand_first(survey: Survey) -> None:
     effects = dataclasses.replace(survey.effects["basic"], disagrees=True)
-    books = dataclasses.replace(
-        survey.books, problems=("<b>bad</b>",) * 20, planned=9, complete=False
+    totals = dataclasses.replace(
+        survey.totals, problems=("<b>bad</b>",) * 20, planned=9, complete=False
     )
     rows = dataclasses.replace(survey.rows, whole=False)
     html = sections.head(
-        dataclasses.replace(survey, effects={"basic": effects}, books=books, rows=rows)
+        dataclasses.replace(survey, effects={"basic": effects}, totals=totals, rows=rows)
     )
     assert "&lt;b&gt;bad" in html
     assert "and 9 more" in html

@@ -36,8 +36,8 @@ def test_a_pool_under_construction_is_shown_as_far_as_it_is(tmp_path: Path) -> N
     audited.write_pairs(pool, 24)
     tasks = plans.planned(pool, audited.RECIPE)
     before = survey_pool(pool)
-    assert dict(before.books.funnel)["pairs"] == 24
-    assert dict(before.books.funnel)["stored"] == 0
+    assert dict(before.totals.funnel)["pairs"] == 24
+    assert dict(before.totals.funnel)["stored"] == 0
     assert before.columns.keys() <= {"aspect", *before.rows.table.column_names}
     audited.write_shard(pool, tasks[0])
     page = render(survey_pool(pool), page_data(survey_pool(pool), Bounds()))
