@@ -159,8 +159,8 @@ def requirement_lines(needs: Requirements) -> Iterator[str]:
 
 def _memory_lines(needs: Requirements) -> Iterator[str]:
     yield "memory of a rank:"
-    for name, size in needs.memory.items():
-        yield f"  {name:<12}{size / GIB:>10,.2f} GiB"
+    for name, bytes_ in needs.memory.items():
+        yield f"  {name:<12}{bytes_ / GIB:>10,.2f} GiB"
     yield (
         f"  {'needed':<12}{needs.needed / GIB:>10,.2f} GiB of {needs.device_memory / GIB:,.2f}, "
         f"of which {MARGIN:.0%} stay free"
