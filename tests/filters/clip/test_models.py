@@ -127,6 +127,28 @@ def test_a_batch_that_does_not_fit_is_halved_and_the_size_is_remembered(clip_fol
     assert model.largest == {"image": 2}
 
 
+def test_captions_of_any_length_keep_their_rows_when_their_batches_are_halved(
+    clip_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    score = clip_score(clip_folder, precision="fp32")
+    captions = ["", "a " * 30, "🦜🦜🦜", "one word", "a " * 7, "x" * 5_000, "a b c d e f"] * 2
+    captions = [f"{caption} {number % 5}" for number, caption in enumerate(captions)]
+    model, encode, shapes = loaded(score), models.text_tower.encode_text, []
+    expected = np.stack([model.embed_texts([caption], 1)[0] for caption in captions])
+    model.texts.clear()
+
+    def small(network: Any, tokens_BT: torch.Tensor) -> torch.Tensor:
+        if len(tokens_BT) > 2:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        shapes.append(tuple(tokens_BT.shape))
+        return encode(network, tokens_BT)
+
+    monkeypatch.setattr(models.text_tower, "encode_text", small)
+    np.testing.assert_allclose(model.embed_texts(captions, 256), expected, atol=1e-6)
+    assert {context for _, context in shapes} == {8, 16}
+    assert sum(count for count, _ in shapes) == len(set(captions))
+
+
 def test_a_row_that_does_not_fit_is_an_error(clip_folder: Path) -> None:
     score = clip_score(clip_folder, precision="fp32")
     loaded(score).network = SmallMemory(loaded(score).network, 0)
