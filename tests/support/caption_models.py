@@ -128,9 +128,13 @@ def images() -> list[Image.Image]:
     return [Image.fromarray(each).resize((40 + 5 * i, 40), 0) for i, each in enumerate(squares)]
 
 
+KEPT: dict[Path, Captioner] = {}  # a model is shared as long as a filter has it
+
+
 def written(folder: Path, count: int = 7, **options: Any) -> list[str | None]:
     filter_ = Captioner(model=f"local-dir:{folder}", device="cpu", **options)
     filter_.setup()
+    KEPT[folder] = filter_
     rows = pa.table({"uid": UIDS[:count]})
     batch = Batch(captions=[""] * count, images=images()[:count], rows=rows)
     return list(filter_.score(batch)["captioner"])

@@ -274,7 +274,7 @@ def test_the_engine_gives_the_same_columns_for_any_shards_and_partitions(
     assert {row["near_size"] for row in expected.values()} == {4, None}
     monkeypatch.setattr(job, "PARTITION_BYTES", 500)
     planned: list[job.PoolJob] = []
-    monkeypatch.setattr(job, "MOST_PARTITIONS", 60)
+    monkeypatch.setattr(job, "MOST_PARTITIONS", 12)
     plan_job = job.plan_job
 
     def plan(*arguments: Any, **options: Any) -> Any:
@@ -283,4 +283,4 @@ def test_the_engine_gives_the_same_columns_for_any_shards_and_partitions(
 
     monkeypatch.setattr("pipeline.scoring.scorer.plan_job", plan)
     assert columns_by_uid(copies_pool(tmp_path / "many", 5)) == expected
-    assert [each.partitions for each in planned] == [60, 60]
+    assert [each.partitions for each in planned] == [12, 12]
