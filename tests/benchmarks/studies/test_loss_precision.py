@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from benchmarks.studies import loss_precision
+from manifests import disk
+
+
+def test_a_rounding_keeps_the_bits_of_its_mantissa():
+    x = 1 + torch.arange(64, dtype=torch.float32) * 2**-13
+    down = 1 + torch.arange(64) // 8 * 2**-10
+    assert torch.equal(loss_precision.to_tf32_truncated(x), down)
+    nearest = loss_precision.to_tf32(x)
+    assert (nearest - x).abs().max() == 2**-11
+    assert torch.equal(nearest[[0, 3, 5, 8]], torch.tensor([1, 1, 1 + 2**-10, 1 + 2**-10]))
+    assert torch.equal(loss_precision.to_tf32(-x), -nearest)
+    assert loss_precision.to_bf16(torch.tensor([1 + 2**-8 + 2**-12])).item() == 1 + 2**-7
+
+
+def test_the_gradients_are_those_of_cross_entropy():
+    image_BE, text_BE = (x.double().requires_grad_() for x in loss_precision.features(12, 8))
+    own = loss_precision.ROUNDINGS["fp32"]
+    loss, *gradients = loss_precision.loss_and_gradients(
+        image_BE[:5].detach(), text_BE.detach(), 14.3, own
+    )
+    expected = F.cross_entropy(14.3 * image_BE[:5] @ text_BE.T, torch.arange(5))
+    wanted = torch.autograd.grad(expected, (image_BE, text_BE))
+    assert loss == pytest.approx(expected.item())
+    torch.testing.assert_close(gradients[0], wanted[0][:5])
+    torch.testing.assert_close(gradients[1], wanted[1])
+
+
+def test_fewer_bits_are_a_larger_error_and_noisy_features_the_largest():
+    rows = loss_precision.errors(512, 64, 14.3, 0.01)
+    by_name = [row["image_gradient_error"] for row in rows]
+    assert by_name == sorted(by_name)
+    assert [row["products"] for row in rows] == [*loss_precision.ROUNDINGS, "features in bf16"]
+
+
+def test_the_committed_figures_are_what_the_documents_say():
+    rows = disk.read_json(str(loss_precision.RESULT))["rows"]
+    sizes = {(row["batch"], row["width"], row["scale"]) for row in rows}
+    assert len(sizes) == len(loss_precision.SIZES) * len(loss_precision.SCALES)
+    for size in sizes:
+        errors = {
+            row["products"]: max(row["image_gradient_error"], row["text_gradient_error"])
+            for row in rows
+            if (row["batch"], row["width"], row["scale"]) == size
+        }
+        assert errors["tf32, truncated"] < errors["features in bf16"] / 10
+        assert errors["bf16"] < errors["features in bf16"] / 4
+
+
+def test_an_argument_that_is_not_known(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["loss_precision.py", "--batch", "8"])
+    with pytest.raises(SystemExit, match="2"):
+        loss_precision.main()
+    assert "unrecognized arguments: --batch 8" in capsys.readouterr().err
