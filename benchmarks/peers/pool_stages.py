@@ -143,16 +143,18 @@ def choose(context: Context) -> Measured:
         count = context.count(usual // pools.SHARD_ROWS) * pools.SHARD_ROWS
         folder = context.work / f"choose-{count}"
         folder.mkdir()
-        row, joined_s = _choose(folder, count, peer, context.turns(CHOOSE_TURNS))
+        row, joined_s, hashed_s = _choose(folder, count, peer, context.turns(CHOOSE_TURNS))
         rows.append(row)
         text = f"{joined_s:.2f} CPU s per million rows, once for all views, not in the ratio"
         versions[f"join of the scores ({count:,} rows)"] = text
+        text = f"{hashed_s:.2f} CPU s per million rows, in the ratio; DataComp has none"
+        versions[f"canonical hash of the rows ({count:,} rows)"] = text
         shutil.rmtree(folder)
     return rows, versions
 
 
-def _choose(folder: Path, count: int, peer: Environment, turns: int) -> tuple[Row, float]:
-    """The row of one size, and the CPU seconds of the join per million rows.
+def _choose(folder: Path, count: int, peer: Environment, turns: int) -> tuple[Row, float, float]:
+    """The row of one size, and the CPU seconds of the join and of the hash per million rows.
 
     RuntimeError: the two keep different rows. One row may differ, where the share is a whole number
     of rows.
@@ -187,7 +189,8 @@ def _choose(folder: Path, count: int, peer: Environment, turns: int) -> tuple[Ro
         items=count,
         missing=peer.reason,
     )
-    return row, 1e6 * joined["cpu_s"] / count
+    hashed = answer_of(None, pools.__file__, "--step", "hash", "--folder", folder)
+    return row, 1e6 * joined["cpu_s"] / count, 1e6 * hashed["cpu_s"] / count
 
 
 # --- near-duplicates ------------------------------------------------------------------------------

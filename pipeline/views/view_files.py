@@ -212,14 +212,14 @@ def hash_view(pool: str, view: str) -> str:
     ValueError where there is no such view, or it is older than the shards.
     """
     commits = read_commits(pool)
-    current_view_of(commits, view)
+    document = current_view_of(commits, view)
     masks = AlignedFiles.of_view(pool, view)
 
-    def kept(position: int) -> NDArray[np.bool_]:
+    def kept_rows(position: int) -> NDArray[np.bool_]:
         column = masks.read(int(commits.shards[position]), ["kept"])[0]["kept"]
         return np.asarray(column.to_numpy(), np.bool_)
 
-    return hash_rows(commits, {view: kept})[view]
+    return hash_rows(commits, {view: kept_rows}, document.kept)[view]
 
 
 def check_view_name(name: str) -> None:
@@ -307,7 +307,8 @@ def _make(
         kept_rows = {name: functools.partial(masks.kept_rows, name) for name in todo}
         hashes: dict[str, str | None] = dict.fromkeys(todo)
         if source.commits.totals.stored <= HASHED_ROWS:
-            hashes |= hash_rows(source.commits, kept_rows)
+            kept = sum(selection.kept for selection in selections.values())
+            hashes |= hash_rows(source.commits, kept_rows, kept)
         for name, inputs in todo.items():
             documents[name] = write_view(
                 masks, name, selections[name], inputs, before[name], fence, hashes[name]

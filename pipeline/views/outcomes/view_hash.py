@@ -29,11 +29,17 @@ Mask = npt.NDArray[np.bool_]
 KeptRows = Callable[[int], Mask]  # position of a shard -> (rows,) which of its rows are kept
 
 
-def hash_rows(commits: Commits, kept_rows: Mapping[str, KeptRows]) -> dict[str, str]:
+def hash_rows(
+    commits: Commits, kept_rows: Mapping[str, KeptRows], kept: int | None = None
+) -> dict[str, str]:
     """The hash of each of some views, in one pass over the sidecars.
 
-    Memory: one partition of the rows, see `row_spill`. ValueError for a sidecar of other rows.
+    kept: rows that all views together keep at most, if that is known: fewer than are stored need
+    fewer partitions. Memory: one partition of the rows, see `row_spill`. ValueError for a sidecar
+    of other rows.
     """
+    stored = commits.totals.stored
+    at_most = stored if kept is None else min(kept, stored)
     views = list(kept_rows.values())
 
     def read(unit: int) -> Bytes:
@@ -44,7 +50,7 @@ def hash_rows(commits: Commits, kept_rows: Mapping[str, KeptRows]) -> dict[str, 
         return np.concatenate(parts)
 
     hashes = {name: RowsHash() for name in kept_rows}
-    with row_spill(row_bits(commits.totals.stored), len(views)) as spill:
+    with row_spill(row_bits(at_most), len(views)) as spill:
         for records in map_units(-(-len(commits) // UNIT_SHARDS), read, "hash views"):
             spill.add(records)
         for keys, flags in sorted_rows(spill):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 
 import pytest
@@ -35,3 +36,14 @@ def test_the_first_error_ends_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="unit 3"):
         list(map_units(1000, work))
     assert len(started) < 50
+
+
+def test_collections_are_rare_in_the_body_and_usual_after_it() -> None:
+    usual = gc.get_threshold()
+    full = gc.get_stats()[2]["collections"]
+    with unit_threads.few_collections():
+        rows = [[number] for number in range(20 * usual[0])]
+        assert gc.get_threshold()[0] == 100 * usual[0]
+        assert gc.get_stats()[2]["collections"] == full
+    assert len(rows) == 20 * usual[0]
+    assert gc.get_threshold() == usual
