@@ -16,6 +16,7 @@ if __name__ == "__main__":
     console.end_on_stop_signals()
 
 import argparse
+import dataclasses
 import json
 import os
 
@@ -32,10 +33,12 @@ from train.ablation import (
     check_ablation,
     check_plan,
     check_pools,
+    dropped_lines,
     expected_runs,
     ledger,
     plan_ablation,
     plan_lines,
+    planned_drops,
     run_all,
     run_rounds,
 )
@@ -144,7 +147,13 @@ def plan_only(ablation: Ablation, out: str, args: argparse.Namespace) -> int:
         effect=args.effect,
         budget_hours=args.budget_hours,
     )
-    print("\n".join([*plan_lines(plan), *stop_lines(ablation, plan, args.effect)]))
+    plan = dataclasses.replace(plan, dropped=planned_drops(ablation, out))
+    lines = [*plan_lines(plan), *stop_lines(ablation, plan, args.effect)]
+    if plan.dropped is not None:
+        lines += dropped_lines(plan.dropped)
+    elif any(task.near_overlap == "drop" for task in ablation.evaluate):
+        lines.append("near copies of evaluation images are counted when the views are built")
+    print("\n".join(lines))
     if args.json:
         print(json.dumps(disk.to_plain(plan), sort_keys=True))
     return 0

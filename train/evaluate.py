@@ -126,12 +126,12 @@ def check_overlap(run: str, tasks: Sequence[TaskSpec], out: str) -> None:
     shared = find_shared_images(pools, tasks)
     path = disk.join(out, "overlap.json")
     disk.write_json(path, shared)
-    refuse_identical(shared, tasks, path)
     views = []
     for name in blend.get("views", {}):  # a run on streamed tars has none
         pool_name, _, view = name.partition("/")
         if blend["pools"][pool_name] in pools:
             views.append((blend["pools"][pool_name], view))
+    refuse_identical(shared, tasks, path, {pool for pool, _ in views})
     refuse_near(shared, tasks, views)
     for line in overlap_lines(shared, tasks, path):
         logger.info("%s", line)

@@ -32,7 +32,8 @@ class TaskSpec:
     train_split: str = "train"
     metric: str | None = None  # the metric that decides; default: the kind's own
     allow_overlap: bool = False  # an image that a training pool has too is otherwise refused
-    near_overlap: Literal["list", "refuse"] = "list"  # what near duplicates in a training view do
+    # What is done about near duplicates in a view that is trained on
+    near_overlap: Literal["list", "refuse", "drop"] = "list"
 
     def __post_init__(self) -> None:
         for name in ("classes", "templates"):

@@ -16,7 +16,7 @@ from train.ablation.arms import (
     missing_views,
     stale_because,
 )
-from train.ablation.checks import check_ablation, check_pools
+from train.ablation.checks import check_ablation, check_pools, dropped_lines, planned_drops
 from train.ablation.conclusions import (
     Conclusions,
     FailedRun,
@@ -80,6 +80,7 @@ __all__ = [
     "check_plan",
     "check_pools",
     "conclude",
+    "dropped_lines",
     "evaluated_runs",
     "expand_runs",
     "expected_runs",
@@ -92,6 +93,7 @@ __all__ = [
     "model_runs",
     "plan_ablation",
     "plan_lines",
+    "planned_drops",
     "refuse_plan",
     "replay",
     "run_all",

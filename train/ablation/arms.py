@@ -17,7 +17,7 @@ from train.ablation.factors import arm_config
 from train.ablation.given import GivenRun, given_runs
 from train.ablation.models import ModelRun, model_runs, saved_model, stale_model
 from train.config import TrainConfig
-from train.evaluation import Metrics, saved_metrics
+from train.evaluation import MARK, Metrics, clean_blend, saved_metrics
 from train.running import complete_settings, deciding_settings, differences, view_hashes
 
 A_A = "a_a"
@@ -57,12 +57,15 @@ WorkRun = Run | ModelRun  # a run that is trained or evaluated here
 AnyRun = Run | ModelRun | GivenRun
 
 
-def expand_runs(ablation: Ablation, out: str, *, built: bool = True) -> tuple[Run, ...]:
+def expand_runs(
+    ablation: Ablation, out: str, *, built: bool = True, clean: bool = True
+) -> tuple[Run, ...]:
     """Every run to train: baseline, arms, their random subsets, and A/A.
 
     Arms whose models or predictions exist have none (see `all_runs`). ValueError for an arm that
     is neither POOL/VIEW nor a blend, for unknown training settings, and, if the pools are `built`,
-    for a view that is missing, with the command that makes it.
+    for a view that is missing, with the command that makes it. Of a task with `near_overlap: drop`
+    the views are the clean ones; `clean=False` gives those that they are made from.
     """
     # The baseline is first: a resolved ablation.json has its arms in alphabetical order.
     blends: dict[str, dict[int, Blend]] = {}
@@ -86,7 +89,8 @@ def expand_runs(ablation: Ablation, out: str, *, built: bool = True) -> tuple[Ru
     runs = []
     for arm, by_seed in blends.items():
         config = settings[arm]
-        for seed, blend in by_seed.items():
+        for seed, whole in by_seed.items():
+            blend = clean_blend(whole, ablation.evaluate) if clean else whole
             if built:
                 _require_views(ablation, blend, out)
             order_seed = seed + A_A_ORDER if arm == A_A else config.order_seed
@@ -195,6 +199,11 @@ def _require_views(ablation: Ablation, blend: Blend, out: str) -> None:
     for name in missing_views(blend):
         pool, _, view = name.partition("/")
         folder = blend.pools[pool]
+        if MARK in view:
+            raise ValueError(
+                f"there is no view {name} yet: run python train/ablate.py ABLATION --out {out}, "
+                "which writes the views without near copies of evaluation images"
+            )
         if pool in ablation.pools and ablation.pools[pool].recipe is not None:
             raise ValueError(
                 f"there is no view {name} yet: run python pipeline/build.py ABLATION --out {out}, "

@@ -34,7 +34,7 @@ from train.capacity import (
     unfit_message,
 )
 from train.config import TrainConfig, configure
-from train.evaluation import deciding_metric
+from train.evaluation import DroppedRows, deciding_metric
 from train.stats import TaskScores, analyse, seeds_needed, smallest_visible
 
 SEEDS = (2, 3, 5, 8, 12)  # for which a budget is shown
@@ -79,6 +79,8 @@ class Plan:
     smallest_effect: float | None
     seeds_for_effect: int | None
     budget: tuple[Budget, ...]
+    # Near copies of evaluation images by arm; None: no task drops them, or the views are not built
+    dropped: tuple[DroppedRows, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

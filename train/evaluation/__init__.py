@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from train.evaluation.clean_views import (
+    MARK,
+    clean_blend,
+    count_dropped,
+    dropping,
+    write_clean_random,
+    write_clean_view,
+)
 from train.evaluation.metrics import METRICS, Metric, metric_values
 from train.evaluation.overlap import (
+    DroppedRows,
     SharedImages,
     find_shared_images,
     overlap_lines,
@@ -32,9 +41,11 @@ from train.evaluation.tasks import (
 from train.task_data import Samples
 
 __all__ = [
+    "MARK",
     "METRICS",
     "TASKS",
     "BoolArray",
+    "DroppedRows",
     "GroupAverage",
     "Metric",
     "Metrics",
@@ -43,8 +54,11 @@ __all__ = [
     "SharedImages",
     "SuiteResults",
     "TaskKind",
+    "clean_blend",
+    "count_dropped",
     "data_hash",
     "deciding_metric",
+    "dropping",
     "evaluate",
     "evaluate_suite",
     "find_shared_images",
@@ -59,4 +73,6 @@ __all__ = [
     "refuse_identical",
     "refuse_near",
     "saved_metrics",
+    "write_clean_random",
+    "write_clean_view",
 ]

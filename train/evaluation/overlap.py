@@ -6,7 +6,8 @@ were received. Such an image is refused unless its task has `allow_overlap: true
 Near duplicates: the perceptual hash differs from the column `phash` in at most NEAR_BITS of 64
 bits. It needs a score set of the filter `picture`; a pool without one is named as not checked. Near
 duplicates are listed and counted. They are refused only if their task has `near_overlap: refuse`
-and a view that is trained on keeps the row: of 3.1 million pairs of different photographs
+(or `drop`, with which an ablation trains on views without them) and a view that is trained on keeps
+the row: of 3.1 million pairs of different photographs
 (clothing, CIFAR-10) three are as near. Measured with 500 images of each set: all 1,000
 copies at JPEG quality 90 and all 1,000 at 75 are found; of half-size copies at quality 75, 100 %
 (clothing) and 96 % (CIFAR-10). Crops, rotations and EXIF orientation are not.
@@ -15,7 +16,7 @@ copies at JPEG quality 90 and all 1,000 at 75 are found; of half-size copies at 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,11 +59,27 @@ class SharedImage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DroppedRows:
+    """Rows of a view that an arm is not trained on, because they show evaluation images."""
+
+    arm: str
+    pool: str
+    view: str
+    rows: int  # that the view keeps
+    dropped: int  # of these
+    images: int  # different evaluation images that the dropped rows show
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SharedImages:
-    """All shared images, and the pools whose near duplicates are not known (no column phash)."""
+    """All shared images, and the pools whose near duplicates are not known (no column phash).
+
+    dropped: what an ablation left out of its views because of them.
+    """
 
     images: tuple[SharedImage, ...]
     without_phash: tuple[str, ...]
+    dropped: tuple[DroppedRows, ...] = ()
 
     def of_task(self, task: str, *, near: bool) -> list[SharedImage]:
         """The near, or the byte-identical, images of a task."""
@@ -176,10 +193,21 @@ def _near(pool: str, tasks: Sequence[TaskSpec]) -> list[SharedImage]:
 # --- what to do about it -------------------------------------------------------------------------
 
 
-def refuse_identical(shared: SharedImages, tasks: Sequence[TaskSpec], listed_in: str) -> None:
-    """ValueError for a task that allows no overlap and has byte-identical images in a pool."""
+def refuse_identical(
+    shared: SharedImages,
+    tasks: Sequence[TaskSpec],
+    listed_in: str,
+    dropped_in: Collection[str] = (),
+) -> None:
+    """ValueError for a task that allows no overlap and has byte-identical images in a pool.
+
+    dropped_in: pools of whose rows only views are used, which `refuse_near` looks at: there a task
+    with `near_overlap: drop` may have such images.
+    """
     for task in tasks:
         images = shared.of_task(task.name, near=False)
+        if task.near_overlap == "drop":
+            images = [image for image in images if image.pool not in dropped_in]
         if images and not task.allow_overlap:
             first, files = images[0], len({image.file for image in images})
             others = f" and {files - 1} more images (all in {listed_in})" if files > 1 else ""
@@ -193,20 +221,25 @@ def refuse_identical(shared: SharedImages, tasks: Sequence[TaskSpec], listed_in:
 def refuse_near(
     shared: SharedImages, tasks: Sequence[TaskSpec], views: Sequence[tuple[str, str]]
 ) -> None:
-    """ValueError for a task with `near_overlap: refuse` of which a view has near duplicates.
+    """ValueError for a task with `near_overlap: refuse` of which a view has near duplicates; with
+    `drop`, of which a view has near or byte-identical ones.
 
     views: (pool, view) of what is trained on. Rows that no view keeps are not refused. A pool whose
     near duplicates are not known is refused too.
     """
-    strict = [task for task in tasks if task.near_overlap == "refuse"]
+    strict = [task for task in tasks if task.near_overlap != "list"]
     for task in strict:
         unknown = [pool for pool, _ in views if pool in shared.without_phash]
         if unknown:
             raise ValueError(
-                f"task {task.name!r} has near_overlap: refuse, but {unknown[0]} has no column "
-                f"phash; run python pipeline/score.py {unknown[0]} --filters picture"
+                f"task {task.name!r} has near_overlap: {task.near_overlap}, but {unknown[0]} has "
+                f"no column phash; run python pipeline/score.py {unknown[0]} --filters picture"
             )
-    near = {task.name: shared.of_task(task.name, near=True) for task in strict}
+    near = {}
+    for task in strict:
+        near[task.name] = shared.of_task(task.name, near=True)
+        if task.near_overlap == "drop" and not task.allow_overlap:
+            near[task.name] += shared.of_task(task.name, near=False)
     if not any(near.values()):
         return
     for pool, view in sorted(set(views)):
@@ -216,9 +249,10 @@ def refuse_near(
             inside = [image for image in images if image.pool == pool and image.uid in kept]
             if inside:
                 first = inside[0]
+                bits = first.distance or 0
                 raise ValueError(
                     f"task {name!r}: {len(inside)} near duplicates of its images are in the view "
-                    f"{view} of {pool}, such as {first.file} (uid {first.uid}, {first.distance} of "
+                    f"{view} of {pool}, such as {first.file} (uid {first.uid}, {bits} of "
                     "64 bits); drop them with the filter decontaminate {column: phash, radius: "
                     f"{NEAR_BITS}}} and a rule decontaminate_distance > {NEAR_BITS}, or set "
                     "near_overlap: list in the task"

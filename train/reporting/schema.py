@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from train.ablation import ArmRounds, Conclusions, TaskComparison, TaskNoise, ledger
-from train.evaluation import Metrics
+from train.evaluation import DroppedRows, Metrics
 from train.stats import Verdict
 
 # --- results.json --------------------------------------------------------------------------------
@@ -31,11 +31,9 @@ class TaskFacts:
 class Results(Conclusions):
     """results.json: every metric of every finished run, and the conclusions from them.
 
-    prior: the noise of other ablations that the verdict started from. entries: the noise of this
-    one, for others.
-    overlap: evaluation images of each task that a pool stores too, byte for byte.
-    near_overlap: the same for near duplicates by perceptual hash.
-    mcnemar: {task: {arm: p}}, between the arm's and the baseline's run of the first common seed.
+    prior: the noise of other ablations at the start. entries: the noise of this one, for others.
+    overlap, near_overlap: evaluation images of each task that a pool stores too, by bytes and by
+    hash. dropped: rows not trained on for that. mcnemar: {task: {arm: p}}, of the first common seed.
     files: path inside the folder -> sha256, of all files that a number was read from.
     """
 
@@ -48,6 +46,7 @@ class Results(Conclusions):
     overlap: dict[str, int]
     near_overlap: dict[str, int]
     files: dict[str, str]
+    dropped: tuple[DroppedRows, ...] = ()
 
 
 # --- report.json ---------------------------------------------------------------------------------
@@ -440,6 +439,7 @@ class Report:
     costs: tuple[tuple[str, float], ...]
     settings: dict[str, str]  # title -> YAML, of arms, rules and training settings
     provenance: Provenance
+    dropped: tuple[DroppedRows, ...] = ()
     rounds: tuple[ArmRounds, ...] = ()  # of an ablation with `stop`
     contract: Contract | None = None  # None where no run was trained here
     rules: tuple[RuleEffects, ...] = ()
