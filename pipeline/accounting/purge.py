@@ -24,7 +24,13 @@ from manifests.documents import ScoreSetDocument, ViewDocument, read_document
 from manifests.pool_layout import CommitRecord, PoolLayout, shard_name
 from pipeline import planning
 from pipeline.accounting.counts import recipe_of_pool, write_pool_json
-from pipeline.accounting.purge_records import PurgeRecord, now, selectors_of, write_record
+from pipeline.accounting.purge_records import (
+    PurgeRecord,
+    hashes_of_urls,
+    now,
+    selectors_of,
+    write_record,
+)
 from pipeline.accounting.row_search import FoundRows, find_rows, locate_rows
 from pipeline.accounting.tombstones import (
     THREADS,
@@ -226,6 +232,8 @@ def _begin(commits: Commits, rows: FoundRows, criteria: Mapping[str, set[str]]) 
     records = commits.table.select(["tar", "adopted"]).take(pa.array(positions))
     adopted = records["tar"].filter(pc.fill_null(records["adopted"], False)).to_pylist()
     selectors, hashes = selectors_of(criteria)
+    if criteria.keys() & {"uid", "sha256"}:  # a person who asks for the URL learns it too
+        hashes = tuple(sorted({*hashes, *hashes_of_urls(_urls(commits, rows))}))
     return Journal(
         at=now(),
         selectors=selectors,
@@ -236,6 +244,18 @@ def _begin(commits: Commits, rows: FoundRows, criteria: Mapping[str, set[str]]) 
         scored={name: _scored(layout, name, rows.shards) for name in sets},
         adopted=tuple(sorted(adopted)),
     )
+
+
+def _urls(commits: Commits, rows: FoundRows) -> set[str]:
+    """The URLs of rows that are to be purged."""
+
+    def look(path: str) -> list[str | None]:
+        table = disk.read_parquet(path, ["uid", "url"])
+        urls: list[str | None] = table.filter(pc.is_in(table["uid"], rows.uids))["url"].to_pylist()
+        return urls
+
+    paths = [*(commits.sidecar(shard) for shard in rows.shards), *rows.files]
+    return {url for urls in in_threads(look, paths) for url in urls if url}
 
 
 def _decided(pool: str, view: str, purged: Mapping[int, Mask]) -> dict[str, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -27,7 +27,7 @@ class PurgeRecord:
 
     at: str  # when it began, UTC
     selectors: dict[str, int]  # kind -> how many were given
-    hashes: tuple[str, ...]  # sha256 of `KIND=VALUE` of those of the kinds HASHED
+    hashes: tuple[str, ...]  # sha256 of `KIND=VALUE`: of the kinds HASHED, and the rows' URLs
     uids: tuple[str, ...]  # of the rows that were purged
 
 
@@ -37,6 +37,11 @@ def selectors_of(criteria: Mapping[str, Set[str]]) -> tuple[dict[str, int], tupl
     for kind in HASHED:
         hashes += [_hash(kind, value) for value in criteria.get(kind, ())]
     return {kind: len(values) for kind, values in sorted(criteria.items())}, tuple(sorted(hashes))
+
+
+def hashes_of_urls(urls: Iterable[str]) -> list[str]:
+    """The hashes of the URLs of purged rows, as if each had been a selector."""
+    return [_hash("url", url) for url in urls]
 
 
 def now() -> str:

@@ -33,7 +33,7 @@ class Results(Conclusions):
 
     prior: the noise of other ablations at the start. entries: the noise of this one, for others.
     overlap, near_overlap: evaluation images of each task that a pool stores too, by bytes and by
-    hash. dropped: rows not trained on for that. mcnemar: {task: {arm: p}}, of the first common seed.
+    hash. dropped: rows not trained on for that. mcnemar: {task: {arm: p}}, of one seed.
     files: path inside the folder -> sha256, of all files that a number was read from.
     """
 
