@@ -29,6 +29,7 @@ from manifests.disk.plain import (
 from manifests.disk.remote import filesystem
 from manifests.disk.retry import is_transient, retried
 from manifests.disk.row_groups import Footer, RowGroupWriter
+from manifests.disk.scratch import scratch_folder
 from manifests.disk.tables import (
     SEAL,
     DamagedTable,
@@ -88,6 +89,7 @@ __all__ = [
     "replace_bytes",
     "replace_json",
     "retried",
+    "scratch_folder",
     "sync_folder",
     "to_plain",
     "uid_of",

@@ -14,7 +14,6 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -258,7 +257,7 @@ def _write_run(
     bits = partition_bits(expected, PARTITION_ENTRIES, MAX_BITS)
     with (
         RecordSpill(ENTRY.itemsize, bits) as spill,
-        tempfile.TemporaryDirectory(prefix="clipmill-rows-") as folder,
+        disk.scratch_folder("clipmill-rows-") as folder,
     ):
         for entries in parts:
             spill.add(entries.view(np.uint8).reshape(-1, ENTRY.itemsize))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -175,7 +174,7 @@ def extract(config: dict[str, Any]) -> Work:
     def work(ticket: Ticket) -> dict[str, Any]:
         path, counts = ticket.payload["path"], PartCounts()
         content = reader.content(path, source)
-        with rare_collections(), tempfile.TemporaryDirectory(prefix="clipmill-crawl-") as folder:
+        with rare_collections(), disk.scratch_folder("clipmill-crawl-") as folder:
             staged = Path(folder) / "part.parquet"
             with disk.parquet_writer(staged, schema, **STAGED) as writer:
                 for batch in reader.batches(path, source, counts):

@@ -14,7 +14,6 @@ A scratch file is an array of offsets, then the entries that the offsets divide.
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -281,7 +280,7 @@ def write(config: Config) -> Work:
         first, bounds = ticket.payload["first"], ticket.payload["bounds"]
         rows = _rows_that_stay(config, bounds[0], bounds[-1])
         cuts = np.searchsorted(rows, bounds)
-        with tempfile.TemporaryDirectory(prefix="clipmill-pairs-") as folder:
+        with disk.scratch_folder("clipmill-pairs-") as folder:
             for position in range(len(bounds) - 1):
                 part = first + position
                 if ticket.payload["some_are_done"] and _is_done(config, part):

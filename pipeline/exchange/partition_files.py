@@ -4,7 +4,6 @@ of all runs.
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,7 +44,7 @@ class PartitionFiles:
         LeaseLost where another command has taken the lease over.
         """
         check_fence(self.pool, self.fence)
-        with tempfile.TemporaryDirectory(prefix="clipmill-exchange-") as scratch:
+        with disk.scratch_folder("clipmill-exchange-") as scratch:
             write_run(self.run(number), table, partition, ids, self.partitions, scratch)
 
     def read(self, partition: int) -> tuple[pa.Table, Ids]:

@@ -55,7 +55,7 @@ class RunIndex:
 
 
 def write_run(
-    run: Run, table: pa.Table, groups: Integers, keys: Hashes, group_count: int, scratch: str
+    run: Run, table: pa.Table, groups: Integers, keys: Hashes, group_count: int, scratch: Path
 ) -> None:
     """Sort the rows of a table by (group, key), equal ones in their order, and write them.
 
@@ -65,7 +65,7 @@ def write_run(
     bounds = np.searchsorted(groups[order], np.arange(group_count + 1)).astype(NUMBER)
     batches = _batch_bounds(bounds)
     whole = table.combine_chunks()
-    staged = Path(scratch) / "run.arrow"
+    staged = scratch / "run.arrow"
     options = pa.ipc.IpcWriteOptions(compression="lz4")
     with (
         disk.CountedFile(staged) as sink,

@@ -23,7 +23,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -190,7 +189,7 @@ class Downloader:
         pairs, retried = read_ticket(ticket.payload, self.pool)
         started = round(time.time() * 1000)
         with (
-            tempfile.TemporaryDirectory(prefix="clipmill-img2dataset-") as folder,
+            disk.scratch_folder("clipmill-img2dataset-") as folder,
             ShardWriter(
                 self.pool, number, ticket.id, ticket.group, self.extra_columns, self.fence
             ) as writer,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -90,8 +89,7 @@ class TableJoin:
         """
         if not len(self._positions):
             return
-        temporary = tempfile.TemporaryDirectory(prefix="clipmill-join-")
-        folder = Path(self._stack.enter_context(temporary))
+        folder = self._stack.enter_context(disk.scratch_folder("clipmill-join-"))
         matches = self._stack.enter_context(RecordSpill(MATCH.itemsize, MATCH_BITS))
         self._match(matches)
         bounds = self._partition_bounds()

@@ -7,7 +7,6 @@ last: a plan that was stopped is written again, to the same bytes.
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -109,7 +108,7 @@ def _write_file(
     number, first = len(written.first_shards), written.count
     columns: dict[str, list[Any]] = {name: [] for name in SHARDS.names}
     rows_before = written.rows
-    with tempfile.TemporaryDirectory(prefix="clipmill-plan-") as scratch:
+    with disk.scratch_folder("clipmill-plan-") as scratch:
         staged = Path(scratch) / "shards.parquet"
         with disk.parquet_writer(
             staged, schema, compression="zstd", write_statistics=False, write_page_checksum=True

@@ -8,7 +8,6 @@ that are there, and ends in the same bytes.
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -397,7 +396,7 @@ def _shard_tables(config: Config, parts: Sequence[FilePart]) -> Iterator[pa.Tabl
 def _write_retried(config: Config) -> None:
     """retried.parquet: the keys that this round retries, ascending."""
     schema = pa.schema([("key", pa.int64())])
-    with tempfile.TemporaryDirectory(prefix="clipmill-plan-") as scratch:
+    with disk.scratch_folder("clipmill-plan-") as scratch:
         staged = Path(scratch) / "retried.parquet"
         with disk.parquet_writer(
             staged, schema, compression="zstd", write_page_checksum=True

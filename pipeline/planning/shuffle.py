@@ -10,7 +10,6 @@ pairs and the settings, so a ticket that was stopped is simply run again.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -163,7 +162,7 @@ def _write(config: Config, number: int, tables: list[pa.Table]) -> int:
     groups = (np.concatenate([nothing, *hashes]) % np.uint64(count)).astype(np.int64)
     keys = np.concatenate([nothing, *orders])
     check_fence(config["pool"], config.get("fence"))
-    with tempfile.TemporaryDirectory(prefix="clipmill-plan-") as folder:
+    with disk.scratch_folder("clipmill-plan-") as folder:
         write_run(run_of(config, number), table, groups, keys, count, folder)
     return len(groups)
 
@@ -214,7 +213,7 @@ def merge_runs(config: Config) -> Work:
         table, order = _sorted_rows(config, cells, part["first_cell"], part["end_cell"])
         ids = []
         path = shards_file(config["folder"], part["number"])
-        with tempfile.TemporaryDirectory(prefix="clipmill-plan-") as scratch:
+        with disk.scratch_folder("clipmill-plan-") as scratch:
             staged = Path(scratch) / "shards.parquet"
             with disk.parquet_writer(
                 staged, schema, compression="zstd", write_statistics=False, write_page_checksum=True

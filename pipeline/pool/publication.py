@@ -15,7 +15,6 @@ import glob
 import hashlib
 import json
 import secrets
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -259,7 +258,7 @@ def staged_file(path: str, *, alone: bool = False) -> Iterator[Path]:
     is removed.
     """
     if disk.is_url(path):
-        with tempfile.TemporaryDirectory(prefix="clipmill-shard-") as folder:
+        with disk.scratch_folder("clipmill-shard-") as folder:
             yield Path(folder) / "staged"
         return
     target = disk.local_path(path)

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import binascii
 import errno
-import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
@@ -63,7 +63,8 @@ class RecordSpill:
         """width: bytes of a record, at least 2. bits: of `partition_bits`, at most 16."""
         self.width, self.bits, self.records = width, bits, 0
         self._written = np.zeros(1 << bits, np.int64)  # records by partition
-        self._folder = tempfile.TemporaryDirectory(prefix="clipmill-records-")
+        self._stack = ExitStack()
+        self._folder = self._stack.enter_context(disk.scratch_folder("clipmill-records-"))
         self._buffer: list[Bytes] = []
         self._buffered = 0
 
@@ -76,7 +77,7 @@ class RecordSpill:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._folder.cleanup()
+        self._stack.close()
 
     def add(self, records: Bytes) -> None:
         """Add (records, width) bytes."""
@@ -135,7 +136,7 @@ class RecordSpill:
         return records[np.argsort(partition, kind="stable")], np.cumsum(counts)
 
     def _path(self, number: int) -> Path:
-        return Path(self._folder.name) / str(number)
+        return self._folder / str(number)
 
 
 def sorted_records(records: Bytes, key_bytes: int) -> tuple[Keys, Bytes]:

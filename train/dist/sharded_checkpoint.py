@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -155,14 +154,14 @@ def _local_shards(folder: str) -> Iterator[str]:
         yield str(disk.local_path(folder))
         return
     record = read_document(disk.join(folder, checkpoint.STATE_FILE), CheckpointRecord)
-    with tempfile.TemporaryDirectory(prefix="clipmill-shards-") as local_folder:
+    with disk.scratch_folder("clipmill-shards-") as local_folder:
 
         def copy(name: str) -> None:
             Path(local_folder, name).write_bytes(disk.read_bytes(disk.join(folder, name)))
 
         with ThreadPoolExecutor(4) as threads:
             list(threads.map(copy, record.sha256))
-        yield local_folder
+        yield str(local_folder)
 
 
 def _empty_tensors(source: Any, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:

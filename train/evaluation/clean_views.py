@@ -8,7 +8,6 @@ and of the dropped rows. So the same view is found again, and a changed one make
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -213,7 +212,7 @@ def _write_masks(
     """Write the masks of a view; the rows of each shard, and those that it keeps."""
     layout = PoolLayout(pool)
     rows, kept = [], []
-    with tempfile.TemporaryDirectory(prefix="clipmill-view-") as folder:
+    with disk.scratch_folder("clipmill-view-") as folder:
         writer: BundleWriter | None = None
         bundle = ""
         for shard, mask in masks:

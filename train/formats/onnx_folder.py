@@ -15,9 +15,7 @@ import importlib.util
 import json
 import logging
 import os
-import secrets
-import shutil
-import tempfile
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -173,8 +171,7 @@ def save_onnx(
     metadata = {}
     for key, value in plain.items():
         metadata[f"clipmill.{key}"] = value if isinstance(value, str) else json.dumps(value)
-    staging = _staging(folder)
-    try:
+    with _staging(folder) as staging:
         write_graphs(model, staging, options, metadata)
         differences = _checked(model, staging, options)
         files = {}
@@ -182,8 +179,6 @@ def save_onnx(
             files[path.name] = {"bytes": path.stat().st_size, "sha256": disk.file_sha256(path)}
         disk.write_json(str(staging / CONFIG_FILE), {**plain, "files": files})
         _publish(staging, folder)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
     return differences
 
 
@@ -197,15 +192,13 @@ def _refuse_existing(folder: str) -> None:
         raise ValueError(f"{folder} exists and is not empty; choose a new folder")
 
 
-def _staging(folder: str) -> Path:
+def _staging(folder: str) -> AbstractContextManager[Path]:
     """A folder to write to: beside the local one that it becomes."""
     if disk.is_url(folder):
-        return Path(tempfile.mkdtemp(prefix="clipmill_onnx_"))
+        return disk.scratch_folder("clipmill-onnx-")
     target = disk.local_path(folder)
     target.parent.mkdir(parents=True, exist_ok=True)
-    staging = target.with_name(f".{target.name}.partial.{os.getpid()}-{secrets.token_hex(4)}")
-    staging.mkdir()
-    return staging
+    return disk.scratch_folder(f".{target.name}.partial.", target.parent)
 
 
 def _publish(staging: Path, folder: str) -> None:

@@ -19,7 +19,7 @@ def test_any_range_is_read(tmp_path: Path, scheme: str, rows: int, groups: int) 
     keys = rng.integers(0, 2**64, rows, dtype=np.uint64)
     table = pa.table({"row": np.arange(rows), "text": [f"text {row}" for row in range(rows)]})
     run = Run(f"{scheme}{tmp_path}", "job", 3)
-    write_run(run, table, group, keys, groups, str(tmp_path))
+    write_run(run, table, group, keys, groups, tmp_path)
     order = np.lexsort((keys, group))
     index = read_index(run)
     assert np.diff(index.groups).tolist() == np.bincount(group, minlength=groups).tolist()
@@ -34,7 +34,7 @@ def test_any_range_is_read(tmp_path: Path, scheme: str, rows: int, groups: int) 
 def test_batches_are_large_enough_and_begin_where_a_group_does(tmp_path: Path) -> None:
     group = np.repeat(np.arange(100), 100)
     run = Run(str(tmp_path), "job", 0)
-    write_run(run, pa.table({"x": group}), group, group.astype(np.uint64), 100, str(tmp_path))
+    write_run(run, pa.table({"x": group}), group, group.astype(np.uint64), 100, tmp_path)
     batches = read_index(run).batches
     assert set(np.diff(batches[:-1]).tolist()) == {300}
     assert all(bound % 100 == 0 for bound in batches.tolist())

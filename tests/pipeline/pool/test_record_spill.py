@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -34,7 +32,7 @@ def test_every_record_comes_back_in_the_partition_of_its_first_bits(
         for start in range(0, 1000, 45):
             spill.add(records[start : start + 45])
         parts = list(spill.partitions())
-        assert any(Path(spill._folder.name).iterdir()) == (buffered == 30)
+        assert any(spill._folder.iterdir()) == (buffered == 30)
     assert (spill.records, len(parts)) == (1000, 1 << bits)
     for number, part in enumerate(parts):
         first = part[:, 0].astype(int) << 8 | part[:, 1]
@@ -58,7 +56,7 @@ def test_bytes_that_the_local_disk_loses_are_an_error(left: int) -> None:
     with RecordSpill(4, 0) as spill:
         spill.add(drawn(5, 4))
         spill._flush()
-        path = Path(spill._folder.name) / "0"
+        path = spill._folder / "0"
         path.write_bytes(path.read_bytes()[:left])
         with pytest.raises(OSError, match=f"{left} of 20 bytes were written"):
             list(spill.partitions())
