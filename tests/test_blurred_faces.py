@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from manifests.pool_layout import PoolLayout
 from pipeline.pool import read_sidecar
 from tests.filters.test_faces import model
 from tests.support import pages
+from tests.support.loopback_server import serving
 
 pytest.importorskip("onnxruntime")
 
@@ -52,16 +52,8 @@ def web() -> Iterator[int]:
             self.end_headers()
             self.wfile.write(body.getvalue())
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield server.server_address[1]
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with serving(Handler) as port:
+        yield port
 
 
 def stored(pool: str) -> dict[str, tuple[str, np.ndarray]]:

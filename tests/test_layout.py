@@ -298,6 +298,14 @@ def test_other_packages_use_only_the_public_names_of_a_sub_package(package: str)
                 )
 
 
+def assert_prints_started(code: str) -> None:
+    """Run code in a process of its own, which has imported nothing yet."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.strip() == "started", done.stderr
+
+
 @pytest.mark.slow
 def test_the_trainer_starts_with_torch_numpy_pyarrow_and_little_else() -> None:
     code = (
@@ -309,10 +317,7 @@ def test_the_trainer_starts_with_torch_numpy_pyarrow_and_little_else() -> None:
         "slow = {'torch._dynamo', 'torch.distributed.tensor', 'torch.distributed.fsdp', 'sympy'}\n"
         "print('started', *slow & set(sys.modules))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
-    assert done.stdout.strip() == "started", done.stderr
+    assert_prints_started(code)
 
 
 def test_scores_and_views_start_without_what_other_commands_need() -> None:
@@ -322,10 +327,7 @@ def test_scores_and_views_start_without_what_other_commands_need() -> None:
         "others = {'aiohttp', 'faiss', 'fastwarc', 'onnxruntime', 'ray', 'scipy', 'torch'}\n"
         "print('started', *others & set(sys.modules))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
-    assert done.stdout.strip() == "started", done.stderr
+    assert_prints_started(code)
 
 
 @pytest.mark.parametrize("package", MAY_IMPORT)

@@ -18,10 +18,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from PIL import Image
 from manifests import disk
 from manifests.pool_layout import PoolLayout, read_commit_records
 from pipeline import build
+from tests.support.loopback_server import serving
 from tests.support.memory_limits import memory_group
 from tests.support.processes import MARK, is_alive, marked, new_mark, parent_of
 from tests.support.trials import EVERYWHERE
@@ -83,16 +83,8 @@ def small_web() -> Iterator[int]:
             self.end_headers()
             self.wfile.write(body.getvalue())
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield server.server_address[1]
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with serving(Handler) as port:
+        yield port
 
 
 @pytest.fixture(scope="module")

@@ -24,12 +24,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +43,7 @@ from PIL import Image
 from pipeline.external import DRIVER, QUIET, version_of
 from pipeline.pool import index_tar
 from tests.support import chaos_pools, damages, malformed_tars, strict_readers
+from tests.support.loopback_server import serving
 
 DELAY_S = 0.1  # of each answer, so that a worker is in the middle of a shard when it is killed
 ROWS, ROWS_PER_SHARD, PROCESSES = 400, 50, 2
@@ -107,16 +107,8 @@ def slow_web() -> Iterator[int]:
             with suppress(ConnectionError):  # its reader was killed
                 self.wfile.write(body)
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield server.server_address[1]
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with serving(Handler) as port:
+        yield port
 
 
 def write_list(path: Path, port: int) -> None:
