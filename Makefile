@@ -29,6 +29,8 @@ docs: venv
 check: venv
 	$(V)/ruff check .
 	$(V)/ruff format --check --diff . >/dev/null || ($(V)/ruff format --diff . | head -n 40; exit 1)
+	$(V)/vulture
+	$(V)/python .ci/budget.py
 	$(V)/mypy
 
 quick:                  # before a commit: all tests that are not marked slow, and mypy beside them

@@ -43,7 +43,7 @@ if not __package__:
 from benchmarks import gpu_data
 from benchmarks.gpu_results import Cell, bars, line_of
 from manifests import disk
-from train.hardware import peak_flops
+from train.capacity.device_fit import peak_flops
 from train.model import MODELS
 
 MODELS_MEASURED = ["ViT-B-32", "ViT-L-14", "ViT-H-14", "ViT-g-14"]

@@ -13,8 +13,8 @@ from PIL import Image
 
 from manifests import disk
 from manifests.columns import SIDECAR, VIEW
-from manifests.documents import ScoreSetDocument, ViewDocument
-from manifests.pool_layout import SHARD_VERSION, CommitRecord, PoolLayout, shard_name
+from manifests.layout import SHARD_VERSION, CommitRecord, PoolLayout, shard_name
+from manifests.records import ScoreSetDocument, ViewDocument
 from train.benching.timing import draw_captions
 
 SIDE, QUALITY = 256, 90  # of the pool's pictures

@@ -30,11 +30,11 @@ from benchmarks.gpu_kernels import kind_of
 from manifests.schema import Blend
 from train.benching.timing import SyntheticLoader, draw_captions
 from train.config import TrainConfig, configure, model_config
-from train.dist import Ranks, Saver, parallelize
 from train.formats import open_clip_config
 from train.model import CLIP, LOGIT_SCALE, training_flops
-from train.pixels import fast_jpeg
-from train.running import (
+from train.parallel import Ranks, Saver, parallelize
+from train.step import GROUPS, Feed, Update
+from train.trainer import (
     Records,
     RunLoader,
     SaveTimer,
@@ -43,7 +43,7 @@ from train.running import (
     TrainState,
     open_loader,
 )
-from train.step import GROUPS, Feed, Update
+from train.transforms import fast_jpeg
 
 MOST_LANES = 64
 UNIT = 64  # a batch that was searched for is a multiple of it

@@ -8,23 +8,26 @@ from typing import Any
 
 from filters.base import FilterBase, PoolFilter, check_options, options_of
 from filters.caption import Caption
-from filters.captioning import Captioner, CaptionFile
-from filters.captions import TextOverlap
+from filters.caption_file import CaptionFile
+from filters.captioner import Captioner
 from filters.clip import ClipLoss, ClipScore, Embed, Head
-from filters.concepts import Balance, Concept, Synset, Targets
-from filters.duplicates import Decontaminate, Duplicate
+from filters.concepts import Balance, Concept, Synset
+from filters.decontaminate import Decontaminate
+from filters.duplicates import Duplicate, survivor_text
 from filters.faces import Faces
 from filters.instances import RESERVED, Instance, check_instance_name
 from filters.language import Language
 from filters.optout import Optout
 from filters.page import Page
-from filters.pdq import Pdq
-from filters.picture import Picture
+from filters.picture import Pdq, Picture
 from filters.table import Table
+from filters.targets import Targets
+from filters.text_overlap import TextOverlap
 from filters.tokens import Tokens
 from filters.user_file import FORM, is_path, load_class, provide_text, text_of
 from manifests import disk
-from manifests.columns import SIDECAR
+from manifests.columns import SIDECAR, shared_name
+from manifests.reader import with_numbers
 from manifests.schema import FilterSpec, Recipe
 
 logger = logging.getLogger(__name__)
@@ -39,6 +42,7 @@ __all__ = [
     "make",
     "normalised",
     "specs_of_recipe",
+    "survivor_text",
     "worker_spec",
 ]
 
@@ -79,7 +83,8 @@ def make(spec: FilterSpec) -> FilterBase:
     filter_class = class_of(spec)
     check_options(filter_class, spec.options, spec.name)
     try:
-        return pydantic.TypeAdapter(filter_class).validate_python(spec.options)
+        options = with_numbers(spec.options, filter_class)
+        return pydantic.TypeAdapter(filter_class).validate_python(options)
     except (pydantic.errors.PydanticUserError, NameError) as error:  # of a user's class
         line = str(error).partition("\n")[0]
         raise ValueError(
@@ -136,11 +141,11 @@ def instances_of(specs: Iterable[FilterSpec], extra: Iterable[str] = ()) -> dict
     """The filters by the names of their instances, in the order of the specs.
 
     extra: further columns of the sidecars. ValueError for what `make` refuses, for a name or a
-    column that two of them have, for a column that a sidecar or a filter of another name has, and
-    for a filter that reads one that stands behind it.
+    column that two of them have, for a column that a sidecar or a filter of another name has
+    (capitals do not count), and for a filter that reads one that stands behind it.
     """
     instances: dict[str, Instance] = {}
-    owners = dict.fromkeys([*RESERVED, *extra], "the sidecar")
+    owners = dict.fromkeys([name.lower() for name in (*RESERVED, *extra)], "the sidecar")
     for filter_name, filter_class in FILTERS.items():
         owners.update(dict.fromkeys(filter_class.adds, f"the filter {filter_name}"))
     for given in specs:
@@ -149,14 +154,19 @@ def instances_of(specs: Iterable[FilterSpec], extra: Iterable[str] = ()) -> dict
             raise ValueError(f"filters named twice: {spec.name}; give one another name")
         kind = spec.kind or spec.name
         instance = Instance(name=spec.name, kind=kind, filter=make(spec))
+        if shared := shared_name(instance.columns()):
+            raise ValueError(
+                f"filter {spec.name} has the columns {shared[1]!r} and {shared[0]!r}, which are "
+                "one column to a rule; give one of them another name"
+            )
         for column in instance.columns():
-            owner = owners.get(column)
+            owner = owners.get(column.lower())
             if owner is not None and owner != f"the filter {spec.name}":
                 raise ValueError(
                     f"filter {spec.name} has the column {column!r}, which {owner} has too; "
                     "give the filter another name"
                 )
-            owners[column] = f"the filter {spec.name}"
+            owners[column.lower()] = f"the filter {spec.name}"
         instances[spec.name] = instance
     _check_reads(instances)
     return instances

@@ -87,6 +87,14 @@ class FilterBase(abc.ABC):
         """ValueError for options that cannot work together. It loads no weights and needs no
         pool."""
 
+    def check_reach(self) -> None:  # noqa: B027 - most filters read files, which identity() sees
+        """ValueError for weights that `setup` would download and that cannot be. It downloads
+        nothing."""
+
+    def note(self) -> str:
+        """A line for the log of what was decided where an option was left out, or ""."""
+        return ""
+
     def setup(self) -> None:  # noqa: B027 - most filters hold nothing
         """Load models and tables. A worker calls it once."""
 
@@ -129,7 +137,7 @@ class Filter(FilterBase):
 class PoolFilter(FilterBase):
     """Values of a row that need other rows of the pool.
 
-    The engine (`pipeline/pool_scores`) reads the stored rows of every shard: `uid` and the columns
+    The engine (`pipeline/cross_row`) reads the stored rows of every shard: `uid` and the columns
     that `reads` names. It calls `summarise` for each shard and `combine` once. Then `route` sends
     each row to partitions, which fit in memory, and `judge` gives a value to each row of one
     partition. All tables have the columns by the names that rules use.

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from filters.base import GROUP, FilterBase
-from manifests.columns import SIDECAR
+from manifests.columns import DERIVED_NAMES, SIDECAR
 
 INSTANCE_NAME = re.compile(r"[a-z][a-z0-9_]{0,59}")
-# Columns that rules compute from those of the sidecar, and names that a pass gives to its own.
-DERIVED_NAMES = ("aspect", "url_host", "page_host")
+# GROUP is a name that a pass gives to a column of its own.
 RESERVED = frozenset({*SIDECAR.names, *DERIVED_NAMES, GROUP})
 
 

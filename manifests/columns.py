@@ -5,7 +5,7 @@ Standard library and pyarrow only, so that a trainer can import it anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import pyarrow as pa
@@ -50,6 +50,7 @@ REASONS: dict[str, Literal["refused", "permanent", "transient"]] = {
     "deadline": "transient",
     "too_slow": "transient",
     "host_busy": "transient",
+    "permission_unknown": "transient",
     "outcome_lost": "transient",
     "truncated": "transient",
     "http_429": "transient",
@@ -64,6 +65,7 @@ CRAWL_REASONS = (
     "data_url",
     "scheme",
     "bad_url",
+    "outside_folder",
     "placeholder",
     "tracking_pixel",
     "noscript_copy",
@@ -147,6 +149,21 @@ SIDECAR = pa.schema(
         ("attempts", pa.int16()),
     ]
 )
+# The pairs in the order in which they are fetched.
+PLAN = pa.schema(
+    [
+        *PAIRS,
+        ("part", pa.int32()),  # of the pairs
+        ("row", pa.int64()),  # in that part
+        ("shard", pa.int32()),
+        ("position", pa.int16()),  # in the shard
+        ("retry_of", pa.string()),  # key of the row that this row fetches again
+    ]
+)
+# Last columns of a plan that was made of a lock; see Pair.
+LOCKED = pa.schema([("locked_outcome", pa.string()), ("locked_sha256", pa.string())])
+# Columns that rules compute from those of the sidecar.
+DERIVED_NAMES = ("aspect", "url_host", "page_host")
 # Types of the columns that a recipe carries along from its tables, by the names that it gives them.
 EXTRA_TYPES = {
     "string": pa.string(),
@@ -175,6 +192,26 @@ def extra_column(name: str, kind: str) -> tuple[str, str]:
     """
     column, _, type_name = kind.rpartition(":")
     return column or name, type_name
+
+
+def shared_name(names: Iterable[str], others: Iterable[str] = ()) -> tuple[str, str] | None:
+    """The first of `names` that another one of them, or one of `others`, has too, and that other.
+
+    Capitals do not count: DuckDB, which evaluates rules, takes `Score` and `score` for one column.
+    """
+    before = {name.lower(): name for name in others}
+    for name in names:
+        if name.lower() in before:
+            return name, before[name.lower()]
+        before[name.lower()] = name
+    return None
+
+
+def refuse_doubled(path: str, columns: Iterable[str], present: Sequence[str]) -> None:
+    """ValueError where a table has one of `columns` more than once."""
+    for name in columns:
+        if present.count(name) > 1:
+            raise ValueError(f"{path} has two columns {name!r}; give one of them another name")
 
 
 # rule: NULL if kept, else the name of the first rule that failed

@@ -9,6 +9,7 @@ traceback of a mistake is printed too. It imports the standard library only, and
 
 from __future__ import annotations
 
+import atexit
 import errno
 import logging
 import os
@@ -19,7 +20,9 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
+from typing import Any, NoReturn
 
 from manifests.text import printable
 
@@ -35,6 +38,9 @@ COMMON_STATUSES = {
     EXIT_OUTPUT_CLOSED: "the reader of its output has ended",
     128 + signal.SIGTERM: "stopped by SIGTERM",
 }
+ROOT = Path(__file__).resolve().parents[1]
+OLDEST_PYTHON = (3, 11)
+NEXT_TO_PACKAGES = f"run `make venv` in {ROOT}, then the command with {ROOT / '.venv/bin/python'}"
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # SIGHUP: a closed terminal
 # Errors of the operating system that a person mends: a path, its rights or its disk.
 PATH_ERRORS = {
@@ -105,15 +111,33 @@ def stop_signals() -> list[signal.Signals]:
 
 
 def end_on_stop_signals() -> None:
-    """From now on a stop signal ends the process with 128 + N and one line on stderr.
+    """From now on a stop signal ends the process with 128 + N and one line on stderr, and a package
+    that is not installed with 2 and one line.
 
     For a command's imports: torch, Ray and PyArrow take seconds, in which Ctrl-C would end the
     process with a traceback and the others without a word. `run_command` then installs its own
     handlers. Closed standard streams are opened first.
     """
     open_standard_streams()
+    sys.excepthook = _uncaught
+    if sys.version_info < OLDEST_PYTHON:
+        version = ".".join(map(str, sys.version_info[:2]))
+        raise SystemExit(mistake(f"Python {version} is too old; {NEXT_TO_PACKAGES}"))
     for number in stop_signals():
         signal.signal(number, _end)
+
+
+def _uncaught(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    """sys.excepthook of a command. SystemExit in a hook sets the exit status."""
+    package = (getattr(error, "name", None) or "").partition(".")[0]
+    is_ours = not package or (ROOT / package).exists()
+    wants_trace = bool(os.environ.get("CLIPMILL_TRACEBACK"))
+    if not isinstance(error, ModuleNotFoundError) or is_ours or wants_trace:
+        sys.__excepthook__(kind, error, trace)
+        return
+    raise SystemExit(
+        mistake(f"{sys.executable} has no package {package!r}; {NEXT_TO_PACKAGES}")
+    ) from None
 
 
 def open_standard_streams() -> None:
@@ -163,6 +187,41 @@ def on_stop_signal(handler: Callable[[int], None]) -> Iterator[None]:
             signal.signal(number, previous)
 
 
+def end_process(command: Callable[[], int]) -> NoReturn:
+    """Run the command of this process and end with its exit status, without the finalization of the
+    interpreter.
+
+    During that, a thread of a library that asks for Python's lock is unwound, and in a C++
+    destructor that ends the process with SIGABRT after all of its work: Arrow's threads release the
+    buffers of a Parquet file late. What Python does before is done here too: threads are joined,
+    exit handlers run, output is flushed. A program that runs this one in its own process, such as a
+    profiler or coverage, gets SystemExit.
+    """
+    if not _is_outermost(sys._getframe(1)):
+        raise SystemExit(command())
+    try:
+        status = command()
+    except SystemExit as end:  # of argparse
+        if not isinstance(end.code, int | None):
+            raise
+        status = end.code or 0
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    threading._shutdown()  # type: ignore[attr-defined]  # as multiprocessing ends a child
+    atexit._run_exitfuncs()
+    _output_is_closed()
+    os._exit(status)
+
+
+def _is_outermost(frame: FrameType) -> bool:
+    """Whether the interpreter itself runs this frame, as a script or by -m."""
+    below = frame.f_back
+    while below is not None and below.f_globals.get("__name__") == "runpy":
+        below = below.f_back
+    return below is None
+
+
 def run_command(
     body: Callable[[], int],
     stopped: str = "what is committed stays; run the command again to resume",
@@ -170,7 +229,8 @@ def run_command(
     """The exit status of a command. Mistakes and stop signals end in one line on stderr.
 
     `body` returns its own status. ValueError, a wrong path and a full disk give 2; stop signals
-    give 128 + N and the line `stopped by SIGINT: ` + `stopped`.
+    give 128 + N and the line `stopped by SIGINT: ` + `stopped`. To end may take seconds, so a line
+    says at once that the signal has arrived: a second one ends the process without a word.
     """
     global _stopped_by
     _stopped_by = signal.SIGINT
@@ -178,7 +238,7 @@ def run_command(
     try:
         with on_stop_signal(_raise_stopped):
             status = body()
-        _output_is_closed()  # the work is done: a reader that has ended does not change its status
+        _output_is_closed(must_fit=True)  # a reader that has ended does not change the status
         return status
     except ValueError as error:
         return mistake(str(error))
@@ -222,20 +282,26 @@ def print_error(line: str) -> None:
         sys.stderr.flush()
 
 
-def _output_is_closed() -> bool:
+def _output_is_closed(must_fit: bool = False) -> bool:
     """Whether nobody reads stdout any more. What is left of the output then goes nowhere, so that
     the interpreter does not complain at its end; the same for stderr.
+
+    must_fit: OSError where stdout is a file on a full disk, so that its end is missing.
     """
-    closed = []
+    closed, full = [], None
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
             closed.append(_has_no_reader(stream.fileno()))
-        except (OSError, ValueError):  # ValueError: the stream itself is closed
+        except (OSError, ValueError) as error:  # ValueError: the stream itself is closed
             closed.append(True)
+            if stream is sys.stdout and getattr(error, "errno", None) == errno.ENOSPC:
+                full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "stdout")
         if closed[-1]:
             with suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    if must_fit and full is not None:
+        raise full
     return closed[0]
 
 
@@ -250,4 +316,7 @@ def _raise_stopped(number: int) -> None:
     global _stopped_by
     _stopped_by = number
     logging.disable(logging.CRITICAL)  # what is interrupted would log an error of its own
+    with suppress(OSError):  # the terminal may be gone
+        line = f"\nstopping after {signal_name(number)}; a second one ends the command at once\n"
+        os.write(2, line.encode())
     raise Stopped(number)

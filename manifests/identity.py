@@ -12,11 +12,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from manifests import disk
-from manifests.known_bad import KnownBad
+from manifests.hashes import KnownBad
 from manifests.schema import ADDED_KEYS, ADDED_SETTINGS, MANNERS, Ablation, Fetch, Recipe
 
 DEFAULTS: dict[str, Any] = disk.to_plain(Fetch())
-ADDED_DEFAULTS: dict[str, Any] = {"captions": None, "file_column": "file_name"}
+ADDED_DEFAULTS: dict[str, Any] = {
+    "captions": None,
+    "file_column": "file_name",
+    "links_outside": False,
+}
 ABSOLUTE = re.compile(r"^(file://)?/")
 
 
@@ -42,7 +46,7 @@ def recipe_identity(recipe: Recipe) -> dict[str, Any]:
     stay.
     """
     return {
-        "source": _source_identity(disk.to_plain(recipe.source)),
+        "source": source_identity(disk.to_plain(recipe.source)),
         "fetch": fetch_identity(recipe.fetch),
     }
 
@@ -60,7 +64,7 @@ def recipe_changes(stored: Mapping[str, Any], recipe: Recipe) -> list[str]:
     """
     now = recipe_identity(recipe)
     before = {
-        "source": _source_identity(stored["source"]),
+        "source": source_identity(stored["source"]),
         "fetch": _fetch_identity(stored["fetch"]),
     }
     changes = []
@@ -80,7 +84,8 @@ def _fetch_identity(settings: Mapping[str, Any]) -> dict[str, Any]:
     return identity
 
 
-def _source_identity(source: Mapping[str, Any]) -> dict[str, Any]:
+def source_identity(source: Mapping[str, Any]) -> dict[str, Any]:
+    """A source as plain values without what decides no row. Of local paths only the names stay."""
     # A lock is known by its content: the plan that is made of it names its id.
     is_lock = source["kind"] == "lock"
     identity = {**source, "paths": [] if is_lock else [_name(path) for path in source["paths"]]}

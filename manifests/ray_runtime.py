@@ -28,6 +28,7 @@ RAYLET_WAIT_S = 120  # for its agents; a raylet whose wait ends before aborts
 # The address of a Ray that one command embeds and those that it starts join
 ONE_MACHINE = "CLIPMILL_RAY_ONE_MACHINE"
 
+JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # what `ray job submit` gives to its driver
 MONITOR_STATUS = b"__autoscaling_status"  # a key of Ray, as `ray status` reads it
 UNTYPED_NODE = re.compile(r"node_[0-9a-f]{56}")
 
@@ -50,7 +51,7 @@ def connect(cpus: int | None = None, *, log_to_driver: bool = False) -> None:
     if ray.is_initialized():
         return
     settings: dict[str, Any] = {
-        "runtime_env": {"env_vars": {"PYTHONPATH": str(ROOT)}},
+        "runtime_env": {"env_vars": _worker_variables()},
         "log_to_driver": log_to_driver,
         "logging_level": "error",
     }
@@ -115,6 +116,18 @@ def _set_environment(join_cluster: bool) -> None:
         os.environ.setdefault("RAY_raylet_start_wait_time_s", str(RAYLET_WAIT_S))
         # keeps its servers on 127.0.0.1, as Ray does where a firewall asks about new servers
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+
+
+def _worker_variables() -> dict[str, str]:
+    """Variables of Ray's workers: the project's path, and threads of OpenMP that do not spin while
+    they wait, which beside other work makes training ten times slower. Those of the job count more;
+    Ray refuses a variable that both set.
+    """
+    policy = os.environ.get("OMP_WAIT_POLICY", "passive")
+    variables = {"PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": policy}
+    job = json.loads(os.environ.get(JOB_CONFIG, "{}"))
+    of_job = (job.get("runtime_env") or {}).get("env_vars") or {}
+    return {name: value for name, value in variables.items() if name not in of_job}
 
 
 def is_embedded() -> bool:

@@ -3,28 +3,621 @@ name the right one.
 
 pydantic and yaml are imported where they are used: a trainer that reads resolved JSON needs
 neither.
+
+YAML files as plain values, and what a manifest may write in short as the fields of its dataclass.
+`manifests/reader.py` checks the types afterwards.
+
+Reads YAML files; writes nothing. yaml is imported where a file is read.
+
+Invariants:
+
+* Aliases cannot explode, a key is never repeated, only stated variables expand
+  (`test_yaml_file.py`).
+* A short form and its long form are the same manifest (`test_short_forms.py`).
 """
 
 from __future__ import annotations
 
-import dataclasses
+import os
 import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from manifests import disk
+
+if TYPE_CHECKING:
+    import yaml
+import dataclasses
 import types
 import typing
 from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
-from manifests import disk
-from manifests.schema import Ablation, Blend, Fetch, Recipe, Source, TaskSpec, refuse_unused
-from manifests.yaml_forms import (
-    expand_variables,
-    merge,
-    pick_scale,
-    read_yaml,
-    shape,
-    shape_block,
+from manifests import identity
+from manifests.disk import expand_braces
+from manifests.layout import PoolLayout
+from manifests.schema import (
+    Ablation,
+    Blend,
+    Fetch,
+    Miniweb,
+    Recipe,
+    Source,
+    Suite,
+    TaskSpec,
+    refuse_unused,
 )
+
+# --------------------------------------------------------------------------------------------------
+# A YAML file as plain values: bounded aliases, no repeated keys, scales merged, a stated set of
+# variables.
+#
+# yaml is imported where a file is read: a trainer that reads resolved JSON needs none.
+
+
+MOST_VALUES = 100_000  # of one file once its aliases stand for what they name
+VARIABLE = re.compile(r"\$\{(\w+)\}")
+# What `${NAME}` may name in a manifest. A manifest of one's own uses names that begin with
+# CLIPMILL_.
+VARIABLES = {
+    "MINIWEB": "the folder of the demo's web; build.py sets it",
+    "MINIWEB_PORT": "the port of the demo's web; build.py sets it",
+    "SCORER": "the exported model of an ablation's scorer; build.py sets it",
+    "CIFAR": "the folder of CIFAR-10 as train/CLASS/ and test/CLASS/",
+    "CLOTHING": "the folder of photographs of clothes as train/CLASS/ and test/CLASS/",
+    "DATACOMP": "the folder of DataComp's metadata, for datacomp_small",
+    "EVAL": "the folder of evaluation data, for the suite datacomp_38",
+    "IMAGENET": "the folder that holds ImageNet's val/CLASS/ folders",
+}
+OWN_PREFIX = "CLIPMILL_"
+# The User-Agent is sent to every server: no other variable may get into it.
+AGENT_VARIABLE = "CLIPMILL_USER_AGENT"
+TEXT, BOOLEAN = "tag:yaml.org,2002:str", "tag:yaml.org,2002:bool"
+KEY_TAGS = (TEXT, "tag:yaml.org,2002:merge")
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """The mapping that a YAML file holds. ValueError that names the file and the line where it is
+    not readable.
+    """
+    import yaml
+
+    if not disk.exists(path):
+        raise ValueError(f"{path} does not exist")
+    if not disk.is_url(path) and disk.local_path(path).is_dir():
+        raise ValueError(f"{path} is a folder; name a YAML file (a recipe, an ablation, …)")
+    try:
+        loader = yaml.SafeLoader(disk.read_bytes(path).decode())
+        loader.name = str(path)
+        try:
+            node = loader.get_single_node()
+            if node is not None:
+                _count_values(node, str(path), {})
+            value = None if node is None else loader.construct_document(node)
+        finally:
+            loader.dispose()
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise ValueError(f"{path} is not YAML: {' '.join(reason.split())}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} holds no mapping of keys")
+    return value
+
+
+def _count_values(node: yaml.Node, path: str, counts: dict[int, int]) -> int:
+    """How many values a node stands for; ValueError for too many, for a key that is repeated or is
+    not text.
+    """
+    import yaml
+
+    if isinstance(node, yaml.ScalarNode):
+        return 1
+    if id(node) in counts:
+        if counts[id(node)] == 0:
+            raise ValueError(f"{path}: an alias in line {_line(node)} stands for itself")
+        return counts[id(node)]
+    counts[id(node)] = 0  # under way
+    total = 1
+    if isinstance(node, yaml.MappingNode):
+        _check_keys(node, path)
+        for _, child in node.value:
+            total += _count_values(child, path, counts)
+    elif isinstance(node, yaml.SequenceNode):
+        for child in node.value:
+            total += _count_values(child, path, counts)
+    if total > MOST_VALUES:
+        raise ValueError(
+            f"{path}: the aliases in line {_line(node)} stand for more than {MOST_VALUES:,} values"
+        )
+    counts[id(node)] = total
+    return total
+
+
+def _check_keys(node: yaml.MappingNode, path: str) -> None:
+    seen: set[str] = set()
+    for key, _ in node.value:
+        if key.tag == BOOLEAN:  # no manifest has a boolean key, and `on` is the name of an option
+            key.tag = TEXT
+        if key.tag not in KEY_TAGS:
+            text = getattr(key, "value", "")
+            raise ValueError(
+                f"{path}: the key {text!r} in line {_line(key)} is not text to YAML; "
+                "put it in quotes"
+            )
+        if key.value in seen:
+            raise ValueError(f"{path}: the key {key.value!r} is repeated in line {_line(key)}")
+        seen.add(key.value)
+
+
+def _line(node: yaml.Node) -> int:
+    return int(node.start_mark.line) + 1
+
+
+def pick_scale(raw: dict[str, Any], scale: str | None, path: str) -> dict[str, Any]:
+    """The manifest without its block `scales`; the block named `scale` of it is merged over the
+    rest.
+    """
+    scales = raw.get("scales") or {}
+    base = {key: value for key, value in raw.items() if key != "scales"}
+    if not isinstance(scales, dict):
+        raise ValueError(f"{path}: scales is {scales!r}; it must be a mapping of names to changes")
+    if scale is None:
+        return base
+    if scale not in scales:
+        names = ", ".join(sorted(scales)) or "none"
+        raise ValueError(f"{path} has no scale {scale!r}; it has {names}")
+    merged: dict[str, Any] = merge(base, scales[scale] or {})
+    return merged
+
+
+def merge(base: Any, change: Any) -> Any:
+    """`change` over `base`: mappings key by key, a null removes its key, everything else is
+    replaced.
+    """
+    if not (isinstance(base, dict) and isinstance(change, dict)):
+        return change
+    merged = dict(base)
+    for key, value in change.items():
+        if value is None:
+            merged.pop(key, None)
+        else:
+            merged[key] = merge(base.get(key), value)
+    return merged
+
+
+def expand_variables(value: Any, path: str, key: str = "") -> Any:
+    """`${NAME}` in texts replaced by the environment. ValueError for a name that is not allowed, or
+    not set.
+    """
+    if isinstance(value, dict):
+        return {
+            name: expand_variables(each, path, f"{key}.{name}" if key else str(name))
+            for name, each in value.items()
+        }
+    if isinstance(value, list):
+        return [expand_variables(each, path, key) for each in value]
+    if not isinstance(value, str):
+        return value
+    for name in dict.fromkeys(VARIABLE.findall(value)):
+        _check_variable(name, path, key)
+        value = value.replace(f"${{{name}}}", os.environ[name])
+    return value
+
+
+def _check_variable(name: str, path: str, key: str) -> None:
+    if key.rpartition(".")[2] == "user_agent" and name != AGENT_VARIABLE:
+        raise ValueError(
+            f"{path}: {key} names ${{{name}}}; it is sent to every server, so only "
+            f"${{{AGENT_VARIABLE}}} is expanded there"
+        )
+    if name not in VARIABLES and not name.startswith(OWN_PREFIX):
+        raise ValueError(
+            f"{path}: {key} names ${{{name}}}; a manifest may use {', '.join(VARIABLES)} and names "
+            f"that begin with {OWN_PREFIX}"
+        )
+    if name not in os.environ:
+        raise ValueError(f"{path}: {key} names ${{{name}}}, which is not set in the environment")
+
+
+# --------------------------------------------------------------------------------------------------
+# The short forms of a manifest as the fields of its dataclass, and its paths as absolute ones.
+
+
+OPEN_CLIP = "open_clip:"
+# Options of filters that name files: their paths are relative to the manifest.
+FILE_OPTIONS = (
+    "against", "captions", "entries", "mapping", "paths", "targets", "weights", "wnids", "words",
+)  # fmt: skip
+# Options that name weights, by files of these endings or as local-dir:FOLDER, or else by a name.
+WEIGHTS_OPTIONS = ("model", "pretrained")
+WEIGHTS_FILES = (".bin", ".ftz", ".pt", ".pth", ".safetensors")
+PATH_AND_CLASS = re.compile(r"(?s)(.+\.py):([^:/]*)")  # a user's own filter
+LOCAL_DIR = "local-dir:"
+
+
+def shape(raw: Mapping[str, Any], kind: type, folder: Path, where: str) -> dict[str, Any]:
+    """The short forms of a manifest as the fields of its dataclass, its paths as absolute ones."""
+    shaped = dict(raw)
+    if kind is Recipe:
+        _shape_recipe(shaped, folder, where)
+    elif kind is Blend:
+        _shape_blend(shaped, folder)
+    elif kind is TaskSpec:
+        _shape_task(shaped, folder)
+    elif kind is Suite and isinstance(shaped.get("tasks"), list):
+        shaped["tasks"] = [_task(task, folder) for task in shaped["tasks"]]
+    elif kind is Ablation:
+        _shape_ablation(shaped, folder)
+    if "miniweb" in shaped:
+        shaped["miniweb"] = shape_block(shaped["miniweb"], Miniweb, folder)
+    return shaped
+
+
+def shape_block(block: Any, kind: type, folder: Path) -> Any:
+    """One block of a manifest, its paths as absolute ones."""
+    if kind is not Miniweb or not isinstance(block, dict):
+        return block
+    paths = {key: _absolute(block[key], folder) for key in ("photos", "captions") if key in block}
+    return {**block, **paths}
+
+
+def _absolute(path: Any, folder: Path) -> Any:
+    """A path relative to the manifest as an absolute one without `..`; URLs and other values as
+    they are.
+    """
+    if not isinstance(path, str) or "://" in path:
+        return path
+    end = "/" if path.endswith("/") else ""
+    return os.path.normpath(folder / path).rstrip("/") + end
+
+
+def _expanded(paths: list[Any], folder: Path) -> list[Any]:
+    """Absolute paths; one with braces is what they stand for, unless a file has that name."""
+    expanded: list[Any] = []
+    for path in (_absolute(each, folder) for each in paths):
+        is_plain = not isinstance(path, str) or "{" not in path or os.path.exists(path)
+        expanded += [path] if is_plain else expand_braces(path)
+    return expanded
+
+
+def _shape_recipe(shaped: dict[str, Any], folder: Path, where: str) -> None:
+    source = shaped.get("source")
+    if isinstance(source, dict) and "paths" in source:
+        paths = [source["paths"]] if isinstance(source["paths"], str) else source["paths"]
+        if isinstance(paths, list):
+            try:
+                shaped["source"] = {**source, "paths": _expanded(paths, folder)}
+            except ValueError as error:
+                raise ValueError(f"{where}: source.paths: {error}") from None
+    fetch = shaped.get("fetch")
+    if isinstance(fetch, dict) and "known_bad" in fetch:
+        shaped["fetch"] = {**fetch, "known_bad": _absolute(fetch["known_bad"], folder)}
+    if isinstance(shaped.get("filters"), list):
+        shaped["filters"] = [filter_fields(entry, folder) for entry in shaped["filters"]]
+    if isinstance(shaped.get("views"), dict):
+        views = []
+        for name, rules in shaped["views"].items():
+            if rules is not None and not isinstance(rules, list):
+                raise ValueError(
+                    f"{where}: views.{name} is {rules!r}; it must be a list of named rules, as in "
+                    f'{name}: [{{words: "caption_words >= 4"}}]'
+                )
+            views.append(
+                {"name": name, "rules": [rule_fields(r, name, where) for r in rules or []]}
+            )
+        shaped["views"] = views
+
+
+def _shape_blend(shaped: dict[str, Any], folder: Path) -> None:
+    if isinstance(shaped.get("pools"), dict):
+        shaped["pools"] = {k: _absolute(v, folder) for k, v in shaped["pools"].items()}
+    if "segments" in shaped:
+        shaped["segments"] = _absolute(shaped["segments"], folder)
+    if isinstance(shaped.get("streams"), dict):
+        streams = {}
+        for name, stream in shaped["streams"].items():
+            streams[name] = _stream(stream, folder)
+        shaped["streams"] = streams
+
+
+def _stream(stream: Any, folder: Path) -> Any:
+    """The fields of a TarStream from these, from one tar or from a list of tars."""
+    fields = dict(stream) if isinstance(stream, dict) else {"tars": stream}
+    tars = [fields["tars"]] if isinstance(fields.get("tars"), str) else fields.get("tars")
+    if isinstance(tars, list):
+        absolute = []
+        for tar in tars:
+            is_other = not isinstance(tar, str) or tar == "-" or tar.startswith("pipe:")
+            absolute.append(tar if is_other else _absolute(tar, folder))
+        fields["tars"] = absolute
+    return fields
+
+
+def _shape_ablation(shaped: dict[str, Any], folder: Path) -> None:
+    if isinstance(shaped.get("pools"), dict):
+        pools = {}
+        for name, pool in shaped["pools"].items():
+            if isinstance(pool, dict):
+                pool = {key: _absolute(value, folder) for key, value in pool.items()}
+            pools[name] = pool
+        shaped["pools"] = pools
+    if isinstance(shaped.get("arms"), dict):
+        arms = {}
+        for name, arm in shaped["arms"].items():
+            arms[name] = _arm(arm, folder)
+        shaped["arms"] = arms
+    expand_arms(shaped)
+    if isinstance(shaped.get("evaluate"), list):
+        shaped["evaluate"] = [_task(task, folder) for task in shaped["evaluate"]]
+    if "evaluate_weights" in shaped:
+        shaped["evaluate_weights"] = weights_fields(shaped["evaluate_weights"])
+    controls = shaped.get("controls")
+    if isinstance(controls, dict) and controls.get("null_web"):
+        shaped["controls"] = {**controls, "null_web": _absolute(controls["null_web"], folder)}
+
+
+def _arm(arm: Any, folder: Path) -> Any:
+    """POOL/VIEW as text, or the fields of an Arm with absolute paths."""
+    if isinstance(arm, str):
+        return {"view": arm}
+    if not isinstance(arm, dict):
+        return arm
+    fields = {}
+    for key, value in arm.items():
+        if key in ("blend", "predictions"):
+            fields[key] = _absolute(value, folder)
+        elif key == "model":
+            fields[key] = _model(value, folder)
+        else:
+            fields[key] = value
+    return fields
+
+
+def _model(source: Any, folder: Path) -> Any:
+    """A model as train/evaluate.py takes it: a folder as an absolute path, open_clip's names as
+    they are.
+    """
+    if not isinstance(source, str) or not source or source.startswith(OPEN_CLIP):
+        return source
+    prefix = LOCAL_DIR if source.startswith(LOCAL_DIR) else ""
+    return prefix + str(_absolute(source.removeprefix(LOCAL_DIR), folder))
+
+
+def weights_fields(value: Any) -> Any:
+    """`final`, `ema` or {average_last: N} as the fields of Weights."""
+    if isinstance(value, str):
+        if value not in ("final", "ema"):
+            raise ValueError(
+                f"evaluate_weights is {value!r}; it must be final, ema or {{average_last: 3}}"
+            )
+        return {"ema": value == "ema"}
+    return value
+
+
+def _task(task: Any, folder: Path) -> Any:
+    """A task of an ablation: its keys, or the path of a file that holds them."""
+    if isinstance(task, str) and task.endswith(".yaml"):
+        path = _absolute(task, folder)
+        raw = expand_variables(pick_scale(read_yaml(path), None, path), path)
+        return shape(raw, TaskSpec, Path(path).parent, path)
+    if not isinstance(task, dict):
+        return task
+    shaped = dict(task)
+    _shape_task(shaped, folder)
+    return shaped
+
+
+def _shape_task(shaped: dict[str, Any], folder: Path) -> None:
+    """Absolute paths, and `classes: imagenet` or `templates: file.txt` as *_from."""
+    for key in ("data", "train_data"):
+        if key in shaped:
+            shaped[key] = _absolute(shaped[key], folder)
+    for key in ("classes", "templates"):
+        value = shaped.get(key)
+        if isinstance(value, str):
+            is_file = value.endswith((".txt", ".json"))
+            shaped[f"{key}_from"] = _absolute(value, folder) if is_file else value
+            del shaped[key]
+
+
+# --- filters and rules in short form -------------------------------------------------------------
+
+
+def filter_fields(entry: Any, folder: Path) -> Any:
+    """`caption`, `{clip_score: {…}}`, `{clip_l14: {clip_score: {…}}}` or
+    `{mine: {my_filters.py:Sharpness: {…}}}` as the fields of FilterSpec.
+
+    `{NAME: {KEY: {…}}}` stays an option KEY of a filter NAME unless KEY names a file: which names
+    are filters is known to the package filters only, see `normalised` there.
+    """
+    if isinstance(entry, str):
+        return {"name": entry}
+    if not isinstance(entry, dict) or len(entry) != 1:
+        return entry
+    name, value = next(iter(entry.items()))
+    if isinstance(value, str):  # {long: caption}: a filter without options under another name
+        return {"name": name, "kind": _kind(value, folder)}
+    if isinstance(value, dict) and len(value) == 1:
+        kind, options = next(iter(value.items()))
+        if isinstance(kind, str) and PATH_AND_CLASS.fullmatch(kind):
+            return {"name": name, "kind": _kind(kind, folder), "options": options or {}}
+    return {"name": name, "options": _options(value or {}, folder)}
+
+
+def _options(options: Any, folder: Path) -> Any:
+    """Options of a filter, or its kind with options, with the paths of files as absolute ones."""
+    if not isinstance(options, dict):
+        return options
+    shaped: dict[Any, Any] = {}
+    for key, value in options.items():
+        if key == "paths" and isinstance(value, (str, list)):
+            shaped[key] = _expanded([value] if isinstance(value, str) else value, folder)
+        elif key in FILE_OPTIONS and isinstance(value, list):
+            shaped[key] = [_absolute(each, folder) for each in value]
+        elif key in FILE_OPTIONS:
+            shaped[key] = _absolute(value, folder)
+        elif key in WEIGHTS_OPTIONS and isinstance(value, str):
+            shaped[key] = _weights(value, folder)
+        else:
+            shaped[key] = _options(value, folder)
+    return shaped
+
+
+def _weights(value: str, folder: Path) -> str:
+    """The files that an option names as absolute ones; names of models as they are."""
+    if value.startswith(LOCAL_DIR):
+        return LOCAL_DIR + str(_absolute(value.removeprefix(LOCAL_DIR), folder))
+    if value.endswith(WEIGHTS_FILES) and ":" not in value:
+        return str(_absolute(value, folder))
+    return value
+
+
+def _kind(kind: str, folder: Path) -> str:
+    """A filter's name as it is; the path of PATH.py:CLASS as an absolute one."""
+    match = PATH_AND_CLASS.fullmatch(kind)
+    return f"{_absolute(match[1], folder)}:{match[2]}" if match else kind
+
+
+def rule_fields(entry: Any, view: str, where: str) -> dict[str, Any]:
+    """`{english: language = 'en'}`, `{view: basic}`, `{random_like: clip30, seed: 1}` or
+    `{half: {sample: 0.5, seed: 0}}` as the fields of Rule."""
+    if isinstance(entry, dict):
+        if "name" in entry and len(entry) > 1:
+            return entry
+        if "view" in entry or "random_like" in entry:
+            return {"name": str(entry.get("view") or "random"), **entry}
+        if len(entry) == 1:
+            name, value = next(iter(entry.items()))
+            if isinstance(value, dict):
+                return {"name": str(name), **value}
+            if isinstance(value, str):
+                return {"name": str(name), "where": value}
+            if isinstance(value, bool):
+                return {"name": str(name), "where": str(value).lower()}
+    raise ValueError(
+        f"{where}: views.{view} has the rule {entry!r}; a rule is one of "
+        '{words: "caption_words >= 4"}, {view: basic}, {random_like: clip30, seed: 0}, '
+        "{half: {sample: 0.5, seed: 0}}"
+    )
+
+
+# --- the arms of an ablation in compact form ------------------------------------------------------
+
+SWEEP_FORMS = (
+    'clip: {view: "web/clip{}", values: [10, 30, 100]} or '
+    "mix: {views: {web/clip30: [0.25, 0.5], web/basic: rest}}"
+)
+
+
+def expand_arms(shaped: dict[str, Any]) -> None:
+    """Put the arms of `sweep` among the arms of an ablation, and cross them with `vary`."""
+    if "sweep" in shaped:
+        swept = expand_sweep(shaped.pop("sweep"))
+        named = shaped.get("arms") or {}
+        if twice := sorted(set(swept) & set(named)):
+            raise ValueError(f"arm {twice[0]!r} is in arms and in sweep; name it once")
+        shaped["arms"] = {**named, **swept}
+    if shaped.get("vary") and isinstance(shaped.get("arms"), dict):
+        shaped["arms"] = cross_arms(shaped["arms"], shaped["vary"])
+
+
+def expand_sweep(sweep: Any) -> dict[str, Any]:
+    """The arms of a sweep, as the fields of an Arm by name. ValueError for another form.
+
+    {clip: {view: "web/clip{}", values: [10, 30]}} is clip10: web/clip10 and clip30: web/clip30.
+    {mix: {views: {web/a: [0.25, 0.5], web/b: rest}}} is mix-0.25, of which a quarter is web/a, and
+    mix-0.5.
+    """
+    if not isinstance(sweep, Mapping):
+        raise ValueError(f"sweep is {sweep!r}; it must be such as {SWEEP_FORMS}")
+    arms: dict[str, Any] = {}
+    for name, form in sweep.items():
+        if isinstance(form, Mapping) and set(form) == {"view", "values"}:
+            arms |= _swept_views(str(name), form["view"], form["values"])
+        elif isinstance(form, Mapping) and set(form) == {"views"}:
+            arms |= _swept_weights(str(name), form["views"])
+        else:
+            raise ValueError(f"sweep.{name} is {form!r}; it must be such as {SWEEP_FORMS}")
+    return arms
+
+
+def _swept_views(name: str, view: Any, values: Any) -> dict[str, Any]:
+    """One arm for each value, which stands for {} in the name of the view."""
+    if not isinstance(view, str) or "{}" not in view:
+        raise ValueError(f"sweep.{name}.view is {view!r}; write {{}} where a value stands")
+    arms = {}
+    for value in _plain_values(f"sweep.{name}.values", values):
+        arms[f"{name}{_in_name(value)}"] = {"view": view.replace("{}", str(value))}
+    return arms
+
+
+def _swept_weights(name: str, views: Any) -> dict[str, Any]:
+    """One arm for each weight of the one view that has a list; `rest` is what is left of 1."""
+    lists = []
+    rests = []
+    fixed: dict[str, float] = {}
+    for view, weight in views.items() if isinstance(views, Mapping) else ():
+        if isinstance(weight, list):
+            lists.append(view)
+        elif weight == "rest":
+            rests.append(view)
+        elif isinstance(weight, (int, float)):
+            fixed[view] = float(weight)
+    known = len(lists) + len(rests) + len(fixed)
+    if len(lists) != 1 or len(rests) != 1 or known != len(views):
+        raise ValueError(
+            f"sweep.{name}.views is {views!r}; "
+            "one view has a list of weights, one is `rest`, all others have a number"
+        )
+    arms = {}
+    for value in _plain_values(f"sweep.{name}.views.{lists[0]}", views[lists[0]]):
+        left = round(1 - sum(fixed.values()) - float(value), 10)
+        if not 0 < float(value) < 1 or left <= 0:
+            raise ValueError(
+                f"sweep.{name}.views.{lists[0]} has {value}, which leaves {left:g} for {rests[0]}; "
+                "every weight must lie between 0 and 1"
+            )
+        weights = {**fixed, lists[0]: float(value), rests[0]: left}
+        arms[f"{name}-{_in_name(value)}"] = {"views": weights}
+    return arms
+
+
+def cross_arms(arms: Mapping[str, Any], vary: Any) -> dict[str, Any]:
+    """Every arm with every value of the setting that varies: raw and {precision: [bf16, fp32]} are
+    raw-bf16 and raw-fp32.
+
+    An arm that has a value of its own in its `train`, a model or predictions stay as they are.
+    """
+    if not isinstance(vary, Mapping) or len(vary) != 1:
+        raise ValueError(
+            f"vary is {vary!r}; it names one setting and its values, as in "
+            "{precision: [bf16, fp32]}"
+        )
+    (key, values), crossed = next(iter(vary.items())), {}
+    values = _plain_values(f"vary.{key}", values)
+    for name, arm in arms.items():
+        whole = isinstance(arm, Mapping) and not (arm.get("predictions") or arm.get("model"))
+        if not whole or key in (arm.get("train") or {}):
+            crossed[name] = arm
+            continue
+        for value in values:
+            train = {**(arm.get("train") or {}), key: value}
+            crossed[f"{name}-{_in_name(value)}"] = {**arm, "train": train}
+    return crossed
+
+
+def _plain_values(key: str, values: Any) -> list[Any]:
+    """A list of different plain values. ValueError for anything else."""
+    plain = isinstance(values, list) and all(isinstance(x, (str, int, float)) for x in values)
+    if not plain or len(values) < 1 or len({str(value) for value in values}) < len(values):
+        raise ValueError(f"{key} is {values!r}; it must be a list of different values")
+    return list(values)
+
+
+def _in_name(value: Any) -> str:
+    """A value in the name of an arm, which has no `+`: 1e30, where Python writes 1e+30."""
+    return str(value).replace("e+", "e") if isinstance(value, float) else str(value)
+
 
 __all__ = [
     "check_values",
@@ -33,6 +626,7 @@ __all__ = [
     "merge",
     "read_block",
     "read_manifest",
+    "with_numbers",
 ]
 
 T = TypeVar("T")
@@ -95,7 +689,7 @@ def read_manifest(path: str | Path, kind: type[T], *, scale: str | None = None) 
     it.
 
     Paths inside are relative to the file. `${NAME}` is expanded for the names in
-    yaml_forms.VARIABLES and those that begin with CLIPMILL_. Text such as 20MiB and 12.8M is a
+    VARIABLES and those that begin with CLIPMILL_. Text such as 20MiB and 12.8M is a
     number where the field is one. ValueError names the file, the key, the value and the nearest
     right one. A resolved manifest (JSON) is read as it is.
     """
@@ -231,8 +825,22 @@ def check_values(values: Any, kind: type[T], where: str) -> T:
 # --- types -------------------------------------------------------------------------------------
 
 
-def _numbers(value: Any, kind: Any) -> Any:
-    """Text such as 20MiB as a number, where the field that it is for is an int or a float."""
+class _Boolean:
+    """Stands for true or false where a number is needed: pydantic takes true for 1."""
+
+    def __init__(self, value: bool) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return str(self.value).lower()
+
+
+def with_numbers(value: Any, kind: Any) -> Any:
+    """Text such as 20MiB as a number, where the field that it is for is an int or a float; true
+    and false there as what pydantic takes for no number."""
+    if isinstance(value, bool):
+        wanted = {kind, *typing.get_args(kind)}
+        return _Boolean(value) if wanted & {int, float} and bool not in wanted else value
     if isinstance(value, str):
         wanted = {kind, *typing.get_args(kind)}
         match = QUANTITY.match(value)
@@ -243,12 +851,12 @@ def _numbers(value: Any, kind: Any) -> Any:
     kind = _without_none(kind)
     if isinstance(value, dict) and dataclasses.is_dataclass(kind) and isinstance(kind, type):
         hints = typing.get_type_hints(kind)
-        return {key: _numbers(each, hints.get(key, Any)) for key, each in value.items()}
+        return {key: with_numbers(each, hints.get(key, Any)) for key, each in value.items()}
     arguments = typing.get_args(kind)
     if isinstance(value, dict) and typing.get_origin(kind) is dict:
-        return {key: _numbers(each, arguments[1]) for key, each in value.items()}
+        return {key: with_numbers(each, arguments[1]) for key, each in value.items()}
     if isinstance(value, list) and typing.get_origin(kind) is tuple:
-        return [_numbers(each, arguments[0]) for each in value]
+        return [with_numbers(each, arguments[0]) for each in value]
     return value
 
 
@@ -262,7 +870,7 @@ def _without_none(kind: Any) -> Any:
 def _validate(raw: Any, kind: type[T], where: str, prefix: tuple[str, ...] = ()) -> T:
     import pydantic
 
-    raw = _numbers(raw, kind)
+    raw = with_numbers(raw, kind)
     try:
         return pydantic.TypeAdapter(kind).validate_python(raw)
     except pydantic.ValidationError as error:
@@ -347,4 +955,30 @@ def _choices_at(kind: Any, location: Iterable[Any]) -> list[str]:
         [str(each) for each in typing.get_args(expected)]
         if typing.get_origin(expected) is Literal
         else []
+    )
+
+
+def refuse_other_source(pool: str, recipe: Recipe) -> None:
+    """ValueError where a pool was built from another source than that of the recipe: its plan,
+    scores and views would be mixed with those of the other rows. Tars may be added to tars.
+
+    A recipe.json that cannot be read decides nothing; `audit.py --verify` names it.
+    """
+    path = PoolLayout(pool).recipe_json
+    try:
+        stored = read_manifest(path, Recipe) if disk.exists(path) else recipe
+    except ValueError:
+        return
+    before = identity.source_identity(disk.to_plain(stored.source))
+    now = identity.source_identity(disk.to_plain(recipe.source))
+    keys = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
+    if before["kind"] == now["kind"] == "shards":
+        keys = [key for key in keys if key != "paths"]
+    if not keys:
+        return
+    key = "kind" if "kind" in keys else keys[0]
+    raise ValueError(
+        f"{pool} was built from recipe {stored.name!r}, and recipe {recipe.name!r} has another "
+        f"source (source.{key} was {before.get(key)!r} and is {now.get(key)!r}): build it into "
+        "another folder, or give the first recipe, with its --scale if it had one"
     )

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from manifests import console, disk, ray_runtime, reader
-from manifests.run_layout import AblationLayout
+from manifests.layout import AblationLayout
 from manifests.schema import Ablation, Arm, Blend, Controls, Miniweb, Recipe, Scorer
 from pipeline import recipe_run
 from pipeline.executor import Engine

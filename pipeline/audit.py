@@ -24,7 +24,8 @@ from typing import Any
 
 from manifests import disk
 from manifests.text import printable
-from pipeline import accounting, dataset_lock
+from pipeline import accounting
+from pipeline import lock as dataset_lock
 from pipeline.pool import hold_lease
 from pipeline.progress import shown_progress
 
@@ -82,6 +83,11 @@ def options(argv: list[str] | None) -> argparse.Namespace:
         default=[],
         metavar="FOLDER",
         help="with --purge: where runs are looked for that used the rows (default: beside POOL)",
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="with --purge: count and name what it would remove, and change nothing",
     )
     parser.add_argument(
         "--engine",
@@ -167,6 +173,8 @@ def command(args: argparse.Namespace) -> int:
     """Do what the options ask for; the exit status."""
     if args.used_by and not args.purge:
         raise ValueError("--used-by belongs to --purge; name what to purge")
+    if args.dry_run and not args.purge:
+        raise ValueError("--dry-run belongs to --purge; name what to purge")
     if args.view and not (args.lock or args.same_rows):
         raise ValueError("--view belongs to --lock and --same-rows")
     if args.name and not args.same_rows:
@@ -225,6 +233,11 @@ def repair(args: argparse.Namespace) -> int:
 def purge(args: argparse.Namespace) -> int:
     """Remove rows and name what used them; the exit status."""
     criteria = accounting.read_criteria(args.purge)
+    if args.dry_run:
+        result = accounting.would_purge(args.pool, criteria, args.used_by)
+        print("\n".join(map(printable, accounting.purge_lines(result))))
+        print_json(disk.to_plain(result), args)
+        return 0
     with hold_lease(args.pool) as lease:
         result = accounting.purge_rows(args.pool, criteria, used_by=args.used_by, fence=lease.fence)
     print("\n".join(map(printable, accounting.purge_lines(result))))
@@ -287,4 +300,4 @@ def print_json(value: Any, args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    console.end_process(main)

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Build a pool from a recipe, or run a whole ablation: pools, scorer, arms × seeds, report.
 
-Without an argument $CLIPMILL_RECIPE is built, and without that the demo. A recipe is code: with
-fetch.engine img2dataset it names the program that is run.
+Without an argument $CLIPMILL_RECIPE is built; a Ray job without either builds the demo, elsewhere
+`make demo` does. A recipe is code: with fetch.engine img2dataset it names the program that is run.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ import subprocess
 from typing import Any
 
 from manifests import disk, reader
-from manifests.documents import DriftDocument
-from manifests.run_layout import AblationLayout
+from manifests.layout import AblationLayout
+from manifests.records import DriftDocument
 from manifests.schema import Ablation, Recipe
 from manifests.text import printable
-from pipeline import ablation_run, dataset_lock, recipe_run
+from pipeline import ablation_run, lock, recipe_run
 
+DEMO = "manifests/ablations/demo.yaml"
+RAY_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray in the entry of a job, and nowhere else
 MAX_TASKS = 20  # tasks without an outcome that are printed
 EXAMPLE = """example:
   python pipeline/build.py manifests/ablations/demo.yaml
@@ -65,7 +67,7 @@ def options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "manifest",
         nargs="?",
-        help="a recipe or an ablation (default: $CLIPMILL_RECIPE, else the demo)",
+        help="a recipe or an ablation (default: $CLIPMILL_RECIPE; in a Ray job, else the demo)",
     )
     parser.add_argument("--out", help="where to build (default: $CLIPMILL_OUT/NAME, else out/NAME)")
     parser.add_argument(
@@ -99,7 +101,18 @@ def options(argv: list[str] | None) -> argparse.Namespace:
         help="with --from-lock: keys of `fetch` that are yours, such as user_agent and per_host",
     )
     parser.add_argument("--json", action="store_true", help="end with one JSON line on stdout")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if not args.manifest and not args.from_lock:
+        args.manifest = os.environ.get("CLIPMILL_RECIPE")
+        if not args.manifest and RAY_JOB in os.environ:
+            args.manifest = str(ROOT / DEMO)
+        if not args.manifest:  # the demo would take ten minutes and write here
+            parser.print_help(sys.stderr)
+            parser.exit(
+                console.EXIT_MISTAKE,
+                f"\nerror: name a recipe or an ablation; the demo is {DEMO} (make demo)\n",
+            )
+    return args
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -114,9 +127,7 @@ def build(args: argparse.Namespace) -> int:
         return build_lock(args)
     if args.set:
         raise ValueError("--set belongs to --from-lock; a recipe has its settings in `fetch`")
-    demo = str(ROOT / "manifests/ablations/demo.yaml")
-    manifest = args.manifest or os.environ.get("CLIPMILL_RECIPE", demo)
-    args.manifest = manifest  # for the next command
+    manifest = args.manifest
     kind = reader.manifest_kind(manifest)
     parent = os.environ.get("CLIPMILL_OUT", "out")
     out = disk.output_folder(args.out or disk.join(parent, Path(manifest).stem))
@@ -134,7 +145,11 @@ def build_ablation(manifest: str, out: str, args: argparse.Namespace) -> int:
     try:
         ablation_run.ablate(manifest, out, engine=args.engine, scale=args.scale)
     except subprocess.CalledProcessError as error:
-        return error.returncode if error.returncode > 0 else 128 - error.returncode
+        if error.returncode > 0:
+            return error.returncode
+        name, words = console.signal_name(-error.returncode), shlex.join(error.cmd)
+        console.print_error(f"\n{words} was ended by {name}: run the command again to resume")
+        return 128 - error.returncode
     layout = AblationLayout(out)
     results = disk.read_json(layout.results_json)
     print(json.dumps(results, sort_keys=True) if args.json else f"the report is {layout.report}")
@@ -147,7 +162,7 @@ def build_lock(args: argparse.Namespace) -> int:
         raise ValueError("--from-lock takes the place of a manifest; leave one of them out")
     if args.until == "crawl":
         raise ValueError("a lock has nothing to crawl: --until plan ends before the first request")
-    recipe = dataset_lock.recipe_of_lock(args.from_lock, args.set)
+    recipe = lock.recipe_of_lock(args.from_lock, args.set)
     parent = os.environ.get("CLIPMILL_OUT", "out")
     # Not the name of the recipe, which another lab has written.
     name = Path(args.from_lock).name.partition(".")[0]
@@ -222,7 +237,7 @@ def summary(
         lines.append(f"  {final['stored']:,} of {rows:,} rows are stored")
     if "drift" in totals:
         drift = disk.from_plain(DriftDocument, totals["drift"])
-        lines += map(printable, dataset_lock.drift_lines(drift))
+        lines += map(printable, lock.drift_lines(drift))
     if args.until != recipe_run.STAGES[-1]:
         return [*lines, f"next: {same_command(args, out)}"]
     kept = [f"{name} {view['kept']:,}" for name, view in totals["views"].items()]
@@ -241,4 +256,4 @@ def summary(
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    console.end_process(main)

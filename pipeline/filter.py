@@ -203,6 +203,7 @@ def choose(args: argparse.Namespace) -> int:
                 "--seed is for --random-like; in a recipe a seed stands beside random_like"
             )
         recipe = reader.read_manifest(args.recipe, Recipe, scale=args.scale)
+        reader.refuse_other_source(args.pool, recipe)
         with hold_lease(args.pool, WAIT_S) as lease, shown_progress(args.pool):
             documents = views.choose_views(args.pool, recipe, args.views, lease.fence)
     else:
@@ -219,4 +220,4 @@ def choose(args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    console.end_process(main)

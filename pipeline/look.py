@@ -22,6 +22,7 @@ import argparse
 import json
 
 from manifests import disk
+from manifests.web_page import MARK
 from pipeline import pool_page
 
 OUT = "pool.html"
@@ -91,6 +92,8 @@ def main(argv: list[str] | None = None) -> int:
 def look(args: argparse.Namespace) -> int:
     """Write the page or serve it; the exit status."""
     check(args)
+    if args.serve is None:
+        disk.check_replaceable(args.out or OUT, MARK.encode(), "--out")
     survey = pool_page.survey_pool(args.pool, args.view)
     is_large = survey.counts.fetch.attempted > FILE_ROWS
     if args.serve is not None or (args.out is None and is_large):
@@ -131,4 +134,4 @@ def serve(survey: pool_page.Survey, args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    console.end_process(main)

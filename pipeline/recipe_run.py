@@ -9,16 +9,17 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from filters import make, specs_of_recipe
-from manifests import disk
+from manifests import disk, reader
 from manifests.commits import Commits, IndexWriter, read_commits
-from manifests.pool_layout import PoolLayout
+from manifests.layout import PoolLayout
 from manifests.schema import SOURCES, FilterSpec, Recipe
-from pipeline import accounting, dataset_lock, planning, scoring, views
+from pipeline import accounting, lock, planning, scoring, views
 from pipeline.crawl import crawler, part_totals, read_parts, top_reasons
 from pipeline.executor import Engine, Report, Stage, execute
 from pipeline.external import (
@@ -52,6 +53,11 @@ def build(
     into the pool.
     """
     check_recipe(recipe, until, retry)
+    if STAGES.index(until) >= STAGES.index("score"):
+        scored = {name.partition("@")[0] for name in scoring.score_set_names(pool)}
+        for spec in specs_of_recipe(recipe):
+            if spec.name not in scored:  # else the stage says whether it needs the weights again
+                make(spec).check_reach()
     with hold_lease(pool, create=True) as lease, shown_progress(pool):
         return _build(recipe, pool, lease, engine=engine, until=until, retry=retry)
 
@@ -60,6 +66,7 @@ def _build(
     recipe: Recipe, pool: str, lease: Lease, *, engine: Engine, until: str, retry: str | None
 ) -> dict[str, Any]:
     """Build under the lease of the pool."""
+    _refuse_other_source(pool, recipe)
     before = _finished_state(pool)
     seconds: dict[str, float] = {}
     failed: dict[str, str] = {}
@@ -87,7 +94,7 @@ def _build(
     if not failed or _has_rows(committed):
         document = accounting.write_pool_json(pool, recipe, seconds, committed.read())
         totals = dict(disk.to_plain(document))
-    if dataset_lock.is_locked(recipe) and disk.exists(PoolLayout(pool).drift_json):
+    if lock.is_locked(recipe) and disk.exists(PoolLayout(pool).drift_json):
         totals["drift"] = disk.read_json(PoolLayout(pool).drift_json)
     return {**totals, "failed": failed, "changed": _finished_state(pool) != before}
 
@@ -158,10 +165,32 @@ def check_recipe(recipe: Recipe, until: str = "choose", retry: str | None = None
         raise ValueError(
             "--retry asks the web again; shards that exist already were fetched by another program"
         )
-    dataset_lock.check_locked(recipe)
+    lock.check_locked(recipe)
     views.check_views(recipe)
     for spec in specs_of_recipe(recipe):
         check_filter(spec, scored=STAGES.index(until) >= STAGES.index("score"))
+
+
+def _refuse_other_source(pool: str, recipe: Recipe) -> None:
+    """ValueError, before anything is written, where a pool was built from another source, or was
+    begun from one and is not far enough to have its recipe.
+    """
+    reader.refuse_other_source(pool, recipe)
+    pairs = disk.list_names(PoolLayout(pool).pairs, ".parquet")
+    begun_with_pairs = planning.is_planned(pool) or bool(pairs)
+    is_tars = SOURCES[recipe.source.kind].images == "tars"
+    begun = ""
+    if is_tars and begun_with_pairs:
+        begun = "was begun from a source of pairs"
+    elif not is_tars and not begun_with_pairs and disk.exists(PoolLayout(pool).shards):
+        records = read_commits(pool).records()
+        if any(record.adopted for record in islice(records, 1)):
+            begun = "was begun from tars that exist already"
+    if begun:
+        raise ValueError(
+            f"{pool} {begun}, and recipe {recipe.name!r} has a source of kind "
+            f"{recipe.source.kind}: build it into another folder"
+        )
 
 
 def check_filter(spec: FilterSpec, *, scored: bool = True) -> None:
@@ -183,8 +212,8 @@ def check_filter(spec: FilterSpec, *, scored: bool = True) -> None:
 
 
 def _crawl(recipe: Recipe, pool: str, engine: Engine, fence: int | None) -> Mapping[str, str]:
-    dataset_lock.check_not_locked(pool, recipe)
-    if SOURCES[recipe.source.kind].images == "tars" or dataset_lock.is_locked(recipe):
+    lock.check_not_locked(pool, recipe)
+    if SOURCES[recipe.source.kind].images == "tars" or lock.is_locked(recipe):
         return {}
     failed: Mapping[str, str] = crawler.crawl(recipe.source, pool, engine, fence=fence)["failed"]
     return failed
@@ -196,8 +225,8 @@ def _plan(
     if SOURCES[recipe.source.kind].images == "tars":
         return {}
     failed: Mapping[str, str] = {}
-    if dataset_lock.is_locked(recipe):
-        dataset_lock.write_lock_plan(pool, recipe, fence)
+    if lock.is_locked(recipe):
+        lock.write_lock_plan(pool, recipe, fence)
     else:
         failed = planning.write_plan(pool, recipe, engine=engine, fence=fence)
     if retry and not failed:
@@ -247,7 +276,7 @@ def _fetch(
         return plan.tickets(np.flatnonzero(~is_committed))
 
     failed = committed.add(stage, tickets, engine, fence).failed
-    if dataset_lock.is_locked(recipe):
+    if lock.is_locked(recipe):
         _write_drift(recipe, committed, fence)
     return failed
 
@@ -255,9 +284,9 @@ def _fetch(
 def _write_drift(recipe: Recipe, committed: Committed, fence: int | None) -> None:
     """Compare the pool with its lock. Where nothing is stored, the build ends here: say it now."""
     commits = committed.read()
-    drift = dataset_lock.write_drift(commits, dataset_lock.lock_of(recipe), fence)
+    drift = lock.write_drift(commits, lock.lock_of(recipe), fence)
     if not commits.totals.stored:
-        for line in dataset_lock.drift_lines(drift):
+        for line in lock.drift_lines(drift):
             logger.warning("%s", line)
 
 
@@ -274,14 +303,12 @@ def _score(
 
 
 def _choose(recipe: Recipe, committed: Committed, fence: int | None) -> Mapping[str, str]:
-    is_locked = dataset_lock.is_locked(recipe)
+    is_locked = lock.is_locked(recipe)
     if recipe.views or not is_locked:
         views.choose_views(committed.pool, recipe, fence=fence, commits=committed.read())
     if is_locked:
         own = [view.name for view in recipe.views]
-        dataset_lock.write_locked_views(
-            committed.read(), dataset_lock.lock_of(recipe), own, fence=fence
-        )
+        lock.write_locked_views(committed.read(), lock.lock_of(recipe), own, fence=fence)
     return {}
 
 

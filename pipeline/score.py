@@ -94,6 +94,7 @@ def score(args: argparse.Namespace) -> int:
     recipe = None
     if args.recipe:
         recipe = reader.read_manifest(args.recipe, Recipe, scale=args.scale)
+        reader.refuse_other_source(pool, recipe)
     specs = scoring.filter_specs(recipe, args.filters, read_changes(args.set))
     with hold_lease(pool) as lease, shown_progress(pool):
         report = scoring.score(pool, specs, engine=args.engine, fence=lease.fence, recipe=recipe)
@@ -126,4 +127,4 @@ def read_changes(words: list[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    console.end_process(main)

@@ -40,7 +40,7 @@ LONGEST_FIRST = (
     "tests/pipeline/fetch/test_download.py",
     "tests/pipeline/executor/test_stage.py",
     "tests/train/test_ablate.py",
-    "tests/train/running/test_loop.py",
+    "tests/train/trainer/test_loop.py",
     "tests/pipeline/test_recipe_run.py",
     "tests/test_layout.py",
     "tests/pipeline/fetch/test_fetcher.py",

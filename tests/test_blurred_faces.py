@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from manifests.pool_layout import PoolLayout
+from manifests.layout import PoolLayout
 from pipeline.pool import read_sidecar
 from tests.filters.test_faces import model
 from tests.support import pages

@@ -17,7 +17,7 @@ import yaml
 
 from pipeline.executor import Stage
 from pipeline.fetch import make_downloader
-from pipeline.scoring.scorer import ScoreWorker
+from pipeline.scoring.worker import ScoreWorker
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
 import xml.etree.ElementTree as ET
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -32,7 +34,8 @@ def code_of(name: str) -> dict[str, Any]:
 def test_every_piece_of_code_is_tested() -> None:
     texts = [text for language, text in pages.blocks(PAGE) if language == "python"]
     named = [re.match(r"# (\w+\.py)\n", text)[1] for text in texts]
-    assert named == ["my_filters.py", "my_models.py", "my_source.py", "my_chart.py", "my_task.py"]
+    mine = ["my_filters.py", "my_models.py", "my_source.py", "my_chart.py", "my_task.py"]
+    assert named == [*mine[:4], "preview_chart.py", mine[4]]
 
 
 def test_a_model_of_another_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,6 +70,18 @@ def test_a_chart() -> None:
     circles = [float(each.get("cx", 0)) for each in tree.iter("circle")]
     assert circles == [220.0, 520.0]
     assert "http" not in chart
+
+
+def test_a_chart_is_seen_in_the_style_of_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "my_chart", SimpleNamespace(**code_of("my_chart.py")))
+    code_of("preview_chart.py")
+    page = (tmp_path / "chart.html").read_text()
+    assert page.count("<circle") == 2
+    assert re.search(r'class="grid"', page)
+    assert ".grid { stroke:" in page
 
 
 def test_a_kind_of_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

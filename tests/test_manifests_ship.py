@@ -14,8 +14,8 @@ from PIL import Image
 
 from filters import make, normalised
 from manifests import reader
+from manifests.reader import VARIABLES
 from manifests.schema import SOURCES, Ablation, Blend, Recipe, Suite, TaskSpec
-from manifests.yaml_forms import VARIABLES
 from pipeline import ablation_run, build
 from train.config import configure
 from train.evaluation import METRICS, deciding_metric

@@ -209,3 +209,82 @@ def test_an_ablation_has_no_stages_to_stop_at(told, tiny) -> None:
     assert "--until" in told(
         build.main, [ablation(tiny), "--out", tiny / "out", "--until", "fetch"]
     )
+
+
+RECIPE = """
+name: r
+source: {kind: shards, paths: [tars], extra_columns: {n: int}}
+fetch: {max_pixels: 1M}
+filters: [caption]
+views: {v: [{r: n > 0}]}
+"""
+WEB = """
+name: r
+source: {kind: table, paths: [t.csv], extra_columns: {n: int}}
+fetch: {max_bytes: 1M, user_agent: "test (+http://clipmill.example)"}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "new", "message"),
+    [
+        (
+            RECIPE,
+            "{n: int}",
+            "{Score: int, score: int}",
+            "names 'Score' and 'score', which are one",
+        ),
+        (RECIPE, "{n: int}", "{aspect: float}", "'aspect', which every pool has a column of its"),
+        (RECIPE, "{n: int}", "{URL_host: string}", "'URL_host', which every pool has a column"),
+        (
+            RECIPE,
+            "{n: int}",
+            "{page_host: string}",
+            "rename it, as in source_page_host: page_host:",
+        ),
+        (RECIPE, "{n: int}", "{Caption_Words: int}", "'Caption_Words', which is a filter's column"),
+        (RECIPE, "{n: int}", "{row: int}", "'row', which every pool has a column of its own for"),
+        (RECIPE, "{n: int}", "{Position: int}", "'Position', which every pool has a column of its"),
+        (RECIPE, "{r: n > 0}", '{"": n > 0}', "a rule is named ''; its name is the reason of the"),
+        (RECIPE, "{r: n > 0}", '{" ": {view: v}}', "a rule is named ' '"),
+        (
+            RECIPE,
+            "{r: n > 0}",
+            "{r: {sample: yes}}",
+            "views.v.r.sample is true; it must be a number",
+        ),
+        (
+            RECIPE,
+            "[caption]",
+            "[{duplicate: {on: perceptual, radius: yes}}]",
+            "radius is true: Input should be",
+        ),
+        (RECIPE, "1M", "yes", "fetch.max_pixels is true; it must be a whole number"),
+        (
+            RECIPE,
+            "1M",
+            "1" + "0" * 30,
+            "max_pixels is 1000000000000000000000000000000; it must lie",
+        ),
+        (WEB, "max_bytes: 1M", "image_size: on", "fetch.image_size is true; it must be a whole"),
+        (WEB, "max_bytes: 1M", "deadline_s: no", "fetch.deadline_s is false; it must be a number"),
+        (WEB, "max_bytes: 1M", "allow_ports: [80, yes]", "fetch.allow_ports.1 is true; it must be"),
+        (WEB, "max_bytes: 1M", "max_redirects: -1", "max_redirects is -1; it must lie in 0..100"),
+        (WEB, "max_bytes: 1M", "hosts: {a.example: {per_host: yes}}", "per_host is true; it must"),
+        (WEB, "{n: int}", "{MD5: string}", "'MD5'"),
+        (WEB, "[t.csv]", "['t-{0..3.csv']", "r.yaml: source.paths: the braces of"),
+    ],
+)
+def test_a_recipe_that_would_be_read_by_chance(
+    told, tmp_path, text: str, old: str, new: str, message: str
+) -> None:
+    assert old in text
+    text = text.replace(old, new)
+    if "MD5" in text:
+        text = text.replace("max_bytes", "compute_hash: md5, max_bytes")
+        message = "names 'md5', the column of fetch.compute_hash"
+    (tmp_path / "t.csv").write_text("url,caption,n\nhttp://127.0.0.1/,a,1\n")
+    (tmp_path / "r.yaml").write_text(text)
+    words = [tmp_path / "r.yaml", "--out", tmp_path / "pool", "--engine", "inline"]
+    assert message in told(build.main, words)
+    assert not (tmp_path / "pool").exists()

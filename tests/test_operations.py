@@ -21,7 +21,7 @@ from PIL import Image
 from manifests import console
 from manifests.columns import CRAWL_REASONS, REASONS
 from pipeline import audit, build, filter, score
-from pipeline.progress import ray_metrics
+from pipeline.progress import view
 from tests.support.s3_server import s3_server, s3_variables
 from tests.test_layout import ENTRIES
 
@@ -133,7 +133,7 @@ def test_every_status_has_a_meaning() -> None:
 
 def test_every_metric_is_listed() -> None:
     listed = set(re.findall(r"`ray_(clipmill_\w+)`", PAGE))
-    code = Path(str(ray_metrics.__file__)).read_text()
+    code = Path(str(view.__file__)).read_text()
     made = re.findall(r'\b(Counter|Gauge|Histogram)\(\s*"(\w+)"', code)
     # Prometheus' names of counters end so.
     assert listed == {name + "_total" * (kind == "Counter") for kind, name in made}
@@ -155,7 +155,7 @@ ENTRY_POINTS = {
     "audit": audit.main,
 }
 # What is not there to purge or explain in the pool of this test ends as a mistake or does nothing.
-EXPECTED = {"--explain": 2}
+EXPECTED = {"--explain": 2, "--purge": 2}
 
 
 @pytest.fixture

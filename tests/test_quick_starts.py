@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +87,43 @@ def test_the_page_for_users_of_img2dataset(work: Path) -> None:
     assert (counts["stored"], counts["reasons"]) == (6, {"http_4xx": 2})
     assert Path("out/mine.html").exists()
     assert disk.read_json("out/long_shards/export.json")["rows"] == ROWS // 2
+
+
+def test_the_page_for_a_folder_of_images(work: Path) -> None:
+    for folder, numbers in (("images", range(36)), ("heldout", range(100, 112))):
+        Path(folder).mkdir()
+        lines = ["file,caption"]
+        for number in numbers:
+            image, _ = photograph(number)
+            Path(folder, f"{number}.jpg").write_bytes(image)
+            label = list(COLOURS)[number % 3]
+            words = f"photo {number} of a {label}" if number % 2 else label
+            lines.append(f"{number}.jpg,{words}")
+        Path(folder, "captions.csv").write_text("\n".join(lines))
+    shutil.copy("images/7.jpg", "images/copy.jpg")
+    with open("images/captions.csv", "a") as f:
+        f.write("\ncopy.jpg,one photo of the seventh sky\n")
+    small = "samples_seen: 32, batch_size: 16, lanes: 8, warmup: 1, model: test"
+    names = pages.write_files(
+        "docs/start/images.md",
+        work,
+        {"samples_seen: 64k": small, "seeds: [0, 1, 2]": "seeds: [0, 1]"},
+    )
+    assert names == ["images.yaml", "question.yaml"]
+    assert len(run_all("docs/start/images.md")) == 3
+    pool = disk.read_json("out/images/pool.json")
+    assert pool["fetch"]["stored"] == 37
+    assert disk.read_json("out/images/views/filtered.json")["kept"] == 18
+    assert Path("out/images.html").exists()
+    report = disk.read_json("out/question/report.json")
+    arms = {arm["arm"]: arm["role"] for arm in report["arms"]}
+    assert arms == {
+        "all": "baseline",
+        "filtered": "arm",
+        "random_like_filtered": "random",
+        "a_a": "a_a",
+    }
+    assert "filtered" in report["headline"]
 
 
 def test_the_page_for_users_of_datacomp(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ import pytest
 from PIL import Image
 
 from manifests import disk
-from manifests.pool_layout import PoolLayout, read_commit_records
+from manifests.layout import PoolLayout, read_commit_records
 from pipeline import build
 from tests.support.loopback_server import serving
 from tests.support.memory_limits import memory_group
@@ -276,7 +276,7 @@ def test_a_build_whose_terminal_is_closed_ends_with_its_ray(recipe: Path, tmp_pa
 BOMB = """
 import json, pathlib, sys
 from manifests import console, ray_runtime
-from pipeline.executor import Stage, Ticket, execute, outcomes
+from pipeline.executor import Stage, Ticket, execute, tickets as outcomes
 from tests.support.bombs import hungry
 
 def main():

@@ -22,7 +22,7 @@ from PIL import Image
 from manifests import disk, reader
 from manifests.aligned import AlignedFiles
 from manifests.commits import read_commits
-from manifests.pool_layout import PoolLayout
+from manifests.layout import PoolLayout
 from manifests.schema import Miniweb, Recipe
 from pipeline import build
 from pipeline.miniweb import small_web

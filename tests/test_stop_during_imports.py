@@ -1,8 +1,9 @@
-"""Ctrl-C, SIGTERM and SIGHUP while a command still imports its libraries."""
+"""Ctrl-C, SIGTERM and SIGHUP while a command still imports its libraries, and none to import."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -72,3 +73,38 @@ def test_nothing_heavy_is_imported_before_stop_signals_are_handled() -> None:
         [sys.executable, "-c", code], cwd=ROOT, timeout=60, capture_output=True, text=True
     )
     assert done.stdout == "\n"
+
+
+@pytest.mark.slow
+def test_without_its_packages_every_entry_names_the_environment_in_one_line() -> None:
+    entries = [
+        path.relative_to(ROOT)
+        for path in sorted([*ROOT.glob("pipeline/*.py"), *ROOT.glob("train/*.py")])
+        if "end_on_stop_signals()" in path.read_text()
+    ]
+    assert len(entries) >= 12
+    for entry in entries:
+        done = subprocess.run(  # -S: without site-packages
+            [sys.executable, "-S", entry, "x"], cwd=ROOT, timeout=60, capture_output=True, text=True
+        )
+        assert done.returncode == 2, (entry, done.stderr)
+        (line,) = done.stderr.splitlines()
+        assert re.fullmatch(r"error: .* has no package '\w+'; run `make venv` in .*", line), entry
+        assert line.endswith("then the command with " + str(ROOT / ".venv/bin/python"))
+
+
+def test_a_python_that_is_too_old_and_a_module_of_ours_that_is_gone() -> None:
+    old = "import sys; sys.version_info = (3, 10); "
+    for code, status, line in (
+        (old, 2, "error: Python 3.10 is too old; run `make venv`"),
+        ("import signal; from manifests import gone", 1, "ImportError: cannot import name 'gone'"),
+        ("import train.gone", 1, "ModuleNotFoundError: No module named 'train.gone'"),
+    ):
+        early = "import sys; from manifests import console; "
+        start = "console.end_on_stop_signals(); "
+        program = early + (code + start if status == 2 else start + code)
+        done = subprocess.run(
+            [sys.executable, "-c", program], cwd=ROOT, timeout=60, capture_output=True, text=True
+        )
+        assert done.returncode == status
+        assert done.stderr.splitlines()[-1].startswith(line)

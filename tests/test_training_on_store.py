@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 
 from manifests import disk
-from manifests.run_layout import AblationLayout, RunLayout
+from manifests.layout import AblationLayout, RunLayout
 from pipeline import build
 from tests.conftest import TINY, draw
 from tests.support.ablations import TRAIN, two_classes
 from tests.support.s3_server import s3_server, s3_variables
 from train import ablate, evaluate, report, run
-from train.dist import checkpoint
+from train.parallel import checkpoint
 
 pytest.importorskip("localbucket")
 pytest.importorskip("s3fs")
@@ -83,7 +83,7 @@ def test_a_run_on_a_store_has_the_weights_of_a_local_one(
     out = "s3://pools/runs/whole"
     assert run.main(train_words(pools.store, out, "checkpoint_every=3")) == 0
     assert weights(out) == weights(undisturbed)
-    assert checkpoint.steps(out) == checkpoint.steps(undisturbed)
+    assert checkpoint.saved_steps(out) == checkpoint.saved_steps(undisturbed)
     lines = [disk.read_bytes(RunLayout(each).log).splitlines() for each in (out, undisturbed)]
     assert [json.loads(line)["loss"] for line in lines[0]] == [
         json.loads(line)["loss"] for line in lines[1]
@@ -131,13 +131,16 @@ def test_a_damaged_checkpoint_on_the_store_is_not_used(pools: Pools, undisturbed
     words = train_words(pools.store, out, "checkpoint_every=3")
     assert run.main(words) == 0
     disk.remove(RunLayout(out).run_json)
-    last = checkpoint.steps(out)[-1]
+    last = checkpoint.saved_steps(out)[-1]
     path = disk.join(RunLayout(out).checkpoint(last), checkpoint.MODEL_FILE)
     data = bytearray(disk.read_bytes(path))
     data[-1] ^= 1
     disk.write_bytes(path, bytes(data))
     assert run.main(words) == 0
-    assert disk.read_json(RunLayout(out).run_json)["resumed_at"] == checkpoint.steps(undisturbed)[0]
+    assert (
+        disk.read_json(RunLayout(out).run_json)["resumed_at"]
+        == checkpoint.saved_steps(undisturbed)[0]
+    )
     assert weights(out) == weights(undisturbed)
 
 

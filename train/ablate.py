@@ -22,7 +22,7 @@ import os
 
 from manifests import disk, identity, reader
 from manifests.folder_lock import locked_folder
-from manifests.run_layout import AblationLayout
+from manifests.layout import AblationLayout
 from manifests.schema import Ablation, Miniweb
 from train.ablation import (
     FailedRun,
@@ -34,7 +34,9 @@ from train.ablation import (
     check_plan,
     check_pools,
     dropped_lines,
+    evaluate_scorer,
     expected_runs,
+    history,
     ledger,
     plan_ablation,
     plan_lines,
@@ -42,6 +44,7 @@ from train.ablation import (
     run_all,
     run_rounds,
 )
+from train.capacity import usable_cores
 from train.reporting import collect_results, saved_scores
 
 EXAMPLE = """example:
@@ -148,7 +151,7 @@ def plan_only(ablation: Ablation, out: str, args: argparse.Namespace) -> int:
         budget_hours=args.budget_hours,
     )
     plan = dataclasses.replace(plan, dropped=planned_drops(ablation, out))
-    lines = [*plan_lines(plan), *stop_lines(ablation, plan, args.effect)]
+    lines = [*plan_lines(plan), *busy_lines(plan), *stop_lines(ablation, plan, args.effect)]
     if plan.dropped is not None:
         lines += dropped_lines(plan.dropped)
     elif any(task.near_overlap == "drop" for task in ablation.evaluate):
@@ -157,6 +160,17 @@ def plan_only(ablation: Ablation, out: str, args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(disk.to_plain(plan), sort_keys=True))
     return 0
+
+
+def busy_lines(plan: Plan) -> list[str]:
+    """What other work on this machine makes of the plan's hours, which are those of an idle one."""
+    load, cores = os.getloadavg()[0], usable_cores()
+    if plan.device != "cpu" or load < cores / 2:
+        return []
+    return [
+        f"other work: {load:.1f} processes on the {cores} cores of this machine now; beside them a "
+        f"run takes up to {(load + cores) / cores:.1f} times as long"
+    ]
 
 
 def stop_lines(ablation: Ablation, plan: Plan, effect: float | None) -> list[str]:
@@ -228,12 +242,16 @@ def run_and_conclude(ablation: Ablation, out: str, args: argparse.Namespace) -> 
     """All runs and the verdict of an ablation that passed the checks. The exit status."""
     layout = AblationLayout(out)
     shared = check_pools(ablation, out)
+    history.record_begin(ablation, out)
     disk.write_json(layout.ablation_json, ablation)
     if ablation.stop is None:
         outcomes = run_all(ablation, out, args.engine)
     else:
         prior = ledger.prior_of_rounds(ablation, out)
-        outcomes = run_rounds(ablation, out, args.engine, saved_scores(ablation, out), prior)
+        alpha = history.alpha_of(history.earlier_looks(ablation, history.looks(out)))
+        read = saved_scores(ablation, out)
+        outcomes = run_rounds(ablation, out, args.engine, read, prior, alpha)
+    evaluate_scorer(ablation, out)
     failed = []
     for outcome in outcomes:
         if outcome.metrics is None:
@@ -242,6 +260,11 @@ def run_and_conclude(ablation: Ablation, out: str, args: argparse.Namespace) -> 
     results = collect_results(ablation, out, failed, shared)
     disk.write_json(layout.results_json, results)
     ledger.write_ledger(ablation, out, results.prior, results.entries)
+    metrics = {
+        arm: {int(seed): each for seed, each in of.runs.items()} for arm, of in results.arms.items()
+    }
+    complete = not results.failed and not results.incomplete
+    history.record_look(ablation, out, metrics, complete=complete)
     print(results.verdict)
     print(f"\nresults: {layout.results_json}\nnext: python train/report.py {out}")
     if args.json:
@@ -257,4 +280,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    console.end_process(main)

@@ -2,7 +2,7 @@
 """Evaluate a model on tasks; one Parquet file per task, one row per sample.
 
 The training pools of a run are searched for the tasks' images first: see
-train/evaluation/README.md.
+train/evaluation/overlap.py.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ import logging
 from collections.abc import Sequence
 
 from manifests import disk, reader
-from manifests.pool_layout import PoolLayout
-from manifests.run_layout import RunLayout
+from manifests.layout import PoolLayout, RunLayout
 from manifests.schema import Suite, TaskSpec, Weights
-from train.dist import averaging, process_group
+from train.eval_data import write_benchmark
 from train.evaluation import (
     evaluate,
     evaluate_suite,
@@ -41,7 +40,7 @@ from train.evaluation import (
     refuse_near,
 )
 from train.model import CLIP
-from train.task_data import write_benchmark
+from train.parallel import checkpoint, process_group
 
 EXAMPLE = """example:
   python train/evaluate.py out/demo/runs/raw/seed-0 --task objects.yaml
@@ -137,11 +136,11 @@ def check_overlap(run: str, tasks: Sequence[TaskSpec], out: str) -> None:
         logger.info("%s", line)
 
 
-def load(args: argparse.Namespace) -> CLIP:
-    """The model, with the weights that --average-last or --ema ask for."""
-    model, which = averaging.load_weights(args.model, weights_of(args))
+def load(args: argparse.Namespace) -> tuple[CLIP, dict[str, str]]:
+    """The model, with the weights that --average-last or --ema ask for, and their hashes."""
+    model, which = checkpoint.load_weights(args.model, weights_of(args))
     logger.info("%s: %s", args.model, which)
-    return model
+    return model, checkpoint.hashes_of(args.model, weights_of(args))
 
 
 def weights_of(args: argparse.Namespace) -> Weights:
@@ -178,13 +177,17 @@ def run(args: argparse.Namespace) -> int:
         disk.output_folder(out)
     ranks = process_group.init_distributed(args.device)
     try:
-        model = load(args)
+        model, hashes = load(args)
         searched = tasks if suite is None else readable_tasks(suite.tasks)
         on_rank_0(ranks, lambda: check_overlap(folder, searched, out))
         if suite is not None:
-            results = evaluate_suite(model, suite, out, device=ranks.device, ranks=ranks)
+            results = evaluate_suite(
+                model, suite, out, device=ranks.device, ranks=ranks, weights=hashes
+            )
         else:
-            metrics_of = evaluate(model, tasks, out, device=ranks.device, ranks=ranks)
+            metrics_of = evaluate(
+                model, tasks, out, device=ranks.device, ranks=ranks, weights=hashes
+            )
     finally:
         process_group.close(ranks)
     if ranks.rank > 0:
@@ -211,4 +214,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    console.end_process(main)

@@ -44,6 +44,10 @@ HOW_TO_LOAD = {
     "huggingface": 'transformers.CLIPModel.from_pretrained("{}"), or --set init={}',
     "onnx": 'onnxruntime.InferenceSession("{}/image.onnx"), and text.onnx in {}',
 }
+TOKENIZER_NOTE = (
+    "transformers' tokenizer does not clean texts as open_clip's does: call html.unescape and"
+    " ftfy.fix_text on them first, or curly quotes and the like get other tokens"
+)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -135,6 +139,8 @@ def main(argv: list[str] | None = None) -> int:
         logger.info(
             "%s: %s parameters; load it with %s", folder, f"{written['parameters']:,}", load
         )
+        if written["format"] == "huggingface":
+            logger.info("%s", TOKENIZER_NOTE)
         if differences := written.get("differences"):
             logger.info(
                 "largest difference to PyTorch in fp32: image %.2g, text %.2g",
@@ -152,4 +158,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    console.end_process(main)

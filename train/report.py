@@ -24,8 +24,10 @@ import json
 import os
 
 from manifests import disk
-from manifests.run_layout import AblationLayout
+from manifests.layout import AblationLayout
+from manifests.web_page import MARK
 from train.reporting import (
+    MARKDOWN_MARK,
     Report,
     collect_report,
     compare_reports,
@@ -47,7 +49,7 @@ The date on the page is today's, that of --date, or that of SOURCE_DATE_EPOCH; t
 EXIT_STATUS = console.exit_help(
     {
         0: "the report is written",
-        console.EXIT_INCOMPLETE: "the report is written; some run has no result",
+        console.EXIT_INCOMPLETE: "the report is written; a result or a view is missing",
     }
 )
 
@@ -104,6 +106,9 @@ def run(args: argparse.Namespace) -> int:
     if args.page is not None:
         raise ValueError("--page goes with two folders; the page of one is FOLDER/report.html")
     layout = AblationLayout(args.folder)
+    disk.check_replaceable(layout.report, MARK.encode(), "folder:")
+    if args.markdown:
+        disk.check_replaceable(layout.report_markdown, MARKDOWN_MARK.encode(), "--markdown:")
     report = read(args.folder)
     disk.output_folder(args.folder, "folder")
     disk.write_json(layout.report_json, report)
@@ -123,6 +128,8 @@ def run_comparison(args: argparse.Namespace) -> int:
     """Compare two ablations, print it, and write it with --page."""
     if args.markdown:
         raise ValueError("--markdown goes with one folder")
+    if args.page is not None:
+        disk.check_replaceable(args.page, MARK.encode(), "--page")
     comparison = compare_reports(read(args.folder), read(args.other))
     print("\n".join(comparison_lines(comparison)))
     if args.page is not None:
@@ -140,4 +147,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    console.end_process(main)

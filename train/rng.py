@@ -1,7 +1,7 @@
 """Random numbers as pure functions of integers: SplitMix64 over keys derived from positions.
 
 NumPy's generators are not used, because their streams may change between versions. A change of any
-function here changes the order of training: bump ORDER_VERSION in `train/mixing/order.py` and its
+function here changes the order of training: bump ORDER_VERSION in `train/mixture/order.py` and its
 golden test.
 
 Source of SplitMix64: Steele, Lea and Flood, "Fast splittable pseudorandom number generators",

@@ -31,8 +31,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from manifests import disk
-from manifests.documents import RunRecord, read_document
-from manifests.run_layout import RunLayout
+from manifests.folder_lock import FolderInUse, locked_folder
+from manifests.layout import RunLayout
+from manifests.records import RunRecord, read_document
 from manifests.schema import Blend
 from train.config import (
     PRESETS,
@@ -41,16 +42,18 @@ from train.config import (
     configure,
     format_settings,
     model_config,
+    plain_changes,
 )
 from train.data import ReadFailed
-from train.dist import launch, ray_train
 from train.formats import model_files, nemo
-from train.running import (
+from train.parallel import process_group, ray_train
+from train.trainer import (
     NonFinite,
     Resume,
     blend_of,
     count_rows,
     is_pool,
+    loop,
     open_loader,
     plan_lines,
     read_blend,
@@ -66,8 +69,8 @@ EXIT_STATUS = console.exit_help(
     {
         0: "the run is finished",
         console.EXIT_INCOMPLETE: "the run failed; the last checkpoint stays",
-        console.EXIT_SAVED: "stopped by Ctrl-C, SIGTERM or a closed terminal and saved; run again "
-        "to resume",
+        console.EXIT_SAVED: "stopped by Ctrl-C, SIGTERM or a closed terminal and saved, or another "
+        "process trains in the folder; run again to resume",
         128 + signal.SIGHUP: "the terminal was closed before the first step",
         128 + signal.SIGINT: "stopped by Ctrl-C before the first step, or by a second one",
         128 + signal.SIGTERM: "the same by SIGTERM",
@@ -167,7 +170,7 @@ def settings(
         key, equals, value = change.partition("=")
         if not equals:
             raise ValueError(f"--set {change!r} is not KEY=VALUE")
-        values[key.strip()] = value.strip()
+        values |= plain_changes({key.strip(): value.strip()})
     changed = values if preset is None else {"preset": preset, **values}
     return configure(changed, epoch_samples)
 
@@ -198,7 +201,8 @@ def start_ranks(args: argparse.Namespace, blend: Blend, config: TrainConfig) -> 
     resumes = disk.exists(layout.run_json) or bool(disk.list_names(layout.checkpoints))
     if config.init is not None and (args.restart or not resumes):
         model_files.initial_weights(config.init, model_config(config))
-    disk.write_json(layout.blend_json, blend.document())
+    with locked_folder(layout.lock, "train/run.py", wait_s=loop.LOCK_WAIT_S):
+        disk.write_json(layout.blend_json, blend.document())
     arguments = [layout.blend_json, "--out", args.out]
     arguments += ["--preset", args.preset] if args.preset else []
     arguments += ["--nemo", str(Path(args.nemo).absolute())] if args.nemo else []
@@ -208,7 +212,7 @@ def start_ranks(args: argparse.Namespace, blend: Blend, config: TrainConfig) -> 
         status = ray_train.start(main, arguments, args.out, args.ranks)
     else:
         command = [sys.executable, str(Path(__file__).resolve()), *arguments]
-        status = launch.launch_ranks(command, args.ranks)
+        status = process_group.launch_ranks(command, args.ranks)
     known = status in (0, console.EXIT_MISTAKE, console.EXIT_SAVED) or status > 128
     return status if known else console.EXIT_INCOMPLETE
 
@@ -239,6 +243,10 @@ def run(args: argparse.Namespace, rank: int) -> int:
             return status
         else:
             record = read_document(layout.run_json, RunRecord)
+    except FolderInUse as error:  # its process may end without this run: a queue tries again
+        if rank == 0:
+            console.mistake(str(error))
+        return console.EXIT_SAVED
     except (NonFinite, ReadFailed, OSError) as error:
         return failed(error)
     if rank == 0:
@@ -319,4 +327,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    console.end_process(main)

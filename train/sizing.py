@@ -31,12 +31,12 @@ from train.capacity import (
     computed_flops,
     device_of,
     estimated_speed,
+    own_sheets,
     pool_size,
     requirement_lines,
     requirements,
 )
 from train.config import PRESETS, TrainConfig, check_world, configure
-from train.hardware import own_sheets
 from train.model import MODELS, training_flops
 
 EXAMPLE = f"""examples:
@@ -47,7 +47,7 @@ EXAMPLE = f"""examples:
   python train/sizing.py --model ViT-B-32 --device cpu --measured report.json --json
 
 devices: {", ".join(own_sheets())}, cpu (this machine), auto (this machine's GPU, if it has one),
-FILE.json or FILE.json:NAME (in the form of train/hardware/devices.json)
+FILE.json or FILE.json:NAME (in the form of train/capacity/devices.json)
 
 """
 EXIT_STATUS = console.exit_help({0: "it fits", console.EXIT_INCOMPLETE: "it does not fit"})
@@ -273,4 +273,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    console.end_process(main)

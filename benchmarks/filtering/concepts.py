@@ -39,10 +39,10 @@ from PIL import Image
 
 from filters.base import Batch, Filter
 from filters.caption import Caption
-from filters.captions import TextOverlap
-from filters.concepts import Balance, Concept, Synset, Targets
-from filters.concepts.matcher import SPACED_MARKS, pattern_of, spaced
+from filters.concepts import SPACED_MARKS, Balance, Concept, Synset, pattern_of, spaced
 from filters.picture import Picture
+from filters.targets import Targets
+from filters.text_overlap import TextOverlap
 
 ROWS_PER_SHARD = 10_000
 MARKS = frozenset(SPACED_MARKS)

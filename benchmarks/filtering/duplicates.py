@@ -33,11 +33,9 @@ from PIL import Image, ImageDraw, ImageOps
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from filters.duplicates.components import collapse
-from filters.duplicates.near_hashes import near_labels
+from filters.near_hashes import collapse, near_labels
 from manifests import disk
-from manifests.hamming import as_words, distances, near_pieces
-from manifests.phash import PDQ_QUALITY, pdq, phash
+from manifests.hashes import PDQ_QUALITY, as_words, distances, near_pieces, pdq, phash
 
 RESULT = ROOT / "benchmarks" / "results" / "duplicates.json"
 BAR = 0.95  # precision and recall of copies of another quality or size
@@ -164,39 +162,56 @@ def quality(folder: str) -> dict[str, Any]:
 
 # --- search ---------------------------------------------------------------------------------------
 
-SEARCHES = {  # name: (bits, radius, rows, share of rows with one and the same hash)
+SEARCHES: dict[str, tuple[int, int, int, float | str]] = {
+    # name: (bits, radius, rows, share of rows with one and the same hash, or how many bits of one
+    # template are flipped for a row)
     "256 bits, radius 31": (256, 31, 1_000_000, 0.0),
     "64 bits, radius 6": (64, 6, 1_000_000, 0.0),
     "64 bits, radius 10": (64, 10, 1_000_000, 0.0),
     "256 bits, radius 31, half of the rows equal": (256, 31, 1_000_000, 0.5),
+    "256 bits, radius 31, drawn": (256, 31, 50_000, 0.0),
+    "256 bits, radius 31, within 12 bits of one template": (256, 31, 50_000, "12"),
+    "256 bits, radius 31, within 26 bits of one template": (256, 31, 50_000, "26"),
+    "256 bits, radius 31, within 40 bits of one template": (256, 31, 50_000, "40"),
 }
 
 
-def drawn_column(bits: int, radius: int, rows: int, equal: float) -> pa.Array:
-    """Drawn hashes; a tenth of them are copies of others within the radius."""
+def drawn_column(bits: int, radius: int, rows: int, equal: float | str) -> pa.Array:
+    """Drawn hashes; a tenth of them are copies of others within the radius. Or those of a
+    template.
+    """
     random = np.random.default_rng(0)
     hashes = random.integers(0, 2**64, (rows, bits // 64), dtype=np.uint64)
-    copies, sources = random.permutation(rows)[: rows // 5].reshape(2, -1)
-    hashes[copies] = hashes[sources]
-    for _ in range(radius):
-        bit = random.integers(0, bits, len(copies))
-        hashes[copies, bit // 64] ^= np.uint64(1) << (bit % 64).astype(np.uint64)
-    hashes[: int(equal * rows)] = hashes[0]
+
+    def flip(copies: Any, times: int) -> None:
+        for _ in range(times):
+            bit = random.integers(0, bits, len(copies))
+            hashes[copies, bit // 64] ^= np.uint64(1) << (bit % 64).astype(np.uint64)
+
+    if isinstance(equal, str):
+        hashes[:] = hashes[0]
+        flip(np.arange(rows), int(equal))
+    else:
+        copies, sources = random.permutation(rows)[: rows // 5].reshape(2, -1)
+        hashes[copies] = hashes[sources]
+        flip(copies, radius)
+        hashes[: int(equal * rows)] = hashes[0]
     kind = pa.binary(bits // 8)
     return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(hashes.tobytes())])
 
 
-def search_once(bits: int, radius: int, rows: int, equal: float) -> dict[str, float]:
+def search_once(bits: int, radius: int, rows: int, equal: float | str) -> dict[str, float]:
     """Groups of near hashes as the filter `duplicate` finds them, in this process."""
     column = drawn_column(bits, radius, rows, equal)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     wall, cpu = time.perf_counter(), time.process_time()
     labels = collapse(column, lambda values: near_labels(as_words(values), radius))
+    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
     return {
         "rows": rows,
         "groups": len(np.unique(labels)),
-        "cpu_seconds": round(time.process_time() - cpu, 1),
-        "wall_seconds": round(time.perf_counter() - wall, 1),
+        "cpu_seconds": round(cpu, 1 if cpu >= 1 else 2),
+        "wall_seconds": round(wall, 1 if wall >= 1 else 2),
         "more_megabytes": round(
             (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
         ),

@@ -38,7 +38,7 @@ from manifests import disk
 from manifests.aligned import AlignedFiles
 from manifests.columns import SIDECAR
 from manifests.commits import read_commits
-from manifests.pool_layout import SHARD_VERSION, CommitRecord, PoolLayout, shard_name
+from manifests.layout import SHARD_VERSION, CommitRecord, PoolLayout, shard_name
 from manifests.schema import FilterSpec
 from pipeline.scoring import score
 

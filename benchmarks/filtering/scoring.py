@@ -147,7 +147,7 @@ def programs(transform: Any) -> dict[str, Callable[[Sequence[bytes]], Any]]:
     import torch
 
     from filters.clip.preprocess import Preprocess
-    from pipeline.scoring.image_chunks import decode
+    from pipeline.scoring.worker import decode
 
     def by_open_clip(jpegs: Sequence[bytes]) -> Any:
         tensors = []
@@ -198,7 +198,7 @@ def time_of_steps(transform: Any, jpegs: Sequence[bytes], turns: int) -> dict[st
     import simplejpeg
 
     from filters.clip.preprocess import Preprocess
-    from pipeline.scoring.image_chunks import decode
+    from pipeline.scoring.worker import decode
 
     exact, fast = Preprocess(transform), Preprocess(transform, fast=True)
     resize, crop, _, to_tensor, normalize = transform.transforms
@@ -280,7 +280,7 @@ def measure_parity(transform: Any, source: Path | None, count: int) -> Result:
 
 def worker_of(pool: Path, model: Path, kind: str = "clip_score") -> Any:
     """A worker of pipeline.scoring with one filter, loaded."""
-    from pipeline.scoring.score_worker import ScoreWorker
+    from pipeline.scoring.worker import ScoreWorker
 
     options = {"model": f"local-dir:{model}", "device": "cpu", "precision": "fp32"}
     spec = {"name": kind, "kind": kind, "options": options, "texts": {}}
@@ -302,7 +302,7 @@ def run_pass(worker: Any) -> int:
 
 def cut_tokens(model: Any, captions: Sequence[str]) -> list[Any]:
     """Tokens of captions by their context, as a pass runs them: without most of the padding."""
-    from filters.clip import text_tower
+    from filters.clip import model as text_tower
 
     tokens_BT = model.tokenizer(list(captions))
     contexts_B = text_tower.contexts(model.network, tokens_BT)
@@ -315,7 +315,7 @@ def cut_tokens(model: Any, captions: Sequence[str]) -> list[Any]:
 def measure_pass(work: Path, source: Path | None, count: int, turns: int) -> Result:
     import torch
 
-    from filters.clip import text_tower
+    from filters.clip import model as text_tower
 
     jpegs = jpegs_of(source, count)
     pool = build_pool(work, jpegs, len(jpegs))

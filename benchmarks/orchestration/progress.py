@@ -30,11 +30,9 @@ import numpy as np
 
 from pipeline.executor import Stage, Ticket, execute
 from pipeline.executor import stage as stage_module
-from pipeline.executor.schedule import Tickets
+from pipeline.executor.tickets import Tickets
 from pipeline.progress import StageCounter, WorkerReport, measure_commit
-from pipeline.progress.progress_file import write_state
-from pipeline.progress.screens import Table
-from pipeline.progress.view import View, shown_progress
+from pipeline.progress.view import Table, View, shown_progress, write_state
 
 RESULT = {
     "count": 10_000,
@@ -63,9 +61,9 @@ def tickets_of(count: int) -> Tickets:
 
 def cpu_of_tickets(count: int, *, counted: bool) -> float:
     """CPU seconds of a stage. What the tickets return is read in both cases, as a build does."""
-    from benchmarks.orchestration import progress as module  # a worker imports its work
+    # MERGED  # a worker imports its work
 
-    stage = Stage(name="nothing", work=module.nothing, measure=measure_commit if counted else None)
+    stage = Stage(name="nothing", work=nothing, measure=measure_commit if counted else None)
     started = time.process_time()
     if counted:
         with shown_progress(tempfile.mkdtemp(prefix="mill-progress-")):

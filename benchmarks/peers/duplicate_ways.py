@@ -19,10 +19,8 @@ if not __package__:
 from PIL import Image
 
 from benchmarks.filtering.duplicates import drawn_column
-from filters.duplicates.components import collapse
-from filters.duplicates.near_hashes import near_labels
-from manifests.hamming import as_words
-from manifests.phash import phash
+from filters.near_hashes import collapse, near_labels
+from manifests.hashes import as_words, phash
 
 RADIUS = 10  # imagededup's default
 

@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 from manifests import disk
 from manifests.columns import SIDECAR
 from manifests.commits import Commits, update_index
-from manifests.pool_layout import SHARD_VERSION, CommitRecord, PoolLayout, shard_name
+from manifests.layout import SHARD_VERSION, CommitRecord, PoolLayout, shard_name
 from pipeline.accounting.explain import explain_row
 from pipeline.accounting.row_index import extend_row_index
 

@@ -33,7 +33,7 @@ from PIL import Image
 
 from manifests import disk
 from manifests.columns import SIDECAR
-from manifests.pool_layout import PoolLayout
+from manifests.layout import PoolLayout
 from manifests.schema import Recipe, Rule, Source, View
 from pipeline import pool_page
 from pipeline.views import choose_views

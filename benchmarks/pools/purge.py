@@ -32,7 +32,7 @@ import pyarrow as pa
 from manifests import disk
 from manifests.columns import PAIRS, SIDECAR
 from manifests.commits import IndexWriter, read_commits
-from manifests.pool_layout import PoolLayout, shard_name
+from manifests.layout import PoolLayout, shard_name
 from manifests.schema import Fetch, FilterSpec, Recipe, Rule, Source, View
 from pipeline import planning, scoring, views
 from pipeline.accounting import extend_row_index, write_pool_json

@@ -36,11 +36,11 @@ from filters import make
 from manifests import disk
 from manifests.aligned import AlignedFiles
 from manifests.commits import read_commits, update_index
-from manifests.pool_layout import SHARD_VERSION, CommitRecord, PoolLayout, shard_name
+from manifests.layout import SHARD_VERSION, CommitRecord, PoolLayout, shard_name
 from manifests.schema import FilterSpec, Recipe, Rule, Source, View
 from pipeline import views
 from pipeline.scoring import score
-from pipeline.views import unit_threads
+from pipeline.views import row_tests
 
 SHARD_ROWS = 10_000
 FILE_ROWS = 50_000  # of a metadata file, about as DataComp's
@@ -145,7 +145,7 @@ def choose_again(folder: Path) -> dict[str, Any]:
 
 def choose_with_one_thread(folder: Path) -> dict[str, Any]:
     """The same view again with one thread."""
-    unit_threads.THREADS = 1
+    row_tests.THREADS = 1
     return choose_again(folder)
 
 

@@ -33,11 +33,10 @@ from PIL import Image
 
 from benchmarks.scaling.index import write_index
 from manifests import disk
-from manifests.aligned import BundleWriter, write_view_shards
-from manifests.aligned.shard_tables import write_score_shards
+from manifests.aligned import BundleWriter, write_score_shards, write_view_shards
 from manifests.columns import VIEW
-from manifests.documents import ScoreSetDocument, ViewDocument
-from manifests.pool_layout import PoolLayout, uids_checksum
+from manifests.layout import PoolLayout, uids_checksum
+from manifests.records import ScoreSetDocument, ViewDocument
 from manifests.schema import Blend
 from tests.support import slow_store
 from tests.support.slow_store import SlowStore

@@ -253,9 +253,8 @@ def time_of_parts(pool: str, samples: int) -> dict[str, float]:
     from train.config import TrainConfig
     from train.data.loader import copy_tokens
     from train.data.view_rows import open_view
-    from train.mixing import Order, SourceRows
-    from train.pixels.augment import crop_numbers, random_crop_into
-    from train.pixels.decode import decode_image
+    from train.mixture import Order, SourceRows
+    from train.transforms import crop_numbers, decode_image, random_crop_into
 
     torch.set_num_threads(1)
     view = open_view(pool, "raw")

@@ -29,7 +29,7 @@ import numpy as np
 from manifests import disk
 from tests.support import slow_store
 from tests.support.slow_store import SlowStore
-from train.data.view_reading import READS_AT_ONCE
+from train.data.read_ahead import READS_AT_ONCE
 from train.store import ByteRanges, Mode, ReadCost, choose_mode, coalesce, measure_speed
 
 SHARES = (0.002, 0.01, 0.05, 0.2, 0.6)

@@ -9,12 +9,11 @@ import numpy as np
 import torch
 
 from benchmarks.scaling.growth_steps import Step, make_photos
-from manifests.pool_layout import PoolLayout
+from manifests.layout import PoolLayout
 from pipeline.accounting.repair import repair_pool
 from tests.support import reports
-from train.evaluation.retrieval import ranks
-from train.evaluation.zero_shot import classify
-from train.reporting.page.document import render
+from train.evaluation.tasks import classify, ranks
+from train.reporting.page import render
 
 CLASSES, QUERIES, WIDTH = 100, 500, 256
 

@@ -16,15 +16,15 @@ from benchmarks.filtering import scoring as scorers
 from benchmarks.pools import explain, look
 from benchmarks.scaling import index as indexes
 from manifests.commits import Commits, read_commits, update_index
-from manifests.pool_layout import PoolLayout
+from manifests.layout import PoolLayout
 from manifests.schema import FilterSpec, Recipe, Rule, Source, View
 from pipeline import accounting, pool_page
 from pipeline.accounting import row_index
 from pipeline.export import export_view
 from pipeline.scoring import score
 from pipeline.views import choose_views
-from train.mixing import Order, SourceRows
-from train.stats import TaskScores, analyse, dunnett, power, spending
+from train.mixture import Order, SourceRows
+from train.stats import TaskScores, analyse, comparison, sequential
 
 Run = Callable[[Path, int], object]
 SIZES = (1, 2, 4, 8)
@@ -273,7 +273,7 @@ def analysis(arms: int, seeds: int) -> None:
 
 def forget_integrals(folder: Path) -> None:
     """A repeat computes the quantiles of Dunnett's distribution as the first run does."""
-    for module in (dunnett, power, spending):
+    for module in (comparison, comparison, sequential):
         for value in vars(module).values():
             if hasattr(value, "cache_clear"):
                 value.cache_clear()

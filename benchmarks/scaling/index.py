@@ -13,16 +13,16 @@ import numpy as np
 import pyarrow as pa
 
 from manifests import disk
-from manifests.aligned.shard_tables import write_score_shards, write_view_shards
-from manifests.commits import Commits, IndexWriter, read_commits, read_document
-from manifests.commits.index_files import IndexDocument, write_document, write_file
-from manifests.commits.record_columns import schema
-from manifests.documents import ScoreSetDocument, ViewDocument
-from manifests.pool_layout import SHARD_VERSION, CommitRecord, PoolLayout, shard_name
+from manifests.aligned import write_score_shards, write_view_shards
+from manifests.commits import Commits, IndexWriter, read_commits, read_index_document
+from manifests.commits.commits import schema
+from manifests.commits.index import IndexDocument, write_document, write_file
+from manifests.layout import SHARD_VERSION, CommitRecord, PoolLayout, shard_name
+from manifests.records import ScoreSetDocument, ViewDocument
 from manifests.schema import Recipe, Source
 from pipeline import accounting
 from train.data.view_rows import open_view as open_rows
-from train.mixing import Order, SourceRows
+from train.mixture import Order, SourceRows
 
 BASE, UNIT = 125_000, "shards"
 STEPS = ["read_index", "update_index", "pool_json", "audit", "open_view", "order"]
@@ -126,7 +126,7 @@ def update_index(folder: Path, count: int) -> None:
         for shard in range(count, count + 1000):
             disk.remove(PoolLayout(index.pool).commit_record(shard))
         index.forget(range(count, count + 1000))
-    document = read_document(str(folder))
+    document = read_index_document(str(folder))
     assert document is not None
     assert document.shards == count
 

@@ -17,7 +17,7 @@ from manifests import disk
 from manifests.columns import PAIRS
 from manifests.schema import Fetch, Recipe, Source
 from pipeline import planning
-from pipeline.crawl import dedup
+from pipeline.crawl import crawler
 from pipeline.crawl.parts import write_parts
 
 ROWS_PER_PART = 1000
@@ -43,7 +43,7 @@ def prepare(folder: Path, count: int) -> None:
             "links": len(rows), "pairs": len(rows), "damaged_records": 0, "reasons": {},
             "examples": {}, "source_id": str(part), "content": {}, "wat": f"{part}",
         }  # fmt: skip
-        path = disk.local_path(dedup.extracted(str(folder), part))
+        path = disk.local_path(crawler.extracted(str(folder), part))
         path.parent.mkdir(parents=True, exist_ok=True)
         table = table.replace_schema_metadata(disk.with_metadata(PAIRS, metadata).metadata)
         pq.write_table(table, path, compression="lz4")
@@ -75,7 +75,7 @@ def pairs_of(rows: np.ndarray[Any, Any], name: str) -> pa.Table:
 def deduplicate(folder: Path, count: int) -> None:
     """scatter, gather and write, in this process; then the table of the parts."""
     ids = [str(part) for part in range(count // ROWS_PER_PART)]
-    assert dedup.commit(str(folder), ids, {}, "inline") == {}
+    assert crawler.commit(str(folder), ids, {}, "inline") == {}
     write_parts(str(folder))
 
 

@@ -15,7 +15,7 @@ from benchmarks.scaling.index import write_index
 from manifests import disk
 from manifests.columns import SIDECAR
 from manifests.commits import read_commits
-from manifests.pool_layout import PoolLayout
+from manifests.layout import PoolLayout
 from manifests.schema import Recipe, Rule, Source, View
 from pipeline import views
 

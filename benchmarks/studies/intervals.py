@@ -34,7 +34,7 @@ sys.path[0] = str(ROOT)
 from manifests import console, disk
 from manifests.schema import Ablation
 from train.ablation import expand_runs
-from train.reporting.page import charts
+from train.reporting import charts
 from train.stats import (
     Comparison,
     TaskScores,
@@ -44,7 +44,7 @@ from train.stats import (
     equal_loadings,
     holm,
 )
-from train.stats.power import noncentrality
+from train.stats.comparison import noncentrality
 
 DATA = ROOT / "benchmarks" / "results" / "cifar10_seeds.parquet"
 RESULT = ROOT / "benchmarks" / "results" / "intervals.json"

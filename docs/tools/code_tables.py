@@ -15,9 +15,7 @@ from docs.tools.schema_tables import table, type_text
 from filters import FILTERS
 from filters.base import FilterBase, PoolFilter
 from manifests import disk
-from train.config.presets import PRESETS
-from train.config.setting_list import Setting, list_settings
-from train.config.settings import TrainConfig
+from train.config import PRESETS, Setting, TrainConfig, list_settings
 
 
 def as_text(docstring: str | None) -> str:

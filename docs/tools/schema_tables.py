@@ -15,6 +15,7 @@ import yaml
 from filters import FILTERS
 from manifests import disk
 from manifests.columns import PAIRS, SIDECAR
+from manifests.reader import VARIABLES
 from manifests.schema import (
     MANNERS,
     SOURCES,
@@ -35,9 +36,8 @@ from manifests.schema import (
     TaskSpec,
 )
 from manifests.schema.ablation import Arm, Weights
-from manifests.yaml_forms import VARIABLES
-from pipeline.views.available_columns import DERIVED_COLUMNS
-from pipeline.views.available_columns import MEANINGS as SIDECAR_MEANINGS
+from pipeline.views.files import DERIVED_COLUMNS
+from pipeline.views.files import MEANINGS as SIDECAR_MEANINGS
 
 MEANINGS = yaml.safe_load((Path(__file__).parent / "meanings.yaml").read_text())
 CLASSES: dict[str, type] = {

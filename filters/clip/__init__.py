@@ -1,18 +1,36 @@
-"""Filters of CLIP embeddings: they run a model, or read what `embed` has stored."""
+"""Filters of CLIP embeddings: they run a model, or read what `embed` has stored.
 
-from filters.clip.batches import run_batches
-from filters.clip.clip_loss import ClipLoss
-from filters.clip.clip_score import ClipScore
-from filters.clip.embed import Embed, fixed_lists, stored_embeddings
-from filters.clip.head import Head
-from filters.clip.hub import pinned, snapshot
-from filters.clip.models import (
+A model runs once for all filters of a pass; `embed` stores its embeddings, which others read
+later without a model.
+
+Reads what `pipeline/scoring` hands over, and weights of a folder, a file or the hub. Figures:
+`docs/scoring.md`.
+
+Invariants:
+
+* Pixels are those of open_clip's transform to the last bit:
+  `tests/filters/clip/test_preprocess.py`.
+* Filters of the same weights share one load, one preprocessing and one forward:
+  `tests/filters/clip/test_models.py`.
+* A model of the hub is loaded at the commit that the id names: `tests/manifests/test_hub.py`.
+* Ids of scores that were made before stay: `tests/filters/clip/test_clip_score.py`.
+* Scores of stored embeddings are within the rounding to fp16: `tests/filters/clip/test_embed.py`.
+* Heads give what torch gives, from files of three kinds: `tests/filters/clip/test_head.py`.
+* s-CLIPLoss is its definition for any partitions: `tests/filters/clip/test_clip_loss.py`.
+
+A filter that runs a CLIP subclasses `ClipFilter` of `models.py`. One that reads embeddings has an
+option `on`, names it in `reads` and takes them with `stored_embeddings`.
+"""
+
+from filters.clip.filters import ClipLoss, ClipScore, Embed, Head, fixed_lists, stored_embeddings
+from filters.clip.model import (
     HUB,
     LOCAL,
     ClipFilter,
     ClipModel,
     Pixels,
     model_config,
+    run_batches,
     takes_gpu,
 )
 
@@ -28,9 +46,7 @@ __all__ = [
     "Pixels",
     "fixed_lists",
     "model_config",
-    "pinned",
     "run_batches",
-    "snapshot",
     "stored_embeddings",
     "takes_gpu",
 ]

@@ -1,12 +1,40 @@
-"""What is committed in a pool: the commit records as columns, and their index on disk."""
+"""What is committed in a pool: the commit records as columns, and their index on disk.
+
+What is committed in a pool: the commit records as columns, and their index on disk. Every command
+reads it once and passes it on; nothing holds a Python object per shard.
+
+Reads and writes `index/index.json` and `index/commits-HASH.parquet`; reads
+`shards/**/NNNNN_stats.json`.
+
+Invariants:
+
+* A writer that is killed between any two steps loses no shard and invents none:
+  `tests/manifests/commits/test_writer.py`.
+* A closed index of more than 3,000 shards is read without a listing; a smaller one is compared
+  with one listing, so that a record that a person removed or replaced is noticed; an open one is
+  completed: `tests/manifests/commits/test_reading.py`.
+* A damaged byte, a missing file and two different records of a shard are errors that name
+  `audit.py --reindex`: `tests/manifests/commits/test_index_files.py`.
+* The fingerprint is that of the records as a dict: `tests/manifests/commits/test_commits.py`.
+
+A new field of `CommitRecord` with a default becomes a column by itself; an older file gives its
+default. A text that many shards share is named in `record_columns.REPEATED_FIELDS`. Whoever
+replaces or removes a record calls `IndexWriter.forget` before and `add` after.
+"""
 
 from __future__ import annotations
 
 from manifests.commits.commits import Commits, CommitTotals
-from manifests.commits.index_files import IndexDocument, read_document
-from manifests.commits.reading import read_commits
-from manifests.commits.shard_files import ShardFiles, open_shard_files
-from manifests.commits.writer import IndexWriter, rebuild_index, update_index
+from manifests.commits.index import (
+    IndexDocument,
+    IndexWriter,
+    ShardFiles,
+    open_shard_files,
+    read_commits,
+    read_index_document,
+    rebuild_index,
+    update_index,
+)
 
 __all__ = [
     "CommitTotals",
@@ -16,7 +44,7 @@ __all__ = [
     "ShardFiles",
     "open_shard_files",
     "read_commits",
-    "read_document",
+    "read_index_document",
     "rebuild_index",
     "update_index",
 ]

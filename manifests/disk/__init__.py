@@ -1,23 +1,58 @@
-"""Read and write files at local paths and fsspec URLs; content hashes; dataclasses as JSON."""
+"""Read and write files at local paths and fsspec URLs; content hashes; dataclasses as JSON.
+
+Files at local paths and fsspec URLs (`file`, `s3`, `gs`, `memory` behave the same), JSON and
+Parquet, content hashes; `disk.NAME`.
+
+Invariants:
+
+* A file is there completely or not at all, also where the disk loses a write without an error,
+  and an error names it: `tests/manifests/disk/test_local.py`.
+* What was created is not overwritten; after a timeout the same content counts as success:
+  `tests/manifests/disk/test_remote.py`.
+* Timeouts, 408, 429 and 5xx are tried again with longer pauses, other 4xx never:
+  `tests/manifests/disk/test_retry.py`.
+* Any change of a sealed document is noticed when it is read:
+  `tests/manifests/disk/test_tables.py`.
+* A listing shows what other processes wrote: `tests/manifests/disk/test_files.py`.
+
+A protocol of fsspec works by itself; its package goes into `EXTRAS` of `remote.py`.
+"""
 
 from __future__ import annotations
 
 from manifests.disk.files import (
+    CountedFile,
+    NotRegular,
+    check_regular,
+    check_replaceable,
+    check_size,
+    content_hash,
     create_bytes,
     create_file,
     exists,
+    expand_braces,
+    file_sha256,
+    filesystem,
+    is_transient,
+    is_url,
+    join,
     list_names,
+    local_path,
+    naming,
     open_file,
+    output_folder,
+    plain_hash,
     publish,
     read_bytes,
     remove,
     replace_bytes,
+    retried,
+    scratch_folder,
+    sha256_of,
     sync_folder,
+    uid_of,
     write_bytes,
 )
-from manifests.disk.hashes import content_hash, file_sha256, plain_hash, uid_of
-from manifests.disk.local import CountedFile, check_size, naming
-from manifests.disk.paths import is_url, join, local_path, output_folder
 from manifests.disk.plain import (
     check_types,
     closest,
@@ -26,10 +61,7 @@ from manifests.disk.plain import (
     to_plain,
     without_defaults,
 )
-from manifests.disk.remote import filesystem
-from manifests.disk.retry import is_transient, retried
 from manifests.disk.row_groups import Footer, RowGroupWriter
-from manifests.disk.scratch import scratch_folder
 from manifests.disk.tables import (
     SEAL,
     DamagedTable,
@@ -53,7 +85,10 @@ __all__ = [
     "CountedFile",
     "DamagedTable",
     "Footer",
+    "NotRegular",
     "RowGroupWriter",
+    "check_regular",
+    "check_replaceable",
     "check_size",
     "check_types",
     "closest",
@@ -63,6 +98,7 @@ __all__ = [
     "create_json",
     "did_you_mean",
     "exists",
+    "expand_braces",
     "file_sha256",
     "filesystem",
     "from_plain",
@@ -90,6 +126,7 @@ __all__ = [
     "replace_json",
     "retried",
     "scratch_folder",
+    "sha256_of",
     "sync_folder",
     "to_plain",
     "uid_of",

@@ -15,12 +15,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from manifests.disk.files import create_bytes, open_file, read_bytes, replace_bytes, write_bytes
-from manifests.disk.hashes import content_hash
-from manifests.disk.local import CountedFile
-from manifests.disk.paths import is_url
+from manifests.disk.files import (
+    CountedFile,
+    content_hash,
+    create_bytes,
+    is_url,
+    open_file,
+    read_bytes,
+    replace_bytes,
+    retried,
+    write_bytes,
+)
 from manifests.disk.plain import to_plain
-from manifests.disk.retry import retried
 from manifests.text import valid_text
 
 SEAL = "document_sha256"  # key of a sealed document: the hash of all else in it

@@ -3,32 +3,65 @@
 Nothing but the standard library, so that a trainer can import it anywhere.
 `manifests/reader.py` reads these from YAML and checks types. What a type cannot say (a share
 between 0 and 1, a baseline that is one of the arms) is checked here in `__post_init__`.
+
+The nouns that a manifest holds, as frozen dataclasses; one module for each kind of manifest.
+Standard library only: the trainer imports this package without pydantic or yaml.
+
+Reads and writes no file.
+
+Invariants:
+
+* An impossible value is refused when the object is made (`test_recipe.py`, `test_ablation.py`).
+* docs/reference has every key, generated (`tests/docs/tools/test_reference.py`).
+* A manner does not decide a pool (`test_fetch.py`); a kind of source refuses the keys that it
+  does not use (`test_source.py`).
+
+To add a key: its field and its check here, its meaning in docs/tools/meanings.yaml, `python
+docs/tools/reference.py`, a good and a bad value in the test. A key that decides bytes enters the
+identity of a pool by itself; a manner is named in `fetch.py`.
 """
 
 from __future__ import annotations
 
-from manifests.schema.ablation import Ablation, Arm, Controls, PoolRef, Scorer, Stop, Weights
-from manifests.schema.blend import STORED_ROWS, Balance, Blend, CurriculumStage, TarStream
-from manifests.schema.fetch import (
-    ADDED_SETTINGS,
-    MANNERS,
-    ROWS_PER_SHARD_LIMIT,
-    STORED_IMAGE_SETTINGS,
-    Fetch,
-    HostLimit,
-    Interpolation,
+from manifests.schema.ablation import (
+    SEEDS,
+    STORED_ROWS,
+    Ablation,
+    Arm,
+    Balance,
+    Blend,
+    Controls,
+    CurriculumStage,
+    PoolRef,
+    Scorer,
+    Stop,
+    Suite,
+    TarStream,
+    TaskSpec,
+    Weights,
 )
-from manifests.schema.miniweb import MINIWEB_FAULTS, Miniweb
-from manifests.schema.recipe import FilterSpec, Pair, Recipe, Rule, View
-from manifests.schema.source import (
+from manifests.schema.recipe import (
     ADDED_KEYS,
+    ADDED_SETTINGS,
     CAPTION_FILES,
     CLASS_FOLDERS,
+    MANNERS,
+    MINIWEB_FAULTS,
+    ROWS_PER_SHARD_LIMIT,
     SOURCES,
+    STORED_IMAGE_SETTINGS,
+    Fetch,
+    FilterSpec,
+    HostLimit,
+    Interpolation,
+    Miniweb,
+    Pair,
+    Recipe,
+    Rule,
     Source,
+    View,
     refuse_unused,
 )
-from manifests.schema.task import Suite, TaskSpec
 
 __all__ = [
     "ADDED_KEYS",
@@ -38,6 +71,7 @@ __all__ = [
     "MANNERS",
     "MINIWEB_FAULTS",
     "ROWS_PER_SHARD_LIMIT",
+    "SEEDS",
     "SOURCES",
     "STORED_IMAGE_SETTINGS",
     "STORED_ROWS",

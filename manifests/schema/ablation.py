@@ -1,13 +1,328 @@
-"""Arms × seeds: an ablation, its arms, controls and rounds."""
+"""What is compared: blends, arms, seeds and evaluation tasks."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from manifests.schema.fetch import STRICT
-from manifests.schema.miniweb import Miniweb
-from manifests.schema.task import TaskSpec
+from manifests.schema.recipe import MANY, STRICT, Miniweb, Ranges, check_ranges
+
+# --------------------------------------------------------------------------------------------------
+# What a run trains on: views of pools with their weights, and how their shares change.
+
+
+# Keys that came after the first blends; they are written down where they are used.
+ADDED_BLEND_KEYS = (
+    "distinct",
+    "weights",
+    "caps",
+    "epochs",
+    "curriculum",
+    "balance",
+    "captions",
+    "live",
+    "segments",
+    "streams",
+)
+STORED_ROWS = "stored"  # the view of a live run
+SHOWN_VIEWS = 5  # of a blend, in a message
+SEEDS = 2**32  # of a blend and of a run: together they are one number of 64 bits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurriculumStage:
+    """Weights that a blend has from a step on, or from a share of the run's samples on."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = STRICT
+    ranges: ClassVar[Ranges] = {"views": (0, MANY), "at": (0, 1), "step": (1, MANY)}
+    views: dict[str, float]
+    at: float | None = None  # share of the run, between 0 and 1
+    step: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.at is None) == (self.step is None):
+            raise ValueError(
+                "a stage of a curriculum begins at a share of the run or at a step: give one of "
+                "at and step, as in {at: 0.5, views: {web/clip30: 1}}"
+            )
+        if self.at is not None and not 0 < self.at < 1:
+            raise ValueError(
+                f"at is {self.at}; it must lie between 0 and 1 (the run begins with `views`)"
+            )
+        if self.step is not None and self.step < 1:
+            raise ValueError(f"step is {self.step}; it must be above 0 (step 0 has `views`)")
+        check_ranges(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Balance:
+    """Rows of a view that are drawn with the probability min(1, limit / column)."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = STRICT
+    ranges: ClassVar[Ranges] = {"limit": (0, MANY)}
+    column: str  # how often the row's entry occurs: a number above 0
+    limit: float
+
+    def __post_init__(self) -> None:
+        if not self.limit > 0:
+            raise ValueError(f"limit is {self.limit}; it must be a number above 0, like 20000")
+        check_ranges(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TarStream:
+    """Tars that other programs made, read from their beginning to their end while a run trains."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = STRICT
+    ranges: ClassVar[Ranges] = {"weight": (0, MANY)}
+    tars: tuple[str, ...]  # paths, URLs or pipe:COMMAND; web-{000..099}.tar stands for a hundred
+    weight: float = 1.0
+    caption: str = "txt"  # the member with the caption, or json:KEY
+    broken: Literal["stop", "count"] = "stop"  # what a tar that ends too early does
+
+    def __post_init__(self) -> None:
+        if not self.tars:
+            raise ValueError("tars is empty; name a tar, a URL, or pipe:COMMAND")
+        if not self.weight > 0:
+            raise ValueError(f"weight is {self.weight}; it must be a number above 0")
+        check_ranges(self)
+        if self.caption in ("", "json", "json:"):
+            raise ValueError(
+                f"caption is {self.caption!r}; it must be the name of a member, like txt, or a key "
+                "of the json member, like json:caption"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blend:
+    """What a run draws: views of pools with their weights."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = STRICT
+    ranges: ClassVar[Ranges] = {
+        "views": (0, MANY),
+        "seed": (0, MANY),
+        "max_repeats": (0, MANY),
+        "caps": (0, MANY),
+        "epochs": (0, MANY),
+        "captions": (0, MANY),
+    }
+    name: str
+    pools: dict[str, str] = field(default_factory=dict)  # name -> folder or URL
+    # "pool/view" -> weight; 0: a later stage of the curriculum draws it
+    views: dict[str, float] = field(default_factory=dict)
+    seed: int = 0
+    max_repeats: float | None = None  # mean repeats of a view's rows above which a run is refused
+    # `uid`, or a column with the groups of duplicates: no batch holds one of its values twice
+    distinct: str | None = None
+    # What a weight is: a share of the samples, or how often each row comes when others come once
+    weights: Literal["samples", "repeats"] = "samples"
+    caps: dict[str, int] = field(default_factory=dict)  # "pool/view" -> most samples of a run
+    epochs: dict[str, float] = field(default_factory=dict)  # "pool/view" -> most epochs of it
+    curriculum: tuple[CurriculumStage, ...] = ()
+    balance: dict[str, Balance] = field(default_factory=dict)
+    # "pool/view" -> {text column: share}; the column `caption` has stored tokens
+    captions: dict[str, dict[str, float]] = field(default_factory=dict)
+    live: bool = False  # the pool is still being built: POOL/stored, all stored rows so far
+    segments: str | None = None  # a run that was live, whose samples are drawn again
+    streams: dict[str, TarStream] = field(default_factory=dict)  # in the place of pools and views
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < SEEDS:
+            raise ValueError(
+                f"blend {self.name!r}: seed is {self.seed}; it must lie in [0, 2^32) ({SEEDS:,})"
+            )
+        if self.streams:
+            self._check_streams()
+            check_ranges(self)
+            return
+        if not self.views:
+            raise ValueError(f"blend {self.name!r} has no views")
+        later = {view for stage in self.curriculum for view in stage.views}
+        for name, weight in self.views.items():
+            pool, _, view = name.partition("/")
+            if not view or pool not in self.pools:
+                raise ValueError(
+                    f"blend {self.name!r}: "
+                    f"{name!r} is not POOL/VIEW with a pool of {sorted(self.pools)}"
+                )
+            if not (weight == 0 and name in later):
+                self._check_number("the weight", name, weight)
+        if not any(self.views.values()):
+            raise ValueError(
+                f"blend {self.name!r}: every weight of views is 0, so the run has nothing to begin "
+                "with; the first stage of the curriculum belongs into views"
+            )
+        for key in ("caps", "epochs", "balance", "captions"):
+            self._check_names(key, getattr(self, key))
+        self._check_curriculum()
+        self._check_live()
+        for name, cap in self.caps.items():
+            self._check_number("caps", name, cap)
+        for name, epochs in self.epochs.items():
+            self._check_number("epochs", name, epochs)
+        for name, shares in self.captions.items():
+            if not shares:
+                raise ValueError(
+                    f"blend {self.name!r}: captions of {name!r} is empty; give columns with their "
+                    "shares, as in {caption: 0.3, synthetic: 0.7}"
+                )
+            for column, share in shares.items():
+                self._check_number(f"the share of caption column {column!r}", name, share)
+        check_ranges(self)
+
+    def document(self) -> dict[str, Any]:
+        """As values for JSON, without the later keys that have their defaults: blends that do not
+        use them keep their hash.
+        """
+        plain = dataclasses.asdict(self)
+        for key in ADDED_BLEND_KEYS:
+            if not plain[key] or plain[key] == "samples":
+                del plain[key]
+        return plain
+
+    def _check_streams(self) -> None:
+        for other in ("pools", "views", "max_repeats", *ADDED_BLEND_KEYS):
+            used = self.weights != "samples" if other == "weights" else bool(getattr(self, other))
+            if used and other != "streams":
+                raise ValueError(
+                    f"blend {self.name!r}: {other} does not go with streams, of which nothing is "
+                    f"known before they are read; leave {other} out, or adopt the tars into a pool "
+                    "(source: {kind: shards}) and train on its views"
+                )
+
+    def _check_number(self, what: str, view: str, value: float) -> None:
+        if not value > 0:
+            raise ValueError(
+                f"blend {self.name!r}: {what} of {view!r} is {value}; it must be above 0"
+            )
+
+    def _check_names(self, key: str, names: Iterable[str]) -> None:
+        for name in names:
+            if name not in self.views:
+                known = sorted(self.views)
+                more = ", …" if len(known) > SHOWN_VIEWS else ""
+                raise ValueError(
+                    f"blend {self.name!r}: {key} names {name!r}, which is not one of its views "
+                    f"({', '.join(known[:SHOWN_VIEWS])}{more})"
+                )
+
+    def _check_curriculum(self) -> None:
+        for stage in self.curriculum:
+            begins = f"at {stage.at}" if stage.step is None else f"at step {stage.step}"
+            for name, weight in stage.views.items():
+                if name not in self.views:
+                    raise ValueError(
+                        f"blend {self.name!r}: the stage {begins} of the curriculum draws "
+                        f"{name!r}, which views does not name; add {{{name}: 0}} to views"
+                    )
+                self._check_number(f"the weight {begins}", name, weight)
+            if not stage.views:
+                raise ValueError(f"blend {self.name!r}: the stage {begins} has no views")
+        for key in ("at", "step"):
+            begins_at = [getattr(stage, key) for stage in self.curriculum]
+            given = [begin for begin in begins_at if begin is not None]
+            if given != sorted(set(given)):
+                raise ValueError(
+                    f"blend {self.name!r}: the stages of the curriculum begin at {key} = {given}; "
+                    "they must be in order, each later than the one before"
+                )
+
+    def _check_live(self) -> None:
+        if not self.live and self.segments is None:
+            return
+        key = "live" if self.live else "segments"
+        if self.live and self.segments is not None:
+            raise ValueError(f"blend {self.name!r}: it has live and segments; give one of them")
+        for name in self.views:
+            pool, _, view = name.partition("/")
+            if view != STORED_ROWS or len(self.views) > 1:
+                raise ValueError(
+                    f"blend {self.name!r}: with {key}, views has one entry, {pool}/{STORED_ROWS} "
+                    f"(all stored rows); {name!r} is chosen at the end of the build, so train "
+                    f"on it then, without {key}"
+                )
+        for other in (*ADDED_BLEND_KEYS, "max_repeats"):
+            used = self.weights != "samples" if other == "weights" else bool(getattr(self, other))
+            if used and other not in ("live", "segments"):
+                raise ValueError(
+                    f"blend {self.name!r}: {other} does not go with {key}, since what the pool "
+                    f"will hold is not known; leave {other} out"
+                )
+
+
+# --------------------------------------------------------------------------------------------------
+# What a model is evaluated on: tasks, and suites of them.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSpec:
+    """An evaluation: zero-shot classification, retrieval or a linear probe.
+
+    In a manifest `classes` and `templates` may be a name or a file, which is `classes_from` and
+    `templates_from` here.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = STRICT
+    name: str
+    kind: Literal["classification", "retrieval", "linear_probe", "association"]
+    # Folder, tar or Parquet file (see train/eval_data); not needed for given predictions
+    data: str = ""
+    split: str = "test"  # of CLIP_benchmark's layout
+    classes: tuple[str, ...] = ()  # display names, in the order of the labels
+    classes_from: str | None = None
+    templates: tuple[str, ...] | None = None  # default: the data's own, or "a photo of a {}"
+    templates_from: str | None = None
+    columns: dict[str, str] = field(default_factory=dict)  # image, label, caption, group
+    ignore_groups: tuple[str, ...] = ()  # left out of metrics of the worst group
+    train_data: str | None = None  # of a linear probe; default: `data`
+    train_split: str = "train"
+    metric: str | None = None  # the metric that decides; default: the kind's own
+    allow_overlap: bool = False  # an image that a training pool has too is otherwise refused
+    # What is done about near duplicates in a view that is trained on
+    near_overlap: Literal["list", "refuse", "drop"] = "list"
+
+    def __post_init__(self) -> None:
+        for name in ("classes", "templates"):
+            if getattr(self, name) and getattr(self, f"{name}_from") is not None:
+                raise ValueError(f"task {self.name!r} has {name} and {name}_from; give one of them")
+        unknown = sorted(set(self.columns) - {"image", "label", "caption", "group"})
+        if unknown:
+            raise ValueError(
+                f"task {self.name!r}: columns names {unknown[0]!r}; it takes image, label, caption "
+                "and group"
+            )
+        if self.kind != "linear_probe" and self.train_data is not None:
+            raise ValueError(
+                f"task {self.name!r} has train_data, which only the kind linear_probe uses"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suite:
+    """Tasks that are evaluated together, and groups of them that are averaged."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = STRICT
+    name: str
+    tasks: tuple[TaskSpec, ...]
+    groups: dict[str, tuple[str, ...]] = field(default_factory=dict)  # group -> names of tasks
+
+    def __post_init__(self) -> None:
+        names = [task.name for task in self.tasks]
+        if len(set(names)) < len(names):
+            raise ValueError(f"suite {self.name!r} has two tasks of one name")
+        for group, members in self.groups.items():
+            unknown = sorted(set(members) - set(names))
+            if unknown or not members or len(set(members)) < len(members):
+                raise ValueError(
+                    f"suite {self.name!r}: group {group!r} must name different tasks of the suite"
+                    + (f", not {unknown[0]!r}" if unknown else "")
+                )
+
+
+# --------------------------------------------------------------------------------------------------
+# Arms × seeds: an ablation, its arms, controls and rounds.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +347,13 @@ class Scorer:
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = STRICT
+    ranges: ClassVar[Ranges] = {"seed": (0, MANY)}
     view: str  # POOL/VIEW
     train: dict[str, Any] = field(default_factory=dict)  # changes to the ablation's own `train`
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +361,14 @@ class Controls:
     """Arms that tell an effect from its imitations."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = STRICT
+    ranges: ClassVar[Ranges] = {"random_seed": (0, MANY)}
     random_like: tuple[str, ...] = ()  # arms; each seed gets a random subset of the arm's size
     random_seed: int = 0  # added to the seed of a run, it is the seed of that run's random subset
     a_a: str | None = None  # an arm run again from the same weights, with another order
     null_web: str | None = None  # another ablation, on data where no effect is planted
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +376,7 @@ class Stop:
     """Seeds in rounds: an arm gets no more when it is decided, or can hardly be decided."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = STRICT
+    ranges: ClassVar[Ranges] = {"at_least": (2, 10_000), "smallest": (0, 1)}
     decided: bool = True  # the only condition
     at_least: int = 2  # seeds of every arm in the first round
     smallest: float | None = None  # a difference worth more seeds; None: the ablation's equivalence
@@ -61,9 +385,8 @@ class Stop:
     def __post_init__(self) -> None:
         if not self.decided:
             raise ValueError("stop.decided is false; leave stop out, and every seed is run")
-        if self.at_least < 2:
-            raise ValueError(f"stop.at_least is {self.at_least}; it must be at least 2")
-        if self.smallest is not None and not self.smallest > 0:
+        check_ranges(self)
+        if self.smallest == 0:
             raise ValueError(f"stop.smallest is {self.smallest}; it must be above 0")
 
 
@@ -72,14 +395,14 @@ class Weights:
     """Which weights of a trained run are evaluated; without a key, those after the last step."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = STRICT
+    ranges: ClassVar[Ranges] = {"average_last": (1, 10_000)}
     ema: bool = False  # the moving average in its last checkpoint
     average_last: int | None = None  # the mean of its last checkpoints, so many
 
     def __post_init__(self) -> None:
         if self.ema and self.average_last is not None:
             raise ValueError("it is ema or average_last, not both")
-        if self.average_last is not None and self.average_last < 1:
-            raise ValueError(f"average_last is {self.average_last}; it must be at least 1")
+        check_ranges(self)
 
     @property
     def suffix(self) -> str:
@@ -103,6 +426,7 @@ class Arm:
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = STRICT
+    ranges: ClassVar[Ranges] = {"views": (0, MANY), "ranks": (1, 1_000_000)}
     view: str | None = None
     blend: str | None = None
     views: dict[str, float] | None = None
@@ -124,8 +448,7 @@ class Arm:
             raise ValueError(f"an arm of {kind} is not trained: it has no train and no ranks")
         if self.model == "":
             raise ValueError("model is empty; name a run, a folder or open_clip:NAME/TAG")
-        if self.ranks is not None and self.ranks < 1:
-            raise ValueError(f"ranks is {self.ranks}; it must be at least 1")
+        check_ranges(self)
         if self.predictions is not None and "{seed}" not in self.predictions:
             raise ValueError(
                 f"predictions is {self.predictions!r}; the place of the seed must be written as "
@@ -153,6 +476,13 @@ class Ablation:
     """Arms × seeds under one training preset."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = STRICT
+    ranges: ClassVar[Ranges] = {
+        "seeds": (0, MANY),
+        "equivalence": (0, 1),
+        "jobs": (1, 10_000),
+        "ranks": (1, 1_000_000),
+        "limit_hours": (0, 1e9),
+    }
     name: str
     question: str
     arms: dict[str, Arm]
@@ -169,8 +499,9 @@ class Ablation:
     controls: Controls = field(default_factory=Controls)
     scorer: Scorer | None = None
     miniweb: Miniweb | None = None
-    # Differences inside ± this are practically equal (a share: 0.005 = 0.5 points)
-    equivalence: float = 0.005
+    # Differences inside ± this are practically equal (a share: 0.005 = 0.5 points); None: half a
+    # point, less where the metric has little room
+    equivalence: float | None = None
     jobs: int = 1  # runs at a time on one machine
     ranks: int = 1  # processes that train one run together; a GPU each where there are GPUs
     hardware: str | None = None  # a device of train/sizing.py; None: that of the machine
@@ -179,14 +510,12 @@ class Ablation:
     stop: Stop | None = None  # None: every arm is run with every seed
 
     def __post_init__(self) -> None:
-        for name in ("jobs", "ranks"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        check_ranges(self)
         if len(self.vary) > 1:
             raise ValueError(
                 f"vary names {' and '.join(self.vary)}; one setting varies, all others are equal"
             )
-        if self.limit_hours is not None and not self.limit_hours > 0:
+        if self.limit_hours == 0:
             raise ValueError(f"limit_hours is {self.limit_hours}; it must be above 0")
         if self.baseline not in self.arms:
             raise ValueError(

@@ -19,7 +19,8 @@ from manifests import disk, identity, reader
 from manifests.aligned import view_names
 from manifests.columns import REASONS
 from manifests.commits import Commits, read_commits
-from manifests.documents import (
+from manifests.layout import PoolLayout, shard_name
+from manifests.records import (
     CrawlCounts,
     FetchCounts,
     FinalCounts,
@@ -30,10 +31,6 @@ from manifests.documents import (
     ViewCounts,
     ViewDocument,
     read_document,
-)
-from manifests.pool_layout import (
-    PoolLayout,
-    shard_name,
 )
 from manifests.schema import ROWS_PER_SHARD_LIMIT, Recipe
 from pipeline import planning

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from manifests import disk
-from manifests.documents import read_document
+from manifests.records import read_document
 
 HASHED = ("url", "domain")  # kinds of selectors that no tombstone has
 HOST = re.compile(r"^[a-zA-Z][a-zA-Z0-9+.-]*://(?:[^/?#@]*@)?(\[[^\]]*\]|[^/?#:]*)")
@@ -67,6 +67,12 @@ def purges_of_name(pool: str, name: str) -> list[dict[str, Any]]:
         labels = match[1].lower().split(".")
         wanted |= {_hash("domain", ".".join(labels[first:])) for first in range(len(labels))}
     return [_shown(record) for record in _records(pool) if wanted & set(record.hashes)]
+
+
+def was_purged(pool: str, criteria: Mapping[str, Set[str]]) -> bool:
+    """Whether an earlier purge had one of these selectors or removed one of these uids."""
+    hashes, uids = set(selectors_of(criteria)[1]), criteria.get("uid", set())
+    return any(hashes & set(record.hashes) or uids & set(record.uids) for record in _records(pool))
 
 
 def purge_line(purge: Mapping[str, Any]) -> str:

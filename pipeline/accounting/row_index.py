@@ -27,8 +27,8 @@ import xxhash
 
 from manifests import disk
 from manifests.commits import Commits
-from manifests.documents import read_document
-from manifests.pool_layout import PoolLayout
+from manifests.layout import PoolLayout
+from manifests.records import read_document
 from pipeline.pool import Bytes, RecordSpill, check_fence, hex_bytes, partition_bits
 from pipeline.progress import counted_stage
 

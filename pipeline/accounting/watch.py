@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Literal
 
-from pipeline.pool import LeaseOwner, live_owner
+from pipeline.pool import LeaseOwner, LeaseWatch
 from pipeline.progress import CommandState, Screen, read_state, screen_for, stage_line
 
 LOOK_EVERY_S = 2.0
@@ -32,13 +32,14 @@ class Watched:
 def watch_pool(pool: str, screen: Screen | None = None) -> Watched:
     """Show what the command does that holds the pool's lease, until it has ended.
 
-    Returns at once where none holds it. The lease is read and never taken.
+    Returns at once where none holds it, after a minute where a process of another machine might.
+    The lease is read and never taken.
     """
     screen = screen or screen_for(sys.stderr)
     watched: CommandState | None = None
-    was_running = False
+    was_running, lease = False, LeaseWatch()
     try:
-        while (owner := live_owner(pool)) is not None:
+        while (owner := lease.live_owner(pool)) is not None:
             was_running = True
             state = read_state(pool)
             if state is not None and _is_of(state, owner):

@@ -1,10 +1,38 @@
-"""Records of WAT and WARC archives as pairs, and URLs as browsers request them."""
+"""Records of WAT and WARC archives as pairs, and URLs as browsers request them.
+
+Reads WAT and WARC archives as rows of image-caption pairs, and URLs as browsers request them. It
+needs no pool and downloads no image.
+
+Reads the WAT and WARC files that a source names, local or remote. Writes nothing.
+
+Invariants:
+
+* Each image of a page is a pair or is counted with a reason
+  (`tests/pipeline/archives/test_wat.py`).
+* A damaged record costs itself only (`tests/pipeline/archives/test_wat_records.py`,
+  `tests/pipeline/archives/test_warc_records.py`); memory is bounded by the largest record.
+* A page gives the same rows from its WAT and its WARC (`tests/pipeline/archives/test_warc.py`).
+* Each pair is found again by the offset of its record (`tests/pipeline/archives/test_lookup.py`).
+* The fast ways through `resolve` agree with the reference
+  (`tests/pipeline/archives/test_urls.py`).
+
+To add an archive format: one module for its records, one for its rows, and a line of READERS in
+`pipeline/crawl/sources.py`.
+"""
 
 from __future__ import annotations
 
 from pipeline.archives.lookup import RecordPair, pairs_of_warc_record, pairs_of_wat_record
-from pipeline.archives.row_counts import PartCounts, reject, shortened
-from pipeline.archives.urls import LONGEST_URL, SPACE, ascii_host, resolve, trimmed
+from pipeline.archives.urls import (
+    LONGEST_URL,
+    SPACE,
+    PartCounts,
+    ascii_host,
+    reject,
+    resolve,
+    shortened,
+    trimmed,
+)
 from pipeline.archives.warc import rows_of_warc
 from pipeline.archives.wat import batches_of_wat
 

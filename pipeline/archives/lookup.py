@@ -11,8 +11,8 @@ from typing import NamedTuple, TypeVar
 import fsspec
 
 from manifests import disk
-from pipeline.archives import warc, warc_records, wat, wat_records
-from pipeline.archives.gzip_scan import GZIP, Tape
+from pipeline.archives import warc, wat
+from pipeline.archives.wat import GZIP, Tape
 
 BEGINNINGS = (GZIP, b"WARC/")  # of a record, compressed and plain
 T = TypeVar("T")
@@ -32,7 +32,7 @@ def pairs_of_wat_record(path: str, offset: int) -> dict[int, RecordPair]:
 
     ValueError where no such record begins there, or it is damaged.
     """
-    body = _record_at(path, offset, wat_records.scan, wat_records.records)
+    body = _record_at(path, offset, wat.scan, wat.records)
     try:
         page = wat.page_of_record(body, offset, Counter())
     except (ValueError, RecursionError) as error:
@@ -48,8 +48,8 @@ def pairs_of_warc_record(path: str, offset: int) -> dict[int, RecordPair]:
     stored = _record_at(
         path,
         offset,
-        lambda tape: _numbered(warc_records.scan(tape)),
-        lambda name: _numbered(warc_records.records(name)),
+        lambda tape: _numbered(warc.scan(tape)),
+        lambda name: _numbered(warc.records(name)),
     )
     pairs = {}
     for row in warc.rows_of_response(stored, b"", "", Counter()):
@@ -96,8 +96,8 @@ def _scanned(
 
 
 def _numbered(
-    records: Iterator[warc_records.Stored | None],
-) -> Records[warc_records.Stored]:
+    records: Iterator[warc.Stored | None],
+) -> Records[warc.Stored]:
     """Records with their offsets; those that are damaged have none."""
     for record in records:
         if record is not None:

@@ -1,8 +1,4 @@
-"""The table of a pool's parts, POOL/parts.parquet: what the footer of each part of the pairs says.
-
-It is written when crawl ends, so that later stages open one file and not one per part. It is
-derived: where it is missing, or does not fit the parts, the footers are read.
-"""
+"""The table of a pool's parts, POOL/parts.parquet, and the reasons for which links were dropped."""
 
 from __future__ import annotations
 
@@ -12,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import fsspec
@@ -23,7 +20,16 @@ import pyarrow.parquet as pq
 import xxhash
 
 from manifests import disk
-from manifests.pool_layout import PoolLayout
+from manifests.commits import Commits, read_commits
+from manifests.layout import PoolLayout
+from pipeline.archives import shortened
+
+# --------------------------------------------------------------------------------------------------
+# The table of a pool's parts, POOL/parts.parquet: what the footer of each part of the pairs says.
+#
+# It is written when crawl ends, so that later stages open one file and not one per part. It is
+# derived: where it is missing, or does not fit the parts, the footers are read.
+
 
 THREADS = 16  # that read footers: a remote store answers each after about 30 ms
 BATCH = 10_000  # rows
@@ -257,3 +263,66 @@ def _digest_of(path: str) -> str:
 def content_of(parts: pa.Table) -> list[Mapping[str, Any]]:
     """What identified the content of each source file."""
     return [json.loads(text) for text in parts["content"].to_pylist()]
+
+
+# --------------------------------------------------------------------------------------------------
+# The commonest reasons why the rows of a pool were lost, each with one example.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """How many rows a stage lost for one reason, and one of them."""
+
+    stage: str  # crawl or fetch
+    reason: str
+    count: int
+    example: str
+
+    def __str__(self) -> str:
+        example = f", for example {self.example}" if self.example else ""
+        return f"{self.count:,} {self.reason} in {self.stage}{example}"
+
+
+def top_reasons(pool: str, limit: int = 3, commits: Commits | None = None) -> list[Loss]:
+    """The commonest reasons of a pool's lost rows, crawl and fetch together; [] where none is
+    lost. Duplicates are not counted as lost: their pair is there once.
+
+    commits: what is committed, if the caller has read it.
+    """
+    if commits is None:
+        commits = read_commits(pool, ["reasons"])
+    losses = [*_crawl_losses(pool), *_fetch_losses(commits)]
+    losses.sort(key=lambda loss: -loss.count)
+    with_examples = []
+    for loss in losses[:limit]:
+        if loss.stage == "fetch":
+            loss = _with_fetch_example(commits, loss)
+        with_examples.append(loss)
+    return with_examples
+
+
+def _crawl_losses(pool: str) -> Iterator[Loss]:
+    parts = read_parts(pool)
+    reasons, first_examples = reason_totals(parts), examples(parts)
+    del reasons["duplicate_pair"]
+    for reason, count in reasons.items():
+        example = first_examples.get(reason, "")
+        yield Loss(stage="crawl", reason=reason, count=count, example=example)
+
+
+def _fetch_losses(commits: Commits) -> Iterator[Loss]:
+    for reason, count in commits.reasons().items():
+        yield Loss(stage="fetch", reason=reason, count=count, example="")
+
+
+def _with_fetch_example(commits: Commits, loss: Loss) -> Loss:
+    """The loss with the first row of its reason: URL and error message from the sidecar."""
+    shard = commits.first_with(loss.reason)
+    if shard is None:
+        return loss
+    where: list[tuple[str, str, Any]] = [("reason", "=", loss.reason)]
+    columns = ["url", "error_message", "reason"]
+    table = disk.read_parquet(commits.sidecar(shard), columns, where=where)
+    row = table.slice(0, 1).to_pylist()[0]
+    example = shortened(f"{row['url']} ({row['error_message']})")
+    return Loss(stage=loss.stage, reason=loss.reason, count=loss.count, example=example)

@@ -1,6 +1,6 @@
 """What crawl does with each kind of source: which parts it has, and how a part is read.
 
-To add a kind: a module that reads it, one line of READERS, and one of manifests/schema/source.py.
+To add a kind: a module that reads it, one line of READERS, and one of manifests/schema/recipe.py.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+import fsspec
 import pyarrow as pa
 import xxhash
 
@@ -28,10 +29,83 @@ from pipeline.archives import (
     pairs_of_wat_record,
     rows_of_warc,
 )
-from pipeline.crawl import image_folders
-from pipeline.crawl.content import file_content, is_unchanged
-from pipeline.crawl.table_files import ENDINGS, is_table
-from pipeline.crawl.tables import Row, file_table, url_table
+from pipeline.crawl import tables as image_folders
+from pipeline.crawl.tables import ENDINGS, Row, file_table, is_table, url_table
+
+# --------------------------------------------------------------------------------------------------
+# What identifies the content of a source file, so that a changed file of equal size is noticed.
+
+
+CHUNK = 1 << 20  # bytes
+WHOLE = 1 << 26  # bytes up to which a file is hashed as a whole; larger ones in 64 chunks, 20 ms
+# What fsspec's file systems call what changes with a file's content, and our name for it.
+REMOTE_KEYS = {
+    "ETag": "etag", "etag": "etag", "md5Hash": "md5", "size": "size", "LastModified": "modified",
+    "mtime": "modified", "updated": "modified", "last_modified": "modified",
+    "Last-Modified": "modified", "Content-MD5": "md5",
+}  # fmt: skip
+BEST_FIRST = ("etag", "md5", "modified", "size")
+
+
+def file_stamp(path: str) -> dict[str, Any]:
+    """What tells cheaply that a file may have changed: of a local file its size and modification
+    time; of a remote one what its store says (ETag, size, modification time; {} if nothing)."""
+    if disk.is_url(path):
+        return _remote_stamp(path)
+    status = disk.local_path(path).stat()
+    return {"size": status.st_size, "mtime_ns": status.st_mtime_ns}
+
+
+def file_content(path: str) -> dict[str, Any]:
+    """The stamp of a file, and of a local one its digest."""
+    stamp = file_stamp(path)
+    return stamp if disk.is_url(path) else {**stamp, "digest": _local_digest(path)}
+
+
+def has_stamp(path: str, stamp: Mapping[str, Any]) -> bool:
+    """True where a file has the stamp that `file_stamp` gave; also where nobody knows."""
+    if not stamp:
+        return True
+    now = file_stamp(path)
+    if not disk.is_url(path):
+        return all(now[key] == stamp[key] for key in now)
+    known = [key for key in BEST_FIRST if key in stamp and key in now]
+    return not known or bool(stamp[known[0]] == now[known[0]])
+
+
+def is_unchanged(path: str, content: Mapping[str, Any]) -> bool:
+    """True where a file still has the content that `file_content` gave.
+
+    A local file with the same stamp is not read. One of the same size with another time is hashed:
+    a copy has another time and the same digest.
+    """
+    if has_stamp(path, content):
+        return True
+    if disk.is_url(path) or file_stamp(path)["size"] != content["size"]:
+        return False
+    return bool(_local_digest(path) == content["digest"])
+
+
+def _local_digest(path: str) -> str:
+    """xxh3 of a whole file, or of evenly spaced chunks of one of more than WHOLE bytes."""
+    size, digest = disk.local_path(path).stat().st_size, xxhash.xxh3_128()
+    step = CHUNK if size <= WHOLE else (size - CHUNK) // (WHOLE // CHUNK - 1)
+    with open(disk.local_path(path), "rb") as stream:
+        for start in range(0, size, step):
+            stream.seek(start)
+            digest.update(stream.read(CHUNK))
+    return digest.hexdigest()
+
+
+def _remote_stamp(path: str) -> dict[str, Any]:
+    try:
+        fs, name = fsspec.core.url_to_fs(path)
+        info = fs.info(name, refresh=True) if "s3" in fs.protocol else fs.info(name)
+    except Exception:  # any store, any error: what cannot be asked is read, or fails, later
+        return {}
+    named = [(ours, info.get(theirs)) for theirs, ours in REMOTE_KEYS.items()]
+    return {ours: value if ours == "size" else str(value) for ours, value in named if value}
+
 
 ROWS = 10_000  # of a batch
 HEAD = 1 << 16  # bytes in which the first record of an archive begins
@@ -70,7 +144,11 @@ def reader_of(source: Source) -> SourceReader:
 
 def parts(source: Source) -> list[str]:
     """What becomes part 0, 1, …. ValueError where the source names nothing that can be read."""
-    return reader_of(source).parts(source)
+    paths = reader_of(source).parts(source)
+    for path in paths:
+        if source.kind != "image_folder" and not disk.is_url(path):
+            disk.check_regular(disk.local_path(path))
+    return paths
 
 
 def source_id(source: Source, path: str) -> str:
@@ -301,6 +379,6 @@ READERS: dict[str, SourceReader] = {
         check=image_folders.check_folder,
         content=image_folders.folder_content,
         is_unchanged=image_folders.is_folder_unchanged,
-        keys=("captions", "file_column", "caption_column"),
+        keys=("captions", "file_column", "caption_column", "links_outside"),
     ),
 }

@@ -1,10 +1,31 @@
-"""Tickets to commits, in this process or on Ray."""
+"""Tickets to commits, in this process or on Ray.
+
+Runs the tickets of a stage, in this process or on Ray, and reports how each one ended.
+
+None. The work of a stage reads and writes files; tickets and results carry names and numbers
+only.
+
+Invariants:
+
+* Tickets of one group start in order, and only one worker has tickets of it at a time:
+  `tests/pipeline/executor/test_schedule.py`.
+* Every ticket is counted in `Report.done` or `Report.failures`; a failed try is repeated once,
+  after a pause, a try that was lost with its node five times:
+  `tests/pipeline/executor/test_outcomes.py`, `tests/pipeline/executor/test_stage.py`.
+* A worker that dies is replaced; three in a row that die before they are ready end the stage,
+  unless their node died: `tests/pipeline/executor/test_ray_actors.py`. Kills on a real Ray:
+  `tests/test_ray_kills.py`; on several nodes: `tests/test_nodes.py`.
+* Only JSON and the name of the factory cross to a worker:
+  `tests/pipeline/executor/test_worker.py`.
+
+A new stage is a factory at the top level of a module, `work(config) -> Callable[[Ticket], dict]`,
+passed to `execute(Stage(name=..., work=...), tickets, engine=...)`. A new engine is a function
+like `run_inline` in `stage.py`: it calls `Outcomes.record` for every try until that returns True.
+"""
 
 from __future__ import annotations
 
-from pipeline.executor.outcomes import Report
-from pipeline.executor.schedule import Ticket, Tickets
 from pipeline.executor.stage import Engine, execute
-from pipeline.executor.worker import Stage, Work
+from pipeline.executor.tickets import Report, Stage, Ticket, Tickets, Work
 
 __all__ = ["Engine", "Report", "Stage", "Ticket", "Tickets", "Work", "execute"]

@@ -9,9 +9,16 @@ from collections.abc import Iterable
 from typing import Any
 
 from manifests import ray_runtime
-from pipeline.executor.outcomes import Outcomes, seconds_until
-from pipeline.executor.schedule import Ticket, TicketQueue
-from pipeline.executor.worker import Stage, Worker, check_ready, ticket_json
+from pipeline.executor.tickets import (
+    Outcomes,
+    Stage,
+    Ticket,
+    TicketQueue,
+    Worker,
+    check_ready,
+    seconds_until,
+    ticket_json,
+)
 
 MAX_FAILED_STARTS = 3  # workers in a row that die before they are ready; then the stage gives up
 # Workers in a row that are lost with their node before they are ready: a node takes all of its
@@ -19,7 +26,7 @@ MAX_FAILED_STARTS = 3  # workers in a row that die before they are ready; then t
 MAX_LOST_STARTS = 256
 # What Ray says of an actor whose node is gone; the error has no field for it.
 NODE_DIED = "its node has died"
-MAX_WORKERS = 1024  # the largest number of host groups, see pipeline/planning/host_groups.py
+MAX_WORKERS = 1024  # the largest number of host groups, see pipeline/planning/plan_files.py
 CLOSE_S = 10.0  # for a worker to close what it holds
 MAX_MESSAGE = 400  # characters of Ray's message about a death that are kept
 NO_WORKER_LINE_S = 60.0  # without a worker until a line says so, and between two such lines
@@ -51,6 +58,7 @@ class ActorPool:
         )
         self._arguments = Worker.arguments(stage)
         self._starting: dict[Any, Any] = {}
+        self._up: dict[Any, Any] = {}  # of each that is starting: ready when it has a process
         self._running: dict[Any, tuple[Any, Ticket]] = {}
         self._asked: dict[Any, Any] = {}  # actors that were asked what they are doing
         self._asked_at: dict[Any, float] = {}  # the last time
@@ -69,7 +77,15 @@ class ActorPool:
     def start_worker(self) -> None:
         """Start one more worker. It gets tickets once its factory has returned."""
         actor = self._actor_class.remote(*self._arguments)
+        self._up[actor] = actor.up.remote()  # before `ready`: an actor does one after the other
         self._starting[actor.ready.remote()] = actor
+
+    def loading_workers(self) -> int:
+        """How many workers have a process and are not ready: their factories load something."""
+        import ray
+
+        up = [self._up[actor] for actor in self._starting.values()]
+        return len(ray.wait(up, num_returns=len(up), timeout=0)[0]) if up else 0
 
     def assign_tickets(self) -> None:
         """Assign tickets: idle workers first, among them the one that became free last."""
@@ -140,6 +156,7 @@ class ActorPool:
         import ray
 
         actor = self._starting.pop(reference)
+        del self._up[actor]
         try:
             answer = ray.get(reference)
         except ray.exceptions.RayError as error:
@@ -219,7 +236,7 @@ class ActorPool:
         for actor in [*idle, *self._starting.values()]:
             ray.kill(actor)
         self._actors = [actor for actor in self._actors if self.queue.running(actor)]
-        self._starting = {}
+        self._starting, self._up = {}, {}
 
     def close(self) -> None:
         """End all workers."""
@@ -306,10 +323,19 @@ def _check_gpus(stage: Stage) -> None:
         time.sleep(0.5)
 
 
-def _say_what_is_missing(stage: Stage, waited_s: float) -> None:
-    """A line about a stage that waits for its first worker, or for the next one."""
+def _say_what_is_missing(stage: Stage, waited_s: float, loading: int) -> None:
+    """A line about a stage that waits for its first worker, or for the next one.
+
+    loading: workers that have a process and are not ready.
+    """
     import ray
 
+    if loading:
+        logger.warning(
+            "%s: %d workers have loaded for %.0f min what they work with, and none is ready yet",
+            stage.name, loading, waited_s / 60,
+        )  # fmt: skip
+        return
     total: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
     free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
     amounts = [f"{free.get(name, 0):g} of {total.get(name, 0):g} {name}" for name in ("CPU", "GPU")]
@@ -354,7 +380,7 @@ def run_on_ray(
                 pool.abandon(RAY_HAS_ENDED)
             elif now - said_at >= NO_WORKER_LINE_S:
                 said_at = now
-                _say_what_is_missing(stage, now - idle_since)
+                _say_what_is_missing(stage, now - idle_since, pool.loading_workers())
             for reference in ready:
                 pool.handle(reference)
     finally:

@@ -13,10 +13,19 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, Literal
 
-from pipeline.executor.outcomes import Outcomes, Report, seconds_until
 from pipeline.executor.ray_actors import run_on_ray
-from pipeline.executor.schedule import Ticket, TicketQueue, Tickets
-from pipeline.executor.worker import Stage, Worker, check_ready, ticket_json
+from pipeline.executor.tickets import (
+    Outcomes,
+    Report,
+    Stage,
+    Ticket,
+    TicketQueue,
+    Tickets,
+    Worker,
+    check_ready,
+    seconds_until,
+    ticket_json,
+)
 from pipeline.progress import counted_stage
 
 Engine = Literal["inline", "ray"]

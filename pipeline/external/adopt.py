@@ -1,31 +1,342 @@
-"""Tars that exist already become a pool where they lie: a sidecar and a commit record for each, and
-no copy.
-
-Any tar of the WebDataset kind: img2dataset's, DataComp's, clip-retrieval's. Columns that the recipe
-names as extra_columns come from img2dataset's parquet, else from the json member: DataComp's
-scores, for one. A pair that lies in two tars is stored twice, under one uid: nothing is dropped
-here, a filter may tell such rows apart.
-"""
+"""Tars that exist already become a pool where they lie."""
 
 from __future__ import annotations
 
 import fnmatch
+import hashlib
+import json
+import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from manifests import disk
-from manifests.columns import SIDECAR, with_extra
+from manifests.casting import as_int, cast_value
+from manifests.columns import REASONS, SIDECAR, extra_column, refuse_doubled, with_extra
 from manifests.commits import read_commits
-from manifests.pool_layout import CommitRecord, PoolLayout
+from manifests.layout import CommitRecord, PoolLayout
 from manifests.schema import Fetch, Source
-from pipeline.crawl import file_stamp, has_stamp
+from manifests.text import valid_text
+from pipeline.crawl import file_stamp, has_stamp, python_values
 from pipeline.executor import Ticket
-from pipeline.external.tar_samples import TarReader
-from pipeline.pool import TarFile, local_copy, publish_shard, read_commit_record
+from pipeline.images import RejectedImage, check, limits_of
+from pipeline.pool import (
+    Member,
+    TarFile,
+    index_tar,
+    local_copy,
+    outcome_row,
+    publish_shard,
+    read_commit_record,
+)
+
+# --------------------------------------------------------------------------------------------------
+# Error messages of img2dataset as reasons.
+
+
+# What img2dataset and urllib write into error_message, and its reason; the first match counts.
+MESSAGES = (
+    (r"HTTP Error 429", "http_429"),
+    (r"HTTP Error 5\d\d", "http_5xx"),
+    (r"HTTP Error 4\d\d", "http_4xx"),
+    (r"HTTP Error 3\d\d", "redirects"),
+    (r"X-Robots-Tag", "optout_header"),
+    (
+        r"Name or service not known|getaddrinfo|name resolution|nodename|No address associated",
+        "dns",
+    ),
+    (r"timed out", "deadline"),
+    (r"CERTIFICATE|SSL|TLS", "tls"),
+    (r"refused|unreachable|No route to host", "connect"),
+    (r"reset by peer|closed connection|Remote end closed|RemoteDisconnected", "reset"),
+    (r"IncompleteRead", "truncated"),
+    (r"hash mismatch", "hash_mismatch"),
+    (r"unknown url type|redirection to url .* is not allowed", "scheme"),
+    (r"no host given|nonnumeric port|control characters|'ascii' codec", "bad_url"),
+    (r"Invalid (IPv6 )?URL|label (empty|too long)", "bad_url"),
+    (r"image too small", "too_small"),
+    (r"aspect ratio too large", "aspect"),
+    (r"image area too large", "too_many_pixels"),
+    (r"buf\.empty\(\)", "empty"),  # what OpenCV says to 0 bytes
+)
+
+
+def reason_of(status: str, message: str) -> str:
+    """The reason of a row that img2dataset lists as failed_to_download or failed_to_resize with
+    this error_message."""
+    unknown = "decode_error" if status == "failed_to_resize" else "http_other"
+    return next((reason for words, reason in MESSAGES if re.search(words, message)), unknown)
+
+
+# --------------------------------------------------------------------------------------------------
+# The samples of another program's tar as rows of a sidecar.
+#
+# A sample is what shares a name up to the first dot. It needs an image (jpg, jpeg, png, webp) and
+# a caption (txt, a json member, or img2dataset's parquet beside the tar). Rows that the parquet
+# lists as failed are failed rows here too, so that the counts add up.
+
+
+IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
+FORMATS = ("JPEG", "PNG", "WEBP")  # of the bytes, whatever the name says
+SAMPLE = re.compile(r"^((?:.*/)?[^./][^./]*)\.([^/]+)$")
+ORIGINAL_SIZE = ("original_width", "original_height")
+LONGEST_SIDE = 2**31 - 1  # pixels; the columns have 32 bits
+UID = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """Members that share a name up to the first dot, by what follows it."""
+
+    name: str
+    members: dict[str, Member]
+
+    @property
+    def key(self) -> str:
+        """Its name without the folder, as the column `key` beside a tar has it."""
+        return self.name.rpartition("/")[2]
+
+    @property
+    def image_extension(self) -> str | None:
+        """The extension of its image; None where it has none."""
+        return next((name for name in IMAGE_EXTENSIONS if name in self.members), None)
+
+    def read(self, tar: IO[bytes], extension: str) -> bytes | None:
+        """The bytes of a member; None where it has no such member."""
+        member = self.members.get(extension)
+        if member is None:
+            return None
+        tar.seek(member.offset)
+        return tar.read(member.length)
+
+
+def group_samples(members: Sequence[Member]) -> list[Sample]:
+    """In the order of their first members, which need not lie together; a repeated member begins
+    another sample. Names without a dot, or that begin with one, belong to no sample.
+    """
+    samples: list[Sample] = []
+    latest: dict[str, Sample] = {}
+    for member in members:
+        match = SAMPLE.match(member.name)
+        if match is None:
+            continue
+        name, extension = match[1], match[2].lower()
+        if name not in latest or extension in latest[name].members:
+            latest[name] = Sample(name=name, members={})
+            samples.append(latest[name])
+        latest[name].members[extension] = member
+    return samples
+
+
+class TarReader:
+    """What a tar and the parquet beside it say about its rows."""
+
+    def __init__(
+        self,
+        tar: str,
+        url_column: str,
+        caption_column: str | None,
+        settings: Fetch,
+        extra: Mapping[str, str],
+    ) -> None:
+        self.tar, self.settings = tar, settings
+        self.schema = with_extra(SIDECAR, extra)
+        self.columns = {name: extra_column(name, kind) for name, kind in extra.items()}
+        self.url_column, self.caption_column = url_column, caption_column
+        self.listed = _listed_rows(tar)
+
+    def rows(self, path: Path) -> Iterator[dict[str, Any]]:
+        """Sidecar rows without their keys: samples in the order of the tar, then what is only in
+        the parquet. `path`: the tar on this machine. ValueError for a parquet of other keys."""
+        samples = group_samples(index_tar(self.tar, path))
+        seen = {sample.key for sample in samples}
+        kept = [key for key, row in self.listed.items() if row.get("status") in (None, "success")]
+        if samples and kept and seen.isdisjoint(kept):
+            raise ValueError(
+                f"{_beside(self.tar)} lists none of the samples of the tar: its first key is "
+                f"{kept[0]!r}, and the first sample is {samples[0].key!r}; write the keys as text "
+                "with their leading zeros, or move the file away"
+            )
+        with open(path, "rb") as tar:
+            for sample in samples:
+                yield self._sample_row(sample, self.listed.get(sample.key, {}), tar)
+        for key, values in self.listed.items():
+            if key not in seen:
+                yield self._row_without_sample(key, values)
+
+    def _sample_row(
+        self, sample: Sample, listed: Mapping[str, Any], tar: IO[bytes]
+    ) -> dict[str, Any]:
+        values = json_object(sample.read(tar, "json"))
+        values |= {name: value for name, value in listed.items() if value is not None}
+        extension = sample.image_extension
+        name = sample.members[extension].name if extension else sample.name
+        record = self._record(values, name)
+        try:
+            text = sample.read(tar, "txt")
+            caption = record["caption"] if text is None else text.decode()
+            if caption is not None and valid_text(caption) != caption:
+                raise ValueError("half of a surrogate pair")
+        except ValueError:  # UnicodeDecodeError is one
+            if record["caption"] is not None and valid_text(record["caption"]) != record["caption"]:
+                record["caption"] = None
+            record["uid"] = self._uid(record, values)
+            return self._failed(record, "encoding", "the caption is not valid UTF-8 text")
+        record["caption"] = caption
+        record["uid"] = self._uid(record, values)
+        if extension is None:
+            members = ", ".join(sorted(sample.members))
+            return self._failed(record, "missing_file", f"no picture, only {members}")
+        if self.caption_column is None:
+            record["caption"] = record["caption"] or ""
+        elif not (record["caption"] or "").strip():
+            return self._failed(record, "no_caption", f"no caption beside {name}")
+        image = sample.read(tar, extension) or b""
+        try:
+            width, height = size_of(image, self.settings)
+        except RejectedImage as bad:
+            return self._failed(record, bad.reason, bad.detail)
+        record |= {"width": width, "height": height, "image_name": name}
+        record["sha256"] = record["sha256"] or hashlib.sha256(image).hexdigest()
+        if record["original_width"] is None:
+            record |= {"original_width": width, "original_height": height}
+        for part, ending in {"image": extension, "text": "txt", "json": "json"}.items():
+            if (member := sample.members.get(ending)) is not None:
+                record |= {f"{part}_offset": member.offset, f"{part}_length": member.length}
+        return outcome_row(record, self.schema, stored=True)
+
+    def _row_without_sample(self, key: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """A row of the parquet that the tar has no sample of."""
+        record = self._record(values, key)
+        record["caption"] = None if record["caption"] is None else valid_text(record["caption"])
+        record["uid"] = self._uid(record, values)
+        message = str(values.get("error_message") or "")
+        if values.get("status") == "success":
+            missing = f"listed beside the tar as {key}, but not in it"
+            return self._failed(record, "missing_file", missing)
+        reason = values.get("reason")  # of a sidecar of ours
+        if not (isinstance(reason, str) and reason in REASONS):
+            reason = reason_of(str(values.get("status")), message)
+        return self._failed(record, reason, message or "no reason was given")
+
+    def _record(self, values: Mapping[str, Any], name: str) -> dict[str, Any]:
+        """The columns of a row that the json member or the parquet gives."""
+        caption = _text(values, self.caption_column) if self.caption_column else None
+        record: dict[str, Any] = {
+            "url": valid_text(_text(values, self.url_column) or f"{self.tar}#{name}"),
+            "caption": caption,
+        }
+        sizes = [_side(values.get(column)) for column in ORIGINAL_SIZE]
+        record |= dict(zip(ORIGINAL_SIZE, sizes if all(sizes) else (None, None), strict=True))
+        for column in ("exif", "sha256"):
+            record[column] = _text(values, column)
+        for extra, (column, kind) in self.columns.items():
+            record[extra] = cast_value(values.get(column), kind)
+        return record
+
+    def _uid(self, record: Mapping[str, Any], values: Mapping[str, Any]) -> str:
+        """DataComp's own where it is given, else as for any row."""
+        given = _text(values, "uid") or ""
+        if UID.fullmatch(given):
+            return given
+        return disk.uid_of(record["url"], record["caption"] or "")
+
+    def _failed(self, record: Mapping[str, Any], reason: str, detail: str) -> dict[str, Any]:
+        failure = {**record, "reason": reason, "error_message": detail}
+        return outcome_row(failure, self.schema, stored=False)
+
+
+def _beside(tar: str) -> str:
+    """img2dataset's parquet beside a tar."""
+    return f"{tar.removesuffix('.tar')}.parquet"
+
+
+def _listed_rows(tar: str) -> dict[str, dict[str, Any]]:
+    """Rows of img2dataset's parquet beside a tar by their keys; {} where there is none.
+
+    ValueError for keys that are no text, which lost the zeros that they began with, for a row
+    without a key, and for two rows of one key.
+    """
+    path = _beside(tar)
+    if not disk.exists(path):
+        return {}
+    try:
+        names = disk.read_schema(path).names
+        refuse_doubled(path, names, names)
+        table = disk.read_parquet(path)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{path}, beside the tar, cannot be read: {error}") from None
+    if "key" not in names:
+        return {}
+    lists = [python_values(column) for column in table.columns]
+    rows = [dict(zip(names, values, strict=True)) for values in zip(*lists, strict=True)]
+    listed: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        key = _text(row, "key")
+        if key is None:
+            kind = table.schema.field("key").type
+            state = (
+                "a row without a key"
+                if row["key"] is None
+                else f"the key {row['key']!r}, of type {kind}"
+            )
+            raise ValueError(
+                f"{path}, beside the tar, has {state}; each row has a key, the text that its "
+                "sample is named by, as in '000000003'"
+            )
+        if key in listed:
+            raise ValueError(f"{path}, beside the tar, has two rows of the key {key!r}; keep one")
+        listed[key] = row
+    return listed
+
+
+def json_object(data: bytes | None) -> dict[str, Any]:
+    """A json member's values; {} where it is not there, not JSON, nested too deep, or no object."""
+    try:
+        value = json.loads(data or b"{}")
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _text(values: Mapping[str, Any], name: str) -> str | None:
+    """A text, also one that Parquet holds as bytes; None for any other value."""
+    value = values.get(name)
+    if isinstance(value, bytes):
+        value = value.decode(errors="surrogateescape")
+    return value if isinstance(value, str) else None
+
+
+def _side(value: Any) -> int | None:
+    """A number of pixels, also as a double, a decimal or text; None for what can be none."""
+    pixels = None if isinstance(value, bool) else as_int(value)
+    return pixels if pixels is not None and 0 < pixels <= LONGEST_SIDE else None
+
+
+def size_of(image: bytes, settings: Fetch) -> tuple[int, int]:
+    """Width and height in pixels from an image's header. RejectedImage where it is none, or outside
+    the limits."""
+    if not image:
+        raise RejectedImage("empty", "the picture has no bytes")
+    header = check(image, limits_of(settings))
+    if header.kind not in FORMATS:
+        raise RejectedImage("format", f"{header.kind}, not one of {', '.join(FORMATS)}")
+    return header.width, header.height
+
+
+# --------------------------------------------------------------------------------------------------
+# Tars that exist already become a pool where they lie: a sidecar and a commit record for each,
+# and no copy.
+#
+# Any tar of the WebDataset kind: img2dataset's, DataComp's, clip-retrieval's. Columns that the
+# recipe names as extra_columns come from img2dataset's parquet, else from the json member:
+# DataComp's scores, for one. A pair that lies in two tars is stored twice, under one uid: nothing
+# is dropped here, a filter may tell such rows apart.
+
 
 THREADS = 16  # that look at tars: a remote store answers each after about 30 ms
 
@@ -66,6 +377,9 @@ def _tars_at(path: str) -> list[str]:
         tars = [path] if disk.exists(path) else []
     if not tars:
         raise ValueError(f"source.paths: there is no tar at {path}")
+    for tar in tars:
+        if not disk.is_url(tar):
+            disk.check_regular(disk.local_path(tar))
     return [tar if disk.is_url(tar) else str(disk.local_path(tar).absolute()) for tar in tars]
 
 

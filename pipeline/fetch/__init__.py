@@ -1,17 +1,28 @@
-"""Planned shards to committed shards: guard, opt-outs, requests, downloads."""
+"""Planned shards to committed shards: guard, opt-outs, requests, downloads.
+
+Planned shards to committed shards: the requests, and one outcome for every row.
+
+A row goes `fetcher > guard > hosts > resolver > sites > request > body > download`.
+
+Read: `POOL/plan/` through `pipeline.planning`. Written: shards through `pipeline.pool`.
+
+Invariants:
+
+* Every row ends once, in bounded time, bytes and memory, and its shard can be committed:
+  `tests/pipeline/fetch/test_hostile_routes.py`.
+* No socket goes to a forbidden address: `tests/pipeline/fetch/test_guard.py`. A silent name costs
+  other rows nothing: `tests/pipeline/fetch/test_resolver.py`.
+
+To extend: a new reason goes to `manifests/columns.py` first. A new fault is an entry of
+`tests/support/tables/hostile_routes.json`. A new file of a site needs a reader and a summary in
+`site_files.py`, its path in `sites.py`, its grammar of refusal in `filters/optout.py`.
+"""
 
 from __future__ import annotations
 
-from pipeline.fetch import guard
+from filters.optout import product
 from pipeline.fetch.download import make_downloader
 from pipeline.fetch.fetcher import user_agent
-from pipeline.fetch.optouts import OptoutPolicy, product, signals
+from pipeline.fetch.request import OptoutPolicy, signals
 
-__all__ = [
-    "OptoutPolicy",
-    "guard",
-    "make_downloader",
-    "product",
-    "signals",
-    "user_agent",
-]
+__all__ = ["OptoutPolicy", "make_downloader", "product", "signals", "user_agent"]

@@ -8,6 +8,7 @@ next one.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import threading
@@ -21,13 +22,13 @@ import uvloop
 
 from manifests import disk
 from manifests.columns import STORED
+from manifests.hashes import KnownBad
 from manifests.identity import manners_of
-from manifests.known_bad import KnownBad
-from manifests.pool_layout import PoolLayout
+from manifests.layout import PoolLayout
 from manifests.schema import SOURCES, Fetch, Pair
 from pipeline.executor import Ticket
-from pipeline.fetch.body import Budget
 from pipeline.fetch.fetcher import Fetched, Fetcher, user_agent
+from pipeline.fetch.request import Budget
 from pipeline.images import (
     DecodedImage,
     Decoders,
@@ -43,6 +44,8 @@ from pipeline.pool import ShardWriter, read_commit_record
 from pipeline.progress import TicketRows, WorkerReport
 
 READ_AT_ONCE = 32  # local or remote files
+# For one of them: a mount whose server is gone never answers. A store is tried again for a minute.
+FILE_DEADLINE_S = 180.0
 Box = tuple[float, float, float, float]  # to blur: left, top, right, bottom
 # Bodies that are fetched and not decoded, per decoder. The next ones wait in the network.
 BODIES_WAITING = 6
@@ -345,10 +348,49 @@ async def read_all(
     for start in range(0, len(pairs), READ_AT_ONCE):
         batch = pairs[start : start + READ_AT_ONCE]
         files = await asyncio.gather(
-            *(asyncio.to_thread(read_file, pair.url, settings.max_bytes) for pair in batch)
+            *(_read_in_time(pair.url, settings.max_bytes) for pair in batch)
         )
         for row, fetched in enumerate(files, start):
             yield row, fetched
+
+
+async def _read_in_time(path: str, max_bytes: int) -> Fetched:
+    """`read_file`, or the outcome deadline. A thread that still reads then is left behind: it is a
+    daemon, so it does not hold up the end of the program.
+    """
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[Fetched] = loop.create_future()
+
+    def end(fetched: Fetched | None, error: BaseException | None) -> None:
+        if outcome.done():
+            return
+        if error is not None:
+            outcome.set_exception(error)
+        elif fetched is not None:
+            outcome.set_result(fetched)
+
+    def read() -> None:
+        fetched, failure = None, None
+        try:
+            fetched = read_file(path, max_bytes)
+        except BaseException as error:
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop has ended without this outcome
+            loop.call_soon_threadsafe(end, fetched, failure)
+
+    started_at = time.time()
+    threading.Thread(target=read, name="read-file", daemon=True).start()
+    try:
+        return await asyncio.wait_for(outcome, FILE_DEADLINE_S)
+    except TimeoutError:
+        return Fetched(
+            body=None,
+            reason="deadline",
+            detail=f"the file was not read within {FILE_DEADLINE_S:g} s",
+            fetched_at=started_at,
+            elapsed_s=FILE_DEADLINE_S,
+            attempts=1,
+        )
 
 
 def read_file(path: str, max_bytes: int) -> Fetched:
@@ -357,6 +399,8 @@ def read_file(path: str, max_bytes: int) -> Fetched:
     body, reason, detail = None, None, ""
     try:
         body = disk.read_bytes(path, 0, max_bytes + 1)
+    except disk.NotRegular:
+        reason, detail = "missing_file", "no regular file"
     except (OSError, ValueError) as error:  # ValueError: not a possible name
         reason, detail = "missing_file", getattr(error, "strerror", None) or type(error).__name__
     if body is not None and not body:

@@ -21,12 +21,9 @@ from manifests.columns import REASONS
 from manifests.schema import Fetch, Pair
 from manifests.text import printable, valid_text
 from pipeline.fetch import guard
-from pipeline.fetch.body import budget_bytes
-from pipeline.fetch.guard import Refused, Target
+from pipeline.fetch.guard import AddressSource, Refused, Target
 from pipeline.fetch.hosts import Host, Queues
-from pipeline.fetch.optouts import OptoutPolicy, signals
-from pipeline.fetch.request import Answer, Requests, backoff_s
-from pipeline.fetch.resolver import AddressSource
+from pipeline.fetch.request import Answer, OptoutPolicy, Requests, backoff_s, budget_bytes, signals
 from pipeline.fetch.sites import SiteCache, SiteFileClient, Sites
 from pipeline.progress import HostLosses
 
@@ -340,7 +337,15 @@ class Fetcher:
         if verdict.signal is not None:
             row.signals.setdefault("site", {})[target.origin] = verdict.signal
         if verdict.reason is not None:
-            return Answer(reason=verdict.reason, detail=verdict.detail)
+            answer = Answer(
+                reason=verdict.reason, detail=verdict.detail, retry_after_s=verdict.retry_after_s
+            )
+            if verdict.retry_after_s is None:
+                return answer
+            self._end_busy(
+                self.queues.record_answer(host, busy=True, retry_after_s=verdict.retry_after_s)
+            )
+            return None if self._repeats(row, host, answer) else answer
         if verdict.crawl_delay_s:
             self.queues.raise_delay(host, verdict.crawl_delay_s)
         if self.queues.wait_s(host) > 0:
@@ -355,18 +360,22 @@ class Fetcher:
             await asyncio.sleep(self.queues.reserve_start(host))
             answer = await self.requests.image(target.url, row.signals, last=not host.rows)
         self._record(host, answer)
-        if answer.reason not in REPEATED or row.repeats >= self.settings.retries:
+        if answer.reason not in REPEATED or not self._repeats(row, host, answer):
             return answer
+        row.attempts += 1
+        return None
+
+    def _repeats(self, row: _Row, host: Host[_Row], answer: Answer) -> bool:
+        """Whether a row is repeated after this answer: its repeats and its time allow it."""
         pause_s = max(
             backoff_s(row.pair.uid, row.repeats + 1, answer.retry_after_s), self.queues.wait_s(host)
         )
         spent_s = row.spent_s + time.monotonic() - row.started
-        if spent_s + pause_s >= self.settings.deadline_s:
-            return answer
-        row.attempts += 1
+        if row.repeats >= self.settings.retries or spent_s + pause_s >= self.settings.deadline_s:
+            return False
         row.repeats += 1
         row.pause_s, row.last = pause_s, answer
-        return None
+        return True
 
     def _record(self, host: Host[_Row], answer: Answer) -> None:
         """Pause the host if it says that it is busy."""

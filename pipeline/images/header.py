@@ -1,18 +1,125 @@
-"""Type, size and orientation of an image, read from its header without decoding anything.
-
-Pure Python with a limit on the number of steps, so that a hostile header costs little. Some damage
-that a decoder would refuse is refused here already.
-"""
+"""Type, size and orientation of an image, read from its header before anything is decoded."""
 
 from __future__ import annotations
 
+import json
+import math
 import re
+import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from pipeline.images import exif as exif_tags
+# --------------------------------------------------------------------------------------------------
+# EXIF of an image: its orientation, and its tags as JSON text.
+#
+# This reader has a limit on everything, because a hostile table of tags may name the same 64 KB
+# ten thousand times.
+
+
+ORIENTATION = 0x0112
+CAMERA_TABLE, GPS_TABLE = 0x8769, 0x8825  # tags whose value is the offset of another table
+MOST_TAGS = 256  # per table
+MOST_BYTES = 256  # of one value; a longer one (thumbnails, makers' notes) is left out
+MOST_TEXT = 8192  # of the whole
+# EXIF type -> format of struct; 2 and 7 are bytes, 5 and 10 are fractions.
+TYPES = {
+    1: "B",
+    2: "s",
+    3: "H",
+    4: "I",
+    5: "II",
+    6: "b",
+    7: "s",
+    8: "h",
+    9: "i",
+    10: "ii",
+    11: "f",
+    12: "d",
+}
+XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
+
+
+def exif_orientation(exif: bytes, xmp: bytes = b"") -> int:
+    """1 to 8, from EXIF or else from XMP; 1 where there is none, or where it is damaged."""
+    value = table(exif).get(ORIENTATION)
+    if value is None and (match := XMP_ORIENTATION.search(xmp)):
+        value = int(match[1])
+    return value if isinstance(value, int) and 1 <= value <= 8 else 1
+
+
+def table(exif: bytes, start: int | None = None) -> dict[int, Any]:
+    """Tags of the first table, or of the one at offset `start`; {} where it is damaged.
+
+    A value is an integer, a float, text or a list of numbers; a number that is not finite is None.
+    """
+    data = exif.removeprefix(b"Exif\0\0")
+    order = {b"II*\0": "<", b"MM\0*": ">"}.get(data[:4])
+    if order is None or len(data) < 8:
+        return {}
+    if start is None:
+        start = struct.unpack_from(order + "I", data, 4)[0]
+    tags: dict[int, Any] = {}
+    if start + 2 > len(data):
+        return tags
+    count = min(struct.unpack_from(order + "H", data, start)[0], MOST_TAGS)
+    for entry in range(start + 2, min(start + 2 + 12 * count, len(data) - 11), 12):
+        tag, kind, items = struct.unpack_from(order + "HHI", data, entry)
+        size = items * struct.calcsize(order + TYPES.get(kind, ""))
+        if not 0 < size <= MOST_BYTES:
+            continue
+        offset = entry + 8
+        if size > 4:
+            offset = struct.unpack_from(order + "I", data, entry + 8)[0]
+        if offset + size <= len(data):
+            tags[tag] = _value(data[offset : offset + size], kind, order, items)
+    return tags
+
+
+def _value(data: bytes, kind: int, order: str, items: int) -> Any:
+    if kind == 2:
+        return data.split(b"\0", 1)[0].decode("utf-8", "replace").strip()
+    if kind == 7:
+        return data.hex()
+    numbers: list[Any] = list(struct.unpack(order + TYPES[kind] * items, data))
+    if kind in (5, 10):
+        pairs = zip(numbers[::2], numbers[1::2], strict=True)
+        numbers = [round(upper / lower, 6) if lower else None for upper, lower in pairs]
+    numbers = [None if isinstance(n, float) and not math.isfinite(n) else n for n in numbers]
+    return numbers[0] if items == 1 else numbers
+
+
+def as_text(exif: bytes) -> str | None:
+    """The known tags by name as JSON, in the order of their names; None where there are none.
+
+    GPS positions are always left out, and so are values of more than 256 bytes and the tags with
+    which the text would have more than 8 KB.
+    """
+    from PIL.ExifTags import TAGS  # 3 ms, for the few recipes that ask
+
+    first = table(exif)
+    tags = dict(first)
+    offset = tags.pop(CAMERA_TABLE, None)
+    if isinstance(offset, int) and offset >= 0:
+        tags |= table(exif, offset)
+    tags.pop(CAMERA_TABLE, None)
+    tags.pop(GPS_TABLE, None)
+    named = {TAGS[tag]: value for tag, value in tags.items() if tag in TAGS}
+    kept, size = {}, 0
+    for name, value in sorted(named.items()):
+        size += len(json.dumps({name: value}))
+        if size <= MOST_TEXT:
+            kept[name] = value
+    return json.dumps(kept) if kept else None
+
+
+# --------------------------------------------------------------------------------------------------
+# Type, size and orientation of an image, read from its header without decoding anything.
+#
+# Pure Python with a limit on the number of steps, so that a hostile header costs little. Some
+# damage that a decoder would refuse is refused here already.
+
 
 Extension = Literal["jpg", "png", "webp", "gif", "avif"]
 MOST_SCANS = 100  # of a progressive JPEG, as djpeg's -maxscans; 2,000 scans of 16 MP cost 2.6 s
@@ -198,7 +305,7 @@ def _jpeg(body: bytes) -> Header:
         raise _damaged("a scan without a frame")
     # Where the first scan has all components, a decoder stops after it.
     several = kind in PROGRESSIVE or body[offset + 2 : offset + 3] != bytes([colours])
-    orientation = exif_tags.orientation(exif, xmp) if exif or xmp else 1
+    orientation = exif_orientation(exif, xmp) if exif or xmp else 1
     return Header(
         kind="JPEG",
         width=width,
@@ -269,7 +376,7 @@ def _png(body: bytes) -> Header:
         offset += 12 + length
     width, height = int.from_bytes(body[16:20], "big"), int.from_bytes(body[20:24], "big")
     exif = exif or raw or b""
-    orientation = exif_tags.orientation(exif, xmp) if exif or xmp else 1
+    orientation = exif_orientation(exif, xmp) if exif or xmp else 1
     return Header(kind="PNG", width=width, height=height, exif=exif, orientation=orientation)
 
 
@@ -305,7 +412,7 @@ def _webp(body: bytes) -> Header:
         width=size[0],
         height=size[1],
         exif=exif,
-        orientation=exif_tags.orientation(exif),
+        orientation=exif_orientation(exif),
     )
 
 
@@ -432,3 +539,128 @@ def _associations(data: bytes, item: int) -> list[int]:
             return indices
         offset += count * size
     return []
+
+
+# --------------------------------------------------------------------------------------------------
+# Removes from a JPEG, PNG or WebP what its pixels do not need.
+#
+# EXIF with GPS, XMP, comments, thumbnails and bytes behind the end are removed. JFIF, Adobe's
+# colour transform, the ICC profile, tables and scans stay, because decoders need them. Nothing is
+# decoded: segments and chunks are copied or left out.
+
+
+# A stored image has at most this many bytes: more than its pixels are worth is padding. A JPEG of
+# noise at quality 100 without chroma subsampling has 4 bytes per pixel, raw RGB has 3.
+BYTES_PER_PIXEL = 6
+SPARE_BYTES = 65536
+JFIF_BYTES = 14  # of the segment's data, without a thumbnail
+PNG_CHUNKS = frozenset(
+    (b"IHDR", b"PLTE", b"IDAT", b"IEND", b"tRNS", b"gAMA", b"cHRM", b"sRGB", b"iCCP", b"sBIT")
+)
+WEBP_CHUNKS = frozenset((b"VP8X", b"ICCP", b"ALPH", b"VP8 ", b"VP8L"))
+WEBP_METADATA_FLAGS = 0x0C  # EXIF and XMP, in the first byte of VP8X
+
+
+def without_metadata(body: bytes, image_header: Header) -> bytes | None:
+    """The same pixels in fewer bytes. None where the file is malformed or padded."""
+    strip = STRIP[image_header.kind]
+    stripped = strip(body, bool(image_header.profile))
+    pixels = image_header.width * image_header.height
+    limit = BYTES_PER_PIXEL * pixels + len(image_header.profile) + SPARE_BYTES
+    return stripped if stripped is not None and len(stripped) <= limit else None
+
+
+def _strip_jpeg(body: bytes, keep_profile: bool) -> bytes | None:
+    """Segments up to the first end-of-image marker; what lies between two segments is left out."""
+    parts = [b"\xff\xd8"]
+    offset = 2
+    for _ in range(MOST_STEPS):
+        match = MARKER.search(body, offset)
+        if match is None:
+            return None
+        marker, offset = match[1][0], match.end()
+        if marker == 0xD9:
+            return b"".join([*parts, b"\xff\xd9"])
+        if marker in STANDALONE:
+            continue
+        length = int.from_bytes(body[offset : offset + 2], "big")
+        data = body[offset + 2 : offset + length]
+        if length < 2 or len(data) != length - 2:
+            return None
+        offset += length
+        if (kept := _jpeg_segment(marker, data, keep_profile)) is not None:
+            parts.append(b"\xff" + bytes([marker]) + (len(kept) + 2).to_bytes(2, "big") + kept)
+        if marker == 0xDA:
+            end = SCAN_MARKER.search(body, offset)
+            if end is None:
+                return None
+            parts.append(body[offset : end.start()])
+            offset = end.start()
+    return None
+
+
+def _jpeg_segment(marker: int, data: bytes, keep_profile: bool) -> bytes | None:
+    """What is kept of a segment; None where nothing is."""
+    if marker == 0xE0 and data.startswith(b"JFIF\0") and len(data) >= JFIF_BYTES:
+        return data[: JFIF_BYTES - 2] + b"\0\0"  # a thumbnail of 0 by 0 pixels
+    if marker == 0xE2 and data.startswith(b"ICC_PROFILE\0") and keep_profile:
+        return data
+    if marker == 0xEE and data.startswith(b"Adobe"):
+        return data[:12]
+    is_application_data = 0xE0 <= marker <= 0xEF
+    is_comment = marker == 0xFE
+    return None if is_application_data or is_comment else data
+
+
+def _strip_png(body: bytes, keep_profile: bool) -> bytes | None:
+    """Chunks up to IEND."""
+    parts = [body[:8]]
+    offset = 8
+    for _ in range(MOST_STEPS):
+        length, name = (
+            int.from_bytes(body[offset : offset + 4], "big"),
+            body[offset + 4 : offset + 8],
+        )
+        end = offset + 12 + length
+        if len(name) < 4 or end > len(body):
+            return None
+        if name in PNG_CHUNKS:
+            parts.append(body[offset:end])
+        if name == b"IEND":
+            return b"".join(parts)
+        offset = end
+    return None
+
+
+def _strip_webp(body: bytes, keep_profile: bool) -> bytes | None:
+    """Chunks up to the end that the RIFF header names, which is written anew."""
+    riff_end = 8 + int.from_bytes(body[4:8], "little")
+    if riff_end > len(body):
+        return None
+    parts: list[bytes] = []
+    offset = 12
+    for _ in range(MOST_STEPS):
+        if offset + 8 > riff_end:
+            content = b"WEBP" + b"".join(parts)
+            return b"RIFF" + len(content).to_bytes(4, "little") + content
+        name, length = (
+            body[offset : offset + 4],
+            int.from_bytes(body[offset + 4 : offset + 8], "little"),
+        )
+        end = offset + 8 + length + length % 2
+        if end > riff_end:
+            return None
+        if name == b"VP8X" and length >= 10:
+            flags = body[offset + 8] & ~WEBP_METADATA_FLAGS
+            parts.append(body[offset : offset + 8] + bytes([flags]) + body[offset + 9 : end])
+        elif name in WEBP_CHUNKS:
+            parts.append(body[offset:end])
+        offset = end
+    return None
+
+
+STRIP: dict[str, Callable[[bytes, bool], bytes | None]] = {
+    "JPEG": _strip_jpeg,
+    "PNG": _strip_png,
+    "WEBP": _strip_webp,
+}

@@ -171,4 +171,4 @@ def settings_of(args: argparse.Namespace) -> Miniweb:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    console.end_process(main)

@@ -1,11 +1,32 @@
-"""Pairs to shards in fetch order: the stage plan."""
+"""Pairs to shards in fetch order: the stage plan.
+
+Pairs to planned shards: which row is fetched with which shard, fixed before the fetch. The stage
+plan.
+
+Read: `POOL/pairs/`, `POOL/parts.parquet`; for retries sidecars. Written:
+`POOL/plan/shards-00000.parquet` … (one row group a shard), `shards.parquet` (one row a shard),
+`plan.json` last; `POOL/plan/retry-001/` … the same and `retried.parquet`. `POOL/plan/.shuffle` is
+scratch space, empty at the end. `POOL/plan.parquet` (the first form) is read.
+
+Invariants:
+
+* A plan is a function of the pairs, the kind of the source and the fetch settings (golden, and
+  row by row against a plain program: `tests/pipeline/planning/test_planner.py`), whatever the
+  tickets' sizes and wherever it was stopped.
+* A row is retried once (`tests/pipeline/planning/test_shuffle.py`). Plans of the first form are
+  read and go on (`tests/pipeline/planning/test_plan_files.py`).
+* A ticket holds at most 500,000 rows or 256 MB, or one shard: `planner.ROWS_PER_TICKET`.
+
+To extend: a change of order or ids raises `PLAN_VERSION`. A new column of the plan goes to `PLAN`
+in `plan_files.py`.
+"""
 
 from __future__ import annotations
 
 from pipeline.planning.given_shards import group_count, lock_of_plan, write_given_plan
-from pipeline.planning.host_groups import PlannedShard
 from pipeline.planning.plan_files import (
     Plan,
+    PlannedShard,
     is_planned,
     read_plan,
     read_row_group,

@@ -17,21 +17,19 @@ import numpy as np
 import pyarrow as pa
 
 from manifests import disk, identity
-from manifests.columns import PAIRS, with_extra
-from manifests.pool_layout import PoolLayout
+from manifests.columns import LOCKED, PAIRS, PLAN, with_extra
+from manifests.layout import PoolLayout
 from manifests.schema import Recipe
-from pipeline.planning.assignment import SHARDS_PER_FILE
-from pipeline.planning.host_groups import PLAN_VERSION, shard_id
 from pipeline.planning.plan_files import (
-    LOCKED,
-    PLAN,
+    PLAN_VERSION,
     SHARDS,
     is_planned,
     plan_json,
     read_rounds,
+    shard_id,
     shards_file,
 )
-from pipeline.planning.planner import FORM, ROWS_PER_TICKET, settings_hash
+from pipeline.planning.planner import FORM, ROWS_PER_TICKET, SHARDS_PER_FILE, settings_hash
 from pipeline.pool import check_fence
 
 NUMBERED = ("part", "row", "shard", "position")  # columns of PLAN that are filled in here

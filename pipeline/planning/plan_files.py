@@ -1,15 +1,8 @@
-"""The plan of a pool on disk: which pair is fetched with which shard.
-
-POOL/plan/shards-00000.parquet … hold every pair in fetch order, one row group a shard;
-POOL/plan/shards.parquet has one row per shard; POOL/plan/plan.json is written last. A ticket names
-a file and a row group, so its rows are one footer and one range. Further rounds (`--retry`) have
-the same files in POOL/plan/retry-001 and so on. A plan never changes once it is written.
-
-The first form, which is still read: one file POOL/plan.parquet, POOL/plan-retry-001.parquet ….
-"""
+"""The plan of a pool on disk: host groups, shards, and what decides them."""
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,28 +11,74 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from manifests import disk
-from manifests.columns import PAIRS
-from manifests.pool_layout import PoolLayout
-from manifests.schema import Pair
-from pipeline.exchange import opened
+from manifests import disk, identity
+from manifests.columns import LOCKED, PAIRS, PLAN
+from manifests.layout import PoolLayout
+from manifests.schema import Pair, Recipe
+from pipeline.crawl import UidsDigest
 from pipeline.executor import Ticket, Tickets
-from pipeline.planning.host_groups import PlannedShard
+from pipeline.shuffle import opened
 
-PLAN = pa.schema(
-    [
-        *PAIRS,
-        ("part", pa.int32()),  # of the pairs
-        ("row", pa.int64()),  # in that part
-        ("shard", pa.int32()),
-        ("position", pa.int16()),  # in the shard
-        ("retry_of", pa.string()),  # key of the row that this row fetches again
-    ]
-)
-# Last columns of a plan that was made of a lock; see Pair.
-LOCKED = pa.schema([("locked_outcome", pa.string()), ("locked_sha256", pa.string())])
+# --------------------------------------------------------------------------------------------------
+# How many host groups a pool has, and what one planned shard is.
+#
+# Pure: numbers in, numbers out.
+
+
+PLAN_VERSION = 2  # a change of order or of shard ids bumps this and the golden test
+MAX_GROUPS = 1024  # shards that can be fetched at a time; a host belongs to one group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedShard:
+    """One shard to fetch, without its rows."""
+
+    shard: int
+    group: int
+    id: str  # content id, see shard_id
+    size: int  # rows
+
+
+def host_groups(rows: int, rows_per_shard: int) -> int:
+    """The number of host groups: clamp(rows // rows_per_shard, 1, 1024)."""
+    return max(1, min(rows // rows_per_shard, MAX_GROUPS))
+
+
+def shard_id(uids: pa.Array, retried: pa.Array | None, settings: str) -> str:
+    """Content id of a shard, 16 hex digits.
+
+    It covers the uids of its rows in fetch order, the fetch settings, and, in a round of retries,
+    the keys that the rows retry.
+    """
+    content = hashlib.sha256(f"{PLAN_VERSION}\n{settings}\n".encode())
+    content.update(_joined(uids))
+    if retried is not None:
+        content.update(b"\n")
+        content.update(_joined(retried))
+    return content.hexdigest()[:16]
+
+
+def _joined(texts: pa.Array) -> pa.Buffer:
+    """The texts of an array, one per line."""
+    lines = pa.LargeListArray.from_arrays([0, len(texts)], texts.cast(pa.large_string()))
+    return pc.binary_join(lines, pa.scalar("\n", pa.large_string()))[0].as_buffer()
+
+
+# --------------------------------------------------------------------------------------------------
+# The plan of a pool on disk: which pair is fetched with which shard.
+#
+# POOL/plan/shards-00000.parquet … hold every pair in fetch order, one row group a shard;
+# POOL/plan/shards.parquet has one row per shard; POOL/plan/plan.json is written last. A ticket
+# names a file and a row group, so its rows are one footer and one range. Further rounds
+# (`--retry`) have the same files in POOL/plan/retry-001 and so on. A plan never changes once it
+# is written.
+#
+# The first form, which is still read: one file POOL/plan.parquet, POOL/plan-retry-001.parquet ….
+
+
 SHARDS = pa.schema(
     [
         ("shard", pa.int64()),
@@ -327,3 +366,51 @@ def rows_of_shard(pool: str, shard: int) -> list[Pair]:
 def retries_of_shard(pool: str, shard: int) -> list[str | None]:
     """For each row of a shard the key of the row that it fetches again, or None."""
     return read_shard(pool, shard)[1]
+
+
+# --------------------------------------------------------------------------------------------------
+# What a plan was made of: the pairs and the recipe, and whether they are the same now.
+
+
+def pairs_hash(parts: pa.Table) -> str:
+    """Hash over the uids of all pairs."""
+    digest = UidsDigest()
+    for column in (parts["uids"], parts["pairs"].cast(pa.string())):
+        for chunk in column.chunks:
+            digest.update(chunk)
+    return digest.hexdigest()[:16]
+
+
+def first_form_hash(pool: str, parts: pa.Table) -> str:
+    """Hash over the uids of all pairs, as a plan of the first form has it."""
+    content = hashlib.sha256()
+    for part in range(len(parts)):
+        uids = disk.read_parquet(PoolLayout(pool).pairs_part(part), ["uid"])["uid"]
+        for chunk in uids.chunks:
+            joined = pa.LargeListArray.from_arrays([0, len(chunk)], chunk.cast(pa.large_string()))
+            text = pc.binary_join(joined, pa.scalar("", pa.large_string()))[0]
+            content.update(text.as_buffer())
+        content.update(b"\n")
+    return content.hexdigest()[:16]
+
+
+def check_unchanged(
+    planned: dict[str, Any], asked: dict[str, Any], recipe: Recipe, pool: str
+) -> None:
+    """ValueError that names what differs between the plan that is there and the one asked for."""
+    remedy = f"give the old value back, or build into another folder than {pool}"
+    changes = identity.recipe_changes(planned["recipe"], recipe)
+    if changes:
+        raise ValueError(
+            f"the recipe has changed since this pool was planned ({'; '.join(changes)}): {remedy}"
+        )
+    if planned["pairs"] != asked["pairs"]:
+        raise ValueError(
+            f"the pairs in {pool}/pairs are not those that this pool was planned from "
+            f"(now {asked['pairs']}, then {planned['pairs']}): {remedy}"
+        )
+    if planned["version"] != asked["version"]:
+        raise ValueError(
+            f"{pool} was planned by plan version {planned['version']}, this is version "
+            f"{asked['version']}: finish it with the older program, or build into another folder"
+        )

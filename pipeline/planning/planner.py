@@ -1,63 +1,503 @@
-"""The stage plan: pairs to shards in fetch order, by tickets. This process holds counts only.
-
-Sort, slice and merge (shuffle.py) leave scratch files in POOL/plan/.shuffle and the files of the
-plan; plan.json, written last, makes them visible. A plan that was stopped goes on with the files
-that are there, and ends in the same bytes.
-"""
+"""The stage plan: pairs to shards in fetch order by a shuffle on disk."""
 
 from __future__ import annotations
 
 import logging
+import re
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import xxhash
 
 from manifests import disk, identity
-from manifests.columns import REASONS
+from manifests.columns import LOCKED, PAIRS, PLAN, REASONS, with_extra
 from manifests.commits import read_commits
-from manifests.pool_layout import PoolLayout
+from manifests.layout import PoolLayout
 from manifests.schema import SOURCES, Fetch, Recipe
-from pipeline.crawl import ranges_of, read_parts
-from pipeline.exchange import NUMBER
+from pipeline.archives import ascii_host
+from pipeline.crawl import ranges_of, read_parts, rows_between
 from pipeline.executor import Engine, Stage, Ticket, Tickets, Work, execute
-from pipeline.planning.assignment import FilePart, cells_of, file_parts, shard_sizes
-from pipeline.planning.host_groups import PLAN_VERSION, host_groups
 from pipeline.planning.plan_files import (
+    PLAN_VERSION,
     SHARDS,
     Plan,
     Round,
+    check_unchanged,
+    first_form_hash,
+    host_groups,
     is_planned,
+    pairs_hash,
     plan_json,
     read_plan,
     read_rounds,
+    read_shard_table,
+    shard_id,
     shards_file,
 )
-from pipeline.planning.plan_identity import check_unchanged, first_form_hash, pairs_hash
-from pipeline.planning.shuffle import (
-    KEYS_PER_SHARD,
-    Config,
-    cell_bounds,
-    merge_runs,
-    retried_keys,
-    run_of,
-    slice_groups,
-    sort_pairs,
-    sort_retries,
-)
-from pipeline.pool import check_fence
+from pipeline.pool import check_fence, publish_new, read_sidecar
+from pipeline.shuffle import NUMBER, Run, read_index, read_keys, read_rows, write_run
+
+# --------------------------------------------------------------------------------------------------
+# Rows of each group to shards, and shards to the files of the plan. Pure.
+
+
+SLICES_PER_FILE = 16  # of a group that is too large for one file
+SHARDS_PER_FILE = 256  # a reader of a file reads a footer that grows with them
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cells:
+    """The divisions of the order of all rows: a group, or a slice of a large group's order keys.
+
+    `groups` (cells,) is the group of each; `slices` (groups,) is how many each group has.
+    """
+
+    groups: Integers
+    slices: Integers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilePart:
+    """What one file of the plan holds: consecutive shards of a round, out of consecutive cells.
+
+    The rows of the cells are sorted; the first `skip` of them belong to earlier files.
+    """
+
+    first_shard: int
+    end_shard: int
+    first_cell: int
+    end_cell: int
+    skip: int
+
+
+def cells_of(group_rows: Integers, rows_per_file: int) -> Cells:
+    """One cell a group; slices of about rows_per_file / SLICES_PER_FILE rows of the large ones."""
+    large = group_rows > rows_per_file
+    slices = np.where(large, -(-group_rows * SLICES_PER_FILE // rows_per_file), 1)
+    return Cells(groups=np.repeat(np.arange(len(group_rows)), slices), slices=slices)
+
+
+def slice_bounds(slices: int) -> npt.NDArray[np.uint64]:
+    """The order keys, but the lowest, at which the slices of a group begin."""
+    return np.array([(number << 64) // slices for number in range(1, slices)], np.uint64)
+
+
+def shard_sizes(group_rows: Integers, rows_per_shard: int) -> tuple[Integers, Integers]:
+    """(group, rows) of each shard: a shard is the next rows of one group, the last may be short."""
+    counts = -(-group_rows // rows_per_shard)
+    groups = np.repeat(np.arange(len(group_rows)), counts)
+    sizes = np.full(len(groups), rows_per_shard, dtype=np.int64)
+    last = np.cumsum(counts)[group_rows > 0] - 1
+    remainders = group_rows - (counts - 1) * rows_per_shard
+    sizes[last] = remainders[group_rows > 0]
+    return groups, sizes
+
+
+def file_parts(sizes: Integers, cell_rows: Integers, rows_per_file: int) -> list[FilePart]:
+    """What each file of a plan holds: shards of at most `rows_per_file` rows, at least one shard.
+
+    sizes: (shards,) rows of each shard. cell_rows: (cells,) rows of each cell, in all runs.
+    """
+    assert sizes.sum() == cell_rows.sum(), f"{sizes.sum()} rows in {cell_rows.sum()} of the cells"
+    row_bounds = np.concatenate([[0], np.cumsum(sizes)])
+    cell_bounds = np.concatenate([[0], np.cumsum(cell_rows)])
+    parts = []
+    first = 0
+    while first < len(sizes):
+        end = int(np.searchsorted(row_bounds, row_bounds[first] + rows_per_file, "right")) - 1
+        end = min(max(end, first + 1), first + SHARDS_PER_FILE)
+        cell = int(np.searchsorted(cell_bounds, row_bounds[first], "right")) - 1
+        parts.append(
+            FilePart(
+                first_shard=first,
+                end_shard=end,
+                first_cell=cell,
+                end_cell=int(np.searchsorted(cell_bounds, row_bounds[end], "left")),
+                skip=int(row_bounds[first] - cell_bounds[cell]),
+            )
+        )
+        first = end
+    return parts
+
+
+# --------------------------------------------------------------------------------------------------
+# The keys that decide where a row is planned: the hash of its host, and its order among others.
+#
+# Pure, and by column: Python sees each host of a table once, and never a row.
+
+
+ORDER_SEED = 20240229
+# The host of most URLs, 4 times faster than urlsplit.
+PLAIN_HOST = re.compile(r"https?://([a-z0-9-]+(?:\.[a-z0-9-]+)*)(?::[0-9]*)?(?:[/?#]|\Z)")
+# The same in RE2's syntax, where $ is the end of the text.
+PLAIN_HOST_RE2 = r"^https?://(?P<host>[a-z0-9-]+(?:\.[a-z0-9-]+)*)(?::[0-9]*)?(?:[/?#]|$)"
+UID_LENGTH = 32  # hex digits
+Hashes = npt.NDArray[np.uint64]
+
+# Of XXH3 (64 bits) for inputs of 17 to 32 bytes; see the specification of xxHash.
+SECRET = bytes.fromhex("b8fe6c3923a44bbe7c01812cf721ad1cded46de9839097db7240a4a4b7b3671f")
+PRIME64_1 = 0x9E3779B185EBCA87
+AVALANCHE = 0x165667919E3779F9
+MASK = (1 << 64) - 1
+LOW = np.uint64(0xFFFFFFFF)
+HALF = np.uint64(32)
+
+
+def host_of(url: str) -> str:
+    """The host of a URL as `ascii_host` writes it, without user or port; "" where it has none."""
+    if plain := PLAIN_HOST.match(url):
+        return plain[1]
+    try:
+        return ascii_host(urlsplit(url).hostname or "")
+    except ValueError:  # not a host name: the fetcher refuses such a row before it connects
+        return ""
+
+
+def host_hash(host: str) -> int:
+    """Hash of a host name. Its remainder by the number of groups is the host's group."""
+    return int(xxhash.xxh3_64_intdigest(host.encode("utf-8", "surrogatepass")))
+
+
+def host_hashes(urls: pa.Array, uids: pa.Array) -> Hashes:
+    """(rows,) `host_hash` of each URL's host; of the uid where a URL has no host."""
+    hosts = pc.struct_field(pc.extract_regex(urls, PLAIN_HOST_RE2), "host")
+    unusual = np.flatnonzero(pc.is_null(hosts).to_numpy(zero_copy_only=False))
+    encoded = hosts.dictionary_encode()
+    by_host = [host_hash(host) for host in encoded.dictionary.to_pylist()]
+    indices = pc.fill_null(encoded.indices, 0).to_numpy()
+    hashes: Hashes = np.array([*by_host, 0], dtype=np.uint64)[indices]
+    if len(unusual):
+        _hash_unusual(hashes, unusual, urls, uids)
+    return hashes
+
+
+def _hash_unusual(
+    hashes: Hashes, rows: npt.NDArray[np.intp], urls: pa.Array, uids: pa.Array
+) -> None:
+    """Set the hashes of rows whose URL needs a parser, or has no host."""
+    encoded = urls.take(pa.array(rows)).dictionary_encode()
+    hosts = [host_of(url) for url in encoded.dictionary.to_pylist()]
+    by_url = np.array([host_hash(host) if host else 0 for host in hosts], dtype=np.uint64)
+    has_host = np.array([bool(host) for host in hosts], dtype=bool)
+    indices = encoded.indices.to_numpy()
+    hashes[rows] = by_url[indices]
+    without = rows[~has_host[indices]]
+    if len(without):
+        hashes[without] = uid_hashes(uids.take(pa.array(without)), 0)
+
+
+def order_keys(uids: pa.Array) -> Hashes:
+    """(rows,) xxh3(uid): the order of rows inside a group."""
+    return uid_hashes(uids, ORDER_SEED)
+
+
+def uid_hashes(uids: pa.Array, seed: int) -> Hashes:
+    """(rows,) XXH3 (64 bits) of uids."""
+    lengths = pc.binary_length(uids)
+    if uids.null_count or not pc.all(pc.equal(lengths, UID_LENGTH), min_count=0).as_py():
+        values = [xxhash.xxh3_64_intdigest(uid.encode(), seed=seed) for uid in uids.to_pylist()]
+        return np.array(values, dtype=np.uint64)
+    data = uids.cast(pa.binary()).cast(pa.binary(UID_LENGTH)).buffers()[1]
+    words = np.frombuffer(data, dtype="<u8", count=len(uids) * UID_LENGTH // 8).reshape(-1, 4)
+    return xxh3_of_32_bytes(words, seed)
+
+
+def xxh3_of_32_bytes(words: Hashes, seed: int) -> Hashes:
+    """(rows,) XXH3 (64 bits) of (rows, 4) little-endian words of 8 bytes."""
+    secret = struct.unpack("<4Q", SECRET)
+    result = np.full(len(words), UID_LENGTH * PRIME64_1 & MASK, dtype=np.uint64)
+    for pair in (0, 2):
+        low = words[:, pair] ^ np.uint64(secret[pair] + seed & MASK)
+        high = words[:, pair + 1] ^ np.uint64(secret[pair + 1] - seed & MASK)
+        result += _folded_product(low, high)
+    result ^= result >> np.uint64(37)
+    result *= np.uint64(AVALANCHE)
+    result ^= result >> HALF
+    return result
+
+
+def _folded_product(a: Hashes, b: Hashes) -> Hashes:
+    """Low half xor high half of the 128-bit products."""
+    a_low, a_high, b_low, b_high = a & LOW, a >> HALF, b & LOW, b >> HALF
+    low = a_low * b_low
+    middle = a_high * b_low + (low >> HALF)
+    other = a_low * b_high + (middle & LOW)
+    high = a_high * b_high + (middle >> HALF) + (other >> HALF)
+    product: Hashes = (a * b) ^ high
+    return product
+
+
+# --------------------------------------------------------------------------------------------------
+# The external shuffle of a plan, as the work of three kinds of tickets.
+#
+# sort: some rows of the pairs, or the rows of some shards that are retried, become a sorted run.
+# slice: where a group is too large for one ticket, the slices of its order keys are found in a
+# run. merge: the same cells of every run become one file of the plan, one row group a shard.
+#
+# No ticket holds more than the rows of one run or one file. What a ticket leaves is a function of
+# the pairs and the settings, so a ticket that was stopped is simply run again.
+
+
+KEYS_PER_SHARD = 10_000  # a key is the number shard * KEYS_PER_SHARD + position
+ADDED = ("shard", "position")  # columns of PLAN that a run does not have
+Config = dict[str, Any]
+
+
+def run_of(config: Config, number: int) -> Run:
+    """One of the runs of a job."""
+    return Run(config["scratch"], config["job"], number)
+
+
+def plan_schema(config: Config) -> pa.Schema:
+    """The columns of the plan of this job: PLAN, the extra ones, and those of a lock."""
+    extra = list(with_extra(PAIRS, config["extra_columns"]))[len(PAIRS) :]
+    return pa.schema([*PLAN, *extra, *(LOCKED if config["locked"] else ())])
+
+
+def run_schema(config: Config) -> pa.Schema:
+    """The columns of a run. Texts have 64-bit offsets: a run may have more than 2 GB of them."""
+    fields = []
+    for field in plan_schema(config):
+        if field.name not in ADDED:
+            text = pa.types.is_string(field.type)
+            fields.append(field.with_type(pa.large_string()) if text else field)
+    return pa.schema(fields)
+
+
+# --- sort ---------------------------------------------------------------------------------------
+
+
+def sort_pairs(config: Config) -> Work:
+    """Factory: rows of the parts become a run. Payload: number, ranges of (part, start, stop)."""
+    schema = run_schema(config)
+
+    def work(ticket: Ticket) -> dict[str, Any]:
+        tables = [schema.empty_table()]
+        for part, start, stop in ticket.payload["ranges"]:
+            path = PoolLayout(config["pool"]).pairs_part(part)
+            tables += _pairs_between(path, part, start, stop, schema)
+        return {"rows": _write(config, ticket.payload["number"], tables)}
+
+    return work
+
+
+def _pairs_between(
+    path: str, part: int, start: int, stop: int, schema: pa.Schema
+) -> Iterator[pa.Table]:
+    columns = [name for name in schema.names if name not in ("part", "row", "retry_of")]
+    row = start
+    for batch in rows_between(path, start, stop, columns):
+        if missing := set(columns) - set(batch.schema.names):
+            raise ValueError(f"{path} has no column {min(missing)!r}; run the stage crawl again")
+        count = batch.num_rows
+        values = {name: batch[name] for name in columns}
+        values["part"] = pa.array(np.full(count, part, np.int32))
+        values["row"] = pa.array(np.arange(row, row + count))
+        values["retry_of"] = pa.nulls(count, pa.string())
+        yield pa.table({name: values[name] for name in schema.names}).cast(schema)
+        row += count
+    assert row == stop, f"{path} has {row} rows, not {stop}"
+
+
+def sort_retries(config: Config) -> Work:
+    """Factory: rows of shards that are to be retried become a run. Payload: number, shards.
+
+    They are the rows of `config["keys"]`; where that is None, the transient rows of the shards.
+    Rows that an earlier round retries are left out. The keys are left beside the run.
+    """
+    schema = run_schema(config)
+    rounds = [Round(**each) for each in config["rounds"]]
+    asked = None if config["keys"] is None else np.array(config["keys"], dtype=np.int64)
+
+    def work(ticket: Ticket) -> dict[str, Any]:
+        shards = ticket.payload["shards"]
+        done = retried_keys(rounds, shards[0], shards[-1])
+        tables, keys = [schema.empty_table()], [np.zeros(0, np.int64)]
+        for shard in shards:
+            wanted = asked if asked is not None else _transient_keys(config["pool"], shard)
+            wanted = wanted[wanted // KEYS_PER_SHARD == shard]
+            wanted = wanted[~np.isin(wanted, done)]
+            if len(wanted):
+                positions = pa.array(wanted % KEYS_PER_SHARD)
+                rows = read_shard_table(config["pool"], shard, rounds).take(positions)
+                texts = pa.array([f"{key:09d}" for key in wanted.tolist()], pa.string())
+                rows = rows.set_column(rows.schema.get_field_index("retry_of"), "retry_of", texts)
+                tables.append(rows.select(schema.names).cast(schema))
+                keys.append(wanted)
+        number = ticket.payload["number"]
+        check_fence(config["pool"], config.get("fence"))
+        disk.write_bytes(
+            run_of(config, number).path("retried"), np.concatenate(keys).astype(NUMBER).tobytes()
+        )
+        return {"rows": _write(config, number, tables)}
+
+    return work
+
+
+def _transient_keys(pool: str, shard: int) -> Integers:
+    """The keys of a committed shard's rows that may succeed when they are asked for again."""
+    classes = read_sidecar(pool, shard, ["class"])["class"]
+    transient = pc.fill_null(pc.equal(classes, "transient"), False).to_numpy()
+    return np.flatnonzero(transient).astype(np.int64) + shard * KEYS_PER_SHARD
+
+
+def retried_keys(rounds: list[Round], first: int, last: int) -> Integers:
+    """The keys of shards `first` to `last` that a round retries already, ascending."""
+    keys = [np.zeros(0, np.int64)]
+    for each in rounds[1:]:
+        if each.is_first_form:
+            texts = disk.read_parquet(each.path, ["retry_of"])["retry_of"]
+            keys.append(pc.cast(texts, pa.int64()).to_numpy())
+            continue
+        low, high = first * KEYS_PER_SHARD, (last + 1) * KEYS_PER_SHARD
+        where = [("key", ">=", low), ("key", "<", high)]
+        table = disk.read_parquet(disk.join(each.path, "retried.parquet"), ["key"], where)
+        keys.append(table["key"].to_numpy())
+    return np.unique(np.concatenate(keys))
+
+
+def _write(config: Config, number: int, tables: list[pa.Table]) -> int:
+    """Write the rows of some tables as a run; their number. The list is emptied."""
+    table = pa.concat_tables(tables).combine_chunks()
+    tables.clear()
+    batches = table.select(["url", "uid"]).to_batches()
+    hashes = [host_hashes(batch["url"], batch["uid"]) for batch in batches]
+    orders = [order_keys(batch["uid"]) for batch in batches]
+    nothing = np.zeros(0, np.uint64)
+    count = config["group_count"]
+    groups = (np.concatenate([nothing, *hashes]) % np.uint64(count)).astype(np.int64)
+    keys = np.concatenate([nothing, *orders])
+    check_fence(config["pool"], config.get("fence"))
+    with disk.scratch_folder("clipmill-plan-") as folder:
+        write_run(run_of(config, number), table, groups, keys, count, folder)
+    return len(groups)
+
+
+# --- slice --------------------------------------------------------------------------------------
+
+
+def slice_groups(config: Config) -> Work:
+    """Factory: where the cells of a run begin. Payload: number."""
+    slices = np.array(config["slices"], dtype=np.int64)
+
+    def work(ticket: Ticket) -> dict[str, Any]:
+        run = run_of(config, ticket.payload["number"])
+        bounds = read_index(run).groups
+        starts = []
+        for group, count in enumerate(slices.tolist()):
+            first, end = int(bounds[group]), int(bounds[group + 1])
+            starts.append(np.array([first], NUMBER))
+            if count > 1:
+                keys = read_keys(run, first, end)
+                starts.append(np.searchsorted(keys, slice_bounds(count)).astype(NUMBER) + first)
+        starts.append(bounds[-1:])
+        check_fence(config["pool"], config.get("fence"))
+        disk.write_bytes(run.path("cells"), np.concatenate(starts).tobytes())
+        return {}
+
+    return work
+
+
+def cell_bounds(run: Run, is_sliced: bool) -> Integers:
+    """(cells + 1,) where the cells of a run begin, in rows."""
+    if is_sliced:
+        return np.frombuffer(disk.read_bytes(run.path("cells")), NUMBER)
+    return read_index(run).groups
+
+
+# --- merge --------------------------------------------------------------------------------------
+
+
+def merge_runs(config: Config) -> Work:
+    """Factory: some cells of all runs become a file of the plan. Payload: number, a FilePart."""
+    schema = plan_schema(config)
+    slices = np.array(config["slices"], dtype=np.int64)
+    cells = Cells(groups=np.repeat(np.arange(len(slices)), slices), slices=slices)
+
+    def work(ticket: Ticket) -> dict[str, Any]:
+        part = ticket.payload
+        table, order = _sorted_rows(config, cells, part["first_cell"], part["end_cell"])
+        ids = []
+        path = shards_file(config["folder"], part["number"])
+        with disk.scratch_folder("clipmill-plan-") as scratch:
+            staged = Path(scratch) / "shards.parquet"
+            with disk.parquet_writer(
+                staged, schema, compression="zstd", write_statistics=False, write_page_checksum=True
+            ) as writer:
+                start = part["skip"]
+                for position, size in enumerate(part["sizes"]):
+                    shard = config["first_shard"] + part["first_shard"] + position
+                    rows = table.take(pa.array(order[start : start + size]))
+                    assert rows.num_rows == size
+                    rows = _with_places(rows, shard).select(schema.names).cast(schema)
+                    retried = rows["retry_of"].combine_chunks() if config["round"] else None
+                    uids = rows["uid"].combine_chunks()
+                    ids.append(shard_id(uids, retried, config["settings"]))
+                    writer.write_table(rows, row_group_size=size)
+                    start += size
+                metadata = {**part, "ids": ids, "job": config["job"]}
+                footer = disk.with_metadata(schema, metadata).metadata
+                writer.add_key_value_metadata(footer)
+            publish_new(config["pool"], staged, path, config.get("fence"))
+        return {}
+
+    return work
+
+
+def _with_places(rows: pa.Table, shard: int) -> pa.Table:
+    """The rows of a shard with its number and their positions."""
+    numbers = pa.array(np.full(rows.num_rows, shard, np.int32))
+    positions = pa.array(np.arange(rows.num_rows, dtype=np.int16))
+    return rows.append_column("shard", numbers).append_column("position", positions)
+
+
+def _sorted_rows(
+    config: Config, cells: Cells, first: int, end: int
+) -> tuple[pa.Table, npt.NDArray[np.intp]]:
+    """The rows of some cells of all runs, and the order that sorts them by (group, order key)."""
+    is_sliced = len(cells.groups) > len(cells.slices)
+    schema = run_schema(config)
+    batches: list[pa.RecordBatch] = []
+    keys, groups = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
+    for number in range(config["runs"]):
+        run = run_of(config, number)
+        index = read_index(run)
+        bounds = cell_bounds(run, is_sliced) if is_sliced else index.groups
+        start, stop = int(bounds[first]), int(bounds[end])
+        if start == stop:
+            continue
+        batches += read_rows(run, index, start, stop)
+        keys.append(read_keys(run, start, stop))
+        groups.append(np.repeat(cells.groups[first:end], np.diff(bounds[first : end + 1])))
+    table = pa.Table.from_batches(batches, schema).combine_chunks()
+    batches.clear()
+    # Stable: equal uids, which only a round of retries can have, stay in the order of the pairs.
+    return table, np.lexsort((np.concatenate(keys), np.concatenate(groups)))
+
+
+# --------------------------------------------------------------------------------------------------
+# The stage plan: pairs to shards in fetch order, by tickets. This process holds counts only.
+#
+# Sort, slice and merge (shuffle.py) leave scratch files in POOL/plan/.shuffle and the files of
+# the plan; plan.json, written last, makes them visible. A plan that was stopped goes on with the
+# files that are there, and ends in the same bytes.
+
 
 FORM = 2  # of the files of a plan
 ROWS_PER_TICKET = 500_000  # of a run, and of a file of the plan
 BYTES_PER_TICKET = 256 * 2**20  # of the same in memory; a ticket needs about three times that
 FEW = 500_000  # rows up to which starting workers would take longer than the work
 THREADS = 16  # that read small files: a remote store answers each after about 30 ms
-Integers = npt.NDArray[np.int64]
 logger = logging.getLogger(__name__)
 
 

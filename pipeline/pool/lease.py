@@ -1,28 +1,231 @@
-"""At most one command writes into a pool: a lease with an owner, an end and a number (its fence).
+"""At most one command writes into a pool: a lease with an owner, renewals and a number (its fence).
 
 Whoever creates the claim file of the next fence has the lease; `lease.json` says who that is and is
 renewed. A worker that publishes compares the fence that it was given with that of `lease.json`, so
 that the workers of a command whose lease was taken over are refused.
+
+Clocks of the day may be wrong or set, so none decides that a lease may be taken over. On the
+machine of the owner its process decides, and the machine's monotonic clock. On another machine, or
+after a reboot, the command watches the lease: one that does not change for LEASE_S is free.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import fcntl
 import logging
 import os
+import re
 import secrets
 import shlex
+import shutil
 import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from manifests import disk
-from manifests.pool_layout import PoolLayout
-from pipeline.pool.commits import remove_partial_files
+from manifests.columns import SIDECAR
+from manifests.commits import Commits, read_commits
+from manifests.layout import (
+    COMMIT_SUFFIX,
+    FLAT_SHARDS,
+    SHARDS_PER_FOLDER,
+    CommitRecord,
+    PoolLayout,
+    list_shard_files,
+    revised_name,
+    shard_name,
+)
+from pipeline.pool.tars import BLOCK
+
+# --------------------------------------------------------------------------------------------------
+# Which shards are committed: a shard is visible from the moment that its commit record is there.
+#
+# The order of publication is tar, sidecar, commit record. Tars and sidecars without a commit
+# record are leftovers of a build that was stopped.
+
+
+SHARD_FILE = re.compile(r"^(\d{5,})(\.r\d+)?\.(tar|parquet)$")
+# Where files are written beside their place, and nobody else looks for what was left there.
+PARTIAL_FOLDERS = (
+    "",
+    "index/",
+    "index/*/",
+    "plan/",
+    "plan/*/",
+    "scores/*/",
+    "scores/*/*/",
+    "views/",
+    "views/*/",
+)
+
+
+def read_commit_record(pool: str, shard: int | str) -> CommitRecord | None:
+    """The commit record of a shard; None where the shard is not committed."""
+    try:
+        return CommitRecord.read(PoolLayout(pool).commit_record(shard))
+    except FileNotFoundError:
+        return None
+
+
+def read_sidecar(pool: str, shard: int | str, columns: list[str] | None = None) -> pa.Table:
+    """The rows of a committed shard, all columns or those named.
+
+    A shard that is replaced meanwhile is read again, once. FileNotFoundError where the shard is not
+    committed or its sidecar is missing.
+    """
+    layout = PoolLayout(pool)
+    record = CommitRecord.read(layout.commit_record(shard))
+    try:
+        return disk.read_parquet(layout.sidecar(shard, record.revision), columns)
+    except FileNotFoundError:
+        newer = CommitRecord.read(layout.commit_record(shard))
+        if newer.revision == record.revision:
+            raise
+        return disk.read_parquet(layout.sidecar(shard, newer.revision), columns)
+
+
+@contextlib.contextmanager
+def publication_lock(pool: str, shard: int | str) -> Iterator[bool]:
+    """At most one process or thread of this machine publishes a shard of a local pool at a time.
+
+    The lock ends with its process. A remote pool, and a file system without locks, has none: the
+    body gets False.
+    """
+    folder = PoolLayout(pool).shards
+    if disk.is_url(folder):
+        yield False
+        return
+    path = disk.local_path(folder) / f".{shard_name(shard)}.partial.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        locked = True
+        while True:
+            handle = stack.enter_context(open(path, "wb"))
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            except OSError:
+                locked = False
+                break
+            # The holder before removes its file: a lock on a removed file excludes nobody.
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(handle.fileno()), os.stat(path)):
+                    break
+        try:
+            yield locked
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def remove_uncommitted(pool: str) -> list[str]:
+    """Remove tars and sidecars that no commit record names, and partial files; returns their names.
+
+    What is committed is read from the index, where there is one. Call it under the lease of the
+    pool. ValueError for a tar or a table of a shard's name that another program wrote; then nothing
+    is removed.
+    """
+    folder = PoolLayout(pool).shards
+    commits = read_commits(pool, ["tar"])
+    leftovers: list[str] = []
+    for path, names in list_shard_files(pool):
+        in_folder = path.rpartition("/")[2] if path != folder else ""
+        leftovers += _leftovers(path, names, _committed_files(commits, in_folder))
+    for path in leftovers:
+        disk.remove(path)
+    return [path.removeprefix(f"{folder}/") for path in leftovers]
+
+
+def remove_partial_files(pool: str) -> list[str]:
+    """Remove what killed processes had not yet given its name, outside of the shards; their names.
+
+    Call it under the lease of the pool, before anything is written. Files of the lease itself stay:
+    another command may just be asking for it.
+    """
+    if disk.is_url(pool):
+        return []  # an object is there whole or not at all
+    root = disk.local_path(pool)
+    removed = []
+    for path in sorted(root.glob("views/.*.partial-*")):  # masks in the making
+        shutil.rmtree(path, ignore_errors=True)
+        removed.append(str(path.relative_to(root)))
+    for folder in PARTIAL_FOLDERS:
+        for path in sorted(root.glob(f"{folder}.*.partial.*")):
+            if path.is_file() and "lease" not in path.name:
+                path.unlink(missing_ok=True)
+                removed.append(str(path.relative_to(root)))
+    return removed
+
+
+def _committed_files(commits: Commits, folder: str) -> set[str]:
+    """The names of the tars and sidecars of the shards of one folder; "" is the flat one."""
+    first = int(folder) * SHARDS_PER_FOLDER if folder else 0
+    end = first + SHARDS_PER_FOLDER if folder else FLAT_SHARDS
+    start, stop = np.searchsorted(commits.shards, [first, end]).tolist()
+    rows = commits.table.slice(start, stop - start)
+    files = set(rows["tar"].to_pylist())
+    revisions = pc.fill_null(rows["revision"], 0).to_pylist()
+    for shard, revision in zip(rows["shard"].to_pylist(), revisions, strict=True):
+        files.add(f"{revised_name(shard, revision)}.parquet")
+    return files
+
+
+def _leftovers(folder: str, names: Sequence[str], committed: set[str]) -> list[str]:
+    """Paths of the files of shards in one folder that are not committed, and of partial files."""
+    leftovers = []
+    for name in sorted(set(names) - committed):
+        match = SHARD_FILE.match(name)
+        if match is None:
+            continue
+        record = f"{match[1]}{COMMIT_SUFFIX}"
+        if record in names and _is_named(disk.join(folder, record), name):
+            continue  # by a record that the index does not have
+        path = disk.join(folder, name)
+        if match[3] == "tar":
+            is_ours = _written_here(disk.read_bytes(path, 0, BLOCK), match[1])
+        else:
+            is_ours = _is_sidecar(path)
+        if not is_ours:
+            raise ValueError(
+                f"{path} was not written by clipmill; move it out of the pool's folder"
+            )
+        leftovers.append(path)
+    if not disk.is_url(folder):
+        partial = [path.name for path in disk.local_path(folder).glob(".*.partial.*")]
+        leftovers += [disk.join(folder, name) for name in sorted(partial)]
+    return leftovers
+
+
+def _is_named(record: str, file: str) -> bool:
+    """Whether the commit record at a path names a file."""
+    of_shard = CommitRecord.read(record)
+    return file in (of_shard.tar, of_shard.sidecar)
+
+
+def _is_sidecar(path: str) -> bool:
+    """Whether a Parquet file begins with the columns of our sidecars: other programs leave files
+    of these names too. One that cannot be read is what a damage left of ours."""
+    try:
+        return bool(disk.read_schema(path).names[: len(SIDECAR)] == SIDECAR.names)
+    except (OSError, ValueError):
+        return True
+
+
+def _written_here(header: bytes, shard: str) -> bool:
+    """Whether a tar begins as ours do: empty, or with a member of that shard without a time."""
+    is_empty = not header.strip(b"\0")
+    has_key = header.startswith(shard.encode())
+    has_no_time = header[136:147] == b"0" * 11
+    return is_empty or (has_key and has_no_time)
+
 
 LEASE_S = 60.0  # a lease that was not renewed for so long may be taken over
 RENEWALS = 3  # in that time
@@ -58,7 +261,9 @@ class LeaseRecord:
 
     fence: int
     owner: LeaseOwner | None  # None: the lease was given back
-    expires: float  # seconds since 1970
+    expires: float  # seconds since 1970, by the owner's clock
+    uptime: float  # of the last renewal, by time.monotonic() of the owner's machine
+    because: str  # why the owner could take it
 
 
 @dataclass(slots=True)
@@ -78,7 +283,7 @@ class Lease:
     def check(self) -> None:
         """LeaseLost where another command has taken the lease over."""
         if self.lost:
-            raise LeaseLost(_lost_message(self.pool, _read(self.pool)))
+            raise LeaseLost(_lost_message(self.pool, self.fence, _read(self.pool)))
         check_fence(self.pool, self.fence)
 
     def renew(self) -> bool:
@@ -88,8 +293,9 @@ class Lease:
         if there is None or there.fence > self.record.fence:
             self.lost = True
             return False
-        expires = time.time() + LEASE_S
-        self.record = LeaseRecord(fence=self.record.fence, owner=self.record.owner, expires=expires)
+        self.record = dataclasses.replace(
+            self.record, expires=time.time() + LEASE_S, uptime=time.monotonic()
+        )
         disk.write_json(PoolLayout(self.pool).lease_json, self.record)
         return True
 
@@ -98,7 +304,7 @@ class Lease:
         while not self._stop.wait(LEASE_S / RENEWALS):
             try:
                 if not self.renew():
-                    logger.error("%s", _lost_message(self.pool, _read(self.pool)))
+                    logger.error("%s", _lost_message(self.pool, self.fence, _read(self.pool)))
                     return
             except (OSError, ValueError) as error:  # the next renewal may work
                 logger.warning("the lease of %s could not be renewed: %s", self.pool, error)
@@ -110,7 +316,7 @@ class Lease:
         there = _read(self.pool)
         if self.lost or there is None or there.fence != self.fence:
             return
-        free = LeaseRecord(fence=there.fence, owner=None, expires=0.0)
+        free = dataclasses.replace(there, owner=None, expires=0.0)
         disk.write_json(PoolLayout(self.pool).lease_json, free)
 
 
@@ -140,47 +346,96 @@ def check_fence(pool: str, fence: int | None) -> None:
         return
     there = _read(pool)
     if there is None or there.fence != fence:
-        raise LeaseLost(_lost_message(pool, there))
+        raise LeaseLost(_lost_message(pool, fence, there))
 
 
-def live_owner(pool: str) -> LeaseOwner | None:
-    """The process that holds the lease of a pool; None where it is free, or its owner has ended."""
-    record = _read(pool)
-    return record.owner if record is not None and _is_live(record) else None
+@dataclass(slots=True)
+class LeaseWatch:
+    """What a process sees of the leases that others hold, from its first look at them on."""
+
+    # By file: the record, since when it is unchanged, whether it was seen to change
+    _seen: dict[str, tuple[LeaseRecord, float, bool]] = field(default_factory=dict)
+    # The lease that was looked at last is over by the clock, and no renewal was seen so far.
+    is_undecided: bool = False
+
+    def live_owner(self, pool: str) -> LeaseOwner | None:
+        """The process that holds the lease of a pool; None where it is free.
+
+        Call it again and again: whether a process of another machine still renews it shows within
+        LEASE_S.
+        """
+        path = PoolLayout(pool).lease_json
+        record = _read(pool)
+        return None if record is None or self.why_free(path, record) else record.owner
+
+    def why_free(self, path: str, record: LeaseRecord) -> str | None:
+        """Why the lease or claim in a file may be taken; None where its owner may write."""
+        self.is_undecided = False
+        if record.owner is None:
+            return "it was given back"
+        now = time.monotonic()
+        on_this_machine = record.owner.machine is not None and record.owner.machine == _machine()
+        if on_this_machine and _process_start(record.owner.pid) != record.owner.process:
+            return "its process had ended"
+        last, since, changed = self._seen.get(path, (record, now, False))
+        if last != record:
+            since, changed = now, True
+        self._seen[path] = record, since, changed
+        silent_s = now - since
+        if on_this_machine and record.uptime <= now:
+            silent_s = now - record.uptime
+        if silent_s >= LEASE_S:
+            return f"it was not renewed for {silent_s:.0f} s"
+        says_live = 0 <= record.expires - time.time() <= LEASE_S
+        self.is_undecided = not (on_this_machine or says_live or changed)
+        return None
 
 
 def _acquire(pool: str, wait_s: float) -> LeaseRecord:
-    """The lease, as soon as it is free; LeaseHeld after `wait_s` seconds."""
+    """The lease, as soon as it is free; LeaseHeld after `wait_s` seconds, or as soon as it is known
+    whether its owner renews it.
+    """
     ends = time.monotonic() + wait_s
-    waiting = False
+    watch, waiting = LeaseWatch(), False
     while True:
         try:
-            return _take(pool)
+            return _take(pool, watch)
         except LeaseHeld as error:
-            if time.monotonic() >= ends:
+            if time.monotonic() >= ends and not watch.is_undecided:
                 raise
             if not waiting:
-                logger.info("waiting up to %.0f s: %s", wait_s, error)
+                longest_s = max(wait_s, LEASE_S if watch.is_undecided else 0.0)
+                logger.info("waiting up to %.0f s: %s", longest_s, error)
             waiting = True
-            time.sleep(min(POLL_S, max(0.0, ends - time.monotonic())))
+            left_s = ends - time.monotonic()
+            time.sleep(min(POLL_S, left_s) if left_s > 0 else POLL_S)
 
 
-def _take(pool: str) -> LeaseRecord:
-    """Claim the next fence and write lease.json. LeaseHeld where another process was faster."""
+def _take(pool: str, watch: LeaseWatch) -> LeaseRecord:
+    """Claim the next fence and write lease.json. LeaseHeld where another process has it."""
     layout = PoolLayout(pool)
     before = _read(pool)
-    if before is not None and _is_live(before):
+    because: str | None = "there was none"
+    if before is not None and (because := watch.why_free(layout.lease_json, before)) is None:
         raise LeaseHeld(_held_message(pool, before))
+    assert because is not None
     first = fence = 0 if before is None else before.fence
     while True:
         fence += 1
-        record = LeaseRecord(fence=fence, owner=_this_process(), expires=time.time() + LEASE_S)
+        record = LeaseRecord(
+            fence=fence,
+            owner=_this_process(),
+            expires=time.time() + LEASE_S,
+            uptime=time.monotonic(),
+            because=because,
+        )
         try:
             disk.create_json(layout.lease_claim(fence), record)
             break
         except FileExistsError:
-            other = _read(pool, layout.lease_claim(fence))
-            if other is None or _is_live(other):  # None: its owner has just removed it
+            claim = layout.lease_claim(fence)
+            other = _read(pool, claim)
+            if other is None or watch.why_free(claim, other) is None:  # None: just removed
                 raise LeaseHeld(_held_message(pool, other)) from None
     after = _read(pool)
     if after is not None and after.fence >= fence:  # it was taken and given back in the meantime
@@ -190,7 +445,9 @@ def _take(pool: str) -> LeaseRecord:
     for old in range(max(first, 1), fence):
         disk.remove(layout.lease_claim(old))
     if before is not None and before.owner is not None:
-        logger.warning("%s: taken over from %s, which has ended", pool, _owner_text(before.owner))
+        logger.warning(
+            "%s: its lease is taken over from %s: %s", pool, _owner_text(before.owner), because
+        )
     return record
 
 
@@ -209,22 +466,6 @@ def _read(pool: str, path: str | None = None) -> LeaseRecord | None:
             "pool"
         ) from None
     return record
-
-
-def _is_live(record: LeaseRecord) -> bool:
-    """Whether the owner may still write: it is not known to have ended, and not silent for long."""
-    if record.owner is None or record.expires < time.time():
-        return False
-    return not _has_ended(record.owner)
-
-
-def _has_ended(owner: LeaseOwner) -> bool:
-    """True for a process of this machine that does not run any more; False where that is unknown,
-    on another machine or in another container.
-    """
-    if owner.machine is None or owner.machine != _machine():
-        return False
-    return _process_start(owner.pid) != owner.process
 
 
 def _this_process() -> LeaseOwner:
@@ -268,15 +509,14 @@ def _held_message(pool: str, record: LeaseRecord | None) -> str:
         return f"{pool}: another command took its lease at the same moment; run this one again"
     return (
         f"{pool} is being written by {_owner_text(record.owner)}; wait for that command or end it: "
-        f"its lease ends within {LEASE_S:.0f} s of its end"
+        f"its lease is free at its end, for another machine after {LEASE_S:.0f} s without a renewal"
     )
 
 
-def _lost_message(pool: str, record: LeaseRecord | None) -> str:
+def _lost_message(pool: str, fence: int | None, record: LeaseRecord | None) -> str:
+    """`fence` is that of the command which has lost the lease, `record` the lease now."""
     if record is None:
         return f"{pool}: its lease.json was removed while it was written; run the command again"
     owner = "another command" if record.owner is None else _owner_text(record.owner)
-    return (
-        f"{pool}: its lease was taken over by {owner}, because this command did not renew it in "
-        "time; nothing more is written"
-    )
+    why = f", because {record.because}" if fence is not None and record.fence == fence + 1 else ""
+    return f"{pool}: its lease was taken over by {owner}{why}; nothing more is written"

@@ -11,11 +11,10 @@ import numpy as np
 import pyarrow as pa
 
 from manifests import disk
-from manifests.aligned import AlignedFiles
-from manifests.aligned.shard_tables import score_shards
+from manifests.aligned import AlignedFiles, score_shards
 from manifests.commits import Commits
-from manifests.documents import ScoreSetDocument
-from manifests.pool_layout import CommitRecord, PoolLayout
+from manifests.layout import CommitRecord, PoolLayout
+from manifests.records import ScoreSetDocument
 from pipeline.pool.lease import check_fence
 
 SAME_ROWS = ("uids", "sidecar", "rows", "stored", "pool")  # metadata of columns of the same rows

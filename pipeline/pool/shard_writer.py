@@ -1,27 +1,443 @@
-"""Rows to a tar with reproducible bytes, and to the rows of its sidecar."""
+"""A shard: a tar with reproducible bytes, its sidecar, and the record that publishes both."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import functools
+import glob
 import hashlib
+import json
+import secrets
 import tarfile
 import tempfile
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from manifests import disk
-from manifests.columns import SIDECAR, with_extra
-from manifests.pool_layout import CommitRecord, PoolLayout, revised_name
+from manifests.columns import DECODE_REASONS, REASONS, SIDECAR, VOLATILE_COLUMNS, with_extra
+from manifests.layout import SHARD_VERSION, CommitRecord, PoolLayout, revised_name, shard_name
 from manifests.schema import ROWS_PER_SHARD_LIMIT
-from pipeline.pool.publication import TarFile, publish_shard, replace_shard, staged_file
-from pipeline.pool.rows import member_json, outcome_row, row_key
+from manifests.text import valid_text
+from pipeline.pool.lease import check_fence, publication_lock, read_commit_record
 from pipeline.pool.tars import BLOCK, end_mark
+
+# --------------------------------------------------------------------------------------------------
+# A column of a table as the JSON array that `json.dumps` writes, made by Arrow and not row by
+# row.
+#
+# The hash of a sidecar is taken over this text, for every shard that is written or verified.
+
+
+# Text that json.dumps only puts quotes around: printable ASCII without a quote and a backslash.
+PLAIN_TEXT = r"^[ !#-\[\]-~]*$"
+IS_ESCAPED = np.array([not (32 <= byte < 127 and byte not in b'"\\') for byte in range(256)])
+
+
+def json_array(column: pa.ChunkedArray) -> bytes:
+    """What `json.dumps(column.to_pylist(), separators=(",", ":"))` gives, as bytes.
+
+    Integers, truth values and text are written by Arrow; a text with a character that JSON escapes,
+    and a column of any other type, by json.dumps.
+    """
+    kind = column.type
+    if len(column) and column.null_count == len(column):
+        return b"[" + b"null," * (len(column) - 1) + b"null]"
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        texts = _quoted(column)
+    elif pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        texts = pc.cast(column, pa.large_string())
+    else:
+        return json.dumps(column.to_pylist(), separators=(",", ":")).encode()
+    values = pc.fill_null(texts, "null")
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    if not len(values):
+        return b"[]"
+    whole = pa.LargeListArray.from_arrays([0, len(values)], values)
+    joined: bytes = pc.binary_join(whole, pa.scalar(",", pa.large_string()))[0].as_buffer()
+    return b"".join([b"[", joined, b"]"])
+
+
+def _has_escapes(texts: pa.LargeStringArray) -> bool:
+    """Whether a byte of a column is one that JSON escapes: a tenth of the time of PLAIN_TEXT."""
+    _, offsets, data = texts.buffers()
+    if data is None or not len(texts):
+        return False
+    ends = np.frombuffer(offsets, np.int64)[[texts.offset, texts.offset + len(texts)]]
+    return bool(IS_ESCAPED[np.frombuffer(data, np.uint8)[ends[0] : ends[1]]].any())
+
+
+def _quoted(column: pa.ChunkedArray) -> pa.Array:
+    """(rows,) each text as JSON writes it; NULL stays NULL."""
+    texts = pc.cast(column, pa.large_string()).combine_chunks()
+    quote, nothing = pa.scalar('"', pa.large_string()), pa.scalar("", pa.large_string())
+    quoted = pc.binary_join_element_wise(quote, texts, quote, nothing)
+    if not _has_escapes(texts):
+        return quoted
+    is_plain = pc.fill_null(pc.match_substring_regex(texts, PLAIN_TEXT), True)
+    is_escaped = pc.invert(is_plain)
+    escaped = [json.dumps(text) for text in texts.filter(is_escaped).to_pylist()]
+    return pc.replace_with_mask(quoted, is_escaped, pa.array(escaped, pa.large_string()))
+
+
+# --------------------------------------------------------------------------------------------------
+# A shard becomes visible: tar, sidecar, then the commit record; nothing committed is overwritten.
+#
+# Readers of a tar do not notice that it was cut or altered. The other two files therefore store
+# its size and sha256, and the offset and length of every member.
+#
+# A file is created only where none has its name. Where an unfinished publication left another
+# content under the name, the shard gets the next revision, whose name the record has. A commit
+# record is replaced by `replace_shard` only, after the files of the next revision are complete.
+
+
+MAX_LEFTOVERS = 10  # revisions of unfinished publications that are passed over
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TarFile:
+    """The tar of a shard: its name inside the pool, or the path or URL of an adopted one."""
+
+    name: str
+    bytes: int
+    sha256: str
+    stamp: dict[str, Any] | None = None  # of an adopted one, see CommitRecord.tar_stamp
+
+
+@dataclass(frozen=True, slots=True)
+class _Contents:
+    """What is published: the rows as a table, the counts of its outcomes, and the tar."""
+
+    pool: str
+    shard: int
+    table: pa.Table
+    counts: dict[str, Any]  # the fields of a CommitRecord that count rows
+    tar: TarFile
+    staged_tar: Path | None  # None where the tar stays where it is
+
+
+def publish_new(pool: str, source: Path | bytes, path: str, fence: int | None) -> None:
+    """Publish a file of a stage, a finished local file or its bytes, under the lease of the pool.
+
+    A local file is moved. LeaseLost where another command has taken the lease over. A file that is
+    there with the same content counts as success; FileExistsError with both hashes where its
+    content is another one.
+    """
+    check_fence(pool, fence)
+    if isinstance(source, bytes):
+        disk.create_bytes(path, source)
+    else:
+        disk.create_file(source, path)
+        source.unlink()  # it may be the same file: who wrote into it again would change both
+
+
+def publish_shard(
+    pool: str,
+    shard: int,
+    rows: Sequence[Mapping[str, Any]],
+    tar: TarFile,
+    *,
+    staged_tar: Path | None = None,
+    task: str,
+    group: str,
+    duration_s: float,
+    schema: pa.Schema = SIDECAR,
+    engine: str | None = None,
+    engine_version: str | None = None,
+    manners: Mapping[str, Any] | None = None,
+    fence: int | None = None,
+) -> CommitRecord:
+    """Publish tar, sidecar of rows in key order, and commit record. Returns the record.
+
+    `staged_tar` is the local file to publish in the pool; None where the tar stays where it is. A
+    shard that is committed already stays as it is, and its record is returned. `fence`: that of the
+    lease; LeaseLost where another command has taken it over. FileExistsError where another process
+    commits the shard at the same moment.
+    """
+    table = pa.Table.from_pylist(list(rows), schema=schema)
+    contents = _Contents(pool, shard, table, _counts(table), tar, staged_tar)
+    with publication_lock(pool, shard) as exclusive:
+        if (existing := read_commit_record(pool, shard)) is not None:
+            return existing
+        check_fence(pool, fence)
+        files = _publish_files(contents, 0, exclusive)
+        record = CommitRecord(
+            **files,
+            shard=shard_name(shard),
+            version=SHARD_VERSION,
+            task=task,
+            group=group,
+            duration_s=round(duration_s, 3),
+            engine=engine,
+            engine_version=engine_version,
+            manners=None if manners is None else dict(manners),
+            fence=fence,
+        )
+        check_fence(pool, fence)  # the puts may have taken minutes
+        path = PoolLayout(pool).commit_record(shard)
+        disk.create_json(path, record.to_plain(), sealed=True)
+    return record
+
+
+def replace_shard(
+    pool: str,
+    shard: int,
+    rows: pa.Table,
+    tar: TarFile | None = None,
+    *,
+    staged_tar: Path | None = None,
+    fence: int | None,
+) -> CommitRecord:
+    """Give a committed shard other contents: files of the next revision, then their record.
+
+    `rows`: the new sidecar, in key order. `tar` and `staged_tar`: the new tar; without them the tar
+    stays, and only the sidecar is new. Task, group and engine stay. The index is not touched: the
+    caller has it forget the shard before, and adds the record, see IndexWriter. The old files are
+    removed after the record names the new ones: a reader that has the old record then misses a
+    file and reads the record again. ValueError where the shard is not committed; LeaseLost and
+    FileExistsError as in `publish_shard`.
+    """
+    layout = PoolLayout(pool)
+    path = layout.commit_record(shard)
+    assert (tar is None) == (staged_tar is None)
+    with publication_lock(pool, shard) as exclusive:
+        old = read_commit_record(pool, shard)
+        if old is None:
+            raise ValueError(f"shard {shard_name(shard)} of {pool} is not committed")
+        before = disk.read_bytes(path)
+        check_fence(pool, fence)
+        same_tar = TarFile(
+            name=old.tar, bytes=old.tar_bytes, sha256=old.tar_sha256, stamp=old.tar_stamp
+        )
+        contents = _Contents(pool, shard, rows, _counts(rows), tar or same_tar, staged_tar)
+        files = _publish_files(contents, old.revision + 1, exclusive)
+        if staged_tar is None:
+            files["adopted"] = old.adopted
+        record = replace(old, **files, version=SHARD_VERSION, fence=fence)
+        check_fence(pool, fence)
+        disk.replace_json(path, record.to_plain(), before, sealed=True)
+        disk.remove(layout.sidecar(shard, old.revision))
+        if staged_tar is not None and not old.adopted:
+            disk.remove(layout.tar(old))
+    return record
+
+
+def _counts(table: pa.Table) -> dict[str, Any]:
+    """The fields of a commit record that count the rows of its sidecar."""
+    statuses, reasons = _frequencies(table["status"]), _frequencies(table["reason"])
+    stored = statuses.get("success", 0)
+    assert len(table) == stored + sum(reasons.values())
+    return {
+        "count": len(table),
+        "successes": stored,
+        "reasons": reasons,
+        "failed_to_download": statuses.get("failed_to_download", 0),
+        "failed_to_resize": statuses.get("failed_to_resize", 0),
+        "retries": len(table) - table["retry_of"].null_count,
+    }
+
+
+def _frequencies(column: pa.ChunkedArray) -> dict[str, int]:
+    """How often each value of a column of text occurs, in the order of the values."""
+    counts = pc.value_counts(column.drop_null())
+    values, numbers = counts.field("values").to_pylist(), counts.field("counts").to_pylist()
+    return dict(sorted(zip(values, numbers, strict=True)))
+
+
+def _publish_files(contents: _Contents, first: int, exclusive: bool) -> dict[str, Any]:
+    """Publish tar and sidecar under one revision; returns the fields of the record about them.
+
+    first: the lowest revision. `exclusive`: no other process publishes the shard, so that what lies
+    under its name is a leftover and is removed.
+    """
+    layout, shard, tar = PoolLayout(contents.pool), contents.shard, contents.tar
+    metadata = {name: contents.counts[name] for name in ("count", "successes", "reasons")}
+    metadata |= {"shard": shard_name(shard), "version": SHARD_VERSION}
+    if contents.staged_tar is not None and contents.staged_tar.stat().st_size != tar.bytes:
+        size = contents.staged_tar.stat().st_size
+        raise OSError(f"{contents.staged_tar} has {size} bytes of {tar.bytes}")
+    with staged_file(layout.sidecar(shard)) as staged:
+        disk.write_parquet(staged, contents.table, metadata)
+        for revision in range(first, first + MAX_LEFTOVERS):
+            files = {layout.sidecar(shard, revision): staged}
+            if contents.staged_tar is not None:
+                files = {layout.shard_tar(shard, revision): contents.staged_tar, **files}
+            try:
+                for path, source in files.items():
+                    _create_file(source, path, exclusive)
+                break
+            except FileExistsError:
+                if revision + 1 == first + MAX_LEFTOVERS:
+                    raise
+        return {
+            **contents.counts,
+            "tar": tar.name
+            if contents.staged_tar is None
+            else f"{revised_name(shard, revision)}.tar",
+            "adopted": contents.staged_tar is None,
+            "tar_bytes": tar.bytes,
+            "tar_sha256": tar.sha256,
+            "tar_stamp": tar.stamp,
+            "sidecar_bytes": staged.stat().st_size,
+            "sidecar_file_sha256": disk.file_sha256(staged),
+            "sidecar_sha256": sidecar_hash(contents.table),
+            "revision": revision,
+        }
+
+
+def _create_file(source: Path, path: str, exclusive: bool) -> None:
+    """Publish one file. A leftover of that name is removed where nobody else can need it."""
+    try:
+        disk.create_file(source, path)
+    except FileExistsError:
+        if not exclusive:
+            raise
+        disk.remove(path)
+        disk.create_file(source, path)
+
+
+def remove_partial(path: str) -> None:
+    """Remove what killed processes have left of a file that no other process writes now."""
+    if not disk.is_url(path):
+        target = disk.local_path(path)
+        for left in target.parent.glob(f".{glob.escape(target.name)}.partial.*"):
+            left.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def staged_file(path: str, *, alone: bool = False) -> Iterator[Path]:
+    """A local file to fill before it is published.
+
+    It lies beside `path`, where `remove_uncommitted` finds it, or in a temporary folder where
+    `path` is a URL. alone: no other process writes this file, and what killed ones have left of it
+    is removed.
+    """
+    if disk.is_url(path):
+        with disk.scratch_folder("clipmill-shard-") as folder:
+            yield Path(folder) / "staged"
+        return
+    target = disk.local_path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if alone:
+        remove_partial(path)
+    # A token: machines that share a folder may have the same process ids.
+    token = secrets.token_hex(4)
+    staged = target.with_name(f".{target.name}.partial.staged-{token}")
+    try:
+        yield staged
+    finally:
+        staged.unlink(missing_ok=True)
+
+
+def sidecar_hash(table: pa.Table) -> str:
+    """sha256 of a sidecar's values without VOLATILE_COLUMNS, the same for any Parquet writer.
+
+    It is taken of a line of JSON a column: its name, its type and the array of its values.
+    """
+    content = hashlib.sha256()
+    for field in table.schema:
+        if field.name not in VOLATILE_COLUMNS:
+            name = json.dumps([field.name, str(field.type)], separators=(",", ":"))
+            content.update(name[:-1].encode() + b"," + json_array(table[field.name]) + b"]\n")
+    return content.hexdigest()
+
+
+# --------------------------------------------------------------------------------------------------
+# The row of one attempt: all columns of the sidecar, with valid values.
+#
+# Rows carry text from strangers (headers, redirects, JSON of other programs). One value that no
+# file can hold must not cost the shard: text becomes valid UTF-8, and an integer outside its
+# column's range costs its own row.
+
+
+TAR_COLUMNS = (
+    "image_offset", "image_length", "text_offset", "text_length", "json_offset", "json_length",
+)  # fmt: skip
+# img2dataset's columns are in every {key}.json, the others where they are not NULL.
+ALWAYS_IN_JSON = SIDECAR.names[:11]
+NOT_IN_JSON = frozenset((*VOLATILE_COLUMNS, *TAR_COLUMNS, "image_name"))
+
+
+def row_key(shard: int, row: int) -> str:
+    """Key of a row, which is also the base name of its members."""
+    return f"{shard:05d}{row:04d}"
+
+
+def outcome_row(
+    record: Mapping[str, Any], schema: pa.Schema = SIDECAR, *, stored: bool
+) -> dict[str, Any]:
+    """All columns of a sidecar row, with the status and class that follow from its reason.
+
+    A stored row with an integer that its column cannot hold becomes a failed one: `reason` is
+    decode_error.
+    """
+    reason = record.get("reason")
+    assert (reason is None) == stored, f"stored is {stored} and reason is {reason!r}"
+    assert record.keys() <= set(schema.names), sorted(record.keys() - set(schema.names))
+    values = {**dict.fromkeys(schema.names), **record}
+    for name, value in record.items():
+        if isinstance(value, str):
+            values[name] = valid_text(value)
+    if too_large := _integers_out_of_range(values, schema):
+        values |= dict.fromkeys(too_large)
+        message = f"{', '.join(too_large)}: more than the column can hold"
+        values["error_message"] = "; ".join(filter(None, (values["error_message"], message)))
+        values["reason"] = reason = reason or "decode_error"
+        values |= dict.fromkeys((*TAR_COLUMNS, "image_name"))
+    values["status"] = _status(reason)
+    values["class"] = None if reason is None else REASONS[reason]
+    return values
+
+
+def member_json(values: Mapping[str, Any], extra: Mapping[str, Any]) -> bytes:
+    """{key}.json: the values that the response decided; no times and no offsets in the tar."""
+    known = {}
+    for name, value in values.items():
+        if name not in NOT_IN_JSON and (value is not None or name in ALWAYS_IN_JSON):
+            known[name] = value
+    text = json.dumps({**known, **extra}, sort_keys=True, ensure_ascii=False)
+    return valid_text(text).encode()
+
+
+def _status(reason: str | None) -> str:
+    """img2dataset's word for a reason."""
+    if reason is None:
+        return "success"
+    return "failed_to_resize" if reason in DECODE_REASONS else "failed_to_download"
+
+
+@functools.lru_cache(maxsize=64)
+def _integer_ranges(schema: pa.Schema) -> dict[str, tuple[int, int]]:
+    """Lowest and highest value of each integer column."""
+    ranges = {}
+    for field in schema:
+        if pa.types.is_signed_integer(field.type):
+            bound = 1 << field.type.bit_width - 1
+            ranges[field.name] = (-bound, bound - 1)
+    return ranges
+
+
+def _integers_out_of_range(values: Mapping[str, Any], schema: pa.Schema) -> list[str]:
+    names = []
+    for name, (lowest, highest) in _integer_ranges(schema).items():
+        value = values[name]
+        if value is not None and not lowest <= value <= highest:
+            names.append(name)
+    return names
+
+
+# --------------------------------------------------------------------------------------------------
+# Rows to a tar with reproducible bytes, and to the rows of its sidecar.
 
 
 class ShardWriter:

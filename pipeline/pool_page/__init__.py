@@ -1,10 +1,28 @@
-"""A pool as a page: one HTML file, or a small server."""
+"""A pool as a page: one HTML file, or a small server.
+
+A pool as one HTML page: what became of its links, what each rule does, a threshold to move,
+images. It only reads.
+
+The server is in serving, after `page_data.py`. Reads what is committed: commit records, sidecars,
+score sets, views, tars. Writes nothing.
+
+Invariants:
+
+* All numbers sum to the counts of accounting: `tests/pipeline/pool_page/test_view_effects.py`,
+  `tests/pipeline/pool_page/test_pool_totals.py`, `tests/pipeline/pool_page/test_value_tables.py`,
+  `tests/pipeline/pool_page/test_sections.py`.
+* A rule of the page, pasted into a recipe, keeps as many rows as the page says:
+  `tests/pipeline/pool_page/test_number_columns.py`.
+* A caption is text, whatever it holds: `tests/pipeline/pool_page/test_document.py`.
+
+A new section: a function in `sections.py`, its line in `document.py`, its data in `page_data.py`,
+a test.
+"""
 
 from __future__ import annotations
 
-from pipeline.pool_page.document import render
-from pipeline.pool_page.page_data import Bounds, page_data
-from pipeline.pool_page.serving import Answers, make_server
+from pipeline.pool_page.page import Bounds, page_data, render
+from pipeline.pool_page.server import Answers, make_server
 from pipeline.pool_page.survey import Survey, survey_pool
 
 __all__ = ["Answers", "Bounds", "Survey", "make_server", "page_data", "render", "survey_pool"]

@@ -234,7 +234,8 @@ function chooseColumn() {
   const column = byName.get($("column").value);
   const most = column.thresholds.length - 1;
   $("slider").max = Math.max(0, most);
-  $("slider").value = Math.round(most * 0.7);
+  const limits = (column.marks || {})[view()] || Object.values(column.marks || {})[0] || [];
+  $("slider").value = limits.length ? indexOf(column, limits[0]) : Math.round(most * 0.7);
   $("meaning").textContent = column.meaning || "";
   $("typed").textContent = "";
   $("marks").textContent = "";
@@ -286,6 +287,10 @@ function showGallery() {
 function groupParts(group) {
   const shots = make("div", { class: "shots" });
   showImages(shots, group.images.map(number => data.images[number]));
+  for (const number of group.survivors) {
+    const caption = shots.children[group.images.indexOf(number)].querySelector("figcaption");
+    caption.prepend(make("b", {}, "survives"), " ");
+  }
   const title = `${group.title}: ${group.images.length} of ${whole(group.of)}`;
   return [make("h3", {}, title), shots];
 }
@@ -374,5 +379,8 @@ if ($("column").options.length) {
     }
   });
 }
-if ($("copies")) $("copies").replaceChildren(...data.copies.flatMap(groupParts));
+if ($("copies")) {
+  const group = one => make("div", { class: "group" }, ...groupParts(one));
+  $("copies").replaceChildren(...data.copies.map(group));
+}
 showAll();

@@ -1,21 +1,48 @@
-"""What a running command does: counted, shown, stored for those who watch it, and measured."""
+"""What a running command does: counted, shown, stored for those who watch it, and measured.
+
+What a running command does: counted in this process, shown on a terminal or as log lines, written
+for those who watch it from elsewhere, and handed to Prometheus through Ray. Nothing that goes
+wrong here reaches the command.
+
+Written: `POOL/progress.json` every 2 s, every 15 s in an object store, under the pool's lease. It
+is no part of the pool.
+
+Invariants:
+
+* A screen, a file or a store that fails ends no command: `tests/pipeline/progress/test_view.py`.
+* Rows are counted once, those of running tickets too; a resumed stage is not taken for a fast
+  one: `tests/pipeline/progress/test_stage_counter.py`.
+* Tables are bounded, whatever the number of hosts: `tests/pipeline/progress/test_host_losses.py`.
+* At most one log line in 10 s and stage; a terminal of any width:
+  `tests/pipeline/progress/test_screens.py`.
+
+To extend: a stage says what a ticket did by a function `result -> Measure` (`Stage.measure`); a
+worker that tells rows before its tickets end keeps a `WorkerReport` and has `progress()`
+(`Stage.tells`). A number that is shown is a field of `StageState`.
+"""
 
 from __future__ import annotations
 
-from pipeline.progress.host_losses import HostLosses
-from pipeline.progress.lines import stage_line
-from pipeline.progress.measure import (
+from pipeline.progress.state import (
+    CommandState,
+    HostLosses,
     Measure,
     Measurer,
+    StageCounter,
+    TicketRows,
+    WorkerReport,
     measure_commit,
     measure_links,
     measure_scored,
 )
-from pipeline.progress.progress_file import read_state
-from pipeline.progress.screens import Screen, screen_for
-from pipeline.progress.stage_counter import StageCounter, TicketRows, WorkerReport
-from pipeline.progress.state import CommandState
-from pipeline.progress.view import counted_stage, shown_progress
+from pipeline.progress.view import (
+    Screen,
+    counted_stage,
+    read_state,
+    screen_for,
+    shown_progress,
+    stage_line,
+)
 
 __all__ = [
     "CommandState",

@@ -1,17 +1,45 @@
-"""Rows to score columns: models are loaded once per worker."""
+"""Rows to score columns: models are loaded once per worker.
+
+Rows to score columns: one decode of an image serves all filters of a pass, models are loaded once
+per worker.
+
+Reads `shards/`. Writes `scores/NAME@ID/SHARD.parquet`, bundles of later shards, `shards.parquet`
+of a large pool, then `scores/NAME@ID/scores.json` (`ScoreSetDocument`). NAME is that of the
+instance. ID is a hash of the filter's own name, version, options, weights and of the ids of the
+sets that it reads.
+
+Invariants:
+
+* Columns are aligned with the sidecar; a bad row costs one value:
+  `tests/pipeline/scoring/test_scorer.py`.
+* A set under another name is copied, a filter that reads others runs after them:
+  `tests/pipeline/scoring/test_pool_sets.py`.
+* A mistake of a filter ends the shard with one line:
+  `tests/pipeline/scoring/test_score_worker.py`.
+* What is scored is not scored again; options that depend on the machine are fixed before the ID
+  is made: `tests/pipeline/scoring/test_scorer.py`.
+* A kill while a bundle is made costs no score: `tests/pipeline/scoring/test_score_bundles.py`.
+* A pool without a stored row names reasons and a row:
+  `tests/pipeline/scoring/test_stored_rows.py`.
+
+To extend: a new filter is a file in `filters/`; nothing changes here.
+"""
 
 from __future__ import annotations
 
-from pipeline.scoring.pool_sets import PoolSets, score_set
-from pipeline.scoring.score_bundles import write_bundle
+from pipeline.scoring.bundles import write_bundle
 from pipeline.scoring.score_sets import (
+    PoolSets,
     complete_score_sets,
+    example_row,
     filter_specs,
     read_score_set,
+    reasons_text,
+    score_set,
     score_set_names,
+    shards_with_rows,
 )
 from pipeline.scoring.scorer import score
-from pipeline.scoring.stored_rows import example_row, reasons_text, shards_with_rows
 
 __all__ = [
     "PoolSets",

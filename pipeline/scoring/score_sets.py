@@ -1,17 +1,28 @@
-"""Score sets of a pool: their names, their documents, and the filters that a command asks for."""
+"""The score sets of a pool, and the rows that filters read."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+import itertools
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from filters import specs_of_recipe
-from filters.base import FilterBase, set_id
+import pyarrow.compute as pc
+
+from filters import FILTERS, instances_of, specs_of_recipe
+from filters.base import FilterBase, PoolFilter, set_id
 from manifests import disk
-from manifests.documents import ScoreSetDocument, read_document
-from manifests.pool_layout import PoolLayout
+from manifests.commits import Commits, read_commits
+from manifests.layout import PoolLayout
+from manifests.records import ScoreSetDocument, read_document
 from manifests.schema import FilterSpec, Recipe
+from manifests.text import printable
+
+# --------------------------------------------------------------------------------------------------
+# Score sets of a pool: their names, their documents, and the filters that a command asks for.
 
 
 def name_of_filter(
@@ -85,3 +96,287 @@ def filter_specs(
     if not specs:
         raise ValueError("there is no filter to score by; name some with --filters")
     return list(specs.values())
+
+
+# --------------------------------------------------------------------------------------------------
+# Which score sets of a pool are those of some filters: ids cover the columns that are read.
+
+
+logger = logging.getLogger(__name__)
+
+
+def score_set(
+    pool: str, spec: FilterSpec, commits: Commits | None = None
+) -> tuple[str, ScoreSetDocument]:
+    """(NAME@ID, document) of a filter's columns in `pool`.
+
+    ValueError with the command to give where columns are missing.
+    """
+    sets = PoolSets(commits or read_commits(pool), [spec])
+    return sets.require(spec.name)
+
+
+class PoolSets:
+    """Which score sets of a pool are those of some filters.
+
+    The columns that a filter reads are part of its id, so the sets of a filter are looked up after
+    those that it reads: instances of the same list, or else complete sets of the pool.
+    """
+
+    def __init__(self, commits: Commits, specs: Sequence[FilterSpec]) -> None:
+        self.commits, self.pool = commits, commits.pool
+        self.instances = instances_of(specs, self._sidecar_columns)
+        self._planned: dict[str, str] = {}
+        self._known: dict[str, list[tuple[str, ScoreSetDocument]]] = {}
+
+    @functools.cached_property
+    def _sidecar_columns(self) -> list[str]:
+        if not len(self.commits):
+            return []
+        first = int(self.commits.shards[0])
+        return list(disk.read_schema(self.commits.sidecar(first)).names)
+
+    @functools.cached_property
+    def _current_sets(self) -> dict[str, ScoreSetDocument]:
+        """All complete sets of the rows that the pool has now."""
+        sets = complete_score_sets(self.pool)
+        fingerprint = self.commits.fingerprint
+        return {name: each for name, each in sets.items() if each.fingerprint == fingerprint}
+
+    # --- what a filter reads ----------------------------------------------------------------------
+
+    def sources(self, name: str) -> dict[str, tuple[str, ...]]:
+        """What an instance reads, column by column: {owner: its columns that are read}.
+
+        The owner is an instance of the list, NAME@ID of a set of the pool, or "" for the sidecar.
+        ValueError for a name that is nowhere.
+        """
+        filter_ = self.instances[name].filter
+        sources: dict[str, tuple[str, ...]] = {}
+        for read in filter_.reads:
+            owner, columns = self._owner(name, read, columns_too=isinstance(filter_, PoolFilter))
+            sources[owner] = tuple(dict.fromkeys([*sources.get(owner, ()), *columns]))
+        return sources
+
+    def _owner(self, name: str, read: str, *, columns_too: bool) -> tuple[str, tuple[str, ...]]:
+        """(owner, columns) of one name that the instance `name` reads."""
+        others = {key: each for key, each in self.instances.items() if key != name}
+        if columns_too:  # a column comes before an instance: `caption` is the sidecar's
+            if read in self._sidecar_columns:
+                return "", (read,)
+            for other, instance in others.items():
+                if read in instance.columns():
+                    return other, (read,)
+        if read in others:
+            return read, tuple(others[read].columns())
+        matches = {}
+        for set_name, document in self._current_sets.items():
+            if document.name == read:
+                matches[set_name] = document.columns
+            elif columns_too and read in document.columns:
+                matches[set_name] = (read,)
+        if len(matches) == 1:
+            return next(iter(matches.items()))
+        if matches:
+            raise ValueError(
+                f"filter {name} reads {read}, and {self.pool} has several score sets of it "
+                f"({', '.join(sorted(matches))}); put the filter that is meant into the recipe, "
+                f"before {name}"
+            )
+        what = read if columns_too else f"the columns of filter {read}"
+        givers = [other for other, each in FILTERS.items() if read in each.adds]
+        giver = f"the filter {givers[0]}" if givers else "the filter that gives it"
+        close = disk.did_you_mean(read, self._readable(columns_too), cutoff=0.7)
+        raise ValueError(
+            f"filter {name} reads {what}, which {self.pool} does not have; put {giver} into the "
+            f"recipe, before {name}, or score it first{close}"
+        )
+
+    def _readable(self, columns_too: bool) -> list[str]:
+        """Names that a filter may read."""
+        names = [*self.instances]
+        names += [document.name for document in self._current_sets.values()]
+        if columns_too:
+            names += self._sidecar_columns
+            for document in self._current_sets.values():
+                names += document.columns
+            for instance in self.instances.values():
+                names += instance.columns()
+        return names
+
+    def depends_on_pool(self, name: str) -> bool:
+        """True where the values of a row depend on other rows of the pool."""
+        if isinstance(self.instances[name].filter, PoolFilter):
+            return True
+        for owner in self.sources(name):
+            if owner in self.instances and self.depends_on_pool(owner):
+                return True
+            if "@" in owner and self._current_sets[owner].whole_pool:
+                return True
+        return False
+
+    def reads_of(self, name: str) -> dict[str, str]:
+        """{instance that `name` reads: its score set}, there or planned."""
+        return {owner: self.set_name(owner) for owner in self.sources(name) if owner}
+
+    def set_name(self, owner: str) -> str:
+        """NAME@ID of an instance that is there or planned, or of a set of the pool."""
+        if "@" in owner:
+            return owner
+        if owner in self._planned:
+            return self._planned[owner]
+        current = self.current(owner)
+        if current is None:
+            raise ValueError(
+                f"the columns of filter {owner}, which another filter reads, are not complete in "
+                f"{self.pool}; score both: pipeline/score.py {self.pool} --recipe RECIPE"
+            )
+        return current[0]
+
+    # --- which sets are there ---------------------------------------------------------------------
+
+    def current(
+        self, name: str, *, skip_damaged: bool = False
+    ) -> tuple[str, ScoreSetDocument] | None:
+        """(NAME@ID, document) of the complete set of an instance, whichever kind of machine scored
+        it; None without one.
+
+        skip_damaged: a damaged document counts as none, because it is made again from the columns.
+        """
+        sets = self._all_current(name, skip_damaged)
+        return sets[0] if sets else None
+
+    def _all_current(self, name: str, skip_damaged: bool) -> list[tuple[str, ScoreSetDocument]]:
+        if name not in self._known:
+            documents = []
+            for set_name in self.possible_names(name, skip_damaged):
+                try:
+                    document = read_score_set(self.pool, set_name)
+                except ValueError as error:
+                    if not skip_damaged:
+                        raise
+                    logger.warning("scores.json of %s is made again: %s", set_name, error)
+                    continue
+                if document is not None and document.fingerprint == self.commits.fingerprint:
+                    documents.append((set_name, document))
+            if not documents:
+                return []
+            self._known[name] = documents
+        return self._known[name]
+
+    def possible_names(self, name: str, skip_damaged: bool = True) -> Iterator[str]:
+        """NAME@ID of the sets that an instance may have, for each kind of machine and for each set
+        that there is of what it reads."""
+        instance = self.instances[name]
+        choices = []
+        for owner in self.sources(name):
+            if "@" in owner:
+                choices.append([owner])
+            elif owner in self._planned:
+                choices.append([self._planned[owner]])
+            elif owner:
+                choices.append([each for each, _ in self._all_current(owner, skip_damaged)])
+        for reads in itertools.product(*choices):
+            for alternative in instance.filter.alternatives():
+                yield name_of_filter(alternative, name, reads)
+
+    def plan(self, name: str, filter_: FilterBase) -> str:
+        """NAME@ID of the set that is going to be made by an instance, its filter resolved."""
+        instance = self.instances[name]
+        self.instances[name] = replace(instance, filter=filter_)
+        reads = list(self.reads_of(name).values())
+        self._planned[name] = name_of_filter(filter_, name, reads)
+        return self._planned[name]
+
+    def require(self, name: str) -> tuple[str, ScoreSetDocument]:
+        """(NAME@ID, document) of an instance. ValueError with the command to give without one."""
+        current = self.current(name)
+        if current is not None:
+            return current
+        missing = [each for each in self._read_instances(name) if self.current(each) is None]
+        if missing:
+            self.require(missing[0])
+        names = list(self.possible_names(name))
+        is_old = any(read_score_set(self.pool, each) for each in names)
+        state = "of an older state of the pool" if is_old else "not there"
+        raise ValueError(
+            f"{self.pool}: the scores of filter {name} ({' or '.join(names)}) are {state}; "
+            f"run pipeline/score.py {self.pool} with the same recipe"
+        )
+
+    def _read_instances(self, name: str) -> list[str]:
+        return [owner for owner in self.sources(name) if owner in self.instances]
+
+
+# --------------------------------------------------------------------------------------------------
+# Committed shards with something to work on; and, where a pool has no stored row, the reasons
+# with an example.
+
+
+TOP_REASONS = 5
+EXAMPLE_COLUMNS = ["key", "url", "error_message", "reason"]
+
+
+def shards_with_rows(pool: str, commits: Commits | None = None) -> Commits:
+    """What is committed; `commits` if the caller has read it.
+
+    ValueError where nothing is committed or no row is stored. It names the most frequent reasons
+    and an example row.
+    """
+    if commits is None:
+        commits = read_commits(pool)
+    if not len(commits):
+        raise ValueError(_nothing_committed(pool))
+    if not commits.totals.stored:
+        raise ValueError(_nothing_stored(commits))
+    return commits
+
+
+def example_row(commits: Commits, reason: str) -> str:
+    """One row that ended with `reason`, as a line."""
+    shard = commits.first_with(reason)
+    assert shard is not None, f"no shard has a row with reason {reason!r}"
+    rows = disk.read_parquet(commits.sidecar(shard), EXAMPLE_COLUMNS)
+    row = rows.filter(pc.equal(rows["reason"], reason)).slice(0, 1).to_pylist()[0]
+    message = f" ({row['error_message']})" if row["error_message"] else ""
+    return printable(f"row {row['key']}: {row['url']}{message}")
+
+
+def reasons_text(reasons: Mapping[str, int]) -> str:
+    """The most frequent reasons with their counts."""
+    most = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
+    text = ", ".join(f"{reason} {count}" for reason, count in most[:TOP_REASONS])
+    left = len(most) - TOP_REASONS
+    return f"{text} and {left} other reasons" if left > 0 else text
+
+
+def _nothing_stored(commits: Commits) -> str:
+    totals = commits.totals
+    if not totals.rows:
+        return f"{commits.pool}: its {totals.shards} shards have no row"
+    reason = min(totals.reasons, key=lambda name: (-totals.reasons[name], name))
+    return (
+        f"{commits.pool}: none of the {totals.rows} rows is stored: "
+        f"{reasons_text(totals.reasons)}; "
+        f"an example of {reason}: {example_row(commits, reason)}"
+    )
+
+
+def _nothing_committed(pool: str) -> str:
+    layout = PoolLayout(pool)
+    links, pairs = 0, 0
+    reasons: Counter[str] = Counter()
+    examples: dict[str, str] = {}
+    for name in disk.list_names(layout.pairs, ".parquet"):
+        metadata = disk.read_metadata(disk.join(layout.pairs, name))
+        links, pairs = links + metadata["links"], pairs + metadata["pairs"]
+        reasons.update(metadata["reasons"])
+        examples = {**metadata.get("examples", {}), **examples}
+    if links and not pairs:
+        reason = min(reasons, key=lambda name: (-reasons[name], name))
+        example = f"; an example of {reason}: {examples[reason]}" if reason in examples else ""
+        return (
+            f"{pool}: none of the {links} rows of the source became a pair: "
+            f"{reasons_text(reasons)}{example}; correct the source in the recipe"
+        )
+    return f"{pool} has no committed shard; build it first: pipeline/build.py RECIPE --out {pool}"

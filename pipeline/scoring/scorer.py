@@ -1,10 +1,4 @@
-"""Rows to score columns: one decode of an image serves all filters of a pass, models are loaded
-once per worker.
-
-A filter that reads columns of others runs in a later pass than those. A shard's columns are
-committed by their rename into POOL/scores/NAME@ID/; scores.json is written when all shards are
-there. What is scored already is not scored again, under whatever name of an instance.
-"""
+"""The stage score: which sets a pool lacks, and the tables that are joined to it."""
 
 from __future__ import annotations
 
@@ -15,29 +9,117 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from filters import FILTERS, Instance, specs_of_recipe, worker_spec
 from filters.base import Filter, FilterBase, PoolFilter, options_of
 from filters.table import Table
+from filters.values import valid_in_all
 from manifests import disk, ray_runtime
-from manifests.aligned.shard_tables import has_table, write_score_shards
+from manifests.aligned import has_table, parquet_bytes, write_score_shards
 from manifests.commits import Commits
-from manifests.documents import ScoreSetDocument
-from manifests.pool_layout import PoolLayout, shard_name
+from manifests.layout import PoolLayout, shard_name
+from manifests.records import ScoreSetDocument
 from manifests.schema import FilterSpec, Recipe
+from pipeline.cross_row import compute, plan_job
 from pipeline.executor import Engine, Stage, Ticket, Tickets, execute
-from pipeline.pool import check_fence
-from pipeline.pool_scores import compute, plan_job
+from pipeline.metadata_join import MatchCounts, ShardColumns, TableJoin
+from pipeline.pool import check_fence, commit_columns
 from pipeline.progress import measure_scored
-from pipeline.scoring.copied_sets import make_copier
-from pipeline.scoring.joined_tables import join_table, shown_counts
-from pipeline.scoring.pool_sets import PoolSets
-from pipeline.scoring.score_bundles import make_bundles, read_metadata, scored_shards
-from pipeline.scoring.score_sets import read_score_set
-from pipeline.scoring.score_worker import ScoreWorker
-from pipeline.scoring.stored_rows import shards_with_rows
+from pipeline.scoring.bundles import make_bundles, read_metadata, scored_shards
+from pipeline.scoring.score_sets import PoolSets, read_score_set, shards_with_rows
+from pipeline.scoring.worker import ScoreWorker, make_copier
+
+# --------------------------------------------------------------------------------------------------
+# The columns of a table of another program as a score set: joined by uid and committed.
+
 
 logger = logging.getLogger(__name__)
+
+
+def join_table(
+    commits: Commits,
+    name: str,
+    instance: Instance,
+    lacking: npt.NDArray[np.bool_],
+    fence: int | None,
+) -> MatchCounts:
+    """Write the columns of the shards that lack them into the set `name`; what was matched.
+
+    lacking: (shards,). ValueError for tables that cannot be read.
+    """
+    assert isinstance(instance.filter, Table)
+    started = time.perf_counter()
+    with TableJoin(commits, np.flatnonzero(lacking), instance.filter) as join:
+        for columns in join.shards():
+            seconds = round(time.perf_counter() - started, 3)
+            started = time.perf_counter()
+            _commit(commits, name, instance, columns, seconds, fence)
+        counts = join.counts
+    if counts.table_rows:
+        logger.info("%s", match_line(name, counts, instance.filter))
+    return counts
+
+
+def match_line(name: str, counts: MatchCounts, table: Table) -> str:
+    """What became of the rows of a table."""
+    key = "uid" if not table.hashed_keys else table.on
+    line = (
+        f"{name}: {counts.matched_rows:,} of {counts.pool_rows:,} stored rows have one of the "
+        f"{counts.keys:,} {key}s of the table"
+    )
+    if repeats := counts.table_rows - counts.keys:
+        line += f"; {repeats:,} table rows repeat a {key}, the first row of each counts"
+    if counts.missing:
+        line += f"; {counts.missing:,} {key}s are not stored in these shards"
+        if not table.hashed_keys:  # what is kept of other keys are their hashes
+            line += f" ({', '.join(counts.missing_keys[:3])} …)"
+    return line
+
+
+def shown_counts(counts: MatchCounts, table: Table) -> dict[str, int | str]:
+    """The counts of a join as plain values, for `score.py --json`."""
+    return {
+        "by": table.on,
+        "table_rows": counts.table_rows,
+        "keys": counts.keys,
+        "pool_rows": counts.pool_rows,
+        "matched_rows": counts.matched_rows,
+        "missing_keys": counts.missing,
+    }
+
+
+def _commit(
+    commits: Commits,
+    name: str,
+    instance: Instance,
+    columns: ShardColumns,
+    seconds: float,
+    fence: int | None,
+) -> None:
+    names = instance.column_names()
+    table = columns.table.rename_columns([names[each] for each in columns.table.column_names])
+    scored = valid_in_all(table.columns)
+    metadata = {
+        "uids": columns.uids,
+        "sidecar": commits.column("sidecar_sha256")[columns.position].as_py().hex(),
+        "rows": table.num_rows,
+        "stored": columns.stored,
+        "seconds": seconds,
+        "scored": scored,
+    }
+    layout, shard = PoolLayout(commits.pool), int(commits.shards[columns.position])
+    content = parquet_bytes(table, metadata)
+    commit_columns(layout, name, shard, content, metadata, scored, fence)
+
+
+# --------------------------------------------------------------------------------------------------
+# Rows to score columns: one decode of an image serves all filters of a pass, models are loaded
+# once per worker.
+#
+# A filter that reads columns of others runs in a later pass than those. A shard's columns are
+# committed by their rename into POOL/scores/NAME@ID/; scores.json is written when all shards are
+# there. What is scored already is not scored again, under whatever name of an instance.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +209,11 @@ def _job(sets: PoolSets, name: str, jobs: Mapping[str, _Job], engine: Engine) ->
     """The set of an instance that is to be made. ValueError for a filter that cannot work."""
     filter_ = sets.instances[name].filter
     filter_.check()
+    try:
+        filter_.check_reach()  # before Ray starts
+    except ValueError:
+        if not _is_copied(sets, name):
+            raise
     sources = sets.sources(name)
     reads = sets.reads_of(name)
     set_name = sets.plan(name, filter_.resolved(gpu=_has_gpu(filter_, engine)))
@@ -139,6 +226,13 @@ def _job(sets: PoolSets, name: str, jobs: Mapping[str, _Job], engine: Engine) ->
         whole_pool=sets.depends_on_pool(name),
         level=max(before, default=-1) + 1,
     )
+
+
+def _is_copied(sets: PoolSets, name: str) -> bool:
+    """Whether another instance has columns of this one's id, which are copied without a model."""
+    ids = {each.partition("@")[2] for each in sets.possible_names(name)}
+    others = [each.partition("@") for each in disk.list_names(PoolLayout(sets.pool).scores)]
+    return any(other != name and set_id in ids for other, _, set_id in others)
 
 
 # --- one pass -------------------------------------------------------------------------------------
@@ -223,6 +317,8 @@ def _score_pool(run: _Run, job: _Job) -> dict[str, str]:
     logger.info("%s: %d of %d shards to score", job.name, int(lacking.sum()), len(run.commits))
     if not lacking.any():
         return {}
+    if note := job.instance.filter.note():
+        logger.info("%s: %s", job.name, note)
     planned = plan_job(run.commits, job.name, job.instance, job.columns, run.fence)
     gpus = 1 if run.engine == "ray" and _has_gpu(job.instance.filter, run.engine) else 0
     started = time.perf_counter()

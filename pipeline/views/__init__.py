@@ -1,24 +1,58 @@
-"""Columns and rules to a view."""
+"""Columns and rules to a view.
+
+Columns and rules become a view: for each row, whether it is kept, or the first rule that failed.
+Files, in import order:
+
+The SQL of rules is in expressions, after `connections.py`; what rules and views amount to is in
+outcomes, after `choose.py`.
+
+Reads what is committed (`manifests/commits`), sidecars, `scores/NAME@ID/`. Writes
+`views/NAME/SHARD.parquet` and `bundle-FOLDER.parquet` (masks), `rules.json` (what each of several
+rules rejects, and alone), `shards.parquet` of a pool of more than 3,000 shards, then
+`views/NAME.json` (`ViewDocument`); `materialised/NAME/` and `NAME.json`.
+
+Public names: `check_views`, `choose_views`, `random_like`, `hash_view`, `is_selected`,
+`funnel_lines`, `columns_of`, `connect`, `list_columns`, `column_lines`, `rule_text`,
+`rule_outcomes`, `RuleOutcome`, `with_derived`, `views_not_in`, `differing_views`,
+`unlisted_views_line`, `selected_view`, `write_selected_view`, `materialise_view`,
+`copy_kept_samples`, `ShardCopy`, `remove_copies`, `map_units`
+
+Invariants:
+
+* A row with NULL in a column that a rule reads fails as `NAME:missing`, unless the rule has the
+  column inside IS NULL, IS NOT NULL or coalesce: `tests/pipeline/views/test_choose.py` (table
+  `NULLS`).
+* NaN is missing too, in columns and where a rule computes it: table `NANS` there,
+  `expressions/test_computed_numbers.py`.
+* Rows depend on no shards, parts or threads: `test_row_tests.py` there. NAME.json never describes
+  other masks; scores of other rows are refused: `tests/pipeline/views/test_view_files.py`.
+* The same rows give the same hash: `outcomes/test_view_hash.py`. A view's own tars have its
+  members byte for byte, and go with a purge: `tests/pipeline/views/test_materialise.py`.
+
+A derived column: `DERIVED` in `rules.py`, a line in `available_columns.py`. A new rule: a field
+of `Rule` and of `Step`, its plain form in `steps.py`, its branch in `row_tests._passed`.
+"""
 
 from __future__ import annotations
 
-from pipeline.views.available_columns import column_lines, list_columns
-from pipeline.views.materialise import ShardCopy, copy_kept_samples, materialise_view, remove_copies
-from pipeline.views.outcomes.rule_outcomes import RuleOutcome, rule_outcomes, with_derived
-from pipeline.views.rules import columns_of
-from pipeline.views.selected_views import selected_view, write_selected_view
-from pipeline.views.steps import is_selected, rule_text
-from pipeline.views.unit_threads import map_units
-from pipeline.views.view_files import (
+from pipeline.views.explain import RuleOutcome, rule_outcomes, with_derived
+from pipeline.views.files import (
     check_views,
     choose_views,
+    column_lines,
     differing_views,
     funnel_lines,
     hash_view,
+    list_columns,
     random_like,
+    selected_view,
     unlisted_views_line,
     views_not_in,
+    write_selected_view,
 )
+from pipeline.views.materialise import ShardCopy, copy_kept_samples, materialise_view, remove_copies
+from pipeline.views.row_tests import map_units
+from pipeline.views.rules import columns_of, connect, is_selected, rule_text
 
 __all__ = [
     "RuleOutcome",
@@ -27,6 +61,7 @@ __all__ = [
     "choose_views",
     "column_lines",
     "columns_of",
+    "connect",
     "copy_kept_samples",
     "differing_views",
     "funnel_lines",

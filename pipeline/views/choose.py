@@ -28,22 +28,21 @@ from typing import Protocol
 import pyarrow as pa
 
 from manifests.columns import VIEW
-from manifests.documents import RuleEffect, Threshold
-from manifests.pool_layout import NOT_STORED
+from manifests.layout import NOT_STORED
+from manifests.records import RuleEffect, Threshold
 from manifests.schema import View
-from pipeline.views.connections import borrowed_connection
-from pipeline.views.part_rows import PartRows
 from pipeline.views.row_tests import (
     Codes,
+    PartRows,
     RowTest,
     ViewCounts,
     check_steps,
     compile_views,
+    map_units,
     outcome_codes,
     sizes_needed,
 )
-from pipeline.views.steps import Step, steps_of
-from pipeline.views.unit_threads import map_units
+from pipeline.views.rules import Step, borrowed_connection, steps_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

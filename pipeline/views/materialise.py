@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from manifests import disk
 from manifests.aligned import AlignedFiles, view_shards
 from manifests.commits import Commits, read_commits
-from manifests.documents import ViewCopyDocument, ViewDocument
-from manifests.pool_layout import FOLDER_NAME, PoolLayout, shard_name, uids_checksum
-from pipeline.pool import check_fence, copy_tar_with, moved_offsets, read_sidecar, staged_file
-from pipeline.views.unit_threads import map_units
-from pipeline.views.view_files import current_view_of
+from manifests.layout import FOLDER_NAME, PoolLayout, shard_name, uids_checksum
+from manifests.records import ViewCopyDocument, ViewDocument
+from pipeline.pool import check_fence, copy_tar_with, copy_with_json, read_sidecar, staged_file
+from pipeline.views.files import current_view_of
+from pipeline.views.row_tests import map_units
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,13 +93,15 @@ def copy_kept_samples(
     *,
     made_of: Mapping[str, str] | None = None,
     columns: Callable[[pa.Table], pa.Table] | None = None,
+    json_keys: Callable[[pa.Table], list[dict[str, Any]]] | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> ShardCopy:
     """Write the kept samples of a shard as a tar, then their rows as its sidecar. A copy that is
     there, of the same rows, stays.
 
     kept: (rows,). made_of: what else the sidecar depends on. columns: adds columns to the kept
-    rows. check: called before a file is published. ValueError for a damaged tar, and for a mask of
+    rows. json_keys: what the JSON member of each of these rows gets. check: called before a file is
+    published. ValueError for a damaged tar, and for a mask of
     other rows.
     """
     record = commits.record(shard)
@@ -116,12 +118,18 @@ def copy_kept_samples(
         count, size, sha256 = there["rows"], there["tar_bytes"], there["tar_sha256"]
         return ShardCopy(rows=int(count), bytes=int(size), sha256=str(sha256))
     with staged_file(tar) as staged:
-        copy = copy_tar_with(commits.tar(shard), staged, rows, kept, record.tar_sha256)
+        copy, moved = copy_tar_with(commits.tar(shard), staged, rows, kept, record.tar_sha256)
+        if columns is not None:
+            moved = columns(moved)
+        if json_keys is not None:
+            plain = staged.with_name(f"{staged.name}.plain")
+            staged.rename(plain)
+            try:
+                moved, copy = copy_with_json(plain, staged, moved, json_keys(moved))
+            finally:
+                plain.unlink()
         check()
         disk.publish(staged, tar)
-    moved = moved_offsets(rows, copy.removed).filter(pa.array(kept))
-    if columns is not None:
-        moved = columns(moved)
     metadata = {**facts, "rows": len(moved), "tar_bytes": copy.bytes, "tar_sha256": copy.sha256}
     check()
     disk.write_parquet(sidecar, moved, metadata)

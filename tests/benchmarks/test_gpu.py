@@ -19,8 +19,8 @@ from tests.support.blocked import BLOCKED
 from train.benching.timing import draw_captions
 from train.config import configure, model_config
 from train.data.loader import Loader
-from train.dist import Ranks, process_group
-from train.running import StepRunner
+from train.parallel import Ranks, process_group
+from train.trainer import StepRunner
 
 
 def test_captions_are_twenty_tokens_in_the_mean_and_one_fills_the_context() -> None:

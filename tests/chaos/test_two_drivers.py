@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from manifests.pool_layout import read_commit_records
+from manifests.layout import read_commit_records
 from pipeline.accounting import count_pool, verify
 from tests.support import chaos_pools
 from tests.support.trials import EVERYWHERE

@@ -17,10 +17,10 @@ from PIL import Image
 from torch import nn
 
 from manifests import disk
-from manifests.pool_layout import PoolLayout, read_commit_records
+from manifests.layout import PoolLayout, read_commit_records
 from pipeline import filter as choose
 from pipeline import score
-from pipeline.executor import outcomes
+from pipeline.executor import tickets
 from tests.support.small_pool import Row, jpeg, make_pool
 from tests.support.trials import EVERYWHERE
 
@@ -247,7 +247,7 @@ def test_a_filter_of_a_user(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(outcomes, "RETRY_PAUSE_S", 0)
+    monkeypatch.setattr(tickets, "RETRY_PAUSE_S", 0)
     body, expected_status, rows, message = BODIES[name]
     text = USER.replace("SETUP", "setup") if body == "SETUP" else USER.replace("SETUP", "unused")
     (tmp_path / "mine.py").write_text(text.replace("BODY", body.replace("SETUP", "pass")))

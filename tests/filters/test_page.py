@@ -12,7 +12,7 @@ import pytest
 from filters.base import Batch
 from filters.page import Page
 from manifests import disk
-from manifests.pool_layout import PoolLayout
+from manifests.layout import PoolLayout
 from manifests.schema import FilterSpec, Recipe, Rule, Source, View
 from pipeline.pool import ShardWriter
 from pipeline.scoring import score

@@ -7,7 +7,7 @@ from PIL import Image
 
 from filters import make
 from filters.base import Batch
-from manifests.phash import pdq
+from manifests.hashes import pdq
 from manifests.schema import FilterSpec
 
 

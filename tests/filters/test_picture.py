@@ -13,7 +13,8 @@ from PIL import Image, ImageDraw, ImageFilter
 from scipy.fft import dct
 
 from filters.base import Batch, set_id
-from filters.picture import FRAMES, Picture, laplacian_variance, measure, phash
+from filters.picture import FRAMES, Picture, laplacian_variance, measure
+from manifests.hashes import phash
 
 
 def drawing(seed: int, size: int = 200) -> Image.Image:

@@ -9,7 +9,7 @@ import pytest
 
 from filters import user_file
 from manifests import disk, reader
-from manifests.pool_layout import PoolLayout
+from manifests.layout import PoolLayout
 from manifests.schema import Recipe
 from pipeline import score as score_command
 from pipeline.accounting import explain_lines, explain_row

@@ -14,7 +14,7 @@ from PIL import Image
 
 from filters import make
 from filters.base import Batch
-from filters.user_calls import UserCodeError, call_user, error_line
+from filters.user_file import UserCodeError, call_user, error_line
 from manifests.schema import FilterSpec
 
 THUMB = """

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from manifests import disk
-from manifests.documents import PoolDocument, Threshold, ViewDocument, read_document
+from manifests.records import PoolDocument, Threshold, ViewDocument, read_document
 
 VIEW = {
     "name": "clip",

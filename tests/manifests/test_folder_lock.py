@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -46,3 +50,44 @@ def test_a_second_process_is_told_who_holds_it_and_a_dead_one_holds_nothing(
 def test_a_folder_in_an_object_store_is_not_locked() -> None:
     with locked_folder("memory://bucket/.lock", "one"), locked_folder("memory://bucket/.lock", "b"):
         pass
+
+
+def test_a_lock_is_waited_for_and_a_file_system_without_locks_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = str(tmp_path / ".lock")
+    first = locked_folder(path, "first")
+    first.__enter__()
+    ended = threading.Timer(0.2, first.__exit__, (None, None, None))
+    ended.start()
+    with locked_folder(path, "second", wait_s=60.0):
+        ended.join()
+
+    def no_locks(handle: object, operation: int) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with locked_folder(path, "third"):
+        assert "file system without locks (Function not implemented)" in caplog.text
+
+
+def test_who_waits_for_a_folder_that_is_removed_gets_one_anew(tmp_path: Path) -> None:
+    lock = tmp_path / "made" / "run" / ".lock"
+    held = threading.Event()
+
+    def wait() -> None:
+        with locked_folder(str(lock), "second", wait_s=30):
+            held.set()
+            release.wait(30)
+
+    release = threading.Event()
+    with locked_folder(str(lock), "first"):
+        second = threading.Thread(target=wait)
+        second.start()
+        time.sleep(0.2)
+    assert held.wait(30)
+    with pytest.raises(ValueError, match="in use by second"), locked_folder(str(lock), "third"):
+        pass
+    release.set()
+    second.join()
+    assert not (tmp_path / "made").exists()

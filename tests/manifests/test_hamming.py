@@ -6,14 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manifests import hamming
-from manifests.hamming import (
-    as_words,
-    distances,
-    near_pairs,
-    near_pairs_between,
-    near_pieces,
-)
+from manifests import hashes as hamming
+from manifests.hashes import as_words, distances, near_pairs, near_pairs_between, near_pieces
 
 
 def drawn_hashes(rows: int, words: int, radius: int, seed: int = 0) -> hamming.Hashes:
@@ -65,6 +59,49 @@ def test_the_plan_for_many_rows_finds_the_same_pairs(
     monkeypatch.setattr(hamming, "_plan", lambda *_: plan)
     monkeypatch.setattr(hamming, "PIECE", 50)
     assert as_set(near_pairs(hashes, radius, threads=2)) == expected
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    words=st.sampled_from([1, 4, 5]),
+    flips=st.integers(0, 40),
+    apart=st.integers(0, 60),
+    radius=st.integers(0, 300),
+    seed=st.integers(0, 99),
+)
+def test_all_near_pairs_of_crowds_are_found_and_no_others(
+    words: int, flips: int, apart: int, radius: int, seed: int
+) -> None:
+    """Two crowds, whose centres differ in some bits, drawn hashes and the opposite of one."""
+    random = np.random.default_rng(seed)
+    bits = random.integers(0, 2, 64 * words, np.uint8) ^ np.zeros((150, 1), np.uint8)
+    bits[70:120, :apart] = 1 - bits[70:120, :apart]
+    for row in range(120):
+        flipped = random.integers(0, 64 * words, flips)
+        bits[row, flipped] = 1 - bits[row, flipped]
+    bits[120:] = random.integers(0, 2, (30, 64 * words))
+    bits[-1] = 1 - bits[0]
+    hashes = np.packbits(bits, axis=1).view(np.uint64)[random.permutation(150)]
+    side = random.integers(0, 2, 150).astype(bool)
+    expected = all_pairs(hashes, radius)
+    of_two_sides = {pair for pair in expected if side[pair[0]] != side[pair[1]]}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hamming, "CROWD", 5)
+        patch.setattr(hamming, "CHUNK", 70)
+        patch.setattr(hamming, "PIECE", 1000)
+        assert as_set(near_pairs(hashes, radius)) == expected
+        assert as_set(near_pairs(hashes, radius, side)) == of_two_sides
+
+
+def test_a_ball_that_takes_long_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(hamming, "SLOW_PAIRS", 1000)
+    hashes = np.zeros((400, 4), np.uint64)
+    hashes[:, 3] = np.arange(400)
+    with caplog.at_level("INFO"):
+        assert len(near_pairs(hashes, 31)[0]) == 400 * 399 // 2
+    assert "400 hashes within 8 bits of one template: comparing them takes up to" in caplog.text
 
 
 @pytest.mark.parametrize("differing", ["first bits", "last bits", "one in eight", "one block"])

@@ -8,7 +8,7 @@ from PIL import Image
 from scipy.fft import dct
 
 from filters import picture
-from manifests.phash import PDQ_QUALITY, PDQ_RADIUS, pdq, phash
+from manifests.hashes import PDQ_QUALITY, PDQ_RADIUS, pdq, phash
 
 
 def photograph(seed: int) -> Image.Image:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from manifests import disk
-from manifests.pool_layout import (
+from manifests.layout import (
     SHARD_VERSION,
     CommitRecord,
     PoolLayout,

@@ -82,6 +82,8 @@ import ray
 assert ray_runtime.is_embedded()
 assert ray.cluster_resources()["CPU"] == 1
 assert ray.get_runtime_context().gcs_address.startswith("127.0.0.1:")
+policy = ray.remote(lambda: os.environ["OMP_WAIT_POLICY"])
+assert ray.get(policy.remote()) == "passive"
 folder = ray_runtime._embedded_folder
 ray_runtime.connect()
 assert ray_runtime._embedded_folder == folder
@@ -89,7 +91,7 @@ ray_runtime.disconnect()
 assert not os.path.exists(folder)
 print("done")
 """
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "OMP_WAIT"))}
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=ROOT,
@@ -99,6 +101,24 @@ print("done")
         timeout=180,
     )
     assert done.stdout.strip() == "done", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("of_job", "names"),
+    [
+        (None, {"PYTHONPATH", "OMP_WAIT_POLICY"}),
+        ({}, {"PYTHONPATH", "OMP_WAIT_POLICY"}),
+        ({"runtime_env": {"env_vars": {"OMP_WAIT_POLICY": "active"}}}, {"PYTHONPATH"}),
+        ({"runtime_env": {"env_vars": {"PYTHONPATH": "x", "A": "b"}}}, {"OMP_WAIT_POLICY"}),
+    ],
+)
+def test_a_variable_of_the_job_is_not_set_again(
+    of_job: Any, names: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(ray_runtime.JOB_CONFIG, raising=False)
+    if of_job is not None:
+        monkeypatch.setenv(ray_runtime.JOB_CONFIG, json.dumps(of_job))
+    assert set(ray_runtime._worker_variables()) == names
 
 
 def test_a_cluster_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

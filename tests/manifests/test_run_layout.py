@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from manifests.run_layout import AblationLayout, RunLayout
+from manifests.layout import AblationLayout, RunLayout
 from manifests.schema import Weights
 
 

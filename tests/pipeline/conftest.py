@@ -258,4 +258,4 @@ def web() -> Iterator[PictureServer]:
 @pytest.fixture(autouse=True)
 def no_pause_before_a_retry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests do not wait before a failed ticket is tried again."""
-    monkeypatch.setattr("pipeline.executor.outcomes.RETRY_PAUSE_S", 0.0)
+    monkeypatch.setattr("pipeline.executor.tickets.RETRY_PAUSE_S", 0.0)

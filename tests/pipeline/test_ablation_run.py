@@ -387,8 +387,25 @@ def test_a_stop_signal_reaches_the_command_once_and_waits_for_it(
     output, errors = parent.communicate(timeout=20)
     assert parent.returncode == status
     assert "put away" in output
-    assert errors.strip().startswith(f"stopped by {number.name}: ")
+    lines = errors.split("\n")
+    assert lines[1].startswith(f"stopping after {number.name}; ")
+    assert lines[3].startswith(f"stopped by {number.name}: ")
     assert "Traceback" not in errors
+
+
+def test_a_command_that_dies_by_a_signal_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "dies.py").write_text("import os; os.kill(os.getpid(), 9)")
+    monkeypatch.setattr(ablation_run, "ROOT", tmp_path)
+    monkeypatch.setattr(
+        ablation_run, "ablate", lambda *_, **__: ablation_run.run(["python", "dies.py", "a b"])
+    )
+    demo = str(ROOT / "manifests" / "ablations" / "demo.yaml")
+    assert build.main([demo, "--out", str(tmp_path / "out")]) == 128 + signal.SIGKILL
+    assert capfd.readouterr().err.endswith(
+        "\npython dies.py 'a b' was ended by SIGKILL: run the command again to resume\n"
+    )
 
 
 @pytest.mark.slow

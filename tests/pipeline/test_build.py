@@ -4,23 +4,31 @@ next.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import http.server
 import json
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from manifests import disk
-from pipeline import build, recipe_run
+from pipeline import build, recipe_run, score
+from pipeline import filter as filter_entry
 from pipeline.executor import Report
-from pipeline.pool import hold_lease
+from pipeline.pool import hold_lease, read_commit_record
 from tests.support.other_tars import pack, picture
 from tests.support.wats import INFO, zipped
 
@@ -35,13 +43,38 @@ Lines = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Lines:
-    def call(*words: object) -> tuple[int, str, str]:
+    def call(*words: object, main: Any = None) -> tuple[int, str, str]:
         capsys.readouterr()
-        status = build.main([*map(str, words), "--engine", "inline"])
+        words = words if main else (*words, "--engine", "inline")
+        status = (main or build.main)([*map(str, words)])
         output, errors = capsys.readouterr()
         return status, output, errors
 
     return call
+
+
+def test_without_a_recipe_it_prints_its_help_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CLIPMILL_RECIPE", "")
+    for words in ([], ["--out", "pool"]):
+        with pytest.raises(SystemExit) as end:
+            build.main(words)
+        assert end.value.code == 2
+        errors = capsys.readouterr().err
+        assert errors.startswith("usage: pipeline/build.py")
+        assert errors.splitlines()[-1].startswith("error: name a recipe or an ablation; the demo")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_ray_job_without_a_recipe_builds_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(build.RAY_JOB, "{}")
+    assert build.options([]).manifest == str(ROOT / build.DEMO)
+    monkeypatch.setenv("CLIPMILL_RECIPE", "mine.yaml")
+    assert build.options([]).manifest == "mine.yaml"
+    monkeypatch.delenv(build.RAY_JOB)
+    assert build.options([]).manifest == "mine.yaml"
 
 
 @pytest.mark.slow
@@ -177,8 +210,8 @@ def test_the_first_cause_is_the_last_line(
             return
         raise OSError(errno.ENOSPC, "No space left on device", "/pool/shards/x")
 
-    monkeypatch.setattr("pipeline.executor.outcomes.TRIES", 1)
-    monkeypatch.setattr("pipeline.pool.publication.disk.create_file", fail)
+    monkeypatch.setattr("pipeline.executor.tickets.TRIES", 1)
+    monkeypatch.setattr("pipeline.pool.shard_writer.disk.create_file", fail)
     status, output, errors = run(tiny / "tiny.yaml", "--out", tiny / "pool", "--json")
     assert status == 3
     assert json.loads(output)["complete"] is False
@@ -278,18 +311,48 @@ def test_an_impossible_path_is_one_line(wrong: str, run: Lines, tiny: Path) -> N
     assert expected in line
 
 
+class Silent(http.server.BaseHTTPRequestHandler):
+    """Says how long a file is, and never sends it."""
+
+    ended = threading.Event()
+
+    def do_HEAD(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "1000")
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        self.do_HEAD()
+        self.ended.wait(60)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def silent_server() -> Iterator[int]:
+    Silent.ended.clear()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Silent) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server.server_address[1]
+        Silent.ended.set()
+        server.shutdown()
+        thread.join()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
 def test_a_stopped_build_says_so_in_one_line_and_leaves_no_child(
-    number: signal.Signals, status: int, tmp_path: Path
+    number: signal.Signals, status: int, silent_server: int, tmp_path: Path
 ) -> None:
-    """The build hangs in a FIFO that it takes for a WAT; a terminal sends Ctrl-C to its children
-    too.
+    """The build waits for a server that never sends its WAT; a terminal sends Ctrl-C to its
+    children too.
     """
-    os.mkfifo(tmp_path / "crawl.warc.wat.gz")
-    (tmp_path / "r.yaml").write_text(WAT)
+    wat = f"http://127.0.0.1:{silent_server}/crawl.warc.wat.gz"
+    (tmp_path / "r.yaml").write_text(WAT.replace("crawl.warc.wat.gz", wat))
     words = [ROOT / "pipeline/build.py", tmp_path / "r.yaml", "--out", tmp_path / "pool"]
     child = subprocess.Popen(
         [sys.executable, *map(str, words), "--engine", "inline"],
@@ -315,3 +378,160 @@ def test_a_stopped_build_says_so_in_one_line_and_leaves_no_child(
     assert last.startswith(f"stopped by {number.name}: what is committed stays")
     with pytest.raises(ProcessLookupError):
         os.killpg(child.pid, 0)
+
+
+def test_rows_of_a_site_whose_robots_txt_failed_are_opened_again_by_a_retry(
+    web: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "u.csv").write_text(
+        "url,caption\n" + "".join(f"http://a.web.test/picture/{i},number {i}\n" for i in range(3))
+    )
+    fetch = (
+        'user_agent: "t/1 (+http://t.example)", allow_private: true, '
+        f'connect_to: {{"*.test": "127.0.0.1:{web.port}"}}'
+    )
+    (tmp_path / "r.yaml").write_text(
+        f"name: r\nsource: {{kind: table, paths: [u.csv]}}\nfetch: {{{fetch}}}\n"
+    )
+    words = [str(tmp_path / "r.yaml"), "--out", str(tmp_path / "pool"), "--engine", "inline"]
+    web.robots["a.web.test"] = (503, b"")
+    assert build.main([*words, "--until", "fetch"]) == 0
+    assert read_commit_record(str(tmp_path / "pool"), 0).reasons == {"permission_unknown": 3}
+    del web.robots["a.web.test"]
+    assert build.main([*words, "--until", "fetch", "--retry", "transient"]) == 0
+    assert read_commit_record(str(tmp_path / "pool"), 1).successes == 3
+
+
+@pytest.fixture
+def in_time() -> Iterator[None]:
+    """A build that waits for a pipe ends as an error."""
+
+    def stop(*_: object) -> None:
+        raise AssertionError("it hangs")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def make_pipe(path: Path) -> None:
+    path.parent.mkdir(exist_ok=True)
+    os.mkfifo(path)
+
+
+def make_socket(path: Path) -> None:
+    path.parent.mkdir(exist_ok=True)
+    with socket.socket(socket.AF_UNIX) as bound, contextlib.chdir(path.parent):
+        bound.bind(path.name)
+
+
+@pytest.mark.usefixtures("in_time")
+@pytest.mark.parametrize("make", [make_pipe, make_socket, Path.mkdir, "device"])
+def test_only_regular_files_are_read_as_images(make: Any, tmp_path: Path, run: Lines) -> None:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    (folder / "good.jpg").write_bytes(picture(1))
+    if make == "device":
+        (folder / "odd.jpg").symlink_to("/dev/zero")
+        make_pipe(folder / "good.txt")
+    else:
+        make(folder / "odd.jpg")
+    (folder / "metadata.csv").write_text("file_name,caption\ngood.jpg,good\nodd.jpg,odd\n")
+    (tmp_path / "r.yaml").write_text(
+        "name: r\nsource: {kind: image_folder, paths: [photos], captions: metadata.csv, "
+        "links_outside: true}\nviews: {raw: []}\n"
+    )
+    pool = tmp_path / "pool"
+    assert run(tmp_path / "r.yaml", "--out", pool, "--until", "fetch")[0] == 0
+    record = read_commit_record(str(pool), 0)
+    assert record is not None
+    assert (record.successes, record.reasons) == (1, {"missing_file": 1})
+
+
+@pytest.mark.usefixtures("in_time")
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("u.csv", "{kind: table, paths: [u.csv]}"),
+        ("u.parquet", "{kind: table, paths: [u.parquet]}"),
+        ("c.csv", "{kind: files, paths: [c.csv]}"),
+        ("x.warc.wat.gz", "{kind: wat, paths: [x.warc.wat.gz]}"),
+        ("tars/0.tar", "{kind: shards, paths: [tars]}"),
+        ("lock.parquet", "{kind: lock, paths: [lock.parquet]}"),
+        ("photos/metadata.csv", "{kind: image_folder, paths: [photos], captions: metadata.csv}"),
+        ("bad.txt", "{kind: table, paths: [u.jsonl]}\nfetch: {known_bad: bad.txt}"),
+    ],
+)
+def test_a_pipe_in_place_of_a_file_of_the_manifest_is_one_line(
+    name: str, source: str, tmp_path: Path, run: Lines
+) -> None:
+    make_pipe(tmp_path / name)
+    (tmp_path / "u.jsonl").write_text('{"url": "http://a.test/1.jpg", "caption": "a"}\n')
+    fetch = "" if "fetch" in source or "image_folder" in source else "\nfetch: {}"
+    if "kind: table" in source or "wat" in source or "lock" in source:
+        fetch = '\nfetch: {user_agent: "t/1 (+http://t.example)"}'
+    if "known_bad" in source:
+        source, fetch = source.replace("{known", '{user_agent: "t/1 (+http://t)", known'), ""
+    (tmp_path / "r.yaml").write_text(f"name: r\nsource: {source}{fetch}\nviews: {{raw: []}}\n")
+    status, _, err = run(tmp_path / "r.yaml", "--out", tmp_path / "pool")
+    assert status == 2
+    assert "is a named pipe, not a regular file; give a regular file" in err
+    assert name.rpartition("/")[2] in err
+    assert "Traceback" not in err
+
+
+def test_a_recipe_with_another_source_leaves_a_pool_as_it_is(tmp_path: Path, run: Lines) -> None:
+    tars = tmp_path / "tars"
+    tars.mkdir()
+    pack(tars / "0.tar", [("a.jpg", picture(1)), ("a.txt", b"an a")])
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos/b.jpg").write_bytes(picture(2))
+    (tmp_path / "photos/b.txt").write_text("a b")
+    views = "filters: [caption]\nviews: {raw: []}\n"
+    one, two, three = (tmp_path / f"{name}.yaml" for name in ("one", "two", "three"))
+    one.write_text(f"name: one\nsource: {{kind: shards, paths: [tars]}}\n{views}")
+    two.write_text(
+        f"name: two\nsource: {{kind: image_folder, paths: [photos], captions: txt}}\n{views}"
+    )
+    three.write_text(two.read_text().replace("two", "three").replace("txt", "class_folders"))
+    for first, others in ((one, (two, three)), (two, (one, three))):
+        pool = tmp_path / f"pool of {first.stem}"
+        assert run(first, "--out", pool)[0] == 0
+        before = {path: path.read_bytes() for path in pool.rglob("*") if path.is_file()}
+        for other in others:
+            message = f"built from recipe '{first.stem}', and recipe '{other.stem}' has another sou"
+            for words in (
+                (build.main, other, "--out", pool, "--engine", "inline"),
+                (score.main, pool, "--recipe", other, "--engine", "inline"),
+                (filter_entry.main, pool, "--recipe", other),
+            ):
+                status, _, err = run(*map(str, words[1:]), main=words[0])
+                assert (status, message in err) == (2, True), err
+        after = {path: path.read_bytes() for path in pool.rglob("*") if path.is_file()}
+        changed = {
+            path.name for path in before.keys() | after if before.get(path) != after.get(path)
+        }
+        assert all(name.startswith((".lease-", "lease", "progress")) for name in changed)
+        status, output, _ = run(first, "--out", pool)
+        assert (status, "nothing was done" in output) == (0, True)
+
+
+def test_a_folder_with_shards_of_another_program_is_left_as_it_is(
+    tmp_path: Path, run: Lines
+) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos/b.jpg").write_bytes(picture(2))
+    (tmp_path / "photos/b.txt").write_text("a b")
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(
+        "name: r\nsource: {kind: image_folder, paths: [photos], captions: txt}\nviews: {raw: []}\n"
+    )
+    theirs = tmp_path / "mine/shards/00007.parquet"
+    theirs.parent.mkdir(parents=True)
+    pq.write_table(pa.table({"url": ["http://a.test/1.jpg"], "key": ["000070000"]}), theirs)
+    before = theirs.read_bytes()
+    status, _, err = run(recipe, "--out", tmp_path / "mine")
+    assert (status, "was not written by clipmill; move it out" in err) == (2, True), err
+    assert theirs.read_bytes() == before

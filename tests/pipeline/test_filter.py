@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
 import threading
+import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from manifests import disk
-from manifests.schema import FilterSpec
+from manifests.schema import FilterSpec, Recipe, Source, View
 from pipeline import filter as entry
-from pipeline.pool import hold_lease, lease
+from pipeline import recipe_run, score
+from pipeline.pool import ShardWriter, hold_lease, lease
 from pipeline.scoring import scorer
+from tests.support.audited import image_bytes
 from tests.support.small_pool import make_pool, rows
 
+ROOT = Path(__file__).resolve().parents[2]
 RECIPE = """
 name: r
 source: {kind: files, paths: [x.csv]}
@@ -121,6 +136,10 @@ def test_it_waits_for_another_command_and_then_gives_up(
         assert entry.main(words) == 2
         assert f"error: {pool} is being written by `" in capsys.readouterr().err
         assert entry.main([pool, "--columns"]) == 0  # reading needs no lease
+        with monkeypatch.context() as ahead:
+            clock = time.time
+            ahead.setattr(time, "time", lambda: clock() + 120)
+            assert entry.main(words) == 2, "a clock that is ahead takes no lease"
     monkeypatch.setattr(entry, "WAIT_S", 30.0)
     with contextlib.ExitStack() as stack:
         stack.enter_context(hold_lease(pool))
@@ -128,3 +147,176 @@ def test_it_waits_for_another_command_and_then_gives_up(
         timer.start()
         assert entry.main(words) == 0
         timer.join()
+
+
+# Rules that a time zone, an order of a set, a locale or a thread could answer in another way.
+EVERYWHERE = """
+name: r
+source: {kind: table, paths: [x.csv], extra_columns: {Score: int, name: string}}
+filters: [caption]
+views:
+  texts: [{r: "fetched_at >= '2024-03-01 06:00:00'"}]
+  times: [{r: "fetched_at < TIMESTAMP '2024-03-01 09:00:00'"}]
+  hours: [{r: "extract(hour FROM fetched_at) BETWEEN 4 AND 9 AND fetched_at::DATE = '2024-03-01'"}]
+  words: [{r: "lower(name) >= 'i' AND strftime(fetched_at, '%A %B %H') LIKE 'Friday March %'"}]
+  best: [{b: "score >= top(SCORE, 0.5) AND caption_words > 1"}, {s: {sample: 0.8, seed: 1}}]
+  like: [{random_like: best, seed: 2}]
+"""
+ONE_COMMAND = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from pipeline import filter
+from pipeline.views import row_tests as unit_threads
+unit_threads.THREADS = int(sys.argv[2])
+pool, recipe, *views = sys.argv[3:]
+assert filter.main([pool, "--recipe", recipe]) == 0
+for view in views:
+    assert filter.main([pool, "--hash", view]) == 0
+"""
+
+
+@pytest.fixture(scope="module")
+def timed_pool(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a recipe and a pool of 60 rows, fetched 20 minutes apart, with their scores."""
+    folder = tmp_path_factory.mktemp("timed")
+    (folder / "r.yaml").write_text(EVERYWHERE)
+    start = datetime(2024, 3, 1, 0, 7, tzinfo=UTC)
+    extra = {"Score": "int", "name": "string"}
+    for shard in range(3):
+        with ShardWriter(str(folder / "pool"), shard, f"task-{shard}", "0", extra) as writer:
+            for row in range(20):
+                number = 20 * shard + row
+                url = f"https://h{number}.example/"
+                size = {"width": 8, "height": 8, "original_width": 8, "original_height": 8}
+                values = {
+                    "Score": number * 7 % 60,
+                    "name": "\u0130I\u0131i\u00dfS\u1e9e"[number % 7] + str(number),
+                }
+                caption = "dog " * (number % 4)
+                named = {"url": url, "caption": caption, "uid": disk.uid_of(url, caption)}
+                times = {"fetched_at": start + timedelta(minutes=20 * number)}
+                writer.add(row, {**named, **size, **values, **times}, b"picture")
+            writer.commit(20)
+    scorer.score(str(folder / "pool"), [FilterSpec(name="caption")], engine="inline")
+    return folder
+
+
+def hashes_in(folder: Path, environment: dict[str, str], threads: int) -> list[str]:
+    """The hash of each view of a fresh copy of the pool, as commands in an environment print it."""
+    names = ["texts", "times", "hours", "words", "best", "like"]
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        pool = shutil.copytree(folder / "pool", Path(place) / "pool")
+        words = [str(ROOT), str(threads), str(pool), str(folder / "r.yaml"), *names]
+        command = [sys.executable, "-c", ONE_COMMAND, *words]
+        done = subprocess.run(
+            command, env=os.environ | environment, capture_output=True, text=True, check=True
+        )
+        kept = [disk.read_json(pool / "views" / f"{name}.json")["kept"] for name in names]
+    assert kept[:3] == [42, 27, 18]
+    return [*done.stdout.split()[-len(names) :], *map(str, kept)]
+
+
+@pytest.mark.slow
+@settings(max_examples=3, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    zone=st.sampled_from(["America/Los_Angeles", "Asia/Tokyo", "Pacific/Chatham"]),
+    locale=st.sampled_from(["C", "tr_TR.UTF-8", "de_DE.UTF-8", "C.UTF-8"]),
+    threads=st.integers(1, 4),
+)
+def test_the_hash_of_a_view_is_that_of_its_pool_and_rules(
+    timed_pool: Path, seed: int, zone: str, locale: str, threads: int
+) -> None:
+    changed = {"PYTHONHASHSEED": str(seed), "TZ": zone, "LC_ALL": locale}
+    usual = hashes_in(timed_pool, {"PYTHONHASHSEED": "0", "TZ": "UTC", "LC_ALL": "C"}, 2)
+    assert hashes_in(timed_pool, changed, threads) == usual
+
+
+def test_a_pool_whose_columns_a_rule_cannot_tell_apart_is_refused(
+    timed_pool: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The columns of a joined table beside those of the pool."""
+    uid = disk.uid_of("https://h0.example/", "")
+    (tmp_path / "t.csv").write_text(f"uid,score\n{uid},1\n")
+    (tmp_path / "r.yaml").write_text(
+        "name: r\nsource: {kind: files, paths: [x.csv]}\n"
+        "filters: [{mine: {table: {paths: [t.csv], take: {score: int}}}}]\n"
+        "views: {v: [{r: mine_score > 0}], w: [{r: caption_words > 0}]}\n"
+    )
+    words = [str(timed_pool / "pool"), "--recipe", str(tmp_path / "r.yaml")]
+    capsys.readouterr()
+    assert score.main([*words, "--engine", "inline"]) == 0
+    (tmp_path / "r.yaml").write_text(
+        (tmp_path / "r.yaml")
+        .read_text()
+        .replace("{mine: {table", "{table")
+        .replace("}}}}]", "}}}]")
+    )
+    for main, more in ((entry.main, []), (score.main, ["--engine", "inline"])):
+        capsys.readouterr()
+        assert main([*words, *more]) == 2
+        assert "has the column 'score', which the sidecar has too" in capsys.readouterr().err
+
+
+STRANGE = (
+    "../../evil",
+    "/abs/olute",
+    "a/../../b",
+    "C:\\temp",
+    "a\nb",
+    "a\\back",
+    "plain",
+    "d/plain",
+)
+
+
+@pytest.mark.parametrize("names", [STRANGE, ("one", "two/one"), ("one", "one", "two")])
+@pytest.mark.parametrize("written_by", ["--export", "--materialise"])
+def test_names_of_strangers_lead_nowhere(
+    names: tuple[str, ...], written_by: str, tmp_path: Path
+) -> None:
+    """A tar with such names, the same name twice, links, and a member that no row has."""
+    source = tmp_path / "theirs.tar"
+    with tarfile.open(source, "w", format=tarfile.PAX_FORMAT) as tar:
+
+        def add(name: str, data: bytes, **fields: Any) -> None:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            for key, value in fields.items():
+                setattr(info, key, value)
+            tar.addfile(info, io.BytesIO(data))
+
+        for number, name in enumerate(names):
+            add(f"{number}-link", b"", type=tarfile.SYMTYPE, linkname="/etc")
+            add(f"{name}.jpg", image_bytes(64, number))
+            add(f"{name}.txt", f"caption {number}".encode())
+            add(f"{name}.cls", str(number).encode(), mtime=0.5)
+        add("../../stray.sh", b"echo")
+    pool = tmp_path / "pool"
+    recipe = Recipe(
+        name="r", source=Source(kind="shards", paths=(str(source),)), views=(View(name="raw"),)
+    )
+    recipe_run.build(recipe, str(pool), engine="inline")
+    to = tmp_path / "shared" if written_by == "--export" else pool / "materialised/raw"
+    words = ["--to", str(to)] if written_by == "--export" else []
+    assert entry.main([str(pool), written_by, "raw", *words]) == 0
+    with tarfile.open(to / "00000.tar") as tar:
+        members = tar.getmembers()
+        contents = {each.name: (tar.extractfile(each) or io.BytesIO()).read() for each in members}
+        unpacked = tmp_path / "deep/er/unpacked"
+        tar.extractall(unpacked, filter="fully_trusted")
+    assert len(contents) == len(members) == 3 * len(names)
+    assert all(each.isreg() for each in members)
+    files = [path for path in tmp_path.joinpath("deep").rglob("*") if path.is_file()]
+    assert sorted(files) == sorted(unpacked / name for name in contents)
+    assert not (tmp_path / "evil.jpg").exists()
+    if names == ("one", "two/one"):
+        assert set(contents) == {f"{n}.{kind}" for n in names for kind in ("jpg", "txt", "cls")}
+    data = (to / "00000.tar").read_bytes()
+    table = disk.read_parquet(to / "00000.parquet").to_pylist()
+    assert [row["caption"] for row in table] == [f"caption {n}" for n in range(len(names))]
+    for number, row in enumerate(table):
+        image = data[row["image_offset"] :][: row["image_length"]]
+        assert image == contents[row["image_name"]] == image_bytes(64, number)
+        assert data[row["text_offset"] :][: row["text_length"]] == row["caption"].encode()
+        assert contents[row["image_name"].replace(".jpg", ".cls")] == str(number).encode()

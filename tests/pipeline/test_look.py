@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 
@@ -19,6 +20,22 @@ def test_it_writes_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     result = json.loads(capsys.readouterr().out)
     assert result == {"bytes": out.stat().st_size, "file": str(out)}
     assert "8 images in 1 shards" in out.read_text()
+
+
+def test_it_replaces_its_own_pages_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pool = small_pool.make_pool(tmp_path / "pool", small_pool.rows(10))
+    out = tmp_path / "page.html"
+    out.write_text("<!doctype html><p>my notes on clipmill")
+    assert look.main([pool, "--out", str(out)]) == 2
+    assert "there is a file of that name that this command did not write" in capsys.readouterr().err
+    assert out.read_text().endswith("my notes on clipmill")
+    out.unlink()
+    os.mkfifo(out)
+    assert look.main([pool, "--out", str(out)]) == 2
+    assert "is a named pipe" in capsys.readouterr().err
+    out.unlink()
+    for _ in range(2):
+        assert look.main([pool, "--out", str(out)]) == 0
 
 
 @pytest.mark.parametrize(

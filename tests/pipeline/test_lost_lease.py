@@ -14,7 +14,7 @@ import pytest
 
 from manifests import disk
 from manifests.commits import read_commits
-from manifests.pool_layout import PoolLayout
+from manifests.layout import PoolLayout
 from manifests.schema import Fetch, FilterSpec, Recipe, Rule, Source, View
 from pipeline import recipe_run
 from pipeline.accounting import verify
@@ -26,14 +26,14 @@ from tests.support import audited
 # Stage, module and name of what does the work of a ticket, or all work of the stage.
 PLACES = (
     ("crawl", "pipeline.crawl.crawler", "extract"),
-    ("crawl", "pipeline.crawl.dedup", "scatter"),
-    ("crawl", "pipeline.crawl.dedup", "gather"),
-    ("crawl", "pipeline.crawl.dedup", "write"),
+    ("crawl", "pipeline.crawl.crawler", "scatter"),
+    ("crawl", "pipeline.crawl.crawler", "gather"),
+    ("crawl", "pipeline.crawl.crawler", "write"),
     ("plan", "pipeline.planning.planner", "sort_pairs"),
     ("plan", "pipeline.planning.planner", "merge_runs"),
     ("fetch", "pipeline.recipe_run", "make_downloader"),
     ("score", "pipeline.scoring.scorer", "ScoreWorker"),
-    ("choose", "pipeline.views.view_files", "choose_parts"),
+    ("choose", "pipeline.views.files", "choose_parts"),
 )
 
 

@@ -13,8 +13,8 @@ import fsspec
 import pytest
 
 from manifests import disk
-from manifests.disk import remote, retry
-from manifests.pool_layout import PoolLayout, read_commit_records
+from manifests.disk import files
+from manifests.layout import PoolLayout, read_commit_records
 from pipeline import build, filter, score
 from pipeline.pool import (
     index_tar,
@@ -57,7 +57,7 @@ def proxy(server: str) -> Iterator[FaultyProxy]:
         for name, value in s3_variables(proxy.url).items():
             patch.setenv(name, value)
         patch.setitem(fsspec.config.conf, "s3", SHORT_TIMEOUTS)
-        remote._conditional.clear()
+        files._conditional.clear()
         yield proxy
         proxy.close()
         forget_connections()
@@ -65,7 +65,7 @@ def proxy(server: str) -> Iterator[FaultyProxy]:
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(files, "FIRST_PAUSE_S", 0.01)
 
 
 def forget_connections() -> None:
@@ -87,9 +87,9 @@ def assert_whole(pool: str) -> None:
     for shard, record in read_commit_records(pool).items():
         data = disk.read_bytes(layout.tar(record))
         assert len(data) == record.tar_bytes
-        assert remote.source_sha256(data) == record.tar_sha256
+        assert files.source_sha256(data) == record.tar_sha256
         sidecar = disk.read_bytes(layout.sidecar(shard, record.revision))
-        assert remote.source_sha256(sidecar) == record.sidecar_file_sha256
+        assert files.source_sha256(sidecar) == record.sidecar_file_sha256
 
 
 def commit_and_replace(pool: str) -> None:
@@ -138,7 +138,7 @@ def test_a_committed_object_is_not_overwritten(proxy: FaultyProxy, tmp_path: Pat
     with pytest.raises(FileExistsError, match="another content"):
         disk.replace_bytes(PoolLayout(pool).commit_record(3), b"new", b"not what is there")
     assert disk.read_bytes(PoolLayout(pool).tar(first)) == before
-    assert remote._conditional == {"s3://pools": True}
+    assert files._conditional == {"s3://pools": True}
     assert len(index_tar(PoolLayout(pool).tar(first))) == 9
 
 

@@ -19,7 +19,7 @@ import webdataset as wds
 from PIL import Image
 
 from manifests import disk
-from manifests.pool_layout import read_commit_records
+from manifests.layout import read_commit_records
 from manifests.schema import Fetch, FilterSpec, Miniweb, Recipe, Source
 from pipeline import accounting, audit, build, recipe_run
 from pipeline.miniweb import small_web

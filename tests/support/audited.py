@@ -13,12 +13,12 @@ from PIL import Image
 
 from manifests import disk
 from manifests.columns import PAIRS
-from manifests.pool_layout import CommitRecord, read_commit_records
+from manifests.layout import CommitRecord, read_commit_records
 from manifests.schema import Fetch, FilterSpec, Recipe, Rule, Source, View
 from pipeline import planning
 from pipeline.pool import ShardWriter, read_sidecar
 from pipeline.scoring import scorer
-from pipeline.views import view_files
+from pipeline.views import files
 from tests.support import plans
 
 VIEWS = (
@@ -122,7 +122,7 @@ def make(folder: Path) -> str:
 
 def score_and_choose(pool: str) -> None:
     scorer.score(pool, RECIPE.filters, engine="inline")
-    view_files.choose_views(pool, RECIPE)
+    files.choose_views(pool, RECIPE)
 
 
 def recipe_with(*views: View) -> Recipe:

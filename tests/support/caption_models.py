@@ -15,7 +15,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from filters.base import Batch
-from filters.captioning.captioner import Captioner
+from filters.captioner import Captioner
 
 TOWER = {"layers": 1, "width": 32, "output_tokens": True}
 TEXT = {"context_length": 16, "vocab_size": 49408, "heads": 2}

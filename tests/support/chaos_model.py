@@ -10,7 +10,7 @@ from typing import Any
 
 from manifests import disk
 from manifests.commits import read_commits
-from manifests.pool_layout import PoolLayout
+from manifests.layout import PoolLayout
 from pipeline.accounting import count_pool, verify
 from tests.support.chaos_pools import RECIPE, command, flip, visible_problems
 

@@ -19,10 +19,10 @@ from typing import Any
 
 from manifests import disk
 from manifests.commits import IndexWriter, read_commits
-from manifests.disk import retry
-from manifests.pool_layout import PoolLayout, read_commit_records
+from manifests.disk import files as retry
+from manifests.layout import PoolLayout, read_commit_records
 from manifests.schema import Pair
-from pipeline import dataset_lock
+from pipeline import lock as dataset_lock
 from pipeline.accounting import count_pool, verify
 from pipeline.fetch import download
 from pipeline.fetch.fetcher import Fetched
@@ -58,7 +58,7 @@ VOLATILE = ("lease.json", "progress.json")
 CLOCKS = (
     "pipeline.accounting.purge_records",
     "pipeline.recipe_run", "pipeline.fetch.download", "pipeline.pool.shard_writer",
-    "pipeline.scoring.scorer", "pipeline.scoring.score_worker",
+    "pipeline.scoring.scorer", "pipeline.scoring.worker",
 )  # fmt: skip
 
 
@@ -116,7 +116,7 @@ def make_comparable() -> None:
     download.Fetcher = FetcherHere  # type: ignore[misc, assignment]
     download.read_file = read_file  # type: ignore[assignment]
     retry.FIRST_PAUSE_S = 0.01
-    outcomes = importlib.import_module("pipeline.executor.outcomes")
+    outcomes = importlib.import_module("pipeline.executor.tickets")
     outcomes.RETRY_PAUSE_S = 0.0  # type: ignore[attr-defined]
 
 
@@ -184,7 +184,7 @@ def score(inputs: str, pool: str) -> int:
 
 
 def score_pool(inputs: str, pool: str) -> int:
-    job = importlib.import_module("pipeline.pool_scores.job")
+    job = importlib.import_module("pipeline.cross_row.engine")
     job.PARTITION_BYTES = PARTITION_BYTES  # type: ignore[attr-defined]
     return command("score", pool, "--recipe", f"{inputs}/whole_pool.yaml", "--engine", "inline")
 

@@ -18,11 +18,11 @@ import torch
 from safetensors.torch import load_file
 
 from manifests import disk
-from manifests.documents import CheckpointRecord
+from manifests.records import CheckpointRecord
 from tests.train.conftest import build_pool
 from train import run as train_run
-from train.dist import Saver, checkpoint
-from train.dist.process_group import Ranks
+from train.parallel import Saver, checkpoint
+from train.parallel.process_group import Ranks
 
 ALONE = Ranks(rank=0, world=1, device=torch.device("cpu"), owns_group=False)
 SHARDED = dataclasses.replace(ALONE, mesh="a mesh of one")
@@ -106,7 +106,7 @@ def run(name: str, inputs: str, folder: str) -> int:
 
 def visible_problems(name: str, folder: str) -> list[str]:
     """A checkpoint that has been there before, or a newer one, can be loaded."""
-    saved = checkpoint.steps(folder)
+    saved = checkpoint.saved_steps(folder)
     latest = checkpoint.latest(folder)
     if name == "train":
         whole = latest is not None or not saved

@@ -6,7 +6,7 @@ import hashlib
 from typing import Any
 
 from manifests import disk
-from manifests.pool_layout import SHARD_VERSION, CommitRecord, PoolLayout, shard_name
+from manifests.layout import SHARD_VERSION, CommitRecord, PoolLayout, shard_name
 
 
 def sha256(text: str) -> str:

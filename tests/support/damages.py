@@ -23,14 +23,14 @@ import pyarrow.parquet as pq
 from manifests import disk
 from manifests.aligned import AlignedFiles
 from manifests.commits import read_commits
-from manifests.documents import (
+from manifests.layout import PoolLayout
+from manifests.records import (
     PoolDocument,
     ScoreSetDocument,
     ViewDocument,
     ViewRulesDocument,
     read_document,
 )
-from manifests.pool_layout import PoolLayout
 from pipeline import planning
 from pipeline.accounting import audit_pool
 from pipeline.accounting.counts import recipe_of_pool

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.fetch import resolver
+from pipeline.fetch import guard
 
 
 def fake_dns(patch: pytest.MonkeyPatch, look_up: Callable[[str], list[str]]) -> None:
@@ -23,7 +23,7 @@ def fake_dns(patch: pytest.MonkeyPatch, look_up: Callable[[str], list[str]]) -> 
         async def close(self) -> None:
             pass
 
-    patch.setattr(resolver, "Dns", FakeDns)
+    patch.setattr(guard, "Dns", FakeDns)
 
 
 A, AAAA = 1, 28  # kinds of records

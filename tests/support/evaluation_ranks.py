@@ -17,10 +17,10 @@ import torch
 from manifests import disk
 from manifests.schema import TaskSpec
 from tests.support.forked_ranks import fork_ranks
-from train.dist import process_group
+from train.eval_data import images
 from train.evaluation import evaluate
 from train.model import CLIP, MODELS
-from train.task_data import images
+from train.parallel import process_group
 
 BATCH = 5  # of 18 images: three batches of 5 and one of 3
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import tarfile
 from pathlib import Path
+from typing import Any
 
+from filters.caption import Caption
 from manifests import disk
 from manifests.aligned import AlignedFiles
 from manifests.commits import read_commits
@@ -13,6 +16,7 @@ from pipeline.scoring import score
 from pipeline.views import choose_views
 from tests.support.small_pool import Row, make_pool, rows
 
+COLUMNS = set(Caption.adds)
 FILTERS = (FilterSpec(name="caption"),)
 WIDE = View(name="wide", rules=(Rule(name="wide", where="original_width >= 200"),))
 RECIPE = Recipe(
@@ -49,6 +53,15 @@ def kept_samples(pool: str, view: str = "wide") -> dict[str, dict[str, bytes]]:
             if kept:
                 samples[row["uid"]] = members[row["key"]]
     return samples
+
+
+def without_scores(samples: dict[str, dict[str, bytes]]) -> dict[str, dict[str, Any]]:
+    """Exported samples with their JSON as a mapping, less the columns of `caption`."""
+    plain: dict[str, dict[str, Any]] = {}
+    for name, members in samples.items():
+        values = json.loads(members["json"])
+        plain[name] = {**members, "json": {k: v for k, v in values.items() if k not in COLUMNS}}
+    return plain
 
 
 def tar_members(path: str) -> dict[str, dict[str, bytes]]:

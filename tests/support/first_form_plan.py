@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from manifests import disk, identity
-from manifests.pool_layout import PoolLayout
+from manifests.columns import PLAN
+from manifests.layout import PoolLayout
 from manifests.schema import Recipe
-from pipeline.planning.host_groups import PLAN_VERSION, PlannedShard, host_groups
-from pipeline.planning.plan_files import PLAN
+from pipeline.planning.plan_files import PLAN_VERSION, PlannedShard, host_groups
 from pipeline.planning.planner import settings_hash
 from tests.support.reference_plan import Expected, plan_of
 

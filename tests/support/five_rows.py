@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from manifests.pool_layout import CommitRecord
+from manifests.layout import CommitRecord
 from pipeline.pool import ShardWriter
 
 Row = tuple[dict[str, Any], bytes | None, dict[str, Any]]

@@ -7,15 +7,15 @@ import importlib
 import pytest
 
 MODULES = (
-    "manifests.pool_layout",
-    "manifests.commits.reading",
-    "manifests.commits.shard_files",
-    "manifests.aligned.shard_tables",
-    "pipeline.pool.commits",
-    "pipeline.scoring.score_bundles",
-    "pipeline.views.joined_columns",
-    "pipeline.views.mask_files",
-    "pipeline.accounting.pool_form",
+    "manifests.layout",
+    "manifests.commits.index",
+    "manifests.commits.index",
+    "manifests.aligned",
+    "pipeline.pool.lease",
+    "pipeline.scoring.bundles",
+    "pipeline.views.files",
+    "pipeline.views.files",
+    "pipeline.accounting.repair",
 )
 
 

@@ -30,7 +30,7 @@ IMPORTED = (
     "pipeline.score",
     "pipeline.filter",
     "pipeline.audit",
-    "train.dist.checkpoint",
+    "train.parallel.checkpoint",
     "PIL.JpegImagePlugin",
     "tests.support.chaos_pools",
     "tests.support.chaos_runs",

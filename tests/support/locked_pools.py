@@ -16,9 +16,10 @@ from PIL import Image
 from manifests import disk
 from manifests.columns import PAIRS
 from manifests.commits import read_commits, rebuild_index
-from manifests.pool_layout import PoolLayout
+from manifests.layout import PoolLayout
 from manifests.schema import Fetch, Recipe, Rule, Source, View
-from pipeline import dataset_lock, planning, recipe_run, views
+from pipeline import lock as dataset_lock
+from pipeline import planning, recipe_run, views
 from pipeline.fetch.download import row_not_asked, row_of
 from pipeline.fetch.fetcher import Fetched
 from pipeline.pool import ShardWriter, read_sidecar

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from manifests import disk
 from manifests.commits import read_commits
-from manifests.documents import ViewDocument
+from manifests.records import ViewDocument
 from manifests.schema import FilterSpec, Recipe, Rule, Source, View
 from pipeline.scoring import scorer
 from pipeline.views import choose_views

@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+ROOT = Path(__file__).resolve().parents[2]
 NETWORK = "10.77.0"
 TOOLS = ("unshare", "nsenter", "ip", "mount", "hostname")
 
@@ -122,11 +125,22 @@ def loopback_machine(name: str, address: str = "127.0.0.1") -> Machine:
 
 
 def _new_namespaces(name: str) -> tuple[subprocess.Popen[bytes], int]:
-    """A process that holds new namespaces, and its id out here."""
-    script = f"mount -t tmpfs -o size=2g none /tmp && hostname {name} && exec sleep 86400"
+    """A process that holds new namespaces, and its id out here.
+
+    The /tmp of the machine is its own, but for this checkout and its interpreter.
+    """
+    needed = dict.fromkeys(os.path.realpath(path) for path in (ROOT, sys.prefix, sys.base_prefix))
+    shown = [path for path in needed if path.startswith("/tmp/")]
+    lines = [f"exec {3 + number}< {shlex.quote(path)}" for number, path in enumerate(shown)]
+    lines.append("mount -t tmpfs -o size=2g none /tmp")
+    for number, path in enumerate(map(shlex.quote, shown)):
+        # not the path, which the tmpfs hides
+        lines.append(f"mkdir -p {path}")
+        lines.append(f"mount --no-canonicalize --bind /proc/self/fd/{3 + number} {path}")
+    lines += [f"hostname {name}", "exec sleep 86400"]
     command = ["unshare", "--net", "--mount", "--uts", "--pid", "--fork", "--kill-child"]
     unshare = subprocess.Popen(
-        [*command, "--mount-proc", "sh", "-c", script], stderr=subprocess.DEVNULL
+        [*command, "--mount-proc", "sh", "-ec", "\n".join(lines)], stderr=subprocess.DEVNULL
     )
     children = Path(f"/proc/{unshare.pid}/task/{unshare.pid}/children")
     until = time.monotonic() + 30

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from manifests.commits import read_commits, update_index
-from manifests.pool_layout import PoolLayout
+from manifests.layout import PoolLayout
 from manifests.schema import Fetch, FilterSpec, Recipe, Source, View
 from pipeline import recipe_run
 from pipeline.accounting import repair_pool

@@ -21,20 +21,21 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from manifests.documents import CheckpointRecord
+from manifests.records import CheckpointRecord
 from tests.support import ranks as mistakes
 from tests.support.forked_ranks import fork_ranks
 from train.config import configure
-from train.dist import process_group, saver, sharded_checkpoint
-from train.dist.parallelism import parallelize
-from train.dist.process_group import Ranks
 from train.model import MODELS
-from train.model.attention import group_by_length, pack_captions
-from train.model.clip import CLIP
-from train.running.train_state import lock_towers
+from train.model.clip import CLIP, group_by_length, pack_captions
+from train.parallel import checkpoint as saver
+from train.parallel import checkpoint as sharded_checkpoint
+from train.parallel import process_group
+from train.parallel.parallelism import parallelize
+from train.parallel.process_group import Ranks
 from train.step import accumulate, precision_context
 from train.step.loss import DataParallel, contrastive
 from train.step.update import Update
+from train.trainer.loop import lock_towers
 
 B = 16
 BF16 = "bf16"  # in 32 bits with autocast, where all other modes compute in 64 bits

@@ -10,7 +10,7 @@ from typing import Any
 from PIL import Image
 
 from manifests.columns import SIDECAR
-from manifests.pool_layout import read_commit_records
+from manifests.layout import read_commit_records
 from manifests.schema import Source
 from pipeline.external import adopt_tars, tar_tickets
 from pipeline.pool import read_sidecar

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from manifests import disk
 from manifests.commits import read_commits
-from manifests.pool_layout import PoolLayout
+from manifests.layout import PoolLayout
 from tests.support import audited, plans
 
 

@@ -30,9 +30,8 @@ from train.config import configure
 from train.model import MODELS
 from train.model.clip import CLIP
 from train.step import accumulate
-from train.step.grad_norm import total_norm
 from train.step.loss import DataParallel, _Gather, contrastive
-from train.step.update import Update
+from train.step.update import Update, total_norm
 
 WORLD, B, E = 4, 16, 6
 VARIANTS = [

@@ -11,7 +11,7 @@ import pyarrow as pa
 import xxhash
 
 from pipeline.archives import ascii_host
-from pipeline.planning.host_groups import PLAN_VERSION, PlannedShard, host_groups
+from pipeline.planning.plan_files import PLAN_VERSION, PlannedShard, host_groups
 
 ORDER_SEED = 20240229
 

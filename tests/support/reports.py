@@ -9,7 +9,8 @@ import pyarrow as pa
 
 from manifests import disk
 from manifests.commits import Commits
-from manifests.documents import (
+from manifests.layout import CommitRecord, PoolLayout, uids_checksum
+from manifests.records import (
     FetchCounts,
     FinalCounts,
     PoolDocument,
@@ -18,10 +19,9 @@ from manifests.documents import (
     ViewDocument,
     read_document,
 )
-from manifests.pool_layout import CommitRecord, PoolLayout, uids_checksum
 from train.reporting import schema
-from train.reporting.views import KEPT, ArmView, PoolColumns
-from train.stats import LedgerEntry
+from train.reporting.data import KEPT, ArmView, PoolColumns
+from train.stats import LedgerEntry, Power
 
 PIXEL = "data:image/gif;base64,R0lGODlhAQABAAAAACwAAAAAAQABAAA="
 DIFFERENCE = schema.BaselineDifference(
@@ -148,7 +148,7 @@ def noise() -> schema.TaskNoise:
         df=10.0,
         floor_sd=0.004,
         drawing_sd=0.002,
-        mde=0.029,
+        power=Power(smallest=0.029, half=0.0145, seeds_for_half=11),
     )
 
 
@@ -232,7 +232,7 @@ def sample_report() -> schema.Report:
         aa=comparison("a_a", "raw", "a_a is not distinguishable from raw."),
         average=(),
         noise=(noise(),),
-        power=schema.Power(smallest=0.029, half=0.0145, seeds_for_half=11),
+        power=Power(smallest=0.029, half=0.0145, seeds_for_half=11),
         runs=(run_row("raw", 0, 0.29), run_row("clip30", 0, 0.331)),
         changes=(arm_changes("clip30"), arm_changes("random_like_clip30")),
         gaps=(),

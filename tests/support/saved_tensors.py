@@ -12,12 +12,12 @@ from torch.profiler import ProfilerActivity, profile
 
 from train.capacity import step_shape
 from train.config import TrainConfig, model_config
-from train.dist.parallelism import parallelize
-from train.dist.process_group import Ranks
 from train.model import CLIP, StepShape, group_by_length, pack_captions
-from train.running.train_state import lock_towers
+from train.parallel.parallelism import parallelize
+from train.parallel.process_group import Ranks
 from train.step import accumulate, contrastive, precision_context
 from train.step.update import Update
+from train.trainer.loop import lock_towers
 
 END = 49407
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline.exchange import runs
-from pipeline.pool_scores import values_to_shards
+from pipeline import shuffle
+from pipeline.cross_row import engine
 
 METHODS = ("summarise", "combine", "route", "judge", "links", "judge_groups")
 # Before a ticket of a phase has written anything; in the middle of a file of an exchange and behind
@@ -62,7 +62,7 @@ def install(marks: str, *classes: type) -> None:
         for name in METHODS:
             if name in vars(each):
                 setattr(each, name, _before(name, vars(each)[name], die))
-    modules: list[Any] = [runs, values_to_shards]
+    modules: list[Any] = [shuffle, engine]
     modules[0].disk = _TornDisk(modules[0].disk, die)
     commit = modules[1].commit_columns
 

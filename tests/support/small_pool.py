@@ -12,7 +12,7 @@ from PIL import Image
 
 from filters import make
 from manifests import disk
-from manifests.pool_layout import CommitRecord
+from manifests.layout import CommitRecord
 from manifests.schema import FilterSpec
 from pipeline.pool import ShardWriter
 from pipeline.scoring.score_sets import name_of_filter

@@ -12,9 +12,9 @@ import pyarrow as pa
 from PIL import Image
 
 from manifests import disk
-from manifests.documents import ScoreSetDocument
-from manifests.phash import phash
-from manifests.pool_layout import SHARD_VERSION, CommitRecord, PoolLayout, uids_checksum
+from manifests.hashes import phash
+from manifests.layout import SHARD_VERSION, CommitRecord, PoolLayout, uids_checksum
+from manifests.records import ScoreSetDocument
 from manifests.schema import TaskSpec
 
 COLOURS = {"dark_red": (150, 20, 30), "green": (20, 160, 40), "sky_blue": (80, 140, 220)}

@@ -19,8 +19,8 @@ from PIL import Image
 
 from manifests import disk
 from manifests.columns import SIDECAR, VIEW
-from manifests.documents import ScoreSetDocument, ViewDocument
-from manifests.pool_layout import CommitRecord
+from manifests.layout import CommitRecord
+from manifests.records import ScoreSetDocument, ViewDocument
 from manifests.schema import Ablation
 from tests.support import ablations
 from tests.support.once import once

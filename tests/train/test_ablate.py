@@ -10,14 +10,15 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from manifests import disk
+from manifests import console, disk
 from manifests.folder_lock import locked_folder
-from manifests.run_layout import AblationLayout
+from manifests.layout import AblationLayout
 from manifests.schema import Ablation, Arm
 from tests.support import processes
 from train import ablate
@@ -132,8 +133,28 @@ def test_check_needs_no_pool_and_writes_nothing(
 
 
 @pytest.mark.parametrize(
+    ("vary", "arms"),
+    [("lr: [1e-3, 1.0e+30]", "raw-1e-3 half-1e30"), ("wd: [0.1, 0.2]", "raw-0.1 half-0.2")],
+)
+def test_a_setting_varies_over_any_number_and_by_a_name_of_open_clip(
+    vary: str, arms: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    baseline, other = arms.split()
+    replaced = {
+        "baseline: raw": f"vary: {{{vary}}}\nbaseline: {baseline}",
+        "a_a: raw": f"a_a: {other}",
+    }
+    train = TRAIN.replace(", lr: 1e-3", "")
+    path = manifest(tmp_path, "/nowhere/pool", data, train=train, **replaced)
+    assert ablate.main([path, "--out", str(tmp_path / "out"), "--check"]) == 0
+    assert capsys.readouterr().out.startswith("tiny: 10 runs; ")
+
+
+@pytest.mark.parametrize(
     ("replaced", "message"),
     [
+        ({"train": "{device: 'cuda:1'}"}, "train: device is 'cuda:1', but a run of an ablation"),
+        ({"[0, 1]": "[0, 4294967296]"}, "seed is 4294967296; it must be below 2^32"),
         ({"train": "{modle: test}"}, "unknown training setting 'modle'; did you mean 'model'?"),
         ({"/classes": "/nothing"}, "there is no folder"),
         ({"web/half": "wob/half"}, "arm 'half' is 'wob/half'"),
@@ -188,7 +209,7 @@ def test_a_folder_that_another_command_runs_in_is_left_alone(
         f"error: {out} is in use by train/ablate.py, process {os.getpid()} on "
         f"{socket.gethostname()}; wait until it has ended, or choose another --out"
     )
-    assert os.listdir(out) == [".lock"]
+    assert not os.path.exists(out)
 
 
 def wait_for(path: Path, process: subprocess.Popen[str], seconds: float = 240) -> None:
@@ -246,6 +267,62 @@ def test_a_stopped_ablation_keeps_its_runs_and_is_resumed(
     assert len(disk.read_json(out / "results.json")["arms"]["half"]["runs"]) == 2
 
 
+@pytest.mark.slow
+def test_a_run_on_a_cluster_asks_for_what_a_node_can_give(
+    tiny_pool: str,
+    data: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The machine of the command has 64 cores; the workers, on which runs start, have 8 and 4."""
+    nodes: list[dict[str, object]] = []
+    asked: list[tuple[object, object, object]] = []
+
+    def options(**settings: object) -> SimpleNamespace:
+        def submit(request: dict[str, object]) -> str:
+            asked.append((settings["num_cpus"], settings["num_gpus"], request["threads"]))
+            return f"run {len(asked)}"
+
+        return SimpleNamespace(remote=submit)
+
+    ray = SimpleNamespace(
+        nodes=lambda: nodes,
+        remote=lambda function: SimpleNamespace(options=options),
+        wait=lambda pending, num_returns: ((pending[0],), pending[1:]),
+        get=lambda reference: {"error": "no result", "refused": True},
+        exceptions=SimpleNamespace(RayError=RuntimeError),
+    )
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setattr(runner.ray_runtime, "connect", lambda cpus: None)
+    monkeypatch.setattr(runner.ray_runtime, "disconnect", lambda: None)
+    monkeypatch.setattr(runner, "usable_cores", lambda: 64)
+    path = manifest(tmp_path, tiny_pool, data)
+    words = [path, "--out", str(tmp_path / "out"), "--engine", "ray"]
+
+    def asked_on(*resources: dict[str, float]) -> tuple[object, object, object]:
+        nodes[:] = [{"Alive": True, "Resources": each} for each in resources]
+        asked.clear()
+        assert ablate.main(words) == console.EXIT_INCOMPLETE  # no run has a result
+        (kind,) = set(asked)
+        return kind
+
+    assert asked_on({"CPU": 0.0}, {"CPU": 8.0}, {"CPU": 4.0}) == (4, 0, 4)  # jobs: 2
+    assert asked_on({"CPU": 64.0}, {"CPU": 6.0, "GPU": 1.0}) == (3, 1, 3)
+    assert asked_on({"CPU": 1.0}) == (1, 0, 1)
+
+    nodes[:] = [{"Alive": True, "Resources": each} for each in ({"CPU": 9.0}, {"GPU": 1.0})]
+    asked.clear()
+    capsys.readouterr()
+    assert ablate.main(words) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "error: ranks is 1, and each needs a CPU of the node that runs it, but the largest node "
+        "with 1 of the cluster's GPUs offers 0; start its Ray with a larger --num-cpus, or set "
+        "fewer ranks"
+    )
+    assert not asked
+
+
 def test_a_plan_of_rounds_says_how_many_runs_are_to_be_expected(
     tiny_pool: str,
     data: Path,
@@ -255,12 +332,17 @@ def test_a_plan_of_rounds_says_how_many_runs_are_to_be_expected(
 ) -> None:
     path = manifest(tmp_path, tiny_pool, data, **{"jobs: 2": "jobs: 2\nstop: {decided: true}"})
     words = [path, "--out", str(tmp_path / "out"), "--scale", "debug", "--plan"]
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))  # no line on other work
     assert ablate.main(words) == 0
-    line = capsys.readouterr().out.splitlines()[-1]
-    assert line == "stop: 9 runs at most; --sd SHARE tells how many are to be expected"
+    effect, line = capsys.readouterr().out.splitlines()[-2:]
+    assert effect.startswith("smallest effect that 3 seeds show in 80 % of such studies: ")
+    assert "an assumption of 1 point a run and the errors of 8 test samples" in effect
+    assert line.startswith("stop: about ")
     monkeypatch.setattr(ablate, "expected_runs", lambda ablation, sd, effect=0.0: 8 - 20 * effect)
+    monkeypatch.setattr(os, "getloadavg", lambda: (99.0, 0.0, 0.0))
     assert ablate.main([*words, "--sd", "0.01", "--effect", "0.05"]) == 0
-    line = capsys.readouterr().out.splitlines()[-1]
+    *_, busy, line = capsys.readouterr().out.splitlines()
+    assert busy.startswith("other work: 99.0 processes on the ")
     assert line == (
         "stop: about 8 of 9 runs if no arm differs, 7 if every arm differs by 5.00 points "
         "(100 simulated studies)"

@@ -13,7 +13,7 @@ from manifests import disk
 from tests.support.other_tars import Members, pack, picture
 from train import bench, sizing
 from train.benching import loader_mode, read_report, write_report
-from train.data import retry
+from train.data import view_rows
 
 SMALL = ["--model", "test", "-b", "8", "--threads", "1", "-w", "1", "-i", "3"]
 
@@ -93,7 +93,7 @@ def test_only_what_is_there_is_offered(capsys: pytest.CaptureFixture[str]) -> No
 def test_a_dead_source_is_status_3_and_the_report_says_why(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retry, "WAITS_S", ())
+    monkeypatch.setattr(view_rows, "WAITS_S", ())
     blend, path = tmp_path / "blend.yaml", tmp_path / "report.json"
     blend.write_text(yaml.safe_dump({"name": "s", "streams": {"a": "pipe:exit 4"}}))
     words = ["--mode", "loader", "--data", str(blend), *SMALL, "-o", str(path)]

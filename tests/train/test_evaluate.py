@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import safetensors.torch
 import torch
@@ -16,7 +17,7 @@ from train.config import configure
 from train.evaluate import main
 from train.formats import model_files, open_clip_files
 from train.model import CLIP, MODELS
-from train.running import loop
+from train.trainer import loop
 
 
 @pytest.fixture
@@ -38,6 +39,10 @@ def test_predictions_lie_beside_the_model_or_where_out_says(task: Path, tmp_path
     assert main(command) == 0
     first, second = model / "eval" / "shades.parquet", tmp_path / "x" / "shades.parquet"
     assert disk.read_parquet(first).equals(disk.read_parquet(second))
+    data = tmp_path / "data/shades.parquet"
+    disk.write_parquet(data, pa.table({"url": ["mine"]}))
+    assert main([*command[:-1], str(tmp_path / "data")]) == 2
+    assert disk.read_parquet(data)["url"].to_pylist() == ["mine"]
 
 
 def test_mistakes_are_one_line(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import logging
 
 import open_clip
 import pytest
@@ -18,9 +19,11 @@ def folder(tmp_path):
     return str(tmp_path / "export")
 
 
-def test_to_hugging_face_and_back_the_weights_are_the_same_bits(folder, tmp_path, capsys):
+def test_to_hugging_face_and_back_the_weights_are_the_same_bits(folder, tmp_path, capsys, caplog):
+    caplog.set_level(logging.INFO)
     there, back = str(tmp_path / "there"), str(tmp_path / "back")
     assert export.main([folder, "--to", there, "--format", "huggingface", "--json"]) == 0
+    assert "tokenizer does not clean texts as open_clip's does: call html.unescape" in caplog.text
     written = json.loads(capsys.readouterr().out)
     assert written["weights_sha256"] == weights_sha256(load_model(folder).state_dict())
     assert (written["format"], written["to"], written["model"]) == ("huggingface", there, folder)

@@ -19,14 +19,13 @@ from torch import Tensor
 
 from manifests.schema import Blend
 from train.config import configure
-from train.dist.parallelism import parallelize
-from train.dist.process_group import Ranks
 from train.model.architecture import MODELS
-from train.model.attention import pack_captions
-from train.model.clip import CLIP
-from train.running.loop import train
+from train.model.clip import CLIP, pack_captions
+from train.parallel.parallelism import parallelize
+from train.parallel.process_group import Ranks
 from train.step import accumulate
 from train.step.loss import contrastive
+from train.trainer.loop import train
 
 pytestmark = [
     pytest.mark.gpu,

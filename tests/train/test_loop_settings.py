@@ -12,8 +12,8 @@ from tests.support.steps import RUN_SETTINGS
 from train.config import configure, model_config
 from train.formats.open_clip_files import load_export, to_open_clip
 from train.model import CLIP, GroupedCaptions, PackedCaptions
-from train.model.blocks import QKV
-from train.running import loop, train_state
+from train.model.clip import QKV
+from train.trainer import loop
 
 SETTINGS = {**RUN_SETTINGS, "samples_seen": 24, "warmup": 1}
 
@@ -80,7 +80,7 @@ def test_blocks_are_recomputed_as_the_settings_say(blend, tmp_path, monkeypatch,
 def test_an_average_is_of_the_whole_token_table(blend, tmp_path, monkeypatch):
     config = configure({**SETTINGS, "ema": 0.5, "weight_decay": 50.0, "lr": 5e-3})
     loop.train(blend, config, str(tmp_path / "run"))
-    monkeypatch.setattr(train_state, "TABLE_ROWS", 0)  # the table is not reduced
+    monkeypatch.setattr(loop, "TABLE_ROWS", 0)  # the table is not reduced
     loop.train(blend, config, str(tmp_path / "whole"))
     ours, whole = weights_of(tmp_path / "run"), weights_of(tmp_path / "whole")
     for name, weight in whole.items():
@@ -134,7 +134,7 @@ def test_a_locked_tower_keeps_its_weights_over_steps_and_resumes(blend, tmp_path
     start, end = weights_of(tmp_path / "first"), weights_of(tmp_path / "run")
     moved = {name for name, value in start.items() if not torch.equal(value, end[name])}
     model = CLIP(model_config(config))
-    train_state.lock_towers(model, config)
+    loop.lock_towers(model, config)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(float(parameter.requires_grad))

@@ -32,12 +32,15 @@ def test_the_date_is_given_or_of_the_environment(monkeypatch: pytest.MonkeyPatch
 
 
 def test_options_that_do_not_go_together_are_one_line(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert main(["a", "b", "--markdown"]) == 2
     assert capsys.readouterr().err == "error: --markdown goes with one folder\n"
     assert main(["a", "--page", "x.html"]) == 2
     assert "error: --page goes with two folders" in capsys.readouterr().err
+    (tmp_path / "x.html").write_text("my notes")
+    assert main(["a", "b", "--page", str(tmp_path / "x.html")]) == 2
+    assert "there is a file of that name that this command did not write" in capsys.readouterr().err
 
 
 def test_a_folder_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,9 +23,9 @@ from tests.support.trials import some
 from tests.train.test_run import under_torchrun
 from train import run
 from train.config import configure
-from train.dist import checkpoint
-from train.running import loop
-from train.running.train_step import StepRunner
+from train.parallel import checkpoint
+from train.trainer import loop
+from train.trainer.loop import StepRunner
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 ROOT = Path(__file__).resolve().parents[2]
@@ -101,7 +101,7 @@ def test_a_run_that_is_killed_in_each_of_its_steps_ends_the_same_to_the_bit(
             end_in(patch, step)
             with pytest.raises(Killed):
                 trained(tiny_pool, tmp_path, threads=step % 3)
-        assert checkpoint.steps(str(tmp_path))[-1:] == [step // 3 * 3][: step // 3]
+        assert checkpoint.saved_steps(str(tmp_path))[-1:] == [step // 3 * 3][: step // 3]
     trained(tiny_pool, tmp_path)
     assert hashes(tmp_path) == hashes(whole)
     assert losses(tmp_path) == losses(whole)
@@ -286,8 +286,8 @@ LOST = """
 import os, signal, sys
 sys.path.insert(0, {root!r})
 from train import run
-from train.running import loop
-from train.running.train_step import StepRunner
+from train.trainer import loop
+from train.trainer.loop import StepRunner
 real = StepRunner.step
 def step(runner, ready, waited):
     first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"

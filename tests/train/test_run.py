@@ -14,13 +14,17 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file
 
 from manifests import disk
+from manifests.folder_lock import locked_folder
+from manifests.layout import RunLayout
 from tests.support.blocked import BLOCKED
 from train import run
-from train.data import retry
+from train.data import view_rows
 from train.data.view_rows import ViewRows
 from train.formats.open_clip_files import load_export
+from train.trainer import loop
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {
@@ -82,6 +86,9 @@ def test_it_trains_and_ends_with_one_line_of_json(blend, tmp_path, capsys):
             "error: unknown training setting 'batchsize'; did you mean 'batch_size'?",
         ),
         (["--set", "lr"], "error: --set 'lr' is not KEY=VALUE"),
+        (changes(**{"model.vision_mlp": 0}), "error: vision_mlp is 0; it must be at least 1"),
+        (changes(seed=2**70), "error: seed is 1180591620717411303424; it must be below 2^32"),
+        (changes(init="weights.pt"), "error: init: weights.pt does not exist"),
         (["--ranks", "0"], "error: --ranks is 0; it must be at least 1"),
         (["--preset", "micro"], "error: "),  # 48 rows are less than a batch of 128
         (
@@ -158,7 +165,7 @@ def test_a_blend_that_is_not_there_is_a_mistake(tmp_path, capsys):
 
 def test_a_number_that_is_none_is_status_3(blend, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(
-        "train.running.train_step.normalise",
+        "train.trainer.loop.normalise",
         lambda image, *_: image.permute(0, 3, 1, 2).float() * float("nan"),
     )
     assert run.main([blend, "--out", str(tmp_path / "run"), *changes()]) == 3
@@ -253,14 +260,14 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import os, torch
 from train import run
-from train.running import train_step
-real = train_step.normalise
+from train.trainer import loop
+real = loop.normalise
 def normalise(*args):
     image = real(*args).contiguous()
     if os.environ["RANK"] == "1":
         image[2, 0, 0, 0] = float("nan")
     return image
-train_step.normalise = normalise
+loop.normalise = normalise
 raise SystemExit(run.main(sys.argv[2:]))
 """
 
@@ -306,7 +313,7 @@ def started(blend, out, arguments, **environment):
     [
         ([], signal.SIGTERM),
         ([], signal.SIGINT),
-        # Which signals reach the ranks is in tests/train/dist/test_launch.py.
+        # Which signals reach the ranks is in tests/train/parallel/test_launch.py.
         (["--ranks", "2", "--set", "dp_shard=2"], signal.SIGHUP),
     ],
 )
@@ -328,7 +335,7 @@ SLOW = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
 from train import run
-from train.running.train_step import StepRunner
+from train.trainer.loop import StepRunner
 real = StepRunner.step
 def step(runner, ready, waited):
     if ready.batch.step == 2:
@@ -365,7 +372,7 @@ def test_a_store_that_does_not_answer_ends_the_run_with_status_3(
     def time_out(*_):
         raise TimeoutError("timed out")
 
-    monkeypatch.setattr(retry, "WAITS_S", (0.01,))
+    monkeypatch.setattr(view_rows, "WAITS_S", (0.01,))
     monkeypatch.setattr(ViewRows, "_read", time_out)
     assert run.main([blend, "--out", str(tmp_path / "run"), *changes()]) == 3
     error = capsys.readouterr().err
@@ -395,6 +402,26 @@ def test_a_finished_run_says_so_and_where_the_result_is(blend, tmp_path, caplog)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("more", [[], ["--restart"], ["--ranks", "2"]])
+def test_a_run_that_another_process_trains_is_left_alone_until_that_ends(
+    blend, tmp_path, capsys, monkeypatch, more
+):
+    monkeypatch.setattr(loop, "LOCK_WAIT_S", 0.0)
+    out = tmp_path / "run"
+    (out / "checkpoints" / ".step-4.partial").mkdir(parents=True)  # what the other one writes
+    (out / "log.jsonl").write_text("{}\n")
+    command = [blend, "--out", str(out), *changes(), *more]
+    with locked_folder(RunLayout(str(out)).lock, "train/run.py"):
+        before = sorted(out.rglob("*"))
+        assert run.main(command) == 75
+        assert sorted(out.rglob("*")) == before
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {out} is in use by train/run.py, process {os.getpid()} on ")
+    assert error.count("\n") == 1
+    if not more:
+        assert run.main(command) == 0
+
+
 def test_a_mix_needs_no_file_and_leaves_one(tiny_pool, tmp_path):
     out = tmp_path / "run"
     mix = ["--mix", f"{tiny_pool}/all=0.75", f"{tiny_pool}/half=0.25", "--seed", "5"]
@@ -445,6 +472,26 @@ def test_initial_weights_are_loaded_before_the_model_is_sharded(blend, tmp_path,
         disk.read_json(tmp_path / r / "run.json")["identity"]["initial_weights"] for r in "12"
     ]
     assert hashes[0] == hashes[1]
+
+
+def test_a_run_starts_from_a_checkpoint_of_open_clip_s_training(blend, tmp_path, capsys):
+    first = str(tmp_path / "first")
+    assert run.main([blend, "--out", first, *changes()]) == 0
+    export = load_file(disk.join(first, "export", "open_clip_model.safetensors"))
+    state = {f"module.{name}": value for name, value in export.items()}
+    optimizer = {"state": {0: {"step": torch.tensor(1.0)}}, "param_groups": [{"lr": 0.1}]}
+    path = tmp_path / "epoch_1.pt"
+    torch.save({"epoch": 1, "name": "x", "state_dict": state, "optimizer": optimizer}, path)
+    starts = {"init": str(path), "lr": "1e-30", "weight_decay": 0}
+    assert run.main([blend, "--out", str(tmp_path / "run"), *changes(**starts)]) == 0
+    trained = load_file(tmp_path / "run" / "export" / "open_clip_model.safetensors")
+    assert all(torch.equal(trained[name], value) for name, value in export.items())
+    capsys.readouterr()
+    torch.save({"epoch": 1, "state_dict": {}}, path)
+    assert run.main([blend, "--out", str(tmp_path / "none"), *changes(init=path)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: init: {path}: the checkpoint has no '")
+    assert error.count("\n") == 1
 
 
 def test_nvidia_s_file_says_what_is_trained(blend, tmp_path, caplog):
@@ -502,7 +549,7 @@ marker, main = sys.argv[3], run.main
 
 def main_of_worker(argv):
     import os, signal
-    from train.running.train_step import StepRunner
+    from train.trainer.loop import StepRunner
     real = StepRunner.step
 
     def step(runner, ready, waited):

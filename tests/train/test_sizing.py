@@ -14,11 +14,11 @@ from tests.support.ablations import three_arms
 from train import sizing
 from train.ablation import Hardware, plan_ablation
 from train.benching import Cell, Machine, Report
-from train.capacity import GIB, Device, devices, footprint, resolve_micro_batch
+from train.capacity import GIB, Device, device_fit, resolve_micro_batch
+from train.capacity.device_fit import own_sheets
 from train.config import configure
-from train.dist import Ranks
-from train.hardware import own_sheets
 from train.model import MODELS, training_flops
+from train.parallel import Ranks
 
 
 def sized(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def test_sizing_the_plan_and_a_run_choose_the_same_micro_batch(
     assert plan.memory == values["memory"]
     assert plan.samples_per_s == pytest.approx(values["samples_per_s"])
     # A run asks for what is free on its own device, a GPU by its kind.
-    monkeypatch.setattr(footprint, "free_memory", lambda device, ranks: int(memory * GIB))
+    monkeypatch.setattr(device_fit, "free_memory", lambda device, ranks: int(memory * GIB))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100-SXM4-80GB")
     gpu = Ranks(rank=0, world=1, device=torch.device("cuda"), owns_group=False)
     assert resolve_micro_batch(configure(train), gpu).micro_batch == values["micro_batch"]
@@ -174,7 +174,7 @@ def test_a_cell_of_the_same_text_length_and_layout_is_preferred(
 def test_ranks_of_a_processor_share_it(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(devices, "free_host_memory", lambda: 64 * GIB)
+    monkeypatch.setattr(device_fit, "free_host_memory", lambda: 64 * GIB)
     path = report(tmp_path, cell(model="test", dtype="fp32"), device="Intel Xeon")
     words = ["--device", "cpu", "--model", "test", "--batch", "64", "--ranks", "2"]
     values = sized(capsys, *words, "--measured", path)
@@ -244,8 +244,8 @@ def test_a_mistake_is_one_line(
 def test_a_processor_without_room_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(devices, "free_host_memory", lambda: GIB // 4)
+    monkeypatch.setattr(device_fit, "free_host_memory", lambda: GIB // 4)
     values = sized(capsys, "--device", "cpu", "--model", "ViT-B-32", "--batch", "64", status=3)
     assert not values["fits"]
     assert values["remedies"]
-    assert isinstance(devices.device_of("cpu"), Device)
+    assert isinstance(device_fit.device_of("cpu"), Device)

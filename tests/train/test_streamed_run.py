@@ -15,7 +15,7 @@ from manifests import console, disk
 from tests.support.other_tars import Members, pack, picture
 from tests.support.steps import RUN_SETTINGS
 from train import run
-from train.running.train_step import StepRunner
+from train.trainer.loop import StepRunner
 
 SETTINGS = ["--set", *(f"{key}={value}" for key, value in RUN_SETTINGS.items())]
 

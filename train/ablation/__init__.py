@@ -1,41 +1,69 @@
-"""Arms × seeds: runs, statistics and conclusions."""
+"""Arms × seeds: runs, statistics and conclusions.
+
+Read: pools, blends, recipes, finished runs. Written: `POOL/views/VIEW.clean-HASH`,
+`blends/ARM.json`, `runs/ARM/seed-N/`, `runs/.replaced/ARM/seed-N-HASH/`, `overlap.json`, `logs/`,
+`noise.json`, `ledger.json`, `history.jsonl`.
+
+Invariants:
+
+* A finished run is reused, a stale one is moved aside and never deleted (`test_runner.py`). A
+  prior is of the same settings, task, data and metric (`test_ledger.py`).
+* Rounds are a replay: killed or not, the same runs and verdicts (`test_rounds.py`). Scores
+  without noise claim nothing; a failed run costs its seed only (`test_conclusions.py`).
+* A model without seeds counts as one run (`test_models.py`). Predictions of others are put in one
+  order (`test_given.py`); ranks change a result by rounding only (`test_runs_of_ranks.py`).
+"""
 
 from __future__ import annotations
 
-from train.ablation import ledger, wording
 from train.ablation.arms import (
     A_A,
+    NO_SEED,
     AnyRun,
+    GivenRun,
+    GivenTask,
+    ModelRun,
     Run,
     all_runs,
     arm_names,
     evaluated_runs,
     expand_runs,
     finished_metrics,
+    given_runs,
     missing_seeds,
     missing_views,
+    model_runs,
+    scorer_run,
     stale_because,
 )
-from train.ablation.checks import check_ablation, check_pools, dropped_lines, planned_drops
 from train.ablation.conclusions import (
     Conclusions,
     FailedRun,
+    RunMetrics,
+    ScalingTable,
     TaskComparison,
     TaskNoise,
+    TaskSignals,
     conclude,
+    looks_line,
+    metric_tables,
+    scaling_tables,
 )
-from train.ablation.given import GivenRun, GivenTask, given_runs
-from train.ablation.models import NO_SEED, ModelRun, model_runs
 from train.ablation.plan import (
     Hardware,
     Plan,
+    check_ablation,
     check_plan,
+    check_pools,
+    dropped_lines,
     plan_ablation,
     plan_lines,
+    planned_drops,
     refuse_plan,
 )
-from train.ablation.round_intervals import ArmRounds
+from train.ablation.ranges import ScorerScore, TaskFacts, TaskRange, scorer_score
 from train.ablation.rounds import (
+    ArmRounds,
     ReadScore,
     Score,
     Study,
@@ -43,14 +71,7 @@ from train.ablation.rounds import (
     replay,
     run_rounds,
 )
-from train.ablation.runner import Outcome, run_all
-from train.ablation.tables import (
-    RunMetrics,
-    ScalingTable,
-    TaskSignals,
-    metric_tables,
-    scaling_tables,
-)
+from train.ablation.runner import Outcome, evaluate_scorer, run_all
 
 __all__ = [
     "A_A",
@@ -70,9 +91,12 @@ __all__ = [
     "RunMetrics",
     "ScalingTable",
     "Score",
+    "ScorerScore",
     "Study",
     "TaskComparison",
+    "TaskFacts",
     "TaskNoise",
+    "TaskRange",
     "TaskSignals",
     "all_runs",
     "arm_names",
@@ -81,12 +105,13 @@ __all__ = [
     "check_pools",
     "conclude",
     "dropped_lines",
+    "evaluate_scorer",
     "evaluated_runs",
     "expand_runs",
     "expected_runs",
     "finished_metrics",
     "given_runs",
-    "ledger",
+    "looks_line",
     "metric_tables",
     "missing_seeds",
     "missing_views",
@@ -99,6 +124,7 @@ __all__ = [
     "run_all",
     "run_rounds",
     "scaling_tables",
+    "scorer_run",
+    "scorer_score",
     "stale_because",
-    "wording",
 ]

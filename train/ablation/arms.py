@@ -1,4 +1,4 @@
-"""The runs of an ablation: arms × seeds, which of them are finished, and which are stale."""
+"""The runs of an ablation: arms × seeds, factors, given predictions, models."""
 
 from __future__ import annotations
 
@@ -9,21 +9,388 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from manifests import disk, reader
-from manifests.pool_layout import PoolLayout, random_view_name
-from manifests.run_layout import AblationLayout, RunLayout
-from manifests.schema import Ablation, Blend, TaskSpec, Weights
-from train.ablation.factors import arm_config
-from train.ablation.given import GivenRun, given_runs
-from train.ablation.models import ModelRun, model_runs, saved_model, stale_model
-from train.config import TrainConfig
-from train.evaluation import MARK, Metrics, clean_blend, saved_metrics
-from train.running import complete_settings, deciding_settings, differences, view_hashes
+from manifests.layout import AblationLayout, PoolLayout, RunLayout, random_view_name
+from manifests.schema import Ablation, Arm, Blend, TaskSpec, Weights
+from train.config import TrainConfig, configure, model_config, plain_changes
+from train.evaluation import MARK, BoolArray, Metrics, clean_blend, saved_metrics
+from train.formats import model_files
+from train.parallel import checkpoint as averaging
+from train.trainer import changes_since, differences, run_identity
+
+# --------------------------------------------------------------------------------------------------
+# What differs between the arms: data, or one declared setting of training; all else is equal.
+
+
+NEVER = ("preset", "seed", "order_seed")  # a preset is many settings; seeds are the ablation's
+
+
+def arm_config(ablation: Ablation, arm: str) -> TrainConfig:
+    """The settings of an arm: the ablation's, with the arm's own over them.
+
+    ValueError, with the name of the arm, for settings that no run can have.
+    """
+    own = ablation.arms[arm].train
+    if not own:
+        return configure(ablation.train)
+    try:
+        return configure({**ablation.train, **own})
+    except ValueError as error:
+        raise ValueError(f"arm {arm!r}: {error}") from None
+
+
+def check_factors(ablation: Ablation) -> None:
+    """ValueError where arms differ in a setting that `vary` does not declare, or in two factors.
+
+    Arms may have one value of the setting and differ in data; one view or blend and differ in the
+    setting; or be a grid, every data with every value. In anything else, a difference from the
+    baseline would be of both factors together.
+    """
+    trained = [name for name, arm in ablation.arms.items() if arm.is_trained]
+    declared = next(iter(ablation.vary), None)
+    for name in trained:
+        for key in ablation.arms[name].train:
+            if key in NEVER or key != declared:
+                raise ValueError(
+                    f"arm {name!r} sets {key}, which is not the factor that the ablation declares"
+                    f" ({declared or 'data'}); "
+                    f"write vary: {{{key}: [...]}}, or set {key} in train for all arms"
+                )
+    if declared is None:
+        return
+    values: dict[str, list[str]] = {}  # data -> values of the setting
+    for name in trained:
+        value = disk.content_hash(_setting(arm_config(ablation, name), declared))
+        values.setdefault(_data(ablation.arms[name]), []).append(value)
+    every = {value for of_data in values.values() for value in of_data}
+    is_grid = all(sorted(of_data) == sorted(every) for of_data in values.values())
+    if len(values) > 1 and len(every) > 1 and not is_grid:
+        raise ValueError(
+            f"the arms differ in data and in {declared}, and not every data has every value of "
+            f"{declared}: a difference from the baseline would be of both; "
+            f"give every data every value, or all arms the same data"
+        )
+    if trained and len(every) == 1:
+        raise ValueError(f"vary names {declared}, but all arms have the same value of it")
+
+
+def _setting(config: TrainConfig, key: str) -> Any:
+    """The value of a setting, as training uses it."""
+    (key,) = plain_changes({key: None})
+    if key.startswith("model."):
+        return getattr(model_config(config), key.removeprefix("model."))
+    return getattr(config, key)
+
+
+def _data(arm: Arm) -> str:
+    """What an arm trains on, as text."""
+    return disk.content_hash([arm.view, arm.blend, arm.views])
+
+
+# --------------------------------------------------------------------------------------------------
+# Runs whose predictions exist: files of other programs, judged like runs of this one.
+#
+# A file has one row per sample, with at least the columns
+#
+# * sample: text or whole number, different in every row; every file of a task has the same
+#   samples,
+# * label and predicted: the right class and the model's, text or whole number,
+# * correct: true or false (or 1 and 0); never true where label and predicted differ.
+#
+# The rows may be in any order: they are put in the order of the first file that is read.
+
+
+COLUMNS = ("sample", "label", "predicted", "correct")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenRun:
+    """A run of an arm of which only the predictions are known; `files` goes by task."""
+
+    arm: str
+    seed: int
+    files: dict[str, str]
+
+    def predictions(self, task: str) -> str:
+        """The file with the predictions of a task."""
+        return self.files[task]
+
+
+def given_runs(ablation: Ablation) -> tuple[GivenRun, ...]:
+    """The runs of every arm with predictions, the baseline first.
+
+    ValueError for an arm of which no file exists. A single missing file is the reader's matter.
+    """
+    runs = []
+    for name in dict.fromkeys([ablation.baseline, *ablation.arms]):
+        pattern = ablation.arms[name].predictions
+        if pattern is None:
+            continue
+        of_arm = []
+        for seed in ablation.seeds:
+            files = {}
+            for task in ablation.evaluate:
+                path = pattern.replace("{seed}", str(seed)).replace("{task}", task.name)
+                files[task.name] = path
+            of_arm.append(GivenRun(arm=name, seed=seed, files=files))
+        paths = [path for run in of_arm for path in run.files.values()]
+        if not any(disk.exists(path) for path in paths):
+            raise ValueError(f"arm {name!r}: none of its predictions exists, as {paths[0]}")
+        runs += of_arm
+    return tuple(runs)
+
+
+@dataclass(slots=True)
+class GivenTask:
+    """Reads the files of one task, all in the order of the first one."""
+
+    task: str
+    _samples: pa.Array | None = None
+    _labels: list[Any] = field(default_factory=list)
+    _first: str = ""
+
+    def read(self, path: str) -> BoolArray:
+        """Right or wrong per sample. ValueError names the file and what is wrong with it."""
+        table = _read_columns(path)
+        samples = table["sample"].combine_chunks()
+        labels, correct = table["label"], _as_booleans(table["correct"], path)
+        differs = pc.not_equal(_as_text(labels), _as_text(table["predicted"])).to_numpy()
+        wrong = np.flatnonzero(correct & differs)
+        if len(wrong):
+            row = int(wrong[0])
+            raise ValueError(
+                f"{path}: sample {samples[row].as_py()!r} is correct, but its label is "
+                f"{labels[row].as_py()!r} and {table['predicted'][row].as_py()!r} was predicted"
+            )
+        if self._samples is None:
+            self._samples, self._first = samples, path
+            self._labels = _as_text(labels).to_pylist()
+            return correct
+        if samples.type != self._samples.type:
+            raise ValueError(
+                f"{path}: its samples are {samples.type}, those of {self._first} are "
+                f"{self._samples.type}"
+            )
+        rows = pc.index_in(self._samples, value_set=samples)
+        missing = pc.sum(pc.is_null(rows)).as_py()
+        if missing or len(samples) != len(self._samples):
+            raise ValueError(
+                f"{path} has {len(samples):,} samples, of the {len(self._samples):,} of "
+                f"{self._first} it lacks {missing:,}; all files of task {self.task!r} must be of "
+                "the same samples"
+            )
+        order = rows.to_numpy()
+        if _as_text(labels).take(rows).to_pylist() != self._labels:
+            raise ValueError(f"{path} has other labels than {self._first} for the same samples")
+        return np.asarray(correct[order])
+
+    @property
+    def classes(self) -> int:
+        """Different labels of the files that were read."""
+        return len(set(self._labels))
+
+
+def _read_columns(path: str) -> pa.Table:
+    """The four columns. ValueError where one is missing, has a hole, or a sample comes twice."""
+    try:
+        names = disk.read_parquet(path).column_names
+        missing = [name for name in COLUMNS if name not in names]
+        table = None if missing else disk.read_parquet(path, list(COLUMNS))
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read as Parquet: {error}") from None
+    if table is None:
+        raise ValueError(
+            f"{path} has no column {missing[0]!r} (it has {', '.join(names)}); predictions have "
+            f"the columns {', '.join(COLUMNS)}"
+        )
+    if not table.num_rows:
+        raise ValueError(f"{path} has no rows")
+    for name in COLUMNS:
+        if table[name].null_count:
+            raise ValueError(f"{path}: column {name!r} has {table[name].null_count} empty values")
+    for position, name in enumerate(COLUMNS[:3]):
+        plain = _text_or_number(table[name], f"{path}: column {name!r}")
+        table = table.set_column(position, name, plain)
+    different = pc.count_distinct(table["sample"]).as_py()
+    if different < table.num_rows:
+        raise ValueError(
+            f"{path}: {table.num_rows - different} rows repeat a sample; each sample has one row"
+        )
+    return table
+
+
+def _text_or_number(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
+    """A column as text or int64, whichever way it is stored. ValueError for anything else."""
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    kind = column.type
+    is_number = pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_floating(kind)
+    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    is_text = is_text or pa.types.is_string_view(kind) or pa.types.is_binary(kind)
+    if not (is_number or is_text):
+        raise ValueError(f"{where} holds {kind}; it must hold text or whole numbers")
+    try:
+        return column.cast(pa.int64() if is_number else pa.string())
+    except pa.ArrowException as error:  # NaN, a fraction, bytes that are no text
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{where} must hold text or whole numbers: {reason}") from None
+
+
+def _as_booleans(column: pa.ChunkedArray, path: str) -> BoolArray:
+    kind = column.type
+    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    values = column.to_numpy()
+    if not (pa.types.is_boolean(kind) or (is_number and np.isin(values, (0, 1)).all())):
+        raise ValueError(f"{path}: column 'correct' must hold true and false, or 1 and 0")
+    return np.asarray(values).astype(bool)
+
+
+def _as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Labels as text, so that 3 and "3" are the same class."""
+    return pc.cast(column, pa.string())
+
+
+# --------------------------------------------------------------------------------------------------
+# Runs whose models exist: evaluated like runs of this ablation, not trained.
+#
+# A model is what train/evaluate.py takes: a run, a folder with open_clip's or Hugging Face's
+# files, or open_clip:NAME/TAG. Its predictions lie in runs/ARM/seed-N of the ablation's folder,
+# beside model.json with the sha256 of its files: when they change, the scores are stale.
+
+
+NO_SEED = -1  # the seed of an arm that is one model: no other run has it, so nothing is paired
+OPEN_CLIP = "open_clip:"
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRun:
+    """A run of an arm of which the model exists."""
+
+    arm: str
+    seed: int  # NO_SEED where the arm is one model
+    source: str
+    out: str
+    device: str = "auto"
+    tokenizer: str = "clip"
+    ranks: int = 1
+    weights: Weights = field(default_factory=Weights)  # those of the model as it is
+
+    def predictions(self, task: str) -> str:
+        """The file with the predictions of a task."""
+        return RunLayout(self.out).task_predictions(task)
+
+
+def model_runs(ablation: Ablation, out: str) -> tuple[ModelRun, ...]:
+    """The runs of every arm that is a model: one for each seed, or a single one."""
+    device = configure(ablation.train).device if ablation.train else "auto"
+    layout, runs = AblationLayout(out), []
+    for name in dict.fromkeys([ablation.baseline, *ablation.arms]):
+        arm = ablation.arms[name]
+        if arm.model is None:
+            continue
+        seeds = (NO_SEED,) if arm.is_one_model else ablation.seeds
+        for seed in seeds:
+            folder = layout.model(name) if arm.is_one_model else layout.run(name, seed)
+            source = arm.model.replace("{seed}", str(seed))
+            run = ModelRun(arm=name, seed=seed, source=source, out=folder, device=device)
+            runs.append(run)
+    return tuple(runs)
+
+
+def scorer_run(ablation: Ablation, out: str) -> ModelRun | None:
+    """The scorer that the ablation trained, as a model to evaluate; None where there is none."""
+    layout = AblationLayout(out)
+    if ablation.scorer is None or not disk.exists(RunLayout(layout.scorer).export):
+        return None
+    config = configure({**ablation.train, **ablation.scorer.train})
+    return ModelRun(
+        arm="scorer",
+        seed=NO_SEED,
+        source=RunLayout(layout.scorer).export,
+        out=layout.scorer_evaluation,
+        device=config.device,
+        tokenizer=config.tokenizer,
+    )
+
+
+def check_models(ablation: Ablation, out: str) -> None:
+    """ValueError for an arm of which no model exists; a single missing seed is one failed run."""
+    of_arms: dict[str, list[ModelRun]] = {}
+    for run in model_runs(ablation, out):
+        of_arms.setdefault(run.arm, []).append(run)
+    for arm, runs in of_arms.items():
+        folders = [run_folder(run.source) for run in runs]
+        if not any(folder is None or disk.exists(folder) for folder in folders):
+            raise ValueError(
+                f"arm {arm!r}: none of its models exists, as {runs[0].source}; name a run, a "
+                "folder with a model, or open_clip:NAME/TAG"
+            )
+
+
+def run_folder(source: str) -> str | None:
+    """The folder of a model; None for one that open_clip fetches."""
+    return None if source.startswith(OPEN_CLIP) else source.removeprefix("local-dir:")
+
+
+def trained_on(source: str) -> str | None:
+    """run.json of the run that a model comes from, where that is known."""
+    folder = run_folder(source)
+    if folder is None:
+        return None
+    parent = os.path.dirname(folder.rstrip("/"))
+    for root in (folder, parent) if folder.rstrip("/").endswith("/export") else (folder,):
+        if disk.exists(RunLayout(root).run_json):
+            return RunLayout(root).run_json
+    return None
+
+
+def model_identity(source: str) -> Json:
+    """What decides the scores of a model: its name, and the sha256 of its files.
+
+    ValueError for a folder that does not exist.
+    """
+    return {"source": source, "files": model_files.source_files(source)}
+
+
+def saved_model(run: ModelRun) -> Json | None:
+    """The identity of the model that was evaluated; None where none was."""
+    path = RunLayout(run.out).model_json
+    if not disk.exists(path):
+        return None
+    identity: Json = disk.read_json(path)
+    return identity
+
+
+def stale_model(run: ModelRun) -> list[str]:
+    """How the model differs from the one that was evaluated, as `file: saved -> now`.
+
+    [] where it does not differ, where nothing was evaluated, and where the model is gone: its
+    scores stay those of the model that was there.
+    """
+    saved = saved_model(run)
+    if saved is None:
+        return []
+    try:
+        now = model_identity(run.source)
+    except ValueError:
+        return []
+    if not saved["files"] and not now["files"]:
+        return differences({"model": saved["source"]}, {"model": now["source"]})
+    return differences(saved["files"], now["files"])
+
+
+# --------------------------------------------------------------------------------------------------
+# The runs of an ablation: arms × seeds, which of them are finished, and which are stale.
+
 
 A_A = "a_a"
 A_A_ORDER = 1000  # added to a seed, it is the seed of the order of its A/A run
 RANDOM_LIKE = "random_like_"
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +430,12 @@ def expand_runs(
     """Every run to train: baseline, arms, their random subsets, and A/A.
 
     Arms whose models or predictions exist have none (see `all_runs`). ValueError for an arm that
-    is neither POOL/VIEW nor a blend, for unknown training settings, and, if the pools are `built`,
-    for a view that is missing, with the command that makes it. Of a task with `near_overlap: drop`
+    is neither POOL/VIEW nor a blend, for unknown training settings, for arms that differ in more
+    than data or one declared setting, and, if the pools are `built`, for a view that is missing,
+    with the command that makes it. Of a task with `near_overlap: drop`
     the views are the clean ones; `clean=False` gives those that they are made from.
     """
+    check_factors(ablation)
     # The baseline is first: a resolved ablation.json has its arms in alphabetical order.
     blends: dict[str, dict[int, Blend]] = {}
     for arm in dict.fromkeys([ablation.baseline, *ablation.arms]):
@@ -284,50 +653,57 @@ def _saved_identity(run: WorkRun) -> Json | None:
     return None
 
 
+def _export(run: Run) -> dict[str, str]:
+    """sha256 of each exported file of a finished run, as it was written down."""
+    path = RunLayout(run.out).run_json
+    export: dict[str, str] = disk.read_json(path).get("export", {}) if disk.exists(path) else {}
+    return export
+
+
 def stale_because(run: WorkRun) -> list[str]:
     """How the run in the folder differs from this one, as `key: saved -> now`; [] if it does not.
 
-    Settings, the content of the views, and the weights and the seed of the blend are compared; of
-    a model that exists, its files. Views that are gone are not compared: the scores of a run stay
-    those of the data that were there.
+    Everything that decides the weights is compared (see train.trainer.run_identity), and the
+    exported weights with those that training wrote; of a model that exists, its files. What is gone
+    is not compared: the scores of a run stay those of the data that were there.
     """
     if isinstance(run, ModelRun):
         return stale_model(run)
     saved = _saved_identity(run)
     if saved is None:
         return []
-    before: Json = {"config": complete_settings(saved["config"]), "views": saved["views"]}
-    now: Json = {"config": deciding_settings(run.config), "views": before["views"]}
-    if not missing_views(run.blend):
-        now["views"] = view_hashes(run.blend)
-    run_json = RunLayout(run.out).run_json
-    if disk.exists(run_json):
-        blend = disk.read_json(run_json)["blend"]
-        before["blend"] = _what_is_drawn(blend)
-        now["blend"] = _what_is_drawn(disk.to_plain(run.blend.document()))
-    return differences(before, now)
-
-
-def _what_is_drawn(blend: Json) -> Json:
-    """A blend's document without what does not decide its samples."""
-    return {key: blend[key] for key in blend if key not in ("name", "pools", "max_repeats")}
+    return changes_since(saved, run_identity(run.blend, run.config), run.out, _export(run))[1]
 
 
 def finished_metrics(run: WorkRun, tasks: Sequence[TaskSpec]) -> dict[str, Metrics] | None:
-    """The metrics of every task of a finished run; None where training or a task is missing.
+    """The metrics of every task of a finished run; None where training or a task is missing, or
+    the predictions are of other weights, images, classes or prompts than the present ones.
 
     The folder must not be stale (`stale_because`).
     """
     layout = RunLayout(run.out)
     if not disk.exists(layout.model_json if isinstance(run, ModelRun) else layout.run_json):
         return None
+    weights = _evaluated_weights(run)
     metrics: dict[str, Metrics] = {}
     for task in tasks:
-        saved = saved_metrics(layout.predictions_of(run.weights), task)
+        saved = saved_metrics(layout.predictions_of(run.weights), task, weights)
         if saved is None:
             return None
         metrics[task.name] = saved
     return metrics
+
+
+def _evaluated_weights(run: WorkRun) -> dict[str, str] | None:
+    """The hashes of the weights that are to be evaluated; None where they are gone."""
+    if isinstance(run, Run) and not run.weights.suffix:
+        return _export(run)
+    try:
+        return averaging.hashes_of(
+            run.source if isinstance(run, ModelRun) else run.out, run.weights
+        )
+    except ValueError:
+        return None
 
 
 def set_aside(run: WorkRun, out: str) -> str:

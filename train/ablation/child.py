@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import sys
 
-from train.ablation.worker import serve, train_as_rank
+from manifests import console
+from train.ablation.runner import serve, train_as_rank
 
 if __name__ == "__main__":
-    raise SystemExit(train_as_rank(sys.argv[1]) if len(sys.argv) > 1 else serve())
+    console.end_process(lambda: train_as_rank(sys.argv[1]) if len(sys.argv) > 1 else serve())

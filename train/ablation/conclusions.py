@@ -5,22 +5,32 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from manifests import disk
 from manifests.schema import Ablation
 from train.ablation import wording
-from train.ablation.arms import A_A, RANDOM_LIKE
-from train.ablation.round_intervals import ArmRounds, analysis_in_rounds, arm_rounds, rounds_note
-from train.ablation.rounds import Study
-from train.evaluation import METRICS, deciding_metric
+from train.ablation.arms import A_A, RANDOM_LIKE, arm_config
+from train.ablation.history import EarlierLook
+from train.ablation.ranges import ScorerScore, TaskFacts, TaskRange, largest_of, range_of
+from train.ablation.rounds import ArmRounds, Study, analysis_in_rounds, arm_rounds, rounds_note
+from train.evaluation import METRICS, Metrics, can_be_averaged, deciding_metric
 from train.stats import (
-    Analysis,
     Comparison,
+    Crossing,
     LedgerEntry,
+    MetricSignal,
+    Power,
+    PowerLaw,
+    Prediction,
     TaskAnalysis,
     TaskScores,
     Verdict,
     analyse,
-    seeds_needed,
+    find_crossing,
+    fit_scaling,
+    metric_signals,
+    predict_error,
 )
 
 OPPOSITE: dict[Verdict, Verdict] = {
@@ -48,8 +58,7 @@ class TaskNoise:
 
     own_sd, own_df: of these runs alone. prior: of earlier ablations, from the ledger. sd, df: of
     both. floor_sd: what the samples of the test set leave at least. drawing_sd: what another test
-    set would add to a difference, however many seeds there are. mde: the smallest true difference
-    that 80 % of such ablations call better or worse.
+    set would add to a difference, however many seeds there are. power: what such ablations can see.
     """
 
     task: str
@@ -62,7 +71,7 @@ class TaskNoise:
     df: float | None
     floor_sd: float | None
     drawing_sd: float | None
-    mde: float | None
+    power: Power | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +88,18 @@ class Conclusions:
     """What the runs show.
 
     comparisons: every arm of the manifest against the baseline, primary task first; the intervals
-    of a task hold together (Dunnett). average: the same for the mean over tasks; empty for one
-    task. controls, on the primary task: arms against the random subset of their size, and the
-    subsets against the baseline (Holm). aa: the A/A arm against the arm that it repeats.
-    noise: of each task, primary first.
+    of the primary task hold together (Dunnett), and those of all other tasks do (Bonferroni over
+    the tasks). average: the same for the mean over tasks; empty for one task, and where the metrics
+    differ in unit or direction. controls, on the primary task: arms against the random subset of
+    their size, and the subsets against the baseline (Holm). aa: the A/A arm against the arm that it
+    repeats.
+    noise, ranges: of each task, primary first; a task without scores has no range.
+    other_metrics: where the primary metric is near its floor or ceiling, the arms against the
+    baseline by the other metrics of the same predictions, over seeds; adjusted for their number.
+    earlier_looks: the verdicts that were seen before this one with other seeds, task or metric.
     headline: one sentence. verdict: the headline, then one line for each comparison and each gap.
     rounds: of an ablation with `stop`, how many seeds each arm was run with, and why no more.
+    scorer: of the scorer that the ablation trained; None without one.
     """
 
     headline: str
@@ -97,6 +112,10 @@ class Conclusions:
     failed: tuple[FailedRun, ...]
     incomplete: dict[str, tuple[int, ...]]  # arm -> seeds without a result
     rounds: tuple[ArmRounds, ...] = ()
+    ranges: tuple[TaskRange, ...] = ()
+    other_metrics: tuple[TaskComparison, ...] = ()
+    earlier_looks: tuple[EarlierLook, ...] = ()
+    scorer: ScorerScore | None = None
 
 
 def conclude(
@@ -107,24 +126,45 @@ def conclude(
     runs: int = 0,
     ledger: Ledger | None = None,
     study: Study | None = None,
+    facts: Mapping[str, TaskFacts] | None = None,
+    others: Mapping[str, TaskScores] | None = None,
+    earlier: Sequence[EarlierLook] = (),
+    scorer: ScorerScore | None = None,
 ) -> Conclusions:
     """All comparisons and the verdict, from the scores by task. `failed` are of `runs` runs, which
     are those that the rounds of `study` asked for; the ledger is then that of the first round.
+    facts: of the tasks; without them no chance is known. others: the scores of the primary task by
+    its other metrics. earlier: see `Conclusions.earlier_looks`.
     """
     tasks = sorted(ablation.evaluate, key=lambda task: task.name != ablation.primary)
     metrics = {task.name: deciding_metric(task) for task in tasks}
+    ranges = {}
+    for name, metric in metrics.items():
+        one = range_of(ablation, name, metric, scores[name], (facts or {}).get(name))
+        if one is not None:
+            ranges[name] = one
+    asked = {}
+    for name, metric in metrics.items():
+        band = ranges[name].band if name in ranges else 0.0
+        asked[name] = replace(scores[name], band=band, limit=largest_of(metric))
+    arms = [arm for arm in ablation.arms if arm != ablation.baseline]
+    one_models = [name for name, arm in ablation.arms.items() if arm.is_one_model]
+    looks = 1 + len(earlier)
     analysis = analyse(
-        {task.name: scores[task.name] for task in tasks},
+        asked,
         ablation.baseline,
-        arms=[arm for arm in ablation.arms if arm != ablation.baseline],
-        band=ablation.equivalence,
-        one_models=[name for name, arm in ablation.arms.items() if arm.is_one_model],
+        arms=arms,
+        band=0.0,
+        one_models=one_models,
         controls=_control_pairs(ablation),
         a_a=(A_A, ablation.controls.a_a) if ablation.controls.a_a else None,
         ledger=None if study is not None else ledger,
+        primary=ablation.primary,
+        looks=looks,
+        average=can_be_averaged(list(metrics.values())),
     )
     if study is not None:
-        analysis = analysis_in_rounds(ablation, analysis, scores, study, ledger)
+        analysis = analysis_in_rounds(ablation, analysis, asked, study, ledger)
     comparisons: list[TaskComparison] = []
     for name, of_task in analysis.tasks.items():
         comparisons += _on_task(of_task, of_task.comparisons, metrics[name])
@@ -132,17 +172,32 @@ def conclude(
     decides = metrics[ablation.primary]
     controls = _on_task(primary, primary.controls, decides)
     aa = _on_task(primary, [primary.a_a], decides)[0] if primary.a_a else None
-    average = _on_average(analysis, metrics, decides)
+    average: list[TaskComparison] = []
+    if analysis.average is not None:  # its metrics have the unit and direction of `decides`
+        average = _on_task(analysis.average, analysis.average.comparisons, decides)
+    near = ranges.get(ablation.primary)
+    by_others: list[TaskComparison] = []
+    if near is not None and near.near is not None and others:
+        by_others = _by_other_metrics(ablation, others, arms, one_models, looks)
     missing = dict(incomplete or {})
     on_primary = [row for row in comparisons if row.task == ablation.primary]
-    headline = _headline(ablation, on_primary, primary)
+    headline = _headline(ablation, on_primary, primary) + _caution(near, by_others)
+    if scorer is not None:
+        headline += scorer.caution
     lines = [headline, *(row.sentence for row in on_primary)]
+    lines += [row.sentence for row in by_others if row.verdict in ("better", "worse")]
     lines += _control_lines(controls, aa)
     if primary.prior is not None:
         lines.append(_prior_line(primary, len((ledger or {})[ablation.primary]), decides))
+    if scorer is not None:
+        lines.append(f"{scorer.sentence}.")
     rounds = () if study is None else arm_rounds(ablation, study, on_primary)
     if rounds:
         lines += [rounds_note(ablation), *(row.sentence for row in rounds)]
+    if earlier:
+        lines.append(looks_line(earlier))
+    if study is None and _is_open(on_primary):
+        lines.append(MORE_SEEDS)
     lines += _gaps(failed, missing, runs)
     noise = [_noise(of_task, metrics[name]) for name, of_task in analysis.tasks.items()]
     return Conclusions(
@@ -156,17 +211,82 @@ def conclude(
         failed=tuple(failed),
         incomplete=missing,
         rounds=rounds,
+        ranges=tuple(ranges.values()),
+        other_metrics=tuple(by_others),
+        earlier_looks=tuple(earlier),
+        scorer=scorer,
     )
 
 
-def _on_average(
-    analysis: Analysis, metrics: Mapping[str, str], decides: str
+# --- other metrics --------------------------------------------------------------------------------
+
+
+def _by_other_metrics(
+    ablation: Ablation,
+    others: Mapping[str, TaskScores],
+    arms: Sequence[str],
+    one_models: Sequence[str],
+    looks: int,
 ) -> list[TaskComparison]:
-    """The comparisons over all tasks; [] where their metrics have different units."""
-    units = {METRICS[metric].unit for metric in metrics.values()}
-    if analysis.average is None or len(units) > 1:
-        return []
-    return _on_task(analysis.average, analysis.average.comparisons, decides)
+    """The arms by the other metrics of the primary task, adjusted over all of them."""
+    scores = {name: replace(one, limit=largest_of(name)) for name, one in others.items()}
+    analysis = analyse(
+        scores,
+        ablation.baseline,
+        arms=arms,
+        band=0.0,
+        one_models=one_models,
+        looks=looks,
+        average=False,
+    )
+    rows = []
+    for metric, of_task in analysis.tasks.items():
+        named = replace(of_task, task=f"{ablation.primary} by {metric}")
+        for row in _on_task(named, of_task.comparisons, metric):
+            rows.append(replace(row, task=ablation.primary))
+    return rows
+
+
+def _caution(near: TaskRange | None, by_others: Sequence[TaskComparison]) -> str:
+    """What the headline adds where the scores are at chance or at an end of the metric."""
+    if near is None or near.near is None:
+        return ""
+    text = f" {near.sentence}: nothing can be called equal by it"
+    clear = [row for row in by_others if row.verdict in ("better", "worse")]
+    if clear:
+        metric = min(clear, key=lambda row: row.p_adjusted).metric
+        words = [f"{row.arm} is {row.verdict}" for row in clear if row.metric == metric]
+        text += f"; {metric} of the same predictions tells arms apart: {', '.join(words)}"
+    elif by_others:
+        count = len({row.metric for row in by_others})
+        text += f"; none of the {count} other metrics of these predictions tells the arms apart"
+    return f"{text}."
+
+
+# --- looks ----------------------------------------------------------------------------------------
+
+MORE_SEEDS = (
+    "More seeds: a new manifest with `stop` plans the looks at them. Seeds that are added to this "
+    "one count as another look, with wider intervals."
+)
+
+
+def _is_open(rows: Sequence[TaskComparison]) -> bool:
+    return any(row.verdict == "not distinguishable" and row.low is not None for row in rows)
+
+
+def looks_line(earlier: Sequence[EarlierLook]) -> str:
+    """Which verdicts were seen before this one, and what its intervals hold."""
+    seen = []
+    for one in earlier:
+        seen.append(f"{len(one.seeds)} seeds by {one.metric} on {one.task} ({one.date[:10]})")
+    looks = 1 + len(earlier)
+    return (
+        f"Look {looks} at these arms; verdicts were seen with {', with '.join(seen)}. A look has "
+        f"half the error of the one before: these are intervals of {wording.level(looks)} for this "
+        "look alone. Over all looks a difference that is not there is called in up to 10 % of "
+        "ablations, not 5 %; `stop` in a new manifest keeps 5 %."
+    )
 
 
 def _control_lines(controls: Sequence[TaskComparison], aa: TaskComparison | None) -> list[str]:
@@ -198,7 +318,7 @@ def _on_task(
         comparison = one
         if not METRICS[metric].higher_is_better:
             comparison = replace(one, verdict=OPPOSITE[one.verdict])
-        sentence = wording.describe(comparison, of_task.task, unit, of_task.mde)
+        sentence = wording.describe(comparison, of_task.task, unit, of_task.power)
         fields = {"task": of_task.task, "metric": metric, "unit": unit, "sentence": sentence}
         plain = {**disk.to_plain(comparison), **fields}
         rows.append(disk.from_plain(TaskComparison, plain))
@@ -217,7 +337,7 @@ def _noise(of_task: TaskAnalysis, metric: str) -> TaskNoise:
         df=of_task.df,
         floor_sd=of_task.floor_sd,
         drawing_sd=of_task.drawing_sd,
-        mde=of_task.mde,
+        power=of_task.power,
     )
 
 
@@ -263,23 +383,13 @@ def _prior_line(primary: TaskAnalysis, ablations: int, metric: str) -> str:
 
 def _power(row: TaskComparison, primary: TaskAnalysis) -> str:
     """What these runs could have shown, and how many seeds would show half of that."""
-    if primary.mde is None or primary.sd is None:
+    if primary.power is None:
         return ""
-    text = f"; these runs could only have seen {wording.percent(primary.mde, row.unit)} or more"
-    half = primary.mde / 2
-    drawing = (primary.drawing_sd or 0.0) ** 2
-    seeds = seeds_needed(
-        half,
-        primary.sd,
-        arms=len(primary.comparisons),
-        floor_sd=primary.floor_sd or 0.0,
-        drawing=(drawing, float("inf")),
-        prior_df=primary.prior.df if primary.prior else 0.0,
-    )
-    shown = wording.percent(half, row.unit)
-    if seeds is None:
+    text = f"; {wording.could_have_seen(primary.power, row.unit)}"
+    shown = wording.percent(primary.power.half, row.unit)
+    if primary.power.seeds_for_half is None:
         return f"{text}; no number of seeds would show {shown} on this test set"
-    return f"{text}; {seeds} seeds would see {shown}"
+    return f"{text}; {primary.power.seeds_for_half} seeds would see {shown}"
 
 
 def _differences(rows: Sequence[TaskComparison]) -> str:
@@ -305,3 +415,189 @@ def _gaps(
         arms = [f"{arm} ({wording.without(seeds)})" for arm, seeds in incomplete.items()]
         lines.append(f"Incomplete: {', '.join(arms)}. The other seeds are used.")
     return lines
+
+
+# --------------------------------------------------------------------------------------------------
+# Tables over whole ablations: which metric tells the arms apart, and how accuracy grows with the
+# samples seen. Pure.
+#
+# The runs of an ablation are {arm: {seed: {task: {metric: value}}}}, as results.json has them.
+
+
+RunMetrics = Mapping[str, Mapping[str, Mapping[str, Metrics]]]  # arm, seed, task
+Table = dict[str, dict[int, float]]  # {arm: {seed: value}}
+
+LEAST_ARMS = 2
+LEAST_SEEDS = 2
+LEAST_SIZES = 3
+AHEAD = 4  # a prediction is for so many times the largest size
+RANDOM_SEED = 20221016  # of bootstraps: the same runs give the same tables
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSignals:
+    """The metrics of a task by signal over noise, most first. deciding: that of the verdict."""
+
+    task: str
+    deciding: str
+    rows: tuple[MetricSignal, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingTable:
+    """Error against samples seen on a task, for each kind of data.
+
+    metric: that of which the error is taken. curves, points: by the name of the data, the fitted
+    curve and (samples seen, mean error over seeds). predictions: at AHEAD times the largest size,
+    in the order of the curves. crossings: of every two kinds of data.
+    """
+
+    task: str
+    metric: str
+    sizes: tuple[float, ...]
+    curves: dict[str, PowerLaw]
+    points: dict[str, tuple[tuple[float, float], ...]]
+    predictions: tuple[Prediction, ...]
+    crossings: tuple[Crossing, ...]
+
+
+def metric_tables(
+    ablation: Ablation, runs: RunMetrics, draws: int = 1000
+) -> tuple[TaskSignals, ...]:
+    """Signal and noise of all metrics of every task, in the order of the manifest.
+
+    Of the arms that share the most seeds, without controls and single models; a task on which
+    fewer than two arms share two seeds is left out. `draws`: resamples of the bootstrap.
+    """
+    tables = []
+    for task in ablation.evaluate:
+        values = {}
+        for metric in _metrics_of(runs, task.name):
+            table = _common_seeds(_table(ablation, runs, task.name, metric))
+            if table:
+                values[metric] = table
+        if not values:
+            continue
+        lower = [name for name in values if name in METRICS and not METRICS[name].higher_is_better]
+        generator = np.random.default_rng(RANDOM_SEED)
+        rows = metric_signals(values, generator, lower_is_better=lower, draws=draws)
+        signals = TaskSignals(task=task.name, deciding=deciding_metric(task), rows=tuple(rows))
+        tables.append(signals)
+    return tuple(tables)
+
+
+def scaling_tables(
+    ablation: Ablation, runs: RunMetrics, draws: int = 200
+) -> tuple[ScalingTable, ...]:
+    """Curves of error against samples seen, of an ablation that varies `samples_seen`.
+
+    Arms with the same data are the sizes of one curve. () for another factor, and on a task without
+    a curve: 3 sizes with two seeds in common, and a metric that is a share.
+    """
+    if "samples_seen" not in ablation.vary:
+        return ()
+    sizes: dict[str, dict[float, str]] = {}  # data -> samples seen -> arm
+    for name, arm in ablation.arms.items():
+        if arm.is_trained:
+            samples = float(arm_config(ablation, name).samples_seen)
+            data = arm.view or arm.blend or " + ".join(sorted(arm.views or {}))
+            sizes.setdefault(data, {})[samples] = name
+    tables = []
+    for task in ablation.evaluate:
+        metric = deciding_metric(task)
+        if METRICS[metric].unit != "share":
+            continue
+        values = _table(ablation, runs, task.name, metric)
+        errors = _errors_by_size(sizes, values, METRICS[metric].higher_is_better)
+        if errors:
+            tables.append(_scaling(task.name, metric, errors, draws))
+    return tuple(tables)
+
+
+def _errors_by_size(
+    sizes: Mapping[str, Mapping[float, str]], values: Table, higher_is_better: bool
+) -> dict[str, dict[float, dict[int, float]]]:
+    """{data: {samples seen: {seed: error}}} of the data with enough sizes, over common seeds."""
+    usable = {}
+    for data, by_size in sizes.items():
+        present = {size: arm for size, arm in by_size.items() if values.get(arm)}
+        if len(present) >= LEAST_SIZES:
+            usable[data] = present
+    arms = [arm for by_size in usable.values() for arm in by_size.values()]
+    if not arms:
+        return {}
+    seeds = set.intersection(*(set(values[arm]) for arm in arms))
+    if len(seeds) < LEAST_SEEDS:
+        return {}
+    errors: dict[str, dict[float, dict[int, float]]] = {}
+    for data, by_size in usable.items():
+        errors[data] = {}
+        for size, arm in sorted(by_size.items()):
+            errors[data][size] = {}
+            for seed in sorted(seeds):
+                value = values[arm][seed]
+                errors[data][size][seed] = 1 - value if higher_is_better else value
+    return errors
+
+
+def _scaling(
+    task: str,
+    metric: str,
+    errors: Mapping[str, Mapping[float, Mapping[int, float]]],
+    draws: int,
+) -> ScalingTable:
+    fits = fit_scaling(errors, np.random.default_rng(RANDOM_SEED), draws=draws)
+    largest = max(fit.sizes[-1] for fit in fits.values())
+    names, crossings = list(fits), []
+    for position, first in enumerate(names):
+        for second in names[position + 1 :]:
+            crossings.append(find_crossing(fits[first], fits[second]))
+    points = {}
+    for name, by_size in errors.items():
+        points[name] = tuple(
+            (size, float(np.mean(list(by_seed.values())))) for size, by_seed in by_size.items()
+        )
+    every = sorted({size for fit in fits.values() for size in fit.sizes})
+    return ScalingTable(
+        task=task,
+        metric=metric,
+        sizes=tuple(every),
+        curves={name: fit.law for name, fit in fits.items()},
+        points=points,
+        predictions=tuple(predict_error(fit, AHEAD * largest) for fit in fits.values()),
+        crossings=tuple(crossings),
+    )
+
+
+def _metrics_of(runs: RunMetrics, task: str) -> list[str]:
+    """The metrics that a task's runs have, in order."""
+    names: dict[str, None] = {}
+    for of_arm in runs.values():
+        for of_seed in of_arm.values():
+            names |= dict.fromkeys(of_seed.get(task, {}))
+    return list(names)
+
+
+def _table(ablation: Ablation, runs: RunMetrics, task: str, metric: str) -> Table:
+    """The values of the arms of the manifest that have seeds."""
+    table: Table = {}
+    for name, arm in ablation.arms.items():
+        if arm.is_one_model:
+            continue
+        table[name] = {}
+        for seed, of_seed in runs.get(name, {}).items():
+            value = of_seed.get(task, {}).get(metric)
+            if value is not None and np.isfinite(value):
+                table[name][int(seed)] = float(value)
+    return table
+
+
+def _common_seeds(table: Table) -> Table:
+    """The arms with two seeds at least, and the seeds that all of these have; {} for too few."""
+    arms = {arm: of_arm for arm, of_arm in table.items() if len(of_arm) >= LEAST_SEEDS}
+    if len(arms) < LEAST_ARMS:
+        return {}
+    seeds = set.intersection(*(set(of_arm) for of_arm in arms.values()))
+    if len(seeds) < LEAST_SEEDS:
+        return {}
+    return {arm: {seed: of_arm[seed] for seed in sorted(seeds)} for arm, of_arm in arms.items()}

@@ -16,14 +16,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from manifests import disk
-from manifests.documents import read_document
-from manifests.run_layout import AblationLayout
+from manifests.layout import AblationLayout
+from manifests.records import read_document
 from manifests.schema import Ablation
 from train.ablation.conclusions import TaskNoise
 from train.config import configure
 from train.evaluation import data_hash, deciding_metric, read_samples
-from train.running import deciding_settings
 from train.stats import LedgerEntry, fit_prior
+from train.trainer import settings_identity, shared_part
 
 LEAST_VARIANCE = 1e-18  # a smaller one comes of a metric too coarse to vary
 logger = logging.getLogger(__name__)
@@ -60,10 +60,12 @@ def is_trained(ablation: Ablation) -> bool:
 
 
 def settings_hash(ablation: Ablation) -> str:
-    """Hash of the training settings that all runs share, and of the weights that are evaluated."""
-    settings = deciding_settings(configure(ablation.train))
+    """Hash of what all runs share beside their data: settings, initial weights and versions; and
+    which weights are evaluated.
+    """
+    shared = shared_part(settings_identity(configure(ablation.train)))
     averaged = {"weights": ablation.evaluate_weights} if ablation.evaluate_weights.suffix else {}
-    return disk.content_hash({**settings, "seed": None, "order_seed": None, **averaged})
+    return disk.content_hash({**shared, **averaged})
 
 
 def own_entries(

@@ -1,14 +1,10 @@
-"""What an ablation takes before anything is built: runs, memory, hours, cost, and what it can show.
-
-It needs no pool. The memory is that of the largest step, with captions as long as the context; the
-hours are those of training alone, without evaluation, fetching and scoring.
-"""
+"""What an ablation takes before anything is built, and the checks before its first run."""
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +12,25 @@ from typing import Any
 import torch
 
 from manifests import disk
-from manifests.documents import RunRecord, read_document
-from manifests.run_layout import RunLayout
+from manifests.layout import AblationLayout, PoolLayout, RunLayout
+from manifests.records import RunRecord, ScoreSetDocument, read_document
 from manifests.schema import Ablation
-from train.ablation.arms import A_A, RANDOM_LIKE, Run, expand_runs, finished_metrics
+from train.ablation.arms import (
+    A_A,
+    RANDOM_LIKE,
+    Run,
+    arm_config,
+    check_models,
+    check_views,
+    expand_runs,
+    finished_metrics,
+    given_runs,
+    missing_views,
+    model_runs,
+    saved_model,
+    stale_because,
+    trained_on,
+)
 from train.capacity import (
     GIB,
     Device,
@@ -32,13 +43,258 @@ from train.capacity import (
     remedies,
     sample_flops,
     unfit_message,
+    usable_cores,
 )
-from train.config import TrainConfig, configure
-from train.evaluation import DroppedRows, deciding_metric
+from train.config import TrainConfig, configure, model_config
+from train.data import Loader
+from train.evaluation import (
+    METRICS,
+    DroppedRows,
+    SharedImages,
+    count_dropped,
+    deciding_metric,
+    dropping,
+    find_shared_images,
+    overlap_lines,
+    read_samples,
+    refuse_identical,
+    refuse_near,
+    write_clean_random,
+    write_clean_view,
+)
+from train.formats import model_files
 from train.stats import TaskScores, analyse, seeds_needed, smallest_visible
+
+# --------------------------------------------------------------------------------------------------
+# What can be known before anything is trained: settings, arms, the tasks' data, the pools.
+
+
+logger = logging.getLogger(__name__)
+
+
+def check_ablation(ablation: Ablation, out: str) -> None:
+    """Everything that needs no pool. ValueError for settings, arms, views and the tasks' data."""
+    if ablation.equivalence is not None and not ablation.equivalence > 0:
+        raise ValueError(
+            f"equivalence is {ablation.equivalence}; it must be above 0 "
+            "(a share: 0.005 = 0.5 points)"
+        )
+    if ablation.train:
+        _check_settings("train", ablation.train)
+    if ablation.scorer:
+        _check_settings("scorer.train", {**ablation.train, **ablation.scorer.train})
+        if ablation.scorer.view.partition("/")[0] not in ablation.pools:
+            raise ValueError(
+                f"scorer.view is {ablation.scorer.view!r}; its pool must be of "
+                f"{sorted(ablation.pools)}"
+            )
+    names = [task.name for task in ablation.evaluate]
+    if len(set(names)) < len(names):
+        raise ValueError(f"evaluate has two tasks of one name: {', '.join(names)}")
+    runs = expand_runs(ablation, out, built=False)
+    given_runs(ablation)
+    check_models(ablation, out)
+    check_views(ablation, out)
+    _check_weights(ablation)
+    models = model_runs(ablation, out)
+    new = [run for run in runs if not disk.exists(RunLayout(run.out).run_json)]
+    sources = {run.config.init for run in new if run.config.init}
+    for source in sorted(sources | {run.source for run in models if saved_model(run) is None}):
+        model_files.check_reach(source)
+    if runs or models:
+        for task in ablation.evaluate:
+            read_samples(task)
+
+
+def _check_weights(ablation: Ablation) -> None:
+    """ValueError for `evaluate_weights` that the training settings do not leave."""
+    weights = ablation.evaluate_weights
+    if not weights.suffix:
+        return
+    trained = [name for name, arm in ablation.arms.items() if arm.is_trained]
+    if not trained:
+        raise ValueError(
+            "evaluate_weights is of runs that are trained; every arm has a model or predictions, "
+            "which are evaluated as they are"
+        )
+    for name in trained:
+        config = arm_config(ablation, name)
+        if weights.ema and config.ema is None:
+            raise ValueError(
+                f"evaluate_weights is ema, but arm {name!r} keeps no moving average; "
+                "set ema: 0.9999 in train"
+            )
+        every, count = config.checkpoint_every, weights.average_last
+        if count is None:
+            continue
+        written = 1 if every == "auto" or every == 0 else -(-config.steps // every)
+        if min(written, config.keep_checkpoints) < count:
+            raise ValueError(
+                f"evaluate_weights averages {count} checkpoints, but arm {name!r} writes {written} "
+                f"and keeps {config.keep_checkpoints}; set checkpoint_every to at most "
+                f"{max(1, config.steps // count)} and keep_checkpoints to at least {count} in train"
+            )
+
+
+def _check_settings(key: str, changes: Mapping[str, Any]) -> None:
+    """ValueError, with the key of the manifest, for settings that no run can have."""
+    try:
+        device = configure(changes).device
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from None
+    if device.startswith("cuda:") and int(device.removeprefix("cuda:")):
+        raise ValueError(
+            f"{key}: device is {device!r}, but a run of an ablation sees only the GPUs that it is "
+            "given, from cuda:0 on; set device to cuda, and CUDA_VISIBLE_DEVICES to the GPUs that "
+            "are used"
+        )
+
+
+def check_pools(ablation: Ablation, out: str) -> SharedImages | None:
+    """What the pools show. ValueError for missing or stale views and for too few rows.
+
+    ValueError too for evaluation images among the stored rows, unless their task allows them. All
+    shared images are written to overlap.json and returned; None where no pool is known. The pools
+    of a model are known if it lies in the folder of a run.
+    """
+    drops = bool(dropping(ablation.evaluate))
+    runs = expand_runs(ablation, out, clean=False)
+    if not drops:
+        _check_rows(runs)
+    pools: set[str] = set()
+    for run in runs:
+        pools.update(run.blend.pools.values())
+    others: set[str] = set()  # of which not only views of arms are trained on
+    if ablation.scorer:
+        others.add(ablation.pool_folder(out, ablation.scorer.view.partition("/")[0]))
+    for model in model_runs(ablation, out):
+        others.update(_known_pools(model.source))
+    pools |= others
+    if not pools:
+        return None
+    shared = find_shared_images(sorted(pools), ablation.evaluate)
+    path = AblationLayout(out).overlap_json
+    disk.write_json(path, shared)
+    refuse_identical(shared, ablation.evaluate, path, pools - others)
+    if drops:
+        shared = dataclasses.replace(shared, dropped=_count_all(ablation, runs, shared))
+        disk.write_json(path, shared)
+        _write_clean_views(ablation, runs, shared)
+        runs = expand_runs(ablation, out)
+        _check_rows(runs)
+        for line in dropped_lines(shared.dropped):
+            logger.info("%s", line)
+    refuse_near(shared, ablation.evaluate, _trained_views(runs))
+    for line in overlap_lines(shared, ablation.evaluate, path):
+        logger.info("%s", line)
+    return shared
+
+
+def _check_rows(runs: Sequence[Run]) -> None:
+    """ValueError for views that are stale or have too few rows, and for arms whose captions were
+    tokenized by different versions: they would differ in more than their data.
+    """
+    versions: dict[int, tuple[str, str]] = {}  # version -> the first arm and pool that have it
+    for run in {run.arm: run for run in runs}.values():
+        for view in Loader(run.blend, run.config, model_config(run.config)).views:
+            path = PoolLayout(view.pool).score_set_json(view.token_set)
+            version = read_document(path, ScoreSetDocument).version
+            versions.setdefault(version, (run.arm, view.pool))
+    if len(versions) > 1:
+        (old, (arm, pool)), *_, (new, (other, _)) = sorted(versions.items())
+        raise ValueError(
+            f"the captions of arm {arm!r} have tokens of version {old}, those of arm {other!r} of "
+            f"version {new}; run python pipeline/score.py {pool} --filters tokens"
+        )
+
+
+def _write_clean_views(ablation: Ablation, runs: Sequence[Run], shared: SharedImages) -> None:
+    """Write the clean view of every view of the runs, random subsets after what they are like."""
+    tasks = ablation.evaluate
+    ordinary = [run for run in runs if not run.arm.startswith(RANDOM_LIKE)]
+    for pool, view in sorted(set(_trained_views(ordinary))):
+        write_clean_view(pool, view, tasks, shared)
+    for run in runs:
+        if run.arm.startswith(RANDOM_LIKE):
+            pool, view = ablation.arms[run.arm.removeprefix(RANDOM_LIKE)].split_view()
+            draw = ablation.random_draw(run.seed)
+            write_clean_random(run.blend.pools[pool], view, draw, tasks, shared)
+
+
+def _count_all(
+    ablation: Ablation, runs: Sequence[Run], shared: SharedImages
+) -> tuple[DroppedRows, ...]:
+    """What each arm is not trained on. A/A has the views of its arm, a random subset its size."""
+    counts = []
+    for run in {run.arm: run for run in runs}.values():
+        if run.arm != A_A and not run.arm.startswith(RANDOM_LIKE):
+            for pool, view in sorted(set(_trained_views([run]))):
+                counts.append(count_dropped(run.arm, pool, view, ablation.evaluate, shared))
+    return tuple(counts)
+
+
+def planned_drops(ablation: Ablation, out: str) -> tuple[DroppedRows, ...] | None:
+    """What each arm would not be trained on; None where the views are not built, or no task drops.
+
+    ValueError for a pool without perceptual hashes.
+    """
+    if not dropping(ablation.evaluate):
+        return None
+    runs = expand_runs(ablation, out, built=False, clean=False)
+    if any(missing_views(run.blend) for run in runs if not run.arm.startswith(RANDOM_LIKE)):
+        return None
+    pools = {pool for pool, _ in _trained_views(runs)}
+    return _count_all(ablation, runs, find_shared_images(sorted(pools), ablation.evaluate))
+
+
+def dropped_lines(dropped: Sequence[DroppedRows]) -> list[str]:
+    """What was left out, one line for each view of an arm."""
+    lines = []
+    for each in dropped:
+        lines.append(
+            f"arm {each.arm}: {each.dropped:,} of {each.rows:,} rows of view {each.view} are "
+            f"dropped: near copies of {each.images:,} evaluation images"
+        )
+    return lines
+
+
+def _trained_views(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """(pool, view) of what the runs are trained on."""
+    views = []
+    for run in runs:
+        for name in run.blend.views:
+            pool, _, view = name.partition("/")
+            views.append((run.blend.pools[pool], view))
+    return views
+
+
+def _known_pools(source: str) -> list[str]:
+    """The pools that a model was trained on, as far as they are known and still there."""
+    record = trained_on(source)
+    if record is None:
+        logger.info("%s has no run.json: its training pools are not known or searched", source)
+        return []
+    pools = []
+    for pool in disk.read_json(record)["blend"]["pools"].values():
+        if disk.exists(PoolLayout(pool).shards):
+            pools.append(pool)
+        else:
+            logger.warning("the pool %s is not there: it is not searched for the images", pool)
+    return pools
+
+
+# --------------------------------------------------------------------------------------------------
+# What an ablation takes before anything is built: runs, memory, hours, cost, and what it can
+# show.
+#
+# It needs no pool. The memory is that of the largest step, with captions as long as the context;
+# the hours are those of training alone, without evaluation, fetching and scoring.
+
 
 SEEDS = (2, 3, 5, 8, 12)  # for which a budget is shown
 YEAR_HOURS = 8766
+ASSUMED_SD = 0.01  # of a run where nothing is known: those of measured ablations are 0.009 to 0.032
+WORST_VARIANCE = 0.25  # of right or wrong, at 50 %
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,9 +379,9 @@ def plan_ablation(
     """The plan of an ablation on some hardware.
 
     `run_sd`: standard deviation of one run's result, a share; without it that of the finished runs
-    in `out` counts, and then `neighbours_sd`, that of other ablations. `effect`: a difference that
-    shall be seen. `budget_hours`: device-hours to spend. Finished runs with the same settings,
-    ranks and device give the speed. ValueError for settings that no run can have.
+    in `out` counts, then `neighbours_sd`, that of other ablations, then an assumption. `effect`: a
+    difference that shall be seen. `budget_hours`: device-hours to spend. Finished runs with the
+    same settings, ranks and device give the speed. ValueError for settings that no run can have.
     """
     _check_numbers(run_sd, effect, budget_hours, hardware)
     runs = expand_runs(ablation, out, built=False)
@@ -134,6 +390,8 @@ def plan_ablation(
     run_sd, sd_source = _spread(run_sd, neighbours_sd, ablation, runs)
     if effect is not None and run_sd is None:
         raise ValueError("--effect needs --sd, the standard deviation of one run's result")
+    if run_sd is None:
+        run_sd, sd_source = _assumed_sd(ablation)
     device = _device(ablation, hardware)
     loads = _loads(ablation, runs, hardware, device)
     jobs = _parallel(ablation, hardware)
@@ -295,7 +553,7 @@ def _problems(
 
 def _missing_devices(ablation: Ablation, ranks: int) -> str | None:
     """Why this machine cannot start so many ranks; None where it can."""
-    gpus, cores = torch.cuda.device_count(), os.cpu_count() or 1
+    gpus, cores = torch.cuda.device_count(), usable_cores()
     stated = f" (the ablation is written for {ablation.hardware})" if ablation.hardware else ""
     if gpus and ranks > gpus:
         return f"ranks is {ranks}, but this machine has {gpus} GPUs{stated}"
@@ -330,22 +588,37 @@ def _spread(
     return None, ""
 
 
+def _assumed_sd(ablation: Ablation) -> tuple[float | None, str]:
+    """An SD where nothing is known: ASSUMED_SD and the most that test samples err; of shares."""
+    task = next(task for task in ablation.evaluate if task.name == ablation.primary)
+    if METRICS[deciding_metric(task)].unit != "share":
+        return None, ""
+    text = f"an assumption of {100 * ASSUMED_SD:g} point a run"
+    try:
+        samples = len(read_samples(task).files)
+    except (ValueError, OSError):  # a plan needs no data
+        return ASSUMED_SD, f"{text}; --sd states it"
+    sd = math.sqrt(ASSUMED_SD**2 + WORST_VARIANCE / samples)
+    return sd, f"{text} and the errors of {samples:,} test samples; --sd states it"
+
+
 def _earlier_sd(ablation: Ablation, runs: Sequence[Run]) -> tuple[float, str] | None:
     """The spread of the runs that are finished, A/A and random subsets among them; and its source.
 
-    It is that of the primary task. None where fewer than two arms have two seeds in common.
+    It is that of the primary task. Runs that the ablation would do anew do not count. None where
+    fewer than two arms have two seeds in common.
     """
     task = next(task for task in ablation.evaluate if task.name == ablation.primary)
     values: dict[str, dict[int, float]] = {}
     for run in runs:
-        metrics = finished_metrics(run, [task])
+        metrics = None if stale_because(run) else finished_metrics(run, [task])
         if metrics is not None:
             values.setdefault(run.arm, {})[run.seed] = metrics[task.name][deciding_metric(task)]
     others = [arm for arm in values if arm != ablation.baseline]
     if ablation.baseline not in values or not others:
         return None
     scores = {task.name: TaskScores(values=values)}
-    analysis = analyse(scores, ablation.baseline, arms=others, band=ablation.equivalence)
+    analysis = analyse(scores, ablation.baseline, arms=others, band=0.0)
     noise = analysis.tasks[task.name]
     if noise.sd is None:
         return None

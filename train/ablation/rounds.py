@@ -17,14 +17,22 @@ import numpy as np
 
 from manifests.schema import Ablation, Stop
 from train.ablation.arms import A_A, RANDOM_LIKE, evaluated_runs
+from train.ablation.ranges import DEFAULT_BAND
 from train.ablation.runner import Engine, Outcome, run_all, warm_children
 from train.stats import (
+    Analysis,
+    Comparison,
+    Headline,
     LedgerEntry,
     SampleNoise,
     SequentialComparison,
     SequentialPlan,
     Spending,
+    TaskAnalysis,
+    TaskScores,
+    Verdict,
     decide_study,
+    fit_prior,
     sample_noise,
 )
 
@@ -33,6 +41,7 @@ Values = Mapping[str, Mapping[int, float]]
 Samples = tuple[np.ndarray, ...] | None
 End = Literal["decided", "hopeless", "out of seeds"]
 LEAST_SEEDS = 2
+ALPHA = 0.05
 # What `stop.save` stands for: how the error is spent, and the chance to be decided below which an
 # arm is given up.
 SAVE: dict[str, tuple[Spending, float]] = {
@@ -86,7 +95,7 @@ class Study:
     asked: the runs that it has needed so far, with their controls, in the order of the rounds.
     complete: no further round is needed, and the arms' runs are there. seeds: by arm, how many
     seeds it was asked for. looks: by arm; an arm without two seeds has none. ends: by arm, why it
-    stopped; empty until the study is complete.
+    stopped; empty until the study is complete. alpha: the error of all rounds together.
     """
 
     asked: tuple[RunKey, ...]
@@ -94,6 +103,12 @@ class Study:
     seeds: dict[str, int]
     looks: dict[str, Look]
     ends: dict[str, End]
+    alpha: float = ALPHA
+
+
+def band_of_rounds(ablation: Ablation) -> float:
+    """The equivalence band of the rounds, which is fixed before the first score is known."""
+    return DEFAULT_BAND if ablation.equivalence is None else ablation.equivalence
 
 
 def sequential_plan(
@@ -105,7 +120,7 @@ def sequential_plan(
     return SequentialPlan(
         maximum=len(ablation.seeds),
         minimum=ablation.stop.at_least,
-        band=ablation.equivalence,
+        band=band_of_rounds(ablation),
         smallest=ablation.stop.smallest,
         floor_sd=floor_sd,
         spending=spending,
@@ -119,11 +134,13 @@ def replay(
     read: ReadScore,
     failed: Collection[RunKey] = (),
     prior: LedgerEntry | None = None,
+    alpha: float = ALPHA,
 ) -> Study:
     """All rounds up to the first that lacks a run.
 
     read: the score of a run. failed: runs that ended without a result; the rounds go on without
-    them. prior: the noise of earlier ablations on the primary task. An arm that is decided or given
+    them. prior: the noise of earlier ablations on the primary task. alpha: the error of all
+    rounds together. An arm that is decided or given
     up stays so, whatever later rounds would say of it.
     """
     assert ablation.stop is not None
@@ -144,9 +161,16 @@ def replay(
             if score is not None:
                 scores[arm][seed] = score
             elif (arm, seed) not in failed:
-                return Study(asked=tuple(asked), complete=False, seeds=seeds, looks=looks, ends={})
+                return Study(
+                    asked=tuple(asked),
+                    complete=False,
+                    seeds=seeds,
+                    looks=looks,
+                    ends={},
+                    alpha=alpha,
+                )
         final = last == len(ablation.seeds)
-        looks |= _look(ablation, scores, waiting, prior)
+        looks |= _look(ablation, scores, waiting, prior, alpha)
         for arm in list(waiting):
             state = looks[arm].comparison.state if arm in looks else "open"
             if state in ("better", "worse", "practically equal"):
@@ -159,7 +183,9 @@ def replay(
                 waiting.remove(arm)
         if not waiting:
             break
-    return Study(asked=tuple(asked), complete=True, seeds=seeds, looks=looks, ends=ends)
+    return Study(
+        asked=tuple(asked), complete=True, seeds=seeds, looks=looks, ends=ends, alpha=alpha
+    )
 
 
 def _compared(ablation: Ablation) -> list[str]:
@@ -183,6 +209,7 @@ def _look(
     scores: Mapping[str, Mapping[int, Score]],
     waiting: Sequence[str],
     prior: LedgerEntry | None,
+    alpha: float,
 ) -> dict[str, Look]:
     """The looks at the arms that wait; without those that have fewer than two common seeds."""
     values: dict[str, dict[int, float]] = {}
@@ -191,7 +218,7 @@ def _look(
         values[arm] = {seed: score.value for seed, score in runs.items()}
         samples[arm] = {seed: score.samples for seed, score in runs.items()}
     table = table_of(ablation, values, samples, prior)
-    comparisons = look_at(ablation, table)
+    comparisons = look_at(ablation, table, alpha)
     looks = {}
     for arm in waiting:
         if arm in comparisons:
@@ -251,7 +278,7 @@ def _noise_of(
 
 
 def look_at(
-    ablation: Ablation, table: Table, alpha: float = 0.05, *, drawing: bool = True
+    ablation: Ablation, table: Table, alpha: float = ALPHA, *, drawing: bool = True
 ) -> dict[str, SequentialComparison]:
     """By arm, the comparison with the baseline; an arm that no round could look at is left out.
 
@@ -299,10 +326,11 @@ def run_rounds(
     engine: Engine,
     read: ReadScore,
     prior: LedgerEntry | None = None,
+    alpha: float = ALPHA,
 ) -> list[Outcome]:
     """Run round after round until no further one is needed. The outcomes of the trained runs.
 
-    read: the score of a run that is finished and not stale. prior: as in `replay`.
+    read: the score of a run that is finished and not stale. prior, alpha: as in `replay`.
     The children are kept from round to round: a start costs seconds of imports.
     """
     outcomes: dict[RunKey, Outcome] = {}
@@ -310,7 +338,7 @@ def run_rounds(
     runs = evaluated_runs(ablation, out)
     with warm_children(runs, ablation.jobs, out) as children:
         while True:
-            study = replay(ablation, read, failed, prior)
+            study = replay(ablation, read, failed, prior, alpha)
             needed = [key for key in study.asked if key not in failed]
             _log(study, ablation.stop)
             for outcome in run_all(ablation, out, engine, needed, children):
@@ -329,3 +357,231 @@ def _log(study: Study, stop: Stop | None) -> None:
     seeds = max(study.seeds.values())
     arms = ", ".join(arm for arm, of_arm in study.seeds.items() if of_arm == seeds)
     logger.info("round %d: up to %d seeds of %s", 1 + seeds - stop.at_least, seeds, arms)
+
+
+# --------------------------------------------------------------------------------------------------
+# The comparisons of an ablation in rounds: intervals that hold after every round, in words. Pure.
+#
+# Every task has its own table, but all share the rounds: intervals that hold for all rounds
+# together hold whatever made the ablation stop.
+
+
+P_LEVELS = (0.01, 0.001)  # below ALPHA, at which a p value is stated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmRounds:
+    """How many of the seeds an arm was run with, and why it stopped (None for the baseline)."""
+
+    arm: str
+    seeds: int
+    of: int
+    end: End | None
+    reason: str
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.arm}: {self.seeds} of {self.of} seeds; {self.reason}."
+
+
+def analysis_in_rounds(
+    ablation: Ablation,
+    analysis: Analysis,
+    scores: Mapping[str, TaskScores],
+    study: Study,
+    ledger: Mapping[str, Sequence[LedgerEntry]] | None = None,
+) -> Analysis:
+    """The analysis with the intervals and verdicts of the rounds; controls and A/A stay.
+
+    The smallest visible difference is that of a fixed number of seeds, so it is left out. Of the
+    primary task an arm has its last look; the other tasks hold together, at the error of the study
+    divided by their number. ValueError for scores without a task of the analysis.
+    """
+    tables = {}
+    for task in analysis.tasks:
+        if task not in scores:
+            raise ValueError(f"there are no scores of task {task!r}")
+        prior = fit_prior((ledger or {}).get(task, ()))
+        tables[task] = table_of(ablation, scores[task].values, _groups(scores[task]), prior)
+    tasks = {}
+    for task, of_task in analysis.tasks.items():
+        alpha = study.alpha
+        if task != ablation.primary:
+            alpha /= len(tables) - 1
+        looks = study.looks if task == ablation.primary else _looks(ablation, tables[task], alpha)
+        tasks[task] = _in_rounds(ablation, of_task, looks, alpha, scores[task].limit)
+    average = analysis.average
+    if average is not None:
+        table = _average_table(ablation, list(tables.values()))
+        looks, limit = _looks(ablation, table, study.alpha), scores[ablation.primary].limit
+        average = _in_rounds(ablation, average, looks, study.alpha, limit)
+    return Analysis(tasks=tasks, average=average)
+
+
+def _groups(scores: TaskScores) -> dict[str, dict[int, tuple[np.ndarray, ...] | None]] | None:
+    """The values per sample as groups."""
+    if scores.samples is None:
+        return None
+    rows: dict[str, dict[int, tuple[np.ndarray, ...] | None]] = {}
+    for arm, runs in scores.samples.items():
+        rows[arm] = {}
+        for seed, groups in runs.items():
+            if isinstance(groups, np.ndarray):
+                rows[arm][seed] = (groups,)
+            else:
+                rows[arm][seed] = None if groups is None else tuple(groups)
+    return rows
+
+
+def _looks(ablation: Ablation, table: Table, alpha: float) -> dict[str, Look]:
+    looks = {}
+    for arm, comparison in look_at(ablation, table, alpha).items():
+        looks[arm] = Look(comparison=comparison, table=table)
+    return looks
+
+
+def _average_table(ablation: Ablation, tables: list[Table]) -> Table:
+    """The means over tasks of the runs that have a value in every task."""
+    values: dict[str, dict[int, float]] = {}
+    for arm in ablation.arms:
+        seeds = set(tables[0].values[arm])
+        for table in tables[1:]:
+            seeds &= set(table.values[arm])
+        values[arm] = {}
+        for seed in sorted(seeds):
+            values[arm][seed] = float(np.mean([table.values[arm][seed] for table in tables]))
+    drawing = {}
+    for arm in ablation.arms:
+        # Another task has other samples, so the variances add up.
+        if all(arm in table.drawing_sd for table in tables):
+            parts = [table.drawing_sd[arm] for table in tables]
+            drawing[arm] = math.hypot(*parts) / len(tables)
+    return replace(
+        table_of(ablation, values, None),
+        floor_sd=math.hypot(*(table.floor_sd for table in tables)) / len(tables),
+        drawing_sd=drawing,
+    )
+
+
+def _in_rounds(
+    ablation: Ablation,
+    of_task: TaskAnalysis,
+    looks: Mapping[str, Look],
+    alpha: float,
+    limit: float,
+) -> TaskAnalysis:
+    rows = []
+    for one in of_task.comparisons:
+        if one.arm in looks:
+            rows.append(_comparison(ablation, one, looks[one.arm], alpha, limit))
+    return replace(of_task, comparisons=tuple(rows), power=None)
+
+
+def _comparison(
+    ablation: Ablation, fixed: Comparison, look: Look, alpha: float, limit: float
+) -> Comparison:
+    """The comparison with what the rounds say in place of what a fixed number of seeds says.
+
+    `limit`: no interval goes beyond it.
+    """
+    one, table = look.comparison, look.table
+    assert one.difference is not None
+    assert one.residual_sd is not None
+    over_seeds = look_at(ablation, table, alpha, drawing=False)[one.arm]
+    with_samples = one.arm in table.drawing_sd and one.low is not None
+    seeds = tuple(sorted(seed for seed in table.values[one.arm] if seed in table.order))
+    p = _p(ablation, look, alpha)
+    low, high = _within(one.low, limit), _within(one.high, limit)
+    headline: Headline = "seeds and samples" if one.low != over_seeds.low else "seeds"
+    return replace(
+        fixed,
+        seeds=seeds,
+        n=len(seeds),
+        difference=one.difference,
+        sd=one.residual_sd * math.sqrt(2),
+        df=one.df,
+        headline=None if one.low is None else headline,
+        low=low,
+        high=high,
+        low90=low,
+        high90=high,
+        low_seeds=_within(over_seeds.low, limit),
+        high_seeds=_within(over_seeds.high, limit),
+        low_samples=low if with_samples else None,
+        high_samples=high if with_samples else None,
+        low_tasks=None,
+        high_tasks=None,
+        p=p,
+        p_adjusted=p,
+        adjustment="sequential",
+        p_equal=None,
+        verdict=_verdict(one, fixed.band),
+    )
+
+
+def _within(end: float | None, limit: float) -> float | None:
+    return None if end is None else max(-limit, min(limit, end))
+
+
+def _verdict(one: SequentialComparison, band: float) -> Verdict:
+    """Equal only inside the band that the metric leaves, which may be smaller than the rounds'."""
+    if one.state == "better" or one.state == "worse":
+        return one.state
+    if one.state != "practically equal" or one.low is None or one.high is None:
+        return "not distinguishable"
+    return "practically equal" if max(-one.low, one.high) < band else "not distinguishable"
+
+
+def _excludes_zero(one: SequentialComparison) -> bool:
+    return one.low is not None and one.high is not None and not one.low <= 0 <= one.high
+
+
+def _p(ablation: Ablation, look: Look, alpha: float) -> float:
+    """The smallest of a few levels at which the interval of the look excludes 0; 1 for none.
+
+    alpha: that of the look, which is ALPHA over what p is adjusted for.
+    """
+    if not _excludes_zero(look.comparison):
+        return 1.0
+    p = ALPHA
+    for level in P_LEVELS:
+        at_level = look_at(ablation, look.table, level * alpha / ALPHA)
+        if not _excludes_zero(at_level[look.comparison.arm]):
+            break
+        p = level
+    return p
+
+
+# --- in words -------------------------------------------------------------------------------------
+
+
+def arm_rounds(
+    ablation: Ablation, study: Study, comparisons: Sequence[Comparison]
+) -> tuple[ArmRounds, ...]:
+    """One row per arm, the baseline first. comparisons: of the arms on the primary task."""
+    verdicts = {one.arm: one.verdict for one in comparisons}
+    rows = []
+    total = len(ablation.seeds)
+    for arm in dict.fromkeys([ablation.baseline, *ablation.arms]):
+        seeds, end = study.seeds[arm], study.ends.get(arm)
+        if arm == ablation.baseline:
+            reason = "the baseline, as many as any other arm"
+        elif end == "decided":
+            reason = f"decided: {verdicts[arm]}"
+        elif end == "hopeless":
+            reason = f"given up, as {total - seeds} more would hardly have decided it"
+        else:
+            reason = "not decided"
+        rows.append(ArmRounds(arm=arm, seeds=seeds, of=total, end=end, reason=reason))
+    return tuple(rows)
+
+
+def rounds_note(ablation: Ablation) -> str:
+    """What the intervals of an ablation in rounds hold for, in plain words."""
+    text = (
+        "Seeds were run in rounds until the comparisons were decided: the intervals hold for all "
+        "arms and all rounds together."
+    )
+    if ablation.controls.random_like or ablation.controls.a_a:
+        text += " Those of the controls and of A/A do not count the rounds."
+    return text

@@ -1,40 +1,265 @@
-"""Get the runs of an ablation done: several at a time, in warm child processes or as Ray tasks.
-
-A child imports torch once and keeps the decoded evaluation images, so that eighteen small runs do
-not pay for both eighteen times. The same function is a task on Ray.
-"""
+"""Gets the runs of an ablation done, here or on Ray."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import logging
+import math
 import os
+import queue
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from manifests import disk, ray_runtime
-from manifests.run_layout import AblationLayout
-from manifests.schema import Ablation, TaskSpec
+from manifests import console, disk, ray_runtime
+from manifests.layout import AblationLayout, RunLayout
+from manifests.schema import Ablation, Blend, TaskSpec, Weights
 from train.ablation import arms, wording
-from train.ablation.arms import Run, WorkRun
-from train.ablation.worker import Json, request_of, train_and_evaluate
-from train.capacity import DEVICE_SHARE
-from train.evaluation import Metrics, kind_of
+from train.ablation.arms import ModelRun, Run, WorkRun, model_identity, scorer_run
+from train.capacity import DEVICE_SHARE, usable_cores
+from train.config import TrainConfig
+from train.evaluation import Metrics, deciding_metric, evaluate
+from train.parallel import checkpoint, process_group, ray_train
+from train.trainer import loop
+
+# --------------------------------------------------------------------------------------------------
+# One run: train it on one rank or several, and evaluate it; in a child process or a Ray task.
+
 
 ROOT = Path(__file__).resolve().parents[2]
+PARENT_S = 0.2  # between two looks whether the parent is still there
+Json = dict[str, Any]
+logger = logging.getLogger(__name__)
+
+
+class RankFailed(RuntimeError):
+    """A run of several ranks that ended without a result."""
+
+
+def request_of(
+    run: WorkRun, tasks: Sequence[TaskSpec], threads: int, *, spread: bool = False
+) -> Json:
+    """A run as plain JSON values, for `train_and_evaluate`.
+
+    `threads` are those of all its ranks together. With `spread` the ranks are workers of Ray Train,
+    on any machines of the cluster.
+    """
+    request: Json = {
+        "out": run.out,
+        "ranks": run.ranks,
+        "spread": spread,
+        "tasks": disk.to_plain(tasks),
+        "threads": threads,
+        "weights": disk.to_plain(run.weights),
+    }
+    if isinstance(run, ModelRun):
+        return {**request, "model": run.source, "device": run.device, "tokenizer": run.tokenizer}
+    return {**request, "blend": disk.to_plain(run.blend), "config": disk.to_plain(run.config)}
+
+
+def train_and_evaluate(request: Json) -> Json:
+    """Train and evaluate one run, or evaluate a model; it never raises an Exception.
+
+    The answer is {"metrics": {task: {metric: value}}}, or {"error": text, "refused": bool}, where
+    `refused` marks a ValueError: a second attempt would end in the same way. Both have "seconds".
+    """
+    started = time.monotonic()
+    answer = _answer(request)
+    return {**answer, "seconds": time.monotonic() - started}
+
+
+def _answer(request: Json) -> Json:
+    import torch
+
+    torch.set_num_threads(request["threads"])
+    try:
+        if "model" in request:
+            return {"metrics": evaluate_model(request)}
+        if request["ranks"] == 1:
+            _train(request)
+        elif request["spread"]:
+            _train_on_cluster(request)
+        else:
+            _train_on_ranks(request)
+        evaluate_it = _evaluate_on_cluster if request["spread"] else evaluate_run
+        return {"metrics": evaluate_it(request)}
+    except Exception as error:
+        logger.exception("a run raised")
+        return _error(error)
+
+
+def _error(error: Exception) -> Json:
+    name = "" if isinstance(error, RankFailed) else f"{type(error).__name__}: "
+    return {"error": f"{name}{error}", "refused": isinstance(error, ValueError)}
+
+
+def _train(request: Json) -> None:
+    config: TrainConfig = disk.from_plain(TrainConfig, request["config"])
+    loop.train(disk.from_plain(Blend, request["blend"]), config, request["out"])
+
+
+def evaluate_run(request: Json) -> Json:
+    """The metrics of a trained run, by task. Its predictions are written."""
+    config: TrainConfig = disk.from_plain(TrainConfig, request["config"])
+    tasks = [disk.from_plain(TaskSpec, task) for task in request["tasks"]]
+    weights: Weights = disk.from_plain(Weights, request["weights"])
+    folder = RunLayout(request["out"]).predictions_of(weights)
+    hashes = checkpoint.hashes_of(request["out"], weights)
+    model, _ = checkpoint.load_weights(request["out"], weights)
+    device = process_group.init_distributed(config.device).device
+    metrics: Json = evaluate(
+        model, tasks, folder, tokenizer=config.tokenizer, device=device, weights=hashes
+    )
+    return metrics
+
+
+def evaluate_model(request: Json) -> Json:
+    """The metrics of a model that exists, by task. Its predictions and model.json are written."""
+    tasks = [disk.from_plain(TaskSpec, task) for task in request["tasks"]]
+    layout = RunLayout(request["out"])
+    identity = model_identity(request["model"])
+    model, _ = checkpoint.load_weights(request["model"], Weights())
+    device = process_group.init_distributed(request["device"]).device
+    metrics: Json = evaluate(
+        model,
+        tasks,
+        layout.predictions,
+        tokenizer=request["tokenizer"],
+        device=device,
+        weights=identity["files"],
+    )
+    disk.write_json(layout.model_json, identity)  # last: the scores are whole
+    return metrics
+
+
+# --- several ranks --------------------------------------------------------------------------------
+
+
+def _train_on_ranks(request: Json) -> None:
+    """Train as processes of this machine. ValueError or RankFailed with the message of a rank."""
+    ranks = request["ranks"]
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "request.json")
+        disk.write_json(path, request)
+        command = [sys.executable, "-m", "train.ablation.child", path]
+        threads = str(max(1, request["threads"] // ranks))
+        variables = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": threads}
+        variables["OMP_WAIT_POLICY"] = os.environ.get("OMP_WAIT_POLICY", "passive")
+        status = process_group.launch_ranks(command, ranks, variables)
+        if status == 0:
+            return
+        if status == console.EXIT_SAVED or status > 128:
+            raise SystemExit(status)
+        answers = []
+        for rank in range(ranks):
+            if disk.exists(_answer_path(path, rank)):
+                answers.append(disk.read_json(_answer_path(path, rank)))
+        for answer in answers:
+            if answer["refused"]:
+                raise ValueError(answer["error"].removeprefix("ValueError: "))
+        if status < 0:
+            name = signal.Signals(-status).name
+            raise RankFailed(f"one of {ranks} ranks died by {name}")
+        raise RankFailed(answers[0]["error"] if answers else f"a rank ended with {status}")
+
+
+def _answer_path(request_path: str, rank: int) -> str:
+    return f"{request_path}.rank-{rank}"
+
+
+def train_as_rank(path: str) -> int:
+    """Train the run of a request file as the rank that the environment names. The exit status.
+
+    The process ends with its parent: a rank must not go on writing to the folder of a run that is
+    tried again.
+    """
+    parent = os.getppid()
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    rank = int(os.environ["RANK"])
+    console.start_logging(logging.INFO if rank == 0 else logging.ERROR)
+    try:
+        _train(disk.read_json(path))
+    except Exception as error:
+        logger.exception("rank %d raised", rank)
+        disk.write_json(_answer_path(path, rank), _error(error))
+        return console.EXIT_MISTAKE if isinstance(error, ValueError) else console.EXIT_INCOMPLETE
+    return 0
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(PARENT_S)
+    os._exit(console.EXIT_INCOMPLETE)
+
+
+def _train_on_cluster(request: Json) -> None:
+    """Train as workers of Ray Train, inside a task of the same cluster."""
+    status = ray_train.start(
+        _train_as_ray_worker, [json.dumps(request)], request["out"], request["ranks"]
+    )
+    if status:
+        raise RankFailed(f"a worker of Ray Train failed (status {status}); its log says why")
+
+
+def _train_as_ray_worker(arguments: list[str]) -> int:
+    _train(json.loads(arguments[0]))
+    return 0
+
+
+def _evaluate_on_cluster(request: Json) -> Json:
+    """Evaluate in a task that has a GPU of its own, where the cluster has GPUs."""
+    import ray
+
+    gpus = 1 if ray.cluster_resources().get("GPU") else 0
+    task = ray.remote(evaluate_run).options(num_cpus=1, num_gpus=gpus)
+    metrics: Json = ray.get(task.remote(request))
+    return metrics
+
+
+# --- a warm process -------------------------------------------------------------------------------
+
+
+def serve() -> int:
+    """Answer every line of stdin with one line on stdout. All other output goes to stderr.
+
+    The process ends with its parent: a run must not outlive the reader of its answer.
+    """
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    console.start_logging()
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def read_requests() -> None:
+        for line in sys.stdin:
+            lines.put(line)
+        os._exit(0)
+
+    threading.Thread(target=read_requests, daemon=True).start()
+    while True:
+        answers.write(json.dumps(train_and_evaluate(json.loads(lines.get()))) + "\n")
+
+
+# --------------------------------------------------------------------------------------------------
+# Get the runs of an ablation done: several at a time, in warm child processes or as Ray tasks.
+#
+# A child imports torch once and keeps the decoded evaluation images, so that eighteen small runs
+# do not pay for both eighteen times. The same function is a task on Ray.
+
+
 ATTEMPTS = 2
+PAUSE_S, LONGEST_PAUSE_S = 30.0, 300.0  # between lines of progress
+SHOWN_RUNS = 4  # in a line of progress
 STOP_SECONDS = 60  # a child that is told to stop saves its run after the present step
 Engine = Literal["inline", "ray"]
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,13 +314,70 @@ def run_all(
     if to_do:
         disk.remove(AblationLayout(out).results_json)  # it is of other runs
         work = (to_do, ablation.evaluate, ablation.jobs, out, report)
-        if engine == "ray":
-            run_on_ray(*work)
-        elif children is None:
-            run_in_children(*work)
-        else:
-            run_in_children(*work, children)
+        with _logged_progress(to_do, outcomes, len(runs)):
+            if engine == "ray":
+                run_on_ray(*work)
+            elif children is None:
+                run_in_children(*work)
+            else:
+                run_in_children(*work, children)
     return [outcomes[run.out] for run in runs]
+
+
+def evaluate_scorer(ablation: Ablation, out: str) -> None:
+    """Evaluate the scorer that the ablation trained on the primary task, in this process. Nothing
+    is done where that was done before, or where there is no scorer. A scorer that cannot be
+    evaluated is logged: the runs have their results without it.
+    """
+    run = scorer_run(ablation, out)
+    tasks = [task for task in ablation.evaluate if task.name == ablation.primary]
+    if run is None or arms.finished_metrics(run, tasks) is not None:
+        return
+    answer = train_and_evaluate(request_of(run, tasks, threads_of(1)))
+    if "error" in answer:
+        text = "the scorer could not be evaluated on %s: %s"
+        logger.warning(text, ablation.primary, answer["error"])
+
+
+@contextlib.contextmanager
+def _logged_progress(
+    to_do: Sequence[WorkRun], outcomes: Mapping[str, Outcome], total: int
+) -> Iterator[None]:
+    """While the block runs, log from time to time which step the runs are at, by their log.jsonl.
+
+    The lines come after 30 s and then less and less often, up to every 5 minutes.
+    """
+    before = {run.out: _last_step(run) for run in to_do}
+    ended, started = threading.Event(), time.monotonic()
+
+    def show() -> None:
+        while not ended.wait(min(LONGEST_PAUSE_S, max(PAUSE_S, (time.monotonic() - started) / 4))):
+            steps = []
+            for run in to_do:
+                step = _last_step(run) if run.out not in outcomes else None
+                if step != before[run.out] and step is not None and isinstance(run, Run):
+                    steps.append(f"{run_name(run)}: step {step:,} of {run.config.steps:,}")
+            minutes = (time.monotonic() - started) / 60
+            text = "%d/%d runs are done after %.1f minutes; %s"
+            running = "; ".join(steps[:SHOWN_RUNS]) or "no step of a run is logged yet"
+            more = f"; {len(steps) - SHOWN_RUNS} more" if len(steps) > SHOWN_RUNS else ""
+            logger.info(text, len(outcomes), total, minutes, running + more)
+
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _last_step(run: WorkRun) -> int | None:
+    """The step of the last line of a run's log; None where there is none."""
+    with contextlib.suppress(OSError, ValueError, IndexError, KeyError):
+        line = disk.read_bytes(RunLayout(run.out).log).splitlines()[-1]
+        return int(json.loads(line)["step"])
+    return None
 
 
 def replace_stale(run: WorkRun, out: str) -> None:
@@ -120,8 +402,9 @@ def _log(outcome: Outcome, tasks: Sequence[TaskSpec], number: int, total: int) -
         level = logging.INFO
         values = []
         for task in tasks:
-            metric = kind_of(task).headline
-            values.append(f"{task.name} {metric} {outcome.metrics[task.name][metric]:.4f}")
+            metric = deciding_metric(task)
+            value = outcome.metrics[task.name].get(metric, math.nan)
+            values.append(f"{task.name} {metric} {value:.4f}")
         message = ", ".join(values)
     text = "%d/%d %s: %s (%.1f s)"
     logger.log(level, text, number, total, run_name(run), message, outcome.seconds)
@@ -133,7 +416,9 @@ def run_name(run: WorkRun) -> str:
 
 
 def _outcome(run: WorkRun, answer: Json, seconds: float) -> Outcome:
+    """`seconds`, with the time in a queue of Ray, count where the answer has none."""
     error = answer.get("error", "")
+    seconds = answer.get("seconds", seconds)
     return Outcome(run=run, metrics=answer.get("metrics"), error=error, seconds=seconds)
 
 
@@ -146,7 +431,7 @@ def _needs_retry(answer: Json, attempts: int) -> bool:
 
 def threads_of(jobs: int) -> int:
     """Threads for each of `jobs` runs at a time on this machine."""
-    return max(1, (os.cpu_count() or 1) // jobs)
+    return max(1, usable_cores() // jobs)
 
 
 def environment(number: int, jobs: int, gpus: int, ranks: int = 1) -> dict[str, str]:
@@ -344,29 +629,33 @@ def run_on_ray(
     embedded_before = ray_runtime.is_embedded()
     ray_runtime.connect(cpus=jobs * threads)
     try:
-        _run_ray_tasks(to_do, tasks, threads, report)
+        _run_ray_tasks(to_do, tasks, jobs, report)
     finally:
         if not embedded_before:
             ray_runtime.disconnect()
 
 
 def _run_ray_tasks(
-    to_do: Sequence[WorkRun], tasks: Sequence[TaskSpec], threads: int, report: Report
+    to_do: Sequence[WorkRun], tasks: Sequence[TaskSpec], jobs: int, report: Report
 ) -> None:
     import ray
 
     def submit(run: WorkRun) -> Any:
-        spread = _is_spread(run.ranks, ray.nodes())
-        gpus = run.ranks if ray.cluster_resources().get("GPU") else 0
+        nodes = ray.nodes()
+        spread = _is_spread(run.ranks, nodes)
+        threads, gpus = (run.ranks, 0) if spread else _asked(run.ranks, jobs, nodes)
         remote = ray.remote(train_and_evaluate).options(
             # Ray Train's workers have the CPUs and GPUs of a spread run; its task only waits.
             num_cpus=0 if spread else threads,
-            num_gpus=0 if spread else gpus,
+            num_gpus=gpus,
             max_retries=0,
             scheduling_strategy="SPREAD",
         )
         return remote.remote(request_of(run, tasks, threads, spread=spread))
 
+    for ranks in {run.ranks for run in to_do}:  # refused before the first run starts
+        if not _is_spread(ranks, ray.nodes()):
+            _asked(ranks, jobs, ray.nodes())
     started = {run.out: time.monotonic() for run in to_do}
     pending = {submit(run): (run, 1) for run in to_do}
     while pending:
@@ -380,6 +669,26 @@ def _run_ray_tasks(
             pending[submit(run)] = (run, attempts + 1)
         else:
             report(_outcome(run, answer, time.monotonic() - started[run.out]))
+
+
+def _asked(ranks: int, jobs: int, nodes: Sequence[Json]) -> tuple[int, int]:
+    """CPUs and GPUs that a run asks of one node: a GPU for each rank where the cluster has GPUs,
+    and the share of one of `jobs` runs in the CPUs of the largest node that has these GPUs.
+
+    ValueError where no node can ever give them.
+    """
+    resources = [node["Resources"] for node in nodes if node["Alive"]]
+    gpus = ranks if any(each.get("GPU") for each in resources) else 0
+    cpus = max((int(n.get("CPU", 0)) for n in resources if n.get("GPU", 0) >= gpus), default=0)
+    cores = min(cpus, usable_cores()) if ray_runtime.is_one_machine() else cpus
+    threads = max(1, ranks, cores // jobs)
+    if threads > cpus:
+        raise ValueError(
+            f"ranks is {ranks}, and each needs a CPU of the node that runs it, but the largest "
+            f"node with {gpus} of the cluster's GPUs offers {cpus}; start its Ray with a larger "
+            "--num-cpus, or set fewer ranks"
+        )
+    return threads, gpus
 
 
 def _is_spread(ranks: int, nodes: Sequence[Json]) -> bool:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from train.ablation.models import NO_SEED
-from train.stats import Comparison, Verdict
+from train.ablation.arms import NO_SEED
+from train.stats import Comparison, Power, Verdict
 
 MINUS = "\N{MINUS SIGN}"  # as wide as "+"
 DASH = "\N{EN DASH}"
@@ -25,6 +25,11 @@ PHRASES: dict[Verdict, str] = {
 def percent(value: float | None, unit: str = "share") -> str:
     """A value of a metric: a share as a percentage with one decimal; a dash for None."""
     return DASH if value is None else _digits(value, unit, sign=False)
+
+
+def in_unit(value: float | None, unit: str) -> str:
+    """A value with its unit, as in a sentence: `12.3 %`."""
+    return f"{percent(value, unit)} {'%' if unit == 'share' else unit}"
 
 
 def points(difference: float | None, unit: str = "share") -> str:
@@ -69,6 +74,24 @@ def p_value(p: float, adjustment: str) -> str:
     return f"{name} < 0.001" if p < 0.001 else f"{name} = {p:.3f}"
 
 
+def adjusted(p: str, tasks: int, looks: int) -> str:
+    """A p value with what else it is adjusted for."""
+    over = f" over {tasks} tasks" if tasks > 1 else ""
+    return p + over + (f", look {looks}" if looks > 1 else "")
+
+
+def level(looks: int) -> str:
+    """The level of the intervals of a look: each look has half the error of the one before."""
+    return f"{100 - 5 / 2 ** (looks - 1):g} %"
+
+
+def could_have_seen(power: Power, unit: str) -> str:
+    """What these runs could have shown at least."""
+    if power.possible is not None and power.smallest > power.possible:
+        return "these runs could have seen nothing: no difference can be as large as their noise"
+    return f"these runs could only have seen {percent(power.smallest, unit)} or more"
+
+
 def seed_name(seed: int) -> str:
     """A seed as a reader knows it; a dash for an arm that is one model."""
     return DASH if seed == NO_SEED else str(seed)
@@ -94,15 +117,14 @@ def _runs(comparison: Comparison) -> str:
 
 
 def describe(
-    comparison: Comparison, task: str, unit: str = "share", visible: float | None = None
+    comparison: Comparison, task: str, unit: str = "share", power: Power | None = None
 ) -> str:
-    """A comparison in words: verdict, difference, 95 % interval, seeds and p.
+    """A comparison in words: verdict, difference, interval, seeds and p.
 
-    visible: the smallest difference that these runs could have shown; it follows where nothing was
-    found.
+    power: what these runs could have shown; it follows where nothing was found.
     """
     c = comparison
-    p = p_value(c.p_adjusted, c.adjustment)
+    p = adjusted(p_value(c.p_adjusted, c.adjustment), c.tasks, c.looks)
     text = (
         f"{c.arm} {PHRASES[c.verdict]} {c.baseline} on {task}: "
         f"{interval(c.difference, c.low, c.high, unit)} {unit_of_difference(unit)} "
@@ -110,8 +132,8 @@ def describe(
     )
     if c.low is None:
         return f"{text}; nothing varies between these runs, so the noise is not known."
-    if c.verdict == "not distinguishable" and visible is not None:
-        return f"{text}; these runs could only have seen {percent(visible, unit)} or more."
+    if c.verdict == "not distinguishable" and power is not None:
+        return f"{text}; {could_have_seen(power, unit)}."
     inside = c.low90 is not None and c.high90 is not None and -c.band < c.low90 < c.high90 < c.band
     if c.verdict in ("better", "worse") and inside:
         band = percent(c.band, unit)

@@ -17,7 +17,7 @@ from train.benching.data import read_data
 from train.benching.options import SYNTHETIC, BenchOptions, Layout
 from train.benching.report import Cell, Measurement
 from train.benching.timing import MeasurementFailed, StepPlan, measure_in_ranks, steps_of
-from train.capacity import device_of, fit, unfit_message
+from train.capacity import device_of, fit, unfit_message, usable_cores
 from train.config import TrainConfig, check_layout
 
 RANKS_PER_CORE = 4  # of a processor; more measure the system's switching between processes
@@ -140,7 +140,7 @@ def refuse_cell(
                 f"{ranks} ranks need as many GPUs; here are {torch.cuda.device_count()}"
             )
         return
-    cores = machine.usable_cores()
+    cores = usable_cores()
     if ranks > max(FEWEST_MOST, RANKS_PER_CORE * cores):
         raise ValueError(
             f"{ranks} ranks are more than {RANKS_PER_CORE} for each of this machine's {cores} cores"

@@ -6,7 +6,7 @@ import os
 
 from manifests import disk
 from manifests.schema import Blend
-from train.running import blend_of, count_rows, is_pool, read_blend, stream_of
+from train.trainer import blend_of, count_rows, is_pool, read_blend, stream_of
 
 
 def read_data(text: str) -> Blend:

@@ -26,7 +26,7 @@ from train.benching.options import SYNTHETIC, BenchOptions, Layout
 from train.benching.report import Cell
 from train.config import TrainConfig, model_config
 from train.data import ReadFailed, StageTimes
-from train.running import open_loader
+from train.trainer import open_loader
 
 STAGES = ("read", "fetch", "decode", "resize", "collate")
 AHEAD = 8  # batches after the last that counts: as many are read ahead at the end as at the start

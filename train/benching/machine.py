@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from train.benching.report import Machine
+from train.capacity import usable_cores
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("numpy", "pyarrow", "pillow", "simplejpeg", "triton", "flash-attn")
@@ -47,11 +48,6 @@ def this_machine(device: torch.device) -> Machine:
         system=f"{platform.system()} {platform.machine()}",
         versions=versions(),
     )
-
-
-def usable_cores() -> int:
-    """Logical processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def processor_name() -> str:

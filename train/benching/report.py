@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from manifests import disk
-from manifests.documents import read_document
+from manifests.records import read_document
 
 FORMAT = "clipmill bench report"
 VERSION = 1

@@ -1,27 +1,73 @@
-"""What a run needs of a device: memory and time."""
+"""What a run needs of a device: memory and time.
+
+What a run needs of a device: the memory of its step, the micro-batch that fits, and its time.
+
+It writes no file. It reads `/proc/meminfo` and the limits of the cgroup; callers pass run.json
+documents.
+
+Invariants:
+
+* The micro-batch that is chosen fits, and a larger friendly one does not:
+  `tests/train/capacity/test_footprint.py`.
+* Every remedy that a refusal names fits: `tests/train/capacity/test_footprint.py`.
+* A run with `micro_batch: auto` has the identity of one without:
+  `tests/train/capacity/test_footprint.py`.
+* No layout that fits computes less than the advised one: `tests/train/capacity/test_layouts.py`.
+* Sizing, `ablate.py --plan` and a run with `micro_batch: auto` use one estimate:
+  `tests/train/test_sizing.py`.
+* The estimate is what torch allocates, within 10 %: `tests/train/model/test_memory.py`.
+
+A new GPU is an entry of `train/capacity/devices.json`.
+
+What is known of devices: data sheets, and speeds of training that others published.
+
+It reads `devices.json` and `published.json` of this folder, or a file of a user in the form of
+the first. It writes no file.
+
+Invariants:
+
+* Every figure has a source and lies above 0: `tests/train/capacity/test_sheets.py`.
+* The longest word that matches torch's name decides: `tests/train/capacity/test_sheets.py`.
+* A published speed is below the peak of its device: `tests/train/capacity/test_published.py`.
+
+A new GPU is an entry of `devices.json`; a user's own lies in a file of the same form
+(`train/sizing.py --device FILE.json`).
+"""
 
 from __future__ import annotations
 
-from train.capacity.devices import DEVICE_SHARE, GIB, Device, device_of, free_memory
-from train.capacity.footprint import (
+from train.capacity.advice import (
+    Advice,
+    PoolSize,
+    Requirements,
+    advise,
+    parallel_name,
+    pool_size,
+    requirement_lines,
+    requirements,
+)
+from train.capacity.device_fit import (
+    DEVICE_SHARE,
+    GIB,
+    Device,
     Fit,
+    Speed,
+    computed_flops,
+    device_of,
+    estimated_speed,
     fit,
+    free_memory,
     largest_micro_batch,
+    measured_speed,
+    own_sheets,
+    peak_flops,
     refuse_unfit,
     remedies,
     resolve_micro_batch,
+    sample_flops,
     step_shape,
     unfit_message,
-)
-from train.capacity.layouts import Advice, advise, parallel_name
-from train.capacity.pool_size import PoolSize, pool_size
-from train.capacity.requirements import Requirements, requirement_lines, requirements
-from train.capacity.throughput import (
-    Speed,
-    computed_flops,
-    estimated_speed,
-    measured_speed,
-    sample_flops,
+    usable_cores,
     utilisation,
 )
 
@@ -42,7 +88,9 @@ __all__ = [
     "free_memory",
     "largest_micro_batch",
     "measured_speed",
+    "own_sheets",
     "parallel_name",
+    "peak_flops",
     "pool_size",
     "refuse_unfit",
     "remedies",
@@ -52,5 +100,6 @@ __all__ = [
     "sample_flops",
     "step_shape",
     "unfit_message",
+    "usable_cores",
     "utilisation",
 ]

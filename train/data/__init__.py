@@ -1,12 +1,40 @@
-"""The rows of views, reading and loading."""
+"""The rows of views, reading and loading.
+
+The batches of the order of training (`train/mixture`): bytes, pixels, tokens. Files, in import
+order:
+
+Read: POOL/shards (commit records, sidecars, tars), POOL/views, POOL/scores/tokens@ID. Written:
+RUN/segments of a live run. Public names:
+
+`Batch`, `DamageCounts`, `DamagedSample`, `Loader`, `ReadFailed`, `ShardColumns`, `StageTimes`,
+`ViewMasks`, `copy_tokens`, `covers`, `load_aligned`, `open_masks`, `read_columns`, `read_view`,
+`read_with_retries`, `token_set`, `too_many_damaged`
+
+Invariants:
+
+* A batch is a function of blend, seeds and step alone (tests/train/data/test_loader.py).
+* A blend that is `distinct` has no uid twice in a batch, over its views and pools
+  (tests/train/data/test_row_numbers.py).
+* A replay draws what a live run drew, to the bit (tests/train/data/test_live_rows.py).
+* One damaged image costs one sample, which is replaced and counted
+  (tests/train/data/test_loader.py).
+* Images of a store come in few requests, at the same time, in bounded memory, and give the same
+  batches in every mode (tests/train/data/test_read_ahead.py,
+  tests/train/data/test_view_reading.py).
+* A store that does not answer is `ReadFailed`, not a person's mistake
+  (tests/train/data/test_retry.py).
+
+To extend: a column for another purpose is read with `read_columns`.
+"""
 
 from __future__ import annotations
 
-from train.data.damage import DamageCounts, DamagedSample, too_many_damaged
+from train.data.damage import DamageCounts, DamagedSample, StageTimes, too_many_damaged
 from train.data.loader import Batch, Loader, copy_tokens
-from train.data.retry import ReadFailed, read_with_retries
-from train.data.stage_times import StageTimes
-from train.data.view_columns import (
+from train.data.stream_loader import StreamLoader
+from train.data.tar_streams import COMMAND, StreamDraws, sum_counts
+from train.data.view_rows import (
+    ReadFailed,
     ShardColumns,
     ViewMasks,
     covers,
@@ -14,9 +42,12 @@ from train.data.view_columns import (
     open_masks,
     read_columns,
     read_view,
+    read_with_retries,
+    token_set,
 )
 
 __all__ = [
+    "COMMAND",
     "Batch",
     "DamageCounts",
     "DamagedSample",
@@ -24,6 +55,8 @@ __all__ = [
     "ReadFailed",
     "ShardColumns",
     "StageTimes",
+    "StreamDraws",
+    "StreamLoader",
     "ViewMasks",
     "copy_tokens",
     "covers",
@@ -32,5 +65,7 @@ __all__ = [
     "read_columns",
     "read_view",
     "read_with_retries",
+    "sum_counts",
+    "token_set",
     "too_many_damaged",
 ]

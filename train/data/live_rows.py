@@ -1,7 +1,7 @@
 """All stored rows of a pool that is still being built, and the segments in which a run draws them.
 
 A view is chosen at the end of a build, so a live run draws every stored row; captions are tokenised
-as their shard is read. Rank 0 decides each segment (`train/mixing/segments.py`) and writes it into
+as their shard is read. Rank 0 decides each segment (`train/mixture/order.py`) and writes it into
 the run's folder before any rank draws from it; the others wait for the file. A resumed run and a
 replay from the finished pool read the same files, so they draw the same rows.
 """
@@ -20,15 +20,19 @@ import pyarrow.compute as pc
 
 from manifests import disk
 from manifests.commits import Commits, read_commits
-from manifests.documents import PoolDocument, SegmentDocument, read_document
-from manifests.pool_layout import PoolLayout, shard_name
-from manifests.run_layout import RunLayout
+from manifests.layout import PoolLayout, RunLayout, shard_name
+from manifests.records import PoolDocument, SegmentDocument, read_document
 from manifests.schema import STORED_ROWS, Blend
 from train.config import TrainConfig, refuse_reading
-from train.data.retry import read_with_retries
-from train.data.view_columns import load_columns
-from train.data.view_rows import OPEN_TARS, ShardRows, ViewRows, _Tar
-from train.mixing import Segment, SegmentOrder, next_segment
+from train.data.view_rows import (
+    OPEN_TARS,
+    ShardRows,
+    ViewRows,
+    _Tar,
+    load_columns,
+    read_with_retries,
+)
+from train.mixture import Segment, SegmentOrder, next_segment
 from train.store import RangeClient, ShardCache
 from train.tokenise import TOKENIZER, CaptionTokenizer
 

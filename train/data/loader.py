@@ -25,17 +25,13 @@ from torch import Tensor
 
 from manifests.schema import Blend
 from train.config import TrainConfig, check_world
-from train.data.damage import DamagedSample
+from train.data.damage import DamagedSample, StageTimes
 from train.data.live_rows import open_live
-from train.data.read_ahead import GROUP_STEPS, ReadAhead, StepReads, read_positions
-from train.data.row_chances import ViewChances
-from train.data.row_numbers import ViewNumbers
-from train.data.stage_times import StageTimes
-from train.data.view_reading import ViewReading
-from train.data.view_rows import ViewRows, open_view
-from train.mixing import Order, RunOrder, blend_schedule, blend_sources
+from train.data.read_ahead import GROUP_STEPS, ReadAhead, StepReads, ViewReading, read_positions
+from train.data.view_rows import ViewChances, ViewNumbers, ViewRows, open_view
+from train.mixture import Order, RunOrder, blend_schedule, blend_sources
 from train.model import ModelConfig
-from train.pixels import (
+from train.transforms import (
     ThreadBuffer,
     crop_numbers,
     decode_image,
@@ -393,9 +389,13 @@ def _order_seed(config: TrainConfig) -> int:
 def copy_tokens(tokens: NDArray[np.uint16], into_T: NDArray[np.int64]) -> int:
     """Write a caption's tokens into a row of zeros and return how many it holds.
 
-    Where not all fit, the last token (end of text) takes the last place.
+    Where not all fit, the last token (end of text) takes the last place. A caption ends at its
+    first end-of-text token, the highest number: a caption that has it as text, `<end_of_text>`, is
+    pooled there (open_clip's argmax), and what follows is not seen.
     """
     length = min(len(tokens), len(into_T))
     into_T[:length] = tokens[:length]
     into_T[length - 1] = tokens[-1]
+    length = int(into_T[:length].argmax()) + 1
+    into_T[length:] = 0
     return length

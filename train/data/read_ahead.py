@@ -1,17 +1,9 @@
-"""Positions of the next steps, the columns of their shards, and the bytes of their remote images:
-made ahead by threads of their own.
-
-The order is a pure function, so what the next steps need is known. A thread goes ahead of the
-decoding ones: it asks for the columns of the shards of later steps, and for the images of a group
-of steps in ranged reads that several images share. A value is a future, so nothing waits for
-another value. Images in local tars are not read here: the decoding threads read them.
-
-The bytes that wait for their step are bounded. The first group is one step, and each group may have
-twice as many steps as the one before it: a run starts at once, and reads in few requests later.
-"""
+"""Reads ahead for the next steps: columns of their shards, bytes of remote images."""
 
 from __future__ import annotations
 
+import logging
+import math
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -22,17 +14,125 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manifests import disk
-from train.data.cached_parts import CachedImages, CachedParts
-from train.data.stage_times import StageTimes
+from train.config import TrainConfig
+from train.data.damage import StageTimes
 from train.data.view_rows import ShardRows, ViewRows
-from train.mixing import RunOrder
-from train.store import PartCache, coalesce
+from train.mixture import RunOrder
+from train.store import Mode, PartCache, StoreSpeed, choose_mode, coalesce, measure_speed
+
+# --------------------------------------------------------------------------------------------------
+# Parts of remote tars by way of the cache on disk (`part_cache.py`).
+#
+# Nothing waits for a part: an image whose part is not there yet is read by itself, while the part
+# comes in the background for later steps. So a run starts as fast as without a cache, and a part
+# is read from its store once on a machine.
+
 
 Ints = NDArray[np.int64]
+FETCH_THREADS = 8  # they share the line with the reads that a step waits for
+OPEN_THREADS = 4  # compare checksums of parts that are there
+
+
+class CachedImages:
+    """Images of one shard from a part, by their kept rows."""
+
+    def __init__(
+        self, cache: PartCache, view: ViewRows, shard: int, rows: ShardRows, part: int
+    ) -> None:
+        self._cache, self._view, self._shard, self._rows = cache, view, shard, rows
+        assert rows.parts is not None
+        self._name = rows.parts.names[part]
+        self._start = int(rows.parts.ranges.start[part])
+        self._length = int(rows.parts.ranges.length[part])
+
+    def fetch(self, row: int) -> CachedImages:
+        """Make sure that the part is there and whole, where the disk has room. ReadFailed and
+        OSError name `row`."""
+
+        def read() -> bytes:
+            return self._view.read_range(self._rows, self._shard, self._start, self._length, row)
+
+        self._cache.fetch(self._name, read)
+        return self
+
+    def __getitem__(self, row: int) -> bytes:
+        """The bytes of the image of a kept row, from the store where the part is gone again."""
+        offset, length = int(self._rows.offset[row]), int(self._rows.length[row])
+        part = self._cache.open(self._name)
+        if part is None:
+            return self._view.read_range(self._rows, self._shard, offset, length, row)
+        return part.read(offset - self._start, length)
+
+
+class CachedParts:
+    """Which images come from the cache now; the parts of others are fetched in the background."""
+
+    def __init__(self, cache: PartCache) -> None:
+        self._cache = cache
+        self._lock = threading.Lock()
+        self._fetching: set[str] = set()
+        self._opening = ThreadPoolExecutor(OPEN_THREADS, thread_name_prefix="read-open")
+        self._background = ThreadPoolExecutor(FETCH_THREADS, thread_name_prefix="read-parts")
+
+    def images(
+        self, view: ViewRows, shard: int, rows: ShardRows, kept: Ints
+    ) -> dict[int, Future[CachedImages]]:
+        """{kept row: the images of its part} for the rows whose parts are in the cache."""
+        images_of_row: dict[int, Future[CachedImages]] = {}
+        if rows.parts is None:
+            return images_of_row
+        of_kept = rows.parts.ranges.of_row[kept]
+        for part in np.unique(of_kept).tolist():
+            here = kept[of_kept == part].tolist()
+            images = CachedImages(self._cache, view, shard, rows, part)
+            name = rows.parts.names[part]
+            if self._cache.has(name):
+                future = self._opening.submit(images.fetch, here[0])
+                images_of_row.update(dict.fromkeys(here, future))
+            elif self._cache.is_on:
+                self._fetch_later(name, images, here[0])
+        return images_of_row
+
+    def _fetch_later(self, name: str, images: CachedImages, row: int) -> None:
+        with self._lock:
+            if name in self._fetching:
+                return
+            self._fetching.add(name)
+
+        def fetch() -> None:
+            try:
+                images.fetch(row)
+            finally:
+                with self._lock:
+                    self._fetching.discard(name)
+
+        # An error is not lost: an image that is read by itself then ends the same way.
+        self._background.submit(fetch)
+
+    def close(self) -> None:
+        """End the threads; what has begun is waited for."""
+        self._opening.shutdown(cancel_futures=True)
+        self._background.shutdown(cancel_futures=True)
+
+
+# --------------------------------------------------------------------------------------------------
+# Positions of the next steps, the columns of their shards, and the bytes of their remote images:
+# made ahead by threads of their own.
+#
+# The order is a pure function, so what the next steps need is known. A thread goes ahead of the
+# decoding ones: it asks for the columns of the shards of later steps, and for the images of a
+# group of steps in ranged reads that several images share. A value is a future, so nothing waits
+# for another value. Images in local tars are not read here: the decoding threads read them.
+#
+# The bytes that wait for their step are bounded. The first group is one step, and each group may
+# have twice as many steps as the one before it: a run starts at once, and reads in few requests
+# later.
+
+
 ShardKey = tuple[int, int]  # source of the blend, shard of its view
 
 # Reads at a time. At 50 ms a request these are 640 requests/s, and a line of 1 GB/s is full with
-# reads of 2 MB. Threads keep their connections, see train/store/range_client.py.
+# reads of 2 MB. Threads keep their connections, see train/store.py.
 READ_THREADS = 32
 COLUMN_THREADS = 32  # columns never wait behind images; a first batch may need 256 shards
 LOCAL_COLUMN_THREADS = 8  # of local pools: each holds some MB, and little is waited for
@@ -336,3 +436,105 @@ class ReadAhead:
             else:
                 reads.images[r] = _Image(read=read, index=row)
         return missing
+
+
+# --------------------------------------------------------------------------------------------------
+# How each view of a run is read, with the reason in one log line: the folder for parts of remote
+# tars, and whole tars or kept rows by the cost model of `read_modes.py`.
+
+
+READS_AT_ONCE = 32  # of one rank, see READ_THREADS
+logger = logging.getLogger(__name__)
+
+
+class ViewReading:
+    """How the views of a run are read; `cache` is where parts of remote tars lie, None for none.
+
+    ValueError for a cache folder that cannot be written to, and for a view without tars of its own
+    where the settings ask for these.
+    """
+
+    def __init__(self, views: Sequence[ViewRows], config: TrainConfig, share: float) -> None:
+        """share: the part of every batch that the ranks of this machine read."""
+        self._views, self._config, self._share = views, config, share
+        self._is_chosen = False
+        for view in views:
+            view.use_copy(config.read_mode in ("auto", "materialised"))
+            if config.read_mode == "materialised" and view.copy is None:
+                raise ValueError(
+                    f"read_mode is materialised, but view {view.view!r} of {view.pool} has no tars "
+                    f"of its own; run python pipeline/filter.py {view.pool} --materialise "
+                    f"{view.view}"
+                )
+        self.cache: PartCache | None = None
+        if config.read_cache is not None:
+            self.cache = PartCache(config.read_cache, int(config.read_cache_gb * 1e9))
+
+    def choose(self) -> None:
+        """Set `part_mode` of the views, once, and log how each is read and why."""
+        if self._is_chosen:
+            return
+        self._is_chosen = True
+        for view in self._views:
+            mode = self._mode(view)
+            if self.cache is not None and self._fits(view, self.cache, mode):
+                view.part_mode = mode
+                view.forget_shards()  # those that were read before have no parts
+
+    def _mode(self, view: ViewRows) -> Mode:
+        mode: Mode
+        if view.copy is not None:
+            mode, reason = "materialised", "it has tars of its own"
+        elif not view.is_remote:
+            return "mask"  # of adopted tars that lie in a store
+        elif self._config.read_mode != "auto":
+            mode, reason = self._config.read_mode, "read_mode says so"
+        elif self.cache is None:
+            mode, reason = "ranged", "whole tars need a folder for them, see read_cache"
+        else:
+            mode, reason = self._cheaper(view)
+        logger.info("view %s of %s is read by %s: %s", view.view, view.pool, mode, reason)
+        return mode
+
+    def _cheaper(self, view: ViewRows) -> tuple[Mode, str]:
+        """The mode that the cost model chooses for the first shard that has kept rows."""
+        number = _first_shard(view)
+        rows = view.shard(number)
+        if self._config.store_speed is not None:
+            speed = StoreSpeed.parse(self._config.store_speed)
+        else:
+            size = int((rows.offset + rows.length).max())
+            speed = measure_speed(
+                lambda start, length: view.read_range(rows, number, start, length, 0), size
+            )
+        mode, reason = choose_mode(view.costs(number), speed, READS_AT_ONCE)
+        return mode, f"shard {rows.name} by {reason}"
+
+    def _fits(self, view: ViewRows, cache: PartCache, mode: Mode) -> bool:
+        """Whether the cache has room for the shards that the lanes draw from at a time.
+
+        In a smaller one parts would be removed before they are used, and fetched again and again.
+        """
+        if not view.is_remote:
+            return True
+        lanes = math.ceil(self._config.lanes * self._share)
+        # A lane is inside one window, or passes from one to the next.
+        shards = min(2 * lanes * self._config.window, int((view.shard_rows > 0).sum()))
+        costs = view.costs(_first_shard(view))
+        need = shards * costs.get(mode, costs["ranged"]).bytes
+        if need <= cache.limit:
+            return True
+        logger.warning(
+            "view %s of %s needs about %.3g GB of read_cache and has %.3g GB: its images are read "
+            "without it; raise read_cache_gb",
+            view.view,
+            view.pool,
+            need / 1e9,
+            cache.limit / 1e9,
+        )
+        return False
+
+
+def _first_shard(view: ViewRows) -> int:
+    """The position of the first shard of which the view keeps rows."""
+    return int(np.argmax(view.shard_rows > 0))

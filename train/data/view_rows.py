@@ -1,21 +1,16 @@
-"""A view of a pool as a trainer reads it: kept rows, their tokens, and the bytes of their images.
-
-Opening a view reads JSON only. The columns of a shard are read when its first row is asked for and
-stay in a cache, so a view of any size starts at once in bounded memory: about 80 bytes for a kept
-row of a cached shard.
-
-Local tars are read with `pread`, not `mmap`. A page fault holds Python's lock, which would stop
-every decoding thread for one slow disk, and a truncated tar would end the process (SIGBUS) instead
-of costing one sample.
-"""
+"""A view of a pool as a trainer reads it: rows, columns, chances, retries."""
 
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
+import logging
 import os
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -23,25 +18,384 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from manifests import disk
-from manifests.aligned.bundles import AlignedFiles
-from manifests.documents import ScoreSetDocument
-from manifests.pool_layout import PoolLayout, shard_name, uids_checksum
-from train.data.retry import read_with_retries
-from train.data.view_columns import (
-    ViewMasks,
-    choose_again,
-    covers,
-    load_columns,
-    load_document,
-    load_with_metadata,
-    open_masks,
-    shard_files,
-)
-from train.data.view_copies import open_copy
+from manifests.aligned import AlignedFiles, current_view, scored_shards, view_shards
+from manifests.commits import Commits, ShardFiles, open_shard_files, read_commits
+from manifests.disk import to_plain
+from manifests.layout import NOT_STORED, PoolLayout, shard_folder, shard_name, uids_checksum
+from manifests.records import ScoreSetDocument, ViewCopyDocument, ViewDocument, read_document
+from manifests.schema import Balance
+from train.mixture import Chances, candidates_for, expected_unique
+from train.rng import Ints
 from train.store import ByteRanges, Mode, RangeClient, ReadCost, ShardCache, coalesce
 from train.tokenise import TOKENIZER, CaptionTokenizer
 
-Ints = NDArray[np.int64]
+# --------------------------------------------------------------------------------------------------
+# Reads that may fail for a moment: repeated with back-off, then reported as a failure of the run.
+
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+WAITS_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before each further attempt: 31 s in all
+REMEDY = "check the connection to the store and start the same command again, it resumes"
+TRANSIENT_ERRNOS = {
+    errno.EAGAIN,
+    errno.EBUSY,  # s3fs: SlowDown, ServiceUnavailable
+    errno.EIO,  # s3fs: InternalError; a network file system that lost its server
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+    errno.EHOSTUNREACH,
+    errno.ENETUNREACH,
+    errno.ENETDOWN,
+}
+# Classes of aiohttp, botocore and urllib3 that are no OSError. They are recognised by name, since
+# the trainer imports none of these libraries.
+TRANSIENT_CLASSES = {
+    "ClientConnectionError",
+    "ClientPayloadError",
+    "ConnectTimeoutError",
+    "HTTPClientError",
+    "IncompleteReadError",
+    "NewConnectionError",
+    "ProtocolError",
+}
+
+
+class ReadFailed(RuntimeError):
+    """A store did not answer although the read was repeated. The run can be started again."""
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the same read may succeed later: a time-out, a lost connection, a busy server."""
+    if isinstance(error, (TimeoutError, ConnectionError)):
+        return True
+    if isinstance(error, OSError) and error.errno in TRANSIENT_ERRNOS:
+        return True
+    return any(kind.__name__ in TRANSIENT_CLASSES for kind in type(error).__mro__)
+
+
+def read_with_retries(read: Callable[[], T], name: str, remedy: str = REMEDY) -> T:
+    """`read()`, repeated after transient errors; `name` is what is read, for messages.
+
+    ReadFailed when the last attempt fails too. Other errors are raised at once.
+    """
+    for wait in (*WAITS_S, None):
+        try:
+            return read()
+        except Exception as error:
+            if not is_transient(error):
+                raise
+            reason = f"{type(error).__name__}: {error}".rstrip(": ")
+            if wait is None:
+                raise ReadFailed(
+                    f"{name} could not be read in {len(WAITS_S) + 1} attempts ({reason}); {remedy}"
+                ) from error
+            logger.warning("%s: %s; next attempt in %g s", name, reason, wait)
+            time.sleep(wait)
+    raise AssertionError("the last attempt returns or raises")
+
+
+# --------------------------------------------------------------------------------------------------
+# Columns of the rows of a pool or of one of its views, shard by shard: the one reader of both.
+#
+# Rows come in tar order, shards in the order of their names. One shard is in memory at a time.
+# Every read is repeated after a time-out or a lost connection (`retry.py`).
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardColumns:
+    """Columns of one shard, with one entry per row of its sidecar."""
+
+    shard: str
+    columns: pa.Table  # the columns that were asked for, in that order
+    kept: NDArray[np.bool_]  # (rows,) the view keeps the row; without a view: it has an image
+    rule: pa.ChunkedArray  # (rows,) NULL where kept, else the first rule that failed
+
+    def kept_columns(self) -> pa.Table:
+        """The columns of the kept rows."""
+        return self.columns.filter(pa.array(self.kept))
+
+
+def read_columns(
+    pool: str, view: str | None = None, columns: Sequence[str] = ()
+) -> Iterator[ShardColumns]:
+    """Columns of every committed shard of a pool, with what a view makes of each row.
+
+    A column is one of the sidecar or, with a view, one of the score sets that the view's rules
+    read. Without a view a row is kept where it has an image. Nothing is read before the first
+    shard is asked for. ValueError for an unknown view or column and for a stale view.
+    """
+    if view is None:
+        commits = committed(pool)
+        for shard in commits.names():
+            table = load_columns(commits.sidecar(shard), _distinct(*columns, "image_offset"))
+            kept = pc.is_valid(table["image_offset"])
+            rule = pc.if_else(kept, pa.scalar(None, pa.string()), NOT_STORED)
+            yield _shard_columns(shard, table.select(list(columns)), kept, rule)
+        return
+    masks = open_masks(shard_files(pool), view)
+    for number, shard in enumerate(masks.names()):
+        table = _joined_columns(masks, shard, columns)
+        mask = masks.read(number, len(table))
+        yield _shard_columns(shard, table, mask["kept"], mask["rule"])
+
+
+def _shard_columns(
+    shard: str, table: pa.Table, kept: pa.ChunkedArray, rule: pa.ChunkedArray
+) -> ShardColumns:
+    mask = np.asarray(kept.to_numpy(), dtype=bool)
+    return ShardColumns(shard=shard, columns=table, kept=mask, rule=rule)
+
+
+def committed(pool: str) -> Commits:
+    """What is committed in a pool."""
+    return read_with_retries(lambda: read_commits(pool, ["tar", "count"]), pool)
+
+
+def shard_files(pool: str) -> ShardFiles | Commits:
+    """Where the files of a pool's shards are."""
+    return read_with_retries(lambda: open_shard_files(pool), pool)
+
+
+def load_document(path: str, kind: type[T]) -> T:
+    """A JSON document of a pool."""
+    return read_with_retries(lambda: read_document(path, kind), path)
+
+
+def load_columns(path: str, columns: Sequence[str]) -> pa.Table:
+    """Columns of a Parquet file of a pool. ValueError for a column that it does not have."""
+    try:
+        return read_with_retries(lambda: disk.read_parquet(path, list(columns)), path)
+    except pa.ArrowInvalid as error:
+        known = read_with_retries(lambda: disk.read_schema(path), path).names
+        unknown = [name for name in columns if name not in known]
+        if not unknown:
+            raise ValueError(f"{path} cannot be read: {error}") from error
+        suggestion = disk.did_you_mean(unknown[0], known)
+        raise ValueError(
+            f"{path} has no column {unknown[0]!r}{suggestion} (of {', '.join(known)})"
+        ) from error
+
+
+def _distinct(*names: str) -> list[str]:
+    return list(dict.fromkeys(names))
+
+
+def load_aligned(files: AlignedFiles, shard: str, columns: Sequence[str]) -> pa.Table:
+    """Columns of the rows of a shard in a score set or view. ValueError for damage."""
+    if not shard_folder(shard):
+        return load_columns(files.path(shard), columns)
+    return load_with_metadata(files, shard, columns)[0]
+
+
+def load_with_metadata(
+    files: AlignedFiles, shard: str, columns: Sequence[str]
+) -> tuple[pa.Table, dict[str, Any]]:
+    """As `load_aligned`, with what was written about the rows of the shard."""
+    path = files.path(shard)
+    if not shard_folder(shard):
+        metadata = read_with_retries(lambda: files.metadata(shard), path)
+        return load_columns(path, columns), metadata
+    try:
+        return read_with_retries(lambda: files.read(shard, columns), path)
+    except FileNotFoundError:
+        raise ValueError(f"{path} is missing; make it again") from None
+
+
+class ViewMasks:
+    """A view that fits its pool: its document, its shards, and what it makes of each row."""
+
+    def __init__(self, files: ShardFiles | Commits, document: ViewDocument) -> None:
+        self.pool, self.document, self.files = files.pool, document, files
+        path = PoolLayout(self.pool).view_shards(document.name)
+        self.shards, self.kept = read_with_retries(lambda: view_shards(self.pool, document), path)
+        self._masks = AlignedFiles.of_view(self.pool, document.name)
+
+    def names(self) -> Iterator[str]:
+        """The names of the shards."""
+        return (shard_name(int(shard)) for shard in self.shards)
+
+    def read(self, number: int, rows: int) -> pa.Table:
+        """What the view makes of each of the `rows` rows of a shard: the columns `kept` and `rule`.
+
+        number: position in `shards`. ValueError for a mask of other rows.
+        """
+        shard = shard_name(int(self.shards[number]))
+        mask = load_aligned(self._masks, shard, ["kept", "rule"])
+        self._check_mask(number, mask["kept"], rows)
+        return mask
+
+    def kept_rows(self, number: int) -> Ints:
+        """(kept rows,) their rows in the sidecar of a shard. Only the mask is read."""
+        mask = load_aligned(self._masks, shard_name(int(self.shards[number])), ["kept"])["kept"]
+        self._check_mask(number, mask, len(mask))
+        return np.flatnonzero(mask.to_numpy())
+
+    def kept_columns(self, number: int, columns: Sequence[str]) -> pa.Table:
+        """Columns of the kept rows of a shard: of its sidecar, or of a score set that the view's
+        rules read.
+        """
+        table = _joined_columns(self, shard_name(int(self.shards[number])), columns)
+        return table.filter(self.read(number, len(table))["kept"])
+
+    def _check_mask(self, number: int, kept: pa.ChunkedArray, rows: int) -> None:
+        """ValueError for a mask of other rows, or with another number of kept rows."""
+        if len(kept) != rows or (pc.sum(kept).as_py() or 0) != self.kept[number]:
+            path = self._masks.path(shard_name(int(self.shards[number])))
+            raise ValueError(
+                f"{path} does not fit its shard or its view; {choose_again(self.pool)}"
+            )
+
+
+def open_masks(files: ShardFiles | Commits, view: str) -> ViewMasks:
+    """A view of a pool. ValueError where there is none, or it is older than the shards."""
+    return ViewMasks(files, read_view(files, view))
+
+
+def read_view(files: ShardFiles | Commits, view: str) -> ViewDocument:
+    """The document of a view. ValueError where there is none, or it is older than the shards."""
+    pool = files.pool
+    return read_with_retries(
+        lambda: current_view(pool, view, files.fingerprint, choose_again(pool)),
+        PoolLayout(pool).views,
+    )
+
+
+def covers(pool: str, document: ScoreSetDocument, fingerprint: str, shards: Ints) -> bool:
+    """True where a score set has columns of all `shards`. That of the same fingerprint has."""
+    if document.fingerprint == fingerprint:
+        return True
+    if document.whole_pool:  # its values depend on rows that have come or gone
+        return False
+    path = PoolLayout(pool).score_shards(f"{document.name}@{document.id}")
+    scored = read_with_retries(lambda: scored_shards(pool, document), path)
+    return bool(np.isin(shards, scored).all())
+
+
+def _joined_columns(masks: ViewMasks, shard: str, columns: Sequence[str]) -> pa.Table:
+    """Columns of the sidecar and of the view's score sets, for all rows of a shard."""
+    pool = masks.pool
+    score_set_of = _score_sets(PoolLayout(pool), masks.document)
+    from_scores = [name for name in columns if name in score_set_of]
+    from_sidecar = [name for name in columns if name not in score_set_of]
+    try:
+        table = load_columns(masks.files.sidecar(shard), _distinct(*from_sidecar, "uid"))
+    except ValueError as error:
+        raise _not_read(masks, from_sidecar) or error from None
+    arrays = {name: table[name] for name in from_sidecar}
+    for name in from_scores:
+        files = AlignedFiles.of_scores(pool, score_set_of[name])
+        arrays[name] = load_aligned(files, shard, [name])[name]
+        if len(arrays[name]) != len(table):
+            raise ValueError(
+                f"{files.path(shard)} has other rows than its shard; {choose_again(pool)}"
+            )
+    joined = table.select([])  # keeps the number of rows
+    for name in columns:
+        joined = joined.append_column(name, arrays[name])
+    return joined
+
+
+def _not_read(masks: ViewMasks, columns: Sequence[str]) -> ValueError | None:
+    """The error for a column that the pool has and the view does not read; None for others.
+
+    A view names the score sets that its rules read, so that a run with its hash has their values.
+    """
+    layout, view = PoolLayout(masks.pool), masks.document.name
+    for name in disk.list_names(layout.scores):
+        path = layout.score_set_json(name)
+        document = load_document(path, ScoreSetDocument) if disk.exists(path) else None
+        for column in columns:
+            if document is not None and column in document.columns:
+                return ValueError(
+                    f"view {view!r} of {masks.pool} does not read the column {column!r}, which is "
+                    f"of the score set {name}: name it in a rule of the view, such as "
+                    f"{{{column}: {column} IS NOT NULL}}, and choose the view again"
+                )
+    return None
+
+
+def _score_sets(layout: PoolLayout, document: ViewDocument) -> dict[str, str]:
+    """Column -> the score set that has it, for the score sets that the view's rules read."""
+    of_column: dict[str, str] = {}
+    for score_set in document.scores.values():
+        scores = load_document(layout.score_set_json(score_set), ScoreSetDocument)
+        of_column.update(dict.fromkeys(scores.columns, score_set))
+    return of_column
+
+
+def choose_again(pool: str) -> str:
+    """The command that chooses a pool's views."""
+    return f"run python pipeline/filter.py {pool} --recipe RECIPE"
+
+
+# --------------------------------------------------------------------------------------------------
+# The tars of a view's own, where `pipeline/filter.py POOL --materialise VIEW` has written some.
+
+
+class ViewCopy:
+    """Tars with the kept samples of a view, one for each of its shards."""
+
+    def __init__(self, pool: str, view: str) -> None:
+        self._layout, self._pool, self._view = PoolLayout(pool), pool, view
+
+    def tar(self, shard: int | str) -> str:
+        """The path or URL of the tar of a shard."""
+        return self._layout.view_copy_tar(self._view, shard)
+
+    def offsets(
+        self, shard: int | str, keys: pa.ChunkedArray
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """((rows,) offset, (rows,) length) of the images of the kept rows `keys` in that tar.
+
+        ValueError where it has other rows.
+        """
+        path = self._layout.view_copy_sidecar(self._view, shard)
+        try:
+            table = load_columns(path, ["key", "image_offset", "image_length"])
+        except FileNotFoundError:
+            raise ValueError(f"{path} is missing; {self._write_again()}") from None
+        if not table["key"].equals(keys) or table["image_offset"].null_count:
+            raise ValueError(f"{path} has other rows than the view keeps; {self._write_again()}")
+        return table["image_offset"].to_numpy(), table["image_length"].to_numpy()
+
+    def _write_again(self) -> str:
+        path = self._layout.view_copy_json(self._view)
+        return (
+            f"remove {path}, or run python pipeline/filter.py {self._pool} "
+            f"--materialise {self._view}"
+        )
+
+
+def open_copy(pool: str, document: ViewDocument) -> ViewCopy | None:
+    """The tars of a view's own; None where there are none, or they are of an earlier view."""
+    path = PoolLayout(pool).view_copy_json(document.name)
+    if not read_with_retries(lambda: disk.exists(path), path):
+        return None
+    if load_document(path, ViewCopyDocument).view_hash != disk.content_hash(document):
+        logger.warning(
+            "the tars in %s are of an earlier view %s and are not read; run python "
+            "pipeline/filter.py %s --materialise %s",
+            PoolLayout(pool).view_copies,
+            document.name,
+            pool,
+            document.name,
+        )
+        return None
+    return ViewCopy(pool, document.name)
+
+
+# --------------------------------------------------------------------------------------------------
+# A view of a pool as a trainer reads it: kept rows, their tokens, and the bytes of their images.
+#
+# Opening a view reads JSON only. The columns of a shard are read when its first row is asked for
+# and stay in a cache, so a view of any size starts at once in bounded memory: about 80 bytes for
+# a kept row of a cached shard.
+#
+# Local tars are read with `pread`, not `mmap`. A page fault holds Python's lock, which would stop
+# every decoding thread for one slow disk, and a truncated tar would end the process (SIGBUS)
+# instead of costing one sample.
+
 
 # 64 lanes hold windows of 4 shards each, and pass from one window to the next.
 CACHED_SHARDS = 512
@@ -289,13 +643,18 @@ def open_view(
     ValueError, with the remedy, for an unknown or stale view and for missing tokens.
     """
     masks = open_masks(shard_files(pool), view)
-    token_set = _find_tokens(PoolLayout(pool), tokenizer, masks)
+    tokens = _find_tokens(PoolLayout(pool), tokenizer, masks)
     if tokenizer != TOKENIZER and set(texts) - {CAPTION}:
         raise ValueError(
             f"captions of {pool}/{view} name text columns, which only the tokenizer {TOKENIZER} "
             f"can read, and the run's is {tokenizer}; leave captions out"
         )
-    return ViewRows(masks, token_set, cached_shards, texts)
+    return ViewRows(masks, tokens, cached_shards, texts)
+
+
+def token_set(pool: str, view: str, tokenizer: str = "clip") -> str:
+    """The score set (NAME@ID) with the tokens of POOL/views/VIEW. ValueError as by `open_view`."""
+    return _find_tokens(PoolLayout(pool), tokenizer, open_masks(shard_files(pool), view))
 
 
 def _find_tokens(layout: PoolLayout, tokenizer: str, masks: ViewMasks) -> str:
@@ -331,3 +690,175 @@ def _find_tokens(layout: PoolLayout, tokenizer: str, masks: ViewMasks) -> str:
 
 def _tokenize_again(pool: str) -> str:
     return f"run python pipeline/score.py {pool} --filters tokens"
+
+
+# --------------------------------------------------------------------------------------------------
+# Numbers of rows that may not be in one batch together: equal uids, or equal groups of
+# duplicates.
+#
+# A pool has every uid once. So the rows of its views are numbered by shard and row, and only the
+# masks of the views are read. Views that share no shard cannot collide and cost nothing. The uids
+# themselves are read where a blend has several pools, and a column where the blend names one.
+#
+# In memory are 8 bytes for each kept row of the shards that are being drawn from, whatever the
+# size of the pool: 41 MB for a view with 512 shards of 10,000 rows.
+
+
+UID = "uid"
+POOL_SHIFT, SHARD_SHIFT = 52, 20  # a pool has up to 2^32 shards of up to 2^20 rows
+# Rows without a value collide with nothing. Their numbers have this bit, which hashes do not have.
+NO_VALUE = 1 << 62
+
+
+class ViewNumbers:
+    """Numbers of the kept rows of views; `train.mixture.order.RowNumbers`.
+
+    column: `uid`, or any column of the sidecars and of the score sets that a view's rules read.
+    cached: shards of a view whose numbers stay in memory.
+    """
+
+    def __init__(self, views: Sequence[ViewRows], column: str, cached: int) -> None:
+        self.column = column
+        self._views = tuple(views)
+        self._pools = list(dict.fromkeys(view.pool for view in views))
+        self._by_position = column == UID and len(self._pools) == 1
+        self.sources = self._colliding()
+        self._caches: list[ShardCache[Ints]] = []
+        for s in range(len(self._views)):
+            self._caches.append(ShardCache(cached, self._reader(s)))
+
+    def __call__(self, source: int, shard: Ints, row: Ints) -> Ints:
+        """(rows,) numbers ≥ 0 of kept rows of a source; ValueError for a column that is missing."""
+        return values_of_rows(self._caches[source], shard, row, np.int64)
+
+    def _colliding(self) -> frozenset[int]:
+        """The sources of which a row may collide with another row of the blend."""
+        if not self._by_position:
+            only_one = len(self._views) == 1 and self.column == UID
+            return frozenset() if only_one else frozenset(range(len(self._views)))
+        with_rows = [view.shards[np.asarray(view.shard_rows) > 0] for view in self._views]
+        shards, counts = np.unique(np.concatenate(with_rows), return_counts=True)
+        shared = shards[counts > 1]
+        return frozenset(s for s, own in enumerate(with_rows) if np.isin(own, shared).any())
+
+    def _reader(self, source: int) -> Any:
+        return lambda number: self._read(self._views[source], number)
+
+    def _read(self, view: ViewRows, number: int) -> Ints:
+        """(rows,) the numbers of the kept rows of a shard, which is given by its position."""
+        shard = int(view.shards[number])
+        first = (self._pools.index(view.pool) << POOL_SHIFT) + (shard << SHARD_SHIFT)
+        if self._by_position:
+            return first + view.masks.kept_rows(number)
+        values = view.masks.kept_columns(number, [self.column])[self.column].combine_chunks()
+        if isinstance(values, pa.ChunkedArray):
+            values = pa.concat_arrays(values.chunks)
+        numbers = _hashes(values)
+        missing = np.asarray(pc.is_null(values))
+        numbers[missing] = NO_VALUE | (first + np.flatnonzero(missing))
+        return numbers
+
+
+def values_of_rows(
+    of_shard: Callable[[int], NDArray[Any]], shard: Ints, row: Ints, kind: type
+) -> NDArray[Any]:
+    """(rows,) the values of kept rows; `of_shard` gives those of one shard."""
+    values: NDArray[Any] = np.empty(len(shard), kind)
+    by_shard = np.argsort(shard, kind="stable")
+    different, starts = np.unique(shard[by_shard], return_index=True)
+    for number, here in zip(different.tolist(), np.split(by_shard, starts[1:]), strict=True):
+        values[here] = of_shard(number)[row[here]]
+    return values
+
+
+def _hashes(values: pa.Array) -> NDArray[np.int64]:
+    """(rows,) 61 bits of the hash of each value's text; of NULL anything."""
+    encoded = pc.dictionary_encode(pc.fill_null(pc.cast(values, pa.string()), ""))
+    hashes = []
+    for text in encoded.dictionary.to_pylist():
+        digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+        hashes.append(int.from_bytes(digest, "big") >> 3)
+    indices = encoded.indices.to_numpy()
+    numbers: NDArray[np.int64] = np.array(hashes, np.int64)[indices]
+    return numbers
+
+
+# --------------------------------------------------------------------------------------------------
+# The chances of the rows of balanced views: min(1, limit / column).
+#
+# The column is read shard by shard, as rows are drawn: 8 bytes for each kept row of the shards
+# that are being drawn from. How many candidates a draw looks at follows from a sample of shards,
+# which is the same in every start of a run.
+
+
+SAMPLED_SHARDS = 16
+
+
+class ViewChances:
+    """The chances of kept rows of balanced views; `train.mixture.RowChances`.
+
+    rules: view -> its rule. cached: shards of a view whose chances stay in memory. ValueError for a
+    column that is missing, or has no number above 0 in a kept row.
+    """
+
+    def __init__(
+        self,
+        views: Sequence[ViewRows],
+        names: Sequence[str],
+        rules: Mapping[str, Balance],
+        cached: int,
+    ) -> None:
+        self._rules = dict(rules)
+        self._caches: dict[int, ShardCache[Chances]] = {}
+        self._samples: dict[int, Chances] = {}
+        self.candidates: dict[int, int] = {}
+        for s, (view, name) in enumerate(zip(views, names, strict=True)):
+            if name in rules:
+                self._caches[s] = ShardCache(cached, self._reader(view, name))
+                self._samples[s] = self._sample(s, view)
+                self.candidates[s] = candidates_for(float(self._samples[s].mean()))
+
+    def __call__(self, source: int, shard: Ints, row: Ints) -> Chances:
+        """(rows,) the chances of kept rows of a balanced source, above 0 and up to 1."""
+        return values_of_rows(self._caches[source], shard, row, np.float64)
+
+    def unique(self, source: int, rows: int, drawn: int) -> int:
+        """About how many different rows come in so many draws."""
+        return min(rows, drawn, round(expected_unique(self._samples[source], rows, drawn)))
+
+    def identity(self) -> dict[str, Any]:
+        """What decides the chances: {name of the source: its rule}."""
+        rules: dict[str, Any] = to_plain(self._rules)
+        return rules
+
+    def _sample(self, source: int, view: ViewRows) -> Chances:
+        """The chances of all kept rows of some shards."""
+        with_rows = np.flatnonzero(np.asarray(view.shard_rows))
+        chosen = np.linspace(0, len(with_rows) - 1, min(SAMPLED_SHARDS, len(with_rows)))
+        read = self._caches[source]
+        parts = [read(int(with_rows[int(k)])) for k in chosen]
+        return np.concatenate([np.zeros(0), *parts])
+
+    def _reader(self, view: ViewRows, name: str) -> Any:
+        rule = self._rules[name]
+
+        def read(number: int) -> Chances:
+            counts = view.masks.kept_columns(number, [rule.column])[rule.column]
+            values = _numbers(counts)
+            if values is None or not bool((values > 0).all()):
+                shard = shard_name(int(view.shards[number]))
+                raise ValueError(
+                    f"balance of {name}: column {rule.column!r} has no number above 0 in a kept "
+                    f"row of shard {shard}; add the rule {rule.column} > 0 to the view"
+                )
+            chances: Chances = np.minimum(1.0, rule.limit / values)
+            return chances
+
+        return read
+
+
+def _numbers(column: pa.ChunkedArray) -> Chances | None:
+    """A column of numbers; None for one of another type. NULL is NaN."""
+    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+        return None
+    return np.asarray(pc.cast(column, pa.float64()).to_numpy(), np.float64)

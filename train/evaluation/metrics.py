@@ -6,7 +6,7 @@ text; the column `direction` names which searches for which.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,8 @@ class Metric:
 
     unit: `share` (0 to 1), `nats` (natural logarithm) or `rank` (1 is best).
     values: the values per sample, one array per direction; the metric is the mean of their means.
-    None for a metric that is no mean over samples.
+    None for a metric that is no mean over samples. guesses: so many single guesses are right as
+    often as a random answer; 0 where that is not known.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Metric:
     higher_is_better: bool
     meaning: str
     values: Values | None
+    guesses: int = 0
 
 
 def metric_values(table: pa.Table, metric: str) -> list[FloatArray]:
@@ -62,6 +64,17 @@ def metric_values(table: pa.Table, metric: str) -> list[FloatArray]:
             f"{metric} needs the column {error.args[0]}, which these predictions do not have "
             f"(they have {', '.join(table.schema.names)}); evaluate the model again"
         ) from None
+
+
+def chance_of(metric: str, one_guess: float) -> float | None:
+    """A metric of random answers, from the chance of one guess; None where it is not known."""
+    guesses = METRICS[metric].guesses
+    return min(1.0, guesses * one_guess) if guesses else None
+
+
+def can_be_averaged(metrics: Collection[str]) -> bool:
+    """Whether a mean over these metrics means anything: one unit, and one direction is better."""
+    return len({(METRICS[name].unit, METRICS[name].higher_is_better) for name in metrics}) <= 1
 
 
 def mean_of_directions(values: Sequence[NDArray[Any]]) -> float:
@@ -154,6 +167,10 @@ def _recall(k: int, *directions: str) -> Values:
     return values
 
 
+def _ranks(table: pa.Table) -> list[FloatArray]:
+    return _by_direction(table, _column(table, "rank") + 1, *DIRECTIONS)
+
+
 def _contrastive_loss(table: pa.Table) -> list[FloatArray]:
     return [
         values[~np.isnan(values)]
@@ -164,19 +181,36 @@ def _contrastive_loss(table: pa.Table) -> list[FloatArray]:
 # --- the table ------------------------------------------------------------------------------------
 
 
-def _share(name: str, meaning: str, values: Values | None, higher: bool = True) -> Metric:
-    return Metric(name=name, unit="share", higher_is_better=higher, meaning=meaning, values=values)
+def _share(
+    name: str, meaning: str, values: Values | None, *, higher: bool = True, guesses: int = 0
+) -> Metric:
+    return Metric(
+        name=name,
+        unit="share",
+        higher_is_better=higher,
+        meaning=meaning,
+        values=values,
+        guesses=guesses,
+    )
 
 
 def _classification_metrics() -> list[Metric]:
     metrics = [
-        _share("accuracy", "images whose best class is the right one", _classification("correct")),
+        _share(
+            "accuracy",
+            "images whose best class is the right one",
+            _classification("correct"),
+            guesses=1,
+        ),
         _share(
             "accuracy5",
             "images whose right class is among the best five (from six classes on)",
             _classification("correct5"),
+            guesses=TOP,
         ),
-        _share("mean_class_accuracy", "mean of the accuracies of the classes", _class_recall),
+        _share(
+            "mean_class_accuracy", "mean of the accuracies of the classes", _class_recall, guesses=1
+        ),
         Metric(
             name="logprob",
             unit="nats",
@@ -214,7 +248,7 @@ def _retrieval_metrics() -> list[Metric]:
         for k in RECALLS:
             name = "_".join([*prefix, f"recall@{k}"])
             meaning = f"queries ({', '.join(directions)}) with a right answer among the first {k}"
-            metrics.append(_share(name, meaning, _recall(k, *directions)))
+            metrics.append(_share(name, meaning, _recall(k, *directions), guesses=k))
         metrics.append(
             Metric(
                 name="_".join([*prefix, "median_rank"]),
@@ -224,6 +258,15 @@ def _retrieval_metrics() -> list[Metric]:
                 values=None,
             )
         )
+    metrics.append(
+        Metric(
+            name="mean_rank",
+            unit="rank",
+            higher_is_better=False,
+            meaning="mean rank of the best right answer, of both directions",
+            values=_ranks,
+        )
+    )
     metrics.append(
         Metric(
             name="contrastive_loss",
@@ -239,7 +282,7 @@ def _retrieval_metrics() -> list[Metric]:
 def _association_metrics() -> list[Metric]:
     what = "Jaccard index of chosen and right images"
     return [
-        _share("jaccard", what, _jaccard(0)),
+        _share("jaccard", what, _jaccard(0), guesses=1),
         _share("jaccard_10_12", f"{what}, cues with ten candidates or more", _jaccard(10)),
     ]
 

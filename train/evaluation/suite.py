@@ -10,28 +10,36 @@ import torch
 
 from manifests import disk
 from manifests.schema import Suite, TaskSpec
-from train.dist import Ranks
-from train.evaluation.sharing import ALONE
-from train.evaluation.task_kind import Metrics
-from train.evaluation.tasks import deciding_metric, evaluate, read_samples
+from train.evaluation.metrics import can_be_averaged
+from train.evaluation.tasks import ALONE, Metrics, deciding_metric, evaluate, read_samples
 from train.model import CLIP
+from train.parallel import Ranks
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupAverage:
-    """The mean of the deciding metrics of a group's tasks; None if one has no result."""
+    """The mean of the deciding metrics of a group's tasks.
+
+    None if a task has no result, or if the metrics differ in unit or direction.
+    """
 
     group: str
     value: float | None
     tasks: int
     without: tuple[str, ...]  # tasks without a result
+    mixed: tuple[str, ...] = ()  # deciding metrics that cannot be averaged
 
     def line(self) -> str:
         """The average and from how many tasks it is, or why there is none."""
         if self.value is not None:
             return f"{self.group}: {self.value:.4f}, the mean of {self.tasks} tasks"
+        if self.mixed:
+            return (
+                f"{self.group}: no average, {', '.join(self.mixed)} differ in unit or in which "
+                "direction is better"
+            )
         names = ", ".join(self.without[:5]) + (" …" if len(self.without) > 5 else "")
         return (
             f"{self.group}: no average, {len(self.without)} of {self.tasks} tasks have no result "
@@ -94,6 +102,7 @@ def evaluate_suite(
     tokenizer: str = "clip",
     device: str | torch.device = "cpu",
     ranks: Ranks = ALONE,
+    weights: Mapping[str, str] | None = None,
 ) -> SuiteResults:
     """Evaluate the tasks whose data is there; one that fails does not stop the others.
 
@@ -116,7 +125,15 @@ def evaluate_suite(
         if ranks.rank == 0:
             logger.info("task %d of %d: %s", number, len(present), task.name)
         try:
-            results = evaluate(model, [task], out, tokenizer=tokenizer, device=device, ranks=ranks)
+            results = evaluate(
+                model,
+                [task],
+                out,
+                tokenizer=tokenizer,
+                device=device,
+                ranks=ranks,
+                weights=weights,
+            )
             metrics[task.name] = results[task.name]
             deciding[task.name] = _deciding(task, results[task.name])
         except ValueError as error:
@@ -150,8 +167,11 @@ def group_averages(
     averages = []
     for group, tasks in suite.groups.items():
         without = tuple(task for task in tasks if task not in deciding)
+        names = tuple(dict.fromkeys(deciding[task] for task in tasks if task in deciding))
+        mixed = () if can_be_averaged(names) else names
         value = None
-        if not without:
+        if not without and not mixed:
             value = sum(metrics[task][deciding[task]] for task in tasks) / len(tasks)
-        averages.append(GroupAverage(group=group, value=value, tasks=len(tasks), without=without))
+        one = GroupAverage(group=group, value=value, tasks=len(tasks), without=without, mixed=mixed)
+        averages.append(one)
     return tuple(averages)

@@ -1,27 +1,779 @@
-"""The table of task kinds, and the evaluation of a model: a row per sample and the metrics."""
+"""The kinds of tasks and the evaluation of a model on them."""
 
 from __future__ import annotations
 
+import functools
 import logging
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
 
 from manifests import disk
+from manifests.clip_tokenizer import simple_tokenizer
 from manifests.schema import TaskSpec
-from train.dist import Ranks, process_group
-from train.evaluation.association import ASSOCIATION
-from train.evaluation.embeddings import Encoder
-from train.evaluation.linear_probe import LINEAR_PROBE
-from train.evaluation.metrics import METRICS, mean_of_directions
-from train.evaluation.retrieval import RETRIEVAL
-from train.evaluation.sharing import ALONE
-from train.evaluation.task_kind import BoolArray, Metrics, TaskKind
-from train.evaluation.zero_shot import CLASSIFICATION
-from train.model import CLIP
-from train.task_data import ImageSource, Samples, image_hashes
+from train import transforms
+from train.eval_data import (
+    ImageSource,
+    Samples,
+    batch_rows,
+    decoded_batches,
+    image_hashes,
+    read_associations,
+    read_captioned,
+    read_labelled,
+    read_probe,
+)
+from train.evaluation.metrics import (
+    DIRECTIONS,
+    METRICS,
+    TOP,
+    calibration_error,
+    f1_macro,
+    mean_of_directions,
+    metric_values,
+    worst_group,
+)
+from train.model import CLIP, l2_normalise
+from train.parallel import Ranks, process_group
+
+# --------------------------------------------------------------------------------------------------
+# Batches shared over the ranks of a process group, and their results gathered in order.
+#
+# Batch b is computed by rank b mod world. Results are the same bits for any number of ranks that
+# compute with the same number of threads.
+
+
+Arrays = dict[str, np.ndarray]
+ALONE = Ranks(rank=0, world=1, device=torch.device("cpu"), owns_group=False)
+
+
+def on_rank_0(ranks: Ranks, do: Callable[[], None]) -> None:
+    """`do` on rank 0, while the others wait. ValueError on every rank where it raised one."""
+    error = None
+    if ranks.rank == 0:
+        try:
+            do()
+        except ValueError as raised:
+            if ranks.world == 1:
+                raise
+            error = str(raised)
+    _raise_anywhere(ranks, error)
+
+
+def _raise_anywhere(ranks: Ranks, error: str | None) -> None:
+    if ranks.world > 1:
+        errors = [each for each in process_group.all_gather_json(error, ranks) if each is not None]
+        if errors:
+            raise ValueError(errors[0])
+
+
+def in_batches(ranks: Ranks, count: int, compute: Callable[[slice], Arrays]) -> Arrays:
+    """`compute(rows)` for every batch of `count` rows, joined in order, on every rank.
+
+    A collective. ValueError on every rank where one raised it.
+    """
+    return gather(ranks, count, lambda batches: (compute(rows) for rows in batches))
+
+
+def gather(
+    ranks: Ranks, count: int, compute: Callable[[Sequence[slice]], Iterator[Arrays]]
+) -> Arrays:
+    """Like `in_batches`; `compute` gets all batches of this rank and yields a result for each."""
+    batches = batch_rows(count)
+    own: list[Arrays] = []
+    error = None
+    try:
+        own = list(compute(batches[ranks.rank :: ranks.world]))
+    except ValueError as raised:
+        if ranks.world == 1:
+            raise
+        error = str(raised)
+    _raise_anywhere(ranks, error)
+    parts = {name: np.concatenate([batch[name] for batch in own]) for name in own[0]} if own else {}
+    if ranks.world == 1:
+        return parts
+    kinds: dict[str, Any] = {}
+    for name, values in parts.items():
+        kinds[name] = [values.dtype.str, list(values.shape[1:])]
+    of_rank_0 = process_group.all_gather_json(kinds, ranks)[0]  # rank 0 has the first batch
+    joined = {}
+    for name, (dtype, shape) in of_rank_0.items():
+        part = parts.get(name, np.zeros((0, *shape), dtype))
+        joined[name] = _join(ranks, batches, part)
+    return joined
+
+
+def _join(ranks: Ranks, batches: Sequence[slice], part: np.ndarray) -> np.ndarray:
+    """The rows of all ranks in order; `part` holds those of this rank's batches."""
+    rows_of_rank = []
+    for rank in range(ranks.world):
+        rows_of_rank.append(sum(rows.stop - rows.start for rows in batches[rank :: ranks.world]))
+    row_bytes = part.itemsize * int(np.prod(part.shape[1:], dtype=np.int64))
+    padded = torch.zeros(max(rows_of_rank) * row_bytes, dtype=torch.uint8)
+    flat = torch.from_numpy(np.ascontiguousarray(part).reshape(-1).view(np.uint8).copy())
+    padded[: len(flat)] = flat
+    received = [torch.empty_like(padded) for _ in range(ranks.world)]
+    dist.all_gather(received, padded, group=ranks.host_group)
+    joined = np.empty((batches[-1].stop, *part.shape[1:]), part.dtype)
+    for rank, data in enumerate(received):
+        values = data[: rows_of_rank[rank] * row_bytes].numpy().view(part.dtype)
+        values = values.reshape(-1, *part.shape[1:])
+        start = 0
+        for rows in batches[rank :: ranks.world]:
+            length = rows.stop - rows.start
+            joined[rows] = values[start : start + length]
+            start += length
+    return joined
+
+
+# --------------------------------------------------------------------------------------------------
+# Unit vectors of evaluation images and texts. One that is not finite is an error.
+
+
+@functools.lru_cache(maxsize=4)
+def _tokenizer(context_length: int) -> Any:
+    return simple_tokenizer()(context_length=context_length)
+
+
+def require_finite(finite_N: np.ndarray, names: Sequence[str], task: str, what: str) -> None:
+    """ValueError that names the task and the first sample where `finite_N` is false."""
+    count = int((~finite_N).sum())
+    if count:
+        first = names[int(finite_N.argmin())]
+        raise ValueError(
+            f"task {task!r}: the {what} of {first!r} are not finite, as for {count} of "
+            f"{len(names)} samples; the model is broken (NaN or infinite weights), so there are "
+            "no metrics"
+        )
+
+
+def finite_rows(values_NX: Tensor) -> np.ndarray:
+    """(N,) whether a row holds neither NaN nor infinity."""
+    return torch.isfinite(values_NX).all(dim=1).numpy()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoder:
+    """A model on its device with its tokenizer. All methods are collectives of `ranks`.
+
+    hashes: the sha256 of the images that were embedded, so that no image is read twice.
+    """
+
+    model: CLIP
+    device: torch.device
+    tokenizer: str = "clip"
+    ranks: Ranks = ALONE
+    hashes: dict[ImageSource, tuple[str, ...]] = field(default_factory=dict)
+
+    def map_images(
+        self, images: ImageSource, task: str, compute: Callable[[Tensor, slice], Arrays]
+    ) -> Arrays:
+        """`compute(unit vectors (B, E), rows)` for every batch of images, joined in order.
+
+        The vectors are fp32 in host memory, and only those of one batch at a time. ValueError for
+        NaN or infinity.
+        """
+        config = self.model.config
+
+        def batches(own: Sequence[slice]) -> Iterator[Arrays]:
+            for batch in decoded_batches(images, config.height_width, own):
+                pixels_BHWC = torch.from_numpy(np.ascontiguousarray(batch.image_BHWC))
+                image_BCHW = transforms.normalise(
+                    pixels_BHWC.to(self.device), config.image_mean, config.image_std
+                )
+                vectors_BE = self.model.encode_image(image_BCHW).detach().float().cpu()
+                columns = compute(vectors_BE, batch.rows)
+                yield {
+                    **columns,
+                    "finite": finite_rows(vectors_BE),
+                    "sha256": batch.sha256_BX,
+                }
+
+        columns = gather(self.ranks, len(images.names), batches)
+        require_finite(columns.pop("finite"), images.names, task, "image features")
+        digests_NX = columns.pop("sha256")
+        self.hashes[images] = tuple(digest.tobytes().hex() for digest in digests_NX)
+        return columns
+
+    def images(self, images: ImageSource, task: str) -> Tensor:
+        """Unit vectors (N, E) of images, fp32 in host memory. ValueError for NaN or infinity."""
+        columns = self.map_images(images, task, lambda vectors_BE, _: {"v": vectors_BE.numpy()})
+        return torch.from_numpy(columns["v"])
+
+    def texts(self, texts: Sequence[str], task: str) -> Tensor:
+        """Unit vectors (N, E) of texts, fp32 in host memory. Texts are cut at the context length.
+
+        ValueError for an unknown tokenizer and for NaN or infinity.
+        """
+        if self.tokenizer != "clip":
+            raise ValueError(f"there is no tokenizer {self.tokenizer!r}; evaluation knows 'clip'")
+        tokenize = _tokenizer(self.model.config.context_length)
+
+        def encode(rows: slice) -> Arrays:
+            tokens_BT = tokenize(list(texts[rows])).to(self.device)
+            return {"v": self.model.encode_text(tokens_BT).detach().float().cpu().numpy()}
+
+        vectors_NE = torch.from_numpy(in_batches(self.ranks, len(texts), encode)["v"])
+        require_finite(finite_rows(vectors_NE), texts, task, "text features")
+        return vectors_NE
+
+    def classes(self, classes: Sequence[str], templates: Sequence[str], task: str) -> Tensor:
+        """Unit vectors (C, E): the mean of each class over its templates, at length 1 again.
+
+        This is open_clip's `build_zero_shot_classifier` (CLIP paper, section 3.1.4).
+        """
+        prompts = []
+        for name in classes:
+            prompts += [template.replace("{}", name) for template in templates]
+        vectors_NE = self.texts(prompts, task)
+        return l2_normalise(vectors_NE.view(len(classes), len(templates), -1).mean(dim=1))
+
+
+# --------------------------------------------------------------------------------------------------
+# The interface of a task kind: how its folder is read, how a model is scored, what its table
+# says.
+#
+# A new kind is one module with a `TaskKind`, one line in `tasks.TASKS`, and one test.
+
+
+Metrics = dict[str, float]
+Columns = dict[str, Any]
+BoolArray = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """The predictions of a model: columns with a row per sample, metrics, further metadata."""
+
+    columns: Columns
+    metrics: Metrics
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskKind:
+    """One kind of evaluation task.
+
+    name: the `kind` of a task manifest. headline: the metric that arms are compared by.
+    read: the samples of a task; ValueError names what the folder lacks.
+    predict: the columns of the predictions (one row per sample) and the metrics; a collective.
+    correct: from a predictions table, one boolean array per direction, in the order of the table;
+    the headline metric is the mean of their means.
+    chance: the headline metric of random guesses, from the metadata and the number of samples.
+    """
+
+    name: str
+    headline: str
+    read: Callable[[TaskSpec], Samples]
+    predict: Callable[[Encoder, TaskSpec, Samples], Predicted]
+    correct: Callable[[pa.Table], list[BoolArray]]
+    chance: Callable[[Mapping[str, Any], int], float]
+
+
+# --------------------------------------------------------------------------------------------------
+# The task kind `association`: which of a few images belong to a word, as in WinoGAViL.
+#
+# As many candidates are chosen as there are right ones, the most similar to the prompt "A WORD"
+# or "An WORD". A tie between a right and a wrong candidate counts against the model.
+
+
+def jaccard_indices(
+    similarity_N: np.ndarray, cue_N: np.ndarray, right_N: BoolArray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Per cue: the Jaccard index of chosen and right candidates, their number, and the right ones.
+
+    `cue_N` rises: the candidates of a cue stand side by side.
+    """
+    starts = np.flatnonzero(np.diff(cue_N, prepend=-1))
+    ends = np.append(starts[1:], len(cue_N))
+    indices = np.empty(len(starts), np.float32)
+    right_counts = np.empty(len(starts), np.int16)
+    for cue, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        right = right_N[start:end]
+        order = np.lexsort((right, -similarity_N[start:end]))  # of equals the wrong one first
+        count = int(right.sum())
+        hits = int(right[order[:count]].sum())
+        indices[cue], right_counts[cue] = hits / (2 * count - hits), count
+    return indices, (ends - starts).astype(np.int16), right_counts
+
+
+def _predict_association(encoder: Encoder, task: TaskSpec, samples: Samples) -> Predicted:
+    image_NE = encoder.images(samples.images, task.name).numpy()
+    text_ME = encoder.texts(samples.captions, task.name).numpy()
+    cue_N = np.array(samples.labels)
+    similarity_N = np.einsum("ne,ne->n", image_NE, text_ME[cue_N])
+    right_N = np.zeros(len(cue_N), bool)
+    right_N[[image for image, _ in samples.matches]] = True
+    indices, candidates, right = jaccard_indices(similarity_N, cue_N, right_N)
+    columns = {
+        "sample": list(samples.captions),
+        "candidates": candidates,
+        "right": right,
+        "jaccard": indices,
+        "correct": indices == 1,
+    }
+    table, metrics = pa.table(columns), {}
+    for name in ("accuracy", "jaccard"):
+        metrics[name] = mean_of_directions(metric_values(table, name))
+    if (candidates >= 10).any():
+        metrics["jaccard_10_12"] = mean_of_directions(metric_values(table, "jaccard_10_12"))
+    chance = []
+    for total, count in zip(candidates.tolist(), right.tolist(), strict=True):
+        chance.append(1 / math.comb(total, count))
+    return Predicted(columns=columns, metrics=metrics, details={"chance": float(np.mean(chance))})
+
+
+def _association_correct(predictions: pa.Table) -> list[BoolArray]:
+    return [predictions["correct"].to_numpy()]
+
+
+def _association_chance(metadata: Mapping[str, Any], samples: int) -> float:
+    return float(metadata["chance"])
+
+
+ASSOCIATION = TaskKind(
+    name="association",
+    headline="accuracy",
+    read=read_associations,
+    predict=_predict_association,
+    correct=_association_correct,
+    chance=_association_chance,
+)
+
+# --------------------------------------------------------------------------------------------------
+# The task kind `retrieval`: images and captions find each other, in both directions.
+
+
+MEANS = ("mean_rank", "contrastive_loss")
+LOSS_BATCH = 256  # most pairs of a batch of the contrastive loss
+CANDIDATES = 8192  # compared at once, so that the comparison stays in the cache
+
+
+def ranks(
+    query_NE: Tensor,
+    candidate_ME: Tensor,
+    matches: Sequence[tuple[int, int]],
+    shared_by: Ranks = ALONE,
+) -> np.ndarray:
+    """(N,) number of wrong candidates at least as similar as the best right one of each query.
+
+    `matches` are pairs (n, m). A tie counts against the model, and so does a NaN. Memory is
+    O(BATCH_SIZE × M). A collective of `shared_by`.
+    """
+    right = torch.tensor(sorted(set(matches)), dtype=torch.long).reshape(-1, 2)
+
+    def of_batch(rows: slice) -> Arrays:
+        similarity_BM = query_NE[rows] @ candidate_ME.T
+        start, stop, _ = rows.indices(len(query_NE))
+        first, end = torch.searchsorted(right[:, 0].contiguous(), torch.tensor([start, stop]))
+        row, column = right[first:end, 0] - start, right[first:end, 1]
+        of_right = similarity_BM[row, column]
+        best_B = similarity_BM.new_full((stop - start,), -torch.inf)
+        best_B.scatter_reduce_(0, row, of_right, "amax")  # a NaN stays the largest
+        above_B = torch.zeros(stop - start, dtype=torch.long)
+        for part_BC in similarity_BM.split(CANDIDATES, dim=1):
+            above_B += (~(part_BC < best_B[:, None])).sum(dim=1)
+        above_B -= torch.bincount(row[~(of_right < best_B[row])], minlength=stop - start)
+        return {"rank": above_B.int().numpy()}
+
+    return in_batches(shared_by, len(query_NE), of_batch)["rank"]
+
+
+def first_captions(samples: Samples) -> list[int]:
+    """The first caption of each image."""
+    captions: dict[int, int] = {}
+    for image, caption in samples.matches:
+        captions.setdefault(image, caption)
+    return [captions[image] for image in range(len(samples.files))]
+
+
+def same_texts(samples: Samples) -> list[int]:
+    """For each caption the number of the first one with its text."""
+    first: dict[str, int] = {}
+    return [first.setdefault(text, number) for number, text in enumerate(samples.captions)]
+
+
+def contrastive_losses(
+    image_NE: Tensor, text_ME: Tensor, samples: Samples, scale: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """(N,) and (M,) cross-entropy in nats of each image and of its first caption, in batches.
+
+    The pairs (image, first caption) are dealt out to the fewest batches of at most LOSS_BATCH
+    pairs, neighbours to different batches; the sizes of two batches differ by at most 1. Other
+    right answers inside a batch, those of an equal text too, are no candidates. A caption that is
+    no image's first has NaN.
+    """
+    captions, texts = torch.tensor(first_captions(samples)), torch.tensor(same_texts(samples))
+    by_image = np.full(len(image_NE), np.nan, np.float32)
+    by_text = np.full(len(text_ME), np.nan, np.float32)
+    texts_of: list[list[int]] = [[] for _ in samples.files]
+    for image, caption in samples.matches:
+        texts_of[image].append(int(texts[caption]))
+    batches = math.ceil(len(image_NE) / LOSS_BATCH)
+    for first in range(batches):
+        rows = torch.arange(first, len(image_NE), batches)
+        logits_BB = (scale * image_NE[rows] @ text_ME[captions[rows]].T).double()
+        texts_B = texts[captions[rows]].tolist()
+        for b, other in _other_right_answers(rows.tolist(), texts_B, texts_of):
+            logits_BB[b, other] = -torch.inf
+        by_image[rows] = -logits_BB.log_softmax(dim=1).diagonal().float().numpy()
+        by_text[captions[rows]] = -logits_BB.log_softmax(dim=0).diagonal().float().numpy()
+    return by_image, by_text
+
+
+def _other_right_answers(
+    images: Sequence[int], texts: Sequence[int], texts_of: Sequence[Sequence[int]]
+) -> Iterator[tuple[int, int]]:
+    """(b, other) where the text of pair `other` in the batch belongs to the image of b too."""
+    pairs_of_text: dict[int, list[int]] = {}
+    for number, text in enumerate(texts):
+        pairs_of_text.setdefault(text, []).append(number)
+    for b, image in enumerate(images):
+        for text in texts_of[image]:
+            for other in pairs_of_text.get(text, ()):
+                if other != b:
+                    yield b, other
+
+
+def retrieve(
+    image_NE: Tensor, text_ME: Tensor, samples: Samples, scale: float, shared_by: Ranks = ALONE
+) -> tuple[Columns, Metrics]:
+    """Columns of the predictions; recall@1/5/10 and median ranks per direction and both, and means.
+
+    `image_to_text_recall@1` is the share of images whose nearest caption is one of theirs, as in
+    CLIP_benchmark. A caption finds its own image alone, also where another image has the same text.
+    That text ties with the image's own, which CLIP_benchmark decides by chance; here it is not
+    counted against the image. `loss` is described at `contrastive_losses`.
+    """
+    texts = same_texts(samples)
+    captions_of: dict[int, list[int]] = {}
+    for caption, text in enumerate(texts):
+        captions_of.setdefault(text, []).append(caption)
+    right = [(n, m) for n, own in samples.matches for m in captions_of[texts[own]]]
+    by_image = ranks(image_NE, text_ME, right, shared_by)
+    by_text = ranks(text_ME, image_NE, [(m, n) for n, m in samples.matches], shared_by)
+    losses = np.concatenate(contrastive_losses(image_NE, text_ME, samples, scale))
+    columns = {
+        "direction": [DIRECTIONS[0]] * len(by_image) + [DIRECTIONS[1]] * len(by_text),
+        "sample": [*samples.files, *samples.captions],
+        "rank": np.concatenate([by_image, by_text]),
+        "loss": pa.array(losses, from_pandas=True),  # NaN becomes null
+    }
+    table = pa.table(columns)
+    medians = [float(np.median(values) + 1) for values in (by_image, by_text)]
+    metrics: Metrics = {}
+    for name, metric in METRICS.items():
+        if metric.values is not None and ("recall@" in name or name in MEANS):
+            metrics[name] = mean_of_directions(metric_values(table, name))
+    metrics["median_rank"] = sum(medians) / 2
+    for direction, median in zip(DIRECTIONS, medians, strict=True):
+        metrics[f"{direction}_median_rank"] = median
+    return columns, metrics
+
+
+def _predict_retrieval(encoder: Encoder, task: TaskSpec, samples: Samples) -> Predicted:
+    image_NE = encoder.images(samples.images, task.name)
+    text_ME = encoder.texts(samples.captions, task.name)
+    scale = encoder.model.logit_scale.exp().item()
+    if not math.isfinite(scale):
+        raise ValueError(f"task {task.name!r}: the model's logit scale is {scale}; it is broken")
+    columns, metrics = retrieve(image_NE, text_ME, samples, scale, encoder.ranks)
+    return Predicted(columns=columns, metrics=metrics)
+
+
+def _retrieval_correct(predictions: pa.Table) -> list[BoolArray]:
+    first = predictions["rank"].to_numpy() == 0
+    direction = np.asarray(predictions["direction"].to_pylist())
+    return [first[direction == name] for name in DIRECTIONS]
+
+
+def _retrieval_chance(metadata: Mapping[str, Any], samples: int) -> float:
+    return 1 / samples
+
+
+RETRIEVAL = TaskKind(
+    name="retrieval",
+    headline="recall@1",
+    read=read_captioned,
+    predict=_predict_retrieval,
+    correct=_retrieval_correct,
+    chance=_retrieval_chance,
+)
+
+# --------------------------------------------------------------------------------------------------
+# The task kind `classification`: zero-shot, by the similarity to the names of the classes.
+
+
+def sample_columns(logits_NC: Tensor, label_N: Tensor) -> Columns:
+    """Columns of the predictions from logits (N, C) and labels (N,).
+
+    An image is correct if the logit of its class is higher than every other logit. A tie counts
+    against the model: a model that gives all classes the same logit has accuracy 0, not 1. That is
+    the pessimistic rank (Sun et al. 2020, "A Re-evaluation of Knowledge Graph Completion Methods"),
+    the same rule as in retrieval. `predicted` is then the best wrong class. `logprob` is of the
+    right class, under a softmax over the classes; `margin` is its distance to the best wrong class.
+    `top_classes` are the best five in the order of their `top_logprobs`, `predicted` first.
+    """
+    logprobs_NC = logits_NC.double().log_softmax(dim=1)
+    right_N1 = logits_NC.gather(1, label_N[:, None])
+    wrong_NC = logits_NC.scatter(1, label_N[:, None], -torch.inf)
+    rank_N1 = (wrong_NC >= right_N1).sum(dim=1, keepdim=True)
+    top = min(TOP, logits_NC.shape[1])
+    # The wrong classes in order, with the right one put in at its rank.
+    before_NK = wrong_NC.topk(top, dim=1).indices
+    after_NK = torch.cat([label_N[:, None], before_NK[:, :-1]], dim=1)
+    place_K = torch.arange(top)
+    top_NK = torch.where(place_K < rank_N1, before_NK, after_NK)
+    top_NK = torch.where(place_K == rank_N1, label_N[:, None], top_NK)
+    return {
+        "label": label_N.int().numpy(),
+        "predicted": top_NK[:, 0].int().numpy(),
+        "correct": (rank_N1[:, 0] == 0).numpy(),
+        "correct5": (rank_N1[:, 0] < TOP).numpy(),
+        "logprob": logprobs_NC.gather(1, label_N[:, None])[:, 0].float().numpy(),
+        "margin": (right_N1[:, 0].double() - wrong_NC.amax(dim=1)).float().numpy(),
+        "top_classes": top_NK.int().numpy(),
+        "top_logprobs": logprobs_NC.gather(1, top_NK).numpy(),
+    }
+
+
+def classify(logits_NC: Tensor, labels: Sequence[int]) -> tuple[Columns, Metrics]:
+    """Columns of the predictions (see `sample_columns`), and the metrics."""
+    columns = sample_columns(logits_NC, torch.as_tensor(labels))
+    classes = logits_NC.shape[1]
+    return compact(columns, classes), summarise(columns, classes)
+
+
+def summarise(columns: Columns, classes: int, ignore_groups: Sequence[str] = ()) -> Metrics:
+    """The metrics of classification. There is no accuracy5 with five classes or fewer.
+
+    In mean_class_accuracy and f1_macro every class that has samples has the same weight. The
+    metrics of the worst group are there if `columns` has `group`.
+    """
+    names = ["label", "correct", "correct5", "logprob", "margin"]
+    table = pa.table({name: columns[name] for name in names})
+    metrics = {}
+    for name in ("accuracy", "accuracy5", "mean_class_accuracy", "logprob", "margin"):
+        if name != "accuracy5" or classes > TOP:
+            metrics[name] = mean_of_directions(metric_values(table, name))
+    confidence_N = np.exp(columns["top_logprobs"][:, 0])
+    metrics["calibration_error"] = calibration_error(confidence_N, columns["correct"])
+    metrics["f1_macro"] = f1_macro(columns["label"], columns["predicted"])
+    if "group" in columns:
+        worst = {"worst_group_accuracy": "correct"}
+        if classes > TOP:
+            worst["worst_group_accuracy5"] = "correct5"
+        for name, column in worst.items():
+            metrics[name] = worst_group(columns[column], columns["group"], ignore_groups)
+    return metrics
+
+
+def compact(columns: Columns, classes: int) -> Columns:
+    """The columns as they are stored: classes as int16 where they fit, top_logprobs as float16."""
+    kind = np.int16 if classes <= np.iinfo(np.int16).max else np.int32
+    lowest = np.finfo(np.float16).min
+    stored = dict(columns)
+    for name in ("label", "predicted"):
+        stored[name] = columns[name].astype(kind)
+    for name, values_NK in (
+        ("top_classes", columns["top_classes"].astype(kind)),
+        ("top_logprobs", columns["top_logprobs"].clip(min=lowest).astype(np.float16)),
+    ):
+        flat = pa.array(values_NK.reshape(-1))
+        stored[name] = pa.FixedSizeListArray.from_arrays(flat, values_NK.shape[1])
+    return stored
+
+
+def with_groups(columns: Columns, samples: Samples) -> Columns:
+    """The columns with the samples' groups, if they have any."""
+    if not samples.groups:
+        return columns
+    return {**columns, "group": np.array(samples.groups)}
+
+
+def predicted_of(columns: Columns, task: TaskSpec, samples: Samples) -> Predicted:
+    """Metrics of `sample_columns`, and the columns as they are stored, with names and groups."""
+    columns, classes = with_groups(columns, samples), len(samples.classes)
+    metrics = summarise(columns, classes, task.ignore_groups)
+    stored = {"sample": list(samples.files), **compact(columns, classes)}
+    return Predicted(columns=stored, metrics=metrics)
+
+
+def _predict_zero_shot(encoder: Encoder, task: TaskSpec, samples: Samples) -> Predicted:
+    class_CE = encoder.classes(samples.classes, samples.templates, task.name)
+    scale = encoder.model.logit_scale.exp().item()
+    label_N = torch.tensor(samples.labels)
+
+    def columns_of(image_BE: Tensor, rows: slice) -> Arrays:
+        logits_BC = scale * image_BE @ class_CE.T
+        return {**sample_columns(logits_BC, label_N[rows]), "finite_logits": finite_rows(logits_BC)}
+
+    columns = encoder.map_images(samples.images, task.name, columns_of)
+    # The logit scale can overflow where the features are finite.
+    require_finite(columns.pop("finite_logits"), samples.files, task.name, "logits")
+    return predicted_of(columns, task, samples)
+
+
+def _correct(predictions: pa.Table) -> list[BoolArray]:
+    return [predictions["correct"].to_numpy()]
+
+
+def _zero_shot_chance(metadata: Mapping[str, Any], samples: int) -> float:
+    return 1 / len(metadata["classes"])
+
+
+CLASSIFICATION = TaskKind(
+    name="classification",
+    headline="accuracy",
+    read=read_labelled,
+    predict=_predict_zero_shot,
+    correct=_correct,
+    chance=_zero_shot_chance,
+)
+
+# --------------------------------------------------------------------------------------------------
+# The task kind `linear_probe`: a logistic regression on the frozen features of the images.
+#
+# The objective is the mean cross-entropy plus half the strength times the squared norm of the
+# weights (the bias is free), minimised in float64 by L-BFGS over all samples. It is convex, the
+# start is zero and nothing is drawn at random, so the result is a function of the features. The
+# strength is the one of STRENGTHS with the most right answers on every fifth training image of
+# each class, when the regression is fitted to the others.
+
+
+STRENGTHS = tuple(10.0**exponent for exponent in range(-6, 2))
+HELD_OUT = 5  # one of so many training images of each class is for the choice of the strength
+STEPS = 500  # of L-BFGS at most
+TOLERANCE = 1e-7  # largest component of the gradient
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A fitted regression in float64; the logits are features @ weight_EC + bias_C."""
+
+    weight_EC: Tensor
+    bias_C: Tensor
+
+    def logits(self, feature_NE: Tensor) -> Tensor:
+        """(N, C) float64."""
+        return feature_NE.double() @ self.weight_EC + self.bias_C
+
+
+def fit(
+    feature_NE: Tensor, label_N: Tensor, classes: int, strength: float, start: Probe | None = None
+) -> Probe:
+    """The regression that minimises the objective, from zero or from `start`.
+
+    ValueError where L-BFGS ends with a gradient that is not finite.
+    """
+    feature_NE = feature_NE.double()
+    shape = (feature_NE.shape[1], classes)
+    weight_EC = torch.zeros(shape, dtype=torch.float64) if start is None else start.weight_EC
+    bias_C = torch.zeros(classes, dtype=torch.float64) if start is None else start.bias_C
+    weight_EC = weight_EC.clone().requires_grad_()
+    bias_C = bias_C.clone().requires_grad_()
+    optimizer = torch.optim.LBFGS(
+        [weight_EC, bias_C],
+        max_iter=STEPS,
+        history_size=20,
+        tolerance_grad=TOLERANCE,
+        tolerance_change=1e-12,
+        line_search_fn="strong_wolfe",
+    )
+
+    def objective() -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(feature_NE @ weight_EC + bias_C, label_N)
+        loss = loss + strength / 2 * weight_EC.square().sum()
+        loss.backward()
+        return loss
+
+    with torch.inference_mode(False), torch.enable_grad():
+        optimizer.step(objective)
+    if not torch.isfinite(weight_EC).all():
+        raise ValueError(f"the linear probe of strength {strength} did not converge")
+    return Probe(weight_EC.detach(), bias_C.detach())
+
+
+def held_out(labels: Sequence[int]) -> np.ndarray:
+    """(N,) whether an image is for the choice of the strength: every fifth of its class."""
+    seen: dict[int, int] = {}
+    chosen = np.zeros(len(labels), bool)
+    for index, label in enumerate(labels):
+        seen[label] = seen.get(label, 0) + 1
+        chosen[index] = seen[label] % HELD_OUT == 0
+    return chosen
+
+
+def choose_strength(feature_NE: Tensor, labels: Sequence[int], classes: int) -> float:
+    """The strength with the most right answers on the held-out images; of equals the largest.
+
+    ValueError where no class has HELD_OUT images.
+    """
+    chosen = torch.from_numpy(held_out(labels))
+    if not chosen.any():
+        raise ValueError(
+            f"no class has {HELD_OUT} training images, so none can be held out for the strength "
+            "of the regularisation; add training images"
+        )
+    label_N = torch.as_tensor(labels)
+    best, best_hits, probe = STRENGTHS[-1], -1, None
+    for strength in sorted(STRENGTHS, reverse=True):
+        probe = fit(feature_NE[~chosen], label_N[~chosen], classes, strength, probe)
+        predicted_N = probe.logits(feature_NE[chosen]).argmax(dim=1)
+        hits = int((predicted_N == label_N[chosen]).sum())
+        if hits > best_hits:
+            best, best_hits = strength, hits
+    return best
+
+
+def _predict_probe(encoder: Encoder, task: TaskSpec, samples: Samples) -> Predicted:
+    assert samples.train is not None
+    # Tensors made in inference mode take no part in a backward pass.
+    train_NE = encoder.images(samples.train.images, task.name)
+    test_NE = encoder.images(samples.images, task.name)
+    classes, labels = len(samples.classes), samples.train.labels
+    with torch.inference_mode(False):
+        train_NE, test_NE = train_NE.clone(), test_NE.clone()
+        try:
+            strength = choose_strength(train_NE, labels, classes)
+            probe = fit(train_NE, torch.tensor(labels), classes, strength)
+        except ValueError as error:
+            raise ValueError(f"task {task.name!r}: {error}") from error
+        logits_NC = probe.logits(test_NE)
+    require_finite(finite_rows(logits_NC), samples.files, task.name, "logits")
+    label_N = torch.tensor(samples.labels)
+    batches = [sample_columns(logits_NC[rows], label_N[rows]) for rows in batch_rows(len(label_N))]
+    columns: Columns = {}
+    for name in batches[0]:
+        columns[name] = np.concatenate([batch[name] for batch in batches])
+    predicted = predicted_of(columns, task, samples)
+    details: Mapping[str, Any] = {"strength": strength, "train_images": len(labels)}
+    return Predicted(columns=predicted.columns, metrics=predicted.metrics, details=dict(details))
+
+
+LINEAR_PROBE = TaskKind(
+    name="linear_probe",
+    headline="accuracy",
+    read=read_probe,
+    predict=_predict_probe,
+    correct=CLASSIFICATION.correct,
+    chance=CLASSIFICATION.chance,
+)
+
+# --------------------------------------------------------------------------------------------------
+# The table of task kinds, and the evaluation of a model: a row per sample and the metrics.
+
 
 # 2: log-probabilities, margins and losses. 1 had no version in its metadata.
 PREDICTIONS_VERSION = 2
@@ -80,25 +832,40 @@ def evaluate(
     tokenizer: str = "clip",
     device: str | torch.device = "cpu",
     ranks: Ranks = ALONE,
+    weights: Mapping[str, str] | None = None,
 ) -> dict[str, Metrics]:
     """The metrics of every task. out/TASK.parquet gets one row per sample, and the metrics.
+
+    weights: sha256 of the files that the model was read from; the predictions keep them.
 
     Every one of `ranks` computes its share of the batches; rank 0 writes. The files are the same,
     byte for byte, for any number of ranks with the same number of threads. ValueError for a task
     whose data cannot be read and for features that are not finite. The model stays on `device` and
     keeps its training mode.
     """
+    for task in tasks:
+        _check_replaceable(disk.join(out, f"{task.name}.parquet"))
     encoder = Encoder(model=model, device=torch.device(device), tokenizer=tokenizer, ranks=ranks)
     was_training = model.training
     model.to(encoder.device).eval()
     try:
         with torch.inference_mode():
-            return {task.name: _evaluate(encoder, task, out) for task in tasks}
+            return {task.name: _evaluate(encoder, task, out, weights or {}) for task in tasks}
     finally:
         model.train(was_training)
 
 
-def _evaluate(encoder: Encoder, task: TaskSpec, out: str) -> Metrics:
+def _check_replaceable(path: str) -> None:
+    """ValueError where a file that is no predictions has their name: the task's own data, say."""
+    try:
+        is_ours = not disk.exists(path) or "metrics" in disk.read_metadata(path)
+    except (ValueError, OSError):
+        is_ours = False
+    if not is_ours:
+        raise ValueError(f"{path} has no predictions of an evaluation; name another --out")
+
+
+def _evaluate(encoder: Encoder, task: TaskSpec, out: str, weights: Mapping[str, str]) -> Metrics:
     samples = read_samples(task)
     predicted = kind_of(task).predict(encoder, task, samples)
     if encoder.ranks.rank == 0:
@@ -109,6 +876,7 @@ def _evaluate(encoder: Encoder, task: TaskSpec, out: str) -> Metrics:
             "metrics": predicted.metrics,
             "classes": samples.classes,
             "data_hash": data_hash(samples, encoder.hashes),
+            "weights": weights,
         }
         path = disk.join(out, f"{task.name}.parquet")
         disk.write_parquet(path, pa.table(predicted.columns), metadata)
@@ -116,8 +884,11 @@ def _evaluate(encoder: Encoder, task: TaskSpec, out: str) -> Metrics:
     return predicted.metrics
 
 
-def saved_metrics(out: str, task: TaskSpec) -> Metrics | None:
-    """The metrics in out/TASK.parquet if they are of this task and of its present images.
+def saved_metrics(
+    out: str, task: TaskSpec, weights: Mapping[str, str] | None = None
+) -> Metrics | None:
+    """The metrics in out/TASK.parquet if they are of this task, of its present images, classes and
+    prompts, and of these weights. None: the weights are gone, and they are not compared.
 
     None, with a line in the log, for predictions of an older version: they have fewer columns.
     """
@@ -125,9 +896,13 @@ def saved_metrics(out: str, task: TaskSpec) -> Metrics | None:
     if not disk.exists(path):
         return None
     metadata = disk.read_metadata(path)
-    if metadata.get("task") != disk.to_plain(task) or metadata.get("data_hash") != _present_hash(
-        task
-    ):
+    same_task = metadata.get("task") == disk.to_plain(task)
+    if not same_task or metadata.get("data_hash") != data_hash(read_samples(task)):
+        what = "images, labels or prompts" if same_task else "settings of the task"
+        logger.info("%s is of other %s: it is made anew", path, what)
+        return None
+    if weights is not None and metadata.get("weights") != dict(weights):
+        logger.info("%s is of other weights: it is made anew", path)
         return None
     version = metadata.get("version", 1)
     if version != PREDICTIONS_VERSION:
@@ -137,10 +912,6 @@ def saved_metrics(out: str, task: TaskSpec) -> Metrics | None:
         return None
     metrics: Metrics = metadata["metrics"]
     return metrics
-
-
-def _present_hash(task: TaskSpec) -> str:
-    return data_hash(read_samples(task))
 
 
 def deciding_metric(task: TaskSpec) -> str:

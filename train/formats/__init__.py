@@ -1,22 +1,42 @@
-"""Weights and configurations of open_clip, Hugging Face and NeMo."""
+"""Weights and configurations of open_clip, Hugging Face and NeMo.
+
+Weights and configurations of open_clip, Hugging Face and NeMo, both ways and bit for bit; and
+graphs of ONNX.
+
+* open_clip folder: `open_clip_config.json`, `open_clip_model.safetensors` (other weight files are
+  read too). RUN/export is such a folder.
+* Hugging Face folder: `config.json`, `model.safetensors`, `preprocessor_config.json`, and for
+  CLIP's vocabulary `vocab.json`, `merges.txt`, `tokenizer_config.json`.
+* ONNX folder: `image.onnx`, `text.onnx`, `onnx_config.json`. Its graphs are read, its model is
+  not.
+
+Invariants:
+
+* Graphs of ONNX equal PyTorch within 1e-5 in fp32 and 1e-3 in fp16, and are there whole or not at
+  all: `tests/train/formats/test_onnx_graphs.py`, `tests/train/formats/test_onnx_folder.py`.
+* A conversion changes no bit of a weight: `tests/train/formats/test_model_files.py`,
+  `tests/train/formats/test_hf.py`, `tests/train/formats/test_open_clip_files.py`.
+* A file of weights is never executed: `tests/train/formats/test_open_clip_files.py`.
+* Forward and gradients equal open_clip's: `tests/train/formats/test_parity.py`.
+
+To extend: a new format is one module with a function that writes a folder and one that reads it;
+add it to `FORMATS` and to `load_model` in `model_files.py`.
+"""
 
 from __future__ import annotations
 
-from train.formats import model_files, nemo, open_clip_files
 from train.formats.model_files import load_model
-from train.formats.onnx_folder import (
+from train.formats.onnx_export import (
     TOLERANCES,
+    ImageTower,
+    OnnxOptions,
     StoredGraphs,
+    TextTower,
     example_inputs,
+    missing_packages,
     read_graphs,
     save_onnx,
     source_name,
-)
-from train.formats.onnx_graphs import (
-    ImageTower,
-    OnnxOptions,
-    TextTower,
-    missing_packages,
     write_graphs,
 )
 from train.formats.open_clip_files import from_open_clip, open_clip_config
@@ -31,10 +51,7 @@ __all__ = [
     "from_open_clip",
     "load_model",
     "missing_packages",
-    "model_files",
-    "nemo",
     "open_clip_config",
-    "open_clip_files",
     "read_graphs",
     "save_onnx",
     "source_name",

@@ -9,6 +9,8 @@ A source is one of
                                open_clip:ViT-B-32/laion2b_s34b_b79k
     open_clip:NAME/FILE        the same with a file of weights, for example
                                open_clip:ViT-B-32//data/epoch_32.pt
+A run may start from a file of open_clip's weights, such as a checkpoint of its training, too: the
+run says what model it is.
 """
 
 from __future__ import annotations
@@ -23,15 +25,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manifests import disk
-from manifests.run_layout import RunLayout
+from manifests import disk, hub
+from manifests.layout import RunLayout
 from train.formats import hf, open_clip_files
 from train.model import CLIP, ModelConfig
 
 OPEN_CLIP, LOCAL_DIR = "open_clip:", "local-dir:"
+MODEL_ENDINGS = (".json", ".safetensors", ".bin", ".pt")
+WEIGHTS_SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
 EXAMPLE = "open_clip:ViT-B-32/laion2b_s34b_b79k"
 # Format -> how a model is written to a folder.
-FORMATS: dict[str, Callable[[CLIP, str], None]] = {
+FORMATS: dict[str, Callable[[CLIP, str], object]] = {
     "open_clip": open_clip_files.save_export,
     "huggingface": hf.save_hf,
 }
@@ -47,6 +51,11 @@ def load_model(source: str) -> CLIP:
     if source.startswith(OPEN_CLIP):
         return _from_open_clip_list(source)
     folder = source.removeprefix(LOCAL_DIR)
+    if folder.endswith(WEIGHTS_SUFFIXES):
+        raise ValueError(
+            f"{folder} is a file of weights, which does not say of what model; write "
+            f"{OPEN_CLIP}NAME/{folder}, with a name of open_clip's"
+        )
     run = RunLayout(folder)
     if disk.exists(disk.join(folder, open_clip_files.CONFIG_FILE)):
         return open_clip_files.load_export(folder)
@@ -61,6 +70,28 @@ def load_model(source: str) -> CLIP:
         f"{folder} {reason}: give a finished run, a folder with {open_clip_files.CONFIG_FILE} or"
         f" {hf.CONFIG_FILE}, or a name such as {EXAMPLE}"
     )
+
+
+def source_files(source: str) -> dict[str, str]:
+    """sha256 of each file that decides the weights of a source: of a run, those of its export.
+
+    Empty for a name of open_clip's list. ValueError for a folder or file that does not exist.
+    """
+    if source.startswith(OPEN_CLIP):
+        tag = source.partition("/")[2]
+        is_file = bool(tag) and not disk.is_url(tag) and os.path.isfile(tag)
+        return {tag: disk.sha256_of(tag)} if is_file else {}
+    folder = source.removeprefix(LOCAL_DIR)
+    if not disk.exists(folder):
+        raise ValueError(f"{folder} does not exist; name a run or a folder with a model")
+    if folder.endswith(WEIGHTS_SUFFIXES):
+        return {folder.rpartition("/")[2]: disk.sha256_of(folder)}
+    export = RunLayout(folder).export
+    root = export if disk.exists(export) else folder
+    names = open_clip_files.export_files(root)
+    if not names:  # Hugging Face's
+        names = [name for name in disk.list_names(root) if name.endswith(MODEL_ENDINGS)]
+    return {name: disk.sha256_of(disk.join(root, name)) for name in names if name != "run.json"}
 
 
 def save_model(model: CLIP, folder: str, format_name: str) -> None:
@@ -86,23 +117,48 @@ def initial_weights(source: str, config: ModelConfig, setting: str = "init") -> 
     A logit bias (loss siglip) that the source does not have is left out. ValueError where the
     source is another architecture, with the settings that would fit it.
     """
+    is_file = source.endswith(WEIGHTS_SUFFIXES) and not source.startswith(OPEN_CLIP)
     try:
-        model = load_model(source)
+        if is_file:
+            weights, has_bias = _weights_of_file(source.removeprefix(LOCAL_DIR), config)
+        else:
+            model = load_model(source)
+            _refuse_other_model(model.config, config, source)
+            weights, has_bias = model.state_dict(), model.config.logit_bias
     except ValueError as error:
         raise ValueError(f"{setting}: {error}") from error
-    if different := _architecture_differences(model.config, config):
-        changes = " ".join(f"model.{name}={_as_setting(value)}" for name, value, _ in different)
-        listed = [f"{name} {theirs} (here {ours})" for name, theirs, ours in different[:4]]
-        raise ValueError(
-            f"{setting}: {source} is another model than the run's: {', '.join(listed)};"
-            f" set model to its architecture, or --set {changes}"
-        )
-    if model.config.logit_bias and not config.logit_bias:
+    if has_bias and not config.logit_bias:
         raise ValueError(
             f"{setting}: {source} has a logit bias, "
             "which loss clip does not use; set loss to siglip"
         )
-    return {name: value.detach() for name, value in model.state_dict().items()}
+    return {name: value.detach() for name, value in weights.items()}
+
+
+def _weights_of_file(path: str, config: ModelConfig) -> tuple[dict[str, Tensor], bool]:
+    """The weights in a file of open_clip's, for a model of `config`, and whether it has a logit
+    bias.
+    """
+    if not disk.exists(path):
+        raise ValueError(f"{path} does not exist")
+    state = open_clip_files.plain_names(open_clip_files.read_state(path))
+    has_bias = "logit_bias" in state
+    theirs = dataclasses.replace(config, logit_bias=has_bias)
+    try:
+        return open_clip_files.from_open_clip(state, theirs), has_bias
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _refuse_other_model(theirs: ModelConfig, ours: ModelConfig, source: str) -> None:
+    """ValueError, with the settings that would fit it, where the source is another architecture."""
+    if different := _architecture_differences(theirs, ours):
+        changes = " ".join(f"model.{name}={_as_setting(value)}" for name, value, _ in different)
+        listed = [f"{name} {one} (here {other})" for name, one, other in different[:4]]
+        raise ValueError(
+            f"{source} is another model than the run's: {', '.join(listed)};"
+            f" set model to its architecture, or --set {changes}"
+        )
 
 
 def weights_sha256(weights: Mapping[str, Tensor]) -> str:
@@ -143,8 +199,16 @@ def _as_setting(value: Any) -> str:
 # --- open_clip's list -----------------------------------------------------------------------------
 
 
-def _from_open_clip_list(source: str) -> CLIP:
-    """A model that open_clip builds and loads by its own code; it may download weights."""
+def check_reach(source: str) -> None:
+    """ValueError for a model of open_clip's list that a `CLIP` cannot be, or whose weights are not
+    on this machine and cannot be downloaded. Other sources are not looked at.
+    """
+    if source.startswith(OPEN_CLIP):
+        _open_clip_config(source)
+
+
+def _open_clip_config(source: str) -> tuple[str, str, ModelConfig]:
+    """(architecture, tag or file, configuration) of a model that can be loaded here."""
     architecture, _, tag = source.removeprefix(OPEN_CLIP).partition("/")
     if not tag:
         raise ValueError(f"{source} names no weights; write {OPEN_CLIP}NAME/TAG, like {EXAMPLE}")
@@ -165,6 +229,15 @@ def _from_open_clip_list(source: str) -> CLIP:
         config = open_clip_files.model_config_of(settings, preprocessing)
     except (TypeError, KeyError) as error:  # a ResNet, for example, has a list of layers
         raise ValueError(f"open_clip's {architecture} has no two ViT-like towers") from error
+    hub.check_open_clip(source, architecture, tag, tokenizer=False)
+    return architecture, tag, config
+
+
+def _from_open_clip_list(source: str) -> CLIP:
+    """A model that open_clip builds and loads by its own code; it may download weights."""
+    architecture, tag, config = _open_clip_config(source)
+    import open_clip
+
     before = logging.root.manager.disable
     logging.disable(logging.INFO)  # open_clip writes every step to the root logger
     try:

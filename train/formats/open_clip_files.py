@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import pickle
 from collections.abc import Mapping, Sequence
@@ -282,28 +283,41 @@ def model_config_of(
     return config
 
 
-def save_export(model: CLIP, folder: str, state: Mapping[str, Tensor] | None = None) -> None:
+def save_export(
+    model: CLIP, folder: str, state: Mapping[str, Tensor] | None = None
+) -> dict[str, str]:
     """Write the folder that `open_clip.create_model_and_transforms("local-dir:FOLDER")` loads.
 
     open_clip_config.json is written last. `state` has the whole parameters by our names where those
-    of `model` are sharded.
+    of `model` are sharded. Returns the sha256 of each file.
     """
     weights = to_open_clip_names(model.state_dict() if state is None else state, model.config)
     data = safetensors.torch.save(weights, {"format": "pt"})
     disk.write_bytes(disk.join(folder, WEIGHTS_FILE), data)
     disk.write_json(disk.join(folder, CONFIG_FILE), open_clip_config(model.config))
+    config = disk.sha256_of(disk.join(folder, CONFIG_FILE))
+    return {WEIGHTS_FILE: hashlib.sha256(data).hexdigest(), CONFIG_FILE: config}
+
+
+def export_files(folder: str) -> list[str]:
+    """The names of the file of weights and of the configuration that `load_export` reads; [] where
+    one is missing.
+    """
+    files = [*disk.list_names(folder, ".safetensors"), *disk.list_names(folder, ".bin")]
+    if not files or not disk.exists(disk.join(folder, CONFIG_FILE)):
+        return []
+    return [WEIGHTS_FILE if WEIGHTS_FILE in files else files[0], CONFIG_FILE]
 
 
 def load_export(folder: str) -> CLIP:
     """The model of an open_clip folder, whoever wrote it, in host memory and in fp32."""
-    files = [*disk.list_names(folder, ".safetensors"), *disk.list_names(folder, ".bin")]
-    if not files or not disk.exists(disk.join(folder, CONFIG_FILE)):
+    files = export_files(folder)
+    if not files:
         raise ValueError(f"{folder} has no open_clip model ({CONFIG_FILE} and {WEIGHTS_FILE})")
     settings = disk.read_json(disk.join(folder, CONFIG_FILE))
     if "model_cfg" not in settings:
         raise ValueError(f"{disk.join(folder, CONFIG_FILE)} has no model_cfg")
     config = model_config_of(settings["model_cfg"], settings.get("preprocess_cfg"))
-    file = WEIGHTS_FILE if WEIGHTS_FILE in files else files[0]
     model = CLIP(config)
-    model.load_state_dict(from_open_clip(read_state(disk.join(folder, file)), config))
+    model.load_state_dict(from_open_clip(read_state(disk.join(folder, files[0])), config))
     return model

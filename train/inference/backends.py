@@ -22,8 +22,8 @@ from torch import Tensor
 from train.config import TrainConfig
 from train.formats import ImageTower, StoredGraphs, TextTower
 from train.model import CLIP, to_device
-from train.pixels import normalise
 from train.step import matmul_precision, precision_context
+from train.transforms import normalise
 
 GRAPH_WARMUP = 3  # calls before a capture: libraries allocate their workspaces in the first ones
 

@@ -11,9 +11,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from train import transforms
 from train.formats import example_inputs
 from train.model import ModelConfig
-from train.pixels import augment, decode_image
+from train.transforms import decode_image
 
 # Of the images that stand for those of a web crawl, before they are resized.
 JPEG_HEIGHT_WIDTH = (375, 500)
@@ -36,7 +37,7 @@ class Inputs:
         images = []
         for data in self.jpegs:
             pixels_HWC = decode_image(data, smallest)
-            images.append(augment.centre_crop(pixels_HWC, config.height_width))
+            images.append(transforms.centre_crop(pixels_HWC, config.height_width))
         return torch.from_numpy(np.stack(images))
 
 

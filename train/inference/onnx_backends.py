@@ -15,7 +15,7 @@ from torch import Tensor
 
 from train.formats import OnnxOptions, missing_packages, write_graphs
 from train.inference.backends import Backend, Outputs, Setup, Unavailable
-from train.pixels import normalise
+from train.transforms import normalise
 
 # The setting `precision` -> the type of the graph.
 GRAPH_DTYPES = {"fp32": "fp32", "tf32": "fp32", "fp16": "fp16"}

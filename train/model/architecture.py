@@ -48,6 +48,9 @@ class ModelConfig:
     text_attention_dropout: float = 0.0
 
     def __post_init__(self) -> None:
+        for name in SIZES:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         for side in ("image_size", "image_width"):
             pixels = getattr(self, side)
             if pixels is not None and (pixels < 1 or pixels % self.patch_size):
@@ -65,15 +68,6 @@ class ModelConfig:
                 f"context_length is {self.context_length}; it must be at least 3 (start, a word, "
                 "end)"
             )
-        for name in (
-            "embed_dim",
-            "vision_layers",
-            "text_layers",
-            "num_channels",
-            "class_token_length",
-        ):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         for name in RATES:
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must lie in [0, 1)")
@@ -103,6 +97,19 @@ class ModelConfig:
         return any(getattr(self, name) for name in RATES)
 
 
+SIZES = (
+    "embed_dim",
+    "patch_size",
+    "vision_width",
+    "vision_layers",
+    "vision_mlp",
+    "text_width",
+    "text_layers",
+    "text_mlp",
+    "vocab_size",
+    "num_channels",
+    "class_token_length",
+)
 RATES = (
     "drop_patch_rate",
     "drop_path_rate",

@@ -1,46 +1,584 @@
-"""The report of an ablation's folder: results.json, and what the arms and runs were made of."""
+"""The report of an ablation's folder, from its results and runs."""
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
 from manifests import disk
-from manifests.run_layout import AblationLayout, RunLayout
+from manifests.layout import AblationLayout, RunLayout
+from manifests.records import RunRecord, read_document
 from manifests.schema import Ablation, Blend, TaskSpec
 from train.ablation import (
     A_A,
     AnyRun,
+    GivenRun,
     Run,
+    RunMetrics,
+    ScalingTable,
     TaskComparison,
     all_runs,
     arm_names,
+    history,
+    looks_line,
+    metric_tables,
     missing_views,
+    scaling_tables,
     wording,
 )
-from train.evaluation import METRICS, deciding_metric
-from train.reporting import distributions, gallery
-from train.reporting.changes import collect_changes
-from train.reporting.contract import collect_contract
+from train.evaluation import METRICS, BoolArray, Samples, deciding_metric, read_samples
+from train.reporting import data
+from train.reporting.data import ArmView, data_uri, open_views
 from train.reporting.results import FileHashes, read_results
-from train.reporting.runs import costs_of, device_seconds, power_of, read_curves, run_rows
 from train.reporting.schema import (
+    ArmChanges,
     ArmReport,
     BaselineDifference,
+    ClassChange,
+    ConfusionChange,
+    Contract,
+    ContractRow,
+    Curve,
+    Disagreement,
     Histogram,
-    Power,
     Provenance,
     Report,
     Results,
     Role,
+    RunRow,
+    Scaling,
+    ScalingCurve,
     SeedValues,
+    SignalRow,
     TaskReport,
     TaskRow,
 )
-from train.reporting.tables import scaling_curves, signal_rows
-from train.reporting.views import ArmView, open_views
-from train.stats import mean_sd
+from train.stats import Power, mean_sd, wilson
+from train.trainer import SEEDS, shared_part
+
+# --------------------------------------------------------------------------------------------------
+# What arms change on a task, by class and by sample, from the predictions of their runs.
+#
+# Shown samples are drawn at random with a fixed seed, never picked.
+
+
+COLUMNS = ["sample", "label", "predicted", "correct"]
+EXTREMES = 8  # classes with the largest gains, and as many with the largest losses
+CONFUSIONS = 10
+SHOWN = 6  # samples of each direction, a dozen in all
+SEED = 20240229
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """The predictions of one arm: a row per seed, a column per sample, classes by number."""
+
+    predicted: IntArray  # (seeds, samples)
+    correct: BoolArray  # (seeds, samples)
+
+    @property
+    def right(self) -> NDArray[np.float64]:
+        """(samples,) the share of the seeds that have the sample right."""
+        share: NDArray[np.float64] = self.correct.mean(axis=0)
+        return share
+
+    def answer(self, sample: int) -> int:
+        """The most frequent answer to a sample; the lowest class of several."""
+        classes, counts = np.unique(self.predicted[:, sample], return_counts=True)
+        return int(classes[counts.argmax()])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskAnswers:
+    """The predictions of all arms on one task; all have the samples in the same order."""
+
+    task: str
+    samples: pa.Array
+    label: IntArray  # (samples,)
+    classes: tuple[str, ...]
+    arms: dict[str, Answers]
+
+
+def collect_changes(
+    runs: Sequence[AnyRun], task: TaskSpec, baseline: str
+) -> tuple[ArmChanges, ...]:
+    """The changes of every arm against the baseline, from its finished runs.
+
+    Empty for a task without labels, such as retrieval, and where the samples of two runs differ.
+    """
+    answers = read_answers(runs, task)
+    if answers is None or baseline not in answers.arms:
+        return ()
+    drawn = {}
+    for arm in answers.arms:
+        if arm != baseline:
+            drawn[arm] = _draw(answers, arm, baseline)
+    wanted = sorted({row for rows in drawn.values() for row in rows})
+    images = _read_images(task, answers.samples, wanted)
+    changes = []
+    for arm, rows in drawn.items():
+        changes.append(_changes(answers, arm, baseline, rows, images))
+    return tuple(changes)
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+def read_answers(runs: Sequence[AnyRun], task: TaskSpec) -> TaskAnswers | None:
+    """The predictions of some runs. None without labels, and where samples or labels differ."""
+    by_arm: dict[str, list[pa.Table]] = {}
+    names: Sequence[str] = ()
+    first: pa.Table | None = None
+    for run in runs:
+        path = run.predictions(task.name)
+        if not set(COLUMNS) <= set(disk.read_schema(path).names):
+            return None
+        table = disk.read_parquet(path, COLUMNS)
+        if not isinstance(run, GivenRun):
+            names = disk.read_metadata(path).get("classes", ())
+        first = table if first is None else first
+        ordered = _in_order_of(first, table)
+        if ordered is None:
+            return None
+        by_arm.setdefault(run.arm, []).append(ordered)
+    if first is None:
+        return None
+    label, predicted, classes = _numbered(first, by_arm, names)
+    arms = {}
+    for arm, tables in by_arm.items():
+        correct = np.stack([np.asarray(table["correct"].to_numpy()) for table in tables])
+        arms[arm] = Answers(predicted=np.stack(predicted[arm]), correct=correct.astype(bool))
+    samples = first["sample"].combine_chunks()
+    return TaskAnswers(task=task.name, samples=samples, label=label, classes=classes, arms=arms)
+
+
+def _in_order_of(first: pa.Table, table: pa.Table) -> pa.Table | None:
+    """The rows in the order of the first table; None where they are of other samples or labels."""
+    if table["sample"].type != first["sample"].type or len(table) != len(first):
+        return None
+    if not table["sample"].equals(first["sample"]):
+        rows = pc.index_in(first["sample"], value_set=table["sample"].combine_chunks())
+        if rows.null_count:
+            return None
+        table = table.take(rows)
+    same = pc.equal(_as_text(table["label"]), _as_text(first["label"]))
+    return table if pc.all(same).as_py() else None
+
+
+def _as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pc.cast(column, pa.string())
+
+
+def _numbered(
+    first: pa.Table, by_arm: Mapping[str, Sequence[pa.Table]], names: Sequence[str]
+) -> tuple[IntArray, dict[str, list[IntArray]], tuple[str, ...]]:
+    """Labels and predictions as numbers of classes, and the names of the classes."""
+    columns = [first["label"]]
+    for tables in by_arm.values():
+        columns += [table["predicted"] for table in tables]
+    if names and all(pa.types.is_integer(column.type) for column in columns):
+        predicted = {}
+        for arm, tables in by_arm.items():
+            predicted[arm] = [table["predicted"].to_numpy().astype(np.int64) for table in tables]
+        return first["label"].to_numpy().astype(np.int64), predicted, tuple(map(str, names))
+    texts = [_as_text(column).combine_chunks() for column in columns]
+    classes = pc.unique(pa.chunked_array(texts)).sort()
+    predicted = {}
+    for arm, tables in by_arm.items():
+        predicted[arm] = [_index(_as_text(table["predicted"]), classes) for table in tables]
+    return _index(texts[0], classes), predicted, tuple(classes.to_pylist())
+
+
+def _index(column: pa.ChunkedArray | pa.Array, classes: pa.Array) -> IntArray:
+    rows: IntArray = pc.index_in(column, value_set=classes).to_numpy(zero_copy_only=False)
+    return rows.astype(np.int64)
+
+
+def _read_images(task: TaskSpec, samples: pa.Array, rows: Sequence[int]) -> dict[int, str]:
+    """Some images as data URIs by sample; none where the task's data cannot be read here."""
+    if not task.data or not rows:
+        return {}
+    try:
+        data: Samples = read_samples(task)
+    except (ValueError, OSError):
+        return {}
+    numbers = pc.index_in(samples.take(pa.array(rows)), value_set=pa.array(data.files))
+    images = {}
+    for row, number in zip(rows, numbers.to_pylist(), strict=True):
+        if number is None:
+            continue
+        try:
+            images[row] = data_uri(data.images.readers(number, number + 1)[0]())
+        except (ValueError, OSError):
+            continue
+    return images
+
+
+# --- by class and by sample ----------------------------------------------------------------------
+
+
+def _draw(answers: TaskAnswers, arm: str, baseline: str) -> list[int]:
+    gained, lost = _disagreements(answers, arm, baseline)
+    generator = np.random.default_rng(SEED)
+    rows: list[int] = []
+    for samples in (gained, lost):
+        rows += generator.permutation(samples)[:SHOWN].tolist()
+    return rows
+
+
+def _disagreements(answers: TaskAnswers, arm: str, baseline: str) -> tuple[IntArray, IntArray]:
+    """Samples that most seeds of one have right and most seeds of the other wrong."""
+    of_arm, of_baseline = answers.arms[arm].right, answers.arms[baseline].right
+    gained = np.flatnonzero((of_arm > 0.5) & (of_baseline < 0.5))
+    lost = np.flatnonzero((of_arm < 0.5) & (of_baseline > 0.5))
+    return gained, lost
+
+
+def _changes(
+    answers: TaskAnswers, arm: str, baseline: str, rows: Sequence[int], images: Mapping[int, str]
+) -> ArmChanges:
+    classes = _class_changes(answers, arm, baseline)
+    gained, lost = _disagreements(answers, arm, baseline)
+    return ArmChanges(
+        arm=arm,
+        task=answers.task,
+        classes_in_all=len(classes),
+        classes=_extremes(classes),
+        confusions=_confusion_changes(answers, arm, baseline),
+        gained=len(gained),
+        lost=len(lost),
+        shown=tuple(_disagreement(answers, arm, baseline, row, images.get(row)) for row in rows),
+    )
+
+
+def _class_changes(answers: TaskAnswers, arm: str, baseline: str) -> list[ClassChange]:
+    """Every class that has samples, the largest gain first."""
+    size = len(answers.classes)
+    samples = np.bincount(answers.label, minlength=size)
+    weights = [answers.arms[name].right for name in (baseline, arm)]
+    sums = [np.bincount(answers.label, weights=each, minlength=size) for each in weights]
+    changes = []
+    for number in np.flatnonzero(samples).tolist():
+        change = ClassChange(
+            name=answers.classes[number],
+            samples=int(samples[number]),
+            baseline=float(sums[0][number] / samples[number]),
+            arm=float(sums[1][number] / samples[number]),
+        )
+        changes.append(change)
+    return sorted(changes, key=lambda change: change.baseline - change.arm)
+
+
+def _extremes(classes: Sequence[ClassChange]) -> tuple[ClassChange, ...]:
+    """The largest gains and the largest losses; all classes where they are few."""
+    if len(classes) <= 2 * EXTREMES:
+        return tuple(classes)
+    return (*classes[:EXTREMES], *classes[-EXTREMES:])
+
+
+def _confusion_changes(
+    answers: TaskAnswers, arm: str, baseline: str
+) -> tuple[ConfusionChange, ...]:
+    """The pairs of classes whose number of confusions changed most."""
+    size = len(answers.classes)
+    keys, counts = [], []
+    for name, sign in ((baseline, -1.0), (arm, 1.0)):
+        predicted = answers.arms[name].predicted
+        key = answers.label[None, :] * size + predicted
+        pairs, number = np.unique(key[predicted != answers.label[None, :]], return_counts=True)
+        keys.append(pairs)
+        counts.append(sign * number / len(predicted))
+    pairs, where = np.unique(np.concatenate(keys), return_inverse=True)
+    sums = np.bincount(where, weights=np.concatenate(counts), minlength=len(pairs))
+    before = np.zeros(len(pairs))
+    before[where[: len(keys[0])]] = -counts[0]
+    order = np.argsort(-np.abs(sums), kind="stable")[:CONFUSIONS]
+    changes = []
+    for number in order.tolist():
+        label, predicted_class = divmod(int(pairs[number]), size)
+        change = ConfusionChange(
+            label=answers.classes[label],
+            predicted=answers.classes[predicted_class],
+            baseline=float(before[number]),
+            arm=float(before[number] + sums[number]),
+        )
+        changes.append(change)
+    return tuple(change for change in changes if change.arm != change.baseline)
+
+
+def _disagreement(
+    answers: TaskAnswers, arm: str, baseline: str, row: int, image: str | None
+) -> Disagreement:
+    of_arm, of_baseline = answers.arms[arm], answers.arms[baseline]
+    return Disagreement(
+        sample=str(answers.samples[row].as_py()),
+        label=answers.classes[answers.label[row]],
+        arm_answer=answers.classes[of_arm.answer(row)],
+        baseline_answer=answers.classes[of_baseline.answer(row)],
+        arm_right=float(of_arm.right[row]),
+        baseline_right=float(of_baseline.right[row]),
+        image=image,
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# What all runs of an ablation share: settings, model, device, versions. And what they do not.
+
+
+# Settings that a reader asks for first, with their names on the page.
+MAIN = {
+    "model": "model",
+    "parameters": "parameters",
+    "samples_seen": "samples seen of a run",
+    "steps": "steps",
+    "batch_size": "batch size",
+    "lr": "learning rate",
+    "schedule": "schedule",
+    "warmup": "warm-up steps",
+    "weight_decay": "weight decay",
+    "precision": "precision",
+    "tokenizer": "tokenizer",
+    "init": "initial weights",
+    "device": "device",
+    "world": "processes of a run",
+}
+
+
+def collect_contract(runs: Sequence[Run]) -> Contract | None:
+    """The settings of the finished runs; None without a run."""
+    records: dict[str, list[RunRecord]] = {}
+    for run in runs:
+        record = read_document(RunLayout(run.out).run_json, RunRecord)
+        records.setdefault(run.arm, []).append(record)
+    if not records:
+        return None
+    by_arm = {}
+    for arm, of_arm in records.items():
+        by_arm[arm] = [_facts(record) for record in of_arm]
+    hashes = set()
+    for of_arm in records.values():
+        hashes |= {disk.content_hash(_shared(record)) for record in of_arm}
+    names = list(dict.fromkeys([*MAIN, *sorted(_all_names(by_arm))]))
+    rows = [_row(name, by_arm) for name in names]
+    return Contract(
+        runs=sum(len(of_arm) for of_arm in records.values()),
+        config_hash=hashes.pop() if len(hashes) == 1 else None,
+        rows=tuple(row for row in rows if row is not None),
+        blends={arm: of_arm[0].blend_hash for arm, of_arm in records.items()},
+    )
+
+
+def _shared(record: RunRecord) -> dict[str, Any]:
+    """What all runs have to share: the identity but for data and seeds, with the weights that were
+    loaded at the start.
+    """
+    return {**shared_part(record.identity), "start": record.identity.get("initial_weights")}
+
+
+def _facts(record: RunRecord) -> dict[str, Any]:
+    """The settings of a run, the versions that decide its samples, and what it ran on."""
+    facts = {name: value for name, value in record.config.items() if name not in SEEDS}
+    if facts.get("init") is not None:  # the path may be the same and the weights others
+        sha256 = str(record.identity.get("initial_weights"))[:12]
+        facts["init"] = f"{facts['init']} (sha256 {sha256})"
+    shared = _shared(record)
+    facts["version of the order"] = shared["order"]["version"]
+    facts["version of the pixels"] = shared["pixels"]
+    facts["device"] = record.device
+    facts |= {"world": record.world, "parameters": record.parameters, "steps": record.steps}
+    for name, version in record.versions.items():
+        facts[f"version of {name}"] = version
+    return facts
+
+
+def _all_names(by_arm: Mapping[str, Sequence[Mapping[str, Any]]]) -> set[str]:
+    names: set[str] = set()
+    for of_arm in by_arm.values():
+        for facts in of_arm:
+            names |= set(facts)
+    return names
+
+
+def _row(name: str, by_arm: Mapping[str, Sequence[Mapping[str, Any]]]) -> ContractRow | None:
+    """A setting over all runs; None where no run names a value."""
+    texts: dict[str, str] = {}
+    different: set[str] = set()
+    for arm, of_arm in by_arm.items():
+        values = dict.fromkeys(_text(facts.get(name)) for facts in of_arm)
+        texts[arm] = ", ".join(values)
+        different |= set(values)
+    if different == {""}:
+        return None
+    same = len(different) == 1
+    return ContractRow(
+        setting=MAIN.get(name, name),
+        value=different.pop() if same else None,
+        by_arm={} if same else {arm: text or "none" for arm, text in texts.items()},
+        main=name in MAIN or not same,
+    )
+
+
+def _text(value: Any) -> str:
+    """A value for a person to read; empty for none."""
+    if value is None or value == {} or value == []:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+# --------------------------------------------------------------------------------------------------
+# What single runs tell: their scores with the noise of the test samples, curves, device time.
+
+
+SHARE_OF_SAMPLES = ("accuracy", "accuracy5")  # metrics that are a share of independent samples
+
+
+def run_rows(runs: Sequence[AnyRun], results: Results, task: TaskSpec) -> tuple[RunRow, ...]:
+    """Every finished run with its deciding metric on a task."""
+    metric = deciding_metric(task)
+    samples = results.tasks[task.name].samples
+    rows = []
+    for run in runs:
+        metrics = results.arms[run.arm].runs.get(str(run.seed), {}).get(task.name)
+        if metrics is None:
+            continue
+        value = metrics[metric]
+        low = high = None
+        if metric in SHARE_OF_SAMPLES and samples:
+            interval = wilson(round(value * samples), samples)
+            low, high = interval.low, interval.high
+        config = run.config if isinstance(run, Run) else None
+        row = RunRow(
+            arm=run.arm,
+            seed=run.seed,
+            model=None if config is None else config.model,
+            batch_size=None if config is None else config.batch_size,
+            samples_seen=None if config is None else config.samples_seen,
+            value=value,
+            low=low,
+            high=high,
+        )
+        rows.append(row)
+    return tuple(rows)
+
+
+def device_seconds(runs: Sequence[Run]) -> dict[str, float]:
+    """{arm: seconds of one run times its processes, the mean over its finished runs}."""
+    seconds: dict[str, list[float]] = {}
+    for run in runs:
+        record = disk.read_json(RunLayout(run.out).run_json)
+        whole = record.get("seconds", {}).get("whole")
+        if whole is not None:
+            seconds.setdefault(run.arm, []).append(float(whole) * record.get("world", 1))
+    return {arm: sum(values) / len(values) for arm, values in seconds.items()}
+
+
+def read_curves(runs: Sequence[Run], hashes: FileHashes) -> tuple[Curve, ...]:
+    """The log of every run that has one, without points that are not finite."""
+    curves = []
+    for run in runs:
+        path = RunLayout(run.out).log
+        if not disk.exists(path):
+            continue
+        points = []
+        for line in disk.read_bytes(hashes.add(path)).decode().splitlines():
+            numbers = json.loads(line)
+            point = (numbers["samples"], numbers["loss"], numbers["accuracy"])
+            if all(map(math.isfinite, point)):
+                points.append(point)
+        curves.append(Curve(arm=run.arm, seed=run.seed, points=tuple(points)))
+    return tuple(curves)
+
+
+def costs_of(path: str) -> tuple[tuple[str, float], ...]:
+    """The seconds of each stage from costs.json; empty where there is none."""
+    if not disk.exists(path):
+        return ()
+    costs: Mapping[str, float] = disk.read_json(path)
+    return tuple((name, float(seconds)) for name, seconds in costs.items())
+
+
+# --------------------------------------------------------------------------------------------------
+# The tables of `train.ablation` as the report has them: signal of the metrics, scaling curves.
+
+
+def signal_rows(ablation: Ablation, results: Results) -> tuple[SignalRow, ...]:
+    """The known metrics of every task, most signal first, over the arms of the manifest."""
+    rows = []
+    for table in metric_tables(ablation, _runs(results)):
+        for one in table.rows:
+            if one.metric not in METRICS:
+                continue
+            ratio = None if one.ratio is None else (one.ratio.value, one.ratio.low, one.ratio.high)
+            row = SignalRow(
+                task=table.task,
+                metric=one.metric,
+                unit=METRICS[one.metric].unit,
+                deciding=one.metric == table.deciding,
+                arms=one.arms,
+                seeds=one.seeds,
+                best=one.best,
+                spread=one.spread,
+                noise=one.noise,
+                ratio=ratio,
+                single_agreement=one.single_agreement,
+                half_agreement=one.half_agreement,
+            )
+            rows.append(row)
+    return tuple(rows)
+
+
+def scaling_curves(ablation: Ablation, results: Results) -> tuple[Scaling, ...]:
+    """Error against samples seen on each task; () where the ablation varies something else."""
+    return tuple(_scaling(table) for table in scaling_tables(ablation, _runs(results)))
+
+
+def _scaling(table: ScalingTable) -> Scaling:
+    warnings: dict[str, None] = {}
+    curves = []
+    for (name, law), ahead in zip(table.curves.items(), table.predictions, strict=True):
+        curve = ScalingCurve(
+            name=name,
+            floor=law.floor,
+            scale=law.scale,
+            exponent=law.exponent,
+            unit=law.unit,
+            points=table.points[name],
+            predicted=(ahead.n, ahead.error.value, ahead.error.low, ahead.error.high),
+        )
+        curves.append(curve)
+        if ahead.warning:
+            warnings[ahead.warning] = None
+    for crossing in table.crossings:
+        if crossing.warning:
+            warnings[crossing.warning] = None
+    return Scaling(
+        task=table.task,
+        metric=table.metric,
+        curves=tuple(curves),
+        crossings=tuple(crossing.sentence() for crossing in table.crossings),
+        warnings=tuple(warnings),
+    )
+
+
+def _runs(results: Results) -> RunMetrics:
+    return {name: arm.runs for name, arm in results.arms.items()}
+
+
+# --------------------------------------------------------------------------------------------------
+# The report of an ablation's folder: results.json, and what the arms and runs were made of.
 
 
 def collect_report(out: str) -> Report:
@@ -59,14 +597,15 @@ def collect_report(out: str) -> Report:
     finished = [run for run in with_result if isinstance(run, Run)]
     primary = next(task for task in ablation.evaluate if task.name == ablation.primary)
     views, gone = _open_views(trained)
-    samples = distributions.sample_pools(views)
+    samples = data.sample_pools(views)
     values = {task.name: _values(runs, results, task) for task in ablation.evaluate}
+    looks = history.looks(out)
     return Report(
         name=ablation.name,
         question=ablation.question,
         baseline=ablation.baseline,
         primary=ablation.primary,
-        equivalence=ablation.equivalence,
+        equivalence=_band(ablation, results),
         seeds=ablation.seeds,
         samples_seen=trained[0].config.samples_seen if trained else None,
         headline=results.headline,
@@ -84,17 +623,23 @@ def collect_report(out: str) -> Report:
         rounds=results.rounds,
         contract=collect_contract(finished),
         signals=signal_rows(ablation, results),
+        ranges=results.ranges,
+        other_metrics=results.other_metrics,
+        scorer=results.scorer,
+        looks=looks_line(results.earlier_looks) if results.earlier_looks else "",
         scaling=scaling_curves(ablation, results),
-        gaps=(*_gaps(results), *_missing_data(gone)),
+        gaps=(*_gaps(results), *_missing_data(gone), *_null_gap(out, ablation)),
+        redesigns=tuple(change.sentence for change in history.changes(looks)),
+        metrics_were_fixed=history.metrics_were_fixed(looks),
         curves=read_curves(finished, hashes),
-        funnels=gallery.funnels(views),
+        funnels=data.funnels(views),
         histograms=_histograms(views, samples),
-        rules=gallery.rule_effects(views),
-        categories=distributions.categories(samples),
-        duplicates=distributions.duplicate_groups(samples),
-        safety=distributions.safety_rates(samples),
-        gallery=gallery.examples(views, ablation.baseline),
-        overlap=gallery.overlap(views),
+        rules=data.rule_effects(views),
+        categories=data.categories(samples),
+        duplicates=data.duplicate_groups(samples),
+        safety=data.safety_rates(samples),
+        gallery=data.examples(views, ablation.baseline),
+        overlap=data.overlap(views),
         evaluation_overlap=results.overlap,
         near_evaluation_overlap=results.near_overlap,
         dropped=results.dropped,
@@ -127,9 +672,9 @@ def _tasks(
 
 
 def _histograms(
-    views: Sequence[ArmView], samples: Sequence[distributions.PoolSample]
+    views: Sequence[ArmView], samples: Sequence[data.PoolSample]
 ) -> tuple[Histogram, ...]:
-    return (*distributions.histograms(views), *distributions.other_histograms(samples))
+    return (*data.histograms(views), *data.other_histograms(samples))
 
 
 def _values(
@@ -270,11 +815,14 @@ def _task(
 
 def _power(ablation: Ablation, results: Results) -> Power | None:
     """What the runs could have seen on the primary task."""
-    compared = [row for row in results.comparisons if row.task == ablation.primary]
-    for noise in results.noise:
-        if noise.task == ablation.primary:
-            return power_of(noise, len(compared))
-    return None
+    noises = {noise.task: noise for noise in results.noise}
+    return noises[ablation.primary].power if ablation.primary in noises else None
+
+
+def _band(ablation: Ablation, results: Results) -> float:
+    """The equivalence band of the primary task."""
+    bands = {one.task: one.band for one in results.ranges}
+    return bands.get(ablation.primary, 0.0)
 
 
 def _gaps(results: Results) -> tuple[str, ...]:
@@ -298,6 +846,14 @@ def _missing_data(gone: Mapping[str, Sequence[str]]) -> list[str]:
         f"the view {name} is gone, so the data of {', '.join(of_view)} are not shown"
         for name, of_view in arms.items()
     ]
+
+
+def _null_gap(out: str, ablation: Ablation) -> list[str]:
+    """One line where the ablation asks for a null web that was not run."""
+    null = ablation.controls.null_web
+    if null is None or disk.exists(AblationLayout(AblationLayout(out).null).results_json):
+        return []
+    return [f"controls.null_web was not run: {null}; python pipeline/build.py ABLATION runs it"]
 
 
 def _null_web(out: str, ablation: Ablation) -> Report | None:
@@ -368,7 +924,7 @@ def _provenance(layout: AblationLayout, runs: Sequence[Run], hashes: FileHashes)
     if records:
         settings = set()
         for record in records:
-            settings.add(disk.content_hash({**record["config"], "seed": None}))
+            settings.add(disk.content_hash(shared_part(record["identity"])))
         facts["training settings without the seed"] = ", ".join(sorted(settings))
         facts["device"] = records[0]["device"]
         for name, version in records[0]["versions"].items():

@@ -1,18 +1,22 @@
-"""Two ablations of the same question: the same arms side by side, and what changed."""
+"""Two ablations of the same question, and reports as text and Markdown."""
 
 from __future__ import annotations
 
+import datetime
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
 from manifests.web_page import chart, chip, colour, html_page, legend, note, table, verdict_word
 from train.ablation import wording
-from train.reporting.page import charts
-from train.reporting.page.evidence import scale_of
-from train.reporting.page.overview import primary_task
-from train.reporting.schema import ArmReport, BaselineDifference, Report
+from train.reporting import charts
+from train.reporting.page import level_of, power_texts, primary_task, scale_of
+from train.reporting.schema import ArmReport, BaselineDifference, Report, TaskReport, TaskRow
 from train.stats import ScaleAgreement, scale_agreement
+
+# --------------------------------------------------------------------------------------------------
+# Two ablations of the same question: the same arms side by side, and what changed.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,9 +198,9 @@ def summary(comparison: ReportComparison) -> list[str]:
         share = c.agreement
         lines.append(f"Pairs of arms ordered alike: {share.alike} of {share.pairs}.")
     lines += [f"The two differ in {line}." for line in c.differs]
-    for name, arms in ((c.first, c.only_first), (c.second, c.only_second)):
-        if arms:
-            lines.append(f"Only in {name}: {', '.join(arms)}.")
+    for name, only in ((c.first, c.only_first), (c.second, c.only_second)):
+        if only:
+            lines.append(f"Only in {name}: {', '.join(only)}.")
     return lines
 
 
@@ -280,3 +284,146 @@ def _ranks(comparison: ReportComparison, shades: dict[str, str]) -> str:
     svg = charts.scatter(points, f"rank in {c.first}", f"rank in {c.second}", title, level=None)
     colours = {c.baseline: colour(0), **shades}
     return f"<h2>Ranks</h2>{legend(colours)}{chart(svg, title)}"
+
+
+# --------------------------------------------------------------------------------------------------
+# A summary of a report as Markdown, at most 40 lines: for a pull request.
+
+
+MOST_LINES = 40
+MOST_ARMS = 10  # rows of the table of arms, and of controls half of it
+MOST_GAPS = 3
+LOSSES = 3
+
+
+MARK = "`report.html` and `report.json` have the details."  # every summary ends with it
+
+
+def report_markdown(report: Report, written: datetime.date | None = None) -> str:
+    """The verdict, a table of the arms, controls, the largest losses and what is missing."""
+    lines = [
+        f"## {_text(report.name)}",
+        "",
+        _text(report.question),
+        "",
+        f"**{_text(report.headline)}**",
+    ]
+    lines += ["", *_arms(report, ("baseline", "arm"), MOST_ARMS)]
+    controls = _arms(report, ("random", "a_a"), MOST_ARMS // 2)
+    if controls:
+        lines += ["", "Controls:", "", *controls]
+    ends = [_text(" ".join(power_texts(report))), _losses(report)]
+    if report.looks:
+        ends.append(f"- {_text(report.looks)}")
+    gaps = (*report.redesigns, *report.gaps)
+    ends += [f"- {_text(gap)}" for gap in gaps[:MOST_GAPS]]
+    if len(gaps) > MOST_GAPS:
+        ends.append(f"- and {len(gaps) - MOST_GAPS} more remarks")
+    ablation = report.provenance.facts.get("ablation", "")
+    date = "" if written is None else f", written on {written:%Y-%m-%d}"
+    ends.append(f"Ablation `{ablation}`{date}; {MARK}")
+    lines += ["", *(line for line in ends if line)]
+    assert len(lines) <= MOST_LINES
+    return "\n".join(lines) + "\n"
+
+
+def _arms(report: Report, roles: Sequence[str], most: int) -> list[str]:
+    """A table of the arms of these roles; empty where there is none."""
+    arms = [arm for arm in report.arms if arm.role in roles]
+    if not arms:
+        return []
+    unit = primary_task(report).unit
+    score = f"{_text(report.primary)}, %" if unit == "share" else _text(report.primary)
+    name = f"{wording.unit_of_difference(unit)} to {_text(report.baseline)} [{level_of(report)}]"
+    lines = [f"| arm | seeds | {score} | {name} | verdict |", "| --- | ---: | ---: | ---: | --- |"]
+    lines += [_markdown_row(report, arm, unit) for arm in arms[:most]]
+    if len(arms) > most:
+        lines.append(f"| and {len(arms) - most} more | | | | |")
+    return lines
+
+
+def _markdown_row(report: Report, arm: ArmReport, unit: str) -> str:
+    metric, d = arm.metrics[report.primary], arm.difference
+    difference, verdict = "", "baseline" if arm.role == "baseline" else wording.DASH
+    if d is not None:
+        difference, verdict = wording.interval(d.mean, d.low, d.high, unit), d.verdict
+    score = wording.mean_and_sd(metric.mean, metric.sd, unit)
+    cells = (_text(arm.arm), str(len(metric.values)), score, difference, verdict)
+    return f"| {' | '.join(cells)} |"
+
+
+def _losses(report: Report) -> str:
+    """The tasks on which an arm is worse, the largest losses first."""
+    losses = []
+    for row in report.comparisons:
+        if row.verdict == "worse" and row.task != report.primary:
+            losses.append((-abs(row.difference), row))
+    losses.sort(key=lambda item: item[0])
+    texts = []
+    for _, row in losses[:LOSSES]:
+        difference = wording.interval(row.difference, row.low, row.high, row.unit)
+        texts.append(f"{row.arm} on {row.task} {difference}")
+    return f"Worse on other tasks: {_text('; '.join(texts))}." if texts else ""
+
+
+def _text(text: str) -> str:
+    """One line in which Markdown finds no table and no tag."""
+    line = " ".join(text.split())
+    return line.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
+
+
+# --------------------------------------------------------------------------------------------------
+# A report as text for a terminal.
+
+
+def report_lines(report: Report) -> list[str]:
+    """Funnels, one table per task, the null web, and the verdict."""
+    lines = []
+    for funnel in report.funnels:
+        steps = " > ".join(f"{name} {count:,}" for name, count in funnel.steps)
+        lines.append(f"{funnel.title}: {steps}")
+        if funnel.reasons:
+            lost = sorted(funnel.reasons.items(), key=lambda item: -item[1])
+            reasons = ", ".join(f"{name} {count:,}" for name, count in lost)
+            lines.append(f"{funnel.title}, not kept: {reasons}")
+    for task in report.tasks:
+        lines += ["", *task_table(report, task)]
+    if report.null_web is not None:
+        null = report.null_web
+        lines += ["", f"{null.name}: {null.question}", *task_table(null, null.tasks[0])]
+        lines.append(null.verdict)
+    return [*lines, "", *report.redesigns, *report.verdict.splitlines()]
+
+
+def task_table(report: Report, task: TaskReport) -> list[str]:
+    """One line per arm: pairs, repeats, mean ± SD, and the difference to the baseline.
+
+    Without pairs and repeats where only predictions are known.
+    """
+    head = f"{task.task}, {task.metric}"
+    data = f"{'pairs':>8}{'repeats':>9}" if _with_data(report) else ""
+    unit = ", %" if task.unit == "share" else ""
+    lines = [f"{head:<30}{data}{f'mean ± SD{unit}':>16}   to {report.baseline}"]
+    for row in task.rows:
+        lines.append(_text_row(report, task, row))
+    return lines
+
+
+def _with_data(report: Report) -> bool:
+    return any(arm.rows for arm in report.arms)
+
+
+def _text_row(report: Report, task: TaskReport, row: TaskRow) -> str:
+    arm = next(arm for arm in report.arms if arm.arm == row.arm)
+    data = ""
+    if _with_data(report):
+        repeats = wording.DASH if arm.repeats is None else f"{arm.repeats:.1f}"
+        rows = f"{arm.rows:,}" if arm.rows else wording.DASH
+        data = f"{rows:>8}{repeats:>9}"
+    text = f"{row.arm:<30}{data}{wording.mean_and_sd(row.mean, row.sd, task.unit):>16}   "
+    if row.difference is not None:
+        d = row.difference
+        text += f"{wording.interval(d.mean, d.low, d.high, task.unit)}  {d.verdict}"
+    if arm.missing:
+        text += f"  ({wording.without(arm.missing)})"
+    return text.rstrip()

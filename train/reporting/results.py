@@ -15,8 +15,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from manifests import disk, identity
-from manifests.documents import read_document
-from manifests.run_layout import AblationLayout, RunLayout
+from manifests.layout import AblationLayout, RunLayout
+from manifests.records import read_document
 from manifests.schema import Ablation, TaskSpec
 from train.ablation import (
     AnyRun,
@@ -27,17 +27,23 @@ from train.ablation import (
     ReadScore,
     Run,
     Score,
+    ScorerScore,
     Study,
+    TaskFacts,
     all_runs,
     arm_names,
     conclude,
     finished_metrics,
+    history,
     ledger,
     missing_seeds,
     replay,
+    scorer_run,
+    scorer_score,
     stale_because,
 )
 from train.evaluation import (
+    DIRECTIONS,
     METRICS,
     BoolArray,
     Metrics,
@@ -47,7 +53,7 @@ from train.evaluation import (
     kind_of,
     metric_values,
 )
-from train.reporting.schema import ArmRuns, Results, TaskFacts
+from train.reporting.schema import ArmRuns, Results
 from train.stats import LedgerEntry, TaskScores, mcnemar
 
 Samples = tuple[NDArray[np.float64], ...] | None
@@ -116,7 +122,9 @@ def collect_results(
     readers = {task.name: TaskReader(task, hashes) for task in ablation.evaluate}
     kept = () if ablation.stop is None else ledger.kept_prior(ablation, out)
     start = ledger.primary_prior(ablation, kept)
-    study = _study(ablation, runs, without, readers[ablation.primary], start)
+    earlier = history.earlier_looks(ablation, history.looks(out))
+    alpha = history.alpha_of(earlier)
+    study = _study(ablation, runs, without, readers[ablation.primary], start, alpha)
     if study is not None:
         runs = tuple(run for run in runs if (run.arm, run.seed) in study.asked)
         failures = [run for run in failures if (run.arm, run.seed) in study.asked]
@@ -130,7 +138,20 @@ def collect_results(
     data = {task: _data_hash(predictions) for task, predictions in by_task.items()}
     prior = kept if study is not None else ledger.read_prior(ablation, out, data)
     entries = ledger.by_task(prior)
-    conclusions = conclude(ablation, scores, failures, incomplete, len(runs), entries, study)
+    facts = {task: _facts(predictions) for task, predictions in by_task.items()}
+    conclusions = conclude(
+        ablation,
+        scores,
+        failures,
+        incomplete,
+        len(runs),
+        entries,
+        study,
+        facts,
+        _other_metrics(runs, by_task[ablation.primary], ablation),
+        earlier,
+        _scorer(ablation, out, hashes),
+    )
     own = () if study is not None else ledger.own_entries(ablation, conclusions.noise, data)
     overlap, near_overlap = _overlaps(ablation, shared)
     return Results(
@@ -146,15 +167,30 @@ def collect_results(
         failed=conclusions.failed,
         incomplete=conclusions.incomplete,
         rounds=conclusions.rounds,
+        ranges=conclusions.ranges,
+        other_metrics=conclusions.other_metrics,
+        earlier_looks=conclusions.earlier_looks,
+        scorer=conclusions.scorer,
         ablation_hash=identity.ablation_hash(ablation),
         arms={arm: _arm_runs(runs, arm, by_task) for arm in arm_names(runs)},
-        tasks={task: _facts(predictions) for task, predictions in by_task.items()},
+        tasks=facts,
         mcnemar={task: _mcnemar(runs, by_task[task], ablation) for task in by_task},
         overlap=overlap,
         near_overlap=near_overlap,
         files=hashes.sha256,
         dropped=() if shared is None else shared.dropped,
     )
+
+
+def _scorer(ablation: Ablation, out: str, hashes: FileHashes) -> ScorerScore | None:
+    """The score of the ablation's scorer; None where there is none, and where it has no score."""
+    run = scorer_run(ablation, out)
+    task = next(task for task in ablation.evaluate if task.name == ablation.primary)
+    if ablation.scorer is None or run is None or finished_metrics(run, [task]) is None:
+        return None
+    one, metric = TaskReader(task, hashes).read(run), deciding_metric(task)
+    facts = TaskFacts(samples=len(one.correct[0]), chance=one.chance)
+    return scorer_score(ablation.scorer.view, task.name, metric, one.metrics[metric], facts)
 
 
 def _missing_files(runs: Sequence[AnyRun]) -> list[FailedRun]:
@@ -251,12 +287,17 @@ def _study(
     without: Collection[RunKey],
     reader: TaskReader,
     prior: LedgerEntry | None,
+    alpha: float,
 ) -> Study | None:
     """The rounds of an ablation with `stop`, replayed from the finished runs."""
     if ablation.stop is None:
         return None
     by_key = {(run.arm, run.seed): run for run in runs}
-    return replay(ablation, lambda arm, seed: reader.score(by_key[arm, seed]), without, prior)
+
+    def read(arm: str, seed: int) -> Score:
+        return reader.score(by_key[arm, seed])
+
+    return replay(ablation, read, without, prior, alpha)
 
 
 def _check_sizes(predictions: Mapping[RunKey, Predictions], task: TaskSpec) -> None:
@@ -318,6 +359,24 @@ def _scores(
             values[run.arm][run.seed] = one.metrics[deciding_metric(task)]
             samples[run.arm][run.seed] = None if one.values is None else tuple(one.values)
     return TaskScores(values=values, samples=samples)
+
+
+def _other_metrics(
+    runs: Sequence[AnyRun], predictions: Mapping[RunKey, Predictions], ablation: Ablation
+) -> dict[str, TaskScores]:
+    """The primary task by the other metrics that all finished runs have, of both directions."""
+    task = next(task for task in ablation.evaluate if task.name == ablation.primary)
+    found: dict[str, TaskScores] = {}
+    for metric in METRICS:
+        values: dict[str, dict[int, float]] = {arm: {} for arm in arm_names(runs)}
+        for (arm, seed), one in predictions.items():
+            if metric in one.metrics:
+                values[arm][seed] = one.metrics[metric]
+        complete = sum(map(len, values.values())) == len(predictions) > 0
+        one_direction = metric.startswith(DIRECTIONS)
+        if complete and metric != deciding_metric(task) and not one_direction:
+            found[metric] = TaskScores(values=values)
+    return found
 
 
 def _arm_runs(

@@ -5,9 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from train.ablation import ArmRounds, Conclusions, TaskComparison, TaskNoise, ledger
+from train.ablation import (
+    ArmRounds,
+    Conclusions,
+    ScorerScore,
+    TaskComparison,
+    TaskFacts,
+    TaskNoise,
+    TaskRange,
+    ledger,
+)
 from train.evaluation import DroppedRows, Metrics
-from train.stats import Verdict
+from train.stats import Power, Verdict
 
 # --- results.json --------------------------------------------------------------------------------
 
@@ -17,14 +26,6 @@ class ArmRuns:
     """The metrics of an arm's finished runs: {seed of the run: {task: metrics}}."""
 
     runs: dict[str, dict[str, Metrics]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskFacts:
-    """A task's number of samples, and the headline metric of random guesses."""
-
-    samples: int
-    chance: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,10 +222,8 @@ class ContractRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contract:
-    """What all runs share, and what they do not.
-
-    config_hash: of the settings without the seed, where all runs have the same. blends: {arm: hash
-    of its blend}; of a random control that of its first seed.
+    """What all runs share, and what they do not. config_hash: of what they have to share, None if
+    they differ in it. blends: {arm: hash of its blend}; of a random control that of its first seed.
     """
 
     runs: int
@@ -328,18 +327,6 @@ class RunRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Power:
-    """The smallest visible difference, and the seeds of each arm that half of it would need.
-
-    None where no number of seeds suffices.
-    """
-
-    smallest: float
-    half: float
-    seeds_for_half: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
     """The Jaccard index of the rows of each two arms."""
 
@@ -412,7 +399,7 @@ class Report:
     question: str
     baseline: str
     primary: str
-    equivalence: float
+    equivalence: float  # on the primary task; 0: nothing is called equal
     seeds: tuple[int, ...]
     samples_seen: int | None  # None where all predictions were given
     headline: str
@@ -447,4 +434,10 @@ class Report:
     duplicates: tuple[DuplicateGroups, ...] = ()
     safety: tuple[SafetyRates, ...] = ()
     signals: tuple[SignalRow, ...] = ()
+    ranges: tuple[TaskRange, ...] = ()
+    other_metrics: tuple[TaskComparison, ...] = ()
+    scorer: ScorerScore | None = None  # of the scorer that the ablation trained
+    looks: str = ""  # which verdicts were seen before this one; empty for the first
     scaling: tuple[Scaling, ...] = ()
+    redesigns: tuple[str, ...] = ()  # changes of the manifest after the first run
+    metrics_were_fixed: bool = False  # before the first run, as far as the history shows

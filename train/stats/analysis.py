@@ -1,4 +1,4 @@
-"""All comparisons of an ablation, from the values of its runs: tables in, verdicts out. Pure."""
+"""`analyse`: all comparisons of an ablation, from the values of its runs."""
 
 from __future__ import annotations
 
@@ -9,33 +9,403 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from train.stats.comparison import (
+    ALPHA,
+    NO_PENALTY,
     Comparison,
     Difference,
-    Spread,
+    Penalty,
+    Power,
     dunnett_family,
     holm_family,
+    power_of,
     single,
 )
-from train.stats.contrasts import (
-    Noise,
-    Pair,
-    Samples,
-    average_noise,
-    average_values,
-    comparable,
-    differences,
-    over_tasks,
-    pair_noise,
-    shared_noise,
-    with_own_spread,
+from train.stats.model import (
+    AdditiveFit,
+    Groups,
+    LedgerEntry,
+    SampleNoise,
+    SampleRuns,
+    Spread,
+    Values,
+    check_mean,
+    combine_with_prior,
+    common_seeds,
+    fit_additive,
+    fit_prior,
+    moderated_spreads,
+    moderated_variances,
+    paired_variance,
+    sample_noise,
+    satterthwaite,
 )
-from train.stats.model import Values, common_seeds
-from train.stats.moderation import LedgerEntry
-from train.stats.power import ALPHA, satterthwaite, smallest_visible
-from train.stats.samples import SampleNoise, check_mean
-from train.stats.single_runs import one_model_difference
+
+# --------------------------------------------------------------------------------------------------
+# Differences of arms with their noise: from one task, and from the average over tasks. Pure.
+
 
 Array = np.ndarray
+Pair = tuple[str, str]  # (arm, its baseline)
+Samples = Mapping[str, SampleRuns]  # {arm: {seed: groups of per-sample values}}
+
+LEAST_SEEDS = 2
+LEAST_TASKS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noise:
+    """What all runs of a table say of the noise of one run.
+
+    fit: the additive model. prior: from the ledger, None without. runs_df: the degrees of freedom
+    that the runs give. variance, df: the shared variance of a run's residual with the prior in it.
+    """
+
+    fit: AdditiveFit
+    prior: LedgerEntry | None
+    runs_df: float
+    variance: float
+    df: float
+
+
+def shared_noise(
+    values: Values, ledger: Sequence[LedgerEntry], family: Sequence[str] = ()
+) -> Noise | None:
+    """The model of a table and its shared variance; None where nothing gives a variance.
+
+    family: the baseline and the arms whose intervals hold together. Quiet controls tell nothing of
+    an arm that varies more than they do: the shared variance is at least that of the family's runs,
+    and the other runs at most double its degrees of freedom.
+    """
+    if not any(values.values()):
+        return None
+    fit, prior = fit_additive(values), fit_prior(ledger)
+    shared, runs_df = fit.variance, float(fit.df)
+    inside = {arm: values[arm] for arm in family if values.get(arm)}
+    own = fit_additive(inside) if len(inside) > 1 else None
+    if own is not None and own.variance is not None and shared is not None:
+        shared, runs_df = max(shared, own.variance), min(runs_df, 2.0 * own.df)
+    variance, df = combine_with_prior(shared, runs_df, prior)
+    if variance is None:
+        return None
+    return Noise(fit=fit, prior=prior, runs_df=runs_df, variance=variance, df=max(1.0, df))
+
+
+def comparable(values: Values, pairs: Sequence[Pair]) -> list[Pair]:
+    """The pairs that share at least two seeds."""
+    return [pair for pair in pairs if len(common_seeds(values, *pair)) >= LEAST_SEEDS]
+
+
+def pair_noise(samples: Samples | None, pair: Pair, seeds: Sequence[int]) -> SampleNoise | None:
+    """The noise from samples of a pair; None unless every common seed has per-sample values."""
+    if samples is None:
+        return None
+    runs = []
+    for arm in pair:
+        of_arm = samples.get(arm, {})
+        if any(seed not in of_arm for seed in seeds):
+            return None
+        runs.append({seed: of_arm[seed] for seed in seeds})
+    return sample_noise(runs[0], runs[1])
+
+
+def differences(
+    values: Values,
+    noise: Noise,
+    pairs: Sequence[Pair],
+    sample_noises: Sequence[SampleNoise | None],
+    *,
+    one_baseline: bool,
+    limit: float = math.inf,
+) -> list[Difference]:
+    """Each pair's difference and spreads. `limit`: the largest difference that there can be.
+
+    `one_baseline`: the arms of a family; their variances are moderated together. Otherwise (the
+    controls, the A/A pair) the spread of the pair's own runs stands beside the shared one, and the
+    interval is at least that of a paired t test: a control is there to warn, and the spread that
+    quieter arms share calls 8 to 16 % of equal data different where the baseline varies two or
+    three times as much as they do.
+
+    Independent errors on the samples leave a variance at least, which is known without many seeds:
+    the interval is the wider of that of the runs and that of this floor with infinite degrees of
+    freedom. Simulated for true variances of 1 to 6 floors (1, 4, 8 arms × 2, 3, 5 seeds), it covers
+    at least as well as without a floor (up to 98.9 %) and is 0-5 % wider; raising the variance to
+    the floor under the few degrees of freedom of the runs is up to 29 % wider (coverage 100 %).
+    """
+    own = [paired_variance(values, *pair) for pair in pairs]
+    seeds = [common_seeds(values, *pair) for pair in pairs]
+    own_df = [len(of_pair) - 1 for of_pair in seeds]
+    pooled = 2 * noise.variance
+    if one_baseline:
+        spreads = [[one] for one in moderated_spreads(pooled, noise.df, own, own_df)]
+    else:
+        shared = Spread(variance=pooled, df=noise.df)
+        spreads = [
+            [shared, Spread(variance=variance, df=df)]
+            for variance, df in zip(own, own_df, strict=True)
+        ]
+    rows = []
+    for number, (pair, samples) in enumerate(zip(pairs, sample_noises, strict=True)):
+        of_pair = spreads[number]
+        if samples is not None:
+            of_pair = [*of_pair, Spread(variance=samples.floor, df=math.inf)]
+        share = noise.fit.factor(*pair) / 2
+        over_seeds = [replace(one, variance=one.variance * share) for one in of_pair]
+        over_samples = []
+        if samples is not None:
+            over_samples = [add_drawing(spread, samples) for spread in over_seeds]
+        rows.append(
+            Difference(
+                arm=pair[0],
+                baseline=pair[1],
+                seeds=seeds[number],
+                difference=noise.fit.estimate(*pair),
+                sd=math.sqrt(max(one.variance for one in of_pair)),
+                over_seeds=tuple(over_seeds),
+                over_samples=tuple(over_samples),
+                limit=limit,
+            )
+        )
+    return rows
+
+
+def add_drawing(over_seeds: Spread, samples: SampleNoise) -> Spread:
+    """The spread over seeds and samples."""
+    if samples.drawing == 0:
+        return over_seeds
+    df = samples.drawing**2 / samples.drawing_error
+    variance, total_df = satterthwaite(
+        [(over_seeds.variance, over_seeds.df), (samples.drawing, df)]
+    )
+    return Spread(variance=variance, df=total_df)
+
+
+def average_values(tables: Sequence[Values]) -> dict[str, dict[int, float]]:
+    """Means over tasks of the runs that have a value in every task."""
+    rows: dict[str, dict[int, float]] = {}
+    for arm in tables[0]:
+        seeds = set(tables[0][arm])
+        for table in tables[1:]:
+            seeds &= set(table.get(arm, {}))
+        means = {}
+        for seed in sorted(seeds):
+            means[seed] = float(np.mean([table[arm][seed] for table in tables]))
+        rows[arm] = means
+    return rows
+
+
+def average_noise(noises: Sequence[SampleNoise | None]) -> SampleNoise | None:
+    """The noise of samples of an average over tasks with different samples; None if one is None."""
+    known = [noise for noise in noises if noise is not None]
+    if len(known) < len(noises):
+        return None
+    count = len(known) ** 2
+    return SampleNoise(
+        floor=sum(noise.floor for noise in known) / count,
+        drawing=sum(noise.drawing for noise in known) / count,
+        drawing_error=sum(noise.drawing_error for noise in known) / count**2,
+    )
+
+
+def over_tasks(tables: Sequence[Values], one: Difference) -> tuple[Spread, ...]:
+    """The spread of a mean difference if the tasks are a random sample too; () below 3 tasks.
+
+    The variance of the tasks' differences / T holds the tasks, their samples and what seeds do to
+    each task alone; the part of the seeds that all tasks share is added: variance over seeds less
+    (mean square of seeds × tasks) / (T S), at least 0.
+    """
+    if len(tables) < LEAST_TASKS:
+        return ()
+    table = np.array(
+        [
+            [values[one.arm][seed] - values[one.baseline][seed] for seed in one.seeds]
+            for values in tables
+        ]
+    )
+    tasks, seeds = table.shape
+    between = float(table.mean(axis=1).var(ddof=1)) / tasks
+    residual = table - table.mean(axis=1, keepdims=True) - table.mean(axis=0) + table.mean()
+    residual_square = float((residual**2).sum()) / ((tasks - 1) * (seeds - 1))
+    runs = one.over_seeds[0]
+    common = max(0.0, runs.variance - residual_square / (tasks * seeds))
+    variance, df = satterthwaite([(between, tasks - 1), (common, runs.df)])
+    return (Spread(variance=variance, df=df),)
+
+
+# --------------------------------------------------------------------------------------------------
+# What single runs tell: mean and SD over an arm's seeds, two runs sample by sample, and one model
+# without seeds against a baseline that has them. Pure.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeanSd:
+    """One arm over its seeds: n values, their mean and sample SD (n − 1); no SD for one value."""
+
+    n: int
+    mean: float
+    sd: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Discordance:
+    """Samples that only one of two runs got right, and McNemar's exact two-sided p."""
+
+    only_first: int
+    only_second: int
+    p: float
+
+
+def mean_sd(values: Sequence[float]) -> MeanSd:
+    """Mean and sample SD over seeds. ValueError without a value."""
+    if not values:
+        raise ValueError("a mean needs at least 1 seed; there are 0")
+    x = np.asarray(values, dtype=np.float64)
+    sd = float(x.std(ddof=1)) if len(x) > 1 else None
+    return MeanSd(n=len(x), mean=float(x.mean()), sd=sd)
+
+
+def mcnemar(first: Sequence[bool] | np.ndarray, second: Sequence[bool] | np.ndarray) -> Discordance:
+    """Two runs on the same samples, correct or not: the discordant ones under an exact binomial.
+
+    It is about these two models, not about their data: the noise of another seed is not in it.
+    ValueError for lists of different lengths.
+    """
+    from scipy.stats import binomtest
+
+    if len(first) != len(second):
+        raise ValueError(f"{len(first)} samples cannot be paired with {len(second)}")
+    a, b = np.asarray(first, dtype=bool), np.asarray(second, dtype=bool)
+    only_first, only_second = int((a & ~b).sum()), int((b & ~a).sum())
+    discordant = only_first + only_second
+    p = float(binomtest(only_first, discordant, 0.5).pvalue) if discordant else 1.0
+    return Discordance(only_first=only_first, only_second=only_second, p=p)
+
+
+def run_spread(values: Values, baseline: str) -> Spread | None:
+    """The variance of one run of the baseline over seeds, seed effects included.
+
+    From all arms that have every seed of the baseline: (MS of seeds + (arms − 1) MS of residual) /
+    arms, with Satterthwaite's degrees of freedom; raised half-way to the baseline's own variance
+    where that is larger. None where the baseline has fewer than two seeds or nothing varies.
+    """
+    seeds = sorted(values.get(baseline, {}))
+    if len(seeds) < 2:
+        return None
+    rows = []
+    for of_arm in values.values():
+        if set(seeds) <= set(of_arm):
+            rows.append([of_arm[seed] for seed in seeds])
+    table = np.array(rows)
+    arms, count = table.shape
+    own = float(np.var([values[baseline][seed] for seed in seeds], ddof=1))
+    if arms == 1:
+        return Spread(variance=own, df=count - 1) if own > 0 else None
+    means = table.mean(axis=0)
+    between = arms * float(means.var(ddof=1))
+    residual = table - table.mean(axis=1, keepdims=True) - means + table.mean()
+    within = float((residual**2).sum()) / ((arms - 1) * (count - 1))
+    parts = [
+        (between / arms, count - 1.0),
+        (within * (arms - 1) / arms, (arms - 1.0) * (count - 1)),
+    ]
+    variance, df = satterthwaite([part for part in parts if part[0] > 0] or parts[:1])
+    variance = moderated_variances(variance, [own])[0]
+    return Spread(variance=variance, df=df) if variance > 0 else None
+
+
+def one_model_difference(
+    values: Values,
+    pair: Pair,
+    samples: Mapping[str, SampleRuns] | None = None,
+    floor: float = 0.0,
+) -> Difference | None:
+    """One model without seeds less the mean of the baseline's runs. None without a spread.
+
+    The model counts as one run of its arm and is taken to vary as the baseline's runs do; nothing
+    is paired by seed. The variance is that of a new run: run_spread · (1 + 1/n) for n seeds of the
+    baseline. floor: the least variance of one run that the samples leave. With per-sample values of
+    all these runs, `over_samples` adds what drawing other samples adds, the model's own errors
+    included. ValueError where the arm has not exactly one value.
+    """
+    arm, baseline = pair
+    if len(values[arm]) != 1:
+        raise ValueError(f"{arm} has {len(values[arm])} values; one model has one")
+    spread = run_spread(values, baseline)
+    if spread is None:
+        return None
+    (seed,) = values[arm]
+    of_baseline = values[baseline]
+    factor = 1 + 1 / len(of_baseline)
+    over_seeds = [Spread(variance=spread.variance * factor, df=spread.df)]
+    if floor > 0:
+        over_seeds.append(Spread(variance=floor * factor, df=math.inf))
+    drawing = _drawing(samples, (arm, seed), (baseline, tuple(of_baseline)))
+    over_samples = []
+    if drawing is not None:
+        for one in over_seeds:
+            variance, df = satterthwaite([(one.variance, one.df), (drawing.variance, drawing.df)])
+            over_samples.append(Spread(variance=variance, df=df))
+    return Difference(
+        arm=arm,
+        baseline=baseline,
+        seeds=(),
+        difference=values[arm][seed] - float(np.mean(list(of_baseline.values()))),
+        sd=math.sqrt(2 * max(spread.variance, floor)),
+        over_seeds=tuple(over_seeds),
+        over_samples=tuple(over_samples),
+    )
+
+
+def over_average(row: Difference, of_tasks: Sequence[Difference], tasks: int) -> Difference:
+    """One model's difference on the average over tasks, with the variance of drawing samples, which
+    adds up over the tasks; unchanged where a task has no per-sample values.
+    """
+    drawing = 0.0
+    for one in of_tasks:
+        if not one.over_samples:
+            return row
+        drawing += one.over_samples[0].variance - one.over_seeds[0].variance
+    # The degrees of freedom are those of samples: thousands, so the normal law serves.
+    part = (drawing / tasks**2, math.inf)
+    spreads = []
+    for spread in row.over_seeds:
+        variance, df = satterthwaite([(spread.variance, spread.df), part])
+        spreads.append(Spread(variance=variance, df=df))
+    return replace(row, over_samples=tuple(spreads))
+
+
+def _drawing(
+    samples: Mapping[str, SampleRuns] | None,
+    one: tuple[str, int],
+    others: tuple[str, tuple[int, ...]],
+) -> Spread | None:
+    """The variance of the difference from drawing other samples; None without per-sample values.
+
+    The mean of several groups has the mean of the groups' standard errors, as in `sample_noise`.
+    """
+    if samples is None or one[1] not in samples.get(one[0], {}):
+        return None
+    runs = samples.get(others[0], {})
+    if any(seed not in runs for seed in others[1]):
+        return None
+    model: Groups = samples[one[0]][one[1]]
+    errors, least = [], math.inf
+    for group, own in enumerate(model):
+        mean = np.asarray(np.mean([runs[seed][group] for seed in others[1]], axis=0, dtype=float))
+        if np.shape(mean) != np.shape(own):
+            raise ValueError(
+                f"runs of one task need the same samples; {one[0]} has {len(own):,} and "
+                f"{others[0]} {len(mean):,}"
+            )
+        difference = np.subtract(own, mean, dtype=np.float64)
+        errors.append(math.sqrt(float(difference.var(ddof=1)) / len(difference)))
+        least = min(least, len(difference) - 1)
+    variance = float(np.mean(errors)) ** 2
+    return Spread(variance=variance, df=least) if variance > 0 else None
+
+
+# --------------------------------------------------------------------------------------------------
+# All comparisons of an ablation, from the values of its runs: tables in, verdicts out. Pure.
+
 
 AVERAGE = "average"  # the key of the average over tasks in a ledger
 
@@ -47,10 +417,14 @@ class TaskScores:
     values: {arm: {seed: metric}}. samples: {arm: {seed: per-sample values}}, whose mean is the
     metric: an array, or a tuple of arrays if the metric is the mean over several groups of samples
     (two directions of retrieval); None for a run or for all runs where they are not known.
+    band: the equivalence band of this task, 0 where nothing can be called equal; None: that of all
+    tasks. limit: the largest value there is, where the smallest is 0 (1 for a share).
     """
 
     values: Values
     samples: Mapping[str, Mapping[int, Array | Sequence[Array] | None]] | None = None
+    band: float | None = None
+    limit: float = math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,12 +444,11 @@ class TaskAnalysis:
     degrees of freedom. None where no comparison is possible.
     own_sd, own_df: of these runs alone. floor_sd: what the samples of the test set leave at least;
     drawing_sd: what drawing other samples adds to a difference, however many seeds there are
-    (the median comparison). Both None without per-sample values. prior: what the ledger said. mde:
-    the smallest true difference that 80 % of such ablations would call better or worse; None where
-    the noise is not known.
+    (the median comparison). Both None without per-sample values. prior: what the ledger said.
+    power: what such ablations can see; None where the noise is not known.
     comparisons: the arms against the baseline, Dunnett; one model without seeds among them has an
-    interval of its own kind (see `one_model_difference`). controls: Holm. a_a: not adjusted, and at
-    least as wide as a paired t interval.
+    interval of its own kind (see `one_model_difference`). controls: Holm. a_a: not adjusted. The
+    intervals of controls and a_a are at least as wide as those of a paired t test.
     without_samples: pairs whose interval is over seeds only, as per-sample values are missing.
     ledger: what these runs add to a ledger; None without degrees of freedom.
     """
@@ -88,13 +461,18 @@ class TaskAnalysis:
     floor_sd: float | None
     drawing_sd: float | None
     prior: LedgerEntry | None
-    mde: float | None
+    power: Power | None
     comparisons: tuple[Comparison, ...]
     controls: tuple[Comparison, ...]
     a_a: Comparison | None
     left_out: tuple[LeftOut, ...]
     without_samples: tuple[Pair, ...]
     ledger: LedgerEntry | None
+
+    @property
+    def mde(self) -> float | None:
+        """The smallest visible difference."""
+        return None if self.power is None else self.power.smallest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,15 +485,15 @@ class Analysis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Design:
-    """The questions: which arms against which baseline, controls, A/A, band and level."""
+    """The questions: which arms against which baseline, controls, A/A, level and looks."""
 
     baseline: str
     arms: tuple[str, ...]
     one_models: tuple[str, ...]
     controls: tuple[Pair, ...]
     a_a: Pair | None
-    band: float
     alpha: float
+    looks: int
 
     @property
     def family(self) -> tuple[Pair, ...]:
@@ -129,6 +507,18 @@ class Design:
         return self.family + self.controls + last
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What is asked of one table. tables: those of the single tasks, if it is their average."""
+
+    task: str
+    band: float
+    limit: float
+    ledger: Sequence[LedgerEntry]
+    penalty: Penalty = NO_PENALTY
+    tables: tuple[Values, ...] = ()
+
+
 def analyse(
     tasks: Mapping[str, TaskScores],
     baseline: str,
@@ -140,6 +530,9 @@ def analyse(
     a_a: Pair | None = None,
     ledger: Mapping[str, Sequence[LedgerEntry]] | None = None,
     alpha: float = ALPHA,
+    primary: str | None = None,
+    looks: int = 1,
+    average: bool = True,
 ) -> Analysis:
     """Compare the arms with the baseline on every task and on their average.
 
@@ -147,14 +540,20 @@ def analyse(
     one_models: those of them that are one model without seeds. controls: pairs
     (arm, its own baseline), a family of their own (Holm). a_a: (A/A arm, the arm that it repeats).
     All arms in the values take part in the shared variance. ledger: {task or AVERAGE: earlier
-    ablations}. band: the equivalence band, in the unit of the values. Pairs with fewer than two
-    seeds in common are left out and named. ValueError for no task, a band that is not above 0, an
-    alpha outside 0..0.5, an arm named twice or equal to the baseline, or samples that do not fit.
+    ablations}. band: the equivalence band, in the unit of the values; 0: nothing can be called
+    equal. primary: the task that was chosen before the runs; its comparisons hold together, and
+    those of all other tasks hold together too. None: those of all tasks do. looks: see `Penalty`.
+    average: whether to average over the tasks; their values must mean the same. Pairs with fewer
+    than two seeds in common are left out and named. ValueError for no task, an unknown primary, a
+    band below 0, an alpha outside 0..0.5, an arm named twice or equal to the baseline, or samples
+    that do not fit.
     """
     if not tasks:
         raise ValueError("there is no task to analyse")
-    if not band > 0:
-        raise ValueError(f"the equivalence band is {band}; it must be above 0")
+    if primary is not None and primary not in tasks:
+        raise ValueError(f"the primary task {primary!r} is not one of {list(tasks)}")
+    if not band >= 0:
+        raise ValueError(f"the equivalence band is {band}; it is at least 0")
     if not 0 < alpha < 0.5:
         raise ValueError(f"alpha is between 0 and 0.5; got {alpha}")
     if len(set(arms)) < len(arms) or baseline in arms:
@@ -167,8 +566,8 @@ def analyse(
         one_models=tuple(one_models),
         controls=tuple(controls),
         a_a=a_a,
-        band=band,
         alpha=alpha,
+        looks=looks,
     )
     entries = ledger or {}
     results = {}
@@ -178,15 +577,31 @@ def analyse(
         samples = _checked_samples(task, scores)
         noises[task] = _sample_noises(scores.values, samples, design.pairs)
         singles[task] = _single_models(scores.values, samples, noises[task], design)
+        together = 1 if task == primary else len(tasks) - (primary is not None)
         results[task] = _analyse_table(
-            task, scores.values, noises[task], design, entries.get(task, ()), (), singles[task]
+            scores.values,
+            noises[task],
+            design,
+            _Asked(
+                task=task,
+                band=band if scores.band is None else scores.band,
+                limit=scores.limit,
+                ledger=entries.get(task, ()),
+                penalty=Penalty(tasks=together, looks=looks),
+            ),
+            singles[task],
         )
-    if len(tasks) == 1:
+    if len(tasks) == 1 or not average:
         return Analysis(tasks=results, average=None)
-    return Analysis(
-        tasks=results,
-        average=_analyse_average(tasks, noises, design, entries.get(AVERAGE, ()), singles),
+    asked = _Asked(
+        task=AVERAGE,
+        band=band if primary is None or tasks[primary].band is None else tasks[primary].band or 0.0,
+        limit=max(scores.limit for scores in tasks.values()),
+        ledger=entries.get(AVERAGE, ()),
+        penalty=Penalty(looks=looks),
+        tables=tuple(scores.values for scores in tasks.values()),
     )
+    return Analysis(tasks=results, average=_analyse_average(noises, design, asked, singles))
 
 
 def _checked_samples(task: str, scores: TaskScores) -> Samples | None:
@@ -246,77 +661,65 @@ def _average_models(
     design: Design,
     singles: Mapping[str, Sequence[Difference]],
 ) -> list[Difference]:
-    """The models without seeds on the average over tasks: variances of drawing samples add up."""
-    rows = _single_models(values, None, noises, design)
-    averaged = []
-    for row in rows:
+    """The models without seeds on the average over tasks."""
+    rows = []
+    for row in _single_models(values, None, noises, design):
         of_tasks = [one for task in singles.values() for one in task if one.arm == row.arm]
-        drawing = 0.0
-        for one in of_tasks:
-            if not one.over_samples:
-                break
-            drawing += one.over_samples[0].variance - one.over_seeds[0].variance
-        else:
-            # The degrees of freedom are those of samples: thousands, so the normal law serves.
-            part = (drawing / len(singles) ** 2, math.inf)
-            spreads = []
-            for spread in row.over_seeds:
-                variance, df = satterthwaite([(spread.variance, spread.df), part])
-                spreads.append(Spread(variance=variance, df=df))
-            row = replace(row, over_samples=tuple(spreads))
-        averaged.append(row)
-    return averaged
+        rows.append(over_average(row, of_tasks, len(singles)))
+    return rows
 
 
 def _analyse_average(
-    tasks: Mapping[str, TaskScores],
     noises: Mapping[str, Mapping[Pair, SampleNoise | None]],
     design: Design,
-    ledger: Sequence[LedgerEntry],
+    asked: _Asked,
     singles: Mapping[str, Sequence[Difference]],
 ) -> TaskAnalysis:
     """The average over tasks, from the runs that have a value in every task."""
-    tables = [scores.values for scores in tasks.values()]
-    values = average_values(tables)
+    values = average_values(asked.tables)
     of_pairs = {}
     for pair in comparable(values, design.pairs):
-        of_pairs[pair] = average_noise([noises[task].get(pair) for task in tasks])
+        of_pairs[pair] = average_noise([noises[task].get(pair) for task in noises])
     of_models = _average_models(values, of_pairs, design, singles)
-    return _analyse_table(AVERAGE, values, of_pairs, design, ledger, tables, of_models)
+    return _analyse_table(values, of_pairs, design, asked, of_models)
 
 
 def _analyse_table(
-    task: str,
     values: Values,
     noises: Mapping[Pair, SampleNoise | None],
     design: Design,
-    ledger: Sequence[LedgerEntry],
-    tables: Sequence[Values],
+    asked: _Asked,
     singles: Sequence[Difference],
 ) -> TaskAnalysis:
-    """One table of values. `tables`: those of the single tasks, if this is their average.
-    `singles`: the differences of the models without seeds.
-    """
-    seeded = _seeded(values, design, "")
-    noise = shared_noise(seeded, ledger)
+    """One table of values. `singles`: the differences of the models without seeds."""
+    inside = (design.baseline, *(arm for arm, _ in design.family))
+    noise = shared_noise(_seeded(values, design, ""), asked.ledger, inside)
     family = comparable(values, design.family) if noise else []
     controls = comparable(values, design.controls) if noise else []
     last = comparable(values, [design.a_a]) if noise and design.a_a else []
 
     def measured(pairs: Sequence[Pair], one_baseline: bool) -> list[Difference]:
-        assert noise is not None
+        if noise is None or not pairs:
+            return []
         of_pairs = [noises.get(pair) for pair in pairs]
-        rows = differences(values, noise, pairs, of_pairs, one_baseline=one_baseline)
-        return [replace(row, over_tasks=over_tasks(tables, row)) for row in rows]
+        rows = differences(
+            values, noise, pairs, of_pairs, one_baseline=one_baseline, limit=asked.limit
+        )
+        return [replace(row, over_tasks=over_tasks(asked.tables, row)) for row in rows]
 
-    in_family = measured(family, True) if family else []
-    in_controls = measured(controls, False) if controls else []
-    in_last = _with_own_spreads(values, noise, noises, measured(last, False) if last else [])
+    in_family, in_last = measured(family, True), measured(last, False)
     compared = [*family, *controls, *last]
     floor = _floor([noises[pair] for pair in compared])
     drawing = _typical_drawing(family, noises)
+    level = (asked.band, design.alpha, asked.penalty)
+    alone = (asked.band, design.alpha, Penalty(looks=design.looks))
+    # Of a model without seeds the correlation is not known: 0 holds for any (Sidak).
+    correlation = 0.0 if singles else _least_correlation(noise, family)
+    of_arms = dunnett_family(
+        [*in_family, *(replace(one, limit=asked.limit) for one in singles)], correlation, *level
+    )
     return TaskAnalysis(
-        task=task,
+        task=asked.task,
         sd=math.sqrt(noise.variance) if noise else None,
         df=noise.df if noise else None,
         own_sd=_own_sd(noise),
@@ -324,37 +727,31 @@ def _analyse_table(
         floor_sd=math.sqrt(floor) if floor is not None else None,
         drawing_sd=math.sqrt(drawing[0]) if drawing else None,
         prior=noise.prior if noise else None,
-        mde=_smallest_visible(noise, floor, in_family, drawing, design.alpha),
-        comparisons=_in_order(
-            design,
-            dunnett_family(
-                [*in_family, *singles],
-                # Of a model without seeds the correlation is not known: 0 holds for any (Sidak).
-                0.0 if singles else _least_correlation(noise, family),
-                design.band,
-                design.alpha,
-            ),
+        power=_power(
+            noise,
+            floor,
+            in_family,
+            drawing,
+            design.alpha / asked.penalty.factor,
+            _possible(values.get(design.baseline, {}), asked.limit),
         ),
-        controls=holm_family(in_controls, design.band, design.alpha),
-        a_a=single(in_last[0], design.band, design.alpha) if in_last else None,
+        comparisons=_in_order(design, of_arms),
+        controls=holm_family(measured(controls, False), *alone),
+        a_a=single(in_last[0], *alone) if in_last else None,
         left_out=_left_out(values, design.pairs, compared),
         without_samples=tuple(pair for pair in compared if noises[pair] is None),
         ledger=_new_entry(noise),
     )
 
 
-def _with_own_spreads(
-    values: Values,
-    noise: Noise | None,
-    noises: Mapping[Pair, SampleNoise | None],
-    rows: Sequence[Difference],
-) -> list[Difference]:
-    """The A/A pair, if there is one, with the spread of its own runs."""
-    if noise is None:
-        return []
-    return [
-        with_own_spread(values, noise, row, noises.get((row.arm, row.baseline))) for row in rows
-    ]
+def _possible(of_baseline: Mapping[int, float], limit: float) -> float | None:
+    """The largest difference to the baseline's mean that there can be; None without a bound."""
+    if math.isinf(limit):
+        return None
+    if not of_baseline:
+        return limit
+    mean = float(np.mean(list(of_baseline.values())))
+    return max(mean, limit - mean)
 
 
 def _in_order(design: Design, comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
@@ -388,26 +785,27 @@ def _least_correlation(noise: Noise | None, family: Sequence[Pair]) -> float:
     return min(0.5, noise.fit.least_correlation(family))
 
 
-def _smallest_visible(
+def _power(
     noise: Noise | None,
     floor: float | None,
     family: Sequence[Difference],
     drawing: tuple[float, float] | None,
     alpha: float,
-) -> float | None:
-    """One figure for the family: shared spread, median number of seeds and sampling part."""
-    if noise is None or not family:
+    possible: float | None,
+) -> Power | None:
+    """From the family's shared spread, median number of seeds and sampling part."""
+    if noise is None or not family or max(noise.variance, floor or 0.0) == 0:
         return None
-    if max(noise.variance, floor or 0.0) == 0:
-        return None
-    return smallest_visible(
+    return power_of(
         math.sqrt(noise.variance),
         seeds=int(np.median([len(one.seeds) for one in family])),
         arms=len(family),
         df=noise.df,
+        prior_df=noise.prior.df if noise.prior else 0.0,
         floor_sd=math.sqrt(floor or 0.0),
         drawing=drawing or (0.0, math.inf),
         alpha=alpha,
+        possible=possible,
     )
 
 

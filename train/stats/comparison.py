@@ -1,29 +1,416 @@
-"""One difference with its intervals, p values and verdict, and families of them. Pure."""
+"""One difference with its intervals, p values and verdict, and families of them."""
 
 from __future__ import annotations
 
+import functools
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from train.stats.dunnett import dunnett_critical, dunnett_p, equal_loadings
-from train.stats.multiplicity import holm
-from train.stats.power import ALPHA
+import numpy as np
+
+from train.stats.model import Spread, satterthwaite, typical_raise
+
+# --------------------------------------------------------------------------------------------------
+# Many arms against one baseline: critical values and adjusted p values after Dunnett. Pure.
+#
+# The statistics T_i = (√(1 − λ_i²) X_i + λ_i Z) / s have the correlations λ_i λ_j and one shared
+# standard deviation s (a chi over the root of its degrees of freedom). Both the common factor Z
+# and s are integrated by Gauss-Legendre quadrature; the error is below 1e-10. Source: Dunnett, A
+# multiple comparison procedure for comparing several treatments with a control, JASA 50 (1955)
+# and New tables, Biometrics 20 (1964).
+
+
+Array = np.ndarray
+
+FACTOR_END = 8.8  # the normal density beyond it holds 1e-18
+PANEL = 16  # Gauss-Legendre nodes in each panel
+TABLE_END = 9.5  # a normal variable exceeds it with probability 1e-21
+PANEL_WIDTH = 0.6  # of log s
+FACTOR_PANEL = 2.2  # of z
+MOST_ARMS = 1000
+LARGE_DF = 1e7  # beyond it, the normal distribution is exact to 1e-8 of p
+
+
+def equal_loadings(arms: int, correlation: float = 0.5) -> tuple[float, ...]:
+    """The loadings λ of `arms` comparisons that all have one correlation (0.5: equal numbers).
+
+    ValueError for a correlation outside 0..1 or no arm.
+    """
+    if arms < 1:
+        raise ValueError(f"a comparison needs at least 1 arm beside the baseline; got {arms}")
+    if not 0 <= correlation < 1:
+        raise ValueError(f"a correlation of comparisons is in 0..1 (1 excluded); got {correlation}")
+    return (math.sqrt(correlation),) * arms
+
+
+def dunnett_p(t: float, df: float, loadings: Sequence[float], *, sides: int = 2) -> float:
+    """Adjusted p: the probability that the largest of the statistics exceeds `t`.
+
+    t: the statistic, a difference over its standard error; two-sided tests use |t|.
+    df: degrees of freedom of the shared variance, 1 to infinity.
+    loadings: λ of every comparison of the family, in -1..1.
+    ValueError for a df below 1, loadings outside the range, or a t that is not a number.
+    """
+    _check(df, loadings, sides)
+    if math.isnan(t):
+        raise ValueError("the statistic t is not a number")
+    if sides == 2:
+        t = abs(t)
+    if math.isinf(t):
+        return 0.0 if t > 0 else 1.0
+    return _exceedance(float(t), float(df), tuple(sorted(loadings)), sides)
+
+
+@functools.lru_cache(maxsize=1024)
+def _exceedance(t: float, df: float, loadings: tuple[float, ...], sides: int) -> float:
+    s, weights, mass_below = chi_nodes(df, 1 + abs(t))
+    above = _exceedance_normal(t * s, loadings, sides)
+    total = float(weights @ above)
+    if mass_below:  # below the first node, T is so small that its sign alone matters
+        total += mass_below * float(_exceedance_normal(t * s[:1], loadings, sides)[0])
+    return min(1.0, max(0.0, total))
+
+
+@functools.lru_cache(maxsize=4096)
+def dunnett_critical(alpha: float, df: float, loadings: tuple[float, ...], sides: int = 2) -> float:
+    """The t that the largest statistic exceeds with probability alpha; half-width over its error.
+
+    alpha: in 0..1; two-sided (sides=2) or one-sided (sides=1). The rest as in `dunnett_p`.
+    """
+    from scipy.optimize import brentq
+
+    _check(df, loadings, sides)
+    if not 0 < alpha < 1:
+        raise ValueError(f"alpha is between 0 and 1; got {alpha}")
+    one = _student_quantile(alpha / sides, df)
+    if len(loadings) == 1:
+        return one
+    # One comparison alone is a lower bound of the quantile, Bonferroni an upper one.
+    most = _student_quantile(alpha / sides / len(loadings), df)
+    ordered = tuple(sorted(loadings))
+
+    # The inner integral is tabulated once for all degrees of freedom: its error, 1e-13, is small
+    # beside an alpha, but not beside the smallest p values.
+    coefficients = _exceedance_table(ordered, sides)
+    s, weights, mass_below = chi_nodes(float(df), most)
+
+    def excess(log_t: float) -> float:  # almost linear for few degrees of freedom
+        x = np.minimum(math.exp(log_t) * s, TABLE_END)
+        above = np.polynomial.chebyshev.chebval(x * (2 / TABLE_END) - 1, coefficients)
+        return math.log((float(weights @ above) + mass_below * float(above[0])) / alpha)
+
+    low, high = math.log(one * (1 - 1e-6)), math.log(most * (1 + 1e-6))
+    return math.exp(brentq(excess, low, high, xtol=1e-11, rtol=1e-12))
+
+
+def _student_quantile(tail: float, df: float) -> float:
+    from scipy.special import ndtri, stdtrit
+
+    if df > LARGE_DF:
+        return float(-ndtri(tail))
+    return float(-stdtrit(df, tail))
+
+
+def _check(df: float, loadings: Sequence[float], sides: int) -> None:
+    if not df >= 1:
+        raise ValueError(f"degrees of freedom are at least 1; got {df}")
+    if not 1 <= len(loadings) <= MOST_ARMS:
+        raise ValueError(f"a family has 1 to {MOST_ARMS} comparisons; got {len(loadings)}")
+    wrong = [x for x in loadings if not -1 < x < 1]
+    if wrong:
+        raise ValueError(f"a loading is between -1 and 1; got {wrong[0]}")
+    if sides not in (1, 2):
+        raise ValueError(f"a test has 1 or 2 sides; got {sides}")
+
+
+@functools.lru_cache(maxsize=8)
+def legendre(nodes: int) -> tuple[Array, Array]:
+    """Gauss-Legendre nodes and weights on -1..1."""
+    return np.polynomial.legendre.leggauss(nodes)
+
+
+def composite(low: float, high: float, panels: int) -> tuple[Array, Array]:
+    """Gauss-Legendre nodes and weights on low..high in equal panels."""
+    x, w = legendre(PANEL)
+    edges = np.linspace(low, high, panels + 1)
+    half = (high - low) / panels / 2
+    nodes = (edges[:-1, None] + half) + half * x[None, :]
+    return nodes.ravel(), np.tile(half * w, panels)
+
+
+@functools.lru_cache(maxsize=512)
+def chi_nodes(df: float, scale: float = 1.0) -> tuple[Array, Array, float]:
+    """Nodes s, weights, and the mass below the first node, of s = χ/√df with `df` finite.
+
+    The mean of f(s) is weights @ f(nodes) + mass × f(first node). The nodes are equal panels of
+    log s, where the density is smooth down to 1 degree of freedom. `scale`: the largest |f'|.
+    """
+    from scipy.special import gammainc, gammainccinv, gammaincinv
+
+    if math.isinf(df) or df > LARGE_DF:
+        return np.ones(1), np.ones(1), 0.0
+    below = (1e-14 / max(scale, 1.0)) ** (df / (df + 1))
+    low = math.sqrt(float(gammaincinv(df / 2, below)) * 2 / df)
+    high = math.sqrt(float(gammainccinv(df / 2, 1e-17)) * 2 / df)
+    width = min(PANEL_WIDTH, 2 / math.sqrt(df))
+    panels = math.ceil(math.log(high / low) / width)
+    v, weights = composite(math.log(low), math.log(high), panels)
+    weights = weights * np.exp(df * (v - np.expm1(2 * v) / 2))  # s^df exp(-df s²/2), over log s
+    mass_below = float(gammainc(df / 2, df * low * low / 2))
+    return np.exp(v), weights * ((1 - mass_below) / weights.sum()), mass_below
+
+
+@functools.lru_cache(maxsize=64)
+def _exceedance_table(loadings: tuple[float, ...], sides: int) -> Array:
+    """Chebyshev coefficients of `_exceedance_normal` on 0..TABLE_END."""
+    degree = 150 if max(abs(loading) for loading in loadings) < 0.9 else 600
+    points = np.cos(math.pi * (np.arange(degree + 1) + 0.5) / (degree + 1))
+    values = _exceedance_normal((points + 1) * (TABLE_END / 2), loadings, sides)
+    orders = np.arange(degree + 1)[:, None] * (np.arange(degree + 1) + 0.5)
+    coefficients: Array = 2 / (degree + 1) * np.cos(math.pi / (degree + 1) * orders) @ values
+    coefficients[0] /= 2
+    return coefficients
+
+
+def _exceedance_normal(x: Array, loadings: tuple[float, ...], sides: int) -> Array:
+    """P(largest statistic > x) where s is known to be 1, for an array x."""
+    from scipy.special import log_ndtr, ndtr
+
+    steepest = max(abs(loading) / math.sqrt(1 - loading * loading) for loading in loadings)
+    panels = max(2, math.ceil(FACTOR_END * max(1.0, steepest) / FACTOR_PANEL))
+    if steepest == 0:
+        z, weights = np.zeros(1), np.ones(1)
+    elif sides == 2:  # the integrand is even in z
+        z, weights = composite(0.0, FACTOR_END, panels)
+        weights = 2 * weights * np.exp(-z * z / 2) / math.sqrt(2 * math.pi)
+    else:
+        z, weights = composite(-FACTOR_END, FACTOR_END, 2 * panels)
+        weights = weights * np.exp(-z * z / 2) / math.sqrt(2 * math.pi)
+    log_inside = np.zeros((len(z), len(x)))
+    with np.errstate(divide="ignore"):
+        for loading, count in Counter(loadings).items():
+            own = math.sqrt(1 - loading * loading)
+            upper = (x[None, :] - loading * z[:, None]) / own
+            if sides == 1:
+                log_inside += count * log_ndtr(upper)
+            else:
+                outside = ndtr(-upper) + ndtr((-x[None, :] - loading * z[:, None]) / own)
+                log_inside += count * np.log1p(-np.minimum(outside, 1.0))
+    exceedance: Array = weights @ -np.expm1(log_inside)
+    return exceedance
+
+
+# --------------------------------------------------------------------------------------------------
+# Adjusted p values for a family of comparisons that the user chose. Pure.
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Adjusted p values of Holm's step-down procedure (1979), in the order given.
+
+    ValueError for a value that is not in 0..1.
+    """
+    wrong = [p for p in p_values if not 0 <= p <= 1]
+    if wrong:
+        raise ValueError(f"a p value is in 0..1; got {wrong[0]}")
+    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
+    adjusted = [0.0] * len(p_values)
+    largest = 0.0
+    for rank, i in enumerate(order):
+        largest = max(largest, min(1.0, (len(order) - rank) * p_values[i]))
+        adjusted[i] = largest
+    return adjusted
+
+
+# --------------------------------------------------------------------------------------------------
+# How large an effect must be to be seen, and how many seeds a wanted effect needs. Pure.
+
+
+ALPHA = 0.05
+POWER = 0.80
+MOST_SEEDS = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Power:
+    """What ablations like one that was run can see.
+
+    smallest: the true difference that 80 % of them would call better or worse. possible: the
+    largest difference to the baseline that there can be, None where the metric has no bounds; a
+    `smallest` above it means that nothing can be seen. half: half of the smaller of the two.
+    seeds_for_half: how many seeds see `half` under the same noise; None where no number up to 1,000
+    does.
+    """
+
+    smallest: float
+    half: float
+    seeds_for_half: int | None
+    possible: float | None = None
+
+
+@functools.lru_cache(maxsize=1024)
+def noncentrality(critical: float, df: float, power: float = POWER) -> float:
+    """The true difference, in standard errors, that exceeds ±critical with this probability.
+
+    The noncentral t is integrated over the sample standard deviation (a chi): scipy's nct gives
+    NaN in the tails that two or three seeds need. The other arms do not matter for one arm's power.
+    """
+    from scipy.optimize import brentq
+    from scipy.special import ndtr
+
+    if not 0 < power < 1:
+        raise ValueError(f"a power is between 0 and 1; got {power}")
+    s, weights, mass = chi_nodes(df, critical)
+
+    def missing(mean: float) -> float:
+        tails = ndtr(mean - critical * s) + ndtr(-mean - critical * s)
+        return float(weights @ tails) + mass * float(tails[0]) - power
+
+    upper = 1.0
+    if missing(0.0) >= 0:
+        return 0.0
+    while missing(upper) < 0:
+        upper *= 2
+    return float(brentq(missing, 0.0, upper, xtol=1e-12))
+
+
+def smallest_visible(
+    run_sd: float,
+    *,
+    seeds: int,
+    arms: int,
+    df: float,
+    floor_sd: float = 0.0,
+    drawing: tuple[float, float] = (0.0, math.inf),
+    alpha: float = ALPHA,
+    power: float = POWER,
+) -> float:
+    """The smallest true difference of one arm that `power` of such ablations call better or worse.
+
+    run_sd: standard deviation of one run's residual. arms: those compared with the baseline.
+    df: that of run_sd. floor_sd: what the samples leave of run_sd at least; its df is infinite.
+    drawing: variance of a difference from drawing other samples, and its df. As the verdict takes
+    the widest of its intervals, this is the largest figure that one of them gives.
+    ValueError for fewer than 2 seeds or a negative SD.
+    """
+    if seeds < 2:
+        raise ValueError(f"a comparison needs at least 2 seeds; got {seeds}")
+    if not run_sd >= 0:
+        raise ValueError(f"a standard deviation is at least 0; got {run_sd}")
+    raised = typical_raise(arms, seeds, others=df > arms * (seeds - 1)) ** 2
+    loadings = equal_loadings(arms)
+    spreads = []
+    for part in ((2 * run_sd**2 * raised / seeds, df), (2 * floor_sd**2 / seeds, math.inf)):
+        spreads += [part, satterthwaite([part, drawing])]
+    figures = []
+    for variance, used_df in spreads:
+        if variance == 0:
+            figures.append(0.0)
+            continue
+        critical = dunnett_critical(alpha, used_df, loadings)
+        figures.append(noncentrality(critical, used_df, power) * math.sqrt(variance))
+    return max(figures)
+
+
+def seeds_needed(
+    effect: float,
+    run_sd: float,
+    *,
+    arms: int,
+    floor_sd: float = 0.0,
+    drawing: tuple[float, float] = (0.0, math.inf),
+    df_per_seed: float | None = None,
+    prior_df: float = 0.0,
+    alpha: float = ALPHA,
+    power: float = POWER,
+) -> int | None:
+    """The seeds of every arm and the baseline with which `effect` is the smallest visible one.
+
+    arms: those compared with the baseline. df_per_seed: degrees of freedom of run_sd that each seed
+    after the first adds; `arms` where it is None. prior_df: those that a ledger adds. None where no
+    number up to 1,000 suffices: the part of the samples (`drawing`) stays however many seeds there
+    are. ValueError for an effect that is not above 0.
+    """
+    if not effect > 0:
+        raise ValueError(f"the wanted effect is above 0; got {effect}")
+    per_seed = float(arms) if df_per_seed is None else df_per_seed
+
+    def visible(seeds: int) -> float:
+        df = max(1.0, per_seed * (seeds - 1) + prior_df)
+        return smallest_visible(
+            run_sd,
+            seeds=seeds,
+            arms=arms,
+            df=df,
+            floor_sd=floor_sd,
+            drawing=drawing,
+            alpha=alpha,
+            power=power,
+        )
+
+    if visible(MOST_SEEDS) > effect:
+        return None
+    low, high = 1, MOST_SEEDS  # `high` suffices; `low` does not, or is no comparison
+    while high - low > 1:
+        middle = (low + high) // 2
+        if visible(middle) > effect:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def power_of(
+    run_sd: float,
+    *,
+    seeds: int,
+    arms: int,
+    df: float,
+    prior_df: float = 0.0,
+    floor_sd: float = 0.0,
+    drawing: tuple[float, float] = (0.0, math.inf),
+    alpha: float = ALPHA,
+    possible: float | None = None,
+) -> Power:
+    """What an ablation of `seeds` can see, and how many seeds see half of that: one noise for both.
+
+    df: that of run_sd, of which prior_df are a ledger's; the rest grows with the seeds. The other
+    arguments are those of `smallest_visible`.
+    """
+    smallest = smallest_visible(
+        run_sd,
+        seeds=seeds,
+        arms=arms,
+        df=df,
+        floor_sd=floor_sd,
+        drawing=drawing,
+        alpha=alpha,
+    )
+    half = (smallest if possible is None else min(smallest, possible)) / 2
+    needed = seeds_needed(
+        half,
+        run_sd,
+        arms=arms,
+        floor_sd=floor_sd,
+        drawing=drawing,
+        df_per_seed=(df - prior_df) / (seeds - 1),
+        prior_df=prior_df,
+        alpha=alpha,
+    )
+    return Power(smallest=smallest, half=half, seeds_for_half=needed, possible=possible)
+
+
+# --------------------------------------------------------------------------------------------------
+# One difference with its intervals, p values and verdict, and families of them. Pure.
+
 
 Verdict = Literal["better", "worse", "practically equal", "not distinguishable"]
 Adjustment = Literal["Dunnett", "Holm", "sequential", "none"]
 Headline = Literal["seeds", "seeds and samples"]
 
 STUDENT = equal_loadings(1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
-    """The variance of a mean difference, and its degrees of freedom."""
-
-    variance: float
-    df: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +421,7 @@ class Difference:
     noise (what the runs showed; what the samples leave at least): the widest interval counts.
     over_seeds: on this test set. over_samples: over seeds and samples; empty without per-sample
     values. over_tasks: over seeds and tasks; empty for a single task and for fewer than 3.
+    limit: the largest difference that there can be (1 for a share); no interval goes beyond it.
     """
 
     arm: str
@@ -44,6 +432,7 @@ class Difference:
     over_seeds: tuple[Spread, ...]
     over_samples: tuple[Spread, ...] = ()
     over_tasks: tuple[Spread, ...] = ()
+    limit: float = math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +447,8 @@ class Comparison:
     interval of 1 − 2 alpha. p, p_adjusted and p_equal (TOST) are the largest that a part
     of the headline gives, so that they agree with the intervals at every level. Intervals and p
     values are simultaneous over the family where `adjustment` is Dunnett's; p is not adjusted.
+    band: 0 where nothing can be called equal. tasks: intervals and adjusted p values hold for so
+    many tasks together (Bonferroni). looks: how many verdicts this one makes (see `Penalty`).
     Every interval is None where nothing varies.
     """
 
@@ -85,6 +476,34 @@ class Comparison:
     p_equal: float | None
     band: float
     verdict: Verdict
+    tasks: int = 1
+    looks: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Penalty:
+    """What a comparison is adjusted for beside its own family.
+
+    tasks: other tasks are looked at too; p values are multiplied by their number (Bonferroni).
+    looks: 2 for the first verdict after seeds were added to those of an earlier one, and so on. The
+    error of each look is half that of the look before, so that all looks together make a false call
+    in at most 2 alpha of ablations; the first one has spent alpha already.
+    """
+
+    tasks: int = 1
+    looks: int = 1
+
+    def __post_init__(self) -> None:
+        if self.tasks < 1 or self.looks < 1:
+            raise ValueError(f"there is at least 1 task and 1 look; got {self}")
+
+    @property
+    def factor(self) -> float:
+        """What multiplies a p value and divides alpha."""
+        return self.tasks * 2.0 ** (self.looks - 1)
+
+
+NO_PENALTY = Penalty()
 
 
 def decide(
@@ -109,41 +528,56 @@ def decide(
 
 
 def dunnett_family(
-    differences: Sequence[Difference], correlation: float, band: float, alpha: float = ALPHA
+    differences: Sequence[Difference],
+    correlation: float,
+    band: float,
+    alpha: float = ALPHA,
+    penalty: Penalty = NO_PENALTY,
 ) -> tuple[Comparison, ...]:
     """Comparisons with one baseline: intervals and p values hold for all of them together.
 
-    correlation: the smallest of any two comparisons, which is conservative for the others.
-    ValueError for a band that is not above 0.
+    correlation: the smallest of any two comparisons, which is conservative for the others. band: 0
+    where nothing can be called equal. ValueError for a band below 0.
     """
     if not differences:
         return ()
     loadings = equal_loadings(len(differences), min(0.99, max(0.0, round(correlation, 9))))
-    return tuple(_compare(one, loadings, (1.0, 1.0), "Dunnett", band, alpha) for one in differences)
+    factors = (penalty.factor, penalty.factor)
+    rows = [_compare(one, loadings, factors, "Dunnett", band, alpha) for one in differences]
+    return tuple(replace(row, tasks=penalty.tasks, looks=penalty.looks) for row in rows)
 
 
-def single(one: Difference, band: float, alpha: float = ALPHA) -> Comparison:
-    """A comparison that is in no family. ValueError for a band that is not above 0."""
-    return _compare(one, STUDENT, (1.0, 1.0), "none", band, alpha)
+def single(
+    one: Difference, band: float, alpha: float = ALPHA, penalty: Penalty = NO_PENALTY
+) -> Comparison:
+    """A comparison that is in no family. ValueError for a band below 0."""
+    factors = (penalty.factor, penalty.factor)
+    row = _compare(one, STUDENT, factors, "none", band, alpha)
+    return replace(row, tasks=penalty.tasks, looks=penalty.looks)
 
 
 def holm_family(
-    differences: Sequence[Difference], band: float, alpha: float = ALPHA
+    differences: Sequence[Difference],
+    band: float,
+    alpha: float = ALPHA,
+    penalty: Penalty = NO_PENALTY,
 ) -> tuple[Comparison, ...]:
     """Comparisons that the user chose: p values after Holm, for differences and for equality.
 
     The interval of a comparison has the level alpha / (adjusted p / p), so that it excludes 0 if
     and only if the adjusted p is below alpha; the interval of 1 − 2 alpha agrees in the same way
     with p_equal. The intervals of the smallest p values are therefore the widest. ValueError for a
-    band that is not above 0.
+    band below 0.
     """
     plain = [_compare(one, STUDENT, (1.0, 1.0), "Holm", band, alpha) for one in differences]
     factors = _holm_factors([one.p for one in plain])
     factors_equal = _holm_factors([1.0 if c.p_equal is None else c.p_equal for c in plain])
-    return tuple(
-        _compare(one, STUDENT, pair, "Holm", band, alpha)
-        for one, pair in zip(differences, zip(factors, factors_equal, strict=True), strict=True)
-    )
+    rows = []
+    for one, different, equal in zip(differences, factors, factors_equal, strict=True):
+        both = (different * penalty.factor, equal * penalty.factor)
+        row = _compare(one, STUDENT, both, "Holm", band, alpha)
+        rows.append(replace(row, tasks=penalty.tasks, looks=penalty.looks))
+    return tuple(rows)
 
 
 def _holm_factors(p_values: Sequence[float]) -> list[float]:
@@ -164,8 +598,8 @@ def _compare(
     alpha: float,
 ) -> Comparison:
     """`factors` multiply p and p_equal, and divide alpha in the intervals."""
-    if not band > 0:
-        raise ValueError(f"the equivalence band is {band}; it must be above 0")
+    if not band >= 0:
+        raise ValueError(f"the equivalence band is {band}; it is at least 0")
 
     base = _without_interval(one, adjustment, band)
     bounds = [spread for spread in one.over_seeds + one.over_samples if spread.variance > 0]
@@ -179,20 +613,24 @@ def _compare(
     low90, high90 = _interval(one.difference, bounds, loadings, 2 * alpha / factors[1])
     p_adjusted = min(1.0, factors[0] * _p_different(one.difference, bounds, loadings))
     widest = max(bounds, key=lambda spread: _half_width(spread, loadings, level))
+
+    def possible(end: float | None) -> float | None:
+        return None if end is None else max(-one.limit, min(one.limit, end))
+
     return replace(
         base,
         df=widest.df if math.isfinite(widest.df) else None,
         headline="seeds" if low == low_seeds else "seeds and samples",
-        low=low,
-        high=high,
-        low90=low90,
-        high90=high90,
-        low_seeds=low_seeds,
-        high_seeds=high_seeds,
-        low_samples=low_samples,
-        high_samples=high_samples,
-        low_tasks=low_tasks,
-        high_tasks=high_tasks,
+        low=possible(low),
+        high=possible(high),
+        low90=possible(low90),
+        high90=possible(high90),
+        low_seeds=possible(low_seeds),
+        high_seeds=possible(high_seeds),
+        low_samples=possible(low_samples),
+        high_samples=possible(high_samples),
+        low_tasks=possible(low_tasks),
+        high_tasks=possible(high_tasks),
         p=_p_different(one.difference, bounds, STUDENT),
         p_adjusted=p_adjusted,
         p_equal=min(1.0, factors[1] * _p_equal(one.difference, bounds, loadings, band)),

@@ -1,11 +1,16 @@
-"""One additive model for all runs of an ablation: value = arm + seed + residual. Pure."""
+"""One model for all runs of an ablation: arm + seed + residual, with borrowed variances."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+# --------------------------------------------------------------------------------------------------
+# One additive model for all runs of an ablation: value = arm + seed + residual. Pure.
+
 
 Array = np.ndarray
 Values = Mapping[str, Mapping[int, float]]  # {arm: {seed: value}}; cells may be missing
@@ -128,3 +133,308 @@ def paired_variance(values: Values, arm: str, baseline: str) -> float:
     if float(np.ptp(differences)) < RELATIVE_ZERO * scale:
         return 0.0
     return float(differences.var(ddof=1))
+
+
+# --------------------------------------------------------------------------------------------------
+# Variances that borrow from each other: the arms of one ablation, and earlier ablations. Pure.
+#
+# The shared variance of an ablation is combined with a prior from a ledger as in limma (Smyth,
+# Linear models and empirical Bayes methods, Stat. Appl. Genet. Mol. Biol. 3, 2004). Between the
+# arms of one ablation, limma's estimate of the prior's degrees of freedom rests on two or three
+# log variances that share a baseline; `moderated_variances` therefore has a fixed rule.
+
+
+# One earlier ablation says nothing of how much ablations differ: they are then taken to differ as
+# if the prior had these degrees of freedom (a factor of about 1.6 either way in variance), and
+# this guess counts as much as this number of ablations.
+GUESSED_DF = 8.0
+GUESS_WEIGHT = 3.0
+MOST_DF = 1e6
+# Of `typical_raise`: a row for 1, 2, 4 and 8 arms, a column for 2, 3, 4, 5, 8 and 12 seeds.
+_RAISE_ARMS = [math.log(arms) for arms in (1, 2, 4, 8)]
+_RAISE_SEEDS = [math.log(seeds - 1) for seeds in (2, 3, 4, 5, 8, 12)]
+_RAISE = (
+    (1.0, 1.0, 1.0, 1.0, 1.0, 1.0),
+    (1.10, 1.07, 1.05, 1.04, 1.04, 1.03),
+    (1.47, 1.20, 1.13, 1.10, 1.06, 1.05),
+    (1.89, 1.32, 1.20, 1.15, 1.09, 1.06),
+)
+_RAISE_WITH_OTHERS = (
+    (1.14, 1.11, 1.09, 1.08, 1.06, 1.05),
+    (1.36, 1.19, 1.14, 1.11, 1.08, 1.06),
+    (1.62, 1.26, 1.17, 1.14, 1.09, 1.06),
+    (1.92, 1.34, 1.21, 1.16, 1.10, 1.07),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """The variance of a mean difference, and its degrees of freedom."""
+
+    variance: float
+    df: float
+
+
+def satterthwaite(parts: list[tuple[float, float]]) -> tuple[float, float]:
+    """The sum of independent variances [(variance, df), ...] and its degrees of freedom.
+
+    Satterthwaite's approximation; parts of variance 0 do not count. At least 1.
+    """
+    total = sum(variance for variance, _ in parts)
+    below = sum(variance * variance / df for variance, df in parts if variance > 0)
+    return total, (max(1.0, total * total / below) if below > 0 else math.inf)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerEntry:
+    """The variance of one run's residual in an ablation, and its degrees of freedom."""
+
+    variance: float
+    df: float
+
+
+def moderated_variances(pooled: float, own: Sequence[float]) -> list[float]:
+    """The variance of each contrast's single-seed difference, from all arms and from its own runs.
+
+    pooled: 2 s², from the variance that all arms share. own: the variance of the paired differences
+    of each arm with one baseline. The prior is `pooled`, raised half-way to the mean of `own` where
+    that is larger (a baseline with a wide spread is in all of them); each contrast is the prior,
+    raised half-way to its own variance where that is larger. With one contrast of a complete table,
+    `pooled` is `own`, and nothing changes.
+    """
+    if not own:
+        return []
+    prior = _half_way_up(pooled, float(np.mean(own)))
+    return [_half_way_up(prior, variance) for variance in own]
+
+
+def moderated_spreads(
+    pooled: float, df: float, own: Sequence[float], own_df: Sequence[int]
+) -> list[Spread]:
+    """`moderated_variances` with the degrees of freedom of each.
+
+    df: those of `pooled`. own_df: those of each own variance, seeds − 1. A variance that was raised
+    is a sum of parts: the shared one, half the mean of `own`, and half its own variance. It has the
+    degrees of freedom of that sum (Satterthwaite), never more than `df`. docs/statistics.md has the
+    simulated coverage.
+    """
+    if not own:
+        return []
+    mean, shared = float(np.mean(own)), [(pooled, df)]
+    if mean > pooled:  # the baseline's noise is in every difference: its seeds alone tell it
+        shared = [(pooled / 2, df), (mean / 2, min(own_df))]
+    prior = sum(part for part, _ in shared)
+    rows = []
+    for variance, seeds in zip(own, own_df, strict=True):
+        parts = shared
+        if variance > prior:
+            halves = [(part / 2, of_part) for part, of_part in shared]
+            parts = [*halves, (variance / 2, seeds)]
+        total, sum_df = satterthwaite(parts)
+        rows.append(Spread(variance=total, df=min(df, sum_df)))
+    return rows
+
+
+def typical_raise(arms: int, seeds: int, *, others: bool) -> float:
+    """The smallest visible difference under `moderated_spreads` over that under the pooled variance
+    and its degrees of freedom, where all spreads are equal.
+
+    others: runs outside of the family (A/A, controls, a ledger) take part in the pooled variance.
+    Interpolated between simulated values (40,000 tables each).
+    """
+    table = _RAISE_WITH_OTHERS if others else _RAISE
+    by_seeds = [float(np.interp(math.log(seeds - 1), _RAISE_SEEDS, row)) for row in table]
+    return float(np.interp(math.log(arms), _RAISE_ARMS, by_seeds))
+
+
+def _half_way_up(prior: float, variance: float) -> float:
+    return max(prior, (prior + variance) / 2)
+
+
+def combine_with_prior(
+    variance: float | None, df: float, prior: LedgerEntry | None
+) -> tuple[float | None, float]:
+    """The posterior variance and its degrees of freedom; both are weighted by their df."""
+    if prior is None:
+        return variance, df
+    if variance is None or df <= 0:
+        return prior.variance, prior.df
+    total = prior.df + df
+    return (prior.df * prior.variance + df * variance) / total, total
+
+
+def fit_prior(entries: Sequence[LedgerEntry]) -> LedgerEntry | None:
+    """One prior from earlier ablations of the same preset and task; None without entries.
+
+    Moments of log variances (limma's fitFDist): an entry of df f is s0² times an F variable with
+    (f, d0) degrees of freedom; the scatter of log variances beyond that of their own df gives d0.
+    With few entries the scatter is drawn towards that of GUESSED_DF. d0 is at most the sum of the
+    entries' df. Entries with variance 0 are left out: they come of coarse metrics.
+    ValueError for a negative variance or a df that is not above 0.
+    """
+    for entry in entries:
+        if not (math.isfinite(entry.variance) and entry.variance >= 0 and entry.df > 0):
+            raise ValueError(
+                f"a ledger entry has a variance of at least 0 and a df above 0; got {entry}"
+            )
+    used = [entry for entry in entries if entry.variance > 0]
+    if not used:
+        return None
+    from scipy.special import digamma, polygamma
+
+    half = np.array([entry.df for entry in used]) / 2
+    logs = np.log([entry.variance for entry in used]) - digamma(half) + np.log(half)
+    own_scatter = polygamma(1, half)
+    guess = float(polygamma(1, GUESSED_DF / 2))
+    # Weights: entries with few df say little of the location of log variance.
+    weights = 1 / (own_scatter + guess)
+    center = float(weights @ logs / weights.sum())
+    excess = 0.0
+    if len(used) > 1:
+        excess = float(((logs - center) ** 2).sum() / (len(used) - 1) - own_scatter.mean())
+    count = len(used) - 1
+    scatter = (count * max(0.0, excess) + GUESS_WEIGHT * guess) / (count + GUESS_WEIGHT)
+    total = float(sum(entry.df for entry in used))
+    d0 = min(2 * trigamma_inverse(scatter), total)
+    variance = math.exp(center + float(digamma(d0 / 2)) - math.log(d0 / 2))
+    return LedgerEntry(variance=variance, df=d0)
+
+
+def trigamma_inverse(y: float) -> float:
+    """x with trigamma(x) = y, for y above 0: Newton's iterations on 1/trigamma, nearly linear."""
+    from scipy.special import polygamma
+
+    if not y > 0:
+        raise ValueError(f"trigamma has positive values only; got {y}")
+    if y > 1e7:
+        return 1 / math.sqrt(y)
+    if y < 1 / MOST_DF:
+        return 1 / y
+    x = 0.5 + 1 / y
+    for _ in range(50):
+        trigamma = float(polygamma(1, x))
+        step = trigamma * (1 - trigamma / y) / float(polygamma(2, x))
+        x += step
+        if -step / x < 1e-12:
+            break
+    return x
+
+
+# --------------------------------------------------------------------------------------------------
+# What the samples of a test set add to the noise of a difference, from per-sample values. Pure.
+
+
+Groups = Sequence[Array]  # per-sample values of a run, one array for each group of samples
+SampleRuns = Mapping[int, Groups]  # {seed: groups}
+
+MEAN_TOLERANCE = 1e-5  # a float32 mean of 50,000 values is exact to about 1e-7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleNoise:
+    """Variances of a difference of two arms that its samples cause.
+
+    floor: the least variance of a single-seed difference, where samples err independently.
+    drawing: the variance of the mean difference from drawing other samples.
+    drawing_error: the squared standard error of `drawing`, halved: drawing²/drawing_error is its
+    degrees of freedom.
+    """
+
+    floor: float
+    drawing: float
+    drawing_error: float
+
+
+def sample_noise(arm: SampleRuns, baseline: SampleRuns) -> SampleNoise:
+    """The noise that samples add to arm − baseline, from the runs with the same seeds.
+
+    The table of differences, seeds × samples, has crossed random effects: seed + sample + residual.
+    floor: mean square of the residual / N. drawing: (MS of samples − MS of residual) / (S N), at
+    least 0. The mean of several groups (two directions of retrieval) has the mean of the groups'
+    standard errors, which is exact if the groups are fully correlated and too wide otherwise.
+    ValueError for fewer than two common seeds or for arrays that do not match.
+    """
+    seeds = sorted(set(arm) & set(baseline))
+    if len(seeds) < 2:
+        raise ValueError(f"the noise of samples needs at least 2 common seeds; got {len(seeds)}")
+    _check_shapes([runs[seed] for runs in (arm, baseline) for seed in seeds])
+    floors, drawings, errors = [], [], []
+    for group in range(len(arm[seeds[0]])):
+        n = len(arm[seeds[0]][group])
+        residual, between = _mean_squares(
+            [_difference(arm[seed][group], baseline[seed][group]) for seed in seeds]
+        )
+        floors.append(residual / n)
+        drawings.append(max(0.0, between - residual) / (len(seeds) * n))
+        error = between**2 / (n - 1) + residual**2 / ((n - 1) * (len(seeds) - 1))
+        errors.append(error / (len(seeds) * n) ** 2)
+    drawing = float(np.mean(np.sqrt(drawings))) ** 2
+    # The relative error of the mean is at most that of the worst group, its error at most the mean
+    # of theirs: a group in which hardly anything is drawn has a large relative error of next to
+    # nothing.
+    shares = [e / d**2 for e, d in zip(errors, drawings, strict=True) if d > 0]
+    of_errors = float(np.mean(np.sqrt(errors))) ** 2
+    return SampleNoise(
+        floor=float(np.mean(np.sqrt(floors))) ** 2,
+        drawing=drawing,
+        drawing_error=min(drawing**2 * max(shares, default=0.0), of_errors),
+    )
+
+
+def _difference(first: Array, second: Array) -> Array:
+    """first − second as float64, also for booleans."""
+    difference: Array = np.subtract(first, second, dtype=np.float64)
+    return difference
+
+
+def _square_sum(x: Array) -> float:
+    """Without BLAS, whose threads wait for each other on a busy machine."""
+    return float(np.einsum("i,i->", x, x))
+
+
+def _mean_squares(rows: Sequence[Array]) -> tuple[float, float]:
+    """Mean squares of the residual and of samples in a table with one row for each seed."""
+    seeds, n = len(rows), len(rows[0])
+    total = np.zeros(n)
+    squares, row_squares = 0.0, 0.0
+    for row in rows:
+        total += row
+        squares += _square_sum(row)
+        row_squares += float(row.sum()) ** 2 / n
+    correction = float(total.sum()) ** 2 / (seeds * n)
+    samples = max(0.0, _square_sum(total) / seeds - correction)
+    residual = max(0.0, squares - correction - samples - (row_squares - correction))
+    if residual < 1e-12 * squares:
+        residual = 0.0
+    return residual / ((seeds - 1) * (n - 1)), samples / (n - 1)
+
+
+def _check_shapes(runs: Sequence[Groups]) -> None:
+    """ValueError unless all runs have the same groups of at least 2 samples."""
+    shapes = [tuple(np.shape(group) for group in groups) for groups in runs]
+    for shape in shapes:
+        if shape != shapes[0]:
+            raise ValueError(
+                f"runs of one task need the same samples; the numbers are {shapes[0]} and {shape}"
+            )
+    if not shapes[0]:
+        raise ValueError("a run has no group of samples; leave its samples out (None)")
+    for size in shapes[0]:
+        if len(size) != 1 or size[0] < 2:
+            raise ValueError(
+                f"a group of samples is an array of at least 2 values; its shape is {size}"
+            )
+
+
+def check_mean(value: float, groups: Groups, name: str) -> None:
+    """ValueError unless the mean over groups of the samples' means is the value of the run.
+
+    Per-sample values that mean something else (percentages, another metric) would give an
+    interval of the wrong width.
+    """
+    mean = float(np.mean([np.mean(group, dtype=np.float64) for group in groups]))
+    if not abs(mean - value) <= MEAN_TOLERANCE * max(1.0, abs(value)):
+        raise ValueError(
+            f"{name}: the samples' mean is {mean:.6g}, but the value is {value:.6g}; give "
+            "per-sample values whose mean is the metric, or none (None)"
+        )

@@ -1,36 +1,154 @@
-"""Ablations that run their seeds in rounds: which comparisons are decided, which runs are still
-needed. Pure.
-
-The model is arm + seed + residual with one residual SD. After every round each arm has an interval
-for its difference to the baseline that is simultaneous over the arms and over all rounds, so a
-study may stop after any of them. Two methods:
-
-- `group-sequential` (the default): repeated confidence intervals for a maximum number of seeds
-  that is fixed before the first round (`spending.py`). Not valid for seeds beyond the maximum.
-- `e-process`: confidence sequences without a maximum, at 1/arms of the error for each arm
-  (Bonferroni), because the e-processes of two arms live in different filtrations and their mean
-  is not an e-process (`e_process.py`). Wider, but valid when seeds are added later.
-
-Both are exact for normal residuals of one SD and tables in which every arm has every seed. An arm
-that stopped early leaves a smaller table: the critical value is then taken at the same level with
-the degrees of freedom that are there. Moderation, floor, fewer degrees of freedom under a baseline
-that varies more than the arms, and a prior that is dropped widen intervals only. docs/statistics.md
-has the simulated error rates, runs and power of several rules.
-"""
+"""Ablations that run their seeds in rounds: looks, spending, what is decided."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from train.stats.e_process import e_radius, mixture_precision
-from train.stats.model import AdditiveFit, Values, fit_additive, paired_variance
-from train.stats.moderation import LedgerEntry, combine_with_prior, moderated_variances
-from train.stats.spending import Spending, critical_values
+import numpy as np
 
-Method = Literal["group-sequential", "e-process"]
+from train.stats.model import (
+    AdditiveFit,
+    LedgerEntry,
+    Values,
+    combine_with_prior,
+    fit_additive,
+    moderated_variances,
+    paired_variance,
+)
+
+# --------------------------------------------------------------------------------------------------
+# Critical values of a group-sequential design: several arms against one baseline, one look after
+# each seed. Pure.
+#
+# The largest |t| over the arms (Dunnett's correlation, residual SD shared by all arms) is
+# compared with one critical value per look. The error is spent over the looks by an alpha-
+# spending function of Lan and DeMets (1983). The critical values come from a simulation of the
+# joint distribution of all t statistics, which depends on no unknown parameter, so that small
+# degrees of freedom are exact but for the noise of the simulation. Inverted, they give repeated
+# confidence intervals (Jennison and Turnbull): simultaneous over arms and over looks, up to the
+# maximum number of seeds.
+
+
+Spending = Literal["pocock", "obrien-fleming", "hwang-shih-decani"]
+
+DRAWS = 400_000  # standard error of a family-wise error of 5 %: 0.03 points
+_SEED = 20221016
+HSD_GAMMA = -1.0  # of Hwang, Shih and DeCani: between Pocock (1) and O'Brien-Fleming (-4)
+
+
+def spent(fraction: float, alpha: float, spending: Spending) -> float:
+    """The error spent when `fraction` of the maximum information is there.
+
+    pocock: alpha · ln(1 + (e − 1) · fraction), early stops are cheap. obrien-fleming:
+    2 − 2Φ(z / sqrt(fraction)) with z the quantile of 1 − alpha/2, most is kept for the end.
+    hwang-shih-decani: alpha · (1 − e^(−g · fraction)) / (1 − e^(−g)) with g = −1, between them.
+    Both sides share one function: programs that spend alpha/2 on each side keep more for the end.
+    ValueError for a fraction or alpha outside 0…1 or an unknown spending function.
+    """
+    from scipy.stats import norm
+
+    if not (0 < fraction <= 1 and 0 < alpha < 1):
+        raise ValueError(
+            f"the fraction is {fraction} and alpha {alpha}; both must lie between 0 and 1"
+        )
+    if spending == "pocock":
+        return alpha * math.log(1 + (math.e - 1) * fraction)
+    if spending == "obrien-fleming":
+        return float(2 * norm.sf(norm.isf(alpha / 2) / math.sqrt(fraction)))
+    if spending == "hwang-shih-decani":
+        return alpha * math.expm1(-HSD_GAMMA * fraction) / math.expm1(-HSD_GAMMA)
+    raise ValueError(
+        f"spending is {spending!r}; it is 'pocock', 'obrien-fleming' or 'hwang-shih-decani'"
+    )
+
+
+def largest_t(
+    arms: int, maximum: int, draws: int, generator: np.random.Generator, prior_df: float = 0.0
+) -> np.ndarray:
+    """Simulated largest |t| over `arms` null arms against a baseline, after 2, 3, … `maximum`
+    seeds: array of shape [draws, maximum − 1], each row one study.
+
+    The residual SD of a look has arms · (seeds − 1) degrees of freedom, and `prior_df` more
+    where earlier runs estimate it too.
+    """
+    mean = np.zeros((draws, arms + 1))  # of the seeds so far, minus the mean over the arms
+    squares = generator.chisquare(prior_df, draws) if prior_df > 0 else np.zeros(draws)
+    largest = np.empty((draws, maximum - 1))
+    for seeds in range(1, maximum + 1):
+        row = generator.standard_normal((draws, arms + 1))
+        row -= row.mean(axis=1, keepdims=True)
+        row -= mean
+        squares += (seeds - 1) / seeds * np.einsum("da,da->d", row, row)
+        mean += row / seeds
+        if seeds > 1:
+            error = np.sqrt(squares / (arms * (seeds - 1) + prior_df) * 2 / seeds)
+            largest[:, seeds - 2] = np.abs(mean[:, 1:] - mean[:, :1]).max(axis=1) / error
+    return largest
+
+
+@functools.lru_cache(maxsize=2)
+def _simulated(arms: int, maximum: int, prior_df: float) -> np.ndarray:
+    """`largest_t` of DRAWS studies, kept: several levels of error are asked of the same studies."""
+    return largest_t(arms, maximum, DRAWS, np.random.default_rng(_SEED), prior_df)
+
+
+@functools.lru_cache(maxsize=64)
+def critical_values(
+    arms: int,
+    minimum: int,
+    maximum: int,
+    alpha: float,
+    spending: Spending,
+    prior_df: float = 0.0,
+) -> tuple[float, ...]:
+    """Critical values of the largest |t| for the looks after minimum, minimum + 1, … maximum seeds.
+
+    One look (minimum = maximum) is Dunnett's test. Rounded up to 3 decimals. ValueError for no
+    arm, fewer than 2 seeds or a maximum below the minimum.
+    """
+    if arms < 1:
+        raise ValueError(f"{arms} arms are compared with the baseline; at least 1 is needed")
+    if not 2 <= minimum <= maximum:
+        raise ValueError(
+            f"the looks go from {minimum} to {maximum} seeds; the first needs at least 2 seeds"
+        )
+    largest = _simulated(arms, maximum, prior_df)[:, minimum - 2 :]
+    crossed = 0
+    criticals = []
+    for look in range(maximum - minimum + 1):
+        budget = spent((minimum + look) / maximum, alpha, spending)
+        # At most `budget` of all studies may have crossed up to this look.
+        allowed = max(1, math.floor(budget * DRAWS) - crossed)
+        alive = largest[:, look]
+        critical = math.ceil(float(np.partition(alive, -allowed)[-allowed]) * 1000) / 1000
+        criticals.append(critical)
+        stays = alive <= critical
+        crossed += int((~stays).sum())
+        largest = largest[stays]
+    return tuple(criticals)
+
+
+# --------------------------------------------------------------------------------------------------
+# Ablations that run their seeds in rounds: which comparisons are decided, which runs are still
+# needed. Pure.
+#
+# The model is arm + seed + residual with one residual SD. After every round each arm has an
+# interval for its difference to the baseline that is simultaneous over the arms and over all
+# rounds, so a study may stop after any of them: repeated confidence intervals for a maximum
+# number of seeds that is fixed before the first round (`spending.py`). They are not valid for
+# seeds beyond the maximum.
+#
+# They are exact for normal residuals of one SD and tables in which every arm has every seed. An
+# arm that stopped early leaves a smaller table: the critical value is then taken at the same
+# level with the degrees of freedom that are there. Moderation, floor, fewer degrees of freedom
+# under a baseline that varies more than the arms, and a prior that is dropped widen intervals
+# only. docs/statistics.md has the simulated error rates, runs and power of several rules.
+
+
 State = Literal["better", "worse", "practically equal", "open", "hopeless"]
 
 PRIOR_CONFLICT = 0.80  # an own variance above this quantile, given the prior, switches it off
@@ -45,8 +163,8 @@ class SequentialPlan:
     """What is fixed before the first round.
 
     maximum: seeds per arm. band: a difference inside ±band is practically equal. smallest: the
-    smallest difference of interest, for conditional power; band where it is None. effect: the
-    difference, in residual SDs, for which the e-process is tuned. prior: the residual variance of
+    smallest difference of interest, for conditional power; band where it is None. prior: the
+    residual variance of
     earlier ablations, counted as `df` residuals that were seen before; None switches it off. With a
     prior the guarantee holds if the earlier residuals have the same variance as these, or, on
     average over ablations, if the variances of ablations follow the scaled inverse chi-squared
@@ -61,10 +179,8 @@ class SequentialPlan:
     minimum: int = 2
     smallest: float | None = None
     alpha: float = 0.05
-    method: Method = "group-sequential"
     spending: Spending = "hwang-shih-decani"
     hopeless: float = HOPELESS
-    effect: float = 4.0
     prior: LedgerEntry | None = None
     moderate: bool = True
     floor_sd: float = 0.0
@@ -84,8 +200,6 @@ class SequentialPlan:
             raise ValueError(f"alpha is {self.alpha}; it must lie between 0 and 1")
         if not 0 <= self.hopeless < 1:
             raise ValueError(f"hopeless is {self.hopeless}; it must lie in [0, 1)")
-        if self.method not in ("group-sequential", "e-process"):
-            raise ValueError(f"method is {self.method!r}; it is 'group-sequential' or 'e-process'")
         if self.prior is not None and not (self.prior.variance > 0 and self.prior.df > 0):
             raise ValueError(f"a noise prior has a variance and a df above 0; got {self.prior}")
         if not self.floor_sd >= 0:
@@ -159,7 +273,7 @@ def decide_study(
     All rounds are replayed, so the result depends on the values alone. An arm without a value in
     a round is not looked at in that round and keeps its interval. ValueError for an unknown
     baseline, no other arm, a value that is not finite, a seed that the baseline lacks, or more
-    seeds than the maximum of a group-sequential plan.
+    seeds than the maximum of the plan.
     """
     order = _round_order(values, baseline, plan, seeds)
     arms = [arm for arm in values if arm != baseline]
@@ -220,10 +334,10 @@ def _round_order(
     missing = [seed for seed in order if seed not in values[baseline]]
     if missing:
         raise ValueError(f"the baseline {baseline!r} has no run with seed {missing[0]}")
-    if plan.method == "group-sequential" and len(order) > plan.maximum:
+    if len(order) > plan.maximum:
         raise ValueError(
-            f"{len(order)} seeds were run and the plan's maximum is {plan.maximum}; a "
-            "group-sequential plan is not valid beyond it, method 'e-process' is"
+            f"{len(order)} seeds were run and the plan's maximum is {plan.maximum}; its intervals "
+            "are not valid beyond it"
         )
     return order
 
@@ -288,13 +402,10 @@ def _reduced_df(df: float, least: int, pooled: float, own: float) -> float:
     return df / (1 + share * (df / least - 1))
 
 
-def _radius(plan: SequentialPlan, arms: int, rounds: int, df: float, information: float) -> float:
+def _radius(plan: SequentialPlan, arms: int, rounds: int, df: float) -> float:
     """Half the width of the interval of this look, in standard errors."""
     if df == 0:
         return math.inf
-    if plan.method == "e-process":
-        precision = mixture_precision(plan.effect)
-        return e_radius(df, information, precision, plan.alpha / arms)
     from scipy.special import stdtr, stdtrit
 
     prior_df = 0.0 if plan.prior is None else plan.prior.df
@@ -325,7 +436,7 @@ def _look(
     low, high, conflict = before.low, before.high, before.conflict
     if sd > 0:
         error = math.hypot(sd / math.sqrt(information), drawing)
-        half = _radius(plan, arms, rounds, df, information) * error
+        half = _radius(plan, arms, rounds, df) * error
         new_low = max(difference - half, -math.inf if low is None else low)
         new_high = min(difference + half, math.inf if high is None else high)
         conflict = conflict or new_low > new_high
@@ -390,7 +501,7 @@ def conditional_power(
 
     left = plan.maximum - rounds
     total = n + left
-    radius = _radius(plan, arms, plan.maximum, df + arms * left, total / 2)
+    radius = _radius(plan, arms, plan.maximum, df + arms * left)
     radius *= math.hypot(sd * math.sqrt(2 / total), drawing)
     inside = plan.band - radius
     spread = sd * math.sqrt(2 * left) / total

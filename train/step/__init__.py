@@ -1,14 +1,36 @@
-"""One training step: loss, accumulation, schedules, update."""
+"""One training step: loss, accumulation, schedules, update.
+
+It reads and writes no file.
+
+Invariants:
+
+* The mean of the ranks' gradients is the gradient of the loss of the global batch
+  (tests/train/parallel/test_ranks.py).
+* Micro-batches and tiles change a gradient by rounding alone
+  (tests/train/step/test_accumulate.py, tests/train/step/test_loss.py).
+* Every micro-batch has its own images and captions, one batch ahead
+  (tests/train/step/test_feed.py).
+* No buffer on a GPU is read before its copy or overwritten before its last read
+  (tests/train/step/test_device_images.py).
+* A restored state goes on to the bit (tests/train/step/test_update.py).
+* Learning rates are open_clip's (tests/train/step/test_schedule.py).
+
+A new optimizer: a value of `optimizer` in train/config.py, its groups and class in
+`optimizers.py`, its state in a test of resume.
+"""
 
 from __future__ import annotations
 
-from train.step import accumulate
 from train.step.feed import GROUPS, Captions, Feed, ReadyBatch
 from train.step.loss import DataParallel, contrastive, loss_tile
-from train.step.optimizers import parameter_groups
-from train.step.precision import matmul_precision, precision_context
-from train.step.schedule import decay_factor, learning_rate
-from train.step.update import Update
+from train.step.update import (
+    Update,
+    decay_factor,
+    learning_rate,
+    matmul_precision,
+    parameter_groups,
+    precision_context,
+)
 
 __all__ = [
     "GROUPS",
@@ -17,7 +39,6 @@ __all__ = [
     "Feed",
     "ReadyBatch",
     "Update",
-    "accumulate",
     "contrastive",
     "decay_factor",
     "learning_rate",

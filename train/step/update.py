@@ -1,33 +1,284 @@
-"""From gradients to new weights: clipping, the optimizers, fp32 masters, the moving average.
-
-`Update` holds everything that a run keeps beside its weights (moments, fp32 masters, the loss
-scale, the average). It gives and takes that state by parameter name, in the shape of the parameter.
-Parameters may be plain tensors or DTensors on several meshes; elementwise operations work on a
-rank's own part.
-
-Shapes: H heads, D channels of a head, C channels of a tower.
-"""
+"""From gradients to new weights: norm, precision, optimizers, schedules."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 
 from train.config import TrainConfig
 from train.model import CLIP
-from train.step.grad_norm import local_part, mesh_of, total_norm
-from train.step.optimizers import (
-    build_optimizers,
-    decays,
-    step_eagerly,
-    steps_by_muon,
-)
-from train.step.precision import OVERFLOWS, Scaler
+
+# --------------------------------------------------------------------------------------------------
+# The norm of gradients that are plain tensors or DTensors on several meshes.
+
+
+def total_norm(grads: Sequence[Tensor]) -> Tensor:
+    """The norm of all gradients together, the same on every rank.
+
+    Plain tensors are equal on all ranks and count without communication. Of DTensors each rank
+    squares and sums its own part; one number for each mesh and way of sharding is summed over the
+    dimensions that are sharded. ValueError for a gradient that is a partial sum.
+    """
+    plain = [grad for grad in grads if mesh_of(grad) is None]
+    if len(plain) == len(grads):
+        return _norm(plain)
+    buckets: dict[tuple[Any, tuple[int, ...]], list[Tensor]] = {}
+    for grad in grads:
+        if (mesh := mesh_of(grad)) is not None:
+            placements = grad.placements  # type: ignore[attr-defined]
+            if any(placement.is_partial() for placement in placements):
+                raise ValueError(
+                    "a gradient is still a partial sum over a mesh; "
+                    "reduce it before its norm is taken"
+                )
+            sharded = tuple(k for k, p in enumerate(placements) if not p.is_replicate())
+            buckets.setdefault((mesh, sharded), []).append(local_part(grad))
+    squares = [_norm(plain).square()] if plain else []
+    for (mesh, sharded), parts in buckets.items():
+        square = _norm(parts).square()
+        for k in sharded:
+            dist.all_reduce(square, group=mesh.get_group(k))
+        squares.append(square)
+    return torch.stack([square.to(squares[0].device) for square in squares]).sum().sqrt()
+
+
+def _norm(parts: Sequence[Tensor]) -> Tensor:
+    """The norm of tensors on this rank; tensors of 16 bits are summed in 32."""
+    if all(part.dtype in (torch.float32, torch.float64) for part in parts):
+        return get_total_norm(parts)
+    norms: list[Tensor] = list(torch._foreach_norm(list(parts), 2, torch.float32))
+    whole: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return whole
+
+
+def mesh_of(x: Tensor) -> Any:
+    """The mesh of a DTensor, None for a plain tensor."""
+    return getattr(x, "device_mesh", None)
+
+
+@torch.no_grad()
+def local_part(x: Tensor) -> Tensor:
+    """This rank's part, in the same memory."""
+    return x.detach() if mesh_of(x) is None else x.detach().to_local()  # type: ignore[attr-defined]
+
+
+# --------------------------------------------------------------------------------------------------
+# Parameters in groups of one optimizer and weight decay, and the optimizers: AdamW and Muon.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterGroup:
+    """Parameters with the same optimizer and weight decay."""
+
+    optimizer: str
+    weight_decay: float
+    names: list[str]
+    numbers: int  # elements of all of them together
+
+    def __str__(self) -> str:
+        shown = ", ".join(self.names[:3]) + (", …" if len(self.names) > 3 else "")
+        about = f"{self.optimizer}, weight decay {self.weight_decay:g}"
+        return f"{about}: {len(self.names)} tensors, {self.numbers:,} numbers ({shown})"
+
+
+def parameter_groups(model: nn.Module, config: TrainConfig) -> list[ParameterGroup]:
+    """The groups of a model's parameters, for the log: by optimizer and weight decay."""
+    groups: dict[tuple[str, float], list[tuple[str, nn.Parameter]]] = {}
+    for name, parameter in model.named_parameters():
+        decay = config.weight_decay if decays(name, parameter, config) else 0.0
+        kind = "Muon" if steps_by_muon(name, parameter, config) else "AdamW"
+        if not parameter.requires_grad:
+            kind, decay = "locked", 0.0
+        groups.setdefault((kind, decay), []).append((name, parameter))
+    return [
+        ParameterGroup(
+            optimizer=kind,
+            weight_decay=decay,
+            names=[n for n, _ in rest],
+            numbers=sum(p.numel() for _, p in rest),
+        )
+        for (kind, decay), rest in groups.items()
+    ]
+
+
+def decays(name: str, parameter: Tensor, config: TrainConfig) -> bool:
+    """Whether weight decay applies: never to biases, norms and the logit scale.
+
+    Positional and class embeddings go by convention. open_clip_main: they do not decay. open_clip
+    (its releases up to 3.3): only tensors of less than two dimensions do not decay, so positional
+    embeddings do.
+    """
+    spared = "positional_embedding" in name or "class_embedding" in name
+    return parameter.ndim >= 2 and not (spared and config.decay_groups == "open_clip_main")
+
+
+def steps_by_muon(name: str, parameter: Tensor, config: TrainConfig) -> bool:
+    """Whether Muon steps a parameter: the matrices of the blocks. AdamW steps all others."""
+    return config.optimizer == "muon" and ".blocks." in name and parameter.ndim == 2
+
+
+def build_optimizers(
+    groups: Mapping[tuple[bool, bool, Any], list[Tensor]], config: TrainConfig
+) -> list[torch.optim.Optimizer]:
+    """Fused AdamW and, where it has matrices, Muon."""
+    _skip_compiler()
+    adamw: list[dict[str, Any]] = []
+    muon: list[dict[str, Any]] = []
+    for (by_muon, decay, _), tensors in groups.items():
+        group = {"params": tensors, "weight_decay": config.weight_decay if decay else 0.0}
+        (muon if by_muon else adamw).append(group)
+    betas = (config.beta1, config.beta2)
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW(adamw, lr=config.lr, betas=betas, eps=config.eps, fused=True)
+    ]
+    if muon:
+        kind: Callable[..., torch.optim.Optimizer] | None = getattr(torch.optim, "Muon", None)
+        if kind is None:
+            raise ValueError(
+                f"optimizer is muon, but torch {torch.__version__} has none; "
+                "install torch 2.9 or later"
+            )
+        optimizers.append(kind(muon, lr=config.lr, adjust_lr_fn="match_rms_adamw"))
+    return optimizers
+
+
+def _skip_compiler() -> None:
+    """Let optimizers be made without torch._dynamo, which torch imports to keep the compiler out of
+    `add_param_group`: 1.5 s of CPU in every process. No optimizer is compiled here.
+
+    Where torch does this in another way, it imports the module as before.
+    """
+    function = getattr(torch.optim.Optimizer.add_param_group, "__wrapped__", None)
+    if function is not None and not hasattr(function, "__dynamo_disable"):
+        function.__dynamo_disable = function
+
+
+def step_eagerly(optimizer: torch.optim.Optimizer, skip: Tensor | None = None) -> None:
+    """`optimizer.step()` without its decorators, which import torch._dynamo too, for profilers,
+    hooks and differentiable steps.
+
+    Where `skip` is 1 fused AdamW changes nothing. It reads that from the attribute in which torch's
+    GradScaler leaves it.
+    """
+    step: Callable[[torch.optim.Optimizer], Any] = inspect.unwrap(type(optimizer).step)
+    optimizer.found_inf = skip  # type: ignore[attr-defined]
+    with torch.no_grad():
+        step(optimizer)
+
+
+# --------------------------------------------------------------------------------------------------
+# Precision of a step: autocast, tf32, and the loss scale of fp16.
+#
+# Precisions: fp32; tf32 (matrix products with 10 bits of mantissa); bf16 and fp16 (autocast over
+# fp32 weights, fp16 with a scaled loss); bf16_o2 (NVIDIA's O2: weights and gradients of 16 bits,
+# and fp32 masters that the optimizer steps).
+
+
+# Steps in a row that fp16 may skip. A gradient that still overflows with 2^-20 of the loss scale is
+# infinite by itself.
+OVERFLOWS = 20
+
+
+def precision_context(config: TrainConfig, device: torch.device) -> torch.autocast:
+    """The autocast around a forward pass."""
+    half = torch.float16 if config.precision == "fp16" else torch.bfloat16
+    enabled = config.precision not in ("fp32", "tf32")
+    # Selective recomputation counts operations; autocast's cache would skip casts of the second
+    # group of captions.
+    cache = config.recompute != "selective"
+    return torch.autocast(device.type, half, enabled=enabled, cache_enabled=cache)
+
+
+@contextlib.contextmanager
+def matmul_precision(config: TrainConfig) -> Iterator[None]:
+    """Products of fp32 matrices in tf32 while the block runs, where the settings say so."""
+    if config.precision != "tf32":
+        yield
+        return
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@dataclass(slots=True, kw_only=True)
+class Scaler:
+    """The factor on the loss that keeps small gradients above fp16's smallest number.
+
+    The rule is that of torch's GradScaler: the factor halves where a gradient overflowed, whose
+    step is skipped, and doubles after 2,000 good steps. An overflow shows in the norm of all
+    gradients, which is equal on all ranks; GradScaler would look at a rank's part of a DTensor.
+    """
+
+    scale: float = 65536.0
+    good: int = 0  # steps without overflow since the factor changed
+    skipped: int = 0  # steps of the run
+    in_a_row: int = 0  # skipped steps since the last good one
+
+    def record(self, finite: bool) -> None:
+        """Count a step and adapt the factor."""
+        if not finite:
+            self.scale, self.good = self.scale / 2, 0
+            self.skipped, self.in_a_row = self.skipped + 1, self.in_a_row + 1
+            return
+        self.good, self.in_a_row = self.good + 1, 0
+        if self.good == 2000:
+            self.scale, self.good = self.scale * 2, 0
+
+
+# --------------------------------------------------------------------------------------------------
+# Schedules: the learning rate of every step, and what weight decay alone leaves of a weight.
+
+
+def learning_rate(config: TrainConfig, step: int) -> float:
+    """The learning rate of step 0, 1, …: a linear rise over the warm-up, then the schedule.
+
+    - cosine: half a cosine from `lr` to 0.
+    - constant: `lr`.
+    - constant_cooldown: `lr`; over the last `cooldown` steps it falls to `cooldown_end_lr` as
+      the power `cooldown_power` of the steps that are left (1: a straight line).
+    """
+    if step < config.warmup:
+        return config.lr * (step + 1) / config.warmup
+    if config.schedule == "constant":
+        return config.lr
+    if config.schedule == "constant_cooldown":
+        left = min(1.0, (config.steps - step) / config.cooldown)
+        share: float = left**config.cooldown_power
+        return config.cooldown_end_lr + (config.lr - config.cooldown_end_lr) * share
+    done = (step - config.warmup) / (config.steps - config.warmup)
+    return config.lr * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def decay_factor(config: TrainConfig, steps: int) -> float:
+    """What weight decay leaves of a weight of 1 without gradient after the first `steps` steps."""
+    factor = 1.0
+    for step in range(steps):
+        factor *= 1 - learning_rate(config, step) * config.weight_decay
+    return factor
+
+
+# --------------------------------------------------------------------------------------------------
+# From gradients to new weights: clipping, the optimizers, fp32 masters, the moving average.
+#
+# `Update` holds everything that a run keeps beside its weights (moments, fp32 masters, the loss
+# scale, the average). It gives and takes that state by parameter name, in the shape of the
+# parameter. Parameters may be plain tensors or DTensors on several meshes; elementwise operations
+# work on a rank's own part.
+#
+# Shapes: H heads, D channels of a head, C channels of a tower.
+
 
 State = dict[str, dict[str, Tensor]]  # parameter -> name -> tensor
 SCALER = "scaler"  # the key of the loss scale in a State; no parameter has this name

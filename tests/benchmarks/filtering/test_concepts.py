@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.filtering import concepts
-from filters.concepts.entries import read_entries
-from filters.concepts.matcher import can_occur
+from filters.concepts import can_occur, read_entries
 from manifests.reader import read_manifest
 from manifests.schema import Recipe
 from pipeline.views import check_views

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from filters.base import set_id
-from filters.captioning.captioner import Captioner
+from filters.captioner import Captioner
 from pipeline import filter as filter_command
 from pipeline import score as score_command
 from tests.support.caption_models import written

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from filters.captioning.decoding import Search, draw, row_uniforms, search_tokens
+from filters.captioner import Search, draw, row_uniforms, search_tokens
 
 END, WORDS = 0, 4
 

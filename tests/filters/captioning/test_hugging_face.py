@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from filters.captioning.decoding import Search
-from filters.captioning.hugging_face import TransformersWriter
+from filters.captioner import Search, TransformersWriter
 from tests.support.caption_models import images, written
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from filters.captions.measures import (
+from filters.caption import (
     as_word_runs,
     boilerplate,
     count_words,

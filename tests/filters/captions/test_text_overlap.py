@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from filters import check_filters
 from filters.base import Batch
-from filters.captions.text_overlap import TextOverlap, covered_share, overlap
+from filters.text_overlap import TextOverlap, covered_share, overlap
 from manifests.schema import FilterSpec
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from filters.captions.word_list import WordList
+from filters.caption import WordList
 
 
 @pytest.mark.parametrize(

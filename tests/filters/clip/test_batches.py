@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from filters.clip.batches import run_batches
+from filters.clip.model import run_batches
 
 
 def test_a_batch_that_does_not_fit_is_halved_for_good() -> None:

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from filters.base import Batch, set_id
-from filters.clip.clip_score import ClipScore
+from filters.clip.filters import ClipScore
 
 CAPTIONS = [f"picture {'of something ' * i}number {i}" for i in range(11)]
 
@@ -165,7 +165,7 @@ def test_weights_that_fit_pass() -> None:
 
 
 def test_a_machine_without_open_clip_may_crawl(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("filters.clip.models.find_spec", lambda name: None)
+    monkeypatch.setattr("filters.clip.model.find_spec", lambda name: None)
     ClipScore(model="ViT-B-33", pretrained="openai").check()
 
 

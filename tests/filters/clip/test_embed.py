@@ -14,8 +14,7 @@ import torch
 from PIL import Image
 
 from filters.base import Batch, set_id
-from filters.clip.clip_score import ClipScore
-from filters.clip.embed import Embed, fixed_lists, stored_embeddings
+from filters.clip.filters import ClipScore, Embed, fixed_lists, stored_embeddings
 
 CAPTIONS = ["a dog", "a red boat on a lake", "a dog"]
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from filters.clip import models
+from filters.clip import model as models
 from manifests import disk
-from manifests.pool_layout import PoolLayout
+from manifests.layout import PoolLayout
 from manifests.schema import FilterSpec
 from pipeline.scoring import score
 from tests.support.small_pool import Row, make_pool, rows

@@ -13,8 +13,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from filters.base import Batch, set_id
-from filters.clip.embed import fixed_lists
-from filters.clip.head import Head, read_layers
+from filters.clip.filters import Head, fixed_lists, read_layers
 
 WIDTH = 8
 

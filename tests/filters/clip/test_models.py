@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
+import huggingface_hub.constants
 import numpy as np
 import open_clip
 import pyarrow as pa
@@ -17,9 +18,9 @@ import torch
 from PIL import Image
 
 from filters.base import Batch, set_id
-from filters.clip import models
-from filters.clip.clip_score import ClipScore
-from filters.clip.embed import Embed
+from filters.clip import model as models
+from filters.clip.filters import ClipScore, Embed
+from manifests import hub
 
 
 def images(count: int = 11) -> list[Image.Image]:
@@ -133,7 +134,7 @@ def test_captions_of_any_length_keep_their_rows_when_their_batches_are_halved(
     score = clip_score(clip_folder, precision="fp32")
     captions = ["", "a " * 30, "🦜🦜🦜", "one word", "a " * 7, "x" * 5_000, "a b c d e f"] * 2
     captions = [f"{caption} {number % 5}" for number, caption in enumerate(captions)]
-    model, encode, shapes = loaded(score), models.text_tower.encode_text, []
+    model, encode, shapes = loaded(score), models.encode_text, []
     expected = np.stack([model.embed_texts([caption], 1)[0] for caption in captions])
     model.texts.clear()
 
@@ -143,7 +144,7 @@ def test_captions_of_any_length_keep_their_rows_when_their_batches_are_halved(
         shapes.append(tuple(tokens_BT.shape))
         return encode(network, tokens_BT)
 
-    monkeypatch.setattr(models.text_tower, "encode_text", small)
+    monkeypatch.setattr(models, "encode_text", small)
     np.testing.assert_allclose(model.embed_texts(captions, 256), expected, atol=1e-6)
     assert {context for _, context in shapes} == {8, 16}
     assert sum(count for count, _ in shapes) == len(set(captions))
@@ -200,7 +201,7 @@ def test_the_id_of_embeddings_follows_the_configuration(
     embed = Embed(model="ViT-B-32", pretrained="laion2b_s34b_b79k", precision="fp32")
     before = set_id(embed)
     config = {**models.model_config("embed", "ViT-B-32"), "quick_gelu": True}
-    monkeypatch.setattr("filters.clip.embed.model_config", lambda kind, model: config)
+    monkeypatch.setattr("filters.clip.filters.model_config", lambda kind, model: config)
     assert set_id(embed) != before
 
 
@@ -239,3 +240,41 @@ def test_a_hub_that_cannot_be_reached_is_one_line(
     assert embed.columns() == {"embed_image": pa.list_(pa.float16())}
     with pytest.raises(ValueError, match=r"commit of org/name cannot be read from the hub.* no"):
         embed.identity()
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of the hub's client, and no network."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    return tmp_path
+
+
+def store(cache: Path, commit: str, files: Path) -> None:
+    """Files of org/clip at a commit, as a download leaves them."""
+    folder = cache / "models--org--clip"
+    shutil.copytree(files, folder / "snapshots" / commit)
+    (folder / "refs").mkdir(exist_ok=True)
+    (folder / "refs" / "main").write_text(commit)
+    hub._commit.cache_clear()
+
+
+def test_the_commit_that_is_stored_here_is_the_id_and_what_is_loaded(
+    cache: Path, clip_folder: Path
+) -> None:
+    store(cache, "a" * 40, clip_folder)
+    score = ClipScore(model="hf-hub:org/clip", device="cpu")
+    first = score.resolved(gpu=False)
+    assert isinstance(first, ClipScore)
+    assert first.model == "hf-hub:org/clip@" + "a" * 40
+    first_id = set_id(first)
+    assert first_id in [set_id(each) for each in score.alternatives()]
+    first.setup()
+    local = ClipScore(model=f"local-dir:{clip_folder}", device="cpu", precision="fp32")
+    local.setup()
+    batch = batch_of(images())
+    values = first.score(batch)["clip_score"]
+    np.testing.assert_array_equal(values, local.score(batch)["clip_score"])
+    # The branch moves on: the name has another id, and a filter that was resolved keeps its own.
+    store(cache, "b" * 40, clip_folder)
+    assert set_id(score.resolved(gpu=False)) != first_id == set_id(first)

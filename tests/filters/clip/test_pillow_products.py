@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from filters.clip import pillow_products
-from filters.clip.pillow_products import (
+from filters.clip import preprocess
+from filters.clip.preprocess import (
     LARGEST_WINDOW,
     Pixels,
     is_usable,
     matches_pillow,
     pillow_weights,
     resized_crop,
+    scaled_size,
 )
-from filters.clip.preprocess import scaled_size
 
 
 def image_of(width: int, height: int, kind: int, seed: int) -> Image.Image:
@@ -106,12 +106,12 @@ def test_a_pillow_with_other_weights_is_noticed(
         low, high, weights = weights_of(*arguments)
         return low, high, weights * (1 + 2**-7)
 
-    monkeypatch.setattr(pillow_products, "pillow_weights", other)
-    for function in (pillow_products.axis_plan, matches_pillow):
+    monkeypatch.setattr(preprocess, "pillow_weights", other)
+    for function in (preprocess.axis_plan, matches_pillow):
         function.cache_clear()
     try:
         assert not is_usable(256, 341, "bicubic")
         assert "another bicubic resize than expected" in caplog.text
     finally:
-        for function in (pillow_products.axis_plan, matches_pillow):
+        for function in (preprocess.axis_plan, matches_pillow):
             function.cache_clear()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from filters.clip import text_tower
+from filters.clip import model
 
 FULL, END, WORDS = 40, 99, 98
 VISION = {"image_size": 32, "layers": 1, "width": 64, "patch_size": 16}
@@ -48,10 +48,10 @@ LENGTHS = [2, 7, 8, 9, 16, 17, 33, FULL]
 def test_embeddings_are_those_of_the_whole_context(custom: bool, options: dict[str, Any]) -> None:
     clip, tokens_BT = network(custom, **options), tokens_of(LENGTHS)
     expected_BE = clip.encode_text(tokens_BT)
-    contexts = text_tower.contexts(clip, tokens_BT).tolist()
+    contexts = model.contexts(clip, tokens_BT).tolist()
     assert contexts == [8, 8, 8, 16, 16, 24, 40, 40]
     for row, context in enumerate(contexts):
-        given_1E = text_tower.encode_text(clip, tokens_BT[row : row + 1, :context])
+        given_1E = model.encode_text(clip, tokens_BT[row : row + 1, :context])
         torch.testing.assert_close(given_1E[0], expected_BE[row], atol=1e-6, rtol=0)
     assert torch.equal(clip.encode_text(tokens_BT), expected_BE)  # nothing of it has changed
 
@@ -68,7 +68,7 @@ def test_embeddings_are_those_of_the_whole_context(custom: bool, options: dict[s
 )
 def test_other_towers_see_every_position(options: dict[str, Any]) -> None:
     clip, tokens_BT = network(True, **options), tokens_of(LENGTHS)
-    assert text_tower.contexts(clip, tokens_BT).tolist() == [FULL] * len(LENGTHS)
+    assert model.contexts(clip, tokens_BT).tolist() == [FULL] * len(LENGTHS)
 
 
 def test_a_network_of_another_kind_encodes_by_itself() -> None:
@@ -77,8 +77,8 @@ def test_a_network_of_another_kind_encodes_by_itself() -> None:
             return f"encoded {tuple(tokens_BT.shape)}"
 
     tokens_BT = tokens_of([3, 5])
-    assert text_tower.contexts(Other(), tokens_BT).tolist() == [FULL, FULL]
-    assert text_tower.encode_text(Other(), tokens_BT) == f"encoded (2, {FULL})"
+    assert model.contexts(Other(), tokens_BT).tolist() == [FULL, FULL]
+    assert model.encode_text(Other(), tokens_BT) == f"encoded (2, {FULL})"
 
 
 @torch.inference_mode()
@@ -86,8 +86,8 @@ def test_padding_after_the_end_is_not_seen_and_tokens_before_it_are() -> None:
     clip, tokens_BT = network(), tokens_of([9, 9])
     tokens_BT[1] = tokens_BT[0]
     tokens_BT[1, 20:] = 7  # after the end
-    first, second = text_tower.encode_text(clip, tokens_BT[:, :16])
+    first, second = model.encode_text(clip, tokens_BT[:, :16])
     assert torch.equal(first, second)
     tokens_BT[1, 3] = tokens_BT[0, 3] % WORDS + 1
-    first, second = text_tower.encode_text(clip, tokens_BT[:, :16])
+    first, second = model.encode_text(clip, tokens_BT[:, :16])
     assert (first - second).abs().max() > 1e-3

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from filters import instances_of, make
 from filters.base import set_id
-from filters.concepts.balance import Balance
+from filters.concepts import Balance
 from manifests.schema import FilterSpec
 from tests.support.pool_filters import run_inline
 

@@ -11,7 +11,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from filters.concepts.balancing import (
+from filters.concepts import (
     add_counts,
     count_entries,
     draws,

@@ -10,7 +10,7 @@ import pytest
 
 from filters import check_filters, make
 from filters.base import Batch, set_id
-from filters.concepts.concept import Concept
+from filters.concepts import Concept
 from manifests.schema import FilterSpec
 
 

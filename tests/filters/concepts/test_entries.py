@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from filters.concepts.entries import read_entries
+from filters.concepts import read_entries
 
 
 def written(folder: Path, name: str, text: str) -> str:

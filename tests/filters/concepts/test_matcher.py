@@ -6,13 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from filters.concepts.matcher import (
-    Matcher,
-    Rule,
-    can_occur,
-    pattern_of,
-    spaced,
-)
+from filters.concepts import Matcher, Rule, can_occur, pattern_of, spaced
 
 RULES: tuple[Rule, ...] = ("spaces", "scripts")
 

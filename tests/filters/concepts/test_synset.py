@@ -7,10 +7,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from filters import check_filters, make
+from filters import check_filters, concepts, make
 from filters.base import Batch, set_id
-from filters.concepts import synset
-from filters.concepts.synset import Nouns, Synset, read_wnids
+from filters.concepts import Nouns, Synset, read_wnids
 from manifests.schema import FilterSpec
 
 LEMMAS = {
@@ -79,7 +78,7 @@ def files(tmp_path: Path) -> dict[str, str]:
 def test_captions_with_a_word_of_the_set(
     files: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(synset, "CACHED_WORDS", 2)
+    monkeypatch.setattr(concepts, "CACHED_WORDS", 2)
     filter_ = Synset(**files)
     filter_.setup()
     captions = ["two Dogs run", "a dog, a bus", "oxen\ndrink", "", "city", "dog dog bus man"]

@@ -13,7 +13,7 @@ import xxhash
 
 from filters import check_filters, make
 from filters.base import set_id
-from filters.concepts.targets import Targets, read_embeddings
+from filters.targets import Targets, read_embeddings
 from manifests.schema import FilterSpec
 from tests.support.pool_filters import run_inline
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from filters.concepts.synset import Nouns
-from filters.concepts.wordnet import main, read_forms, read_lemmas
+from filters.concepts import Nouns
+from filters.wordnet import main, read_forms, read_lemmas
 
 # The form of WordNet's files; the numbers are ours.
 INDEX = """\
@@ -46,7 +46,11 @@ def test_the_list_is_what_the_filter_reads(
 ) -> None:
     out = folder / "nouns.tsv"
     assert main([str(folder), "--out", str(out)]) == 0
+    (folder / "mine.tsv").write_text("my own list")
+    assert main([str(folder), "--out", str(folder / "mine.tsv")]) == 2
+    assert (folder / "mine.tsv").read_text() == "my own list"
     assert capsys.readouterr().out == f"{out}: 7 nouns and 4 irregular forms\n"
+    assert main([str(folder), "--out", str(out)]) == 0, "it replaces its own list"
     nouns = Nouns.read(str(out))
     assert nouns.lemmas == read_lemmas(folder)
     assert nouns.forms == read_forms(folder, nouns.lemmas)

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from filters.duplicates import clusters
+from filters import clusters
 
 
 def directions(rows: int, width: int, seed: int = 0) -> clusters.Floats:

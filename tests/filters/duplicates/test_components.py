@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from filters.duplicates import components
-from filters.duplicates.components import LINKS, collapse, joined, links_of
+from filters import near_hashes
+from filters.near_hashes import LINKS, collapse, joined, links_of
 
 
 def slow_labels(count: int, pairs: list[tuple[int, int]]) -> list[int]:
@@ -31,7 +31,7 @@ def test_labels_are_the_smallest_node_of_each_component(
     for start in range(0, len(pairs), piece):
         part = np.array(pairs[start : start + piece])
         pieces.append((part[:, 0], part[:, 1]))
-    found = components.Components(12)
+    found = near_hashes.Components(12)
     found._flush = flush
     for first, second in pieces:
         found.add(first, second)

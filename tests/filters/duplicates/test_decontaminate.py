@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
+from filters import decontaminate as module
 from filters import make
 from filters.base import Batch
-from filters.duplicates import Decontaminate
-from filters.duplicates import decontaminate as module
-from manifests.phash import pdq, phash
+from filters.decontaminate import Decontaminate
+from manifests.hashes import pdq, phash
 from manifests.schema import FilterSpec
 from tests.filters.duplicates.test_other_pool import scored_pool
 from tests.manifests.test_phash import photograph

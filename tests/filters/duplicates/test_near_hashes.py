@@ -7,42 +7,97 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from filters.duplicates import near_hashes
-from filters.duplicates.components import joined
-from filters.duplicates.near_hashes import near_labels
-from manifests.hamming import Hashes, near_pieces
+from filters import near_hashes
+from filters.near_hashes import Components, joined, near_labels
+from manifests import hashes as hamming
+from manifests.hashes import Hashes
 
 
-def crowds(rows: int, words: int, centres: int, most: int, seed: int) -> Hashes:
-    """Hashes around some centres, each with up to `most` flipped bits."""
+def crowds(
+    rows: int, words: int, centres: int, most: int, seed: int, apart: int | None = None
+) -> Hashes:
+    """Hashes around some centres, each with up to `most` flipped bits. The centres are drawn, or
+    differ from one another in up to twice `apart` bits.
+    """
     random = np.random.default_rng(seed)
-    hashes = random.integers(0, 2**64, (centres, words), dtype=np.uint64)
-    hashes = hashes[random.integers(0, centres, rows)]
-    for _ in range(most):
-        bit = random.integers(0, 64 * words, rows)
-        hashes[np.arange(rows), bit // 64] ^= np.uint64(1) << (bit % 64).astype(np.uint64)
+
+    def flip(hashes: Hashes, times: int) -> None:
+        for _ in range(times):
+            bit = random.integers(0, 64 * words, len(hashes))
+            flipped = np.uint64(1) << (bit % 64).astype(np.uint64)
+            hashes[np.arange(len(hashes)), bit // 64] ^= flipped
+
+    middle = random.integers(0, 2**64, (centres, words), dtype=np.uint64)
+    if apart is not None:
+        middle[:] = middle[0]
+        flip(middle, apart)
+    hashes = middle[random.integers(0, centres, rows)]
+    flip(hashes, most)
     return hashes
 
 
-@settings(max_examples=25, deadline=None)
+def brute_force(hashes: Hashes, radius: int) -> list[int]:
+    """Labels by all pairs."""
+    count = np.bitwise_count(hashes[:, None] ^ hashes[None]).sum(-1, dtype=int)
+    i, j = np.nonzero(count <= radius)
+    labels: list[int] = joined(len(hashes), [(i, j)]).tolist()
+    return labels
+
+
+@settings(max_examples=40, deadline=None)
 @given(
     words=st.sampled_from([1, 4]),
     centres=st.integers(1, 6),
     most=st.integers(0, 40),
+    apart=st.none() | st.integers(0, 40),
     radius=st.integers(0, 40),
     seed=st.integers(0, 99),
 )
 def test_groups_are_those_of_all_pairs_also_in_crowds(
-    words: int, centres: int, most: int, radius: int, seed: int
+    words: int, centres: int, most: int, apart: int | None, radius: int, seed: int
 ) -> None:
-    hashes = crowds(250, words, centres, most, seed)
-    settings_before = near_hashes.CROWD, near_hashes.PIECE, near_hashes.FRINGE
-    near_hashes.CROWD, near_hashes.PIECE, near_hashes.FRINGE = 5, 7, 3
-    try:
-        labels = near_labels(hashes, radius)
-    finally:
-        near_hashes.CROWD, near_hashes.PIECE, near_hashes.FRINGE = settings_before
-    assert labels.tolist() == joined(250, near_pieces(hashes, radius)).tolist()
+    hashes = crowds(250, words, centres, most, seed, apart)
+    hashes[-1] = ~hashes[0]  # all bits differ
+    expected = brute_force(hashes, radius)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hamming, "CROWD", 5)
+        patch.setattr(hamming, "CHUNK", 70)
+        patch.setattr(near_hashes, "PROBES", 7)
+        patch.setattr(near_hashes, "SMALLEST_STAR", 3)
+        assert near_labels(hashes, radius).tolist() == expected
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    most=st.integers(10, 40),
+    apart=st.integers(0, 60),
+    size=st.integers(1, 200),
+    seed=st.integers(0, 99),
+)
+def test_rows_of_a_ball_are_joined_through_its_fringe_too(
+    most: int, apart: int, size: int, seed: int
+) -> None:
+    hashes = crowds(200, 4, 3, most, seed, apart)
+    count = np.bitwise_count(hashes[:, None] ^ hashes[None]).sum(-1, dtype=int)
+    i, j = np.nonzero(count <= 31)
+    of_ball = (i < size) | (j < size)
+    expected = joined(200, [(i[of_ball], j[of_ball])])
+    components = Components(200)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(near_hashes, "SMALLEST_STAR", 2)
+        rows = np.arange(200)
+        near_hashes._join_ball(hashes, rows[:size], rows[size:], 31, components)
+    assert components.labels().tolist() == expected.tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("most", "groups"), [(26, 300), (40, 2990)])
+def test_a_crowd_just_beyond_the_radius_is_grouped_exactly(most: int, groups: int) -> None:
+    """As hashes of cards of one template are: about 45, or 65, bits from one another."""
+    hashes = crowds(3000, 4, 1, most, 0)
+    labels = near_labels(hashes, 31)
+    assert len(set(labels.tolist())) > groups
+    assert labels.tolist() == brute_force(hashes, 31)
 
 
 def test_a_crowd_of_different_near_hashes_is_not_quadratic() -> None:

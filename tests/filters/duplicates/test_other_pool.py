@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from filters import make
-from filters.duplicates.other_pool import OtherPool
+from filters.duplicates import OtherPool
 from manifests.schema import FilterSpec
 from pipeline.scoring import score
 from tests.support.pool_filters import run_inline

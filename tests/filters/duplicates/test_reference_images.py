@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from filters.duplicates.reference_images import content_hash, read_images
+from filters.near_hashes import content_hash, read_images
 
 
 def image_bytes(shade: int, kind: str = "PNG") -> bytes:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from filters.duplicates.routes import route_near
-from manifests.hamming import near_pairs
+from filters.duplicates import route_near
+from manifests.hashes import near_pairs
 from tests.manifests.test_hamming import drawn_hashes
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from filters.duplicates.survivors import as_score, sizes, survivors
+from filters.duplicates import as_score, sizes, survivors
 
 SCORES = st.one_of(st.none(), st.sampled_from([0.0, 0.5, 1.0, float("nan"), float("-inf")]))
 

@@ -12,16 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from manifests import disk
-from manifests.aligned import bundles
-from manifests.aligned.bundles import (
-    AlignedFiles,
-    Bundle,
-    BundleWriter,
-    parquet_bytes,
-    write_changed,
-)
-from manifests.pool_layout import PoolLayout
+from manifests import aligned, disk
+from manifests.aligned import AlignedFiles, Bundle, BundleWriter, parquet_bytes, write_changed
+from manifests.layout import PoolLayout
 
 SCHEMA = pa.schema([("kept", pa.bool_()), ("rule", pa.string())])
 
@@ -150,12 +143,12 @@ def test_threads_that_want_one_bundle_open_it_once(
 ) -> None:
     opened: list[str] = []
 
-    class Slow(bundles.Bundle):
+    class Slow(aligned.Bundle):
         def __init__(self, path: str) -> None:
             opened.append(path)
             time.sleep(0.05)
 
-    monkeypatch.setattr(bundles, "Bundle", Slow)
+    monkeypatch.setattr(aligned, "Bundle", Slow)
     files = AlignedFiles(lambda shard: f"{shard}.parquet", lambda shard: f"b{int(shard) // 1000}")
     with ThreadPoolExecutor(8) as threads:
         shards = [5000 + k for k in range(12)] + [6000 + k for k in range(12)]
@@ -178,4 +171,4 @@ def test_embeddings_are_stored_as_they_are_and_the_rest_as_before(tmp_path: Path
         chunks = [group.column(i) for i in range(3)]
         assert [chunk.compression for chunk in chunks] == ["UNCOMPRESSED", "ZSTD", "ZSTD"]
         assert [chunk.has_dictionary_page for chunk in chunks] == [False, True, True]
-    assert bundles.storage_options(table.select(["s", "t"]).schema) == {"compression": "zstd"}
+    assert aligned.storage_options(table.select(["s", "t"]).schema) == {"compression": "zstd"}

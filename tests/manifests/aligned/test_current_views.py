@@ -8,8 +8,8 @@ import pytest
 
 from manifests import disk
 from manifests.aligned import current_view, view_names
-from manifests.documents import ViewDocument
-from manifests.pool_layout import PoolLayout
+from manifests.layout import PoolLayout
+from manifests.records import ViewDocument
 
 
 def write_view(pool: str, name: str, fingerprint: str) -> ViewDocument:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from manifests.aligned.shard_tables import (
+from manifests.aligned import (
     count_shards,
     has_table,
     score_shards,
@@ -18,8 +18,8 @@ from manifests.aligned.shard_tables import (
     write_score_shards,
     write_view_shards,
 )
-from manifests.documents import ScoreSetDocument, ShardTable, ViewDocument
-from manifests.pool_layout import FLAT_SHARDS, PoolLayout
+from manifests.layout import FLAT_SHARDS, PoolLayout
+from manifests.records import ScoreSetDocument, ShardTable, ViewDocument
 
 NUMBERS = np.array([0, 3000, 99_999, 100_000])
 SHA = ["ab" * 32, "cd" * 32, "00" * 32, "ff" * 32]

@@ -9,7 +9,7 @@ import pytest
 
 from manifests import disk
 from manifests.commits import Commits
-from manifests.pool_layout import SHARD_VERSION
+from manifests.layout import SHARD_VERSION
 from tests.support.commit_records import commit_record
 
 NUMBERS = [0, 1, 2, 2999, 3000, 99_998, 99_999, 100_000, 100_001, 1_000_000]

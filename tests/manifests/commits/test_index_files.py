@@ -10,15 +10,15 @@ import pytest
 
 from manifests import disk
 from manifests.commits import read_commits, rebuild_index, update_index
-from manifests.commits.index_files import (
+from manifests.commits.commits import to_table
+from manifests.commits.index import (
     IndexDocument,
     newest_rows,
-    read_document,
     read_files,
+    read_index_document,
     write_document,
     write_file,
 )
-from manifests.commits.record_columns import to_table
 from tests.support.commit_records import commit_record, write_record
 
 REINDEX = r"run python pipeline/audit\.py .* --reindex"
@@ -39,7 +39,7 @@ def files(pool: str) -> list[Path]:
 def test_a_file_is_named_by_its_content(pool: str) -> None:
     (path,) = files(pool)
     assert path.name == f"commits-{disk.file_sha256(path)[:16]}.parquet"
-    document = read_document(pool)
+    document = read_index_document(pool)
     assert document is not None
     assert (document.closed, document.shards, len(document.files)) == (True, 4, 1)
     assert document.fingerprint == read_commits(pool).fingerprint
@@ -83,15 +83,15 @@ def test_a_missing_file_is_named(pool: str) -> None:
 def test_an_index_json_that_is_none_is_named(pool: str, text: str) -> None:
     Path(pool, "index/index.json").write_text(text)
     with pytest.raises(ValueError, match=rf"index\.json is damaged: .*; {REINDEX}"):
-        read_document(pool)
+        read_index_document(pool)
 
 
 def test_an_index_of_a_newer_program_is_refused(pool: str) -> None:
-    document = read_document(pool)
+    document = read_index_document(pool)
     assert document is not None
     write_document(pool, dataclasses.replace(document, version=2))
     with pytest.raises(ValueError, match=r"has version 2; this clipmill reads up to 1"):
-        read_document(pool)
+        read_index_document(pool)
 
 
 def test_the_highest_revision_of_a_shard_wins_in_any_order(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_two_records_of_one_shard_that_differ_are_damage(tmp_path: Path) -> None
 
 
 def test_a_file_that_a_writer_merged_meanwhile_is_found_in_the_new_index(pool: str) -> None:
-    old = read_document(pool)
+    old = read_index_document(pool)
     assert old is not None
     write_record(pool, 7)
     update_index(pool)
@@ -125,7 +125,7 @@ def test_a_file_that_a_writer_merged_meanwhile_is_found_in_the_new_index(pool: s
 
 
 def test_some_columns(pool: str) -> None:
-    document = read_document(pool)
+    document = read_index_document(pool)
     assert document is not None
     _, table = read_files(pool, document, ["tar"])
     assert table.column_names == ["shard", "revision", "tar"]

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from manifests import disk
-from manifests.commits import IndexWriter, read_commits, read_document, update_index
-from manifests.commits.reading import read_commits as _read
-from manifests.pool_layout import FLAT_SHARDS, CommitRecord, PoolLayout
+from manifests.commits import IndexWriter, read_commits, read_index_document, update_index
+from manifests.commits.index import read_commits as _read
+from manifests.layout import FLAT_SHARDS, CommitRecord, PoolLayout
 from tests.support.commit_records import commit_record, write_record
 
 
 @pytest.fixture
 def few_flat(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three flat shards and two a folder, so that small pools have all kinds of folders."""
-    for module in ("pool_layout", "commits.reading"):
+    for module in ("layout", "commits.index"):
         monkeypatch.setattr(f"manifests.{module}.FLAT_SHARDS", 3)
         monkeypatch.setattr(f"manifests.{module}.SHARDS_PER_FOLDER", 2)
 
@@ -80,7 +80,7 @@ def test_an_open_index_is_completed_from_the_folders_that_it_lacks(
         write_record(pool, shard)
     with pytest.raises(KeyboardInterrupt), IndexWriter(pool):
         raise KeyboardInterrupt
-    document = read_document(pool)
+    document = read_index_document(pool)
     assert document is not None
     assert not document.closed
     for shard in (6, 7, 8):

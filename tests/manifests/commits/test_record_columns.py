@@ -8,14 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from manifests.commits.record_columns import (
-    COUNTS,
-    conform,
-    dictionaries,
-    schema,
-    to_records,
-    to_table,
-)
+from manifests.commits.commits import COUNTS, conform, dictionaries, schema, to_records, to_table
 from tests.support.commit_records import commit_record
 
 STAMP = {"size": 3, "mtime_ns": 10**18, "etag": None}

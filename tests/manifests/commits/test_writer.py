@@ -14,12 +14,12 @@ from manifests.commits import (
     Commits,
     IndexWriter,
     read_commits,
-    read_document,
+    read_index_document,
     rebuild_index,
     update_index,
-    writer,
 )
-from manifests.pool_layout import PoolLayout
+from manifests.commits import index as writer
+from manifests.layout import PoolLayout
 from tests.support.commit_records import commit_record, write_record
 
 
@@ -60,7 +60,7 @@ def killing(monkeypatch: pytest.MonkeyPatch, n: int, *, after: bool) -> None:
 def test_killed_between_any_two_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str, after: bool
 ) -> None:
-    monkeypatch.setattr("manifests.commits.writer.FANOUT", 2)  # so that files are merged
+    monkeypatch.setattr("manifests.commits.index.FANOUT", 2)  # so that files are merged
     whole = build(str(tmp_path / "whole"), range(7))
     for n in itertools.count(1):
         name = f"{n}-{after}"
@@ -78,7 +78,7 @@ def test_killed_between_any_two_steps(
         resumed = build(pool, range(7))
         assert list(resumed.records()) == list(whole.records())
         assert resumed.fingerprint == whole.fingerprint
-        document = read_document(pool)
+        document = read_index_document(pool)
         assert document is not None
         assert document.closed
         named = {file.name for file in document.files}
@@ -98,7 +98,7 @@ def test_an_error_leaves_the_index_open_with_what_was_added(tmp_path: Path) -> N
 
     with pytest.raises(RuntimeError):
         stage()
-    document = read_document(pool)
+    document = read_index_document(pool)
     assert document is not None
     assert (document.closed, document.shards) == (False, 1)
     assert len(read_commits(pool)) == 1
@@ -121,7 +121,7 @@ def test_a_batch_is_written_when_it_is_late(tmp_path: Path) -> None:
     pool = str(tmp_path)
     with IndexWriter(pool, batch_seconds=0.0) as index:
         index.add(write_record(pool, 0))
-        document = read_document(pool)
+        document = read_index_document(pool)
         assert document is not None
         assert document.shards == 1
 
@@ -138,7 +138,7 @@ def test_a_shard_that_is_replaced_is_forgotten_first(tmp_path: Path) -> None:
 
     with pytest.raises(Killed):
         repair()
-    document = read_document(pool)
+    document = read_index_document(pool)
     assert document is not None
     assert (document.closed, document.shards) == (False, 3)
     commits = read_commits(pool)
@@ -187,13 +187,13 @@ def test_a_record_that_was_replaced_by_one_with_the_same_sidecar_is_indexed(tmp_
     assert read_commits(pool).record(1) == replaced
     update_index(pool)
     assert read_commits(pool).record(1) == replaced
-    document = read_document(pool)
+    document = read_index_document(pool)
     assert document is not None
     assert document.totals is not None
     assert document.totals.duration_s == 8.0
     before = document.files
     update_index(pool)
-    document = read_document(pool)
+    document = read_index_document(pool)
     assert document is not None
     assert document.files == before
 

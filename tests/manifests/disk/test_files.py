@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 from typing import Any, ClassVar
@@ -92,3 +93,16 @@ def test_a_listing_shows_what_other_processes_wrote() -> None:
     CachingFileSystem(other_process=True).pipe_file("/pool/b", b"2")
     assert disk.list_names("caching://pool") == ["a", "b"]
     assert disk.exists("caching://pool/b")
+
+
+@pytest.mark.parametrize("scheme", ["", "memory://hashes"])
+def test_the_hash_of_a_file_is_of_its_present_bytes(tmp_path: Path, scheme: str) -> None:
+    path = disk.join(scheme or str(tmp_path), "weights")
+    disk.write_bytes(path, b"one")
+    first = disk.sha256_of(path)
+    assert first == disk.sha256_of(path) == hashlib.sha256(b"one").hexdigest()
+    disk.write_bytes(path, b"two")  # of the same length
+    assert disk.sha256_of(path) == hashlib.sha256(b"two").hexdigest()
+    disk.remove(path)
+    with pytest.raises(FileNotFoundError):
+        disk.sha256_of(path)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from manifests import disk
-from manifests.disk import local
+from manifests.disk import files
 
 
 def test_a_file_is_created_once(tmp_path: Path) -> None:
@@ -84,10 +84,10 @@ def test_a_file_that_did_not_take_all_bytes_is_an_error(
 
 
 def test_a_file_that_is_written_in_pieces_is_checked_when_it_is_closed(tmp_path: Path) -> None:
-    with local.CountedFile(tmp_path / "whole") as file:
+    with files.CountedFile(tmp_path / "whole") as file:
         assert [file.write(b"12"), file.write(b"345"), file.tell()] == [2, 3, 5]
     assert (tmp_path / "whole").read_bytes() == b"12345"
-    file = local.CountedFile(tmp_path / "cut")
+    file = files.CountedFile(tmp_path / "cut")
     file.write(b"12345")
     file.position += 1  # as if a write had been lost
     with pytest.raises(OSError, match=r"5 of 6 bytes were written: .*cut"):
@@ -99,7 +99,7 @@ def test_a_copy_to_another_file_system_is_checked(
 ) -> None:
     staged = tmp_path / "staged"
     staged.write_bytes(b"12345")
-    monkeypatch.setattr(local.shutil, "move", lambda _, target: Path(target).write_bytes(b"123"))
+    monkeypatch.setattr(files.shutil, "move", lambda _, target: Path(target).write_bytes(b"123"))
     with pytest.raises(OSError, match="3 of 5 bytes were written"):
         disk.publish(staged, tmp_path / "new")
     assert os.listdir(tmp_path) == ["staged"]
@@ -107,7 +107,7 @@ def test_a_copy_to_another_file_system_is_checked(
 
 def test_new_folders_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Path] = []
-    monkeypatch.setattr(local, "sync_folder", synced.append)
-    local.make_folder(tmp_path / "a" / "b")
-    local.make_folder(tmp_path / "a" / "b")
+    monkeypatch.setattr(files, "sync_local_folder", synced.append)
+    files.make_folder(tmp_path / "a" / "b")
+    files.make_folder(tmp_path / "a" / "b")
     assert synced == [tmp_path / "a", tmp_path]

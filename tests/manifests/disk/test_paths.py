@@ -9,6 +9,21 @@ import pytest
 from manifests import disk
 
 
+def test_braces_stand_for_many_paths() -> None:
+    assert disk.expand_braces("a/{008..011}.tar") == [
+        f"a/{n}.tar" for n in ["008", "009", "010", "011"]
+    ]
+    assert disk.expand_braces("{2..0}{x,y}") == ["2x", "2y", "1x", "1y", "0x", "0y"]
+    assert disk.expand_braces("pipe:awk {x} {0..1}") == ["pipe:awk {x} 0", "pipe:awk {x} 1"]
+    assert disk.expand_braces("{9..10}") == ["9", "10"]
+    for text in ("w-{00..02.tar", "w-}{", "{a,{b,c}}"):
+        with pytest.raises(ValueError, match=r"the braces of .* do not fit; write web-\{00000"):
+            disk.expand_braces(text)
+    for text in ("{0..9999999}", "{0..999999}{0..1}", "{0..999999999999999999}"):
+        with pytest.raises(ValueError, match="at most 1,000,000 are listed"):
+            disk.expand_braces(text)
+
+
 def test_a_relative_folder_under_a_submitted_directory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

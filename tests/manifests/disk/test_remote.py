@@ -13,7 +13,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from manifests import disk
-from manifests.disk import remote, retry
+from manifests.disk import files
 
 
 class FaultyFileSystem(MemoryFileSystem):
@@ -54,8 +54,8 @@ def store(monkeypatch: pytest.MonkeyPatch) -> type[FaultyFileSystem]:
     fsspec.register_implementation("faulty", FaultyFileSystem, clobber=True)
     FaultyFileSystem.store.clear()
     monkeypatch.setattr(FaultyFileSystem, "fault", lambda _: None)
-    monkeypatch.setattr(remote, "_conditional", {})
-    monkeypatch.setattr(retry.time, "sleep", lambda _: None)
+    monkeypatch.setattr(files, "_conditional", {})
+    monkeypatch.setattr(files.time, "sleep", lambda _: None)
     return FaultyFileSystem
 
 
@@ -83,7 +83,7 @@ def test_a_fault_at_every_operation_leaves_one_whole_object(
 ) -> None:
     for n in itertools.count(1):
         store.store.clear()
-        remote._conditional.clear()
+        files._conditional.clear()
         calls = itertools.count(1)
         reached = []
 
@@ -111,14 +111,14 @@ def test_a_refusal_where_nothing_is_there_is_asked_again(
     refusals = [FileExistsError("412")] * 2
     disk.create_bytes("faulty://pool/before", b"x")  # after the probe
 
-    put = remote._put
+    put = files._put
 
     def refusing(*args: Any, **options: Any) -> None:
         if options.get("mode") == "create" and refusals:
             raise refusals.pop()
         put(*args, **options)
 
-    monkeypatch.setattr(remote, "_put", refusing)
+    monkeypatch.setattr(files, "_put", refusing)
     disk.create_bytes("faulty://pool/a", b"one")
     assert disk.read_bytes("faulty://pool/a") == b"one"
     refusals += [FileExistsError("412")] * 3
@@ -131,11 +131,11 @@ def test_a_refusal_where_nothing_is_there_is_asked_again(
 def test_an_object_that_was_cut_is_noticed_before_anything_names_it(
     store: type[FaultyFileSystem], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put = remote._put
-    monkeypatch.setattr(remote, "_put", lambda fs, name, data, **o: put(fs, name, data[:2], **o))
+    put = files._put
+    monkeypatch.setattr(files, "_put", lambda fs, name, data, **o: put(fs, name, data[:2], **o))
     with pytest.raises(OSError, match="the store has 2 bytes of 5"):
         disk.create_bytes("faulty://pool/a", b"12345")
-    monkeypatch.setattr(remote, "_put", lambda fs, name, data, **o: put(fs, name, b"x" * 5, **o))
+    monkeypatch.setattr(files, "_put", lambda fs, name, data, **o: put(fs, name, b"x" * 5, **o))
     with pytest.raises(OSError, match="the store has 5 bytes of 5, or other ones"):
         disk.create_bytes("faulty://pool/b", b"12345")
 
@@ -159,12 +159,12 @@ def test_a_protocol_without_its_package_is_named(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_etag_of_parts_is_that_of_s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "PART", 4)
+    monkeypatch.setattr(files, "PART", 4)
     (tmp_path / "x").write_bytes(b"0123456789")
-    assert remote._etag(b"0123456", 7) == "124bd1296bec0d9d93c7b52a71ad8d5b"
-    assert remote._etag(b"0123456789", 10) == remote._etag(tmp_path / "x", 10)
-    assert remote._etag(b"0123456789", 10) == "61e3716e3a7767581863b67c4e785584-3"
-    assert remote._etag(b"", 0) == "d41d8cd98f00b204e9800998ecf8427e"
+    assert files._etag(b"0123456", 7) == "124bd1296bec0d9d93c7b52a71ad8d5b"
+    assert files._etag(b"0123456789", 10) == files._etag(tmp_path / "x", 10)
+    assert files._etag(b"0123456789", 10) == "61e3716e3a7767581863b67c4e785584-3"
+    assert files._etag(b"", 0) == "d41d8cd98f00b204e9800998ecf8427e"
 
 
 def test_a_store_has_as_many_connections_as_a_trainer_has_reads(
@@ -177,5 +177,5 @@ def test_a_store_has_as_many_connections_as_a_trainer_has_reads(
     )
     monkeypatch.setattr(s3fs.S3FileSystem, "cachable", False)
     monkeypatch.setitem(fsspec.config.conf, "s3", {"config_kwargs": {"read_timeout": 2.0}})
-    remote.filesystem("s3://bucket/key")
+    files.filesystem("s3://bucket/key")
     assert created["config_kwargs"] == {"max_pool_connections": 64, "read_timeout": 2.0}

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from manifests import disk
-from manifests.disk import retry
+from manifests.disk import files
 
 
 def answered(status: int, code: str = "") -> OSError:
@@ -49,7 +49,7 @@ def test_errors_that_stay(error: Exception) -> None:
 
 def test_an_operation_is_tried_again_with_longer_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(retry.time, "sleep", slept.append)
+    monkeypatch.setattr(files.time, "sleep", slept.append)
     errors: list[Exception] = [answered(503), TimeoutError(), ConnectionResetError()]
 
     def operation() -> str:
@@ -82,7 +82,7 @@ def test_an_error_of_a_store_names_the_object(error: Exception, message: str) ->
 
 
 def test_one_more_status_may_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry.time, "sleep", lambda _: None)
+    monkeypatch.setattr(files.time, "sleep", lambda _: None)
     errors: list[Exception] = [answered(412)]
 
     def operation() -> str:
@@ -100,8 +100,8 @@ def test_the_last_error_is_raised_after_a_minute_and_others_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now, calls = [0.0], []
-    monkeypatch.setattr(retry.time, "sleep", lambda s: now.__setitem__(0, now[0] + s))
-    monkeypatch.setattr(retry.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(files.time, "sleep", lambda s: now.__setitem__(0, now[0] + s))
+    monkeypatch.setattr(files.time, "monotonic", lambda: now[0])
 
     def failing(error: Exception) -> Any:
         calls.append(error)
@@ -109,7 +109,7 @@ def test_the_last_error_is_raised_after_a_minute_and_others_at_once(
 
     with pytest.raises(TimeoutError):
         disk.retried(lambda: failing(TimeoutError()), "s3://b/x")
-    assert 30 < now[0] <= retry.RETRY_S
+    assert 30 < now[0] <= files.RETRY_S
     assert len(calls) > 8
     calls.clear()
     with pytest.raises(PermissionError):

@@ -38,7 +38,7 @@ def test_without_it_every_seed_is_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("stop: {at_least: 1}", "stop.at_least is 1; it must be at least 2"),
+        ("stop: {at_least: 1}", "at_least is 1; it must lie in 2..10000"),
         ("stop: {at_least: 4}", "stop.at_least is 4, but there are 3 seeds"),
         ("stop: {smallest: 0}", "stop.smallest is 0.0; it must be above 0"),
         ("stop: {save: money}", "stop.save is 'money'; it must be one of runs, power"),
@@ -113,7 +113,7 @@ def test_a_model_is_a_folder_or_a_name(tmp_path: Path) -> None:
         (
             "{raw: {model: 'x-{seed}'}}",
             "evaluate_weights: {average_last: 0}",
-            "average_last is 0; it must be at least 1",
+            "average_last is 0; it must lie in 1..10000",
         ),
         (
             "{raw: {model: 'x-{seed}'}}",

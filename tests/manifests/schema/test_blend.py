@@ -53,6 +53,9 @@ def test_every_key_is_read_from_yaml_and_from_its_own_document(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("line", "message"),
     [
+        ("seed: -1", "seed is -1; it must lie in [0, 2^32)"),
+        # (2^32 << 32) + 0 in 64 bits would be the order of seed 0
+        ("seed: 4294967296", "seed is 4294967296; it must lie in [0, 2^32)"),
         ("caps: {web/bad: 5}", "caps names 'web/bad', which is not one of its views (web/good,"),
         ("caps: {web/raw: 0}", "caps of 'web/raw' is 0; it must be above 0"),
         ("caps: {web/raw: 2.5}", "caps.web/raw is 2.5; it must be a whole number"),
@@ -83,7 +86,7 @@ def test_every_key_is_read_from_yaml_and_from_its_own_document(tmp_path: Path) -
         ("segments: run", "with segments, views has one entry, web/stored (all stored rows)"),
         ("weights: rows", "weights is 'rows'; it must be one of samples, repeats"),
         ("repeats: 3", "unknown key 'repeats'"),
-        ("views: {web/raw: 1, web/good: .inf}", "the weight of 'web/good' is inf"),
+        ("views: {web/raw: 1, web/good: .inf}", "views.web/good is inf; it must lie in 0.."),
         ("views: {web/raw: 1, web/good: 0}", "the weight of 'web/good' is 0.0; it must be above"),
     ],
 )

@@ -21,16 +21,16 @@ def test_a_setting_is_a_manner_or_decides_bytes_and_not_both() -> None:
     ("values", "message"),
     [
         ({"rows_per_shard": 10_001}, "rows_per_shard is 10001; it must lie in 1..10000"),
-        ({"image_size": 0}, "image_size is 0; it must be at least 1"),
-        ({"deadline_s": 0.0}, "deadline_s is 0.0; it must be above 0 seconds"),
-        ({"retries": -1}, "retries is -1; it must not be negative"),
-        ({"encode_quality": 101}, r"of jpg it must lie in 1..100"),
+        ({"image_size": 0}, "image_size is 0; it must lie in 1..16383"),
+        ({"deadline_s": 0.0}, "deadline_s is 0.0; it must lie in 0.001..86400.0"),
+        ({"retries": -1}, "retries is -1; it must lie in 0..100"),
+        ({"encode_quality": 0}, r"of jpg it must lie in 1..100"),
         ({"encode_format": "png", "encode_quality": 10}, r"of png it must lie in 0..9"),
-        ({"image_size": 99_999_999_999_999}, "it must be at most 16383, the longest side"),
-        ({"deadline_s": float("inf")}, "deadline_s is inf; it must be a finite number"),
-        ({"patience_s": float("nan")}, "patience_s is nan; it must be a finite number"),
+        ({"image_size": 99_999_999_999_999}, "it must lie in 1..16383"),
+        ({"deadline_s": float("inf")}, "deadline_s is inf; it must lie in 0.001..86400.0"),
+        ({"patience_s": float("nan")}, "patience_s is nan; it must lie in 0.001..8640000.0"),
         ({"allow_ports": ()}, r"allow_ports is \[\]; it must name at least one port"),
-        ({"allow_ports": (80, 65_536)}, r"each in 1\.\.65535"),
+        ({"allow_ports": (80, 65_536)}, "allow_ports.1 is 65536; it must lie in 1..65535"),
         ({"user_agent": "x/1\r\nCookie: a"}, "it must be printable ASCII in one line"),
         ({"user_agent": "café/1"}, "it must be printable ASCII in one line"),
         ({"verify_hash": ("column", "crc32")}, "verify_hash names 'crc32'"),
@@ -43,9 +43,9 @@ def test_impossible_values_are_refused(values: dict[str, Any], message: str) -> 
 
 def test_the_limits_of_a_host() -> None:
     assert HostLimit(per_host=4).delay_s is None
-    with pytest.raises(ValueError, match="per_host is 0; it must be at least 1"):
+    with pytest.raises(ValueError, match=r"per_host is 0; it must lie in 1\.\.10000"):
         HostLimit(per_host=0)
-    with pytest.raises(ValueError, match="delay_s is -1; it must not be negative"):
+    with pytest.raises(ValueError, match=r"delay_s is -1; it must lie in 0\.\.86400"):
         HostLimit(delay_s=-1)
-    with pytest.raises(ValueError, match="delay_s is inf; it must be a finite number"):
+    with pytest.raises(ValueError, match=r"delay_s is inf; it must lie in 0\.\.86400"):
         HostLimit(delay_s=float("inf"))

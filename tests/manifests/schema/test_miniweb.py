@@ -14,8 +14,8 @@ from manifests.schema import Miniweb
     ("values", "message"),
     [
         ({"noise": 1.0}, "noise is 1.0"),
-        ({"pairs": -3}, "miniweb pairs is -3; it must be at least 1"),
-        ({"hosts": 0}, "miniweb hosts is 0; it must be at least 1"),
+        ({"pairs": -3}, "pairs is -3; it must lie in 1..1000000000"),
+        ({"hosts": 0}, "hosts is 0; it must lie in 1..100000"),
         ({"fault_kinds": ("html", "gone")}, "miniweb fault_kinds has 'gone'; known are dead_link"),
         ({"captions": "c.csv"}, "miniweb captions is given without photos"),
     ],

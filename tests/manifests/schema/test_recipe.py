@@ -1,11 +1,17 @@
 from __future__ import annotations
 
 import re
+import typing
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from manifests import schema
 from manifests.schema import Fetch, HostLimit, Recipe, Rule, Source, View
+from manifests.schema.recipe import check_ranges
+
+BLOCKS = [each for each in vars(schema).values() if hasattr(each, "__pydantic_config__")]
 
 
 @pytest.mark.parametrize(
@@ -23,6 +29,21 @@ from manifests.schema import Fetch, HostLimit, Recipe, Rule, Source, View
             },
             "views named twice: a",
         ),
+        (Rule, {"name": " ", "where": "a"}, "a rule is named ' '; its name is the reason"),
+        (
+            Rule,
+            {"name": "x", "sample": 0.5, "seed": -1},
+            "rule 'x': seed is -1; it must lie in 0..",
+        ),
+        (
+            Recipe,
+            {
+                "name": "r",
+                "source": Source(kind="table", paths=("x.csv",), extra_columns={"MD5": "string"}),
+                "fetch": Fetch(compute_hash="md5"),
+            },
+            "extra_columns names 'md5', the column of fetch.compute_hash",
+        ),
         (HostLimit, {"per_host": 0}, "per_host is 0"),
         (Fetch, {"encode_format": "png", "encode_quality": 95}, "must lie in 0..9"),
     ],
@@ -39,3 +60,22 @@ def test_a_view_is_found_by_its_name() -> None:
     assert recipe.view("raw") == View(name="raw")
     with pytest.raises(ValueError, match="recipe 'r' has no view 'row'; it has raw"):
         recipe.view("row")
+
+
+def has_numbers(kind: Any) -> bool:
+    return kind in (int, float) or any(map(has_numbers, typing.get_args(kind)))
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_every_number_of_a_manifest_has_a_range(block: Any) -> None:
+    hints = typing.get_type_hints(block)
+    del hints["__pydantic_config__"]
+    ranges = hints.pop("ranges", None) and block.ranges
+    assert set(ranges or {}) == {name for name, kind in hints.items() if has_numbers(kind)}
+    assert not ranges or "check_ranges" in block.__post_init__.__code__.co_names
+    for name in ranges or {}:
+        for wrong in (10**30, -(10**30), float("nan"), float("inf"), True, "5", (10**30,)):
+            values = dict.fromkeys(ranges) | {name: {"key": wrong}}
+            holder = type("Block", (SimpleNamespace,), {"ranges": ranges})(**values)
+            with pytest.raises(ValueError, match=f"^{name}.key.* it must lie in"):
+                check_ranges(holder)

@@ -34,6 +34,7 @@ VALUES: dict[str, Any] = {
     "extra_columns": {},
     "captions": "txt",
     "file_column": "file_name",
+    "links_outside": False,
 }
 
 

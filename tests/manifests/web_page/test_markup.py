@@ -4,37 +4,37 @@ import re
 
 import pytest
 
-from manifests.web_page import markup
+from manifests import web_page
 
 
 def test_names_are_escaped() -> None:
-    assert markup.chip("#000", "<b>").endswith("</span>&lt;b&gt;</span>")
-    assert markup.details("a < b", "<p>x</p>") == (
+    assert web_page.chip("#000", "<b>").endswith("</span>&lt;b&gt;</span>")
+    assert web_page.details("a < b", "<p>x</p>") == (
         "<details><summary>a &lt; b</summary><p>x</p></details>"
     )
-    assert markup.note("1 < 2") == '<p class="note">1 &lt; 2</p>'
-    assert markup.verdict_word("<x>") == '<span class="">&lt;x&gt;</span>'
+    assert web_page.note("1 < 2") == '<p class="note">1 &lt; 2</p>'
+    assert web_page.verdict_word("<x>") == '<span class="">&lt;x&gt;</span>'
 
 
 def test_numbers_are_aligned_to_the_right() -> None:
-    html = markup.table(["a", "n"], [["x", "1"]], (1,))
+    html = web_page.table(["a", "n"], [["x", "1"]], (1,))
     assert html.count('class="n"') == 2
     assert '<td>x</td><td class="n">1</td>' in html
 
 
 def test_a_cell_that_is_no_text_is_an_error() -> None:
     with pytest.raises(AttributeError):
-        markup.chip("#000", None)  # type: ignore[arg-type]
+        web_page.chip("#000", None)  # type: ignore[arg-type]
 
 
 def test_a_table_has_heads_a_caption_and_can_be_sorted_from_three_rows_on() -> None:
-    two = markup.table(["a", "b"], [["x", "1"], ["y", "2"]], (1,), "A <caption>")
+    two = web_page.table(["a", "b"], [["x", "1"], ["y", "2"]], (1,), "A <caption>")
     assert "<caption>A &lt;caption&gt;</caption><thead>" in two
     assert '<th scope="col">a</th><th class="n" scope="col">b</th>' in two
     assert 'tabindex="0" role="group" aria-label="A &lt;caption&gt;"' in two
     assert "sortable" not in two
-    assert 'class="sortable"' in markup.table(["a"], [["x"], ["y"], ["z"]])
-    assert markup.details("nothing", "") == ""
+    assert 'class="sortable"' in web_page.table(["a"], [["x"], ["y"], ["z"]])
+    assert web_page.details("nothing", "") == ""
 
 
 def luminance(colour: str) -> float:
@@ -48,7 +48,7 @@ def luminance(colour: str) -> float:
     return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
 
 
-@pytest.mark.parametrize("scheme", [markup.LIGHT, markup.DARK], ids=["light", "dark"])
+@pytest.mark.parametrize("scheme", [web_page.LIGHT, web_page.DARK], ids=["light", "dark"])
 def test_every_text_has_enough_contrast(scheme: str) -> None:
     colours = dict(re.findall(r"--(\w+):(#\w+)", scheme))
     for text in ("ink", "soft", "good", "bad"):
@@ -61,7 +61,7 @@ def test_every_text_has_enough_contrast(scheme: str) -> None:
 
 
 def test_a_page_has_one_script_and_its_own_style() -> None:
-    html = markup.html_page("a < b", "<p>x</p>", "p { margin:0 }", "let x = 1;")
+    html = web_page.html_page("a < b", "<p>x</p>", "p { margin:0 }", "let x = 1;")
     assert "<title>a &lt; b</title>" in html
     assert html.count("<script>") == html.count("<style>") == 1
     assert "p { margin:0 }" in html

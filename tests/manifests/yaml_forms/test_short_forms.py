@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from manifests import disk, reader
+from manifests.reader import cross_arms, expand_sweep
 from manifests.schema import Ablation, Arm, FilterSpec, Recipe
-from manifests.yaml_forms import cross_arms, expand_sweep
 
 MANIFEST = """
 name: a

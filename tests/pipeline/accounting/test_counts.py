@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from manifests import disk, identity
-from manifests.documents import CrawlCounts, FinalCounts, ScoreCounts
-from manifests.pool_layout import SHARD_VERSION, PoolLayout, pool_fingerprint, read_commit_records
+from manifests.layout import SHARD_VERSION, PoolLayout, pool_fingerprint, read_commit_records
+from manifests.records import CrawlCounts, FinalCounts, ScoreCounts
 from manifests.schema import Recipe, Source
 from pipeline.accounting.counts import count_pool, write_pool_json
 from pipeline.audit import main

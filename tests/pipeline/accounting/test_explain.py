@@ -11,12 +11,12 @@ import pytest
 
 from manifests import disk
 from manifests.commits import read_commits
-from manifests.pool_layout import read_commit_records
+from manifests.layout import read_commit_records
 from manifests.schema import Recipe, Rule, View
 from pipeline.accounting.explain import explain_lines, explain_row
 from pipeline.audit import main
 from pipeline.pool import read_sidecar
-from pipeline.views import choose_views, view_files
+from pipeline.views import choose_views, files
 from tests.support import audited
 from tests.support.exported import FILTERS, RECIPE, exported_pool
 from tests.support.small_pool import Row, make_pool
@@ -76,7 +76,7 @@ def test_the_whole_history_of_a_row(pool: str) -> None:
 def test_a_row_that_is_not_in_a_sample(pool: str) -> None:
     half = View(name="half", rules=(Rule(name="part", sample=0.5, seed=1),))
     recipe = audited.recipe_with(half)
-    view_files.choose_views(pool, recipe)
+    files.choose_views(pool, recipe)
     stored = [row for row in sidecar_rows(pool) if row["reason"] is None]
     decisions = []
     for row in stored:

@@ -16,10 +16,10 @@ import pytest
 
 from manifests import disk
 from manifests.commits import IndexWriter, read_commits, update_index
-from manifests.pool_layout import PoolLayout
+from manifests.layout import PoolLayout
 from pipeline.accounting import counts, integrity
 from pipeline.accounting.integrity import verify
-from pipeline.accounting.tombstones import purge_shard
+from pipeline.accounting.purge import purge_shard
 from pipeline.pool import member_block, read_sidecar, sidecar_hash
 from tests.support import audited
 

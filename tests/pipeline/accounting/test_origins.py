@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from manifests import disk
-from manifests.pool_layout import PoolLayout
+from manifests.layout import PoolLayout
 from manifests.schema import Fetch, Recipe, Source
 from pipeline import planning
 from pipeline.accounting import explain_row
-from pipeline.accounting.origins import trace_images, trace_lines
+from pipeline.accounting.explain import trace_images, trace_lines
 from pipeline.audit import main
 from pipeline.crawl import crawler
 from tests.support import audited, plans, wats

@@ -10,9 +10,9 @@ import pytest
 
 from manifests import disk
 from manifests.columns import PAIRS
-from manifests.pool_layout import PoolLayout
+from manifests.layout import PoolLayout
 from manifests.schema import Recipe, Rule, Source, View
-from pipeline.accounting.pool_audit import audit_lines, audit_plain, audit_pool
+from pipeline.accounting.integrity import audit_lines, audit_plain, audit_pool
 from pipeline.audit import main
 from pipeline.external import adopt_tars, tar_tickets
 from pipeline.pool import member_block

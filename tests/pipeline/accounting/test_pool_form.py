@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from manifests import disk
-from manifests.commits import read_commits, read_document
+from manifests.commits import read_commits, read_index_document
 from manifests.schema import FilterSpec, Recipe, Rule, Source, View
 from pipeline.accounting import migrate, reindex, verify
 from pipeline.pool import LeaseLost
@@ -59,7 +59,7 @@ def test_nothing_is_moved_after_the_lease_is_lost(
 ) -> None:
     pool = first_form(tmp_path)
     make_folders_small(monkeypatch)
-    monkeypatch.setattr("pipeline.accounting.pool_form.MOVERS", 1)
+    monkeypatch.setattr("pipeline.accounting.repair.MOVERS", 1)
     checks: list[int] = []
 
     def check() -> None:
@@ -77,7 +77,7 @@ def test_a_kill_in_between_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.M
     pool = first_form(tmp_path)
     before = content(pool)
     make_folders_small(monkeypatch)
-    monkeypatch.setattr("pipeline.accounting.pool_form.MOVERS", 1)
+    monkeypatch.setattr("pipeline.accounting.repair.MOVERS", 1)
     replace = Path.replace
     moves: list[Path] = []
 
@@ -105,4 +105,4 @@ def test_what_is_no_pool_is_refused(tmp_path: Path) -> None:
     for command in (migrate, reindex):
         with pytest.raises(ValueError, match="has no shards/; is it the folder of a pool"):
             command(str(tmp_path))
-    assert read_document(str(tmp_path)) is None
+    assert read_index_document(str(tmp_path)) is None

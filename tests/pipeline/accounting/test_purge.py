@@ -13,8 +13,8 @@ import pytest
 from filters import FILTERS
 from manifests import disk
 from manifests.commits import read_commits
-from manifests.documents import ViewDocument, read_document
-from manifests.pool_layout import PoolLayout
+from manifests.layout import PoolLayout
+from manifests.records import ViewDocument, read_document
 from manifests.schema import FilterSpec, Recipe, Rule, Source, View
 from pipeline import planning
 from pipeline.accounting import count_pool

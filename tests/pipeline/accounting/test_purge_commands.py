@@ -13,10 +13,10 @@ import pytest
 
 from manifests import disk
 from manifests.aligned import AlignedFiles, view_shards
-from manifests.commits import open_shard_files, read_commits, read_document, update_index
-from manifests.documents import ScoreSetDocument, ViewDocument
-from manifests.documents import read_document as read_json
-from manifests.pool_layout import PoolLayout, pool_fingerprint, read_commit_records
+from manifests.commits import open_shard_files, read_commits, read_index_document, update_index
+from manifests.layout import PoolLayout, pool_fingerprint, read_commit_records
+from manifests.records import ScoreSetDocument, ViewDocument
+from manifests.records import read_document as read_json
 from manifests.schema import Fetch, FilterSpec, Recipe, Source, View
 from pipeline import recipe_run
 from pipeline.accounting import verify
@@ -56,12 +56,36 @@ def purge(pool: str, capsys: pytest.CaptureFixture[str], *words: str) -> dict[st
     return result
 
 
-def test_a_uid_that_is_not_there_changes_nothing(
-    pool: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+def test_what_no_row_matches_is_a_mistake(
+    pool: str, capsys: pytest.CaptureFixture[str], dry: list[str]
 ) -> None:
     before = files(pool)
-    assert purge(pool, capsys, f"uid={'0' * 32}", "domain=nowhere.test")["rows"] == 0
+    assert main([pool, *dry, "--purge", f"uid={'0' * 32}", "domain=scool.test"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "domain=scool.test: no row of" in line
     assert files(pool) == before
+    assert main([pool, "--dry-run"]) == 2
+    assert "--dry-run belongs to --purge" in capsys.readouterr().err
+
+
+def test_a_dry_run_says_what_a_purge_then_does(
+    pool: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = next(row for row in rows_of(pool).values() if row["image_name"])
+    before = files(pool)
+    planned = purge(pool, capsys, f"uid={row['uid']}", "--dry-run")
+    assert main([pool, "--purge", f"uid={row['uid']}", "--dry-run"]) == 0
+    output = capsys.readouterr().out
+    assert "1 rows would be purged, 1 shards replaced; nothing was changed" in output
+    assert row["url"] in output
+    assert files(pool) == before
+    done = purge(pool, capsys, f"uid={row['uid']}")
+    changed = ("dry_run", "urls", "old")
+    assert {k: v for k, v in planned.items() if k not in changed} == {
+        k: v for k, v in done.items() if k not in changed
+    }
+    assert purge(pool, capsys, f"uid={row['uid']}", "--dry-run")["rows"] == 0
 
 
 def test_the_second_purge_of_a_row_finds_nothing(
@@ -121,7 +145,7 @@ def test_a_damaged_tar_is_not_given_a_new_hash(
     assert tar.read_bytes() == data
     data[600] ^= 1
     tar.write_bytes(data)  # mended: the purge that was begun is ended by the next command
-    assert purge(pool, capsys, f"uid={'0' * 32}")["rows"] == 0
+    assert main([pool, "--purge", f"uid={'0' * 32}"]) == 2, "and its own selector matches nothing"
     assert rows_of(pool)[row["uid"]]["reason"] == "purged"
     assert verify(pool) == []
     assert not tar.exists()
@@ -147,7 +171,7 @@ def test_bundles_of_masks_and_scores_and_a_closed_index(
     uids = {row["uid"] for row in chosen}
     assert purge(pool, capsys, *(f"uid={uid}" for uid in uids))["rows"] == len(uids)
     # A reader that trusts the closed index finds the new files, and so does one that does not.
-    document = read_document(pool)
+    document = read_index_document(pool)
     assert document is not None
     assert document.closed
     after = read_commits(pool)

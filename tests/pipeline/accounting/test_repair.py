@@ -11,7 +11,7 @@ import pytest
 
 from manifests import disk
 from manifests.commits import update_index
-from manifests.pool_layout import PoolLayout
+from manifests.layout import PoolLayout
 from manifests.schema import Fetch, FilterSpec, Recipe, Source, View
 from pipeline import recipe_run
 from pipeline.accounting import repair

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from manifests.commits import read_commits
-from manifests.pool_layout import CommitRecord, PoolLayout
+from manifests.layout import CommitRecord, PoolLayout
 from pipeline.accounting import repair_pool, verify
 from tests.support.killed_children import KILLS, PROCESSES, run_in_child
 from tests.support.mended import build_pool, contents, copy_of, repair

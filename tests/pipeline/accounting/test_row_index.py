@@ -14,7 +14,7 @@ from manifests.commits import Commits, read_commits, update_index
 from pipeline.accounting import explain, row_index
 from pipeline.accounting.explain import explain_row
 from pipeline.accounting.row_index import extend_row_index, locate, write_row_index
-from pipeline.pool import LeaseLost, read_sidecar, record_spill
+from pipeline.pool import LeaseLost, read_sidecar, uid_hashes
 from tests.support.small_pool import make_pool, rows
 
 
@@ -51,7 +51,7 @@ def test_every_uid_url_and_key_leads_to_its_shard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, partition: int, buffered: int
 ) -> None:
     monkeypatch.setattr(row_index, "PARTITION_ENTRIES", partition)
-    monkeypatch.setattr(record_spill, "BUFFERED_BYTES", buffered)
+    monkeypatch.setattr(uid_hashes, "BUFFERED_BYTES", buffered)
     pool = make_pool(tmp_path, rows(40))
     commits = update_index(pool)
     assert write_row_index(commits) == 80

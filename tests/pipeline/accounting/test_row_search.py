@@ -11,8 +11,8 @@ import pytest
 
 from manifests import disk
 from manifests.commits import read_commits, update_index
+from pipeline.accounting.purge import ShardRows, find_rows, locate_rows
 from pipeline.accounting.row_index import write_row_index
-from pipeline.accounting.row_search import ShardRows, find_rows, locate_rows
 from tests.support import audited
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from manifests.pool_layout import PoolLayout
-from pipeline.accounting.shard_checks import Damage, ShardChecker, read_record
+from manifests.layout import PoolLayout
+from pipeline.accounting.integrity import Damage, ShardChecker, read_record
 from pipeline.executor import Ticket
 from pipeline.pool import read_commit_record, read_sidecar, replace_shard
 from tests.support import audited

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from manifests import disk
-from manifests.documents import ViewDocument
-from pipeline.accounting.tombstones import minus, purge_parquet, purge_shard, without_content
+from manifests.records import ViewDocument
+from pipeline.accounting.purge import minus, purge_parquet, purge_shard, without_content
 from pipeline.pool import index_tar, read_commit_record, read_sidecar
 from tests.support.small_pool import make_pool, rows
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from manifests import disk
-from pipeline.accounting.used_by import find_users
+from pipeline.accounting.purge import find_users
 
 
 def run(folder: Path, pool: str, view: str, name: str = "blend.json") -> None:

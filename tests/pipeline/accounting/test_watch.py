@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from manifests import disk
-from manifests.pool_layout import PoolLayout
+from manifests.layout import PoolLayout
 from pipeline.accounting import watch
 from pipeline.accounting.watch import watch_pool, watched_lines
-from pipeline.pool import hold_lease, live_owner
-from pipeline.progress.progress_file import write_state
+from pipeline.pool import LeaseWatch, hold_lease
 from pipeline.progress.state import CommandState, StageState
+from pipeline.progress.view import write_state
 from tests.support.command_states import command_state, stage_state
 
 
@@ -44,7 +44,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def own_state(pool: str, **changes: object) -> CommandState:
     """A state as the owner of the lease writes it."""
-    owner = live_owner(pool)
+    owner = LeaseWatch().live_owner(pool)
     assert owner is not None
     return command_state(host=owner.host, pid=owner.pid, started=owner.started, **changes)
 

@@ -12,7 +12,7 @@ from manifests.schema import Fetch
 from pipeline.archives import urls
 from pipeline.archives.urls import LONGEST_URL, ascii_host, resolve, resolver, trimmed
 from pipeline.fetch import guard
-from pipeline.planning.keys import host_of
+from pipeline.planning.planner import host_of
 
 PAGE = "http://page.test/deep/er/page.html"
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from manifests.schema import Source
-from pipeline.archives.gzip_scan import Tape
-from pipeline.archives.warc_records import records
+from pipeline.archives.warc import records
+from pipeline.archives.wat import Tape
 from pipeline.crawl.crawler import crawl
 from tests.support.warcs import HTML, block, captions, pages, read, record, zipped, zstd
 

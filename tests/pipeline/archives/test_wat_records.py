@@ -16,9 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.archives.gzip_scan import Tape
-from pipeline.archives.wat import pairs_of_wat
-from pipeline.archives.wat_records import KINDS, Image, Reader, decode, records, scan
+from pipeline.archives.wat import KINDS, Image, Reader, Tape, decode, pairs_of_wat, records, scan
 from tests.support.wats import INFO, PAGE, image, pages, read, record, response, zipped
 
 

@@ -11,9 +11,9 @@ import fsspec
 import pytest
 
 from manifests.schema import Source
-from pipeline.crawl import content
-from pipeline.crawl.content import file_content, is_unchanged
+from pipeline.crawl import sources
 from pipeline.crawl.crawler import crawl
+from pipeline.crawl.sources import file_content, is_unchanged
 
 
 def test_a_changed_file_of_equal_size_is_noticed(tmp_path: Path) -> None:
@@ -52,8 +52,8 @@ def test_a_part_is_read_again_where_its_file_changed_before_all_were_read(tmp_pa
 def test_a_large_file_is_hashed_in_spaced_chunks(
     changed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(content, "CHUNK", 100)
-    monkeypatch.setattr(content, "WHOLE", 1000)
+    monkeypatch.setattr(sources, "CHUNK", 100)
+    monkeypatch.setattr(sources, "WHOLE", 1000)
     data = bytearray(10_000)
     path = tmp_path / "x"
     path.write_bytes(data)

@@ -15,7 +15,8 @@ import pytest
 from manifests import disk
 from manifests.schema import Source
 from pipeline.crawl import sources
-from pipeline.crawl.crawler import crawl, parts
+from pipeline.crawl.crawler import crawl
+from pipeline.crawl.sources import parts
 from tests.support.warcs import block, record
 from tests.support.wats import INFO, image, page, zipped
 from tests.support.web_files import FileServer

@@ -13,7 +13,7 @@ import pytest
 
 from manifests import disk
 from manifests.columns import PAIRS
-from manifests.pool_layout import PoolLayout
+from manifests.layout import PoolLayout
 from manifests.schema import Source
 from pipeline.archives import wat as wat_module
 from pipeline.crawl import crawler, sources

@@ -13,9 +13,9 @@ import pytest
 
 from manifests import disk
 from manifests.columns import PAIRS
-from manifests.pool_layout import PoolLayout
+from manifests.layout import PoolLayout
 from manifests.schema import Source
-from pipeline.crawl import dedup
+from pipeline.crawl import crawler
 from pipeline.crawl.crawler import crawl
 
 
@@ -59,7 +59,7 @@ def expected(source: Source) -> list[list[tuple[str, str, int]]]:
 def test_the_first_stays_however_many_partitions_there_are(
     rows_per_partition: int, scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dedup, "ROWS_PER_PARTITION", rows_per_partition)
+    monkeypatch.setattr(crawler, "ROWS_PER_PARTITION", rows_per_partition)
     source, pool = tables(tmp_path / "in"), f"{scheme}{tmp_path}/pool"
     totals = crawl(source, pool, "inline")
     assert [[(r["url"], r["caption"], r["link"]) for r in part] for part in rows(pool)] == expected(
@@ -74,7 +74,7 @@ def test_the_first_stays_however_many_partitions_there_are(
 def test_a_stop_in_any_step_is_made_good_and_what_is_done_is_not_done_again(
     stop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dedup, "ROWS_PER_PARTITION", 150)
+    monkeypatch.setattr(crawler, "ROWS_PER_PARTITION", 150)
     source = tables(tmp_path / "in")
     crawl(source, str(tmp_path / "whole"), "inline")
     written: list[str] = []
@@ -139,8 +139,8 @@ def test_a_step_that_fails_is_named_and_nothing_counts(
 def test_workers_leave_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from manifests import ray_runtime
 
-    monkeypatch.setattr(dedup, "ROWS_PER_PARTITION", 300)
-    monkeypatch.setattr(dedup, "FEW", 0)
+    monkeypatch.setattr(crawler, "ROWS_PER_PARTITION", 300)
+    monkeypatch.setattr(crawler, "FEW", 0)
     source = tables(tmp_path / "in")
     try:
         for engine in ("inline", "ray"):
@@ -160,10 +160,10 @@ def test_uids_that_are_equal_in_one_half_only_both_stay(partitions: int, tmp_pat
     rows = [{**dict.fromkeys(PAIRS.names), "uid": uid, "link": k} for k, uid in enumerate(uids)]
     metadata = {"pairs": len(uids), "reasons": {}, "source_id": "x"}
     table = pa.Table.from_pylist(rows, schema=PAIRS)
-    disk.write_parquet(dedup.extracted(pool, 0), table, metadata)
+    disk.write_parquet(crawler.extracted(pool, 0), table, metadata)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dedup, "ROWS_PER_PARTITION", -(-len(uids) // partitions))
-        assert dedup.commit(pool, ["x"], {}, "inline") == {}
+        patch.setattr(crawler, "ROWS_PER_PARTITION", -(-len(uids) // partitions))
+        assert crawler.commit(pool, ["x"], {}, "inline") == {}
     left = disk.read_parquet(PoolLayout(pool).pairs_part(0))
     assert left["link"].to_pylist() == [0, 1, 2, 4]
     assert disk.read_metadata(PoolLayout(pool).pairs_part(0))["reasons"] == {"duplicate_pair": 1}
@@ -172,6 +172,6 @@ def test_uids_that_are_equal_in_one_half_only_both_stay(partitions: int, tmp_pat
 def test_uids_that_are_no_hexadecimal_are_named_as_the_failure(tmp_path: Path) -> None:
     table = pa.Table.from_pylist([{**dict.fromkeys(PAIRS.names), "uid": "x" * 32}], schema=PAIRS)
     metadata = {"pairs": 1, "reasons": {}}
-    disk.write_parquet(dedup.extracted(str(tmp_path), 0), table, metadata)
-    failed = dedup.commit(str(tmp_path), ["x"], {}, "inline")
+    disk.write_parquet(crawler.extracted(str(tmp_path), 0), table, metadata)
+    failed = crawler.commit(str(tmp_path), ["x"], {}, "inline")
     assert "a uid does not have 32 hex digits" in failed["scatter-00000"]

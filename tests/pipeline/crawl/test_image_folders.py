@@ -14,8 +14,9 @@ import pytest
 
 from manifests import disk
 from manifests.schema import Source
-from pipeline.crawl.crawler import crawl, parts
-from pipeline.crawl.image_folders import files_in
+from pipeline.crawl.crawler import crawl
+from pipeline.crawl.sources import parts
+from pipeline.crawl.tables import ImageFolder
 
 ODD_NAMES = ("a b.jpg", "c#1.PNG", "50%25.jpeg", "line\nbreak.webp", "東京/é.jpg", "deep/er/x.JPG")
 
@@ -115,7 +116,56 @@ def test_links_to_folders_are_followed_once(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos/cat").symlink_to(tmp_path / "store/cat")
     (tmp_path / "store/cat/loop").symlink_to(tmp_path / "photos")
-    assert files_in(str(tmp_path / "photos")) == ["cat/1.jpg"]
+    source = Source(kind="image_folder", paths=("p",), captions="class_folders", links_outside=True)
+    assert ImageFolder(str(tmp_path / "photos"), source).names() == ["cat/1.jpg"]
+
+
+@pytest.mark.parametrize("captions", ["class_folders", "txt", "metadata.csv"])
+def test_nothing_outside_of_the_folder_is_read(captions: str, tmp_path: Path) -> None:
+    private = tmp_path / "private"
+    images(private, "passport.jpg", "deep/visa.jpg")
+    (private / "secret.txt").write_text("a secret")
+    folder = tmp_path / "photos"
+    images(folder, "cat/a.jpg", "cat/b.jpg")
+    (folder / "cat/a.txt").write_text("an a")
+    (folder / "cat/inner.jpg").symlink_to("a.jpg")
+    (folder / "cat/inner.txt").write_text("linked")
+    (folder / "cat/b.txt").symlink_to(private / "secret.txt")
+    (folder / "cat/link.jpg").symlink_to(private / "passport.jpg")
+    (folder / "cat/link.txt").write_text("a link")
+    (folder / "linked").symlink_to(private)
+    named = [
+        "cat/a.jpg", f"{folder}/cat/b.jpg", "cat/inner.jpg", "cat/link.jpg",
+        "../private/passport.jpg", str(private / "passport.jpg"), "linked/deep/visa.jpg",
+        "cat/../../private/passport.jpg", "..",
+    ]  # fmt: skip
+    (folder / "metadata.csv").write_text(
+        "\n".join(["file_name,caption", *(f"{n},x" for n in named)])
+    )
+    inside = {
+        "class_folders": ["cat/a.jpg", "cat/b.jpg", "cat/inner.jpg"],
+        "txt": ["cat/a.jpg", "cat/inner.jpg"],
+        "metadata.csv": ["cat/a.jpg", "cat/b.jpg", "cat/inner.jpg"],
+    }[captions]
+    outside = {"class_folders": 2, "txt": 3, "metadata.csv": 6}[captions]
+    pairs, totals = crawled(folder, captions=captions)
+    assert [row["url"] for row in pairs] == [str(folder / name) for name in inside]
+    assert totals["reasons"].pop("outside_folder") == outside
+    assert not any(
+        totals["reasons"][reason] for reason in totals["reasons"] if reason != "no_caption"
+    )
+    shutil.rmtree(tmp_path / "pool")
+    pairs, totals = crawled(folder, captions=captions, links_outside=True)
+    assert len(pairs) > len(inside)
+
+
+def test_a_captions_table_outside_of_the_folder_is_refused(tmp_path: Path) -> None:
+    folder = images(tmp_path / "photos", "a.jpg")
+    (tmp_path / "metadata.csv").write_text("file_name,caption\na.jpg,a\n")
+    (tmp_path / "photos/metadata.csv").symlink_to(tmp_path / "metadata.csv")
+    with pytest.raises(ValueError, match=r"leads out of .*photos; name a table inside the folder"):
+        crawled(Path(folder), captions="metadata.csv")
+    assert len(crawled(Path(folder), captions="metadata.csv", links_outside=True)[0]) == 1
 
 
 def test_a_folder_at_a_url(tmp_path: Path) -> None:

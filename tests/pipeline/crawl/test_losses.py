@@ -7,7 +7,7 @@ from pathlib import Path
 from manifests.columns import SIDECAR
 from manifests.schema import Source
 from pipeline.crawl.crawler import crawl
-from pipeline.crawl.losses import Loss, top_reasons
+from pipeline.crawl.parts import Loss, top_reasons
 from pipeline.pool import ShardWriter
 from tests.support.wats import image, page, zipped
 

@@ -11,7 +11,7 @@ import pytest
 
 from manifests import disk
 from manifests.columns import PAIRS
-from manifests.pool_layout import PoolLayout
+from manifests.layout import PoolLayout
 from pipeline.crawl.parts import (
     PARTS,
     UidsDigest,

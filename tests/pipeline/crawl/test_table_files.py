@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,8 +13,10 @@ import pytest
 
 from manifests import disk
 from manifests.schema import Source
-from pipeline.crawl import table_files
+from pipeline import build
+from pipeline.crawl import tables
 from pipeline.crawl.crawler import crawl
+from pipeline.crawl.parts import read_parts, reason_totals
 from tests.support.url_tables import LEFT, read, table, texts, write
 
 
@@ -66,8 +69,8 @@ def test_a_json_file_is_an_array_one_object_or_several(
 def test_a_json_file_that_cannot_be_read_on_is_an_error(
     text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_files, "CHUNK", 64)
-    monkeypatch.setattr(table_files, "LARGEST_VALUE", 256)
+    monkeypatch.setattr(tables, "CHUNK", 64)
+    monkeypatch.setattr(tables, "LARGEST_VALUE", 256)
     (tmp_path / "t.json").write_text(text)
     with pytest.raises(ValueError, match=message):
         read(tmp_path / "t.json")
@@ -77,7 +80,7 @@ def test_a_json_file_that_cannot_be_read_on_is_an_error(
 def test_chunks_of_a_json_file_may_end_anywhere(
     chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_files, "CHUNK", chunk)
+    monkeypatch.setattr(tables, "CHUNK", chunk)
     rows, counts = read(table(tmp_path / "t.json"), extra_columns={"n": "int"})
     assert [(row["url"], row["caption"], row["link"]) for row in rows if row["n"] != 5] == LEFT
     assert counts["links"] == 7
@@ -114,14 +117,14 @@ def test_memory_does_not_grow_with_the_table(tmp_path: Path) -> None:
             tmp_path / "t.json",
             [{"url": f"http://p.test/{i}", "caption": f"c{i}"} for i in range(count)],
         )
-        table_files.CHUNK, chunk = 1 << 14, table_files.CHUNK
+        tables.CHUNK, chunk = 1 << 14, tables.CHUNK
         tracemalloc.start()
         try:
-            assert sum(1 for _ in table_files.values(path, ["url", "caption"])) == count
+            assert sum(1 for _ in tables.values(path, ["url", "caption"])) == count
             peaks.append(tracemalloc.get_traced_memory()[1])
         finally:
             tracemalloc.stop()
-            table_files.CHUNK = chunk
+            tables.CHUNK = chunk
     assert peaks[1] < 1.5 * peaks[0]
 
 
@@ -203,11 +206,11 @@ def test_invalid_utf8_in_a_parquet_column_costs_its_row(tmp_path: Path) -> None:
 def test_a_missing_column_and_a_file_that_is_no_parquet_are_refused(tmp_path: Path) -> None:
     path = table(tmp_path / "t.csv")
     with pytest.raises(ValueError, match=r"has no column 'similarity'"):
-        list(table_files.values(path, ["url", "similarity"]))
+        list(tables.values(path, ["url", "similarity"]))
     (tmp_path / "t.parquet").write_bytes(b"url,caption\n")
     with pytest.raises(pa.ArrowInvalid, match=r"Parquet"):
-        list(table_files.values(str(tmp_path / "t.parquet"), ["url"]))
-    assert [table_files.is_table(name) for name in ("a.csv.gz", "a.parquet.gz", "a.xls")] == [
+        list(tables.values(str(tmp_path / "t.parquet"), ["url"]))
+    assert [tables.is_table(name) for name in ("a.csv.gz", "a.parquet.gz", "a.xls")] == [
         True,
         False,
         False,
@@ -225,11 +228,83 @@ def test_a_table_whose_compressed_bytes_are_damaged_is_a_failed_task(
     path = tmp_path / f"t{ending}"
     path.write_bytes(content)
     with pytest.raises(OSError, match=r"t\..* cannot be unpacked"):
-        list(table_files.values(str(path), ["url"]))
+        list(tables.values(str(path), ["url"]))
     source = Source(kind="table", paths=(str(path),), caption_column=None)
     failed = crawl(source, str(tmp_path / "pool"), "inline")["failed"]
     assert list(failed) == [str(path)]
     assert "cannot be unpacked" in failed[str(path)]
+
+
+def crawled(path: Path, source: str = "") -> tuple[int, list[dict[str, Any]], dict[str, int]]:
+    """build.py on a table of strangers: its status, its pairs and the rows that it dropped."""
+    recipe, pool = path.with_suffix(".yaml"), path.with_suffix(".pool")
+    recipe.write_text(
+        f"name: r\nsource: {{kind: table, paths: [{path.name}]{source}}}\n"
+        "fetch: {user_agent: 'test (+http://clipmill.example)'}\n"
+    )
+    words = [str(recipe), "--out", str(pool), "--until", "crawl", "--engine", "inline"]
+    status = build.main(words)
+    parts = read_parts(str(pool))
+    if status or parts is None:
+        return status, [], {}
+    pairs = disk.read_parquet(pool / "pairs" / "part-00000.parquet").to_pylist()
+    return status, pairs, {name: count for name, count in reason_totals(parts).items() if count}
+
+
+BYTES = {
+    "t.csv": b'url,caption,n\nU1,"caf\xe9\nau lait",1\nU2,plain,2\nU3\xff,ok,3\nU4,plain,\xe9\n',
+    "t.tsv": b"url\tcaption\tn\nU1\tcaf\xe9\t1\nU2\tplain\t2\nU3\xff\tok\t3\nU4\tplain\t\xe9\n",
+    "t.json": b'[{"url": "U1", "caption": "caf\xe9"}, {"url": "U2", "caption": "plain", "n": "2"}, '
+    b'{"url": "U3\xc3", "caption": "ok"}, {"url": "U4", "caption": "plain", "n": "\xe9"}]',
+}
+
+
+@pytest.mark.parametrize("name", BYTES)
+def test_text_that_is_not_utf8_costs_its_row_and_is_never_changed(
+    name: str, tmp_path: Path
+) -> None:
+    """A bad byte of an extra column costs its value."""
+    path = tmp_path / name
+    path.write_bytes(BYTES[name].replace(b"U", b"http://p.test/"))
+    status, pairs, dropped = crawled(path, ", extra_columns: {n: int, text: 'n:string'}")
+    assert (status, dropped) == (0, {"damaged": 2})
+    expected = [("http://p.test/2", "plain", 2, "2"), ("http://p.test/4", "plain", None, None)]
+    assert [(pair["url"], pair["caption"], pair["n"], pair["text"]) for pair in pairs] == expected
+
+
+def test_a_url_list_that_is_not_utf8_costs_its_lines(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_bytes(b"http://p.test/\xe9.jpg\nhttp://p.test/1.jpg\n")
+    status, pairs, dropped = crawled(tmp_path / "t.txt", ", caption_column: null")
+    assert (status, dropped) == (0, {"damaged": 1})
+    assert [pair["url"] for pair in pairs] == ["http://p.test/1.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("t.csv", "url,caption\nhttp://p.test/1,a\n".encode("utf-16"), "is UTF-16; write it"),
+        ("t.jsonl", '{"url": "u", "caption": "c"}\n'.encode("utf-16-be"), None),
+        ("t.jsonl", '\ufeff{"url": "u", "caption": "c"}\n'.encode("utf-16-be"), "is UTF-16"),
+        ("t.tsv", b"url\tl\xe9gende\nhttp://p.test/1\ta\n", "its header is not UTF-8"),
+        ("t.csv", b"url,caption,caption\nhttp://p.test/1,a,b\n", "has two columns 'caption'"),
+        ("t.tsv", b"url\turl\tcaption\nhttp://p.test/1\ta\tb\n", "has two columns 'url'"),
+        ("t.csv", b"url,caption,n,n\nhttp://p.test/1,a,b,c\n", None),  # no rule reads it
+    ],
+)
+def test_a_table_that_cannot_be_read_as_it_is_meant_is_refused_by_name(
+    name: str,
+    content: bytes,
+    message: str | None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    status, pairs, dropped = crawled(tmp_path / name)
+    if message is None:
+        assert (status, len(pairs) + dropped.get("damaged", 0)) == (0, 1)
+        return
+    assert status == 2
+    assert message in capsys.readouterr().err
 
 
 def test_a_parquet_table_with_two_columns_of_one_name_is_refused(tmp_path: Path) -> None:
@@ -237,7 +312,7 @@ def test_a_parquet_table_with_two_columns_of_one_name_is_refused(tmp_path: Path)
     columns = [pa.array(["http://p.test/1"]), pa.array(["x"])]
     pq.write_table(pa.Table.from_arrays(columns, names=["url", "url"]), path)
     with pytest.raises(ValueError, match=r"t\.parquet has two columns 'url'; give one of them"):
-        list(table_files.values(str(path), ["url"]))
+        list(tables.values(str(path), ["url"]))
     path.write_bytes(b"")
     with pytest.raises(ValueError, match=r"t\.parquet is damaged, or no Parquet file"):
-        list(table_files.values(str(path), ["url"]))
+        list(tables.values(str(path), ["url"]))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.crawl import table_files, table_lines
-from pipeline.crawl.table_lines import bounded_lines
+from pipeline.crawl import tables
+from pipeline.crawl.tables import bounded_lines
 
 LONG = "x" * 300
 TABLES = {
@@ -30,7 +30,7 @@ TABLES = {
 def test_a_line_of_any_length_is_whole_or_none(
     ending: str, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_lines, "LONGEST_LINE", 11)
+    monkeypatch.setattr(tables, "LONGEST_LINE", 11)
     lines = ["short" + ending, "y" * length + ending, ending, "last"]
     binary = list(bounded_lines(io.BytesIO("".join(lines).encode())))
     fits = len(lines[1]) <= 11
@@ -46,10 +46,10 @@ def test_a_line_of_any_length_is_whole_or_none(
 def test_a_line_without_end_costs_its_row(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_lines, "LONGEST_LINE", 200)
+    monkeypatch.setattr(tables, "LONGEST_LINE", 200)
     (tmp_path / name).write_text(TABLES[name])
     columns = ["url"] if name.endswith(".txt") else ["url", "caption"]
-    rows = list(table_files.values(str(tmp_path / name), columns))
+    rows = list(tables.values(str(tmp_path / name), columns))
     assert [row[0] for row in rows if row] == ["http://p.test/1", "http://p.test/3"]
     assert None in rows
 
@@ -57,22 +57,22 @@ def test_a_line_without_end_costs_its_row(
 def test_a_header_without_end_is_a_missing_column(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_lines, "LONGEST_LINE", 200)
+    monkeypatch.setattr(tables, "LONGEST_LINE", 200)
     for name in ("t.csv", "t.tsv"):
         (tmp_path / name).write_text(LONG + "\nhttp://p.test/1\n")
-        with pytest.raises(table_files.MissingColumn, match="has no column 'url'"):
-            list(table_files.values(str(tmp_path / name), ["url"]))
+        with pytest.raises(tables.MissingColumn, match="has no column 'url'"):
+            list(tables.values(str(tmp_path / name), ["url"]))
 
 
 def test_a_small_file_that_unpacks_to_one_line_takes_little_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_lines, "LONGEST_LINE", 1 << 16)
+    monkeypatch.setattr(tables, "LONGEST_LINE", 1 << 16)
     with gzip.open(tmp_path / "t.csv.gz", "wb", compresslevel=1) as file:
         file.write(b"url\n" + bytes(1 << 24) + b"\nhttp://p.test/1\n")
     tracemalloc.start()
     try:
-        rows = list(table_files.values(str(tmp_path / "t.csv.gz"), ["url"]))
+        rows = list(tables.values(str(tmp_path / "t.csv.gz"), ["url"]))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

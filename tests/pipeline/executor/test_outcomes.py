@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.executor import Stage, Ticket, Work, execute, outcomes
-from pipeline.executor.outcomes import Outcomes, Report, retry_pause_s
+from pipeline.executor import Stage, Ticket, Work, execute
+from pipeline.executor import tickets as outcomes
+from pipeline.executor.tickets import Outcomes, Report, retry_pause_s
 from pipeline.progress import StageCounter
 
 TRIED: list[tuple[str, float]] = []

@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 
 from manifests import ray_runtime
-from pipeline.executor import outcomes, ray_actors
-from pipeline.executor.outcomes import LOST_TRIES, Outcomes, Report
+from pipeline.executor import ray_actors
+from pipeline.executor import tickets as outcomes
 from pipeline.executor.ray_actors import MAX_FAILED_STARTS, ActorPool, how_it_died, pool_size
-from pipeline.executor.schedule import Ticket, TicketQueue
-from pipeline.executor.worker import Stage, Work
+from pipeline.executor.tickets import LOST_TRIES, Outcomes, Report, Stage, Ticket, TicketQueue, Work
 from pipeline.progress import StageCounter, TicketRows, WorkerReport
 
 
@@ -224,8 +223,20 @@ def test_tickets_end_where_ray_has_lost_its_only_node(
     assert set(outcomes.report.failed.values()) == {ray_actors.RAY_HAS_ENDED}
 
 
+@pytest.mark.parametrize(
+    ("loading", "line"),
+    [
+        (0, "score: no worker could start for 2 min; a worker needs 1 CPU and 1 GPU on one node, "
+            "and the cluster has 1 of 4 CPU and 0 of 0 GPU free"),
+        (1, "score: 1 workers have loaded for 2 min what they work with, and none is ready yet"),
+    ],
+)  # fmt: skip
 def test_a_stage_that_waits_says_every_minute_for_what(
-    ray: FakeRay, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ray: FakeRay,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    loading: int,
+    line: str,
 ) -> None:
     clock = iter(range(0, 10_000, 10))
     lines: list[int] = []
@@ -241,15 +252,14 @@ def test_a_stage_that_waits_says_every_minute_for_what(
     monkeypatch.setattr(ray_actors, "_check_gpus", lambda stage: None)
     monkeypatch.setattr(ray_actors, "_now", lambda: float(next(clock)))
     monkeypatch.setattr(ActorPool, "wait", wait)
+    if not loading:
+        monkeypatch.setattr(ActorPool, "loading_workers", lambda pool: 0)
     stage = Stage(name="score", work=echo, gpus=1)
     outcomes = Outcomes("score", StageCounter("score", 1))
     with pytest.raises(KeyboardInterrupt):
         ray_actors.run_on_ray(stage, [Ticket(id="t", group="g")], None, outcomes)
     assert [i for i in range(1, len(lines)) if lines[i] > lines[i - 1]] == [6, 12, 18, 24]
-    assert caplog.messages[1] == (
-        "score: no worker could start for 2 min; a worker needs 1 CPU and 1 GPU on one node, and "
-        "the cluster has 1 of 4 CPU and 0 of 0 GPU free"
-    )
+    assert caplog.messages[1] == line
 
 
 def test_tickets_run_and_idle_workers_end(ray: FakeRay) -> None:

@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from pipeline.executor.schedule import Ticket, TicketQueue, Tickets
+from pipeline.executor.tickets import Ticket, TicketQueue, Tickets
 
 
 def tickets(*groups: str) -> list[Ticket]:

@@ -18,7 +18,7 @@ import pytest
 
 from manifests import ray_runtime
 from pipeline.executor import Report, Stage, Ticket, Work, execute
-from pipeline.executor.worker import ROOT
+from pipeline.executor.tickets import ROOT
 
 pytestmark = pytest.mark.slow
 

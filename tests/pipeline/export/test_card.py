@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 import yaml
 
-from pipeline.export.card import dataset_card, is_card_of
-from pipeline.export.kept_rows import KeptRows
-from pipeline.export.targets import Kind, Target
+from pipeline.export import KeptRows, Kind, Target, dataset_card, is_card_of
 from tests.support.exported import RECIPE, exported_pool
 
 
@@ -55,3 +54,20 @@ def test_the_text_says_what_the_pool_says(tmp_path: Path) -> None:
     assert "| `caption_chars` | caption |" in card
     assert "source of kind `files`" in card
     assert "source of kind" not in dataset_card(rows, target, "r-wide", None)
+
+
+def test_options_of_a_filter_show_no_folder_of_this_machine(tmp_path: Path) -> None:
+    rows = KeptRows(exported_pool(tmp_path / "pool"), "wide")
+    (name,) = rows.score_sets
+    paths = {
+        "model": "local-dir:/home/me/clip",
+        "weights": "/home/me/head.pth",
+        "against": ["/a/b"],
+    }
+    other = {"pretrained": "laion2b", "url": "https://host.example/x/y"}
+    rows.score_sets[name] = dataclasses.replace(rows.score_sets[name], options={**paths, **other})
+    card = dataset_card(rows, Target(kind="folder", path=str(tmp_path / "x")), "r-wide", RECIPE)
+    assert "/home" not in card
+    assert str(tmp_path) not in card
+    assert "against=['b'], model=local-dir:clip, pretrained=laion2b, " in card
+    assert "url=https://host.example/x/y, weights=head.pth" in card

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from manifests import disk
-from pipeline.export import export_view, exports
+from pipeline import export
+from pipeline.export import export_view
 from tests.support.exported import exported_pool
 from tests.support.s3_server import BUCKET, FaultyProxy, s3_server, s3_variables
 
@@ -100,14 +101,14 @@ def test_of_two_exports_into_one_folder_the_earlier_ends(
     pool: str, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     to = f"s3://{BUCKET}/two"
-    write = exports.write_shard_folder
+    write = export.write_shard_folder
 
     def with_another(*given: object) -> object:
-        monkeypatch.setattr(exports, "write_shard_folder", write)
+        monkeypatch.setattr(export, "write_shard_folder", write)
         export_view(pool, "wide", to)  # begins later and ends first
         return write(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(exports, "write_shard_folder", with_another)
+    monkeypatch.setattr(export, "write_shard_folder", with_another)
     with pytest.raises(ValueError, match=r"two began after this one; wait until it has ended"):
         export_view(pool, "wide", to)
     assert disk.read_json(f"{to}/export.json")["complete"] is True

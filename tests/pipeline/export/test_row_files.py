@@ -9,8 +9,8 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.export import row_files
-from pipeline.export.kept_rows import KeptRows
+from pipeline import export
+from pipeline.export import KeptRows
 from tests.support.exported import CAPTIONS, exported_pool, kept_samples
 
 
@@ -18,11 +18,11 @@ from tests.support.exported import CAPTIONS, exported_pool, kept_samples
 def test_parquet_in_small_row_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group_rows: int, group_bytes: int
 ) -> None:
-    monkeypatch.setattr(row_files, "GROUP_ROWS", group_rows)
-    monkeypatch.setattr(row_files, "GROUP_BYTES", group_bytes)
+    monkeypatch.setattr(export, "GROUP_ROWS", group_rows)
+    monkeypatch.setattr(export, "GROUP_BYTES", group_bytes)
     pool = exported_pool(tmp_path / "pool")
     kept = KeptRows(pool, "wide")
-    count = row_files.write_rows_parquet(kept, tmp_path / "x.parquet")
+    count = export.write_rows_parquet(kept, tmp_path / "x.parquet")
     file = pq.ParquetFile(tmp_path / "x.parquet")
     assert file.metadata.num_rows == count == kept.document.kept
     sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
@@ -36,14 +36,14 @@ def test_parquet_in_small_row_groups(
 
 def test_csv_is_read_as_it_was_by_two_readers(tmp_path: Path) -> None:
     pool = exported_pool(tmp_path / "pool")
-    count = row_files.write_rows_csv(KeptRows(pool, "wide"), tmp_path / "x.csv")
+    count = export.write_rows_csv(KeptRows(pool, "wide"), tmp_path / "x.csv")
     with open(tmp_path / "x.csv", newline="", encoding="utf-8") as f:
         read = list(csv.DictReader(f))
     assert len(read) == count
     expected = {uid: sample["txt"].decode() for uid, sample in kept_samples(pool).items()}
     assert {row["uid"]: row["caption"] for row in read} == expected
     assert set(CAPTIONS) <= {row["caption"] for row in read} | {""}
-    assert list(read[0]) == list(row_files.CSV_COLUMNS)
+    assert list(read[0]) == list(export.CSV_COLUMNS)
     table = pa_csv.read_csv(
         tmp_path / "x.csv", parse_options=pa_csv.ParseOptions(newlines_in_values=True)
     )
@@ -54,11 +54,11 @@ def test_csv_is_read_as_it_was_by_two_readers(tmp_path: Path) -> None:
 
 def test_an_empty_caption_and_a_missing_one_are_told_apart(tmp_path: Path) -> None:
     pool = exported_pool(tmp_path / "pool")
-    row_files.write_rows_csv(KeptRows(pool, "wide"), tmp_path / "x.csv")
+    export.write_rows_csv(KeptRows(pool, "wide"), tmp_path / "x.csv")
     assert b',"",' in (tmp_path / "x.csv").read_bytes()  # NULL has no quotes
 
 
 def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
     pool = exported_pool(tmp_path / "pool")
     with pytest.raises(OSError, match="No space left"):
-        row_files.write_rows_parquet(KeptRows(pool, "wide"), Path("/dev/full"))
+        export.write_rows_parquet(KeptRows(pool, "wide"), Path("/dev/full"))

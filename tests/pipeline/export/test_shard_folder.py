@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import tarfile
 from pathlib import Path
 
@@ -11,13 +12,13 @@ import pytest
 from manifests import disk
 from manifests.commits import read_commits
 from manifests.schema import Recipe, Source, View
+from pipeline import export
 from pipeline.executor import Stage, execute
-from pipeline.export import shard_folder
-from pipeline.export.kept_rows import KeptRows
-from pipeline.export.shard_folder import folder_hash, write_shard_folder
+from pipeline.export import KeptRows, folder_hash, write_shard_folder
 from pipeline.external import adopt_tars, tar_tickets
+from pipeline.scoring import score
 from pipeline.views import choose_views
-from tests.support.exported import exported_pool, kept_samples, tar_members
+from tests.support.exported import FILTERS, exported_pool, kept_samples, tar_members, without_scores
 from tests.support.small_pool import jpeg
 
 
@@ -39,7 +40,10 @@ def test_the_kept_samples_and_their_rows(tmp_path: Path) -> None:
             image = data[row["image_offset"] :][: row["image_length"]]
             assert image == members[row["key"]]["jpg"]
             assert row["caption_chars"] == len(row["caption"])
-    assert seen == expected
+            member = members[row["key"]]["json"]
+            assert json.loads(member)["caption_chars"] == row["caption_chars"]
+            assert data[row["json_offset"] :][: row["json_length"]] == member
+    assert without_scores(seen) == without_scores(expected)
     assert len(folder_hash(copy.files)) == 64
 
 
@@ -60,6 +64,9 @@ def adopted(folder: Path) -> str:
     with tarfile.open(tar, "w") as file:
         for number in range(4):
             members = {"jpg": jpeg(number), "txt": b"a dog", "cls": b"7"}
+            members["json"] = (b"no json", b'["a list"]', b"{}", b'{"caption_chars": "theirs"}')[
+                number
+            ]
             if number == 2:
                 del members["txt"]
             for ending, content in members.items():
@@ -70,6 +77,7 @@ def adopted(folder: Path) -> str:
     source = Source(kind="shards", paths=(str(tar),))
     stage = Stage(name="adopt", work=adopt_tars, config={"pool": pool})
     assert not execute(stage, tar_tickets(source), engine="inline").failed
+    score(pool, FILTERS, engine="inline")
     choose_views(pool, Recipe(name="r", source=source, views=(View(name="raw"),)))
     return pool
 
@@ -80,7 +88,14 @@ def test_a_sample_that_was_not_stored_stays_out_of_the_tar(tmp_path: Path) -> No
     write_shard_folder(KeptRows(pool, "raw"), str(tmp_path / "out"))
     members = tar_members(str(tmp_path / "out" / "00000.tar"))
     assert list(members) == ["sample0", "sample1", "sample3"]
-    assert members["sample1"] == {"jpg": jpeg(1), "txt": b"a dog", "cls": b"7"}
+    assert members["sample1"] == {
+        "jpg": jpeg(1),
+        "txt": b"a dog",
+        "cls": b"7",
+        "json": b'["a list"]',
+    }
+    assert members["sample0"]["json"] == b"no json"
+    assert json.loads(members["sample3"]["json"]) == {"caption_chars": "theirs", "caption_words": 2}
     data = (tmp_path / "out" / "00000.tar").read_bytes()
     for row in disk.read_parquet(tmp_path / "out" / "00000.parquet").to_pylist():
         number = int(row["image_name"][6])
@@ -94,4 +109,4 @@ def test_a_damaged_tar_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     data[600] ^= 1
     path.write_bytes(data)
     with pytest.raises(ValueError, match=r"00004\.tar is damaged"):
-        shard_folder.write_shard_folder(KeptRows(pool, "wide"), str(tmp_path / "out"))
+        export.write_shard_folder(KeptRows(pool, "wide"), str(tmp_path / "out"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.export.targets import target_of
+from pipeline.export import target_of
 
 
 @pytest.mark.parametrize(

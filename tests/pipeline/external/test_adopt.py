@@ -15,8 +15,9 @@ import pytest
 
 from manifests import disk
 from manifests.columns import SIDECAR, with_extra
-from manifests.pool_layout import CommitRecord, PoolLayout, read_commit_records
+from manifests.layout import CommitRecord, PoolLayout, read_commit_records
 from manifests.schema import Source
+from pipeline import build
 from pipeline.executor import Stage, Ticket, execute
 from pipeline.external.adopt import adopt_tars, changed_tars, tar_tickets
 from pipeline.pool import read_sidecar, remove_uncommitted
@@ -390,3 +391,16 @@ def test_a_pair_that_lies_in_two_tars_is_stored_twice_under_one_uid(tmp_path: Pa
     first, second = rows(tmp_path / "pool", 0)[0], rows(tmp_path / "pool", 1)[0]
     assert first["uid"] == second["uid"] == disk.uid_of("http://a.test/x.jpg", "same")
     assert (first["status"], second["status"]) == ("success", "success")
+
+
+def test_braces_stand_for_the_tars_of_a_recipe(tmp_path: Path) -> None:
+    """A name that really has braces is that file's."""
+    for name in ("00008", "00009", "00010", "00011", "{a,b}"):
+        pack(tmp_path / "tars" / f"{name}.tar", [("0.jpg", picture()), ("0.txt", name.encode())])
+    (tmp_path / "r.yaml").write_text(
+        "name: r\nsource: {kind: shards, paths: ['tars/{00009..00010}.tar', 'tars/{a,b}.tar']}\n"
+    )
+    words = [str(tmp_path / "r.yaml"), "--out", str(tmp_path / "pool"), "--engine", "inline"]
+    assert build.main([*words, "--until", "fetch"]) == 0
+    captions = [rows(tmp_path / "pool", shard)[0]["caption"] for shard in range(3)]
+    assert captions == ["00009", "00010", "{a,b}"]

@@ -9,7 +9,7 @@ import pytest
 
 from manifests import disk
 from manifests.columns import REASONS
-from pipeline.external.error_messages import MESSAGES
+from pipeline.external.adopt import MESSAGES
 from tests.support.other_tars import pack, rows, take
 
 

@@ -13,12 +13,12 @@ import pytest
 
 from manifests import disk
 from manifests.columns import PAIRS, SIDECAR, with_extra
-from manifests.pool_layout import PoolLayout, read_commit_records
+from manifests.layout import PoolLayout, read_commit_records
 from manifests.schema import Fetch, FilterSpec, Recipe, Rule, Source, View
 from pipeline import planning
 from pipeline.accounting import integrity
 from pipeline.pool import ShardWriter, index_tar, read_sidecar
-from pipeline.views import view_files
+from pipeline.views import files
 from tests.support import plans
 
 COLUMNS = {"similarity": "float", "NSFW": "string", "boxes": "json"}
@@ -88,10 +88,10 @@ def test_they_are_columns_of_the_sidecar_and_of_each_samples_json(tmp_path: Path
 def test_a_view_may_ask_for_them(tmp_path: Path) -> None:
     pool = make_pool(tmp_path)
     wanted = recipe(views=(View(name="v", rules=(Rule(name="alike", where="similarity > 0.3"),)),))
-    funnel = view_files.choose_views(pool, wanted)["v"].funnel
+    funnel = files.choose_views(pool, wanted)["v"].funnel
     assert funnel == (("attempted", 3), ("stored", 3), ("alike", 1))
     with pytest.raises(ValueError, match="similarty"):
-        view_files.check_views(
+        files.check_views(
             recipe(views=(View(name="v", rules=(Rule(name="x", where="similarty > 0.3"),)),))
         )
 
@@ -119,9 +119,7 @@ def test_a_source_without_columns_has_none_to_give() -> None:
 def test_a_filters_column_is_taken() -> None:
     source = Source(kind="table", paths=("a.csv",), extra_columns={"brightness": "float"})
     with pytest.raises(ValueError, match="'brightness', which is a filter's column"):
-        view_files.check_views(
-            Recipe(name="r", source=source, filters=(FilterSpec(name="picture"),))
-        )
+        files.check_views(Recipe(name="r", source=source, filters=(FilterSpec(name="picture"),)))
 
 
 @pytest.mark.parametrize(

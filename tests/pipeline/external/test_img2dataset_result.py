@@ -10,7 +10,7 @@ import pytest
 
 from manifests import disk
 from manifests.schema import Fetch
-from pipeline.external.img2dataset_result import failure, outcomes, success
+from pipeline.external.img2dataset import failure, outcomes, success
 from tests.support.other_tars import pack, picture
 
 

@@ -27,10 +27,10 @@ import pytest
 from PIL import Image
 
 from manifests import disk
-from manifests.pool_layout import read_commit_records
+from manifests.layout import read_commit_records
 from manifests.schema import Fetch, Pair, Recipe, Source
 from pipeline import recipe_run
-from pipeline.external import img2dataset_run
+from pipeline.external import img2dataset
 from pipeline.pool import read_sidecar
 
 AGENT = "tester/1.0 (+https://example.org/bot)"
@@ -255,7 +255,7 @@ def test_it_is_not_started_for_nothing(tmp_path: Path, stand_in: str) -> None:
 )
 def test_rules_that_need_no_connection_hold(more: dict[str, Any], reason: str | None) -> None:
     pair = Pair(**{"uid": "0" * 32, "url": "http://h.test/x.jpg", "caption": "x"} | more)
-    refused = img2dataset_run.refusal(pair, Fetch(user_agent=AGENT, allow_private=True))
+    refused = img2dataset.refusal(pair, Fetch(user_agent=AGENT, allow_private=True))
     assert (refused and refused[0]) == reason
 
 
@@ -341,7 +341,7 @@ def test_what_it_stores_unread_is_looked_at(tmp_path: Path, stand_in: str) -> No
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("hang", r"was ended after 4 s for 1 rows; its last lines: taking 1 rows \| a worker died"),
+        ("hang", r"was ended after 9 s for 1 rows; its last lines: taking 1 rows \| a worker died"),
         ("crash", r"left no shard and ended with status 1; .*MemoryError: out of memory"),
         ("nothing", r"left no shard and ended with status 0; its last lines: taking 1 rows"),
         ("untold", r"img2dataset lists 0 of 1 rows, 0 in all"),
@@ -350,7 +350,7 @@ def test_what_it_stores_unread_is_looked_at(tmp_path: Path, stand_in: str) -> No
 def test_a_run_that_leaves_no_shard_fails_its_ticket(
     tmp_path: Path, stand_in: str, monkeypatch: pytest.MonkeyPatch, name: str, message: str
 ) -> None:
-    monkeypatch.setattr(img2dataset_run, "START_S", 4.0 if name == "hang" else 60.0)
+    monkeypatch.setattr(img2dataset, "START_S", 9.0 if name == "hang" else 60.0)
     totals, by_url = build(tmp_path, stand_in, name, retries=0, deadline_s=0.1)
     [problem] = totals["failed"].values()
     assert by_url == {}
@@ -359,10 +359,10 @@ def test_a_run_that_leaves_no_shard_fails_its_ticket(
 
 def test_the_time_it_may_take_follows_from_the_rows() -> None:
     few, many = (
-        img2dataset_run.deadline_s(n, Fetch(concurrency=100, deadline_s=10, retries=1))
+        img2dataset.deadline_s(n, Fetch(concurrency=100, deadline_s=10, retries=1))
         for n in (100, 10_000)
     )
-    assert many - few == pytest.approx(99 * 10 * 2 + 9900 * img2dataset_run.ROW_S)
+    assert many - few == pytest.approx(99 * 10 * 2 + 9900 * img2dataset.ROW_S)
 
 
 def test_a_recipe_that_asks_too_much_is_told_all_of_it() -> None:
@@ -370,9 +370,9 @@ def test_a_recipe_that_asks_too_much_is_told_all_of_it() -> None:
         ValueError,
         match=r"less than this recipe asks; set allow_private: true \(.*robots_txt: false \(",
     ):
-        img2dataset_run.check_img2dataset(Fetch(user_agent=AGENT), "table")
+        img2dataset.check_img2dataset(Fetch(user_agent=AGENT), "table")
     done = {"allow_private": True, "robots_txt": False, "site_files": ()}
-    img2dataset_run.check_img2dataset(Fetch(user_agent=AGENT, **done), "table")
+    img2dataset.check_img2dataset(Fetch(user_agent=AGENT, **done), "table")
     for more, message in (
         ({"delay_s": 1.0}, r"delay_s: 0\.0 \(it waits"),
         ({"connect_to": {"a.test": "127.0.0.1:1"}}, r"connect_to: \{\} \("),
@@ -380,9 +380,9 @@ def test_a_recipe_that_asks_too_much_is_told_all_of_it() -> None:
         ({"verify_hash": ("x", "md5")}, r"compute_hash: md5 \("),
     ):
         with pytest.raises(ValueError, match=message):
-            img2dataset_run.check_img2dataset(Fetch(user_agent=AGENT, **done, **more), "wat")  # type: ignore[arg-type]
+            img2dataset.check_img2dataset(Fetch(user_agent=AGENT, **done, **more), "wat")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="a source of kind files has none"):
-        img2dataset_run.check_img2dataset(Fetch(**done), "files")
+        img2dataset.check_img2dataset(Fetch(**done), "files")
 
 
 @pytest.mark.slow
@@ -406,7 +406,7 @@ def test_without_the_package_one_line_says_what_to_do(tmp_path: Path) -> None:
             ValueError,
             match=rf"{program} has no img2dataset: pip install .* or name its interpreter",
         ):
-            img2dataset_run.version_of(program)
+            img2dataset.version_of(program)
 
 
 # --- the real one ---------------------------------------------------------------------------------
@@ -452,4 +452,4 @@ def test_the_real_one(tmp_path: Path) -> None:
     assert [row["reason"] for row in rows] == [None, "decode_error", "empty", "http_4xx"]
     assert (rows[0]["width"], rows[0]["height"], rows[0]["original_width"]) == (85, 64, 400)
     assert rows[0]["sha256"] == hashlib.sha256(sink.getvalue()).hexdigest()
-    assert time.monotonic() - started < img2dataset_run.START_S
+    assert time.monotonic() - started < img2dataset.START_S

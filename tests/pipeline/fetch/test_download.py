@@ -18,10 +18,11 @@ import pytest
 
 from manifests import disk, ray_runtime
 from manifests.columns import PAIRS, REASONS, SIDECAR, VOLATILE_COLUMNS
-from manifests.pool_layout import read_commit_records
+from manifests.layout import read_commit_records
 from manifests.schema import Fetch, Pair, Recipe, Source
 from pipeline import planning
 from pipeline.executor import Stage, Ticket, execute
+from pipeline.fetch import download
 from pipeline.fetch.download import (
     Downloader,
     check_locked,
@@ -464,3 +465,30 @@ def test_a_worker_tells_of_the_rows_that_have_an_outcome_and_of_slow_hosts(
     [(host, rows_lost, seconds, reason)] = report["hosts"]
     assert (host, rows_lost, reason) == ("a.web.test", 1, "deadline")
     assert seconds >= 1.0
+
+
+def test_a_file_that_is_never_read_ends_with_its_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never = threading.Event()
+    read = download.read_file
+
+    def hang(path: str, max_bytes: int) -> Fetched:
+        if path.endswith("gone.jpg"):
+            never.wait(20)
+        return read(path, max_bytes)
+
+    monkeypatch.setattr(download, "read_file", hang)
+    monkeypatch.setattr(download, "FILE_DEADLINE_S", 0.1)
+    (tmp_path / "a.jpg").write_bytes(b"bytes")
+    pairs = [
+        Pair(uid=f"{i:032x}", url=str(tmp_path / name), caption="")
+        for i, name in enumerate(("gone.jpg", "a.jpg"))
+    ]
+
+    async def run() -> list[tuple[str | None, bytes | None]]:
+        ends = [end async for _, end in download.read_all(pairs, Fetch())]
+        return [(end.reason, end.body) for end in ends]
+
+    assert asyncio.run(run()) == [("deadline", None), (None, b"bytes")]
+    never.set()

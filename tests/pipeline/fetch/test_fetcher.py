@@ -20,7 +20,7 @@ import uvloop
 
 from manifests.columns import REASONS
 from manifests.schema import Fetch, HostLimit, Pair
-from pipeline.fetch import body, request
+from pipeline.fetch import request
 from pipeline.fetch.fetcher import Fetched, Fetcher, fetch_all
 from pipeline.fetch.sites import SiteCache
 from tests.support.dns import fake_dns
@@ -318,8 +318,11 @@ def test_robots_txt_is_fetched_once_per_host_and_obeyed(web: Any) -> None:
     urls = [f"http://{host}.web.test/picture/{i}" for host in "abc" for i in range(8)]
     ends = run(web.pairs(*urls), web.fetch())
     assert [i for i, end in enumerate(ends) if end.reason] == [1, *range(16, 24)]
-    assert {end.reason for end in ends} == {None, "robots_txt"}
-    assert ends[1].attempts == 0
+    assert ends[1].reason == "robots_txt"
+    assert {end.reason for end in ends[16:]} == {"permission_unknown"}
+    assert ends[1].attempts == ends[16].attempts == 0
+    closed = json.loads(ends[16].optout or "")["site"]["http://c.web.test"]["robots.txt"]
+    assert closed == {"status": 503, "unread": "status 503"}
     robots = json.loads(ends[1].optout or "")["site"]["http://a.web.test"]["robots.txt"]
     assert (robots["status"], robots["allowed"]) == (200, False)
     assert all(web.hits[f"{host}.web.test/robots.txt"] == 1 for host in "abc")
@@ -349,6 +352,9 @@ def test_robots_txt_can_be_switched_off_and_kept_between_calls(web: Any) -> None
         ("/picture/1", None),  # rubbish holds no rules
         ("/picture/1?Content-Encoding=gzip", "robots_txt"),
         ("/reset", "reset"),
+        ("/redirect?to=http://b.web.test/reset", "reset"),
+        ("/redirect?to=http://b.web.test/status/500", "permission_unknown"),
+        ("/truncated", "truncated"),
         ("/hang", "deadline"),
         ("/endless", None),
     ],
@@ -481,6 +487,25 @@ def test_a_host_that_asks_to_wait_is_asked_nothing_meanwhile(web: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_robots_txt_that_asks_to_wait_is_asked_again_after_that_time(
+    web: Any, status: int
+) -> None:
+    web.robots["a.web.test"] = f"/flaky/1/{status}?Retry-After=1"
+    begun = time.monotonic()
+    ends = run(web.pairs(*(f"http://a.web.test/picture/{i}" for i in range(6))), web.fetch())
+    assert {end.reason for end in ends} == {None}
+    assert time.monotonic() - begun >= 0.99
+    assert web.hits["a.web.test/robots.txt"] == 2
+    assert {end.attempts for end in ends} == {1}
+    web.robots["b.web.test"] = f"/status/{status}?Retry-After=1"  # again and again
+    ends = run(web.pairs(*(f"http://b.web.test/picture/{i}" for i in range(6))), web.fetch())
+    assert {end.reason for end in ends} == {"permission_unknown"}
+    assert web.hits["b.web.test/robots.txt"] == 3
+    assert "1" in (ends[0].optout or "")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("ours", [True, False])
 def test_a_delay_holds_for_files_pictures_and_redirects(web: Any, ours: bool) -> None:
     web.robots["a.web.test"] = (
@@ -500,7 +525,7 @@ def test_a_delay_holds_for_files_pictures_and_redirects(web: Any, ours: bool) ->
 
 @pytest.mark.slow
 def test_a_body_below_the_minimum_rate(web: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body, "RATE_AFTER_S", 0.3)
+    monkeypatch.setattr(request, "RATE_AFTER_S", 0.3)
     end = one(web, "/drip", deadline_s=5.0, min_rate=1000)
     assert (end.reason, end.detail, end.attempts) == ("too_slow", "less than 1000 bytes/s", 1)
     assert 0.29 <= end.elapsed_s < 2
@@ -516,13 +541,13 @@ def test_large_bodies_wait_for_their_share_of_memory(
     size = 3 * 2**20
     monkeypatch.setattr(request, "BUDGET", size)
     used_bytes: list[int] = []
-    real = body.Budget.acquire
+    real = request.Budget.acquire
 
-    async def acquire(self: body.Budget, amount: int) -> None:
+    async def acquire(self: request.Budget, amount: int) -> None:
         await real(self, amount)
         used_bytes.append(self.size - self.free)
 
-    monkeypatch.setattr(body.Budget, "acquire", acquire)
+    monkeypatch.setattr(request.Budget, "acquire", acquire)
     ends = run(
         web.pairs(*(f"http://h{i}.web.test/bytes/{size}" for i in range(12))),
         web.fetch(max_bytes=size),

@@ -18,7 +18,7 @@ import uvloop
 from aiohttp.abc import ResolveResult
 
 from manifests.schema import Fetch, Pair
-from pipeline.fetch import guard, request, resolver
+from pipeline.fetch import guard, request
 from pipeline.fetch.fetcher import Fetched, fetch_all
 from pipeline.fetch.guard import Refused, check_address, target
 from tests.support.dns import fake_dns
@@ -348,7 +348,7 @@ def test_200_sequences_of_rebinding_names_connect_to_no_forbidden_address(
     names = Rebinding()
     fake_dns(monkeypatch, names)
     monkeypatch.setattr(request, "BACKOFF_S", 0.001)
-    monkeypatch.setattr(resolver, "FAILED_S", 0.0)
+    monkeypatch.setattr(guard, "FAILED_S", 0.0)
     connected.clear()
     ends = uvloop.run(sequences(range(200)))
     counts = Counter(end.reason for end in ends)
@@ -368,14 +368,14 @@ def test_an_address_that_changed_after_its_check_gets_no_socket(
     """The resolver lets a forbidden address slip: the maker of sockets does not."""
 
     async def resolve(
-        self: resolver.Resolver, host: str, port: int = 0, family: int = 0
+        self: guard.Resolver, host: str, port: int = 0, family: int = 0
     ) -> list[ResolveResult]:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         return [
             ResolveResult(hostname=host, host=address, port=port, family=family, proto=0, flags=0)
         ]
 
-    monkeypatch.setattr(resolver.Resolver, "resolve", resolve)
+    monkeypatch.setattr(guard.Resolver, "resolve", resolve)
     settings = Fetch(
         user_agent="guardtest/1.0",
         allow_private=True,

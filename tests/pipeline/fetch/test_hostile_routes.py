@@ -17,10 +17,10 @@ import pytest
 
 from manifests import disk
 from manifests.columns import PAIRS
-from manifests.pool_layout import PoolLayout
+from manifests.layout import PoolLayout
 from manifests.schema import Fetch, Recipe, Source
 from pipeline.executor import Ticket
-from pipeline.fetch import guard, make_downloader, request, site_files
+from pipeline.fetch import guard, make_downloader, request, sites
 from tests.support import plans
 from tests.support.dns import fake_dns
 from tests.support.hostile_server import SITE_FILES, HostileServer, certificates
@@ -164,7 +164,7 @@ def test_every_route_of_the_table_is_committed(
     assert seconds < 3 * DEADLINE_S
     for entry in entries:
         sent = server.sent[entry["name"]] / max(server.asked[entry["name"]], 1)
-        cap = site_files.FILE_BYTES if entry.keys() & set(SITE_FILES.values()) else CAP
+        cap = sites.FILE_BYTES if entry.keys() & set(SITE_FILES.values()) else CAP
         assert sent <= cap + 64 * 1024, entry["name"]
     assert memory.grown < 48 * 2**20, f"{memory.grown / 2**20:.0f} MiB"
     assert server.cookies == []

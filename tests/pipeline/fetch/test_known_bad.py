@@ -17,8 +17,8 @@ import pytest
 from PIL import Image
 
 from manifests import disk
-from manifests.phash import phash
-from manifests.pool_layout import PoolLayout, read_commit_records
+from manifests.hashes import phash
+from manifests.layout import PoolLayout, read_commit_records
 from manifests.schema import Fetch, Recipe, Source
 from pipeline import recipe_run
 from pipeline.pool import read_sidecar

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from pipeline.fetch.optouts import LONGEST_VALUE, OptoutPolicy, signals
+from pipeline.fetch.request import LONGEST_VALUE, OptoutPolicy, signals
 
 AGENT = "clipmill/0.1 (+https://clipmill.example/bot)"
 

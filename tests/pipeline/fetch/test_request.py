@@ -14,8 +14,14 @@ from aiohttp.client_reqrep import ConnectionKey
 
 from manifests.schema import Fetch
 from pipeline.fetch import request
-from pipeline.fetch.optouts import OptoutPolicy
-from pipeline.fetch.request import Answer, FileAnswer, Requests, backoff_s, retry_after_s
+from pipeline.fetch.request import (
+    Answer,
+    FileAnswer,
+    OptoutPolicy,
+    Requests,
+    backoff_s,
+    retry_after_s,
+)
 
 AGENT = "clipmilltest/1.0 (+http://clipmill.example/bot)"
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

@@ -13,10 +13,9 @@ import pytest
 import uvloop
 
 from manifests.schema import Fetch
-from pipeline.fetch import resolver
+from pipeline.fetch import guard
 from pipeline.fetch.fetcher import fetch_all
-from pipeline.fetch.guard import Refused
-from pipeline.fetch.resolver import Dns, Resolver
+from pipeline.fetch.guard import Dns, Refused, Resolver
 from tests.support.dns import NameServer
 
 PLAIN = Fetch()
@@ -68,7 +67,7 @@ def test_a_name_is_looked_up_once_and_an_unknown_name_too(monkeypatch: pytest.Mo
         return ["8.8.8.8"] if first else ["127.0.0.1"]  # a name whose address changes
 
     source = Source(look_up)
-    monkeypatch.setattr(resolver, "FAILED_S", 0.0)
+    monkeypatch.setattr(guard, "FAILED_S", 0.0)
 
     async def ask() -> None:
         names = Resolver(PLAIN, source)
@@ -94,7 +93,7 @@ def test_a_lookup_that_failed_for_now_is_repeated_after_a_while(
         return ["8.8.8.8"]
 
     source = Source(look_up)
-    monkeypatch.setattr(resolver, "FAILED_S", failed_s)
+    monkeypatch.setattr(guard, "FAILED_S", failed_s)
 
     async def ask() -> list[str]:
         names = Resolver(PLAIN, source)
@@ -113,7 +112,7 @@ def test_a_lookup_that_failed_for_now_is_repeated_after_a_while(
 
 
 def test_old_addresses_are_looked_up_again_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resolver, "LOOKUP_AGE_S", 0.0)
+    monkeypatch.setattr(guard, "LOOKUP_AGE_S", 0.0)
     source = Source(lambda _: ["8.8.8.8"])
 
     async def ask() -> int:
@@ -185,9 +184,9 @@ def test_a_name_may_have_an_ipv6_address_only(monkeypatch: pytest.MonkeyPatch) -
             await dns.close()
 
     with NameServer({"six.example.test": "2606:4700::6"}) as server:
-        monkeypatch.setattr(resolver, "_has_ipv6", lambda: True)
+        monkeypatch.setattr(guard, "_has_ipv6", lambda: True)
         assert uvloop.run(ask(server.address)) == ["2606:4700::6"]
-        monkeypatch.setattr(resolver, "_has_ipv6", lambda: False)  # it could not be connected to
+        monkeypatch.setattr(guard, "_has_ipv6", lambda: False)  # it could not be connected to
         with pytest.raises(socket.gaierror):
             uvloop.run(ask(server.address))
 
@@ -206,8 +205,8 @@ def test_an_ipv6_address_of_the_machine_is_a_global_one(
 ) -> None:
     if lines is not None:
         (tmp_path / "if_inet6").write_text(lines)
-    monkeypatch.setattr(resolver, "IPV6_ADDRESSES", tmp_path / "if_inet6")
-    assert resolver._has_ipv6() is has
+    monkeypatch.setattr(guard, "IPV6_ADDRESSES", tmp_path / "if_inet6")
+    assert guard._has_ipv6() is has
 
 
 def test_a_row_waits_for_no_name_that_is_asked_already() -> None:
@@ -247,8 +246,8 @@ def test_a_server_that_nobody_runs_is_a_failure_and_not_an_unknown_name() -> Non
 @pytest.mark.slow
 def test_silent_names_cost_other_rows_no_time(web: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """150 names without an answer and 60 good rows on 60 hosts, whose deadline is short."""
-    monkeypatch.setattr(resolver, "FIRST_TRY_S", 1.0)
-    monkeypatch.setattr(resolver, "LOOKUP_S", 2.0)
+    monkeypatch.setattr(guard, "FIRST_TRY_S", 1.0)
+    monkeypatch.setattr(guard, "LOOKUP_S", 2.0)
     good = {f"good{i}.example.test": "127.0.0.1" for i in range(60)}
     urls = [f"http://name{i}.silent.test/a.jpg" for i in range(150)]
     urls += [f"http://{name}:{web.port}/picture/{i}" for i, name in enumerate(good)]

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.fetch import site_files
-from pipeline.fetch.site_files import (
+from pipeline.fetch import sites
+from pipeline.fetch.sites import (
     FILE_BYTES,
     MOST_RULES,
     Unreadable,
@@ -74,7 +74,7 @@ def test_a_pattern_of_many_stars_costs_no_time(piece: str) -> None:
     compiled = pattern_of(pattern)
     started = time.process_time()
     assert rules.allows(LONG)
-    assert not compiled.covers(site_files.path_of(LONG))
+    assert not compiled.covers(sites.path_of(LONG))
     assert time.process_time() - started < 0.05
 
 
@@ -151,12 +151,12 @@ def test_a_page_instead_of_a_file_says_nothing(body: bytes) -> None:
 
 def test_only_the_first_500_kib_are_unpacked() -> None:
     bomb = zlib.compress(b"User-agent: *\nDisallow: /\n" + b"#" * 50_000_000)
-    assert len(site_files.inflated(bomb, "deflate")) == FILE_BYTES
-    assert site_files.inflated(gzip.compress(b"a"), "") == b"a"  # a file that is stored compressed
+    assert len(sites.inflated(bomb, "deflate")) == FILE_BYTES
+    assert sites.inflated(gzip.compress(b"a"), "") == b"a"  # a file that is stored compressed
     with pytest.raises(Unreadable, match="Content-Encoding br"):
-        site_files.inflated(b"a", "br")
+        sites.inflated(b"a", "br")
     with pytest.raises(Unreadable, match="broken gzip"):
-        site_files.inflated(b"rubbish", "gzip")
+        sites.inflated(b"rubbish", "gzip")
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,9 @@ import uvloop
 
 from filters.optout import refusal, refuses
 from manifests.schema import Fetch, HostLimit, Pair
-from pipeline.fetch import site_files, sites
+from pipeline.fetch import sites
 from pipeline.fetch.fetcher import Fetched, fetch_all
-from pipeline.fetch.optouts import OptoutPolicy, signals
-from pipeline.fetch.request import FileAnswer
+from pipeline.fetch.request import FileAnswer, OptoutPolicy, signals
 from pipeline.fetch.sites import SiteCache, Sites, Verdict
 from tests.support.tables import table
 
@@ -222,6 +221,15 @@ def test_tdmrep_aipref_and_ai_txt(case: dict[str, Any]) -> None:
             assert verdict.reason is None
 
 
+def test_a_refusal_stays_one_where_another_file_cannot_be_had() -> None:
+    files = {
+        AI_TXT: FileAnswer(status=503),
+        TDMREP: text('[{"location": "/", "tdm-reservation": 1}]'),
+    }
+    for policy in ("respect", "strict"):
+        assert ask(files, f"{ORIGIN}/a.jpg", policy=policy)[0][0].reason == "optout_site"
+
+
 def test_what_is_kept_of_a_site() -> None:
     rules = (
         "User-agent: *\nContent-Usage: search=n\nContent-Usage: /b train-ai=y\nCrawl-delay: 3\n\n"
@@ -282,14 +290,16 @@ def test_a_site_that_says_nothing_leaves_nothing() -> None:
         (FileAnswer(status=200, body=b"\x1f\x8b"[:2] + b"rubbish", encoding=""), "broken gzip"),
     ],
 )
-def test_a_tdmrep_json_that_cannot_be_had_is_no_statement_and_strictly_a_no(
+def test_a_tdmrep_json_that_cannot_be_had_is_no_statement_and_strictly_no_permission(
     answer: FileAnswer, why: str
 ) -> None:
     [verdict], asked = ask({TDMREP: answer}, f"{ORIGIN}/a.jpg")
     assert (verdict.reason, (verdict.signal or {})["tdmrep.json"]) == (None, {"unread": why})
     # Who does not answer is not asked again
     assert asked == [ROBOTS, TDMREP] + ([] if answer.reason else [AI_TXT])
-    assert ask({TDMREP: answer}, f"{ORIGIN}/a.jpg", policy="strict")[0][0].reason == "optout_site"
+    lasting = answer.status in (200, 301)
+    [strict], _ = ask({TDMREP: answer}, f"{ORIGIN}/a.jpg", policy="strict")
+    assert strict.reason == ("optout_site" if lasting else "permission_unknown")
     assert (
         ask({TDMREP: answer}, f"{ORIGIN}/a.jpg", policy="strict", site_files=("ai.txt",))[0][
             0
@@ -353,7 +363,7 @@ def test_files_that_robots_txt_disallows_are_not_asked_for() -> None:
     "answer",
     [FileAnswer(status=503), FileAnswer(status=None, reason="dns"), FileAnswer(status=429)],
 )
-def test_a_closed_site_is_asked_for_nothing_more(answer: FileAnswer) -> None:
+def test_a_site_without_an_answer_is_asked_for_nothing_more(answer: FileAnswer) -> None:
     assert ask({ROBOTS: answer}, f"{ORIGIN}/a.jpg")[1] == [ROBOTS]
 
 
@@ -487,7 +497,7 @@ def test_a_file_of_many_names_or_rules_costs_no_more_than_its_lines() -> None:
 
 
 def test_only_the_first_500_kib_are_read() -> None:
-    rest = "#" * site_files.FILE_BYTES
+    rest = "#" * sites.FILE_BYTES
     assert (
         ask({ROBOTS: text(f"{rest}\nUser-agent: *\nDisallow: /")}, f"{ORIGIN}/a")[0][0].reason
         is None

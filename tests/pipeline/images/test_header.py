@@ -15,7 +15,7 @@ import pytest
 from PIL import Image, features
 
 from manifests.schema import Fetch
-from pipeline.images import exif, header
+from pipeline.images import header
 from pipeline.images.header import RejectedImage
 from pipeline.images.transform import limits_of
 
@@ -68,7 +68,7 @@ def test_the_three_kinds_of_webp(mode: str, lossless: bool) -> None:
 @pytest.mark.parametrize("orientation", range(10))
 def test_orientation(kind: str, orientation: int) -> None:
     tags = Image.Exif()
-    tags[exif.ORIENTATION] = orientation
+    tags[header.ORIENTATION] = orientation
     image_header = header.read(saved(noise(), kind, exif=tags))
     turned = 5 <= orientation <= 8
     assert image_header.size == ((48, 80) if turned else (80, 48))
@@ -83,7 +83,7 @@ def test_orientation_by_xmp_and_by_imagemagick() -> None:
     text = chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + xmp)
     assert header.read(plain[:33] + text + plain[33:]).orientation == 6
     tags = Image.Exif()
-    tags[exif.ORIENTATION] = 8
+    tags[header.ORIENTATION] = 8
     raw = b"\nexif\n      32\n" + tags.tobytes().hex().encode() + b"\n"
     packed = chunk(b"zTXt", b"Raw profile type exif\0\0" + zlib.compress(raw))
     assert header.read(plain[:33] + packed + plain[33:]).orientation == 8
@@ -109,17 +109,17 @@ def test_orientation_by_xmp_and_by_imagemagick() -> None:
     ],
 )
 def test_damaged_exif(data: bytes) -> None:
-    assert exif.orientation(data) == 1
-    exif.as_text(data)
+    assert header.exif_orientation(data) == 1
+    header.as_text(data)
 
 
 def test_a_table_that_names_itself_and_one_that_is_endless() -> None:
     entry = struct.pack("<HHII", 0x8769, 4, 1, 8)
-    assert exif.as_text(b"II*\0\x08\0\0\0\1\0" + entry) is None
+    assert header.as_text(b"II*\0\x08\0\0\0\1\0" + entry) is None
     many = b"".join(struct.pack("<HHII", 0x010F, 2, 200, 8) for _ in range(5000))
-    text = exif.as_text(b"II*\0\x08\0\0\0\x88\x13" + many)
+    text = header.as_text(b"II*\0\x08\0\0\0\x88\x13" + many)
     assert text is not None
-    assert len(text) < exif.MOST_TEXT
+    assert len(text) < header.MOST_TEXT
 
 
 def test_numbers_that_are_none() -> None:
@@ -129,7 +129,7 @@ def test_numbers_that_are_none() -> None:
         + bytes(4)
         + struct.pack("<II", 1, 0)
     )
-    assert exif.table(rational) == {0x011A: None}
+    assert header.table(rational) == {0x011A: None}
 
 
 def test_a_profile_comes_together_from_its_segments() -> None:
@@ -246,7 +246,7 @@ def test_only_rejected_image_is_raised() -> None:
     """1,000 damaged headers of each type."""
     rng = random.Random(0)
     tags = Image.Exif()
-    tags[exif.ORIENTATION], tags[0x010F] = 6, "A maker"
+    tags[header.ORIENTATION], tags[0x010F] = 6, "A maker"
     for kind in KINDS:
         body = saved(noise(), kind, **({} if kind == "GIF" else {"exif": tags}))
         for _ in range(1000):
@@ -257,6 +257,6 @@ def test_only_rejected_image_is_raised() -> None:
                     rng.choice((0, 1, 1, 4))
                 )
             try:
-                exif.as_text(header.read(bytes(damaged)).exif)
+                header.as_text(header.read(bytes(damaged)).exif)
             except RejectedImage as bad:
                 assert bad.reason in ("decode_error", "not_an_image", "format")  # noqa: PT017

@@ -15,9 +15,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from manifests.schema import Fetch
 from pipeline.images import DecodedImage, RejectedImage, check_and_resize
-from pipeline.images.exif import as_text
-from pipeline.images.header import read
-from pipeline.images.lossless import BYTES_PER_PIXEL, SPARE_BYTES, without_metadata
+from pipeline.images.header import BYTES_PER_PIXEL, SPARE_BYTES, as_text, read, without_metadata
 
 SECRET = b"4 Privet Drive"
 TAIL = b"PK\x03\x04" + SECRET * 100

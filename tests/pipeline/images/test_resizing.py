@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from benchmarks.fetching.fidelity import area, psnr_db
-from pipeline.images import resizing
-from pipeline.images.resizing import FILTERS, Pixels, resized
+from pipeline.images import transform
+from pipeline.images.transform import FILTERS, Pixels, resized
 
 INTERPOLATIONS = ["area", "nearest", *FILTERS]
 
@@ -65,7 +65,7 @@ def test_every_processor_gives_the_same_bytes(
         for name in INTERPOLATIONS:
             usual = resized(image, wanted, covered, name, is_sharp=is_sharp)
             with monkeypatch.context() as patch:
-                patch.setattr(resizing, "Kernels", kernels)
+                patch.setattr(transform, "Kernels", kernels)
                 other = resized(image, wanted, covered, name, is_sharp=is_sharp)
             assert usual.shape == (wanted[1], wanted[0], 3)
             assert usual.tobytes() == other.tobytes(), (name, image.shape, wanted, covered)

@@ -14,7 +14,7 @@ from PIL import Image, features
 
 from manifests.columns import DECODE_REASONS
 from manifests.schema import Fetch
-from pipeline.images import exif, header, transform
+from pipeline.images import header, transform
 from pipeline.images.header import RejectedImage
 from pipeline.images.transform import DecodedImage, check_and_resize
 
@@ -145,7 +145,7 @@ def test_bytes_are_kept_when_nothing_changes() -> None:
     assert check_and_resize(body, Fetch()).data == body
     assert check_and_resize(body, Fetch(image_size=40)).data != body
     turned = Image.Exif()
-    turned[exif.ORIENTATION] = 6
+    turned[header.ORIENTATION] = 6
     for changed in (
         saved(drawn(), exif=turned),
         saved(drawn().convert("L")),
@@ -167,12 +167,12 @@ def test_orientation_is_applied_and_dropped(orientation: int, kind: str, size: i
     back = {5: 5, 6: 8, 7: 7, 8: 6}.get(orientation, orientation)  # the turn that the tag undoes
     stored = upright if orientation == 1 else upright.transpose(transform.TRANSPOSE[back])
     tags = Image.Exif()
-    tags[exif.ORIENTATION] = orientation
+    tags[header.ORIENTATION] = orientation
     result = check_and_resize(saved(stored, kind, exif=tags), Fetch(image_size=size))
     assert (result.original_width, result.original_height) == (96, 64)
     assert (result.width, result.height) == ((96, 64) if size == 256 else (36, 24))
     assert corners(result) == [0, 1, 2, 3]
-    assert Image.open(io.BytesIO(result.data)).getexif().get(exif.ORIENTATION, 1) == 1
+    assert Image.open(io.BytesIO(result.data)).getexif().get(header.ORIENTATION, 1) == 1
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_held_out_sets_name_their_classes_and_captions(web: Path) -> None:
     ("words", "message"),
     [
         (["write", "--out", "{out}", "--noise", "1.5"], "noise is 1.5"),
-        (["write", "--out", "{out}", "--pairs", "0"], "pairs is 0; it must be at least 1"),
+        (["write", "--out", "{out}", "--pairs", "0"], "pairs is 0; it must lie in 1"),
         (["write", "--out", "{out}", "--seed", "-1"], "seed is -1"),
         (["serve", "--out", "{out}"], "holds no small web: make one with"),
     ],

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.planning.assignment import (
+from pipeline.planning.planner import (
     SHARDS_PER_FILE,
     cells_of,
     file_parts,

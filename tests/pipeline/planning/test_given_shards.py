@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 
 from manifests import disk
-from manifests.pool_layout import PoolLayout
+from manifests.columns import LOCKED, PLAN
+from manifests.layout import PoolLayout
 from manifests.schema import Fetch, Recipe, Source
 from pipeline import planning
 from pipeline.planning import given_shards
-from pipeline.planning.plan_files import LOCKED, PLAN
 from pipeline.pool import LeaseLost
 
 RECIPE = Recipe(

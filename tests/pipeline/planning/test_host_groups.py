@@ -7,7 +7,7 @@ import hashlib
 import pyarrow as pa
 import pytest
 
-from pipeline.planning.host_groups import PLAN_VERSION, host_groups, shard_id
+from pipeline.planning.plan_files import PLAN_VERSION, host_groups, shard_id
 
 
 @pytest.mark.parametrize(

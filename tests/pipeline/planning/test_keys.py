@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manifests import disk
-from pipeline.planning.keys import (
+from pipeline.planning.planner import (
     ORDER_SEED,
     host_hash,
     host_hashes,

@@ -10,7 +10,7 @@ import pytest
 
 from manifests import identity
 from pipeline.crawl import read_parts
-from pipeline.planning.plan_identity import check_unchanged, first_form_hash, pairs_hash
+from pipeline.planning.plan_files import check_unchanged, first_form_hash, pairs_hash
 from tests.support import audited
 
 

@@ -10,7 +10,7 @@ from manifests import disk
 from pipeline.executor import Ticket
 from pipeline.planning import add_retries, planner, read_plan, retries_of_shard, write_plan
 from pipeline.planning.plan_files import read_rounds
-from pipeline.planning.shuffle import retried_keys, sort_pairs
+from pipeline.planning.planner import retried_keys, sort_pairs
 from pipeline.pool import read_sidecar
 from tests.support import audited
 from tests.support.plans import planned

@@ -14,12 +14,7 @@ import pytest
 
 from manifests import disk
 from manifests.commits import read_commits, update_index
-from manifests.pool_layout import (
-    CommitRecord,
-    PoolLayout,
-    pool_fingerprint,
-    read_commit_records,
-)
+from manifests.layout import CommitRecord, PoolLayout, pool_fingerprint, read_commit_records
 from pipeline.pool import ShardWriter, read_commit_record, read_sidecar, remove_uncommitted
 from tests.support.five_rows import files_of, five_rows, write_five
 from tests.support.folders import make_folders_small
@@ -82,7 +77,7 @@ def test_a_kill_while_a_file_is_written_leaves_only_what_clean_removes(
         def full(*_: Any) -> None:
             raise OSError(28, "No space left on device")
 
-        patch.setattr("manifests.disk.local.os.link", full)
+        patch.setattr("manifests.disk.files.os.link", full)
         with pytest.raises(OSError, match="No space left"):
             write_five(str(tmp_path))
     assert [name for name in files_of(tmp_path) if not name.startswith(".")] == []

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.pool.json_columns import json_array
+from pipeline.pool.shard_writer import json_array
 
 TEXTS = [
     None,

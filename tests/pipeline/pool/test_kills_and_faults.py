@@ -14,7 +14,7 @@ import pytest
 
 from manifests import disk
 from manifests.columns import SIDECAR
-from manifests.pool_layout import PoolLayout
+from manifests.layout import PoolLayout
 from pipeline.pool import (
     hold_lease,
     read_commit_record,

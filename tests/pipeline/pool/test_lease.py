@@ -6,6 +6,7 @@ import dataclasses
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from manifests import disk
-from manifests.pool_layout import PoolLayout
+from manifests.layout import PoolLayout
 from pipeline.pool import LeaseHeld, LeaseLost, check_fence, hold_lease, lease
 from pipeline.pool.lease import LeaseOwner, LeaseRecord
 from tests.support.killed_children import start_child
@@ -53,7 +54,10 @@ def write_lease(pool: str, **changes: Any) -> LeaseRecord:
         host="node7", pid=os.getpid(), command="build.py r.yaml", started=time.time() - 300,
         machine="another", process="1", token="t",
     )  # fmt: skip
-    fields: dict[str, Any] = {"fence": 4, "owner": owner, "expires": time.time() + 30, **changes}
+    fields: dict[str, Any] = {
+        "fence": 4, "owner": owner, "expires": time.time() + 30, "uptime": 0.0, "because": "",
+        **changes,
+    }  # fmt: skip
     record = LeaseRecord(**fields)
     disk.write_json(PoolLayout(pool).lease_json, record)
     return record
@@ -129,43 +133,92 @@ def test_a_stopped_owner_is_taken_over_after_the_end_and_learns_of_it(
             with pytest.raises(LeaseLost):
                 check_fence(pool, first.fence)
             assert not first.renew()
-            with pytest.raises(LeaseLost, match="did not renew it in time"):
+            with pytest.raises(LeaseLost, match=r"because it was not renewed for \d s;"):
                 first.check()
             second.check()
     assert record_of(pool).fence == 2
 
 
-@pytest.mark.parametrize(
-    ("changes", "free"),
-    [
-        ({}, False),  # on another machine nobody knows whether the process runs
-        ({"expires": 0.0}, True),
-        ({"owner": None}, True),
-    ],
-)
-def test_a_lease_of_another_machine_is_free_after_its_end(
-    changes: dict[str, Any], free: bool, tmp_path: Path
+DAY_S = 86400.0
+
+
+@pytest.mark.parametrize("offset_s", [-DAY_S, -120.0, 120.0, DAY_S])
+def test_a_wrong_clock_takes_no_lease_of_a_running_process(
+    offset_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pool, clock = str(tmp_path), time.time
+    with hold_lease(pool, create=True) as held:
+        monkeypatch.setattr(time, "time", lambda: clock() + offset_s)
+        with pytest.raises(LeaseHeld), hold_lease(pool, create=True):
+            pass
+        held.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("expires_in_s", [-DAY_S, -1.0, DAY_S])
+def test_a_lease_of_another_machine_is_free_when_it_was_not_renewed(
+    expires_in_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "LEASE_S", 0.5)
+    monkeypatch.setattr(lease, "POLL_S", 0.05)
     pool = str(tmp_path)
-    record = write_lease(pool, **changes)
-    if free:
-        with hold_lease(pool, create=True) as held:
-            assert held.fence == record.fence + 1
-        return
+    record = write_lease(pool, expires=time.time() + expires_in_s)
+    begun = time.monotonic()
+    with hold_lease(pool, create=True) as held:
+        assert held.fence == record.fence + 1
+    assert time.monotonic() - begun >= 0.5
+
+
+@pytest.mark.parametrize("expires_in_s", [-DAY_S, DAY_S])
+def test_a_lease_that_another_machine_renews_is_respected_whatever_its_clock_says(
+    expires_in_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "POLL_S", 0.05)
+    pool = str(tmp_path)
+    record = write_lease(pool, expires=time.time() + expires_in_s)
+    renewed = dataclasses.replace(record, expires=record.expires + 20, uptime=20.0)
+    timer = threading.Timer(0.15, disk.write_json, (PoolLayout(pool).lease_json, renewed))
+    timer.start()
+    with pytest.raises(LeaseHeld, match="node7"), hold_lease(pool, create=True):
+        pass
+    timer.join()
+    assert record_of(pool) == renewed
+
+
+def test_a_lease_of_another_machine_is_refused_at_once_before_its_end(tmp_path: Path) -> None:
+    pool = str(tmp_path)
+    write_lease(pool)
     message = r"`build\.py r\.yaml` \(process \d+ on node7, since 5 min\)"
     with pytest.raises(LeaseHeld, match=message), hold_lease(pool, create=True):
         pass
+    record = write_lease(pool, owner=None)
+    with hold_lease(pool, create=True) as held:
+        assert held.fence == record.fence + 1
+
+
+def test_a_process_of_this_machine_that_hangs_loses_its_lease(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool, now = str(tmp_path), time.monotonic()
+    write_lease(pool, owner=lease._this_process(), uptime=now - 66, expires=time.time() + DAY_S)
+    with hold_lease(pool, create=True) as held:
+        assert held.fence == 5
+    assert "since 0 s): it was not renewed for 66 s" in caplog.text
 
 
 def test_a_process_number_that_is_used_again_is_another_process(tmp_path: Path) -> None:
     pool = str(tmp_path)
     owner = dataclasses.replace(lease._this_process(), process="1")
-    write_lease(pool, owner=owner)
+    write_lease(pool, owner=owner, expires=time.time() + DAY_S)
     with hold_lease(pool, create=True) as held:
         assert held.fence == 5
 
 
-def test_a_claim_whose_owner_ended_before_it_wrote_the_lease_is_passed_over(tmp_path: Path) -> None:
+def test_a_claim_whose_owner_ended_before_it_wrote_the_lease_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "LEASE_S", 0.1)
+    monkeypatch.setattr(lease, "POLL_S", 0.02)
     pool = str(tmp_path)
     record = write_lease(pool, expires=0.0)
     claim = PoolLayout(pool).lease_claim(5)
@@ -175,7 +228,7 @@ def test_a_claim_whose_owner_ended_before_it_wrote_the_lease_is_passed_over(tmp_
     assert sorted(os.listdir(pool)) == [".lease-00000006.json", "lease.json"]
     disk.write_json(
         PoolLayout(pool).lease_claim(7),
-        dataclasses.replace(record, fence=7, expires=time.time() + 30),
+        dataclasses.replace(record, fence=7, expires=time.time() + 0.09),
     )
     with pytest.raises(LeaseHeld, match="node7"), hold_lease(pool, create=True):
         pass
@@ -185,10 +238,12 @@ def test_a_command_that_may_wait_gets_the_lease_when_it_is_given_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lease, "POLL_S", 0.05)
+    monkeypatch.setattr(lease, "LEASE_S", 0.3)
     pool = str(tmp_path)
-    write_lease(pool, expires=time.time() + 0.4)
+    write_lease(pool, expires=time.time() + 0.3)
     with hold_lease(pool, wait_s=10, create=True) as held:
         assert held.fence == 5
+    monkeypatch.setattr(lease, "LEASE_S", 60.0)
     write_lease(pool)
     with pytest.raises(LeaseHeld), hold_lease(pool, wait_s=0.2, create=True):
         pass

@@ -12,7 +12,7 @@ import pytest
 
 from manifests import disk
 from manifests.columns import SIDECAR
-from manifests.pool_layout import CommitRecord, PoolLayout, read_commit_records
+from manifests.layout import CommitRecord, PoolLayout, read_commit_records
 from pipeline.pool import (
     LeaseLost,
     ShardWriter,

@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipeline.pool import record_spill
-from pipeline.pool.record_spill import (
+from pipeline.pool import uid_hashes
+from pipeline.pool.uid_hashes import (
     Bytes,
     RecordSpill,
     hex_bytes,
@@ -26,7 +26,7 @@ def drawn(count: int, width: int) -> Bytes:
 def test_every_record_comes_back_in_the_partition_of_its_first_bits(
     bits: int, buffered: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(record_spill, "BUFFERED_BYTES", buffered * 7)
+    monkeypatch.setattr(uid_hashes, "BUFFERED_BYTES", buffered * 7)
     records = drawn(1000, 7)
     with RecordSpill(7, bits) as spill:
         for start in range(0, 1000, 45):
@@ -75,7 +75,7 @@ def test_partitions_grow_with_the_records_and_end() -> None:
     assert [partition_bits(n, 100) for n in (0, 1, 100, 101, 200, 201, 1600)] == [
         0, 0, 0, 1, 1, 2, 4,
     ]  # fmt: skip
-    assert partition_bits(10**12, 100) == record_spill.MAX_BITS
+    assert partition_bits(10**12, 100) == uid_hashes.MAX_BITS
     assert partition_bits(10**12, 100, 3) == 3
 
 

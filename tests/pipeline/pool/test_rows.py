@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from manifests.columns import SIDECAR, with_extra
-from manifests.pool_layout import PoolLayout
+from manifests.layout import PoolLayout
 from manifests.text import valid_text
 from pipeline.pool import ShardWriter, index_tar, outcome_row, read_sidecar, row_key
 

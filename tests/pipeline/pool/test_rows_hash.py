@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipeline.pool import record_spill, rows_hash
-from pipeline.pool.rows_hash import (
+from pipeline.pool import uid_hashes
+from pipeline.pool.uid_hashes import (
     RowsHash,
     are_in,
     row_bits,
@@ -37,14 +37,14 @@ def expected_hash(numbers: list[int]) -> str:
 def test_the_hash_is_that_of_the_sorted_records_whatever_the_partitions(
     bits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(record_spill, "BUFFERED_BYTES", 50 * 50)
+    monkeypatch.setattr(uid_hashes, "BUFFERED_BYTES", 50 * 50)
     numbers = [n % 300 for n in np.random.default_rng(0).permutation(400).tolist()]
     content = RowsHash()
     with row_spill(bits, 2) as spill:
         for start in range(0, 400, 64):
             part = numbers[start : start + 64]
             payload = np.array(part, "<i2").view(np.uint8).reshape(-1, 2)
-            spill.add(np.hstack([rows_hash.row_keys(*columns(part)), payload]))
+            spill.add(np.hstack([uid_hashes.row_keys(*columns(part)), payload]))
         seen = []
         for keys, payload in sorted_rows(spill):
             content.add(keys)
@@ -56,7 +56,7 @@ def test_the_hash_is_that_of_the_sorted_records_whatever_the_partitions(
 
 def test_records_that_end_in_zeros_are_told_apart() -> None:
     uids = pa.array(["00" * 16, "00" * 15 + "01", "01" + "00" * 15])
-    keys = rows_hash.row_keys(uids, pa.array(["00" * 32] * 3))
+    keys = uid_hashes.row_keys(uids, pa.array(["00" * 32] * 3))
     with row_spill(0, 0) as spill:
         spill.add(keys)
         spill.add(keys)
@@ -75,10 +75,10 @@ def test_no_row_has_a_hash_too() -> None:
 
 def test_partitions_grow_with_the_rows_and_end() -> None:
     assert [row_bits(n) for n in (0, 2**19, 2**19 + 1, 2**26)] == [0, 0, 1, 7]
-    assert row_bits(10**12) == record_spill.MAX_BITS
+    assert row_bits(10**12) == uid_hashes.MAX_BITS
 
 
 @pytest.mark.parametrize(("uid", "sha256"), [("ab", "00" * 32), ("00" * 16, "00"), ("x", "00")])
 def test_a_value_that_is_no_hash_is_refused(uid: str, sha256: str) -> None:
     with pytest.raises(ValueError, match=r"hex"):
-        rows_hash.row_keys(pa.array([uid]), pa.array([sha256]))
+        uid_hashes.row_keys(pa.array([uid]), pa.array([sha256]))

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from manifests import disk
 from manifests.columns import SIDECAR
-from manifests.pool_layout import SHARD_VERSION, PoolLayout, read_commit_records
+from manifests.layout import SHARD_VERSION, PoolLayout, read_commit_records
 from pipeline.pool import ShardWriter, index_tar, read_sidecar
 from tests.support.five_rows import Row, five_rows, write_five
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from manifests import disk
-from manifests.pool_layout import PoolLayout
+from manifests.layout import PoolLayout
 from pipeline.pool import ShardWriter, copy_tar_without, index_tar, moved_offsets, read_sidecar
 from tests.support.small_pool import make_pool, rows
 

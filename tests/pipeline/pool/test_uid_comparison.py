@@ -7,8 +7,8 @@ import random
 import pyarrow as pa
 import pytest
 
-from pipeline.pool import Bytes, hex_bytes, record_spill, uid_comparison
-from pipeline.pool.uid_comparison import compare_uids, uid_spill
+from pipeline.pool import Bytes, hex_bytes, uid_hashes
+from pipeline.pool.uid_hashes import compare_uids, uid_spill
 
 
 def records(numbers: list[int]) -> Bytes:
@@ -17,8 +17,8 @@ def records(numbers: list[int]) -> Bytes:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uid_comparison, "PARTITION_ROWS", 100)
-    monkeypatch.setattr(record_spill, "BUFFERED_BYTES", 70 * 16)
+    monkeypatch.setattr(uid_hashes, "UID_PARTITION_ROWS", 100)
+    monkeypatch.setattr(uid_hashes, "BUFFERED_BYTES", 70 * 16)
 
 
 def drawn(count: int) -> list[int]:

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from pipeline.pool_page import Survey
-from pipeline.pool_page.example_rows import (
+from pipeline.pool_page.survey import (
     RowDraw,
     beside_thresholds,
     copies,

@@ -4,8 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipeline.pool_page.histograms import bin_counts, histogram
-from pipeline.pool_page.number_columns import NumberColumn, number_column
+from pipeline.pool_page.survey import NumberColumn, bin_counts, histogram, number_column
 
 INF = float("inf")
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from manifests.schema import Rule, View
-from pipeline.pool_page.number_columns import (
+from pipeline.pool_page.survey import (
     NumberColumn,
     counts_below,
     number_column,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from manifests.commits import read_commits
-from manifests.pool_layout import PoolLayout
-from pipeline.pool_page.pool_rows import read_rows
+from manifests.layout import PoolLayout
+from pipeline.pool_page.survey import read_rows
 from tests.support import looked, small_pool
 
 

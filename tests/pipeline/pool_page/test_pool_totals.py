@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
-from manifests.documents import CrawlCounts
+from manifests.records import CrawlCounts
 from pipeline.accounting import count_pool
 from pipeline.pool_page import Survey
-from pipeline.pool_page.pool_totals import totals_of_pool
+from pipeline.pool_page.survey import totals_of_pool
 
 
 def test_the_books_are_those_of_the_accounting(pool: str, survey: Survey) -> None:

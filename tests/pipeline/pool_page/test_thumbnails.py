@@ -9,7 +9,7 @@ from PIL import Image
 
 from manifests.commits import read_commits
 from pipeline.pool_page import Survey, survey_pool
-from pipeline.pool_page.thumbnails import NoImage, are_current, data_uris, image_bytes, thumbnail
+from pipeline.pool_page.page import NoImage, are_current, data_uris, image_bytes, thumbnail
 from tests.support import looked, small_pool
 
 

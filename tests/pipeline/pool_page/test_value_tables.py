@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from pipeline.pool_page import Survey
-from pipeline.pool_page.value_tables import SHOWN_VALUES, value_tables
+from pipeline.pool_page.survey import SHOWN_VALUES, value_tables
 
 
 def test_lines_sum_to_all_rows(survey: Survey) -> None:

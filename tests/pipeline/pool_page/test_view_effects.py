@@ -5,11 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from manifests.documents import ViewRulesDocument, read_document
-from manifests.pool_layout import PoolLayout
+from manifests.layout import PoolLayout
+from manifests.records import ViewRulesDocument, read_document
 from pipeline.accounting import count_pool
 from pipeline.pool_page import Survey
-from pipeline.pool_page.view_effects import view_effects
+from pipeline.pool_page.survey import view_effects
 
 
 def test_the_numbers_of_the_rules_sum_to_the_books(pool: str, survey: Survey) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.progress.host_losses import MIN_LOST_S, SLOW_S, HostLosses
+from pipeline.progress.state import MIN_LOST_S, SLOW_S, HostLosses
 
 
 def test_hosts_that_lose_nothing_are_not_there() -> None:

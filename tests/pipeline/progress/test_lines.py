@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.progress.lines import (
+from pipeline.progress.view import (
     bytes_text,
     header_text,
     percent,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.progress.progress_file import read_state, write_every_s, write_state
+from pipeline.progress.view import read_state, write_every_s, write_state
 from tests.support.command_states import command_state
 
 

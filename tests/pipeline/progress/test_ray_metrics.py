@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.progress.ray_metrics import RayMetrics
+from pipeline.progress.view import RayMetrics
 from tests.support.command_states import command_state, stage_state
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -95,7 +95,7 @@ from manifests import ray_runtime
 import ray
 ray_runtime.connect(2)
 from pipeline.progress import view
-from pipeline.progress.measure import Measure
+from pipeline.progress.state import Measure
 from pipeline.executor import Stage, Ticket, execute
 from tests.pipeline.progress.test_ray_metrics import three_rows, rows_of
 
@@ -122,7 +122,7 @@ def three_rows(config: dict[str, Any]) -> Any:
 
 
 def rows_of(result: Any) -> Any:
-    from pipeline.progress.measure import Measure
+    from pipeline.progress.state import Measure
 
     return Measure(rows=3, stored=2, bytes=100, reasons={"dns": 1})
 

@@ -11,8 +11,8 @@ import sys
 
 import pytest
 
-from pipeline.progress import screens
-from pipeline.progress.screens import LogLines, Table, drawing, screen_for
+from pipeline.progress import view
+from pipeline.progress.view import LogLines, Table, drawing, screen_for
 from tests.support.command_states import command_state, stage_state
 from tests.support.terminals import terminal
 
@@ -113,7 +113,7 @@ def test_there_is_at_most_one_log_line_in_ten_seconds(
 ) -> None:
     caplog.set_level(logging.INFO)
     clock = [100.0]
-    monkeypatch.setattr(screens.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(view.time, "monotonic", lambda: clock[0])
     screen = LogLines()
     for _ in range(1_000):
         clock[0] += 0.1

@@ -6,13 +6,13 @@ import json
 
 import pytest
 
-from pipeline.progress.measure import measure_commit
-from pipeline.progress.stage_counter import (
+from pipeline.progress.state import (
     MAX_DURATIONS,
     TIME_LEFT_WINDOW_S,
     StageCounter,
     TicketRows,
     WorkerReport,
+    measure_commit,
 )
 
 RESULT = {"count": 100, "successes": 80, "tar_bytes": 5_000, "reasons": {"dns": 20}}

@@ -11,11 +11,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.executor import Stage, Ticket, Work, execute
-from pipeline.progress import progress_file, read_state, view
-from pipeline.progress.measure import Measure
-from pipeline.progress.screens import LogLines
-from pipeline.progress.state import CommandState, StageState
-from pipeline.progress.view import View, counted_stage, shown_progress
+from pipeline.progress import read_state, view
+from pipeline.progress.state import CommandState, Measure, StageState
+from pipeline.progress.view import LogLines, View, counted_stage, shown_progress
 from tests.support.terminals import terminal
 
 
@@ -41,7 +39,7 @@ class BrokenScreen:
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """The view looks every 20 ms."""
     monkeypatch.setattr(view, "SHOW_EVERY_S", 0.02)
-    monkeypatch.setattr(progress_file, "LOCAL_EVERY_S", 0.02)
+    monkeypatch.setattr(view, "LOCAL_EVERY_S", 0.02)
 
 
 def sleeping(config: dict[str, float]) -> Work:

@@ -9,10 +9,10 @@ import pytest
 
 from manifests import disk
 from manifests.aligned import parquet_bytes
-from manifests.pool_layout import PoolLayout
+from manifests.layout import PoolLayout
 from pipeline.executor import Ticket
 from pipeline.pool import commit_columns
-from pipeline.scoring.copied_sets import make_copier
+from pipeline.scoring.worker import make_copier
 
 ROWS = {"uids": "u", "sidecar": "s", "rows": 2, "stored": 2}
 

@@ -15,14 +15,14 @@ import simplejpeg
 from PIL import Image
 
 from filters.picture import FRAMES, PIXELS, measure
-from manifests.pool_layout import CommitRecord, PoolLayout
+from manifests.layout import CommitRecord, PoolLayout
 from pipeline.pool import read_sidecar
-from pipeline.scoring import image_chunks
+from pipeline.scoring import worker
 from tests.support.small_pool import Row, make_pool, rows
 
 
 def chunks(table: pa.Table, stored: Sequence[int]) -> list[list[int]]:
-    return [chunk.tolist() for chunk in image_chunks.chunks_of(table, stored)]
+    return [chunk.tolist() for chunk in worker.chunks_of(table, stored)]
 
 
 def test_a_chunk_has_few_large_images(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,7 +35,7 @@ def test_a_chunk_has_few_large_images(monkeypatch: pytest.MonkeyPatch) -> None:
         }
     )
     assert chunks(table, range(7)) == [[0, 1, 2, 3, 4], [5], [6]]
-    monkeypatch.setattr(image_chunks, "CHUNK_AREA", 20_000)
+    monkeypatch.setattr(worker, "CHUNK_AREA", 20_000)
     assert chunks(table, range(7)) == [[0, 1], [2], [3], [4], [5], [6]]
     assert chunks(table, [1, 4, 6]) == [[1, 4], [6]]
     assert chunks(table, []) == []
@@ -47,12 +47,12 @@ def test_stored_rows_come_with_their_images(tmp_path: Path) -> None:
     pool = make_pool(tmp_path, given)
     layout = PoolLayout(pool)
     table, record = read_sidecar(pool, 0), CommitRecord.read(layout.commit_record(0))
-    assert image_chunks.stored_positions(table).tolist() == [0, 1, 2, 3, 5, 6]
-    ((positions, images),) = image_chunks.chunks(layout, table, record, decoded=True)
+    assert worker.stored_positions(table).tolist() == [0, 1, 2, 3, 5, 6]
+    ((positions, images),) = worker.chunks(layout, table, record, decoded=True)
     assert positions.tolist() == [0, 1, 2, 3, 5, 6]
     assert images is not None
     assert [image is None for image in images] == [False, True, False, False, False, False]
-    ((positions, images),) = image_chunks.chunks(layout, table, record, decoded=False)
+    ((positions, images),) = worker.chunks(layout, table, record, decoded=False)
     assert (len(positions), images) == (6, None)
 
 
@@ -78,7 +78,7 @@ def jpeg(mode: str = "RGB", **options: Any) -> bytes:
 )
 def test_a_jpeg_has_the_pixels_that_pillow_gives(mode: str, options: dict[str, Any]) -> None:
     data = jpeg(mode, **options)
-    image = image_chunks.decode(data, "row 0")
+    image = worker.decode(data, "row 0")
     assert image is not None
     assert image.mode == "RGB"
     expected = Image.open(io.BytesIO(data)).convert("RGB")
@@ -90,11 +90,11 @@ def test_a_jpeg_that_only_pillow_reads_is_read_by_pillow(monkeypatch: pytest.Mon
     padded = data[:-2] + bytes(200) + data[-2:]  # Pillow skips it, simplejpeg does not
     with pytest.raises(ValueError, match="extraneous"):
         simplejpeg.decode_jpeg(padded)
-    image = image_chunks.decode(padded, "row 0")
+    image = worker.decode(padded, "row 0")
     assert np.array_equal(np.asarray(image), np.asarray(Image.open(io.BytesIO(data))))
-    assert image_chunks.decode(data[: len(data) // 2], "row 0") is None
+    assert worker.decode(data[: len(data) // 2], "row 0") is None
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)  # Pillow refuses twice as many
-    assert image_chunks.decode(data, "row 0") is None
+    assert worker.decode(data, "row 0") is None
 
 
 @pytest.mark.parametrize(("kind", "frames"), [("GIF", 3), ("PNG", 3), ("WEBP", 1)])
@@ -102,7 +102,7 @@ def test_an_animation_says_how_many_frames_it_has(kind: str, frames: int) -> Non
     images = [Image.new("RGB", (9, 9), (shade, 0, 0)) for shade in (0, 100, 200)]
     buffer = io.BytesIO()
     images[0].save(buffer, kind, save_all=True, append_images=images[1:frames])
-    image = image_chunks.decode(buffer.getvalue(), "row 0")
+    image = worker.decode(buffer.getvalue(), "row 0")
     assert image is not None
     assert image.info.get(FRAMES, 1) == frames
     assert measure(image, detail=True)["picture_frames"] == frames
@@ -119,7 +119,7 @@ def test_images_are_prepared_where_they_are_decoded(tmp_path: Path) -> None:
     def prepare(image: Image.Image) -> None:
         prepared.append((image, threading.get_ident()))
 
-    ((_, images),) = image_chunks.chunks(layout, table, record, True, [prepare])
+    ((_, images),) = worker.chunks(layout, table, record, True, [prepare])
     assert {id(image) for image, _ in prepared} == {id(image) for image in images or [] if image}
     assert len(prepared) == 3
     assert all(thread != threading.get_ident() for _, thread in prepared)
@@ -138,7 +138,7 @@ def test_a_decoded_array_is_for_prepare_only(tmp_path: Path) -> None:
     def prepare(image: Image.Image) -> None:
         seen.append(np.array_equal(getattr(image, PIXELS), np.asarray(image)))
 
-    ((_, images),) = image_chunks.chunks(layout, table, record, True, [prepare])
+    ((_, images),) = worker.chunks(layout, table, record, True, [prepare])
     assert seen == [True]
     assert images is not None
     assert not hasattr(images[0], PIXELS)
@@ -151,7 +151,7 @@ def test_a_tar_of_another_content_is_refused(tmp_path: Path) -> None:
     tar = Path(layout.shard_tar(0))
     tar.write_bytes(tar.read_bytes()[:-512])
     with pytest.raises(ValueError, match=r"shard 00000 is damaged: .*--repair"):
-        next(image_chunks.chunks(layout, read_sidecar(pool, 0), record, decoded=True))
+        next(worker.chunks(layout, read_sidecar(pool, 0), record, decoded=True))
 
 
 @pytest.mark.parametrize("decoded", [True, False])
@@ -159,4 +159,4 @@ def test_a_shard_without_a_stored_row_has_no_chunk(tmp_path: Path, decoded: bool
     pool = make_pool(tmp_path, [Row(caption="x", reason="dns"), Row(caption="y", reason="dns")])
     layout = PoolLayout(pool)
     table, record = read_sidecar(pool, 0), CommitRecord.read(layout.commit_record(0))
-    assert list(image_chunks.chunks(layout, table, record, decoded=decoded)) == []
+    assert list(worker.chunks(layout, table, record, decoded=decoded)) == []

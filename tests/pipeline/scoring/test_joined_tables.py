@@ -13,9 +13,9 @@ from manifests import disk
 from manifests.aligned import AlignedFiles
 from manifests.commits import read_commits
 from manifests.schema import FilterSpec, Recipe, Rule, Source, View
-from pipeline.foreign_columns import MatchCounts
+from pipeline.metadata_join import MatchCounts
 from pipeline.scoring import score
-from pipeline.scoring.joined_tables import match_line
+from pipeline.scoring.scorer import match_line
 from pipeline.views import choose_views
 from tests.support.datacomp import write_metadata
 from tests.support.small_pool import make_pool, rows, write_shard

@@ -15,13 +15,13 @@ from filters import FILTERS
 from filters.base import Batch, Columns, Filter
 from manifests import disk
 from manifests.commits import read_commits
-from manifests.pool_layout import PoolLayout
+from manifests.layout import PoolLayout
 from manifests.schema import FilterSpec, Recipe, Rule, Source, View
 from pipeline.scoring import PoolSets, read_score_set, score
 from pipeline.views import choose_views, column_lines, list_columns
 from tests.support.folders import make_folders_small
 from tests.support.small_pool import make_pool, rows, write_shard
-from train.data.view_columns import open_masks
+from train.data.view_rows import open_masks
 
 
 @dataclass(kw_only=True)

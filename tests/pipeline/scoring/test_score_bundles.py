@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from manifests import disk
-from manifests.aligned.bundles import AlignedFiles
+from manifests.aligned import AlignedFiles
 from manifests.commits import read_commits
-from manifests.pool_layout import PoolLayout
+from manifests.layout import PoolLayout
 from manifests.schema import FilterSpec
 from pipeline.scoring import read_score_set, score
-from pipeline.scoring.score_bundles import scored_shards, write_bundle
+from pipeline.scoring.bundles import scored_shards, write_bundle
 from tests.support.folders import make_folders_small
 from tests.support.small_pool import make_pool, rows, set_name
 
@@ -62,7 +62,7 @@ def test_a_kill_while_a_bundle_is_made_costs_no_score(
 
     for target in ("publish", "remove"):
         with monkeypatch.context() as patch:
-            patch.setattr("pipeline.scoring.score_bundles.disk." + target, killed)
+            patch.setattr("pipeline.scoring.bundles.disk." + target, killed)
             with pytest.raises(KeyboardInterrupt):
                 score(pool, [SPEC], engine="inline")
         assert scored_shards(read_commits(pool), NAME).all()

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from manifests import disk
-from manifests.pool_layout import PoolLayout
+from manifests.layout import PoolLayout
 from manifests.schema import Fetch, FilterSpec, Recipe, Source
-from pipeline.scoring import pool_sets, score_sets, scorer
+from pipeline.scoring import score_sets, scorer
 from tests.support.small_pool import make_pool, rows, set_name, write_shard
 
 CAPTION, PICTURE = FilterSpec(name="caption"), FilterSpec(name="picture")
@@ -42,13 +42,13 @@ def test_a_damaged_document_is_named(tmp_path: Path) -> None:
 def test_scores_of_an_older_state_are_not_the_scores_of_the_pool(tmp_path: Path) -> None:
     pool = make_pool(tmp_path, rows(10))
     with pytest.raises(ValueError, match=r"\(caption@\w+\) are not there; run pipeline/score.py"):
-        pool_sets.score_set(pool, CAPTION)
+        score_sets.score_set(pool, CAPTION)
     scorer.score(pool, [CAPTION], engine="inline")
-    name, document = pool_sets.score_set(pool, CAPTION)
+    name, document = score_sets.score_set(pool, CAPTION)
     assert (name, document.stored) == (set_name(CAPTION), 8)
     write_shard(pool, 1, list(enumerate(rows(5), start=10)))
     with pytest.raises(ValueError, match="are of an older state of the pool"):
-        pool_sets.score_set(pool, CAPTION)
+        score_sets.score_set(pool, CAPTION)
 
 
 def test_the_filters_of_a_recipe_some_of_them_and_changes() -> None:

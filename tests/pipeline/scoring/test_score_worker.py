@@ -13,11 +13,11 @@ import pytest
 from filters import FILTERS, instances_of, worker_spec
 from filters.base import Batch, Columns, Filter
 from manifests import disk
-from manifests.pool_layout import PoolLayout
+from manifests.layout import PoolLayout
 from manifests.schema import FilterSpec
 from pipeline.executor import Ticket
 from pipeline.scoring import score
-from pipeline.scoring.score_worker import ScoreWorker
+from pipeline.scoring.worker import ScoreWorker
 from tests.support.small_pool import Row, make_pool, rows
 
 WIDTH = 512
@@ -82,7 +82,7 @@ def kinds(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_filter_without_images_gets_all_rows_of_a_shard_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.scoring.image_chunks.CHUNK", 2)
+    monkeypatch.setattr("pipeline.scoring.worker.CHUNK", 2)
     pool = make_pool(tmp_path, [Row(caption="x") for _ in range(7)])
     specs = [FilterSpec(name="batch_size"), FilterSpec(name="picture")]
     report = score(pool, specs, engine="inline")

@@ -18,11 +18,11 @@ from filters import FILTERS
 from filters.base import FREE, Batch, Columns, Filter, with_options
 from manifests import disk, ray_runtime
 from manifests.commits import read_commits
-from manifests.pool_layout import PoolLayout, read_commit_records, uids_checksum
+from manifests.layout import PoolLayout, read_commit_records, uids_checksum
 from manifests.schema import FilterSpec
 from pipeline.executor import Tickets
 from pipeline.pool import read_sidecar
-from pipeline.scoring import image_chunks, pool_sets, score_sets, scorer
+from pipeline.scoring import score_sets, scorer, worker
 from tests.support.small_pool import Row, jpeg, make_pool, rows, set_name, write_shard
 
 
@@ -114,7 +114,7 @@ def test_columns_stand_beside_the_sidecar_row_for_row(tmp_path: Path) -> None:
 def test_pictures_reach_the_filter_in_their_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(image_chunks, "CHUNK", 4)
+    monkeypatch.setattr(worker, "CHUNK", 4)
     pool = make_pool(tmp_path, [Row(caption="x") for _ in range(11)], per_shard=11)
     name, _ = only(scorer.score(pool, [SHADE], engine="inline"))
     expected = [float(np.asarray(Image.open(io.BytesIO(jpeg(i))))[0, 0, 0]) for i in range(11)]
@@ -154,7 +154,7 @@ def test_a_filter_that_always_raises_fails_the_shard_and_leaves_no_scores_json(
     with pytest.raises(
         ValueError, match=r"filter shade \(shade@\w+\) are not there; run pipeline/score.py"
     ):
-        pool_sets.score_set(pool, SHADE)
+        score_sets.score_set(pool, SHADE)
 
 
 def test_what_is_scored_is_left_alone(tmp_path: Path) -> None:
@@ -172,14 +172,14 @@ def test_only_what_is_missing_is_scored(tmp_path: Path) -> None:
     untouched = Path(PoolLayout(pool).score_columns(name, "00000")).stat().st_mtime_ns
     write_shard(pool, 2, list(enumerate(rows(5), start=20)))
     with pytest.raises(ValueError, match="of an older state of the pool"):
-        pool_sets.score_set(pool, SHADE)
+        score_sets.score_set(pool, SHADE)
     Shade.batches.clear()
     _, state = only(scorer.score(pool, [SHADE], engine="inline"))
     assert Shade.batches == [4]
     assert state["rows"] == 25
     assert list(state["shards"]) == ["00000", "00001", "00002"]
     assert Path(PoolLayout(pool).score_columns(name, "00000")).stat().st_mtime_ns == untouched
-    assert pool_sets.score_set(pool, SHADE)[0] == name
+    assert score_sets.score_set(pool, SHADE)[0] == name
 
 
 def test_scores_of_another_sidecar_are_not_taken_for_these(tmp_path: Path) -> None:
@@ -316,11 +316,11 @@ def test_auto_takes_the_scores_that_another_kind_of_machine_made(
     gpu(True)
     name, _ = only(scorer.score(pool, [spec], engine="inline"))
     gpu(False)
-    assert pool_sets.score_set(pool, spec)[0] == name
+    assert score_sets.score_set(pool, spec)[0] == name
     assert only(scorer.score(pool, [spec], engine="inline"))[0] == name
     exact = FilterSpec(name="precise", options={"precision": "fp32"})
     with pytest.raises(ValueError, match="are not there"):
-        pool_sets.score_set(pool, exact)
+        score_sets.score_set(pool, exact)
     assert only(scorer.score(pool, [exact], engine="inline"))[0] != name
 
 
@@ -378,7 +378,7 @@ def test_a_damaged_document_is_made_again_from_the_columns(
     path = Path(PoolLayout(pool).score_set_json(set_name(SHADE)))
     path.write_text(text)
     with pytest.raises(ValueError, match=r"scores\.json is .*; run python pipeline/score\.py"):
-        pool_sets.score_set(pool, SHADE)
+        score_sets.score_set(pool, SHADE)
     setups = Shade.setups
     again = scorer.score(pool, [SHADE], engine="inline")
     assert again == first

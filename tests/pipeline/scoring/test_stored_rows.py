@@ -10,11 +10,11 @@ import pytest
 
 from manifests import disk
 from manifests.columns import PAIRS
-from manifests.pool_layout import PoolLayout
+from manifests.layout import PoolLayout
 from manifests.schema import FilterSpec, Recipe, Source, View
 from pipeline.scoring import scorer
-from pipeline.scoring.stored_rows import example_row, reasons_text, shards_with_rows
-from pipeline.views import view_files
+from pipeline.scoring.score_sets import example_row, reasons_text, shards_with_rows
+from pipeline.views import files
 from tests.support.small_pool import Row, make_pool, rows
 
 RECIPE = Recipe(name="r", source=Source(kind="files", paths=("x.csv",)), views=(View(name="raw"),))
@@ -36,7 +36,7 @@ def test_a_pool_that_lost_all_rows_names_the_reasons_and_a_row(tmp_path: Path) -
     with pytest.raises(ValueError, match=expected):
         shards_with_rows(pool)
     with pytest.raises(ValueError, match=expected):
-        view_files.choose_views(pool, RECIPE)
+        files.choose_views(pool, RECIPE)
     with pytest.raises(ValueError, match=expected):
         scorer.score(pool, [FilterSpec(name="caption")], engine="inline")
 
@@ -47,7 +47,7 @@ def test_a_source_whose_rows_were_all_refused_is_not_told_to_build_first(tmp_pat
     disk.write_parquet(path, pa.Table.from_pylist([], schema=PAIRS), metadata)
     expected = "none of the 7727 rows of the source became a pair: bad_url 7700, no_caption 27"
     with pytest.raises(ValueError, match=expected):
-        view_files.choose_views(str(tmp_path), RECIPE)
+        files.choose_views(str(tmp_path), RECIPE)
 
 
 def test_a_folder_that_is_no_pool(tmp_path: Path) -> None:

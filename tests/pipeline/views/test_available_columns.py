@@ -12,18 +12,19 @@ import pytest
 from filters import FILTERS, instances_of, make
 from manifests import disk
 from manifests.columns import PAIRS, SIDECAR
-from manifests.pool_layout import PoolLayout
+from manifests.layout import PoolLayout
 from manifests.schema import FilterSpec, Recipe, Rule, Source, View
 from pipeline.scoring import scorer
-from pipeline.views.available_columns import (
+from pipeline.views.files import (
     DERIVED_COLUMNS,
     MEANINGS,
     ScoredColumns,
+    check_views,
+    choose_views,
     column_lines,
     list_columns,
 )
 from pipeline.views.rules import DERIVED
-from pipeline.views.view_files import check_views, choose_views
 from tests.support.small_pool import make_pool, rows, set_name, write_shard
 
 REFERENCE = Path(__file__).resolve().parents[3] / "docs" / "reference"

@@ -8,8 +8,8 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from pipeline.views import connections
-from pipeline.views.connections import TABLE, borrowed_connection, connect
+from pipeline.views import rules
+from pipeline.views.rules import TABLE, borrowed_connection, connect
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_the_database_reaches_no_file_and_no_variable(sql: str) -> None:
 
 
 def test_a_connection_is_used_again_and_holds_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "_idle", {})
+    monkeypatch.setattr(rules, "_idle", {})
     with borrowed_connection() as first, borrowed_connection() as second:
         assert first is not second
         first.register(TABLE, pa.table({"a": [1]}))
@@ -45,9 +45,9 @@ def test_a_connection_is_used_again_and_holds_no_rows(monkeypatch: pytest.Monkey
 
 
 def test_a_connection_is_closed_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "_idle", {})
+    monkeypatch.setattr(rules, "_idle", {})
     with pytest.raises(ValueError, match="bad rule"), borrowed_connection() as connection:
         raise ValueError("bad rule")
     with pytest.raises(duckdb.ConnectionException):
         connection.execute("SELECT 1")
-    assert connections._idle == {os.getpid(): []}
+    assert rules._idle == {os.getpid(): []}

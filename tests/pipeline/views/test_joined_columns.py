@@ -9,9 +9,9 @@ import pytest
 
 from manifests import disk
 from manifests.commits import read_commits
-from manifests.pool_layout import PoolLayout
-from pipeline.views import joined_columns
-from pipeline.views.joined_columns import JoinedColumns
+from manifests.layout import PoolLayout
+from pipeline.views import files
+from pipeline.views.files import JoinedColumns
 from tests.support.folders import make_folders_small
 from tests.support.small_pool import make_pool, rows
 
@@ -21,9 +21,9 @@ def test_every_row_once_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_rows: int
 ) -> None:
     make_folders_small(monkeypatch)
-    monkeypatch.setattr(joined_columns, "KEPT_ROWS", kept_rows)
-    monkeypatch.setattr(joined_columns, "PART_ROWS", 4)
-    monkeypatch.setattr(joined_columns, "UNIT_SHARDS", 2)
+    monkeypatch.setattr(files, "KEPT_ROWS", kept_rows)
+    monkeypatch.setattr(files, "PART_ROWS", 4)
+    monkeypatch.setattr(files, "UNIT_SHARDS", 2)
     commits = read_commits(make_pool(tmp_path, rows(26), per_shard=3))
     source = JoinedColumns(commits, {"uid", "status"}, {})
     assert [list(source.shards_of(unit)) for unit in range(source.units)] == [
@@ -47,11 +47,11 @@ def test_units_of_flat_shards_are_small_enough_for_several_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commits = read_commits(make_pool(tmp_path, rows(26), per_shard=3))
-    monkeypatch.setattr(joined_columns, "UNIT_ROWS", 6)
+    monkeypatch.setattr(files, "UNIT_ROWS", 6)
     source = JoinedColumns(commits, {"status"}, {})
     sizes = [len(source.shards_of(unit)) for unit in range(source.units)]
     assert sizes == [2, 2, 2, 2, 1]
-    monkeypatch.setattr(joined_columns, "UNIT_ROWS", 1)
+    monkeypatch.setattr(files, "UNIT_ROWS", 1)
     assert JoinedColumns(commits, {"status"}, {}).units == 9
 
 

@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 
 from manifests import disk
-from manifests.aligned.bundles import AlignedFiles
-from manifests.aligned.shard_tables import view_shards
+from manifests.aligned import AlignedFiles, view_shards
 from manifests.commits import read_commits, update_index
-from manifests.pool_layout import PoolLayout
+from manifests.layout import PoolLayout
 from manifests.schema import Recipe, Rule, Source, View
 from pipeline.accounting import verify
 from pipeline.views import choose_views
-from pipeline.views.mask_files import has_masks
+from pipeline.views.files import has_masks
 from tests.support.folders import make_folders_small
 from tests.support.small_pool import make_pool, rows
 from train.data import read_columns

@@ -11,7 +11,7 @@ import pytest
 from manifests import disk
 from manifests.aligned import AlignedFiles
 from manifests.commits import read_commits, update_index
-from manifests.pool_layout import PoolLayout
+from manifests.layout import PoolLayout
 from manifests.schema import Blend, Recipe, Rule, Source, View
 from pipeline import filter as filter_command
 from pipeline.accounting import purge_rows, read_criteria, verify

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.views import ranks
-from pipeline.views.ranks import Ranked, RankSearch, order_keys
+from pipeline.views import row_tests
+from pipeline.views.row_tests import Ranked, RankSearch, order_keys
 
 
 def search(values: Any, share: float) -> Ranked | None:
@@ -43,7 +43,7 @@ CASES = {
 def test_the_value_and_its_counts(
     name: str, collected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranks, "COLLECTED", collected)
+    monkeypatch.setattr(row_tests, "COLLECTED", collected)
     values = CASES[name]
     for share in (0.001, 0.3, 1.0):
         k = math.ceil(share * len(values))

@@ -9,8 +9,7 @@ import pytest
 
 from manifests.schema import Rule, View
 from pipeline.views import rules
-from pipeline.views.connections import connect
-from pipeline.views.steps import Step
+from pipeline.views.rules import Step, connect
 
 COLUMNS = [
     "status",
@@ -104,7 +103,7 @@ def test_the_test_for_null_quotes_names() -> None:
 
 def test_functions_that_are_not_looked_up_are_consistent_in_this_duckdb() -> None:
     kinds: dict[str, set[tuple[str, str | None]]] = {}
-    for name, kind, stability in rules._functions():
+    for name, kind, stability, _ in rules._functions():
         kinds.setdefault(name, set()).add((kind, stability))
     for name in rules.CONSISTENT:
         assert kinds[name] == {("scalar", "CONSISTENT")}, name
@@ -119,6 +118,8 @@ def test_functions_that_are_not_looked_up_are_consistent_in_this_duckdb() -> Non
             r"no column 'word'; did you mean 'words'\?; pipeline/filter\.py POOL --columns",
         ),
         ("random() < 0.5", r"write \{r: \{sample: 0\.5, seed: 0\}\}"),
+        ("pg_conf_load_time() > fetched_at", r"pg_conf_load_time\(\) can give another answer"),
+        ("version() = 'v2.0.0'", r"version\(\) can give another answer the next time"),
         ("words > (SELECT 1)", "a subquery is not allowed"),
         ("words >", "it ends too early, after '>'"),
     ],

@@ -11,7 +11,7 @@ import pytest
 
 from manifests import disk
 from manifests.commits import read_commits
-from manifests.pool_layout import PoolLayout, read_commit_records
+from manifests.layout import PoolLayout, read_commit_records
 from manifests.schema import Recipe, Rule, Source, View
 from pipeline.views import choose_views, hash_view, selected_view, views_not_in, write_selected_view
 from tests.support.small_pool import make_pool, rows

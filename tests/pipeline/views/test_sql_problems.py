@@ -9,7 +9,7 @@ import pytest
 
 from manifests.columns import SIDECAR
 from manifests.schema import Rule, View
-from pipeline.views import sql_problems
+from pipeline.views import rules
 from pipeline.views.choose import check, choose
 
 SCHEMA = pa.schema([*SIDECAR, ("caption_words", pa.int32())])
@@ -71,4 +71,4 @@ def test_a_value_that_cannot_be_converted_is_told_with_a_cast_that_can() -> None
 
 def test_an_unknown_message_is_shown_without_its_class_and_candidates() -> None:
     error = Exception('Binder Error: Strange\nthings happen\nCandidate Entries: "a"\n\nLINE 1: x')
-    assert sql_problems.binding_problem(error, []) == "Strange things happen"
+    assert rules.binding_problem(error, []) == "Strange things happen"

@@ -7,13 +7,13 @@ import time
 
 import pytest
 
-from pipeline.views import unit_threads
-from pipeline.views.unit_threads import map_units
+from pipeline.views import row_tests
+from pipeline.views.row_tests import map_units
 
 
 @pytest.mark.parametrize("threads", [1, 4])
 def test_results_are_in_order(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unit_threads, "THREADS", threads)
+    monkeypatch.setattr(row_tests, "THREADS", threads)
 
     def work(unit: int) -> int:
         time.sleep(0.002 * (unit % 3 == 0))
@@ -24,7 +24,7 @@ def test_results_are_in_order(threads: int, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_first_error_ends_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unit_threads, "THREADS", 2)
+    monkeypatch.setattr(row_tests, "THREADS", 2)
     started = []
 
     def work(unit: int) -> int:
@@ -41,7 +41,7 @@ def test_the_first_error_ends_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_collections_are_rare_in_the_body_and_usual_after_it() -> None:
     usual = gc.get_threshold()
     full = gc.get_stats()[2]["collections"]
-    with unit_threads.few_collections():
+    with row_tests.few_collections():
         rows = [[number] for number in range(20 * usual[0])]
         assert gc.get_threshold()[0] == 100 * usual[0]
         assert gc.get_stats()[2]["collections"] == full

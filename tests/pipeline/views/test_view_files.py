@@ -15,11 +15,11 @@ import pytest
 from filters import make
 from manifests import disk, reader
 from manifests.columns import VIEW
-from manifests.documents import ScoreSetDocument, ViewDocument, read_document
-from manifests.pool_layout import PoolLayout, pool_fingerprint, read_commit_records, uids_checksum
+from manifests.layout import PoolLayout, pool_fingerprint, read_commit_records, uids_checksum
+from manifests.records import ScoreSetDocument, ViewDocument, read_document
 from manifests.schema import FilterSpec, Recipe, Rule, Source, View
 from pipeline.scoring import scorer
-from pipeline.views import mask_files, view_files
+from pipeline.views import files
 from tests.support.small_pool import make_pool, rows, set_name, write_shard
 
 FILTERS = (FilterSpec(name="caption"), FilterSpec(name="picture"))
@@ -59,7 +59,7 @@ def masks(pool: str, name: str) -> pa.Table:
 
 
 def test_what_a_view_leaves_on_disk(pool: str) -> None:
-    made = view_files.choose_views(pool, recipe(RAW, LONG, TOP, ALIKE))
+    made = files.choose_views(pool, recipe(RAW, LONG, TOP, ALIKE))
     assert list(made) == ["raw", "long", "bright", "alike"]
     for name, document in made.items():
         assert read_document(PoolLayout(pool).view_json(name), ViewDocument) == document
@@ -89,11 +89,11 @@ def test_what_a_view_leaves_on_disk(pool: str) -> None:
 
 
 def test_a_view_is_made_again_only_when_something_changed(pool: str) -> None:
-    first = view_files.choose_views(pool, recipe(RAW, LONG, ALIKE, TOP))
+    first = files.choose_views(pool, recipe(RAW, LONG, ALIKE, TOP))
     stamp = {name: Path(pool, "views", f"{name}.json").stat().st_mtime_ns for name in first}
 
     def made_again(new: Recipe) -> set[str]:
-        view_files.choose_views(pool, new)
+        files.choose_views(pool, new)
         now = {name: Path(pool, "views", f"{name}.json").stat().st_mtime_ns for name in first}
         changed = {name for name in first if now[name] != stamp[name]}
         stamp.update(now)
@@ -116,7 +116,7 @@ def test_a_view_of_before_nan_was_missing_is_made_again(
     random like it. No column of `words` can have NaN: its document stays as it was."""
     words = view("words", ("words", "caption_words > 3"))
     views = recipe(TOP, words, ALIKE)
-    made = view_files.choose_views(pool, views)
+    made = files.choose_views(pool, views)
     assert {name: document.nan_is_missing for name, document in made.items()} == {
         "bright": True,
         "words": None,
@@ -127,17 +127,17 @@ def test_a_view_of_before_nan_was_missing_is_made_again(
         old = replace(document, nan_is_missing=None, kept=1)
         disk.write_json(PoolLayout(pool).view_json(name), old.document(), sealed=True)
     caplog.clear()
-    again = view_files.choose_views(pool, views)
+    again = files.choose_views(pool, views)
     assert again == {**made, "words": replace(made["words"], kept=1)}
     (message,) = [line for line in caplog.messages if "bright" in line and "changed" in line]
     assert message.startswith("view bright changed: NaN counts as a missing value; it kept 1 rows")
 
 
 def test_some_views_of_a_recipe(pool: str) -> None:
-    assert list(view_files.choose_views(pool, recipe(RAW, LONG, TOP), ["long"])) == ["long"]
+    assert list(files.choose_views(pool, recipe(RAW, LONG, TOP), ["long"])) == ["long"]
     assert disk.list_names(disk.join(pool, "views"), ".json") == ["long.json"]
     with pytest.raises(ValueError, match="has no view 'short'; it has raw, long, bright"):
-        view_files.choose_views(pool, recipe(RAW, LONG, TOP), ["short"])
+        files.choose_views(pool, recipe(RAW, LONG, TOP), ["short"])
 
 
 @pytest.mark.slow
@@ -146,7 +146,7 @@ def test_the_cut_into_shards_changes_no_row(tmp_path: Path) -> None:
     for size in (3, 10, 30):
         pool = make_pool(tmp_path / str(size), rows(30), per_shard=size)
         scorer.score(pool, FILTERS, engine="inline")
-        view_files.choose_views(pool, recipe(LONG, TOP, ALIKE))
+        files.choose_views(pool, recipe(LONG, TOP, ALIKE))
         kept.append(
             {name: masks(pool, name)["rule"].to_pylist() for name in ("long", "bright", "alike")}
         )
@@ -154,39 +154,39 @@ def test_the_cut_into_shards_changes_no_row(tmp_path: Path) -> None:
 
 
 def test_a_random_view_on_demand_is_the_one_that_a_recipe_makes(pool: str) -> None:
-    view_files.choose_views(pool, recipe(TOP, ALIKE))
-    (document,) = view_files.random_like(pool, "bright").values()
+    files.choose_views(pool, recipe(TOP, ALIKE))
+    (document,) = files.random_like(pool, "bright").values()
     assert document.name == "random_like_bright"
     assert masks(pool, "random_like_bright") == masks(pool, "alike")
     alike = read_document(PoolLayout(pool).view_json("alike"), ViewDocument)
     assert document.rules == alike.rules
     path = Path(pool, "views", "random_like_bright.json")
     stamp = path.stat().st_mtime_ns
-    view_files.random_like(pool, "bright")
+    files.random_like(pool, "bright")
     assert path.stat().st_mtime_ns == stamp
 
 
 def test_each_seed_has_a_random_view_of_its_own(pool: str) -> None:
-    view_files.choose_views(pool, recipe(TOP, ALIKE))
+    files.choose_views(pool, recipe(TOP, ALIKE))
     names = [f"random_like_bright.seed-{seed}" for seed in (0, 1, 2)]
-    documents = view_files.random_like(pool, "bright", [0, 1, 2])
+    documents = files.random_like(pool, "bright", [0, 1, 2])
     assert list(documents) == names
     assert masks(pool, names[0])["kept"] == masks(pool, "alike")["kept"]
     assert masks(pool, names[1])["kept"] != masks(pool, "alike")["kept"]
     assert len({document.kept for document in documents.values()}) == 1
     stamp = Path(pool, "views", f"{names[1]}.json").stat().st_mtime_ns
-    view_files.random_like(pool, "bright", [1, 3])
+    files.random_like(pool, "bright", [1, 3])
     assert Path(pool, "views", f"{names[1]}.json").stat().st_mtime_ns == stamp
-    assert view_files.views_not_in(recipe(TOP, ALIKE), pool) == []
+    assert files.views_not_in(recipe(TOP, ALIKE), pool) == []
 
 
 def test_a_random_view_of_what_is_not_there_or_is_old(pool: str) -> None:
     with pytest.raises(ValueError, match=r"view 'bright' is not in .*; run pipeline/filter.py"):
-        view_files.random_like(pool, "bright")
-    view_files.choose_views(pool, recipe(TOP))
+        files.random_like(pool, "bright")
+    files.choose_views(pool, recipe(TOP))
     write_shard(pool, 3, list(enumerate(rows(5), start=30)))
     with pytest.raises(ValueError, match="view 'bright' is older than the shards"):
-        view_files.random_like(pool, "bright")
+        files.random_like(pool, "bright")
 
 
 @pytest.mark.parametrize(
@@ -206,21 +206,21 @@ def test_a_random_view_of_what_is_not_there_or_is_old(pool: str) -> None:
 )
 def test_views_that_cannot_be_made(pool: str, wanted: View, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        view_files.choose_views(pool, recipe(wanted))
+        files.choose_views(pool, recipe(wanted))
     assert disk.list_names(disk.join(pool, "views")) == []
 
 
 def test_a_failed_change_leaves_the_old_view(pool: str) -> None:
-    before = view_files.choose_views(pool, recipe(LONG))["long"]
+    before = files.choose_views(pool, recipe(LONG))["long"]
     with pytest.raises(ValueError, match="keeps nothing"):
-        view_files.choose_views(pool, recipe(view("long", ("words", "caption_words > 99"))))
+        files.choose_views(pool, recipe(view("long", ("words", "caption_words > 99"))))
     assert read_document(PoolLayout(pool).view_json("long"), ViewDocument) == before
 
 
 def test_a_crash_between_masks_and_document_leaves_no_view(
     pool: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    view_files.choose_views(pool, recipe(LONG))
+    files.choose_views(pool, recipe(LONG))
     replace, moved = os.replace, []
 
     def crash_at_the_second_mask(source: Path, target: Path) -> None:
@@ -233,12 +233,12 @@ def test_a_crash_between_masks_and_document_leaves_no_view(
     longer = recipe(view("long", ("words", "caption_words > 4")))
     with monkeypatch.context() as patched:
         patched.setattr(os, "replace", crash_at_the_second_mask)
-        patched.setattr(mask_files, "PUBLISHERS", 1)
+        patched.setattr(files, "PUBLISHERS", 1)
         with pytest.raises(KeyboardInterrupt):
-            view_files.choose_views(pool, longer)
+            files.choose_views(pool, longer)
     assert str(moved[0]).endswith("views/long/00000.parquet")
     assert not disk.exists(PoolLayout(pool).view_json("long"))
-    document = view_files.choose_views(pool, longer)["long"]
+    document = files.choose_views(pool, longer)["long"]
     assert sum(masks(pool, "long")["kept"].to_pylist()) == document.kept
 
 
@@ -246,11 +246,11 @@ def test_a_crash_between_masks_and_document_leaves_no_view(
 def test_a_view_that_changed_is_told_in_one_line(
     pool: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    view_files.choose_views(pool, recipe(LONG, TOP, ALIKE))
+    files.choose_views(pool, recipe(LONG, TOP, ALIKE))
     caplog.clear()
     longer = view("long", ("words", "caption_words > 4"), ("wide", "aspect < 1.6"))
     brighter = view("bright", ("bright", "brightness >= top(brightness, 0.5)"))
-    view_files.choose_views(pool, recipe(longer, brighter, ALIKE))
+    files.choose_views(pool, recipe(longer, brighter, ALIKE))
     lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(lines) == 3
     assert lines[0].startswith(
@@ -262,7 +262,7 @@ def test_a_view_that_changed_is_told_in_one_line(
     write_shard(pool, 3, list(enumerate(rows(5), start=30)))
     scorer.score(pool, FILTERS, engine="inline")
     caplog.clear()
-    view_files.choose_views(pool, recipe(longer))
+    files.choose_views(pool, recipe(longer))
     assert "view long changed: the pool had 3 shards and has 4; it kept" in caplog.text
 
 
@@ -275,34 +275,34 @@ def test_rules_that_are_new_gone_or_in_another_order_are_told(
         (first[:1], "view v changed: rule wide (aspect < 1.6) is gone; it kept "),
         (first, "view v changed: rule wide (aspect < 1.6) is new; it kept "),
     ]
-    view_files.choose_views(pool, recipe(view("v", *first)))
+    files.choose_views(pool, recipe(view("v", *first)))
     for rules, message in steps:
         caplog.clear()
-        view_files.choose_views(pool, recipe(view("v", *rules)))
+        files.choose_views(pool, recipe(view("v", *rules)))
         assert message in caplog.text
 
 
 def test_a_damaged_document_is_made_again(pool: str, caplog: pytest.LogCaptureFixture) -> None:
-    first = view_files.choose_views(pool, recipe(LONG))
+    first = files.choose_views(pool, recipe(LONG))
     Path(PoolLayout(pool).view_json("long")).write_text("{}")
-    assert view_files.choose_views(pool, recipe(LONG)) == first
+    assert files.choose_views(pool, recipe(LONG)) == first
     assert "view long is made again: " in caplog.text
 
 
 def test_views_that_the_recipe_no_longer_has_are_named(
     pool: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    view_files.choose_views(pool, recipe(RAW, LONG, TOP))
-    view_files.random_like(pool, "long")
-    view_files.random_like(pool, "bright")
+    files.choose_views(pool, recipe(RAW, LONG, TOP))
+    files.random_like(pool, "long")
+    files.random_like(pool, "bright")
     caplog.clear()
-    view_files.choose_views(pool, recipe(RAW, LONG, TOP), ["long"])
+    files.choose_views(pool, recipe(RAW, LONG, TOP), ["long"])
     assert "does not have" not in caplog.text
-    view_files.choose_views(pool, recipe(RAW, LONG))
+    files.choose_views(pool, recipe(RAW, LONG))
     assert "views that recipe 'r' does not have stay in the pool: bright, random_like_bright;" in (
         caplog.text
     )
-    assert view_files.views_not_in(recipe(RAW, LONG, TOP), pool) == []
+    assert files.views_not_in(recipe(RAW, LONG, TOP), pool) == []
 
 
 def exchange_score_files(layout: PoolLayout, name: str) -> None:
@@ -330,13 +330,13 @@ def test_scores_of_other_rows_are_refused(
 ) -> None:
     damage(PoolLayout(pool), set_name(FILTERS[0]))
     with pytest.raises(ValueError, match=r"00001\.parquet was scored for other rows.*; remove .*"):
-        view_files.choose_views(pool, recipe(LONG))
-    assert view_files.choose_views(pool, recipe(TOP))["bright"].kept == 6  # reads another set
+        files.choose_views(pool, recipe(LONG))
+    assert files.choose_views(pool, recipe(TOP))["bright"].kept == 6  # reads another set
 
 
 def test_a_sample_is_written_with_its_share_and_seed(pool: str) -> None:
     half = view("half", Rule(name="half", sample=0.5, seed=3), ("words", "caption_words > 1"))
-    document = view_files.choose_views(pool, recipe(half))["half"]
+    document = files.choose_views(pool, recipe(half))["half"]
     assert document.rules[0] == {"name": "half", "sample": 0.5, "seed": 3}
     assert 0 < document.funnel[2][1] < 24
 
@@ -347,9 +347,9 @@ def test_a_filter_that_is_not_scored_yet(tmp_path: Path) -> None:
         ValueError,
         match=r"scores of filter caption \(caption@\w+\) are not there; run pipeline/score.py",
     ):
-        view_files.choose_views(pool, recipe(LONG))
+        files.choose_views(pool, recipe(LONG))
     with pytest.raises(ValueError, match="has no committed shard"):
-        view_files.choose_views(str(tmp_path / "nowhere"), recipe(RAW))
+        files.choose_views(str(tmp_path / "nowhere"), recipe(RAW))
 
 
 @pytest.mark.parametrize(
@@ -368,11 +368,11 @@ def test_a_filter_that_is_not_scored_yet(tmp_path: Path) -> None:
 )
 def test_a_recipe_is_checked_before_there_is_a_pool(wrong: Recipe, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        view_files.check_views(wrong)
+        files.check_views(wrong)
 
 
 def test_a_good_recipe_passes_the_check() -> None:
-    view_files.check_views(recipe(RAW, LONG, TOP, ALIKE))
+    files.check_views(recipe(RAW, LONG, TOP, ALIKE))
 
 
 # The baselines of DataComp that text, size and CLIP score decide, as a person writes them.
@@ -409,13 +409,13 @@ def test_datacomps_baselines_are_at_most_six_lines(
         f"name: r\nsource: {{kind: files, paths: [x.csv]}}\nfilters: {filters}\nviews:\n{text}\n"
     )
     wish = reader.read_manifest(path, Recipe)
-    view_files.check_views(wish)
+    files.check_views(wish)
     for spec in wish.filters:
         set_name(spec)
     given = [row for row in rows(40) if row.reason is None]
     pool = make_pool(tmp_path / "pool", given, per_shard=20)
     fill(pool, wish)
-    kept = masks(pool, name)["kept"].to_pylist() if view_files.choose_views(pool, wish) else []
+    kept = masks(pool, name)["kept"].to_pylist() if files.choose_views(pool, wish) else []
     assert kept == [DECIDED[name](i) for i in range(len(given))]
 
 
@@ -475,7 +475,7 @@ DECIDED: dict[str, Any] = {
 
 
 def test_the_funnel_for_a_person(pool: str) -> None:
-    lines = view_files.funnel_lines(view_files.choose_views(pool, recipe(TOP)))
+    lines = files.funnel_lines(files.choose_views(pool, recipe(TOP)))
     assert lines[0] == "view bright: 6 of 30 rows kept"
     assert lines[1].split() == ["attempted", "30", "100.00%"]
     assert lines[3].split() == ["bright", "6", "20.00%"]
@@ -483,17 +483,17 @@ def test_the_funnel_for_a_person(pool: str) -> None:
 
 
 def test_a_file_that_a_person_left_beside_the_views_does_no_harm(pool: str) -> None:
-    view_files.choose_views(pool, recipe(RAW))
+    files.choose_views(pool, recipe(RAW))
     (Path(pool) / "views/all (copy of May).json").write_text("{}")
-    assert view_files.views_not_in(recipe(RAW), pool) == []
-    view_files.choose_views(pool, recipe(RAW, LONG))
+    assert files.views_not_in(recipe(RAW), pool) == []
+    files.choose_views(pool, recipe(RAW, LONG))
 
 
 def test_the_names_of_masks_last_before_the_document_is_there(
     pool: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A power failure must not leave a document without its masks, or an old one with new masks."""
-    view_files.choose_views(pool, recipe(RAW))
+    files.choose_views(pool, recipe(RAW))
     calls: list[str] = []
     fsync, replace, unlink = os.fsync, os.replace, Path.unlink
 
@@ -516,7 +516,7 @@ def test_the_names_of_masks_last_before_the_document_is_there(
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(os, "replace", renamed)
     monkeypatch.setattr(Path, "unlink", removed)
-    view_files.choose_views(pool, recipe(RAW))
+    files.choose_views(pool, recipe(RAW))
     first, last = calls.index("remove raw.json"), calls.index("rename raw.json")
     masks = [i for i, call in enumerate(calls) if call.startswith("rename raw/")]
     assert first < calls.index("sync .", first) < min(masks)
@@ -526,4 +526,4 @@ def test_the_names_of_masks_last_before_the_document_is_there(
 @pytest.mark.parametrize("name", ["..", "a/b", "", ".hidden", "a b", "/etc/x", "v" * 101, "a.json"])
 def test_a_view_that_is_no_file_name_is_refused_before_there_is_a_pool(name: str) -> None:
     with pytest.raises(ValueError, match=r"a view cannot be named '.*': use letters, digits"):
-        view_files.check_views(recipe(RAW, view(name)))
+        files.check_views(recipe(RAW, view(name)))

@@ -2,11 +2,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import huggingface_hub
+import huggingface_hub.constants
 import pytest
 
 from manifests import disk
+from manifests.layout import RunLayout
 from tests.support.ablations import TRAIN, changed, tiny_ablation, two_classes
 from train.ablation import check_ablation, check_pools
+from train.ablation.arms import expand_runs
 
 
 @pytest.mark.parametrize(
@@ -37,6 +41,26 @@ def test_what_can_be_known_without_a_pool(
     check_ablation(tiny, "/out")
     with pytest.raises(ValueError, match=message):
         check_ablation(changed(tiny, **change), "/out")
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_weights_that_no_run_could_load_are_refused_before_the_first(
+    tiny_pool: str, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: bool
+) -> None:
+    def unreachable(*_: object, **__: object) -> None:
+        raise OSError("no route")
+
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", unreachable)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    init = "open_clip:ViT-B-32/laion2b_s34b_b79k"
+    tiny = changed(tiny_ablation(tiny_pool, data), train={**TRAIN, "init": init})
+    if finished:
+        for run in expand_runs(tiny, str(tmp_path), built=False):
+            disk.write_json(RunLayout(run.out).run_json, {})
+        check_ablation(tiny, str(tmp_path))
+        return
+    with pytest.raises(ValueError, match=rf"{init}: ViT-B-32/.* cannot be downloaded: no route"):
+        check_ablation(tiny, str(tmp_path))
 
 
 def test_two_tasks_of_one_name_are_refused(tiny_pool: str, data: str) -> None:

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from manifests import disk
+from manifests.schema import Ablation
 from tests.support.ablations import by_seed, three_arms
-from train.ablation import Conclusions, FailedRun, conclude
+from train.ablation import Conclusions, FailedRun, TaskFacts, conclude
+from train.ablation.history import EarlierLook
 from train.stats import LedgerEntry, TaskScores, analyse
 
 VALUES: dict[str, list[float]] = {
@@ -40,9 +42,10 @@ def test_the_baseline_meets_every_arm_in_every_task_the_primary_first() -> None:
         both(),
         "raw",
         arms=["clip30", "basic"],
-        band=0.005,
+        band=result.ranges[0].band,
         controls=[("clip30", "random_like_clip30"), ("random_like_clip30", "raw")],
         a_a=("a_a", "raw"),
+        primary="objects",
     )
     expected = disk.to_plain(analysis.tasks["objects"].comparisons[0])
     shown = disk.to_plain(result.comparisons[0])
@@ -158,3 +161,89 @@ def test_the_headline_is_one_sentence(basic: list[float | None], start: str) -> 
 def test_a_task_without_values_is_an_error() -> None:
     with pytest.raises(KeyError, match="other"):
         conclude(three_arms(), {"objects": scores(VALUES)})
+
+
+def on_retrieval(values: dict[str, list[float]], **changes: object) -> tuple[Ablation, TaskScores]:
+    task = {"name": "objects", "kind": "retrieval", "data": "d"}
+    return three_arms(evaluate=[task], primary="objects", **changes), scores(values)
+
+
+NEAR_CHANCE = {
+    "raw": [0.0050, 0.0051, 0.0050],
+    "clip30": [0.0052, 0.0051, 0.0052],
+    "basic": [0.0050, 0.0052, 0.0049],
+}
+RANKS = {
+    "raw": [300.0, 302.0, 299.0],
+    "clip30": [250.0, 248.0, 251.0],
+    "basic": [301.0, 300.0, 299.0],
+}
+
+
+def test_a_metric_near_its_floor_calls_nothing_equal_and_names_one_that_separates() -> None:
+    ablation, of_recall = on_retrieval(NEAR_CHANCE)
+    facts = {"objects": TaskFacts(samples=1000, chance=0.001)}
+    others = {"mean_rank": scores(RANKS), "recall@10": scores(NEAR_CHANCE)}
+    plain = conclude(
+        three_arms(evaluate=disk.to_plain(ablation)["evaluate"]), {"objects": of_recall}
+    )
+    assert plain.other_metrics == ()
+    result = conclude(ablation, {"objects": of_recall}, facts=facts, others=others)
+    (where,) = result.ranges
+    assert (where.near, where.at_chance, where.band, where.chance) == ("floor", False, 0.0, 0.001)
+    assert {row.verdict for row in result.comparisons} == {"not distinguishable"}
+    assert result.headline.endswith(
+        "recall@1 is near its floor on objects: 0.5 % at best, chance gives 0.1 %: nothing can be "
+        "called equal by it; mean_rank of the same predictions tells arms apart: clip30 is better."
+    )
+    better = [row for row in result.other_metrics if row.verdict == "better"]
+    assert [(row.arm, row.metric, row.tasks) for row in better] == [("clip30", "mean_rank", 2)]
+    assert better[0].sentence in result.verdict.splitlines()
+
+
+def test_models_at_chance_are_said_in_the_headline() -> None:
+    ablation, of_recall = on_retrieval(NEAR_CHANCE)
+    facts = {"objects": TaskFacts(samples=300, chance=1 / 300)}
+    result = conclude(ablation, {"objects": of_recall}, facts=facts)
+    assert "No model is above chance on objects: the best arm has 0.5 %, chance 0.3 %" in (
+        result.headline
+    )
+
+
+def test_metrics_of_opposite_directions_have_no_average() -> None:
+    tasks = [
+        {"name": "objects", "kind": "classification", "data": "d"},
+        {"name": "other", "kind": "classification", "data": "d", "metric": "calibration_error"},
+    ]
+    assert conclude(three_arms(evaluate=tasks), both()).average == ()
+    same = [{**task, "metric": "accuracy"} for task in tasks]
+    assert len(conclude(three_arms(evaluate=same), both()).average) == 2
+
+
+def test_earlier_looks_are_said_and_widen_the_intervals() -> None:
+    first = conclude(three_arms(), both())
+    seen = (
+        EarlierLook(date="2026-01-31T12:00:00Z", seeds=(0, 1), task="objects", metric="accuracy"),
+    )
+    second = conclude(three_arms(), both(), earlier=seen)
+    assert second.earlier_looks == seen
+    assert "Look 2 at these arms; verdicts were seen with 2 seeds by accuracy on objects" in (
+        second.verdict
+    )
+    assert "intervals of 97.5 %" in second.verdict
+    for before, now in zip(first.comparisons, second.comparisons, strict=True):
+        assert now.looks == 2
+        assert now.p_adjusted == pytest.approx(min(1.0, 2 * before.p_adjusted))
+        if before.low is not None and now.low is not None:
+            assert now.low < before.low
+
+
+def test_a_share_is_never_said_to_differ_by_more_than_there_is() -> None:
+    """Hostile: two seeds of hardly trained models."""
+    values = both(raw=[0.1, 0.7, None], clip30=[0.6, 0.2, None], basic=[0.3, 0.4, None])
+    values["objects"] = scores({"raw": [0.1, 0.7], "clip30": [0.6, 0.2]})
+    result = conclude(three_arms(arms={"raw": "web/raw", "clip30": "web/clip30"}), values)
+    assert "these runs could have seen nothing" in result.headline
+    row = result.comparisons[0]
+    assert row.low is not None
+    assert row.low >= -1.0

@@ -38,7 +38,7 @@ def noise(own_sd: float | None = 0.01, own_df: float = 8.0) -> TaskNoise:
         df=own_df,
         floor_sd=None,
         drawing_sd=None,
-        mde=None,
+        power=None,
     )
 
 

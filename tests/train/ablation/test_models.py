@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from manifests import disk
-from manifests.run_layout import AblationLayout, RunLayout
+from manifests.layout import AblationLayout, RunLayout
 from manifests.schema import Ablation, Weights
 from tests.support.ablations import changed
 from train.ablation import (
@@ -24,8 +24,8 @@ from train.ablation import (
     runner,
     stale_because,
 )
-from train.ablation.models import check_models, model_identity, trained_on
-from train.ablation.worker import request_of, train_and_evaluate
+from train.ablation.arms import check_models, model_identity, trained_on
+from train.ablation.runner import request_of, train_and_evaluate
 from train.reporting import collect_report, collect_results
 
 Ran = tuple[Ablation, str, list[Outcome]]

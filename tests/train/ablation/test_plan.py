@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from manifests import disk, reader
-from manifests.documents import RunRecord, read_document
+from manifests.records import RunRecord, read_document
 from manifests.schema import Ablation
 from tests.support.ablations import TRAIN, changed, three_arms, tiny_ablation
 from train.ablation import (
@@ -158,7 +158,7 @@ def test_on_a_machine_without_gpus_the_flagship_is_refused_with_numbers(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("train.ablation.plan.usable_cores", lambda: 2)
     ablation = shipped("nvidia_question", monkeypatch)
     made = plan_ablation(ablation, "/out", Hardware(here=True))
     with pytest.raises(ValueError, match="cannot run") as refused:

@@ -9,7 +9,7 @@ import pytest
 from manifests.schema import Ablation
 from tests.support.ablations import three_arms
 from train.ablation import Conclusions, Score, Study, conclude, replay
-from train.ablation.round_intervals import analysis_in_rounds
+from train.ablation.rounds import analysis_in_rounds
 from train.stats import Analysis, TaskScores, analyse
 
 # As in test_rounds.py, so that the critical values are simulated once in a process.

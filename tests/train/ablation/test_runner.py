@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,8 +14,7 @@ from manifests import disk
 from manifests.schema import Ablation, Blend
 from tests.support.ablations import TRAIN, changed, tiny_ablation
 from train.ablation import Outcome, Run, expand_runs, runner
-from train.ablation.runner import Child
-from train.ablation.worker import request_of
+from train.ablation.runner import Child, request_of
 from train.capacity import DEVICE_SHARE
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -76,6 +77,26 @@ def test_what_is_done_is_not_done_again(
     again = runner.run_all(tiny, out)
     assert all(o.reused for o in again)
     assert [o.metrics for o in again] == [o.metrics for o in outcomes]
+
+
+def test_the_log_has_the_metric_that_decides(
+    tiny_pool: str, data: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = {"name": "captions", "kind": "retrieval", "data": data, "metric": "recall@10"}
+    by_recall = tiny_ablation(tiny_pool, data, evaluate=[task], primary="captions")
+    scores = {"captions": {"recall@1": 0.25, "recall@10": 0.75}}
+
+    def end_all(to_do: list[Run], *others: object) -> None:
+        report = others[-1]
+        assert callable(report)
+        for run in to_do:
+            report(Outcome(run=run, metrics=scores))
+
+    monkeypatch.setattr(runner, "run_in_children", end_all)
+    with caplog.at_level(logging.INFO):
+        runner.run_all(by_recall, "/nowhere")
+    assert "captions recall@10 0.7500 (" in caplog.text
+    assert "recall@1 " not in caplog.text
 
 
 def test_only_what_is_missing_is_done(
@@ -201,7 +222,7 @@ def test_a_run_is_tried_once_more_unless_a_person_must_act(
 
 
 def test_children_share_the_processors_and_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(runner, "usable_cores", lambda: 8)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert runner.environment(1, 3, 0)["OMP_NUM_THREADS"] == "2"
     assert "CUDA_VISIBLE_DEVICES" not in runner.environment(1, 3, 1)
@@ -218,6 +239,38 @@ def test_children_share_the_processors_and_the_gpus(monkeypatch: pytest.MonkeyPa
     assert [each[DEVICE_SHARE] for each in pairs] == ["2", "1", "2"]
     assert runner.environment(0, 3, 0)[DEVICE_SHARE] == "3", "they share host memory"
     assert runner.threads_of(20) == 1
+
+
+def test_the_log_says_which_step_the_runs_are_at(
+    tiny_pool: str,
+    data: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(runner, "PAUSE_S", 0.01)
+    ablation = tiny_ablation(tiny_pool, data, arms={"raw": "web/all"})
+    first, second = expand_runs(ablation, str(tmp_path))
+    for run, lines in ((first, '{"step": 1}\n'), (second, '{"step": 3}\n{"st')):
+        Path(run.out).mkdir(parents=True)
+        Path(run.out, "log.jsonl").write_text(lines)
+
+    def wait_for(text: str) -> None:
+        until = time.monotonic() + 60
+        while text not in caplog.text:
+            assert time.monotonic() < until, caplog.text
+            time.sleep(0.01)
+
+    def work(*_: object) -> None:
+        wait_for("0/2 runs are done after 0.0 minutes; no step of a run is logged yet")
+        with open(Path(first.out, "log.jsonl"), "a") as log:
+            log.write('{"step": 2}\n')
+        wait_for(f"minutes; raw seed 0: step 2 of {first.config.steps}\n")
+
+    monkeypatch.setattr(runner, "replace_stale", lambda *_: None)
+    monkeypatch.setattr(runner, "run_in_children", work)
+    with caplog.at_level("INFO"), pytest.raises(KeyError):  # no run has an outcome
+        runner.run_all(ablation, str(tmp_path))
 
 
 # --- Ray -----------------------------------------------------------------------------------------

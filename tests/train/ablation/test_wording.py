@@ -4,7 +4,7 @@ import pytest
 
 from train.ablation import NO_SEED, wording
 from train.ablation.wording import DASH, MINUS
-from train.stats import Comparison, TaskScores, analyse
+from train.stats import Comparison, Power, TaskScores, analyse
 
 RAW = {0: 0.30, 1: 0.34, 2: 0.32}
 
@@ -55,7 +55,9 @@ def test_other_units_are_shown_as_they_are() -> None:
 
 def test_a_difference_is_described_in_points() -> None:
     clip30 = compared({0: 0.401, 1: 0.439, 2: 0.422})
-    assert wording.describe(clip30, "objects", visible=0.02) == (
+    assert wording.describe(
+        clip30, "objects", power=Power(smallest=0.02, half=0.01, seeds_for_half=9)
+    ) == (
         "a is better than raw on objects: +10.1 [+9.7, +10.4] points (3 seeds, Dunnett p < 0.001)."
     )
 
@@ -68,14 +70,28 @@ def test_a_tiny_difference_is_named_as_inside_the_band() -> None:
 
 def test_what_could_not_have_been_found_is_said_where_nothing_was() -> None:
     noisy = compared({0: 0.33, 1: 0.30, 2: 0.35})
-    text = wording.describe(noisy, "objects", visible=0.123)
+    text = wording.describe(
+        noisy, "objects", power=Power(smallest=0.123, half=0.06, seeds_for_half=9)
+    )
     assert "a is not distinguishable from raw on objects" in text
     assert text.endswith("; these runs could only have seen 12.3 or more.")
     assert wording.describe(noisy, "objects").endswith(").")
+    blind = Power(smallest=2.04, half=0.35, seeds_for_half=9, possible=0.7)
+    assert wording.describe(noisy, "objects", power=blind).endswith(
+        "; these runs could have seen nothing: no difference can be as large as their noise."
+    )
+
+
+def test_what_else_a_p_value_is_adjusted_for_is_said() -> None:
+    assert wording.adjusted("p = 0.010", 1, 1) == "p = 0.010"
+    assert wording.adjusted("p = 0.010", 5, 3) == "p = 0.010 over 5 tasks, look 3"
+    assert [wording.level(looks) for looks in (1, 2, 3)] == ["95 %", "97.5 %", "98.75 %"]
 
 
 def test_identical_scores_are_described_without_a_claim() -> None:
-    assert wording.describe(compared(RAW), "objects", visible=0.1) == (
+    assert wording.describe(
+        compared(RAW), "objects", power=Power(smallest=0.1, half=0.05, seeds_for_half=9)
+    ) == (
         "a is not distinguishable from raw on objects: +0.0 points (3 seeds, Dunnett p = 1.000); "
         "nothing varies between these runs, so the noise is not known."
     )

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 
-from train.benching import machine
 from train.benching.cells import data_name, planned_cells, refuse_cell
 from train.benching.options import BenchOptions, Layout
 from train.config import TrainConfig, configure
@@ -44,7 +43,7 @@ def config(**changes: Any) -> TrainConfig:
 
 
 def test_ranks_that_this_machine_cannot_hold_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "usable_cores", lambda: 4)
+    monkeypatch.setattr("train.benching.cells.usable_cores", lambda: 4)
     refuse_cell(config(), 16, CPU)
     with pytest.raises(ValueError, match="64 ranks are more than 4 for each of this machine's 4"):
         refuse_cell(config(), 64, CPU)

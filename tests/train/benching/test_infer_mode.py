@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from manifests.run_layout import RunLayout
+from manifests.layout import RunLayout
 from train import bench
 from train.benching import infer_mode, read_report
 from train.benching.options import BenchOptions

@@ -71,7 +71,7 @@ def test_a_dead_source_fails_its_cell(given: BenchOptions, tmp_path: Path) -> No
     blend.write_text(yaml.safe_dump({"name": "s", "streams": {"a": "pipe:exit 4"}}))
     changed = dataclasses.replace(given, data=str(blend), batches=(8,))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("train.data.retry.WAITS_S", ())
+        patch.setattr("train.data.view_rows.WAITS_S", ())
         cell = next(loader_mode.measure(changed, NONE))
     assert cell.state == "failed"
     assert cell.reason is not None

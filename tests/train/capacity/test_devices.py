@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from train.capacity import DEVICE_SHARE, GIB, device_of, devices, free_memory
-from train.hardware.sheets import OWN_SHEETS
+from train.capacity import DEVICE_SHARE, GIB, device_fit, device_of, free_memory
+from train.capacity.device_fit import OWN_SHEETS
 
 
 def test_a_gpu_by_name_has_memory_and_a_peak() -> None:
@@ -48,12 +48,26 @@ def test_a_device_of_a_users_file(tmp_path: Path) -> None:
 
 
 def test_a_processor_is_shared_by_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "free_host_memory", lambda: 8 * GIB)
-    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    monkeypatch.setattr(device_fit, "free_host_memory", lambda: 8 * GIB)
+    monkeypatch.setattr(device_fit, "usable_cores", lambda: 4)
     device = device_of("cpu", ranks=2)
     assert (device.kind, device.memory, device.cores) == ("cpu", 4 * GIB, 2)
     assert device.peak_flops("fp32") == 2 * 80e9
     assert device.is_called("x86_64 processor, 4 threads")
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"),
+    [("max 100000", 3), ("200000 100000", 2), ("50000 100000", 1), ("900000 100000", 3), ("", 3)],
+)
+def test_cores_are_those_of_the_process_and_of_its_cgroup(
+    quota: str, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpu.max").write_text(f"{quota}\n")
+    monkeypatch.setattr(device_fit, "CPU_QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 5})
+    assert device_fit.usable_cores() == cores
 
 
 @pytest.mark.parametrize(
@@ -72,16 +86,16 @@ def test_free_host_memory_is_what_the_cgroup_leaves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     limits = {"memory.max": 3 * GIB, "memory.current": 2 * GIB}
-    monkeypatch.setattr(devices, "_available", lambda: 10 * GIB)
-    monkeypatch.setattr(devices, "_cached", lambda: GIB // 2)
-    monkeypatch.setattr(devices, "_read_number", lambda path: limits[Path(path).name])
-    assert devices.free_host_memory() == 3 * GIB // 2
-    monkeypatch.setattr(devices, "_read_number", lambda path: None)
-    assert devices.free_host_memory() == 10 * GIB
+    monkeypatch.setattr(device_fit, "_available", lambda: 10 * GIB)
+    monkeypatch.setattr(device_fit, "_cached", lambda: GIB // 2)
+    monkeypatch.setattr(device_fit, "_read_number", lambda path: limits[Path(path).name])
+    assert device_fit.free_host_memory() == 3 * GIB // 2
+    monkeypatch.setattr(device_fit, "_read_number", lambda path: None)
+    assert device_fit.free_host_memory() == 10 * GIB
 
 
 def test_runs_side_by_side_share_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "free_host_memory", lambda: 12 * GIB)
+    monkeypatch.setattr(device_fit, "free_host_memory", lambda: 12 * GIB)
     cpu = torch.device("cpu")
     assert free_memory(cpu, ranks=2) == 6 * GIB
     monkeypatch.setenv(DEVICE_SHARE, "3")
@@ -89,4 +103,4 @@ def test_runs_side_by_side_share_a_device(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_this_machine_has_free_memory() -> None:
-    assert GIB // 8 < devices.free_host_memory() < 1024 * GIB
+    assert GIB // 8 < device_fit.free_host_memory() < 1024 * GIB

@@ -13,18 +13,17 @@ from tests.support.ablations import TRAIN
 from train.capacity import (
     GIB,
     Device,
+    device_fit,
     device_of,
     fit,
-    footprint,
     refuse_unfit,
     resolve_micro_batch,
     step_shape,
 )
 from train.config import TrainConfig, configure
-from train.dist import Ranks
 from train.model import ModelConfig, StepMemory, StepShape
-from train.running.identity import deciding_settings
-from train.running.loop import train
+from train.parallel import Ranks
+from train.trainer.loop import deciding_settings, train
 
 A100 = device_of("a100-80gb")
 MIB = 2**20
@@ -73,7 +72,7 @@ def test_the_largest_friendly_micro_batch_fits_and_the_next_divisor_does_not() -
     ],
 )
 def test_micro_batches_cut_evenly(samples: int, largest: int, friendly: int) -> None:
-    assert footprint.friendly_micro_batch(samples, largest) == friendly
+    assert device_fit.friendly_micro_batch(samples, largest) == friendly
 
 
 @pytest.mark.parametrize(
@@ -87,7 +86,7 @@ def test_micro_batches_cut_evenly(samples: int, largest: int, friendly: int) -> 
 )
 def test_every_remedy_fits(changes: dict[str, object], ranks: int) -> None:
     config = b32(**changes)
-    ways = footprint.remedies(config, ranks, A100)
+    ways = device_fit.remedies(config, ranks, A100)
     assert ways[0].startswith("it fits with ")
     for way in ways:
         words = way.removeprefix("it fits with ").removeprefix("or with ")
@@ -124,13 +123,13 @@ def alone() -> Ranks:
 
 def test_auto_is_resolved_by_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     config = configure({"preset": "micro", "micro_batch": "auto"})
-    monkeypatch.setattr(footprint, "free_memory", lambda device, ranks: 8 * GIB)
+    monkeypatch.setattr(device_fit, "free_memory", lambda device, ranks: 8 * GIB)
     assert resolve_micro_batch(config, alone()).micro_batch is None
-    monkeypatch.setattr(footprint, "free_memory", lambda device, ranks: 199 * MIB)
+    monkeypatch.setattr(device_fit, "free_memory", lambda device, ranks: 199 * MIB)
     micro_batch = resolve_micro_batch(config, alone()).micro_batch
     assert isinstance(micro_batch, int)
     assert 128 % micro_batch == 0
-    monkeypatch.setattr(footprint, "free_memory", lambda device, ranks: 20 * MIB)
+    monkeypatch.setattr(device_fit, "free_memory", lambda device, ranks: 20 * MIB)
     with pytest.raises(ValueError, match=r"in micro-batches of 1 needs .* cpu \(what is free"):
         resolve_micro_batch(config, alone())
     fixed = dataclasses.replace(config, micro_batch=7)
@@ -139,9 +138,9 @@ def test_auto_is_resolved_by_what_is_free(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_16_bit_weights_are_not_divided(monkeypatch: pytest.MonkeyPatch) -> None:
     config = configure({"preset": "micro", "micro_batch": "auto", "precision": "bf16_o2"})
-    monkeypatch.setattr(footprint, "free_memory", lambda device, ranks: 8 * GIB)
+    monkeypatch.setattr(device_fit, "free_memory", lambda device, ranks: 8 * GIB)
     assert resolve_micro_batch(config, alone()).micro_batch is None
-    monkeypatch.setattr(footprint, "free_memory", lambda device, ranks: 160 * MIB)
+    monkeypatch.setattr(device_fit, "free_memory", lambda device, ranks: 160 * MIB)
     with pytest.raises(ValueError, match="128 samples a rank at once"):
         resolve_micro_batch(config, alone())
 
@@ -151,8 +150,8 @@ def test_the_record_has_the_number_and_the_identity_has_none(
 ) -> None:
     blend = Blend(name="b", pools={"web": tiny_pool}, views={"web/all": 1.0})
     config = configure({**TRAIN, "micro_batch": "auto"})
-    monkeypatch.setattr(footprint, "free_memory", lambda device, ranks: 10 * MIB)
-    monkeypatch.setattr(footprint, "step_memory", one_mebibyte_a_sample)
+    monkeypatch.setattr(device_fit, "free_memory", lambda device, ranks: 10 * MIB)
+    monkeypatch.setattr(device_fit, "step_memory", one_mebibyte_a_sample)
     record = train(blend, config, str(tmp_path / "run"))
     assert record.config["micro_batch"] == 8
     assert "micro_batch" not in record.identity["config"]

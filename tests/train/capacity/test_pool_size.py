@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from train.capacity.pool_size import MEASURED, pool_size
+from train.capacity.advice import MEASURED, pool_size
 
 
 def test_a_measured_size_is_the_measured_bytes() -> None:

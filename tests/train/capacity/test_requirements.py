@@ -6,9 +6,8 @@ import pytest
 
 from manifests import disk
 from train.capacity import advise, device_of, requirement_lines, requirements
-from train.capacity.pool_size import pool_size
-from train.capacity.requirements import Requirements
-from train.capacity.throughput import Speed
+from train.capacity.advice import Requirements, pool_size
+from train.capacity.device_fit import Speed
 from train.config import configure
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from train import config as settings_module
 from train.config import (
     TrainConfig,
     check_world,
     configure,
     model_config,
 )
-from train.config import settings as settings_module
 from train.model import MODELS
 
 
@@ -40,13 +40,15 @@ from train.model import MODELS
         ({"decay_groups": "all"}, "(of open_clip_main, open_clip)"),
         ({"logit_scale_max": 0}, "it must be above 0"),
         ({"batch_size": 100, "lanes": 64}, "no multiple of lanes 64"),
-        ({"samples_seen": 1000}, "less than one batch of 4096"),
+        ({"samples_seen": 1000}, "less than one batch (batch_size 4096"),
         ({"local_loss": True, "gather_with_grad": False}, "wrong gradient"),
         ({"beta2": 1.0}, "it must lie in [0, 1)"),
         ({"crop_min": 0}, "it must lie in (0, 1]"),
         ({"lr": 0}, "lr is 0.0; it must be above 0"),
         ({"warmup": -1}, "it must not be negative"),
-        ({"device": "tpu"}, "it must be auto, cpu or cuda"),
+        ({"device": "tpu"}, "it must be auto, cpu, cuda or cuda:N"),
+        ({"device": "cuda:-1"}, "device is 'cuda:-1'; it must be"),
+        ({"device": "cuda0"}, "device is 'cuda0'; it must be"),
         ({"context_length": 100}, "ViT-B-32 takes 3 to 77 tokens"),
         ({"warmup": 3126}, "warmup 3126, but the run has 3125 steps"),
         ({"warmup": 3126}, "set warmup to at most 3125, or samples_seen to at least 12804096"),

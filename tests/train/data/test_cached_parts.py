@@ -13,9 +13,8 @@ import pytest
 
 from tests.support import slow_store
 from tests.support.slow_store import SlowStore
-from train.data.cached_parts import CachedParts
-from train.data.retry import ReadFailed
-from train.data.view_rows import ViewRows, open_view
+from train.data.read_ahead import CachedParts
+from train.data.view_rows import ReadFailed, ViewRows, open_view
 from train.store import PartCache
 
 Make = Callable[..., str]
@@ -78,8 +77,8 @@ def test_without_parts_nothing_is_cached(view: ViewRows, tmp_path: Path) -> None
 def test_a_damaged_part_of_a_silent_store_ends_as_the_read_does(
     view: ViewRows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("manifests.disk.retry.RETRY_S", 0.0)
-    monkeypatch.setattr("train.data.retry.WAITS_S", ())
+    monkeypatch.setattr("manifests.disk.files.RETRY_S", 0.0)
+    monkeypatch.setattr("train.data.view_rows.WAITS_S", ())
     cache = PartCache(str(tmp_path / "cache"), 10**9)
     parts, rows = CachedParts(cache), view.shard(0)
     assert rows.parts is not None

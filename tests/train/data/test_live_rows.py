@@ -14,14 +14,13 @@ import pytest
 import torch
 
 from manifests import disk
-from manifests.pool_layout import PoolLayout
-from manifests.run_layout import RunLayout
+from manifests.layout import PoolLayout, RunLayout
 from manifests.schema import Blend
 from tests.train.data.test_loader import model, settings
 from train.data import live_rows
 from train.data.live_rows import FoundShard, LiveRows, LiveSegments, PoolShards
 from train.data.loader import Loader
-from train.mixing import SegmentOrder
+from train.mixture import SegmentOrder
 
 Make = Callable[..., Any]
 BATCH = 2048  # the order works out one step at a time

@@ -17,11 +17,10 @@ from manifests import disk
 from manifests.schema import Blend
 from train.config import TrainConfig, model_config
 from train.data import loader as loader_module
-from train.data import retry
+from train.data import view_rows
 from train.data.loader import Batch, Loader, copy_tokens
 from train.data.read_ahead import StepReads
-from train.data.retry import ReadFailed
-from train.data.view_columns import read_columns
+from train.data.view_rows import ReadFailed, read_columns
 from train.model.architecture import ModelConfig
 
 Make = Callable[..., Any]
@@ -125,14 +124,17 @@ def test_a_blend_mixes_its_views_by_weight(tiny_pool: str) -> None:
         (5, 5, [7, 8, 9, 10, 11]),
         (9, 5, [7, 8, 9, 10, 15]),
         (3, 3, [7, 8, 9]),
+        (0, 6, [49_406, 320, 49_407, 0, 0, 0]),  # the caption has an end-of-text token as text
+        (0, 3, [49_406, 320, 49_407]),
     ],
 )
 def test_tokens_that_do_not_fit_are_cut_before_the_last(
     length: int, context: int, expected: list[int]
 ) -> None:
     row = np.zeros(context, np.int64)
-    assert copy_tokens(np.arange(7, 7 + length).astype(np.uint16), row) == min(length, context)
-    assert row.tolist() == expected
+    tokens = list(range(7, 7 + length)) or [49_406, 320, 49_407, 9, 49_407]
+    held = copy_tokens(np.array(tokens, np.uint16), row)
+    assert (held, row.tolist()) == (len(expected) - expected.count(0), expected)
 
 
 def test_the_context_length_of_the_model_decides(tiny_pool: str) -> None:
@@ -285,6 +287,32 @@ def test_a_damaged_picture_is_replaced_and_counted(
         assert_equal(one, other)
 
 
+@pytest.mark.parametrize("distinct", [None, "uid"])
+def test_a_substitute_is_not_in_the_batch_whatever_ranks_and_threads(
+    make_pool: Make, add_view: Make, tmp_path: Path, distinct: str | None
+) -> None:
+    pool = make_pool(tmp_path / "pool")
+    for key in ("000000004", "000000005", "000010003", "000020006"):
+        damage(pool, key)
+    add_view(pool, "half", 0.5)
+    views = {"all": 1.0} if distinct is None else {"all": 1.0, "half": 1.0}
+    blend = dataclasses.replace(blend_of(pool, **views), distinct=distinct)
+    config = settings(samples_seen=8 * 60, batch_size=8)
+    batches = list(Loader(blend, config, model()))
+    assert sum(batch.substituted for batch in batches) > 10
+    assert max(batch.substituted for batch in batches) > 1
+    for batch in batches:
+        keys = [key if distinct is None else key.rpartition(":")[2] for key in batch.keys]
+        assert len(set(keys)) == len(keys)
+    for world, threads in ((2, 0), (4, 1)):
+        shares = [
+            Loader(blend, dataclasses.replace(config, threads=threads), model(), rank, world)
+            for rank in range(world)
+        ]
+        for batch, *parts in zip(batches, *shares, strict=True):
+            assert batch.keys == tuple(key for part in parts for key in part.keys)
+
+
 def test_a_row_without_tokens_is_replaced(make_pool: Make, tmp_path: Path) -> None:
     pool = make_pool(tmp_path / "pool", 16, 1)
     path = disk.join(pool, "scores", "tokens@0123456789ab", "00000.parquet")
@@ -349,7 +377,7 @@ def flaky_images(loader: Loader, monkeypatch: pytest.MonkeyPatch, failures: int)
 def test_a_time_out_is_repeated_and_changes_no_batch(
     tiny_pool: str, monkeypatch: pytest.MonkeyPatch, threads: int
 ) -> None:
-    monkeypatch.setattr(retry, "WAITS_S", (0.0, 0.0))
+    monkeypatch.setattr(view_rows, "WAITS_S", (0.0, 0.0))
     blend = blend_of(tiny_pool, all=1)
     expected = Loader(blend, settings(), model())
     loader = Loader(blend, settings(threads=threads), model())
@@ -363,7 +391,7 @@ def test_a_time_out_is_repeated_and_changes_no_batch(
 def test_a_store_that_does_not_answer_fails_the_run_and_is_nobodys_mistake(
     tiny_pool: str, monkeypatch: pytest.MonkeyPatch, threads: int
 ) -> None:
-    monkeypatch.setattr(retry, "WAITS_S", (0.0, 0.0))
+    monkeypatch.setattr(view_rows, "WAITS_S", (0.0, 0.0))
     loader = Loader(blend_of(tiny_pool, all=1), settings(threads=threads), model())
     flaky_images(loader, monkeypatch, 10**6)
     with pytest.raises(ReadFailed, match=r"\.tar could not be read in 3 attempts.*it resumes"):

@@ -15,11 +15,11 @@ from manifests import disk
 from manifests.schema import Blend
 from tests.support.slow_store import SlowStore
 from train.config import TrainConfig, model_config
-from train.data import read_ahead, retry
+from train.data import read_ahead, view_rows
 from train.data.loader import Batch, Loader
 from train.data.read_ahead import Closed, ReadAhead
-from train.data.retry import ReadFailed
-from train.mixing import Order
+from train.data.view_rows import ReadFailed
+from train.mixture import Order
 
 Make = Callable[..., str]
 
@@ -121,7 +121,7 @@ def test_a_step_larger_than_the_bound_is_read_alone(
 def test_time_outs_change_nothing(
     many_shards: str, store: type[SlowStore], monkeypatch: pytest.MonkeyPatch, threads: int
 ) -> None:
-    monkeypatch.setattr("manifests.disk.retry.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("manifests.disk.files.FIRST_PAUSE_S", 0.001)
     expected = list(loader_of(many_shards))
     loader = loader_of(f"slow://{many_shards}", threads=threads)
     store.failures = 9
@@ -134,8 +134,8 @@ def test_time_outs_change_nothing(
 def test_a_silent_store_ends_the_run_with_shard_and_key(
     many_shards: str, store: type[SlowStore], monkeypatch: pytest.MonkeyPatch, threads: int
 ) -> None:
-    monkeypatch.setattr("manifests.disk.retry.RETRY_S", 0.0)
-    monkeypatch.setattr(retry, "WAITS_S", (0.0,))
+    monkeypatch.setattr("manifests.disk.files.RETRY_S", 0.0)
+    monkeypatch.setattr(view_rows, "WAITS_S", (0.0,))
     loader = loader_of(f"slow://{many_shards}", threads=threads)
     for shard in range(16):
         loader.views[0].shard(shard)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from train.data import retry
-from train.data.retry import ReadFailed, is_transient, read_with_retries
+from train.data import view_rows
+from train.data.view_rows import ReadFailed, is_transient, read_with_retries
 
 
 class ClientConnectionError(Exception):
@@ -24,7 +24,7 @@ class ServerDisconnectedError(ClientConnectionError):
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The seconds that were waited."""
     waited: list[float] = []
-    monkeypatch.setattr(retry.time, "sleep", waited.append)
+    monkeypatch.setattr(view_rows.time, "sleep", waited.append)
     return waited
 
 

@@ -16,8 +16,7 @@ from manifests import disk
 from manifests.schema import Balance, Blend
 from tests.train.data.test_loader import model, settings
 from train.data.loader import Loader
-from train.data.row_chances import ViewChances
-from train.data.view_rows import open_view
+from train.data.view_rows import ViewChances, open_view
 
 Make = Callable[..., Any]
 

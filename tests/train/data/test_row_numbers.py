@@ -12,10 +12,9 @@ import pytest
 
 from manifests.schema import Blend
 from tests.train.data.test_loader import model, settings
-from train.data import view_columns
+from train.data import view_rows
 from train.data.loader import Loader
-from train.data.row_numbers import ViewNumbers
-from train.data.view_rows import open_view
+from train.data.view_rows import ViewNumbers, open_view
 
 Make = Callable[..., Any]
 
@@ -39,13 +38,13 @@ def test_rows_of_one_pool_are_numbered_without_reading_uids(
     numbers = ViewNumbers(views, "uid", 4)
     assert numbers.sources == {0, 1}
     read: list[str] = []
-    load_columns = view_columns.load_columns
+    load_columns = view_rows.load_columns
 
     def reading(path: str, columns: list[str]) -> Any:
         read.extend(columns)
         return load_columns(path, columns)
 
-    monkeypatch.setattr(view_columns, "load_columns", reading)
+    monkeypatch.setattr(view_rows, "load_columns", reading)
     every, half = every_number(numbers, 0, [16] * 3), every_number(numbers, 1, [8] * 3)
     assert len(every) == 48
     assert set(read) == {"kept"}

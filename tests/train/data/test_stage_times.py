@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from train.data.stage_times import StageTimes
+from train.data.damage import StageTimes
 
 
 def test_work_and_waiting_are_told_apart_over_threads() -> None:

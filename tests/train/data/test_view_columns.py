@@ -12,12 +12,10 @@ import pyarrow as pa
 import pytest
 
 from manifests import disk
-from manifests.documents import ScoreSetDocument, ViewDocument, read_document
-from manifests.pool_layout import PoolLayout
-from train.data import retry
-from train.data.retry import ReadFailed
-from train.data.view_columns import read_columns
-from train.data.view_rows import open_view
+from manifests.layout import PoolLayout
+from manifests.records import ScoreSetDocument, ViewDocument, read_document
+from train.data import view_rows
+from train.data.view_rows import ReadFailed, open_view, read_columns
 
 Make = Callable[..., Any]
 
@@ -117,7 +115,7 @@ def test_one_shard_is_read_at_a_time(tiny_pool: str, monkeypatch: pytest.MonkeyP
 def test_a_store_that_does_not_answer_is_asked_again(
     tiny_pool: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retry, "WAITS_S", (0.0, 0.0))
+    monkeypatch.setattr(view_rows, "WAITS_S", (0.0, 0.0))
     read, failures = disk.read_parquet, iter([TimeoutError("silent")] * 2)
 
     def flaky(*arguments: Any) -> pa.Table:

@@ -9,10 +9,9 @@ import pyarrow as pa
 import pytest
 
 from manifests import disk
-from manifests.documents import ViewCopyDocument, ViewDocument, read_document
-from manifests.pool_layout import PoolLayout
-from train.data.view_copies import open_copy
-from train.data.view_rows import open_view
+from manifests.layout import PoolLayout
+from manifests.records import ViewCopyDocument, ViewDocument, read_document
+from train.data.view_rows import open_copy, open_view
 
 Make = Callable[..., str]
 

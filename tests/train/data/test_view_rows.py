@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 
 from manifests import disk
-from manifests.documents import ScoreSetDocument, read_document
-from manifests.pool_layout import PoolLayout
+from manifests.layout import PoolLayout
+from manifests.records import ScoreSetDocument, read_document
 from train.data import view_rows
-from train.data.view_columns import read_columns
-from train.data.view_rows import ViewRows, open_view
+from train.data.view_rows import ViewRows, open_view, read_columns
 
 Make = Callable[..., Any]
 

@@ -11,7 +11,7 @@ from manifests import disk
 from manifests.schema import TaskSpec
 from tests.support.task_data import images_of, task_of
 from train.evaluation import evaluate, metric_values, read_samples
-from train.evaluation.association import ASSOCIATION, jaccard_indices
+from train.evaluation.tasks import ASSOCIATION, jaccard_indices
 from train.model import CLIP
 
 

@@ -11,9 +11,9 @@ import pytest
 from PIL import Image
 
 from manifests import disk
-from manifests.documents import ScoreSetDocument, ViewDocument, read_document
-from manifests.phash import phash
-from manifests.pool_layout import PoolLayout, uids_checksum
+from manifests.hashes import phash
+from manifests.layout import PoolLayout, uids_checksum
+from manifests.records import ScoreSetDocument, ViewDocument, read_document
 from manifests.schema import Ablation, Blend, TaskSpec
 from tests.support.ablations import changed, tiny_ablation, two_classes
 from tests.support.tasks import recompress
@@ -22,7 +22,7 @@ from train import ablate
 from train.ablation import check_pools, expand_runs, planned_drops, stale_because
 from train.data import read_columns
 from train.evaluation import DroppedRows
-from train.evaluation.clean_views import clean_blend, clean_name
+from train.evaluation.overlap import clean_blend, clean_name
 
 ROWS = [(0, 3), (2, 5)]  # (shard, row) of images that the evaluation has too; `half` keeps both
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from manifests.schema import TaskSpec
-from train.evaluation import embeddings, evaluate, read_samples
-from train.evaluation.embeddings import Encoder
+from train.eval_data import image_hashes
+from train.evaluation import evaluate, read_samples, tasks
+from train.evaluation.tasks import Encoder
 from train.model import CLIP, MODELS
-from train.task_data import image_hashes
 
 CPU = torch.device("cpu")
 
@@ -51,10 +51,10 @@ def test_features_that_are_not_finite_are_refused_with_task_and_sample(
 def test_one_row_that_is_not_finite_is_enough() -> None:
     vectors = torch.ones(3, 4)
     names = ["a", "b", "c"]
-    embeddings.require_finite(embeddings.finite_rows(vectors), names, "t", "features")
+    tasks.require_finite(tasks.finite_rows(vectors), names, "t", "features")
     vectors[1, 2] = -torch.inf
     with pytest.raises(ValueError, match="features of 'b' are not finite, as for 1 of 3 samples"):
-        embeddings.require_finite(embeddings.finite_rows(vectors), names, "t", "features")
+        tasks.require_finite(tasks.finite_rows(vectors), names, "t", "features")
 
 
 def test_images_are_hashed_while_they_are_embedded(colours: TaskSpec, model: CLIP) -> None:

@@ -11,8 +11,8 @@ from scipy.special import log_softmax
 from manifests import disk
 from manifests.schema import TaskSpec
 from tests.support.tasks import changed, class_folders
-from train.evaluation import evaluate, linear_probe
-from train.evaluation.linear_probe import choose_strength, fit, held_out
+from train.evaluation import evaluate, tasks
+from train.evaluation.tasks import choose_strength, fit, held_out
 from train.model import CLIP
 
 
@@ -55,7 +55,7 @@ def test_the_strength_has_the_most_right_answers_on_the_held_out() -> None:
     strength = choose_strength(feature_NE, labels, 3)
     chosen, label_N = torch.from_numpy(held_out(labels)), torch.tensor(labels)
     hits = {}
-    for each in linear_probe.STRENGTHS:
+    for each in tasks.STRENGTHS:
         probe = fit(feature_NE[~chosen], label_N[~chosen], 3, each)
         predicted_N = probe.logits(feature_NE[chosen]).argmax(dim=1)
         hits[each] = int((predicted_N == label_N[chosen]).sum())
@@ -70,7 +70,7 @@ def test_a_probe_learns_the_training_images(colours: TaskSpec, model: CLIP, tmp_
     metrics = evaluate(model, [probe], str(tmp_path / "out"))["probe"]
     assert metrics["accuracy"] == 1.0  # the same images; a zero-shot model of noise has a third
     path = tmp_path / "out" / "probe.parquet"
-    assert disk.read_metadata(path)["strength"] in linear_probe.STRENGTHS
+    assert disk.read_metadata(path)["strength"] in tasks.STRENGTHS
     assert disk.read_metadata(path)["train_images"] == 18
     table = disk.read_parquet(path)
     assert {"sample", "label", "predicted", "correct", "logprob", "margin"} <= set(

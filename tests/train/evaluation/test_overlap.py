@@ -9,8 +9,8 @@ import pytest
 
 from manifests import disk
 from manifests.aligned import AlignedFiles, parquet_bytes
-from manifests.documents import ScoreSetDocument, read_document
-from manifests.pool_layout import PoolLayout
+from manifests.layout import PoolLayout
+from manifests.records import ScoreSetDocument, read_document
 from manifests.schema import TaskSpec
 from tests.support.tasks import changed, draw, pool_with, recompress
 from train import evaluate as evaluate_command

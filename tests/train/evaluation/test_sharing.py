@@ -13,9 +13,9 @@ from manifests import disk
 from manifests.schema import TaskSpec
 from tests.support import evaluation_ranks
 from tests.support.tasks import changed, class_folders
-from train.dist import process_group
-from train.evaluation.sharing import ALONE, gather, in_batches, on_rank_0
-from train.task_data import images
+from train.eval_data import images
+from train.evaluation.tasks import ALONE, gather, in_batches, on_rank_0
+from train.parallel import process_group
 
 
 def run_ranks(world: int, tasks: list[TaskSpec], folder: Path) -> list[tuple[int, str]]:

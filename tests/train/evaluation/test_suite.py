@@ -69,3 +69,22 @@ def test_a_group_without_a_result_has_no_average(colours: TaskSpec) -> None:
     suite = suite_of(colours, one=("colours",))
     (average,) = group_averages(suite, {}, {})
     assert (average.value, average.without) == (None, ("colours",))
+
+
+def test_metrics_that_do_not_add_up_have_no_group_average() -> None:
+    tasks = [
+        {"name": "a", "kind": "classification", "data": "d"},
+        {"name": "b", "kind": "retrieval", "data": "d", "metric": "median_rank"},
+        {"name": "c", "kind": "classification", "data": "d", "metric": "calibration_error"},
+    ]
+    fields = {"name": "s", "tasks": tasks, "groups": {"all": ["a", "b", "c"], "one": ["a"]}}
+    suite = disk.from_plain(Suite, fields)
+    metrics = {"a": {"accuracy": 0.5}, "b": {"median_rank": 120.0}, "c": {"calibration_error": 0.3}}
+    deciding = {task: next(iter(of)) for task, of in metrics.items()}
+    mixed, one = group_averages(suite, metrics, deciding)
+    assert mixed.value is None
+    assert mixed.line() == (
+        "all: no average, accuracy, median_rank, calibration_error differ in unit or in which "
+        "direction is better"
+    )
+    assert one.value == 0.5

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from manifests.schema import TaskSpec
+from train.eval_data import ImageFiles
 from train.evaluation import TASKS, Samples, TaskKind
-from train.task_data import ImageFiles
 
 
 def test_a_new_kind_needs_its_entry_in_the_table_and_nothing_else(

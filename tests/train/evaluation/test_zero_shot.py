@@ -14,7 +14,7 @@ from PIL import Image
 from manifests import disk
 from manifests.schema import TaskSpec
 from tests.support.task_data import images_of, task_of, write_tar
-from train.evaluation import evaluate, read_samples, zero_shot
+from train.evaluation import evaluate, read_samples, tasks
 from train.formats import open_clip_files
 from train.model import CLIP, MODELS
 
@@ -87,8 +87,8 @@ def test_columns_and_metadata_are_as_promised(
     assert np.mean(table["correct"].to_numpy()) == metrics["accuracy"]
     assert "accuracy5" not in metrics  # of three classes it is always 1
     assert all(table["correct5"].to_pylist())
-    assert zero_shot.CLASSIFICATION.chance(metadata, 18) == 1 / 3
-    (correct,) = zero_shot.CLASSIFICATION.correct(table)
+    assert tasks.CLASSIFICATION.chance(metadata, 18) == 1 / 3
+    (correct,) = tasks.CLASSIFICATION.correct(table)
     assert correct.tolist() == table["correct"].to_pylist()
 
 
@@ -96,7 +96,7 @@ def test_classify_by_hand() -> None:
     images = torch.nn.functional.normalize(
         torch.tensor([[1.0, 0.1], [0.9, 0.2], [0.2, 1.0], [1.0, 0.0]]), dim=1
     )
-    columns, metrics = zero_shot.classify(10 * images @ torch.eye(2).T, [0, 0, 1, 1])
+    columns, metrics = tasks.classify(10 * images @ torch.eye(2).T, [0, 0, 1, 1])
     assert columns["predicted"].tolist() == [0, 0, 1, 0]
     assert metrics["accuracy"] == 0.75
     assert metrics["mean_class_accuracy"] == (1.0 + 0.5) / 2
@@ -108,7 +108,7 @@ def test_classify_by_hand() -> None:
 
 def test_a_tie_counts_against_the_model() -> None:
     constant = torch.ones(6, 4) / 2
-    columns, metrics = zero_shot.classify(100 * constant @ constant.T, [0, 1, 2, 3, 4, 5])
+    columns, metrics = tasks.classify(100 * constant @ constant.T, [0, 1, 2, 3, 4, 5])
     shares = {name: metrics[name] for name in ("accuracy", "accuracy5", "mean_class_accuracy")}
     assert shares == {"accuracy": 0.0, "accuracy5": 0.0, "mean_class_accuracy": 0.0}
     assert metrics["logprob"] == pytest.approx(-np.log(6))
@@ -117,17 +117,17 @@ def test_a_tie_counts_against_the_model() -> None:
     for label, classes in enumerate(columns["top_classes"].to_pylist()):
         assert label not in classes  # five others are as good
     two = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])  # classes 0 and 1 are one
-    columns, metrics = zero_shot.classify(two @ two.T, [0, 1, 2])
+    columns, metrics = tasks.classify(two @ two.T, [0, 1, 2])
     assert columns["predicted"].tolist() == [1, 0, 2]
     assert metrics["accuracy"] == 1 / 3
 
 
 def test_the_right_class_stands_at_its_rank_among_the_best_five() -> None:
     logits_NC = torch.tensor([[6.0, 5, 4, 3, 2, 1]]).repeat(6, 1)
-    columns = zero_shot.sample_columns(logits_NC, torch.arange(6))
+    columns = tasks.sample_columns(logits_NC, torch.arange(6))
     assert columns["top_classes"].tolist() == [[0, 1, 2, 3, 4]] * 6
     assert columns["correct5"].tolist() == [True] * 5 + [False]
-    tied = zero_shot.sample_columns(torch.tensor([[1.0, 1, 0], [1, 0, 1]]), torch.tensor([0, 0]))
+    tied = tasks.sample_columns(torch.tensor([[1.0, 1, 0], [1, 0, 1]]), torch.tensor([0, 0]))
     assert tied["top_classes"].tolist() == [[1, 0, 2], [2, 0, 1]]
     assert tied["predicted"].tolist() == [1, 2]
 
@@ -135,7 +135,7 @@ def test_the_right_class_stands_at_its_rank_among_the_best_five() -> None:
 def test_many_classes_and_steep_logits_fit_their_types() -> None:
     logits_NC = torch.zeros(1, 40_000)
     logits_NC[0, 39_999] = 1e6
-    columns = zero_shot.compact(zero_shot.sample_columns(logits_NC, torch.tensor([0])), 40_000)
+    columns = tasks.compact(tasks.sample_columns(logits_NC, torch.tensor([0])), 40_000)
     assert columns["predicted"].tolist() == [39_999]
     assert np.isfinite(columns["top_logprobs"].flatten().to_numpy()).all()
     assert columns["logprob"].tolist() == [-1e6]

@@ -8,7 +8,7 @@ import open_clip
 import pytest
 
 from train.formats import hf
-from train.formats.hf_tokenizer import save_tokenizer
+from train.formats.hf import save_tokenizer
 from train.model import CLIP, MODELS
 
 CAPTIONS = ["a photo of a cat", "naïve café, 3 items!", "", "the   spaced OUT words"]

@@ -9,7 +9,13 @@ import torch
 
 from manifests import disk
 from train.formats import model_files
-from train.formats.model_files import initial_weights, load_model, save_model, weights_sha256
+from train.formats.model_files import (
+    initial_weights,
+    load_model,
+    save_model,
+    source_files,
+    weights_sha256,
+)
 from train.formats.open_clip_files import open_clip_config, save_export, to_open_clip
 from train.model import CLIP, MODELS
 
@@ -160,3 +166,25 @@ def test_the_hash_of_weights_knows_every_bit_name_and_shape(model):
     assert weights_sha256(renamed) != before
     turned = {**weights, "visual.proj": weights["visual.proj"].reshape(24, -1)}
     assert weights_sha256(turned) != before
+
+
+def test_the_files_of_a_source_are_those_that_are_loaded(tmp_path):
+    run = tmp_path / "run"
+    written = save_export(CLIP(SMALL, seed=4), str(run / "export"))
+    assert source_files(str(run)) == source_files(f"local-dir:{run}/export") == written
+    (run / "export" / "notes.json").write_text("{}")  # decides nothing
+    assert source_files(str(run)) == written
+    save_export(CLIP(SMALL, seed=5), str(run / "export"))
+    changed = source_files(str(run))
+    assert changed["open_clip_model.safetensors"] != written["open_clip_model.safetensors"]
+    assert changed["open_clip_config.json"] == written["open_clip_config.json"]
+    assert source_files("open_clip:ViT-B-32/openai") == {}
+    weights = run / "export" / "open_clip_model.safetensors"
+    assert source_files(str(weights)) == {weights.name: changed[weights.name]}
+    with pytest.raises(ValueError, match="nowhere does not exist; name a run or a folder"):
+        source_files(str(tmp_path / "nowhere"))
+
+
+def test_a_file_of_weights_alone_does_not_say_what_model_it_is(tmp_path):
+    with pytest.raises(ValueError, match=r"epoch_1.pt is a file of weights, .* open_clip:NAME/"):
+        model_files.load_model(str(tmp_path / "epoch_1.pt"))

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from manifests import disk
-from train.formats import onnx_folder, onnx_graphs
+from train.formats import onnx_export
 from train.formats.model_files import weights_sha256
-from train.formats.onnx_folder import model_name, save_onnx, source_name
-from train.formats.onnx_graphs import OnnxOptions
+from train.formats.onnx_export import OnnxOptions, model_name, save_onnx, source_name
 from train.model import CLIP, MODELS
 
 PLAIN = OnnxOptions()
@@ -32,8 +31,8 @@ def instant(monkeypatch):
         for name in ("image.onnx", "text.onnx"):
             (folder / name).write_text(json.dumps(metadata))
 
-    monkeypatch.setattr(onnx_folder, "write_graphs", write)
-    monkeypatch.setattr(onnx_folder, "_checked", lambda *_: {"image": 0.0, "text": 0.0})
+    monkeypatch.setattr(onnx_export, "write_graphs", write)
+    monkeypatch.setattr(onnx_export, "_checked", lambda *_: {"image": 0.0, "text": 0.0})
 
 
 def names(folder):
@@ -44,7 +43,7 @@ def names(folder):
 def test_a_folder_says_what_it_holds_and_large_weights_lie_beside_the_graph(
     model, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(onnx_graphs, "MOST_BYTES_INSIDE", 2**20)  # the text tower has 6 MiB
+    monkeypatch.setattr(onnx_export, "MOST_BYTES_INSIDE", 2**20)  # the text tower has 6 MiB
     differences = save_onnx(model, str(tmp_path / "a"), PLAIN, "/home/somebody/out/run")
     assert 0 < max(differences.values()) <= 1e-5
     assert names(tmp_path) == ["a"]
@@ -101,7 +100,7 @@ def test_what_exists_stays(model, instant, tmp_path):
 
 def test_of_two_exports_one_is_whole_and_the_other_says_so(model, instant, tmp_path, monkeypatch):
     folder = str(tmp_path / "both")
-    publish = onnx_folder._publish
+    publish = onnx_export._publish
     first = []
 
     def other_first(staging, target):
@@ -110,7 +109,7 @@ def test_of_two_exports_one_is_whole_and_the_other_says_so(model, instant, tmp_p
             save_onnx(model, folder, PLAIN, "first")
         publish(staging, target)
 
-    monkeypatch.setattr(onnx_folder, "_publish", other_first)
+    monkeypatch.setattr(onnx_export, "_publish", other_first)
     with pytest.raises(ValueError, match="was made by another command in the meantime"):
         save_onnx(model, folder, PLAIN, "second")
     assert disk.read_json(f"{folder}/onnx_config.json")["source"] == "first"
@@ -122,7 +121,7 @@ def test_an_export_that_is_stopped_leaves_nothing(model, instant, tmp_path, monk
     def stop(*_):
         raise error
 
-    monkeypatch.setattr(onnx_folder, "_checked", stop)
+    monkeypatch.setattr(onnx_export, "_checked", stop)
     with pytest.raises(error):
         save_onnx(model, str(tmp_path / "a"), PLAIN)
     assert names(tmp_path) == []
@@ -160,9 +159,9 @@ def test_weights_that_are_not_finite_are_refused_by_name(model, tmp_path):
 def test_a_graph_that_computes_something_else_is_refused(
     model, tmp_path, monkeypatch, difference, dtype, message
 ):
-    monkeypatch.setattr(onnx_folder, "write_graphs", lambda *_: None)
+    monkeypatch.setattr(onnx_export, "write_graphs", lambda *_: None)
     monkeypatch.setattr(
-        onnx_folder, "differences_to_torch", lambda *_: {"image": 1e-6, "text": difference}
+        onnx_export, "differences_to_torch", lambda *_: {"image": 1e-6, "text": difference}
     )
     with pytest.raises(ValueError, match=message):
         save_onnx(model, str(tmp_path / "a"), OnnxOptions(dtype=dtype))
@@ -173,7 +172,7 @@ def test_without_onnxruntime_the_graphs_are_written_and_it_is_said(
     model, tmp_path, monkeypatch, caplog
 ):
     find = importlib.util.find_spec
-    monkeypatch.setattr(onnx_folder, "write_graphs", lambda *_: None)
+    monkeypatch.setattr(onnx_export, "write_graphs", lambda *_: None)
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else find(name)
     )

@@ -8,10 +8,15 @@ import onnxruntime
 import pytest
 import torch
 
-from train.formats.onnx_folder import TOLERANCES, example_inputs
-from train.formats.onnx_graphs import OnnxOptions, require_packages, write_graphs
+from train import transforms
+from train.formats.onnx_export import (
+    TOLERANCES,
+    OnnxOptions,
+    example_inputs,
+    require_packages,
+    write_graphs,
+)
 from train.model import CLIP, MODELS, l2_normalise
-from train.pixels import augment
 
 
 def tiny(name, **changes):
@@ -74,7 +79,7 @@ def assert_equal_to_torch(model, folder, options):
             image, tokens = example_inputs(config, batch, length, options.pixels, seed=batch)
             prepared = image
             if options.pixels == "uint8":
-                prepared = augment.normalise(image, config.image_mean, config.image_std)
+                prepared = transforms.normalise(image, config.image_mean, config.image_std)
             seen = image_graph(image=image)["image_embedding"]
             read = text_graph(tokens=tokens)
             for ours, theirs in (

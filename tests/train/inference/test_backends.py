@@ -9,7 +9,7 @@ from train.inference.backends import Compiled, CudaGraph, Eager, Unavailable, de
 from train.inference.inputs import synthetic_inputs
 from train.inference.latency import LIMITS, difference
 from train.model import MODELS
-from train.pixels import normalise
+from train.transforms import normalise
 
 
 def requests(batch):

@@ -16,7 +16,7 @@ from train.inference.latency import (
     start,
 )
 from train.model import MODELS
-from train.step.precision import precision_context
+from train.step.update import precision_context
 
 
 class Scripted(Eager):

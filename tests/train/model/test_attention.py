@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from tests.support.captions import LENGTHS, captions
-from train.model import attention
+from train.model import clip
 from train.model.architecture import MODELS
-from train.model.attention import (
+from train.model.clip import (
+    CLIP,
     AttentionSpec,
     attend,
     caption_lengths,
     group_by_length,
     pack_captions,
 )
-from train.model.clip import CLIP
 
 CONFIG = dataclasses.replace(MODELS["test"], vocab_size=50, text_layers=3)
 
@@ -94,9 +94,9 @@ def loop(q, k, v, start_q, start_k, longest_q, longest_k, causal):
 @pytest.mark.parametrize("kernel", ["varlen", "flash"])
 @pytest.mark.parametrize("dense", [False, True])
 def test_the_kernels_for_packed_sequences_are_called_as_they_ask(monkeypatch, kernel, dense):
-    monkeypatch.setattr(attention, "HALVES", (torch.float64,))
-    monkeypatch.setattr(attention, "_kernel", lambda wanted, q, packed: wanted)
-    monkeypatch.setattr(attention, "_varlen", lambda: loop)
+    monkeypatch.setattr(clip, "HALVES", (torch.float64,))
+    monkeypatch.setattr(clip, "_kernel", lambda wanted, q, packed: wanted)
+    monkeypatch.setattr(clip, "_varlen", lambda: loop)
 
     def dense_flash(q, k, v, causal):
         return torch.stack(
@@ -112,7 +112,7 @@ def test_the_kernels_for_packed_sequences_are_called_as_they_ask(monkeypatch, ke
         )
 
     monkeypatch.setattr(
-        attention,
+        clip,
         "_flash",
         lambda: types.SimpleNamespace(flash_attn_varlen_func=loop, flash_attn_func=dense_flash),
     )
@@ -131,13 +131,13 @@ def test_torch_s_varlen_has_a_switch_for_causality(monkeypatch):
     monkeypatch.setattr(
         module, "varlen_attn", lambda *a, window_size=(-1, -1): seen.append(window_size) or a[0]
     )
-    attend_varlen = attention._find_varlen()
+    attend_varlen = clip._find_varlen()
     for causal in (True, False):
         attend_varlen(torch.zeros(1), causal=causal)
     monkeypatch.setattr(
         module, "varlen_attn", lambda *a, is_causal=False: seen.append(is_causal) or a[0]
     )
-    attention._find_varlen()(torch.zeros(1), causal=True)
+    clip._find_varlen()(torch.zeros(1), causal=True)
     assert seen == [(-1, 0), (-1, -1), True]
 
 
@@ -147,13 +147,13 @@ def test_torch_s_varlen_has_a_switch_for_causality(monkeypatch):
 )
 def test_torch_s_varlen_is_looked_for_once_where_it_may_be_needed(monkeypatch, kernel, gpu, looked):
     calls = []
-    monkeypatch.setattr(attention, "_VARLEN", None)
-    monkeypatch.setattr(attention, "_find_varlen", lambda: calls.append(1) or loop)
+    monkeypatch.setattr(clip, "_VARLEN", None)
+    monkeypatch.setattr(clip, "_find_varlen", lambda: calls.append(1) or loop)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     for _ in range(2):
-        attention.check_kernel(kernel, dropped=False)
+        clip.check_kernel(kernel, dropped=False)
     assert len(calls) == looked
-    assert attention._varlen() is loop
+    assert clip._varlen() is loop
 
 
 @pytest.mark.parametrize("limited", [False, True])
@@ -161,9 +161,9 @@ def test_one_query_written_out_is_attention(limited):
     q, k, v = torch.randn(3, 1, 2, 8), torch.randn(3, 5, 2, 8), torch.randn(3, 5, 2, 8)
     end_B = torch.tensor([0, 4, 2]) if limited else None
     shares = [x.transpose(1, 2) for x in (q, k, v)]
-    explicit = attention._explicit_attention(
-        *shares, AttentionSpec(), None, False, end_B
-    ).transpose(1, 2)
+    explicit = clip._explicit_attention(*shares, AttentionSpec(), None, False, end_B).transpose(
+        1, 2
+    )
     torch.testing.assert_close(
         explicit, attend(q, k, v, AttentionSpec(), causal=False, end_B=end_B)
     )
@@ -174,13 +174,13 @@ def test_a_kernel_that_cannot_run_is_refused_with_the_reason(monkeypatch):
     for kernel in ("varlen", "flash"):
         with pytest.raises(ValueError, match="needs a GPU and bf16 or fp16, not float32 on cpu"):
             attend(q, q, q, AttentionSpec(kernel), causal=True)
-    monkeypatch.setattr(attention, "_flash", lambda: None)
+    monkeypatch.setattr(clip, "_flash", lambda: None)
     with pytest.raises(ValueError, match="flash-attn is not installed"):
         CLIP(CONFIG, attention="flash")
-    monkeypatch.setattr(attention, "_varlen", lambda: None)
+    monkeypatch.setattr(clip, "_varlen", lambda: None)
     with pytest.raises(ValueError, match=r"'varlen', which torch .* lacks"):
         CLIP(CONFIG, attention="varlen")
-    monkeypatch.setattr(attention, "_flash", object)
+    monkeypatch.setattr(clip, "_flash", object)
     with pytest.raises(ValueError, match="draws from its own generator"):
         CLIP(dataclasses.replace(CONFIG, text_attention_dropout=0.1), attention="flash")
 

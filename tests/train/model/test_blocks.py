@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from train.model import noise
-from train.model.attention import AttentionSpec, attend
-from train.model.blocks import QKV, Block, LayerNorm
+from train.model import clip
+from train.model.clip import QKV, AttentionSpec, Block, LayerNorm, attend
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -28,7 +27,7 @@ def test_a_share_of_the_heads_drops_the_same_attention_as_all_of_them():
     for parameter in block.parameters():
         parameter.data.normal_(0, 0.3)
     x = torch.randn(3, 5, 32)
-    drawn = noise.noise_of(torch.tensor(9), torch.arange(3), 5)
+    drawn = clip.noise_of(torch.tensor(9), torch.arange(3), 5)
     q, k, v = block.qkv(x)
     whole = attend(q, k, v, AttentionSpec(dropped=0.4), causal=True, noise=drawn)
     for first in (0, 2):

@@ -7,8 +7,7 @@ import torch
 
 from tests.support.captions import captions
 from train.model.architecture import MODELS
-from train.model.attention import group_by_length, pack_captions
-from train.model.clip import CLIP
+from train.model.clip import CLIP, group_by_length, pack_captions
 
 TINY = dataclasses.replace(MODELS["test"], vocab_size=50)
 # Parameters of the towers, as published (open_clip's docs/model_profile.csv, to its last digit),

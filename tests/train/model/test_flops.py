@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from train.model import lock_tower
 from train.model.architecture import MODELS, ModelConfig
 from train.model.clip import CLIP
-from train.model.flops import training_flops
+from train.model.memory import training_flops
 
 SMALL = dataclasses.replace(MODELS["test"], vision_layers=3, text_layers=3)
 

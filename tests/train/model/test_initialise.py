@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from train.model.architecture import MODELS
-from train.model.clip import CLIP
-from train.model.initialise import initialise
+from train.model.clip import CLIP, initialise
 
 TINY = dataclasses.replace(MODELS["test"], vocab_size=50)
 

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from train.config import configure, model_config
 from train.model.architecture import MODELS, ModelConfig
 from train.model.clip import CLIP
-from train.pixels.augment import centre_crop, normalise, random_crop
+from train.transforms import centre_crop, normalise, random_crop
 
 TEST = dataclasses.replace(MODELS["test"], vocab_size=50, vision_layers=3, text_layers=3)
 ROWS = torch.arange(6)

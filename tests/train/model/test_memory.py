@@ -20,8 +20,7 @@ from train.config import (
     model_config,
 )
 from train.model import MODELS
-from train.model.memory import StepShape, step_memory
-from train.model.parameter_counts import parameter_count
+from train.model.memory import StepShape, parameter_count, step_memory
 
 MIXED = [5, 9, 16, 3] * 4
 LONG = [16] * 16

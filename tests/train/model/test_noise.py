@@ -7,17 +7,17 @@ import dataclasses
 import pytest
 import torch
 
-from train.model import CLIP, MODELS, noise
+from train.model import CLIP, MODELS, clip
 
 SMALL = dataclasses.replace(MODELS["test"], vocab_size=50, vision_layers=3, text_layers=3)
 
 
-def some_noise(key: int = 5) -> noise.Noise:
-    return noise.noise_of(torch.tensor(key), torch.arange(20), 10)
+def some_noise(key: int = 5) -> clip.Noise:
+    return clip.noise_of(torch.tensor(key), torch.arange(20), 10)
 
 
-def kept(drawn: noise.Noise, kind: int = noise.MIXED) -> torch.Tensor:
-    return noise.dropout(torch.ones(20, 10, 16), 0.5, drawn, kind) != 0
+def kept(drawn: clip.Noise, kind: int = clip.MIXED) -> torch.Tensor:
+    return clip.dropout(torch.ones(20, 10, 16), 0.5, drawn, kind) != 0
 
 
 def agreement(one: torch.Tensor, other: torch.Tensor) -> float:
@@ -34,7 +34,7 @@ def test_every_block_has_numbers_of_its_own() -> None:
 
 
 def test_every_kind_and_key_has_numbers_of_its_own() -> None:
-    kinds = [noise.EMBEDDED, noise.ATTENTION, noise.MIXED, noise.ADDED]
+    kinds = [clip.EMBEDDED, clip.ATTENTION, clip.MIXED, clip.ADDED]
     masks = [kept(some_noise(), kind) for kind in kinds] + [kept(some_noise(6))]
     for k, one in enumerate(masks):
         for other in masks[:k]:
@@ -48,56 +48,56 @@ def test_the_blocks_of_a_model_drop_different_numbers(
     config = dataclasses.replace(SMALL, **{f"{tower}_hidden_dropout": 0.5})
     model = CLIP(config, seed=1)
     keys: dict[int, list[int]] = {}
-    dropout = noise.dropout
+    dropout = clip.dropout
 
-    def noted(x: torch.Tensor, rate: float, drawn: noise.Noise, kind: int) -> torch.Tensor:
+    def noted(x: torch.Tensor, rate: float, drawn: clip.Noise, kind: int) -> torch.Tensor:
         keys.setdefault(kind, []).append(int(drawn.key))
         return dropout(x, rate, drawn, kind)
 
-    monkeypatch.setattr(noise, "dropout", noted)
+    monkeypatch.setattr(clip, "dropout", noted)
     model.reseed(3, 7, torch.arange(4))
     tokens = torch.randint(1, 48, (4, 9))
     tokens[:, -1] = 49
     model.encode_image(torch.randn(4, 3, 32, 32))
     model.encode_text(tokens)
     assert {kind: len(values) for kind, values in keys.items()} == {
-        noise.EMBEDDED: 1,
-        noise.MIXED: 3,
-        noise.ADDED: 3,
+        clip.EMBEDDED: 1,
+        clip.MIXED: 3,
+        clip.ADDED: 3,
     }
-    for kind in (noise.MIXED, noise.ADDED):
+    for kind in (clip.MIXED, clip.ADDED):
         assert len(set(keys[kind])) == 3
 
 
 def test_rates_are_met_and_the_mean_stays() -> None:
-    drawn = noise.noise_of(torch.tensor(5), torch.arange(200), 10)
+    drawn = clip.noise_of(torch.tensor(5), torch.arange(200), 10)
     ones = torch.ones(200, 10, 32)
-    dropped = noise.dropout(ones, 0.3, drawn, noise.MIXED)
+    dropped = clip.dropout(ones, 0.3, drawn, clip.MIXED)
     assert (dropped == 0).float().mean().item() == pytest.approx(0.3, abs=0.01)
     assert dropped.max().item() == pytest.approx(1 / 0.7)
-    paths = noise.drop_path(ones, 0.25, drawn, noise.MIXED_PATH)
+    paths = clip.drop_path(ones, 0.25, drawn, clip.MIXED_PATH)
     assert ((paths == 0).all(dim=(1, 2)) | (paths != 0).all(dim=(1, 2))).all()
     assert (paths == 0).float().mean().item() == pytest.approx(0.25, abs=0.08)
-    assert torch.equal(noise.drop_path(ones, 0.25, drawn, noise.MIXED_PATH), paths)
-    kept = noise.kept_patches(torch.arange(50), torch.tensor(5), 49, 0.5)
+    assert torch.equal(clip.drop_path(ones, 0.25, drawn, clip.MIXED_PATH), paths)
+    kept = clip.kept_patches(torch.arange(50), torch.tensor(5), 49, 0.5)
     assert kept.shape == (50, 24)
     assert (kept.diff(dim=1) > 0).all()
     assert len(kept.unique(dim=0)) == 50
-    assert noise.kept_patches(torch.arange(2), torch.tensor(5), 4, 0.99).shape == (2, 1)
-    numbers = noise.uniform(torch.tensor(1), 0, torch.arange(100_000))
+    assert clip.kept_patches(torch.arange(2), torch.tensor(5), 4, 0.99).shape == (2, 1)
+    numbers = clip.uniform(torch.tensor(1), 0, torch.arange(100_000))
     assert numbers.mean().item() == pytest.approx(0.5, abs=0.005)
     assert numbers.std().item() == pytest.approx(12**-0.5, abs=0.005)
     assert 0 <= numbers.min() <= numbers.max() < 1
 
 
 def test_golden_numbers() -> None:
-    numbers = noise.uniform(torch.tensor(7), noise.ADDED, torch.tensor([0, 1, 1 << 40]))
+    numbers = clip.uniform(torch.tensor(7), clip.ADDED, torch.tensor([0, 1, 1 << 40]))
     assert numbers.tolist() == GOLDEN
 
 
 def test_a_sample_of_other_tokens_is_refused() -> None:
     with pytest.raises(RuntimeError):
-        noise.dropout(torch.ones(20, 11, 16), 0.5, some_noise(), noise.MIXED)
+        clip.dropout(torch.ones(20, 11, 16), 0.5, some_noise(), clip.MIXED)
 
 
 GOLDEN = [0.7153298258781433, 0.7470951676368713, 0.9748315811157227]

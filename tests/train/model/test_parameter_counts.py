@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from train.model import CLIP, MODELS
-from train.model.parameter_counts import block_parameters, parameter_count
+from train.model.memory import block_parameters, parameter_count
 
 
 @pytest.mark.parametrize("name", ["test", "ViT-B-32", "ViT-L-14", "ViT-e-14"])

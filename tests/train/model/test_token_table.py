@@ -9,8 +9,7 @@ import torch
 
 from tests.support.captions import captions
 from train.model.architecture import MODELS
-from train.model.clip import CLIP
-from train.model.token_table import ReducedTokenTable
+from train.model.clip import CLIP, ReducedTokenTable
 
 TINY = dataclasses.replace(MODELS["test"], vocab_size=50)
 

@@ -9,9 +9,7 @@ import torch
 
 from tests.support.captions import captions
 from train.model.architecture import MODELS
-from train.model.attention import trim
-from train.model.clip import CLIP
-from train.model.towers import Vision
+from train.model.clip import CLIP, Vision, trim
 
 TINY = dataclasses.replace(MODELS["test"], vocab_size=50)
 

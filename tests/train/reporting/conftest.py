@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 from manifests import disk
-from manifests.run_layout import AblationLayout
+from manifests.layout import AblationLayout
 from manifests.schema import Ablation
 from tests.support.ablations import changed
 from tests.support.reports import complete_pool
 from train.ablation import Outcome
+from train.config import TrainConfig
 from train.reporting import collect_results
-from train.running.identity import view_hashes
+from train.trainer import run_identity
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +34,8 @@ def concluded(
         blend = disk.from_plain(
             type(outcome.run.blend), {**record["blend"], "pools": {"web": pool}}
         )
-        record["identity"]["views"] = view_hashes(blend)
+        for key in ("views", "tokens", "blend"):
+            record["identity"][key] = run_identity(blend, TrainConfig())[key]
         disk.write_json(path, record)
     disk.write_json(AblationLayout(copy).ablation_json, moved)
     disk.write_json(AblationLayout(copy).results_json, collect_results(moved, copy))

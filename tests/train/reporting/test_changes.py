@@ -9,7 +9,7 @@ from manifests import disk
 from manifests.schema import TaskSpec
 from tests.support.ablations import two_classes
 from train.ablation import GivenRun
-from train.reporting import changes
+from train.reporting import collect
 
 TASK = TaskSpec(name="t", kind="classification", data="")
 LABELS = ["cat", "cat", "dog", "dog"]
@@ -39,7 +39,7 @@ def two_arms(folder: Path) -> list[GivenRun]:
 
 
 def test_classes_confusions_and_samples_by_hand(tmp_path: Path) -> None:
-    (change,) = changes.collect_changes(two_arms(tmp_path), TASK, "raw")
+    (change,) = collect.collect_changes(two_arms(tmp_path), TASK, "raw")
     assert (change.arm, change.classes_in_all, change.gained, change.lost) == ("half", 2, 1, 1)
     cat, dog = change.classes
     assert (cat.name, cat.samples, cat.baseline, cat.arm) == ("cat", 2, 0.25, 0.75)
@@ -56,7 +56,7 @@ def test_rows_in_another_order_are_put_in_order(tmp_path: Path) -> None:
     runs = two_arms(tmp_path)
     path = runs[2].files["t"]
     disk.write_parquet(path, disk.read_parquet(path).take([3, 1, 0, 2]), {})
-    (change,) = changes.collect_changes(runs, TASK, "raw")
+    (change,) = collect.collect_changes(runs, TASK, "raw")
     assert [shown.sample for shown in change.shown] == ["a", "c"]
 
 
@@ -77,9 +77,9 @@ def test_a_dozen_samples_at_most_is_drawn_with_a_fixed_seed(tmp_path: Path) -> N
             wide = wide.set_column(wide.schema.get_field_index(name), name, pa.array(values))
         disk.write_parquet(path, wide, {})
         runs.append(GivenRun(arm=arm, seed=0, files={"t": path}))
-    (change,) = changes.collect_changes(runs, TASK, "raw")
+    (change,) = collect.collect_changes(runs, TASK, "raw")
     assert (change.gained, change.lost, len(change.shown)) == (50, 50, 12)
-    assert changes.collect_changes(runs, TASK, "raw") == (change,)
+    assert collect.collect_changes(runs, TASK, "raw") == (change,)
 
 
 def test_images_come_from_the_data_of_the_task(tmp_path: Path) -> None:
@@ -87,12 +87,12 @@ def test_images_come_from_the_data_of_the_task(tmp_path: Path) -> None:
     names = pa.array(["red/0.png", "red/1.png", "blue/0.png", "gone.png"])
     predicted = {"raw": ["dog", "dog", "dog", "cat"], "half": ["cat", "cat", "cat", "dog"]}
     runs = [given(tmp_path, arm, 0, answers, sample=names) for arm, answers in predicted.items()]
-    (change,) = changes.collect_changes(runs, task, "raw")
+    (change,) = collect.collect_changes(runs, task, "raw")
     images = {shown.sample: shown.image for shown in change.shown}
     assert images.pop("gone.png") is None
     assert all(str(image).startswith("data:image/png;base64,") for image in images.values())
     elsewhere = TaskSpec(name="t", kind="classification", data=str(tmp_path / "nothing"))
-    (change,) = changes.collect_changes(runs, elsewhere, "raw")
+    (change,) = collect.collect_changes(runs, elsewhere, "raw")
     assert {shown.image for shown in change.shown} == {None}
 
 
@@ -101,13 +101,13 @@ def test_runs_of_other_samples_or_labels_have_no_changes(tmp_path: Path, column:
     runs = two_arms(tmp_path)
     other = {column: ["a", "b", "c", "x"] if column == "sample" else ["dog"] * 4}
     runs[3] = given(tmp_path, "half", 1, ["dog"] * 4, **other)
-    assert changes.collect_changes(runs, TASK, "raw") == ()
+    assert collect.collect_changes(runs, TASK, "raw") == ()
 
 
 def test_a_task_without_labels_or_a_baseline_has_none(tmp_path: Path) -> None:
     runs = two_arms(tmp_path)
-    assert changes.collect_changes(runs, TASK, "nothing") == ()
-    assert changes.collect_changes([], TASK, "raw") == ()
+    assert collect.collect_changes(runs, TASK, "nothing") == ()
+    assert collect.collect_changes([], TASK, "raw") == ()
     path = runs[0].files["t"]
     disk.write_parquet(path, disk.read_parquet(path).drop_columns(["label"]), {})
-    assert changes.collect_changes(runs, TASK, "raw") == ()
+    assert collect.collect_changes(runs, TASK, "raw") == ()

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from manifests import disk
-from manifests.run_layout import AblationLayout
+from manifests.layout import AblationLayout
 from manifests.schema import Ablation
 from train import report as command
 from train.ablation import FailedRun

@@ -8,13 +8,13 @@ import pyarrow as pa
 import pytest
 
 from manifests import disk
-from manifests.documents import ScoreSetDocument, read_document
-from manifests.pool_layout import PoolLayout
+from manifests.layout import PoolLayout
+from manifests.records import ScoreSetDocument, read_document
 from manifests.schema import Ablation, Blend
 from tests.support.reports import view_by_hand
 from train.ablation import expand_runs
-from train.reporting import distributions
-from train.reporting.views import ArmView, open_views
+from train.reporting import data
+from train.reporting.data import ArmView, open_views
 
 
 @pytest.fixture(scope="module")
@@ -59,26 +59,26 @@ def rich(views: list[ArmView], tmp_path_factory: pytest.TempPathFactory) -> list
 
 
 def test_score_histograms_count_the_rows(views: list[ArmView]) -> None:
-    (histogram,) = distributions.histograms(views)
+    (histogram,) = data.histograms(views)
     assert sum(histogram.counts["stored"]) == 48
     assert sum(histogram.counts["half"]) == 24
     assert histogram.marks == {"half": 0.25}
     assert histogram.divergence["all"] == 0.0
     assert histogram.divergence["half"] > 0.0
-    assert distributions.histograms(views, "nothing") == ()
+    assert data.histograms(views, "nothing") == ()
 
 
 def test_divergence_by_hand() -> None:
-    assert distributions.divergence(np.array([1, 0]), np.array([1, 1])) == pytest.approx(1.0)
-    assert distributions.divergence(np.array([2, 2]), np.array([1, 1])) == 0.0
-    assert distributions.divergence(np.array([0, 0]), np.array([1, 1])) == 0.0
+    assert data.divergence(np.array([1, 0]), np.array([1, 1])) == pytest.approx(1.0)
+    assert data.divergence(np.array([2, 2]), np.array([1, 1])) == 0.0
+    assert data.divergence(np.array([0, 0]), np.array([1, 1])) == 0.0
 
 
 def test_sizes_languages_and_hosts_of_each_view(rich: list[ArmView]) -> None:
-    samples = distributions.sample_pools(rich)
-    names = [one.column for one in distributions.other_histograms(samples)]
+    samples = data.sample_pools(rich)
+    names = [one.column for one in data.other_histograms(samples)]
     assert names == ["longer side, pixels", "aspect ratio"]
-    languages, hosts = distributions.categories(samples)
+    languages, hosts = data.categories(samples)
     assert languages.labels == ("en", "de")
     assert languages.counts["stored"] == (24, 24)
     assert sum(languages.counts["half"]) == 24
@@ -88,56 +88,56 @@ def test_sizes_languages_and_hosts_of_each_view(rich: list[ArmView]) -> None:
 
 
 def test_copies_and_marks_of_harm(rich: list[ArmView]) -> None:
-    samples = distributions.sample_pools(rich)
-    (copies,) = distributions.duplicate_groups(samples)
+    samples = data.sample_pools(rich)
+    (copies,) = data.duplicate_groups(samples)
     assert copies.key == "byte for byte"
     assert dict(zip(copies.labels, copies.groups["stored"], strict=True))["2"] == 24
-    (rate,) = distributions.safety_rates(samples)
+    (rate,) = data.safety_rates(samples)
     assert (rate.column, rate.meaning) == ("punsafe", "above 0.5")
     assert rate.counts["stored"] == (12, 48)
     assert rate.counts["half"][1] == 24
 
 
 def test_of_a_large_pool_some_shards_are_read(rich: list[ArmView]) -> None:
-    (sample,) = distributions.sample_pools(rich, most=17)
+    (sample,) = data.sample_pools(rich, most=17)
     assert (len(sample.shards), sample.rows, sample.whole) == (2, 32, False)
-    assert distributions.categories([sample])[0].sampled_rows == 32
+    assert data.categories([sample])[0].sampled_rows == 32
     assert len(sample.masks["stored"]) == 32
-    (all_rows,) = distributions.sample_pools(rich)
+    (all_rows,) = data.sample_pools(rich)
     assert all_rows.whole
 
 
 def test_a_pool_without_these_columns_shows_nothing(views: list[ArmView]) -> None:
-    samples = distributions.sample_pools(views)
-    assert distributions.safety_rates(samples) == ()
+    samples = data.sample_pools(views)
+    assert data.safety_rates(samples) == ()
     bare = [dataclasses.replace(one, masks={"stored": one.masks["stored"]}) for one in samples]
-    assert all(one.divergence == {} for one in distributions.other_histograms(bare))
+    assert all(one.divergence == {} for one in data.other_histograms(bare))
 
 
 def test_equal_or_missing_values_make_no_histogram() -> None:
     masks = {"stored": np.ones(5, dtype=bool)}
     for values in (np.full(5, 2.0), np.full(5, np.nan)):
-        assert distributions._histogram("web", "x", values, masks, {}) is None
-    few = distributions._histogram("web", "x", np.array([1.0, 2.0, 2.0, 3.0, np.nan]), masks, {})
+        assert data._histogram("web", "x", values, masks, {}) is None
+    few = data._histogram("web", "x", np.array([1.0, 2.0, 2.0, 3.0, np.nan]), masks, {})
     assert few is not None
     assert few.counts["stored"] == (1, 2, 1), "a bin for each whole number"
 
 
 def test_text_and_truth_columns_of_harm() -> None:
-    texts = distributions._marked("NSFW", pa.chunked_array([["UNLIKELY", "nsfw", None]]))
+    texts = data._marked("NSFW", pa.chunked_array([["UNLIKELY", "nsfw", None]]))
     assert texts is not None
     assert texts[0].tolist() == [False, True, False]
     assert texts[1].tolist() == [True, True, False]
-    truths = distributions._marked("has_face", pa.chunked_array([[True, False]]))
+    truths = data._marked("has_face", pa.chunked_array([[True, False]]))
     assert truths is not None
     assert truths[0].tolist() == [True, False]
-    assert distributions._marked("faces", pa.chunked_array([[[1], [2]]])) is None
+    assert data._marked("faces", pa.chunked_array([[[1], [2]]])) is None
 
 
 def test_files_that_are_not_there_are_an_error() -> None:
     view = view_by_hand("raw", [True, True])
     with pytest.raises(FileNotFoundError):
-        distributions.categories(distributions.sample_pools([view]))
+        data.categories(data.sample_pools([view]))
 
 
 def test_a_score_set_of_fewer_shards_is_not_used(rich: list[ArmView]) -> None:

@@ -30,7 +30,7 @@ def test_a_large_ablation_has_forty_lines_at_most() -> None:
     lines = report_markdown(report).splitlines()
     assert len(lines) <= 40
     assert "| and 41 more | | | | |" in lines
-    assert "- and 47 more gaps" in lines
+    assert "- and 47 more remarks" in lines
 
 
 def test_text_cannot_break_the_table() -> None:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -9,11 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from manifests import disk, identity
-from manifests.run_layout import AblationLayout
+from manifests.layout import AblationLayout
 from manifests.schema import Ablation
 from tests.support.ablations import changed
-from train import ablate
-from train.ablation import FailedRun, Outcome
+from train import ablate, report
+from train.ablation import FailedRun, Outcome, runner
 from train.reporting import collect_report, collect_results, read_results, render, results
 from train.stats import mcnemar
 
@@ -44,6 +46,51 @@ def test_results_hold_every_metric_under_the_runs_own_seed(
     assert collected.incomplete == {}
     assert collected.aa is not None
     assert "runs/raw/seed-0/eval/colours.parquet" in collected.files
+
+
+def test_a_scorer_at_chance_is_said_in_the_headline_and_its_score_on_the_page(
+    folder: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    out, asked = folder, tmp_path / "asked.json"
+    disk.write_json(asked, changed(ablation_of(out), scorer={"view": "web/all"}))
+
+    def judged() -> dict[str, Any]:
+        assert ablate.main([str(asked), "--out", out]) == 0
+        found: dict[str, Any] = disk.read_json(AblationLayout(out).results_json)
+        return found
+
+    before = judged()
+    assert before["scorer"] is None  # nothing has trained it here
+    export = f"{out}/scorer/export"
+    shutil.copytree(f"{out}/runs/half/seed-0/export", export)
+    found = judged()
+    value = found["arms"]["half"]["runs"]["0"]["colours"]["accuracy"]
+    of_scorer = (found["scorer"]["value"], found["scorer"]["chance"], found["scorer"]["at_chance"])
+    assert of_scorer == (value, 0.5, True)
+    caution = (
+        f" The scorer is at chance on colours ({100 * value:.1f} % against 50.0 %): what it "
+        "filtered says little about CLIP-score filtering."
+    )
+    assert found["headline"] == before["headline"] + caution
+    for key in ("comparisons", "arms", "noise", "ranges", "tasks"):
+        assert found[key] == before[key]
+    assert report.main([out]) == 0
+    fact = f"The scorer, trained on web/all, has accuracy {100 * value:.1f} % on colours"
+    assert f"{fact}; chance is 50.0 %." in found["verdict"].splitlines()
+    page = Path(out, "report.html").read_text()
+    assert fact in page
+    assert caution in page
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "train_and_evaluate", lambda _: pytest.fail("it is evaluated"))
+        assert judged() == found
+    for path in Path(export).glob("*.safetensors"):
+        path.write_bytes(b"no weights")
+    assert judged()["scorer"] is None
+    assert "the scorer could not be evaluated on colours: " in caplog.text
 
 
 def test_mcnemar_compares_the_first_seed_sample_by_sample(concluded: str) -> None:

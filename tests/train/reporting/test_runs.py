@@ -1,19 +1,16 @@
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
 from manifests import disk
-from manifests.run_layout import AblationLayout
+from manifests.layout import AblationLayout
 from manifests.schema import Ablation
-from tests.support.reports import noise
 from train.ablation import Run, expand_runs
-from train.reporting import read_results, runs
+from train.reporting import collect, read_results
 from train.reporting.results import FileHashes
-from train.stats import seeds_needed
 
 
 def of_folder(out: str) -> tuple[Ablation, list[Run]]:
@@ -26,7 +23,7 @@ def of_folder(out: str) -> tuple[Ablation, list[Run]]:
 def test_a_run_has_its_settings_and_the_interval_of_its_samples(concluded: str) -> None:
     ablation, trained = of_folder(concluded)
     results = read_results(ablation, concluded)
-    rows = runs.run_rows(trained, results, ablation.evaluate[0])
+    rows = collect.run_rows(trained, results, ablation.evaluate[0])
     assert len(rows) == 6
     first = rows[0]
     assert (first.arm, first.model, first.batch_size, first.samples_seen) == ("raw", "test", 16, 64)
@@ -44,37 +41,23 @@ def test_device_seconds_are_the_mean_of_the_runs_times_their_processes(folder: s
         record = json.loads(path.read_text())
         record["seconds"]["whole"], record["world"] = seconds, world
         disk.write_json(str(path), record)
-    assert runs.device_seconds(trained)["half"] == 12.0
+    assert collect.device_seconds(trained)["half"] == 12.0
 
 
 @pytest.mark.slow
 def test_curves_are_read_where_there_is_a_log(folder: str) -> None:
     _, trained = of_folder(folder)
     Path(folder, "runs/raw/seed-0/log.jsonl").unlink()
-    curves = runs.read_curves(trained, FileHashes(folder=folder))
+    curves = collect.read_curves(trained, FileHashes(folder=folder))
     assert (curves[0].arm, curves[0].seed) == ("raw", 1)
     assert len(curves) == 5
 
 
-def test_power_is_that_of_the_shared_noise() -> None:
-    power = runs.power_of(noise(), 2)
-    assert power is not None
-    assert (power.smallest, power.half) == (0.029, 0.0145)
-    needed = seeds_needed(
-        0.0145, 0.011, arms=2, floor_sd=0.004, drawing=(0.002**2, float("inf")), prior_df=6.0
-    )
-    assert power.seeds_for_half == needed
-    assert runs.power_of(dataclasses.replace(noise(), mde=None), 2) is None
-    assert runs.power_of(noise(), 0) is None
-    drawn = dataclasses.replace(noise(), drawing_sd=0.02)
-    assert runs.power_of(drawn, 2) == dataclasses.replace(power, seeds_for_half=None)
-
-
 def test_costs_that_are_no_numbers_are_an_error(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
-    assert runs.costs_of(str(path)) == ()
+    assert collect.costs_of(str(path)) == ()
     path.write_text('{"fetch": 1.5}')
-    assert runs.costs_of(str(path)) == (("fetch", 1.5),)
+    assert collect.costs_of(str(path)) == (("fetch", 1.5),)
     path.write_text('{"fetch": "long"}')
     with pytest.raises(ValueError, match="long"):
-        runs.costs_of(str(path))
+        collect.costs_of(str(path))

@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 
 from manifests import disk
-from manifests.run_layout import AblationLayout
+from manifests.layout import AblationLayout
 from manifests.schema import Ablation
 from tests.support.ablations import changed
 from train.reporting import Results, read_results
-from train.reporting.tables import scaling_curves, signal_rows
+from train.reporting.collect import scaling_curves, signal_rows
 
 
 @pytest.fixture(scope="module")

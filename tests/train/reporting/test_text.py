@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.reports import sample_report
 from train.ablation.wording import DASH
-from train.reporting import report_lines, text
+from train.reporting import compare, report_lines
 
 
 def test_the_tables_hold_the_numbers_of_the_page() -> None:
@@ -26,11 +26,11 @@ def test_an_arm_without_a_run_has_dashes() -> None:
     task = report.tasks[0]
     row = dataclasses.replace(task.rows[1], mean=None, sd=None, values={}, difference=None)
     report = dataclasses.replace(report, arms=(report.arms[0], arm, report.arms[2]))
-    line = text.task_table(report, dataclasses.replace(task, rows=(row,)))[1]
+    line = compare.task_table(report, dataclasses.replace(task, rows=(row,)))[1]
     assert line.split() == ["clip30", "1,200", DASH, DASH, "(without", "seed", "0,", "1)"]
 
 
 def test_a_row_of_an_unknown_arm_is_an_error() -> None:
     report = dataclasses.replace(sample_report(), arms=())
     with pytest.raises(StopIteration):
-        text.task_table(report, report.tasks[0])
+        compare.task_table(report, report.tasks[0])

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 from manifests import disk
-from manifests.pool_layout import PoolLayout
+from manifests.layout import PoolLayout
 from manifests.schema import Ablation, Blend
 from train.ablation import expand_runs
-from train.reporting.views import ArmView, open_views, read_columns
+from train.reporting.data import ArmView, open_views, read_columns
 
 
 @pytest.fixture(scope="module")

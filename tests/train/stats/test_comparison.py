@@ -10,15 +10,16 @@ from scipy import stats
 from train.stats.comparison import (
     Comparison,
     Difference,
-    Spread,
     Verdict,
     decide,
+    dunnett_critical,
     dunnett_family,
+    equal_loadings,
+    holm,
     holm_family,
     single,
 )
-from train.stats.dunnett import dunnett_critical, equal_loadings
-from train.stats.multiplicity import holm
+from train.stats.model import Spread
 
 
 def difference(mean: float, error: float = 1.0, df: float = 6.0, arm: str = "a") -> Difference:
@@ -175,13 +176,13 @@ def test_without_any_spread_there_is_no_interval_and_no_verdict() -> None:
             assert (row.low, row.high90, row.low_seeds, row.low_samples) == (None,) * 4
 
 
-def test_a_band_that_is_not_above_zero_is_refused() -> None:
+def test_a_band_below_zero_is_refused() -> None:
     for call in (
-        lambda: single(difference(1.0), 0.0),
+        lambda: single(difference(1.0), -0.1),
         lambda: dunnett_family([difference(1.0)], 0.5, -1.0),
         lambda: holm_family([difference(1.0)], math.nan),
     ):
-        with pytest.raises(ValueError, match="it must be above 0"):
+        with pytest.raises(ValueError, match="it is at least 0"):
             call()
 
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from train.stats.comparison import Difference, Spread
-from train.stats.contrasts import (
+from train.stats.analysis import (
     add_drawing,
     average_noise,
     average_values,
@@ -16,10 +15,9 @@ from train.stats.contrasts import (
     over_tasks,
     pair_noise,
     shared_noise,
-    with_own_spread,
 )
-from train.stats.moderation import LedgerEntry
-from train.stats.samples import SampleNoise, sample_noise
+from train.stats.comparison import Difference
+from train.stats.model import LedgerEntry, SampleNoise, Spread, sample_noise
 
 VALUES = {
     "base": {0: 0.30, 1: 0.34, 2: 0.31},
@@ -208,15 +206,27 @@ def test_intervals_over_seeds_and_samples_hold_what_they_promise(
     assert 0.935 <= hits / 2000 <= 0.975
 
 
-def test_an_a_a_pair_keeps_the_spread_of_its_own_runs() -> None:
+def test_a_control_keeps_the_spread_of_its_own_runs_beside_the_shared_one() -> None:
     shared = shared_noise(VALUES, [])
     assert shared is not None
     (row,) = differences(VALUES, shared, [("b", "base")], [noise(1e-9, 1e-5)], one_baseline=False)
-    both = with_own_spread(VALUES, shared, row, noise(1e-9, 1e-5))
-    assert both.over_seeds[:-1] == row.over_seeds
-    own = both.over_seeds[-1]
+    pooled, own, floor = row.over_seeds
+    assert pooled == Spread(variance=pytest.approx(2 * shared.variance / 3), df=4.0)  # type: ignore[arg-type]
     paired = stats.ttest_rel(list(VALUES["b"].values()), list(VALUES["base"].values()))
-    assert both.difference / math.sqrt(own.variance) == pytest.approx(float(paired.statistic))
+    assert row.difference / math.sqrt(own.variance) == pytest.approx(float(paired.statistic))
     assert own.df == 2
-    assert both.over_samples[-1].variance == pytest.approx(own.variance + 1e-5)
-    assert with_own_spread(VALUES, shared, row, None).over_samples == row.over_samples
+    assert floor.df == math.inf
+    assert row.over_samples[1].variance == pytest.approx(own.variance + 1e-5)
+
+
+def test_quiet_controls_neither_narrow_the_shared_spread_nor_outweigh_the_arms() -> None:
+    values = {**VALUES, "quiet": {0: 0.30, 1: 0.32, 2: 0.31}, "still": {0: 0.30, 1: 0.32, 2: 0.31}}
+    alone, among = shared_noise(VALUES, []), shared_noise(values, [], tuple(VALUES))
+    assert alone is not None
+    assert among is not None
+    assert among.fit.variance < alone.variance  # type: ignore[operator]
+    assert among.variance == alone.variance
+    assert among.df == 8.0
+    pair = shared_noise(values, [], ("base", "a"))
+    assert pair is not None
+    assert pair.df == 4.0  # twice the two of the pair

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from train.stats.dunnett import chi_nodes, dunnett_critical, dunnett_p, equal_loadings
+from train.stats.comparison import chi_nodes, dunnett_critical, dunnett_p, equal_loadings
 
 INF = math.inf
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from train.stats.multiplicity import holm
+from train.stats.comparison import holm
 
 
 def test_holm_multiplies_by_the_tests_left_and_never_decreases() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from train.stats.samples import check_mean, sample_noise
+from train.stats.model import check_mean, sample_noise
 
 
 def crossed_table(differences: np.ndarray) -> tuple[float, float]:
@@ -78,6 +78,21 @@ def test_several_groups_have_the_mean_of_their_standard_errors() -> None:
     assert both.drawing**0.5 == pytest.approx((one.drawing**0.5 + other.drawing**0.5) / 2, rel=1e-9)
     df = both.drawing**2 / both.drawing_error
     assert df == pytest.approx(min(n.drawing**2 / n.drawing_error for n in (one, other)))
+
+
+def test_a_group_in_which_hardly_anything_is_drawn_takes_no_degrees_of_freedom() -> None:
+    """One direction of retrieval may be equally hard for both arms: its share is near 0."""
+    rng = np.random.default_rng(9)
+    wide = rng.normal(size=(2, 3, 2000)) + rng.normal(size=(2, 1, 2000))
+    first = rng.normal(size=(3, 2000))
+    second = first + 1e-3 * rng.normal(size=(3, 2000)) + 2e-4 * rng.normal(size=2000)
+    both = sample_noise(
+        {seed: [wide[0, seed], first[seed]] for seed in range(3)},
+        {seed: [wide[1, seed], second[seed]] for seed in range(3)},
+    )
+    still = sample_noise(runs(first), runs(second))
+    assert 0 < still.drawing**2 / still.drawing_error < 100
+    assert both.drawing**2 / both.drawing_error > 150
 
 
 def test_only_common_seeds_count() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from train.stats.signal_to_noise import effect_interval, metric_signals
+from train.stats.scaling import effect_interval, metric_signals
 
 
 def table(

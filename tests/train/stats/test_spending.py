@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from train.stats.spending import Spending, critical_values, largest_t, spent
+from train.stats.sequential import Spending, critical_values, largest_t, spent
 
 
 def test_all_of_the_error_is_spent_at_the_end_and_little_of_it_early() -> None:

@@ -7,7 +7,7 @@ import torch
 
 from tests.support.streams import FakeStreams, Race
 from train.step import accumulate
-from train.step.device_images import BatchImages, DeviceImages
+from train.step.feed import BatchImages, DeviceImages
 
 CPU, ROWS = torch.device("cpu"), 12
 # Of batches in host memory: written before any stream reads them.

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from train.step.grad_norm import local_part, mesh_of, total_norm
+from train.step.update import local_part, mesh_of, total_norm
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

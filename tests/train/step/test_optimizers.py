@@ -7,8 +7,7 @@ import torch
 
 from tests.support.steps import config_of, model_of
 from train.formats.open_clip_files import to_open_clip
-from train.step.optimizers import build_optimizers, parameter_groups, step_eagerly
-from train.step.update import Update
+from train.step.update import Update, build_optimizers, parameter_groups, step_eagerly
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.support.steps import config_of
-from train.step.precision import Scaler, matmul_precision, precision_context
+from train.step.update import Scaler, matmul_precision, precision_context
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from train.config import configure
-from train.step.schedule import decay_factor, learning_rate
+from train.step.update import decay_factor, learning_rate
 
 SETTINGS = {"model": "test", "samples_seen": 80, "batch_size": 8, "lanes": 4, "warmup": 4}
 

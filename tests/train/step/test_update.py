@@ -7,9 +7,7 @@ import pytest
 import torch
 
 from tests.support.steps import config_of, model_of
-from train.step.optimizers import parameter_groups
-from train.step.precision import OVERFLOWS
-from train.step.update import Update
+from train.step.update import OVERFLOWS, Update, parameter_groups
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

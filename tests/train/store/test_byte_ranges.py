@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from train.store.byte_ranges import ByteRanges, coalesce
+from train.store import ByteRanges, coalesce
 
 
 def ranges(rows: list[tuple[int, int]], max_gap: int | None, max_bytes: int = 1000) -> ByteRanges:

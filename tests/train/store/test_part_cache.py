@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from train.store import PartCache
-from train.store.part_cache import HEAD
+from train.store import HEAD, PartCache
 
 NAME = "ab" + "0" * 30
 

@@ -7,7 +7,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from train.store import RangeClient, range_client
+from train import store as range_client
+from train.store import RangeClient
 
 CONTENT = bytes(range(256)) * 40
 URL = "s3://bucket/a.tar"
@@ -129,7 +130,7 @@ def test_without_credentials_or_a_filesystem_the_usual_way_is_taken(
     def missing(url: str) -> None:
         raise ValueError(f"{url} cannot be opened")
 
-    monkeypatch.setattr(range_client.remote, "filesystem", missing)
+    monkeypatch.setattr(range_client.files, "filesystem", missing)
     client = RangeClient()
     assert client.read(URL, 0, 10) is None
     monkeypatch.setattr(range_client, "_sign", lambda url: pytest.fail("asked again"))

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from train.data import ReadFailed, retry
-from train.streams import byte_streams
-from train.streams.byte_streams import BrokenSource, TarBytes, open_source
+from train.data import ReadFailed, tar_streams, view_rows
+from train.data.tar_streams import BrokenSource, TarBytes, open_source
 
 
 def whole(name: str) -> bytes:
@@ -98,7 +97,7 @@ def test_two_tars_one_after_the_other_are_not_half_read(tmp_path: Path) -> None:
 def test_a_server_that_does_not_answer_is_asked_again(
     server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retry, "WAITS_S", (0.0, 0.0))
+    monkeypatch.setattr(view_rows, "WAITS_S", (0.0, 0.0))
     with pytest.raises(
         ReadFailed,
         match=r"in 3 attempts \(ConnectionError: status 503\); check the connection to the server$",
@@ -114,4 +113,4 @@ def test_a_command_that_hangs_is_stopped_with_all_that_it_started() -> None:
         assert source.read(1) == b""
         assert time.monotonic() - began < 60
         timer.join()
-    assert byte_streams.COMMAND == "pipe:"
+    assert tar_streams.COMMAND == "pipe:"

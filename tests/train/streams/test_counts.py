@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from train.streams.counts import LISTED, StreamCounts, StreamDraws, sum_counts
+from train.data.tar_streams import LISTED, StreamCounts, StreamDraws, sum_counts
 
 
 def counts(tars: int, broken: int, skipped: int) -> StreamCounts:

@@ -12,8 +12,7 @@ from tests.support.other_tars import pack, picture
 from tests.support.steps import config_of
 from train.config import model_config
 from train.data import Batch
-from train.streams import StreamLoader
-from train.streams.loader import expand
+from train.data.stream_loader import StreamLoader, expand
 
 ROWS = 6
 

@@ -10,10 +10,8 @@ import pytest
 
 from manifests.schema import TarStream
 from tests.support.other_tars import pack
-from train.data import ReadFailed, StageTimes
-from train.streams import readers
-from train.streams.counts import StreamCounts
-from train.streams.readers import Share, TarReader
+from train.data import ReadFailed, StageTimes, tar_streams
+from train.data.tar_streams import Share, StreamCounts, TarReader
 
 ROWS = 6
 
@@ -81,8 +79,8 @@ def test_a_source_without_a_usable_sample_is_a_mistake_and_not_a_hang(tmp_path: 
 
 
 def test_a_silent_pipe_counts_as_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "SILENT_S", 0.3)
-    monkeypatch.setattr(readers, "LOOK_S", 0.05)
+    monkeypatch.setattr(tar_streams, "SILENT_S", 0.3)
+    monkeypatch.setattr(tar_streams, "LOOK_S", 0.05)
     began = time.monotonic()
     with (
         reader_of(["pipe:sleep 1000"]) as (reader, _),

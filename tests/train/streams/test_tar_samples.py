@@ -7,8 +7,7 @@ import pytest
 from manifests.schema import TarStream
 from tests.support.malformed_tars import cut_in_member, flipped, whole
 from tests.support.other_tars import Members, pack, picture
-from train.streams.byte_streams import BrokenSource, open_source
-from train.streams.tar_samples import TarSample, read_samples, sample_of
+from train.data.tar_streams import BrokenSource, TarSample, open_source, read_samples, sample_of
 
 
 def samples_of(path: Path, caption: str = "txt") -> list[TarSample | str]:

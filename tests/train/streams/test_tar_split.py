@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from train.streams.tar_split import readers_of_rank, tars_of_reader
+from train.data.tar_streams import readers_of_rank, tars_of_reader
 
 TARS = [f"{k}.tar" for k in range(7)]
 

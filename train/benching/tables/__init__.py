@@ -1,4 +1,16 @@
-"""Cells of reports as tables and as a plot."""
+"""Cells of reports as tables and as a plot.
+
+Reads and writes a Markdown page; writes the SVG file.
+
+Invariants:
+
+* Speedup and the perfect line are of the fewest ranks that are measured
+  (tests/train/benching/tables/test_scaling.py).
+* Cells of two reports are one row only where nothing but the machine differs; what only one
+  report has is listed (tests/train/benching/tables/test_comparison.py).
+
+To extend: a figure that every cell may have is a column in `figure_lines`.
+"""
 
 from __future__ import annotations
 

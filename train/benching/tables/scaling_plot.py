@@ -13,6 +13,7 @@ from train.benching.report import Cell
 from train.benching.tables.scaling import ScalingSeries, rate_of, scaling_series
 
 WIDTH, LEFT, RIGHT, TOP, BOTTOM, HEIGHT = 720, 64, 20, 28, 44, 340
+TITLE = "samples/s against ranks"
 KEY = 18  # height of a line of the key
 COLOURS = ("#2a6fbb", "#c4622d", "#3c8f5a", "#8a5bb0", "#a8323e", "#6b6f76")
 STYLE = (
@@ -27,6 +28,7 @@ def check_plot(path: str) -> None:
     disk.output_folder(os.path.dirname(path) or ".", "--plot")
     if not path.endswith(".svg"):
         raise ValueError(f"--plot is {path!r}; it is an SVG file, so its name must end in .svg")
+    disk.check_replaceable(path, TITLE.encode(), "--plot")
 
 
 def write_plot(path: str, cells: Sequence[Cell]) -> None:
@@ -60,7 +62,7 @@ def scaling_svg(cells: Sequence[Cell]) -> str:
         body.append(text_at(LEFT + 18, y, one.name))
     height = HEIGHT + KEY * (len(series) + 1)
     body.append(text_at(LEFT + 18, height - 4, "dashed: the perfect line"))
-    drawn = svg(WIDTH, height, body, "samples/s against ranks")
+    drawn = svg(WIDTH, height, body, TITLE)
     return drawn.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1) + "\n"
 
 

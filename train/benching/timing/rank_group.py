@@ -16,7 +16,7 @@ from typing import Any
 from manifests import console, disk
 from manifests.text import printable
 from train.benching.report import Measurement
-from train.dist import launch
+from train.parallel import process_group
 
 ROOT = Path(__file__).resolve().parents[3]
 PARENT = "CLIPMILL_BENCH_PARENT"  # the process that has started the ranks
@@ -40,7 +40,9 @@ def measure_in_ranks(module: str, plan: Any, ranks: int) -> Measurement:
     with tempfile.TemporaryDirectory(prefix="clipmill-bench-") as folder:
         disk.write_json(disk.join(folder, "plan.json"), plan)
         variables = {"PYTHONPATH": str(ROOT), PARENT: str(os.getpid())}
-        status = launch.launch_ranks([sys.executable, "-m", module, folder], ranks, variables)
+        status = process_group.launch_ranks(
+            [sys.executable, "-m", module, folder], ranks, variables
+        )
         if status > 128:
             signal.raise_signal(status - 128)
         if status != 0:

@@ -22,10 +22,10 @@ from train.benching.timing.summary import RankCounts, summary
 from train.benching.timing.telemetry import Telemetry
 from train.benching.timing.train_steps import StepPlan, loader_of
 from train.config import TrainConfig, model_config
-from train.dist import Ranks, process_group
 from train.model import CLIP, training_flops
-from train.pixels import normalise
+from train.parallel import Ranks, process_group
 from train.step import GROUPS, Feed, ReadyBatch, matmul_precision, precision_context
+from train.transforms import normalise
 
 
 def measure_scoring(plan: StepPlan, folder: str) -> Measurement:

@@ -10,10 +10,10 @@ import torch
 from manifests import disk
 from train.benching.report import Figures, Measurement
 from train.benching.timing.spread import percentile_figures, spread_figures
+from train.capacity import peak_flops
 from train.config import PRESETS
-from train.dist import Ranks, process_group
-from train.hardware import peak_flops
-from train.running import peak_memory
+from train.parallel import Ranks, process_group
+from train.trainer import peak_memory
 
 # Runs of an ablation whose number in an hour is reported, by preset
 RUNS_OF = ("datacomp_small", "micro")

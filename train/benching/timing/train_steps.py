@@ -21,9 +21,10 @@ from train.benching.timing.synthetic import SyntheticLoader
 from train.benching.timing.telemetry import Telemetry
 from train.capacity import resolve_micro_batch
 from train.config import TrainConfig, model_config, trained_groups
-from train.dist import Ranks, process_group
 from train.model import training_flops
-from train.running import (
+from train.parallel import Ranks, process_group
+from train.step import GROUPS, Feed, matmul_precision
+from train.trainer import (
     LaunchedStep,
     Records,
     RunLoader,
@@ -35,7 +36,6 @@ from train.running import (
     open_loader,
     prepare,
 )
-from train.step import GROUPS, Feed, matmul_precision
 
 AHEAD = 8  # steps after the last: as many batches are read ahead at the end as at the start
 

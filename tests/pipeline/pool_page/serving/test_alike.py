@@ -9,10 +9,10 @@ import pytest
 
 from manifests import disk
 from manifests.commits import read_commits
-from manifests.documents import ScoreSetDocument, read_document
-from manifests.pool_layout import PoolLayout
+from manifests.layout import PoolLayout
+from manifests.records import ScoreSetDocument, read_document
 from pipeline.pool_page import survey_pool
-from pipeline.pool_page.serving.alike import Alike
+from pipeline.pool_page.server import Alike
 from pipeline.scoring import score_set_names
 from tests.support import looked
 

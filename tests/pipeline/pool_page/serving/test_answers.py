@@ -7,8 +7,8 @@ import pytest
 
 from pipeline.accounting import purge_rows, read_criteria
 from pipeline.pool_page import Answers, Survey, survey_pool
-from pipeline.pool_page.serving.answers import Changed
-from pipeline.pool_page.thumbnails import NoImage
+from pipeline.pool_page.page import NoImage
+from pipeline.pool_page.server import Changed
 from tests.support import looked, purged
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.pool_page import Survey
-from pipeline.pool_page.serving.caption_search import CaptionSearch
+from pipeline.pool_page.server import CaptionSearch
 
 
 def test_a_text_is_found_as_it_is_written(survey: Survey) -> None:

@@ -10,10 +10,9 @@ import open_clip
 import pytest
 import torch
 
-from filters.clip import models
+from filters.clip import model as models
 from manifests.schema import FilterSpec
-from pipeline.pool_page import Answers, survey_pool
-from pipeline.pool_page.serving import text_model
+from pipeline.pool_page import Answers, server, survey_pool
 from pipeline.scoring import score
 from tests.filters.conftest import clip_folder as clip_folder
 from tests.support import looked
@@ -44,7 +43,7 @@ def test_images_most_like_a_text_are_those_of_the_model(
         loads.append(filter_.model)
         return models.shared_model(filter_)
 
-    monkeypatch.setattr(text_model, "shared_model", counted)
+    monkeypatch.setattr(server, "shared_model", counted)
     images = answers.like_text(TEXT)["images"]
     assert answers.like_text("another text")["images"]
     assert loads == [f"local-dir:{model}"]
@@ -66,7 +65,7 @@ def test_a_model_that_cannot_be_had_is_said_in_a_line(
     answers: Answers, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(text_model, "find_spec", lambda name: None)
+        patch.setattr(server, "find_spec", lambda name: None)
         with pytest.raises(ValueError, match=r"torch is not installed here: pip install"):
             answers.like_text(TEXT)
     assert answers.alike is not None

@@ -9,9 +9,7 @@ import pytest
 
 from manifests.schema import Rule, View
 from pipeline.views.choose import choose
-from pipeline.views.connections import connect
-from pipeline.views.expressions.computed_numbers import may_compute_nan
-from pipeline.views.expressions.syntax import syntax_of
+from pipeline.views.rules import connect, may_compute_nan, syntax_of
 
 ROWS = pa.table(
     {

@@ -9,10 +9,8 @@ import pyarrow as pa
 import pytest
 
 from pipeline.views import rules
-from pipeline.views.connections import borrowed_connection
-from pipeline.views.expressions.plain_tests import plain_test
-from pipeline.views.part_rows import PartRows, is_true
-from pipeline.views.steps import Step
+from pipeline.views.row_tests import PartRows, is_true, plain_test
+from pipeline.views.rules import Step, borrowed_connection
 
 CONSTANTS = ["0.7", "-1.5", "3", "0.1", "16777215", "0.3333333", ".5", "2.", "-0.0001234", "0.28"]
 RNG = np.random.default_rng(0)

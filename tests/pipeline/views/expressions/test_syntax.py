@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.views.connections import connect
-from pipeline.views.expressions import syntax
-from pipeline.views.expressions.syntax import (
+from pipeline.views import rules
+from pipeline.views.rules import (
+    Step,
     column_names,
+    connect,
     is_not_top,
     read_all,
     replaced,
@@ -15,14 +16,13 @@ from pipeline.views.expressions.syntax import (
     text_of_tree,
     walk,
 )
-from pipeline.views.steps import Step
 
 
 def test_many_are_read_with_one_query_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(syntax, "_kept", syntax._Kept())
+    monkeypatch.setattr(rules, "_kept", rules._Kept())
     connection = connect(threads=1)
     read_all(connection, ["a > 1", "b > ", "a > 1", "c = 'x' AND top(d, 0.5) > 1"])
-    monkeypatch.setattr(syntax, "_serialized", lambda *_: pytest.fail("it is read again"))
+    monkeypatch.setattr(rules, "_serialized", lambda *_: pytest.fail("it is read again"))
     last = syntax_of(connection, "c = 'x' AND top(d, 0.5) > 1")
     assert (last.columns, last.of_row) == ({"c", "d"}, {"c"})
     assert syntax_of(connection, "a > 1") is syntax_of(connection, "a > 1")
@@ -44,19 +44,19 @@ def test_a_chain_of_operators_is_read_or_refused(monkeypatch: pytest.MonkeyPatch
     def too_deep(text: str) -> None:
         raise RecursionError
 
-    monkeypatch.setattr(syntax.json, "loads", too_deep)  # as Python does from some depth on
+    monkeypatch.setattr(rules.json, "loads", too_deep)  # as Python does from some depth on
     with pytest.raises(ValueError, match="nested too deeply"):
         syntax_of(connection, "a > 0.123")
 
 
 def test_what_stays_in_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = syntax._Kept()
-    monkeypatch.setattr(syntax, "_kept", kept)
-    monkeypatch.setattr(syntax, "KEPT_TEXTS", 3)
+    kept = rules._Kept()
+    monkeypatch.setattr(rules, "_kept", kept)
+    monkeypatch.setattr(rules, "KEPT_TEXTS", 3)
     connection = connect(threads=1)
     read_all(connection, [f"a > {number}" for number in range(9)])
     assert list(kept._syntax) == ["a > 6", "a > 7", "a > 8"]
-    monkeypatch.setattr(syntax, "KEPT_CHARACTERS", 20)
+    monkeypatch.setattr(rules, "KEPT_CHARACTERS", 20)
     read_all(connection, ["long_name > 1234567"])
     assert list(kept._syntax) == ["long_name > 1234567"]
 
@@ -69,7 +69,7 @@ def test_walks_and_copies() -> None:
     assert sum(node.get("class") == "CONSTANT" for node in walk(tree)) == 3
     one = syntax_of(connection, "1").expression
 
-    def other(node: syntax.Tree) -> syntax.Tree | None:
+    def other(node: rules.Tree) -> rules.Tree | None:
         return one if node.get("class") == "COLUMN_REF" else None
 
     text = text_of_tree(connection, replaced(tree, other))

@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from manifests.documents import ViewDocument, ViewRulesDocument, read_document
-from manifests.pool_layout import PoolLayout
+from manifests.layout import PoolLayout
+from manifests.records import ViewDocument, ViewRulesDocument, read_document
 from manifests.schema import Recipe, Rule, Source, View
 from pipeline.views import choose_views, rule_outcomes, with_derived
-from pipeline.views.steps import selected_rules
+from pipeline.views.rules import selected_rules
 from tests.support import small_pool
 
 RULES = (

@@ -10,13 +10,12 @@ import pytest
 
 from manifests import disk
 from manifests.commits import read_commits, update_index
-from manifests.documents import ViewDocument, read_document
-from manifests.pool_layout import PoolLayout
+from manifests.layout import PoolLayout
+from manifests.records import ViewDocument, read_document
 from manifests.schema import Recipe, Rule, Source, View
 from pipeline import filter as filter_command
 from pipeline.accounting import purge_rows, read_criteria
-from pipeline.views import choose_views, hash_view, random_like, unit_threads, view_files
-from pipeline.views.outcomes import view_hash
+from pipeline.views import choose_views, files, hash_view, random_like, row_tests
 from tests.support.folders import make_folders_small
 from tests.support.small_pool import make_pool, rows, write_shard
 
@@ -52,8 +51,8 @@ def test_other_shards_orders_names_and_rules_give_the_same_hash(
     assert chosen["wide"].rows_sha256 == chosen["other"].rows_sha256 == expected
     assert chosen["raw"].rows_sha256 == expected_hash(first, "raw") != expected
     assert read_document(PoolLayout(first).view_json("wide"), ViewDocument) == chosen["wide"]
-    monkeypatch.setattr(unit_threads, "THREADS", 1)
-    monkeypatch.setattr(view_hash, "UNIT_SHARDS", 1)
+    monkeypatch.setattr(row_tests, "THREADS", 1)
+    monkeypatch.setattr(files, "HASH_UNIT_SHARDS", 1)
     second = str(tmp_path / "b")
     for shard, start in enumerate(range(39, -1, -4)):
         write_shard(second, shard, given[start : (start - 4 if start >= 4 else None) : -1])
@@ -67,7 +66,7 @@ def test_a_large_pool_has_its_hashes_on_request(
     for name, has_hash in (("small", True), ("large", False)):
         pool = make_pool(tmp_path / name, rows(40), per_shard=7)
         stored = read_commits(pool).totals.stored
-        monkeypatch.setattr(view_files, "HASHED_ROWS", stored if has_hash else stored - 1)
+        monkeypatch.setattr(files, "HASHED_ROWS", stored if has_hash else stored - 1)
         document = choose_views(pool, recipe(ALL))["raw"]
         drawn = random_like(pool, "raw", [1])["random_like_raw.seed-1"]
         expected = expected_hash(pool, "raw")

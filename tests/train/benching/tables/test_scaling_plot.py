@@ -15,6 +15,7 @@ def test_the_plot_has_a_line_and_a_perfect_line_for_every_series(tmp_path: Path)
     path = str(tmp_path / "new" / "plot.svg")
     check_plot(path)
     write_plot(path, cells)
+    check_plot(path)
     root = ET.fromstring(Path(path).read_text())
     space = "{http://www.w3.org/2000/svg}"
     lines = root.findall(f"{space}polyline")
@@ -32,3 +33,6 @@ def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
         scaling_svg([cell(1, 100.0), cell(2, None)])
     with pytest.raises(ValueError, match=r"must end in \.svg"):
         check_plot(str(tmp_path / "plot.png"))
+    (tmp_path / "mine.svg").write_text("<svg/>")
+    with pytest.raises(ValueError, match="this command did not write"):
+        check_plot(str(tmp_path / "mine.svg"))

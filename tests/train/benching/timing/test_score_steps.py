@@ -12,10 +12,10 @@ from train.benching.timing import score_steps
 from train.benching.timing.score_steps import measure_scoring
 from train.benching.timing.train_steps import StepPlan, steps_of
 from train.config import configure, model_config
-from train.dist import Ranks
 from train.model import CLIP, training_flops
-from train.pixels import normalise
-from train.running import open_loader
+from train.parallel import Ranks
+from train.trainer import open_loader
+from train.transforms import normalise
 
 CONFIG = configure({**RUN_SETTINGS, "samples_seen": 8 * steps_of(2, 2, 1)})
 

@@ -9,7 +9,7 @@ from manifests import disk
 from train.benching.report import Measurement
 from train.benching.timing import summary as module
 from train.benching.timing.summary import RankCounts, summary
-from train.dist import Ranks, process_group
+from train.parallel import Ranks, process_group
 
 POWER = {"device_utilisation": 0.5, "watts": 300.0, "joules": 600.0}
 

@@ -11,8 +11,8 @@ from manifests.schema import Blend
 from tests.support.steps import RUN_SETTINGS
 from train.benching.timing.train_steps import AHEAD, StepPlan, measure_training, steps_of
 from train.config import TrainConfig, configure
-from train.running import train
-from train.running.logbook import MEASURED
+from train.trainer import train
+from train.trainer.logbook import MEASURED
 
 
 def config_of(steps: int, **changes: Any) -> TrainConfig:

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from train.ablation.wording import MINUS
-from train.reporting.page import charts
-from train.reporting.page.charts import ForestRow
+from train.reporting import charts
+from train.reporting.charts import ForestRow
 
 
 def test_charts_survive_what_runs_can_log() -> None:

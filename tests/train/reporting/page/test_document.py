@@ -10,8 +10,9 @@ from html.parser import HTMLParser
 import pytest
 
 from tests.support.reports import empty_report, given_report, sample_report
-from train.reporting.page import document as page
+from train.reporting import page as page
 
+PART = re.compile('<details class="part"><summary>(.*?)</summary>')
 LINK = re.compile(r'<a href="#(s\d+)">(.*?)</a>')
 
 
@@ -59,24 +60,37 @@ def test_empty_sections_are_left_out() -> None:
     assert "Not run" not in html
     assert "Not recorded" not in html
     titles = re.findall("<h2>(.*?)</h2>", html)
-    assert titles == ["Arms", "Every task", "Data of the arms", "Provenance"]
+    assert titles == ["Results", "Data", "Provenance"]
     assert [name for _, name in LINK.findall(html)] == titles
+    assert PART.findall(html) == ["Every task", "Data of the arms", "Files and versions"]
 
 
-def test_the_contents_link_to_every_section() -> None:
+def test_chance_is_in_the_first_tables() -> None:
+    html = page.render(sample_report())
+    first = html[html.index('<div class="verdict">') : html.index("<h3>Controls</h3>")]
+    assert re.search(r'chance</span>.*?<span class="mean note">1.6</span>', first)
+    table = html[html.index("<h3>Arms</h3>") :]
+    assert 'chance</span></td><td class="n">1.6</td>' in table[: table.index("</table>")]
+    none = sample_report()
+    tasks = tuple(dataclasses.replace(task, chance=0.0) for task in none.tasks)
+    assert ">chance<" not in page.render(dataclasses.replace(none, tasks=tasks))
+
+
+def test_the_contents_link_to_every_group_and_its_parts_are_folded() -> None:
     html = page.render(sample_report(), datetime.date(2026, 11, 22))
     assert "Written on 2026-11-22." in html
     links = LINK.findall(html)
-    assert len(links) == 20
+    assert [name for _, name in links] == ["Results", "Checks", "Runs", "Data", "Provenance"]
     for target, name in links:
         assert f'<section id="{target}"><h2>{name}</h2>' in html
+    assert len(PART.findall(html)) == 17
 
 
 def test_the_verdict_is_one_sentence_and_one_line_per_arm() -> None:
     html = page.render(sample_report())
     top = html[html.index('<div class="verdict">') : html.index("<nav")]
     assert "<p>On objects, better than raw: clip30 +4.1 [+2.9, +5.3] points.</p>" in top
-    assert top.count("<li>") == 3
+    assert top.count("<li>") == 4, "two arms, chance, a control"
     arms, controls = top.split("<h3>Controls</h3>")
     assert '<span class="difference">+4.1 [+2.9, +5.3] points</span>' in arms
     assert "random_like_clip30" not in arms
@@ -89,7 +103,8 @@ def test_the_verdict_is_one_sentence_and_one_line_per_arm() -> None:
 def test_a_page_of_given_predictions_has_no_word_of_data() -> None:
     html = page.render(given_report())
     titles = re.findall("<h2>(.*?)</h2>", html)
-    assert titles == ["Arms", "Every task", "Single runs", "Provenance"]
+    assert titles == ["Results", "Runs", "Provenance"]
+    assert PART.findall(html) == ["Every task", "Single runs", "Files and versions"]
     for word in ("pairs", "repeats", "% of stored", "batch", "samples seen"):
         assert word not in html.replace("sort by this column", "").split("<script>")[0], word
 

@@ -1,0 +1,614 @@
+"""What a row is of: concepts and synsets in captions, and MetaCLIP's balancing.
+
+What a caption or an image is of, and how often that is in the pool. Definitions and figures:
+`docs/concepts.md`.
+
+They read the files that the options name and write none.
+
+Invariants:
+
+* One automaton finds what a search for each entry finds:
+  `tests/filters/concepts/test_matcher.py`.
+* A row is kept with the probability that MetaCLIP's sampling gives it, whatever the shards,
+  partitions and workers: `tests/filters/concepts/test_balance.py`.
+* A list that changes changes the id: `tests/filters/concepts/test_concept.py`.
+
+Another filter about content is a module here, a line in `FILTERS` (`filters/__init__.py`) and a
+test of the same name.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import os
+import re
+import string
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+from numpy.typing import NDArray
+
+from filters.base import FREE, Batch, Columns, Filter, PoolFilter
+from filters.partitions import partition_of
+from manifests import disk
+
+# --------------------------------------------------------------------------------------------------
+# MetaCLIP's balancing as arithmetic: counts of entries, their probabilities, those of rows, and a
+# draw that depends on the row alone.
+#
+# An entry with at most t rows is a tail entry and keeps all of them; another one keeps each row
+# with probability t / count. A row is kept if any of its entries keeps it: 1 - product of (1 -
+# p).
+
+
+Counts = np.ndarray[Any, np.dtype[np.int64]]
+Shares = np.ndarray[Any, np.dtype[np.float64]]
+COUNTS = pa.schema([("entry", pa.int32()), ("rows", pa.int64())])
+
+
+def count_entries(lists: pa.Array | pa.ChunkedArray) -> pa.Table:
+    """Rows of each entry in a column of lists, as a table COUNTS by entry; NULL lists count as
+    empty."""
+    numbers = pc.list_flatten(lists)
+    if isinstance(numbers, pa.ChunkedArray):
+        numbers = numbers.combine_chunks()
+    counts = np.bincount(numbers.to_numpy(zero_copy_only=False).astype(np.int64))
+    entries = np.flatnonzero(counts)
+    return pa.table(
+        {"entry": entries.astype(np.int32), "rows": counts[entries].astype(np.int64)}, COUNTS
+    )
+
+
+def merge_counts(tables: pa.Table) -> pa.Table:
+    """The rows of several tables COUNTS as one row for each entry, by entry."""
+    counts = add_counts(tables)
+    entries = np.flatnonzero(counts)
+    return pa.table({"entry": entries.astype(np.int32), "rows": counts[entries]}, COUNTS)
+
+
+def add_counts(tables: pa.Table) -> Counts:
+    """(largest entry + 1,) rows of each entry, from the rows of several tables COUNTS."""
+    if tables.num_rows == 0:
+        return np.zeros(0, np.int64)
+    entries, rows = tables["entry"].to_numpy(), tables["rows"].to_numpy()
+    counts: Counts = np.zeros(int(entries.max()) + 1, np.int64)
+    np.add.at(counts, entries, rows)
+    return counts
+
+
+def tail_share(counts: Counts, t: float) -> float:
+    """Share of all matches that belong to entries with fewer than t rows."""
+    total = counts.sum()
+    return float(counts[counts < t].sum() / total) if total else 0.0
+
+
+def threshold_for_share(counts: Counts, share: float) -> int:
+    """The t whose tail has about `share` of all matches, as MetaCLIP 2 sets it for each language.
+
+    Entries are sorted by count; t is the count of that one at which the running share of all
+    matches is nearest to `share`. 1 for a pool without a match.
+    """
+    ascending = np.sort(counts[counts > 0])
+    if not ascending.size:
+        return 1
+    running = np.cumsum(ascending) / ascending.sum()
+    return int(ascending[np.abs(running - share).argmin()])
+
+
+def entry_probabilities(counts: Counts, t: float) -> Shares:
+    """(entries,) min(1, t / count)."""
+    shares: Shares = t / np.maximum(counts, t)
+    return shares
+
+
+def row_probabilities(lists: pa.Array, shares: Shares) -> Shares:
+    """(rows,) 1 - product of (1 - p) over the entries of each list; 0 for an empty one, NaN for
+    NULL."""
+    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+    numbers = pc.list_flatten(lists).to_numpy(zero_copy_only=False)
+    misses: Shares = np.ones(len(lists))
+    filled = np.flatnonzero(lengths)
+    if filled.size:
+        starts = np.concatenate([[0], np.cumsum(lengths[filled])[:-1]])
+        misses[filled] = np.multiply.reduceat(1 - shares[numbers], starts)
+    probabilities: Shares = 1 - misses
+    probabilities[lists.is_null().to_numpy(zero_copy_only=False)] = np.nan
+    return probabilities
+
+
+def draws(uids: Iterable[str], seed: int) -> Shares:
+    """(rows,) a number in [0, 1) for each row: the upper 53 bits of xxh3_64 of `balance:` and uid.
+
+    The prefix makes it independent of the `sample` of a view with the same seed.
+    """
+    hashes = [xxhash.xxh3_64_intdigest(f"balance:{uid}".encode(), seed) >> 11 for uid in uids]
+    numbers: Shares = np.array(hashes, np.uint64) / 2.0**53
+    return numbers
+
+
+# --------------------------------------------------------------------------------------------------
+# MetaCLIP's balancing of a pool: rows of frequent concepts are kept with a lower probability.
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class Balance(PoolFilter):
+    """balance_probability: 1 - product of (1 - min(1, t / count)) over the entries of a row, 0
+    where there is none. balance_keep: whether the row's draw is below it.
+
+    of: the instance of the filter `concept` whose entries are balanced. t: rows up to which an
+    entry keeps all of them; MetaCLIP took 20,000 for 400 million pairs and 170,000 for 2.5 billion.
+    tail_share: t follows from the share of all matches that the tail shall have; MetaCLIP 2 gives
+    every language that of English, 0.06. There is one draw for a row, a hash of uid and seed: the
+    result is the same on any number of machines, and a larger t keeps all that a smaller one keeps.
+    A row that was not matched has NULL.
+    """
+
+    name: ClassVar[str] = "balance"
+    adds: ClassVar[dict[str, pa.DataType]] = {
+        "balance_probability": pa.float32(),
+        "balance_keep": pa.bool_(),
+    }
+    meanings: ClassVar[dict[str, str]] = {
+        "balance_probability": "probability that one of the row's concepts keeps it, 0 to 1",
+        "balance_keep": "whether the row is kept by MetaCLIP's balancing",
+    }
+    of: str = field(default="concept", metadata=FREE)  # the id of its columns is part of ours
+    t: int | None = None
+    tail_share: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.t is None) == (self.tail_share is None):
+            raise ValueError(
+                "filter balance needs either t or tail_share, as in {balance: {t: 20000}} or "
+                "{balance: {tail_share: 0.06}}"
+            )
+        if self.t is not None and self.t < 1:
+            raise ValueError(f"filter balance: t is {self.t}; it must be at least 1")
+        if self.tail_share is not None and not 0 < self.tail_share < 1:
+            raise ValueError(
+                f"filter balance: tail_share is {self.tail_share}; it must lie between 0 and 1"
+            )
+        if not 0 <= self.seed < 2**64:
+            raise ValueError(f"filter balance: seed is {self.seed}; it must be 0 to 2^64 - 1")
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (f"{self.of}_entries",)
+
+    def summarise(self, rows: pa.Table) -> pa.Table:
+        return count_entries(rows[self.reads[0]])
+
+    def merge(self, summaries: pa.Table) -> pa.Table:
+        return merge_counts(summaries)
+
+    def combine(self, summaries: pa.Table) -> Shares:
+        counts = add_counts(summaries)
+        t = self.t
+        if t is None:
+            assert self.tail_share is not None
+            t = threshold_for_share(counts, self.tail_share)
+        logger.info(
+            "balance: t is %d; entries below it have %.4f of %d matches",
+            t,
+            tail_share(counts, t),
+            counts.sum(),
+        )
+        return entry_probabilities(counts, t)
+
+    def route(
+        self, rows: pa.Table, state: Any, partitions: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Rows that were matched, by their uid."""
+        is_known = rows[self.reads[0]].is_valid().to_numpy(zero_copy_only=False)
+        numbers = np.flatnonzero(is_known).astype(np.int64)
+        return numbers, partition_of(rows["uid"], partitions)[numbers]
+
+    def judge(self, rows: pa.Table, state: Any) -> Columns:
+        lists = rows[self.reads[0]]
+        if isinstance(lists, pa.ChunkedArray):
+            lists = lists.combine_chunks()
+        probabilities = row_probabilities(lists, state)
+        keep = draws(rows["uid"].to_pylist(), self.seed) < probabilities
+        return {"balance_probability": probabilities.astype(np.float32), "balance_keep": keep}
+
+
+# --------------------------------------------------------------------------------------------------
+# The list of concepts that captions are matched with, read from a file that the user names.
+
+
+def read_entries(path: str) -> list[str]:
+    """The entries of a JSON list of strings (`.json`), or of a text file with one entry a line.
+
+    The position of an entry is its number in every column. ValueError for another form, for a
+    list without an entry, and for an empty or a repeated entry.
+    """
+    file = disk.local_path(path)
+    try:
+        text = Path(file).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"the list of entries {path} cannot be read: {error}") from None
+    entries = _from_json(text, path) if str(path).endswith(".json") else text.split("\n")
+    if entries and not str(path).endswith(".json"):
+        entries = [line.removesuffix("\r") for line in entries]
+        if entries[-1] == "":
+            entries.pop()
+    check_entries(entries, path)
+    return entries
+
+
+def _from_json(text: str, path: str) -> list[str]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"the list of entries {path} is not JSON: {error}") from None
+    if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
+        raise ValueError(f"the list of entries {path} must be a JSON list of strings")
+    return value
+
+
+def check_entries(entries: list[str], path: str) -> None:
+    """ValueError for a list that is empty, and for an empty or a repeated entry."""
+    if not entries:
+        raise ValueError(f"the list of entries {path} is empty")
+    first: dict[str, int] = {}
+    for number, entry in enumerate(entries):
+        if not entry.strip():
+            raise ValueError(f"the list of entries {path}: entry {number + 1} is empty; remove it")
+        if first.setdefault(entry, number) != number:
+            raise ValueError(
+                f"the list of entries {path}: {entry!r} is entry {first[entry] + 1} and entry "
+                f"{number + 1}; remove one of them"
+            )
+
+
+# --------------------------------------------------------------------------------------------------
+# Which entries of a list occur in a caption, by MetaCLIP's rules about spaces.
+#
+# Rule `spaces` (MetaCLIP 1): the marks , . ; : ? ! ` get a space on both sides, tab and line ends
+# become spaces, and an entry occurs where it stands between two spaces. No other white space is
+# joined or removed, upper case counts, and an entry that holds one of the marks beside another
+# character can never occur.
+#
+# Rule `scripts` (MetaCLIP 2): the same, but the first or last character of an entry needs no
+# space beside it if it is punctuation or belongs to a script that is written without spaces
+# (Chinese characters, Thai, Lao, Burmese, Khmer, Tibetan).
+
+
+Rule = Literal["spaces", "scripts"]
+
+SPACED_MARKS = ",.;:?!`"
+BLANKS = "\t\n\r"
+# Separates the captions of a batch while they are spaced as one text.
+SEPARATOR = "\0"
+
+# A mark without a space before or behind it, or a blank that spacing replaces.
+CANNOT_OCCUR = re.compile(r"[^ ][,.;:?!`]|[,.;:?!`][^ ]|[\t\n\r]")
+
+# Characters beside which rule `scripts` asks for no space.
+UNSPACED_MARKS = frozenset(
+    string.punctuation
+    # full-width and ideographic marks, quotation marks, brackets, tilde, dash
+    + "\uff0c\u3002\u3001\uff1b\uff1a\uff1f\uff01\u201c\u201d\u2018\u2019\uff08"
+    "\uff09\u3010\u3011\u300a\u300b\u3008\u3009\u300c\u300d\u300e\u300f\uff5e\u2014"
+)
+UNSPACED_RANGES = (
+    (0x0E00, 0x0E7F),  # Thai
+    (0x0E80, 0x0EFF),  # Lao
+    (0x0F00, 0x0FFF),  # Tibetan
+    (0x1000, 0x109F),  # Burmese
+    (0x1780, 0x17FF),  # Khmer
+    (0x2E80, 0x2FDF),  # radicals of Chinese characters
+    (0x2FF0, 0x2FFF),  # their descriptions
+    (0x3400, 0x4DBF),  # Chinese characters, extension A
+    (0x4E00, 0x9FFF),  # Chinese characters
+    (0xF900, 0xFAFF),  # compatibility characters
+    (0x20000, 0x2A6DF),  # extension B
+    (0x2A700, 0x2EBEF),  # extensions C to F
+)
+
+
+def spaced(text: str) -> str:
+    """A caption as it is searched: a space at both ends and on both sides of each mark."""
+    text = f" {text} "
+    for mark in SPACED_MARKS:
+        text = text.replace(mark, f" {mark} ")
+    for blank in BLANKS:
+        text = text.replace(blank, " ")
+    return text
+
+
+def needs_no_space(character: str) -> bool:
+    """Whether rule `scripts` asks for no space beside this character."""
+    code = ord(character)
+    in_range = any(first <= code <= last for first, last in UNSPACED_RANGES)
+    return in_range or character in UNSPACED_MARKS
+
+
+def pattern_of(entry: str, rule: Rule) -> str:
+    """The text that must occur in the spaced caption."""
+    left = right = " "
+    if rule == "scripts":
+        left = "" if needs_no_space(entry[0]) else " "
+        right = "" if needs_no_space(entry[-1]) else " "
+    return f"{left}{entry}{right}"
+
+
+def can_occur(entry: str) -> bool:
+    """False for an entry that no spaced caption holds: a mark in it lacks a space on one side, or
+    it has a tab or a line end."""
+    return not CANNOT_OCCUR.search(f" {entry} ")
+
+
+class Matcher:
+    """All entries of a list in batches of captions, by one Aho-Corasick automaton.
+
+    500,000 entries of 14 characters take about 80 MiB and 2 s of CPU to build.
+    """
+
+    def __init__(
+        self, entries: Sequence[str], rule: Rule = "spaces", *, ignore_case: bool = False
+    ) -> None:
+        """entries: at least one, none empty. ignore_case: entries and captions are case-folded; of
+        entries that become equal the first one counts.
+
+        ValueError where pyahocorasick is not installed.
+        """
+        check_installed()
+        import ahocorasick
+
+        self.ignore_case = ignore_case
+        self.automaton = ahocorasick.Automaton(ahocorasick.STORE_INTS)
+        for number, entry in enumerate(entries):
+            pattern = pattern_of(entry.casefold() if ignore_case else entry, rule)
+            if not self.automaton.exists(pattern):
+                self.automaton.add_word(pattern, number)
+        self.automaton.make_automaton()
+
+    def match(self, captions: Sequence[str]) -> pa.Array:
+        """(captions,) list<int32>: numbers of the entries in each caption, ascending."""
+        numbers: list[int] = []
+        offsets = [0]
+        for text in self._spaced(captions):
+            numbers += sorted({number for _, number in self.automaton.iter(text)})
+            offsets.append(len(numbers))
+        return pa.ListArray.from_arrays(
+            pa.array(offsets, pa.int32()), pa.array(numbers, pa.int32())
+        )
+
+    def _spaced(self, captions: Sequence[str]) -> Iterator[str]:
+        """The spaced captions. They are spaced as one text, with one search for each mark."""
+        if not captions:
+            return
+        whole = SEPARATOR.join(captions)
+        if whole.count(SEPARATOR) != len(captions) - 1:  # a caption has the separator itself
+            for caption in captions:
+                yield spaced(caption.casefold() if self.ignore_case else caption)
+            return
+        if self.ignore_case:
+            whole = whole.casefold()
+        for text in spaced(whole)[1:-1].split(SEPARATOR):
+            yield f" {text} "
+
+
+def check_installed() -> None:
+    """ValueError where pyahocorasick is not installed."""
+    if importlib.util.find_spec("ahocorasick") is None:
+        raise ValueError(
+            "filter concept needs the package pyahocorasick, which is not installed: "
+            "pip install -e '.[concepts]'"
+        )
+
+
+# --------------------------------------------------------------------------------------------------
+# The concepts of a caption: which entries of the user's list occur in it, as MetaCLIP matches
+# them.
+
+
+@dataclass(kw_only=True)
+class Concept(Filter):
+    """concept_entries: numbers of the entries that occur in the caption, ascending, from 0.
+    concept_count: how many.
+
+    entries: a text file with one entry a line, or a JSON list. rule: `spaces` is MetaCLIP 1's rule,
+    `scripts` that of MetaCLIP 2, see `matcher.py`. ignore_case: MetaCLIP compares as it is written.
+    """
+
+    name: ClassVar[str] = "concept"
+    needs: ClassVar[frozenset[str]] = frozenset({"caption"})
+    adds: ClassVar[dict[str, pa.DataType]] = {
+        "concept_entries": pa.list_(pa.int32()),
+        "concept_count": pa.int32(),
+    }
+    meanings: ClassVar[dict[str, str]] = {
+        "concept_entries": "numbers of the listed entries that occur in the caption, from 0",
+        "concept_count": "how many listed entries occur in the caption",
+    }
+    entries: str = field(metadata=FREE)  # identity() says what is in it
+    rule: Rule = "spaces"
+    ignore_case: bool = False
+    matcher: Any = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self.entries = os.path.abspath(self.entries)  # a worker may start in another folder
+        if not os.path.isfile(self.entries):
+            raise ValueError(
+                f"filter concept: there is no file {self.entries}; "
+                "give a list of entries, one a line or as JSON"
+            )
+
+    def identity(self) -> str:
+        return disk.file_sha256(self.entries)
+
+    def check(self) -> None:
+        check_installed()
+        read_entries(self.entries)
+
+    def setup(self) -> None:
+        entries = read_entries(self.entries)
+        if silent := [entry for entry in entries if not can_occur(entry)]:
+            logger.warning(
+                "%d of %d entries can never occur, such as %r: MetaCLIP's rule puts a space on "
+                "both sides of the marks , . ; : ? ! ` of a caption",
+                len(silent),
+                len(entries),
+                silent[0],
+            )
+        self.matcher = Matcher(entries, self.rule, ignore_case=self.ignore_case)
+
+    def score(self, batch: Batch) -> Columns:
+        entries = self.matcher.match(batch.captions)
+        return {"concept_entries": entries, "concept_count": pc.list_value_length(entries)}
+
+
+# --------------------------------------------------------------------------------------------------
+# DataComp's text-based filter: captions with a word whose most likely synset is in a given set.
+
+
+WNID = re.compile(r"n\d{8}")
+# Endings of nouns and what takes their place, in WordNet's order (morphy).
+ENDINGS = (
+    ("s", ""),
+    ("ses", "s"),
+    ("ves", "f"),
+    ("xes", "x"),
+    ("zes", "z"),
+    ("ches", "ch"),
+    ("shes", "sh"),
+    ("men", "man"),
+    ("ies", "y"),
+)
+CACHED_WORDS = 2**18  # a crawl brings new words without end
+
+
+class Nouns:
+    """Words and the most likely synset of each."""
+
+    def __init__(self, lemmas: Mapping[str, str], forms: Mapping[str, str]) -> None:
+        """lemmas: noun -> wnid. forms: irregular form -> wnid, "" if it is no form of a noun."""
+        self.lemmas, self.forms = lemmas, forms
+
+    @classmethod
+    def read(cls, path: str) -> Nouns:
+        """A list as `wordnet.py` writes it; the third column may be missing (lemma).
+
+        ValueError for a line of another form and for a list without a noun.
+        """
+        lemmas: dict[str, str] = {}
+        forms: dict[str, str] = {}
+        for number, line in enumerate(_lines(path), 1):
+            word, *rest = line.split("\t")
+            kind = rest[1] if len(rest) == 2 else "lemma"
+            has_synset = bool(rest) and (WNID.fullmatch(rest[0]) or (kind, rest[0]) == ("form", ""))
+            if not word or not has_synset or kind not in ("lemma", "form") or len(rest) > 2:
+                raise ValueError(
+                    f"{path}, line {number}: {line!r} is not `word TAB wnid`; make the list with "
+                    "python filters/wordnet.py"
+                )
+            (lemmas if kind == "lemma" else forms)[word] = rest[0]
+        if not lemmas:
+            raise ValueError(f"{path} holds no noun")
+        return cls(lemmas, forms)
+
+    def synset(self, word: str) -> str | None:
+        """The wnid of the most likely noun synset of a word, None if it is no noun.
+
+        The word itself comes first, then its irregular form, then the first of ENDINGS that gives a
+        noun. One ending is replaced, as WordNet's morphy does.
+        """
+        word = word.lower()
+        if word in self.lemmas:
+            return self.lemmas[word]
+        if word in self.forms:
+            return self.forms[word] or None
+        for ending, other in ENDINGS:
+            if word.endswith(ending):
+                base = self.lemmas.get(word.removesuffix(ending) + other)
+                if base is not None:
+                    return base
+        return None
+
+
+def read_wnids(path: str) -> frozenset[str]:
+    """The set of a file with one wnid a line. ValueError for another line and for no wnid."""
+    wnids = []
+    for number, line in enumerate(_lines(path), 1):
+        if not WNID.fullmatch(line):
+            raise ValueError(f"{path}, line {number}: {line!r} is no wnid such as n02084071")
+        wnids.append(line)
+    if not wnids:
+        raise ValueError(f"{path} holds no wnid")
+    return frozenset(wnids)
+
+
+def _lines(path: str) -> list[str]:
+    """The lines that are not blank, without white space at their right."""
+    try:
+        text = Path(disk.local_path(path)).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+    return [line.rstrip("\r ") for line in text.split("\n") if line.strip()]
+
+
+@dataclass(kw_only=True)
+class Synset(Filter):
+    """synset_match: whether a word of the caption is a noun whose most likely synset is in the set.
+
+    mapping: nouns and their synsets, made by `python filters/wordnet.py`. wnids: the set,
+    one wnid a line; DataComp's is that of ImageNet-21k. Words lie between white space and keep
+    their marks: `dog,` is no noun. DataComp compares synsets by offset alone, so that a verb's may
+    equal a noun's of the set; here only nouns count.
+    """
+
+    name: ClassVar[str] = "synset"
+    needs: ClassVar[frozenset[str]] = frozenset({"caption"})
+    adds: ClassVar[dict[str, pa.DataType]] = {"synset_match": pa.bool_()}
+    meanings: ClassVar[dict[str, str]] = {
+        "synset_match": "whether the most likely synset of a word of the caption is in the set"
+    }
+    mapping: str = field(metadata=FREE)  # identity() says what is in both files
+    wnids: str = field(metadata=FREE)
+    nouns: Any = field(default=None, init=False, repr=False, compare=False)
+    wanted: Any = field(default=None, init=False, repr=False, compare=False)
+    known: dict[str, bool] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self.mapping = os.path.abspath(self.mapping)  # a worker may start in another folder
+        self.wnids = os.path.abspath(self.wnids)
+        for path in (self.mapping, self.wnids):
+            if not os.path.isfile(path):
+                raise ValueError(f"filter synset: there is no file {path}")
+
+    def identity(self) -> str:
+        return f"{disk.file_sha256(self.mapping)}:{disk.file_sha256(self.wnids)}"
+
+    def check(self) -> None:
+        Nouns.read(self.mapping)
+        read_wnids(self.wnids)
+
+    def setup(self) -> None:
+        self.nouns, self.wanted = Nouns.read(self.mapping), read_wnids(self.wnids)
+
+    def score(self, batch: Batch) -> Columns:
+        matches = [any(map(self.is_wanted, caption.split())) for caption in batch.captions]
+        return {"synset_match": np.array(matches, np.bool_)}
+
+    def is_wanted(self, word: str) -> bool:
+        """Whether the most likely synset of a word is in the set."""
+        answer = self.known.get(word)
+        if answer is None:
+            if len(self.known) >= CACHED_WORDS:
+                self.known.clear()
+            answer = self.known[word] = self.nouns.synset(word) in self.wanted
+        return answer

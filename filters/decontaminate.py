@@ -1,0 +1,256 @@
+"""Rows that show an image of an evaluation."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from filters import clusters
+from filters.base import FREE, Batch, Columns, Filter
+from filters.duplicates import RADII, OtherPool
+from filters.near_hashes import content_hash, read_images
+from manifests import disk
+from manifests.hashes import PDQ_QUALITY, Hashes, as_words, pdq, phash
+from manifests.layout import PoolLayout
+
+PIECE = 2048  # references that a batch is compared with at a time: 256 rows take 17 MB
+THRESHOLD = 0.99  # cosine
+logger = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class Decontaminate(Filter):
+    """decontaminate_match: the nearest image of `against` if it is near enough, else "".
+    decontaminate_distance: bits, or 1 - cosine, to the nearest image, near or not.
+
+    on: perceptual (within `radius` bits) or embedding (cosine at least `threshold`). column: what
+    is compared; its filter stands before this one in the recipe. against: images, folders, tars,
+    Parquet files or pools; embeddings are compared with pools only, which have the same column. A
+    row or an image whose PDQ has a quality below `quality` is near nothing: its distance is that of
+    all bits.
+    """
+
+    name: ClassVar[str] = "decontaminate"
+    adds: ClassVar[dict[str, pa.DataType]] = {
+        "decontaminate_match": pa.string(),
+        "decontaminate_distance": pa.float32(),
+    }
+    meanings: ClassVar[dict[str, str]] = {
+        "decontaminate_match": "the evaluation image that the row shows; empty where there is none",
+        "decontaminate_distance": "bits or 1 - cosine to the nearest evaluation image",
+    }
+
+    against: tuple[str, ...] | str = field(metadata=FREE)  # identity() covers what is there
+    on: Literal["perceptual", "embedding"] = "perceptual"
+    column: str | None = None
+    radius: int | None = None
+    threshold: float = THRESHOLD
+    quality: float = PDQ_QUALITY
+    names: list[str] = field(default_factory=list, init=False, repr=False, compare=False)
+    references: Any = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        given = (self.against,) if isinstance(self.against, str) else tuple(self.against)
+        if not given:
+            raise ValueError("filter decontaminate: against is empty; name images or a pool")
+        # A worker may start in another folder.
+        self.against = tuple(each if disk.is_url(each) else os.path.abspath(each) for each in given)
+        of_hashes = self.on == "perceptual"
+        given_options = {
+            "radius": self.radius is None or of_hashes,
+            "threshold": self.threshold == THRESHOLD or not of_hashes,
+            "quality": self.quality == PDQ_QUALITY or (of_hashes and not self.is_phash),
+        }
+        for option, fits in given_options.items():
+            if not fits:
+                raise ValueError(
+                    f"filter decontaminate: {option} is {getattr(self, option)}; it does not "
+                    f"belong to on: {self.on} with the column {self.compared}"
+                )
+        if self.radius is not None and self.radius < 0:
+            raise ValueError(
+                f"filter decontaminate: radius is {self.radius}; it must be at least 0"
+            )
+        if not 0 < self.threshold <= 1:
+            raise ValueError(
+                f"filter decontaminate: threshold is {self.threshold}; it is a cosine above 0, at "
+                "most 1"
+            )
+
+    @property
+    def compared(self) -> str:
+        """The column that is compared."""
+        return self.column or ("pdq" if self.on == "perceptual" else "embed_image")
+
+    @property
+    def is_phash(self) -> bool:
+        """True for the hash of the filter `picture`, which has 64 bits and no quality."""
+        return self.compared.endswith("phash")
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The instance whose column is compared: `phash` is of picture, `X_phash` and `X_image` of
+        X, and a PDQ has the name of its instance."""
+        if self.on == "embedding":
+            return (self.compared.removesuffix("_image"),)
+        if self.is_phash:
+            return (self.compared.removesuffix("phash").removesuffix("_") or "picture",)
+        return (self.compared,)
+
+    def _is_pool(self, given: str) -> bool:
+        return disk.exists(PoolLayout(given).shards)
+
+    def _columns_of_pool(self) -> list[str]:
+        quality = self.on == "perceptual" and not self.is_phash
+        return ["uid", self.compared, *([f"{self.compared}_quality"] if quality else [])]
+
+    def identity(self) -> str:
+        hashes = []
+        for given in self.against:
+            if self._is_pool(given):
+                hashes.append(OtherPool(given).identity(self._columns_of_pool()))
+            else:
+                hashes.append(content_hash(given))
+        return disk.content_hash(hashes)
+
+    def check(self) -> None:
+        for given in self.against:
+            if self.on == "embedding" and not self._is_pool(given):
+                raise ValueError(
+                    f"filter decontaminate: {given} is no pool; embeddings are compared with those "
+                    "of a pool: build one from the images (source kind image_folder) with the same "
+                    "filter embed, and name it in against"
+                )
+        self.identity()
+
+    # --- the images -------------------------------------------------------------------------------
+
+    def setup(self) -> None:
+        names: list[str] = []
+        columns: list[pa.Array] = []
+        for given in self.against:
+            of_given = self._from_pool(given) if self._is_pool(given) else self._from_images(given)
+            names += of_given["name"].to_pylist()
+            columns.append(of_given["value"].combine_chunks())
+        self.names = names
+        widths = {str(column.type) for column in columns}
+        if len(widths) > 1:
+            raise ValueError(
+                f"filter decontaminate: the pools and images have different {self.compared}: "
+                f"{', '.join(sorted(widths))}"
+            )
+        values = pa.concat_arrays(columns)
+        if self.on == "embedding":
+            self.references = clusters.vectors(values)[0]
+        else:
+            self.references = as_words(values)
+        logger.info("decontaminate: %d images to compare with", len(names))
+
+    def _from_pool(self, given: str) -> pa.Table:
+        tables = []
+        for table in OtherPool(given).columns(self._columns_of_pool()):
+            table = table.filter(pc.is_valid(table[self.compared]))
+            if self.on == "perceptual" and not self.is_phash:
+                table = table.filter(pc.greater_equal(table[table.column_names[2]], self.quality))
+            tables.append(table.select([0, 1]).rename_columns(["name", "value"]))
+        if not tables:
+            raise ValueError(f"filter decontaminate: the pool {given} has no rows")
+        return pa.concat_tables(tables)
+
+    def _from_images(self, given: str) -> pa.Table:
+        names, values, plain = [], [], 0
+        for name, image in read_images(given):
+            if self.is_phash:
+                value: int | bytes = phash(image)
+            else:
+                value, quality = pdq(image)
+                if quality < self.quality:
+                    plain += 1
+                    continue
+            names.append(name)
+            values.append(value)
+        if plain:
+            logger.warning(
+                "%s: %d images are so plain that their hashes are noise; they are not searched",
+                given,
+                plain,
+            )
+        kind = pa.int64() if self.is_phash else pa.binary(32)
+        return pa.table({"name": pa.array(names, pa.string()), "value": pa.array(values, kind)})
+
+    # --- the rows ---------------------------------------------------------------------------------
+
+    def score(self, batch: Batch) -> Columns:
+        assert self.references is not None
+        column = batch.columns[self.compared]
+        if isinstance(column, pa.ChunkedArray):
+            column = column.combine_chunks()
+        if self.on == "embedding":
+            rows, usable = clusters.vectors(column)
+            distance, nearest = _nearest(rows, self.references, _cosine_distances)
+            limit, farthest = 1 - self.threshold, 2.0
+            limit += 1e-6  # a cosine of fp32 vectors is known to about so much
+        else:
+            usable = np.asarray(column.is_valid())
+            words = as_words(
+                column.fill_null(0 if self.is_phash else bytes(column.type.byte_width))
+            )
+            distance, nearest = _nearest(words, self.references, _bits)
+            farthest = 64.0 * words.shape[1]
+            limit = self._radius(words)
+            if not self.is_phash:
+                quality = batch.columns[f"{self.compared}_quality"]
+                plain = np.asarray(pc.fill_null(pc.less(quality, self.quality), False), np.bool_)
+                distance[plain] = farthest
+        distance = np.minimum(distance, farthest)
+        matches = [
+            self.names[index] if near else ""
+            for index, near in zip(nearest.tolist(), distance <= limit, strict=True)
+        ]
+        return {
+            "decontaminate_match": pa.array(matches, pa.string(), mask=~usable),
+            "decontaminate_distance": pa.array(distance.astype(np.float32), mask=~usable),
+        }
+
+    def _radius(self, words: Hashes) -> int:
+        bits = 64 * words.shape[1]
+        if words.shape[1] != self.references.shape[1]:
+            raise ValueError(
+                f"filter decontaminate: {self.compared} has {bits} bits and the images have "
+                f"{64 * self.references.shape[1]}"
+            )
+        return self.radius if self.radius is not None else RADII[bits]
+
+
+def _bits(rows: Any, others: Any) -> NDArray[np.float64]:
+    count: NDArray[np.float64] = np.zeros((len(rows), len(others)))
+    for word in range(rows.shape[1]):
+        count += np.bitwise_count(rows[:, word, None] ^ others[None, :, word])
+    return count
+
+
+def _cosine_distances(rows: Any, others: Any) -> NDArray[np.float64]:
+    distance: NDArray[np.float64] = 1 - (rows @ others.T).astype(np.float64)
+    return distance
+
+
+def _nearest(
+    rows: Any, references: Any, distances: Any
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """(rows,) the distance to the nearest reference, and which it is: the first of equal ones."""
+    best = np.full(len(rows), np.inf)
+    nearest = np.zeros(len(rows), np.int64)
+    for start in range(0, len(references), PIECE):
+        matrix = distances(rows, references[start : start + PIECE])
+        index = matrix.argmin(axis=1)
+        value = matrix[np.arange(len(rows)), index]
+        better = value < best
+        best[better], nearest[better] = value[better], index[better] + start
+    return best, nearest

@@ -1,0 +1,563 @@
+"""Rows that show the same image, in this pool or in another: groups and the row that survives.
+
+Rows that show the same image: equal bytes, near perceptual hashes, near embeddings. `duplicate`
+groups the rows of a pool and names the survivor of each group. Figures: docs/duplicates.md.
+
+Reads the columns that the engine hands over, and with `against` the columns of another pool.
+Writes nothing. The search of near hashes is `manifests/hashes.py`.
+
+Invariants:
+
+* No pair within the radius is missed, in memory and over partitions:
+  `tests/manifests/test_hamming.py`, `tests/filters/duplicates/test_routes.py`.
+* The survivors do not depend on partitions, shards or the order of rows:
+  `tests/filters/duplicates/test_duplicate.py`.
+* The highest score survives, NULL and NaN last, ties by uid:
+  `tests/filters/duplicates/test_survivors.py`.
+
+Another kind of comparison is a value of `on` with its default column in `COLUMNS`, its partitions
+in `route` and its near pairs in `links`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from filters import clusters
+from filters.base import FREE, GROUP, Columns, PoolFilter, options_of
+from filters.near_hashes import LINKS, Numbers, collapse, joined, links_of, near_labels
+from filters.partitions import mixed, partition_of
+from manifests import disk
+from manifests.aligned import AlignedFiles
+from manifests.commits import Commits, read_commits
+from manifests.hashes import PDQ_QUALITY, PDQ_RADIUS, Hashes, as_words, near_pieces
+from manifests.layout import PoolLayout, uids_checksum
+from manifests.records import ScoreSetDocument, read_document
+
+# --------------------------------------------------------------------------------------------------
+# Columns of another pool, for rows that duplicate one of its rows.
+
+
+PIECE = 1 << 18  # rows that are compared with at a time
+
+
+class OtherPool:
+    """A pool that is complete as far as its columns are needed. ValueError where it is not."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        if not disk.exists(PoolLayout(folder).shards):
+            raise ValueError(f"against names {folder}, which is no pool: it has no folder shards")
+        self.commits = read_commits(folder, ["tar", "count"])
+
+    def identity(self, columns: Sequence[str]) -> str:
+        """A hash of the rows of the pool, and of the filters behind its columns."""
+        sets = [self._set_of(column, self.commits) for column in columns]
+        return disk.content_hash([self.commits.fingerprint, sets])
+
+    def columns(self, names: Sequence[str]) -> Iterator[pa.Table]:
+        """Columns of the stored rows, about PIECE rows at a time."""
+        waiting: list[pa.Table] = []
+        sets = {name: self._set_of(name, self.commits) for name in names}
+        files = {
+            each: AlignedFiles.of_scores(self.folder, each) for each in set(sets.values()) if each
+        }
+        own = [name for name in names if not sets[name]]
+        for shard in self.commits.names():
+            needed = list(dict.fromkeys([*own, "uid", "status"]))
+            sidecar = disk.read_parquet(self.commits.sidecar(shard), needed)
+            columns = {name: sidecar[name] for name in own}
+            for each, reader in files.items():
+                wanted = [name for name in names if sets[name] == each]
+                table, metadata = reader.read(shard, wanted)
+                if metadata.get("uids") != uids_checksum(sidecar["uid"]):
+                    raise ValueError(
+                        f"{reader.path(shard)} was made for other rows than {self.folder} has; "
+                        f"run python pipeline/score.py {self.folder} with its recipe"
+                    )
+                columns |= {name: table[name] for name in wanted}
+            rows = pa.table({name: columns[name] for name in names})
+            waiting.append(rows.filter(pc.equal(sidecar["status"], "success")))
+            if sum(map(len, waiting)) >= PIECE:
+                yield pa.concat_tables(waiting)
+                waiting = []
+        if waiting:
+            yield pa.concat_tables(waiting)
+
+    def _set_of(self, column: str, commits: Commits) -> str:
+        """The score set of a column; "" for a column of the sidecar."""
+        names = commits.names()
+        first = next(iter(names), None)
+        if first is not None and column in disk.read_schema(commits.sidecar(first)).names:
+            return ""
+        layout = PoolLayout(self.folder)
+        for name in disk.list_names(layout.scores):
+            path = layout.score_set_json(name)
+            if "@" in name and disk.exists(path):
+                document = read_document(path, ScoreSetDocument)
+                if column in document.columns and document.fingerprint == commits.fingerprint:
+                    return name
+        raise ValueError(
+            f"against: the pool {self.folder} has no complete column {column!r}; run "
+            f"python pipeline/score.py {self.folder} with a recipe that has its filter"
+        )
+
+
+# --------------------------------------------------------------------------------------------------
+# Partitions such that two rows with near hashes are in one of them together, whatever they are.
+
+
+Route = tuple[NDArray[np.int64], NDArray[np.int64]]
+
+
+def route_near(uids: pa.Array, words: Hashes, radius: int, partitions: int) -> Route:
+    """(row, partition) of hashes that are searched for near ones.
+
+    Of two ways the one that sends a row to fewer partitions. By pairs of sets: the rows are dealt
+    to g sets by their uids, and each two sets meet in a partition. By bands: hashes within `radius`
+    agree in one of radius + 1 bands of their bits, and equal bands meet.
+    """
+    sets = (math.isqrt(8 * partitions + 1) - 1) // 2  # the largest g with g (g + 1) / 2 partitions
+    if sets <= radius + 1 or radius + 1 > 64 * words.shape[1]:
+        return _by_sets(uids, sets)
+    return _by_bands(words, radius, partitions)
+
+
+def _by_sets(uids: pa.Array, sets: int) -> Route:
+    own = partition_of(uids, sets)
+    rows, parts = [], []
+    for other in range(sets):
+        low, high = np.minimum(own, other), np.maximum(own, other)
+        rows.append(np.arange(len(own)))
+        parts.append(high * (high + 1) // 2 + low)
+    return np.concatenate(rows), np.concatenate(parts)
+
+
+def _by_bands(words: Hashes, radius: int, partitions: int) -> Route:
+    rows, width = words.shape
+    bits = np.unpackbits(np.ascontiguousarray(words).view(np.uint8).reshape(rows, -1), axis=1)
+    pairs = np.zeros(0, np.int64)
+    for band in range(radius + 1):
+        key = np.full(rows, band, np.uint64)
+        # Neighbouring bits resemble each other: a band has every (radius + 1)-th bit.
+        for bit in range(band, width * 64, radius + 1):
+            key = mixed(key * np.uint64(2) + bits[:, bit])
+        partition = (key % np.uint64(partitions)).astype(np.int64)
+        pairs = np.union1d(pairs, np.arange(rows) * partitions + partition)
+    row, partition = np.divmod(pairs, partitions)
+    return row, partition
+
+
+# --------------------------------------------------------------------------------------------------
+# Which row of a group survives: the best by a score; of equally good ones the smallest uid.
+
+
+Bools = NDArray[np.bool_]
+
+
+def as_score(column: pa.Array | pa.ChunkedArray, name: str) -> pa.Array:
+    """Numbers to compare rows by; NULL for NaN. ValueError for a column of anything else."""
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    kind = array.type
+    if pa.types.is_boolean(kind):
+        return array.cast(pa.int8())
+    if pa.types.is_float16(kind):
+        array = array.cast(pa.float32())
+    if pa.types.is_floating(array.type):
+        return pc.if_else(pc.is_nan(array), pa.scalar(None, array.type), array)
+    if pa.types.is_integer(kind) or pa.types.is_decimal(kind) or pa.types.is_null(kind):
+        return array
+    raise ValueError(
+        f"best names the column {name!r} of type {kind}; a column of numbers is needed"
+    )
+
+
+def survivors(uids: pa.Array, groups: pa.Array, scores: pa.Array | None) -> Bools:
+    """(rows,) True for one row of each group: the highest score, NULL last; then the smallest uid.
+
+    Of two rows with one uid the first one survives.
+    """
+    columns: dict[str, Any] = {"group": groups, "uid": uids}
+    columns["row"] = pa.array(np.arange(len(uids)))
+    keys = [("group", "ascending"), ("uid", "ascending"), ("row", "ascending")]
+    if scores is not None:
+        columns["score"] = scores
+        keys.insert(1, ("score", "descending"))
+    order = pc.sort_indices(pa.table(columns), sort_keys=keys).to_numpy()
+    number = group_numbers(groups)[order]
+    survives = np.zeros(len(uids), np.bool_)
+    survives[order[np.diff(number, prepend=-1) != 0]] = True
+    return survives
+
+
+def sizes(groups: pa.Array) -> NDArray[np.int64]:
+    """(rows,) how many rows the group of each row has."""
+    number = group_numbers(groups)
+    count: NDArray[np.int64] = np.bincount(number)[number]
+    return count
+
+
+def group_numbers(groups: pa.Array | pa.ChunkedArray) -> NDArray[np.int64]:
+    """(rows,) a number for each different group."""
+    array = groups.combine_chunks() if isinstance(groups, pa.ChunkedArray) else groups
+    indices: NDArray[np.int64] = array.dictionary_encode().indices.to_numpy().astype(np.int64)
+    return indices
+
+
+# --------------------------------------------------------------------------------------------------
+# Groups of rows that show the same image, and the row of each group that survives.
+
+
+COLUMNS = {"sha256": "sha256", "perceptual": "pdq", "embedding": "embed_image"}
+# Hashes of 64 bits: copies that were resized or compressed again are within 6 (filter picture).
+RADII = {64: 6, 256: PDQ_RADIUS}
+# Options of one comparison only.
+BELONGS = {
+    "radius": "perceptual",
+    "quality": "perceptual",
+    "quality_column": "perceptual",
+    "threshold": "embedding",
+    "clusters": "embedding",
+    "sample": "embedding",
+    "seed": "embedding",
+    "device": "embedding",
+}
+FARTHEST = "hard"  # best: the row farthest from the centroid of its cluster
+
+
+def survivor_text(options: Mapping[str, Any]) -> str:
+    """By what the survivor of a group is chosen, from the options of the filter."""
+    best = options.get("best")
+    if best is not None and best != FARTHEST:
+        return f"of each group the row with the highest {best} survives"
+    if options.get("on") == "embedding":
+        return "of each group the row farthest from the centroid of its cluster survives"
+    return (
+        "of each group the row with the smallest uid survives, which says nothing of its worth; "
+        "best: COLUMN names what does"
+    )
+
+
+@dataclass(kw_only=True)
+class Duplicate(PoolFilter):
+    """duplicate_group: the smallest uid of the group; duplicate_size: its rows; duplicate_survivor:
+    True for one row of the group.
+
+    on: sha256 (equal bytes as they were received), perceptual (hashes within `radius` bits) or
+    embedding (cosine at least `threshold`, within a cluster). column: what is compared; by default
+    sha256, pdq or embed_image. A group is connected by its near pairs; two of its rows may be far
+    from each other.
+
+    best: the column by which a row survives, the highest value; NULL and NaN are last, equal values
+    go by the smallest uid. Without it: for embeddings the row farthest from the centroid, else the
+    smallest uid. quality, quality_column: rows of a lower quality are groups of their own, because
+    their hashes are noise; by default COLUMN_quality, and none for phash. against: another pool; a
+    group with a row near one of its rows has no survivor.
+
+    clusters, sample, seed: k-means over the share `sample` of the rows. A row without the compared
+    value has NULL.
+    """
+
+    name: ClassVar[str] = "duplicate"
+    adds: ClassVar[dict[str, pa.DataType]] = {
+        "duplicate_group": pa.string(),
+        "duplicate_size": pa.int32(),
+        "duplicate_survivor": pa.bool_(),
+    }
+    meanings: ClassVar[dict[str, str]] = {
+        "duplicate_group": "smallest uid of the rows that show the same image",
+        "duplicate_size": "rows of the group",
+        "duplicate_survivor": "true for one row of each group: by `best`, else by uid",
+    }
+
+    on: Literal["sha256", "perceptual", "embedding"]
+    column: str | None = None
+    best: str | None = None
+    radius: int | None = None
+    threshold: float = 0.99
+    quality: float = PDQ_QUALITY
+    quality_column: str | None = None
+    against: str | None = field(default=None, metadata=FREE)  # identity() covers what is there
+    clusters: int | None = None
+    sample: float = 0.1
+    seed: int = 0
+    device: Literal["cpu", "cuda"] = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.against is not None and not disk.is_url(self.against):
+            self.against = os.path.abspath(self.against)  # a worker may start in another folder
+        defaults = {each.name: each.default for each in fields(self)}
+        for option, on in BELONGS.items():
+            value = getattr(self, option)
+            if value != defaults[option] and self.on != on:
+                raise ValueError(
+                    f"filter duplicate: {option} is {value!r}; it belongs to on: {on}, and on is "
+                    f"{self.on}"
+                )
+        if self.quality_read is None and self.quality != PDQ_QUALITY and self.on == "perceptual":
+            raise ValueError(
+                f"filter duplicate: quality is {self.quality}, but {self.compared} has no column "
+                "of qualities; name one in quality_column"
+            )
+        if self.radius is not None and self.radius < 0:
+            raise ValueError(f"filter duplicate: radius is {self.radius}; it must be at least 0")
+        if not 0 < self.threshold <= 1:
+            raise ValueError(
+                f"filter duplicate: threshold is {self.threshold}; it is a cosine above 0, at most "
+                "1; a distance of 0.01 is threshold: 0.99"
+            )
+        if not 0 < self.sample <= 1:
+            raise ValueError(
+                f"filter duplicate: sample is {self.sample}; it is a share of the rows above 0"
+            )
+        if self.clusters is not None and self.clusters < 1:
+            raise ValueError(
+                f"filter duplicate: clusters is {self.clusters}; it must be at least 1"
+            )
+        if self.best == FARTHEST and self.on != "embedding":
+            raise ValueError("filter duplicate: best: hard needs the clusters of on: embedding")
+
+    # --- what is read -----------------------------------------------------------------------------
+
+    @property
+    def compared(self) -> str:
+        """The column that is compared."""
+        return self.column or COLUMNS[self.on]
+
+    @property
+    def quality_read(self) -> str | None:
+        """The column of the quality of a hash; None where there is none."""
+        if self.on != "perceptual":
+            return None
+        if self.quality_column is None and self.compared.endswith("phash"):
+            return None
+        return self.quality_column or f"{self.compared}_quality"
+
+    @property
+    def linked(self) -> bool:  # type: ignore[override]
+        """Equal values meet in one partition; near ones need the engine's components."""
+        return self.on != "sha256"
+
+    @property
+    def copies(self) -> float:  # type: ignore[override]
+        """A hash goes to at most radius + 1 partitions."""
+        return 1.0 if self.on != "perceptual" else float(max(self.radius or 0, PDQ_RADIUS) + 1)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        names = [self.compared]
+        if self.quality_read is not None:
+            names.append(self.quality_read)
+        if self.best is not None and self.best != FARTHEST:
+            names.append(self.best)
+        return tuple(dict.fromkeys(names))
+
+    def identity(self) -> str:
+        if self.against is None:
+            return ""
+        return OtherPool(self.against).identity(self._columns_of_other())
+
+    def _columns_of_other(self) -> list[str]:
+        return [self.compared] + ([self.quality_read] if self.quality_read else [])
+
+    def check(self) -> None:
+        if self.on == "embedding":
+            clusters.check_faiss(self.device)
+        if self.against is not None:
+            OtherPool(self.against)
+
+    def note(self) -> str:
+        return survivor_text(options_of(self))
+
+    # --- partitions -------------------------------------------------------------------------------
+
+    @property
+    def summarised(self) -> bool:
+        """Only embeddings need a state, their clusters."""
+        return self.on == "embedding"
+
+    def summarise(self, rows: pa.Table) -> pa.Table:
+        """How many rows there are, and a sample of them, drawn by their uids."""
+        column = rows[self.compared].combine_chunks()
+        _, usable = clusters.vectors(column)
+        hashes = clusters.uid_hashes(rows["uid"])
+        drawn = np.flatnonzero(usable & (hashes <= np.uint64(self.sample * (2**64 - 2**11))))
+        # The first row has the count; it is no vector.
+        nothing = pa.nulls(1, column.type)
+        return pa.table(
+            {
+                "count": pa.array([int(usable.sum()), *([0] * len(drawn))], pa.int64()),
+                "hash": pa.array(np.concatenate([[0], hashes[drawn]]).astype(np.uint64)),
+                "vector": pa.concat_arrays([nothing, column.take(pa.array(drawn))]),
+            }
+        )
+
+    def combine(self, summaries: pa.Table) -> Any:
+        if not summaries.num_columns:
+            return None
+        count = pc.sum(summaries["count"]).as_py() or 0
+        drawn = summaries.filter(pc.is_valid(summaries["vector"]))
+        # Not sort_by: Arrow cannot sort a table that has lists.
+        drawn = drawn.take(pc.sort_indices(drawn["hash"]))
+        vectors, _ = clusters.vectors(drawn["vector"])
+        return clusters.train(vectors, count, self.clusters, self.seed, self.device)
+
+    def route(self, rows: pa.Table, state: Any, partitions: int) -> Route:
+        if self.best is not None and self.best != FARTHEST:
+            as_score(rows[self.best], self.best)  # its type is refused before anything is searched
+        there = np.flatnonzero(np.asarray(rows[self.compared].is_valid()))
+        if self.on == "embedding":
+            vectors, usable = clusters.vectors(rows[self.compared])
+            there = np.flatnonzero(usable)
+            cluster = clusters.assign(vectors[there], state.centroids).astype(np.uint64)
+            return there, (mixed(cluster) % np.uint64(partitions)).astype(np.int64)
+        present = rows.take(pa.array(there))
+        if self.on == "sha256":
+            return there, partition_of(present[self.compared], partitions)
+        is_clear = self._is_clear(present)
+        words = as_words(present[self.compared].filter(pa.array(is_clear)))
+        uids = present["uid"].combine_chunks()
+        near_rows, near_parts = route_near(
+            uids.filter(pa.array(is_clear)), words, self._radius_of(words), partitions
+        )
+        plain = np.flatnonzero(~is_clear)
+        plain_parts = partition_of(uids.take(pa.array(plain)), partitions)
+        row = np.concatenate([np.flatnonzero(is_clear)[near_rows], plain])
+        return there[row], np.concatenate([near_parts, plain_parts])
+
+    def _radius_of(self, words: Any) -> int:
+        bits = 64 * words.shape[1]
+        if self.radius is None and bits not in RADII:
+            raise ValueError(
+                f"filter duplicate: hashes of {self.compared} have {bits} bits; set radius"
+            )
+        return self.radius if self.radius is not None else RADII[bits]
+
+    def _is_clear(self, rows: pa.Table) -> Bools:
+        """(rows,) True where the hash can be compared: its quality is high enough, or unknown."""
+        if self.quality_read is None:
+            return np.ones(len(rows), np.bool_)
+        quality = rows[self.quality_read]
+        return np.asarray(pc.fill_null(pc.greater_equal(quality, self.quality), True), np.bool_)
+
+    # --- judgement --------------------------------------------------------------------------------
+
+    def judge(self, rows: pa.Table, state: Any) -> Columns:
+        key = rows[self.compared].combine_chunks().dictionary_encode().indices.to_numpy()
+        _, first, number = np.unique(key, return_index=True, return_inverse=True)
+        groups = rows["uid"].take(pa.array(first[number]))
+        return self._columns_of_groups(rows, groups, None)
+
+    def links(self, rows: pa.Table, state: Any) -> pa.Table:
+        if self.on == "embedding":
+            return links_of(rows["uid"], self._embedding_labels(rows, state))
+        clear = np.flatnonzero(self._is_clear(rows))
+        if not len(clear):
+            return LINKS.empty_table()
+        kept = rows.take(pa.array(clear))
+
+        def labels_of(values: pa.Array) -> NDArray[np.int64]:
+            words = as_words(values)
+            return near_labels(words, self._radius_of(words))
+
+        return links_of(kept["uid"], collapse(kept[self.compared], labels_of))
+
+    def _embedding_labels(self, rows: pa.Table, state: Any) -> NDArray[np.int64]:
+        vectors, _ = clusters.vectors(rows[self.compared])
+        cluster = clusters.assign(vectors, state.centroids)
+        labels = np.arange(len(rows))
+        order = np.argsort(cluster, kind="stable")
+        for members in np.split(order, np.flatnonzero(np.diff(cluster[order])) + 1):
+            if len(members) > 1:
+                # Equal embeddings are one: many copies of a row cost no more than one row.
+                own, first, number = np.unique(
+                    vectors[members], axis=0, return_index=True, return_inverse=True
+                )
+                by_row = np.argsort(first)
+                rank = np.empty_like(by_row)
+                rank[by_row] = np.arange(len(first))
+                pairs = clusters.near_in_cluster(own[by_row], self.threshold)
+                label = joined(len(own), pairs)
+                labels[members] = members[first[by_row][label[rank[number.ravel()]]]]
+        return labels
+
+    def judge_groups(self, rows: pa.Table, state: Any) -> Columns:
+        return self._columns_of_groups(rows, rows[GROUP], state)
+
+    def _columns_of_groups(self, rows: pa.Table, groups: pa.ChunkedArray, state: Any) -> Columns:
+        group = groups.combine_chunks()
+        survives = survivors(rows["uid"].combine_chunks(), group, self._scores(rows, state))
+        if self.against is not None:
+            known = group.filter(pa.array(self._is_in_other(rows, state)))
+            survives &= ~np.asarray(pc.is_in(group, value_set=pc.unique(known)))
+        return {
+            "duplicate_group": group,
+            "duplicate_size": sizes(group).astype(np.int32),
+            "duplicate_survivor": survives,
+        }
+
+    def _scores(self, rows: pa.Table, state: Any) -> pa.Array | None:
+        if self.best is not None and self.best != FARTHEST:
+            return as_score(rows[self.best], self.best)
+        if self.on != "embedding":
+            return None
+        vectors, _ = clusters.vectors(rows[self.compared])
+        own = state.centroids[clusters.assign(vectors, state.centroids)]
+        return pa.array(-np.einsum("re,re->r", vectors, own))
+
+    def _is_in_other(self, rows: pa.Table, state: Any) -> Bools:
+        """(rows,) True where a row of the other pool is a duplicate."""
+        assert self.against is not None
+        near = np.zeros(len(rows), np.bool_)
+        clear = np.flatnonzero(self._is_clear(rows))
+        for other in OtherPool(self.against).columns(self._columns_of_other()):
+            other = other.filter(pc.is_valid(other[self.compared]))
+            if self.on == "sha256":
+                near |= np.asarray(pc.is_in(rows[self.compared], value_set=other[self.compared]))
+            elif self.on == "perceptual":
+                other = other.filter(pa.array(self._is_clear(other)))
+                near[clear] |= self._near_hashes(rows.take(pa.array(clear)), other)
+            else:
+                near |= self._near_embeddings(rows, other, state)
+        return near
+
+    def _near_hashes(self, rows: pa.Table, other: pa.Table) -> Bools:
+        own = rows[self.compared].combine_chunks().dictionary_encode()
+        words, others = as_words(own.dictionary), as_words(pc.unique(other[self.compared]))
+        if words.shape[1] != others.shape[1]:
+            raise ValueError(f"against: {self.compared} of {self.against} has another width")
+        sides = np.arange(len(words) + len(others)) < len(words)
+        near = np.zeros(len(sides), np.bool_)
+        both = np.concatenate([words, others])
+
+        def wanted(i: Numbers, j: Numbers) -> Bools:
+            new: Bools = (sides[i] != sides[j]) & ~near[np.where(sides[i], i, j)]
+            return new
+
+        for i, j in near_pieces(both, self._radius_of(words), wanted):
+            near[i] = near[j] = True
+        of_row: Bools = near[own.indices.to_numpy()]
+        return of_row
+
+    def _near_embeddings(self, rows: pa.Table, other: pa.Table, state: Any) -> Bools:
+        vectors, _ = clusters.vectors(rows[self.compared])
+        others, usable = clusters.vectors(other[self.compared])
+        others = others[usable]
+        if others.shape[1] != vectors.shape[1]:
+            raise ValueError(f"against: {self.compared} of {self.against} has another width")
+        cluster, of_other = (clusters.assign(each, state.centroids) for each in (vectors, others))
+        near = np.zeros(len(rows), np.bool_)
+        for number in np.intersect1d(cluster, of_other).tolist():
+            own = np.flatnonzero(cluster == number)
+            own_others = others[of_other == number]
+            near[own] = clusters.cosines_between(vectors[own], own_others, self.threshold)
+        return near

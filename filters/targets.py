@@ -1,0 +1,182 @@
+"""DataComp's image-based filter: rows in the clusters of embeddings nearest to target images."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from filters.base import FREE, Columns, PoolFilter
+from filters.clusters import assign, train, uid_hashes, vectors
+from filters.partitions import partition_of
+from manifests import disk
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetClusters:
+    """Centroids (clusters, width) of length 1, and which of them are nearest to a target."""
+
+    centroids: Floats
+    is_target: NDArray[np.bool_]
+
+
+@dataclass(kw_only=True)
+class Targets(PoolFilter):
+    """targets_cluster: number of the centroid with the largest cosine. targets_in_target: whether
+    that cluster is the nearest one of at least one target.
+
+    targets: embeddings of the images that the pool should resemble, made with the same model: .npy
+    or .npz (key: the array's name, where it has several), or .parquet (key: the column). on: the
+    column of the pool's embeddings. clusters: at most the rows of the sample; DataComp has 100,000.
+    sample: share of the rows on which the k-means is trained, drawn by a hash of their uid.
+    """
+
+    name: ClassVar[str] = "targets"
+    adds: ClassVar[dict[str, pa.DataType]] = {
+        "targets_cluster": pa.int32(),
+        "targets_in_target": pa.bool_(),
+    }
+    meanings: ClassVar[dict[str, str]] = {
+        "targets_cluster": "number of the nearest cluster of the pool's embeddings",
+        "targets_in_target": "whether that cluster is the nearest one of a target image",
+    }
+    targets: str = field(metadata=FREE)  # identity() says what is in it
+    key: str | None = None
+    on: str = field(default="embed_image", metadata=FREE)  # the id of its set is part of ours
+    clusters: int = 100_000
+    sample: float = 1.0
+    seed: int = 0
+    device: Literal["cpu", "cuda"] = field(default="cpu", metadata=FREE)
+
+    def __post_init__(self) -> None:
+        self.targets = os.path.abspath(self.targets)  # a worker may start in another folder
+        if not os.path.isfile(self.targets):
+            raise ValueError(
+                f"filter targets: there is no file {self.targets}; "
+                "give embeddings as .npy, .npz or .parquet"
+            )
+        if self.clusters < 1:
+            raise ValueError(f"filter targets: clusters is {self.clusters}; it must be at least 1")
+        if not 0 < self.sample <= 1:
+            raise ValueError(
+                f"filter targets: sample is {self.sample}; it must lie in (0, 1], as a share"
+            )
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.on,)
+
+    def identity(self) -> str:
+        return disk.file_sha256(self.targets)
+
+    def check(self) -> None:
+        if importlib.util.find_spec("faiss") is None:
+            raise ValueError(
+                "filter targets needs the package faiss, which is not installed: "
+                "pip install -e '.[cpu]'"
+            )
+        read_embeddings(self.targets, self.key)
+
+    def summarise(self, rows: pa.Table) -> pa.Table:
+        """The rows of the sample: their hashes and embeddings."""
+        column = rows[self.on].combine_chunks()
+        _, is_usable = vectors(column)
+        hashes = uid_hashes(rows["uid"])
+        drawn = np.flatnonzero(is_usable & (hashes <= np.uint64(self.sample * (2**64 - 2**11))))
+        return pa.table(
+            {"hash": pa.array(hashes[drawn]), "vector": column.take(pa.array(drawn, pa.int64()))}
+        )
+
+    def combine(self, summaries: pa.Table) -> TargetClusters:
+        # Not sort_by: Arrow cannot sort a table that has lists.
+        in_order = summaries["vector"].take(pc.sort_indices(summaries["hash"]))
+        sample, _ = vectors(in_order)
+        wanted = read_embeddings(self.targets, self.key)
+        if len(sample) and sample.shape[1] != wanted.shape[1]:
+            raise ValueError(
+                f"filter targets: {self.targets} has embeddings of {wanted.shape[1]} numbers, "
+                f"those of {self.on} have {sample.shape[1]}; make both with the same model"
+            )
+        # Of 0 rows: clusters are not divided further, as they are for duplicates.
+        centroids = train(sample, 0, self.clusters, self.seed, self.device).centroids
+        is_target = np.zeros(len(centroids), np.bool_)
+        if len(sample):
+            is_target[assign(wanted, centroids)] = True
+        return TargetClusters(centroids=centroids, is_target=is_target)
+
+    def route(
+        self, rows: pa.Table, state: Any, partitions: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Rows that have an embedding, by their uid."""
+        _, is_usable = vectors(rows[self.on])
+        numbers = np.flatnonzero(is_usable).astype(np.int64)
+        return numbers, partition_of(rows["uid"], partitions)[numbers]
+
+    def judge(self, rows: pa.Table, state: TargetClusters) -> Columns:
+        own, _ = vectors(rows[self.on])
+        cluster = assign(own, state.centroids)
+        return {
+            "targets_cluster": cluster.astype(np.int32),
+            "targets_in_target": state.is_target[cluster],
+        }
+
+
+def read_embeddings(path: str, key: str | None) -> Floats:
+    """(targets, width) of length 1. ValueError for a file without a table of finite embeddings."""
+    try:
+        embeddings = _array_of(path, key)
+    except (OSError, pa.ArrowException) as error:
+        raise ValueError(f"filter targets: {path} cannot be read: {error}") from None
+    if embeddings.ndim != 2 or not embeddings.size or embeddings.dtype.kind != "f":
+        raise ValueError(
+            f"filter targets: {path} holds {embeddings.dtype} of shape {embeddings.shape}; "
+            "(targets, width) floats are needed"
+        )
+    rows = embeddings.astype(np.float32)
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    if not (np.isfinite(lengths).all() and (lengths > 0).all()):
+        raise ValueError(f"filter targets: {path} has an embedding that is zero or not finite")
+    unit: Floats = rows / lengths
+    return unit
+
+
+def _array_of(path: str, key: str | None) -> NDArray[Any]:
+    if path.endswith(".parquet"):
+        import pyarrow.parquet as pq
+
+        if key is None:
+            raise ValueError(f"filter targets: name the column of {path} with key")
+        columns = pq.read_schema(path).names
+        if key not in columns:
+            raise ValueError(f"filter targets: {path} has no column {key!r}; {_names(columns)}")
+        lists = pq.read_table(path, columns=[key])[key].to_pylist()
+        widths = {len(each) if each is not None else 0 for each in lists}
+        if len(widths) != 1:
+            raise ValueError(f"filter targets: {path}: lists of {key} have lengths {widths}")
+        return np.array(lists, np.float32)
+    try:
+        content = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"filter targets: {path} is no array of NumPy: {error}") from None
+    if isinstance(content, np.ndarray):
+        return content
+    with content:
+        names = list(content)
+        if key is None and len(names) == 1:
+            key = names[0]
+        if key not in names:
+            raise ValueError(f"filter targets: name an array of {path} with key; {_names(names)}")
+        array: NDArray[Any] = content[key]
+        return array
+
+
+def _names(names: list[str]) -> str:
+    return f"it has {', '.join(names)}"

@@ -1,0 +1,600 @@
+"""Every path of a pool, a run and an ablation, spelled once, and the commit record."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from manifests import disk
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+from manifests.schema import Weights
+
+# --------------------------------------------------------------------------------------------------
+# Every path of a pool, spelled once; and what both writer and reader must agree on.
+#
+# Paths are local paths or fsspec URLs. A layout is a view of a folder: it opens nothing.
+
+
+COMMIT_SUFFIX = "_stats.json"
+# A change of the bytes of a tar or of the columns of a sidecar bumps this and the golden test.
+SHARD_VERSION = 3
+READERS = 16  # threads that read commit records: a remote store answers each after about 30 ms
+# Shards below FLAT_SHARDS lie in one folder under the names that img2dataset's users know; later
+# ones lie in a folder per SHARDS_PER_FOLDER, and so do the files that are aligned with their rows.
+FLAT_SHARDS = 3_000
+SHARDS_PER_FOLDER = 1_000
+FOLDER_NAME = re.compile(r"\d{5,}")
+SHARD_NAME = re.compile(r"[0-9]{5,18}")
+LARGEST_NUMBER = 1 << 62  # above what a record counts
+NOT_STORED = "not_stored"  # a view's outcome of a row whose image was never stored
+
+
+def shard_name(shard: int | str) -> str:
+    """The name of a shard in commit records and file names: five digits or more."""
+    return f"{int(shard):05d}"
+
+
+def shard_folder(shard: int | str) -> str:
+    """The folder, inside `shards/` or a score set, of a shard's files; "" for a flat shard."""
+    number = int(shard)
+    return "" if number < FLAT_SHARDS else f"{number // SHARDS_PER_FOLDER:05d}"
+
+
+def bundle_name(shard: int | str) -> str:
+    """The file that holds the row-aligned columns of a shard and its neighbours; "" for a flat
+    shard, which has a file of its own.
+    """
+    folder = shard_folder(shard)
+    return f"bundle-{folder}.parquet" if folder else ""
+
+
+def revised_name(shard: int | str, revision: int = 0) -> str:
+    """The stem of a shard's tar and sidecar: `00000`, and `00000.r1` after the first repair."""
+    return f"{shard_name(shard)}.r{revision}" if revision else shard_name(shard)
+
+
+def random_view_name(view: str, seed: int | None = None) -> str:
+    """The name of a random subset as large as `view`; .seed-N ends it where the seed is given."""
+    return f"random_like_{view}" if seed is None else f"random_like_{view}.seed-{seed}"
+
+
+def uids_checksum(uids: pa.ChunkedArray) -> str:
+    """sha256 of the uids of a shard, one per line. Row-aligned files (scores, masks) carry it."""
+    return hashlib.sha256("\n".join(uids.to_pylist()).encode()).hexdigest()
+
+
+def pool_fingerprint(commit_records: Mapping[str, CommitRecord]) -> str:
+    """Hash over the sidecars of all committed shards: the rows that a view was chosen from."""
+    hashes = {shard: record.sidecar_sha256 for shard, record in commit_records.items()}
+    return disk.content_hash(hashes)
+
+
+def list_shard_files(pool: str) -> Iterator[tuple[str, list[str]]]:
+    """(folder, names of its files) for every folder of shards: the flat one, then one per 1,000.
+
+    ValueError where a shard lies in the flat folder that belongs into one of the others.
+    """
+    layout = PoolLayout(pool)
+    names = disk.list_names(layout.shards)
+    folders = [name for name in names if FOLDER_NAME.fullmatch(name)]
+    flat = [name for name in names if not FOLDER_NAME.fullmatch(name)]
+    check_flat_names(pool, flat)
+    yield layout.shards, flat
+    for folder in sorted(folders, key=int):
+        path = disk.join(layout.shards, folder)
+        yield path, disk.list_names(path)
+
+
+def check_flat_names(pool: str, names: Iterable[str]) -> None:
+    """ValueError where the flat folder has a commit record that belongs into another folder."""
+    for name in names:
+        shard = name.removesuffix(COMMIT_SUFFIX)
+        if shard != name and shard.isdecimal() and int(shard) >= FLAT_SHARDS:
+            raise ValueError(
+                f"{pool} keeps shard {shard} in shards/, where an earlier clipmill put it; shards "
+                f"from {FLAT_SHARDS:,} on lie in folders: run python pipeline/audit.py {pool} "
+                "--migrate"
+            )
+
+
+def read_commit_records(pool: str) -> dict[str, CommitRecord]:
+    """Commit records of a pool by shard name, in the order of their numbers; {} where nothing is
+    committed.
+
+    ValueError for a file of that name that is not a commit record of clipmill, and for a shard in
+    the folder of an earlier version.
+    """
+    paths = {}
+    for folder, names in list_shard_files(pool):
+        for name in names:
+            if name.endswith(COMMIT_SUFFIX):
+                paths[name.removesuffix(COMMIT_SUFFIX)] = disk.join(folder, name)
+    if not paths:
+        return {}
+    with ThreadPoolExecutor(min(READERS, len(paths))) as readers:
+        records = list(readers.map(CommitRecord.read, paths.values()))
+    by_shard = dict(zip(paths, records, strict=True))
+    return dict(sorted(by_shard.items(), key=lambda item: int(item[0])))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitRecord:
+    """shards/NNNNN_stats.json, written last: the shard's files with their hashes, and what became
+    of its rows.
+    """
+
+    shard: str  # its name, see shard_name
+    tar: str  # file name inside the pool, or the path or URL of an adopted tar
+    tar_bytes: int
+    tar_sha256: str
+    count: int  # rows, each with one outcome: successes + the sum of reasons
+    successes: int
+    reasons: dict[str, int]
+    failed_to_download: int
+    failed_to_resize: int
+    retries: int  # rows that retry a row of another shard
+    sidecar_bytes: int
+    sidecar_file_sha256: str  # of the Parquet file
+    sidecar_sha256: str  # of the values without the volatile columns
+    task: str
+    group: str
+    version: int  # SHARD_VERSION when it was written
+    duration_s: float
+    revision: int = 0  # of the sidecar's name, and of the tar's unless it stayed; see revised_name
+    adopted: bool = False  # the tar was there before the pool
+    fence: int | None = None  # number of the lease under which it was written; None without one
+    engine: str | None = None  # another program that fetched the images
+    engine_version: str | None = None
+    tar_stamp: dict[str, Any] | None = None  # adopted: size and time, or what its store said of it
+    # How its images were asked for (user agent, per_host, deadline …). They may change between the
+    # shards of a pool. None of a shard that was adopted, or fetched before this was recorded.
+    manners: dict[str, Any] | None = None
+
+    @property
+    def sidecar(self) -> str:
+        """File name of the sidecar inside the pool."""
+        return f"{revised_name(self.shard, self.revision)}.parquet"
+
+    def to_plain(self) -> dict[str, Any]:
+        """The JSON document, without what is None and without revision 0."""
+        document: dict[str, Any] = disk.to_plain(self)
+        for name in ("engine", "engine_version", "tar_stamp", "manners", "fence"):
+            if document[name] is None:
+                del document[name]
+        if self.revision == 0:
+            del document["revision"]
+        return document
+
+    @classmethod
+    def from_plain(cls, document: Any) -> CommitRecord:
+        """The inverse of `to_plain`. Unknown keys are ignored.
+
+        A record without `adopted` is of the first form: a tar of another name than the shard's was
+        adopted. ValueError where a key is missing, or for a version of shards that this program
+        does not know.
+        """
+        if not isinstance(document, dict):
+            raise ValueError("it is not a JSON object")
+        known = {}
+        for field in dataclasses.fields(cls):
+            if field.name in document:
+                known[field.name] = document[field.name]
+            elif field.default is dataclasses.MISSING:
+                raise ValueError(f"it has no {field.name!r}")
+        known.setdefault("adopted", known["tar"] != f"{known['shard']}.tar")
+        version = known["version"]
+        if not isinstance(version, int) or version > SHARD_VERSION:
+            raise ValueError(
+                f"it has shard version {version!r}; this clipmill reads up to {SHARD_VERSION}"
+            )
+        disk.check_types(cls, known, "CommitRecord")
+        record: CommitRecord = disk.from_plain(cls, known)
+        record.check_numbers()
+        return record
+
+    def check_numbers(self) -> None:
+        """ValueError for a number that no column can hold, or that counts less than nothing."""
+        if not SHARD_NAME.fullmatch(self.shard):
+            raise ValueError(f"shard is {self.shard!r}; it must be a number of five digits or more")
+        numbers: dict[str, float] = {}
+        for reason, count in self.reasons.items():
+            numbers[f"reasons.{reason}"] = count
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, (int, float)):
+                numbers[field.name] = value
+        for name, number in numbers.items():
+            if not 0 <= number < LARGEST_NUMBER:
+                shown = str(number)[:20]
+                raise ValueError(f"{name} is {shown}; it must lie in 0..{LARGEST_NUMBER - 1:,}")
+
+    @classmethod
+    def read(cls, path: str) -> CommitRecord:
+        """A commit record from its file. ValueError that names the file where it is none."""
+        document = disk.read_json(path)
+        try:
+            return cls.from_plain(document)
+        except ValueError as error:
+            raise ValueError(
+                f"{path} is not a commit record of clipmill: {error}; to use tars of another "
+                "program, name them as a source of kind shards and build into another folder"
+            ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLayout:
+    """The files of a pool."""
+
+    root: str
+
+    @property
+    def pool_json(self) -> str:
+        return disk.join(self.root, "pool.json")
+
+    @property
+    def recipe_json(self) -> str:
+        return disk.join(self.root, "recipe.json")
+
+    @property
+    def drift_json(self) -> str:
+        """How a pool that was built from a lock differs from the pool that was locked."""
+        return disk.join(self.root, "drift.json")
+
+    @property
+    def lease_json(self) -> str:
+        """Which process may write into the pool."""
+        return disk.join(self.root, "lease.json")
+
+    @property
+    def progress_json(self) -> str:
+        """What the command that writes into the pool is doing; no part of the pool."""
+        return disk.join(self.root, "progress.json")
+
+    def lease_claim(self, fence: int) -> str:
+        """The file whose creation decides who gets the lease with this number."""
+        return disk.join(self.root, f".lease-{fence:08d}.json")
+
+    @property
+    def plan(self) -> str:
+        """The plan of a pool of the first form."""
+        return disk.join(self.root, "plan.parquet")
+
+    def plan_round(self, number: int) -> str:
+        """The folder of the plan (0), or of a round of retries."""
+        folder = disk.join(self.root, "plan")
+        return folder if number == 0 else disk.join(folder, f"retry-{number:03d}")
+
+    @property
+    def parts(self) -> str:
+        """One row per part of the pairs: its counts, written when crawl ends."""
+        return disk.join(self.root, "parts.parquet")
+
+    @property
+    def pairs(self) -> str:
+        """The folder of the pairs."""
+        return disk.join(self.root, "pairs")
+
+    def pairs_part(self, part: int) -> str:
+        """Pairs of source `part`, in document order."""
+        return disk.join(self.pairs, f"part-{part:05d}.parquet")
+
+    @property
+    def extracted(self) -> str:
+        """The folder of pairs that are not deduplicated yet. It is removed when crawl ends."""
+        return disk.join(self.pairs, ".extracted")
+
+    @property
+    def shards(self) -> str:
+        """The folder of the shards."""
+        return disk.join(self.root, "shards")
+
+    def shard_folder(self, shard: int | str) -> str:
+        """The folder with the files of a shard."""
+        folder = shard_folder(shard)
+        return disk.join(self.shards, folder) if folder else self.shards
+
+    def sidecar(self, shard: int | str, revision: int = 0) -> str:
+        """One row per attempt."""
+        return disk.join(self.shard_folder(shard), f"{revised_name(shard, revision)}.parquet")
+
+    def commit_record(self, shard: int | str) -> str:
+        """The JSON that is written last and makes the shard visible."""
+        return disk.join(self.shard_folder(shard), shard_name(shard) + COMMIT_SUFFIX)
+
+    def shard_tar(self, shard: int | str, revision: int = 0) -> str:
+        """The tar of a shard that was written here."""
+        return disk.join(self.shard_folder(shard), f"{revised_name(shard, revision)}.tar")
+
+    def tar(self, commit_record: CommitRecord) -> str:
+        """The tar that a commit record names: inside the pool, or anywhere if it was adopted."""
+        return self.named_tar(commit_record.shard, commit_record.tar)
+
+    def named_tar(self, shard: int | str, tar: str) -> str:
+        """The tar that the commit record of a shard calls `tar`."""
+        outside = disk.is_url(tar) or Path(disk.local_path(tar)).is_absolute()
+        return tar if outside else disk.join(self.shard_folder(shard), tar)
+
+    @property
+    def index(self) -> str:
+        """The folder of the index of commit records."""
+        return disk.join(self.root, "index")
+
+    @property
+    def index_json(self) -> str:
+        """Which files make up the index, and whether it is closed."""
+        return disk.join(self.index, "index.json")
+
+    @property
+    def scores(self) -> str:
+        """The folder of the score sets."""
+        return disk.join(self.root, "scores")
+
+    def score_set(self, name: str) -> str:
+        """The folder of one score set, NAME@ID."""
+        return disk.join(self.scores, name)
+
+    def score_set_json(self, name: str) -> str:
+        """The JSON that is written last and makes the score set complete."""
+        return disk.join(self.score_set(name), "scores.json")
+
+    def score_columns(self, name: str, shard: int | str) -> str:
+        """Columns of one shard, aligned with its sidecar: a file of its own."""
+        folder = shard_folder(shard)
+        file = f"{shard_name(shard)}.parquet"
+        return disk.join(self.score_set(name), *([folder] if folder else []), file)
+
+    def score_bundle(self, name: str, shard: int | str) -> str:
+        """The file with the columns of a thousand shards, of which `shard` is one."""
+        return disk.join(self.score_set(name), bundle_name(shard))
+
+    def score_shards(self, name: str) -> str:
+        """Checksum of the uids, rows and scored rows of every shard of a large pool."""
+        return disk.join(self.score_set(name), "shards.parquet")
+
+    @property
+    def transient(self) -> str:
+        """The folder of what tickets leave for each other; it has columns of rows."""
+        return disk.join(self.root, ".transient")
+
+    def score_scratch(self, job: str) -> str:
+        """What the tickets of a filter that looks at the whole pool leave for each other."""
+        return disk.join(self.transient, f"scores-{job}")
+
+    @property
+    def views(self) -> str:
+        """The folder of the views."""
+        return disk.join(self.root, "views")
+
+    def view_json(self, view: str) -> str:
+        """The JSON that is written last and makes the view complete."""
+        return disk.join(self.views, f"{view}.json")
+
+    def view_rules(self, view: str) -> str:
+        """What each rule of a view with several rules rejects."""
+        return disk.join(self.views, view, "rules.json")
+
+    def view_mask(self, view: str, shard: int | str) -> str:
+        """Per row of a flat shard: kept, or the first rule that failed."""
+        return disk.join(self.views, view, f"{shard_name(shard)}.parquet")
+
+    def view_bundle(self, view: str, shard: int | str) -> str:
+        """The file with the masks of a thousand shards, of which `shard` is one."""
+        return disk.join(self.views, view, bundle_name(shard))
+
+    def view_shards(self, view: str) -> str:
+        """Rows and kept rows of every shard of a large pool."""
+        return disk.join(self.views, view, "shards.parquet")
+
+    @property
+    def view_copies(self) -> str:
+        """The folder of the views that have tars of their own."""
+        return disk.join(self.root, "materialised")
+
+    def view_copy_json(self, view: str) -> str:
+        """The JSON that is written last and makes the tars of a view complete."""
+        return disk.join(self.view_copies, f"{view}.json")
+
+    def view_copy_tar(self, view: str, shard: int | str) -> str:
+        """The kept samples of one shard."""
+        return self._view_copy_file(view, shard, ".tar")
+
+    def view_copy_sidecar(self, view: str, shard: int | str) -> str:
+        """The kept rows of one shard, with the offsets that they have in that tar."""
+        return self._view_copy_file(view, shard, ".parquet")
+
+    def _view_copy_file(self, view: str, shard: int | str, ending: str) -> str:
+        folder = shard_folder(shard)
+        file = shard_name(shard) + ending
+        return disk.join(self.view_copies, view, *([folder] if folder else []), file)
+
+
+# --------------------------------------------------------------------------------------------------
+# Every path of a training run and of an ablation, spelled once.
+#
+# Paths are local paths or fsspec URLs. A layout is a view of a folder: it opens nothing.
+
+
+@dataclass(frozen=True, slots=True)
+class RunLayout:
+    """The files of a training run."""
+
+    root: str
+
+    @property
+    def run_json(self) -> str:
+        """Written last: the run is whole."""
+        return disk.join(self.root, "run.json")
+
+    @property
+    def lock(self) -> str:
+        """Held by the process that trains the run; of several ranks by rank 0."""
+        return disk.join(self.root, ".lock")
+
+    @property
+    def log(self) -> str:
+        return disk.join(self.root, "log.jsonl")
+
+    @property
+    def checkpoints(self) -> str:
+        return disk.join(self.root, "checkpoints")
+
+    @property
+    def blend_json(self) -> str:
+        """The blend as resolved."""
+        return disk.join(self.root, "blend.json")
+
+    def checkpoint(self, step: int) -> str:
+        """The folder of the checkpoint after `step` steps."""
+        return disk.join(self.checkpoints, f"step-{step}")
+
+    @property
+    def segments(self) -> str:
+        """The folder of what a run on a pool that was being built drew from."""
+        return disk.join(self.root, "segments")
+
+    def segment(self, number: int) -> str:
+        """One segment of such a run."""
+        return disk.join(self.segments, f"{number:05d}.json")
+
+    def nonfinite_json(self, rank: int) -> str:
+        """Where a NaN or an infinity appeared on `rank`."""
+        return disk.join(self.root, f"nonfinite-{rank}.json")
+
+    @property
+    def export(self) -> str:
+        """The folder that open_clip loads."""
+        return disk.join(self.root, "export")
+
+    @property
+    def predictions(self) -> str:
+        """The folder with one Parquet file per evaluation task."""
+        return disk.join(self.root, "eval")
+
+    def predictions_of(self, weights: Weights) -> str:
+        """The folder of the predictions of these weights: averages have one of their own."""
+        return self.predictions + weights.suffix
+
+    @property
+    def model_json(self) -> str:
+        """Of a model that was not trained here: which one its predictions are of."""
+        return disk.join(self.root, "model.json")
+
+    @property
+    def until(self) -> str:
+        """The folder of the evaluations of a run that trains until a target."""
+        return disk.join(self.root, "until")
+
+    @property
+    def target_json(self) -> str:
+        """What these evaluations were."""
+        return disk.join(self.until, "target.json")
+
+    def task_predictions(self, task: str, weights: Weights | None = None) -> str:
+        """The predictions on a task, of these weights; None: those after the last step."""
+        folder = self.predictions if weights is None else self.predictions_of(weights)
+        return disk.join(folder, f"{task}.parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class AblationLayout:
+    """The files of an ablation."""
+
+    root: str
+
+    @property
+    def ablation_json(self) -> str:
+        """The ablation as resolved."""
+        return disk.join(self.root, "ablation.json")
+
+    @property
+    def command_json(self) -> str:
+        return disk.join(self.root, "command.json")
+
+    @property
+    def costs_json(self) -> str:
+        return disk.join(self.root, "costs.json")
+
+    @property
+    def results_json(self) -> str:
+        return disk.join(self.root, "results.json")
+
+    @property
+    def history(self) -> str:
+        """What was asked before the runs and at every verdict, a line each."""
+        return disk.join(self.root, "history.jsonl")
+
+    @property
+    def lock(self) -> str:
+        """Held by the command that runs the ablation."""
+        return disk.join(self.root, ".lock")
+
+    @property
+    def noise_json(self) -> str:
+        """The noise of its runs, for the ablations beside it."""
+        return disk.join(self.root, "noise.json")
+
+    @property
+    def ledger_json(self) -> str:
+        """The noise of other ablations that it started from."""
+        return disk.join(self.root, "ledger.json")
+
+    @property
+    def overlap_json(self) -> str:
+        """Every evaluation image that a pool stores too."""
+        return disk.join(self.root, "overlap.json")
+
+    @property
+    def report_json(self) -> str:
+        return disk.join(self.root, "report.json")
+
+    @property
+    def report_markdown(self) -> str:
+        """The summary of the report for a pull request."""
+        return disk.join(self.root, "report.md")
+
+    def recipe_json(self, pool: str) -> str:
+        return disk.join(self.root, "recipes", f"{pool}.json")
+
+    def blend_json(self, arm: str) -> str:
+        return disk.join(self.root, "blends", f"{arm}.json")
+
+    def run(self, arm: str, seed: int) -> str:
+        """The folder of one run."""
+        return disk.join(self.root, "runs", arm, f"seed-{seed}")
+
+    def model(self, arm: str) -> str:
+        """The folder of an arm that is one model."""
+        return disk.join(self.root, "runs", arm, "model")
+
+    @property
+    def scorer(self) -> str:
+        """The run that trains the scorer."""
+        return disk.join(self.root, "scorer")
+
+    @property
+    def scorer_evaluation(self) -> str:
+        """What the scorer reaches on the primary task."""
+        return disk.join(self.scorer, "evaluation")
+
+    @property
+    def report(self) -> str:
+        """The report as one page of HTML."""
+        return disk.join(self.root, "report.html")
+
+    @property
+    def null(self) -> str:
+        """The ablation on data where no effect is planted."""
+        return disk.join(self.root, "null")
+
+    @property
+    def web(self) -> str:
+        """The small web of a demo."""
+        return disk.join(self.root, "web")

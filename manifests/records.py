@@ -1,0 +1,343 @@
+"""The JSON documents of a pool and a run, as frozen dataclasses that writers and readers share.
+
+The commit record of a shard is in `manifests/layout.py`, beside the paths.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from manifests import disk
+
+T = TypeVar("T")
+
+
+def read_document(path: str | Path, kind: type[T]) -> T:
+    """A JSON document as its dataclass.
+
+    FileNotFoundError where there is none. ValueError that names the file where it is no such
+    document.
+    """
+    value = disk.read_json(path)
+    try:
+        disk.check_types(kind, value, kind.__name__)
+        document: T = disk.from_plain(kind, value)
+    except (TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"{path} is no {kind.__name__}: {error}") from error
+    return document
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Threshold:
+    """What a top(COLUMN, SHARE) of a rule was resolved to."""
+
+    value: float  # an int where the column holds integers
+    asked: float  # the share that the rule names
+    share: float  # the share that the value keeps, ties included
+    kept: int
+    rows: int  # stored rows of the pool that have a value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardTable:
+    """A file shards.parquet, in the place of the key `shards` of a large pool's document."""
+
+    shards: int
+    sha256: str
+
+
+def _check_one(shards: object, table: object) -> None:
+    if (shards is None) == (table is None):
+        raise ValueError("it needs one of 'shards' and 'table'")
+
+
+def _without_none(document: Any) -> dict[str, Any]:
+    plain: dict[str, Any] = disk.to_plain(document)
+    return {key: value for key, value in plain.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewDocument:
+    """views/NAME.json: what a view was made from and what it keeps."""
+
+    name: str
+    rules: tuple[dict[str, Any], ...]  # {"name", "where"} and the like, other views' rules in place
+    thresholds: dict[str, Threshold]  # by the call as the rule spells it
+    funnel: tuple[tuple[str, int], ...]  # (step, rows that are left after it)
+    kept: int
+    fingerprint: str  # pool_fingerprint of the shards that it was chosen from
+    scores: dict[str, str]  # filter -> score set (NAME@ID) that its rules read
+    # Hash of its rows, see pipeline/pool/uid_hashes.py. None in large pools, in views of older
+    # versions, and after a purge of some of its rows.
+    rows_sha256: str | None = None
+    # Exactly one of the two; see manifests/aligned.py.
+    shards: dict[str, int] | None = None  # shard -> rows kept
+    table: ShardTable | None = None
+    # True where a rule could meet NaN and counted it as missing. None where no rule could, and in
+    # views of older versions, which kept NaN as the largest number: these are made again.
+    nan_is_missing: bool | None = None
+
+    def __post_init__(self) -> None:
+        _check_one(self.shards, self.table)
+
+    def document(self) -> dict[str, Any]:
+        """The JSON document, without what is None."""
+        return _without_none(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewCopyDocument:
+    """materialised/NAME.json: the view whose kept samples have tars of their own."""
+
+    view_hash: str  # content_hash of the view's document
+    shards: int
+    rows: int
+    bytes: int  # of the tars
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleEffect:
+    """What one rule of a view rejects of the pool's stored rows, whatever the other rules do.
+
+    alone: rows that only this rule rejects: the view would keep them without it. None where a rule
+    cannot be evaluated on rows that the rules before it reject.
+    """
+
+    rule: str
+    rejected: int | None
+    alone: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewRulesDocument:
+    """views/NAME/rules.json: what each rule of a view with several rules rejects."""
+
+    fingerprint: str  # that of the view
+    stored: int
+    rules: tuple[RuleEffect, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreSetDocument:
+    """scores/NAME@ID/scores.json: which filter made the columns, and how many rows have a score."""
+
+    name: str
+    id: str
+    version: int
+    options: dict[str, Any]
+    identity: str
+    columns: tuple[str, ...]
+    fingerprint: str
+    rows: int
+    stored: int
+    scored: int
+    seconds: float
+    # Exactly one of the two; see manifests/aligned.py.
+    shards: dict[str, str] | None = None  # shard -> uids_checksum of its rows
+    table: ShardTable | None = None
+    kind: str | None = None  # the filter, where `name` is another name of it
+    reads: dict[str, str] | None = None  # instance -> score set (NAME@ID) that the filter read
+    # True where a value depends on other rows of the pool: rows that come or go make all columns
+    # old, and `fingerprint` is of the rows that they were computed from.
+    whole_pool: bool | None = None
+    meanings: dict[str, str] | None = None  # of the columns of a user's own filter
+
+    @property
+    def filter_kind(self) -> str:
+        """The filter: a key of FILTERS, or PATH.py:CLASS."""
+        return self.kind or self.name
+
+    def __post_init__(self) -> None:
+        _check_one(self.shards, self.table)
+
+    def document(self) -> dict[str, Any]:
+        """The JSON document, without what is None."""
+        return _without_none(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrawlCounts:
+    """Links of all parts: `links` = `pairs` + the sum of `reasons`."""
+
+    parts: int
+    links: int
+    pairs: int
+    reasons: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinalCounts:
+    """Rows by their newest outcome: a row that was retried counts once."""
+
+    stored: int
+    reasons: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchCounts:
+    """Attempts of all committed shards: `attempted` = `stored` + the sum of `reasons`."""
+
+    shards: int
+    planned: int
+    attempted: int
+    retries: int  # attempts that retry a row of another shard
+    stored: int
+    reasons: dict[str, int]
+    classes: dict[str, int]
+    final: FinalCounts
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreCounts:
+    """Rows of a score set; `scored` of the `stored` rows have all its columns."""
+
+    rows: int
+    stored: int
+    scored: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewCounts:
+    """What a view keeps, step by step."""
+
+    kept: int
+    funnel: tuple[tuple[str, int], ...]
+    thresholds: dict[str, Threshold]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolCounts:
+    """Counts of every stage of a pool."""
+
+    crawl: CrawlCounts | None
+    fetch: FetchCounts
+    scores: dict[str, ScoreCounts]
+    views: dict[str, ViewCounts]
+    complete: bool  # every planned shard is committed
+    problems: tuple[str, ...]  # one line for each count that contradicts another
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolDocument(PoolCounts):
+    """pool.json: the counts, and what the pool was made from."""
+
+    recipe: str
+    recipe_hash: str
+    source: str
+    fingerprint: str
+    seconds: dict[str, float]  # wall time by stage, of all builds
+    task_seconds: float  # sum over the shards
+    versions: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriftDocument:
+    """drift.json: how the rows of a pool that was built from a lock differ from those of the lock.
+
+    `stored` = `same` + the sum of `drift` + `missing`; `rows` = `stored` + the sum of `not_asked`.
+    """
+
+    lock: str  # its id
+    name: str  # of the recipe of the lock
+    rows: int
+    stored: int  # rows that were stored in the pool that was locked
+    same: int  # of these, rows that are stored here, with the same bytes
+    drift: dict[str, int]  # reason -> how many of these are not stored here
+    missing: int  # of these, rows of shards that are not committed
+    not_asked: dict[str, int]  # outcome in the lock -> rows that were not asked for
+    shards: int
+    same_tars: int  # shards whose tar has the same bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DamagedSamples:
+    """Samples that training replaced because they could not be used."""
+
+    count: int
+    # The first ones: step, position, source, shard, key, reason
+    samples: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetEvaluation:
+    """A model under training on the task of its target."""
+
+    step: int
+    samples: int
+    seconds: float  # of training up to the step, of all starts, without the evaluations
+    value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetRecord:
+    """until/target.json: the way to the target that ends a run."""
+
+    task: str
+    metric: str
+    target: float
+    evaluations: tuple[TargetEvaluation, ...]
+    reached: TargetEvaluation | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """run.json: what a finished run was, and how it went."""
+
+    blend: dict[str, Any]
+    blend_hash: str
+    config: dict[str, Any]
+    config_hash: str
+    identity: dict[str, Any]  # everything that decides the weights
+    seed: int
+    world: int  # ranks of the last start
+    device: str
+    versions: dict[str, str]
+    layout: dict[str, int]  # dp_replicate, dp_shard, tp
+    parameters: int
+    steps: int
+    samples: int
+    resumed_at: int  # the step from which the last start continued; 0 where it was the only one
+    sources: dict[str, dict[str, Any]]  # POOL/VIEW -> rows, drawn, repeats
+    bad: DamagedSamples  # of all ranks and all starts
+    samples_per_s: float  # of the last start
+    peak_memory_bytes: int
+    seconds: dict[str, float]  # start, train, whole; of the last start
+    until: TargetRecord | None = None  # of a run that trains until a target
+    resumable: bool = True  # False: its samples were streamed from tars
+    export: dict[str, str] = field(default_factory=dict)  # file of export/ -> sha256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentDocument:
+    """segments/NNNNN.json of a run on a pool that is being built: which shards it drew from when.
+
+    The shards of all segments, one after another, are those that the run has found. The segment
+    draws from number `start` of them to the last that it names itself.
+    """
+
+    first: int  # its first step
+    steps: int | None  # None: to the end of the run
+    start: int
+    shards: tuple[int, ...]  # found since the segment before
+    sidecars: tuple[str, ...]  # sidecar_sha256 of each of them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRecord:
+    """checkpoints/step-N/state.json: written last, it makes the checkpoint complete."""
+
+    step: int
+    identity: dict[str, Any]  # of the run; see RunRecord
+    order: str  # fingerprint of the order of training
+    config_hash: str
+    sha256: dict[str, str]  # file name -> hash
+    bad: DamagedSamples | None = None  # up to this step; None in checkpoints of older versions
+    # dp_replicate, dp_shard, tp of a sharded checkpoint; None of a whole one
+    layout: dict[str, int] | None = None
+
+    def document(self) -> dict[str, Any]:
+        """The JSON document, without what is None."""
+        return _without_none(self)

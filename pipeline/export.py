@@ -1,0 +1,744 @@
+"""The kept rows of a view for other programs: tables, folders of shards, a card.
+
+`filter.py POOL --export VIEW --to X`: the kept rows of a view as files that other programs read.
+`docs/interop.md` has the commands.
+
+Reads views, sidecars, score sets and tars of a pool. Writes `X`, outside of the pool: a
+`.parquet`, `.csv` or `.npy` with `README.md` and `X.croissant.json` beside it, or a folder with
+`NNNNN.tar`, `NNNNN.parquet`, `README.md`, `croissant.json` and `export.json` (`complete` is true
+when all shards are there).
+
+Invariants:
+
+* Image bytes, caption and key of every kept sample stay what they are, its JSON gets scores and
+  loses nothing, and no other sample is in an export: `tests/pipeline/export/test_exports.py`.
+* After a kill no half file has the name of the export, and the same command finishes it: the same
+  test.
+* A file that is not an earlier export is never overwritten:
+  `tests/pipeline/export/test_exports.py`.
+
+A new form: an ending in `targets.py`, its writer, and its branch in `exports._write_file`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+import yaml
+
+from manifests import disk
+from manifests.aligned import AlignedFiles, current_view, view_shards
+from manifests.commits import read_commits
+from manifests.folder_lock import locked_folder
+from manifests.layout import shard_name
+from manifests.records import ScoreSetDocument
+from manifests.schema import SOURCES, Recipe
+from pipeline.accounting import recipe_of_pool
+from pipeline.lock import DataFile, croissant_metadata
+from pipeline.metadata_join import uid_records, uid_spill, write_uid_array
+from pipeline.pool import staged_file
+from pipeline.scoring import complete_score_sets
+from pipeline.views import ShardCopy, copy_kept_samples, map_units, rule_text
+
+# --------------------------------------------------------------------------------------------------
+# The kept rows of a view, shard by shard, with their columns of the sidecar and of the score
+# sets.
+#
+# Few shards are in memory at a time.
+
+
+logger = logging.getLogger(__name__)
+Mask = npt.NDArray[np.bool_]
+
+
+class KeptRows:
+    """The rows that a view keeps. ValueError where the pool has no such view, or an old one."""
+
+    def __init__(self, pool: str, view: str) -> None:
+        self.pool, self.view = pool, view
+        self.commits = read_commits(pool)
+        remedy = f"make it again with python pipeline/filter.py {pool} --recipe RECIPE"
+        self.document = current_view(pool, view, self.commits.fingerprint, remedy)
+        shards, kept = view_shards(pool, self.document)
+        self.shards: list[int] = shards[kept > 0].tolist()
+        if not self.shards:
+            raise ValueError(f"view {view!r} of {pool} keeps nothing: its rows were purged")
+        self._masks = AlignedFiles.of_view(pool, view)
+        sidecar = disk.read_schema(self.commits.sidecar(self.shards[0]))
+        self.sidecar_schema: pa.Schema = sidecar.remove_metadata()
+        self.score_sets = self._current_sets()
+        self._files = {name: AlignedFiles.of_scores(pool, name) for name in self.score_sets}
+        self._renamed = self._output_names()
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the sidecar, then those of the score sets."""
+        fields = list(self.sidecar_schema)
+        for name, columns in self._renamed.items():
+            table = self._files[name].read(self.shards[0], list(columns))[0]
+            for column, output in columns.items():
+                fields.append(pa.field(output, table.schema.field(column).type))
+        return pa.schema(fields)
+
+    @property
+    def score_columns(self) -> dict[str, tuple[str, str]]:
+        """Column of `schema` -> (score set, its name there)."""
+        columns = {}
+        for name, of_set in self._renamed.items():
+            for column, output in of_set.items():
+                columns[output] = (name, column)
+        return columns
+
+    def check_unchanged(self) -> None:
+        """ValueError where the pool has changed since it was opened."""
+        if read_commits(self.pool).fingerprint != self.commits.fingerprint:
+            raise ValueError(f"{self.pool} changed while it was read; export it again")
+
+    def mask(self, shard: int) -> Mask:
+        """(rows,) which rows of a shard are kept."""
+        column = self._masks.read(shard, ["kept"])[0]["kept"]
+        return np.asarray(column.to_numpy(), np.bool_)
+
+    def tables(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """The kept rows of each shard in order: all columns of `schema`, or some of the sidecar."""
+
+        def read(unit: int) -> pa.Table:
+            shard = self.shards[unit]
+            kept = pa.array(self.mask(shard))
+            if columns is not None:
+                return self._sidecar(shard, columns).filter(kept)
+            return self.with_scores(shard, self._sidecar(shard, None).filter(kept), kept)
+
+        yield from map_units(len(self.shards), read, "export")
+
+    def with_scores(self, shard: int, rows: pa.Table, kept: pa.Array) -> pa.Table:
+        """The kept rows of a sidecar with the columns of the score sets behind them.
+
+        ValueError for scores of other rows.
+        """
+        for name, columns in self._renamed.items():
+            scores, metadata = self._files[name].read(shard, list(columns))
+            sidecar = self.commits.record(shard).sidecar_sha256
+            if metadata.get("sidecar") != sidecar or scores.num_rows != len(kept):
+                raise ValueError(
+                    f"{self._files[name].path(shard)} was scored for other rows than those of its "
+                    "shard; run pipeline/score.py again"
+                )
+            scores = scores.filter(kept)
+            for column, output in columns.items():
+                rows = rows.append_column(output, scores[column])
+        return rows
+
+    def _sidecar(self, shard: int, columns: Sequence[str] | None) -> pa.Table:
+        path = self.commits.sidecar(shard)
+
+        def read_columns(source: Any) -> pa.Table:
+            file = pq.ParquetFile(source, page_checksum_verification=True)
+            names = None if columns is None else list(columns)
+            return file.read(names, use_threads=False)
+
+        table: pa.Table = disk.read_with(path, read_columns).replace_schema_metadata(None)
+        if table.num_rows != self.commits.record(shard).count:
+            raise ValueError(f"{path} does not have the rows of its commit record; verify it")
+        return table if columns is None else table.select(list(columns))
+
+    def _current_sets(self) -> dict[str, ScoreSetDocument]:
+        """The complete score sets of the pool as it is now, those of the view's rules first."""
+        sets = complete_score_sets(self.pool)
+        current = {}
+        used = set(self.document.scores.values())
+        for name in sorted(sets, key=lambda name: (name not in used, name)):
+            if sets[name].fingerprint == self.commits.fingerprint:
+                current[name] = sets[name]
+            else:
+                logger.warning("score set %s is of an older state of the pool: left out", name)
+        return current
+
+    def _output_names(self) -> dict[str, dict[str, str]]:
+        """Score set -> {column there: column of the export}. A name that is taken gets @ID."""
+        taken = set(self.sidecar_schema.names)
+        renamed: dict[str, dict[str, str]] = {}
+        for name, document in self.score_sets.items():
+            renamed[name] = {}
+            for column in document.columns:
+                output = f"{column}@{document.id}" if column in taken else column
+                taken.add(output)
+                renamed[name][column] = output
+        return renamed
+
+
+# --------------------------------------------------------------------------------------------------
+# Rows to one Parquet or CSV file, row group by row group.
+
+
+GROUP_ROWS = 20_000  # of a row group, at most
+GROUP_BYTES = 64 * 2**20  # embeddings of 768 fp16 values: 30,000 rows
+CSV_COLUMNS = ("url", "caption", "uid", "sha256")
+
+
+def write_rows_parquet(rows: KeptRows, staged: Path) -> int:
+    """Write sidecar and score columns of the kept rows; the number of rows."""
+    written = 0
+    with disk.parquet_writer(
+        staged, rows.schema, compression="zstd", write_page_checksum=True
+    ) as writer:
+        for table in _row_groups(rows.tables()):
+            writer.write_table(table.cast(rows.schema), row_group_size=max(1, table.num_rows))
+            written += table.num_rows
+    _sync(staged)
+    return written
+
+
+def write_rows_csv(rows: KeptRows, staged: Path) -> int:
+    """Write CSV_COLUMNS of the kept rows (RFC 4180: every text in quotes, a quote doubled); the
+    number of rows.
+
+    Line breaks inside a caption stay. A caption that a spreadsheet takes for a formula stays too.
+    """
+    schema = pa.schema([rows.sidecar_schema.field(name) for name in CSV_COLUMNS])
+    written = 0
+    with disk.CountedFile(staged) as file, _csv_writer(file, schema) as writer:
+        for table in rows.tables(CSV_COLUMNS):
+            writer.write_table(table)
+            written += table.num_rows
+    _sync(staged)
+    return written
+
+
+def _csv_writer(file: Any, schema: pa.Schema) -> pa_csv.CSVWriter:
+    options = pa_csv.WriteOptions(quoting_style="needed", quoting_header="none")
+    return pa_csv.CSVWriter(file, schema, write_options=options)
+
+
+def _row_groups(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """Tables of at most GROUP_ROWS rows and about GROUP_BYTES: small ones are joined."""
+    waiting: list[pa.Table] = []
+    rows = size = 0
+    for table in tables:
+        for piece in _pieces(table):
+            if waiting and (rows + len(piece) > GROUP_ROWS or size + piece.nbytes > GROUP_BYTES):
+                yield pa.concat_tables(waiting)
+                waiting, rows, size = [], 0, 0
+            waiting.append(piece)
+            rows, size = rows + len(piece), size + piece.nbytes
+    if waiting:
+        yield pa.concat_tables(waiting)
+
+
+def _pieces(table: pa.Table) -> Iterator[pa.Table]:
+    per_row = max(1, table.nbytes // max(1, len(table)))
+    count = max(1, min(GROUP_ROWS, GROUP_BYTES // per_row))
+    for start in range(0, len(table), count):
+        yield table.slice(start, count)
+
+
+def _sync(path: Path) -> None:
+    with open(path, "rb") as f:
+        os.fsync(f.fileno())
+
+
+# --------------------------------------------------------------------------------------------------
+# The kept samples of a view as a folder of WebDataset shards: NNNNN.tar and NNNNN.parquet.
+#
+# Images and captions are copied byte for byte; the JSON of each sample gets its scores, but for
+# lists such as embeddings. The Parquet file has the columns of the sidecar with the offsets in
+# the new tar, and all score columns. Both are what img2dataset writes, with more columns.
+
+
+SHARD_FILE = re.compile(r"(\d{5,})\.(tar|parquet)")
+TAR_ENCODING, SIDECARS = "application/x-tar", "*.parquet"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FolderCopy:
+    """What was written: files in the order of the shards."""
+
+    rows: int
+    files: tuple[DataFile, ...]
+
+
+def write_shard_folder(
+    rows: KeptRows, folder: str, check: Callable[[], None] = lambda: None
+) -> FolderCopy:
+    """Write the shards that are missing or of other rows, and remove those of other shards.
+
+    check: called before a file gets its name. ValueError for a damaged tar of the pool. What is
+    there after a kill is not written again.
+    """
+    made_of = {"scores": " ".join(rows.score_sets), "json": "scores"}
+    scalars = [
+        name for name in rows.score_columns if not pa.types.is_nested(rows.schema.field(name).type)
+    ]
+
+    def copy(unit: int) -> ShardCopy:
+        shard = rows.shards[unit]
+        kept = rows.mask(shard)
+        stem = disk.join(folder, shard_name(shard))
+
+        def with_scores(table: pa.Table) -> pa.Table:
+            return rows.with_scores(shard, table, pa.array(kept))
+
+        def scores_of(table: pa.Table) -> list[dict[str, Any]]:
+            return [
+                {name: _plain(value) for name, value in row.items()}
+                for row in table.select(scalars).to_pylist()
+            ]
+
+        return copy_kept_samples(
+            rows.commits,
+            shard,
+            kept,
+            f"{stem}.tar",
+            f"{stem}.parquet",
+            made_of=made_of,
+            columns=with_scores,
+            json_keys=scores_of if scalars else None,
+            check=check,
+        )
+
+    copies = list(map_units(len(rows.shards), copy, "export"))
+    _remove_others(folder, {shard_name(shard) for shard in rows.shards})
+    files = []
+    for shard, each in zip(rows.shards, copies, strict=True):
+        name = f"{shard_name(shard)}.tar"
+        files.append(
+            DataFile(name=name, size=each.bytes, sha256=each.sha256, encoding=TAR_ENCODING)
+        )
+    return FolderCopy(rows=sum(each.rows for each in copies), files=tuple(files))
+
+
+def _plain(value: Any) -> Any:
+    """A value that JSON can hold: NaN and infinite numbers, and bytes, are none."""
+    if isinstance(value, bytes) or (isinstance(value, float) and not math.isfinite(value)):
+        return None
+    return value
+
+
+def folder_hash(files: tuple[DataFile, ...]) -> str:
+    """One hash of the tars of a folder, 64 hex digits."""
+    lines = [f"{file.sha256}  {file.name}\n" for file in files]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def _remove_others(folder: str, wanted: set[str]) -> None:
+    """Remove the shards of an earlier export of which this view keeps nothing."""
+    for name in disk.list_names(folder):
+        match = SHARD_FILE.fullmatch(name)
+        if match is not None and match[1] not in wanted:
+            disk.remove(disk.join(folder, name))
+
+
+# --------------------------------------------------------------------------------------------------
+# Where an export goes: the ending of the path decides what is written.
+
+
+Kind = Literal["parquet", "csv", "npy", "folder"]
+FILE_KINDS: dict[str, Kind] = {".parquet": "parquet", ".csv": "csv", ".npy": "npy"}
+# Endings that a person means as a file, and that no export writes.
+OTHER_ENDINGS = (
+    ".arrow", ".feather", ".gz", ".h5", ".json", ".jsonl", ".ndjson", ".npz", ".pq", ".tar", ".tsv",
+    ".txt", ".yaml", ".zip", ".zst",
+)  # fmt: skip
+CARD = "README.md"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A file with its card and metadata beside it, or a folder of shards that has both inside."""
+
+    kind: Kind
+    path: str
+
+    @property
+    def folder(self) -> str:
+        """The folder that holds the card."""
+        return self.path if self.kind == "folder" else self.path.rpartition("/")[0] or "."
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.rpartition("/")[2]
+
+    @property
+    def card(self) -> str:
+        """The dataset card, where Hugging Face looks for it."""
+        return disk.join(self.folder, CARD)
+
+    @property
+    def croissant(self) -> str:
+        """The Croissant metadata."""
+        if self.kind == "folder":
+            return disk.join(self.path, "croissant.json")
+        return f"{self.path}.croissant.json"
+
+
+def target_of(to: str, pool: str) -> Target:
+    """The target that `--to` names. ValueError for another ending, and for a path in the pool."""
+    path = to if disk.is_url(to) else str(disk.local_path(to).absolute())
+    path = path.rstrip("/")
+    root = pool if disk.is_url(pool) else str(disk.local_path(pool).absolute())
+    root = root.rstrip("/")
+    if path == root or path.startswith(f"{root}/"):
+        raise ValueError(f"--to {to} lies in the pool {pool}; write it elsewhere")
+    name = path.rpartition("/")[2]
+    if not name:
+        raise ValueError(f"--to {to!r} names no file and no folder")
+    for ending, kind in FILE_KINDS.items():
+        if name.endswith(ending):
+            if to.endswith("/"):
+                raise ValueError(f"--to {to} ends in {ending} and is a folder; which is it?")
+            return Target(kind=kind, path=path)
+    if name.lower().endswith(OTHER_ENDINGS):
+        raise ValueError(
+            f"--to {to}: an export is a .parquet, .csv or .npy file, or a folder of shards (any "
+            "other name)"
+        )
+    return Target(kind="folder", path=path)
+
+
+# --------------------------------------------------------------------------------------------------
+# The dataset card of an export: README.md with the YAML header that Hugging Face reads, made from
+# the pool's records. The same export gives the same card.
+
+
+MARK = "<!-- written by clipmill: filter.py --export"  # the rest of the line names the export
+SIZES = (
+    (1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"),
+    (10_000_000, "1M<n<10M"), (100_000_000, "10M<n<100M"), (1_000_000_000, "100M<n<1B"),
+    (10_000_000_000, "1B<n<10B"), (100_000_000_000, "10B<n<100B"),
+)  # fmt: skip
+LARGEST = "n>1T"
+CONTENTS = {
+    "parquet": "one row a pair: URL, caption, sizes, hashes and scores; no image",
+    "csv": "one row a pair: URL, caption, uid and sha256 of the received bytes; no image",
+    "npy": "the uids of the pairs, sorted, as pairs of 64-bit integers (DataComp's subset form)",
+    "folder": "WebDataset shards with image, caption and JSON of each pair, and a Parquet file "
+    "with sizes, hashes and scores beside each shard",
+}
+
+
+def dataset_card(rows: KeptRows, target: Target, name: str, recipe: Recipe | None) -> str:
+    """README.md of an export. name: of the dataset."""
+    document = rows.document
+    header = yaml.safe_dump(_header(rows, target, name), sort_keys=True, allow_unicode=True)
+    lines = ["---", header.rstrip(), "---", f"{MARK} {target.name} -->", "", f"# {name}", ""]
+    total = document.funnel[0][1]
+    lines += [
+        f"{document.kept:,} image-caption pairs: the view `{document.name}` of a pool of {total:,} "
+        f"rows. It holds {CONTENTS[target.kind]}.",
+        "",
+        *_table("rows left", ("step", "rows", "share"), _funnel(rows)),
+    ]
+    if document.rules:
+        lines += _table("Rules, in order", ("rule", "a row is kept where"), _rules(rows))
+    if document.thresholds:
+        lines += _table("Thresholds", ("call", "value", "share kept", "of rows"), _thresholds(rows))
+    if rows.score_sets and target.kind in ("parquet", "folder"):
+        lines += _table("Score columns", ("column", "filter", "id", "options"), _scores(rows))
+    lines += ["## Where it comes from", "", *_origin(rows, recipe), ""]
+    lines += [
+        "## Licence",
+        "",
+        "The licence of the images and captions is not known: each belongs to its owner. Rows that "
+        "were purged from the pool after this export are still in it.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def is_card_of(path: str, target: Target) -> bool:
+    """True where the file is the card of an earlier export to this target."""
+    mark = f"{MARK} {target.name} -->".encode()
+    return mark in disk.read_bytes(path).splitlines()
+
+
+def _header(rows: KeptRows, target: Target, name: str) -> dict[str, Any]:
+    kept = rows.document.kept
+    size = next((text for limit, text in SIZES if kept < limit), LARGEST)
+    header: dict[str, Any] = {
+        "license": "unknown",
+        "pretty_name": name,
+        "size_categories": [size],
+        "tags": ["clipmill", "image-text-pairs"],
+        "task_categories": ["zero-shot-image-classification", "text-to-image"],
+    }
+    files = {"parquet": target.name, "csv": target.name, "folder": "*.tar"}
+    if target.kind in files:
+        header["configs"] = [
+            {
+                "config_name": "default",
+                "data_files": [{"split": "train", "path": files[target.kind]}],
+            }
+        ]
+    return header
+
+
+def _funnel(rows: KeptRows) -> list[tuple[str, ...]]:
+    total = max(1, rows.document.funnel[0][1])
+    lines: list[tuple[str, ...]] = []
+    for step, left in rows.document.funnel:
+        lines.append((step, f"{left:,}", f"{left / total:.2%}"))
+    return lines
+
+
+def _rules(rows: KeptRows) -> list[tuple[str, ...]]:
+    return [(rule["name"], f"`{_cell(rule_text(rule))}`") for rule in rows.document.rules]
+
+
+def _thresholds(rows: KeptRows) -> list[tuple[str, ...]]:
+    lines: list[tuple[str, ...]] = []
+    for call, threshold in rows.document.thresholds.items():
+        value, share = f"{threshold.value:.9g}", f"{threshold.share:.4%}"
+        lines.append((f"`{_cell(call)}`", value, share, f"{threshold.rows:,}"))
+    return lines
+
+
+def _scores(rows: KeptRows) -> list[tuple[str, ...]]:
+    lines: list[tuple[str, ...]] = []
+    for column, (name, _) in rows.score_columns.items():
+        document = rows.score_sets[name]
+        options = ", ".join(
+            f"{key}={_without_folder(value)}" for key, value in sorted(document.options.items())
+        )
+        lines.append((f"`{column}`", document.name, document.id, _cell(options) or "-"))
+    return lines
+
+
+def _without_folder(value: Any) -> Any:
+    """An option without the folders of this machine: the id has the hash of the file."""
+    if isinstance(value, (list, tuple)):
+        return [_without_folder(each) for each in value]
+    if not isinstance(value, str):
+        return value
+    prefix = "local-dir:" if value.startswith("local-dir:") else ""
+    path = value.removeprefix(prefix)
+    return prefix + (Path(path).name if path.startswith("/") else path)
+
+
+def _origin(rows: KeptRows, recipe: Recipe | None) -> list[str]:
+    document = rows.document
+    lines = [f"- fingerprint of the pool: `{document.fingerprint}`"]
+    if recipe is not None:
+        source = recipe.source
+        lines.insert(0, f"- recipe `{recipe.name}`, source of kind `{source.kind}`")
+        lines.append(f"- images from: {SOURCES[source.kind].images}")
+    if document.rows_sha256 is not None:
+        lines.append(
+            f"- hash of the rows: `{document.rows_sha256}` (`pipeline/filter.py POOL --hash "
+            f"{document.name}` prints it; equal hashes are the same pairs with the same bytes)"
+        )
+    return lines
+
+
+def _table(title: str, head: tuple[str, ...], lines: list[tuple[str, ...]]) -> list[str]:
+    rows = [f"| {' | '.join(line)} |" for line in lines]
+    rule = f"|{'---|' * len(head)}"
+    return [f"## {title[0].upper()}{title[1:]}", "", f"| {' | '.join(head)} |", rule, *rows, ""]
+
+
+def _cell(text: str) -> str:
+    """A text inside a cell of a Markdown table."""
+    return " ".join(text.split()).replace("|", "\\|").replace("`", "'")
+
+
+# --------------------------------------------------------------------------------------------------
+# `filter.py --export VIEW --to X`: the kept rows of a view for other programs, with a dataset
+# card and Croissant metadata beside them.
+#
+# A file is written beside its place and gets its name when it is whole. A folder has
+# `export.json`, which says whether all of its shards are there; the same command finishes a
+# folder after a kill.
+
+
+UID = "uid"
+RECORD = "export.json"
+ENCODINGS = {
+    "parquet": "application/x-parquet",
+    "csv": "text/csv",
+    "npy": "application/octet-stream",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Export:
+    """What was written."""
+
+    view: str
+    to: str
+    kind: str
+    rows: int  # of a .npy: different uids
+    bytes: int
+    sha256: str  # of the file; of a folder, of the list of its tars with their hashes
+    files: int
+    rows_sha256: str | None  # hash of the view's rows
+
+
+def export_view(pool: str, view: str, to: str, uid_column: str = UID) -> Export:
+    """Write the kept rows of a view. uid_column: whose values a .npy has.
+
+    ValueError for a view that is not there or stale, a path that another file or folder has, a
+    column that is missing or holds no uids, and a pool that changes meanwhile.
+    """
+    target = target_of(to, pool)
+    if uid_column != UID and target.kind != "npy":
+        raise ValueError(f"--uid-column belongs to a .npy, not to {to}")
+    rows = KeptRows(pool, view)
+    if uid_column not in rows.sidecar_schema.names:
+        names = rows.sidecar_schema.names
+        raise ValueError(
+            f"{pool} has no column {uid_column!r}{disk.did_you_mean(uid_column, names)}"
+        )
+    with _only_writer(target):
+        _check_free(target)
+        return _write(rows, target, to, uid_column)
+
+
+def _write(rows: KeptRows, target: Target, to: str, uid_column: str) -> Export:
+    """The data, the metadata and the card."""
+    pool, view = rows.pool, rows.view
+    recipe = recipe_of_pool(pool)
+    name = f"{recipe.name if recipe else pool.rstrip('/').rpartition('/')[2]}-{view}"
+    if target.kind == "folder":
+        files, count = _write_folder(rows, target)
+    else:
+        disk.write_bytes(target.card, dataset_card(rows, target, name, recipe).encode())
+        file, count = _write_file(rows, target, uid_column)
+        files = (file,)
+    document = rows.document
+    sha256 = folder_hash(files) if target.kind == "folder" else files[0].sha256
+    metadata = croissant_metadata(
+        name=name,
+        version=sha256[:12],
+        description=f"{document.kept} image-caption pairs: the view {view} of a pool.",
+        files=files,
+        rows_are="One row for each kept pair, in the order of the pool's shards.",
+        columns=_columns(rows, target),
+        file_set=SIDECARS if target.kind == "folder" else None,
+    )
+    disk.write_json(target.croissant, metadata)
+    export = Export(
+        view=view,
+        to=to,
+        kind=target.kind,
+        rows=count,
+        bytes=sum(file.size for file in files),
+        sha256=sha256,
+        files=len(files),
+        rows_sha256=document.rows_sha256,
+    )
+    if target.kind == "folder":
+        disk.write_bytes(target.card, dataset_card(rows, target, name, recipe).encode())
+        record = {**disk.to_plain(export), "to": target.name, "complete": True}
+        disk.write_json(disk.join(target.path, RECORD), record, sealed=True)
+    return export
+
+
+def export_line(export: Export) -> str:
+    """What was written, for a terminal."""
+    what = {"npy": "uids", "folder": f"rows in {export.files} tars"}.get(export.kind, "rows")
+    return (
+        f"view {export.view}: {export.rows:,} {what}, {export.bytes / 1e6:.3g} MB, in {export.to}; "
+        "README.md and Croissant metadata lie beside them"
+    )
+
+
+def _check_free(target: Target) -> None:
+    """ValueError where something else than an earlier export to this target is there."""
+    if target.kind == "folder":
+        names = disk.list_names(target.path)
+        if names and RECORD not in names:
+            raise ValueError(
+                f"{target.path} is a folder with other files ({names[0]}); name a new folder"
+            )
+        return
+    has_card = disk.exists(target.card)
+    if has_card and not is_card_of(target.card, target):
+        raise ValueError(
+            f"{target.card} is not the card of {target.name}; write each export into a folder of "
+            "its own"
+        )
+    if not has_card and disk.exists(target.path):
+        raise ValueError(f"{target.path} is there already; remove it or name another file")
+
+
+def _write_file(rows: KeptRows, target: Target, uid_column: str) -> tuple[DataFile, int]:
+    with staged_file(target.path, alone=True) as staged:
+        if target.kind == "parquet":
+            count = write_rows_parquet(rows, staged)
+        elif target.kind == "csv":
+            count = write_rows_csv(rows, staged)
+        else:
+            count = _write_uids(rows, staged, uid_column)
+        rows.check_unchanged()
+        digest, size = disk.file_sha256(staged), staged.stat().st_size
+        disk.publish(staged, target.path)
+    encoding = ENCODINGS[target.kind]
+    return DataFile(name=target.name, size=size, sha256=digest, encoding=encoding), count
+
+
+def _write_uids(rows: KeptRows, staged: Path, uid_column: str) -> int:
+    with uid_spill(rows.document.kept) as spill:
+        for table in rows.tables([uid_column]):
+            try:
+                spill.add(uid_records(table[uid_column]))
+            except ValueError as error:
+                raise ValueError(f"column {uid_column!r}: {error}") from None
+        return write_uid_array(spill, staged)
+
+
+@contextmanager
+def _only_writer(target: Target) -> Iterator[None]:
+    """ValueError where another process of this machine writes the same export."""
+    lock = disk.join(target.folder, f".{target.name}.lock")
+    if target.kind == "folder":
+        lock = disk.join(target.path, ".export.lock")
+    with locked_folder(lock, "an export", "--to"):
+        try:
+            yield
+        finally:
+            if not disk.is_url(lock):
+                disk.remove(lock)
+
+
+def _write_folder(rows: KeptRows, target: Target) -> tuple[tuple[DataFile, ...], int]:
+    """The shards. Where another export into the folder began later, this one ends: object stores
+    have no locks.
+    """
+    path, claim = disk.join(target.path, RECORD), secrets.token_hex(8)
+    record = {"view": rows.view, "to": target.name, "complete": False, "claim": claim}
+    disk.write_json(path, record, sealed=True)
+
+    def check() -> None:
+        if disk.read_json(path).get("claim") != claim:
+            raise ValueError(
+                f"another export into {target.path} began after this one; wait until it has "
+                "ended, or name another folder"
+            )
+
+    copy = write_shard_folder(rows, target.path, check)
+    check()
+    rows.check_unchanged()
+    return copy.files, copy.rows
+
+
+def _columns(rows: KeptRows, target: Target) -> pa.Schema:
+    """The columns of the table that the metadata describes."""
+    if target.kind == "npy":
+        return pa.schema([])
+    if target.kind == "csv":
+        return pa.schema([rows.sidecar_schema.field(name) for name in CSV_COLUMNS])
+    return rows.schema

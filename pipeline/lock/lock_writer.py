@@ -1,0 +1,381 @@
+"""A pool to a lock: rows in the order of the shards, then the head. Nothing is read into memory as
+a whole; the file is complete before it has its name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import itertools
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from manifests import disk, identity
+from manifests.aligned import AlignedFiles, current_view, view_names
+from manifests.columns import STORED, WITHHELD
+from manifests.commits import Commits, read_commits
+from manifests.layout import shard_name
+from manifests.records import ViewDocument
+from manifests.schema import SOURCES, Recipe
+from pipeline import accounting, planning
+from pipeline.lock import lock_file
+from pipeline.lock.croissant import croissant_path, write_croissant
+from pipeline.lock.lock_file import (
+    FORM,
+    ROWS,
+    VIEW_PREFIX,
+    ColumnHashes,
+    LockedView,
+    LockFile,
+    LockHead,
+    lock_schema,
+)
+from pipeline.pool import (
+    RecordSpill,
+    RowsHash,
+    remove_partial,
+    row_bits,
+    row_keys,
+    row_spill,
+    sorted_rows,
+    staged_file,
+)
+
+SUFFIX = ".parquet"
+READERS = 4  # shards that are read at a time
+GROUP_ROWS = 100_000  # of a row group, and at least one shard
+REPEATED = ["lock_shard", "lock_group", "lock_tar_sha256", "lock_outcome", "page_url", "page_lang"]
+REPEATED += ["robots", "license", "wat", "retry_of"]  # columns whose values repeat
+FROM_PLAN = ["uid", "title", "anchor", "robots", "license"]
+# What decides the bytes of a stored image.
+LIBRARIES = ("numpy", "pillow", "simplejpeg")
+HEX = r"^[0-9a-f]{64}$"
+Bools = npt.NDArray[np.bool_]
+
+
+def write_lock(pool: str, path: str, views: Sequence[str] | None = None) -> LockFile:
+    """Write the lock of a complete pool, with some of its views (default: all), and its Croissant
+    metadata beside it.
+
+    ValueError where the pool is not complete, a file of it is damaged, a view is stale, or `path`
+    names a file that is no lock.
+    """
+    _check_target(path)
+    commits = read_commits(pool)
+    writer = _LockWriter(commits, views)
+    with staged_file(path, alone=True) as staged:
+        writer.write(staged)
+        if read_commits(pool).fingerprint != commits.fingerprint:
+            raise ValueError(f"{pool} changed while it was read; lock it again")
+        digest, size = disk.file_sha256(staged), staged.stat().st_size
+        disk.publish(staged, path)
+    lock = LockFile(path)
+    remove_partial(croissant_path(path))
+    write_croissant(lock, digest, size)
+    return lock
+
+
+def lock_lines(lock: LockFile) -> list[str]:
+    """What a lock has, for a terminal."""
+    head = lock.head
+    stored, hidden = head.outcomes.get(STORED, 0), head.outcomes.get(WITHHELD, 0)
+    lines = [
+        f"lock {lock.id} is {lock.path}",
+        f"  {head.rows:,} rows, {stored:,} stored, {hidden:,} withheld; rows {head.rows_sha256}",
+    ]
+    for name, view in head.views.items():
+        lines.append(f"  view {name}: {view.kept:,} rows, {view.rows_sha256}")
+    lines.append(f"  Croissant metadata: {croissant_path(lock.path)}")
+    if head.images == "files":
+        lines.append("  its images are local files: another lab compares with it, but cannot build")
+    return lines
+
+
+def _check_target(path: str) -> None:
+    """ValueError where a lock cannot have this name."""
+    if not path.endswith(SUFFIX):
+        raise ValueError(f"--lock {path}: the name of a lock ends in {SUFFIX}")
+    if disk.exists(path):
+        try:
+            LockFile(path)
+        except ValueError:
+            raise ValueError(f"--lock {path}: a file that is no lock has that name") from None
+    elif disk.exists(croissant_path(path)):
+        raise ValueError(
+            f"--lock {path}: its metadata would replace {croissant_path(path)}, which belongs to "
+            "no lock of that name; name another file, or remove that one"
+        )
+
+
+class _LockWriter:
+    """What is read of a pool for its lock."""
+
+    def __init__(self, commits: Commits, views: Sequence[str] | None) -> None:
+        self.commits, self.pool = commits, commits.pool
+        self.recipe = _complete_recipe(commits)
+        self.extra_columns = _extra_columns(self.recipe)
+        self.views = _current_views(commits, views)
+        self.plan = planning.read_plan(self.pool) if planning.is_planned(self.pool) else None
+        self._masks = {view: AlignedFiles.of_view(self.pool, view) for view in self.views}
+        agent = self.recipe.fetch.user_agent or "clipmill"
+        # Another policy has refused such rows when they were fetched.
+        self._user_agent = agent if self.recipe.fetch.optout == "ignore" else None
+        self._refused = self._refused_later()
+        self.schema = lock_schema(self.extra_columns, list(self.views))
+        self._hashes = ColumnHashes(self.schema.names)
+        self.outcomes: Counter[str] = Counter()
+
+    def write(self, staged: Path) -> None:
+        """Write the rows, then the head."""
+        bits = row_bits(self.commits.totals.stored)
+        with (
+            row_spill(bits, len(self.views)) as spill,
+            disk.parquet_writer(
+                staged,
+                self.schema,
+                compression="zstd",
+                use_dictionary=REPEATED,
+                write_statistics=["lock_shard"],
+                write_page_checksum=True,
+            ) as writer,
+        ):
+            for table in self._row_groups():
+                writer.write_table(table, row_group_size=max(1, table.num_rows))
+                self._hashes.add(table)
+                self._count(table)
+                self._spill(table, spill)
+            text = disk.with_metadata(self.schema, self._head(spill).with_id()).metadata
+            writer.add_key_value_metadata({b"clipmill": text[b"clipmill"]})
+        with open(staged, "rb") as f:
+            os.fsync(f.fileno())
+
+    # --- rows -------------------------------------------------------------------------------------
+
+    def _row_groups(self) -> Iterator[pa.Table]:
+        """Whole shards of at least GROUP_ROWS rows together."""
+        tables: list[pa.Table] = []
+        for table in self._shards():
+            tables.append(table)
+            if sum(each.num_rows for each in tables) >= GROUP_ROWS:
+                yield pa.concat_tables(tables).combine_chunks()
+                tables = []
+        if tables:
+            yield pa.concat_tables(tables).combine_chunks()
+
+    def _shards(self) -> Iterator[pa.Table]:
+        """The rows of every shard in order; few shards are in memory at a time."""
+        positions = iter(range(len(self.commits)))
+        with ThreadPoolExecutor(READERS) as threads:
+            while batch := list(itertools.islice(positions, 4 * READERS)):
+                yield from threads.map(self._shard, batch)
+
+    def _shard(self, position: int) -> pa.Table:
+        """The rows of one shard, of the schema of the lock."""
+        shard = int(self.commits.shards[position])
+        sidecar = self._sidecar(position)
+        rows = sidecar.num_rows
+        values: dict[str, Any] = {name: sidecar[name] for name in sidecar.column_names}
+        values |= self._from_plan(shard, values["uid"])
+        group = int(self.commits.column("group")[position].as_py())
+        tar = self.commits.column("tar_sha256")[position].as_py().hex()
+        values["sha256"] = pc.if_else(
+            pc.fill_null(pc.match_substring_regex(values["sha256"], HEX), False),
+            values["sha256"],
+            pa.scalar(None, pa.string()),
+        )
+        values["lock_outcome"] = pc.fill_null(values["reason"], STORED)
+        for view in self.views:
+            values[VIEW_PREFIX + view] = self._kept(view, shard, rows)
+        hidden = lock_file.withheld_rows(
+            sidecar.select(lock_file.COLUMNS), self._refused, self._user_agent
+        )
+        columns = []
+        for field in self.schema:
+            if field.name == "lock_shard":
+                column = pa.array(np.full(rows, shard), field.type)
+            elif field.name == "lock_group":
+                column = pa.array(np.full(rows, group), field.type)
+            elif field.name == "lock_tar_sha256":
+                column = pa.array([tar] * rows, field.type)
+            else:
+                column = _hidden(values[field.name], hidden, field)
+            columns.append(column)
+        return pa.Table.from_arrays(columns, schema=self.schema)
+
+    def _sidecar(self, position: int) -> pa.Table:
+        """The sidecar of a shard. ValueError where it is missing or damaged."""
+        shard = int(self.commits.shards[position])
+        path = self.commits.sidecar(shard)
+        try:
+            content = disk.read_bytes(path)
+        except FileNotFoundError:
+            raise ValueError(_repair_line(self.pool, f"{path} is missing")) from None
+        expected = self.commits.column("sidecar_file_sha256")[position].as_py()
+        if hashlib.sha256(content).digest() != expected:
+            raise ValueError(_repair_line(self.pool, f"{path} is damaged"))
+        table = pq.read_table(pa.BufferReader(content), use_threads=False)
+        names = {*ROWS.names, *self.extra_columns, *lock_file.COLUMNS}
+        return table.select([name for name in table.column_names if name in names])
+
+    def _from_plan(self, shard: int, uids: pa.ChunkedArray) -> dict[str, Any]:
+        """The columns that only the plan has; NULL where the pool was not planned."""
+        names = FROM_PLAN[1:]
+        if self.plan is None:
+            return {name: pa.nulls(len(uids), pa.string()) for name in names}
+        location = self.plan.location(shard)
+        table = planning.read_row_group(location["file"], location["row_group"], FROM_PLAN)
+        if not table["uid"].combine_chunks().equals(uids.combine_chunks()):
+            line = f"shard {shard_name(shard)} has other rows than the plan"
+            raise ValueError(_repair_line(self.pool, line))
+        return {name: table[name] for name in names}
+
+    def _kept(self, view: str, shard: int, rows: int) -> pa.ChunkedArray:
+        try:
+            mask = self._masks[view].read(shard, ["kept"])[0]["kept"]
+        except (FileNotFoundError, pa.ArrowException) as error:
+            line = f"the mask of view {view!r} of shard {shard_name(shard)} cannot be read"
+            raise ValueError(_repair_line(self.pool, f"{line} ({error})")) from None
+        if len(mask) != rows:
+            line = f"the mask of view {view!r} has other rows than shard {shard_name(shard)}"
+            raise ValueError(_repair_line(self.pool, line))
+        return mask
+
+    def _refused_later(self) -> pa.Array:
+        """The uids of retried rows that ended as refused: the first attempt is withheld too."""
+        retries = self.commits.column("retries").to_numpy() > 0
+        parts = [pa.array([], pa.string())]
+        for position in np.flatnonzero(retries).tolist():
+            table = self._sidecar(position)
+            table = table.filter(table["retry_of"].is_valid())
+            none = pa.array([], pa.string())
+            mask = lock_file.withheld_rows(table, none, self._user_agent)
+            parts.append(table["uid"].filter(pa.array(mask)).combine_chunks())
+        return pa.concat_arrays(parts).unique()
+
+    # --- sums -------------------------------------------------------------------------------------
+
+    def _count(self, table: pa.Table) -> None:
+        for row in table["lock_outcome"].value_counts().to_pylist():
+            self.outcomes[row["values"]] += row["counts"]
+
+    def _spill(self, table: pa.Table, spill: RecordSpill) -> None:
+        """Add the stored rows whose bytes are known."""
+        known = pc.and_(pc.equal(table["lock_outcome"], STORED), table["sha256"].is_valid())
+        stored = table.filter(known)
+        kept = [stored[VIEW_PREFIX + view].to_numpy() for view in self.views]
+        payload = np.zeros((stored.num_rows, len(kept)), np.uint8)
+        for number, column in enumerate(kept):
+            payload[:, number] = column
+        spill.add(np.hstack([row_keys(stored["uid"], stored["sha256"]), payload]))
+
+    def _head(self, spill: RecordSpill) -> LockHead:
+        whole = RowsHash()
+        of_views = {view: RowsHash() for view in self.views}
+        kept = Counter[str]()
+        for keys, payload in sorted_rows(spill):
+            whole.add(keys)
+            for number, view in enumerate(self.views):
+                chosen = payload[:, number] == 1
+                of_views[view].add(keys[chosen])
+                kept[view] += int(chosen.sum())
+        views = {}
+        for view, document in self.views.items():
+            views[view] = LockedView(
+                kept=kept[view],
+                rows_sha256=of_views[view].hexdigest(),
+                rules=document.rules,
+                thresholds=document.thresholds,
+            )
+        return LockHead(
+            form=FORM,
+            name=self.recipe.name,
+            images=SOURCES[self.recipe.source.kind].images,
+            recipe=_plain_recipe(self.recipe),
+            extra_columns=self.extra_columns,
+            fingerprint=self.commits.fingerprint,
+            shards=len(self.commits),
+            groups=None if self.plan is None else planning.group_count(self.pool),
+            rows=sum(self.outcomes.values()),
+            outcomes=dict(sorted(self.outcomes.items())),
+            rows_sha256=whole.hexdigest(),
+            views=views,
+            versions={name: importlib.metadata.version(name) for name in LIBRARIES},
+            columns=self._hashes.hexdigests(),
+        )
+
+
+def _hidden(column: Any, hidden: Bools, field: pa.Field) -> pa.Array:
+    """A column of a lock: NULL, withheld or not kept in the rows of a mask."""
+    value: bool | str | None = None
+    if field.name == "lock_outcome":
+        value = WITHHELD
+    elif field.name.startswith(VIEW_PREFIX):
+        value = False
+    changed = pc.if_else(pa.array(hidden), pa.scalar(value, field.type), column.cast(field.type))
+    return changed.combine_chunks() if isinstance(changed, pa.ChunkedArray) else changed
+
+
+def _repair_line(pool: str, problem: str) -> str:
+    return f"{problem}: run python pipeline/audit.py {pool} --repair, then lock the pool"
+
+
+# --- before the rows ----------------------------------------------------------------------------
+
+
+def _complete_recipe(commits: Commits) -> Recipe:
+    """The recipe of a pool. ValueError where the pool is not complete, or its counts are wrong."""
+    pool = commits.pool
+    counts = accounting.count_pool(pool, commits)
+    if not counts.complete:
+        fetched = counts.fetch
+        raise ValueError(
+            f"{pool} is not complete: {fetched.shards} of {fetched.planned} planned shards are "
+            "committed; run build.py to its end, then lock the pool"
+        )
+    if counts.problems:
+        raise ValueError(f"{pool} cannot be locked: {counts.problems[0]}")
+    recipe = accounting.recipe_of_pool(pool)
+    if recipe is None:
+        raise ValueError(f"{pool} has no recipe.json; run build.py to its end, then lock the pool")
+    return recipe
+
+
+def _extra_columns(recipe: Recipe) -> dict[str, str]:
+    """The pool's own columns and their types. ValueError where one has the name of the lock's."""
+    types = {}
+    for name, kind in recipe.source.extra_columns.items():
+        if name.lower() in ROWS.names or name.lower().startswith(VIEW_PREFIX):
+            raise ValueError(
+                f"the pool has an extra column {name!r}, and a lock has a column of that name; "
+                "the pool cannot be locked"
+            )
+        types[name] = kind.rpartition(":")[2]
+    return types
+
+
+def _current_views(commits: Commits, names: Sequence[str] | None) -> dict[str, ViewDocument]:
+    """The documents of the views to lock, in the order of their names."""
+    pool = commits.pool
+    remedy = f"make it again with python pipeline/filter.py {pool}, or name the others with --view"
+    chosen = sorted(set(view_names(pool) if names is None else names))
+    return {name: current_view(pool, name, commits.fingerprint, remedy) for name in chosen}
+
+
+def _plain_recipe(recipe: Recipe) -> dict[str, Any]:
+    """What decides rows, bytes and views. Who asks and how, and paths, are a lab's own."""
+    plain = disk.to_plain(recipe)
+    return {
+        **identity.recipe_identity(recipe),
+        "filters": plain["filters"],
+        "views": plain["views"],
+    }

@@ -1,0 +1,1036 @@
+"""Views on disk: columns that rules may read, masks, hashes, and the document written last."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import re
+import secrets
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from filters import FILTERS, Instance, check_filters, instances_of, specs_of_recipe
+from filters.instances import instance_column
+from manifests import disk
+from manifests.aligned import (
+    AlignedFiles,
+    BundleWriter,
+    count_shards,
+    has_table,
+    parquet_bytes,
+    view_names,
+    write_view_shards,
+)
+from manifests.columns import SIDECAR, VIEW, shared_name, with_extra
+from manifests.commits import Commits, read_commits
+from manifests.layout import (
+    FLAT_SHARDS,
+    NOT_STORED,
+    SHARDS_PER_FOLDER,
+    PoolLayout,
+    bundle_name,
+    random_view_name,
+    shard_folder,
+    shard_name,
+)
+from manifests.records import ScoreSetDocument, ViewDocument, ViewRulesDocument, read_document
+from manifests.schema import Recipe, Rule, View
+from pipeline.pool import (
+    Bytes,
+    RowsHash,
+    ScoreColumns,
+    check_fence,
+    row_bits,
+    row_keys,
+    row_spill,
+    sorted_rows,
+)
+from pipeline.scoring import PoolSets, complete_score_sets, shards_with_rows
+from pipeline.views.choose import Part, Selection, check, choose_parts
+from pipeline.views.row_tests import few_collections, map_units
+from pipeline.views.rules import (
+    SELECTED,
+    can_meet_nan,
+    columns_of,
+    is_selected,
+    rule_text,
+    rules_hash,
+    rules_of,
+    selected_rules,
+)
+
+# --------------------------------------------------------------------------------------------------
+# The columns that a rule may read in a pool, with their types and meanings.
+
+
+MEANINGS = {
+    "url": "address of the image",
+    "caption": "text of the pair",
+    "key": "name of the sample in its tar",
+    "status": "success, failed_to_download or failed_to_resize; a rule sees stored rows only",
+    "error_message": "what went wrong; NULL for stored rows",
+    "width": "of the stored image, pixels",
+    "height": "of the stored image, pixels",
+    "original_width": "of the image as received, upright, pixels",
+    "original_height": "of the image as received, upright, pixels",
+    "exif": "EXIF as JSON, if the recipe asks for it",
+    "sha256": "of the bytes as received",
+    "uid": "32 hex digits, a hash of url and caption",
+    "reason": "why a row is not stored; NULL for stored rows",
+    "class": "permanent, transient or refused; NULL for stored rows",
+    "http_status": "status of the last response",
+    "final_url": "address after redirects",
+    "content_type": "as the server named it",
+    "optout": "every opt-out signal, as JSON; the filter optout reads it",
+    "retry_of": "key of the row that this one retries",
+    "image_name": "member of the tar",
+    "image_offset": "of the image's bytes in the tar",
+    "image_length": "bytes of the stored image",
+    "text_offset": "of the caption's bytes in the tar",
+    "text_length": "bytes of the caption",
+    "json_offset": "of the JSON member in the tar",
+    "json_length": "bytes of the JSON member",
+    "page_url": "page that the link was on",
+    "page_lang": "language that the page declares",
+    "wat": "file that the pair came from",
+    "warc_offset": "of the page's record in that file, bytes",
+    "link": "number of the link on its page",
+    "fetched_at": "time of the response, UTC",
+    "elapsed_ms": "time of the request, milliseconds",
+    "attempts": "requests that were made",
+}
+DERIVED_COLUMNS = (
+    ("aspect", pa.float64(), "longer over shorter side of the image as received, 1 or more"),
+    ("url_host", pa.string(), "host of url, lower case"),
+    ("page_host", pa.string(), "host of page_url, lower case"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A column that a rule may read."""
+
+    name: str
+    type: str
+    source: str  # sidecar, recipe, derived, or the score set that holds it
+    meaning: str
+    filter_kind: str = ""  # of a score set: a key of FILTERS, or PATH.py:CLASS
+
+
+class ScoredColumns:
+    """Columns of the instances of a recipe. Those of filters that it does not list are known too,
+    so that a rule that reads one is told which filter gives it."""
+
+    def __init__(self, instances: Mapping[str, Instance]) -> None:
+        self.instances = instances
+        self.owners: dict[str, str] = {}  # column -> instance, or filter that is not listed
+        self.kinds: dict[str, pa.DataType] = {}
+        for name, filter_class in FILTERS.items():
+            if name not in instances:
+                self.owners.update(dict.fromkeys(filter_class.adds, name))
+                self.kinds.update(filter_class.adds)
+        for name, instance in instances.items():
+            columns = instance.columns()
+            self.owners.update(dict.fromkeys(columns, name))
+            self.kinds.update(columns)
+
+    def columns_of_view(
+        self, recipe: Recipe, view: str, in_sidecars: Sequence[str]
+    ) -> tuple[set[str], list[str]]:
+        """(columns that a view reads, names of the instances that give some of them).
+
+        ValueError for a column of a filter that the recipe does not list.
+        """
+        columns = columns_of(recipe.views, view, [*in_sidecars, *self.owners])
+        used = set()
+        for column in sorted(columns & self.owners.keys()):
+            owner = self.owners[column]
+            if owner not in self.instances:
+                raise ValueError(
+                    f"view {view!r} uses column {column!r} of filter {owner}, "
+                    f"which recipe {recipe.name!r} does not list"
+                )
+            used.add(owner)
+        return columns, sorted(used)
+
+
+def list_columns(pool: str) -> list[Column]:
+    """The columns of the sidecars, what is derived from them, and the columns of each current score
+    set.
+
+    ValueError for a pool without stored rows.
+    """
+    commits = shards_with_rows(pool)
+    columns = []
+    for field in disk.read_schema(commits.sidecar(int(commits.shards[0]))):
+        from_recipe = field.name not in SIDECAR.names
+        columns.append(
+            Column(
+                name=field.name,
+                type=str(field.type),
+                source="recipe" if from_recipe else "sidecar",
+                meaning=MEANINGS.get(field.name, "an extra column of the recipe"),
+            )
+        )
+    for name, kind, meaning in DERIVED_COLUMNS:
+        columns.append(Column(name=name, type=str(kind), source="derived", meaning=meaning))
+    first = next(commits.names())
+    for set_name, document in complete_score_sets(pool).items():
+        if document.fingerprint != commits.fingerprint:
+            continue  # of an older state of the pool: no view may use it
+        columns += _columns_of_set(pool, set_name, document, first)
+    return columns
+
+
+def _columns_of_set(
+    pool: str, set_name: str, document: ScoreSetDocument, shard: str
+) -> Iterator[Column]:
+    """The columns of a score set; their types are those of its file of `shard`."""
+    files = AlignedFiles.of_scores(pool, set_name)
+    path = files.path(shard)
+    schema = files.bundle(shard).schema if shard_folder(shard) else disk.read_schema(path)
+    meanings = document.meanings or {}
+    if document.filter_kind in FILTERS:
+        filter_class = FILTERS[document.filter_kind]
+        for name, meaning in filter_class.meanings.items():
+            column = instance_column(document.filter_kind, document.name, name)
+            meanings = {**meanings, column: meaning}
+    for name in document.columns:
+        yield Column(
+            name=name,
+            type=str(schema.field(name).type),
+            source=set_name,
+            meaning=meanings.get(name, f"a column of the filter {document.filter_kind}"),
+            filter_kind=document.filter_kind,
+        )
+
+
+def column_lines(columns: Iterable[Column]) -> Iterator[str]:
+    """A line for each column under a line for each source."""
+    columns = list(columns)
+    width = max(len(column.name) for column in columns)
+    kind_width = max(len(column.type) for column in columns)
+    source = ""
+    for column in columns:
+        if column.source != source:
+            source = column.source
+            yield f"{source}:"
+        yield f"  {column.name:<{width}}  {column.type:<{kind_width}}  {column.meaning}"
+    scored = {column.filter_kind for column in columns}
+    if missing := [name for name in FILTERS if name not in scored]:
+        yield f"filters that are not scored in this pool: {', '.join(missing)}"
+
+
+# --------------------------------------------------------------------------------------------------
+# The columns of a pool's shards, from sidecars and score sets, in parts of bounded size.
+
+
+UNIT_SHARDS = 100  # flat shards that one thread works on, at most
+UNIT_ROWS = 100_000  # rows of those shards: a million rows give work to ten threads
+PART_ROWS = 200_000  # rows that a thread has in memory, and at least one shard
+KEPT_ROWS = 1_000_000  # a pool of at most so many rows is read once, whatever the passes over it
+ScoreSets = Mapping[str, tuple[str, ScoreSetDocument]]  # instance -> (NAME@ID, scores.json)
+
+
+class JoinedColumns:
+    """A pool as the source of `choose_parts`: units of a thousand shards, 100 of the flat ones."""
+
+    def __init__(self, commits: Commits, columns: Collection[str], sets: ScoreSets) -> None:
+        self.commits = commits
+        from_sidecar = set(columns)
+        self._of_set: dict[str, tuple[ScoreColumns, list[str]]] = {}
+        for instance, (name, document) in sets.items():
+            of_set = sorted(set(columns) & set(document.columns))
+            if of_set:
+                self._of_set[instance] = ScoreColumns(commits, name, document), of_set
+                from_sidecar -= set(of_set)
+        self._sidecar_columns = sorted(from_sidecar)
+        self._bounds = _unit_bounds(commits)
+        self.units = len(self._bounds) - 1
+        self._row_ends = np.cumsum(commits.column("count").to_numpy())
+        self.rows = int(self._row_ends[-1])
+        self._kept: dict[int, list[Part]] | None = {} if self.rows <= KEPT_ROWS else None
+        self._lock = threading.Lock()
+        self.schema = pa.schema([])
+        self.schema = self._read_shard(0, None).schema
+
+    def shards_of(self, unit: int) -> range:
+        """Positions in `commits` of the shards of a unit."""
+        return range(int(self._bounds[unit]), int(self._bounds[unit + 1]))
+
+    def parts(self, unit: int, columns: Sequence[str] | None = None) -> Iterator[Part]:
+        """The parts of a unit, with some columns (default: all).
+
+        ValueError for score columns of other rows than those of their shard.
+        """
+        if self._kept is None:
+            yield from self._read_unit(unit, columns)
+            return
+        with self._lock:
+            parts = self._kept.get(unit)
+        if parts is None:
+            parts = list(self._read_unit(unit, None))
+            with self._lock:
+                self._kept[unit] = parts
+        yield from parts
+
+    def _read_unit(self, unit: int, columns: Sequence[str] | None) -> Iterator[Part]:
+        tables: list[pa.Table] = []
+        first = self.shards_of(unit).start
+        rows = 0
+        for position in self.shards_of(unit):
+            tables.append(self._read_shard(position, columns))
+            rows += tables[-1].num_rows
+            if rows >= PART_ROWS:
+                yield self._part(first, tables)
+                first, tables, rows = position + 1, [], 0
+        if tables:
+            yield self._part(first, tables)
+
+    def _part(self, first: int, tables: Sequence[pa.Table]) -> Part:
+        shards = self.commits.shards[first : first + len(tables)].tolist()
+        names = [shard_name(shard) for shard in shards]
+        sizes = [table.num_rows for table in tables]
+        before = int(self._row_ends[first]) - sizes[0]
+        return Part(
+            table=pa.concat_tables(tables),
+            first_row=before,
+            sizes=dict(zip(names, sizes, strict=True)),
+        )
+
+    def _read_shard(self, position: int, columns: Sequence[str] | None) -> pa.Table:
+        """The columns of one shard, side by side."""
+        shard = int(self.commits.shards[position])
+        sidecar = self.commits.sidecar(shard)
+        names = self._sidecar_columns
+        if columns is not None:
+            names = [name for name in names if name in columns]
+
+        def read_columns(source: Any) -> pa.Table:
+            file = pq.ParquetFile(source, page_checksum_verification=True)
+            return file.read(names, use_threads=False)
+
+        table = disk.read_with(sidecar, read_columns)
+        table = self._checked(table.replace_schema_metadata(None), names, sidecar)
+        if table.num_rows != self.commits.column("count")[position].as_py():
+            raise ValueError(f"{sidecar} does not have the rows of its commit record; verify it")
+        for scores, of_set in self._of_set.values():
+            wanted = [name for name in of_set if columns is None or name in columns]
+            if wanted:
+                read = scores.read(position, wanted)
+                for name in wanted:
+                    table = table.append_column(name, read[name])
+        return table
+
+    def _checked(self, table: pa.Table, names: Sequence[str], sidecar: str) -> pa.Table:
+        """The columns `names` in this order. ValueError where the sidecar does not have one of
+        them, or not with the type that it has in the first shard."""
+        for name in names:
+            kinds = [field.type for field in table.schema if field.name == name]
+            first = self.schema.field(name).type if name in self.schema.names else None
+            if kinds and first in (None, kinds[0]):
+                continue
+            state = f"has {name!r} as {kinds[0]}" if kinds else f"has no column {name!r}"
+            raise ValueError(
+                f"{sidecar} {state}, unlike the first shard of the pool; its shards are of "
+                "different recipes: build them again, or leave the column out of the rules"
+            )
+        return table.select(list(names))
+
+
+def _unit_bounds(commits: Commits) -> list[int]:
+    """Where the units begin and end in the list of shards: a bundle is never cut."""
+    shards = commits.shards
+    flat = int(np.searchsorted(shards, FLAT_SHARDS))
+    rows = int(commits.column("count").slice(0, flat).to_numpy().sum())
+    step = max(1, min(UNIT_SHARDS, UNIT_ROWS * flat // max(1, rows)))
+    bounds = list(range(0, flat, step))
+    folders = shards[flat:] // SHARDS_PER_FOLDER
+    starts = np.flatnonzero(np.diff(folders, prepend=-1)) + flat
+    return [*bounds, *starts.tolist(), len(shards)]
+
+
+# --------------------------------------------------------------------------------------------------
+# The masks of a view as files: written into a folder that nobody reads, then published.
+#
+# A flat shard has a file of its own, the others share a bundle per thousand. What a killed
+# process left in such a folder is removed before the next view is written.
+
+
+PUBLISHERS = 8  # files that are published at a time
+SYNCED_FILES = 64  # more files than that are made to last by one sync of the whole machine
+PARTIAL = ".partial-"
+
+
+class MaskFiles:
+    """The masks of some views in the making, each in a folder of its own."""
+
+    def __init__(self, source: JoinedColumns, views: Sequence[str]) -> None:
+        self._source = source
+        self.commits: Commits = source.commits
+        self._layout = PoolLayout(self.commits.pool)
+        self._folders = {view: _partial_folder(self._layout, view) for view in views}
+        self.kept = {view: np.zeros(len(self.commits), np.int64) for view in views}
+        # One bit a row: what the hash of the rows is made from.
+        self._bits: dict[str, list[NDArray[np.uint8]]] = {}
+        for view in views:
+            self._bits[view] = [np.zeros(0, np.uint8)] * len(self.commits)
+        self._rows = np.asarray(self.commits.column("count").to_numpy(), np.int64)
+
+    def kept_rows(self, view: str, position: int) -> NDArray[np.bool_]:
+        """(rows,) which rows of the shard at a position of `commits` a view keeps."""
+        bits = self._bits[view][position]
+        return np.unpackbits(bits, count=int(self._rows[position])).astype(np.bool_)
+
+    @contextmanager
+    def open_sink(self, view: str, unit: int) -> Iterator[UnitMasks]:
+        """Where the masks of the shards of one unit go."""
+        positions = self._source.shards_of(unit)
+        folder = self._folders[view]
+        name = bundle_name(int(self.commits.shards[positions.start]))
+        unit_masks = UnitMasks(folder, None, view)
+        if not name:
+            yield unit_masks
+        else:
+            with BundleWriter(folder / name, VIEW) as writer:
+                unit_masks.writer = writer
+                yield unit_masks
+        self.kept[view][positions.start : positions.stop] = unit_masks.kept
+        self._bits[view][positions.start : positions.stop] = unit_masks.bits
+
+    def publish(self, view: str, fence: int | None = None) -> None:
+        """Move the masks of a view to their place. The document must not be there yet.
+
+        Masks of the view as it was before, or of a kill, are replaced. LeaseLost where another
+        command has taken the lease over: its masks stay.
+        """
+        folder = self._folders[view]
+        names = sorted(os.listdir(folder))
+        if not disk.is_url(self._layout.root):
+            _make_last([folder / name for name in names])
+        target = disk.join(self._layout.views, view)
+        if not disk.is_url(target):
+            disk.local_path(target).mkdir(parents=True, exist_ok=True)
+
+        def move(name: str) -> None:
+            path = disk.join(target, name)
+            check_fence(self.commits.pool, fence)
+            if disk.is_url(path):
+                disk.publish(folder / name, path)
+            else:
+                os.replace(folder / name, disk.local_path(path))
+
+        with ThreadPoolExecutor(PUBLISHERS) as threads:
+            list(threads.map(move, names))
+        disk.sync_folder(target)
+
+    def remove(self) -> None:
+        """Remove what was not published."""
+        for folder in self._folders.values():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+class UnitMasks:
+    """The masks of consecutive shards."""
+
+    def __init__(self, folder: Path, writer: BundleWriter | None, view: str) -> None:
+        self.writer = writer
+        self.kept: list[int] = []  # rows that are kept, by shard
+        self.bits: list[NDArray[np.uint8]] = []  # which ones, one bit a row, by shard
+        self._folder, self._view = folder, view
+
+    def add(self, shard: str, mask: pa.Table) -> None:
+        """The mask of the next shard, of schema VIEW."""
+        kept_rows = mask["kept"].to_numpy()
+        kept = int(kept_rows.sum())
+        self.kept.append(kept)
+        self.bits.append(np.packbits(kept_rows))
+        # Whose rows these are: masks of two shards or views may keep as many.
+        metadata = {"kept": kept, "shard": shard_name(shard), "view": self._view}
+        if self.writer is not None:
+            self.writer.add(shard, mask, metadata)
+        else:
+            content = parquet_bytes(mask, metadata)
+            path = self._folder / f"{shard_name(shard)}.parquet"
+            with disk.naming(path):
+                path.write_bytes(content)
+                disk.check_size(path, len(content))
+
+
+def has_masks(commits: Commits, view: str) -> bool:
+    """True where every file of a view is there, so that it need not be made again."""
+    layout = PoolLayout(commits.pool)
+    names = set(disk.list_names(disk.join(layout.views, view)))
+    flat = int(np.searchsorted(commits.shards, FLAT_SHARDS))
+    needed = {f"{shard_name(shard)}.parquet" for shard in commits.shards[:flat].tolist()}
+    later = commits.shards[flat:]
+    _, first = np.unique(later // SHARDS_PER_FOLDER, return_index=True)
+    needed |= {bundle_name(shard) for shard in later[first].tolist()}
+    if has_table(len(commits)):
+        needed.add("shards.parquet")
+    return needed <= names
+
+
+def kept_by_shard(commits: Commits, kept: NDArray[np.int64]) -> dict[str, int] | None:
+    """Kept rows by shard for the document of a view; None for a pool that has a file for them."""
+    if has_table(len(commits)):
+        return None
+    return dict(zip(commits.names(), kept.tolist(), strict=True))
+
+
+def _partial_folder(layout: PoolLayout, view: str) -> Path:
+    """An empty folder for the masks of a view; those of killed processes are removed."""
+    if disk.is_url(layout.root):
+        return Path(tempfile.mkdtemp(prefix="clipmill-view-"))
+    parent = disk.local_path(layout.views)
+    for old in parent.glob(f".{view}{PARTIAL}*"):
+        shutil.rmtree(old, ignore_errors=True)
+    folder = parent / f".{view}{PARTIAL}{secrets.token_hex(4)}"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def _make_last(files: Sequence[Path]) -> None:
+    """Have the content of files survive a power failure."""
+    if len(files) > SYNCED_FILES:
+        os.sync()
+        return
+    for path in files:
+        with open(path, "rb") as f:
+            os.fsync(f.fileno())
+
+
+# --------------------------------------------------------------------------------------------------
+# The hash of the rows that a view keeps: equal hashes mean the same pairs with the same bytes.
+#
+# It is the hash of a lock's views and of common rows (`pipeline/pool/uid_hashes.py`): sha256 over
+# uid and sha256 of the received bytes of each kept row, in ascending order, each once. So it
+# depends neither on shards and their order, nor on workers, folders, image sizes or the rules
+# that chose the rows. A row whose sha256 is not known has 32 zero bytes there.
+
+
+HASH_UNIT_SHARDS = (
+    16  # shards that a thread reads at a time: 8 MB of records where all rows are kept
+)
+HEX = r"^[0-9a-f]{64}$"
+UNKNOWN = "0" * 64
+Mask = npt.NDArray[np.bool_]
+KeptRows = Callable[[int], Mask]  # position of a shard -> (rows,) which of its rows are kept
+
+
+def hash_rows(
+    commits: Commits, kept_rows: Mapping[str, KeptRows], kept: int | None = None
+) -> dict[str, str]:
+    """The hash of each of some views, in one pass over the sidecars.
+
+    kept: rows that all views together keep at most, if that is known: fewer than are stored need
+    fewer partitions. Memory: one partition of the rows, see `row_spill`. ValueError for a sidecar
+    of other rows.
+    """
+    stored = commits.totals.stored
+    at_most = stored if kept is None else min(kept, stored)
+    views = list(kept_rows.values())
+
+    def read(unit: int) -> Bytes:
+        end = min(len(commits), (unit + 1) * HASH_UNIT_SHARDS)
+        parts = []
+        for position in range(unit * HASH_UNIT_SHARDS, end):
+            parts.append(_records(commits, position, [kept(position) for kept in views]))
+        return np.concatenate(parts)
+
+    hashes = {name: RowsHash() for name in kept_rows}
+    with row_spill(row_bits(at_most), len(views)) as spill:
+        for records in map_units(-(-len(commits) // HASH_UNIT_SHARDS), read, "hash views"):
+            spill.add(records)
+        for keys, flags in sorted_rows(spill):
+            for number, content in enumerate(hashes.values()):
+                content.add(keys[flags[:, number] == 1])
+    return {name: content.hexdigest() for name, content in hashes.items()}
+
+
+def _records(commits: Commits, position: int, masks: list[Mask]) -> Bytes:
+    """(rows that a view keeps, bytes of a record) of a shard: keys, then one flag a view."""
+    flags = np.stack(masks, axis=1).astype(np.uint8)
+    chosen: Mask = np.any(flags, axis=1)
+    if not chosen.any():
+        return np.zeros((0, 48 + len(masks)), np.uint8)
+    path = commits.sidecar(int(commits.shards[position]))
+
+    def read_columns(source: Any) -> pa.Table:
+        file = pq.ParquetFile(source, page_checksum_verification=True)
+        return file.read(["uid", "sha256"], use_threads=False)
+
+    table = disk.read_with(path, read_columns)
+    if table.num_rows != len(chosen):
+        raise ValueError(
+            f"{path} has {table.num_rows} rows and its mask {len(chosen)}; choose the view again "
+            "with pipeline/filter.py"
+        )
+    if not chosen.all():
+        table = table.filter(pa.array(chosen))
+    try:
+        keys = row_keys(table["uid"], table["sha256"])
+    except ValueError:  # some are not known
+        known = pc.fill_null(pc.match_substring_regex(table["sha256"], HEX), False)
+        keys = row_keys(table["uid"], pc.if_else(known, table["sha256"], UNKNOWN))
+    return np.hstack([keys, flags[chosen]])
+
+
+# --------------------------------------------------------------------------------------------------
+# Views as files: reads the columns that the rules need, lets `choose` decide, and writes masks
+# beside the shards.
+#
+# NAME.json is written last and says everything that the masks were made from. A view that exists
+# already, from the same rules, scores and shards, is not made again. One that changed is named in
+# a log line with what changed.
+
+
+RANDOM_SEED = re.compile(r"(?<=.)\.seed-\d+$")  # ends the name of a random view of one seed
+VIEW_NAME = re.compile(r"[\w-][\w.-]{0,99}")  # not "..", not hidden, fits a file name
+# Stored rows up to which views get the hash of their rows when they are made: a microsecond of CPU
+# a row, which in large pools is more than the rules cost. `filter.py --hash` computes it any time.
+HASHED_ROWS = 5_000_000
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """What a view is made from. A view with equal inputs is not made again."""
+
+    rules: tuple[dict[str, Any], ...]
+    scores: dict[str, str]  # filter -> NAME@ID
+    fingerprint: str
+    nan_is_missing: bool | None = None  # None where no rule can meet NaN
+
+    def made(self, document: ViewDocument | None) -> bool:
+        """True if `document` was made from these inputs."""
+        return document is not None and self == Inputs(
+            rules=document.rules,
+            scores=document.scores,
+            fingerprint=document.fingerprint,
+            nan_is_missing=document.nan_is_missing,
+        )
+
+
+def check_views(recipe: Recipe) -> None:
+    """ValueError for filters, options, models, rules and views that cannot work. Neither pool
+    nor weights are read."""
+    specs = specs_of_recipe(recipe)
+    scored = ScoredColumns(instances_of(specs))
+    if taken := shared_name(recipe.sidecar_extra, scored.owners):
+        raise ValueError(
+            f"extra_columns names {taken[0]!r}, which is a filter's column; give it another name, "
+            f'as in {{my_{taken[0]}: "{taken[0]}:TYPE"}}'
+        )
+    check_filters(specs, recipe.sidecar_extra.keys())
+    added = [pa.field(column, kind) for column, kind in scored.kinds.items()]
+    check(recipe.views, pa.schema([*with_extra(SIDECAR, recipe.sidecar_extra), *added]))
+    columns = [*SIDECAR.names, *recipe.sidecar_extra]
+    for view in recipe.views:
+        check_view_name(view.name)
+        scored.columns_of_view(recipe, view.name, columns)
+
+
+@few_collections()
+def choose_views(
+    pool: str,
+    recipe: Recipe,
+    names: Sequence[str] | None = None,
+    fence: int | None = None,
+    commits: Commits | None = None,
+) -> dict[str, ViewDocument]:
+    """Make the views of a recipe (default: all), and return their documents.
+
+    commits: what is committed, if the caller has read it. fence: that of the lease; LeaseLost where
+    another command has taken it over. ValueError for unknown views and columns, rules that are no
+    rules, filters that are not scored yet, a pool without stored rows, and a view that keeps
+    nothing.
+    """
+    commits = shards_with_rows(pool, commits)
+    wanted = [view.name for view in recipe.views] if names is None else list(names)
+    documents: dict[str, ViewDocument] = {}
+    before: dict[str, ViewDocument | None] = {}
+    todo: dict[str, Inputs] = {}
+    columns: set[str] = set()
+    sets: dict[str, Any] = {}
+    # What filter.py --columns lists: extra columns are the pool's, whatever this recipe names.
+    sidecar = disk.read_schema(commits.sidecar(int(commits.shards[0])))
+    pool_sets = PoolSets(commits, specs_of_recipe(recipe))
+    scored = ScoredColumns(pool_sets.instances)
+    kinds = {**scored.kinds, **dict(zip(sidecar.names, sidecar.types, strict=True))}
+    for name in wanted:
+        recipe.view(name)
+        used, instances = scored.columns_of_view(recipe, name, sidecar.names)
+        for instance in instances:
+            if instance not in sets:
+                sets[instance] = pool_sets.require(instance)
+        inputs = Inputs(
+            rules=rules_of(recipe.views, name),
+            scores={instance: sets[instance][0] for instance in instances},
+            fingerprint=commits.fingerprint,
+            nan_is_missing=can_meet_nan(recipe.views, name, kinds) or None,
+        )
+        document = read_view(pool, name)
+        if document is not None and inputs.made(document) and has_masks(commits, name):
+            documents[name] = document
+            continue
+        before[name] = document
+        todo[name] = inputs
+        columns |= used
+    if todo:
+        sizes = {name: document.kept for name, document in documents.items()}
+        source = JoinedColumns(commits, columns, sets)
+        documents |= _make(source, recipe.views, todo, before, sizes, fence)
+    if names is None and (unlisted := views_not_in(recipe, pool)):
+        logger.warning("%s", unlisted_views_line(recipe, unlisted))
+    return {name: documents[name] for name in wanted}
+
+
+@few_collections()
+def random_like(
+    pool: str, view: str, seeds: Sequence[int] | None = None, fence: int | None = None
+) -> dict[str, ViewDocument]:
+    """Make random views: as many stored rows as `view` keeps, drawn by xxh3(uid, seed).
+
+    There is one `random_like_VIEW.seed-N` for each of the seeds; without seeds it is
+    `random_like_VIEW`, which is drawn with seed 0. `fence`: that of the lease. ValueError if the
+    pool has no view of that name, or one that is older than its shards.
+    """
+    commits = shards_with_rows(pool)
+    model = current_view_of(commits, view)
+    documents: dict[str, ViewDocument] = {}
+    todo: dict[str, Inputs] = {}
+    before: dict[str, ViewDocument | None] = {}
+    views = []
+    for seed in [None] if seeds is None else seeds:
+        name = random_view_name(view, seed)
+        rule = Rule(name="random", random_like=view, seed=seed or 0)
+        plain = {"name": "random", "random_like": view, "seed": seed or 0}
+        rules = ({**plain, "like": rules_hash(model.rules)},)
+        inputs = Inputs(
+            rules=rules,
+            scores=model.scores,
+            fingerprint=commits.fingerprint,
+            nan_is_missing=model.nan_is_missing,
+        )
+        document = read_view(pool, name)
+        if document is not None and inputs.made(document) and has_masks(commits, name):
+            documents[name] = document
+        else:
+            views.append(View(name=name, rules=(rule,)))
+            todo[name], before[name] = inputs, document
+    if todo:
+        source = JoinedColumns(commits, {"status", "uid"}, {})
+        documents |= _make(source, views, todo, before, {view: model.kept}, fence)
+    return documents
+
+
+def read_view(pool: str, name: str) -> ViewDocument | None:
+    """NAME.json of a view, None where it does not exist or is damaged. ValueError for an
+    impossible name."""
+    check_view_name(name)
+    path = PoolLayout(pool).view_json(name)
+    if not disk.exists(path):
+        return None
+    try:
+        return read_document(path, ViewDocument)
+    except ValueError as error:
+        logger.warning("view %s is made again: %s", name, error)
+        return None
+
+
+def current_view_of(commits: Commits, view: str) -> ViewDocument:
+    """The document of a view. ValueError where there is none, or the shards have changed since."""
+    pool = commits.pool
+    document = read_view(pool, view)
+    if document is None or document.fingerprint != commits.fingerprint:
+        state = f"is older than the shards of {pool}" if document else f"is not in {pool}"
+        raise ValueError(
+            f"view {view!r} {state}; run pipeline/filter.py {pool} with its recipe first"
+        )
+    return document
+
+
+def hash_view(pool: str, view: str) -> str:
+    """The hash of a view from its masks, whether its document has one or not.
+
+    ValueError where there is no such view, or it is older than the shards.
+    """
+    commits = read_commits(pool)
+    document = current_view_of(commits, view)
+    masks = AlignedFiles.of_view(pool, view)
+
+    def kept_rows(position: int) -> NDArray[np.bool_]:
+        column = masks.read(int(commits.shards[position]), ["kept"])[0]["kept"]
+        return np.asarray(column.to_numpy(), np.bool_)
+
+    return hash_rows(commits, {view: kept_rows}, document.kept)[view]
+
+
+def check_view_name(name: str) -> None:
+    """ValueError for a name that cannot be that of a file in the pool."""
+    if not VIEW_NAME.fullmatch(name) or name.endswith(".json"):
+        raise ValueError(
+            f"a view cannot be named {name!r}: use letters, digits, '_', '-' and '.', at most "
+            "100 of them, and do not begin with '.' or end with '.json'"
+        )
+
+
+def views_not_in(recipe: Recipe, pool: str) -> list[str]:
+    """Views of the pool that the recipe does not have. Random views of its own views, and views
+    of selected rows, which come from no recipe, are not among them."""
+    listed = {view.name for view in recipe.views}
+    listed |= {random_view_name(name) for name in listed}
+    names = []
+    for name in view_names(pool):
+        if RANDOM_SEED.sub("", name) in listed or not VIEW_NAME.fullmatch(name):
+            continue  # of another name: a file that a person left there
+        document = read_view(pool, name)
+        if document is None or not is_selected(document.rules):
+            names.append(name)
+    return names
+
+
+def differing_views(recipe: Recipe, pool: str) -> dict[str, str]:
+    """Views of the pool that were made with other rules than the recipe has for them, and what
+    differs.
+    """
+    differing = {}
+    for view in recipe.views:
+        document = read_view(pool, view.name)
+        if document is None:
+            continue
+        rules = rules_of(recipe.views, view.name)
+        if disk.to_plain(rules) != disk.to_plain(document.rules):
+            differing[view.name] = "; ".join(_rule_changes(rules, document.rules))
+    return differing
+
+
+def unlisted_views_line(recipe: Recipe, names: Sequence[str]) -> str:
+    """What to know about the views of `views_not_in`."""
+    return (
+        f"views that recipe {recipe.name!r} does not have stay in the pool: {', '.join(names)}; "
+        "a view is removed by deleting views/NAME.json and then the folder views/NAME"
+    )
+
+
+def funnel_lines(documents: Mapping[str, ViewDocument]) -> list[str]:
+    """Each view's funnel, thresholds and hash, if it has one, for a person to read."""
+    lines = []
+    for name, document in documents.items():
+        total = document.funnel[0][1]
+        lines.append(f"view {name}: {document.kept} of {total} rows kept")
+        for step, left in document.funnel:
+            lines.append(f"  {step:<32} {left:>12} {left / total:>8.2%}")
+        for call, threshold in document.thresholds.items():
+            lines.append(
+                f"  {call} = {threshold.value:.6g}, "
+                f"which keeps {threshold.share:.4%} of {threshold.rows} rows"
+            )
+        if document.rows_sha256 is not None:
+            lines.append(f"  hash of the rows {document.rows_sha256}")
+    return lines
+
+
+def _make(
+    source: JoinedColumns,
+    views: Sequence[View],
+    todo: Mapping[str, Inputs],
+    before: Mapping[str, ViewDocument | None],
+    sizes: Mapping[str, int],
+    fence: int | None,
+) -> dict[str, ViewDocument]:
+    """Select the rows of the views in `todo` and write them: masks first, then NAME.json.
+
+    After a crash in between the view does not exist. Where a rule cannot work, or leaves no row,
+    the views of before stay as they are.
+    """
+    masks = MaskFiles(source, list(todo))
+    documents = {}
+    try:
+        selections = choose_parts(source, views, list(todo), masks.open_sink, sizes)
+        kept_rows = {name: functools.partial(masks.kept_rows, name) for name in todo}
+        hashes: dict[str, str | None] = dict.fromkeys(todo)
+        if source.commits.totals.stored <= HASHED_ROWS:
+            kept = sum(selection.kept for selection in selections.values())
+            hashes |= hash_rows(source.commits, kept_rows, kept)
+        for name, inputs in todo.items():
+            documents[name] = write_view(
+                masks, name, selections[name], inputs, before[name], fence, hashes[name]
+            )
+    finally:
+        masks.remove()
+    return documents
+
+
+def write_view(
+    masks: MaskFiles,
+    name: str,
+    selection: Selection,
+    inputs: Inputs,
+    before: ViewDocument | None,
+    fence: int | None,
+    rows_sha256: str | None,
+) -> ViewDocument:
+    """Publish the masks of a view, then its document. before: the document of an earlier one.
+    rows_sha256: hash of its rows; None where it is computed when somebody asks for it."""
+    commits = masks.commits
+    layout, kept = PoolLayout(commits.pool), masks.kept[name]
+    check_fence(commits.pool, fence)
+    disk.remove(layout.view_json(name))  # an old document must never describe new masks
+    disk.sync_folder(layout.views)
+    masks.publish(name, fence)
+    check_fence(commits.pool, fence)
+    table = None
+    if has_table(len(commits)):
+        rows = commits.column("count").to_numpy()
+        table = write_view_shards(commits.pool, name, commits.shards, rows, kept)
+    disk.remove(layout.view_rules(name))
+    if selection.effects:
+        effects = ViewRulesDocument(
+            fingerprint=inputs.fingerprint,
+            stored=selection.funnel[1][1],
+            rules=selection.effects,
+        )
+        disk.write_json(layout.view_rules(name), effects, sealed=True)
+    document = ViewDocument(
+        name=name,
+        rules=inputs.rules,
+        thresholds=selection.thresholds,
+        funnel=selection.funnel,
+        kept=selection.kept,
+        fingerprint=inputs.fingerprint,
+        scores=inputs.scores,
+        rows_sha256=rows_sha256,
+        nan_is_missing=inputs.nan_is_missing,
+        shards=kept_by_shard(commits, kept),
+        table=table,
+    )
+    check_fence(commits.pool, fence)
+    disk.write_json(layout.view_json(name), document.document(), sealed=True)
+    if before is None:
+        logger.info("view %s keeps %d of %d rows", name, document.kept, document.funnel[0][1])
+    else:
+        logger.warning("%s", _change_line(before, document))
+    return document
+
+
+def _change_line(before: ViewDocument, after: ViewDocument) -> str:
+    """What changed in a view that was made again."""
+    changes = []
+    if before.rules != after.rules:
+        changes += _rule_changes(before.rules, after.rules)
+    if before.scores != after.scores:
+        old, new = sorted(before.scores.values()), sorted(after.scores.values())
+        changes.append(f"scores were {', '.join(old)} and are {', '.join(new)}")
+    if before.fingerprint != after.fingerprint:
+        changes.append(f"the pool had {count_shards(before)} shards and has {count_shards(after)}")
+    if before.nan_is_missing != after.nan_is_missing and before.rules == after.rules:
+        changes.append("NaN counts as a missing value")
+    return (
+        f"view {after.name} changed: {'; '.join(changes)}; "
+        f"it kept {before.kept} rows and keeps {after.kept}"
+    )
+
+
+def _rule_changes(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> list[str]:
+    """The rules that differ, each with what it was and what it is."""
+    old = {rule["name"]: rule_text(rule) for rule in before}
+    new = {rule["name"]: rule_text(rule) for rule in after}
+    changes = []
+    for name, text in old.items():
+        if name not in new:
+            changes.append(f"rule {name} ({text}) is gone")
+        elif text != new[name]:
+            changes.append(f"rule {name} was ({text}) and is ({new[name]})")
+    for name, text in new.items():
+        if name not in old:
+            changes.append(f"rule {name} ({text}) is new")
+    if not changes and list(old) != list(new):
+        return ["the order of its rules"]
+    return changes or ["the view that it is random_like has other rules"]
+
+
+# --------------------------------------------------------------------------------------------------
+# Views of rows that a program selects: those that locks have in common, or that a list names.
+
+
+def selected_view(commits: Commits, name: str, where: str) -> ViewDocument | None:
+    """The view `name` where `write_selected_view` made it of these shards for this `where`."""
+    inputs = _selected_inputs(commits, where)
+    document = read_view(commits.pool, name)
+    if document is None or document.rows_sha256 is None or not inputs.made(document):
+        return None  # a purge has removed some of its rows
+    return document if has_masks(commits, name) else None
+
+
+def write_selected_view(
+    commits: Commits,
+    name: str,
+    where: str,
+    selects: Callable[[int, int], NDArray[np.bool_]],
+    rows_sha256: str | None = None,
+    fence: int | None = None,
+) -> ViewDocument:
+    """Write the view of the stored rows that a program selects.
+
+    where: what the rows are, in words that begin with "in "; it stands for the rule. selects:
+    for rows `start` to `stop` of the pool, counted over all shards, which of them. rows_sha256:
+    hash of the rows that it selects, if it is known. ValueError where none of them is stored.
+    """
+    check_view_name(name)
+    source = JoinedColumns(commits, {"status"}, {})
+    masks = MaskFiles(source, [name])
+    stored_rows = kept_rows = 0
+    try:
+        for unit in range(source.units):
+            with masks.open_sink(name, unit) as sink:
+                for part in source.parts(unit):
+                    stored = pc.equal(part.table["status"], "success").to_numpy()
+                    stop = part.first_row + part.table.num_rows
+                    kept = stored & selects(part.first_row, stop)
+                    stored_rows, kept_rows = stored_rows + stored.sum(), kept_rows + kept.sum()
+                    outcomes = np.where(kept, 0, np.where(stored, 1, 2))
+                    names = pa.array([None, SELECTED, NOT_STORED], pa.string())
+                    columns = [pa.array(kept), names.take(pa.array(outcomes))]
+                    mask = pa.Table.from_arrays(columns, schema=VIEW)
+                    start = 0
+                    for shard, size in part.sizes.items():
+                        sink.add(shard, mask.slice(start, size))
+                        start += size
+        if not kept_rows:
+            raise ValueError(f"view {name!r} keeps nothing: no row of the pool is {where}")
+        check_fence(commits.pool, fence)
+        steps = (
+            ("attempted", source.rows),
+            ("stored", int(stored_rows)),
+            (SELECTED, int(kept_rows)),
+        )
+        selection = Selection(thresholds={}, funnel=steps, kept=int(kept_rows))
+        inputs = _selected_inputs(commits, where)
+        before = read_view(commits.pool, name)
+        if rows_sha256 is None:
+            kept_by = functools.partial(masks.kept_rows, name)
+            rows_sha256 = hash_rows(commits, {name: kept_by})[name]
+        return write_view(masks, name, selection, inputs, before, fence, rows_sha256)
+    finally:
+        masks.remove()
+
+
+def _selected_inputs(commits: Commits, where: str) -> Inputs:
+    return Inputs(rules=selected_rules(where), scores={}, fingerprint=commits.fingerprint)

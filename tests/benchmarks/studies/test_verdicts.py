@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks.studies import verdicts
+from train.stats import TaskScores, analyse
+
+
+@pytest.mark.parametrize(("arms", "extra", "seeds"), [(1, 2, 3), (3, 0, 2), (2, 1, 5)])
+def test_many_tables_at_once_have_the_intervals_of_an_analysis(
+    arms: int, extra: int, seeds: int
+) -> None:
+    values = np.random.default_rng(3).standard_normal((6, 1 + arms + extra, seeds))
+    values[:, 1] *= 4
+    names = ["base", *(f"a{i}" for i in range(arms)), *(f"x{i}" for i in range(extra))]
+    half = verdicts.half_widths(values, arms)
+    last = len(names) - 1
+    of_control = verdicts.paired_half_width(values, last)
+    for table, row in enumerate(values):
+        scores = {name: dict(enumerate(row[i].tolist())) for i, name in enumerate(names)}
+        result = analyse(
+            {"t": TaskScores(values=scores)},
+            "base",
+            arms=names[1 : arms + 1],
+            controls=[(names[last], "base")] if extra else [],
+            band=0.0,
+        ).tasks["t"]
+        for one, expected in zip(result.comparisons, half[table], strict=True):
+            assert one.high is not None
+            assert one.high - one.difference == pytest.approx(expected, rel=2e-3)
+        for one in result.controls:
+            assert one.high is not None
+            # the analysis caps the degrees of freedom that are shared
+            assert one.high - one.difference >= of_control[table] * (1 - 2e-3)
+
+
+def test_a_study_of_few_tables_has_every_row() -> None:
+    row = verdicts.simulate("equal, A/A and a control", 2, 3, 50)
+    assert 80 <= row.held <= 100
+    assert row.control_called is not None
+    looks = verdicts.simulate_looks(1, (3, 6), 50)
+    assert looks.halved <= looks.same
+    tasks = verdicts.simulate_tasks(3, 50)
+    assert tasks.together <= tasks.primary <= tasks.alone
+    assert len(list(verdicts.lines([row], [looks], [tasks]))) > 4

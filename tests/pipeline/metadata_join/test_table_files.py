@@ -1,0 +1,102 @@
+"""Files of DataComp's form: keys, values, and arrays of other rows."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from filters.table import Table
+from pipeline.metadata_join import TableFile
+from tests.support.datacomp import write_metadata
+
+UIDS = [hashlib.md5(str(number).encode()).hexdigest() for number in range(30)]
+TAKE = {
+    "l14": "clip_l14_similarity_score:float",
+    "faces": "face_bboxes:json",
+    "original_width": "int",
+    "l14_img": "fp16[8]",
+}
+
+
+def table_file(folder: Path, take: dict[str, str] = TAKE, **options: Any) -> TableFile:
+    table = Table(paths=(str(folder),), take=take, **options)
+    return TableFile(table, str(folder / "0.parquet"))
+
+
+def test_keys_and_values_of_some_rows_over_row_groups(tmp_path: Path) -> None:
+    arrays = write_metadata(tmp_path, "0", UIDS)
+    file = table_file(tmp_path)
+    keys = [bytes(key).hex() for piece in file.read_keys() for key in piece]
+    assert keys == UIDS
+    rows = np.array([0, 3, 6, 7, 21, 29])
+    pieces = list(file.read_values(rows))
+    assert [start for start, _ in pieces] == [0, 3, 4, 5]
+    values = pa.concat_tables(table for _, table in pieces)
+    assert values["original_width"].to_pylist() == [200 + row for row in rows.tolist()]
+    assert values["faces"].to_pylist()[:4] == ["[[0.1, 0.2, 0.3, 0.4]]"] * 3 + ["[]"]
+    assert values.schema.field("l14_img").type == pa.list_(pa.float16(), 8)
+    stored = np.array(values["l14_img"].to_pylist(), np.float16)
+    assert (stored == arrays["l14_img"][rows]).all()
+    expected = (arrays["l14_img"].astype(float) * arrays["l14_txt"].astype(float)).sum(axis=1)
+    assert values["l14"].to_numpy() == pytest.approx(expected[rows], abs=1e-5)
+
+
+def test_arrays_of_other_rows_are_refused(tmp_path: Path) -> None:
+    arrays = write_metadata(tmp_path, "0", UIDS)
+    swapped = {name: array[::-1] for name, array in arrays.items()}
+    np.savez(tmp_path / "0.npz", **swapped)
+    with pytest.raises(ValueError, match=r"0\.npz .* its embeddings are of other rows"):
+        list(table_file(tmp_path).read_values(np.arange(3)))
+    shorter = {name: array[:-1] for name, array in arrays.items()}
+    np.savez(tmp_path / "0.npz", **shorter)
+    with pytest.raises(ValueError, match=r"has the shape \(29, 8\); it must be \(30, 8\)"):
+        list(table_file(tmp_path).read_values(np.arange(3)))
+    (tmp_path / "0.npz").write_bytes((tmp_path / "0.npz").read_bytes()[:-40])
+    with pytest.raises(ValueError, match=r"0\.npz cannot be used"):
+        list(table_file(tmp_path).read_values(np.arange(3)))
+
+
+@pytest.mark.parametrize(
+    ("take", "options", "message"),
+    [
+        (
+            {"x": "clip_l14_similarity:float"},
+            {},
+            "has no column 'clip_l14_similarity'; did you mean",
+        ),
+        ({"text": "int"}, {}, "column 'text' is not of type int"),
+        ({"l15_img": "fp16[8]"}, {}, "it has no array 'l15_img'; did you mean 'l14_img'"),
+    ],
+)
+def test_columns_that_are_not_there(
+    tmp_path: Path, take: dict[str, str], options: dict[str, Any], message: str
+) -> None:
+    write_metadata(tmp_path, "0", UIDS)
+    with pytest.raises(ValueError, match=message):
+        list(table_file(tmp_path, take, **options).read_values(np.arange(30)))
+
+
+def test_a_key_that_is_no_uid_and_values_that_are_no_numbers(tmp_path: Path) -> None:
+    table = pa.table({"uid": [UIDS[0], None], "score": [float("nan"), float("inf")]})
+    pq.write_table(table, tmp_path / "0.parquet")
+    file = table_file(tmp_path, {"score": "float"})
+    with pytest.raises(ValueError, match="the key of a table is a uid in every row"):
+        list(file.read_keys())
+    ((_, values),) = file.read_values(np.arange(2))
+    assert values["score"].to_pylist() == [None, None]
+
+
+def test_a_list_of_uids_is_a_column_of_true(tmp_path: Path) -> None:
+    pairs = [(int(uid[:16], 16), int(uid[16:], 16)) for uid in UIDS]
+    np.save(tmp_path / "s.npy", np.sort(np.array(pairs, "u8,u8")))
+    path = str(tmp_path / "s.npy")
+    file = TableFile(Table(paths=(path,), take={"listed": "bool"}), path)
+    assert [bytes(key).hex() for piece in file.read_keys() for key in piece] == sorted(UIDS)
+    ((start, values),) = file.read_values(np.arange(4))
+    assert (start, values["listed"].to_pylist()) == (0, [True] * 4)

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.support.task_data import images_of, task_of
+from train.eval_data import read_associations
+from train.eval_data.samples import prompt_of
+
+ROW = {
+    "cue": "fire",
+    "candidates": ["a", "b", "c"],
+    "associations": ["c", "a"],
+    "candidate_images": [b"1", b"2", b"3"],
+}
+
+
+def write(folder: Path, *rows: dict[str, Any]) -> Path:
+    path = folder / "w.parquet"
+    pq.write_table(pa.Table.from_pylist(list(rows)), path, row_group_size=1)
+    return path
+
+
+def test_rows_become_prompts_images_and_right_pairs(tmp_path: Path) -> None:
+    other = {**ROW, "cue": "Ice", "associations": ["b"], "candidate_images": [b"4", b"5", b"6"]}
+    write(tmp_path, ROW, other)
+    samples = read_associations(task_of(tmp_path, "association"))
+    assert samples.captions == ("A fire", "An ice")
+    assert samples.labels == (0, 0, 0, 1, 1, 1)
+    assert samples.matches == ((0, 0), (2, 0), (4, 1))
+    assert samples.files[5] == "w/1/c"
+    assert images_of(samples) == [b"1", b"2", b"3", b"4", b"5", b"6"]
+
+
+def test_the_article_follows_the_first_letter() -> None:
+    assert [prompt_of(cue) for cue in ("Uncle", "bee")] == ["An uncle", "A bee"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"associations": []}, r"w\.parquet, row 0 needs right and wrong candidates.*cue 'fire'"),
+        ({"associations": ["a", "b", "c"]}, "needs right and wrong candidates"),
+        ({"associations": ["z"]}, "every association among them"),
+    ],
+)
+def test_a_row_that_cannot_be_is_named(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_associations(task_of(write(tmp_path, {**ROW, **change}), "association"))
+
+
+def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has no Parquet files"):
+        read_associations(task_of(tmp_path, "association"))
+    with pytest.raises(ValueError, match="there is no folder"):
+        read_associations(task_of(tmp_path / "x", "association"))
+    less = {name: value for name, value in ROW.items() if name != "cue"}
+    with pytest.raises(ValueError, match=r"has no column 'cue' \(of candidates,"):
+        read_associations(task_of(write(tmp_path, less), "association"))

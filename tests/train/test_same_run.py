@@ -1,0 +1,294 @@
+"""Whether a run in a folder is still the one that is wanted: all commands agree."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from manifests import disk
+from manifests.layout import RunLayout
+from manifests.schema import Ablation
+from tests.support.ablations import TRAIN, changed
+from tests.train.conftest import build_pool, write_tokens, write_view
+from train import ablate, run
+from train.ablation import Outcome, runner
+from train.ablation.runner import request_of, train_and_evaluate
+from train.eval_data import write_benchmark
+from train.evaluation import read_samples
+
+Ran = tuple[Ablation, str, list[Outcome]]
+WEIGHTS = "export/open_clip_model.safetensors"
+
+
+def in_process(to_do: Any, tasks: Any, jobs: int, out: str, report: Any) -> None:
+    """Instead of `run_in_children`: the same requests, in this process."""
+    for each in to_do:
+        answer = train_and_evaluate(request_of(each, tasks, 1))
+        report(Outcome(run=each, metrics=answer.get("metrics"), error=answer.get("error", "")))
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The runs that are not reused, as ARM-SEED; they are done in this process."""
+    caplog.set_level("INFO")
+    names: list[str] = []
+
+    def note(to_do: Any, *rest: Any) -> None:
+        names.extend(f"{each.arm}-{each.seed}" for each in to_do)
+        in_process(to_do, *rest)
+
+    monkeypatch.setattr(runner, "run_in_children", note)
+    return names
+
+
+def command(ablation: Ablation, out: str | Path, *words: str) -> int:
+    """The exit status of train/ablate.py."""
+    path = f"{out}.asked.json"
+    disk.write_json(path, ablation)
+    return ablate.main([path, "--out", str(out), *words])
+
+
+def edited(path: str | Path, edit: Callable[[Any], object]) -> None:
+    """A JSON file, changed in place."""
+    value = disk.read_json(path)
+    edit(value)
+    disk.write_json(path, value)
+
+
+def other_weights(run_folder: str | Path) -> None:
+    """Other weights of the same shapes, at the same path."""
+    path = Path(run_folder) / WEIGHTS
+    save_file({name: 2 * value for name, value in load_file(path).items()}, path)
+
+
+@pytest.fixture
+def tiny(ran: Ran) -> Ablation:
+    return changed(ran[0], controls={})
+
+
+@pytest.fixture
+def out(ran: Ran, tmp_path: Path) -> str:
+    """The folder of finished runs of raw and half, seeds 0 and 1, to be changed."""
+    shutil.copytree(ran[1], tmp_path / "out")
+    return str(tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_initial_weights_that_change_in_place(
+    ran: Ran,
+    tiny: Ablation,
+    tmp_path: Path,
+    asked: list[str],
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    base, out = tmp_path / "base", str(tmp_path / "out")
+    shutil.copytree(f"{ran[1]}/runs/raw/seed-0", base)
+    train = {**TRAIN, "init": f"{base}/export"}
+    tuned = changed(tiny, train=train, arms={"raw": "web/all"})
+    assert command(tuned, out) == 0
+    before = disk.read_json(f"{out}/results.json")["arms"]["raw"]["runs"]
+
+    other_weights(base)
+    one = RunLayout(f"{out}/runs/raw/seed-0")
+    words = [f"{out}/blends/raw.json", "--out", one.root, "--set"]
+    words += [f"{key}={value}" for key, value in {**train, "seed": 0}.items()]
+    capsys.readouterr()
+    assert run.main(words) == 2
+    assert "holds another run (initial_files.open_clip_model.safetensors: " in (
+        capsys.readouterr().err
+    )
+    # The remedy that the message names also removes what was predicted from the old weights.
+    assert disk.exists(one.task_predictions("colours"))
+    assert run.main([*words, "--restart"]) == 0
+    assert not disk.exists(one.task_predictions("colours"))
+
+    asked.clear()
+    assert command(tuned, out) == 0
+    assert asked == ["raw-0", "raw-1"]  # evaluated anew; trained anew
+    assert "raw seed 1 is trained anew (initial_files." in caplog.text
+    after = disk.read_json(f"{out}/results.json")["arms"]["raw"]["runs"]
+    for seed in ("0", "1"):
+        assert after[seed]["colours"]["logprob"] != before[seed]["colours"]["logprob"]
+
+    # A base model that is gone is not compared: the runs stay those of the model that was there.
+    asked.clear()
+    shutil.rmtree(base)
+    assert command(tuned, out) == 0
+    assert asked == []
+
+
+def test_a_run_that_removes_its_own_initial_weights_is_refused(
+    out: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = f"{out}/runs/raw/seed-0"
+    words = [f"{out}/blends/raw.json", "--out", one, "--restart", "--set", f"init={one}/export"]
+    assert run.main([*words, *(f"{key}={value}" for key, value in TRAIN.items())]) == 2
+    assert "the run itself, which --restart removes" in capsys.readouterr().err
+    assert disk.exists(f"{one}/run.json")
+
+
+@pytest.mark.slow
+def test_prompts_that_change(tiny: Ablation, out: str, asked: list[str], tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("a photo of something {}\n")
+    task = {**disk.to_plain(tiny.evaluate[0]), "templates": None, "templates_from": str(prompts)}
+    prompted = changed(tiny, evaluate=[task])
+    assert command(prompted, out) == 0
+    assert len(asked) == 4
+    asked.clear()
+    assert command(prompted, out) == 0
+    assert asked == []
+    prompts.write_text("{} blue red indeed\n")
+    assert command(prompted, out) == 0
+    assert len(asked) == 4, "none keeps the scores of the old prompts"
+
+
+@pytest.mark.slow
+def test_prompts_of_the_data_that_change(
+    tiny: Ablation, out: str, asked: list[str], tmp_path: Path
+) -> None:
+    data = str(tmp_path / "data")
+    write_benchmark(read_samples(tiny.evaluate[0]), data, "test")
+    other = changed(tiny, evaluate=[disk.to_plain(tiny.evaluate[0]) | {"data": data}])
+    assert command(other, out) == 0
+    asked.clear()
+    Path(data, "zeroshot_classification_templates.txt").write_text("{c} indeed\n")
+    assert command(other, out) == 0
+    assert len(asked) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("edit", "reason"),
+    [
+        (lambda identity: identity["order"].update(version=1), "order.version: 1 -> 2"),
+        (lambda identity: identity.update(pixels=1), "pixels: 1 -> 2"),
+        (
+            lambda identity: identity["tokens"].update({"web/all": "tokens@old"}),
+            "tokens.web/all: tokens@old -> tokens@0123456789ab",
+        ),
+    ],
+)
+def test_runs_of_an_older_version_are_not_mixed_with_new_ones(
+    edit: Callable[[Any], object],
+    reason: str,
+    tiny: Ablation,
+    out: str,
+    asked: list[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    edited(f"{out}/runs/raw/seed-1/run.json", lambda record: edit(record["identity"]))
+    assert command(tiny, out) == 0
+    assert asked == ["raw-1"]
+    assert f"raw seed 1 is trained anew ({reason}); the old run is kept in" in caplog.text
+
+
+@pytest.mark.slow
+def test_weights_that_change_under_a_finished_run(
+    tiny: Ablation, out: str, asked: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    other_weights(f"{out}/runs/half/seed-0")
+    assert command(tiny, out) == 0
+    assert asked == ["half-0"]
+    assert "half seed 0 is trained anew (export.open_clip_model.safetensors: " in caplog.text
+
+
+@pytest.mark.slow
+def test_predictions_of_another_run_are_made_anew(
+    tiny: Ablation, out: str, asked: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    file = "eval/colours.parquet"
+    shutil.copy(f"{out}/runs/raw/seed-0/{file}", f"{out}/runs/half/seed-1/{file}")
+    assert command(tiny, out) == 0
+    assert asked == ["half-1"]
+    assert "seed-1/eval/colours.parquet is of other weights: it is made anew" in caplog.text
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_of_another_blend_is_moved_aside(
+    tiny: Ablation, out: str, tmp_path: Path, asked: list[str]
+) -> None:
+    """Its checkpoint alone says what it was; the trainer would refuse it at every attempt."""
+    mixed = {"views": {"web/all": 0.5, "web/half": 0.5}}
+    arms = {"raw": "web/all", "mixed": mixed}
+    identity = disk.read_json(f"{out}/runs/raw/seed-0/run.json")["identity"]
+    blend = {**identity["blend"], "views": {"web/all": 0.25, "web/half": 0.75}}
+    state = {"identity": {**identity, "blend": blend}}
+    disk.write_json(f"{out}/runs/mixed/seed-0/checkpoints/step-2/state.json", state)
+    command(changed(tiny, arms=arms), out)
+    assert asked == ["mixed-0", "mixed-1"]
+    assert disk.list_names(f"{out}/runs/.replaced/mixed")
+
+
+def test_a_plan_takes_no_spread_from_runs_of_other_settings(
+    tiny: Ablation, out: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(tiny, out, "--plan", "--json") == 0
+    plan = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert plan["run_sd_source"].startswith("of 4 finished runs")
+    longer = changed(tiny, train={**TRAIN, "samples_seen": 6400})
+    assert command(longer, out, "--plan", "--json") == 0
+    plan = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert plan["run_sd_source"].startswith("an assumption of 1 point a run")
+
+
+@pytest.mark.slow
+def test_the_task_of_a_target_decides_too(
+    tmp_path: Path, data: str, tiny_pool: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = tmp_path / "task.yaml"
+    text = "{name: colours, kind: classification, data: " + data
+    task.write_text(text + "}")
+    words = ["--mix", f"{tiny_pool}/all=1", "--out", str(tmp_path / "run"), "--set"]
+    words += [f"{key}={value}" for key, value in TRAIN.items()]
+    words += [f"until_task={task}", "until_accuracy=0.0", "until_every=2"]
+    assert run.main(words) == 0
+    assert run.main(words) == 0
+    task.write_text(text + ", templates: ['a {}']}")
+    capsys.readouterr()
+    assert run.main(words) == 2
+    assert "holds another run (target: " in capsys.readouterr().err
+
+
+# --- arms differ in data alone --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [["--check"], ["--plan"], []])
+def test_arms_that_differ_in_a_setting_are_refused_by_every_command(
+    words: list[str], tiny: Ablation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arms = {"raw": "web/all", "half": {"view": "web/half", "train": {"lr": 0.01}}}
+    assert command(changed(tiny, arms=arms), tmp_path / "out", *words) == 2
+    assert "arm 'half' sets lr, which is not the factor that the ablation declares (data)" in (
+        capsys.readouterr().err
+    )
+    both = changed(tiny, arms=arms, vary={"lr": [0.01]})
+    assert command(both, tmp_path / "out", *words) == 2
+    assert "the arms differ in data and in lr" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_arms_whose_pools_have_tokens_of_other_versions_are_refused(
+    tiny: Ablation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Otherwise the arms would differ in how captions are tokenized, beside their data."""
+    pools = {}
+    for version in (1, 2):
+        pool = build_pool(tmp_path / f"pool{version}")
+        write_view(pool, "half", 0.5)
+        write_tokens(pool, name=f"tokens@{version:012}", version=version)
+        pools[f"p{version}"] = {"out": pool}
+    arms = {"raw": "p1/all", "half": "p2/half"}
+    two = changed(tiny, pools=pools, arms=arms)
+    assert command(two, tmp_path / "out") == 2
+    assert (
+        "the captions of arm 'raw' have tokens of version 1, those of arm 'half' of version 2; "
+        f"run python pipeline/score.py {tmp_path}/pool1 --filters tokens"
+    ) in capsys.readouterr().err

@@ -1,0 +1,247 @@
+"""What a run writes down: a line's numbers, files that are appended to, cut short and taken up, and
+other places.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from manifests import disk
+from train.config import TrainConfig, configure, model_config
+from train.mixture import Order, SourceRows
+from train.model.clip import CLIP
+from train.model.memory import training_flops
+from train.trainer import logbook
+from train.trainer.logbook import MEASURED, Logbook, flat, kept_lines, progress_text
+
+NUMBERS = {"loss": 4.5, "accuracy": 0.25, "lr": 1e-3, "grad_norm": None}
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """`clock[0]` is what time it is."""
+    now = [100.0]
+    monkeypatch.setattr(logbook.time, "perf_counter", lambda: now[0])
+    return now
+
+
+def config(**changes: Any) -> TrainConfig:
+    fixed = {"preset": "micro", "model": "test", "batch_size": 8, "lanes": 4, "samples_seen": 800}
+    return configure({**fixed, **changes})
+
+
+def book(out: Path | str, changes: dict[str, Any] | None = None, **settings: Any) -> Logbook:
+    shards = {"a/all": (40, 8), "b/all": (16,)}
+    sources = [SourceRows(name=name, weight=1.0, shard_rows=rows) for name, rows in shards.items()]
+    order = Order(sources, 8, 4, 1, seed=0)
+    settled = config(**(changes or {}))
+    model = CLIP(model_config(settled), 0)
+    return Logbook(str(out), settled, model, torch.device("cpu"), order.repeats, **settings)
+
+
+def lines(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+
+
+def test_a_line_has_speed_waiting_operations_memory_and_every_sources_samples(
+    tmp_path: Path, clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logbook, "peak_flops", lambda *_: 1e9)
+    one = book(tmp_path, world=2)
+    for lengths in ([3, 5, 4, 4], [3, 16, 4, 5]):
+        one.batch(torch.tensor(lengths), waited=0.25)
+    clock[0] += 2
+    line = one.line(2, NUMBERS)
+    assert lines(tmp_path) == [line]
+    assert {name: line[name] for name in NUMBERS} == NUMBERS
+    assert (line["step"], line["samples"], line["tokens_per_caption"]) == (2, 16, 5.5)
+    assert (line["samples_per_s"], line["samples_per_s_per_gpu"]) == (8, 4)
+    assert (line["wait_s"], line["wait_share"]) == (0.5, 0.25)
+    work = training_flops(one.model.config)
+    operations = (4 * work.sample(5) + 4 * work.sample(16)) / 2
+    assert line["model_flops_per_s_per_gpu"] == pytest.approx(operations)
+    assert line["mfu"] == pytest.approx(operations / 1e9)
+    assert line["peak_memory_bytes"] > 1e6
+    assert line["sources"] == {
+        "a/all": {"samples": 8, "repeats": 8 / 48, "share": 0.5},
+        "b/all": {"samples": 8, "repeats": 0.5, "share": 0.5},
+    }
+    assert set(MEASURED) < set(line)
+
+
+def test_every_line_counts_from_the_one_before(tmp_path: Path, clock: list[float]) -> None:
+    one = book(tmp_path, {"captions": "packed", "tp": 2})
+    for step, seconds in ((1, 4.0), (3, 1.0)):
+        one.batch(torch.tensor([3, 9]), waited=0.1)
+        clock[0] += seconds
+        line = one.line(step, NUMBERS)
+        work = training_flops(one.model.config)
+        operations = (work.sample(3) + work.sample(9)) / 2 / seconds
+        assert line["model_flops_per_s_per_gpu"] == pytest.approx(operations)
+        assert line["wait_s"] == 0.1
+    assert [line["samples_per_s"] for line in lines(tmp_path)] == [2, 16]
+    assert line["mfu"] is None  # of a processor no peak is known
+
+
+def test_only_the_first_rank_writes(tmp_path: Path) -> None:
+    other = book(tmp_path, rank=1, log_to=["tensorboard"])
+    other.batch(torch.tensor([3]), waited=0)
+    assert other.line(1, NUMBERS)["step"] == 1
+    other.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_goes_on_keeps_the_lines_up_to_its_checkpoint(tmp_path: Path) -> None:
+    one = book(tmp_path)
+    for step in (10, 20, 30):
+        one.line(step, NUMBERS)
+    with open(tmp_path / "log.jsonl", "a") as file:
+        file.write('{"step": 40, "los')  # as a kill leaves it
+    kept = kept_lines(str(tmp_path), 20)
+    two = book(tmp_path, first=20, kept=kept)
+    two.line(30, NUMBERS)
+    two.line(40, NUMBERS)
+    assert [line["step"] for line in lines(tmp_path)] == [10, 20, 30, 40]
+    assert [json.loads(line)["step"] for line in kept] == [10, 20]
+    assert kept_lines(str(tmp_path / "nowhere"), 20) == []
+
+
+def test_a_line_that_the_disk_loses_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = book(tmp_path)
+    one.line(10, NUMBERS)
+    one.line(20, NUMBERS)
+    monkeypatch.setattr(logbook, "open", _Losing, raising=False)
+    with pytest.raises(OSError, match="bytes were written"):
+        one.line(30, NUMBERS)
+    assert [line["step"] for line in lines(tmp_path)] == [10, 20]
+
+
+class _Losing:
+    """A file whose writes take no byte and say nothing."""
+
+    def __init__(self, path: Path, mode: str) -> None:
+        self.size = path.stat().st_size
+
+    def __enter__(self) -> _Losing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def tell(self) -> int:
+        return self.size
+
+    def write(self, data: bytes) -> int:
+        return len(data)
+
+
+def test_a_store_is_given_whole_files(clock: list[float]) -> None:
+    out = "memory://logbook/run"
+    one = book(out)
+    for step in (1, 2):
+        clock[0] += 1
+        one.line(step, NUMBERS)
+    lines = disk.read_bytes(disk.join(out, "log.jsonl")).decode().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2]
+
+
+def test_the_words_for_the_bar() -> None:
+    line = {
+        "loss": 4.51234,
+        "accuracy": 0.25,
+        "samples_per_s": 9123.4,
+        "mfu": None,
+        "wait_share": 0.002,
+    }
+    assert progress_text(line) == "loss 4.5123, accuracy 0.250, 9,123 samples/s"
+    line |= {"mfu": 0.4123, "wait_share": 0.1}
+    assert (
+        progress_text(line)
+        == "loss 4.5123, accuracy 0.250, 9,123 samples/s, MFU 41.2%, 10% waiting for data"
+    )
+
+
+def test_numbers_of_a_line_by_name() -> None:
+    line = {"loss": 1.5, "mfu": None, "sources": {"a/all": {"samples": 8, "repeats": 0.5}}}
+    assert flat(line) == {"loss": 1.5, "sources/a/all/samples": 8, "sources/a/all/repeats": 0.5}
+
+
+def test_tensorboard_and_wandb_are_given_every_number(
+    tmp_path: Path, clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+
+    class Writer:
+        def __init__(self, folder: str, purge_step: int | None) -> None:
+            calls.append((Path(folder).name, purge_step))
+
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            calls.append((name, value, step))
+
+        def close(self) -> None:
+            calls.append("written")
+
+    class Run:
+        def log(self, numbers: dict[str, float], step: int) -> None:
+            calls.append((numbers, step))
+
+        def finish(self) -> None:
+            calls.append("sent")
+
+    def init(**settings: Any) -> Run:
+        calls.append(settings)
+        return Run()
+
+    board = types.ModuleType("torch.utils.tensorboard")
+    board.SummaryWriter = Writer  # type: ignore[attr-defined]
+    wandb = types.ModuleType("wandb")
+    wandb.init = init  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", board)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    one = book(tmp_path / "run", first=20, log_to=["tensorboard", "wandb"])
+    clock[0] += 1
+    one.line(30, NUMBERS)
+    one.close()
+    assert calls[0] == ("tensorboard", 21)
+    assert (calls[1]["project"], calls[1]["name"], calls[1]["config"]["batch_size"]) == (
+        "clipmill",
+        "run",
+        8,
+    )
+    assert ("loss", 4.5, 30) in calls
+    assert ("sources/b/all/repeats", 7.5, 30) in calls
+    numbers, step = calls[-3]
+    assert (step, numbers["accuracy"], numbers["samples"]) == (30, 0.25, 240)
+    assert not {"step", "grad_norm", "mfu"} & set(numbers)
+    assert calls[-2:] == ["written", "sent"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("tensorbord", "log_to has 'tensorbord'; did you mean 'tensorboard'"),
+        ("tensorboard", "log_to has tensorboard, which is not installed; pip install tensorboard"),
+        ("wandb", "log_to has wandb, which is not installed"),
+    ],
+)
+def test_a_place_that_cannot_be_written_to_is_refused_at_the_start(
+    kind: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("torch.utils.tensorboard", "wandb"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ValueError, match=message.split("(")[0]):
+        book(tmp_path, log_to=[kind])
+
+
+def test_tensorboard_takes_no_store() -> None:
+    with pytest.raises(ValueError, match="local folder"):
+        book("memory://logbook/other", log_to=["tensorboard"])

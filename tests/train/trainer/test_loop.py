@@ -1,0 +1,572 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import signal
+
+import pytest
+import torch
+
+from manifests import disk
+from manifests.records import DamagedSamples
+from manifests.schema import Blend
+from tests.support.steps import RUN_SETTINGS
+from train.config import configure, model_config
+from train.data import Loader
+from train.formats.model_files import weights_sha256
+from train.formats.open_clip_files import load_export, to_open_clip
+from train.model.clip import CLIP
+from train.parallel import checkpoint, process_group
+from train.step import Update, decay_factor
+from train.trainer import loop
+from train.trainer.logbook import MEASURED
+from train.trainer.loop import NonFinite, StepRunner, run_identity
+
+SETTINGS = {**RUN_SETTINGS, "log_every": 2}
+CONFIG = configure(SETTINGS)
+
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def blend(tiny_pool):
+    return Blend(name="tiny", pools={"p": tiny_pool}, views={"p/all": 2.0, "p/half": 1.0})
+
+
+def weights_of(out):
+    return to_open_clip(load_export(str(out / "export")))
+
+
+def assert_same(one, other):
+    assert set(one) == set(other)
+    for name in one:
+        assert torch.equal(one[name], other[name]), name
+
+
+def log_of(out):
+    return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+
+
+def without_times(lines):
+    return [{k: v for k, v in line.items() if k not in MEASURED} for line in lines]
+
+
+@pytest.mark.slow
+def test_a_run_leaves_its_books(blend, tmp_path):
+    done = loop.train(blend, CONFIG, str(tmp_path))
+    assert disk.to_plain(done) == disk.read_json(tmp_path / "run.json")
+    assert (done.steps, done.samples, done.seed, done.resumed_at) == (6, 48, 0, 0)
+    columns = ("rows", "drawn", "repeats", "share")
+    assert {name: tuple(of[key] for key in columns) for name, of in done.sources.items()} == {
+        "p/all": (48, 32, 32 / 48, 2 / 3),
+        "p/half": (24, 16, 16 / 24, 1 / 3),
+    }
+    assert done.blend_hash == disk.content_hash(blend.document())
+    assert done.config_hash == disk.content_hash(CONFIG)
+    assert done.bad == DamagedSamples(count=0, samples=())
+    assert done.samples_per_s > 0
+    lines = log_of(tmp_path)
+    assert [line["step"] for line in lines] == [1, 2, 4, 6]
+    assert set(lines[0]) == {
+        "step", "samples", "loss", "accuracy", "lr", "logit_scale", "grad_norm",
+        "sources", *MEASURED,
+    }  # fmt: skip
+    assert lines[-1]["sources"]["p/half"] == {
+        "samples": 16, "repeats": 16 / 24, "share": 1 / 3,
+    }  # fmt: skip
+    assert os.listdir(tmp_path / "checkpoints") == ["step-6"]
+    newest = checkpoint.latest(str(tmp_path))
+    assert_same(newest.model, weights_of(tmp_path))
+    assert newest.record.identity == done.identity
+
+
+def test_the_loss_falls_on_a_handful_of_samples(make_pool, tmp_path):
+    pool = make_pool(tmp_path / "pool", rows_per_shard=4, shards=1)  # one of each colour
+    config = configure({**SETTINGS, "batch_size": 4, "samples_seen": 240, "lr": 3e-3})
+    loop.train(
+        Blend(name="few", pools={"p": pool}, views={"p/all": 1.0}), config, str(tmp_path / "run")
+    )
+    lines = log_of(tmp_path / "run")
+    assert lines[0]["loss"] > 1.2  # ln 4 = 1.39
+    assert lines[-1]["loss"] < 0.1
+    assert lines[-1]["accuracy"] == 1
+
+
+class Killed(Exception):
+    pass
+
+
+def kill_at(monkeypatch, step, how):
+    """Make the run end in its step number `step`."""
+    real = StepRunner.step
+
+    def step_or_end(runner, ready, waited):
+        if ready.batch.step == step:
+            how()
+        real(runner, ready, waited)
+
+    monkeypatch.setattr(StepRunner, "step", step_or_end)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", range(6))
+def test_killed_at_any_step_and_resumed_it_ends_the_same_to_the_bit(
+    blend, tmp_path, monkeypatch, step
+):
+    config = dataclasses.replace(CONFIG, checkpoint_every=2)
+    loop.train(blend, CONFIG, str(tmp_path / "whole"))
+
+    def end():
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        kill_at(patch, step, end)
+        with pytest.raises(Killed):
+            loop.train(blend, config, str(tmp_path / "killed"))
+    assert not (tmp_path / "killed" / "run.json").exists()
+    done = loop.train(blend, config, str(tmp_path / "killed"))
+    assert done.resumed_at == step // 2 * 2
+    assert_same(weights_of(tmp_path / "killed"), weights_of(tmp_path / "whole"))
+    one, other = (checkpoint.latest(str(tmp_path / run)) for run in ("killed", "whole"))
+    for name, moments in one.optimizer.items():
+        assert_same(moments, other.optimizer[name])
+    assert without_times(log_of(tmp_path / "killed")) == without_times(log_of(tmp_path / "whole"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"precision": "bf16_o2", "ema": 0.5},
+        {"precision": "fp16"},
+        {"optimizer": "muon", "micro_batch": 3},
+    ],
+)
+def test_whatever_the_optimizer_keeps_is_resumed_to_the_bit(blend, tmp_path, monkeypatch, changes):
+    config = configure({**SETTINGS, **changes, "checkpoint_every": 2})
+    loop.train(blend, config, str(tmp_path / "whole"))
+
+    def end():
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        kill_at(patch, 3, end)
+        with pytest.raises(Killed):
+            loop.train(blend, config, str(tmp_path / "killed"))
+    assert loop.train(blend, config, str(tmp_path / "killed")).resumed_at == 2
+    assert_same(weights_of(tmp_path / "killed"), weights_of(tmp_path / "whole"))
+    one, other = (checkpoint.latest(str(tmp_path / run)) for run in ("killed", "whole"))
+    assert_same(one.model, other.model)
+    assert one.optimizer.keys() == other.optimizer.keys()
+    for name, moments in one.optimizer.items():
+        assert_same(moments, other.optimizer[name])
+
+
+@pytest.mark.slow
+def test_micro_batches_train_the_same_weights_also_where_numbers_are_drawn(blend, tmp_path):
+    settings = {
+        **SETTINGS,
+        "model.drop_patch_rate": 0.25,
+        "model.text_hidden_dropout": 0.1,
+        "samples_seen": 24,
+    }
+    for micro_batch in (None, 3):
+        loop.train(
+            blend,
+            configure({**settings, "micro_batch": micro_batch}),
+            str(tmp_path / str(micro_batch)),
+        )
+    whole, pieces = (log_of(tmp_path / run) for run in ("None", "3"))
+    assert [line["loss"] for line in pieces] == pytest.approx(
+        [line["loss"] for line in whole], abs=1e-4
+    )
+    assert [line["grad_norm"] for line in pieces] == pytest.approx(
+        [line["grad_norm"] for line in whole], rel=1e-3
+    )
+    loop.train(blend, configure({**SETTINGS, "samples_seen": 24}), str(tmp_path / "none"))
+    assert abs(log_of(tmp_path / "none")[0]["loss"] - whole[0]["loss"]) > 1e-3
+
+
+@pytest.mark.slow
+def test_an_overflow_of_fp16_costs_a_step_and_a_loss_that_is_none_the_run(
+    blend, tmp_path, monkeypatch
+):
+    real, infinite = Update.grad_norm, [True, True, False, True]
+
+    def norm(update):
+        value = real(update)
+        return value * math.inf if infinite and infinite.pop(0) else value
+
+    monkeypatch.setattr(Update, "grad_norm", norm)
+    config = configure({**SETTINGS, "precision": "fp16", "log_every": 1})
+    loop.train(blend, config, str(tmp_path / "run"))
+    lines = log_of(tmp_path / "run")
+    assert [line["skipped"] for line in lines] == [1, 2, 2, 3, 3, 3]
+    assert lines[-1]["loss_scale"] == 2.0**13
+    assert (lines[0]["grad_norm"], lines[2]["grad_norm"] > 0) == (None, True)
+    monkeypatch.setattr(Update, "grad_norm", lambda update: real(update) * math.nan)
+    with pytest.raises(NonFinite, match="the gradients' norm nan"):
+        loop.train(blend, dataclasses.replace(config, samples_seen=8 * 40), str(tmp_path / "never"))
+
+
+@pytest.mark.slow
+def test_an_average_is_exported_and_the_run_goes_on_from_its_weights(blend, tmp_path):
+    loop.train(blend, CONFIG, str(tmp_path / "plain"))
+    loop.train(blend, dataclasses.replace(CONFIG, ema=0.5), str(tmp_path / "average"))
+    plain, average = (checkpoint.latest(str(tmp_path / run)) for run in ("plain", "average"))
+    torch.testing.assert_close(
+        average.model["visual.proj"], plain.model["visual.proj"], rtol=1e-5, atol=1e-6
+    )
+    assert torch.equal(
+        weights_of(tmp_path / "average")["visual.proj"], average.optimizer["visual.proj"]["ema"]
+    )
+    assert not torch.equal(
+        weights_of(tmp_path / "average")["visual.proj"], average.model["visual.proj"]
+    )
+
+
+@pytest.mark.slow
+def test_a_damaged_checkpoint_costs_only_the_steps_since_the_one_before(
+    blend, tmp_path, monkeypatch, caplog
+):
+    config = dataclasses.replace(CONFIG, checkpoint_every=2)
+    loop.train(blend, CONFIG, str(tmp_path / "whole"))
+
+    def end():
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        kill_at(patch, 5, end)
+        with pytest.raises(Killed):
+            loop.train(blend, config, str(tmp_path / "run"))
+    path = tmp_path / "run" / "checkpoints" / "step-4" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert loop.train(blend, config, str(tmp_path / "run")).resumed_at == 2
+    assert "step-4 is damaged" in caplog.text
+    assert_same(weights_of(tmp_path / "run"), weights_of(tmp_path / "whole"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_signal_saves_the_next_step_and_exits_75(
+    blend, tmp_path, monkeypatch, caplog, number
+):
+    loop.train(blend, CONFIG, str(tmp_path / "whole"))
+    before = signal.getsignal(number)
+    with monkeypatch.context() as patch:
+        kill_at(patch, 2, lambda: os.kill(os.getpid(), number))
+        with pytest.raises(SystemExit) as stopped:
+            loop.train(blend, CONFIG, str(tmp_path / "run"))
+    assert stopped.value.code == 75
+    assert f"stopped by {number.name} after step 3 of 6; it is saved" in caplog.text
+    assert signal.getsignal(number) is before
+    assert loop.train(blend, CONFIG, str(tmp_path / "run")).resumed_at == 3
+    assert_same(weights_of(tmp_path / "run"), weights_of(tmp_path / "whole"))
+
+
+def stopped_after(blend, config, out, step, monkeypatch):
+    """A run that SIGTERM ended after `step` steps."""
+    with monkeypatch.context() as patch:
+        kill_at(patch, step - 1, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        with pytest.raises(SystemExit):
+            loop.train(blend, config, str(out))
+
+
+@pytest.mark.slow
+def test_memory_settings_may_change_on_resume(blend, tmp_path, monkeypatch):
+    loop.train(blend, CONFIG, str(tmp_path / "whole"))
+    stopped_after(blend, CONFIG, tmp_path / "run", 3, monkeypatch)
+    # An older version wrote these settings into the identity of a checkpoint.
+    path = tmp_path / "run" / "checkpoints" / "step-3" / "state.json"
+    state = disk.read_json(path)
+    state["identity"]["config"] |= {"micro_batch": None, "loss_tile": None, "local_loss": True}
+    disk.write_json(path, state)
+    other = dataclasses.replace(CONFIG, micro_batch=3, loss_tile=2, local_loss=False)
+    assert loop.train(blend, other, str(tmp_path / "run")).resumed_at == 3
+    one, two = weights_of(tmp_path / "run"), weights_of(tmp_path / "whole")
+    for name in one:
+        torch.testing.assert_close(one[name], two[name], rtol=0, atol=1e-4, msg=name)
+    assert loop.train(blend, CONFIG, str(tmp_path / "run")).resumed_at == 3  # finished
+
+
+# --- start from weights ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def export(blend, tmp_path):
+    loop.train(blend, dataclasses.replace(CONFIG, seed=9), str(tmp_path / "first"))
+    return str(tmp_path / "first")
+
+
+def prepared(blend, config, out):
+    ranks = process_group.init_distributed("cpu")
+    loader = Loader(blend, config, model_config(config))
+    return loop.prepare(config, out, ranks, loader, run_identity(blend, config, loader))
+
+
+@pytest.mark.slow
+def test_a_run_starts_from_the_weights_of_another(blend, tmp_path, export):
+    config = dataclasses.replace(CONFIG, init=export)
+    state = prepared(blend, config, str(tmp_path / "run"))
+    expected = weights_of(tmp_path / "first")
+    assert_same(to_open_clip(state.model), expected)
+    assert not torch.equal(
+        expected["visual.proj"], to_open_clip(CLIP(state.model.config))["visual.proj"]
+    )
+    weights = load_export(f"{export}/export").state_dict()
+    record = loop.train(blend, config, str(tmp_path / "run"))
+    assert record.identity["initial_weights"] == weights_sha256(weights)
+    scratch = loop.train(blend, CONFIG, str(tmp_path / "scratch"))
+    assert "initial_weights" not in scratch.identity
+    first_losses = [log_of(tmp_path / run)[0]["loss"] for run in ("run", "scratch")]
+    assert first_losses[0] < first_losses[1]
+
+
+@pytest.mark.slow
+def test_a_resumed_run_does_not_read_its_initial_weights_again(
+    blend, tmp_path, monkeypatch, export
+):
+    config = dataclasses.replace(CONFIG, init=export)
+    whole = loop.train(blend, config, str(tmp_path / "whole"))
+    stopped_after(blend, config, tmp_path / "run", 3, monkeypatch)
+    os.rename(tmp_path / "first", tmp_path / "moved")
+    resumed = loop.train(blend, config, str(tmp_path / "run"))
+    assert resumed.resumed_at == 3
+    assert resumed.identity == whole.identity
+    assert_same(weights_of(tmp_path / "run"), weights_of(tmp_path / "whole"))
+    assert loop.train(blend, config, str(tmp_path / "run")) == resumed
+    with pytest.raises(ValueError, match="init: nowhere does not exist"):
+        loop.train(blend, dataclasses.replace(CONFIG, init="nowhere"), str(tmp_path / "other"))
+    with pytest.raises(ValueError, match=r"holds another run .*config.init: .*first -> None"):
+        loop.train(blend, CONFIG, str(tmp_path / "run"))
+
+
+def test_initial_weights_of_another_architecture_are_refused_in_one_line(blend, tmp_path, export):
+    config = configure({**SETTINGS, "init": export, "model.embed_dim": 64})
+    with pytest.raises(ValueError, match=r"embed_dim \d+ \(here 64\); set model") as error:
+        loop.train(blend, config, str(tmp_path / "run"))
+    assert "\n" not in str(error.value)
+
+
+# --- damaged samples ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def damaged_blend(make_pool, tmp_path):
+    """A blend of a pool with two damaged images of 48."""
+    pool = make_pool(tmp_path / "damaged")
+    sidecar = disk.read_parquet(f"{pool}/shards/00001.parquet")
+    with open(f"{pool}/shards/00001.tar", "r+b") as tar:
+        for row in (3, 8):
+            tar.seek(sidecar["image_offset"][row].as_py())
+            tar.write(b"no image")
+    return Blend(name="damaged", pools={"p": pool}, views={"p/all": 1.0})
+
+
+def where(record):
+    return [(bad["step"], bad["position"], bad["key"]) for bad in record.bad.samples]
+
+
+@pytest.mark.slow
+def test_damaged_samples_are_counted_over_resumes(damaged_blend, tmp_path, monkeypatch):
+    config = dataclasses.replace(CONFIG, samples_seen=96)
+    whole = loop.train(damaged_blend, config, str(tmp_path / "whole"))
+    assert whole.bad.count == len(whole.bad.samples) == 4  # two epochs of two
+    for step in (3, 9):
+        stopped_after(damaged_blend, config, tmp_path / "run", step, monkeypatch)
+    resumed = loop.train(damaged_blend, config, str(tmp_path / "run"))
+    assert resumed.resumed_at == 9
+    assert (resumed.bad.count, where(resumed)) == (whole.bad.count, where(whole))
+
+
+@pytest.mark.slow
+def test_a_run_that_is_whole_is_not_trained_again_unless_asked(blend, tmp_path, monkeypatch):
+    first = loop.train(blend, CONFIG, str(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "_steps", lambda *_: pytest.fail("trained again"))
+        moved = dataclasses.replace(CONFIG, log_every=50, threads=3)  # how it ran does not matter
+        assert loop.train(blend, moved, str(tmp_path)) == first
+        for change, message in (
+            ({"lr": 2e-3}, "config.lr: 0.001 -> 0.002"),
+            ({"seed": 7}, "config.seed: 0 -> 7"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                loop.train(blend, dataclasses.replace(CONFIG, **change), str(tmp_path))
+        other = dataclasses.replace(blend, views={"p/all": 1.0})
+        with pytest.raises(ValueError, match=r"holds another run .*choose another --out"):
+            loop.train(other, CONFIG, str(tmp_path))
+    other = dataclasses.replace(CONFIG, seed=7)
+    assert loop.train(blend, other, str(tmp_path), resume="never").seed == 7
+
+
+def test_how_it_is_computed_may_change_and_a_setting_that_is_new_has_its_default(blend, tmp_path):
+    done = loop.train(blend, CONFIG, str(tmp_path))
+    del done.identity["config"]["decay_groups"]
+    disk.write_json(tmp_path / "run.json", done)
+    other = dataclasses.replace(CONFIG, recompute="full", captions="packed", compile="inductor")
+    assert loop.train(blend, other, str(tmp_path)) == done
+    with pytest.raises(ValueError, match=r"config.decay_groups: open_clip_main -> open_clip"):
+        loop.train(blend, dataclasses.replace(CONFIG, decay_groups="open_clip"), str(tmp_path))
+
+
+def test_a_checkpoint_of_another_run_is_refused(blend, tmp_path):
+    loop.train(blend, CONFIG, str(tmp_path))
+    (tmp_path / "run.json").unlink()
+    with pytest.raises(ValueError, match=r"config.weight_decay: 0.2 -> 0.1"):
+        loop.train(blend, dataclasses.replace(CONFIG, weight_decay=0.1), str(tmp_path))
+
+
+@pytest.mark.slow
+def test_many_runs_in_one_process_leave_nothing_behind(blend, tmp_path):
+    torch.manual_seed(11)
+    state, threads = torch.get_rng_state(), torch.get_num_threads()
+    for run in ("a", "b"):
+        loop.train(blend, CONFIG, str(tmp_path / run))
+    loop.train(blend, dataclasses.replace(CONFIG, seed=1), str(tmp_path / "c"))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.get_num_threads() == threads
+    assert not torch.distributed.is_initialized()
+    assert_same(weights_of(tmp_path / "a"), weights_of(tmp_path / "b"))
+    assert not torch.equal(
+        weights_of(tmp_path / "a")["visual.proj"], weights_of(tmp_path / "c")["visual.proj"]
+    )
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_number_that_is_none_stops_before_the_step_and_is_traced_to_its_sample(
+    blend, tmp_path, monkeypatch, late
+):
+    states, batches = [], []
+    real_prepare, real_backward, real_normalise = (
+        loop.prepare,
+        loop._backward,
+        loop.normalise,
+    )
+
+    def prepare(*args):
+        states.append(real_prepare(*args))
+        return states[0]
+
+    def backward(state, ready):
+        batches.append(ready.batch)
+        return real_backward(state, ready)
+
+    def normalise(*args):
+        image = real_normalise(*args).contiguous()
+        if batches[-1].step == 2:
+            image[5, 0, 0, 0] = math.nan
+        return image
+
+    monkeypatch.setattr(loop, "prepare", prepare)
+    monkeypatch.setattr(loop, "_backward", backward)
+    monkeypatch.setattr(loop, "normalise", normalise)
+    monkeypatch.setattr(loop, "reads_late", lambda _: late)
+    config = dataclasses.replace(CONFIG, checkpoint_every=2)
+    with pytest.raises(
+        NonFinite,
+        match=r"step 3: the loss is nan .*first in image features on rank 0; 1 samples",
+    ) as error:
+        loop.train(blend, config, str(tmp_path))
+    key = batches[2].keys[5]
+    assert key in str(error.value)
+    report = disk.read_json(tmp_path / "nonfinite-0.json")
+    assert (report["step"], report["keys"], report["tensors"][0]) == (3, [key], "image features")
+    assert (report["rank"], report["shards"]) == (0, [key[:-4]])
+    assert "gradient of visual.proj" in report["tensors"]
+    saved = checkpoint.latest(str(tmp_path))
+    assert saved.step == 2
+    state = states[0]
+    state.reduced_table.restore(state.model.text, decay_factor(config, 2))
+    assert_same(to_open_clip(state.model), saved.model)
+    assert all(torch.isfinite(value).all() for value in saved.model.values())
+    # Read late, the step after it has been computed too, and then this one again for the report.
+    assert [batch.step for batch in batches] == [0, 1, 2, *([3, 2] if late else [])]
+
+
+@pytest.mark.slow
+def test_the_reduced_token_table_trains_the_same_weights(blend, tmp_path, monkeypatch):
+    config = dataclasses.replace(CONFIG, checkpoint_every=3)
+    loop.train(blend, config, str(tmp_path / "reduced"))
+    monkeypatch.setattr(loop, "TABLE_ROWS", 0)
+    loop.train(blend, config, str(tmp_path / "whole"))
+    sizes = [
+        os.path.getsize(tmp_path / run / "checkpoints" / "step-6" / "optimizer.pt")
+        for run in ("reduced", "whole")
+    ]
+    assert sizes[0] * 5 < sizes[1]
+    one, other = weights_of(tmp_path / "reduced"), weights_of(tmp_path / "whole")
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], rtol=1e-5, atol=1e-6, msg=name)
+    start = to_open_clip(CLIP(load_export(str(tmp_path / "whole" / "export")).config, 0))[
+        "token_embedding.weight"
+    ]
+    assert (one["token_embedding.weight"][40_000] / start[40_000]).mean().item() == pytest.approx(
+        decay_factor(config, 6), rel=1e-6
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"loss": "siglip"},
+        {"precision": "bf16"},
+        {"grad_clip": 0.1, "schedule": "constant", "context_length": 6},
+        {"threads": 2, "local_loss": False, "gather_with_grad": False},
+        {"precision": "fp16", "loss_tile": 3},
+        {"precision": "tf32", "ema": 0.5, "decay_groups": "open_clip"},
+        {"precision": "bf16_o2", "schedule": "constant_cooldown", "cooldown": 2},
+        {"optimizer": "muon", "micro_batch": 3},
+        {"recompute": "selective", "captions": "groups", "precision": "bf16"},
+        {"recompute": "every_2", "captions": "packed", "attention": "sdpa"},
+    ],
+)
+def test_each_setting_trains(blend, tmp_path, changes):
+    config = configure({**SETTINGS, **changes})
+    loop.train(blend, config, str(tmp_path))
+    lines = log_of(tmp_path)
+    assert all(math.isfinite(line["loss"]) for line in lines)
+    assert all(line["grad_norm"] is None or line["grad_norm"] > 0 for line in lines)
+    assert config.precision == "fp16" or lines[0]["grad_norm"]
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    model = load_export(str(tmp_path / "export"))
+    assert model.config.context_length == (config.context_length or 16)
+    assert (model.logit_bias is not None) == (config.loss == "siglip")
+
+
+@pytest.mark.parametrize(("start", "end"), [(9.0, math.log(100)), (-3.0, 0.0)])
+def test_the_logit_scale_stays_in_its_range(blend, tmp_path, monkeypatch, start, end):
+    def model(config, seed, **rest):
+        made = CLIP(config, seed, **rest)
+        made.logit_scale.data.fill_(start)
+        return made
+
+    monkeypatch.setattr(loop, "CLIP", model)
+    loop.train(blend, dataclasses.replace(CONFIG, samples_seen=8, warmup=1), str(tmp_path))
+    assert log_of(tmp_path)[-1]["logit_scale"] == pytest.approx(end)
+
+
+def test_a_blend_that_cannot_be_trained_on_is_refused(blend, tmp_path):
+    with pytest.raises(ValueError, match="no view 'al'"):
+        loop.train(dataclasses.replace(blend, views={"p/al": 1.0}), CONFIG, str(tmp_path))
+    with pytest.raises(ValueError, match="rows"):
+        loop.train(
+            blend,
+            dataclasses.replace(CONFIG, batch_size=128, samples_seen=128, warmup=1),
+            str(tmp_path),
+        )
+    assert not (tmp_path / "run.json").exists()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+@pytest.mark.parametrize(("precision", "near"), [("fp32", 1e-3), ("bf16", 0.05)])
+def test_on_a_gpu_the_losses_are_those_of_the_processor(blend, tmp_path, precision, near):
+    loop.train(blend, CONFIG, str(tmp_path / "cpu"))
+    config = dataclasses.replace(CONFIG, device="cuda", precision=precision)
+    loop.train(blend, config, str(tmp_path / "gpu"))
+    for one, other in zip(log_of(tmp_path / "cpu"), log_of(tmp_path / "gpu"), strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], abs=near)

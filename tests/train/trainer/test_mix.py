@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from train import run
+from train.trainer.mix import blend_of, count_rows, list_views, read_blend
+
+
+def test_pools_are_named_by_their_folders_and_kept_apart(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    blend = blend_of(["a/pool/all=0.7", "a/pool/half=2e-1", "b/pool/all=1", "s3://k/pool/all=3"], 4)
+    assert blend.pools == {
+        "pool": f"{tmp_path}/a/pool",
+        "pool-2": f"{tmp_path}/b/pool",
+        "pool-3": "s3://k/pool",
+    }
+    assert blend.views == {"pool/all": 0.7, "pool/half": 0.2, "pool-2/all": 1, "pool-3/all": 3}
+    assert blend.seed == 4
+
+
+@pytest.mark.parametrize(
+    ("mix", "message"),
+    [
+        ("pool/all", "is not POOL/VIEW=WEIGHT, like out/pool/all=0.7"),
+        ("all=1", "is not POOL/VIEW=WEIGHT"),
+        ("pool/=1", "is not POOL/VIEW=WEIGHT"),
+        ("pool/all=much", "the weight 'much' is no number"),
+        ("pool/all=-1", "the weight of 'pool/all' is -1.0; it must be above 0"),
+        ("pool/all=nan", "must be above 0"),
+    ],
+)
+def test_what_is_no_mix_is_refused(mix, message):
+    with pytest.raises(ValueError, match=message):
+        blend_of([mix])
+
+
+def test_a_view_twice_is_refused():
+    with pytest.raises(ValueError, match="names pool/all twice; add its weights up"):
+        blend_of(["pool/all=1", "pool/all=2"])
+
+
+def test_pools_and_views_are_looked_for(tiny_pool, tmp_path):
+    assert list_views(tiny_pool) == ["all", "half"]
+    assert count_rows(blend_of([f"{tiny_pool}/all=1", f"{tiny_pool}/half=1"])) == 72
+    with pytest.raises(
+        ValueError, match=r"has no view 'hal'; did you mean 'half'\? \(it has all, half"
+    ):
+        count_rows(blend_of([f"{tiny_pool}/hal=1"]))
+    with pytest.raises(
+        ValueError, match=f"pool 'none' of the blend does not exist: {tmp_path}/none"
+    ):
+        count_rows(blend_of([f"{tmp_path}/none/all=1"]))
+    with pytest.raises(ValueError, match=r"is a pool, not a blend: write --mix .*/all=1 instead"):
+        read_blend(tiny_pool)
+
+
+def test_a_forgotten_view_is_named_with_the_views_of_the_pool(tiny_pool, tmp_path, monkeypatch):
+    expected = f"{tiny_pool} is a pool, and the view is missing: write POOL/VIEW=WEIGHT, like"
+    with pytest.raises(ValueError, match=expected) as refused:
+        count_rows(blend_of([f"{tiny_pool}=0.5"]))
+    assert f"like {tiny_pool}/all=0.5 (its views: all, half)" in str(refused.value)
+    monkeypatch.chdir(Path(tiny_pool).parent)
+    with pytest.raises(ValueError, match=r"^pool is a pool, .* like pool/all=2 \(its views: all"):
+        blend_of(["pool=2"])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=f"{tmp_path} is not a pool: it has neither pool.json nor"):
+        count_rows(blend_of([f"{tmp_path}/empty=1"]))
+
+
+def test_a_pool_is_no_folder_for_a_run(tiny_pool, capsys):
+    before = sorted(path.name for path in Path(tiny_pool).iterdir())
+    assert run.main(["--mix", f"{tiny_pool}/all=1", "--out", tiny_pool, "--preset", "micro"]) == 2
+    assert "is a pool; choose a folder for the run" in capsys.readouterr().err
+    assert sorted(path.name for path in Path(tiny_pool).iterdir()) == before
+
+
+def test_the_plan_says_shares_unique_rows_and_repeats_before_training(tiny_pool, tmp_path, capsys):
+    blend = tmp_path / "blend.yaml"
+    blend.write_text(
+        f"name: b\npools: {{web: {tiny_pool}}}\nviews: {{web/all: 1, web/half: 1}}\n"
+        "caps: {web/half: 10}\ncaptions: {web/all: {caption: 1}}\n"
+    )
+    settings = ["--set", "batch_size=16", "lanes=8", "samples_seen=128", "warmup=0"]
+    assert run.main([str(blend), "--plan", "--preset", "micro", *settings]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == ["blend", "b:", "128", "samples"]
+    assert lines[1] == ["view", "share", "samples", "rows", "unique", "repeats"]
+    assert lines[2] == ["web/all", "0.922", "118", "48", "48", "2.46"]
+    assert lines[3] == ["web/half", "0.078", "10", "24", "10", "0.42"]
+    assert lines[4] == ["web/all:", "118", "captions", "of", "column", "caption"]
+    blend.write_text(blend.read_text().replace("web/half: 10", "web/hall: 10"))
+    assert run.main([str(blend), "--plan"]) == 2
+    error = capsys.readouterr().err.splitlines()
+    assert len(error) == 1
+    assert "caps names 'web/hall', which is not one of its views (web/all, web/half)" in error[0]

@@ -1,0 +1,51 @@
+"""The data of evaluation tasks in every format that is read, and CLIP_benchmark's written.
+
+The images and annotations of evaluation tasks. Images are read when they are needed: a million
+fit.
+
+Read: the data of tasks. Written: CLIP_benchmark's layout (`write_benchmark`).
+
+Invariants:
+
+* At most two batches of decoded images are in memory, beside a cache of 2 GiB
+  (`tests/train/eval_data/test_images.py`).
+* What is written in CLIP_benchmark's layout is read again with the same bytes, and by webdataset
+  (`tests/train/eval_data/test_benchmark_layout.py`).
+* A number of tars that is not that of nshards.txt is refused (the same file).
+"""
+
+from __future__ import annotations
+
+from train.eval_data.images import (
+    BATCH_SIZE,
+    ImageFiles,
+    ImageSource,
+    batch_rows,
+    decoded_batches,
+    image_hashes,
+    map_images,
+)
+from train.eval_data.samples import (
+    Samples,
+    read_associations,
+    read_captioned,
+    read_labelled,
+    read_probe,
+    write_benchmark,
+)
+
+__all__ = [
+    "BATCH_SIZE",
+    "ImageFiles",
+    "ImageSource",
+    "Samples",
+    "batch_rows",
+    "decoded_batches",
+    "image_hashes",
+    "map_images",
+    "read_associations",
+    "read_captioned",
+    "read_labelled",
+    "read_probe",
+    "write_benchmark",
+]

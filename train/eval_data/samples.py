@@ -1,0 +1,912 @@
+"""The samples of a task from folders, Parquet, tars and CLIP_benchmark's layout."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import functools
+import io
+import json
+import logging
+import os
+import tarfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+
+from manifests import disk
+from manifests.schema import TaskSpec
+from train.eval_data.images import (
+    ImageFiles,
+    ImageSource,
+    TableImages,
+    TarImages,
+    batch_rows,
+    image_suffix,
+    open_parquet,
+)
+
+# --------------------------------------------------------------------------------------------------
+# Class names and templates by name or by file.
+
+
+# Name -> attribute of open_clip, which is read where it is installed.
+CLASSES = {"imagenet": "IMAGENET_CLASSNAMES"}
+TEMPLATES = {
+    "openai_imagenet": "OPENAI_IMAGENET_TEMPLATES",
+    "simple_imagenet": "SIMPLE_IMAGENET_TEMPLATES",
+}
+FILE_SUFFIXES = (".txt", ".json")
+
+
+def read_classes(name: str) -> tuple[str, ...]:
+    """The class names of a list of open_clip's, or of a file: one per line, or a JSON list.
+
+    ValueError for an unknown name, a missing open_clip and a file that holds no list.
+    """
+    if name.endswith(FILE_SUFFIXES):
+        return read_lines(name)
+    return tuple(str(each) for each in _from_open_clip(name, CLASSES, "classes"))
+
+
+def read_templates(name: str) -> tuple[str, ...]:
+    """The templates, with {} for the class name. A file may write {c}, as CLIP_benchmark does."""
+    if name.endswith(FILE_SUFFIXES):
+        return tuple(line.replace("{c}", "{}") for line in read_lines(name))
+    return tuple(str(each("{}")) for each in _from_open_clip(name, TEMPLATES, "templates"))
+
+
+def read_lines(path: str) -> tuple[str, ...]:
+    """The lines of a text file that are not empty, or the texts of a JSON list."""
+    if not disk.exists(path):
+        raise ValueError(f"{path} does not exist")
+    try:
+        text = disk.read_bytes(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8: {error}") from error
+    if path.endswith(".json"):
+        try:
+            values = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path} is not JSON: {error}") from error
+        if not isinstance(values, list) or not all(isinstance(each, str) for each in values):
+            raise ValueError(f"{path} must hold a JSON list of texts")
+        return tuple(values)
+    lines = [line.rstrip("\r") for line in text.split("\n")]
+    return tuple(line for line in lines if line.strip())
+
+
+def _from_open_clip(name: str, known: dict[str, str], key: str) -> list[Any]:
+    if name not in known:
+        raise ValueError(
+            f"{key} is {name!r}; it must be a list, a file (*.txt or *.json) or one of "
+            f"{', '.join(known)}{disk.did_you_mean(name, known)}"
+        )
+    try:
+        import open_clip
+    except ImportError as error:
+        raise ValueError(
+            f"{key}: {name} needs open_clip ({error}); pip install open_clip_torch, or name a file"
+        ) from error
+    return list(getattr(open_clip, known[name]))
+
+
+# --------------------------------------------------------------------------------------------------
+# The samples of a task: what a format gives, and how labels become numbers of classes.
+
+
+DEFAULT_TEMPLATES = ("a photo of a {}",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawSamples:
+    """What a format gives, image by image.
+
+    labels: numbers or texts. captions: one or more per image. groups: what `columns: {group: …}`
+    names. class_names and templates: where the data brings its own.
+    """
+
+    source: str  # for messages
+    images: ImageSource
+    labels: Sequence[int | str] | None = None
+    captions: Sequence[Sequence[str]] | None = None
+    groups: Sequence[int | str] | None = None
+    class_names: tuple[str, ...] | None = None
+    templates: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Samples:
+    """The content of a task's data."""
+
+    images: ImageSource
+    labels: tuple[int, ...] = ()  # classification: the class of each image
+    classes: tuple[str, ...] = ()  # classification: display names
+    templates: tuple[str, ...] = ()  # classification: with {} for the class name
+    captions: tuple[str, ...] = ()  # retrieval: those of the first image, of the second, …
+    matches: tuple[tuple[int, int], ...] = ()  # retrieval: (image, caption) that belong together
+    groups: tuple[str, ...] = ()  # the group of each image, for metrics of the worst group
+    train: Samples | None = None  # linear probe: what it is fitted to
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The names of the images."""
+        return self.images.names
+
+    def content(self) -> dict[str, Any]:
+        """Names, labels and texts as plain values: equal for equal data in any folder."""
+        content: dict[str, Any] = {
+            "files": self.files,
+            "labels": self.labels,
+            "classes": self.classes,
+            "captions": self.captions,
+            "matches": self.matches,
+        }
+        if self.groups:
+            content["groups"] = self.groups
+        if self.templates not in ((), DEFAULT_TEMPLATES):
+            content["templates"] = self.templates
+        return content
+
+
+# --- classification -------------------------------------------------------------------------------
+
+
+def labelled_samples(task: TaskSpec, raw: RawSamples) -> Samples:
+    """Samples with a class per image.
+
+    Texts are classes in alphabetical order (or in that of the data's own class names), which
+    `classes` renames one by one. ValueError for labels that are no class, and for other numbers of
+    classes.
+    """
+    if raw.labels is None:
+        raise ValueError(f"task {task.name!r}: {raw.source} has no labels")
+    own_names = task_classes(task)
+    if all(isinstance(label, int) for label in raw.labels):
+        classes, labels = _numbered(task, raw, own_names)
+    else:
+        classes, labels = _named(task, raw, own_names)
+    if len(classes) < 2:
+        raise ValueError(f"task {task.name!r}: {raw.source} has {len(classes)} classes, not two")
+    return Samples(
+        images=raw.images,
+        labels=labels,
+        classes=classes,
+        templates=task_templates(task, raw),
+        groups=tuple(str(group) for group in raw.groups or ()),
+    )
+
+
+def _numbered(
+    task: TaskSpec, raw: RawSamples, own_names: tuple[str, ...]
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    assert raw.labels is not None
+    labels = tuple(int(label) for label in raw.labels)
+    classes = own_names or raw.class_names or ()
+    if not classes:
+        raise ValueError(
+            f"task {task.name!r}: the labels of {raw.source} are numbers, and it names no classes; "
+            "set classes to a list, a file or imagenet"
+        )
+    if raw.class_names and len(classes) != len(raw.class_names):
+        raise ValueError(
+            f"task {task.name!r} names {len(classes)} classes, but {raw.source} has "
+            f"{len(raw.class_names)}: {', '.join(raw.class_names[:5])} …"
+        )
+    wrong = [i for i, label in enumerate(labels) if not 0 <= label < len(classes)]
+    if wrong:
+        raise ValueError(
+            f"task {task.name!r}: the label of {raw.images.names[wrong[0]]} is {labels[wrong[0]]}, "
+            f"but there are {len(classes)} classes, from 0"
+        )
+    return classes, labels
+
+
+def _named(
+    task: TaskSpec, raw: RawSamples, own_names: tuple[str, ...]
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    assert raw.labels is not None
+    texts = [str(label) for label in raw.labels]
+    keys = raw.class_names or tuple(sorted(set(texts)))
+    number = {key: n for n, key in enumerate(keys)}
+    for text, name in zip(texts, raw.images.names, strict=True):
+        if text not in number:
+            raise ValueError(
+                f"task {task.name!r}: the label of {name} is {text!r}"
+                f"{disk.did_you_mean(text, keys)} (of {', '.join(keys[:5])} …)"
+            )
+    if own_names and len(own_names) != len(keys):
+        raise ValueError(
+            f"task {task.name!r} names {len(own_names)} classes, but {raw.source} has "
+            f"{len(keys)}: {', '.join(keys[:5])} …"
+        )
+    classes = own_names or tuple(key.replace("_", " ") for key in keys)
+    return classes, tuple(number[text] for text in texts)
+
+
+def task_classes(task: TaskSpec) -> tuple[str, ...]:
+    """The class names that a task gives, as a list or by name; () where it gives none."""
+    if task.classes_from is None:
+        return task.classes
+    try:
+        return read_classes(task.classes_from)
+    except ValueError as error:
+        raise ValueError(f"task {task.name!r}: {error}") from error
+
+
+def task_templates(task: TaskSpec, raw: RawSamples) -> tuple[str, ...]:
+    """The task's templates, else the data's own, else DEFAULT_TEMPLATES.
+
+    ValueError for none, and for one without {}.
+    """
+    if task.templates_from is not None:
+        try:
+            templates = read_templates(task.templates_from)
+        except ValueError as error:
+            raise ValueError(f"task {task.name!r}: {error}") from error
+    elif task.templates is not None:
+        templates = task.templates
+    else:
+        templates = raw.templates or DEFAULT_TEMPLATES
+    for template in templates:
+        if template.count("{}") != 1:
+            raise ValueError(
+                f"task {task.name!r}: template {template!r} must contain {{}} once, "
+                "where the class name goes"
+            )
+    if not templates:
+        raise ValueError(
+            f"task {task.name!r} has no templates; leave the key out for 'a photo of a {{}}'"
+        )
+    return templates
+
+
+# --- retrieval ------------------------------------------------------------------------------------
+
+
+def captioned_samples(task: TaskSpec, raw: RawSamples) -> Samples:
+    """Samples with captions. Each belongs to one image; as in CLIP_benchmark, a text that several
+    images have counts as several.
+
+    ValueError for fewer than two images and for an image without a caption.
+    """
+    if raw.captions is None:
+        raise ValueError(f"task {task.name!r}: {raw.source} has no captions")
+    if len(raw.images.names) < 2:
+        raise ValueError(
+            f"{raw.source} names {len(raw.images.names)} images; retrieval needs at least two"
+        )
+    texts: list[str] = []
+    matches: list[tuple[int, int]] = []
+    for image, captions in enumerate(raw.captions):
+        if not captions:
+            raise ValueError(
+                f"task {task.name!r}: {raw.images.names[image]} of {raw.source} has no caption"
+            )
+        for caption in captions:
+            matches.append((image, len(texts)))
+            texts.append(caption)
+    return Samples(images=raw.images, captions=tuple(texts), matches=tuple(matches))
+
+
+# --------------------------------------------------------------------------------------------------
+# Parquet files with a cue, candidate images and the right ones of them in each row (WinoGAViL).
+
+
+COLUMNS = ("cue", "candidates", "associations", "candidate_images")
+
+
+def read_associations(task: TaskSpec) -> Samples:
+    """DATA/*.parquet, or one file, with the columns of Hugging Face's data set of WinoGAViL.
+
+    `candidates` are the names of `candidate_images`, `associations` the right names. The captions
+    of the samples are the prompts, the label of an image is the number of its row, and `matches`
+    are the right images. ValueError names a missing column and a row that cannot be.
+    """
+    if not disk.exists(task.data):
+        raise ValueError(f"task {task.name!r}: there is no folder {task.data}")
+    files = [task.data]
+    if not task.data.endswith(".parquet"):
+        names = disk.list_names(task.data, ".parquet")
+        of_split = [name for name in names if name.startswith(f"{task.split}-")]
+        files = [disk.join(task.data, name) for name in of_split or names]
+    if not files:
+        raise ValueError(f"task {task.name!r}: {task.data} has no Parquet files")
+    groups: list[tuple[int, int, int, int]] = []
+    names_of_images: list[str] = []
+    labels: list[int] = []
+    prompts: list[str] = []
+    matches: list[tuple[int, int]] = []
+    for number, file in enumerate(files):
+        base = file.rsplit("/", 1)[-1].removesuffix(".parquet")
+        with open_parquet(file) as opened:
+            _require_columns(task, opened.schema_arrow, file)
+            for group in range(opened.metadata.num_row_groups):
+                first = len(labels)
+                rows = opened.read_row_group(group, columns=list(COLUMNS[:3])).to_pylist()
+                for row in rows:
+                    right = set(row["associations"])
+                    wrong = set(row["candidates"]) - right
+                    where = f"{file}, row {len(prompts)}"
+                    if not right or not wrong or not right <= set(row["candidates"]):
+                        raise ValueError(
+                            f"task {task.name!r}: {where} needs right and wrong candidates, and "
+                            f"every association among them (cue {row['cue']!r})"
+                        )
+                    for name in row["candidates"]:
+                        if name in right:
+                            matches.append((len(labels), len(prompts)))
+                        names_of_images.append(f"{base}/{len(prompts)}/{name}")
+                        labels.append(len(prompts))
+                    prompts.append(prompt_of(row["cue"]))
+                groups.append((number, group, first, len(labels) - first))
+    images = TableImages(tuple(files), COLUMNS[3], tuple(names_of_images), tuple(groups))
+    return Samples(
+        images=images, labels=tuple(labels), captions=tuple(prompts), matches=tuple(matches)
+    )
+
+
+def prompt_of(cue: str) -> str:
+    """The sentence that DataComp's evaluation makes of a cue."""
+    word = cue.lower()
+    return f"An {word}" if word[:1] in ("a", "e", "i", "o", "u") else f"A {word}"
+
+
+def _require_columns(task: TaskSpec, schema: pa.Schema, file: str) -> None:
+    for name in COLUMNS:
+        if name not in schema.names:
+            raise ValueError(
+                f"task {task.name!r}: {file} has no column {name!r}"
+                f"{disk.did_you_mean(name, schema.names)} (of {', '.join(schema.names)})"
+            )
+
+
+# --------------------------------------------------------------------------------------------------
+# Folders of images: one per class, or one with captions.csv.
+
+
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+OTHER_SUFFIXES = (".gif", ".bmp", ".tif", ".tiff")  # images that are not read
+
+
+def read_class_folders(task: TaskSpec, data: str) -> RawSamples:
+    """Images and labels from DATA/CLASS/IMAGE; the labels are the folders' names.
+
+    ValueError for fewer than two folders, and for images in formats that are not read.
+    """
+    files_of = {}
+    for folder in disk.list_names(data):
+        names = disk.list_names(disk.join(data, folder))
+        images = [name for name in names if name.lower().endswith(IMAGE_SUFFIXES)]
+        others = [name for name in names if name.lower().endswith(OTHER_SUFFIXES)]
+        if others:  # left out, they would make another test set without a word
+            raise ValueError(
+                f"task {task.name!r}: {disk.join(data, folder, others[0])} is one of {len(others)} "
+                f"images there that are none of {', '.join(IMAGE_SUFFIXES)}; convert them to PNG, "
+                "or remove them"
+            )
+        if images:
+            files_of[folder] = images
+    if len(files_of) < 2:
+        raise ValueError(
+            f"task {task.name!r}: {data} has {len(files_of)} folders of images "
+            f"({', '.join(IMAGE_SUFFIXES)}); classification needs one folder per class, "
+            "at least two, or tars, Parquet files or CLIP_benchmark's layout"
+        )
+    files: list[str] = []
+    labels: list[str] = []
+    for folder, images in files_of.items():
+        files += [f"{folder}/{name}" for name in images]
+        labels += [folder] * len(images)
+    return RawSamples(
+        source=f"{data} (folders)", images=ImageFiles(data, tuple(files)), labels=labels
+    )
+
+
+def read_captions(task: TaskSpec, data: str) -> RawSamples:
+    """Images and captions from DATA/captions.csv (columns file, caption).
+
+    A file may be repeated with other captions. ValueError names a missing file, column or cell with
+    its line.
+    """
+    path = disk.join(data, "captions.csv")
+    if not disk.exists(path):
+        raise ValueError(
+            f"task {task.name!r}: {path} does not exist; retrieval reads its columns "
+            "file and caption, or tars, Parquet files or CLIP_benchmark's layout"
+        )
+    text = disk.read_bytes(path).decode("utf-8-sig")
+    rows = csv.DictReader(io.StringIO(text, newline=""))
+    columns = list(rows.fieldnames or ())
+    for column in ("file", "caption"):
+        if column not in columns:
+            raise ValueError(
+                f"{path} has no column {column!r}{disk.did_you_mean(column, columns)} "
+                f"(of {', '.join(columns) or 'none'})"
+            )
+    captions: dict[str, list[str]] = {}
+    for row in rows:
+        if not row["file"] or not row["caption"]:
+            raise ValueError(f"{path} line {rows.line_num}: file and caption must both be given")
+        captions.setdefault(row["file"], []).append(row["caption"])
+    for file in captions:
+        if not disk.exists(disk.join(data, file)):
+            raise ValueError(f"{path}: image {disk.join(data, file)} does not exist")
+    images = ImageFiles(data, tuple(captions))
+    return RawSamples(source=path, images=images, captions=list(captions.values()))
+
+
+# --------------------------------------------------------------------------------------------------
+# Parquet files with one image per row: its bytes, or the path of a file beside them.
+
+
+# Names that are looked for where the task's `columns` does not name one.
+USUAL = {
+    "image": ("image", "img", "jpg", "png", "webp", "path", "file"),
+    "label": ("label", "cls", "class", "fine_label"),
+    "caption": ("caption", "captions", "text", "txt", "sentences"),
+}
+
+
+def read_tables(task: TaskSpec, files: Sequence[str], source: str, needs: str) -> RawSamples:
+    """The rows of some Parquet files, in their order. `needs` is `label` or `caption`.
+
+    The image column holds bytes, structs with `bytes` (as in Hugging Face's data sets) or paths
+    relative to the file's folder. ValueError names a missing column or an empty value.
+    """
+    schemas = []
+    for file in files:
+        with open_parquet(file) as opened:
+            schemas.append(opened.schema_arrow)
+    schema = schemas[0]
+    image = _column(task, schema, "image", files[0])
+    wanted = _column(task, schema, needs, files[0])
+    group = task.columns.get("group")
+    if group is not None:
+        _column(task, schema, "group", files[0])
+    kind = schema.field(image).type
+    as_paths = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    columns = [wanted, *([group] if group else []), *([image] if as_paths else [])]
+    tables = [disk.read_parquet(file, columns) for file in files]
+    names: list[str] = []
+    for file, table in zip(files, tables, strict=True):
+        base = file.rsplit("/", 1)[-1].removesuffix(".parquet")
+        rows = range(len(table))
+        names += table[image].to_pylist() if as_paths else [f"{base}/{row}" for row in rows]
+    joined = pa.concat_tables([table.select(columns) for table in tables])
+    values = joined[wanted].to_pylist()
+    if None in values:
+        raise ValueError(
+            f"task {task.name!r}: {names[values.index(None)]} of {source} has no {wanted}"
+        )
+    images = _files(files, tables, image) if as_paths else _bytes(files, image, tuple(names))
+    return RawSamples(
+        source=source,
+        images=images,
+        labels=values if needs == "label" else None,
+        captions=[_texts(value) for value in values] if needs == "caption" else None,
+        groups=joined[group].to_pylist() if group else None,
+        class_names=_class_names(schema, wanted) if needs == "label" else None,
+    )
+
+
+def _column(task: TaskSpec, schema: pa.Schema, what: str, path: str) -> str:
+    named = task.columns.get(what)
+    if named is not None:
+        if named in schema.names:
+            return named
+        raise ValueError(
+            f"task {task.name!r}: {path} has no column {named!r}"
+            f"{disk.did_you_mean(named, schema.names)} (of {', '.join(schema.names)})"
+        )
+    for name in USUAL[what]:
+        if name in schema.names:
+            return name
+    raise ValueError(
+        f"task {task.name!r}: {path} has no column for the {what} (of {', '.join(schema.names)}); "
+        f"name it, as in columns: {{{what}: {schema.names[0]}}}"
+    )
+
+
+def _texts(value: Any) -> list[str]:
+    texts = [value] if isinstance(value, str) else value
+    return [text.strip() for text in texts if text and text.strip()]
+
+
+def _files(files: Sequence[str], tables: Sequence[pa.Table], column: str) -> ImageSource:
+    """Files that the rows name; all Parquet files must lie in one folder."""
+    folders = {file.rpartition("/")[0] for file in files}
+    if len(folders) > 1:
+        raise ValueError(f"{files[0]} and {files[-1]} name files in different folders")
+    names: list[str] = []
+    for table in tables:
+        names += table[column].to_pylist()
+    return ImageFiles(folders.pop(), tuple(names))
+
+
+def _bytes(files: Sequence[str], column: str, names: tuple[str, ...]) -> ImageSource:
+    groups, first = [], 0
+    for number, file in enumerate(files):
+        with open_parquet(file) as opened:
+            for group in range(opened.metadata.num_row_groups):
+                count = opened.metadata.row_group(group).num_rows
+                groups.append((number, group, first, count))
+                first += count
+    return TableImages(tuple(files), column, names, tuple(groups))
+
+
+def _class_names(schema: pa.Schema, column: str) -> tuple[str, ...] | None:
+    """The names that Hugging Face's `datasets` writes into the schema of a column of labels."""
+    text = (schema.metadata or {}).get(b"huggingface")
+    try:
+        names = json.loads(text)["info"]["features"][column]["names"] if text else None
+    except (ValueError, KeyError, TypeError):
+        return None
+    return tuple(names) if isinstance(names, list) else None
+
+
+# --------------------------------------------------------------------------------------------------
+# Tars in WebDataset's layout: the members of a sample share a key and stand side by side.
+#
+# A sample has one image, and `cls` (a number or a text), `txt` (captions, one per line), `json`
+# or `npy`, as the task needs.
+
+
+IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
+TEXT_EXTENSIONS = ("cls", "txt", "json", "npy")
+SMALL_MEMBER = 1 << 20  # bytes of the longest member that is no image and is read while scanning
+Member = tuple[int, int]  # offset and length
+Scanned = tuple[tuple[str, dict[str, Member], dict[str, bytes]], ...]
+
+
+def read_tars(task: TaskSpec, tars: Sequence[str], source: str, needs: str) -> RawSamples:
+    """The samples of some tars, in their order. `needs` is `label` or `caption`.
+
+    ValueError that names the tar and the key for a sample without an image or without what the task
+    needs, for a repeated key and for a compressed or cut tar.
+    """
+    columns = {"label": "cls", "caption": "txt", **task.columns}
+    names: list[str] = []
+    members: list[tuple[int, int, int]] = []
+    values: list[Any] = []
+    groups: list[int | str] = []
+    seen: set[str] = set()
+    for number, tar in enumerate(tars):
+        for key, images, parts in scan_tar(tar, _fingerprint(tar)):
+            where = f"task {task.name!r}: {tar}, sample {key}"
+            extension = next((each for each in IMAGE_EXTENSIONS if each in images), None)
+            if extension is None:
+                raise ValueError(
+                    f"{where} has no image ({', '.join(IMAGE_EXTENSIONS)}); convert others to PNG"
+                )
+            name = f"{key}.{extension}"
+            if name in seen:
+                raise ValueError(f"{where} is there twice; keys must differ over all tars")
+            seen.add(name)
+            names.append(name)
+            members.append((number, *images[extension]))
+            values.append(_value(parts, columns[needs], where, VALUE_OF[needs]))
+            if "group" in columns:
+                groups.append(_value(parts, columns["group"], where, _as_group))
+    if not names:
+        raise ValueError(f"task {task.name!r}: {source} has no samples")
+    images_of_tars = TarImages(tuple(tars), tuple(names), tuple(members))
+    return RawSamples(
+        source=source,
+        images=images_of_tars,
+        labels=_as_labels(values) if needs == "label" else None,
+        captions=values if needs == "caption" else None,
+        groups=groups or None,
+    )
+
+
+def _fingerprint(path: str) -> tuple[int, int]:
+    if disk.is_url(path):
+        return 0, 0
+    status = os.stat(disk.local_path(path))
+    return status.st_size, status.st_mtime_ns
+
+
+@functools.lru_cache(maxsize=4096)
+def scan_tar(path: str, fingerprint: tuple[int, int]) -> Scanned:
+    """(key, images by extension, other members' bytes by extension) of each sample.
+
+    The `fingerprint` is there for the cache. ValueError for what is no plain tar.
+    """
+    samples: list[tuple[str, dict[str, Member], dict[str, bytes]]] = []
+    try:
+        with _open(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
+            for member in tar:
+                if not member.isfile():
+                    continue
+                folder, _, base = member.name.rpartition("/")
+                stem, _, extension = base.partition(".")
+                key = f"{folder}/{stem}" if folder else stem
+                extension = extension.lower()
+                if not samples or samples[-1][0] != key:
+                    samples.append((key, {}, {}))
+                _, images, parts = samples[-1]
+                if extension in IMAGE_EXTENSIONS:
+                    images[extension] = (member.offset_data, member.size)
+                elif extension in TEXT_EXTENSIONS and member.size <= SMALL_MEMBER:
+                    content = tar.extractfile(member)
+                    assert content is not None
+                    parts[extension] = content.read()
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise ValueError(f"{path} is no plain tar, or it is cut: {error}") from error
+    return tuple(samples)
+
+
+def _open(path: str) -> BinaryIO:
+    if disk.is_url(path):
+        return io.BytesIO(disk.read_bytes(path))
+    disk.check_regular(disk.local_path(path))
+    return open(disk.local_path(path), "rb")
+
+
+# --- members --------------------------------------------------------------------------------------
+
+
+def _value(parts: dict[str, bytes], column: str, where: str, convert: Callable[[Any], Any]) -> Any:
+    """The value of EXTENSION, or of EXTENSION:FIELD of a JSON or npy member."""
+    extension, _, field = column.partition(":")
+    if extension not in parts:
+        listed = ", ".join(parts) or "no other member"
+        raise ValueError(f"{where} has no member .{extension} (beside the image: {listed})")
+    try:
+        data = parts[extension]
+        if extension == "json":
+            content = json.loads(data)
+            return convert(content[field] if field else content)
+        if extension == "npy":
+            array = np.load(io.BytesIO(data), allow_pickle=False)
+            return convert(array.reshape(-1)[int(field)].item() if field else array.item())
+        return convert(data.decode())
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise ValueError(f"{where}: {column} cannot be read ({error!r})") from error
+
+
+def _as_label(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise ValueError(f"a label is a number or a text, not {value!r}")
+    return value.strip() if isinstance(value, str) else value
+
+
+def _as_captions(value: Any) -> list[str]:
+    texts = value.splitlines() if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"captions are texts, not {value!r}")
+    return [text.strip() for text in texts if text.strip()]
+
+
+def _as_group(value: Any) -> Any:
+    return value.strip() if isinstance(value, str) else value
+
+
+VALUE_OF: dict[str, Callable[[Any], Any]] = {"label": _as_label, "caption": _as_captions}
+
+
+def _as_labels(values: Sequence[int | str]) -> list[int | str]:
+    """Texts that are all whole numbers as numbers."""
+    if all(isinstance(value, int) or value.isdecimal() for value in values):
+        return [int(value) for value in values]
+    return list(values)
+
+
+# --------------------------------------------------------------------------------------------------
+# CLIP_benchmark's webdataset layout, read and written.
+#
+# DATA/classnames.txt                          one class per line (classification)
+# DATA/zeroshot_classification_templates.txt   one template per line, with {c} for the class
+# DATA/dataset_type.txt                        `retrieval`; missing for classification
+# DATA/SPLIT/nshards.txt                       the number of tars
+# DATA/SPLIT/0.tar …                           {key}.webp|jpg|png with {key}.cls (a number), or
+#                                              {key}.txt with one caption per line
+
+
+CLASSES_FILE = "classnames.txt"
+TEMPLATES_FILE = "zeroshot_classification_templates.txt"
+TYPE_FILE, COUNT_FILE = "dataset_type.txt", "nshards.txt"
+TAR_SAMPLES = 10_000
+logger = logging.getLogger(__name__)
+
+
+def is_benchmark_layout(data: str, split: str) -> bool:
+    """Whether a folder is in this layout, be it complete or not."""
+    paths = [CLASSES_FILE, TYPE_FILE, TEMPLATES_FILE, f"{split}/{COUNT_FILE}", f"{split}/0.tar"]
+    return any(disk.exists(disk.join(data, path)) for path in paths)
+
+
+def read_benchmark(task: TaskSpec, data: str, split: str, needs: str) -> RawSamples:
+    """A split of a folder in this layout.
+
+    ValueError for a missing nshards.txt or tar, a count that is not that of the tars, and for a
+    folder of another type than the task.
+    """
+    type_path = disk.join(data, TYPE_FILE)
+    stated = disk.read_bytes(type_path).decode().strip().lower() if disk.exists(type_path) else ""
+    kind = stated or "classification"
+    expected = "retrieval" if needs == "caption" else "classification"
+    if kind != expected:
+        raise ValueError(f"task {task.name!r} is for {expected}, but {type_path} says {kind!r}")
+    tars = _tars(task, data, split)
+    raw = read_tars(task, tars, f"{data} ({split})", needs)
+    if needs == "caption":
+        return raw
+    own = {name: disk.join(data, name) for name in (CLASSES_FILE, TEMPLATES_FILE)}
+    return RawSamples(
+        source=raw.source,
+        images=raw.images,
+        labels=raw.labels,
+        groups=raw.groups,
+        class_names=read_lines(own[CLASSES_FILE]) if disk.exists(own[CLASSES_FILE]) else None,
+        templates=read_templates(own[TEMPLATES_FILE]) if disk.exists(own[TEMPLATES_FILE]) else None,
+    )
+
+
+def _tars(task: TaskSpec, data: str, split: str) -> list[str]:
+    folder = disk.join(data, split)
+    count_path = disk.join(folder, COUNT_FILE)
+    if not disk.exists(folder):
+        splits = [name for name in disk.list_names(data) if "." not in name]
+        raise ValueError(
+            f"task {task.name!r}: {data} has no split {split!r}{disk.did_you_mean(split, splits)} "
+            f"(of {', '.join(splits) or 'none'}); set split"
+        )
+    present = disk.list_names(folder, ".tar")
+    if not disk.exists(count_path):
+        raise ValueError(
+            f"task {task.name!r}: {count_path} is missing; it holds the number of tars "
+            f"({len(present)} are there)"
+        )
+    text = disk.read_bytes(count_path).decode().strip()
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{count_path} says {text!r}; it must hold the number of tars")
+    tars = [f"{number}.tar" for number in range(int(text))]
+    if sorted(tars) != present:
+        wrong = sorted(set(tars) ^ set(present))
+        raise ValueError(
+            f"task {task.name!r}: {count_path} says {text} tars, but {folder} has {len(present)} "
+            f"({wrong[0]} is {'missing' if wrong[0] in tars else 'not counted'}); copy it again"
+        )
+    return [disk.join(folder, tar) for tar in tars]
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+def write_benchmark(samples: Samples, out: str, split: str = "test") -> int:
+    """Write samples in this layout. Returns the number of images.
+
+    The bytes of the images stay as they are; the keys are s0000000 and so on. nshards.txt is
+    written last. ValueError for a folder that is not empty and for images in other formats.
+    """
+    if disk.list_names(disk.join(out, split)):
+        raise ValueError(f"{disk.join(out, split)} exists and is not empty; choose a new folder")
+    if samples.captions:
+        _write_text(disk.join(out, TYPE_FILE), ["retrieval"])
+    else:
+        _write_text(disk.join(out, CLASSES_FILE), samples.classes)
+        templates = [template.replace("{}", "{c}") for template in samples.templates]
+        _write_text(disk.join(out, TEMPLATES_FILE), templates)
+    captions_of: list[list[str]] = [[] for _ in samples.files]
+    for image, caption in samples.matches:
+        captions_of[image].append(samples.captions[caption])
+    starts = range(0, len(samples.files), TAR_SAMPLES)
+    for number, start in enumerate(starts):
+        stop = min(start + TAR_SAMPLES, len(samples.files))
+        data = _tar_bytes(samples, captions_of, range(start, stop))
+        disk.write_bytes(disk.join(out, split, f"{number}.tar"), data)
+    _write_text(disk.join(out, split, COUNT_FILE), [str(len(starts))])
+    logger.info("%d images in %d tars: %s", len(samples.files), len(starts), out)
+    return len(samples.files)
+
+
+def _write_text(path: str, lines: list[str] | tuple[str, ...]) -> None:
+    for line in lines:
+        if "\n" in line or not line.strip():
+            raise ValueError(f"{path}: {line!r} is not one line of text")
+    data = "".join(f"{line}\n" for line in lines).encode()
+    if disk.exists(path) and disk.read_bytes(path) != data:
+        raise ValueError(f"{path} exists with another content; choose a new folder")
+    disk.write_bytes(path, data)
+
+
+def _tar_bytes(samples: Samples, captions_of: list[list[str]], indices: range) -> bytes:
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for rows in batch_rows(len(indices)):
+            first, last = indices[rows.start], indices[rows.stop - 1]
+            for index, read in enumerate(samples.images.readers(first, last + 1), first):
+                data = read()
+                try:
+                    suffix = image_suffix(data)
+                except ValueError as error:
+                    raise ValueError(f"{samples.images.path(index)}: {error}") from error
+                key = f"s{index:07d}"
+                if samples.captions:
+                    # A caption with a line break would be read as two.
+                    lines = [" ".join(caption.splitlines()) for caption in captions_of[index]]
+                    text = (f"{key}.txt", "\n".join(lines).encode())
+                else:
+                    text = (f"{key}.cls", str(samples.labels[index]).encode())
+                for name, content in ((f"{key}.{suffix}", data), text):
+                    member = tarfile.TarInfo(name)
+                    member.size = len(content)
+                    tar.addfile(member, io.BytesIO(content))
+    return sink.getvalue()
+
+
+# --------------------------------------------------------------------------------------------------
+# The format of a task's data, and its samples.
+
+
+def read_raw(task: TaskSpec, data: str, split: str, needs: str) -> RawSamples:
+    """What lies at `data`: a tar or a Parquet file, CLIP_benchmark's layout, a folder of tars (such
+    as the shards of a pool) or of Parquet files, or folders of images. `needs` is `label` or
+    `caption`. ValueError names what is missing.
+    """
+    if not disk.exists(data):
+        raise ValueError(f"task {task.name!r}: there is no folder {data}")
+    if data.endswith(".tar"):
+        return read_tars(task, [data], data, needs)
+    if data.endswith(".parquet"):
+        return read_tables(task, [data], data, needs)
+    if is_benchmark_layout(data, split):
+        return read_benchmark(task, data, split, needs)
+    if needs == "caption" and disk.exists(disk.join(data, "captions.csv")):
+        return read_captions(task, data)
+    for folder in (data, disk.join(data, "shards")):
+        if tars := committed_tars(folder):
+            return read_tars(task, tars, folder, needs)
+    if tables := disk.list_names(data, ".parquet"):
+        of_split = [name for name in tables if name.startswith(f"{split}-")]
+        files = [disk.join(data, name) for name in of_split or tables]
+        return read_tables(task, files, data, needs)
+    return read_captions(task, data) if needs == "caption" else read_class_folders(task, data)
+
+
+def committed_tars(folder: str) -> list[str]:
+    """The tars of a folder; if one has a commit record (NAME_stats.json), only those with one."""
+    names = disk.list_names(folder)
+    tars = [name for name in names if name.endswith(".tar")]
+    records = {name.removesuffix("_stats.json") for name in names if name.endswith("_stats.json")}
+    if records:
+        tars = [name for name in tars if name.removesuffix(".tar") in records]
+    return [disk.join(folder, name) for name in tars]
+
+
+def read_labelled(task: TaskSpec) -> Samples:
+    """The samples of a classification task."""
+    return labelled_samples(task, read_raw(task, task.data, task.split, "label"))
+
+
+def read_captioned(task: TaskSpec) -> Samples:
+    """The samples of a retrieval task."""
+    return captioned_samples(task, read_raw(task, task.data, task.split, "caption"))
+
+
+def read_probe(task: TaskSpec) -> Samples:
+    """The samples of a linear probe: those of the test data, with the training data as `train`.
+
+    Both must have the same classes. ValueError where they do not, and where test and training data
+    are the same split of the same folder.
+    """
+    train_data = task.train_data or task.data
+    if (train_data, task.train_split) == (task.data, task.split):
+        raise ValueError(
+            f"task {task.name!r}: test and training data are both {task.split!r} of {task.data}; "
+            "set train_data or train_split"
+        )
+    test = labelled_samples(task, read_raw(task, task.data, task.split, "label"))
+    train = labelled_samples(task, read_raw(task, train_data, task.train_split, "label"))
+    if test.classes != train.classes:
+        different = sorted(set(test.classes) ^ set(train.classes))
+        raise ValueError(
+            f"task {task.name!r}: {train_data} has other classes than {task.data} "
+            f"({', '.join(different[:5]) or 'another order'})"
+        )
+    return dataclasses.replace(test, train=train)

@@ -1,0 +1,1277 @@
+"""Train a CLIP on a blend: identity, state, steps, checkpoints, the loop."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import logging
+import math
+import os
+import platform
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from manifests import console, disk, reader
+from manifests.folder_lock import FolderInUse, locked_folder
+from manifests.layout import PoolLayout, RunLayout
+from manifests.records import (
+    CheckpointRecord,
+    DamagedSamples,
+    RunRecord,
+    TargetEvaluation,
+    TargetRecord,
+    read_document,
+)
+from manifests.schema import Blend, TaskSpec
+from train import transforms
+from train.capacity import resolve_micro_batch
+from train.config import TrainConfig, model_config
+from train.data import Batch, DamageCounts, DamagedSample, sum_counts, token_set, too_many_damaged
+from train.evaluation import (
+    METRICS,
+    deciding_metric,
+    evaluate,
+    find_shared_images,
+    on_rank_0,
+    read_samples,
+    refuse_identical,
+)
+from train.formats import model_files, open_clip_files
+from train.mixture import ORDER_VERSION
+from train.model import CLIP, ReducedTokenTable, lock_tower
+from train.parallel import Ranks, Saver, checkpoint, parallelize, process_group
+from train.step import (
+    GROUPS,
+    Captions,
+    Feed,
+    ReadyBatch,
+    Update,
+    accumulate,
+    contrastive,
+    decay_factor,
+    learning_rate,
+    matmul_precision,
+    parameter_groups,
+    precision_context,
+)
+from train.trainer.logbook import Logbook, kept_lines, peak_memory, progress_text
+from train.trainer.mix import RunLoader, open_loader, plan_lines
+from train.transforms import normalise
+
+# --------------------------------------------------------------------------------------------------
+# The identity of a run: everything that decides its weights, as plain values.
+#
+# Every command that asks whether a run is still the one that is wanted asks `changes_since`: the
+# trainer, an ablation, its plan and its report. The noise of neighbours is taken, and the page
+# says what runs share, by `shared_part`.
+
+
+# Settings that change the weights by rounding at most: device, speed, memory, and what is written.
+# A run may be resumed with other values of these.
+INCIDENTAL = (
+    "device",
+    "threads",
+    "checkpoint_every",
+    "checkpoint_seconds",
+    "keep_checkpoints",
+    "log_every",
+    "dp_shard",
+    "tp",
+    "reshard_after_forward",
+    "cpu_offload",
+    "recompute",
+    "compile",
+    "attention",
+    "captions",
+    "log_to",
+    "micro_batch",
+    "loss_tile",
+    "local_loss",
+    "read_mode",
+    "read_cache",
+    "read_cache_gb",
+    "store_speed",
+)
+SEEDS = ("seed", "order_seed")  # runs of one ablation differ in them
+SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def deciding_settings(config: TrainConfig) -> dict[str, Any]:
+    """The settings that decide the weights, as plain values."""
+    return {key: value for key, value in disk.to_plain(config).items() if key not in INCIDENTAL}
+
+
+def view_hashes(blend: Blend) -> dict[str, str]:
+    """The hash of each view's document, which changes when the view or its pool changes. A live run
+    has none: its segments have the hashes of its shards. Of streams nothing is known before.
+    """
+    hashes: dict[str, str] = {}
+    if not _has_views(blend):
+        return hashes
+    for name in blend.views:
+        pool, _, view = name.partition("/")
+        document = disk.read_json(PoolLayout(blend.pools[pool]).view_json(view))
+        hashes[name] = disk.content_hash(document)
+    return hashes
+
+
+def _has_views(blend: Blend) -> bool:
+    return not (blend.streams or blend.live or blend.segments is not None)
+
+
+def settings_identity(config: TrainConfig) -> dict[str, Any]:
+    """What the settings alone decide: their values, the versions of order and pixels, the sha256 of
+    the files of the initial weights, and the task of a target. Files that are gone are left out.
+    """
+    identity: dict[str, Any] = {
+        "config": deciding_settings(config),
+        "order": {"version": ORDER_VERSION},
+        "pixels": transforms.PIXELS_VERSION,
+    }
+    if config.init is not None:
+        with contextlib.suppress(ValueError):  # the model is gone
+            identity["initial_files"] = model_files.source_files(config.init)
+    if config.until_task is not None and disk.exists(config.until_task):
+        task = reader.read_manifest(config.until_task, TaskSpec)
+        identity["target"] = disk.content_hash(task)
+    return identity
+
+
+def run_identity(
+    blend: Blend, config: TrainConfig, loader: RunLoader | None = None
+) -> dict[str, Any]:
+    """Everything that decides the weights, as plain values: settings, order, the pixels of crops,
+    what is drawn, the content of the views and of the initial weights, and the sets of tokens.
+
+    Without a loader, what is not known is left out: the order but for its version, and files, views
+    and tokens that are gone.
+    """
+    identity = settings_identity(config)
+    document = disk.to_plain(blend.document())  # lists, as a saved identity has them
+    names = ("name", "pools", "max_repeats")  # they decide no sample
+    identity["blend"] = {key: document[key] for key in document if key not in names}
+    if loader is not None:
+        tokens = {}
+        for name, view in zip(loader.names, loader.views, strict=loader.is_resumable):
+            tokens[name] = view.token_set
+        whole = {"order": loader.order.identity(), "tokens": tokens, "views": view_hashes(blend)}
+        return {**identity, **whole}
+    if not _has_views(blend):
+        del identity["order"]  # streams have none
+        return identity
+    with contextlib.suppress(OSError, ValueError):  # a view is gone
+        identity["views"] = hashes = view_hashes(blend)
+        identity["tokens"] = _token_sets(blend, config.tokenizer, hashes)
+    return identity
+
+
+def _token_sets(blend: Blend, tokenizer: str, hashes: Mapping[str, str]) -> dict[str, str]:
+    sets = {}
+    for name in blend.views:
+        pool, _, view = name.partition("/")
+        folder = blend.pools[pool]
+        scores = tuple(disk.list_names(PoolLayout(folder).scores))
+        sets[name] = _token_set(folder, view, tokenizer, (hashes[name], scores))
+    return sets
+
+
+@functools.lru_cache(maxsize=1024)
+def _token_set(pool: str, view: str, tokenizer: str, state: object) -> str:
+    """A large pool's index takes seconds, and the runs of an arm have one view. `state` changes
+    with the view and the score sets.
+    """
+    return token_set(pool, view, tokenizer)
+
+
+def shared_part(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of an identity that the runs of an ablation share: neither data nor seeds."""
+    config = {key: identity["config"][key] for key in identity["config"] if key not in SEEDS}
+    order = {"version": identity.get("order", {}).get("version")}
+    shared = {"config": config, "order": order, "pixels": identity.get("pixels")}
+    for key in ("initial_files", "target"):
+        if key in identity:
+            shared[key] = identity[key]
+    return shared
+
+
+def differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """What differs between two identities, each as `key: saved -> now`; hashes are cut."""
+    lines = []
+    for key in sorted({*saved, *now}):
+        before, after = saved.get(key), now.get(key)
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            lines += differences(before, after, f"{prefix}{key}.")
+        elif before != after:
+            lines.append(f"{prefix}{key}: {_short(before)} -> {_short(after)}")
+    return lines
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text[:12] if SHA256.fullmatch(text) else text
+
+
+def complete_settings(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The deciding settings of a saved run, whatever version wrote it.
+
+    An older version had fewer settings (such a run has their defaults), and counted more of them as
+    deciding.
+    """
+    known = {key: value for key, value in saved.items() if key not in INCIDENTAL}
+    return {**deciding_settings(TrainConfig()), **known}
+
+
+def changes_since(
+    saved: Mapping[str, Any], now: Mapping[str, Any], run: str, export: Mapping[str, str]
+) -> tuple[dict[str, Any], list[str]]:
+    """The identity of a run now, and how it differs from the saved one, as `key: saved -> now`.
+
+    What `now` leaves out is taken to be as it was: it is gone, or was not opened. `export`: sha256
+    of each exported file of the finished run in the folder `run`; empty before. Files that have
+    other bytes now are differences too.
+    """
+    identity = {**saved, **now}
+    if list(now.get("order", ())) == ["version"]:
+        identity["order"] = {**saved.get("order", {}), **now["order"]}
+    before = {**saved, "config": complete_settings(saved["config"])}
+    lines = differences(before, identity)
+    exported = {}
+    for name in export:
+        path = disk.join(RunLayout(run).export, name)
+        exported[name] = disk.sha256_of(path) if disk.exists(path) else export[name]
+    return identity, [*lines, *differences({"export": export}, {"export": exported})]
+
+
+def check_same_run(
+    saved: Mapping[str, Any], now: Mapping[str, Any], out: str, record: RunRecord | None = None
+) -> dict[str, Any]:
+    """Compare the identity in a run's folder with the present one, which is returned. ValueError
+    names what differs.
+
+    record: run.json of a finished run. Initial weights that are gone are not compared: only the
+    first start reads them.
+    """
+    export = {} if record is None else record.export
+    identity, different = changes_since(saved, now, out, export)
+    if different:
+        raise ValueError(
+            f"{out} holds another run ({'; '.join(different[:3])});"
+            " choose another --out, or start again with --restart"
+        )
+    return identity
+
+
+# --------------------------------------------------------------------------------------------------
+# A loss or gradient that is NaN or infinite: a report of where it appeared, and the error that
+# ends the run.
+
+
+class NonFinite(RuntimeError):
+    """A loss or gradient is NaN or infinite. The optimizer was not stepped; RUN/nonfinite-RANK.json
+    has the details.
+    """
+
+
+def report_nonfinite(
+    out: str,
+    ranks: Ranks,
+    model: CLIP,
+    batch: Batch,
+    loss: float,
+    grad_norm: float,
+    features: Mapping[str, Tensor],
+) -> NonFinite:
+    """Write RUN/nonfinite-RANK.json on every rank; the error to raise. A collective: every rank
+    calls it.
+
+    `features` has the image and text features (BE) of this rank's rows, by tower.
+    """
+    layout, step = RunLayout(out), batch.step + 1
+    damaged_rows, tensors = _nonfinite_features(features)
+    tensors += _nonfinite_gradients(model)
+    keys = [batch.keys[row] for row in sorted(damaged_rows)] or list(batch.keys)
+    # A key is POOL/VIEW:SHARD and four digits of the row
+    shards = sorted({key[:-4] for key in keys})
+    report: dict[str, Any] = {
+        "step": step,
+        "rank": ranks.rank,
+        "loss": str(loss),
+        "grad_norm": str(grad_norm),
+        "tensors": tensors,
+        "shards": shards,
+        "keys": keys,
+    }
+    disk.write_json(layout.nonfinite_json(ranks.rank), report)
+    # Loss and gradients are all-reduced, so one rank's NaN reaches all. Features are not: they name
+    # the rank.
+    source_rank = ranks.rank
+    for rank, count in enumerate(process_group.all_gather_int(len(damaged_rows), ranks)):
+        if count:
+            source_rank = rank
+            break
+    where = f"first on rank {source_rank}"
+    if source_rank == ranks.rank:
+        where = f"first in {(tensors or ['?'])[0]} on rank {ranks.rank}"
+        where += f"; {len(keys)} samples, the first is {keys[0]} of shard {shards[0]}"
+    return NonFinite(
+        f"step {step}: the loss is {loss} and the gradients' norm {grad_norm}; {where}."
+        f" The optimizer was not stepped; see {layout.nonfinite_json(source_rank)}"
+    )
+
+
+def _nonfinite_features(features: Mapping[str, Tensor]) -> tuple[set[int], list[str]]:
+    """Rows with a non-finite feature, and the towers that they are in."""
+    rows: set[int] = set()
+    tensors: list[str] = []
+    for tower, feature_bE in features.items():
+        tower_rows = (~torch.isfinite(feature_bE).all(dim=1)).nonzero().flatten().tolist()
+        if tower_rows:
+            tensors.append(f"{tower} features")
+            rows |= set(tower_rows)
+    return rows, tensors
+
+
+def _nonfinite_gradients(model: CLIP) -> list[str]:
+    tensors = []
+    for name, parameter in model.named_parameters():
+        if parameter.grad is None:
+            continue
+        if not torch.isfinite(checkpoint.local(parameter.grad)).all():
+            tensors.append(f"gradient of {name}")
+    return tensors
+
+
+# --------------------------------------------------------------------------------------------------
+# What a run holds while it trains: built from the settings, restored from a checkpoint, saved to
+# one.
+
+
+TABLE_ROWS = 1_000_000  # a blend of more rows is not read through for the tokens that it uses
+MOST_WAITING = 0.01  # share of the time that training may wait for automatic checkpoints
+NO_DAMAGE = DamagedSamples(count=0, samples=())
+logger = logging.getLogger(__name__)
+
+
+class StopRequest:
+    """Set by a stop signal: the run is saved after the step that is under way."""
+
+    def __init__(self, rank: int) -> None:
+        self.number: int | None = None
+        self._rank = rank
+
+    def __call__(self, number: int) -> None:
+        """The signal handler. It uses os.write, because a logger may be interrupted in the middle
+        of a line.
+        """
+        self.number = number
+        if self._rank == 0:
+            name = console.signal_name(number)
+            text = f"\n{name}: saving after this step; a second one ends at once\n"
+            with contextlib.suppress(OSError):  # the terminal may be gone
+                os.write(2, text.encode())
+
+
+class SaveTimer:
+    """Says when the next checkpoint is due by time, where `checkpoint_every` is `auto`.
+
+    Checkpoints that hold up training for long (a slow store) become rarer, so that it waits for
+    them at most 1 % of the time. Rank 0's answer counts.
+    """
+
+    def __init__(self, config: TrainConfig) -> None:
+        self._automatic = config.checkpoint_every == "auto"
+        self._shortest = self._interval = config.checkpoint_seconds
+        self._saved = time.monotonic()
+
+    def due(self) -> bool:
+        """Whether the interval since the last checkpoint has passed."""
+        return self._automatic and time.monotonic() - self._saved >= self._interval
+
+    def saved(self, waited: float) -> None:
+        """A checkpoint has been taken now; training waited `waited` seconds for it."""
+        self._saved = time.monotonic()
+        self._interval = max(self._shortest, waited / MOST_WAITING)
+
+
+@dataclass(slots=True, kw_only=True)
+class TrainState:
+    """Everything that the training loop reads and changes."""
+
+    config: TrainConfig
+    out: str
+    ranks: Ranks
+    loader: RunLoader
+    model: CLIP
+    wrapped: nn.Module  # what forward is called on: DDP's module, or the model
+    # Tokens that the blend contains; None where they were not looked for
+    used_tokens: Tensor | None
+    reduced_table: ReducedTokenTable | None
+    update: Update
+    saver: Saver
+    identity: dict[str, Any]
+    first_step: int = 0  # steps that the checkpoint had done
+    damaged_before: DamagedSamples = NO_DAMAGE  # up to first_step
+    damaged: int = 0  # damaged samples of all ranks since the run began
+    damage: DamageCounts = field(default_factory=DamageCounts)  # of this rank, since first_step
+    last_damaged: DamagedSample | None = None
+    log_lines: tuple[str, ...] = ()  # lines of log.jsonl up to first_step
+
+
+def prepare(
+    config: TrainConfig, out: str, ranks: Ranks, loader: RunLoader, identity: dict[str, Any]
+) -> TrainState:
+    """Build model and optimizer, from the newest checkpoint of RUN or from `init`. A collective.
+
+    ValueError where the checkpoint is another run's, or `init` is another architecture.
+    """
+    if ranks.rank == 0:
+        checkpoint.clean(out)
+    saved = checkpoint.newest(out, ranks)
+    model = CLIP(model_config(config), config.seed, attention=config.attention)
+    if saved is not None and not loader.is_resumable:
+        raise ValueError(
+            f"{out} has a checkpoint after step {saved.step}, but its blend streams tars, and such "
+            "a run cannot be resumed; --restart trains it anew, another --out keeps the checkpoint"
+        )
+    if saved is not None:
+        identity = check_same_run(saved.record.identity, identity, out)
+        if ranks.rank == 0:  # a kill between a save and this would leave one more
+            checkpoint.prune(out, saved.step, config.keep_checkpoints)
+    elif config.init is not None:
+        identity = {**identity, "initial_weights": load_initial_weights(model, config.init)}
+        logger.info("weights from %s, sha256 %s", config.init, identity["initial_weights"][:12])
+    used_tokens = tokens_of_blend(loader)
+    # Ranks read weights and tokens at their own pace; NCCL would wait 10 minutes for the slowest.
+    process_group.barrier(ranks)
+    parallelize(model, ranks, config)
+    lock_towers(model, config)
+    reduced_table = None
+    if used_tokens is not None and _may_reduce(used_tokens, config, ranks):
+        reduced_table = ReducedTokenTable(model.text, used_tokens)
+    update = Update(model, config, masters=not ranks.fsdp)
+    if ranks.rank == 0:
+        for group in parameter_groups(model, config):
+            logger.info("%s", group)
+    state = TrainState(
+        config=config,
+        out=out,
+        ranks=ranks,
+        loader=loader,
+        model=model,
+        wrapped=process_group.apply_ddp(model, ranks),
+        used_tokens=used_tokens,
+        reduced_table=reduced_table,
+        update=update,
+        saver=Saver(out, ranks, config.keep_checkpoints),
+        identity=identity,
+    )
+    if saved is not None:
+        _restore(state, saved)
+    process_group.barrier(ranks)  # the same of checkpoints
+    return state
+
+
+def load_initial_weights(model: CLIP, source: str) -> str:
+    """Put the weights of a source into `model`, before it is sharded. Their sha256."""
+    weights = model_files.initial_weights(source, model.config)
+    model.load_state_dict({**model.state_dict(), **weights})  # a logit bias may be missing there
+    return model_files.weights_sha256(weights)
+
+
+def lock_towers(model: CLIP, config: TrainConfig) -> None:
+    """Lock what the settings say. It follows tensor parallelism, which makes new parameters."""
+    if config.lock_image:
+        layers = model.config.vision_layers
+        lock_tower(model.visual, layers, config.lock_image_unlocked_groups)
+    if config.lock_text:
+        lock_tower(model.text, model.config.text_layers, config.lock_text_unlocked_layers)
+
+
+def _may_reduce(used_tokens: Tensor, config: TrainConfig, ranks: Ranks) -> bool:
+    """Whether training on a reduced token table is worth it, and ends with the weights of the whole
+    table.
+
+    Unused rows must only decay: an average, 16-bit weights and skipped steps do something else to
+    them. After `init` they are not those that the seed draws, so that a resumed run would have to
+    read `init` again.
+    """
+    plain = config.ema is None and config.precision in ("fp32", "tf32", "bf16")
+    small = len(used_tokens) <= model_config(config).vocab_size // 2
+    return plain and small and ranks.mesh is None and config.init is None
+
+
+def tokens_of_blend(loader: RunLoader) -> Tensor | None:
+    """Every token of a small blend's kept rows and 0, the padding (int64, rising); None for a large
+    blend, and where the rows are not known yet.
+    """
+    if loader.is_live or not loader.is_resumable:
+        return None
+    if sum(int(view.shard_rows.sum()) for view in loader.views) > TABLE_ROWS:
+        return None
+    tokens = [np.zeros(1, np.uint16)]
+    for view in loader.views:
+        tokens += [view.shard(number).used_tokens() for number in range(len(view.shards))]
+    return torch.from_numpy(np.unique(np.concatenate(tokens)).astype(np.int64))
+
+
+def _restore(state: TrainState, saved: checkpoint.Checkpoint) -> None:
+    checkpoint.restore(saved, state.model, state.update, state.used_tokens, state.ranks)
+    state.first_step = saved.step
+    state.log_lines = tuple(kept_lines(state.out, saved.step))
+    if saved.record.bad is not None:
+        state.damaged_before = saved.record.bad
+        state.damaged = saved.record.bad.count
+    logger.info("resumed after step %d of %d", saved.step, state.config.steps)
+
+
+def save(state: TrainState, step: int) -> float:
+    """Begin to write the checkpoint of `step`. The seconds that training waited. A collective."""
+    record = CheckpointRecord(
+        step=step,
+        identity=state.identity,
+        order=state.loader.order.fingerprint(),
+        config_hash=disk.content_hash(state.config),
+        sha256={},
+        bad=damaged_samples(state),
+    )
+    weights: dict[str, Tensor] = {}
+    if state.ranks.mesh is not None:
+        weights = state.model.state_dict()
+    elif state.ranks.rank == 0:
+        weights = open_clip_files.to_open_clip(state.model)
+        if state.reduced_table is not None:
+            factor = decay_factor(state.config, step)
+            table = state.reduced_table.full_table(state.model.text, factor)
+            weights["token_embedding.weight"] = table
+    return state.saver.save(weights, state.update.state(), record)
+
+
+def count_damage(state: TrainState, batch: Batch, mean_damaged: float) -> None:
+    """Count what was damaged in a batch: on this rank, and as the mean over the ranks."""
+    # Ranks of a tensor-parallel group read the same samples: the sum is over dp ranks.
+    state.damaged += round(mean_damaged * state.ranks.dp)
+    state.damage.add(len(batch.length_B), batch.damaged_samples)
+    if batch.damaged_samples:
+        state.last_damaged = batch.damaged_samples[-1]
+
+
+def damaged_samples(state: TrainState) -> DamagedSamples:
+    """Damaged samples of all ranks, with those before every resume. A collective."""
+    ranks = state.ranks
+    parts = [DamageCounts.from_plain({**disk.to_plain(state.damaged_before), "drawn": 0})]
+    every_rank = process_group.all_gather_json(state.damage.to_plain(), ranks)
+    # Ranks of a tensor-parallel group read the same samples.
+    parts += [DamageCounts.from_plain(plain) for plain in every_rank[:: ranks.tp]]
+    total = DamageCounts.merge(parts)
+    return DamagedSamples(count=total.count, samples=tuple(disk.to_plain(total.samples)))
+
+
+def drawn_sources(state: TrainState, steps: int) -> dict[str, dict[str, Any]]:
+    """What the run drew from each source; of streams, what all ranks read. A collective."""
+    sources = state.loader.sources(steps)
+    if state.loader.is_resumable:
+        return sources
+    every_rank = process_group.all_gather_json(sources, state.ranks)[:: state.ranks.tp]
+    for name, source in sources.items():
+        source |= sum_counts([of_rank[name] for of_rank in every_rank])
+    return sources
+
+
+def refuse_damage(state: TrainState, step: int) -> None:
+    """ValueError where too many samples up to and including `step` are damaged. A collective.
+
+    `state.damaged` is the count of all ranks; one sample at least is of this start of the run. The
+    message names the last of them, so it is the same for any number of ranks.
+    """
+    drawn = (step + 1) * state.config.batch_size
+    if not too_many_damaged(state.damaged, drawn):
+        return
+    state.saver.finish()
+    own = disk.to_plain(state.last_damaged)
+    gathered = process_group.all_gather_json(own, state.ranks)
+    samples = [DamagedSample(**plain) for plain in gathered if plain is not None]
+    last = max(samples, key=lambda sample: (sample.step, sample.position))
+    raise ValueError(
+        f"{state.damaged} of {drawn:,} samples cannot be used, more than 1 in 1,000; the last is "
+        f"key {last.key} of shard {last.shard} of {last.source}: {last.reason}; "
+        f"{state.loader.remedy(last.source)}"
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# One step of a run: gradients, the check that they are finite, the new weights.
+#
+# The numbers of a step (loss, norm, whether a rank shall stop) are means over the ranks, on the
+# device. On a CPU they are read before the weights are changed. On a GPU the host would wait for
+# the device there, so they are read one step late: the optimizer skips a step that is not finite
+# by a flag on the device, and the run ends when the host has read that step's numbers. By then
+# one more step has been computed and thrown away, and no weight has changed.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepNumbers:
+    """The means over the ranks of what a step has computed, in host memory."""
+
+    loss: float
+    accuracy: float
+    grad_norm: float
+    stopping: float  # share of the ranks that were asked to stop
+    save_due: float  # above 0 where rank 0 finds that it is time for a checkpoint
+    damaged: float  # samples of a rank that could not be used
+    logit_scale: float | None = None  # after the step, where it was read with the others
+
+    @property
+    def finite(self) -> bool:
+        """Whether loss and gradients are."""
+        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class LaunchedStep:
+    """A step whose gradients are computed, or on a GPU: will be."""
+
+    ready: ReadyBatch
+    waited: float  # seconds that training waited for the batch
+    features: dict[str, Tensor]  # BE of this rank, by tower
+    norm: Tensor
+    means: Tensor  # all numbers but the logit scale
+    numbers: Tensor | None = None  # all numbers, on their way to the host
+    arrived: torch.cuda.Event | None = None
+
+    @property
+    def step(self) -> int:
+        """The number of the step, from 0."""
+        return self.ready.batch.step
+
+
+class StepRunner:
+    """Makes the steps of a run. `finished` is called with each step, in their order, and with its
+    numbers, once these are read; the weights are then those after that step or after a later one.
+    """
+
+    def __init__(
+        self,
+        state: TrainState,
+        stop: StopRequest,
+        timer: SaveTimer,
+        finished: Callable[[LaunchedStep, StepNumbers], None],
+    ) -> None:
+        self.state, self.late = state, reads_late(state)
+        self.stopping = self.save_due = False
+        self._stop, self._timer, self._finished = stop, timer, finished
+        self._unread: LaunchedStep | None = None
+
+    def step(self, ready: ReadyBatch, waited: float) -> None:
+        """Gradients of a batch, then the step of the optimizer.
+
+        NonFinite and ValueError (too many damaged samples) are of this step, or where numbers are
+        read late of the one before; the weights are then those before that step.
+        """
+        launched = self._launch(ready, waited)
+        if self.late:
+            self.read()
+            self._update_unread(launched)
+            self._unread = launched
+        else:
+            self._read_and_update(launched)
+
+    def read(self) -> None:
+        """Read the numbers of the last step if that has not been done."""
+        launched, self._unread = self._unread, None
+        if launched is None:
+            return
+        assert launched.numbers is not None
+        if launched.arrived is not None:
+            launched.arrived.synchronize()
+        numbers = _numbers_of(launched.numbers)
+        self._count(launched, numbers)
+        if not numbers.finite:
+            self._raise_nonfinite(launched, numbers)
+        self._finished(launched, numbers)
+
+    def _launch(self, ready: ReadyBatch, waited: float) -> LaunchedStep:
+        ready.begin()
+        result = _backward(self.state, ready)
+        device, update = self.state.ranks.device, self.state.update
+        norm = update.grad_norm()
+        flags = (
+            float(self._stop.number is not None),
+            float(self._timer.due()),
+            float(ready.batch.damaged),
+        )
+        # torch.full fills on the device: nothing is copied from the host.
+        flags_on_device = [torch.full((), flag, device=device) for flag in flags]
+        values = [result.loss.float(), result.accuracy, norm.float(), *flags_on_device]
+        return LaunchedStep(
+            ready=ready,
+            waited=waited,
+            features={"image": result.image_bE.detach(), "text": result.text_bE.detach()},
+            norm=norm,
+            means=process_group.mean(torch.stack(values), self.state.ranks),
+        )
+
+    def _read_and_update(self, launched: LaunchedStep) -> None:
+        """Change the weights once the host knows that the gradients are finite."""
+        state = self.state
+        numbers = _numbers_of(launched.means)
+        self._count(launched, numbers)
+        if numbers.finite:
+            rate = learning_rate(state.config, launched.step)
+            state.update.step(launched.step, rate, launched.norm)
+        elif math.isfinite(numbers.loss) and state.update.may_skip():
+            state.update.skip()
+        else:
+            self._raise_nonfinite(launched, numbers)
+        self._finished(launched, numbers)
+
+    def _update_unread(self, launched: LaunchedStep) -> None:
+        """Change the weights unless the device finds a number that is not finite."""
+        state = self.state
+        skip = (~torch.isfinite(launched.means[:3]).all()).float()
+        rate = learning_rate(state.config, launched.step)
+        state.update.step(launched.step, rate, launched.norm, skip)
+        scale = state.model.logit_scale.detach().to(launched.means)
+        numbers = torch.cat([launched.means, scale.reshape(1)])
+        if numbers.is_cuda:
+            on_host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            launched.numbers = on_host.copy_(numbers, non_blocking=True)
+            launched.arrived = torch.cuda.Event()
+            launched.arrived.record(torch.cuda.current_stream(numbers.device))
+        else:
+            launched.numbers = numbers
+
+    def _count(self, launched: LaunchedStep, numbers: StepNumbers) -> None:
+        """Take over what the ranks agreed on. ValueError for too many damaged samples."""
+        self.stopping = self.stopping or numbers.stopping > 0
+        self.save_due = self.save_due or numbers.save_due > 0
+        count_damage(self.state, launched.ready.batch, numbers.damaged)
+        if numbers.damaged > 0:
+            refuse_damage(self.state, launched.step)
+
+    def _raise_nonfinite(self, launched: LaunchedStep, numbers: StepNumbers) -> None:
+        """Raise NonFinite with the report of the step. A collective."""
+        state = self.state
+        if self.late:
+            # The gradients are those of the next step by now. The weights have not changed, so this
+            # step can be computed again.
+            state.model.zero_grad(set_to_none=True)
+            result = _backward(state, launched.ready)
+            launched.features = {"image": result.image_bE, "text": result.text_bE}
+        error = report_nonfinite(
+            state.out,
+            state.ranks,
+            state.model,
+            launched.ready.batch,
+            numbers.loss,
+            numbers.grad_norm,
+            launched.features,
+        )
+        state.saver.finish()
+        raise error
+
+
+def _numbers_of(values: Tensor) -> StepNumbers:
+    names = (field.name for field in dataclasses.fields(StepNumbers))
+    return StepNumbers(**dict(zip(names, values.tolist(), strict=False)))
+
+
+def reads_late(state: TrainState) -> bool:
+    """Whether the numbers of a step are read one step late."""
+    return state.ranks.device.type == "cuda" and state.update.skips_on_device
+
+
+def _backward(state: TrainState, ready: ReadyBatch) -> accumulate.BackwardResult:
+    """Forward and backward of a batch: the gradients of this rank are in the parameters."""
+    config, device, model = state.config, state.ranks.device, state.model
+    assert config.micro_batch != "auto"
+    first_row = state.ranks.data_parallel.rank * len(ready)  # of this rank, in the global batch
+    mean, std = model.config.image_mean, model.config.image_std
+
+    def prepare(image_BHWC: Tensor) -> Tensor:
+        return normalise(image_BHWC, mean, std)
+
+    def model_inputs(rows: slice) -> tuple[Tensor, Captions]:
+        start, end = first_row + rows.start, first_row + rows.stop
+        model.reseed(config.seed, ready.batch.step, torch.arange(start, end, device=device))
+        return ready.inputs(rows, prepare)
+
+    loss_of = functools.partial(
+        contrastive,
+        config.loss,
+        data_parallel=state.ranks.data_parallel,
+        local_loss=config.local_loss,
+        gather_with_grad=config.gather_with_grad,
+        tile=config.loss_tile,
+    )
+    return accumulate.backward(
+        state.wrapped,
+        model_inputs,
+        len(ready),
+        loss_of,
+        micro_batch=config.micro_batch,
+        precision=lambda: precision_context(config, device),
+        loss_scale=state.update.loss_scale(),
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Training until a target: a run is evaluated every N steps and stops when it is good enough.
+#
+# What is evaluated are the weights that would be exported, on the device of training. RUN/until/
+# has the newest predictions and target.json with every evaluation. With sharded models (dp_shard
+# or tp above 1) rank 0 evaluates alone; the others wait, at most the time-out of the process
+# group.
+
+
+TABLE = "text.token_embedding.weight"
+
+
+class Target:
+    """The target of a run, and the evaluations so far."""
+
+    def __init__(self, task: TaskSpec, record: TargetRecord, layout: RunLayout, every: int) -> None:
+        self.task, self.record, self.every = task, record, every
+        self._layout = layout
+        before = record.evaluations[-1].seconds if record.evaluations else 0.0
+        self._before, self._started, self._evaluating = before, time.perf_counter(), 0.0
+
+    def reached_after(self, step: int) -> bool:
+        """Whether an earlier start reached the target at `step`."""
+        return self.record.reached is not None and self.record.reached.step == step
+
+    def reached(self, state: TrainState, done: int) -> bool:
+        """Evaluate if it is time to after `done` steps. Whether the target is reached.
+
+        A collective. ValueError for features that are not finite.
+        """
+        if done % self.every and done != state.config.steps:
+            return False
+        began = time.perf_counter()
+        value = self._evaluate(state, done)
+        seconds = self._before + began - self._started - self._evaluating
+        self._evaluating += time.perf_counter() - began
+        evaluation = TargetEvaluation(
+            step=done, samples=done * state.config.batch_size, seconds=seconds, value=value
+        )
+        better = METRICS[self.record.metric].higher_is_better
+        target = self.record.target
+        is_reached = value >= target if better else value <= target
+        self.record = dataclasses.replace(
+            self.record,
+            evaluations=(*self.record.evaluations, evaluation),
+            reached=evaluation if is_reached else None,
+        )
+        if state.ranks.rank == 0:
+            disk.write_json(self._layout.target_json, self.record)
+            text = f"step {done}: {self.record.metric} {value:.4f} on {self.task.name}"
+            logger.info("%s, target %s%s", text, target, ": reached" if is_reached else "")
+        return is_reached
+
+    def _evaluate(self, state: TrainState, done: int) -> float:
+        ranks, config = state.ranks, state.config
+        weights = full_weights(state, done)
+        values: list[float] = []
+
+        def measure() -> None:
+            model = CLIP(state.model.config)
+            model.load_state_dict(weights)
+            metrics = evaluate(
+                model,
+                [self.task],
+                self._layout.until,
+                tokenizer=config.tokenizer,
+                device=ranks.device,
+                ranks=ranks if ranks.mesh is None else checkpoint.ALONE,
+            )
+            values.append(metrics[self.task.name][self.record.metric])
+
+        if ranks.mesh is None:
+            measure()
+        else:
+            on_rank_0(ranks, measure)
+        # The ranks must not decide differently by the last bit of a device.
+        value: float = process_group.all_gather_json(values[0] if values else None, ranks)[0]
+        return value
+
+
+def full_weights(state: TrainState, done: int) -> dict[str, Tensor]:
+    """The weights that an export after `done` steps has, as copies.
+
+    A sharded model is whole on rank 0 only. A collective.
+    """
+    with state.update.averaged():
+        if state.ranks.mesh is not None:
+            weights = checkpoint.gathered(state.model.state_dict(), state.ranks)
+        else:
+            weights = {k: v.detach().clone() for k, v in state.model.state_dict().items()}
+    if state.reduced_table is not None:
+        factor = decay_factor(state.config, done)
+        weights[TABLE] = state.reduced_table.full_table(state.model.text, factor)
+    return weights
+
+
+def load_target(state: TrainState, blend: Blend) -> Target | None:
+    """The target of a run's settings; None where it has none. A collective.
+
+    ValueError for a task that cannot be read, a metric that it does not have, and images that are
+    stored rows of a pool.
+    """
+    config, layout = state.config, RunLayout(state.out)
+    if config.until_task is None or config.until_accuracy is None:
+        return None
+    task = reader.read_manifest(config.until_task, TaskSpec)
+    read_samples(task)
+    record = TargetRecord(
+        task=task.name,
+        metric=deciding_metric(task),
+        target=config.until_accuracy,
+        evaluations=(),
+    )
+
+    def refuse_shared() -> None:
+        shared = find_shared_images(sorted(blend.pools.values()), [task])
+        path = disk.join(layout.until, "overlap.json")
+        disk.write_json(path, shared)
+        refuse_identical(shared, [task], path)
+
+    on_rank_0(state.ranks, refuse_shared)
+    if state.first_step > 0 and disk.exists(layout.target_json):
+        saved = read_document(layout.target_json, TargetRecord)
+        kept = tuple(each for each in saved.evaluations if each.step <= state.first_step)
+        reached = saved.reached if saved.reached in kept else None
+        record = dataclasses.replace(record, evaluations=kept, reached=reached)
+    return Target(task, record, layout, config.until_every)
+
+
+# --------------------------------------------------------------------------------------------------
+# Train a CLIP on a blend: `train(blend, config, out)` writes RUN/, resumes by itself, and repeats
+# to the bit.
+#
+# A run is a function of its settings and the views' content. If it is killed at any step and
+# started again, it ends with the same weights bit for bit (on a CPU, in fp32, with the same
+# number of threads). run.json is written last: the run is finished.
+
+
+PREDICTIONS = re.compile(r"eval(-ema|-average-\d+)?")  # folders, see RunLayout.predictions_of
+Resume = Literal["auto", "required", "never"]
+# For a process that is about to end: the one before, of a run that is started again.
+LOCK_WAIT_S = 5.0
+
+
+def train(blend: Blend, config: TrainConfig, out: str, *, resume: Resume = "auto") -> RunRecord:
+    """Train and write RUN/: blend.json, log.jsonl, checkpoints/, export/, and run.json at the end.
+
+    Returns the record of run.json. A finished run is returned as it is. `auto` resumes from the
+    newest checkpoint that is whole, or starts where there is none; `required` is ValueError where
+    there is none; `never` removes what is there and starts. ValueError for settings and views that
+    cannot be trained on, and for a folder that holds another run; nothing has been written then.
+    FolderInUse where another process trains in it. NonFinite is raised before the optimizer step
+    that would have spoilt the weights. After a stop signal a step is saved and SystemExit(75) is
+    raised.
+    """
+    ranks = process_group.init_distributed(config.device)
+    try:
+        with locked_run(out, ranks):
+            return _prepare_and_train(blend, config, out, ranks, resume)
+    finally:
+        process_group.close(ranks)
+
+
+@contextlib.contextmanager
+def locked_run(out: str, ranks: Ranks) -> Iterator[None]:
+    """Rank 0 holds the lock of RUN while the block runs. FolderInUse on every rank where another
+    run holds it. A collective.
+    """
+    with contextlib.ExitStack() as held:
+        refused = None
+        if ranks.rank == 0:
+            lock = locked_folder(RunLayout(out).lock, "train/run.py", wait_s=LOCK_WAIT_S)
+            try:
+                held.enter_context(lock)
+            except FolderInUse as error:
+                refused = str(error)
+        refused = process_group.all_gather_json(refused, ranks)[0]
+        if refused is not None:
+            raise FolderInUse(refused)
+        yield
+
+
+def _prepare_and_train(
+    blend: Blend, config: TrainConfig, out: str, ranks: Ranks, resume: Resume
+) -> RunRecord:
+    """`train` in a folder that no other process writes to."""
+    layout = RunLayout(out)
+    state: TrainState | None = None
+    try:
+        ranks = process_group.build_mesh(ranks, config)
+        loader = open_loader(
+            blend,
+            config,
+            model_config(config),
+            ranks.data_parallel.rank,
+            ranks.dp,
+            out=out,
+            decides=ranks.rank == 0,
+        )
+        identity = run_identity(blend, config, loader)
+        if resume == "never" and ranks.rank == 0:
+            if config.init is not None:  # a source that is refused must not cost the old run
+                _refuse_itself(config.init, out)
+                model_files.initial_weights(config.init, model_config(config))
+            _remove_run(out)
+        process_group.barrier(ranks)
+        if disk.exists(layout.run_json):
+            record = read_document(layout.run_json, RunRecord)
+            check_same_run(record.identity, identity, out, record)
+            return record
+        stop = StopRequest(ranks.rank)
+        with console.on_stop_signal(stop), matmul_precision(config):
+            started = time.perf_counter()
+            config = resolve_micro_batch(config, ranks)
+            state = prepare(config, out, ranks, loader, identity)
+            if resume == "required":
+                _require_checkpoint(state, blend)
+            if ranks.rank == 0:
+                for line in plan_lines(blend, loader.order.repeats(config.steps)):
+                    logger.info("%s", line)
+                disk.write_json(layout.blend_json, blend.document())
+            target = load_target(state, blend)
+            return _train(blend, state, stop, target, started)
+    finally:
+        if state is not None:
+            state.saver.close()
+
+
+def _remove_run(out: str) -> None:
+    """Remove what a run left: its record, log, segments, checkpoints, and its weights with the
+    predictions of them.
+    """
+    layout = RunLayout(out)
+    disk.remove(layout.run_json)
+    disk.remove(layout.log)
+    predictions = [name for name in disk.list_names(out) if PREDICTIONS.fullmatch(name)]
+    folders = [disk.join(out, name) for name in predictions]
+    folders += [layout.segments, layout.until, layout.export]
+    for folder in folders:
+        for name in disk.list_names(folder):
+            disk.remove(disk.join(folder, name))
+    checkpoint.clear(out)
+
+
+def _refuse_itself(init: str, out: str) -> None:
+    """ValueError where a run that is removed is its own initial weights."""
+    folder = init.removeprefix(model_files.LOCAL_DIR).rstrip("/")
+    if folder in (out.rstrip("/"), RunLayout(out).export):
+        raise ValueError(
+            f"init is {init}, the run itself, which --restart removes; copy its export to another "
+            "folder first, or choose another --out"
+        )
+
+
+def _require_checkpoint(state: TrainState, blend: Blend) -> None:
+    """ValueError where a run that must be resumed begins at step 0."""
+    if not state.loader.is_resumable:
+        raise ValueError(
+            f"blend {blend.name!r} streams tars, and such a run cannot be resumed; leave --resume "
+            "out to start"
+        )
+    if state.first_step == 0:
+        raise ValueError(
+            f"{state.out} has no checkpoint to resume from; check --out, or leave --resume out to"
+            " start"
+        )
+
+
+def _train(
+    blend: Blend, state: TrainState, stop: StopRequest, target: Target | None, started: float
+) -> RunRecord:
+    """All steps, or those to the target, then export/ and run.json.
+
+    `started`: time.perf_counter() before the state was prepared.
+    """
+    layout, ranks = RunLayout(state.out), state.ranks
+    if ranks.rank == 0 and not state.loader.is_resumable:
+        logger.warning(
+            "this run cannot be resumed, since its tars are streams; a pool of the same tars "
+            "(source: {kind: shards}) can"
+        )
+    ready = time.perf_counter()
+    steps = _steps(state, stop, target)
+    trained = time.perf_counter()
+    if state.reduced_table is not None:
+        factor = decay_factor(state.config, steps)
+        state.reduced_table.restore(state.model.text, factor)
+    process_group.barrier(ranks)
+    damaged, sources = damaged_samples(state), drawn_sources(state, steps)
+    with state.update.averaged():
+        weights = checkpoint.gathered(state.model.state_dict(), ranks)
+    if ranks.rank == 0:
+        export = open_clip_files.save_export(state.model, layout.export, weights)
+        record = RunRecord(
+            blend=blend.document(),
+            blend_hash=disk.content_hash(blend.document()),
+            config=disk.to_plain(state.config),
+            config_hash=disk.content_hash(state.config),
+            identity=state.identity,
+            seed=state.config.seed,
+            world=ranks.world,
+            device=_device_name(ranks.device),
+            versions=_versions(),
+            layout=ranks.layout,
+            parameters=sum(parameter.numel() for parameter in state.model.parameters()),
+            steps=steps,
+            samples=steps * state.config.batch_size,
+            resumed_at=state.first_step,
+            sources=sources,
+            resumable=state.loader.is_resumable,
+            bad=damaged,
+            samples_per_s=(steps - state.first_step) * state.config.batch_size / (trained - ready),
+            peak_memory_bytes=peak_memory(ranks.device),
+            seconds={
+                "start": ready - started,
+                "train": trained - ready,
+                "whole": time.perf_counter() - started,
+            },
+            until=None if target is None else target.record,
+            export=export,
+        )
+        disk.write_json(layout.run_json, record)
+    process_group.barrier(ranks)
+    return read_document(layout.run_json, RunRecord)
+
+
+# --- the steps ------------------------------------------------------------------------------------
+
+
+def _steps(state: TrainState, stop: StopRequest, target: Target | None) -> int:
+    """Train to the last step, or to the target; the number of steps that the run then has."""
+    config, first = state.config, state.first_step
+    if target is not None and target.reached_after(first):
+        return first
+    timer = SaveTimer(config)
+    batches = Feed(config, state.ranks.device).batches(state.loader.batches(first))
+    with contextlib.closing(Records(state)) as records, contextlib.closing(batches):
+        runner = StepRunner(state, stop, timer, records.finished)
+        for step in records.bar:
+            asked = time.perf_counter()
+            ready = next(batches)
+            runner.step(ready, time.perf_counter() - asked)
+            done: int = step + 1
+            last = done == config.steps
+            if last or runner.stopping or runner.save_due or _due(state, target, done):
+                runner.read()  # before the weights are written or evaluated
+                last = (target is not None and target.reached(state, done)) or last
+                if last or runner.stopping or runner.save_due or _checkpoint_due(config, done):
+                    timer.saved(save(state, done))
+                    runner.save_due = False
+            if last or runner.stopping:
+                state.saver.finish()
+            if last:
+                return done
+            if runner.stopping:
+                _exit_saved(done, state, stop)
+    return config.steps
+
+
+def _due(state: TrainState, target: Target | None, done: int) -> bool:
+    """Whether the weights after `done` steps are written or evaluated, by the number of steps."""
+    evaluates = target is not None and done % target.every == 0
+    return evaluates or _checkpoint_due(state.config, done)
+
+
+def _checkpoint_due(config: TrainConfig, done: int) -> bool:
+    """Whether a checkpoint after `done` steps is due by the number of steps."""
+    every = config.checkpoint_every
+    return every != "auto" and every > 0 and done % every == 0
+
+
+class Records:
+    """log.jsonl and the progress bar of a run. `finished` is called with every step."""
+
+    def __init__(self, state: TrainState) -> None:
+        config, ranks, first = state.config, state.ranks, state.first_step
+        self._state = state
+        self._book = Logbook(
+            state.out,
+            config,
+            state.model,
+            ranks.device,
+            state.loader.order.repeats,
+            rank=ranks.rank,
+            world=ranks.world,
+            groups=GROUPS,
+            first=first,
+            kept=state.log_lines,
+            log_to=config.log_to,
+        )
+        self.bar = tqdm(
+            range(first, config.steps),
+            initial=first,
+            total=config.steps,
+            unit="step",
+            disable=None if ranks.rank == 0 else True,
+        )
+
+    def finished(self, launched: LaunchedStep, numbers: StepNumbers) -> None:
+        """Count a step, and write its line if it has one."""
+        state, config, done = self._state, self._state.config, launched.step + 1
+        self._book.batch(launched.ready.batch.length_B, launched.waited)
+        if done % config.log_every and done not in (1, config.steps):
+            return
+        norm, scale = numbers.grad_norm, numbers.logit_scale
+        values: dict[str, float | None] = {
+            "loss": numbers.loss,
+            "accuracy": numbers.accuracy,
+            "lr": learning_rate(config, launched.step),
+            "grad_norm": norm if math.isfinite(norm) else None,  # fp16 skipped the step
+            **state.update.log_values(),
+            "logit_scale": float(state.model.logit_scale.detach()) if scale is None else scale,
+        }
+        text = progress_text(self._book.line(done, values))
+        self.bar.set_postfix_str(text)
+        if self.bar.disable and state.ranks.rank == 0:
+            logger.info("step %d of %d: %s", done, config.steps, text)
+
+    def close(self) -> None:
+        """Close TensorBoard and W&B."""
+        self._book.close()
+
+
+def _exit_saved(step: int, state: TrainState, stop: StopRequest) -> None:
+    reason = "a signal to another rank" if stop.number is None else console.signal_name(stop.number)
+    logger.warning(
+        "stopped by %s after step %d of %d; it is saved, and %s",
+        reason,
+        step,
+        state.config.steps,
+        "the same command resumes it"
+        if state.loader.is_resumable
+        else "cannot be resumed, since its tars are streams",
+    )
+    raise SystemExit(console.EXIT_SAVED)
+
+
+# --- what is written ------------------------------------------------------------------------------
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()} processor, {torch.get_num_threads()} threads"
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }

@@ -1,0 +1,204 @@
+"""The blend of a run: read from a file, or from POOL/VIEW=WEIGHT on the command line; a check of
+its pools; and the plan: what a run will draw.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from manifests import disk, reader
+from manifests.layout import PoolLayout
+from manifests.records import ViewDocument, read_document
+from manifests.schema import Blend, TarStream
+from train.config import TrainConfig
+from train.data import COMMAND, Loader, StageTimes, StreamDraws, StreamLoader
+from train.mixture import Repeats
+from train.model import ModelConfig
+
+RunLoader = Loader | StreamLoader
+
+
+def open_loader(
+    blend: Blend,
+    config: TrainConfig,
+    model: ModelConfig,
+    rank: int = 0,
+    world: int = 1,
+    *,
+    out: str | None = None,
+    decides: bool = True,
+    times: StageTimes | None = None,
+) -> RunLoader:
+    """The batches of a blend: of its views, or of its streams. See `Loader` for the arguments."""
+    if blend.streams:
+        return StreamLoader(blend, config, model, rank, world, times=times)
+    return Loader(blend, config, model, rank, world, out=out, decides=decides, times=times)
+
+
+def read_blend(path: str) -> Blend:
+    """The blend of a YAML or JSON file. ValueError for a pool in its place, with the command that
+    trains on it.
+    """
+    layout = PoolLayout(path)
+    if disk.exists(layout.shards):
+        views = list_views(path)
+        listed = f"; its views: {', '.join(views)}" if views else "; it has no view yet"
+        raise ValueError(
+            f"{path} is a pool, not a blend: "
+            f"write --mix {path.rstrip('/')}/{(views or ['VIEW'])[0]}=1 instead of it{listed}"
+        )
+    if not disk.is_url(path) and os.path.isdir(path):
+        raise ValueError(f"{path} is a folder; give the YAML file of a blend, or --mix POOL/VIEW=1")
+    return reader.read_manifest(path, Blend)
+
+
+def blend_of(mix: Sequence[str], seed: int = 0) -> Blend:
+    """A blend from texts POOL/VIEW=WEIGHT, where POOL is a folder or URL. ValueError for a text of
+    another form.
+    """
+    pools: dict[str, str] = {}
+    weights: dict[str, float] = {}
+    for text in mix:
+        path, _, weight = text.rpartition("=")
+        folder, _, view = path.rpartition("/")
+        if path and not folder and is_pool(path):
+            raise ValueError(_view_is_missing(path, weight))
+        if not folder or not view:
+            raise ValueError(f"--mix {text!r} is not POOL/VIEW=WEIGHT, like out/pool/all=0.7")
+        try:
+            number = float(weight)
+        except ValueError:
+            raise ValueError(f"--mix {text!r}: the weight {weight!r} is no number") from None
+        source = f"{_pool_name(pools, folder)}/{view}"
+        if source in weights:
+            raise ValueError(f"--mix names {path} twice; add its weights up")
+        weights[source] = number
+    return Blend(name="mix", pools=pools, views=weights, seed=seed)
+
+
+def stream_of(tars: Sequence[str], seed: int = 0) -> Blend:
+    """A blend of one stream of tars, whose local paths become absolute."""
+    paths = []
+    for tar in tars:
+        is_local = not tar.startswith(COMMAND) and not disk.is_url(tar) and tar != "-"
+        paths.append(str(disk.local_path(tar).absolute()) if is_local else tar)
+    stream = TarStream(tars=tuple(paths))
+    return Blend(name="stream", streams={"stream": stream}, seed=seed)
+
+
+def count_rows(blend: Blend) -> int:
+    """Rows that the views of a blend keep. ValueError for a pool that does not exist, or has no
+    such view.
+    """
+    rows = 0
+    if blend.streams:  # of a tar nothing is known before it is read
+        return rows
+    if blend.live or blend.segments is not None:  # the rows to come are not known
+        for pool, folder in blend.pools.items():
+            if not disk.exists(folder):
+                raise ValueError(f"pool {pool!r} of the blend does not exist: {folder}")
+        return rows
+    for name in blend.views:
+        pool, _, view = name.partition("/")
+        layout = PoolLayout(blend.pools[pool])
+        if not disk.exists(layout.root):
+            raise ValueError(f"pool {pool!r} of the blend does not exist: {layout.root}")
+        if not disk.exists(layout.view_json(view)):
+            if is_pool(disk.join(layout.root, view)):
+                weight = f"{blend.views[name]:g}"
+                raise ValueError(_view_is_missing(disk.join(layout.root, view), weight))
+            if not is_pool(layout.root):
+                raise ValueError(
+                    f"{layout.root} is not a pool: it has neither pool.json nor shards/; a view is"
+                    " named POOL/VIEW, like out/pool/all"
+                )
+            views = list_views(layout.root)
+            raise ValueError(
+                f"pool {layout.root} has no view {view!r}{disk.did_you_mean(view, views)}"
+                f" (it has {', '.join(views) or 'none'})"
+            )
+        rows += read_document(layout.view_json(view), ViewDocument).kept
+    return rows
+
+
+def plan_lines(blend: Blend, sources: Mapping[str, Repeats | StreamDraws]) -> list[str]:
+    """What a run draws of each view, as the lines of a table: share of the samples, samples, rows,
+    different rows, repeats; then the captions of views with several text columns.
+    """
+    if blend.live or blend.segments is not None:
+        # What was drawn is known from step to step alone; log.jsonl has it.
+        return [f"blend {blend.name}: every stored row of the shards that are committed by then"]
+    streams = {name: of for name, of in sources.items() if isinstance(of, StreamDraws)}
+    if streams:
+        return _stream_lines(blend, streams)
+    views = {name: of for name, of in sources.items() if isinstance(of, Repeats)}
+    samples = sum(source.drawn for source in views.values())
+    width = max(len(name) for name in ("view", *views))
+    lines = [
+        f"blend {blend.name}: {samples:,} samples",
+        f"{'view':<{width}}  {'share':>6} {'samples':>14} {'rows':>14} {'unique':>14} "
+        f"{'repeats':>8}",
+    ]
+    for name, source in views.items():
+        about = "~" if name in blend.balance else ""
+        unique = f"{about}{source.unique:,}"
+        lines.append(
+            f"{name:<{width}}  {source.share:>6.3f} {source.drawn:>14,} {source.rows:>14,} "
+            f"{unique:>14} {source.repeats:>8.2f}"
+        )
+    for name, source in views.items():
+        for column, count in (source.captions or {}).items():
+            lines.append(f"{name}: {count:,} captions of column {column}")
+    return lines
+
+
+def _stream_lines(blend: Blend, sources: Mapping[str, StreamDraws]) -> list[str]:
+    samples = sum(source.drawn for source in sources.values())
+    width = max(len(name) for name in ("stream", *sources))
+    lines = [
+        f"blend {blend.name}: {samples:,} samples from streams of tars: not resumable, and the "
+        "number of rows is not known",
+        f"{'stream':<{width}}  {'share':>6} {'samples':>14} {'tars':>10}",
+    ]
+    for name, source in sources.items():
+        lines.append(
+            f"{name:<{width}}  {source.share:>6.3f} {source.drawn:>14,} {source.tars:>10,}"
+        )
+    return lines
+
+
+def _view_is_missing(pool: str, weight: str) -> str:
+    """The message for a path that is a pool, where POOL/VIEW is wanted."""
+    views = list_views(pool)
+    return (
+        f"{pool} is a pool, and the view is missing: write POOL/VIEW=WEIGHT, like "
+        f"{pool}/{(views or ['VIEW'])[0]}={weight} (its views: {', '.join(views) or 'none yet'})"
+    )
+
+
+def is_pool(folder: str) -> bool:
+    """Whether a folder is a pool, built or in the making."""
+    layout = PoolLayout(folder)
+    return disk.exists(layout.pool_json) or disk.exists(layout.shards)
+
+
+def list_views(pool: str) -> list[str]:
+    """Names of the views of a pool."""
+    names = disk.list_names(PoolLayout(pool).views, ".json")
+    return [name.removesuffix(".json") for name in names]
+
+
+def _pool_name(pools: dict[str, str], folder: str) -> str:
+    """The name of a folder among the pools; a new one is called by its last part, and gets a number
+    if that is taken.
+    """
+    path = folder if disk.is_url(folder) else str(disk.local_path(folder).absolute())
+    for name, known in pools.items():
+        if known == path:
+            return name
+    name = base = path.rstrip("/").rpartition("/")[2] or "pool"
+    while name in pools:
+        name = f"{base}-{len(pools) + 1}"
+    pools[name] = path
+    return name
