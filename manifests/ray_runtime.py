@@ -59,11 +59,13 @@ def connect(cpus: int | None = None, *, log_to_driver: bool = False) -> None:
         ray.init(**settings)
         return
     atexit.register(disconnect)
+    # the variable counts when Ray is imported, and somebody may have imported it before
+    ray._private.ray_constants.ENABLE_RAY_CLUSTER = False
     settings |= {
         "address": "local",
         "num_cpus": cpus or os.cpu_count(),
         "include_dashboard": False,
-        "_node_ip_address": "127.0.0.1",  # also where Ray was imported before its variable was set
+        "_node_ip_address": "127.0.0.1",
         "object_store_memory": OBJECT_STORE_BYTES,
     }
     _start_embedded(ray, settings)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -73,8 +74,11 @@ def test_a_head_without_an_autoscaler_says_so(
 
 
 @pytest.mark.ray
-def test_the_embedded_ray_listens_on_loopback_and_leaves_no_folder() -> None:
-    code = """
+@pytest.mark.parametrize("imported", ["", "import ray"])  # before anybody set its variables
+def test_the_embedded_ray_listens_on_loopback_and_leaves_no_folder(imported: str) -> None:
+    code = (
+        f"{imported}\n"
+        + """
 import os
 from manifests import ray_runtime
 ray_runtime.connect(cpus=1)
@@ -91,6 +95,7 @@ ray_runtime.disconnect()
 assert not os.path.exists(folder)
 print("done")
 """
+    )
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "OMP_WAIT"))}
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -140,6 +145,8 @@ def test_a_cluster_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch
 
 class SlowRay:
     """Takes the place of ray: the first tries to start end as on a busy machine."""
+
+    _private = SimpleNamespace(ray_constants=SimpleNamespace())
 
     def __init__(self, failures: int) -> None:
         self.failures = failures
