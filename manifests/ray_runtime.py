@@ -10,8 +10,10 @@ import json
 import logging
 import os
 import re
+import shlex
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,8 +52,11 @@ def connect(cpus: int | None = None, *, log_to_driver: bool = False) -> None:
 
     if ray.is_initialized():
         return
+    environment: dict[str, Any] = {"env_vars": _worker_variables()}
+    if shlex.quote(sys.executable) != sys.executable:
+        environment["py_executable"] = shlex.quote(sys.executable)  # Ray hands it to a shell
     settings: dict[str, Any] = {
-        "runtime_env": {"env_vars": _worker_variables()},
+        "runtime_env": environment,
         "log_to_driver": log_to_driver,
         "logging_level": "error",
     }

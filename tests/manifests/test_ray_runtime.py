@@ -74,8 +74,17 @@ def test_a_head_without_an_autoscaler_says_so(
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("imported", ["", "import ray"])  # before anybody set its variables
-def test_the_embedded_ray_listens_on_loopback_and_leaves_no_folder(imported: str) -> None:
+@pytest.mark.parametrize(
+    ("imported", "prefix"),
+    [("", ""), ("import ray", ""), ("", "with a blank")],  # imported before the variables are set
+)
+def test_the_embedded_ray_listens_on_loopback_and_leaves_no_folder(
+    imported: str, prefix: str, tmp_path: Path
+) -> None:
+    python = Path(sys.executable)
+    if prefix:
+        (tmp_path / prefix).symlink_to(sys.prefix)
+        python = tmp_path / prefix / python.relative_to(sys.prefix)
     code = (
         f"{imported}\n"
         + """
@@ -98,7 +107,7 @@ print("done")
     )
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "OMP_WAIT"))}
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        [str(python), "-c", code],
         cwd=ROOT,
         env=environment,
         capture_output=True,

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+import pytest
+
 from tests.support.machines import Machine, laboratory
 from tests.support.s3_server import BUCKET, PROGRAMS, s3_variables
 
@@ -186,6 +188,8 @@ def running_cluster(
 
     head_cwd: the folder in which the head starts, and a job without a working directory of its own.
     """
+    if " " in sys.executable:
+        pytest.skip("`ray start` gives the path of Python to a shell without quotes")
     environment = {**ray_environment(), **(variables or {})}
     cluster = Cluster(head, environment, free_port(), free_port(), head_cwd)
     words = ["start", "--head", "--block", f"--port={cluster.port}", f"--num-cpus={head_cpus}"]

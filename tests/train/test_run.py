@@ -534,6 +534,7 @@ def test_without_a_cluster_ray_is_refused(blend, tmp_path, capsys, monkeypatch):
 
 
 ON_RAY = """
+import shlex
 import sys
 sys.path.insert(0, sys.argv[1])
 import os
@@ -543,7 +544,8 @@ ray.init(address="local", num_cpus=2, include_dashboard=False,
          object_store_memory=128 * 2**20, log_to_driver=False,
          _node_ip_address="127.0.0.1", _temp_dir=sys.argv[2],
          runtime_env={"env_vars": {"PYTHONPATH": sys.argv[1], "GLOO_SOCKET_IFNAME": "lo",
-                                   "OMP_NUM_THREADS": "1"}})
+                                   "OMP_NUM_THREADS": "1"},
+                      "py_executable": shlex.quote(sys.executable)})
 from train import run
 marker, main = sys.argv[3], run.main
 
