@@ -15,7 +15,12 @@ import pytest
 from PIL import Image
 
 from manifests import console
-from tests.support.clusters import Cluster, ray_environment, running_cluster
+from tests.support.clusters import (
+    Cluster,
+    ray_environment,
+    running_cluster,
+    skip_without_ray_start,
+)
 from tests.support.machines import loopback_machine
 from tests.support.processes import MARK, marked, new_mark
 from tests.support.slurm import write_stand_ins
@@ -152,6 +157,7 @@ def sbatch(environment: dict[str, str], *words: str) -> subprocess.CompletedProc
 
 def test_a_build_on_the_nodes_of_slurm(slurm: dict[str, str], work: Path) -> None:
     """The status of the job is that of its command: here of a second build, of a wrong path."""
+    skip_without_ray_start()
     pool = work / "slurm-pool"
     script = (
         f"python pipeline/build.py {work / 'tiny.yaml'} --out {pool} && "
@@ -180,6 +186,7 @@ def test_a_job_without_a_command_is_refused(slurm: dict[str, str]) -> None:
 
 
 def test_a_job_that_slurm_ends_leaves_no_process(slurm: dict[str, str], tmp_path: Path) -> None:
+    skip_without_ray_start()
     mark = new_mark()
     ready = tmp_path / "ready"
     process = subprocess.Popen(

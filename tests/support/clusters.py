@@ -174,6 +174,12 @@ def start_ray(
     return machine.start(command, environment, cwd=cwd)
 
 
+def skip_without_ray_start() -> None:
+    """Skip the test where the path of Python has a blank."""
+    if " " in sys.executable:
+        pytest.skip("`ray start` gives the path of Python to a shell without quotes")
+
+
 @contextlib.contextmanager
 def running_cluster(
     head: Machine,
@@ -188,8 +194,7 @@ def running_cluster(
 
     head_cwd: the folder in which the head starts, and a job without a working directory of its own.
     """
-    if " " in sys.executable:
-        pytest.skip("`ray start` gives the path of Python to a shell without quotes")
+    skip_without_ray_start()
     environment = {**ray_environment(), **(variables or {})}
     cluster = Cluster(head, environment, free_port(), free_port(), head_cwd)
     words = ["start", "--head", "--block", f"--port={cluster.port}", f"--num-cpus={head_cpus}"]
