@@ -20,7 +20,7 @@ venv: .venv/installed
 	touch $@
 
 demo: venv
-	$(V)/python pipeline/build.py manifests/ablations/demo.yaml
+	$(V)/python examples/miniweb/run.py manifests/ablations/demo.yaml
 
 # The site in out/site. Reports become pages of it: make docs DEMO=out/demo REPORTS="cifar10=out/cifar10"
 docs: venv

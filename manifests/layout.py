@@ -593,8 +593,3 @@ class AblationLayout:
     def null(self) -> str:
         """The ablation on data where no effect is planted."""
         return disk.join(self.root, "null")
-
-    @property
-    def web(self) -> str:
-        """The small web of a demo."""
-        return disk.join(self.root, "web")

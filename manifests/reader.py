@@ -40,7 +40,6 @@ from manifests.schema import (
     Ablation,
     Blend,
     Fetch,
-    Miniweb,
     Recipe,
     Source,
     Suite,
@@ -60,8 +59,8 @@ VARIABLE = re.compile(r"\$\{(\w+)\}")
 # What `${NAME}` may name in a manifest. A manifest of one's own uses names that begin with
 # CLIPMILL_.
 VARIABLES = {
-    "MINIWEB": "the folder of the demo's web; build.py sets it",
-    "MINIWEB_PORT": "the port of the demo's web; build.py sets it",
+    "MINIWEB": "the folder of a small web on loopback; examples/miniweb/run.py sets it",
+    "MINIWEB_PORT": "the port of that web; examples/miniweb/run.py sets it",
     "SCORER": "the exported model of an ablation's scorer; build.py sets it",
     "CIFAR": "the folder of CIFAR-10 as train/CLASS/ and test/CLASS/",
     "CLOTHING": "the folder of photographs of clothes as train/CLASS/ and test/CLASS/",
@@ -204,6 +203,14 @@ def expand_variables(value: Any, path: str, key: str = "") -> Any:
     return value
 
 
+class UnsetVariableError(ValueError):
+    """A manifest names a variable that the environment does not have."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+
 def _check_variable(name: str, path: str, key: str) -> None:
     if key.rpartition(".")[2] == "user_agent" and name != AGENT_VARIABLE:
         raise ValueError(
@@ -216,7 +223,9 @@ def _check_variable(name: str, path: str, key: str) -> None:
             f"that begin with {OWN_PREFIX}"
         )
     if name not in os.environ:
-        raise ValueError(f"{path}: {key} names ${{{name}}}, which is not set in the environment")
+        raise UnsetVariableError(
+            name, f"{path}: {key} names ${{{name}}}, which is not set in the environment"
+        )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -248,17 +257,7 @@ def shape(raw: Mapping[str, Any], kind: type, folder: Path, where: str) -> dict[
         shaped["tasks"] = [_task(task, folder) for task in shaped["tasks"]]
     elif kind is Ablation:
         _shape_ablation(shaped, folder)
-    if "miniweb" in shaped:
-        shaped["miniweb"] = shape_block(shaped["miniweb"], Miniweb, folder)
     return shaped
-
-
-def shape_block(block: Any, kind: type, folder: Path) -> Any:
-    """One block of a manifest, its paths as absolute ones."""
-    if kind is not Miniweb or not isinstance(block, dict):
-        return block
-    paths = {key: _absolute(block[key], folder) for key in ("photos", "captions") if key in block}
-    return {**block, **paths}
 
 
 def _absolute(path: Any, folder: Path) -> Any:
@@ -724,8 +723,8 @@ def _read_resolved(path: str, kind: type[T]) -> T:
 
 
 def read_block(path: str | Path, key: str, kind: type[T], *, scale: str | None = None) -> T | None:
-    """One block of a manifest, read before the variables of the rest are set; None where there is
-    none.
+    """One block of a manifest, its paths as they are written, read before the variables of the
+    rest are set; None where there is none.
     """
     raw = _raw(path)
     if not str(path).endswith(".json"):
@@ -734,7 +733,6 @@ def read_block(path: str | Path, key: str, kind: type[T], *, scale: str | None =
     if block is None:
         return None
     block = expand_variables(block, str(path), key)
-    block = shape_block(block, kind, Path(path).resolve().parent)
     return _validate(block, kind, str(path), (key,))
 
 

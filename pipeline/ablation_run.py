@@ -10,23 +10,22 @@ import contextlib
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from manifests import console, disk, ray_runtime, reader
 from manifests.layout import AblationLayout
-from manifests.schema import Ablation, Arm, Blend, Controls, Miniweb, Recipe, Scorer
+from manifests.schema import Ablation, Arm, Blend, Controls, Recipe, Scorer
 from pipeline import recipe_run
 from pipeline.executor import Engine
-from pipeline.miniweb import small_web
 
 ROOT = Path(__file__).resolve().parents[1]
 Command = list[str]
+BUILD = "pipeline/build.py"
 Child = subprocess.Popen[bytes]
 NICE = 5  # of a command in the background: downloads have deadlines, it has none
 LAST_LINES = 20  # of the log of a command that failed in the background
@@ -121,7 +120,7 @@ def running_beside(words: Sequence[str], log: Path) -> Iterator[Callable[[], flo
         _stop(child, signal.SIGTERM)
 
 
-def _export(**variables: str) -> None:
+def export(**variables: str) -> None:
     """Set variables for the commands that follow, and print them."""
     os.environ.update(variables)
     settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
@@ -131,37 +130,48 @@ def _export(**variables: str) -> None:
 # --- the sequence -----------------------------------------------------------------------------
 
 
-def ablate(manifest: str, out: str, *, engine: Engine, scale: str | None = None) -> None:
+def ablate(
+    manifest: str,
+    out: str,
+    *,
+    engine: Engine,
+    scale: str | None = None,
+    entry: Sequence[str] = (BUILD,),
+    served: AbstractContextManager[object] | None = None,
+) -> None:
     """Build what is missing, train the scorer if one is asked for, run the arms and write the
     report.
+
+    `entry` is the script that a person called, with options of its own; it runs the null web, and
+    the report names it. `served` is what makes and serves the sources of this ablation: it is
+    entered after the checks. Without it a null web is read where this environment says too.
 
     ValueError for a person's mistake; subprocess.CalledProcessError where a command ended with an
     error of its own.
     """
     layout = AblationLayout(out)
     if reader.read_block(manifest, "scorer", Scorer, scale=scale):
-        _export(SCORER=disk.join(layout.scorer, "export"))
-    miniweb = read_miniweb(manifest, scale)
+        export(SCORER=disk.join(layout.scorer, "export"))
     at_scale = ["--scale", scale] if scale else []
-    with contextlib.ExitStack() as stack:
-        port = stack.enter_context(miniweb_variables(out, miniweb))
-        ablation = reader.read_manifest(manifest, Ablation, scale=scale)
-        recipes = read_recipes(ablation, scale)
-        check_ablation(ablation, recipes, disk.join(layout.scorer, "export"))
-        # Nothing is written into `out` before the checks; those of train/ablate.py read the
-        # evaluation images, which are a part of the small web.
-        stack.enter_context(serve_miniweb(out, miniweb, port))
+    ablation = reader.read_manifest(manifest, Ablation, scale=scale)
+    recipes = read_recipes(ablation, scale)
+    check_ablation(ablation, recipes, disk.join(layout.scorer, "export"))
+    if served is None and ablation.controls.null_web:
+        check_null_web(ablation.controls.null_web, recipes)
+    # Nothing is written into `out` before the checks; those of train/ablate.py read the evaluation
+    # images, which `served` may make.
+    with served or contextlib.nullcontext():
         check = ["train/ablate.py", manifest, "--out", out, "--engine", engine, "--check"]
         run(command(*check, *at_scale))
         disk.write_json(layout.ablation_json, ablation)
         for name, recipe in recipes.items():
             disk.write_json(layout.recipe_json(name), recipe)
-        again = command("pipeline/build.py", manifest, "--out", out, *at_scale)
+        again = command(*entry, manifest, "--out", out, *at_scale)
         disk.write_json(layout.command_json, shlex.join(again))
         with one_ray(engine):
             _run_stages(ablation, sorted(recipes), out, engine)
             if ablation.controls.null_web:
-                null = ["pipeline/build.py", ablation.controls.null_web, "--out", layout.null]
+                null = [entry[0], ablation.controls.null_web, "--out", layout.null]
                 run(command(*null, "--engine", engine))
     run(command("train/report.py", out))
 
@@ -244,6 +254,20 @@ def check_ablation(ablation: Ablation, recipes: Mapping[str, Recipe], scorer_exp
                 recipe_run.check_filter(spec)
 
 
+def check_null_web(manifest: str, recipes: Mapping[str, Recipe]) -> None:
+    """ValueError where the null web is read from a source of the ablation itself: a web that is
+    served for both shows the same effect twice.
+    """
+    null = reader.read_manifest(manifest, Ablation)
+    sources = [recipe.source for recipe in recipes.values()]
+    for name, recipe in read_recipes(null, None).items():
+        if recipe.source in sources:
+            raise ValueError(
+                f"controls.null_web: {manifest} builds its pool {name!r} from a source of this "
+                f"ablation ({', '.join(recipe.source.paths)}); it needs data of its own"
+            )
+
+
 def commands(
     ablation: Ablation, built: Sequence[str], out: str, engine: Engine
 ) -> Iterator[tuple[str, Command]]:
@@ -254,7 +278,7 @@ def commands(
     folders = {name: ablation.pool_folder(out, name) for name in ablation.pools}
 
     def build(pool: str, *until: str) -> tuple[str, Command]:
-        words = ["pipeline/build.py", layout.recipe_json(pool), "--out", folders[pool]]
+        words = [BUILD, layout.recipe_json(pool), "--out", folders[pool]]
         stage = f"{FETCH_STAGE}{pool}" if until else f"build {pool}"
         return stage, command(*words, "--engine", engine, *until)
 
@@ -305,14 +329,6 @@ def random_views(arms: Mapping[str, Arm], controls: Controls) -> list[tuple[str,
     return views
 
 
-# --- what a demo or a debug run needs around it -----------------------------------------------
-
-
-def read_miniweb(manifest: str, scale: str | None) -> Miniweb | None:
-    """The miniweb block of a manifest, read before the variables of the rest can be set."""
-    return reader.read_block(manifest, "miniweb", Miniweb, scale=scale)
-
-
 @contextmanager
 def one_ray(engine: Engine) -> Iterator[None]:
     """One Ray for all commands that run in the block, so that each joins it instead of starting its
@@ -331,45 +347,3 @@ def one_ray(engine: Engine) -> Iterator[None]:
     finally:
         del os.environ["RAY_ADDRESS"], os.environ[ray_runtime.ONE_MACHINE]
         ray_runtime.disconnect()
-
-
-@contextmanager
-def miniweb_variables(out: str, settings: Miniweb | None) -> Iterator[int]:
-    """${MINIWEB} and ${MINIWEB_PORT} of the small web while the block runs. Gives its port; 0
-    without a small web.
-    """
-    if settings is None:
-        yield 0
-        return
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-    before = {name: os.environ.get(name) for name in ("MINIWEB", "MINIWEB_PORT")}
-    _export(MINIWEB=AblationLayout(out).web, MINIWEB_PORT=str(port))
-    try:
-        yield port
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
-@contextmanager
-def serve_miniweb(out: str, settings: Miniweb | None, port: int) -> Iterator[None]:
-    """The small web of a demo, made and served while the block runs."""
-    if settings is None:
-        yield
-        return
-    web = AblationLayout(out).web
-    script = "pipeline/miniweb/small_web.py"
-    options = []
-    for key, value in disk.to_plain(settings).items():
-        text = ",".join(value) if isinstance(value, list) else value
-        if text not in (None, ""):
-            options.append(f"--{key.replace('_', '-')}={text}")
-    run(command(script, "write", "--out", web, *options))
-    print(f"\n$ python {script} serve --out {web} --port {port} &", flush=True)
-    with small_web.running(web, port):
-        yield

@@ -32,7 +32,7 @@ LONGEST_FIRST = (
     "tests/train/test_run.py",
     "tests/test_ray_kills.py",
     "tests/test_jobs.py",
-    "tests/pipeline/miniweb/test_photo_web.py",
+    "tests/examples/miniweb/test_photo_web.py",
     "tests/test_null_web.py",
     "tests/pipeline/test_object_store.py",
     "tests/pipeline/pool/test_kills_and_faults.py",

@@ -64,8 +64,8 @@ NOT_RUN = {
     "python pipeline/audit.py out/theirs --lock": "two labs: tests/pipeline/lock",
     "python pipeline/audit.py out/pool --same-rows": "two labs: tests/pipeline/lock",
     "python pipeline/look.py out/pool --serve": "runs until Ctrl-C: tests/pipeline/pool_page",
-    "python pipeline/miniweb/small_web.py cifar10": "a download: test_photo_web.py makes one",
-    "python pipeline/build.py manifests/ablations/cifar10.yaml": "hours: test_photo_web.py",
+    "python examples/miniweb/small_web.py cifar10": "a download: test_photo_web.py makes one",
+    "python examples/miniweb/run.py manifests/ablations/cifar10.yaml": "hours: test_photo_web.py",
     "python train/evaluate.py out/run --suite": "data of 38 tasks",
     "python train/evaluate.py out/run --task objects.yaml --average-last": "two checkpoints:"
     " tests/train/test_evaluate.py",
@@ -90,7 +90,7 @@ def commands() -> list[str]:
                 lines += pages.commands_in(text)
         prose = pages.FENCE.sub("", (ROOT / name).read_text()).replace("\n", " ")
         lines += re.findall(r"`([^`]+)`", prose)
-    pattern = r"(?:^|-- |=\S+ )(python (?:pipeline|train|benchmarks)/.+)"
+    pattern = r"(?:^|-- |=\S+ )(python (?:pipeline|train|benchmarks|examples)/.+)"
     return sorted({match[1] for line in lines if (match := re.search(pattern, line))})
 
 

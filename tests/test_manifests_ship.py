@@ -127,7 +127,7 @@ def test_the_recipe_of_an_image_folder_runs(
 # --- paths in texts ----------------------------------------------------------------------------
 
 
-TOP = "manifests|docs|tests|pipeline|train|filters|benchmarks"
+TOP = "manifests|docs|tests|pipeline|train|filters|benchmarks|examples"
 NAMED = re.compile(rf"(?<![\w./-])((?:{TOP})/[\w./-]*\w\.(?:py|yaml|md|json|csv))(?!\w)")
 PLACEHOLDERS = re.compile(r"NAME|[A-Z]{4,}")  # filters/NAME.py stands for a file to write
 DOCUMENTS = [
@@ -156,7 +156,9 @@ def test_documents_name_files_that_exist(path: Path) -> None:
     assert missing(path.read_text()) == []
 
 
-@pytest.mark.parametrize("package", ["manifests", "filters", "pipeline", "train", "benchmarks"])
+@pytest.mark.parametrize(
+    "package", ["manifests", "filters", "pipeline", "train", "examples", "benchmarks"]
+)
 def test_docstrings_and_help_texts_name_files_that_exist(package: str) -> None:
     wrong = {}
     for path in sorted((ROOT / package).rglob("*.py")):

@@ -122,7 +122,7 @@ def prepare(cluster: Cluster, store: Store, nodes: list[Machine], spare: Machine
     """A web on every machine, and a build without Ray to compare with."""
     head, port = cluster.head, free_port()
     environment = {**cluster.environment, **store.variables}
-    script = str(ROOT / "pipeline" / "miniweb" / "small_web.py")
+    script = str(ROOT / "examples" / "miniweb" / "small_web.py")
 
     def web(machine: Machine) -> None:
         if machine.holder or machine is head:  # one loopback network has one web

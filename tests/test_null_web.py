@@ -31,7 +31,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     environment = {k: v for k, v in os.environ.items() if k not in ("SCORER", "RAY_ADDRESS")}
     done = subprocess.run(
-        [sys.executable, "pipeline/build.py", *words],
+        [sys.executable, "examples/miniweb/run.py", *words],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -62,10 +62,8 @@ def test_the_report_says_what_the_runs_said(out: Path) -> None:
             assert shown == pytest.approx(run["retrieval"]["recall@1"], abs=1e-12)
     assert report["verdict"] == results["verdict"]
     again = report["provenance"]["facts"]["run again with"]
-    assert (
-        again
-        == f"python pipeline/build.py manifests/ablations/demo_null.yaml --out {out} --scale debug"
-    )
+    manifest = "manifests/ablations/demo_null.yaml"
+    assert again == f"python examples/miniweb/run.py {manifest} --out {out} --scale debug"
     kept = {arm["arm"]: arm["rows"] for arm in report["arms"]}
     assert 0.25 < kept["clip30"] / kept["raw"] < 0.35
     steps = dict(report["funnels"][0]["steps"])

@@ -19,13 +19,14 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from examples.miniweb import small_web
+from examples.miniweb.settings import Miniweb
 from manifests import disk, reader
 from manifests.aligned import AlignedFiles
 from manifests.commits import read_commits
 from manifests.layout import PoolLayout
-from manifests.schema import Miniweb, Recipe
+from manifests.schema import Recipe
 from pipeline import build
-from pipeline.miniweb import small_web
 from tests.filters.conftest import clip_folder as clip_folder
 from tests.support.other_tars import pack
 

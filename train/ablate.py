@@ -23,7 +23,7 @@ import os
 from manifests import disk, identity, reader
 from manifests.folder_lock import locked_folder
 from manifests.layout import AblationLayout
-from manifests.schema import Ablation, Miniweb
+from manifests.schema import Ablation
 from train.ablation import (
     FailedRun,
     Hardware,
@@ -48,7 +48,7 @@ from train.capacity import usable_cores
 from train.reporting import collect_results, saved_scores
 
 EXAMPLE = """example:
-  python train/ablate.py manifests/ablations/demo.yaml --out out/demo
+  python train/ablate.py out/demo/ablation.json --out out/demo
   python train/ablate.py manifests/ablations/datacomp_small.yaml --out out/datacomp \\
       --plan --sd 0.004 --budget-hours 100
 
@@ -189,13 +189,6 @@ def stop_lines(ablation: Ablation, plan: Plan, effect: float | None) -> list[str
     ]
 
 
-def set_miniweb(manifest: str, out: str, scale: str | None) -> None:
-    """The variables of a small web, which a plan does not serve."""
-    if reader.read_block(manifest, "miniweb", Miniweb, scale=scale) is not None:
-        os.environ.setdefault("MINIWEB", AblationLayout(out).web)
-        os.environ.setdefault("MINIWEB_PORT", "0")
-
-
 def plan_without_training(ablation: Ablation, out: str, as_json: bool) -> int:
     """`--plan` of models and predictions that exist."""
     runs = all_runs(ablation, out)
@@ -224,8 +217,6 @@ def check_only(ablation: Ablation, out: str, as_json: bool) -> int:
 def run(args: argparse.Namespace) -> int:
     """Check, run, conclude. The exit status."""
     out = disk.output_folder(args.out)
-    if args.plan:
-        set_miniweb(args.ablation, out, args.scale)
     ablation = reader.read_manifest(args.ablation, Ablation, scale=args.scale)
     hardware = hardware_of(args)
     if args.plan:

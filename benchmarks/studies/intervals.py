@@ -3,7 +3,7 @@
 beside new.
 
 example:
-  python train/ablate.py manifests/ablations/cifar10_seeds.yaml --out out/seeds   # after build.py
+  python train/ablate.py manifests/ablations/cifar10_seeds.yaml --out out/seeds   # after run.py
   python benchmarks/studies/intervals.py collect out/seeds
   python benchmarks/studies/intervals.py study
 

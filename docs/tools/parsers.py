@@ -25,7 +25,6 @@ COMMANDS = (
     "train/report.py",
     "train/sizing.py",
     "train/bench.py",
-    "pipeline/miniweb/small_web.py",
 )
 
 

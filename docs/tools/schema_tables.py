@@ -24,7 +24,6 @@ from manifests.schema import (
     Controls,
     Fetch,
     HostLimit,
-    Miniweb,
     PoolRef,
     Recipe,
     Rule,
@@ -43,7 +42,7 @@ MEANINGS = yaml.safe_load((Path(__file__).parent / "meanings.yaml").read_text())
 CLASSES: dict[str, type] = {
     kind.__name__: kind
     for kind in (
-        Recipe, Source, Fetch, HostLimit, Rule, Miniweb, Blend, TarStream, TaskSpec, Suite,
+        Recipe, Source, Fetch, HostLimit, Rule, Blend, TarStream, TaskSpec, Suite,
         Ablation, Arm, Weights, Stop, PoolRef, Scorer, Controls,
     )
 }  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from manifests.schema.recipe import MANY, STRICT, Miniweb, Ranges, check_ranges
+from manifests.schema.recipe import MANY, STRICT, Ranges, check_ranges
 
 # --------------------------------------------------------------------------------------------------
 # What a run trains on: views of pools with their weights, and how their shares change.
@@ -498,7 +498,6 @@ class Ablation:
     )  # one setting that arms differ in
     controls: Controls = field(default_factory=Controls)
     scorer: Scorer | None = None
-    miniweb: Miniweb | None = None
     # Differences inside ± this are practically equal (a share: 0.005 = 0.5 points); None: half a
     # point, less where the metric has little room
     equivalence: float | None = None

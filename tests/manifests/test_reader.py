@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from manifests import disk, reader
-from manifests.schema import Ablation, Arm, Blend, Miniweb, Recipe, Suite, TaskSpec
+from manifests.schema import Ablation, Arm, Blend, Recipe, Scorer, Suite, TaskSpec
 
 RECIPE = """
 name: small
@@ -336,32 +336,41 @@ def test_an_ablation_may_name_a_task_file(tmp_path: Path) -> None:
 # --- one block, read first ---------------------------------------------------------------------
 
 
-BLOCK = "name: x\narms: {a: '${CLIPMILL_NOT_SET}/raw'}\nminiweb: {pairs: 2k}\n"
+BLOCK = "name: x\narms: {a: '${CLIPMILL_NOT_SET}/raw'}\nscorer: {view: web/all, seed: 2k}\n"
 
 
 def test_one_block_is_read_before_the_variables_of_the_rest_are_set(tmp_path: Path) -> None:
-    path = write(tmp_path, BLOCK + "scales: {debug: {miniweb: {noise: 0.5}}}")
-    small = reader.read_block(path, "miniweb", Miniweb, scale="debug")
-    assert small == Miniweb(pairs=2000, noise=0.5)
-    assert reader.read_block(path, "scorer", Miniweb) is None
+    path = write(tmp_path, BLOCK + "scales: {debug: {scorer: {train: {lr: 0.1}}}}")
+    small = reader.read_block(path, "scorer", Scorer, scale="debug")
+    assert small == Scorer(view="web/all", seed=2000, train={"lr": 0.1})
+    assert reader.read_block(path, "controls", Scorer) is None
     with pytest.raises(ValueError, match="no scale 'big'; it has debug"):
-        reader.read_block(path, "miniweb", Miniweb, scale="big")
+        reader.read_block(path, "scorer", Scorer, scale="big")
 
 
 @pytest.mark.parametrize(
     ("block", "message"),
     [
-        ("{pears: 3}", "unknown key 'miniweb.pears'; did you mean 'pairs'?"),
-        ("{noise: 2}", "miniweb: miniweb noise is 2.0; it must lie in [0, 1)"),
-        ("{pairs: many}", "miniweb.pairs is 'many'; it must be a whole number"),
-        ("5", "miniweb is 5; it must be a mapping"),
+        ("{veiw: web/all}", "unknown key 'scorer.veiw'; did you mean 'view'?"),
+        ("{view: web/all, seed: -1}", "scorer: seed is -1; it must lie in"),
+        ("{view: web/all, seed: many}", "scorer.seed is 'many'; it must be a whole number"),
+        ("5", "scorer is 5; it must be a mapping"),
     ],
 )
 def test_a_wrong_block_names_file_key_and_value(tmp_path: Path, block: str, message: str) -> None:
-    path = write(tmp_path, BLOCK.replace("{pairs: 2k}", block))
+    path = write(tmp_path, BLOCK.replace("{view: web/all, seed: 2k}", block))
     with pytest.raises(ValueError, match=r"small\.yaml: ") as error:
-        reader.read_block(path, "miniweb", Miniweb)
+        reader.read_block(path, "scorer", Scorer)
     assert message in str(error.value)
+
+
+def test_a_variable_that_is_not_set_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path, BLOCK)
+    with pytest.raises(
+        reader.UnsetVariableError, match=r"arms\.a names \$\{CLIPMILL_NOT_"
+    ) as error:
+        reader.read_manifest(path, Ablation)
+    assert error.value.name == "CLIPMILL_NOT_SET"
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,15 @@ import subprocess
 import sys
 import time
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from manifests import ray_runtime
+from manifests.layout import AblationLayout
 from manifests.schema import (
     Ablation,
     Arm,
@@ -269,6 +271,69 @@ def test_a_run_without_a_result_does_not_cost_the_report(
     assert made[-2:] == ["train/ablate.py", "train/report.py"]
 
 
+def write_tiny(path: Path, pools: str, more: str = "") -> Path:
+    """An ablation of one arm, in a file."""
+    path.write_text(
+        f"""name: tiny
+question: "?"
+pools: {pools}
+arms: {{raw: web/raw}}
+baseline: raw
+seeds: [0, 1]
+train: {{model: test}}
+primary: t
+evaluate: [{{name: t, kind: classification, data: data}}]
+{more}
+"""
+    )
+    return path
+
+
+def test_a_null_web_that_is_the_ablations_own_web_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ablation_run, "run", lambda words: None)
+    for name in ("web", "other"):
+        (tmp_path / f"{name}.csv").write_text("file,caption\n")
+        source = f"{{kind: files, paths: [{name}.csv]}}"
+        (tmp_path / f"{name}.yaml").write_text(f"name: {name}\nsource: {source}\n")
+    write_tiny(tmp_path / "null.yaml", "{web: {recipe: web.yaml}}")
+    pools, controls = "{web: {recipe: web.yaml}}", "controls: {null_web: null.yaml}"
+    path = write_tiny(tmp_path / "tiny.yaml", pools, controls)
+    monkeypatch.setattr(ablation_run, "_run_stages", lambda *_: None)
+    out = tmp_path / "out"
+    with pytest.raises(ValueError, match=r"null\.yaml builds its pool 'web' from a source of this"):
+        ablation_run.ablate(str(path), str(out), engine="inline")
+    assert not out.exists()
+    write_tiny(tmp_path / "null.yaml", "{web: {recipe: other.yaml}}")
+    ablation_run.ablate(str(path), str(out), engine="inline")
+
+
+def test_the_entry_that_was_called_runs_the_null_web_and_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An entry that serves the sources: they are there from the first command to the last run."""
+    made: list[str] = []
+
+    @contextmanager
+    def served() -> Iterator[None]:
+        made.append("served")
+        yield
+        made.append("ended")
+
+    monkeypatch.setattr(ablation_run, "run", lambda words: made.append(words[1]))
+    write_tiny(tmp_path / "null.yaml", "{web: {out: pool}}")
+    pools, controls = "{web: {out: pool}}", "controls: {null_web: null.yaml}"
+    path = write_tiny(tmp_path / "tiny.yaml", pools, controls)
+    out = str(tmp_path / "out")
+    entry = ["serve.py", "--web", "w.yaml"]
+    ablation_run.ablate(str(path), out, engine="inline", entry=entry, served=served())
+    ablate, report = "train/ablate.py", "train/report.py"
+    assert made == ["served", ablate, ablate, "serve.py", "ended", report]
+    again = json.loads(Path(AblationLayout(out).command_json).read_text())
+    assert again == f"python serve.py --web w.yaml {path} --out {out}"
+
+
 def test_all_commands_and_the_null_web_join_one_ray_of_this_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,13 +351,8 @@ def test_all_commands_and_the_null_web_join_one_ray_of_this_machine(
     monkeypatch.setattr(ray_runtime, "disconnect", lambda: started.append("disconnect"))
     monkeypatch.setattr(ablation_run, "run", pretend)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    (tmp_path / "null.yaml").write_text("{name: null_web}")
-    (tmp_path / "tiny.yaml").write_text(
-        """{name: tiny, question: "?", pools: {web: {out: pool}}, arms: {raw: web/raw},
-        baseline: raw, seeds: [0, 1], train: {model: test}, primary: t,
-        evaluate: [{name: t, kind: classification, data: data}],
-        controls: {null_web: null.yaml}}"""
-    )
+    write_tiny(tmp_path / "null.yaml", "{web: {out: pool}}")
+    write_tiny(tmp_path / "tiny.yaml", "{web: {out: pool}}", "controls: {null_web: null.yaml}")
     ablation_run.ablate(str(tmp_path / "tiny.yaml"), str(tmp_path / "out"), engine="ray")
     assert joined == [
         ("train/ablate.py", None, False),  # --check, which needs no Ray
@@ -406,25 +466,3 @@ def test_a_command_that_dies_by_a_signal_is_named(
     assert capfd.readouterr().err.endswith(
         "\npython dies.py 'a b' was ended by SIGKILL: run the command again to resume\n"
     )
-
-
-@pytest.mark.slow
-def test_the_small_web_lends_its_variables_and_takes_them_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from manifests.schema import Miniweb
-
-    monkeypatch.setenv("MINIWEB", "before")
-    monkeypatch.delenv("MINIWEB_PORT", raising=False)
-    settings = Miniweb(pairs=30, trusted_pairs=10, fault_kinds=("html", "dead_link"))
-    with ablation_run.miniweb_variables(str(tmp_path), settings) as port:
-        assert os.environ["MINIWEB"] == f"{tmp_path}/web"
-        assert int(os.environ["MINIWEB_PORT"]) == port > 0
-        assert not (tmp_path / "web").exists()
-        with ablation_run.serve_miniweb(str(tmp_path), settings, port):
-            assert (tmp_path / "web" / "crawl.warc.wat.gz").exists()
-    assert os.environ["MINIWEB"] == "before"
-    assert "MINIWEB_PORT" not in os.environ
-    output = capsys.readouterr().out
-    assert f"small_web.py write --out {tmp_path}/web --pairs=30 --trusted-pairs=10" in output
-    assert "--seed=0 --fault-kinds=html,dead_link --hosts=7\n" in output

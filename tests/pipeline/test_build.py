@@ -69,12 +69,50 @@ def test_without_a_recipe_it_prints_its_help_and_writes_nothing(
 
 
 def test_a_ray_job_without_a_recipe_builds_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    from examples.miniweb import run
+
+    called: list[list[str]] = []
+    monkeypatch.setattr(run, "main", lambda words: called.append(words) or 3)
     monkeypatch.setenv(build.RAY_JOB, "{}")
-    assert build.options([]).manifest == str(ROOT / build.DEMO)
+    monkeypatch.delenv("CLIPMILL_RECIPE", raising=False)
+    assert build.main(["--out", "/data/demo", "--json"]) == 3
+    assert called == [[str(ROOT / build.DEMO), "--out", "/data/demo", "--json"]]
     monkeypatch.setenv("CLIPMILL_RECIPE", "mine.yaml")
     assert build.options([]).manifest == "mine.yaml"
     monkeypatch.delenv(build.RAY_JOB)
     assert build.options([]).manifest == "mine.yaml"
+
+
+@pytest.mark.parametrize(
+    ("manifest", "key"),
+    [
+        ("ablations/demo.yaml", r"demo.yaml: evaluate.data names ${MINIWEB}"),
+        ("ablations/cifar10.yaml", r"cifar10.yaml: source.paths names ${MINIWEB}"),  # its recipe
+        ("recipes/demo.yaml", r"demo.yaml: source.paths names ${MINIWEB}"),
+    ],
+)
+def test_without_its_web_one_line_says_what_starts_it(
+    manifest: str, key: str, run: Lines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in (*build.WEB_VARIABLES, "SCORER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CIFAR", str(tmp_path))
+    monkeypatch.setenv("SCORER", "/scorer")  # put back after build.py has set it
+    path = ROOT / "manifests" / manifest
+    status, _, errors = run(path, "--out", "my out", "--scale", "debug")
+    assert status == 2
+    if manifest.endswith("demo.yaml"):
+        assert "has no scale 'debug'" in errors
+        status, _, errors = run(path, "--out", "my out")
+    assert errors.count("\n") == 1
+    assert key in errors
+    words = f"{path} --out 'my out'" + ("" if "demo" in manifest else " --scale debug")
+    command = f"python examples/miniweb/run.py {words} --engine inline"
+    assert errors.endswith(
+        f"which is not set in the environment; this starts the small web and sets it: {command}\n"
+    )
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
@@ -129,7 +167,7 @@ def test_a_build_that_stops_early_names_the_command_that_resumes_it(run: Lines, 
 def test_the_next_command_can_be_given_as_it_is_printed(words: list[str]) -> None:
     """It has every option that decides what is built; --until and --retry are left out."""
     asked = build.options([*words, "--until", "fetch"])
-    command = shlex.split(build.same_command(asked, asked.out))
+    command = shlex.split(build.same_command(asked, asked.out, asked.entry))
     assert command[:2] == ["python", "pipeline/build.py"]
     assert build.options(command[2:]) == build.options(words)
 

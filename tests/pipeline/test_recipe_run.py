@@ -18,11 +18,12 @@ import pytest
 import webdataset as wds
 from PIL import Image
 
+from examples.miniweb import small_web
+from examples.miniweb.settings import Miniweb
 from manifests import disk
 from manifests.layout import read_commit_records
-from manifests.schema import Fetch, FilterSpec, Miniweb, Recipe, Source
+from manifests.schema import Fetch, FilterSpec, Recipe, Source
 from pipeline import accounting, audit, build, recipe_run
-from pipeline.miniweb import small_web
 from pipeline.pool import read_sidecar
 
 pytestmark = pytest.mark.slow

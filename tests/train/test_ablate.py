@@ -347,19 +347,3 @@ def test_a_plan_of_rounds_says_how_many_runs_are_to_be_expected(
         "stop: about 8 of 9 runs if no arm differs, 7 if every arm differs by 5.00 points "
         "(100 simulated studies)"
     )
-
-
-def test_a_plan_needs_no_variable_of_a_small_web(
-    tiny_pool: str,
-    data: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(os, "environ", {**os.environ})
-    os.environ.pop("MINIWEB", None)
-    path = manifest(tmp_path, tiny_pool, data)
-    text = Path(path).read_text().replace(f"{data}/classes", '"${MINIWEB}/objects"')
-    Path(path).write_text(text + "miniweb: {pairs: 64}\n")
-    assert ablate.main([path, "--out", str(tmp_path / "out"), "--plan"]) == 0
-    assert "6 runs (4 arms, 2 a_a)" in capsys.readouterr().out

@@ -1,0 +1,1 @@
+"""Examples around the product, which imports none of them: see the README of each."""

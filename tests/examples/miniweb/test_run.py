@@ -1,0 +1,99 @@
+"""The runner: a web around a manifest, its variables, and what is refused before it is made."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from examples.miniweb import run
+from examples.miniweb.settings import Miniweb
+from manifests import disk
+
+ROOT = Path(__file__).resolve().parents[3]
+RECIPE = """
+name: small
+source: {kind: wat, paths: ["${MINIWEB}/crawl.warc.wat.gz"]}
+fetch:
+  user_agent: "clipmill-test (+https://clipmill.example/bot)"
+  image_size: 32
+  rows_per_shard: 60
+  allow_private: true
+  connect_to: {"*.miniweb.test": "127.0.0.1:${MINIWEB_PORT}"}
+filters: [caption]
+views: {raw: []}
+"""
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINIWEB", "before")
+    monkeypatch.delenv("MINIWEB_PORT", raising=False)
+    monkeypatch.setenv("SCORER", "before")  # put back after an ablation has set it
+
+
+@pytest.mark.slow
+def test_a_web_lends_its_variables_and_takes_them_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    web = tmp_path / "web"
+    settings = Miniweb(pairs=30, trusted_pairs=10, fault_kinds=("html", "dead_link"))
+    with run.variables(str(web)) as port:
+        assert os.environ["MINIWEB"] == str(web)
+        assert int(os.environ["MINIWEB_PORT"]) == port > 0
+        assert not web.exists()
+        with run.served(str(web), settings, port):
+            assert (web / "crawl.warc.wat.gz").exists()
+    assert os.environ["MINIWEB"] == "before"
+    assert "MINIWEB_PORT" not in os.environ
+    output = capsys.readouterr().out
+    assert f"small_web.py write --out {web} --pairs=30 --trusted-pairs=10" in output
+    assert "--seed=0 --fault-kinds=html,dead_link --hosts=7\n" in output
+
+
+@pytest.mark.slow
+def test_a_recipe_is_built_from_a_web_of_ones_own(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    recipe, web, out = tmp_path / "small.yaml", tmp_path / "web.yaml", tmp_path / "out"
+    recipe.write_text(RECIPE)
+    web.write_text("{pairs: 40, trusted_pairs: 0, faults: 0}")
+    words = [str(recipe), "--web", str(web), "--out", str(out), "--engine", "inline"]
+    assert run.main([*words, "--until", "fetch"]) == 0
+    assert disk.read_json(out / "web" / "site.json")["settings"]["pairs"] == 40
+    again = f"next: python examples/miniweb/run.py --web {web} {recipe} --out {out} --engine inline"
+    assert capfd.readouterr().out.splitlines()[-2:] == ["  40 of 40 rows are stored", again]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere.yaml"], "nowhere.yaml does not exist"),
+        (["small.yaml"], "there is no web for small.yaml: name one with --web"),
+        (["small.yaml", "--web", "bad.yaml"], "bad.yaml: unknown key 'pears'"),
+        (["small.yaml", "--web", "web.yaml"], "there is no filter 'captoin'"),
+        (["demo.yaml", "--web", "web.yaml", "--until", "fetch"], "--until and --retry are for a"),
+        (["demo.yaml", "--web", "web.yaml"], "at least two different ones are needed"),
+    ],
+)
+def test_a_mistake_is_one_line_and_no_web_is_made(
+    words: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.yaml").write_text(RECIPE.replace("[caption]", "[captoin]"))
+    (tmp_path / "web.yaml").write_text("{pairs: 40}")
+    (tmp_path / "bad.yaml").write_text("{pears: 40}")
+    demo = (ROOT / "manifests/ablations/demo.yaml").read_text()
+    demo = demo.replace("../recipes", str(ROOT / "manifests/recipes"))
+    (tmp_path / "demo.yaml").write_text(demo.replace("[0, 1, 2, 3, 4]", "[0]"))
+    assert run.main([*words, "--out", "out"]) == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith("error: ")
+    assert errors.count("\n") == 1
+    assert message in errors
+    assert not (tmp_path / "out").exists()
