@@ -264,7 +264,8 @@ def check_null_web(manifest: str, recipes: Mapping[str, Recipe]) -> None:
         if recipe.source in sources:
             raise ValueError(
                 f"controls.null_web: {manifest} builds its pool {name!r} from a source of this "
-                f"ablation ({', '.join(recipe.source.paths)}); it needs data of its own"
+                f"ablation ({', '.join(recipe.source.paths)}); it needs data of its own, "
+                "as examples/miniweb/run.py makes them"
             )
 
 
